@@ -1,0 +1,76 @@
+# make demo: train on two processes    make test: check everything
+# Each makes its environment in $(VENV), installs what it needs and builds.
+VENV ?= .venv
+PYTHON ?= python3
+# What to install where the environment has no torch yet; one that is there stays.
+TORCH ?= torch==2.13.0
+JOBS ?= $(shell nproc)
+
+BIN := $(VENV)/bin
+PY := $(BIN)/python
+READY := $(VENV)/.dreamcomm-ready
+CMAKE := $(BIN)/cmake
+CPP_SOURCES = $(shell find csrc tests/cpp -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh')
+# ThreadSanitizer needs the memory layout that address randomization takes away on new kernels.
+FIXED_LAYOUT := $(shell setarch $$(uname -m) -R true 2>/dev/null && echo setarch $$(uname -m) -R)
+export CMAKE_BUILD_PARALLEL_LEVEL = $(JOBS)
+# The environment's own tools (cmake, ninja) for builds without isolation.
+export PATH := $(abspath $(BIN)):$(PATH)
+
+.PHONY: demo test lint cpp cpp-plain cpp-thread cpp-address conformance pytest build clean
+.NOTPARALLEL:
+
+demo: build
+	$(BIN)/dreamcomm demo
+
+# pytest comes last: its closing line ends the output.
+test: lint cpp conformance pytest
+
+lint: build
+	$(BIN)/clang-format --dry-run -Werror $(CPP_SOURCES)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+cpp: cpp-plain cpp-thread cpp-address
+
+cpp-plain: $(READY)
+	$(call cpp_build,plain,-DDREAMCOMM_SANITIZE=)
+	build/cpp-plain/tests/cpp/dreamcomm_tests
+
+cpp-thread: $(READY)
+	$(call cpp_build,thread,-DDREAMCOMM_SANITIZE=thread)
+	TSAN_OPTIONS=halt_on_error=1 $(FIXED_LAYOUT) build/cpp-thread/tests/cpp/dreamcomm_tests
+
+cpp-address: $(READY)
+	$(call cpp_build,address,-DDREAMCOMM_SANITIZE=address)
+	UBSAN_OPTIONS=print_stacktrace=1 build/cpp-address/tests/cpp/dreamcomm_tests
+
+define cpp_build
+$(CMAKE) -S . -B build/cpp-$(1) -G Ninja -DDREAMCOMM_BUILD_TESTS=ON -DDREAMCOMM_WERROR=ON $(2)
+$(CMAKE) --build build/cpp-$(1)
+endef
+
+# PyTorch's own distributed suite, run on this backend.
+conformance: build
+	$(PY) tests/conformance/run.py --quick
+
+pytest: build
+	$(BIN)/pytest
+
+# An editable install: Python changes need no rebuild, C++ changes only their own files.
+build: $(READY)
+	$(PY) -m pip install --quiet --no-build-isolation \
+	    -C cmake.define.DREAMCOMM_WERROR=ON -e '.[cli,test,lint]'
+
+$(READY): pyproject.toml
+	@command -v c++ >/dev/null || { echo "No C++ compiler found: install one (apt install g++)."; exit 1; }
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -c 'import importlib.metadata as m; print("torch", m.version("torch"))' 2>/dev/null \
+	    || $(PY) -m pip install --quiet '$(TORCH)'
+	$(PY) -m pip install --quiet 'scikit-build-core>=0.11' cmake ninja
+	touch $@
+
+clean:
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

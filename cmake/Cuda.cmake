@@ -1,0 +1,22 @@
+# Compiles the floors' .cu files where there are any and nvcc is at hand. Must precede
+# every target. Sanitizers do not see device code, so their builds go without.
+file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/csrc/*.cu")
+set(DREAMCOMM_CUDA OFF)
+if(cuda_sources AND NOT DREAMCOMM_SANITIZE)
+  include(CheckLanguage)
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    set(CMAKE_CUDA_STANDARD 20)
+    set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+    if(NOT CMAKE_CUDA_ARCHITECTURES)
+      set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100)
+    endif()
+    set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
+    # The static runtime: the module then imports without a driver.
+    set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
+    enable_language(CUDA)
+    set(DREAMCOMM_CUDA ON)
+  else()
+    message(STATUS "No nvcc found: building without CUDA")
+  endif()
+endif()

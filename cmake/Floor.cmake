@@ -1,0 +1,35 @@
+# Includes are written "floor/file.h". So that a floor finds only what it may include,
+# each floor has an include root of its own that holds nothing but itself.
+function(dreamcomm_include_root name variable)
+  set(root "${PROJECT_BINARY_DIR}/include/${name}")
+  file(MAKE_DIRECTORY "${root}")
+  file(CREATE_LINK "${PROJECT_SOURCE_DIR}/csrc/${name}" "${root}/${name}" SYMBOLIC)
+  set(${variable} "${root}" PARENT_SCOPE)
+endfunction()
+
+# dreamcomm_floor(NAME [ON lower...] [OPTIMIZE level]): the static library dc_NAME of
+# csrc/NAME, which sees the headers of the lower floors and of those below them.
+function(dreamcomm_floor name)
+  cmake_parse_arguments(floor "" "OPTIMIZE" "ON" ${ARGN})
+  if(NOT floor_OPTIMIZE)
+    set(floor_OPTIMIZE -O2)
+  endif()
+  list(TRANSFORM floor_ON PREPEND dc_ OUTPUT_VARIABLE lower)
+  dreamcomm_include_root(${name} root)
+
+  file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/csrc/${name}/*.cc")
+  if(DREAMCOMM_CUDA)
+    file(GLOB cuda CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/csrc/${name}/*.cu")
+    list(APPEND sources ${cuda})
+  endif()
+  if(sources)
+    add_library(dc_${name} STATIC ${sources})
+    dreamcomm_compile_options(dc_${name} ${floor_OPTIMIZE})
+    set(scope PUBLIC)
+  else() # headers only
+    add_library(dc_${name} INTERFACE)
+    set(scope INTERFACE)
+  endif()
+  target_include_directories(dc_${name} ${scope} "${root}")
+  target_link_libraries(dc_${name} ${scope} ${lower} Threads::Threads)
+endfunction()

@@ -1,0 +1,25 @@
+# The module dreamcomm._C: floor 4, the only one that sees torch.
+find_package(Python 3.10 COMPONENTS Interpreter Development.Module)
+if(NOT Python_Development.Module_FOUND)
+  dreamcomm_stop("dreamcomm needs Python 3.10 or newer with its C headers: install the package python3-dev (or python3-devel).")
+endif()
+include(Torch)
+
+dreamcomm_include_root(c10d root)
+file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/csrc/c10d/*.cc")
+Python_add_library(_C MODULE WITH_SOABI ${sources})
+target_include_directories(_C PRIVATE "${root}")
+# pybind11 comes with torch: classes cannot be shared with torch's over another version.
+target_link_libraries(_C PRIVATE dc_comm torch)
+dreamcomm_compile_options(_C -O2)
+# Beside torch in the environment; torch, loaded first, has these libraries open anyway.
+set_target_properties(_C PROPERTIES
+  BUILD_WITH_INSTALL_RPATH ON
+  INSTALL_RPATH "$ORIGIN/../torch/lib")
+# Another torch in the same folder compiles anew, whatever its headers' dates.
+target_compile_definitions(_C PRIVATE "DREAMCOMM_TORCH_VERSION=\"${TORCH_VERSION}\"")
+
+file(CONFIGURE OUTPUT "${PROJECT_BINARY_DIR}/_build_info.py"
+  CONTENT "\"\"\"What the compiled module was built with.\"\"\"\n\nTORCH_VERSION = \"@TORCH_VERSION@\"\n" @ONLY)
+install(TARGETS _C LIBRARY DESTINATION dreamcomm)
+install(FILES "${PROJECT_BINARY_DIR}/_build_info.py" DESTINATION dreamcomm)

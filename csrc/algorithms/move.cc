@@ -1,0 +1,76 @@
+// Collectives that move bytes and compute nothing. In all of them a rank writes
+// into its page what others want from it, and reads what it wants from theirs.
+#include "algorithms/rows.h"
+#include "core/schedule.h"
+
+namespace dreamcomm::rows {
+namespace {
+
+Peers readers_if(bool reads) { return reads ? Peers::all() : Peers::none(); }
+
+}  // namespace
+
+void barrier(Walk& walk, const Request&) { walk.turn(Peers::all(), Peers::all()); }
+
+// Round c: the root's page holds chunk c of its block.
+void broadcast(Walk& walk, const Request& request) {
+  const Block& out = request.out[0];
+  const bool root = walk.rank() == request.root;
+  const std::size_t rounds = chunks(out.bytes, walk.room());
+  if (rounds == 0) walk.turn(Peers::all(), Peers::all());
+  for (std::size_t c = 0; c < rounds; ++c) {
+    const Range part = chunk(out.bytes, walk.room(), c);
+    if (root) walk.give(0, request.in[0].data + part.begin, part.size(), walk.size() - 1);
+    walk.turn(root ? Peers::none() : Peers::only(request.root), readers_if(root));
+    if (!root) walk.take(out.data + part.begin, request.root, 0, part.size());
+  }
+  if (root) copy_bytes(out.data, request.in[0].data, out.bytes);
+}
+
+// Round c: every page holds chunk c of its rank's block. All ranks read all
+// pages (all_gather), or the root does (gather).
+void gather(Walk& walk, const Request& request) {
+  const Block& in = request.in[0];
+  const bool everyone = request.kind == Kind::kAllGather;
+  const bool reads = everyone || walk.rank() == request.root;
+  const Peers readers = everyone ? Peers::all() : Peers::only(request.root);
+  const int foreign = everyone ? walk.size() - 1 : (reads ? 0 : 1);
+  const auto self = static_cast<std::size_t>(walk.rank());
+  const std::size_t rounds = chunks(in.bytes, walk.room());
+  if (rounds == 0) walk.turn(Peers::all(), Peers::all());
+  for (std::size_t c = 0; c < rounds; ++c) {
+    const Range part = chunk(in.bytes, walk.room(), c);
+    if (foreign > 0) walk.give(0, in.data + part.begin, part.size(), foreign);
+    walk.turn(readers_if(reads), readers);
+    for (int peer = 0; reads && peer < walk.size(); ++peer) {
+      if (peer == walk.rank()) continue;
+      walk.take(request.out[static_cast<std::size_t>(peer)].data + part.begin, peer, 0,
+                part.size());
+    }
+  }
+  if (reads) copy_bytes(request.out[self].data, in.data, in.bytes);
+}
+
+// Round c: the root's page holds chunk c of every rank's block, side by side.
+void scatter(Walk& walk, const Request& request) {
+  const Block& out = request.out[0];
+  const bool root = walk.rank() == request.root;
+  const auto size = static_cast<std::size_t>(walk.size());
+  const std::size_t piece = align_down(walk.room() / size, Walk::kAlign);
+  const std::size_t rounds = chunks(out.bytes, piece);
+  if (rounds == 0) walk.turn(Peers::all(), Peers::all());
+  for (std::size_t c = 0; c < rounds; ++c) {
+    const Range part = chunk(out.bytes, piece, c);
+    for (std::size_t peer = 0; root && peer < size; ++peer) {
+      if (static_cast<int>(peer) == walk.rank()) continue;
+      walk.give(peer * piece, request.in[peer].data + part.begin, part.size(), 1);
+    }
+    walk.turn(root ? Peers::none() : Peers::only(request.root), readers_if(root));
+    if (root) continue;
+    const std::size_t mine = static_cast<std::size_t>(walk.rank()) * piece;
+    walk.take(out.data + part.begin, request.root, mine, part.size());
+  }
+  if (root) copy_bytes(out.data, request.in[static_cast<std::size_t>(walk.rank())].data, out.bytes);
+}
+
+}  // namespace dreamcomm::rows

@@ -1,0 +1,49 @@
+#include "algorithms/signature.h"
+
+#include "algorithms/table.h"
+#include "core/error.h"
+
+namespace dreamcomm {
+
+std::size_t block_bytes(const Request& request) {
+  switch (request.kind) {
+    case Kind::kBarrier:
+    case Kind::kAllToAll:
+      return 0;
+    case Kind::kBroadcast:
+    case Kind::kScatter:
+    case Kind::kReduceScatter:
+      return request.out[0].bytes;
+    default:
+      return request.in[0].bytes;
+  }
+}
+
+Signature signature_of(const Request& request, std::uint64_t sequence, std::uint8_t row) {
+  Signature signature;
+  signature.sequence = sequence;
+  signature.bytes = block_bytes(request);
+  signature.root = request.root;
+  signature.kind = request.kind;
+  signature.op = request.reduction.op;
+  signature.dtype = request.reduction.dtype;
+  signature.row = row;
+  return signature;
+}
+
+std::string words(const Signature& s) {
+  const auto row = algorithm_table()[s.row % algorithm_table().size()];
+  std::string what;
+  if (s.op != ReduceOp::kNone) what += concat(name(s.op), ", ");
+  if (s.kind == Kind::kAllToAll) what += concat(name(s.dtype), ", ");
+  if (s.kind != Kind::kAllToAll && s.kind != Kind::kBarrier) {
+    what += concat(s.bytes / item_size(s.dtype), " x ", name(s.dtype), ", ");
+  }
+  if (s.kind == Kind::kBroadcast || s.kind == Kind::kReduce || s.kind == Kind::kGather ||
+      s.kind == Kind::kScatter) {
+    what += concat("root ", s.root, ", ");
+  }
+  return concat(name(s.kind), '(', what, "algorithm ", row.name, ") as call ", s.sequence);
+}
+
+}  // namespace dreamcomm

@@ -1,0 +1,32 @@
+// What a rank's call looks like to its peers, compared before any data moves.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "core/request.h"
+
+namespace dreamcomm {
+
+/// Equal on all ranks of a correct program. Lies at the start of a page.
+struct Signature {
+  std::uint64_t sequence = 0;  // collectives of this group so far
+  std::uint64_t bytes = 0;     // of one block; 0 where blocks may differ (all_to_all)
+  std::int32_t root = 0;
+  Kind kind = Kind::kBarrier;
+  ReduceOp op = ReduceOp::kNone;
+  DType dtype = DType::kOpaque;
+  std::uint8_t row = 0;  // of the algorithm table
+
+  bool operator==(const Signature&) const = default;
+};
+
+Signature signature_of(const Request& request, std::uint64_t sequence, std::uint8_t row);
+
+/// "all_reduce(SUM, 4 x float32) as call 7": for the two sides of a mismatch.
+std::string words(const Signature& signature);
+
+/// Bytes of the block that every rank has in this kind of call.
+std::size_t block_bytes(const Request& request);
+
+}  // namespace dreamcomm

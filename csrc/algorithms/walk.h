@@ -1,0 +1,75 @@
+// One call's way through the rounds, and the bytes it moves.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+
+#include "algorithms/signature.h"
+#include "core/request.h"
+#include "kernels/reduce.h"
+#include "transport/rounds.h"
+
+namespace dreamcomm {
+
+/// memcpy that takes null for nothing.
+inline void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
+  if (bytes != 0 && to != from) std::memcpy(to, from, bytes);
+}
+
+constexpr std::size_t align_down(std::size_t n, std::size_t unit) { return n / unit * unit; }
+
+class Walk {
+ public:
+  /// Bytes at the start of each page that belong to the signature.
+  static constexpr std::size_t kSignature = 64;
+  /// Placed on cache lines of their own: no two ranks write one line.
+  static constexpr std::size_t kAlign = 64;
+
+  /// `sources` is scratch for one pointer per rank.
+  Walk(Rounds& rounds, const Signature& signature, Watch& watch,
+       std::span<const std::byte*> sources);
+
+  int rank() const { return rounds_.rank(); }
+  int size() const { return rounds_.size(); }
+  int left() const { return (rank() + size() - 1) % size(); }
+  int right() const { return (rank() + 1) % size(); }
+
+  /// Where to write what the peers read after the coming turn; `room()` bytes.
+  std::byte* page() const { return rounds_.page() + kSignature; }
+  std::size_t room() const { return rounds_.page_bytes() - kSignature; }
+
+  /// Lets the ranks in `readers` read the page, and this rank those of `reads`.
+  /// The first turn of a call is among all: it compares the signatures and
+  /// throws Error(kMismatch) on every rank if two differ.
+  void turn(Peers reads, Peers readers);
+  const std::byte* from(int rank) const { return rounds_.from(rank) + kSignature; }
+
+  /// Reduces, per rank, `own` or the bytes at `offset` of a peer's page, in rank
+  /// order, and counts what was read.
+  void reduce_all(const Reduction& how, const std::byte* own, std::size_t offset, std::byte* out,
+                  std::size_t count);
+  /// Copies from a peer's page and counts it.
+  void take(std::byte* to, int rank, std::size_t offset, std::size_t bytes);
+  /// Copies into this rank's page for `readers` ranks to read, and counts it.
+  void give(std::size_t offset, const std::byte* data, std::size_t bytes, int readers);
+
+  void count_sent(std::size_t bytes) { sent_ += bytes; }
+  void count_received(std::size_t bytes) { received_ += bytes; }
+  std::uint64_t sent() const { return sent_; }
+  std::uint64_t received() const { return received_; }
+
+ private:
+  void compare_signatures() const;
+
+  Rounds& rounds_;
+  const Signature signature_;
+  Watch& watch_;
+  std::span<const std::byte*> sources_;
+  bool first_ = true;
+  std::uint64_t sent_ = 0;
+  std::uint64_t received_ = 0;
+};
+
+}  // namespace dreamcomm

@@ -1,0 +1,70 @@
+// The tensors of one collective as the blocks of a Request.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/ArrayRef.h>
+#include <c10/util/SmallVector.h>
+
+#include "core/request.h"
+
+namespace dreamcomm {
+
+/// Collects a collective's tensors. One that is not plain contiguous memory goes
+/// through a temporary: stage() fills it, unstage() copies results back. Tensors
+/// are kept alive as long as the call. Nothing is allocated for few plain ones.
+class Call {
+ public:
+  Call(Kind kind, const Reduction& reduction, int root = 0)
+      : kind_(kind), reduction_(reduction), root_(root) {}
+
+  /// Each adds blocks of `sizes` bytes that follow each other in the tensor, or
+  /// one block of all of it. `aside` forces a temporary (overlapping memory).
+  void input(const at::Tensor& tensor, bool aside = false);
+  void input(const at::Tensor& tensor, c10::ArrayRef<std::size_t> sizes, bool aside = false);
+  void output(const at::Tensor& tensor, bool aside = false);
+  void output(const at::Tensor& tensor, c10::ArrayRef<std::size_t> sizes, bool aside = false);
+  /// One block that is input and output.
+  void in_place(const at::Tensor& tensor);
+
+  /// Whether all tensors are plain: stage() and unstage() have nothing to do.
+  bool direct() const { return staged_.empty(); }
+  /// In the call's turn, before its request: earlier calls may write its inputs.
+  void stage();
+  void unstage();
+  Request request(Clock::time_point deadline) const;
+
+ private:
+  using Blocks = c10::SmallVector<Block, 4>;
+  struct Range {
+    std::size_t first = 0;
+    std::size_t count = 0;
+  };
+  struct Staged {
+    at::Tensor tensor;
+    at::Tensor memory;
+    Range in;
+    Range out;
+  };
+
+  void keep(const at::Tensor& tensor, bool plain, Range in, Range out);
+
+  Kind kind_;
+  Reduction reduction_;
+  int root_;
+  Blocks in_;
+  Blocks out_;
+  c10::SmallVector<at::Tensor, 2> plain_;
+  c10::SmallVector<Staged, 0> staged_;
+};
+
+using Calls = c10::SmallVector<Call, 1>;
+
+/// Whether the tensor's elements lie in memory one after the other, as they are.
+bool is_plain(const at::Tensor& tensor);
+
+/// A fresh contiguous tensor of the same shape and type.
+at::Tensor blank_like(const at::Tensor& tensor);
+/// dst <- src, without autograd.
+void copy_into(const at::Tensor& dst, const at::Tensor& src);
+
+}  // namespace dreamcomm

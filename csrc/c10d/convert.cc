@@ -1,0 +1,119 @@
+#include "c10d/convert.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
+
+namespace dreamcomm {
+namespace {
+
+ReduceOp to_op(c10d::ReduceOp::RedOpType op, const Site& site) {
+  switch (op) {
+    case c10d::ReduceOp::SUM:
+      return ReduceOp::kSum;
+    case c10d::ReduceOp::AVG:
+      return ReduceOp::kAvg;
+    case c10d::ReduceOp::PRODUCT:
+      return ReduceOp::kProduct;
+    case c10d::ReduceOp::MIN:
+      return ReduceOp::kMin;
+    case c10d::ReduceOp::MAX:
+      return ReduceOp::kMax;
+    case c10d::ReduceOp::BAND:
+      return ReduceOp::kBand;
+    case c10d::ReduceOp::BOR:
+      return ReduceOp::kBor;
+    case c10d::ReduceOp::BXOR:
+      return ReduceOp::kBxor;
+    case c10d::ReduceOp::PREMUL_SUM:
+      return ReduceOp::kPremulSum;
+    case c10d::ReduceOp::UNUSED:
+      break;
+  }
+  TORCH_CHECK_VALUE(false, site, "expected a reduction (SUM, AVG, ...), got op number ",
+                    static_cast<int>(op));
+}
+
+double premul_factor(const c10d::ReduceOp& op, const Site& site) {
+  // The older name: the newer one does not exist before torch 2.13.
+  const auto* extra = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
+  TORCH_CHECK_VALUE(extra != nullptr, site,
+                    "PREMUL_SUM needs its factor; make the op with "
+                    "torch.distributed._make_nccl_premul_sum(factor)");
+  return extra->tensor_factor.defined() ? extra->tensor_factor.item().toDouble()
+                                        : extra->double_factor;
+}
+
+}  // namespace
+
+DType to_dtype(c10::ScalarType type) {
+  switch (type) {
+    case c10::ScalarType::Byte:
+      return DType::kUInt8;
+    case c10::ScalarType::Char:
+      return DType::kInt8;
+    case c10::ScalarType::UInt16:
+      return DType::kUInt16;
+    case c10::ScalarType::Short:
+      return DType::kInt16;
+    case c10::ScalarType::UInt32:
+      return DType::kUInt32;
+    case c10::ScalarType::Int:
+      return DType::kInt32;
+    case c10::ScalarType::UInt64:
+      return DType::kUInt64;
+    case c10::ScalarType::Long:
+      return DType::kInt64;
+    case c10::ScalarType::Half:
+      return DType::kFloat16;
+    case c10::ScalarType::BFloat16:
+      return DType::kBFloat16;
+    case c10::ScalarType::Float:
+      return DType::kFloat32;
+    case c10::ScalarType::Double:
+      return DType::kFloat64;
+    case c10::ScalarType::Bool:
+      return DType::kBool;
+    case c10::ScalarType::ComplexFloat:
+      return DType::kComplex64;
+    case c10::ScalarType::ComplexDouble:
+      return DType::kComplex128;
+    default:
+      return DType::kOpaque;
+  }
+}
+
+Reduction to_reduction(const c10d::ReduceOp& op, c10::ScalarType type, const Site& site) {
+  Reduction reduction{.dtype = to_dtype(type), .op = to_op(op.op_, site), .divisor = site.size};
+  TORCH_CHECK_VALUE(is_defined(reduction.op, reduction.dtype), site, name(reduction.op),
+                    " is not defined on tensors of type ", type);
+  if (reduction.op == ReduceOp::kPremulSum) reduction.factor = premul_factor(op, site);
+  return reduction;
+}
+
+std::chrono::steady_clock::time_point deadline_after(std::chrono::milliseconds timeout,
+                                                     std::chrono::milliseconds fallback) {
+  using Clock = std::chrono::steady_clock;
+  constexpr auto kForever = std::chrono::hours(24 * 365 * 50);  // adding more might overflow
+  const std::chrono::milliseconds given = timeout == c10d::kUnsetTimeout ? fallback : timeout;
+  return given >= kForever ? Clock::time_point::max() : Clock::now() + given;
+}
+
+std::exception_ptr to_torch(const Error& error) {
+  const c10::SourceLocation here{__func__, __FILE__, static_cast<uint32_t>(__LINE__)};
+  if (error.kind() == ErrorKind::kInvalid) {
+    return std::make_exception_ptr(c10::ValueError(here, error.what()));
+  }
+  return std::make_exception_ptr(c10::DistBackendError(here, error.what()));
+}
+
+std::exception_ptr current_as_torch() {
+  try {
+    throw;
+  } catch (const Error& error) {
+    return to_torch(error);
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
+}  // namespace dreamcomm

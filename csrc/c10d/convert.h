@@ -1,0 +1,35 @@
+// Torch's types and errors in this library's terms, and back.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+#include <torch/csrc/distributed/c10d/Types.hpp>
+
+#include <chrono>
+#include <exception>
+
+#include "c10d/validate.h"
+#include "core/error.h"
+#include "core/types.h"
+
+namespace dreamcomm {
+
+/// kOpaque for types that are only moved (float8, quantized, complex32, ...).
+DType to_dtype(c10::ScalarType type);
+
+/// SUM, ... with the factor of PREMUL_SUM and the divisor of AVG. Throws
+/// c10::ValueError if the operation is not defined on the type.
+Reduction to_reduction(const c10d::ReduceOp& op, c10::ScalarType type, const Site& site);
+
+/// The deadline of a call: c10d::kUnsetTimeout means `fallback`.
+std::chrono::steady_clock::time_point deadline_after(std::chrono::milliseconds timeout,
+                                                     std::chrono::milliseconds fallback);
+
+/// The exception torch shows to Python for `error`: ValueError for the caller's
+/// mistakes, DistBackendError for what befell the group.
+std::exception_ptr to_torch(const Error& error);
+
+/// The current exception as torch's kind; anything but Error stays as it is.
+/// Only inside a catch block.
+std::exception_ptr current_as_torch();
+
+}  // namespace dreamcomm

@@ -1,0 +1,39 @@
+// The group of torch's own that serves what this one cannot: Gloo, NCCL.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <functional>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace dreamcomm {
+
+/// Inner backends by device type ("cpu": Gloo, "cuda": NCCL), each made when it
+/// is first asked for. Thread-safe.
+class Fallback {
+ public:
+  using Inner = c10::intrusive_ptr<c10d::Backend>;
+  /// Makes the inner backend of a device type or throws why there is none.
+  using Factory = std::function<Inner(const std::string& device_type)>;
+
+  explicit Fallback(Factory factory) : factory_(std::move(factory)) {}
+
+  /// Throws c10::DistBackendError after close().
+  Inner get(const std::string& device_type);
+  /// Those made so far.
+  std::vector<Inner> all() const;
+  /// Drops the factory and the inner backends and returns these.
+  std::vector<Inner> close();
+
+ private:
+  mutable std::mutex mutex_;
+  std::mutex making_;  // held while the factory runs, as mutex_ is not
+  Factory factory_;
+  std::map<std::string, Inner> made_;
+  bool closed_ = false;
+};
+
+}  // namespace dreamcomm

@@ -1,0 +1,30 @@
+// What a user may choose for a group.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <string>
+
+#include "transport/shm.h"
+
+namespace dreamcomm {
+
+inline constexpr const char* kBackendName = "dreamcomm";
+
+struct DreamOptions : c10d::Backend::Options {
+  explicit DreamOptions(std::chrono::milliseconds timeout = kBackendDefaultTimeout)
+      : c10d::Backend::Options(kBackendName, timeout) {}
+
+  /// torch 2.14 calls it where it copies options; earlier ones do not know it.
+  virtual c10::intrusive_ptr<c10d::Backend::Options> clone() const {
+    return c10::make_intrusive<DreamOptions>(*this);
+  }
+
+  std::string algorithm = "auto";
+  bool fixed_order = true;
+  std::size_t page_bytes = ShmOptions{}.page_bytes;
+  std::size_t message_bytes = ShmOptions{}.message_bytes;
+  bool shared_memory = true;
+};
+
+}  // namespace dreamcomm

@@ -1,0 +1,30 @@
+#include "c10d/python.h"
+
+#include <pybind11/pybind11.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+namespace dreamcomm {
+namespace {
+
+/// Python runs signal handlers on its main thread only; it is the process's.
+bool on_main_thread() { return syscall(SYS_gettid) == getpid(); }
+
+}  // namespace
+
+void check_signals() {
+  if (!on_main_thread() || Py_IsInitialized() == 0) return;
+  const pybind11::gil_scoped_acquire gil;
+  if (PyErr_CheckSignals() != 0) throw pybind11::error_already_set();
+}
+
+void without_gil(const std::function<void()>& wait) {
+  if (Py_IsInitialized() == 0 || PyGILState_Check() == 0) {
+    wait();
+    return;
+  }
+  const pybind11::gil_scoped_release release;
+  wait();
+}
+
+}  // namespace dreamcomm

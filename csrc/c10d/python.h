@@ -1,0 +1,16 @@
+// What the backend asks of the interpreter: signals, and never to wait with the
+// GIL held.
+#pragma once
+
+#include <functional>
+
+namespace dreamcomm {
+
+/// Lets Python run its signal handlers if this is the main thread; throws what
+/// they raised (Ctrl-C: KeyboardInterrupt) as a Python exception.
+void check_signals();
+
+/// Runs `wait` with the GIL released if this thread holds it.
+void without_gil(const std::function<void()>& wait);
+
+}  // namespace dreamcomm

@@ -1,0 +1,25 @@
+// The rendezvous the transport asks for, over the store torch hands to a backend.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <chrono>
+#include <string>
+
+#include "core/store.h"
+
+namespace dreamcomm {
+
+class TorchStore final : public Store {
+ public:
+  explicit TorchStore(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
+
+  void set(const std::string& key, const std::string& value) override;
+  /// Checks for Python signals (Ctrl-C) about once a second while it waits.
+  std::string get(const std::string& key, std::chrono::milliseconds timeout) override;
+
+ private:
+  c10::intrusive_ptr<c10d::Store> store_;
+};
+
+}  // namespace dreamcomm

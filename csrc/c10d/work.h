@@ -1,0 +1,101 @@
+// What a collective or a message returns to torch.
+#pragma once
+
+#include <ATen/ThreadLocalState.h>
+#include <ATen/core/ivalue.h>
+#include <c10/util/SmallVector.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <memory>
+#include <optional>
+#include <string_view>
+
+#include "c10d/executor.h"
+#include "comm/communicator.h"
+#include "comm/ticket.h"
+
+namespace dreamcomm {
+
+using Tensors = c10::ArrayRef<at::Tensor>;
+
+/// How a call shows in profiles and errors.
+struct Label {
+  c10d::OpType type;
+  const char* title;  // "dreamcomm:all_reduce"
+
+  const char* name() const { return title + std::string_view("dreamcomm:").size(); }
+};
+
+/// Completed once, by whoever ran the call, on any thread. Its Future holds the
+/// outputs as List[Tensor]; a Future asked for before the call is done completes
+/// on a thread of the executor, never on the progress thread.
+class DreamWork : public c10d::Work {
+ public:
+  /// `executor` may be null for a call that is done before torch sees its work.
+  DreamWork(int rank, const Label& label, Tensors inputs, Tensors outputs,
+            std::shared_ptr<Executor> executor);
+
+  void complete(std::exception_ptr error);
+
+  /// Interruptible by signals. `timeout` (0: none) ends the wait, not the call.
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+  void synchronize() override {}
+  std::vector<at::Tensor> result() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  uint64_t getSequencenumber() const override { return sequence_; }
+
+  void set_sequence(uint64_t sequence) { sequence_ = sequence; }
+
+ protected:
+  /// Helps the call along until it is done; throws only what `pause` throws.
+  virtual void advance(const Interrupt& pause);
+  const char* name() const { return label_.name(); }
+
+ private:
+  void settle(c10::ivalue::Future& future);
+
+  const Label label_;
+  const c10::SmallVector<at::Tensor, 1> outputs_;
+  const std::shared_ptr<Executor> executor_;
+  std::optional<at::ThreadLocalState> caller_;  // what callbacks run under
+  uint64_t sequence_ = 0;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;  // guarded by mutex_, as is:
+  bool settled_ = false;                            // nobody else will complete future_
+};
+
+/// A message. The communicator is not kept alive: its progress thread may drop
+/// the last reference to a work.
+class MessageWork final : public DreamWork {
+ public:
+  MessageWork(int rank, const Label& label, const at::Tensor& tensor,
+              std::shared_ptr<Executor> executor, std::weak_ptr<Communicator> communicator);
+
+  /// Completes this when the ticket is done; `received` runs before.
+  void follow(std::shared_ptr<Ticket> ticket, std::function<void()> received);
+  int sourceRank() const override;
+
+ private:
+  void advance(const Interrupt& pause) override;
+
+  std::weak_ptr<Communicator> communicator_;
+  std::shared_ptr<Ticket> ticket_;
+};
+
+/// Several works as one: done when all are, failed with the first that failed.
+class GroupWork final : public c10d::Work {
+ public:
+  explicit GroupWork(std::vector<c10::intrusive_ptr<c10d::Work>> works);
+
+  bool isCompleted() override;
+  bool isSuccess() const override;
+  std::exception_ptr exception() const override;
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+  void synchronize() override;
+  std::vector<at::Tensor> result() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+
+ private:
+  const std::vector<c10::intrusive_ptr<c10d::Work>> works_;
+};
+
+}  // namespace dreamcomm

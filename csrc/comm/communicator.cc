@@ -1,0 +1,305 @@
+#include "comm/communicator.h"
+
+#include <algorithm>
+#include <sstream>
+#include <utility>
+#include <vector>
+
+#include "algorithms/table.h"
+#include "comm/guard.h"
+#include "comm/mailbox.h"
+#include "comm/member.h"
+#include "comm/progress_thread.h"
+#include "comm/roll_call.h"
+#include "comm/ticket.h"
+#include "comm/turnstile.h"
+#include "comm/validate.h"
+#include "transport/fabric.h"
+#include "transport/rounds.h"
+
+namespace dreamcomm {
+namespace {
+
+struct Counter {
+  Gauge calls;
+  Gauge sent;
+  Gauge received;
+};
+
+/// Ends a turn when it goes out of scope.
+class Passing {
+ public:
+  Passing(Turnstile& turnstile, Turnstile::Turn turn, Member& member)
+      : turnstile_(turnstile), turn_(turn), member_(member) {}
+  ~Passing() {
+    turnstile_.pass(turn_);
+    member_.ring_own();
+  }
+  Passing(const Passing&) = delete;
+  Passing& operator=(const Passing&) = delete;
+
+ private:
+  Turnstile& turnstile_;
+  Turnstile::Turn turn_;
+  Member& member_;
+};
+
+/// Shows peers and tools that the rank is inside a call.
+class Entered {
+ public:
+  Entered(Progress& progress, Kind kind, std::int64_t sequence) : progress_(progress) {
+    progress_.sequence.set(sequence);
+    progress_.kind.set(static_cast<std::int64_t>(kind));
+    progress_.entered_ns.set(now_ns());
+    progress_.inside.set(1);
+  }
+  ~Entered() {
+    progress_.inside.set(0);
+    progress_.waiting_for.set(-1);
+  }
+  Entered(const Entered&) = delete;
+  Entered& operator=(const Entered&) = delete;
+
+ private:
+  Progress& progress_;
+};
+
+std::uint64_t to_count(const Gauge& gauge) { return static_cast<std::uint64_t>(gauge.read()); }
+
+}  // namespace
+
+struct Communicator::Impl {
+  Impl(std::unique_ptr<Fabric> f, CommOptions o)
+      : fabric(std::move(f)),
+        options(std::move(o)),
+        member(*fabric, options.group),
+        rounds(*fabric),
+        mailbox(member),
+        roll_call(member),
+        sources(static_cast<std::size_t>(fabric->size())),
+        tend([this] { tend_messages(); }),
+        thread(member, turnstile, mailbox, tend) {}
+
+  /// What a thread does for messages while it waits for something else.
+  void tend_messages() {
+    if (!mailbox.busy()) return;
+    if (member.failed()) {
+      mailbox.fail_all(ErrorKind::kAborted, *member.failure());
+      return;
+    }
+    const auto broken = mailbox.check_health();
+    if (!broken) return;
+    member.fail(*broken);
+    mailbox.fail_all(ErrorKind::kTimeout, *broken);
+  }
+
+  Clock::time_point deadline_of(Clock::time_point given) const {
+    return given == Clock::time_point::max() ? Clock::now() + options.timeout : given;
+  }
+
+  template <typename Job>
+  void in_turn(const std::shared_ptr<Impl>& self, const Interrupt& interrupt, Job&& job) {
+    const Turnstile::Turn turn = turnstile.take();
+    if (!turnstile.is_up(turn)) wait_for_turn(self, turn, interrupt);
+    const Passing passing(turnstile, turn, member);
+    job();
+  }
+
+  void wait_for_turn(const std::shared_ptr<Impl>& self, Turnstile::Turn turn,
+                     const Interrupt& interrupt) {
+    const std::function<std::string()> what = [] {
+      return std::string("a call that waits for the calls before it");
+    };
+    Guard guard(member, what, Clock::time_point::max(), tend, interrupt);
+    try {
+      wait_until(
+          member.bell(), Patience{0, 2}, guard, [&] { return turnstile.is_up(turn); },
+          [] { return -1; });
+    } catch (...) {
+      thread.skip(turn, self);  // those behind us must get theirs
+      throw;
+    }
+  }
+
+  void run_now(const Request& request, const Interrupt& interrupt) {
+    const std::function<std::string()> what = [&request] { return describe(request); };
+    Guard guard(member, what, deadline_of(request.deadline), tend, interrupt);
+    const auto row = pick(call_of(request), preference());
+    sequence.add(1);
+    const std::int64_t number = sequence.read();
+    const Entered entered(member.header().progress, request.kind, number);
+    Walk walk(rounds,
+              signature_of(request, static_cast<std::uint64_t>(number),
+                           static_cast<std::uint8_t>(row)),
+              guard, sources);
+    try {
+      algorithm_table()[row].run(walk, request);
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::kMismatch) member.fail(error.what());
+      throw;
+    } catch (...) {
+      member.fail(concat(describe(request), " was interrupted on ", member.who()));
+      throw;
+    }
+    Counter& counter = counters[static_cast<std::size_t>(request.kind)];
+    counter.calls.add(1);
+    counter.sent.add(static_cast<std::int64_t>(walk.sent()));
+    counter.received.add(static_cast<std::int64_t>(walk.received()));
+  }
+
+  Call call_of(const Request& request) const {
+    return {request.kind, request.reduction.op, block_bytes(request), fabric->size(), room()};
+  }
+  Preference preference() const { return {options.algorithm, options.fixed_order}; }
+  std::size_t room() const { return rounds.page_bytes() - Walk::kSignature; }
+
+  void check_peer(const char* operation, int peer) const {
+    check(peer >= 0 && peer < fabric->size() && peer != fabric->rank(), ErrorKind::kInvalid,
+          operation, " on ", member.who(), ": the other rank is ", peer,
+          ", but must be one from 0 to ", fabric->size() - 1, " and not this rank");
+  }
+
+  std::shared_ptr<Ticket> under_way(const std::shared_ptr<Impl>& self,
+                                    std::shared_ptr<Ticket> ticket) {
+    if (!ticket->done()) thread.start(self);
+    return ticket;
+  }
+
+  std::unique_ptr<Fabric> fabric;
+  const CommOptions options;
+  Member member;
+  Rounds rounds;
+  Mailbox mailbox;
+  RollCall roll_call;
+  Turnstile turnstile;
+  std::vector<const std::byte*> sources;
+  Gauge sequence;
+  std::array<Counter, kKinds> counters;
+  const std::function<void()> tend;
+  ProgressThread thread;
+};
+
+Communicator::Communicator(std::unique_ptr<Fabric> fabric, CommOptions options)
+    : impl_(std::make_shared<Impl>(std::move(fabric), std::move(options))) {
+  const std::string& wanted = impl_->options.algorithm;
+  const auto table = algorithm_table();
+  const bool known = std::any_of(table.begin(), table.end(),
+                                 [&](const Row& row) { return row.name == wanted; });
+  check(wanted == "auto" || known, ErrorKind::kInvalid, "algorithm is '", wanted,
+        "', but must be auto, direct, one_shot, ring or master");
+}
+
+Communicator::~Communicator() { shutdown(); }
+
+int Communicator::rank() const { return impl_->fabric->rank(); }
+int Communicator::size() const { return impl_->fabric->size(); }
+
+void Communicator::run(const Request& request, const Interrupt& interrupt) {
+  validate(request, rank(), size());
+  impl_->in_turn(impl_, interrupt, [&] { run_ordered(request, interrupt); });
+}
+
+void Communicator::run_in_turn(const std::function<void()>& job, const Interrupt& interrupt) {
+  impl_->in_turn(impl_, interrupt, job);
+}
+
+void Communicator::run_ordered(const Request& request, const Interrupt& interrupt) {
+  validate(request, rank(), size());
+  impl_->member.check_usable(name(request.kind).data());
+  impl_->run_now(request, interrupt);
+}
+
+void Communicator::submit(std::function<void()> job) {
+  impl_->thread.submit(std::move(job), impl_);
+}
+
+std::shared_ptr<Ticket> Communicator::send(Block data, int peer, std::uint64_t tag,
+                                           Clock::time_point deadline) {
+  impl_->check_peer("send", peer);
+  impl_->member.check_usable("send");
+  return impl_->under_way(impl_,
+                          impl_->mailbox.send(data, peer, tag, impl_->deadline_of(deadline)));
+}
+
+std::shared_ptr<Ticket> Communicator::receive(Block data, std::optional<int> peer,
+                                              std::uint64_t tag, Clock::time_point deadline) {
+  if (peer) impl_->check_peer("recv", *peer);
+  impl_->member.check_usable("recv");
+  return impl_->under_way(impl_,
+                          impl_->mailbox.receive(data, peer, tag, impl_->deadline_of(deadline)));
+}
+
+void Communicator::wait(Ticket& ticket, const Interrupt& interrupt) {
+  const std::function<std::string()> what = [] { return std::string("a message"); };
+  Guard guard(impl_->member, what, Clock::time_point::max(), impl_->tend, interrupt);
+  wait_until(
+      impl_->member.header().doorbell, Patience::of(size()), guard,
+      [&] {
+        if (ticket.done()) return true;
+        impl_->mailbox.progress();
+        return ticket.done();
+      },
+      [] { return -1; });
+  if (ticket.failure()) std::rethrow_exception(ticket.failure());
+}
+
+void Communicator::monitored_barrier(std::chrono::milliseconds timeout, bool all,
+                                     const Interrupt& interrupt) {
+  impl_->roll_call.hold(timeout, all, impl_->tend, interrupt);
+}
+
+void Communicator::abort(const std::string& reason) {
+  impl_->member.fail(concat(reason, " (", impl_->member.who(), ')'));
+  impl_->mailbox.fail_all(ErrorKind::kAborted, reason);
+}
+
+void Communicator::shutdown() {
+  impl_->thread.stop();
+  impl_->mailbox.fail_all(ErrorKind::kAborted, "the group was shut down");
+  impl_->member.leave();
+}
+
+std::optional<std::string> Communicator::failure() const { return impl_->member.failure(); }
+
+std::uint64_t Communicator::sequence() const { return to_count(impl_->sequence); }
+
+std::array<Traffic, kKinds> Communicator::traffic() const {
+  std::array<Traffic, kKinds> result;
+  for (std::size_t i = 0; i < result.size(); ++i) {
+    const Counter& counter = impl_->counters[i];
+    result[i] = {to_count(counter.calls), to_count(counter.sent), to_count(counter.received)};
+  }
+  const Mailbox::Counts sent = impl_->mailbox.sent();
+  const Mailbox::Counts received = impl_->mailbox.received();
+  result[static_cast<std::size_t>(Kind::kSend)] = {sent.calls, sent.bytes, 0};
+  result[static_cast<std::size_t>(Kind::kRecv)] = {received.calls, 0, received.bytes};
+  return result;
+}
+
+std::string Communicator::explain(Kind kind, std::size_t bytes) const {
+  const Call call{kind, ReduceOp::kSum, bytes, size(), impl_->room()};
+  const auto table = algorithm_table();
+  if (kind == Kind::kSend || kind == Kind::kRecv) {
+    return concat(name(kind), " over ", transport(),
+                  ": announced to the receiver, then streamed through two buffers; up to ",
+                  Envelope::kInline, " bytes travel inside the announcement");
+  }
+  const std::size_t picked = pick(call, impl_->preference());
+  std::ostringstream text;
+  text << name(kind) << " of " << bytes << " bytes a rank over " << transport() << ": "
+       << table[picked].name << '\n';
+  for (std::size_t i = 0; i < table.size(); ++i) {
+    if (table[i].kind != kind) continue;
+    const std::string_view against = objection(table[i], call, impl_->preference());
+    text << (i == picked ? "  * " : "    ") << table[i].name << ": " << table[i].why;
+    if (!against.empty()) text << " [passed over: " << against << ']';
+    text << '\n';
+  }
+  text << "  (the first that suits is taken, or the one that the option algorithm names: "
+       << impl_->options.algorithm << ')';
+  return text.str();
+}
+
+std::string Communicator::transport() const { return impl_->fabric->describe(); }
+
+}  // namespace dreamcomm

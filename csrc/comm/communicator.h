@@ -1,0 +1,94 @@
+// One rank's membership in a group: runs requests and messages, counts bytes.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "core/error.h"
+#include "core/request.h"
+
+namespace dreamcomm {
+
+class Fabric;   // transport/fabric.h: the windows of all ranks
+class Ticket;   // comm/ticket.h: a message under way
+
+struct CommOptions {
+  std::string group = "default";         // its name in messages
+  std::string algorithm = "auto";        // or a row's name: direct, ring, master, ...
+  bool fixed_order = true;               // reductions in rank order only
+  std::chrono::milliseconds timeout{30 * 60 * 1000};
+};
+
+/// Bytes this rank handed to and took from its peers in one kind of operation.
+struct Traffic {
+  std::uint64_t calls = 0;
+  std::uint64_t sent = 0;      // bytes of this rank that peers read, counted per reader
+  std::uint64_t received = 0;  // bytes this rank read from peers
+};
+
+/// Called by a thread that has waited a while; throws to end the wait.
+using Interrupt = std::function<void()>;
+
+class Communicator {
+ public:
+  Communicator(std::unique_ptr<Fabric> fabric, CommOptions options);
+  ~Communicator();  // leaves the group
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  int rank() const;
+  int size() const;
+
+  /// Runs the collective on the calling thread, after those called before it.
+  /// Throws Error; every kind but kInvalid and kMismatch ends the group.
+  void run(const Request& request, const Interrupt& interrupt = {});
+
+  /// Runs `job` on the group's progress thread after everything called before.
+  /// The job calls `run_ordered` for its requests and must not throw.
+  void submit(std::function<void()> job);
+  /// Runs `job` on the calling thread after everything called before.
+  void run_in_turn(const std::function<void()>& job, const Interrupt& interrupt = {});
+  /// Only inside a job of submit or run_in_turn.
+  void run_ordered(const Request& request, const Interrupt& interrupt = {});
+
+  /// Messages: matched by (source, tag) in the order sent. `peer` is the other
+  /// rank, or for a receive nothing, which takes from any source. The memory
+  /// must stay valid until the ticket is done. Progress needs no further call.
+  std::shared_ptr<Ticket> send(Block data, int peer, std::uint64_t tag,
+                               Clock::time_point deadline);
+  std::shared_ptr<Ticket> receive(Block data, std::optional<int> peer, std::uint64_t tag,
+                                  Clock::time_point deadline);
+  /// Waits for a ticket, helping it along; throws what it failed with.
+  void wait(Ticket& ticket, const Interrupt& interrupt = {});
+
+  /// Waits until all ranks called it, without touching the collectives' order:
+  /// the group stays usable when it fails. Rank 0 names the missing ranks: the
+  /// first, or with `all` every one; the others learn from rank 0.
+  void monitored_barrier(std::chrono::milliseconds timeout, bool all,
+                         const Interrupt& interrupt = {});
+
+  /// Fails all waiting and later calls with `reason`; peers are told. Any thread.
+  void abort(const std::string& reason);
+  /// Ends the progress thread and leaves the group; waits for submitted jobs
+  /// unless aborted. Later calls fail. Idempotent, any thread.
+  void shutdown();
+  /// Why the group is unusable, or nothing.
+  std::optional<std::string> failure() const;
+
+  std::uint64_t sequence() const;  // collectives started
+  std::array<Traffic, kKinds> traffic() const;
+  /// The table's candidates for a call of `bytes`, the pick and the reason.
+  std::string explain(Kind kind, std::size_t bytes) const;
+  /// "shm: 4 ranks of one host" and the like.
+  std::string transport() const;
+
+ private:
+  struct Impl;
+  std::shared_ptr<Impl> impl_;  // shared with the progress thread
+};
+
+}  // namespace dreamcomm

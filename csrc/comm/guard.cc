@@ -1,0 +1,64 @@
+#include "comm/guard.h"
+
+#include <iomanip>
+#include <sstream>
+
+namespace dreamcomm {
+
+Guard::Guard(Member& member, const std::function<std::string()>& what, Clock::time_point deadline,
+             const std::function<void()>& idle, const std::function<void()>& interrupt)
+    : member_(member), what_(what), deadline_(deadline), begin_(Clock::now()), idle_(idle),
+      interrupt_(interrupt) {}
+
+std::string why_gone(const Fabric& fabric, int peer) {
+  const Header& header = fabric.header(peer);
+  switch (static_cast<Status>(header.status.read())) {
+    case Status::kFailed:
+      return concat("rank ", peer, " has given the group up: ", header.reason.data());
+    case Status::kLeft:
+      return concat("rank ", peer, " has left the group (destroyed it or shut it down)");
+    case Status::kActive:
+      break;
+  }
+  if (fabric.peer(peer) == PeerState::kGone) {
+    return concat("the process of rank ", peer, " has ended");
+  }
+  return "";
+}
+
+void Guard::look(int rank) {
+  if (idle_) idle_();
+  if (interrupt_) interrupt_();
+  if (member_.failed()) {
+    throw Error(ErrorKind::kAborted,
+                concat(what_(), " on ", member_.who(), " was ended: ", *member_.failure()));
+  }
+  if (rank >= 0) look_at(rank);
+  if (Clock::now() < deadline_) return;
+  std::ostringstream waited;
+  waited << std::fixed << std::setprecision(1)
+         << std::chrono::duration<double>(Clock::now() - begin_).count() << " s";
+  std::string late;
+  if (rank >= 0) late = concat(" for rank ", rank, ", which ", member_.last_act(rank));
+  throw Error(ErrorKind::kTimeout, concat(what_(), " on ", member_.who(), " timed out: waited ",
+                                          waited.str(), late));
+}
+
+// A rank may publish what we wait for and leave at once. So the first sight of
+// its absence only makes us look at the flags once more: the wait calls `look`
+// again only if they still lack it, and then nothing can come any more.
+void Guard::look_at(int rank) {
+  member_.header().progress.waiting_for.set(rank);
+  const std::string gone = why_gone(member_.fabric(), rank);
+  if (gone.empty()) {
+    missed_ = -1;
+  } else if (missed_ != rank) {
+    missed_ = rank;
+  } else {
+    throw Error(ErrorKind::kPeerLost,
+                concat(what_(), " on ", member_.who(), " cannot finish: ", gone, "; rank ", rank,
+                       ' ', member_.last_act(rank)));
+  }
+}
+
+}  // namespace dreamcomm

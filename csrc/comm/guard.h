@@ -1,0 +1,37 @@
+// The watch over one call's waits: deadline, lost peers, failure, Ctrl-C.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "comm/member.h"
+#include "core/request.h"
+#include "transport/wait.h"
+
+namespace dreamcomm {
+
+class Guard final : public Watch {
+ public:
+  /// `what` names the call and must outlive the guard; `idle` runs at each look
+  /// (messages make progress there); `interrupt` may throw.
+  Guard(Member& member, const std::function<std::string()>& what, Clock::time_point deadline,
+        const std::function<void()>& idle, const std::function<void()>& interrupt);
+
+  void look(int rank) override;
+
+ private:
+  void look_at(int rank);
+
+  Member& member_;
+  const std::function<std::string()>& what_;
+  Clock::time_point deadline_;
+  Clock::time_point begin_;
+  const std::function<void()>& idle_;
+  const std::function<void()>& interrupt_;
+  int missed_ = -1;  // a rank that was seen to be gone at the last look
+};
+
+/// Why nothing more will come from `peer`, in words, or empty.
+std::string why_gone(const Fabric& fabric, int peer);
+
+}  // namespace dreamcomm

@@ -1,0 +1,256 @@
+#include "comm/mailbox.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "comm/guard.h"
+
+namespace dreamcomm {
+
+Mailbox::Mailbox(Member& member)
+    : member_(member), links_(static_cast<std::size_t>(member.size())) {}
+
+std::shared_ptr<Ticket> Mailbox::send(Block data, int peer, std::uint64_t tag,
+                                      Clock::time_point deadline) {
+  auto ticket = std::make_shared<Ticket>();
+  Lock lock(mutex_);
+  ++sent_.calls;
+  Link& to = link(peer);
+  to.unannounced.push_back(Sending{data, tag, to.numbers++, deadline, ticket, 0});
+  pump(peer, lock);
+  settle(lock);
+  return ticket;
+}
+
+std::shared_ptr<Ticket> Mailbox::receive(Block data, std::optional<int> peer, std::uint64_t tag,
+                                         Clock::time_point deadline) {
+  auto ticket = std::make_shared<Ticket>();
+  Lock lock(mutex_);
+  ++received_.calls;
+  Receiving receiving{data, peer, tag, 0, deadline, ticket, 0};
+  if (!match(receiving)) posted_.push_back(std::move(receiving));
+  for (int other = 0; other < member_.size(); ++other) {
+    if (other != member_.rank() && (!peer || *peer == other)) pump(other, lock);
+  }
+  settle(lock);
+  return ticket;
+}
+
+/// Gives the receive the earliest arrived message that fits, if there is one.
+bool Mailbox::match(Receiving& receiving) {
+  int best = -1;
+  std::deque<Arrived>::iterator found;
+  for (int peer = 0; peer < member_.size(); ++peer) {
+    if (receiving.peer && *receiving.peer != peer) continue;
+    auto& arrived = link(peer).arrived;
+    const auto it = std::find_if(arrived.begin(), arrived.end(),
+                                 [&](const Arrived& a) { return a.tag == receiving.tag; });
+    if (it == arrived.end() || (best >= 0 && it->order > found->order)) continue;
+    best = peer;
+    found = it;
+  }
+  if (best < 0) return false;
+  Arrived arrived = std::move(*found);
+  link(best).arrived.erase(found);
+  accept(best, arrived, receiving);
+  return true;
+}
+
+/// Brings a message and the receive that wants it together.
+void Mailbox::accept(int peer, Arrived& arrived, Receiving& receiving) {
+  const bool fits = arrived.bytes == receiving.data.bytes;
+  if (!fits) {
+    finish(std::move(receiving.ticket), peer,
+           std::make_exception_ptr(Error(
+               ErrorKind::kMismatch,
+               concat("recv with tag ", receiving.tag, " on ", member_.who(), " expects ",
+                      receiving.data.bytes, " bytes, but rank ", peer, " sent ", arrived.bytes,
+                      "; give both sides tensors of the same size and dtype"))));
+  }
+  if (arrived.data) {
+    if (!fits) return;
+    if (!arrived.data->empty()) {
+      std::memcpy(receiving.data.data, arrived.data->data(), arrived.data->size());
+    }
+    received_.bytes += arrived.bytes;
+    finish(std::move(receiving.ticket), peer);
+    return;
+  }
+  link(peer).ungranted.push_back(Grant{arrived.number, fits ? 0U : 1U});
+  if (!fits) return;
+  receiving.number = arrived.number;
+  receiving.peer = peer;
+  link(peer).incoming.push_back(std::move(receiving));
+}
+
+void Mailbox::finish(std::shared_ptr<Ticket> ticket, int source, std::exception_ptr failure) {
+  finished_.push_back({std::move(ticket), source, std::move(failure)});
+}
+
+/// Tells the tickets, outside the lock: their callbacks may call back.
+void Mailbox::settle(Lock& lock) {
+  std::vector<Finished> finished = std::exchange(finished_, {});
+  lock.unlock();
+  for (Finished& one : finished) one.ticket->finish(one.source, one.failure);
+  if (!finished.empty()) member_.ring_own();
+}
+
+bool Mailbox::progress() {
+  Lock lock(mutex_);
+  bool moved = false;
+  for (int peer = 0; peer < member_.size(); ++peer) {
+    if (peer != member_.rank()) moved |= pump(peer, lock);
+  }
+  settle(lock);
+  return moved;
+}
+
+bool Mailbox::pending_with(int peer) const {
+  const Link& l = links_[static_cast<std::size_t>(peer)];
+  return !l.unannounced.empty() || !l.announced.empty() || !l.outgoing.empty() ||
+         !l.ungranted.empty() || !l.incoming.empty();
+}
+
+bool Mailbox::busy() const {
+  std::scoped_lock lock(mutex_);
+  if (!posted_.empty()) return true;
+  for (int peer = 0; peer < member_.size(); ++peer) {
+    if (pending_with(peer)) return true;
+  }
+  return false;
+}
+
+std::optional<std::string> Mailbox::check_health() {
+  // What a peer left behind before it went still counts: look for it after its
+  // absence was first seen, and fail only at the second sight.
+  progress();
+  Lock lock(mutex_);
+  const bool any_posted = !posted_.empty();
+  int here = 0;
+  for (int peer = 0; peer < member_.size(); ++peer) {
+    if (peer == member_.rank()) continue;
+    if (!any_posted && !pending_with(peer)) {
+      ++here;
+      continue;
+    }
+    const std::string gone = why_gone(member_.fabric(), peer);
+    Link& with = link(peer);
+    if (!gone.empty() && with.gone && !with.filling && !with.draining) fail_link(peer, gone);
+    here += gone.empty() || !with.gone ? 1 : 0;
+    with.gone = !gone.empty();
+  }
+  if (here == 0) {  // receives from any source wait for nobody
+    for (Receiving& r : std::exchange(posted_, {})) {
+      finish(std::move(r.ticket), -1,
+             std::make_exception_ptr(
+                 Error(ErrorKind::kPeerLost, concat("recv from any source with tag ", r.tag, " on ",
+                                                    member_.who(), ": every other rank has gone"))));
+    }
+  }
+  std::optional<std::string> broken;
+  expire(Clock::now(), broken);
+  settle(lock);
+  return broken;
+}
+
+/// Fails everything that waits for a peer that has gone.
+void Mailbox::fail_link(int peer, const std::string& reason) {
+  const auto lost = [&](const char* what, std::uint64_t tag) {
+    return std::make_exception_ptr(
+        Error(ErrorKind::kPeerLost, concat(what, peer, " with tag ", tag, " on ", member_.who(),
+                                           " cannot finish: ", reason)));
+  };
+  Link& with = link(peer);
+  for (auto* queue : {&with.unannounced, &with.announced, &with.outgoing}) {
+    for (Sending& s : *queue) finish(std::move(s.ticket), peer, lost("send to rank ", s.tag));
+    queue->clear();
+  }
+  for (Receiving& r : with.incoming) {
+    finish(std::move(r.ticket), peer, lost("recv from rank ", r.tag));
+  }
+  with.incoming.clear();
+  with.ungranted.clear();
+  std::erase_if(posted_, [&](Receiving& r) {
+    if (r.peer != peer) return false;
+    finish(std::move(r.ticket), peer, lost("recv from rank ", r.tag));
+    return true;
+  });
+}
+
+std::exception_ptr Mailbox::late(const char* what, const char* other, int peer, std::uint64_t tag,
+                                 std::size_t bytes) const {
+  const std::string who = peer < 0 ? "any rank" : concat("rank ", peer);
+  return std::make_exception_ptr(Error(
+      ErrorKind::kTimeout, concat(what, who, " (", bytes, " bytes, tag ", tag, ") on ",
+                                  member_.who(), " timed out: ", who, " has not ", other)));
+}
+
+/// Fails what is past its deadline. A receive that nothing has matched is simply
+/// withdrawn. Anything the peer knows of cannot be: then the group is broken.
+void Mailbox::expire(Clock::time_point now, std::optional<std::string>& broken) {
+  const auto is_late = [&](const auto& message) { return now >= message.deadline; };
+  std::erase_if(posted_, [&](Receiving& r) {
+    if (!is_late(r)) return false;
+    finish(std::move(r.ticket), r.peer.value_or(-1),
+           late("recv from ", "sent it", r.peer.value_or(-1), r.tag, r.data.bytes));
+    return true;
+  });
+  for (int peer = 0; peer < member_.size(); ++peer) {
+    Link& with = link(peer);
+    std::erase_if(with.unannounced, [&](Sending& s) {
+      if (!is_late(s)) return false;
+      finish(std::move(s.ticket), peer,
+             late("send to ", "taken the messages before it", peer, s.tag, s.data.bytes));
+      return true;
+    });
+    const bool stuck = std::any_of(with.announced.begin(), with.announced.end(), is_late) ||
+                       std::any_of(with.outgoing.begin(), with.outgoing.end(), is_late) ||
+                       std::any_of(with.incoming.begin(), with.incoming.end(), is_late);
+    if (stuck) {
+      broken = concat("a message between rank ", member_.rank(), " and rank ", peer,
+                      " timed out: rank ", peer, " has not received or not finished it");
+    }
+  }
+}
+
+void Mailbox::fail_all(ErrorKind kind, const std::string& reason) {
+  Lock lock(mutex_);
+  const auto failure = [&](const char* what, int peer) {
+    const std::string who = peer < 0 ? "any rank" : concat("rank ", peer);
+    return std::make_exception_ptr(
+        Error(kind, concat(what, who, " on ", member_.who(), " was ended: ", reason)));
+  };
+  for (int peer = 0; peer < member_.size(); ++peer) {
+    Link& with = link(peer);
+    for (auto* queue : {&with.unannounced, &with.announced, &with.outgoing}) {
+      // A thread that copies right now holds a reference to the front element:
+      // that one stays, and ends with the thread's next look.
+      const std::size_t kept = queue == &with.outgoing && with.filling ? 1 : 0;
+      while (queue->size() > kept) {
+        finish(std::move(queue->back().ticket), peer, failure("send to ", peer));
+        queue->pop_back();
+      }
+    }
+    const std::size_t kept = with.draining ? 1 : 0;
+    while (with.incoming.size() > kept) {
+      finish(std::move(with.incoming.back().ticket), peer, failure("recv from ", peer));
+      with.incoming.pop_back();
+    }
+  }
+  for (Receiving& r : std::exchange(posted_, {})) {
+    finish(std::move(r.ticket), -1, failure("recv from ", r.peer.value_or(-1)));
+  }
+  settle(lock);
+}
+
+Mailbox::Counts Mailbox::sent() const {
+  std::scoped_lock lock(mutex_);
+  return sent_;
+}
+
+Mailbox::Counts Mailbox::received() const {
+  std::scoped_lock lock(mutex_);
+  return received_;
+}
+
+}  // namespace dreamcomm

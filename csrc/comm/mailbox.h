@@ -1,0 +1,139 @@
+// Messages between two ranks, matched by source and tag.
+//
+// A sender announces each message in its outbox for the receiver, in order. The
+// receiver matches announcements with its receives and grants those that match,
+// in any order; the sender then streams the granted messages one after another
+// through two buffers. Small messages travel inside the announcement. A receiver
+// takes announcements whenever it looks, wanted or not, so an unwanted message
+// never blocks one behind it.
+//
+// INVARIANT (each ring of places): the writer fills place i only while i minus
+// the count that the reader has published as read is below the number of places,
+// and publishes i + 1 afterwards; the reader reads place i only after it saw
+// that, and publishes its own count afterwards. So a place is never written and
+// read at once. Envelopes, grants and buffers each follow it.
+//
+// Any thread may call any function. The lock guards the bookkeeping; bytes of
+// granted messages are copied outside it, by the thread that claimed the stream.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "comm/member.h"
+#include "comm/ticket.h"
+#include "core/request.h"
+
+namespace dreamcomm {
+
+class Mailbox {
+ public:
+  explicit Mailbox(Member& member);
+
+  std::shared_ptr<Ticket> send(Block data, int peer, std::uint64_t tag,
+                               Clock::time_point deadline);
+  std::shared_ptr<Ticket> receive(Block data, std::optional<int> peer, std::uint64_t tag,
+                                  Clock::time_point deadline);
+
+  /// Does what can be done now; whether that was anything.
+  bool progress();
+  /// Fails what has timed out or waits for a rank that has gone. System calls:
+  /// for threads that have waited a while. Returns why the group is unusable
+  /// now, if it is: an announced message cannot be taken back.
+  std::optional<std::string> check_health();
+  /// Whether messages are under way.
+  bool busy() const;
+  /// Fails all messages under way.
+  void fail_all(ErrorKind kind, const std::string& reason);
+
+  struct Counts {
+    std::uint64_t calls = 0;
+    std::uint64_t bytes = 0;
+  };
+  Counts sent() const;
+  Counts received() const;
+
+ private:
+  struct Sending {
+    Block data;
+    std::uint64_t tag = 0;
+    std::uint32_t number = 0;
+    Clock::time_point deadline;
+    std::shared_ptr<Ticket> ticket;
+    std::size_t moved = 0;
+  };
+  struct Receiving {
+    Block data;
+    std::optional<int> peer;
+    std::uint64_t tag = 0;
+    std::uint32_t number = 0;
+    Clock::time_point deadline;
+    std::shared_ptr<Ticket> ticket;
+    std::size_t moved = 0;
+  };
+  struct Arrived {  // announced by a peer, not received yet
+    std::uint64_t order = 0;  // among all peers: for receives from any source
+    std::uint64_t tag = 0;
+    std::uint64_t bytes = 0;
+    std::uint32_t number = 0;
+    std::optional<std::vector<std::byte>> data;  // of a small message
+  };
+  struct Link {  // with one peer
+    std::deque<Sending> unannounced;
+    std::deque<Sending> announced;
+    std::deque<Sending> outgoing;  // granted: streamed in this order
+    std::deque<Arrived> arrived;
+    std::deque<Grant> ungranted;    // decided, no place free yet
+    std::deque<Receiving> incoming;  // granted: arrives in this order
+    std::uint32_t numbers = 0;
+    bool filling = false;   // a thread copies into our buffers
+    bool draining = false;  // a thread copies out of the peer's
+    bool gone = false;      // the peer was missing at the last look
+  };
+  struct Finished {
+    std::shared_ptr<Ticket> ticket;
+    int source;
+    std::exception_ptr failure;
+  };
+  using Lock = std::unique_lock<std::mutex>;
+
+  Link& link(int peer) { return links_[static_cast<std::size_t>(peer)]; }
+  Outbox& outbox(int owner, int receiver) const;
+  Inbox& inbox(int owner, int sender) const;
+
+  bool pump(int peer, Lock& lock);
+  bool announce(int peer);
+  bool take_announcements(int peer);
+  bool place_grants(int peer);
+  bool take_grants(int peer);
+  bool fill(int peer, Lock& lock);
+  bool drain(int peer, Lock& lock);
+  void accept(int peer, Arrived& arrived, Receiving& receiving);
+  bool match(Receiving& receiving);
+  void settle(Lock& lock);
+  void finish(std::shared_ptr<Ticket> ticket, int source, std::exception_ptr failure = nullptr);
+
+  bool pending_with(int peer) const;
+  void expire(Clock::time_point now, std::optional<std::string>& broken);
+  void fail_link(int peer, const std::string& reason);
+  std::exception_ptr late(const char* what, const char* other, int peer, std::uint64_t tag,
+                          std::size_t bytes) const;
+
+  Member& member_;
+  mutable std::mutex mutex_;
+  std::vector<Link> links_;
+  std::deque<Receiving> posted_;
+  std::vector<Finished> finished_;  // told to the callers outside the lock
+  std::uint64_t arrivals_ = 0;
+  Counts sent_;
+  Counts received_;
+
+};
+
+}  // namespace dreamcomm

@@ -1,0 +1,91 @@
+#include "comm/member.h"
+
+#include <algorithm>
+#include <chrono>
+#include <iomanip>
+#include <sstream>
+#include <utility>
+
+#include "core/types.h"
+
+namespace dreamcomm {
+
+std::int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+Member::Member(Fabric& fabric, std::string group) : fabric_(fabric), group_(std::move(group)) {}
+
+std::string Member::who() const {
+  return concat("rank ", rank(), " of ", size(), " in group '", group_, "'");
+}
+
+void Member::fail(const std::string& reason) {
+  {
+    std::scoped_lock lock(mutex_);
+    if (failed()) return;
+    reason_ = reason;
+    // Peers read the text after they have seen the status.
+    auto& text = header().reason;
+    const std::size_t length = std::min(reason.size(), text.size() - 1);
+    std::copy_n(reason.data(), length, text.data());
+    text[length] = '\0';
+    header().status.publish(static_cast<std::uint32_t>(Status::kFailed));
+    failed_.publish(1);
+  }
+  ring_peers();
+  ring_own();
+}
+
+std::optional<std::string> Member::failure() const {
+  if (!failed()) return std::nullopt;
+  std::scoped_lock lock(mutex_);
+  return reason_;
+}
+
+void Member::check_usable(const char* operation) const {
+  if (!failed()) [[likely]] return;
+  throw Error(ErrorKind::kAborted,
+              concat(operation, " on ", who(), ": the group is unusable since: ", *failure(),
+                     ". Destroy the group and create a new one"));
+}
+
+void Member::leave() {
+  {
+    std::scoped_lock lock(mutex_);
+    if (failed()) return;
+    reason_ = "this rank has left it (shutdown)";
+    header().status.publish(static_cast<std::uint32_t>(Status::kLeft));
+    failed_.publish(1);
+  }
+  ring_peers();
+  ring_own();
+}
+
+void Member::ring_peers() const {
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer != rank()) fabric_.header(peer).doorbell.ring();
+  }
+}
+
+void Member::ring_own() {
+  bell_.ring();
+  header().doorbell.ring();
+}
+
+std::string Member::last_act(int peer) const {
+  const Progress& progress = fabric_.header(peer).progress;
+  const std::int64_t sequence = progress.sequence.read();
+  if (sequence == 0) return "has called no collective of this group yet";
+  const auto kind = static_cast<Kind>(std::clamp<std::int64_t>(progress.kind.read(), 0,
+                                                               kKinds - 1));
+  const double ago = static_cast<double>(now_ns() - progress.entered_ns.read()) * 1e-9;
+  std::ostringstream text;
+  text << (progress.inside.read() != 0 ? "is in " : "last called ") << name(kind) << " as call "
+       << sequence << ", entered " << std::fixed << std::setprecision(1) << ago << " s ago";
+  return text.str();
+}
+
+}  // namespace dreamcomm

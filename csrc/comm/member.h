@@ -1,0 +1,58 @@
+// This rank as part of its group: its name in messages, and whether it is well.
+#pragma once
+
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "core/error.h"
+#include "transport/fabric.h"
+
+namespace dreamcomm {
+
+class Member {
+ public:
+  Member(Fabric& fabric, std::string group);
+
+  int rank() const { return fabric_.rank(); }
+  int size() const { return fabric_.size(); }
+  Fabric& fabric() const { return fabric_; }
+  Header& header() const { return fabric_.header(rank()); }
+
+  /// "rank 1 of 4 in group 'default'".
+  std::string who() const;
+
+  /// Marks the group unusable for this rank and tells the peers. The first
+  /// reason stays. Any thread.
+  void fail(const std::string& reason);
+  bool failed() const { return failed_.has(1); }
+  std::optional<std::string> failure() const;
+  /// Throws Error(kAborted) if the group is unusable.
+  void check_usable(const char* operation) const;
+
+  /// Tells the peers that this rank has left in good order.
+  void leave();
+
+  /// Wakes everyone who may wait for something this rank published.
+  void ring_peers() const;
+  /// Wakes the threads of this rank: `bell` is where those sleep that wait for
+  /// other threads of the rank only, so that peers need not ring them.
+  void ring_own();
+  Doorbell& bell() { return bell_; }
+
+  /// What a peer last did, in words: "last entered broadcast as call 3, 2.1 s ago".
+  std::string last_act(int peer) const;
+
+ private:
+  Fabric& fabric_;
+  std::string group_;
+  Flag failed_;
+  Doorbell bell_;
+  mutable std::mutex mutex_;
+  std::string reason_;
+};
+
+/// Nanoseconds of the clock that all processes of a host share.
+std::int64_t now_ns();
+
+}  // namespace dreamcomm

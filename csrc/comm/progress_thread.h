@@ -1,0 +1,53 @@
+// The jobs of a group that run behind the callers' backs, and their thread.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "comm/mailbox.h"
+#include "comm/member.h"
+#include "comm/turnstile.h"
+
+namespace dreamcomm {
+
+/// Runs submitted jobs, each when its turn is up, and moves messages that
+/// nobody is waiting for. The thread starts with the first need of it.
+class ProgressThread {
+ public:
+  using Job = std::function<void()>;
+
+  ProgressThread(Member& member, Turnstile& turnstile, Mailbox& mailbox,
+                 const std::function<void()>& tend);
+
+  /// `owner` keeps everything named in the constructor alive for the thread.
+  void submit(Job job, const std::shared_ptr<void>& owner);
+  /// Takes over a turn whose caller has given up waiting for it.
+  void skip(Turnstile::Turn turn, const std::shared_ptr<void>& owner);
+  void start(const std::shared_ptr<void>& owner);
+  /// Returns when all jobs have run and the thread has ended.
+  void stop();
+
+ private:
+  void start_locked(const std::shared_ptr<void>& owner);
+  void work();
+  bool run_next();
+  bool has_turn();
+  bool is_finished();
+
+  Member& member_;
+  Turnstile& turnstile_;
+  Mailbox& mailbox_;
+  const std::function<void()>& tend_;
+  std::mutex mutex_;
+  std::deque<std::pair<Turnstile::Turn, Job>> jobs_;  // turns ascend, but for skipped ones
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+}  // namespace dreamcomm

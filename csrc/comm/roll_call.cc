@@ -1,0 +1,113 @@
+#include "comm/roll_call.h"
+
+#include <algorithm>
+
+#include "comm/guard.h"
+
+namespace dreamcomm {
+namespace {
+
+constexpr std::uint32_t kMissing = 1;  // the lowest bit of a verdict
+
+Flag& present(const Member& member, int rank) { return member.fabric().header(rank).present; }
+
+/// Holds the rank's presence odd while it lives.
+class Presence {
+ public:
+  explicit Presence(Flag& flag) : flag_(flag) { flag_.take(); }
+  ~Presence() { flag_.take(); }
+  Presence(const Presence&) = delete;
+  Presence& operator=(const Presence&) = delete;
+
+ private:
+  Flag& flag_;
+};
+
+}  // namespace
+
+RollCall::RollCall(Member& member)
+    : member_(member), counted_(static_cast<std::size_t>(member.size()), 0) {}
+
+void RollCall::hold(std::chrono::milliseconds timeout, bool all,
+                    const std::function<void()>& idle, const std::function<void()>& interrupt) {
+  member_.check_usable("monitored_barrier");
+  if (member_.rank() == 0) {
+    call(timeout, all, idle, interrupt);
+  } else {
+    answer(timeout, idle, interrupt);
+  }
+}
+
+bool RollCall::is_present(int rank) const {
+  const std::uint32_t value = present(member_, rank).read();
+  return rank == 0 || (value % 2 == 1 && value != counted_[static_cast<std::size_t>(rank)]);
+}
+
+void RollCall::call(std::chrono::milliseconds timeout, bool all, const std::function<void()>& idle,
+                    const std::function<void()>& interrupt) {
+  const std::function<std::string()> what = [] { return std::string("monitored_barrier"); };
+  Guard guard(member_, what, Clock::now() + timeout, idle, interrupt);
+  std::string problem;
+  try {
+    // The absence of a rank that has ended is for the deadline to tell: it is
+    // one of the missing, and there may be more.
+    wait_until(
+        member_.header().doorbell, Patience::of(member_.size()), guard,
+        [&] {
+          for (int rank = 1; rank < member_.size(); ++rank) {
+            if (!is_present(rank)) return false;
+          }
+          return true;
+        },
+        [] { return -1; });
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kTimeout) throw;
+    problem = missing(timeout, all);
+  }
+  for (int rank = 1; rank < member_.size(); ++rank) {
+    if (is_present(rank)) counted_[static_cast<std::size_t>(rank)] = present(member_, rank).read();
+  }
+  give_verdict(problem);
+  check(problem.empty(), ErrorKind::kTimeout, problem);
+}
+
+std::string RollCall::missing(std::chrono::milliseconds timeout, bool all) const {
+  std::string ranks;
+  int count = 0;
+  for (int rank = 1; rank < member_.size(); ++rank) {
+    if (is_present(rank)) continue;
+    if (count > 0 && !all) break;
+    ranks += concat(count > 0 ? ", " : "", rank);
+    ++count;
+  }
+  return concat(count == 1 ? "Rank " : "Ranks ", ranks, " failed to pass monitoredBarrier in ",
+                timeout.count(), " ms (group seen from ", member_.who(), ")");
+}
+
+void RollCall::give_verdict(const std::string& problem) {
+  Header& header = member_.header();
+  const std::size_t length = std::min(problem.size(), header.verdict_text.size() - 1);
+  std::copy_n(problem.data(), length, header.verdict_text.data());
+  header.verdict_text[length] = '\0';
+  const std::uint32_t next = (header.verdict.read() | kMissing) + 1;  // even
+  header.verdict.publish(problem.empty() ? next : next | kMissing);
+  member_.ring_peers();
+}
+
+void RollCall::answer(std::chrono::milliseconds timeout, const std::function<void()>& idle,
+                      const std::function<void()>& interrupt) {
+  const Header& caller = member_.fabric().header(0);
+  const std::uint32_t before = caller.verdict.read();
+  const Presence presence(member_.header().present);
+  member_.ring_peers();
+  const std::function<std::string()> what = [] {
+    return std::string("monitored_barrier (waiting for rank 0 to call the roll)");
+  };
+  Guard guard(member_, what, Clock::now() + timeout, idle, interrupt);
+  wait_until(
+      member_.header().doorbell, Patience::of(member_.size()), guard,
+      [&] { return caller.verdict.read() != before; }, [] { return 0; });
+  check((caller.verdict.read() & kMissing) == 0, ErrorKind::kTimeout, caller.verdict_text.data());
+}
+
+}  // namespace dreamcomm

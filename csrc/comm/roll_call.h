@@ -1,0 +1,42 @@
+// The monitored barrier: rank 0 calls the roll and says who is missing.
+//
+// It uses flags of its own, so a failed one leaves the collectives' order intact.
+//   present  of each rank: odd while it waits in a roll call
+//   verdict  of rank 0: advances with every roll call it ends; the lowest bit
+//            says that somebody was missing, the text beside it who
+// INVARIANT: rank 0 counts a presence once. It remembers the value it ended a
+// roll call with, and a rank that comes again has a higher one.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "comm/member.h"
+
+namespace dreamcomm {
+
+class RollCall {
+ public:
+  explicit RollCall(Member& member);
+
+  /// Returns when all ranks are in it. Throws Error(kTimeout) on every rank that
+  /// is, naming the missing: the first, or `all` of them.
+  void hold(std::chrono::milliseconds timeout, bool all, const std::function<void()>& idle,
+            const std::function<void()>& interrupt);
+
+ private:
+  void call(std::chrono::milliseconds timeout, bool all, const std::function<void()>& idle,
+            const std::function<void()>& interrupt);
+  void answer(std::chrono::milliseconds timeout, const std::function<void()>& idle,
+              const std::function<void()>& interrupt);
+  bool is_present(int rank) const;
+  std::string missing(std::chrono::milliseconds timeout, bool all) const;
+  void give_verdict(const std::string& problem);
+
+  Member& member_;
+  std::vector<std::uint32_t> counted_;  // rank 0: presences of earlier roll calls
+};
+
+}  // namespace dreamcomm

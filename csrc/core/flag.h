@@ -1,0 +1,82 @@
+// The only atomics of the library: counters that one rank advances and others
+// wait for, and the doorbell a sleeping rank is woken by.
+//
+// Each lives alone on its cache line, in memory that several processes map, so
+// each must be lock-free and address-free; the asserts below check that.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+
+namespace dreamcomm {
+
+inline constexpr std::size_t kLine = 128;  // two 64-byte lines: prefetchers fetch pairs
+
+/// Whether a counter that reads `seen` has come to `target`. Counters only grow
+/// and wrap around; the two are never 2^31 apart.
+constexpr bool reached(std::uint32_t seen, std::uint32_t target) {
+  return static_cast<std::int32_t>(seen - target) >= 0;
+}
+
+/// A number that one writer advances. What the writer did before `publish` is
+/// visible to whoever reads the published value (release / acquire).
+///
+/// Both operations are sequentially consistent, as the doorbell needs: of a
+/// writer that publishes and then looks for sleepers, and a sleeper that
+/// announces itself and then looks at the number, at least one sees the other.
+class alignas(kLine) Flag {
+ public:
+  explicit Flag(std::uint32_t start = 0) : value_(start) {}
+  std::uint32_t read() const { return value_.load(std::memory_order_seq_cst); }
+  void publish(std::uint32_t value) { value_.store(value, std::memory_order_seq_cst); }
+  /// Takes the next number; for counters with several writers in one process.
+  std::uint32_t take() { return value_.fetch_add(1, std::memory_order_seq_cst); }
+  bool has(std::uint32_t target) const { return reached(read(), target); }
+
+ private:
+  std::atomic<std::uint32_t> value_;
+};
+
+/// Where the threads of one rank sleep, and what their peers ring.
+class alignas(kLine) Doorbell {
+ public:
+  /// Announces a sleeper; look at the awaited flags after this, then sleep.
+  std::uint32_t approach() {
+    sleepers_.fetch_add(1, std::memory_order_seq_cst);
+    return rings_.load(std::memory_order_seq_cst);
+  }
+  void leave() { sleepers_.fetch_sub(1, std::memory_order_seq_cst); }
+  /// Sleeps until rung after `approach` returned `seen`, or for `longest`.
+  void sleep(std::uint32_t seen, std::chrono::nanoseconds longest);
+  /// Wakes all sleepers, if any. Call it after publishing what they wait for.
+  void ring() {
+    if (sleepers_.load(std::memory_order_seq_cst) != 0) [[unlikely]] {
+      wake();
+    }
+  }
+
+ private:
+  void wake();
+  std::atomic<std::uint32_t> rings_{0};
+  std::atomic<std::uint32_t> sleepers_{0};
+};
+
+/// A number for people and tools to look at: no order with other memory.
+class Gauge {
+ public:
+  void set(std::int64_t value) { value_.store(value, std::memory_order_relaxed); }
+  void add(std::int64_t value) { value_.fetch_add(value, std::memory_order_relaxed); }
+  std::int64_t read() const { return value_.load(std::memory_order_relaxed); }
+
+ private:
+  std::atomic<std::int64_t> value_{0};
+};
+
+static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
+static_assert(std::atomic<std::int64_t>::is_always_lock_free);
+static_assert(sizeof(std::atomic<std::uint32_t>) == 4);  // what a futex waits on
+static_assert(sizeof(Flag) == kLine && sizeof(Doorbell) == kLine);
+
+}  // namespace dreamcomm

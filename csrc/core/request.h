@@ -1,0 +1,51 @@
+// A collective call as it travels from the backend to the kernels.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <span>
+#include <string>
+
+#include "core/types.h"
+
+namespace dreamcomm {
+
+using Clock = std::chrono::steady_clock;
+
+/// A contiguous run of bytes that the caller owns.
+struct Block {
+  std::byte* data = nullptr;
+  std::size_t bytes = 0;
+};
+
+/// One collective, the same on every rank but for the addresses.
+///
+///   kind            in                     out
+///   barrier         -                      -
+///   broadcast       root: 1 block          1 block (root: may equal in)
+///   all_reduce      1 block                1 block (may equal in)
+///   reduce          1 block                root: 1 block (may equal in)
+///   all_gather      1 block                N blocks, each as large as in
+///   gather          1 block                root: N blocks, each as large as in
+///   scatter         root: N blocks         1 block
+///   reduce_scatter  N equal blocks         1 block, as large as each of in
+///   all_to_all      N blocks, any sizes    N blocks, any sizes
+///
+/// The spans must outlive the call. Blocks of in and out must not overlap
+/// except where noted. A block of all_gather's out (or of gather's) may be in.
+struct Request {
+  Kind kind = Kind::kBarrier;
+  Reduction reduction;  // dtype is set for every kind; op only where one is used
+  std::span<const Block> in;
+  std::span<const Block> out;
+  int root = 0;
+  Clock::time_point deadline = Clock::time_point::max();
+};
+
+/// "all_reduce(SUM, 1024 x float32)": the call in words, for error messages.
+std::string describe(const Request& request);
+
+/// Bytes that decide the cost: those of one block times the blocks it is one of.
+std::size_t payload_bytes(const Request& request);
+
+}  // namespace dreamcomm

@@ -1,0 +1,66 @@
+// How elements are read, computed with and written.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#include "core/half.h"
+
+namespace dreamcomm {
+
+/// Integers wrap: sums and products are those of unsigned numbers.
+template <typename T>
+struct Integer {
+  using Element = T;
+  using Accumulator = T;
+  // At least as wide as unsigned, or small types would be promoted to int.
+  using Modular = std::common_type_t<std::make_unsigned_t<T>, unsigned>;
+
+  static T read(T element) { return element; }
+  static T write(T value) { return value; }
+  static T add(T a, T b) {
+    return static_cast<T>(static_cast<Modular>(a) + static_cast<Modular>(b));
+  }
+  static T multiply(T a, T b) {
+    return static_cast<T>(static_cast<Modular>(a) * static_cast<Modular>(b));
+  }
+  static T divide(T a, int divisor) {
+    using Wide = std::common_type_t<T, int>;  // a divisor > 0 fits, so nothing overflows
+    return static_cast<T>(static_cast<Wide>(a) / static_cast<Wide>(divisor));
+  }
+};
+
+/// Arithmetic in the floating-point type T.
+template <typename T>
+struct Arithmetic {
+  static T add(T a, T b) { return a + b; }
+  static T multiply(T a, T b) { return a * b; }
+  static T divide(T a, int divisor) { return a / static_cast<T>(divisor); }
+};
+
+/// float32 and float64. Which NaN a sum of two NaNs gives depends on the order
+/// of the machine's operands, so every NaN is written as the same one.
+template <typename T>
+struct Real : Arithmetic<T> {
+  using Element = T;
+  using Accumulator = T;
+  static T read(T element) { return element; }
+  static T write(T value) { return value != value ? std::numeric_limits<T>::quiet_NaN() : value; }
+};
+
+struct Float16 : Arithmetic<float> {
+  using Element = std::uint16_t;
+  using Accumulator = float;
+  static float read(Element element) { return float16_to_float(element); }
+  static Element write(float value) { return float_to_float16(value); }
+};
+
+struct BFloat16 : Arithmetic<float> {
+  using Element = std::uint16_t;
+  using Accumulator = float;
+  static float read(Element element) { return bfloat16_to_float(element); }
+  static Element write(float value) { return float_to_bfloat16(value); }
+};
+
+}  // namespace dreamcomm

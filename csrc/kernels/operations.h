@@ -1,0 +1,106 @@
+// The kernels that fold() takes, over the formats of formats.h.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/formats.h"
+
+namespace dreamcomm {
+
+template <typename F>
+struct Sum {
+  using Element = typename F::Element;
+  using Accumulator = typename F::Accumulator;
+  Accumulator first(Element x) const { return F::read(x); }
+  Accumulator next(Accumulator left, Element x) const { return F::add(left, F::read(x)); }
+  Element last(Accumulator sum) const { return F::write(sum); }
+};
+
+template <typename F>
+struct Average : Sum<F> {
+  using typename Sum<F>::Element;
+  using typename Sum<F>::Accumulator;
+  explicit Average(int by) : divisor(by) {}
+  Element last(Accumulator sum) const { return F::write(F::divide(sum, divisor)); }
+  int divisor;
+};
+
+template <typename F>
+struct PremulSum : Sum<F> {
+  using typename Sum<F>::Element;
+  using typename Sum<F>::Accumulator;
+  explicit PremulSum(double by) : factor(static_cast<Accumulator>(by)) {}
+  Accumulator first(Element x) const { return F::multiply(F::read(x), factor); }
+  Accumulator next(Accumulator left, Element x) const { return F::add(left, first(x)); }
+  Accumulator factor;
+};
+
+template <typename F>
+struct Product : Sum<F> {
+  using typename Sum<F>::Element;
+  using typename Sum<F>::Accumulator;
+  Accumulator next(Accumulator left, Element x) const { return F::multiply(left, F::read(x)); }
+};
+
+/// MIN, or MAX. A NaN on either side wins; of equal ones the left stays.
+template <typename F, bool kLess>
+struct Extreme : Sum<F> {
+  using typename Sum<F>::Element;
+  using typename Sum<F>::Accumulator;
+  Accumulator next(Accumulator left, Element x) const {
+    const Accumulator right = F::read(x);
+    // One choice after the other: of nested ones the compiler makes branches.
+    Accumulator result = (kLess ? right < left : right > left) ? right : left;
+    result = right != right ? right : result;
+    return left != left ? left : result;
+  }
+};
+template <typename F>
+using Min = Extreme<F, true>;
+template <typename F>
+using Max = Extreme<F, false>;
+
+/// Bytes, as they are or (of booleans, kTruth) as 0 and 1.
+template <bool kTruth>
+struct Bytes {
+  using Element = std::uint8_t;
+  using Accumulator = std::uint8_t;
+  Accumulator first(Element x) const { return kTruth ? std::uint8_t{x != 0} : x; }
+  Element last(Accumulator value) const { return value; }
+};
+
+template <bool kTruth>
+struct And : Bytes<kTruth> {
+  std::uint8_t next(std::uint8_t left, std::uint8_t x) const { return left & this->first(x); }
+};
+
+template <bool kTruth>
+struct Or : Bytes<kTruth> {
+  std::uint8_t next(std::uint8_t left, std::uint8_t x) const { return left | this->first(x); }
+};
+
+template <bool kTruth>
+struct Xor : Bytes<kTruth> {
+  std::uint8_t next(std::uint8_t left, std::uint8_t x) const { return left ^ this->first(x); }
+};
+
+/// (a + bi)(c + di) = (ac - bd) + (ad + bc)i, each operation rounded.
+template <typename T>
+struct ComplexProduct {
+  struct Number {
+    T real;
+    T imaginary;
+  };
+  using Element = Number;
+  using Accumulator = Number;
+  Number first(Number x) const { return x; }
+  Number next(Number left, Number x) const {
+    return {left.real * x.real - left.imaginary * x.imaginary,
+            left.real * x.imaginary + left.imaginary * x.real};
+  }
+  Number last(Number value) const {
+    return {Real<T>::write(value.real), Real<T>::write(value.imaginary)};
+  }
+};
+
+}  // namespace dreamcomm

@@ -1,0 +1,50 @@
+#include "kernels/reduce.h"
+
+#include <cmath>
+
+#include "core/error.h"
+#include "kernels/families.h"
+
+namespace dreamcomm {
+namespace {
+
+bool is_signed(DType t) {
+  return t == DType::kInt8 || t == DType::kInt16 || t == DType::kInt32 || t == DType::kInt64;
+}
+
+/// Whether the whole part of `factor` is a value of the integer type `t`.
+bool fits(double factor, DType t) {
+  const int bits = static_cast<int>(8 * item_size(t)) - (is_signed(t) ? 1 : 0);
+  const double whole = std::trunc(factor);  // a NaN fails both comparisons
+  return whole < std::ldexp(1.0, bits) && whole >= (is_signed(t) ? -std::ldexp(1.0, bits) : 0.0);
+}
+
+void check_defined(const Reduction& how) {
+  check(is_defined(how.op, how.dtype), ErrorKind::kInvalid, "cannot reduce ", name(how.dtype),
+        " with ", name(how.op), ": it is not defined on that type");
+  check(how.op != ReduceOp::kAvg || how.divisor >= 1, ErrorKind::kInvalid,
+        "AVG divides by the number of ranks, at least 1; got ", how.divisor);
+  if (how.op == ReduceOp::kPremulSum && !is_floating(how.dtype) && !is_complex(how.dtype)) {
+    check(fits(how.factor, how.dtype), ErrorKind::kInvalid, "PREMUL_SUM's factor ", how.factor,
+          " is out of range for ", name(how.dtype));
+  }
+}
+
+}  // namespace
+
+void reduce(const Reduction& how, std::span<const std::byte* const> in, std::byte* out,
+            std::size_t count) {
+  check_defined(how);
+  if (count == 0) return;
+  check(!in.empty(), ErrorKind::kInvalid, "cannot reduce no inputs at all to ", count,
+        " elements of ", name(how.dtype));
+  if (how.dtype == DType::kBool) return reduce_bool(how, in, out, count);
+  if (is_complex(how.dtype)) return reduce_complex(how, in, out, count);
+  if (how.dtype == DType::kFloat16 || how.dtype == DType::kBFloat16) {
+    return reduce_half(how, in, out, count);
+  }
+  if (is_floating(how.dtype)) return reduce_floating(how, in, out, count);
+  reduce_integer(how, in, out, count);
+}
+
+}  // namespace dreamcomm

@@ -1,0 +1,65 @@
+#include "transport/card.h"
+
+#include <sys/random.h>
+
+#include <iomanip>
+#include <sstream>
+
+#include "core/error.h"
+#include "transport/window.h"
+
+namespace dreamcomm {
+namespace {
+
+std::string hex(const Nonce& nonce) {
+  std::ostringstream text;
+  text << std::hex << std::setfill('0');
+  for (const unsigned byte : nonce) text << std::setw(2) << byte;
+  return text.str();
+}
+
+bool from_hex(const std::string& text, Nonce& nonce) {
+  if (text.size() != 2 * nonce.size()) return false;
+  for (std::size_t i = 0; i < nonce.size(); ++i) {
+    std::istringstream pair(text.substr(2 * i, 2));
+    unsigned value = 0;
+    if (!(pair >> std::hex >> value)) return false;
+    nonce[i] = static_cast<std::uint8_t>(value);
+  }
+  return true;
+}
+
+}  // namespace
+
+Nonce make_nonce() {
+  Nonce nonce{};
+  const auto got = getrandom(nonce.data(), nonce.size(), 0);
+  check(got == static_cast<ssize_t>(nonce.size()), ErrorKind::kSystem, "getrandom failed");
+  return nonce;
+}
+
+std::string to_text(const Card& card) {
+  return concat("dreamcomm ", card.version, ' ', card.rank, ' ', card.size, ' ', card.page_bytes,
+                ' ', card.message_bytes, ' ', card.refuses, ' ', hex(card.nonce), ' ', card.socket,
+                ' ', card.host);
+}
+
+Card card_from(const std::string& text, int rank) {
+  Card card;
+  std::string magic;
+  std::string nonce;
+  std::istringstream in(text);
+  in >> magic >> card.version;
+  check(in && magic == "dreamcomm", ErrorKind::kMismatch, "rank ", rank,
+        " published no dreamcomm address; do all ranks use the same backend?");
+  check(card.version == kProtocolVersion, ErrorKind::kMismatch, "rank ", rank,
+        " runs a dreamcomm with protocol ", card.version, ", this rank one with protocol ",
+        kProtocolVersion, "; install the same version everywhere");
+  in >> card.rank >> card.size >> card.page_bytes >> card.message_bytes >> card.refuses >> nonce >>
+      card.socket >> card.host;
+  check(in && card.rank == rank && from_hex(nonce, card.nonce), ErrorKind::kMismatch,
+        "the address published by rank ", rank, " cannot be read: ", text);
+  return card;
+}
+
+}  // namespace dreamcomm

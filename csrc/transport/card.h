@@ -1,0 +1,32 @@
+// What a rank tells the others about itself through the store.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace dreamcomm {
+
+using Nonce = std::array<std::uint8_t, 16>;
+
+/// Sixteen bytes nobody can guess: shows that a mapping is the rank's own.
+Nonce make_nonce();
+
+struct Card {
+  std::uint32_t version = 0;
+  int rank = 0;
+  int size = 0;
+  std::size_t page_bytes = 0;
+  std::size_t message_bytes = 0;
+  bool refuses = false;  // takes part in no shared memory
+  Nonce nonce{};
+  std::string socket;  // abstract address it listens at
+  std::string host;    // for messages only
+};
+
+std::string to_text(const Card& card);
+/// Throws Error(kMismatch) if the text is not a card of this version.
+Card card_from(const std::string& text, int rank);
+
+}  // namespace dreamcomm

@@ -1,0 +1,42 @@
+// How the ranks of a group see each other's windows. One subclass per transport.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "transport/window.h"
+
+namespace dreamcomm {
+
+enum class PeerState { kAlive, kGone };
+
+class Fabric {
+ public:
+  virtual ~Fabric() = default;
+  Fabric(const Fabric&) = delete;
+  Fabric& operator=(const Fabric&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return layout_.size(); }
+  const WindowLayout& layout() const { return layout_; }
+
+  /// The window of a rank as this rank maps it; valid as long as the fabric,
+  /// also after its owner has gone.
+  virtual std::byte* window(int rank) const = 0;
+  /// Whether the rank's process (or thread) is still there. A system call:
+  /// for waits that have lasted a while. Any thread.
+  virtual PeerState peer(int rank) const = 0;
+  /// "shm (memfd), 4 ranks in one host" and the like.
+  virtual std::string describe() const = 0;
+
+  Header& header(int rank) const { return layout_.header(window(rank)); }
+
+ protected:
+  Fabric(int rank, const WindowLayout& layout) : rank_(rank), layout_(layout) {}
+
+ private:
+  int rank_;
+  WindowLayout layout_;
+};
+
+}  // namespace dreamcomm

@@ -1,0 +1,53 @@
+#include "transport/memfd.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <system_error>
+
+#include "core/error.h"
+
+namespace dreamcomm {
+namespace {
+
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+
+[[noreturn]] void fail(const char* what, std::size_t bytes) {
+  throw Error(ErrorKind::kSystem, concat(what, " of ", bytes, " bytes of shared memory failed: ",
+                                         std::generic_category().message(errno)));
+}
+
+}  // namespace
+
+Mapping::Mapping(const Fd& fd, std::size_t bytes) : bytes_(bytes) {
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+  if (memory == MAP_FAILED) fail("mapping", bytes);
+  data_ = static_cast<std::byte*>(memory);
+  // A data loader's worker must not keep the group's memory alive. Best effort:
+  // without it only the memory's release is late.
+  madvise(memory, bytes, MADV_DONTFORK);
+}
+
+Mapping::~Mapping() {
+  if (data_ != nullptr) munmap(data_, bytes_);
+}
+
+Fd create_memfd(const char* label, std::size_t bytes) {
+  Fd fd(memfd_create(label, MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!fd) fail("creation", bytes);
+  if (ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) fail("sizing", bytes);
+  if (fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) fail("sealing", bytes);
+  return fd;
+}
+
+bool is_sealed_memfd(const Fd& fd, std::size_t bytes) {
+  struct stat status {};
+  if (fstat(fd.get(), &status) != 0 || status.st_size != static_cast<off_t>(bytes)) return false;
+  const int seals = fcntl(fd.get(), F_GET_SEALS);
+  return seals >= 0 && (seals & F_SEAL_SHRINK) != 0;
+}
+
+}  // namespace dreamcomm

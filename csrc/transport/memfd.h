@@ -1,0 +1,41 @@
+// Anonymous shared memory: a memfd and its mapping.
+#pragma once
+
+#include <cstddef>
+#include <utility>
+
+#include "transport/socket.h"
+
+namespace dreamcomm {
+
+/// A shared mapping, unmapped with the object. A forked child does not see it.
+class Mapping {
+ public:
+  Mapping() = default;
+  /// Maps all `bytes` of the descriptor. Throws Error(kSystem).
+  Mapping(const Fd& fd, std::size_t bytes);
+  Mapping(Mapping&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+  Mapping& operator=(Mapping&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~Mapping();
+
+  std::byte* data() const { return data_; }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+/// New zeroed memory of fixed size: sealed, so that no holder of the descriptor
+/// can shrink it under the others. `label` shows in /proc/PID/maps.
+Fd create_memfd(const char* label, std::size_t bytes);
+
+/// Whether the descriptor is a sealed memfd of exactly `bytes`.
+bool is_sealed_memfd(const Fd& fd, std::size_t bytes);
+
+}  // namespace dreamcomm

@@ -1,0 +1,82 @@
+// Rounds: the one protocol by which collectives exchange bytes.
+//
+// Each rank owns two pages, used in turn. In every round a rank
+//
+//     1. writes its own page of the round              page()
+//     2. publishes the round and waits for its peers   turn()
+//     3. reads its peers' pages of the round           from()
+//
+// and goes on to the next round, which uses the other page. turn() is told whose
+// pages this rank reads in the round and which ranks read its own; it waits for
+// the former, and for those that read its page in the round before.
+//
+// INVARIANT: no page is written while a peer reads it, nor read before it is
+// written. Proof. Let rank a write its page in round r (step 1), and let b be a
+// rank that reads that page of a.
+//   Read after write: b reads it in step 3 of round r, after b's turn(r) saw a's
+//   publication of r, which follows a's writes (release/acquire).
+//   Write after read: the page was last used in round r-2, whose step 3 at b
+//   ends before b publishes r-1. a writes it in round r, that is after a's
+//   turn(r-1), which waited for r-1 of b, a reader of the round before.
+//
+// Between turn(r-1) and turn(r) a rank may therefore read the peers' pages of
+// r-1 and write its own page of r at the same time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "transport/fabric.h"
+#include "transport/wait.h"
+
+namespace dreamcomm {
+
+/// Some ranks of the group: all, one, or none.
+class Peers {
+ public:
+  static constexpr Peers all() { return Peers(kAll); }
+  static constexpr Peers none() { return Peers(kNone); }
+  static constexpr Peers only(int rank) { return Peers(rank); }
+  constexpr bool has(int rank) const { return which_ == rank || which_ == kAll; }
+  constexpr bool empty() const { return which_ == kNone; }
+
+ private:
+  static constexpr int kAll = -1;
+  static constexpr int kNone = -2;
+  explicit constexpr Peers(int which) : which_(which) {}
+  int which_;
+};
+
+class Rounds {
+ public:
+  explicit Rounds(Fabric& fabric);
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  std::size_t page_bytes() const { return page_bytes_; }
+
+  /// This rank's page of the coming round.
+  std::byte* page() const { return layout_.page(fabric_.window(rank_), next_); }
+  /// Ends the writing of this rank's page and begins the reading of others':
+  /// of those in `reads`; the ranks in `readers` are going to read this one.
+  /// Every rank of the group turns the same rounds, with sets that agree.
+  void turn(Peers reads, Peers readers, Watch& watch);
+  /// A rank's page of the last turn, until the next one.
+  const std::byte* from(int rank) const {
+    return layout_.page(fabric_.window(rank), next_ - 1);
+  }
+
+ private:
+  int behind(Peers reads) const;
+
+  Fabric& fabric_;
+  const WindowLayout& layout_;
+  int rank_;
+  int size_;
+  std::size_t page_bytes_;
+  Patience patience_;
+  std::uint32_t next_;                // the coming round
+  Peers readers_ = Peers::none();  // who read this rank's page of the last round
+};
+
+}  // namespace dreamcomm

@@ -1,0 +1,294 @@
+// How ranks find out that they share memory: they try.
+//
+//   1. Every rank creates its window, listens at an abstract Unix address and
+//      publishes both in its card.
+//   2. Each pair connects once, the higher rank to the lower. A connection that
+//      fails means another host (or network namespace). The higher rank sends a
+//      greeting and its window's descriptor without waiting for an answer.
+//   3. Every rank publishes whom it reached, so that all know whom to accept.
+//   4. The lower rank checks the greeting and the user and answers with its own
+//      window. Nobody waits for an answer before it has accepted, so no cycle.
+//   5. Both map the other's window and compare the nonce in it with the card's.
+//   6. Every rank publishes the outcome; memory is shared only if all succeeded.
+//
+// The connections stay open: the kernel closes them when a process ends.
+#include "transport/shm.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "core/error.h"
+#include "transport/card.h"
+#include "transport/memfd.h"
+#include "transport/socket.h"
+
+namespace dreamcomm {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+struct Greeting {
+  std::array<char, 12> magic{'d', 'r', 'e', 'a', 'm', 'c', 'o', 'm', 'm', 0, 0, 0};
+  std::uint32_t version = kProtocolVersion;
+  std::uint32_t from = 0;
+  Nonce sender{};
+  Nonce receiver{};  // whom it is meant for: a stray connection cannot know
+};
+
+struct Peer {
+  Fd socket;
+  Fd process;
+  Mapping window;
+};
+
+class ShmFabric final : public Fabric {
+ public:
+  ShmFabric(int rank, const WindowLayout& layout, Mapping own, std::vector<Peer> peers,
+            std::string words)
+      : Fabric(rank, layout), own_(std::move(own)), peers_(std::move(peers)),
+        words_(std::move(words)) {}
+
+  std::byte* window(int r) const override {
+    return r == rank() ? own_.data() : peers_[static_cast<std::size_t>(r)].window.data();
+  }
+  PeerState peer(int r) const override {
+    if (r == rank()) return PeerState::kAlive;
+    const Peer& other = peers_[static_cast<std::size_t>(r)];
+    const bool gone = hung_up(other.socket) || has_ended(other.process);
+    return gone ? PeerState::kGone : PeerState::kAlive;
+  }
+  std::string describe() const override { return words_; }
+
+ private:
+  Mapping own_;
+  std::vector<Peer> peers_;
+  std::string words_;
+};
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  if (gethostname(name.data(), name.size() - 1) != 0 || name[0] == '\0') return "unknown";
+  return name.data();
+}
+
+class Meeting {
+ public:
+  Meeting(Store& store, int rank, int size, const ShmOptions& options)
+      : store_(store), rank_(rank), size_(size), options_(options),
+        deadline_(steady_clock::now() + options.timeout),
+        layout_(size, options.page_bytes, options.message_bytes) {}
+
+  ShmResult hold() {
+    create_window();
+    read_cards();
+    std::string problem = refusal();
+    if (problem.empty()) problem = meet_peers();
+    return conclude(problem);
+  }
+
+ private:
+  Card& card(int r) { return cards_[static_cast<std::size_t>(r)]; }
+  Peer& peer(int r) { return peers_[static_cast<std::size_t>(r)]; }
+
+  milliseconds left() const {
+    const auto rest = std::chrono::duration_cast<milliseconds>(deadline_ - steady_clock::now());
+    return std::max(rest, milliseconds(1));
+  }
+  std::string get(const char* what, int r) {
+    return store_.get(concat(what, '/', r), left());
+  }
+  void publish(const char* what, const std::string& value) {
+    store_.set(concat(what, '/', rank_), value);
+  }
+
+  void create_window() {
+    own_fd_ = create_memfd("dreamcomm", layout_.bytes());
+    own_ = Mapping(own_fd_, layout_.bytes());
+    layout_.construct(own_.data(), rank_, 0);
+    Card mine{kProtocolVersion,       rank_,
+              size_,                  layout_.page_bytes(),
+              layout_.message_bytes(), options_.refuse,
+              make_nonce(),           "",
+              host_name()};
+    layout_.header(own_.data()).nonce = mine.nonce;
+    std::ostringstream address;
+    address << "dreamcomm-" << getpid() << '-' << std::hex;
+    for (const unsigned byte : mine.nonce) address << byte;
+    mine.socket = address.str();
+    listener_ = listen_at(mine.socket, size_ + 16);
+    publish("card", to_text(mine));
+  }
+
+  void read_cards() {
+    for (int r = 0; r < size_; ++r) {
+      cards_.push_back(card_from(get("card", r), r));
+      const Card& theirs = cards_.back();
+      check(theirs.size == size_ && theirs.page_bytes == layout_.page_bytes() &&
+                theirs.message_bytes == layout_.message_bytes(),
+            ErrorKind::kMismatch, "rank ", rank_, " and rank ", r,
+            " set up the same group differently: world size ", size_, " and ", theirs.size,
+            ", page_bytes ", layout_.page_bytes(), " and ", theirs.page_bytes, ", message_bytes ",
+            layout_.message_bytes(), " and ", theirs.message_bytes,
+            "; give every rank the same options");
+    }
+    peers_.resize(static_cast<std::size_t>(size_));
+  }
+
+  /// The first rank that takes part in no sharing, in words, or nothing.
+  std::string refusal() {
+    for (int r = 0; r < size_; ++r) {
+      if (card(r).refuses) return concat("rank ", r, " has shared_memory switched off");
+    }
+    return "";
+  }
+
+  /// Steps 2 to 5; what went wrong first, or nothing.
+  std::string meet_peers() {
+    std::string problem;
+    std::string reached;
+    for (int r = 0; r < rank_; ++r) {
+      const bool ok = dial(r);
+      reached += ok ? '1' : '0';
+      if (!ok && problem.empty()) problem = unreachable(rank_, r);
+    }
+    publish("dial", reached + '.');
+    int expected = 0;
+    for (int r = rank_ + 1; r < size_; ++r) {
+      if (get("dial", r)[static_cast<std::size_t>(rank_)] == '1') {
+        ++expected;
+      } else if (problem.empty()) {
+        problem = unreachable(r, rank_);
+      }
+    }
+    for (; expected > 0; --expected) {
+      const std::string refused = welcome();
+      if (problem.empty()) problem = refused;
+    }
+    for (int r = 0; r < rank_; ++r) {
+      if (!peer(r).socket) continue;
+      const std::string refused = take_answer(r);
+      if (problem.empty()) problem = refused;
+    }
+    return problem;
+  }
+
+  std::string unreachable(int from, int to) {
+    return concat("rank ", from, " (host ", card(from).host, ") and rank ", to, " (host ",
+                  card(to).host, ") are not in one host or network namespace");
+  }
+
+  Greeting greeting_to(int r) {
+    Greeting greeting;
+    greeting.from = static_cast<std::uint32_t>(rank_);
+    greeting.sender = card(rank_).nonce;
+    greeting.receiver = card(r).nonce;
+    return greeting;
+  }
+
+  bool dial(int r) {
+    std::optional<Fd> socket = connect_to(card(r).socket);
+    if (!socket) return false;
+    const Greeting greeting = greeting_to(r);
+    if (!send_with_fd(*socket, &greeting, sizeof greeting, own_fd_)) return false;
+    peer(r).socket = std::move(*socket);
+    return true;
+  }
+
+  /// Accepts one of the expected higher ranks and answers; why it cannot share.
+  std::string welcome() {
+    while (true) {
+      std::optional<Fd> socket = accept_from(listener_, deadline_);
+      check(socket.has_value(), ErrorKind::kTimeout, "rank ", rank_,
+            " waited in vain for a higher rank's connection while the group was set up");
+      Greeting greeting;
+      Fd memory;
+      // A stranger may connect and say nothing: give each a second, no more.
+      const auto soon = std::min(deadline_, steady_clock::now() + std::chrono::seconds(1));
+      if (!receive_with_fd(*socket, &greeting, sizeof greeting, memory, soon)) continue;
+      const int from = static_cast<int>(greeting.from);
+      if (!is_from_peer(greeting, from) || peer(from).socket) continue;
+      const Greeting answer = greeting_to(from);
+      if (!send_with_fd(*socket, &answer, sizeof answer, own_fd_)) {
+        return concat("rank ", from, " closed its connection");
+      }
+      return adopt(from, std::move(*socket), std::move(memory));
+    }
+  }
+
+  bool is_from_peer(const Greeting& greeting, int from) {
+    return greeting.magic == Greeting{}.magic && greeting.version == kProtocolVersion &&
+           from >= 0 && from < size_ && from != rank_ && greeting.sender == card(from).nonce &&
+           greeting.receiver == card(rank_).nonce;
+  }
+
+  std::string take_answer(int r) {
+    Greeting greeting;
+    Fd memory;
+    Fd socket = std::move(peer(r).socket);
+    const bool got = receive_with_fd(socket, &greeting, sizeof greeting, memory, deadline_);
+    if (!got || !is_from_peer(greeting, r)) {
+      return concat("rank ", r, " did not answer the connection of rank ", rank_);
+    }
+    return adopt(r, std::move(socket), std::move(memory));
+  }
+
+  /// Maps the peer's window; why that cannot be done, or nothing.
+  std::string adopt(int r, Fd socket, Fd memory) {
+    const PeerProcess process = peer_process(socket);
+    if (process.uid != geteuid()) {
+      return concat("rank ", r, " runs as user ", process.uid, " and rank ", rank_, " as user ",
+                    geteuid());
+    }
+    if (!is_sealed_memfd(memory, layout_.bytes())) {
+      return concat("rank ", r, " handed over memory of the wrong kind or size");
+    }
+    Mapping window(memory, layout_.bytes());
+    if (layout_.header(window.data()).nonce != card(r).nonce) {
+      return concat("the memory handed over as that of rank ", r, " is another one");
+    }
+    peer(r) = Peer{std::move(socket), watch_process(process.pid), std::move(window)};
+    return "";
+  }
+
+  /// Step 6.
+  ShmResult conclude(const std::string& problem) {
+    publish("outcome", problem.empty() ? "shared" : problem);
+    for (int r = 0; r < size_; ++r) {
+      const std::string outcome = get("outcome", r);
+      if (outcome != "shared") return {nullptr, outcome};
+    }
+    const std::string words =
+        concat("shm: ", size_, size_ == 1 ? " rank" : " ranks", " of host ", card(rank_).host,
+               " map each other's memory");
+    return {std::make_unique<ShmFabric>(rank_, layout_, std::move(own_), std::move(peers_), words),
+            words};
+  }
+
+  Store& store_;
+  int rank_;
+  int size_;
+  ShmOptions options_;
+  steady_clock::time_point deadline_;
+  WindowLayout layout_;
+  Fd own_fd_;
+  Mapping own_;
+  Fd listener_;
+  std::vector<Card> cards_;
+  std::vector<Peer> peers_;
+};
+
+}  // namespace
+
+ShmResult connect_shm(Store& store, int rank, int size, const ShmOptions& options) {
+  check(size > 0 && rank >= 0 && rank < size, ErrorKind::kInvalid, "rank ", rank,
+        " is not in a world of ", size);
+  return Meeting(store, rank, size, options).hold();
+}
+
+}  // namespace dreamcomm

@@ -1,0 +1,33 @@
+// Ranks as processes of one host and user: windows are memfds, handed over Unix
+// sockets that stay open so that the kernel reports a peer's death.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <memory>
+#include <string>
+
+#include "core/store.h"
+#include "transport/fabric.h"
+
+namespace dreamcomm {
+
+struct ShmOptions {
+  std::size_t page_bytes = std::size_t{512} << 10;    // of collective staging, twice per rank
+  std::size_t message_bytes = std::size_t{64} << 10;  // of one message buffer
+  std::chrono::milliseconds timeout{30 * 60 * 1000};  // for the others to appear
+  bool refuse = false;  // act as if no memory could be shared (tests, measurements)
+};
+
+/// What came of trying to map every peer's memory.
+struct ShmResult {
+  std::unique_ptr<Fabric> fabric;  // null if any pair of ranks shares no memory
+  std::string reason;              // in words, the same on every rank: why, or why not
+};
+
+/// Collective over all ranks: each tries to map every other's memory. The store
+/// must be private to this group. Throws Error when a rank does not appear in
+/// time or the ranks' options or versions differ.
+ShmResult connect_shm(Store& store, int rank, int size, const ShmOptions& options);
+
+}  // namespace dreamcomm

@@ -1,0 +1,114 @@
+// The memory of one rank that all ranks of a group map, and how it is laid out.
+//
+//   Header | page 0 | page 1 | Outbox for rank 0, 1, ... | Inbox from rank 0, 1, ...
+//
+// Every field has one writer, named beside it, but for the doorbell.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "core/flag.h"
+
+namespace dreamcomm {
+
+inline constexpr std::uint32_t kProtocolVersion = 1;
+
+/// Whether a rank is still part of the group. Values of Header::status.
+enum class Status : std::uint32_t { kActive = 0, kLeft = 1, kFailed = 2 };
+
+/// What a rank does now, for its peers' messages and for tools.
+struct alignas(kLine) Progress {
+  Gauge sequence;     // of the collective it entered last; 0: none yet
+  Gauge kind;         // Kind of that call
+  Gauge entered_ns;   // when, CLOCK_MONOTONIC
+  Gauge inside;       // 1 until the call returned
+  Gauge waiting_for;  // rank it waits for, or -1
+};
+
+struct Header {
+  std::array<std::uint8_t, 16> nonce;  // owner, before the window is handed over
+  std::uint32_t rank;                  // owner, likewise
+  Flag round;                          // owner: rounds published (transport/rounds.h)
+  Flag status;                         // owner: Status
+  std::array<char, 2 * kLine> reason;  // owner, before status says kFailed
+  Progress progress;                   // owner
+  Flag present;                        // owner: see comm/roll_call.h
+  Flag verdict;                        // owner, rank 0: likewise
+  std::array<char, 4 * kLine> verdict_text;  // owner, before verdict
+  Doorbell doorbell;                   // peers ring it, the owner sleeps at it
+};
+
+/// A message as its receiver hears of it first. Small ones travel inside.
+struct alignas(kLine) Envelope {
+  static constexpr std::size_t kInline = 1024 - 24;
+  std::uint64_t tag;
+  std::uint64_t bytes;
+  std::uint32_t number;     // counts the messages from this sender to this receiver
+  std::uint32_t is_inline;  // the bytes are in `data`; no grant follows
+  std::array<std::byte, kInline> data;
+};
+static_assert(sizeof(Envelope) == 1024);
+
+/// In the sender's window, one per receiver. Written by the sender alone.
+struct Outbox {
+  static constexpr std::uint32_t kEnvelopes = 16;
+  static constexpr std::uint32_t kBuffers = 2;
+  Flag announced;      // envelopes written
+  Flag grants_taken;   // grants read (frees their places)
+  Flag filled;         // buffers filled with message bytes
+  std::array<Envelope, kEnvelopes> envelopes;
+  // kBuffers buffers of message_bytes follow in the window.
+};
+
+/// A receiver's answer to an envelope: send that message's bytes now, or drop it.
+struct Grant {
+  std::uint32_t number;
+  std::uint32_t refused;
+};
+
+/// In the receiver's window, one per sender. Written by the receiver alone.
+struct Inbox {
+  static constexpr std::uint32_t kGrants = 16;
+  Flag envelopes_taken;  // envelopes read (frees their places)
+  Flag granted;          // grants written
+  Flag drained;          // buffers read
+  alignas(kLine) std::array<Grant, kGrants> grants;
+};
+
+/// Offsets into a window. Equal on all ranks of a group.
+class WindowLayout {
+ public:
+  WindowLayout(int size, std::size_t page_bytes, std::size_t message_bytes);
+
+  int size() const { return size_; }
+  std::size_t page_bytes() const { return page_bytes_; }
+  std::size_t message_bytes() const { return message_bytes_; }
+  std::size_t bytes() const { return inboxes_ + static_cast<std::size_t>(size_) * sizeof(Inbox); }
+
+  Header& header(std::byte* window) const;
+  std::byte* page(std::byte* window, std::uint32_t round) const {
+    return window + pages_ + (round & 1) * page_bytes_;
+  }
+  Outbox& outbox(std::byte* window, int receiver) const;
+  std::byte* buffer(std::byte* window, int receiver, std::uint32_t index) const;
+  Inbox& inbox(std::byte* window, int sender) const;
+
+  /// Constructs header and boxes in zeroed memory, with all round counters at
+  /// `start` (tests let them begin shortly before they wrap around).
+  void construct(std::byte* window, int rank, std::uint32_t start) const;
+
+ private:
+  std::size_t outbox_stride() const {
+    return sizeof(Outbox) + Outbox::kBuffers * message_bytes_;
+  }
+  int size_;
+  std::size_t page_bytes_;
+  std::size_t message_bytes_;
+  std::size_t pages_;
+  std::size_t outboxes_;
+  std::size_t inboxes_;
+};
+
+}  // namespace dreamcomm
