@@ -60,8 +60,8 @@ Range part_of(const Block& block, std::size_t piece, std::size_t c) {
 void all_to_all(Walk& walk, const Request& request) {
   const auto size = static_cast<std::size_t>(walk.size());
   const auto self = static_cast<std::size_t>(walk.rank());
-  const std::size_t table = (2 * size * sizeof(std::uint64_t) + Walk::kAlign - 1) /
-                            Walk::kAlign * Walk::kAlign;
+  const std::size_t table =
+      (2 * size * sizeof(std::uint64_t) + Walk::kAlign - 1) / Walk::kAlign * Walk::kAlign;
   const std::size_t piece = align_down((walk.room() - table) / size, Walk::kAlign);
   std::size_t rounds = 1;
   for (std::size_t c = 0; c < rounds; ++c) {

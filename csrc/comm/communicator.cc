@@ -128,10 +128,10 @@ struct Communicator::Impl {
     sequence.add(1);
     const std::int64_t number = sequence.read();
     const Entered entered(member.header().progress, request.kind, number);
-    Walk walk(rounds,
-              signature_of(request, static_cast<std::uint64_t>(number),
-                           static_cast<std::uint8_t>(row)),
-              guard, sources);
+    Walk walk(
+        rounds,
+        signature_of(request, static_cast<std::uint64_t>(number), static_cast<std::uint8_t>(row)),
+        guard, sources);
     try {
       algorithm_table()[row].run(walk, request);
     } catch (const Error& error) {
@@ -183,8 +183,8 @@ Communicator::Communicator(std::unique_ptr<Fabric> fabric, CommOptions options)
     : impl_(std::make_shared<Impl>(std::move(fabric), std::move(options))) {
   const std::string& wanted = impl_->options.algorithm;
   const auto table = algorithm_table();
-  const bool known = std::any_of(table.begin(), table.end(),
-                                 [&](const Row& row) { return row.name == wanted; });
+  const bool known =
+      std::any_of(table.begin(), table.end(), [&](const Row& row) { return row.name == wanted; });
   check(wanted == "auto" || known, ErrorKind::kInvalid, "algorithm is '", wanted,
         "', but must be auto, direct, one_shot, ring or master");
 }

@@ -13,13 +13,13 @@
 
 namespace dreamcomm {
 
-class Fabric;   // transport/fabric.h: the windows of all ranks
-class Ticket;   // comm/ticket.h: a message under way
+class Fabric;  // transport/fabric.h: the windows of all ranks
+class Ticket;  // comm/ticket.h: a message under way
 
 struct CommOptions {
-  std::string group = "default";         // its name in messages
-  std::string algorithm = "auto";        // or a row's name: direct, ring, master, ...
-  bool fixed_order = true;               // reductions in rank order only
+  std::string group = "default";   // its name in messages
+  std::string algorithm = "auto";  // or a row's name: direct, ring, master, ...
+  bool fixed_order = true;         // reductions in rank order only
   std::chrono::milliseconds timeout{30 * 60 * 1000};
 };
 
@@ -58,8 +58,7 @@ class Communicator {
   /// Messages: matched by (source, tag) in the order sent. `peer` is the other
   /// rank, or for a receive nothing, which takes from any source. The memory
   /// must stay valid until the ticket is done. Progress needs no further call.
-  std::shared_ptr<Ticket> send(Block data, int peer, std::uint64_t tag,
-                               Clock::time_point deadline);
+  std::shared_ptr<Ticket> send(Block data, int peer, std::uint64_t tag, Clock::time_point deadline);
   std::shared_ptr<Ticket> receive(Block data, std::optional<int> peer, std::uint64_t tag,
                                   Clock::time_point deadline);
   /// Waits for a ticket, helping it along; throws what it failed with.

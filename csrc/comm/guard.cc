@@ -7,7 +7,11 @@ namespace dreamcomm {
 
 Guard::Guard(Member& member, const std::function<std::string()>& what, Clock::time_point deadline,
              const std::function<void()>& idle, const std::function<void()>& interrupt)
-    : member_(member), what_(what), deadline_(deadline), begin_(Clock::now()), idle_(idle),
+    : member_(member),
+      what_(what),
+      deadline_(deadline),
+      begin_(Clock::now()),
+      idle_(idle),
       interrupt_(interrupt) {}
 
 std::string why_gone(const Fabric& fabric, int peer) {
@@ -40,8 +44,8 @@ void Guard::look(int rank) {
          << std::chrono::duration<double>(Clock::now() - begin_).count() << " s";
   std::string late;
   if (rank >= 0) late = concat(" for rank ", rank, ", which ", member_.last_act(rank));
-  throw Error(ErrorKind::kTimeout, concat(what_(), " on ", member_.who(), " timed out: waited ",
-                                          waited.str(), late));
+  throw Error(ErrorKind::kTimeout,
+              concat(what_(), " on ", member_.who(), " timed out: waited ", waited.str(), late));
 }
 
 // A rank may publish what we wait for and leave at once. So the first sight of
@@ -55,9 +59,8 @@ void Guard::look_at(int rank) {
   } else if (missed_ != rank) {
     missed_ = rank;
   } else {
-    throw Error(ErrorKind::kPeerLost,
-                concat(what_(), " on ", member_.who(), " cannot finish: ", gone, "; rank ", rank,
-                       ' ', member_.last_act(rank)));
+    throw Error(ErrorKind::kPeerLost, concat(what_(), " on ", member_.who(), " cannot finish: ",
+                                             gone, "; rank ", rank, ' ', member_.last_act(rank)));
   }
 }
 

@@ -142,9 +142,9 @@ std::optional<std::string> Mailbox::check_health() {
   if (here == 0) {  // receives from any source wait for nobody
     for (Receiving& r : std::exchange(posted_, {})) {
       finish(std::move(r.ticket), -1,
-             std::make_exception_ptr(
-                 Error(ErrorKind::kPeerLost, concat("recv from any source with tag ", r.tag, " on ",
-                                                    member_.who(), ": every other rank has gone"))));
+             std::make_exception_ptr(Error(ErrorKind::kPeerLost,
+                                           concat("recv from any source with tag ", r.tag, " on ",
+                                                  member_.who(), ": every other rank has gone"))));
     }
   }
   std::optional<std::string> broken;
@@ -156,9 +156,9 @@ std::optional<std::string> Mailbox::check_health() {
 /// Fails everything that waits for a peer that has gone.
 void Mailbox::fail_link(int peer, const std::string& reason) {
   const auto lost = [&](const char* what, std::uint64_t tag) {
-    return std::make_exception_ptr(
-        Error(ErrorKind::kPeerLost, concat(what, peer, " with tag ", tag, " on ", member_.who(),
-                                           " cannot finish: ", reason)));
+    return std::make_exception_ptr(Error(
+        ErrorKind::kPeerLost,
+        concat(what, peer, " with tag ", tag, " on ", member_.who(), " cannot finish: ", reason)));
   };
   Link& with = link(peer);
   for (auto* queue : {&with.unannounced, &with.announced, &with.outgoing}) {
@@ -180,9 +180,9 @@ void Mailbox::fail_link(int peer, const std::string& reason) {
 std::exception_ptr Mailbox::late(const char* what, const char* other, int peer, std::uint64_t tag,
                                  std::size_t bytes) const {
   const std::string who = peer < 0 ? "any rank" : concat("rank ", peer);
-  return std::make_exception_ptr(Error(
-      ErrorKind::kTimeout, concat(what, who, " (", bytes, " bytes, tag ", tag, ") on ",
-                                  member_.who(), " timed out: ", who, " has not ", other)));
+  return std::make_exception_ptr(
+      Error(ErrorKind::kTimeout, concat(what, who, " (", bytes, " bytes, tag ", tag, ") on ",
+                                        member_.who(), " timed out: ", who, " has not ", other)));
 }
 
 /// Fails what is past its deadline. A receive that nothing has matched is simply

@@ -36,8 +36,7 @@ class Mailbox {
  public:
   explicit Mailbox(Member& member);
 
-  std::shared_ptr<Ticket> send(Block data, int peer, std::uint64_t tag,
-                               Clock::time_point deadline);
+  std::shared_ptr<Ticket> send(Block data, int peer, std::uint64_t tag, Clock::time_point deadline);
   std::shared_ptr<Ticket> receive(Block data, std::optional<int> peer, std::uint64_t tag,
                                   Clock::time_point deadline);
 
@@ -77,7 +76,7 @@ class Mailbox {
     std::shared_ptr<Ticket> ticket;
     std::size_t moved = 0;
   };
-  struct Arrived {  // announced by a peer, not received yet
+  struct Arrived {            // announced by a peer, not received yet
     std::uint64_t order = 0;  // among all peers: for receives from any source
     std::uint64_t tag = 0;
     std::uint64_t bytes = 0;
@@ -89,7 +88,7 @@ class Mailbox {
     std::deque<Sending> announced;
     std::deque<Sending> outgoing;  // granted: streamed in this order
     std::deque<Arrived> arrived;
-    std::deque<Grant> ungranted;    // decided, no place free yet
+    std::deque<Grant> ungranted;     // decided, no place free yet
     std::deque<Receiving> incoming;  // granted: arrives in this order
     std::uint32_t numbers = 0;
     bool filling = false;   // a thread copies into our buffers
@@ -133,7 +132,6 @@ class Mailbox {
   std::uint64_t arrivals_ = 0;
   Counts sent_;
   Counts received_;
-
 };
 
 }  // namespace dreamcomm

@@ -115,19 +115,18 @@ bool Mailbox::take_grants(int peer) {
   for (; taken.read() != box.granted.read(); moved = true) {
     const Grant grant = box.grants[taken.read() % Inbox::kGrants];
     taken.publish(taken.read() + 1);
-    const auto granted =
-        std::find_if(to.announced.begin(), to.announced.end(),
-                     [&](const Sending& s) { return s.number == grant.number; });
+    const auto granted = std::find_if(to.announced.begin(), to.announced.end(),
+                                      [&](const Sending& s) { return s.number == grant.number; });
     if (granted == to.announced.end()) continue;  // its sender gave up meanwhile
     Sending sending = std::move(*granted);
     to.announced.erase(granted);
     if (grant.refused != 0) {
       finish(std::move(sending.ticket), peer,
-             std::make_exception_ptr(Error(
-                 ErrorKind::kMismatch,
-                 concat("send of ", sending.data.bytes, " bytes with tag ", sending.tag, " to rank ",
-                        peer, " on ", member_.who(),
-                        " was refused: the matching recv expects another size"))));
+             std::make_exception_ptr(
+                 Error(ErrorKind::kMismatch,
+                       concat("send of ", sending.data.bytes, " bytes with tag ", sending.tag,
+                              " to rank ", peer, " on ", member_.who(),
+                              " was refused: the matching recv expects another size"))));
     } else {
       to.outgoing.push_back(std::move(sending));
     }
@@ -184,7 +183,8 @@ bool Mailbox::drain(int peer, Lock& lock) {
     const std::uint32_t place = drained.read();
     const std::size_t part =
         std::min(layout.message_bytes(), receiving.data.bytes - receiving.moved);
-    std::memcpy(receiving.data.data + receiving.moved, layout.buffer(window, peer, place), part);
+    std::memcpy(receiving.data.data + receiving.moved, layout.buffer(window, member_.rank(), place),
+                part);
     receiving.moved += part;
     drained.publish(place + 1);
     member_.fabric().header(peer).doorbell.ring();

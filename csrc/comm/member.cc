@@ -46,7 +46,8 @@ std::optional<std::string> Member::failure() const {
 }
 
 void Member::check_usable(const char* operation) const {
-  if (!failed()) [[likely]] return;
+  if (!failed()) [[likely]]
+    return;
   throw Error(ErrorKind::kAborted,
               concat(operation, " on ", who(), ": the group is unusable since: ", *failure(),
                      ". Destroy the group and create a new one"));
@@ -79,8 +80,8 @@ std::string Member::last_act(int peer) const {
   const Progress& progress = fabric_.header(peer).progress;
   const std::int64_t sequence = progress.sequence.read();
   if (sequence == 0) return "has called no collective of this group yet";
-  const auto kind = static_cast<Kind>(std::clamp<std::int64_t>(progress.kind.read(), 0,
-                                                               kKinds - 1));
+  const auto kind =
+      static_cast<Kind>(std::clamp<std::int64_t>(progress.kind.read(), 0, kKinds - 1));
   const double ago = static_cast<double>(now_ns() - progress.entered_ns.read()) * 1e-9;
   std::ostringstream text;
   text << (progress.inside.read() != 0 ? "is in " : "last called ") << name(kind) << " as call "

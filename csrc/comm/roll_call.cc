@@ -28,8 +28,8 @@ class Presence {
 RollCall::RollCall(Member& member)
     : member_(member), counted_(static_cast<std::size_t>(member.size()), 0) {}
 
-void RollCall::hold(std::chrono::milliseconds timeout, bool all,
-                    const std::function<void()>& idle, const std::function<void()>& interrupt) {
+void RollCall::hold(std::chrono::milliseconds timeout, bool all, const std::function<void()>& idle,
+                    const std::function<void()>& interrupt) {
   member_.check_usable("monitored_barrier");
   if (member_.rank() == 0) {
     call(timeout, all, idle, interrupt);
@@ -47,6 +47,8 @@ void RollCall::call(std::chrono::milliseconds timeout, bool all, const std::func
                     const std::function<void()>& interrupt) {
   const std::function<std::string()> what = [] { return std::string("monitored_barrier"); };
   Guard guard(member_, what, Clock::now() + timeout, idle, interrupt);
+  const Presence presence(member_.header().present);
+  member_.ring_peers();
   std::string problem;
   try {
     // The absence of a rank that has ended is for the deadline to tell: it is
@@ -61,8 +63,13 @@ void RollCall::call(std::chrono::milliseconds timeout, bool all, const std::func
         },
         [] { return -1; });
   } catch (const Error& error) {
-    if (error.kind() != ErrorKind::kTimeout) throw;
-    problem = missing(timeout, all);
+    const bool late = error.kind() == ErrorKind::kTimeout;
+    problem = late ? missing(timeout, all) : error.what();
+    if (!late) give_verdict(problem);
+    if (!late) throw;
+  } catch (...) {
+    give_verdict("rank 0 was interrupted in monitored_barrier");
+    throw;
   }
   for (int rank = 1; rank < member_.size(); ++rank) {
     if (is_present(rank)) counted_[static_cast<std::size_t>(rank)] = present(member_, rank).read();
@@ -103,10 +110,16 @@ void RollCall::answer(std::chrono::milliseconds timeout, const std::function<voi
   const std::function<std::string()> what = [] {
     return std::string("monitored_barrier (waiting for rank 0 to call the roll)");
   };
-  Guard guard(member_, what, Clock::now() + timeout, idle, interrupt);
+  const auto decided = [&] { return caller.verdict.read() != before; };
+  // The deadline is for rank 0 to come. Once it is there it decides within its
+  // own deadline, and this rank must still be present then.
+  Guard coming(member_, what, Clock::now() + timeout, idle, interrupt);
   wait_until(
-      member_.header().doorbell, Patience::of(member_.size()), guard,
-      [&] { return caller.verdict.read() != before; }, [] { return 0; });
+      member_.header().doorbell, Patience::of(member_.size()), coming,
+      [&] { return decided() || caller.present.read() % 2 == 1; }, [] { return 0; });
+  Guard deciding(member_, what, Clock::time_point::max(), idle, interrupt);
+  wait_until(member_.header().doorbell, Patience::of(member_.size()), deciding, decided,
+             [] { return 0; });
   check((caller.verdict.read() & kMissing) == 0, ErrorKind::kTimeout, caller.verdict_text.data());
 }
 

@@ -1,7 +1,7 @@
 // The monitored barrier: rank 0 calls the roll and says who is missing.
 //
 // It uses flags of its own, so a failed one leaves the collectives' order intact.
-//   present  of each rank: odd while it waits in a roll call
+//   present  of each rank: odd while it is in a roll call
 //   verdict  of rank 0: advances with every roll call it ends; the lowest bit
 //            says that somebody was missing, the text beside it who
 // INVARIANT: rank 0 counts a presence once. It remembers the value it ended a

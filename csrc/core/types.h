@@ -83,10 +83,9 @@ constexpr std::size_t item_size(DType t) {
 }
 
 constexpr std::string_view name(DType t) {
-  constexpr std::string_view names[] = {"uint8",   "int8",     "uint16",    "int16",
-                                        "uint32",  "int32",    "uint64",    "int64",
-                                        "float16", "bfloat16", "float32",   "float64",
-                                        "bool",    "complex64", "complex128", "bytes"};
+  constexpr std::string_view names[] = {
+      "uint8",   "int8",     "uint16",  "int16",   "uint32", "int32",     "uint64",     "int64",
+      "float16", "bfloat16", "float32", "float64", "bool",   "complex64", "complex128", "bytes"};
   return names[static_cast<int>(t)];
 }
 
@@ -97,15 +96,13 @@ constexpr std::string_view name(ReduceOp op) {
 }
 
 constexpr std::string_view name(Kind k) {
-  constexpr std::string_view names[] = {"barrier", "broadcast", "all_reduce",     "reduce",
-                                        "all_gather", "gather", "scatter", "reduce_scatter",
-                                        "all_to_all", "send",   "recv"};
+  constexpr std::string_view names[] = {"barrier",    "broadcast", "all_reduce", "reduce",
+                                        "all_gather", "gather",    "scatter",    "reduce_scatter",
+                                        "all_to_all", "send",      "recv"};
   return names[static_cast<int>(k)];
 }
 
-constexpr bool is_complex(DType t) {
-  return t == DType::kComplex64 || t == DType::kComplex128;
-}
+constexpr bool is_complex(DType t) { return t == DType::kComplex64 || t == DType::kComplex128; }
 constexpr bool is_floating(DType t) {
   return t == DType::kFloat16 || t == DType::kBFloat16 || t == DType::kFloat32 ||
          t == DType::kFloat64;

@@ -7,7 +7,7 @@
 #include "core/types.h"
 #include "kernels/fold.h"
 
-namespace dreamcomm {
+namespace dreamcomm::kernels {
 
 void reduce_integer(const Reduction& how, Operands in, std::byte* out, std::size_t count);
 void reduce_half(const Reduction& how, Operands in, std::byte* out, std::size_t count);
@@ -15,4 +15,4 @@ void reduce_floating(const Reduction& how, Operands in, std::byte* out, std::siz
 void reduce_complex(const Reduction& how, Operands in, std::byte* out, std::size_t count);
 void reduce_bool(const Reduction& how, Operands in, std::byte* out, std::size_t count);
 
-}  // namespace dreamcomm
+}  // namespace dreamcomm::kernels

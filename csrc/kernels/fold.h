@@ -18,7 +18,7 @@
 #include <span>
 #include <utility>
 
-namespace dreamcomm {
+namespace dreamcomm::kernels {
 
 using Operands = std::span<const std::byte* const>;
 
@@ -125,4 +125,4 @@ inline void fold(const K& kernel, Operands in, std::byte* out, std::size_t count
   fold_blocks<M>(kernel, in, result, count);
 }
 
-}  // namespace dreamcomm
+}  // namespace dreamcomm::kernels

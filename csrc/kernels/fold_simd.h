@@ -6,7 +6,7 @@
 
 #include "kernels/fold.h"
 
-namespace dreamcomm {
+namespace dreamcomm::kernels {
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
@@ -32,4 +32,4 @@ void fold_simd(const K& kernel, Operands in, std::byte* out, std::size_t count) 
 
 #endif
 
-}  // namespace dreamcomm
+}  // namespace dreamcomm::kernels

@@ -7,7 +7,7 @@
 
 #include "core/half.h"
 
-namespace dreamcomm {
+namespace dreamcomm::kernels {
 
 /// Integers wrap: sums and products are those of unsigned numbers.
 template <typename T>
@@ -63,4 +63,4 @@ struct BFloat16 : Arithmetic<float> {
   static Element write(float value) { return float_to_bfloat16(value); }
 };
 
-}  // namespace dreamcomm
+}  // namespace dreamcomm::kernels

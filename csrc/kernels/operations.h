@@ -5,7 +5,7 @@
 
 #include "kernels/formats.h"
 
-namespace dreamcomm {
+namespace dreamcomm::kernels {
 
 template <typename F>
 struct Sum {
@@ -50,9 +50,8 @@ struct Extreme : Sum<F> {
   Accumulator next(Accumulator left, Element x) const {
     const Accumulator right = F::read(x);
     // One choice after the other: of nested ones the compiler makes branches.
-    Accumulator result = (kLess ? right < left : right > left) ? right : left;
-    result = right != right ? right : result;
-    return left != left ? left : result;
+    const Accumulator better = (kLess ? right < left : right > left) ? right : left;
+    return right != right ? right : better;  // a NaN on the left was never less or greater
   }
 };
 template <typename F>
@@ -103,4 +102,4 @@ struct ComplexProduct {
   }
 };
 
-}  // namespace dreamcomm
+}  // namespace dreamcomm::kernels

@@ -38,13 +38,13 @@ void reduce(const Reduction& how, std::span<const std::byte* const> in, std::byt
   if (count == 0) return;
   check(!in.empty(), ErrorKind::kInvalid, "cannot reduce no inputs at all to ", count,
         " elements of ", name(how.dtype));
-  if (how.dtype == DType::kBool) return reduce_bool(how, in, out, count);
-  if (is_complex(how.dtype)) return reduce_complex(how, in, out, count);
+  if (how.dtype == DType::kBool) return kernels::reduce_bool(how, in, out, count);
+  if (is_complex(how.dtype)) return kernels::reduce_complex(how, in, out, count);
   if (how.dtype == DType::kFloat16 || how.dtype == DType::kBFloat16) {
-    return reduce_half(how, in, out, count);
+    return kernels::reduce_half(how, in, out, count);
   }
-  if (is_floating(how.dtype)) return reduce_floating(how, in, out, count);
-  reduce_integer(how, in, out, count);
+  if (is_floating(how.dtype)) return kernels::reduce_floating(how, in, out, count);
+  kernels::reduce_integer(how, in, out, count);
 }
 
 }  // namespace dreamcomm

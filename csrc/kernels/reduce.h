@@ -17,7 +17,9 @@ namespace dreamcomm {
 /// input by `how.factor` first. MIN and MAX hand a NaN on, as torch does.
 /// Signed overflow wraps. `out` may be equal to one of `in`, not overlap it
 /// otherwise. Pointers need no alignment beyond the element's own.
-/// Throws Error(kInvalid) if the operation is not defined on the type.
+/// A NaN in the result is always the same quiet NaN.
+/// Throws Error(kInvalid) if the operation is not defined on the type, the
+/// divisor is below 1, an integer type cannot hold the factor, or `in` is empty.
 void reduce(const Reduction& how, std::span<const std::byte* const> in, std::byte* out,
             std::size_t count);
 

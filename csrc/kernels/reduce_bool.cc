@@ -3,7 +3,7 @@
 #include "kernels/fold.h"
 #include "kernels/operations.h"
 
-namespace dreamcomm {
+namespace dreamcomm::kernels {
 
 void reduce_bool(const Reduction& how, Operands in, std::byte* out, std::size_t count) {
   switch (how.op) {
@@ -22,4 +22,4 @@ void reduce_bool(const Reduction& how, Operands in, std::byte* out, std::size_t 
   }
 }
 
-}  // namespace dreamcomm
+}  // namespace dreamcomm::kernels

@@ -2,7 +2,7 @@
 #include "kernels/families.h"
 #include "kernels/reduce_real.h"
 
-namespace dreamcomm {
+namespace dreamcomm::kernels {
 
 void reduce_floating(const Reduction& how, Operands in, std::byte* out, std::size_t count) {
   if (how.dtype == DType::kFloat32) return reduce_real<4, Real<float>>(how, in, out, count);
@@ -21,4 +21,4 @@ void reduce_complex(const Reduction& how, Operands in, std::byte* out, std::size
   reduce_floating(component, in, out, 2 * count);
 }
 
-}  // namespace dreamcomm
+}  // namespace dreamcomm::kernels

@@ -5,7 +5,7 @@
 #include "kernels/fold.h"
 #include "kernels/operations.h"
 
-namespace dreamcomm {
+namespace dreamcomm::kernels {
 namespace {
 
 template <typename T>
@@ -62,4 +62,4 @@ void reduce_integer(const Reduction& how, Operands in, std::byte* out, std::size
   }
 }
 
-}  // namespace dreamcomm
+}  // namespace dreamcomm::kernels

@@ -7,7 +7,7 @@
 #include "kernels/fold_simd.h"
 #include "kernels/operations.h"
 
-namespace dreamcomm {
+namespace dreamcomm::kernels {
 
 template <std::size_t M, typename F>
 void reduce_real(const Reduction& how, Operands in, std::byte* out, std::size_t count) {
@@ -29,4 +29,4 @@ void reduce_real(const Reduction& how, Operands in, std::byte* out, std::size_t 
   }
 }
 
-}  // namespace dreamcomm
+}  // namespace dreamcomm::kernels

@@ -44,7 +44,7 @@ Fd create_memfd(const char* label, std::size_t bytes) {
 }
 
 bool is_sealed_memfd(const Fd& fd, std::size_t bytes) {
-  struct stat status {};
+  struct stat status{};
   if (fstat(fd.get(), &status) != 0 || status.st_size != static_cast<off_t>(bytes)) return false;
   const int seals = fcntl(fd.get(), F_GET_SEALS);
   return seals >= 0 && (seals & F_SEAL_SHRINK) != 0;

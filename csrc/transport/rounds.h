@@ -62,9 +62,7 @@ class Rounds {
   /// Every rank of the group turns the same rounds, with sets that agree.
   void turn(Peers reads, Peers readers, Watch& watch);
   /// A rank's page of the last turn, until the next one.
-  const std::byte* from(int rank) const {
-    return layout_.page(fabric_.window(rank), next_ - 1);
-  }
+  const std::byte* from(int rank) const { return layout_.page(fabric_.window(rank), next_ - 1); }
 
  private:
   int behind(Peers reads) const;
@@ -75,7 +73,7 @@ class Rounds {
   int size_;
   std::size_t page_bytes_;
   Patience patience_;
-  std::uint32_t next_;                // the coming round
+  std::uint32_t next_;             // the coming round
   Peers readers_ = Peers::none();  // who read this rank's page of the last round
 };
 

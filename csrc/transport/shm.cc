@@ -51,7 +51,9 @@ class ShmFabric final : public Fabric {
  public:
   ShmFabric(int rank, const WindowLayout& layout, Mapping own, std::vector<Peer> peers,
             std::string words)
-      : Fabric(rank, layout), own_(std::move(own)), peers_(std::move(peers)),
+      : Fabric(rank, layout),
+        own_(std::move(own)),
+        peers_(std::move(peers)),
         words_(std::move(words)) {}
 
   std::byte* window(int r) const override {
@@ -80,7 +82,10 @@ std::string host_name() {
 class Meeting {
  public:
   Meeting(Store& store, int rank, int size, const ShmOptions& options)
-      : store_(store), rank_(rank), size_(size), options_(options),
+      : store_(store),
+        rank_(rank),
+        size_(size),
+        options_(options),
         deadline_(steady_clock::now() + options.timeout),
         layout_(size, options.page_bytes, options.message_bytes) {}
 
@@ -100,9 +105,7 @@ class Meeting {
     const auto rest = std::chrono::duration_cast<milliseconds>(deadline_ - steady_clock::now());
     return std::max(rest, milliseconds(1));
   }
-  std::string get(const char* what, int r) {
-    return store_.get(concat(what, '/', r), left());
-  }
+  std::string get(const char* what, int r) { return store_.get(concat(what, '/', r), left()); }
   void publish(const char* what, const std::string& value) {
     store_.set(concat(what, '/', rank_), value);
   }
@@ -111,11 +114,8 @@ class Meeting {
     own_fd_ = create_memfd("dreamcomm", layout_.bytes());
     own_ = Mapping(own_fd_, layout_.bytes());
     layout_.construct(own_.data(), rank_, 0);
-    Card mine{kProtocolVersion,       rank_,
-              size_,                  layout_.page_bytes(),
-              layout_.message_bytes(), options_.refuse,
-              make_nonce(),           "",
-              host_name()};
+    Card mine{kProtocolVersion, rank_,        size_, layout_.page_bytes(), layout_.message_bytes(),
+              options_.refuse,  make_nonce(), "",    host_name()};
     layout_.header(own_.data()).nonce = mine.nonce;
     std::ostringstream address;
     address << "dreamcomm-" << getpid() << '-' << std::hex;
@@ -263,9 +263,8 @@ class Meeting {
       const std::string outcome = get("outcome", r);
       if (outcome != "shared") return {nullptr, outcome};
     }
-    const std::string words =
-        concat("shm: ", size_, size_ == 1 ? " rank" : " ranks", " of host ", card(rank_).host,
-               " map each other's memory");
+    const std::string words = concat("shm: ", size_, size_ == 1 ? " rank" : " ranks", " of host ",
+                                     card(rank_).host, " map each other's memory");
     return {std::make_unique<ShmFabric>(rank_, layout_, std::move(own_), std::move(peers_), words),
             words};
   }

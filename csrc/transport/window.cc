@@ -47,8 +47,8 @@ std::byte* WindowLayout::buffer(std::byte* window, int receiver, std::uint32_t i
 }
 
 Inbox& WindowLayout::inbox(std::byte* window, int sender) const {
-  return *std::launder(reinterpret_cast<Inbox*>(
-      window + inboxes_ + static_cast<std::size_t>(sender) * sizeof(Inbox)));
+  return *std::launder(reinterpret_cast<Inbox*>(window + inboxes_ +
+                                                static_cast<std::size_t>(sender) * sizeof(Inbox)));
 }
 
 void WindowLayout::construct(std::byte* window, int rank, std::uint32_t start) const {

@@ -28,16 +28,16 @@ struct alignas(kLine) Progress {
 };
 
 struct Header {
-  std::array<std::uint8_t, 16> nonce;  // owner, before the window is handed over
-  std::uint32_t rank;                  // owner, likewise
-  Flag round;                          // owner: rounds published (transport/rounds.h)
-  Flag status;                         // owner: Status
-  std::array<char, 2 * kLine> reason;  // owner, before status says kFailed
-  Progress progress;                   // owner
-  Flag present;                        // owner: see comm/roll_call.h
-  Flag verdict;                        // owner, rank 0: likewise
+  std::array<std::uint8_t, 16> nonce;        // owner, before the window is handed over
+  std::uint32_t rank;                        // owner, likewise
+  Flag round;                                // owner: rounds published (transport/rounds.h)
+  Flag status;                               // owner: Status
+  std::array<char, 2 * kLine> reason;        // owner, before status says kFailed
+  Progress progress;                         // owner
+  Flag present;                              // owner: see comm/roll_call.h
+  Flag verdict;                              // owner, rank 0: likewise
   std::array<char, 4 * kLine> verdict_text;  // owner, before verdict
-  Doorbell doorbell;                   // peers ring it, the owner sleeps at it
+  Doorbell doorbell;                         // peers ring it, the owner sleeps at it
 };
 
 /// A message as its receiver hears of it first. Small ones travel inside.
@@ -55,9 +55,9 @@ static_assert(sizeof(Envelope) == 1024);
 struct Outbox {
   static constexpr std::uint32_t kEnvelopes = 16;
   static constexpr std::uint32_t kBuffers = 2;
-  Flag announced;      // envelopes written
-  Flag grants_taken;   // grants read (frees their places)
-  Flag filled;         // buffers filled with message bytes
+  Flag announced;     // envelopes written
+  Flag grants_taken;  // grants read (frees their places)
+  Flag filled;        // buffers filled with message bytes
   std::array<Envelope, kEnvelopes> envelopes;
   // kBuffers buffers of message_bytes follow in the window.
 };
@@ -100,9 +100,7 @@ class WindowLayout {
   void construct(std::byte* window, int rank, std::uint32_t start) const;
 
  private:
-  std::size_t outbox_stride() const {
-    return sizeof(Outbox) + Outbox::kBuffers * message_bytes_;
-  }
+  std::size_t outbox_stride() const { return sizeof(Outbox) + Outbox::kBuffers * message_bytes_; }
   int size_;
   std::size_t page_bytes_;
   std::size_t message_bytes_;

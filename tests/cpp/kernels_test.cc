@@ -1,7 +1,10 @@
 #include <array>
+#include <cmath>
+#include <complex>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <random>
 #include <string>
 #include <vector>
@@ -22,13 +25,13 @@ constexpr int kDTypes = 16;
 constexpr int kOps = 10;
 constexpr std::byte kGuard{0xa5};
 
-using Bytes = std::vector<std::byte>;
+using Buffer = std::vector<std::byte>;
 
 /// Random bits: every kind of number, NaN with any payload, infinity, subnormal.
 /// In every second element only a few, so that ties and large numbers meet.
-Bytes random_bits(std::size_t bytes, std::size_t item, unsigned seed) {
+Buffer random_bits(std::size_t bytes, std::size_t item, unsigned seed) {
   std::mt19937 random(seed);
-  Bytes data(bytes);
+  Buffer data(bytes);
   for (std::size_t i = 0; i < bytes; ++i) {
     const bool tame = item > 0 && (i / item) % 2 == 0 && i % item + 2 < item;
     data[i] = tame ? std::byte{0} : static_cast<std::byte>(random());
@@ -58,7 +61,7 @@ class Arrays {
   std::byte* writable_in(std::size_t k) { return in_[k].data() + shift_[k]; }
   std::byte* out(std::size_t element = 0) { return out_.data() + (element + 1) * item_; }
   /// The output, after a look at the element before it and the one after it.
-  Bytes result() const {
+  Buffer result() const {
     for (std::size_t i = 0; i < item_; ++i) {
       REQUIRE(out_[i] == kGuard);
       REQUIRE(out_[out_.size() - 1 - i] == kGuard);
@@ -66,8 +69,8 @@ class Arrays {
     return {out_.begin() + static_cast<std::ptrdiff_t>(item_),
             out_.end() - static_cast<std::ptrdiff_t>(item_)};
   }
-  Bytes expected(const Reduction& how) const {
-    Bytes out(count_ * item_);
+  Buffer expected(const Reduction& how) const {
+    Buffer out(count_ * item_);
     naive::reduce(how, in(), out.data(), count_);
     return out;
   }
@@ -75,9 +78,9 @@ class Arrays {
  private:
   std::size_t item_;
   std::size_t count_;
-  std::vector<Bytes> in_;
+  std::vector<Buffer> in_;
   std::vector<std::size_t> shift_;
-  Bytes out_;
+  Buffer out_;
 };
 
 Reduction reduction(DType dtype, ReduceOp op) {
@@ -106,7 +109,8 @@ std::vector<T> reduced(const Reduction& how, const std::vector<std::vector<T>>& 
   return out;
 }
 
-std::string message_of(const Reduction& how, Operands in, std::byte* out, std::size_t count) {
+std::string message_of(const Reduction& how, kernels::Operands in, std::byte* out,
+                       std::size_t count) {
   try {
     reduce(how, in, out, count);
   } catch (const Error& error) {
@@ -168,7 +172,7 @@ TEST_CASE("reduce: the output may be any one of the inputs") {
         CAPTURE(inputs);
         CAPTURE(k);
         Arrays arrays(how.dtype, inputs, count, 3);
-        const Bytes expected = arrays.expected(how);
+        const Buffer expected = arrays.expected(how);
         reduce(how, arrays.in(), arrays.writable_in(k), count);
         CHECK(std::memcmp(arrays.in()[k], expected.data(), expected.size()) == 0);
       }
@@ -184,16 +188,16 @@ TEST_CASE("reduce: the plain loops give the bits of the machine's widest vectors
       Arrays wide(dtype, inputs, count, 21);
       Arrays plain(dtype, inputs, count, 21);
       reduce(reduction(dtype, op), wide.in(), wide.out(), count);
-      fold<4>(kernel, plain.in(), plain.out(), count);
+      kernels::fold<4>(kernel, plain.in(), plain.out(), count);
       CHECK(wide.result() == plain.result());
     }
   };
-  compare(DType::kFloat32, ReduceOp::kSum, Sum<Real<float>>());
-  compare(DType::kFloat64, ReduceOp::kAvg, Average<Real<double>>(3));
-  compare(DType::kFloat16, ReduceOp::kPremulSum, PremulSum<Float16>(3.0));
-  compare(DType::kBFloat16, ReduceOp::kSum, Sum<BFloat16>());
-  compare(DType::kFloat32, ReduceOp::kMin, Min<Real<float>>());
-  compare(DType::kComplex64, ReduceOp::kProduct, ComplexProduct<float>());
+  compare(DType::kFloat32, ReduceOp::kSum, kernels::Sum<kernels::Real<float>>());
+  compare(DType::kFloat64, ReduceOp::kAvg, kernels::Average<kernels::Real<double>>(3));
+  compare(DType::kFloat16, ReduceOp::kPremulSum, kernels::PremulSum<kernels::Float16>(3.0));
+  compare(DType::kBFloat16, ReduceOp::kSum, kernels::Sum<kernels::BFloat16>());
+  compare(DType::kFloat32, ReduceOp::kMin, kernels::Min<kernels::Real<float>>());
+  compare(DType::kComplex64, ReduceOp::kProduct, kernels::ComplexProduct<float>());
 }
 
 TEST_CASE("reduce: 16-bit sums are rounded once, at the end") {

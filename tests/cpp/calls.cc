@@ -1,0 +1,174 @@
+#include "calls.h"
+
+#include <cstdint>
+#include <cstring>
+#include <functional>
+
+#include "kernels/reduce.h"
+#include "ranks.h"
+
+namespace dreamcomm::testing {
+namespace {
+
+double element(std::size_t index, int rank, int block, int salt) {
+  const auto mixed = (index + 1) * 2654435761U + static_cast<std::size_t>(rank) * 40503U +
+                     static_cast<std::size_t>(block) * 9176U + static_cast<std::size_t>(salt);
+  return static_cast<double>((mixed >> 7) % 1000) / 37.0 + 0.1;
+}
+
+template <typename T>
+void put(Bytes& bytes, std::size_t index, T value) {
+  std::memcpy(bytes.data() + index * sizeof value, &value, sizeof value);
+}
+
+void put_element(Bytes& bytes, DType dtype, std::size_t i, double value) {
+  switch (dtype) {
+    case DType::kFloat64:
+      return put(bytes, i, value);
+    case DType::kFloat32:
+      return put(bytes, i, static_cast<float>(value));
+    case DType::kInt64:
+      return put(bytes, i, static_cast<std::int64_t>(value));
+    case DType::kInt32:
+      return put(bytes, i, static_cast<std::int32_t>(value));
+    case DType::kBool:
+      return put(bytes, i, static_cast<std::uint8_t>(static_cast<int>(value) % 2));
+    case DType::kBFloat16:
+    case DType::kFloat16:  // any pattern with a small exponent will do
+      return put(bytes, i, static_cast<std::uint16_t>(0x3c00 + static_cast<int>(value * 30)));
+    default:
+      return put(bytes, i, static_cast<std::uint8_t>(value));
+  }
+}
+
+/// Each rank's blocks as all ranks can compute them.
+class Inputs {
+ public:
+  explicit Inputs(const Case& one) : one_(one) {}
+  Bytes block(int rank, int index) const {
+    return make_block(one_.dtype, size_of(rank, index), rank, index, one_.salt);
+  }
+  /// Elements: equal everywhere but in all_to_all, where every pair differs.
+  std::size_t size_of(int rank, int index) const {
+    if (one_.kind != Kind::kAllToAll) return one_.count;
+    return (one_.count * static_cast<std::size_t>(1 + (rank + 2 * index) % 3)) / 2;
+  }
+
+ private:
+  const Case& one_;
+};
+
+Bytes reduced(const Case& one, int size, int index) {
+  const Inputs inputs(one);
+  std::vector<Bytes> blocks;
+  std::vector<const std::byte*> sources;
+  for (int rank = 0; rank < size; ++rank) blocks.push_back(inputs.block(rank, index));
+  for (const Bytes& block : blocks) sources.push_back(block.data());
+  Bytes result(blocks[0].size());
+  const int divisor = one.op == ReduceOp::kAvg ? size : 1;
+  reduce({one.dtype, one.op, 0.5, divisor}, sources, result.data(), one.count);
+  return result;
+}
+
+struct Plan {
+  std::vector<Bytes> in;
+  std::vector<Bytes> want;  // one per output block
+};
+
+Plan plan(const Case& one, int rank, int size) {
+  const Inputs inputs(one);
+  const bool root = rank == one.root;
+  Plan result;
+  const auto give = [&](int blocks) {
+    for (int i = 0; i < blocks; ++i) result.in.push_back(inputs.block(rank, i));
+  };
+  switch (one.kind) {
+    case Kind::kBroadcast:
+      give(root ? 1 : 0);
+      result.want.push_back(inputs.block(one.root, 0));
+      break;
+    case Kind::kAllReduce:
+    case Kind::kReduce:
+      give(1);
+      if (root || one.kind == Kind::kAllReduce) result.want.push_back(reduced(one, size, 0));
+      break;
+    case Kind::kAllGather:
+    case Kind::kGather:
+      give(1);
+      for (int peer = 0; peer < size && (root || one.kind == Kind::kAllGather); ++peer) {
+        result.want.push_back(inputs.block(peer, 0));
+      }
+      break;
+    case Kind::kScatter:
+      give(root ? size : 0);
+      result.want.push_back(inputs.block(one.root, rank));
+      break;
+    case Kind::kReduceScatter:
+      give(size);
+      result.want.push_back(reduced(one, size, rank));
+      break;
+    case Kind::kAllToAll:
+      give(size);
+      for (int peer = 0; peer < size; ++peer) result.want.push_back(inputs.block(peer, rank));
+      break;
+    default:
+      break;
+  }
+  return result;
+}
+
+void run_with(const Case& one, int rank, int size, const std::function<void(const Request&)>& run) {
+  Plan the = plan(one, rank, size);
+  std::vector<Bytes> out;
+  std::vector<Block> ins;
+  std::vector<Block> outs;
+  for (const Bytes& want : the.want) out.emplace_back(want.size(), std::byte{0xA5});
+  for (Bytes& block : the.in) ins.push_back({block.data(), block.size()});
+  for (Bytes& block : out) outs.push_back({block.data(), block.size()});
+  const bool in_place = one.in_place && ins.size() == 1 && outs.size() == 1;
+  if (in_place) outs = ins;
+  const int divisor = one.op == ReduceOp::kAvg ? size : 1;
+  Request request;
+  request.kind = one.kind;
+  request.reduction = {one.dtype, one.op, 0.5, divisor};
+  request.in = ins;
+  request.out = outs;
+  request.root = one.root;
+  request.deadline = Clock::now() + std::chrono::seconds(60);
+  run(request);
+  for (std::size_t i = 0; i < outs.size(); ++i) {
+    const bool same =
+        outs[i].bytes == 0 || std::memcmp(outs[i].data, the.want[i].data(), outs[i].bytes) == 0;
+    require(same, to_string(one) + ": block " + std::to_string(i) + " has other bits");
+  }
+}
+
+}  // namespace
+
+Bytes make_block(DType dtype, std::size_t count, int rank, int block, int salt) {
+  Bytes bytes(count * item_size(dtype));
+  const std::size_t parts = is_complex(dtype) ? 2 : 1;
+  const DType part = dtype == DType::kComplex64    ? DType::kFloat32
+                     : dtype == DType::kComplex128 ? DType::kFloat64
+                                                   : dtype;
+  for (std::size_t i = 0; i < count * parts; ++i) {
+    put_element(bytes, part, i, element(i, rank, block, salt));
+  }
+  return bytes;
+}
+
+void run_case(Communicator& comm, const Case& one) {
+  run_with(one, comm.rank(), comm.size(), [&](const Request& request) { comm.run(request); });
+}
+
+void run_case_in_job(Communicator& comm, const Case& one) {
+  run_with(one, comm.rank(), comm.size(),
+           [&](const Request& request) { comm.run_ordered(request); });
+}
+
+std::string to_string(const Case& one) {
+  return concat(name(one.kind), '(', name(one.op), ", ", one.count, " x ", name(one.dtype),
+                ", root ", one.root, one.in_place ? ", in place)" : ")");
+}
+
+}  // namespace dreamcomm::testing

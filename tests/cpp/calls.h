@@ -1,0 +1,36 @@
+// Calls of every kind with known inputs, and what must come out of them.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+
+namespace dreamcomm::testing {
+
+using Bytes = std::vector<std::byte>;
+
+/// `count` elements that depend on the rank, the block and a salt: small numbers,
+/// so that integer products stay defined and float sums depend on their order.
+Bytes make_block(DType dtype, std::size_t count, int rank, int block, int salt);
+
+struct Case {
+  Kind kind = Kind::kAllReduce;
+  DType dtype = DType::kFloat32;
+  ReduceOp op = ReduceOp::kNone;
+  std::size_t count = 0;  // elements of a block
+  int root = 0;
+  int salt = 0;
+  bool in_place = false;  // all_reduce, reduce, broadcast
+};
+
+/// Runs the case on this rank and throws unless the result has the right bits.
+void run_case(Communicator& comm, const Case& one);
+
+/// The same inside a submitted or ordered job.
+void run_case_in_job(Communicator& comm, const Case& one);
+
+std::string to_string(const Case& one);
+
+}  // namespace dreamcomm::testing
