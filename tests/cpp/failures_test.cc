@@ -2,6 +2,7 @@
 #include <doctest.h>
 #include <unistd.h>
 
+#include <future>
 #include <thread>
 
 #include "calls.h"
@@ -65,6 +66,13 @@ Caught failure_after(Communicator& comm) {
   return caught([&] {
     for (int i = 0; i < 2; ++i) run_until(comm, Clock::now() + seconds(60));
   });
+}
+
+/// Returns when `peer` has given the group up or gone, and says with what words.
+Caught wait_for_end_of(Communicator& comm, int peer) {
+  Bytes data(8);
+  const auto ticket = comm.receive({data.data(), 8}, peer, 77, Clock::now() + seconds(60));
+  return caught([&] { comm.wait(*ticket); });
 }
 
 TEST_CASE("different calls raise on every rank, naming both, and harm nothing") {
@@ -135,7 +143,8 @@ TEST_CASE("a late rank is named at the deadline, with what it last did") {
   on_each_transport(3, [](Communicator& comm) {
     run_case(comm, {.kind = Kind::kBarrier});
     if (comm.rank() == 2) {  // is late: comes when the others have given up
-      std::this_thread::sleep_for(milliseconds(400));
+      expect(wait_for_end_of(comm, 0), ErrorKind::kPeerLost, {"rank 0 has given the group up"});
+      expect(wait_for_end_of(comm, 1), ErrorKind::kPeerLost, {"rank 1 has given the group up"});
       expect(failure_after(comm), ErrorKind::kPeerLost, {"has given the group up", "timed out"});
       return;
     }
@@ -180,18 +189,16 @@ TEST_CASE("a rank that is killed is noticed at once") {
 TEST_CASE("abort from another thread releases every waiter") {
   on_each_transport(2, [](Communicator& comm) {
     if (comm.rank() == 1) {
-      std::this_thread::sleep_for(milliseconds(100));
+      expect(wait_for_end_of(comm, 0), ErrorKind::kPeerLost, {"enough"});
       expect(failure_after(comm), ErrorKind::kPeerLost, {"enough"});
       return;
     }
     Bytes data(8);
     const auto ticket = comm.receive({data.data(), 8}, 1, 0, Clock::now() + seconds(60));
-    std::thread aborter([&] {
-      std::this_thread::sleep_for(milliseconds(50));
-      comm.abort("enough");
-    });
-    const auto error = caught([&] { run_until(comm, Clock::now() + seconds(60)); });
-    aborter.join();
+    auto waiting = std::async(std::launch::async, [&] { return failure_after(comm); });
+    std::this_thread::sleep_for(milliseconds(50));
+    comm.abort("enough");
+    const Caught error = waiting.get();
     expect(error, ErrorKind::kAborted, {"enough"});
     expect(caught([&] { comm.wait(*ticket); }), ErrorKind::kAborted, {"enough"});
   });
@@ -219,7 +226,7 @@ TEST_CASE("an interrupt ends a wait") {
       }
       require(stopped, "not stopped");
     } else {
-      std::this_thread::sleep_for(milliseconds(200));
+      expect(wait_for_end_of(comm, 0), ErrorKind::kPeerLost, {"interrupted"});
       expect(failure_after(comm), ErrorKind::kPeerLost, {"interrupted"});
     }
   });
