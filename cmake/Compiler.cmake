@@ -36,7 +36,7 @@ endif()
 function(dreamcomm_compile_options target level)
   target_compile_options(${target} PRIVATE
     $<$<CONFIG:Release>:${level}>
-    $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow>)
+    $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra>)
   if(DREAMCOMM_WERROR)
     target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Werror>)
   endif()

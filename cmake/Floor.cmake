@@ -25,6 +25,7 @@ function(dreamcomm_floor name)
   if(sources)
     add_library(dc_${name} STATIC ${sources})
     dreamcomm_compile_options(dc_${name} ${floor_OPTIMIZE})
+    target_compile_options(dc_${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wshadow>)
     set(scope PUBLIC)
   else() # headers only
     add_library(dc_${name} INTERFACE)

@@ -16,6 +16,9 @@ namespace dreamcomm {
 /// kOpaque for types that are only moved (float8, quantized, complex32, ...).
 DType to_dtype(c10::ScalarType type);
 
+/// How `tensor` is described to a collective that only moves it.
+Reduction moving(const at::Tensor& tensor);
+
 /// SUM, ... with the factor of PREMUL_SUM and the divisor of AVG. Throws
 /// c10::ValueError if the operation is not defined on the type.
 Reduction to_reduction(const c10d::ReduceOp& op, c10::ScalarType type, const Site& site);

@@ -1,0 +1,204 @@
+// The c10d backend: checks a call, makes a Request of it and hands it to the
+// communicator, or to torch's own group where no memory is shared.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "c10d/call.h"
+#include "c10d/executor.h"
+#include "c10d/fallback.h"
+#include "c10d/options.h"
+#include "c10d/pending.h"
+#include "c10d/validate.h"
+#include "c10d/work.h"
+#include "comm/communicator.h"
+#include "core/flag.h"
+#include "transport/heap.h"
+
+namespace dreamcomm {
+
+class DreamBackend;
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+/// What the backend has Python do for it. Called with or without the GIL.
+struct Host {
+  /// Makes torch's own backend for a device type ("cpu": Gloo, "cuda": NCCL).
+  std::function<Fallback::Inner(const StorePtr& store, int rank, int size,
+                                const c10::intrusive_ptr<DreamOptions>& options,
+                                const std::string& device_type)>
+      make_inner;
+  /// Sees to it that close_at_exit() is called before the interpreter goes.
+  std::function<void(const c10::intrusive_ptr<DreamBackend>&)> register_exit;
+};
+
+class DreamBackend final : public c10d::Backend {
+ public:
+  using Tensor = at::Tensor;
+  using TensorList = std::vector<at::Tensor>;
+
+  /// Collective: all ranks of the group make theirs. Throws what torch expects.
+  static c10::intrusive_ptr<DreamBackend> create(const StorePtr& store, int rank, int size,
+                                                 const c10::intrusive_ptr<DreamOptions>& options,
+                                                 const Host& host);
+  DreamBackend(const StorePtr& store, int rank, int size,
+               const c10::intrusive_ptr<DreamOptions>& options, const Host& host);
+  ~DreamBackend() override;
+
+  // The group (backend_group.cc).
+  const std::string getBackendName() const override { return kBackendName; }
+  c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override;
+  bool supportsSplitting() const override { return true; }
+  bool supportsCoalescing() const override { return true; }
+  c10::intrusive_ptr<c10d::Backend> split(
+      const StorePtr& store, const std::vector<int>& ranks,
+      const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
+  c10::intrusive_ptr<c10d::Backend> merge(const StorePtr& store,
+                                          const c10::intrusive_ptr<c10d::Backend::Options>& opts,
+                                          const int& rank, const int& size) override;
+  virtual void setTimeout(std::chrono::milliseconds timeout);  // 2.11 lacks it in the base
+  void setSequenceNumberForGroup() override {}  // all ranks begin at 0
+  uint64_t getSequenceNumberForGroup() override;
+  c10d::ErrorType getError() override;
+  void startCoalescing() override;
+  WorkPtr endCoalescing() override;
+  void abort() override;
+  void shutdown() override;
+  bool supportsTensorAlloc(c10::DeviceIndex index) override;
+  Tensor allocateTensor(long size, at::TensorOptions options = {}) override;
+
+  // Collectives (backend_collectives.cc).
+  WorkPtr broadcast(TensorList& tensors, const c10d::BroadcastOptions& opts) override;
+  WorkPtr allreduce(TensorList& tensors, const c10d::AllreduceOptions& opts) override;
+  WorkPtr allreduce_sparse(TensorList& tensors, const c10d::AllreduceOptions& opts) override;
+  WorkPtr allreduce_coalesced(TensorList& tensors,
+                              const c10d::AllreduceCoalescedOptions& opts) override;
+  WorkPtr reduce(TensorList& tensors, const c10d::ReduceOptions& opts) override;
+  WorkPtr gather(std::vector<TensorList>& outputs, TensorList& inputs,
+                 const c10d::GatherOptions& opts) override;
+  WorkPtr scatter(TensorList& outputs, std::vector<TensorList>& inputs,
+                  const c10d::ScatterOptions& opts) override;
+  WorkPtr alltoall_base(Tensor& output, Tensor& input, std::vector<int64_t>& output_splits,
+                        std::vector<int64_t>& input_splits,
+                        const c10d::AllToAllOptions& opts) override;
+  WorkPtr alltoall(TensorList& outputs, TensorList& inputs,
+                   const c10d::AllToAllOptions& opts) override;
+  WorkPtr barrier(const c10d::BarrierOptions& opts) override;
+  void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
+
+  // All-gather and reduce-scatter in their many forms (backend_shards.cc). The
+  // names are the old ones: torch 2.13 and later call the new ones, which forward.
+  WorkPtr allgather(std::vector<TensorList>& outputs, TensorList& inputs,
+                    const c10d::AllgatherOptions& opts) override;
+  WorkPtr _allgather_base(Tensor& output, Tensor& input,
+                          const c10d::AllgatherOptions& opts) override;
+  WorkPtr allgather_coalesced(std::vector<TensorList>& outputs, TensorList& inputs,
+                              const c10d::AllgatherOptions& opts) override;
+  WorkPtr allgather_into_tensor_coalesced(TensorList& outputs, TensorList& inputs,
+                                          const c10d::AllgatherOptions& opts) override;
+  WorkPtr reduce_scatter(TensorList& outputs, std::vector<TensorList>& inputs,
+                         const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr _reduce_scatter_base(Tensor& output, Tensor& input,
+                               const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr reduce_scatter_tensor_coalesced(TensorList& outputs, TensorList& inputs,
+                                          const c10d::ReduceScatterOptions& opts) override;
+
+  // Messages (backend_p2p.cc).
+  WorkPtr send(TensorList& tensors, int dst, int tag) override;
+  WorkPtr recv(TensorList& tensors, int src, int tag) override;
+  WorkPtr recvAnysource(TensorList& tensors, int tag) override;
+
+  // What people and tools ask for.
+  std::array<Traffic, kKinds> traffic() const;
+  std::string explain(Kind kind, std::size_t bytes) const;
+  std::string transport() const;
+  /// Why the group is unusable, or nothing.
+  std::optional<std::string> failure() const;
+  /// As shutdown(), but gives up on calls that are still under way.
+  void close_at_exit();
+
+ private:
+  /// How one call is to run.
+  struct Plan {
+    const Label& label;
+    Tensors inputs;   // for the profiler
+    Tensors outputs;  // the value of the work's future
+    std::chrono::milliseconds timeout;
+    bool async;
+  };
+  struct Coalescing {
+    std::vector<WorkPtr> works;
+    std::vector<Fallback::Inner> inners;  // that were told to coalesce, too
+  };
+
+  Site at(const Label& label) const { return {label.name(), rank_, size_}; }
+  /// Whether the shared memory serves calls with this tensor.
+  bool serves(const Tensor& tensor) const;
+  /// Has torch's own backend of the tensor's device run `operation`.
+  template <typename Operation>
+  WorkPtr forward(const Tensor& tensor, Operation&& operation);
+  WorkPtr forward_to(const std::string& device_type,
+                     const std::function<WorkPtr(c10d::Backend&)>& operation);
+  const Tensor& only(const Site& site, const char* argument, const TensorList& tensors) const;
+
+  void fill_gathered(Call& call, const Site& site, const TensorList& outputs, const Tensor& input);
+  Call shard_gather(const Site& site, const Tensor& output, const Tensor& input);
+  Call shard_reduction(const Site& site, const Tensor& output, const Tensor& input,
+                       const c10d::ReduceOp& op);
+
+  WorkPtr issue(const Plan& plan, Calls& calls);
+  void run_here(Calls& calls, Clock::time_point deadline);
+  WorkPtr run_later(const Plan& plan, Calls& calls);
+  WorkPtr receive(const Label& label, const Tensor& tensor, std::optional<int> source, int tag);
+  WorkPtr collect(WorkPtr work);
+  bool coalescing();
+
+  std::chrono::milliseconds timeout() const { return std::chrono::milliseconds(timeout_ms_.read()); }
+  std::chrono::milliseconds timeout_of(std::chrono::milliseconds given) const {
+    return given == c10d::kUnsetTimeout ? timeout() : given;
+  }
+  void require_open() const;
+  /// Notes what became of the group and rethrows the current exception.
+  [[noreturn]] void raise_current();
+  c10::intrusive_ptr<DreamBackend> child(const StorePtr& store, int rank, int size,
+                                         const c10::intrusive_ptr<DreamOptions>& options);
+  void close();
+
+  const StorePtr store_;
+  const c10::intrusive_ptr<DreamOptions> options_;
+  const Host host_;
+  const int process_;  // a forked child must not touch the group
+  const Interrupt interrupt_;
+  Fallback fallback_;
+  std::shared_ptr<Communicator> comm_;  // null: everything goes to fallback_
+  std::string reason_;                  // why memory is shared, or why not
+  std::shared_ptr<Executor> executor_ = std::make_shared<Executor>();
+  std::shared_ptr<Pending> pending_ = std::make_shared<Pending>();
+  Heap heap_;
+
+  Gauge timeout_ms_;
+  Gauge sequence_;  // collectives issued; equal on all ranks at the same call
+  Gauge closed_;
+  Gauge error_;  // c10d::ErrorType
+
+  std::mutex coalescing_mutex_;
+  std::optional<Coalescing> coalescing_;
+  std::mutex child_mutex_;
+  c10::weak_intrusive_ptr<c10d::Backend> last_child_;  // a DreamBackend
+};
+
+template <typename Operation>
+WorkPtr DreamBackend::forward(const Tensor& tensor, Operation&& operation) {
+  const c10::Device device = tensor.device();
+  TORCH_CHECK_VALUE(device.is_cpu() || device.is_cuda(), "rank ", rank_,
+                    ": dreamcomm takes tensors on cpu and cuda, got one on ", device);
+  return forward_to(device.is_cpu() ? "cpu" : "cuda", operation);
+}
+
+}  // namespace dreamcomm

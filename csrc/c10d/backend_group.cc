@@ -1,0 +1,236 @@
+// The life of a group: made, split, asked about, ended.
+#include <ATen/ops/from_blob.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "c10d/backend.h"
+#include "c10d/convert.h"
+#include "c10d/python.h"
+#include "c10d/store.h"
+
+namespace dreamcomm {
+namespace {
+
+using std::chrono::milliseconds;
+
+/// How often a wait for the group's calls looks at Python's signals.
+constexpr milliseconds kLook{50};
+
+c10d::ErrorType to_error_type(ErrorKind kind) {
+  switch (kind) {
+    case ErrorKind::kInvalid:
+    case ErrorKind::kMismatch:
+      return c10d::ErrorType::SUCCESS;  // the group stays usable
+    case ErrorKind::kTimeout:
+      return c10d::ErrorType::TIMEOUT;
+    case ErrorKind::kPeerLost:
+      return c10d::ErrorType::REMOTE_ERROR;
+    default:
+      return c10d::ErrorType::COMM_ERROR;
+  }
+}
+
+c10::intrusive_ptr<DreamOptions> own_options(
+    const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
+  const auto* given = dynamic_cast<const DreamOptions*>(opts.get());
+  TORCH_CHECK_VALUE(given != nullptr,
+                    "expected the options of a dreamcomm group to be dreamcomm.Options");
+  return c10::make_intrusive<DreamOptions>(*given);
+}
+
+}  // namespace
+
+c10::intrusive_ptr<DreamBackend> DreamBackend::create(
+    const StorePtr& store, int rank, int size, const c10::intrusive_ptr<DreamOptions>& options,
+    const Host& host) {
+  auto backend = c10::make_intrusive<DreamBackend>(store, rank, size, options, host);
+  host.register_exit(backend);
+  return backend;
+}
+
+DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
+                           const c10::intrusive_ptr<DreamOptions>& options, const Host& host)
+    : Backend(rank, size),
+      store_(store),
+      options_(options),
+      host_(host),
+      process_(getpid()),
+      interrupt_(check_signals),
+      fallback_([store, rank, size, options, make = host.make_inner](const std::string& device) {
+        return make(store, rank, size, options, device);
+      }),
+      last_child_(c10::intrusive_ptr<c10d::Backend>()) {
+  timeout_ms_.set(options->timeout.count());
+  const ShmOptions shm{.page_bytes = options->page_bytes,
+                       .message_bytes = options->message_bytes,
+                       .timeout = options->timeout,
+                       .refuse = !options->shared_memory};
+  TorchStore meeting(c10::make_intrusive<c10d::PrefixStore>("dreamcomm/shm", store));
+  try {
+    ShmResult result = connect_shm(meeting, rank, size, shm);
+    reason_ = std::move(result.reason);
+    if (result.fabric) {
+      comm_ = std::make_shared<Communicator>(
+          std::move(result.fabric),
+          CommOptions{options->group_name, options->algorithm, options->fixed_order,
+                      options->timeout});
+    }
+  } catch (...) {
+    raise_current();
+  }
+  if (!comm_) fallback_.get("cpu");
+}
+
+DreamBackend::~DreamBackend() {
+  if (getpid() != process_) {
+    // A forked child has the group's memory but not its threads: let go of both
+    // without ending them, as ending them would end the parent's group.
+    new auto(std::move(comm_));
+    new auto(std::move(executor_));
+    new auto(fallback_.close());
+    return;
+  }
+  try {
+    without_gil([this] { close(); });
+  } catch (const std::exception& error) {
+    TORCH_WARN("dreamcomm: closing a group failed: ", error.what());
+  }
+}
+
+c10::intrusive_ptr<c10d::Backend::Options> DreamBackend::getBackendOptions() { return options_; }
+
+c10::intrusive_ptr<DreamBackend> DreamBackend::child(
+    const StorePtr& store, int rank, int size, const c10::intrusive_ptr<DreamOptions>& options) {
+  const std::scoped_lock lock(child_mutex_);
+  // torch asks once per device type, with one store: the answer is one backend.
+  auto last = c10::dynamic_intrusive_pointer_cast<DreamBackend>(last_child_.lock());
+  if (last && last->store_.get() == store.get()) return last;
+  auto made = create(store, rank, size, options, host_);
+  last_child_ = c10::weak_intrusive_ptr<c10d::Backend>(made);
+  return made;
+}
+
+c10::intrusive_ptr<c10d::Backend> DreamBackend::split(
+    const StorePtr& store, const std::vector<int>& ranks,
+    const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
+  const auto own = std::find(ranks.begin(), ranks.end(), rank_);
+  if (own == ranks.end()) return nullptr;
+  auto options = own_options(opts);
+  const std::vector<uint64_t>& globals = options_->global_ranks_in_group;
+  options->global_ranks_in_group.clear();
+  for (const int rank : ranks) {
+    const auto index = static_cast<std::size_t>(rank);
+    TORCH_CHECK_VALUE(rank >= 0 && rank < size_, "split: expected ranks of the group, 0 to ",
+                      size_ - 1, ", got ", rank);
+    options->global_ranks_in_group.push_back(globals.empty() ? index : globals.at(index));
+  }
+  return child(store, static_cast<int>(own - ranks.begin()), static_cast<int>(ranks.size()),
+               options);
+}
+
+c10::intrusive_ptr<c10d::Backend> DreamBackend::merge(
+    const StorePtr& store, const c10::intrusive_ptr<c10d::Backend::Options>& opts, const int& rank,
+    const int& size) {
+  auto options = own_options(opts);
+  options->global_ranks_in_group.clear();
+  return child(store, rank, size, options);
+}
+
+void DreamBackend::setTimeout(milliseconds timeout) {
+  timeout_ms_.set(timeout.count());
+  options_->timeout = timeout;
+  const auto pass_on = [timeout](auto& inner) {
+    if constexpr (requires { inner.setTimeout(timeout); }) inner.setTimeout(timeout);
+  };
+  for (const Fallback::Inner& inner : fallback_.all()) pass_on(*inner);
+}
+
+uint64_t DreamBackend::getSequenceNumberForGroup() {
+  return static_cast<uint64_t>(sequence_.read());
+}
+
+c10d::ErrorType DreamBackend::getError() { return static_cast<c10d::ErrorType>(error_.read()); }
+
+void DreamBackend::raise_current() {
+  try {
+    throw;
+  } catch (const Error& error) {
+    const c10d::ErrorType type = to_error_type(error.kind());
+    if (type != c10d::ErrorType::SUCCESS) error_.set(static_cast<std::int64_t>(type));
+    std::rethrow_exception(to_torch(error));
+  }
+}
+
+void DreamBackend::require_open() const {
+  TORCH_CHECK_WITH(DistBackendError, closed_.read() == 0, "rank ", rank_,
+                   ": this dreamcomm group was shut down; make a new one with new_group()");
+}
+
+bool DreamBackend::supportsTensorAlloc(c10::DeviceIndex index) {
+  return index < 0;  // cpu; the devices with an index are accelerators
+}
+
+at::Tensor DreamBackend::allocateTensor(long size, at::TensorOptions options) {
+  TORCH_CHECK_VALUE(options.device().is_cpu(), "rank ", rank_,
+                    ": dreamcomm allocates tensors on cpu, got ", options.device());
+  TORCH_CHECK_VALUE(size >= 0, "rank ", rank_, ": expected a size from 0 on, got ", size);
+  const std::size_t bytes = static_cast<std::size_t>(size) * options.dtype().itemsize();
+  std::shared_ptr<std::byte> memory = heap_.allocate(bytes);
+  void* data = memory.get();
+  return at::from_blob(data, {size}, [memory = std::move(memory)](void*) {}, options);
+}
+
+std::array<Traffic, kKinds> DreamBackend::traffic() const {
+  return comm_ ? comm_->traffic() : std::array<Traffic, kKinds>{};
+}
+
+std::string DreamBackend::transport() const {
+  return comm_ ? comm_->transport() : concat("gloo, as no memory is shared: ", reason_);
+}
+
+std::string DreamBackend::explain(Kind kind, std::size_t bytes) const {
+  if (!comm_) {
+    return concat(name(kind), " of ", bytes,
+                  " bytes: torch's own group carries it, Gloo for tensors on cpu and NCCL on "
+                  "cuda, because the ranks share no memory: ",
+                  reason_);
+  }
+  return concat(comm_->explain(kind, bytes),
+                "\n  (tensors on cuda go to torch's own NCCL group, sparse all_reduce to Gloo)");
+}
+
+std::optional<std::string> DreamBackend::failure() const {
+  return comm_ ? comm_->failure() : std::nullopt;
+}
+
+void DreamBackend::abort() {
+  if (getpid() != process_) return;
+  if (comm_) comm_->abort("abort() was called");
+  for (const Fallback::Inner& inner : fallback_.all()) inner->abort();
+}
+
+void DreamBackend::shutdown() {
+  if (getpid() != process_) return;
+  without_gil([this] { close(); });
+}
+
+void DreamBackend::close_at_exit() {
+  if (getpid() != process_) return;
+  const int left = pending_->count();
+  if (comm_ && left > 0) {
+    comm_->abort(concat("the process exits with ", left, " calls under way"));
+  }
+  shutdown();
+}
+
+void DreamBackend::close() {
+  closed_.set(1);
+  while (!pending_->wait_none(kLook)) check_signals();
+  if (comm_) comm_->shutdown();
+  executor_->stop();
+  for (const Fallback::Inner& inner : fallback_.close()) inner->shutdown();
+}
+
+}  // namespace dreamcomm

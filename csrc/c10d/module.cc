@@ -1,0 +1,179 @@
+// The Python module dreamcomm._C: the backend and its options.
+#include <pybind11/chrono.h>
+#include <pybind11/functional.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <memory>
+
+#include "c10d/backend.h"
+
+namespace dreamcomm {
+namespace {
+
+using std::chrono::milliseconds;
+using BackendPtr = c10::intrusive_ptr<DreamBackend>;
+using OptionsPtr = c10::intrusive_ptr<DreamOptions>;
+
+/// A Python object that any thread may drop, the GIL held or not.
+std::shared_ptr<py::object> shared_object(py::object object) {
+  return {new py::object(std::move(object)), [](py::object* held) {
+            if (Py_IsInitialized() == 0) return;  // nothing is left to tell
+            const py::gil_scoped_acquire gil;
+            delete held;
+          }};
+}
+
+/// What the interpreter calls at exit. It does not keep the backend alive.
+class ExitHook {
+ public:
+  explicit ExitHook(const BackendPtr& backend) : backend_(backend) {}
+  void operator()() const {
+    const py::gil_scoped_release release;
+    if (const BackendPtr backend = backend_.lock()) backend->close_at_exit();
+  }
+
+ private:
+  c10::weak_intrusive_ptr<DreamBackend> backend_;
+};
+
+void register_exit(const BackendPtr& backend) {
+  const py::gil_scoped_acquire gil;
+  py::module_::import("atexit").attr("register")(ExitHook(backend));
+}
+
+BackendPtr make_backend(const StorePtr& store, int rank, int size, const OptionsPtr& options,
+                        py::object make_inner) {
+  const Host host{[make = shared_object(std::move(make_inner))](
+                      const StorePtr& inner_store, int inner_rank, int inner_size,
+                      const OptionsPtr& inner_options, const std::string& device_type) {
+                    const py::gil_scoped_acquire gil;
+                    return (*make)(inner_store, inner_rank, inner_size, inner_options, device_type)
+                        .cast<Fallback::Inner>();
+                  },
+                  register_exit};
+  const py::gil_scoped_release release;
+  return DreamBackend::create(store, rank, size, options, host);
+}
+
+Kind kind_named(const std::string& wanted) {
+  std::string known;
+  for (int k = 0; k < kKinds; ++k) {
+    const auto kind = static_cast<Kind>(k);
+    if (name(kind) == wanted) return kind;
+    known += known.empty() ? "" : ", ";
+    known += name(kind);
+  }
+  throw py::value_error("unknown operation '" + wanted + "'; expected one of " + known);
+}
+
+/// {"all_reduce": {"calls": 3, "sent": 4096, "received": 4096}, ...}
+py::dict to_dict(const std::array<Traffic, kKinds>& traffic) {
+  py::dict result;
+  for (int k = 0; k < kKinds; ++k) {
+    const Traffic& t = traffic[static_cast<std::size_t>(k)];
+    py::dict row;
+    row["calls"] = t.calls;
+    row["sent"] = t.sent;
+    row["received"] = t.received;
+    result[py::str(std::string(name(static_cast<Kind>(k))))] = row;
+  }
+  return result;
+}
+
+OptionsPtr make_options(milliseconds timeout, std::string algorithm, bool fixed_order,
+                        std::size_t page_bytes, std::size_t message_bytes, bool shared_memory) {
+  auto options = c10::make_intrusive<DreamOptions>(timeout);
+  options->algorithm = std::move(algorithm);
+  options->fixed_order = fixed_order;
+  options->page_bytes = page_bytes;
+  options->message_bytes = message_bytes;
+  options->shared_memory = shared_memory;
+  return options;
+}
+
+std::string repr(const DreamOptions& options) {
+  const auto boolean = [](bool value) { return value ? "True" : "False"; };
+  return concat("Options(timeout=timedelta(milliseconds=", options.timeout.count(), "), algorithm='",
+                options.algorithm, "', fixed_order=", boolean(options.fixed_order),
+                ", page_bytes=", options.page_bytes, ", message_bytes=", options.message_bytes,
+                ", shared_memory=", boolean(options.shared_memory), ')');
+}
+
+OptionsPtr copy_of(const DreamOptions& options) {
+  return c10::make_intrusive<DreamOptions>(options);
+}
+
+void bind_options(py::module_& m) {
+  const DreamOptions defaults;
+  auto options =
+      py::class_<DreamOptions, c10d::Backend::Options, OptionsPtr>(m, "Options", R"(
+Settings of a dreamcomm group, for the argument ``pg_options`` of
+``init_process_group`` and ``new_group``. All ranks must give equal ones.
+
+timeout (timedelta): for calls that give none themselves; replaced by the group's
+    own ``timeout`` argument unless it differs from the default of 30 minutes.
+algorithm (str): "auto", or one row of the table for all calls it serves:
+    "direct", "one_shot", "ring", "master".
+fixed_order (bool): reduce in rank order only, so that every rank, run and
+    message size gives the same bits.
+page_bytes (int): size of a rank's staging page for collectives; it has two.
+message_bytes (int): size of one message buffer; two per pair of ranks.
+shared_memory (bool): False sends everything to torch's own Gloo or NCCL group.
+)");
+  options
+      .def(py::init(&make_options), py::kw_only(), py::arg("timeout") = defaults.timeout,
+           py::arg("algorithm") = defaults.algorithm,
+           py::arg("fixed_order") = defaults.fixed_order,
+           py::arg("page_bytes") = defaults.page_bytes,
+           py::arg("message_bytes") = defaults.message_bytes,
+           py::arg("shared_memory") = defaults.shared_memory)
+      .def_readwrite("timeout", &DreamOptions::timeout)
+      .def_readwrite("algorithm", &DreamOptions::algorithm)
+      .def_readwrite("fixed_order", &DreamOptions::fixed_order)
+      .def_readwrite("page_bytes", &DreamOptions::page_bytes)
+      .def_readwrite("message_bytes", &DreamOptions::message_bytes)
+      .def_readwrite("shared_memory", &DreamOptions::shared_memory)
+      .def("__repr__", &repr)
+      .def("__copy__", &copy_of)
+      .def("__deepcopy__", [](const DreamOptions& self, const py::dict&) { return copy_of(self); });
+}
+
+void bind_backend(py::module_& m) {
+  py::class_<ExitHook>(m, "_ExitHook").def("__call__", &ExitHook::operator());
+  py::class_<DreamBackend, c10d::Backend, BackendPtr>(
+      m, "DreamBackend", "The c10d backend of one group; made by init_process_group.")
+      .def(py::init(&make_backend), py::arg("store"), py::arg("rank"), py::arg("size"),
+           py::arg("options"), py::arg("make_inner"))
+      .def_property_readonly("options", &DreamBackend::getBackendOptions)
+      .def_property_readonly("transport", &DreamBackend::transport)
+      .def_property_readonly("failure", &DreamBackend::failure)
+      .def("stats", [](const DreamBackend& self) { return to_dict(self.traffic()); })
+      .def(
+          "explain",
+          [](const DreamBackend& self, const std::string& op, std::size_t nbytes) {
+            return self.explain(kind_named(op), nbytes);
+          },
+          py::arg("op"), py::arg("nbytes"))
+      .def(
+          "monitored_barrier",
+          [](DreamBackend& self, std::optional<milliseconds> timeout, bool wait_all_ranks) {
+            c10d::BarrierOptions opts;
+            if (timeout) opts.timeout = *timeout;
+            self.monitoredBarrier(opts, wait_all_ranks);
+          },
+          py::arg("timeout") = py::none(), py::arg("wait_all_ranks") = false,
+          py::call_guard<py::gil_scoped_release>())
+      .def("get_error", &DreamBackend::getError)
+      .def("_set_default_timeout", &DreamBackend::setTimeout, py::arg("timeout"),
+           py::call_guard<py::gil_scoped_release>());
+}
+
+}  // namespace
+}  // namespace dreamcomm
+
+PYBIND11_MODULE(_C, m) {
+  m.doc() = "dreamcomm's compiled part; import torch first.";
+  py::module_::import("torch._C._distributed_c10d");  // the classes these derive from
+  dreamcomm::bind_options(m);
+  dreamcomm::bind_backend(m);
+}

@@ -1,0 +1,53 @@
+"""The compiled part of dreamcomm. Import torch first."""
+
+from collections.abc import Callable
+from datetime import timedelta
+
+from torch._C._distributed_c10d import Backend, ErrorType, Store
+
+class Options(Backend.Options):
+    """Settings of a group, for ``pg_options``; all ranks must give equal ones."""
+
+    timeout: timedelta
+    algorithm: str
+    fixed_order: bool
+    page_bytes: int
+    message_bytes: int
+    shared_memory: bool
+    def __init__(
+        self,
+        *,
+        timeout: timedelta = ...,
+        algorithm: str = "auto",
+        fixed_order: bool = True,
+        page_bytes: int = ...,
+        message_bytes: int = ...,
+        shared_memory: bool = True,
+    ) -> None: ...
+    def __copy__(self) -> Options: ...
+    def __deepcopy__(self, memo: dict[int, object]) -> Options: ...
+
+class DreamBackend(Backend):
+    """The c10d backend of one group; made by init_process_group."""
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        options: Options,
+        make_inner: Callable[[Store, int, int, Options, str], Backend],
+    ) -> None: ...
+    @property
+    def options(self) -> Options: ...
+    @property
+    def transport(self) -> str: ...
+    @property
+    def failure(self) -> str | None: ...
+    def stats(self) -> dict[str, dict[str, int]]: ...
+    def explain(self, op: str, nbytes: int) -> str: ...
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None: ...
+    def get_error(self) -> ErrorType: ...
+    def _set_default_timeout(self, timeout: timedelta) -> None: ...

@@ -1,0 +1,44 @@
+"""A communication backend for PyTorch: shared memory, the same bits every time.
+
+``torch.distributed.init_process_group("dreamcomm")`` needs no import of this package.
+What it adds beside torch's own calls:
+
+- :func:`spawn` starts ranks from a script or notebook; :class:`RankError` names the one
+  that failed,
+- :class:`Options` are the backend's options, for ``pg_options``,
+- :func:`stats` counts calls and bytes, :func:`explain` tells which algorithm runs and why,
+- :func:`monitored_barrier` is a barrier that names the missing ranks.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+# torch first: it ends with a call of the entry point in dreamcomm.backend, which must not be
+# half imported then. If that call brought us here, torch is half imported but usable.
+import torch  # noqa: F401
+
+from dreamcomm.backend import autoload
+
+if TYPE_CHECKING:
+    from dreamcomm.backend import Options, explain, monitored_barrier, stats
+    from dreamcomm.launch import RankError, spawn
+
+__all__ = ["Options", "RankError", "explain", "monitored_barrier", "spawn", "stats"]
+
+autoload()  # in case torch was told not to (TORCH_DEVICE_BACKEND_AUTOLOAD=0); else does nothing
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a public name at its first use: `import torch` imports this package."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = "launch" if name in ("spawn", "RankError") else "backend"
+    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

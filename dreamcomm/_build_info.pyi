@@ -1,0 +1,2 @@
+# Written by CMake beside the compiled module.
+TORCH_VERSION: str  # of the build, such as "2.13.0+cpu"

@@ -1,0 +1,192 @@
+"""Registers the name "dreamcomm" with torch.distributed and makes its groups.
+
+Every setting of :class:`Options` can be overridden for all groups of a process by an
+environment variable, equal on all ranks:
+
+===========================  ==========================================================
+``DREAMCOMM_ALGORITHM``      ``auto``, ``direct``, ``one_shot``, ``ring`` or ``master``
+``DREAMCOMM_FIXED_ORDER``    ``1`` or ``0``
+``DREAMCOMM_PAGE_BYTES``     bytes of a staging page
+``DREAMCOMM_MESSAGE_BYTES``  bytes of a message buffer
+``DREAMCOMM_SHARED_MEMORY``  ``1``, or ``0``: everything goes to torch's Gloo or NCCL
+===========================  ==========================================================
+
+This module is imported at the end of ``import torch``: it must stay light.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Backend, Store, _DistributedBackendOptions
+
+    from dreamcomm._C import DreamBackend, Options
+    from dreamcomm.info import explain, monitored_barrier, stats, transport
+
+__all__ = ["Options", "autoload", "create", "explain", "monitored_barrier", "stats", "transport"]
+
+NAME = "dreamcomm"
+
+
+def autoload() -> None:
+    """Makes the backend known to torch; called at the end of ``import torch``. Never raises."""
+    try:
+        import torch.distributed as dist
+
+        if dist.is_available() and not hasattr(dist.Backend, NAME.upper()):
+            dist.Backend.register_backend(
+                NAME, create, extended_api=True, devices=["cpu", "cuda"]
+            )
+    except Exception:
+        logging.getLogger(NAME).warning(
+            "the backend %r could not be registered", NAME, exc_info=True
+        )
+
+
+def create(dist_opts: _DistributedBackendOptions, backend_options: object = None) -> DreamBackend:
+    """Makes the backend of one group; torch calls it on every member.
+
+    Args:
+        dist_opts: store, rank, size, timeout and name of the group, from torch.
+        backend_options: what the caller gave as ``pg_options``, an :class:`Options` or None.
+
+    Raises:
+        ImportError: the package was built for another torch, or not at all.
+        TypeError: ``backend_options`` are those of another backend.
+        ValueError: an option or an environment variable has no meaning.
+        DistBackendError: the members' options differ, or one did not appear in time.
+    """
+    from dreamcomm._compat import check_build
+
+    check_build()
+    from dreamcomm import _C
+
+    options = _options_for(dist_opts, backend_options)
+    _apply_environment(options)
+    return _C.DreamBackend(
+        dist_opts.store, dist_opts.group_rank, dist_opts.group_size, options, make_inner
+    )
+
+
+def _options_for(dist_opts: _DistributedBackendOptions, backend_options: object) -> Options:
+    from dreamcomm import _C
+
+    if backend_options is not None and not isinstance(backend_options, _C.Options):
+        raise TypeError(
+            f"rank {dist_opts.group_rank}: expected pg_options to be dreamcomm.Options, "
+            f"got {type(backend_options).__name__}"
+        )
+    options = _C.Options() if backend_options is None else copy.deepcopy(backend_options)
+    if options.timeout == _C.Options().timeout:
+        options.timeout = dist_opts.timeout
+    members = list(dist_opts.global_ranks_in_group)
+    options.global_ranks_in_group = members
+    options.group_name = dist_opts.group_id if members else "default"
+    return options
+
+
+def _apply_environment(options: Options) -> None:
+    algorithm = os.environ.get("DREAMCOMM_ALGORITHM")
+    if algorithm is not None:
+        options.algorithm = algorithm
+    options.fixed_order = _flag("DREAMCOMM_FIXED_ORDER", options.fixed_order)
+    options.shared_memory = _flag("DREAMCOMM_SHARED_MEMORY", options.shared_memory)
+    options.page_bytes = _size("DREAMCOMM_PAGE_BYTES", options.page_bytes)
+    options.message_bytes = _size("DREAMCOMM_MESSAGE_BYTES", options.message_bytes)
+
+
+def _flag(variable: str, default: bool) -> bool:
+    text = os.environ.get(variable)
+    if text is None:
+        return default
+    if text not in ("0", "1"):
+        raise ValueError(f"expected the environment variable {variable} to be 0 or 1, got {text!r}")
+    return text == "1"
+
+
+def _size(variable: str, default: int) -> int:
+    text = os.environ.get(variable)
+    if text is None:
+        return default
+    if not text.isdecimal() or int(text) == 0:
+        raise ValueError(
+            f"expected the environment variable {variable} to be a number of bytes, got {text!r}"
+        )
+    return int(text)
+
+
+def make_inner(store: Store, rank: int, size: int, options: Options, device_type: str) -> Backend:
+    """Makes torch's own backend, for what shared memory cannot serve.
+
+    ``device_type`` is "cpu" (Gloo) or "cuda" (NCCL). Raises RuntimeError if torch has none.
+    """
+    return (_make_gloo if device_type == "cpu" else _make_nccl)(store, rank, size, options)
+
+
+def _make_gloo(store: Store, rank: int, size: int, options: Options) -> Backend:
+    import torch.distributed as dist
+
+    if not dist.is_gloo_available():
+        raise RuntimeError(
+            f"rank {rank}: this call needs torch's Gloo group, which this torch was built without"
+        )
+    gloo: Any = dist.ProcessGroupGloo  # the stubs do not know the options class
+    settings = gloo._Options()
+    # Connected at first use: two ranks that exchange messages do not wait for the others.
+    names = os.environ.get("GLOO_SOCKET_IFNAME")
+    if names:
+        settings._devices = [
+            gloo.create_device(interface=name, lazy_init=True) for name in names.split(",")
+        ]
+    else:
+        settings._devices = [gloo.create_default_device(lazy_init=True)]
+    _copy_settings(settings, options)
+    inner: Backend = gloo(dist.PrefixStore("dreamcomm/gloo", store), rank, size, settings)
+    inner._set_sequence_number_for_group()
+    return inner
+
+
+def _make_nccl(store: Store, rank: int, size: int, options: Options) -> Backend:
+    import torch
+    import torch.distributed as dist
+
+    if not dist.is_nccl_available():
+        raise RuntimeError(
+            f"rank {rank}: dreamcomm hands tensors on cuda to torch's NCCL group, which torch "
+            f"{torch.__version__} was built without; move the tensors to cpu or install a torch "
+            "with CUDA"
+        )
+    nccl: Any = dist.ProcessGroupNCCL
+    settings = nccl.Options()
+    _copy_settings(settings, options)
+    inner: Backend = nccl(dist.PrefixStore("dreamcomm/nccl", store), rank, size, settings)
+    inner._set_sequence_number_for_group()
+    return inner
+
+
+def _copy_settings(settings: Any, options: Options) -> None:
+    timeout: timedelta = options.timeout
+    settings._timeout = timeout
+    settings.global_ranks_in_group = options.global_ranks_in_group
+    settings.group_name = options.group_name
+
+
+def __getattr__(name: str) -> Any:
+    """The public names that need the compiled module, imported at first use."""
+    if name == "Options":
+        from dreamcomm._compat import check_build
+
+        check_build()
+        from dreamcomm._C import Options
+
+        return Options
+    if name in ("explain", "monitored_barrier", "stats", "transport"):
+        from dreamcomm import info
+
+        return getattr(info, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

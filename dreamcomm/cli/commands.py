@@ -1,0 +1,17 @@
+"""The list of commands."""
+
+from __future__ import annotations
+
+import typer
+
+from dreamcomm.cli.demo import demo
+from dreamcomm.cli.version import version
+
+commands = typer.Typer(
+    help="A communication backend for PyTorch.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+commands.command()(demo)
+commands.command()(version)

@@ -1,0 +1,93 @@
+"""What a group did and does: byte counters, the choice of algorithm, who is missing."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from dreamcomm._C import DreamBackend
+
+__all__ = ["explain", "monitored_barrier", "stats", "transport"]
+
+
+def stats(group: dist.ProcessGroup | None = None) -> dict[str, dict[str, int]]:
+    """Counts this rank's calls and bytes since the group was made.
+
+    Args:
+        group: a group with the backend dreamcomm; None is the default group.
+
+    Returns:
+        For each operation ("all_reduce", "send", ...) a dict with ``calls``, and in bytes
+        ``sent`` (what peers read of this rank, once per reader) and ``received`` (what this
+        rank read of its peers). Calls that torch's own Gloo or NCCL group carried count
+        nothing.
+
+    Raises:
+        ValueError: the group does not use dreamcomm, or this rank is not in it.
+    """
+    return _backend(group).stats()
+
+
+def explain(op: str, nbytes: int, group: dist.ProcessGroup | None = None) -> str:
+    """Says how the group would run a call, what else there is, and why.
+
+    Args:
+        op: "all_reduce", "broadcast", "all_gather", ...
+        nbytes: bytes of one rank's tensor.
+        group: a group with the backend dreamcomm; None is the default group.
+
+    Raises:
+        ValueError: the operation or the group is unknown.
+    """
+    return _backend(group).explain(op, nbytes)
+
+
+def transport(group: dist.ProcessGroup | None = None) -> str:
+    """Names what carries the group's bytes, such as "shm (memfd), 4 ranks in one host"."""
+    return _backend(group).transport
+
+
+def monitored_barrier(
+    group: dist.ProcessGroup | None = None,
+    timeout: timedelta | float | None = None,
+    wait_all_ranks: bool = False,
+) -> None:
+    """Waits until all ranks call it; if some do not, names them. The group stays usable.
+
+    Args:
+        group: a group with the backend dreamcomm; None is the default group.
+        timeout: how long to wait, a float in seconds; None is the group's timeout.
+        wait_all_ranks: rank 0 names all missing ranks, not only the first.
+
+    Raises:
+        DistBackendError: ranks were missing. Rank 0 names them; the others say what they
+            heard from rank 0.
+    """
+    if timeout is not None and not isinstance(timeout, timedelta):
+        timeout = timedelta(seconds=timeout)
+    _backend(group).monitored_barrier(timeout, wait_all_ranks)
+
+
+def _backend(group: dist.ProcessGroup | None) -> DreamBackend:
+    from dreamcomm._compat import check_build
+
+    check_build()
+    from dreamcomm._C import DreamBackend
+
+    if group is None:
+        group = dist.group.WORLD
+    if group is None:
+        raise ValueError('no default group: call init_process_group("dreamcomm") first')
+    if not isinstance(group, dist.ProcessGroup):
+        raise ValueError(f"this rank is not a member of the group {group!r}")
+    for device in group._device_types:
+        backend = group._get_backend(torch.device(device))
+        # TORCH_DISTRIBUTED_DEBUG=DETAIL puts a checking backend around ours.
+        backend = getattr(backend, "wrapped_pg", backend)
+        if isinstance(backend, DreamBackend):
+            return backend
+    raise ValueError("the group does not use the backend dreamcomm")

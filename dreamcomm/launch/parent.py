@@ -1,0 +1,225 @@
+"""``dreamcomm.spawn``: ranks from a script or a notebook in one line.
+
+The parent hosts the store, starts the ranks, and waits. Whatever ends that wait early (a rank
+that raises, a rank that is killed, Ctrl-C) ends every rank before it reaches the caller.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+import time
+from datetime import timedelta
+from multiprocessing import connection
+from multiprocessing import spawn as mp_spawn
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from dreamcomm.launch.rank_main import Job
+from dreamcomm.launch.rank_process import RankProcess, start_forked, start_fresh
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from torch._C._distributed_c10d import TCPStore
+
+    from dreamcomm.launch.rank_process import Failure
+
+R = TypeVar("R")
+
+# A rank's failure makes its peers fail a moment later; within this time their news is gathered,
+# so that the error can name the first cause and not the first echo.
+ECHO_SECONDS = 0.5
+# What a rank gets to clean up after SIGINT or SIGTERM before SIGKILL.
+GRACE_SECONDS = 5.0
+
+
+class RankError(RuntimeError):
+    """A rank failed; all other ranks have been ended.
+
+    Attributes:
+        rank: the rank that failed first.
+        traceback: the text of its Python traceback, or None if it left none.
+        signal: the signal that killed it, or None.
+    """
+
+    def __init__(self, first: Failure, others: Sequence[Failure] = ()) -> None:
+        self.rank = first.rank
+        self.traceback = first.traceback
+        self.signal = first.signal
+        lines = [f"rank {first.rank} {first.text()}"]
+        lines += [f"then rank {other.rank} {other.summary()}" for other in others]
+        super().__init__("\n".join(lines))
+
+
+def spawn(
+    fn: Callable[..., R],
+    nprocs: int,
+    *,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    backend: str = "dreamcomm",
+    timeout: float | timedelta | None = None,
+    options: Any = None,
+    start_method: str | None = None,
+    init: bool = True,
+) -> list[R]:
+    """Runs ``fn(*args, **kwargs)`` in ``nprocs`` processes on this host; returns their results.
+
+    In every rank the default process group is ready: ``torch.distributed.get_rank()`` tells the
+    rank. RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set as
+    torchrun sets them; the store lives in the calling process. The cores are shared out among
+    the ranks, unless OMP_NUM_THREADS is set.
+
+    Args:
+        fn: with start_method "spawn" a module-level function; with "fork" anything.
+        nprocs: the number of ranks, 1 or more.
+        args, kwargs: the same for every rank; each rank gets its own copy.
+        backend: what ``init_process_group`` gets: "dreamcomm", "gloo", "cpu:dreamcomm,cuda:nccl".
+        timeout: of the process group, in seconds or as a timedelta; None is torch's default.
+        options: the backend's options, as ``init_process_group(pg_options=...)``.
+        start_method: "spawn" (a fresh interpreter per rank), "fork" (a copy of this process, one
+            thread per rank; not after CUDA was used here), or None: "spawn" where ``__main__``
+            is a file, else "fork".
+        init: False leaves ``init_process_group`` to ``fn``; the environment is set all the same.
+
+    Returns:
+        What ``fn`` returned, by rank. Results travel pickled, tensors by value.
+
+    Raises:
+        RankError: a rank raised, was killed or ended early; the others have been ended.
+        ValueError, TypeError: a bad argument, before any process is started.
+        KeyboardInterrupt: Ctrl-C, after the ranks have ended.
+    """
+    if nprocs < 1:
+        raise ValueError(f"dreamcomm.spawn: nprocs must be 1 or more, got {nprocs}")
+    method = start_method or default_start_method()
+    if method not in ("spawn", "fork"):
+        raise ValueError(
+            f"dreamcomm.spawn: start_method must be 'spawn', 'fork' or None, got {method!r}"
+        )
+    if isinstance(timeout, (int, float)):
+        timeout = timedelta(seconds=timeout)
+    threads = threads_per_rank(nprocs, method)
+    job = Job(fn, tuple(args), dict(kwargs or {}), backend, timeout, options, threads, init)
+    if method == "fork":
+        return run_ranks(nprocs, threads, lambda rank, env: start_forked(rank, env, job))
+    pickled = pickle_job(job)
+    return run_ranks(nprocs, threads, lambda rank, env: start_fresh(rank, env, pickled))
+
+
+def default_start_method() -> str:
+    """Picks "spawn" for scripts and "fork" for notebooks and the interactive prompt.
+
+    A fresh interpreter is the safe choice: no inherited locks, threads or CUDA state. But it
+    finds ``fn`` by importing ``__main__`` from its file; a notebook's ``__main__`` has no file,
+    and functions typed there exist only in this process, so there the rank has to be a copy.
+    """
+    return "spawn" if getattr(sys.modules["__main__"], "__file__", None) else "fork"
+
+
+def threads_per_rank(nprocs: int, method: str) -> int | None:
+    """The CPU threads of each rank; None leaves them to the user's OMP_NUM_THREADS."""
+    if method == "fork":
+        return 1  # GNU OpenMP hangs in a forked child if the parent has used its threads.
+    if "OMP_NUM_THREADS" in os.environ:
+        return None
+    return max(1, len(os.sched_getaffinity(0)) // nprocs)
+
+
+def pickle_job(job: Job) -> bytes:
+    """The job with what the fresh interpreter needs to find its modules first."""
+    preparation = mp_spawn.get_preparation_data("rank")
+    preparation["authkey"] = bytes(preparation["authkey"])  # Travels by a private pipe.
+    try:
+        return pickle.dumps((preparation, pickle.dumps(job)))
+    except Exception as error:
+        raise TypeError(
+            f"dreamcomm.spawn: the ranks' call cannot be pickled: {error}. Give a module-level "
+            "function and plain arguments, or start_method='fork'."
+        ) from error
+
+
+def host_store() -> TCPStore:
+    """The ranks' store, on a port the kernel picks: two spawns never race for one."""
+    from torch._C._distributed_c10d import TCPStore
+
+    return TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
+
+
+def rank_variables(rank: int, nprocs: int, port: int, threads: int | None) -> dict[str, str]:
+    """The environment of one rank, as torchrun would set it."""
+    variables = {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(nprocs),
+        "LOCAL_WORLD_SIZE": str(nprocs),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        # Tells env:// that the store is up already, so that rank 0 does not host another.
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+    }
+    return variables if threads is None else variables | {"OMP_NUM_THREADS": str(threads)}
+
+
+def run_ranks(
+    nprocs: int, threads: int | None, start: Callable[[int, dict[str, str]], RankProcess]
+) -> list[Any]:
+    """Starts all ranks, waits for them and returns their results; leaves no rank running."""
+    store = host_store()
+    ranks: list[RankProcess] = []
+    try:
+        for rank in range(nprocs):
+            ranks.append(start(rank, rank_variables(rank, nprocs, store.port, threads)))
+        failures = watch(ranks)
+        stop(ranks, signal.SIGTERM)
+    except KeyboardInterrupt:
+        stop(ranks, signal.SIGINT)
+        raise
+    finally:
+        for process in ranks:
+            process.close()
+        del store  # Or a caught error, whose traceback holds this frame, keeps its thread alive.
+    if failures:
+        first, *others = sorted(failures, key=lambda failure: failure.order())
+        raise RankError(first, others)
+    return [pickle.loads(process.result) for process in ranks if process.result is not None]
+
+
+def watch(ranks: Sequence[RankProcess]) -> list[Failure]:
+    """Returns when all ranks have ended, or shortly after the first failure."""
+    deadline: float | None = None
+    while running := [rank for rank in ranks if rank.running]:
+        seconds = None if deadline is None else deadline - time.monotonic()
+        if seconds is not None and seconds <= 0:
+            break
+        sources = {source: rank for rank in running for source in rank.sources()}
+        for source in connection.wait(list(sources), seconds):
+            sources[source].hear(source)
+        if deadline is None and any(rank.failure for rank in ranks):
+            deadline = time.monotonic() + ECHO_SECONDS
+    return [rank.failure for rank in ranks if rank.failure is not None]
+
+
+def stop(ranks: Sequence[RankProcess], number: signal.Signals) -> None:
+    """Sends the signal, gives the ranks time to clean up, and kills those that remain.
+
+    A second Ctrl-C while waiting cuts the time short.
+    """
+    try:
+        for rank in ranks:
+            rank.send_signal(number)
+        deadline = time.monotonic() + GRACE_SECONDS
+        while running := [rank.pidfd for rank in ranks if rank.running]:
+            seconds = deadline - time.monotonic()
+            if seconds <= 0:
+                break
+            for ready in connection.wait(running, seconds):
+                next(rank for rank in ranks if rank.pidfd == ready).reap()
+    finally:
+        for rank in ranks:
+            rank.send_signal(signal.SIGKILL)
+        for rank in ranks:
+            rank.reap()

@@ -1,0 +1,159 @@
+"""What one rank started by :func:`dreamcomm.spawn` does, from its first line to its last.
+
+A fresh interpreter runs this file as its main program; a forked rank calls :func:`run_rank`.
+Only the standard library is imported at the top: the way home to the parent must stand before
+anything heavy, or anything of the user's, has had a chance to fail.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PR_SET_PDEATHSIG = 1
+INTERRUPTED_EXIT = 128 + signal.SIGINT
+FAILED_EXIT = 1
+
+
+@dataclass(frozen=True)
+class Job:
+    """The user's call and the process group it runs in; the same for every rank."""
+
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    backend: str
+    timeout: timedelta | None
+    options: Any
+    threads: int | None
+    init: bool
+
+    def call(self) -> Any:
+        """Initialises the default group if asked to, calls ``fn`` and leaves the group."""
+        import torch
+        import torch.distributed as dist
+
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+        if not self.init:
+            return self.fn(*self.args, **self.kwargs)
+        dist.init_process_group(self.backend, timeout=self.timeout, pg_options=self.options)
+        result = self.fn(*self.args, **self.kwargs)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        return result
+
+
+def run_rank(job: Job | bytes, home: Connection, parent_pid: int) -> None:
+    """Runs the job and sends one message home; ends the process itself unless all went well.
+
+    ``job`` may come pickled: then what goes wrong while it is read is reported as well. The
+    message is ``("returned", pickled value)`` or ``("raised", traceback, time.monotonic())``;
+    that clock is one per host, so the parent can tell who failed first.
+    """
+    die_with_parent(parent_pid)
+    interrupt_once()
+    try:
+        if isinstance(job, bytes):
+            job = read_job(job)
+        message = ("returned", pickle_by_value(job.call()))
+    except KeyboardInterrupt:
+        end_now(INTERRUPTED_EXIT)
+    except Exception as error:
+        home.send(("raised", user_traceback(error), time.monotonic()))
+        # Not sys.exit: tearing a broken group down may wait for peers that never answer.
+        end_now(FAILED_EXIT)
+    home.send(message)
+    home.close()
+
+
+def user_traceback(error: BaseException) -> str:
+    """The traceback from the user's first line on: the frames of this file tell nothing."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(type(error), error, frames))
+
+
+def pickle_by_value(value: Any) -> bytes:
+    """Plain pickle, so that a tensor travels as bytes and not as a handle that dies with us."""
+    try:
+        return pickle.dumps(value)
+    except Exception as error:
+        raise TypeError(
+            f"dreamcomm.spawn: the return value (a {type(value).__name__}) cannot be pickled: "
+            f"{error}. Return plain data, arrays or tensors."
+        ) from error
+
+
+def read_job(pickled: bytes) -> Job:
+    """Rebuilds the parent's ``sys.path`` and ``__main__``, then the job, which may need them."""
+    from multiprocessing import spawn
+
+    preparation, pickled_job = pickle.loads(pickled)
+    # While the user's script is imported a second time, a call of dreamcomm.spawn that no
+    # `if __name__ == "__main__":` guards must raise, not start ranks of ranks for ever.
+    process: Any = multiprocessing.current_process()
+    process._inheriting = True
+    try:
+        spawn.prepare(preparation)
+    finally:
+        del process._inheriting
+    job: Job = pickle.loads(pickled_job)
+    return job
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Has the kernel kill this process when the parent ends, however the parent ends."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent_pid:  # It ended before the line above.
+        end_now(FAILED_EXIT)
+
+
+def interrupt_once() -> None:
+    """One Ctrl-C arrives twice (terminal and parent): the second must not break the clean-up."""
+
+    def interrupt(_signum: int, _frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def end_now(status: int) -> None:
+    """Ends the process without clean-up by the interpreter, after its last words are out."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(status)
+
+
+def main() -> None:
+    """Arguments: the fd of the way home and the parent's pid. Standard input: the pickled job."""
+    home_fd, parent_pid = int(sys.argv[1]), int(sys.argv[2])
+    die_with_parent(parent_pid)
+    pickled = sys.stdin.buffer.read()
+    # What the ranks read from a terminal would be anyone's: as in multiprocessing, nothing.
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    run_rank(pickled, Connection(home_fd, readable=False), parent_pid)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""The parent's handle on one rank: starting it, hearing from it, ending it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from dreamcomm.launch import rank_main
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How a rank failed. ``when`` is on the clock of ``time.monotonic``, in seconds."""
+
+    rank: int
+    when: float
+    traceback: str | None = None
+    exitcode: int = 0
+
+    @property
+    def signal(self) -> signal.Signals | None:
+        return signal.Signals(-self.exitcode) if self.exitcode < 0 else None
+
+    def order(self) -> tuple[bool, float]:
+        """Sorts causes before echoes: peers notice a killed rank, perhaps before the parent does.
+
+        SIGABRT is no such cause: a C++ runtime raises it when an error finds nobody to catch it,
+        which is how some echoes end.
+        """
+        killed = self.signal not in (None, signal.SIGABRT)
+        return (not killed, self.when)
+
+    def text(self) -> str:
+        """What follows "rank N" in the error message."""
+        if self.traceback is not None:
+            return f"raised:\n\n{self.traceback.rstrip()}\n"
+        if self.signal is not None:
+            return f"was killed by {self.signal.name}"
+        return f"ended with exit code {self.exitcode} before its function returned"
+
+    def summary(self) -> str:
+        """The same in one line."""
+        if self.traceback is None:
+            return self.text()
+        return f"raised: {self.traceback.rstrip().splitlines()[-1]}"
+
+
+class Child(Protocol):
+    """What a rank's process can be asked, however it was started."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def wait(self) -> int:
+        """Blocks until it ends. Returns the exit code, or minus the signal that killed it."""
+        ...
+
+
+@dataclass
+class RankProcess:
+    """One running rank. ``home`` brings its one message; ``pidfd`` gets readable when it ends."""
+
+    rank: int
+    child: Child
+    home: Connection | None
+    pidfd: int = field(init=False)
+    running: bool = field(default=True, init=False)
+    result: bytes | None = field(default=None, init=False)
+    failure: Failure | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.pidfd = os.pidfd_open(self.child.pid)
+
+    def sources(self) -> list[Any]:
+        """What to wait on for news of this rank."""
+        return [self.pidfd] if self.home is None else [self.home, self.pidfd]
+
+    def hear(self, source: object) -> None:
+        """Takes in the news that ``source`` brings."""
+        if source is self.home:
+            self.receive()
+        else:
+            self.note_end()
+
+    def receive(self) -> None:
+        """Takes the rank's message, if one is there; one cut short by death counts as none."""
+        # Asked first: a process that the rank left behind may hold the other end open for long.
+        if self.home is None or not self.home.poll():
+            return
+        try:
+            kind, *content = self.home.recv()
+        except EOFError:
+            kind, content = "nothing", []
+        self.home.close()
+        self.home = None
+        if kind == "returned":
+            (self.result,) = content
+        elif kind == "raised":
+            text, when = content
+            self.failure = Failure(self.rank, when, traceback=text)
+
+    def note_end(self) -> None:
+        """Reaps the ended process; an end without a result, or a bad one after it, is a failure."""
+        self.receive()
+        exitcode = self.reap()
+        if self.failure is None and (self.result is None or exitcode != 0):
+            self.failure = Failure(self.rank, time.monotonic(), exitcode=exitcode)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Does nothing once the process has been reaped: its pid may be another's by then."""
+        if self.running:
+            os.kill(self.child.pid, number)
+
+    def reap(self) -> int:
+        """Blocks until the process has ended; returns its exit code, or minus the signal."""
+        exitcode = self.child.wait()
+        self.running = False
+        return exitcode
+
+    def close(self) -> None:
+        """Gives the file descriptors back; kills the process should it still run."""
+        self.send_signal(signal.SIGKILL)
+        self.reap()
+        os.close(self.pidfd)
+        if self.home is not None:
+            self.home.close()
+            self.home = None
+
+
+def start_fresh(rank: int, variables: Mapping[str, str], pickled: bytes) -> RankProcess:
+    """Starts a rank in a fresh interpreter.
+
+    Not by multiprocessing: it cannot give a child its own environment (the OpenMP threads are
+    counted when torch is loaded), and it would leave its resource tracker process behind.
+    """
+    home, to_parent = multiprocessing.Pipe(duplex=False)
+    program = f"import runpy; runpy.run_path({str(Path(rank_main.__file__))!r}, None, '__main__')"
+    with to_parent:
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, str(to_parent.fileno()), str(os.getpid())],
+            stdin=subprocess.PIPE,
+            env={**os.environ, **variables},
+            pass_fds=[to_parent.fileno()],
+        )
+    assert process.stdin is not None
+    started = RankProcess(rank, process, home)
+    try:
+        with process.stdin as stdin:
+            stdin.write(pickled)
+    except BrokenPipeError:
+        pass  # It died early: the watch over its pidfd will find out how.
+    return started
+
+
+def start_forked(rank: int, variables: Mapping[str, str], job: rank_main.Job) -> RankProcess:
+    """Starts a rank as a copy of this process."""
+    home, to_parent = multiprocessing.Pipe(duplex=False)
+    parent_pid = os.getpid()
+
+    def target() -> None:
+        os.environ.update(variables)
+        rank_main.run_rank(job, to_parent, parent_pid)
+
+    process = multiprocessing.get_context("fork").Process(target=target, name=f"rank {rank}")
+    with to_parent, warnings.catch_warnings():
+        # Python warns of forking where threads run. It is the caller's or default_start_method's
+        # considered choice, and run_rank uses nothing that another thread could hold locked.
+        warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=Warning)
+        process.start()
+    return RankProcess(rank, ForkedChild(process), home)
+
+
+@dataclass(frozen=True)
+class ForkedChild:
+    """A forked process in the shape of :class:`Child`."""
+
+    process: multiprocessing.process.BaseProcess
+
+    @property
+    def pid(self) -> int:
+        pid = self.process.pid
+        assert pid is not None
+        return pid
+
+    def wait(self) -> int:
+        self.process.join()
+        exitcode = self.process.exitcode
+        assert exitcode is not None
+        return exitcode

@@ -1,0 +1,254 @@
+"""A wrong call says what was wrong with it, on every rank, and leaves the group usable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from helpers.pool import Pool
+
+pytestmark = pytest.mark.beyond_gloo("words and recovery are dreamcomm's own")
+
+f32 = torch.float32
+
+
+def default_group() -> Any:
+    """The default group itself, for calls that torch.distributed checks beforehand."""
+    return dist.group.WORLD
+
+
+def zeros(*shape: int, dtype: torch.dtype = f32) -> torch.Tensor:
+    return torch.zeros(shape, dtype=dtype)
+
+
+def pair(count: int = 2, dtype: torch.dtype = f32) -> list[torch.Tensor]:
+    return [zeros(count, dtype=dtype) for _ in range(dist.get_world_size())]
+
+
+# Calls that every rank makes alike. Each with what its message must hold.
+ALIKE: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
+    "all_gather list length": (
+        lambda: dist.all_gather(pair()[:1], zeros(2)),
+        ("all_gather", "expected", "list of 2", "got 1"),
+    ),
+    "all_gather size": (
+        lambda: dist.all_gather(pair(3), zeros(2)),
+        ("all_gather", "expected", "2 elements", "got 3"),
+    ),
+    "all_gather_into_tensor size": (
+        lambda: dist.all_gather_into_tensor(zeros(5), zeros(2)),
+        ("all_gather", "expected", "4 elements", "got 5"),
+    ),
+    "all_gather_into_tensor dtype": (
+        lambda: dist.all_gather_into_tensor(zeros(4, dtype=torch.int32), zeros(2)),
+        ("all_gather", "expected", "Float", "got Int"),
+    ),
+    "reduce_scatter list length": (
+        lambda: dist.reduce_scatter(zeros(2), pair()[:1]),
+        ("reduce_scatter", "expected", "list of 2", "got 1"),
+    ),
+    "reduce_scatter_tensor size": (
+        lambda: dist.reduce_scatter_tensor(zeros(2), zeros(5)),
+        ("reduce_scatter", "expected", "elements", "got 5"),
+    ),
+    "reduce_scatter_tensor dtype": (
+        lambda: dist.reduce_scatter_tensor(zeros(2, dtype=torch.float64), zeros(4)),
+        ("reduce_scatter", "expected", "got"),
+    ),
+    "all_to_all_single splits": (
+        lambda: dist.all_to_all_single(zeros(4), zeros(4), [2, 2], [1, 2]),
+        ("all_to_all", "split", "expected", "4", "[1, 2]"),
+    ),
+    "all_to_all_single not divisible": (
+        lambda: dist.all_to_all_single(zeros(3), zeros(3)),
+        ("all_to_all", "multiple", "2", "[3]"),
+    ),
+    "all_to_all_single dtype": (
+        lambda: dist.all_to_all_single(zeros(4, dtype=torch.int64), zeros(4)),
+        ("different dtypes", "int64", "float32"),  # torch's own words
+    ),
+    "all_to_all list length": (
+        lambda: dist.all_to_all(pair()[:1], pair()[:1]),
+        ("all_to_all", "list of 2", "got 1"),
+    ),
+    "gather dtype": (
+        lambda: default_group().gather([[*pair(2, torch.int8)]], [zeros(2)], _gather_options()),
+        ("gather", "expected", "got"),
+    ),
+    "bits of floats": (
+        lambda: dist.all_reduce(zeros(2), dist.ReduceOp.BXOR),
+        ("all_reduce", "BXOR", "Float"),
+    ),
+    "average of booleans": (
+        lambda: dist.all_reduce(zeros(2, dtype=torch.bool), dist.ReduceOp.AVG),
+        ("all_reduce", "AVG", "Bool"),
+    ),
+    "minimum of complex": (
+        lambda: dist.reduce_scatter(
+            zeros(2, dtype=torch.complex64), pair(2, torch.complex64), dist.ReduceOp.MIN
+        ),
+        ("reduce_scatter", "MIN", "Complex"),
+    ),
+    "expanded memory": (
+        lambda: dist.all_reduce(zeros(1).expand(4)),
+        ("all_reduce", "expected", "clone"),
+    ),
+    "root out of range": (
+        lambda: default_group().broadcast([zeros(2)], _root(dist.BroadcastOptions(), 7)),
+        ("broadcast", "expected", "0 to 1", "got 7"),
+    ),
+    "negative peer": (
+        lambda: default_group().send([zeros(2)], -3, 0),
+        ("send", "expected", "got -3"),
+    ),
+}
+
+
+def _root(options: Any, rank: int) -> Any:
+    options.rootRank = rank
+    options.rootTensor = 0
+    return options
+
+
+def _gather_options() -> Any:
+    options = dist.GatherOptions()
+    options.rootRank = 0
+    return options
+
+
+def make_wrong_call(name: str) -> tuple[str, str]:
+    """The class and text of what the call raises; then the group must work."""
+    call, _ = ALIKE[name]
+    try:
+        work = call()
+        if work is not None:
+            work.wait()
+    except (ValueError, RuntimeError) as error:
+        found = type(error).__name__, str(error)
+    else:
+        found = "", "no error"
+    total = torch.ones(3)
+    dist.all_reduce(total)
+    assert total.tolist() == [2.0] * 3
+    return found
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_wrong_arguments(pool: Pool, name: str) -> None:
+    _, fragments = ALIKE[name]
+    found = pool.run(make_wrong_call, name)
+    if name == "gather dtype":  # only the root gives a list that can be wrong
+        found = found[:1]
+    for kind, text in found:
+        assert kind in ("ValueError", "DistBackendError"), text
+        missing = [fragment for fragment in fragments if fragment not in text]
+        assert not missing, f"{missing} not in: {text}"
+
+
+# Calls that differ between the ranks: by rank.
+DIFFERENT: dict[str, tuple[Callable[[int], Any], tuple[str, ...]]] = {
+    "count": (lambda rank: dist.all_reduce(zeros(3 + rank)), ("3 x float32", "4 x float32")),
+    "dtype": (
+        lambda rank: dist.all_reduce(zeros(4, dtype=(f32, torch.int32)[rank])),
+        ("4 x float32", "4 x int32"),
+    ),
+    "op": (
+        lambda rank: dist.all_reduce(zeros(4), (dist.ReduceOp.SUM, dist.ReduceOp.MAX)[rank]),
+        ("SUM", "MAX"),
+    ),
+    "kind": (
+        lambda rank: dist.broadcast(zeros(4), 0) if rank else dist.all_reduce(zeros(4)),
+        ("all_reduce", "broadcast"),
+    ),
+    "root": (lambda rank: dist.broadcast(zeros(4), rank), ("root 0", "root 1")),
+    "splits": (
+        lambda rank: dist.all_to_all_single(zeros(4), zeros(4), [[2, 2], [1, 3]][rank], [2, 2]),
+        ("all_to_all", "rank 0", "rank 1"),
+    ),
+}
+
+
+def make_different_calls(name: str, count: int) -> str:
+    call, _ = DIFFERENT[name]
+    text = "no error"
+    for _ in range(count):
+        try:
+            call(dist.get_rank())
+        except dist.DistBackendError as error:
+            text = str(error)
+    total = torch.ones(3)
+    dist.all_reduce(total)
+    assert total.tolist() == [2.0] * 3
+    return text
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_different_calls_name_both_and_move_nothing(pool: Pool, name: str) -> None:
+    _, fragments = DIFFERENT[name]
+    for text in pool.run(make_different_calls, name, 3):
+        missing = [part for part in ("rank 0", "rank 1", *fragments) if part not in text]
+        assert not missing, f"{missing} not in: {text}"
+
+
+def asynchronous_difference() -> str:
+    data = zeros(3 + dist.get_rank())
+    work = dist.all_reduce(data, async_op=True)
+    try:
+        work.wait()
+    except dist.DistBackendError as error:
+        text = str(error)
+        assert work.exception() is not None
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    assert total.item() == 2.0
+    return text
+
+
+def test_an_asynchronous_call_fails_in_wait(pool: Pool) -> None:
+    for text in pool.run(asynchronous_difference):
+        assert "3 x float32" in text
+        assert "4 x float32" in text
+
+
+def wrong_message_size() -> str:
+    try:
+        if dist.get_rank() == 0:
+            dist.send(zeros(4), 1, tag=9)
+        else:
+            dist.recv(zeros(3), 0, tag=9)
+        text = ""
+    except dist.DistBackendError as error:
+        text = str(error)
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    assert total.item() == 2.0
+    return text
+
+
+def test_a_message_of_another_size(pool: Pool) -> None:
+    text = pool.run(wrong_message_size)[1]
+    for part in ("tag 9", "12 bytes", "16", "rank 0"):
+        assert part in text
+
+
+def coalesce_wrongly() -> None:
+    with dist._coalescing_manager():
+        dist.all_reduce(zeros(2), dist.ReduceOp.BAND)
+        dist.all_reduce(zeros(2), dist.ReduceOp.BAND)
+
+
+def failed_coalescing() -> float:
+    """An error inside a coalescing block does not swallow later calls."""
+    with pytest.raises((ValueError, RuntimeError)):
+        coalesce_wrongly()
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    return total.item()
+
+
+def test_a_failed_coalescing_block(pool: Pool) -> None:
+    assert pool.run(failed_coalescing) == [2.0, 2.0]

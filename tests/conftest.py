@@ -1,0 +1,68 @@
+"""Options and fixtures of all Python tests."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# For `helpers` and the modules beside the tests. The repository's root stays off the
+# path: it holds the package's source without the compiled module.
+sys.path.insert(0, str(Path(__file__).parent))
+
+from helpers.pool import Fresh, Pool
+
+DEFAULT_BACKEND = "dreamcomm"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--backend",
+        default=os.environ.get("DREAMCOMM_TEST_BACKEND", DEFAULT_BACKEND),
+        help="backend under test; 'gloo' checks the tests themselves",
+    )
+    parser.addoption(
+        "--soak", action="store_true", help="run the random tests for many more examples"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "beyond_gloo(why): the stand-in backend gloo cannot do this")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--backend") == DEFAULT_BACKEND:
+        return
+    for item in items:
+        mark = item.get_closest_marker("beyond_gloo")
+        if mark:
+            item.add_marker(pytest.mark.skip(reason=mark.args[0]))
+
+
+@pytest.fixture(scope="session")
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.config.getoption("--backend"))
+
+
+@pytest.fixture(scope="session")
+def soak(request: pytest.FixtureRequest) -> bool:
+    return bool(request.config.getoption("--soak"))
+
+
+@pytest.fixture(scope="session")
+def pool(backend: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    """Kept processes: for everything that leaves them alive."""
+    kept = Pool(backend, tmp_path_factory.mktemp("pool"))
+    yield kept
+    kept.close()
+
+
+@pytest.fixture
+def fresh(backend: str, tmp_path: Path) -> Iterator[Fresh]:
+    """New processes: for tests that kill or end them, or count what they leave behind."""
+    processes = Fresh(backend, tmp_path)
+    yield processes
+    processes.close()

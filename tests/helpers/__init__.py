@@ -1,0 +1,1 @@
+"""What the multi-process tests share: ranks to run functions in, and their harness."""

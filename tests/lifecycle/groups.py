@@ -1,0 +1,58 @@
+"""Makes and uses process groups inside of a rank that counts what they leave behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+@contextmanager
+def group_of(
+    backend: str, store: str, rank: int, world: int, seconds: float = 30.0
+) -> Iterator[None]:
+    """The default group; `store` is a file's name, another for every group."""
+    dist.init_process_group(
+        backend,
+        store=dist.FileStore(store, world),
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=seconds),
+    )
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def use_everything() -> None:
+    """Collectives of all sorts, messages, and a second group."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    data = torch.full((100_000,), float(rank))
+    dist.all_reduce(data)
+    assert data[0].item() == world * (world - 1) / 2
+    work = dist.all_reduce(data, async_op=True)
+    assert work is not None
+    work.wait()
+    second = dist.new_group()
+    dist.broadcast(data, 0, group=second)
+    found: list[Any] = [None] * world
+    dist.all_gather_object(found, rank)
+    assert found == list(range(world))
+    before, after = (rank - 1) % world, (rank + 1) % world
+    sent = dist.isend(data, after)
+    dist.recv(torch.empty_like(data), before)
+    assert sent is not None
+    sent.wait()
+
+
+def error_of(call: Any) -> str:
+    try:
+        call()
+    except RuntimeError as error:  # DistBackendError is one
+        return f"{type(error).__name__}: {error}"
+    return "no error"

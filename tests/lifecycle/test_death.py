@@ -1,0 +1,102 @@
+"""A rank is killed: the others are told whom they lost, and nothing of it stays."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from helpers.census import census, shared_memory_files
+from helpers.pool import Fresh
+from helpers.processes import replies
+from lifecycle.groups import error_of, use_everything
+
+VICTIM = 1
+
+
+def wait_async() -> None:
+    works = [dist.all_reduce(torch.ones(10), async_op=True) for _ in range(3)]
+    for work in works:
+        assert work is not None
+        work.wait()
+
+
+CALLS: dict[str, Callable[[], Any]] = {
+    "all_reduce": lambda: dist.all_reduce(torch.ones(1000)),
+    "barrier": dist.barrier,
+    "recv": lambda: dist.recv(torch.ones(10), VICTIM),
+    "asynchronous": wait_async,
+    "large": lambda: dist.all_reduce(torch.ones(5_000_000)),
+}
+
+
+def lose_a_rank(name: str) -> dict[str, Any]:
+    use_everything()
+    if dist.get_rank() == VICTIM:
+        os.kill(os.getpid(), signal.SIGKILL)
+    error = error_of(CALLS[name])
+    again = error_of(lambda: dist.all_reduce(torch.ones(1)))
+    dist.destroy_process_group()
+    return {"error": error, "again": again, "mappings": census().shared_mappings}
+
+
+@pytest.mark.beyond_gloo("gloo names no rank")
+@pytest.mark.parametrize("name", CALLS)
+def test_survivors_learn_who_died(fresh: Fresh, name: str) -> None:
+    files = shared_memory_files()
+    found = replies(fresh.start(lose_a_rank, name, world=3, group_timeout=300), timeout=60)
+    assert "process ended with -9" in str(found[VICTIM].error)
+    for rank in (0, 2):
+        assert found[rank].error is None, found[rank].error
+        told = found[rank].value
+        assert told["error"].startswith("DistBackendError")
+        assert f"rank {VICTIM}" in told["error"]
+        assert told["again"].startswith("DistBackendError")
+        assert not told["mappings"]
+    assert shared_memory_files() <= files
+
+
+def die_midway() -> str:
+    """Large operations one after another; the victim ends somewhere inside of one."""
+    data = torch.ones(2_000_000)
+    use_everything()
+    if dist.get_rank() == VICTIM:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process, from inside of C++
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+    while True:
+        error = error_of(lambda: dist.all_reduce(data))
+        if error != "no error":
+            return error
+
+
+@pytest.mark.beyond_gloo("gloo names no rank")
+def test_a_rank_that_dies_inside_of_a_collective(fresh: Fresh) -> None:
+    found = replies(fresh.start(die_midway, world=3, group_timeout=300), timeout=60)
+    for rank in (0, 2):
+        assert found[rank].error is None, found[rank].error
+        assert found[rank].value.startswith("DistBackendError")
+        assert f"rank {VICTIM}" in found[rank].value
+
+
+def stay(folder: str) -> None:
+    """Says that it is inside of the group, then waits for a peer that never calls."""
+    use_everything()
+    Path(folder, f"ready-{dist.get_rank()}").touch()
+    dist.barrier()
+    dist.recv(torch.ones(1), 1 - dist.get_rank())
+
+
+def test_all_ranks_killed_at_once_leave_no_file(fresh: Fresh, tmp_path: Path) -> None:
+    files = shared_memory_files()
+    ranks = fresh.start(stay, str(tmp_path))
+    while not all((tmp_path / f"ready-{rank}").exists() for rank in range(2)):
+        assert all(process.process.poll() is None for process in ranks), ranks[0].output()
+    for process in ranks:
+        process.kill()
+    assert shared_memory_files() <= files

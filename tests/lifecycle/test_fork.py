@@ -1,0 +1,63 @@
+"""Forked children of a rank, such as data loaders' workers, do not disturb its group."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset
+
+from helpers.census import census
+from helpers.pool import Fresh
+from lifecycle.groups import use_everything
+
+
+class Numbers(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([float(index)])
+
+
+def load_data() -> list[float]:
+    """Collectives between the batches of forked workers, epoch after epoch."""
+    use_everything()
+    totals = []
+    for _ in range(2):
+        loader = DataLoader(Numbers(), batch_size=8, num_workers=2, multiprocessing_context="fork")
+        total = torch.zeros(1)
+        for part in loader:
+            mean = part.sum().reshape(1)
+            dist.all_reduce(mean, async_op=False)
+            total += mean
+        totals.append(total.item())
+    use_everything()
+    assert census().children == 0
+    return totals
+
+
+def test_data_loader_workers(fresh: Fresh) -> None:
+    assert fresh.run(load_data) == [[992.0, 992.0]] * 2
+
+
+def fork_and_leave(how: str) -> int:
+    """A child ends in some way while the parents go on, also after it is gone."""
+    use_everything()
+    child = os.fork()
+    if child == 0:
+        if how == "destroy":
+            dist.destroy_process_group()
+        os._exit(0)
+    use_everything()
+    _, status = os.waitpid(child, 0)
+    use_everything()
+    return os.waitstatus_to_exitcode(status)
+
+
+@pytest.mark.beyond_gloo("gloo shares its sockets with the child")
+@pytest.mark.parametrize("how", ["exit", "destroy"])
+def test_a_child_that_ends(fresh: Fresh, how: str) -> None:
+    assert fresh.run(fork_and_leave, how) == [0, 0]

@@ -1,0 +1,78 @@
+"""Ctrl-C ends a wait, on the waiting rank at once, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from helpers.census import census
+from helpers.pool import Fresh
+from lifecycle.groups import use_everything
+
+pytestmark = pytest.mark.beyond_gloo("gloo waits on")
+
+
+def wait_async() -> None:
+    work = dist.all_reduce(torch.ones(10), async_op=True)
+    assert work is not None
+    work.wait()
+
+
+CALLS: dict[str, Callable[[], Any]] = {
+    "all_reduce": lambda: dist.all_reduce(torch.ones(10)),
+    "asynchronous": wait_async,
+    "barrier": dist.barrier,
+    "recv": lambda: dist.recv(torch.ones(10), 1),
+}
+
+
+def interrupt_inside(call: Callable[[], Any]) -> str:
+    """Runs `call` and sends this process SIGINT from inside of it.
+
+    The sender gets hold of the interpreter only when the call lets go of it to wait: the
+    switch interval keeps every other moment out.
+    """
+    ready = threading.Event()
+
+    def send() -> None:
+        ready.wait()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1000.0)
+    try:
+        ready.set()
+        call()
+    except KeyboardInterrupt:
+        return "interrupted"
+    finally:
+        sys.setswitchinterval(before)
+        sender.join()
+    return "finished"
+
+
+def wait_in_vain(name: str) -> dict[str, Any]:
+    use_everything()
+    dist.barrier()
+    ended = interrupt_inside(CALLS[name]) if dist.get_rank() == 0 else "peer"
+    dist.destroy_process_group()
+    return {"ended": ended, "mappings": census().shared_mappings, "children": census().children}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_an_interrupt_ends_the_wait(fresh: Fresh, name: str) -> None:
+    found = fresh.run(wait_in_vain, name, group_timeout=300)
+    assert [x["ended"] for x in found] == ["interrupted", "peer"]
+    for left in found:
+        assert not left["mappings"]
+        assert left["children"] == 0

@@ -1,0 +1,126 @@
+"""dreamcomm.spawn leaves nothing behind, however the ranks or their parent end."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import spawn_ranks
+
+from dreamcomm import RankError, spawn
+
+HANG_SECONDS = 120  # No test waits that long; a hang fails here and not in CI's limit.
+
+both_methods = pytest.mark.parametrize("start_method", ["spawn", "fork"])
+every_end = pytest.mark.parametrize("how", ["return", "raise", "kill"])
+
+
+def children() -> set[int]:
+    """The processes that this one has started and not yet buried."""
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            after_name = stat.read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # Gone between the listing and the reading: none of ours left over.
+        if int(after_name[1]) == os.getpid():
+            found.add(int(stat.parent.name))
+    return found
+
+
+def belongings() -> dict[str, object]:
+    """All that a careless launcher would leave behind."""
+    return {
+        "children": children(),
+        "file descriptors": set(os.listdir("/proc/self/fd")),
+        "threads": len(os.listdir("/proc/self/task")),
+        "shared memory": set(os.listdir("/dev/shm")),
+    }
+
+
+@both_methods
+@every_end
+def test_nothing_is_left_behind(backend: str, start_method: str, how: str) -> None:
+    def go() -> None:
+        if how == "return":
+            spawn(spawn_ranks.describe, 2, args=(0,), backend=backend, start_method=start_method)
+            return
+        with pytest.raises(RankError):
+            spawn(
+                spawn_ranks.leave_early,
+                2,
+                args=(1, how),
+                backend=backend,
+                start_method=start_method,
+            )
+
+    go()  # What is made once per process is made here.
+    before = belongings()
+    go()
+    assert belongings() == before
+
+
+WAITING = """
+import os, signal, sys
+import torch.distributed as dist
+from dreamcomm import spawn
+
+def wait_for_ever():
+    os.write(1, f"{os.getpid()}\\n".encode())  # In one piece, as all ranks share the pipe.
+    if dist.get_rank() == 0:
+        dist.barrier()
+    signal.pause()
+
+if __name__ == "__main__":
+    spawn(wait_for_ever, 2, backend=sys.argv[1], start_method=sys.argv[2])
+"""
+
+
+def interrupt_parent(script: subprocess.Popen[str]) -> None:
+    script.send_signal(signal.SIGINT)
+
+
+def interrupt_all(script: subprocess.Popen[str]) -> None:
+    """As a terminal does: to everyone in the process group."""
+    os.killpg(script.pid, signal.SIGINT)
+
+
+@both_methods
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        (interrupt_parent, -signal.SIGINT),
+        (interrupt_all, -signal.SIGINT),
+        (subprocess.Popen.terminate, -signal.SIGTERM),
+        (subprocess.Popen.kill, -signal.SIGKILL),
+    ],
+)
+def test_no_rank_outlives_the_script(
+    backend: str,
+    start_method: str,
+    end: Callable[[subprocess.Popen[str]], None],
+    status: int,
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(WAITING)
+    with subprocess.Popen(
+        [sys.executable, str(path), backend, start_method],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as script:
+        assert script.stdout is not None
+        handles = [os.pidfd_open(int(script.stdout.readline())) for _ in range(2)]
+        end(script)
+        assert script.wait(HANG_SECONDS) == status
+        for handle in handles:
+            ended, _, _ = select.select([handle], [], [], HANG_SECONDS)
+            os.close(handle)
+            assert ended, "a rank still runs"
