@@ -171,6 +171,7 @@ class DreamBackend final : public c10d::Backend {
   void close();
 
   const StorePtr store_;
+  const StorePtr visit_;  // store_, under keys that no earlier group on it has used
   const c10::intrusive_ptr<DreamOptions> options_;
   const Host host_;
   const int process_;  // a forked child must not touch the group

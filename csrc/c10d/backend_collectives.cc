@@ -213,8 +213,13 @@ void DreamBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_
     return;
   }
   require_open();
+  const std::chrono::milliseconds timeout = timeout_of(opts.timeout);
+  // Without time rank 0 cannot know who is missing, so it accuses nobody.
+  TORCH_CHECK_WITH(DistBackendError, rank_ != 0 || timeout.count() > 0,
+                   "Rank 0 timed out in monitoredBarrier: its timeout is ", timeout.count(),
+                   " ms, expected a positive one");
   try {
-    comm_->monitored_barrier(timeout_of(opts.timeout), wait_all_ranks, interrupt_);
+    comm_->monitored_barrier(timeout, wait_all_ranks, interrupt_);
   } catch (...) {
     raise_current();
   }

@@ -40,6 +40,14 @@ c10::intrusive_ptr<DreamOptions> own_options(
   return c10::make_intrusive<DreamOptions>(*given);
 }
 
+/// torch reuses a store when a group is destroyed and made anew, and then the
+/// addresses of the old group are still in it. So a rank counts its visits, and
+/// every visit has keys of its own. All ranks of a group have visited equally often.
+StorePtr visit(const StorePtr& store, int rank) {
+  const auto number = store->add(concat("dreamcomm/visits/", rank), 1);
+  return c10::make_intrusive<c10d::PrefixStore>(concat("dreamcomm/visit/", number), store);
+}
+
 }  // namespace
 
 c10::intrusive_ptr<DreamBackend> DreamBackend::create(
@@ -54,11 +62,13 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
                            const c10::intrusive_ptr<DreamOptions>& options, const Host& host)
     : Backend(rank, size),
       store_(store),
+      visit_(visit(store, rank)),
       options_(options),
       host_(host),
       process_(getpid()),
       interrupt_(check_signals),
-      fallback_([store, rank, size, options, make = host.make_inner](const std::string& device) {
+      fallback_([store = visit_, rank, size, options,
+                 make = host.make_inner](const std::string& device) {
         return make(store, rank, size, options, device);
       }),
       last_child_(c10::intrusive_ptr<c10d::Backend>()) {
@@ -67,7 +77,7 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
                        .message_bytes = options->message_bytes,
                        .timeout = options->timeout,
                        .refuse = !options->shared_memory};
-  TorchStore meeting(c10::make_intrusive<c10d::PrefixStore>("dreamcomm/shm", store));
+  TorchStore meeting(c10::make_intrusive<c10d::PrefixStore>("shm", visit_));
   try {
     ShmResult result = connect_shm(meeting, rank, size, shm);
     reason_ = std::move(result.reason);

@@ -3,6 +3,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 
+#include <utility>
+
 namespace dreamcomm {
 namespace {
 
@@ -82,12 +84,17 @@ DType to_dtype(c10::ScalarType type) {
   }
 }
 
+std::string type_name(c10::ScalarType type) {
+  const DType known = to_dtype(type);
+  return known == DType::kOpaque ? c10::toString(type) : std::string(name(known));
+}
+
 Reduction moving(const at::Tensor& tensor) { return {.dtype = to_dtype(tensor.scalar_type())}; }
 
 Reduction to_reduction(const c10d::ReduceOp& op, c10::ScalarType type, const Site& site) {
   Reduction reduction{.dtype = to_dtype(type), .op = to_op(op.op_, site), .divisor = site.size};
   TORCH_CHECK_VALUE(is_defined(reduction.op, reduction.dtype), site, name(reduction.op),
-                    " is not defined on tensors of type ", type);
+                    " is not defined on tensors of type ", type_name(type));
   if (reduction.op == ReduceOp::kPremulSum) reduction.factor = premul_factor(op, site);
   return reduction;
 }
@@ -105,7 +112,11 @@ std::exception_ptr to_torch(const Error& error) {
   if (error.kind() == ErrorKind::kInvalid) {
     return std::make_exception_ptr(c10::ValueError(here, error.what()));
   }
-  return std::make_exception_ptr(c10::DistBackendError(here, error.what()));
+  std::string text = error.what();
+  if (error.kind() == ErrorKind::kTimeout) {
+    text += " (if that is only slow, give a longer timeout to the call or to the group)";
+  }
+  return std::make_exception_ptr(c10::DistBackendError(here, std::move(text)));
 }
 
 std::exception_ptr current_as_torch() {

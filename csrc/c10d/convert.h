@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <exception>
+#include <string>
 
 #include "c10d/validate.h"
 #include "core/error.h"
@@ -15,6 +16,9 @@ namespace dreamcomm {
 
 /// kOpaque for types that are only moved (float8, quantized, complex32, ...).
 DType to_dtype(c10::ScalarType type);
+
+/// "float32", as Python writes it where this library knows the type.
+std::string type_name(c10::ScalarType type);
 
 /// How `tensor` is described to a collective that only moves it.
 Reduction moving(const at::Tensor& tensor);

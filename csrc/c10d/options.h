@@ -12,8 +12,8 @@ namespace dreamcomm {
 inline constexpr const char* kBackendName = "dreamcomm";
 
 struct DreamOptions : c10d::Backend::Options {
-  explicit DreamOptions(std::chrono::milliseconds timeout = kBackendDefaultTimeout)
-      : c10d::Backend::Options(kBackendName, timeout) {}
+  explicit DreamOptions(std::chrono::milliseconds limit = kBackendDefaultTimeout)
+      : c10d::Backend::Options(kBackendName, limit) {}
 
   /// torch 2.14 calls it where it copies options; earlier ones do not know it.
   virtual c10::intrusive_ptr<c10d::Backend::Options> clone() const {

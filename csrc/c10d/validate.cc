@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <utility>
 
+#include "c10d/convert.h"
+
 namespace dreamcomm {
 
 std::ostream& operator<<(std::ostream& out, const Site& site) {
@@ -37,8 +39,8 @@ void require_length(const Site& site, const char* argument, std::size_t got, std
 void require_same_type(const Site& site, const char* argument, const at::Tensor& tensor,
                        const at::Tensor& like) {
   TORCH_CHECK_VALUE(tensor.scalar_type() == like.scalar_type(), site, "expected '", argument,
-                    "' of type ", like.scalar_type(), " like the call's other tensors, got ",
-                    tensor.scalar_type());
+                    "' of type ", type_name(like.scalar_type()),
+                    " like the call's other tensors, got ", type_name(tensor.scalar_type()));
 }
 
 void require_match(const Site& site, const char* argument, const at::Tensor& tensor,

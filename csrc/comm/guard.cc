@@ -43,9 +43,9 @@ void Guard::look(int rank) {
   waited << std::fixed << std::setprecision(1)
          << std::chrono::duration<double>(Clock::now() - begin_).count() << " s";
   std::string late;
-  if (rank >= 0) late = concat(" for rank ", rank, ", which ", member_.last_act(rank));
-  throw Error(ErrorKind::kTimeout,
-              concat(what_(), " on ", member_.who(), " timed out: waited ", waited.str(), late));
+  if (rank >= 0) late = concat(" of waiting for rank ", rank, ", which ", member_.last_act(rank));
+  throw Error(ErrorKind::kTimeout, concat(what_(), " on ", member_.who(),
+                                          " reached its timeout after ", waited.str(), late));
 }
 
 // A rank may publish what we wait for and leave at once. So the first sight of

@@ -181,8 +181,9 @@ std::exception_ptr Mailbox::late(const char* what, const char* other, int peer, 
                                  std::size_t bytes) const {
   const std::string who = peer < 0 ? "any rank" : concat("rank ", peer);
   return std::make_exception_ptr(
-      Error(ErrorKind::kTimeout, concat(what, who, " (", bytes, " bytes, tag ", tag, ") on ",
-                                        member_.who(), " timed out: ", who, " has not ", other)));
+      Error(ErrorKind::kTimeout,
+            concat(what, who, " (", bytes, " bytes, tag ", tag, ") on ", member_.who(),
+                   " reached its timeout: ", who, " has not ", other)));
 }
 
 /// Fails what is past its deadline. A receive that nothing has matched is simply
