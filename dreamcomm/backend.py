@@ -39,9 +39,7 @@ def autoload() -> None:
         import torch.distributed as dist
 
         if dist.is_available() and not hasattr(dist.Backend, NAME.upper()):
-            dist.Backend.register_backend(
-                NAME, create, extended_api=True, devices=["cpu", "cuda"]
-            )
+            dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu", "cuda"])
     except Exception:
         logging.getLogger(NAME).warning(
             "the backend %r could not be registered", NAME, exc_info=True
@@ -86,7 +84,8 @@ def _options_for(dist_opts: _DistributedBackendOptions, backend_options: object)
         options.timeout = dist_opts.timeout
     members = list(dist_opts.global_ranks_in_group)
     options.global_ranks_in_group = members
-    options.group_name = dist_opts.group_id if members else "default"
+    untyped: Any = options  # the name's type differs from one torch to another
+    untyped.group_name = dist_opts.group_id if members else "default"
     return options
 
 
@@ -130,6 +129,7 @@ def make_inner(store: Store, rank: int, size: int, options: Options, device_type
 
 def _make_gloo(store: Store, rank: int, size: int, options: Options) -> Backend:
     import torch.distributed as dist
+    from torch._C._distributed_c10d import PrefixStore
 
     if not dist.is_gloo_available():
         raise RuntimeError(
@@ -146,7 +146,7 @@ def _make_gloo(store: Store, rank: int, size: int, options: Options) -> Backend:
     else:
         settings._devices = [gloo.create_default_device(lazy_init=True)]
     _copy_settings(settings, options)
-    inner: Backend = gloo(dist.PrefixStore("dreamcomm/gloo", store), rank, size, settings)
+    inner: Backend = gloo(PrefixStore("dreamcomm/gloo", store), rank, size, settings)
     inner._set_sequence_number_for_group()
     return inner
 
@@ -154,6 +154,7 @@ def _make_gloo(store: Store, rank: int, size: int, options: Options) -> Backend:
 def _make_nccl(store: Store, rank: int, size: int, options: Options) -> Backend:
     import torch
     import torch.distributed as dist
+    from torch._C._distributed_c10d import PrefixStore
 
     if not dist.is_nccl_available():
         raise RuntimeError(
@@ -164,7 +165,7 @@ def _make_nccl(store: Store, rank: int, size: int, options: Options) -> Backend:
     nccl: Any = dist.ProcessGroupNCCL
     settings = nccl.Options()
     _copy_settings(settings, options)
-    inner: Backend = nccl(dist.PrefixStore("dreamcomm/nccl", store), rank, size, settings)
+    inner: Backend = nccl(PrefixStore("dreamcomm/nccl", store), rank, size, settings)
     inner._set_sequence_number_for_group()
     return inner
 

@@ -2,12 +2,11 @@
 // communicator, or to torch's own group where no memory is shared.
 #pragma once
 
-#include <torch/csrc/distributed/c10d/Backend.hpp>
-
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
 #include "c10d/call.h"
@@ -63,7 +62,7 @@ class DreamBackend final : public c10d::Backend {
                                           const c10::intrusive_ptr<c10d::Backend::Options>& opts,
                                           const int& rank, const int& size) override;
   virtual void setTimeout(std::chrono::milliseconds timeout);  // 2.11 lacks it in the base
-  void setSequenceNumberForGroup() override {}  // all ranks begin at 0
+  void setSequenceNumberForGroup() override {}                 // all ranks begin at 0
   uint64_t getSequenceNumberForGroup() override;
   c10d::ErrorType getError() override;
   void startCoalescing() override;
@@ -159,7 +158,9 @@ class DreamBackend final : public c10d::Backend {
   WorkPtr collect(WorkPtr work);
   bool coalescing();
 
-  std::chrono::milliseconds timeout() const { return std::chrono::milliseconds(timeout_ms_.read()); }
+  std::chrono::milliseconds timeout() const {
+    return std::chrono::milliseconds(timeout_ms_.read());
+  }
   std::chrono::milliseconds timeout_of(std::chrono::milliseconds given) const {
     return given == c10d::kUnsetTimeout ? timeout() : given;
   }

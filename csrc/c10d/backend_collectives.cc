@@ -67,9 +67,8 @@ WorkPtr DreamBackend::allreduce_coalesced(TensorList& tensors,
   const Site site = at(kAllReduceCoalesced);
   TORCH_CHECK_VALUE(!tensors.empty(), site, "expected 'tensors' not to be empty");
   if (!serves(tensors[0])) {
-    return forward(tensors[0], [&](c10d::Backend& inner) {
-      return inner.allreduce_coalesced(tensors, opts);
-    });
+    return forward(tensors[0],
+                   [&](c10d::Backend& inner) { return inner.allreduce_coalesced(tensors, opts); });
   }
   Calls calls;
   for (const Tensor& tensor : tensors) {
@@ -90,8 +89,8 @@ WorkPtr DreamBackend::reduce(TensorList& tensors, const c10d::ReduceOptions& opt
   require_root_tensor(site, opts.rootTensor);
   require_writable(site, "tensor", tensor);
   Calls calls;
-  Call& call = calls.emplace_back(
-      Kind::kReduce, to_reduction(opts.reduceOp, tensor.scalar_type(), site), root);
+  Call& call = calls.emplace_back(Kind::kReduce,
+                                  to_reduction(opts.reduceOp, tensor.scalar_type(), site), root);
   if (rank_ == root) {
     call.in_place(tensor);
   } else {

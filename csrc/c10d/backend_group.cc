@@ -1,9 +1,9 @@
 // The life of a group: made, split, asked about, ended.
 #include <ATen/ops/from_blob.h>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <unistd.h>
 
 #include <algorithm>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "c10d/backend.h"
 #include "c10d/convert.h"
@@ -67,25 +67,26 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
       host_(host),
       process_(getpid()),
       interrupt_(check_signals),
-      fallback_([store = visit_, rank, size, options,
-                 make = host.make_inner](const std::string& device) {
-        return make(store, rank, size, options, device);
-      }),
+      fallback_(
+          [store = visit_, rank, size, options, make = host.make_inner](const std::string& device) {
+            return make(store, rank, size, options, device);
+          }),
       last_child_(c10::intrusive_ptr<c10d::Backend>()) {
   timeout_ms_.set(options->timeout.count());
+  // A group for quick calls may still be slow to meet: torch waits that long, too.
+  const milliseconds meeting_time = std::max(options->timeout, store->getTimeout());
   const ShmOptions shm{.page_bytes = options->page_bytes,
                        .message_bytes = options->message_bytes,
-                       .timeout = options->timeout,
+                       .timeout = meeting_time,
                        .refuse = !options->shared_memory};
   TorchStore meeting(c10::make_intrusive<c10d::PrefixStore>("shm", visit_));
   try {
     ShmResult result = connect_shm(meeting, rank, size, shm);
     reason_ = std::move(result.reason);
     if (result.fabric) {
-      comm_ = std::make_shared<Communicator>(
-          std::move(result.fabric),
-          CommOptions{options->group_name, options->algorithm, options->fixed_order,
-                      options->timeout});
+      comm_ = std::make_shared<Communicator>(std::move(result.fabric),
+                                             CommOptions{options->group_name, options->algorithm,
+                                                         options->fixed_order, options->timeout});
     }
   } catch (...) {
     raise_current();

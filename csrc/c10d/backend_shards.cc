@@ -46,7 +46,7 @@ Call DreamBackend::shard_gather(const Site& site, const Tensor& output, const Te
 }
 
 Call DreamBackend::shard_reduction(const Site& site, const Tensor& output, const Tensor& input,
-                                  const c10d::ReduceOp& op) {
+                                   const c10d::ReduceOp& op) {
   require_dense(site, "input", input);
   require_writable(site, "output", output);
   require_match(site, "input", input, output, output.numel() * size_);
@@ -73,9 +73,8 @@ WorkPtr DreamBackend::allgather(std::vector<TensorList>& outputs, TensorList& in
 WorkPtr DreamBackend::_allgather_base(Tensor& output, Tensor& input,
                                       const c10d::AllgatherOptions& opts) {
   if (!serves(input)) {
-    return forward(input, [&](c10d::Backend& inner) {
-      return inner._allgather_base(output, input, opts);
-    });
+    return forward(
+        input, [&](c10d::Backend& inner) { return inner._allgather_base(output, input, opts); });
   }
   Calls calls;
   calls.push_back(shard_gather(at(kAllGatherBase), output, input));
@@ -102,7 +101,8 @@ WorkPtr DreamBackend::allgather_coalesced(std::vector<TensorList>& outputs, Tens
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     TensorList of_input;
     for (const TensorList& of_rank : outputs) of_input.push_back(of_rank[i]);
-    fill_gathered(calls.emplace_back(Kind::kAllGather, moving(inputs[i])), site, of_input, inputs[i]);
+    fill_gathered(calls.emplace_back(Kind::kAllGather, moving(inputs[i])), site, of_input,
+                  inputs[i]);
   }
   return issue({kAllGatherCoalesced, inputs, all, opts.timeout, opts.asyncOp}, calls);
 }
@@ -129,9 +129,8 @@ WorkPtr DreamBackend::reduce_scatter(TensorList& outputs, std::vector<TensorList
   const Site site = at(kReduceScatter);
   const Tensor& output = only(site, "output_tensors", outputs);
   if (!serves(output)) {
-    return forward(output, [&](c10d::Backend& inner) {
-      return inner.reduce_scatter(outputs, inputs, opts);
-    });
+    return forward(
+        output, [&](c10d::Backend& inner) { return inner.reduce_scatter(outputs, inputs, opts); });
   }
   require_length(site, "input_tensors", inputs.size(), 1);
   const TensorList& parts = inputs[0];

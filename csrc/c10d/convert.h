@@ -2,11 +2,11 @@
 #pragma once
 
 #include <c10/core/ScalarType.h>
-#include <torch/csrc/distributed/c10d/Types.hpp>
 
 #include <chrono>
 #include <exception>
 #include <string>
+#include <torch/csrc/distributed/c10d/Types.hpp>
 
 #include "c10d/validate.h"
 #include "core/error.h"

@@ -1,12 +1,11 @@
 // The group of torch's own that serves what this one cannot: Gloo, NCCL.
 #pragma once
 
-#include <torch/csrc/distributed/c10d/Backend.hpp>
-
 #include <functional>
 #include <map>
 #include <mutex>
 #include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
 namespace dreamcomm {

@@ -17,8 +17,7 @@ inline constexpr Label kAllGatherCoalesced{OpType::ALLGATHER_COALESCED, "dreamco
 inline constexpr Label kGather{OpType::GATHER, "dreamcomm:gather"};
 inline constexpr Label kScatter{OpType::SCATTER, "dreamcomm:scatter"};
 inline constexpr Label kReduceScatter{OpType::REDUCE_SCATTER, "dreamcomm:reduce_scatter"};
-inline constexpr Label kReduceScatterBase{OpType::_REDUCE_SCATTER_BASE,
-                                          "dreamcomm:reduce_scatter"};
+inline constexpr Label kReduceScatterBase{OpType::_REDUCE_SCATTER_BASE, "dreamcomm:reduce_scatter"};
 inline constexpr Label kReduceScatterCoalesced{OpType::REDUCE_SCATTER_TENSOR_COALESCED,
                                                "dreamcomm:reduce_scatter"};
 inline constexpr Label kAllToAll{OpType::ALLTOALL, "dreamcomm:all_to_all"};

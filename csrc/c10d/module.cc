@@ -93,8 +93,9 @@ OptionsPtr make_options(milliseconds timeout, std::string algorithm, bool fixed_
 
 std::string repr(const DreamOptions& options) {
   const auto boolean = [](bool value) { return value ? "True" : "False"; };
-  return concat("Options(timeout=timedelta(milliseconds=", options.timeout.count(), "), algorithm='",
-                options.algorithm, "', fixed_order=", boolean(options.fixed_order),
+  return concat("Options(timeout=timedelta(milliseconds=", options.timeout.count(),
+                "), algorithm='", options.algorithm,
+                "', fixed_order=", boolean(options.fixed_order),
                 ", page_bytes=", options.page_bytes, ", message_bytes=", options.message_bytes,
                 ", shared_memory=", boolean(options.shared_memory), ')');
 }
@@ -105,8 +106,7 @@ OptionsPtr copy_of(const DreamOptions& options) {
 
 void bind_options(py::module_& m) {
   const DreamOptions defaults;
-  auto options =
-      py::class_<DreamOptions, c10d::Backend::Options, OptionsPtr>(m, "Options", R"(
+  auto options = py::class_<DreamOptions, c10d::Backend::Options, OptionsPtr>(m, "Options", R"(
 Settings of a dreamcomm group, for the argument ``pg_options`` of
 ``init_process_group`` and ``new_group``. All ranks must give equal ones.
 
@@ -122,8 +122,7 @@ shared_memory (bool): False sends everything to torch's own Gloo or NCCL group.
 )");
   options
       .def(py::init(&make_options), py::kw_only(), py::arg("timeout") = defaults.timeout,
-           py::arg("algorithm") = defaults.algorithm,
-           py::arg("fixed_order") = defaults.fixed_order,
+           py::arg("algorithm") = defaults.algorithm, py::arg("fixed_order") = defaults.fixed_order,
            py::arg("page_bytes") = defaults.page_bytes,
            py::arg("message_bytes") = defaults.message_bytes,
            py::arg("shared_memory") = defaults.shared_memory)

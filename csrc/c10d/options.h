@@ -1,9 +1,8 @@
 // What a user may choose for a group.
 #pragma once
 
-#include <torch/csrc/distributed/c10d/Backend.hpp>
-
 #include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "transport/shm.h"
 

@@ -13,14 +13,14 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-/// Whether the key appeared within `slice`. A store tells a timeout by an
-/// exception of the type it also uses for other failures, so time decides.
+/// Whether the key appeared within `slice`. Stores tell a timeout by exceptions
+/// of several types that they also use for other failures, so time decides.
 bool wait_for(c10d::Store& store, const std::string& key, milliseconds slice) {
   const Clock::time_point begin = Clock::now();
   try {
     store.wait({key}, slice);
     return true;
-  } catch (const c10::DistStoreError&) {
+  } catch (const c10::Error&) {
     if (Clock::now() - begin < slice / 2) throw;
     return false;
   }

@@ -1,10 +1,9 @@
 // The rendezvous the transport asks for, over the store torch hands to a backend.
 #pragma once
 
-#include <torch/csrc/distributed/c10d/Store.hpp>
-
 #include <chrono>
 #include <string>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "core/store.h"
 

@@ -27,8 +27,9 @@ void require_writable(const Site& site, const char* argument, const at::Tensor& 
   require_dense(site, argument, tensor);
   TORCH_CHECK_VALUE(
       tensor.is_contiguous() || at::has_internal_overlap(tensor) != at::MemOverlap::Yes, site,
-      "expected '", argument, "' to have memory of its own for each element, got a tensor of shape ",
-      tensor.sizes(), " with strides ", tensor.strides(), "; clone() it first");
+      "expected '", argument,
+      "' to have memory of its own for each element, got a tensor of shape ", tensor.sizes(),
+      " with strides ", tensor.strides(), "; clone() it first");
 }
 
 void require_length(const Site& site, const char* argument, std::size_t got, std::size_t length) {
@@ -47,8 +48,8 @@ void require_match(const Site& site, const char* argument, const at::Tensor& ten
                    const at::Tensor& like, std::int64_t numel) {
   require_same_type(site, argument, tensor, like);
   TORCH_CHECK_VALUE(tensor.numel() == numel, site, "expected '", argument, "' to hold ", numel,
-                    " elements (the other side has shape ", like.sizes(), "), got ",
-                    tensor.numel(), " in shape ", tensor.sizes());
+                    " elements (the other side has shape ", like.sizes(), "), got ", tensor.numel(),
+                    " in shape ", tensor.sizes());
 }
 
 int require_rank(const Site& site, const char* argument, std::int64_t rank) {
@@ -58,8 +59,7 @@ int require_rank(const Site& site, const char* argument, std::int64_t rank) {
 }
 
 std::vector<std::size_t> split_bytes(const Site& site, const char* argument,
-                                     const at::Tensor& tensor,
-                                     c10::ArrayRef<std::int64_t> splits) {
+                                     const at::Tensor& tensor, c10::ArrayRef<std::int64_t> splits) {
   const auto size = static_cast<std::size_t>(site.size);
   const std::int64_t rows = tensor.dim() == 0 ? 1 : tensor.size(0);
   if (splits.empty()) {

@@ -37,8 +37,7 @@ int require_rank(const Site& site, const char* argument, std::int64_t rank);
 /// The bytes of each rank's part of `tensor`, whose first dimension is cut into
 /// `splits` rows per rank; no splits: into equal parts.
 std::vector<std::size_t> split_bytes(const Site& site, const char* argument,
-                                     const at::Tensor& tensor,
-                                     c10::ArrayRef<std::int64_t> splits);
+                                     const at::Tensor& tensor, c10::ArrayRef<std::int64_t> splits);
 
 /// Whether the memory of two tensors meets.
 bool overlap(const at::Tensor& a, const at::Tensor& b);

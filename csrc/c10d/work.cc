@@ -28,9 +28,8 @@ Interrupt pause_until(const char* name, milliseconds timeout) {
   const Clock::time_point begin = Clock::now();
   return [name, timeout, begin] {
     check_signals();
-    TORCH_CHECK_WITH(DistBackendError,
-                     timeout == kNoTimeout || Clock::now() - begin < timeout, name,
-                     ": Timed out waiting ", timeout.count(),
+    TORCH_CHECK_WITH(DistBackendError, timeout == kNoTimeout || Clock::now() - begin < timeout,
+                     name, ": Timed out waiting ", timeout.count(),
                      " ms for this work; the call itself goes on");
   };
 }

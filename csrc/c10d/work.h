@@ -4,11 +4,11 @@
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/ivalue.h>
 #include <c10/util/SmallVector.h>
-#include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <memory>
 #include <optional>
 #include <string_view>
+#include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "c10d/executor.h"
 #include "comm/communicator.h"
