@@ -34,6 +34,9 @@ endif()
 
 # Warnings and the optimization level of a target of this project.
 function(dreamcomm_compile_options target level)
+  if(DREAMCOMM_SANITIZE)
+    set(level -O1) # more would double the compile time of instrumented code
+  endif()
   target_compile_options(${target} PRIVATE
     $<$<CONFIG:Release>:${level}>
     $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra>)
