@@ -56,8 +56,9 @@ endef
 conformance: build
 	$(PY) tests/conformance/run.py --quick
 
+# The training, spawn and demo tests are run by `pytest` without arguments.
 pytest: build
-	$(BIN)/pytest
+	$(BIN)/pytest tests/collectives tests/lifecycle
 
 # An editable install: Python changes need no rebuild, C++ changes only their own files.
 build: $(READY)
