@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         known = set((Path(__file__).parent / "known_failures.txt").read_text().splitlines())
         for item in items:
             if item.nodeid in known:
-                why = "fails, cause not found yet: see known_failures.txt"
+                why = "fails so far: see known_failures.txt"
                 item.add_marker(pytest.mark.xfail(reason=why, strict=False))
         return
     for item in items:

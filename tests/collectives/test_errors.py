@@ -45,7 +45,7 @@ ALIKE: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     ),
     "all_gather_into_tensor dtype": (
         lambda: dist.all_gather_into_tensor(zeros(4, dtype=torch.int32), zeros(2)),
-        ("all_gather", "expected", "Float", "got Int"),
+        ("all_gather", "expected", "float32", "got int32"),
     ),
     "reduce_scatter list length": (
         lambda: dist.reduce_scatter(zeros(2), pair()[:1]),
@@ -81,17 +81,17 @@ ALIKE: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     ),
     "bits of floats": (
         lambda: dist.all_reduce(zeros(2), dist.ReduceOp.BXOR),
-        ("all_reduce", "BXOR", "Float"),
+        ("all_reduce", "BXOR", "float32"),
     ),
     "average of booleans": (
         lambda: dist.all_reduce(zeros(2, dtype=torch.bool), dist.ReduceOp.AVG),
-        ("all_reduce", "AVG", "Bool"),
+        ("all_reduce", "AVG", "bool"),
     ),
     "minimum of complex": (
         lambda: dist.reduce_scatter(
             zeros(2, dtype=torch.complex64), pair(2, torch.complex64), dist.ReduceOp.MIN
         ),
-        ("reduce_scatter", "MIN", "Complex"),
+        ("reduce_scatter", "MIN", "complex64"),
     ),
     "expanded memory": (
         lambda: dist.all_reduce(zeros(1).expand(4)),

@@ -45,7 +45,7 @@ def group_timeout() -> list[str]:
 def test_the_timeout_of_a_group_names_the_absent_rank(pool: Pool) -> None:
     # The late rank's first call may still find what the other one left for it.
     (first, again), (_, late) = pool.run(group_timeout)
-    assert "timed out" in first
+    assert "timeout" in first
     assert "rank 1" in first
     assert "all_reduce" in first
     assert "unusable" in again
@@ -65,7 +65,7 @@ def one_call() -> str:
 
 def test_the_timeout_of_one_call(pool: Pool) -> None:
     text = pool.run(one_call)[0].lower()
-    assert "timed out" in text or "timeout" in text
+    assert "timeout" in text
 
 
 def one_wait() -> str:
@@ -95,7 +95,7 @@ def missing_message() -> str:
 @pytest.mark.beyond_gloo("gloo names no tag")
 def test_a_message_that_never_comes(pool: Pool) -> None:
     text = pool.run(missing_message)[0]
-    for part in ("recv", "rank 1", "tag 4", "timed out"):
+    for part in ("recv", "rank 1", "tag 4", "timeout"):
         assert part in text
 
 
