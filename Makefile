@@ -27,7 +27,7 @@ demo: build
 test: lint cpp pytest
 
 lint: build
-	$(BIN)/clang-format --dry-run -Werror $(CPP_SOURCES)
+	@$(BIN)/clang-format --dry-run -Werror $(CPP_SOURCES)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
