@@ -121,6 +121,9 @@ class DreamBackend final : public c10d::Backend {
   std::optional<std::string> failure() const;
   /// As shutdown(), but gives up on calls that are still under way.
   void close_at_exit();
+  /// Closes and drops what the group holds. Also called when only weak references
+  /// are left (the exit hook has one), as these would keep its memory mapped.
+  void release_resources() override;
 
  private:
   /// How one call is to run.

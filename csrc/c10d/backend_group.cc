@@ -94,7 +94,9 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
   if (!comm_) fallback_.get("cpu");
 }
 
-DreamBackend::~DreamBackend() {
+DreamBackend::~DreamBackend() { release_resources(); }
+
+void DreamBackend::release_resources() {
   if (getpid() != process_) {
     // A forked child has the group's memory but not its threads: let go of both
     // without ending them, as ending them would end the parent's group.
@@ -104,7 +106,10 @@ DreamBackend::~DreamBackend() {
     return;
   }
   try {
-    without_gil([this] { close(); });
+    without_gil([this] {
+      close();
+      comm_.reset();
+    });
   } catch (const std::exception& error) {
     TORCH_WARN("dreamcomm: closing a group failed: ", error.what());
   }
