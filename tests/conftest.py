@@ -35,11 +35,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--backend") == DEFAULT_BACKEND:
-        known = set((Path(__file__).parent / "known_failures.txt").read_text().splitlines())
-        for item in items:
-            if item.nodeid in known:
-                why = "fails so far: see known_failures.txt"
-                item.add_marker(pytest.mark.xfail(reason=why, strict=False))
         return
     for item in items:
         mark = item.get_closest_marker("beyond_gloo")

@@ -86,7 +86,11 @@ def fp16_hook(model: DistributedDataParallel, group: Any) -> None:
 
 
 def bf16_hook(model: DistributedDataParallel, group: Any) -> None:
-    model.register_comm_hook(group, default_hooks.bf16_compress_hook)
+    # DDP takes torch's hook by its own name only with CUDA, whatever the backend can do.
+    def compress(state, bucket):  # type: ignore[no-untyped-def]
+        return default_hooks.bf16_compress_hook(state, bucket)
+
+    model.register_comm_hook(group, compress)
 
 
 def powersgd(model: DistributedDataParallel, group: Any) -> None:
