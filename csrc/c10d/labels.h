@@ -18,8 +18,9 @@ inline constexpr Label kGather{OpType::GATHER, "dreamcomm:gather"};
 inline constexpr Label kScatter{OpType::SCATTER, "dreamcomm:scatter"};
 inline constexpr Label kReduceScatter{OpType::REDUCE_SCATTER, "dreamcomm:reduce_scatter"};
 inline constexpr Label kReduceScatterBase{OpType::_REDUCE_SCATTER_BASE, "dreamcomm:reduce_scatter"};
-inline constexpr Label kReduceScatterCoalesced{OpType::REDUCE_SCATTER_TENSOR_COALESCED,
-                                               "dreamcomm:reduce_scatter"};
+inline constexpr Label kReduceScatterCoalesced{
+    OpType::_REDUCE_SCATTER_BASE,  // torch 2.11 has no type for it
+    "dreamcomm:reduce_scatter"};
 inline constexpr Label kAllToAll{OpType::ALLTOALL, "dreamcomm:all_to_all"};
 inline constexpr Label kAllToAllBase{OpType::ALLTOALL_BASE, "dreamcomm:all_to_all"};
 inline constexpr Label kBarrier{OpType::BARRIER, "dreamcomm:barrier"};
