@@ -64,7 +64,13 @@ def interrupt_inside(call: Callable[[], Any]) -> str:
 def wait_in_vain(name: str) -> dict[str, Any]:
     use_everything()
     dist.barrier()
-    ended = interrupt_inside(CALLS[name]) if dist.get_rank() == 0 else "peer"
+    ended = "peer"
+    store = dist.distributed_c10d._get_default_store()
+    if dist.get_rank() == 0:
+        ended = interrupt_inside(CALLS[name])
+        store.set("interrupted", "")
+    else:
+        store.wait(["interrupted"])  # a peer that leaves would end the wait, too
     dist.destroy_process_group()
     return {"ended": ended, "mappings": census().shared_mappings, "children": census().children}
 
