@@ -24,6 +24,7 @@ Signature signature_of(const Request& request, std::uint64_t sequence, std::uint
   signature.sequence = sequence;
   signature.bytes = block_bytes(request);
   signature.root = request.root;
+  signature.rest = request.rest;
   signature.kind = request.kind;
   signature.op = request.reduction.op;
   signature.dtype = request.reduction.dtype;
@@ -43,7 +44,8 @@ std::string words(const Signature& s) {
       s.kind == Kind::kScatter) {
     what += concat("root ", s.root, ", ");
   }
-  return concat(name(s.kind), '(', what, "algorithm ", row.name, ") as call ", s.sequence);
+  const std::string more = s.rest == 0 ? "" : concat(", with ", s.rest, " more to come in it");
+  return concat(name(s.kind), '(', what, "algorithm ", row.name, ") as call ", s.sequence, more);
 }
 
 }  // namespace dreamcomm

@@ -13,12 +13,19 @@ struct Signature {
   std::uint64_t sequence = 0;  // collectives of this group so far
   std::uint64_t bytes = 0;     // of one block; 0 where blocks may differ (all_to_all)
   std::int32_t root = 0;
+  std::uint32_t rest = 0;  // further parts of the same coalesced call
   Kind kind = Kind::kBarrier;
   ReduceOp op = ReduceOp::kNone;
   DType dtype = DType::kOpaque;
   std::uint8_t row = 0;  // of the algorithm table
 
   bool operator==(const Signature&) const = default;
+};
+
+/// What lies at the start of each rank's first page of a call.
+struct Opening {
+  Signature signature;
+  double factor = 1.0;  // PREMUL_SUM: this rank's own
 };
 
 Signature signature_of(const Request& request, std::uint64_t sequence, std::uint8_t row);

@@ -4,31 +4,32 @@
 
 namespace dreamcomm {
 
-static_assert(sizeof(Signature) <= Walk::kSignature);
+static_assert(sizeof(Opening) <= Walk::kSignature);
 
-Walk::Walk(Rounds& rounds, const Signature& signature, Watch& watch,
-           std::span<const std::byte*> sources)
-    : rounds_(rounds), signature_(signature), watch_(watch), sources_(sources) {}
+Walk::Walk(Rounds& rounds, const Opening& opening, Watch& watch, Scratch& scratch)
+    : rounds_(rounds), opening_(opening), watch_(watch), scratch_(scratch) {}
 
 void Walk::turn(Peers reads, Peers readers) {
   if (!first_) [[likely]] {
     rounds_.turn(reads, readers, watch_);
     return;
   }
-  std::memcpy(rounds_.page(), &signature_, sizeof signature_);
+  std::memcpy(rounds_.page(), &opening_, sizeof opening_);
   rounds_.turn(Peers::all(), Peers::all(), watch_);
   first_ = false;
-  compare_signatures();
+  compare_openings();
 }
 
 // All ranks turned the same round, so after a mismatch they stand at the same
 // place again, ready for the next call.
-void Walk::compare_signatures() const {
+void Walk::compare_openings() const {
   for (int peer = 0; peer < size(); ++peer) {
-    Signature theirs;
-    std::memcpy(&theirs, rounds_.from(peer), sizeof theirs);
-    check(theirs == signature_, ErrorKind::kMismatch, "the ranks made different calls: rank ",
-          rank(), " called ", words(signature_), ", rank ", peer, " called ", words(theirs),
+    Opening their;
+    std::memcpy(&their, rounds_.from(peer), sizeof their);
+    scratch_.factors[static_cast<std::size_t>(peer)] = their.factor;
+    check(their.signature == opening_.signature, ErrorKind::kMismatch,
+          "the ranks made different calls: rank ", rank(), " called ", words(opening_.signature),
+          ", rank ", peer, " called ", words(their.signature),
           ". No data was moved; the group stays usable");
   }
 }
@@ -36,9 +37,11 @@ void Walk::compare_signatures() const {
 void Walk::reduce_all(const Reduction& how, const std::byte* own, std::size_t offset,
                       std::byte* out, std::size_t count) {
   for (int peer = 0; peer < size(); ++peer) {
-    sources_[static_cast<std::size_t>(peer)] = peer == rank() ? own : from(peer) + offset;
+    scratch_.sources[static_cast<std::size_t>(peer)] = peer == rank() ? own : from(peer) + offset;
   }
-  reduce(how, sources_, out, count);
+  Reduction scaled = how;
+  scaled.factors = scratch_.factors.data();
+  reduce(scaled, scratch_.sources, out, count);
   count_received(static_cast<std::size_t>(size() - 1) * count * item_size(how.dtype));
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <span>
+#include <vector>
 
 #include "algorithms/signature.h"
 #include "core/request.h"
@@ -27,9 +28,15 @@ class Walk {
   /// Placed on cache lines of their own: no two ranks write one line.
   static constexpr std::size_t kAlign = 64;
 
-  /// `sources` is scratch for one pointer per rank.
-  Walk(Rounds& rounds, const Signature& signature, Watch& watch,
-       std::span<const std::byte*> sources);
+  /// Room for one thing of each rank, made once per group.
+  struct Scratch {
+    explicit Scratch(int size)
+        : sources(static_cast<std::size_t>(size)), factors(static_cast<std::size_t>(size)) {}
+    std::vector<const std::byte*> sources;
+    std::vector<double> factors;
+  };
+
+  Walk(Rounds& rounds, const Opening& opening, Watch& watch, Scratch& scratch);
 
   int rank() const { return rounds_.rank(); }
   int size() const { return rounds_.size(); }
@@ -61,12 +68,12 @@ class Walk {
   std::uint64_t received() const { return received_; }
 
  private:
-  void compare_signatures() const;
+  void compare_openings() const;
 
   Rounds& rounds_;
-  const Signature signature_;
+  const Opening opening_;
   Watch& watch_;
-  std::span<const std::byte*> sources_;
+  Scratch& scratch_;
   bool first_ = true;
   std::uint64_t sent_ = 0;
   std::uint64_t received_ = 0;

@@ -12,6 +12,7 @@
 #include "c10d/call.h"
 #include "c10d/executor.h"
 #include "c10d/fallback.h"
+#include "c10d/fork_mark.h"
 #include "c10d/options.h"
 #include "c10d/pending.h"
 #include "c10d/validate.h"
@@ -33,8 +34,9 @@ struct Host {
                                 const c10::intrusive_ptr<DreamOptions>& options,
                                 const std::string& device_type)>
       make_inner;
-  /// Sees to it that close_at_exit() is called before the interpreter goes.
-  std::function<void(const c10::intrusive_ptr<DreamBackend>&)> register_exit;
+  /// Sees to it that close_at_exit() is called before the interpreter goes, until
+  /// what is returned is dropped.
+  std::function<std::shared_ptr<void>(const c10::intrusive_ptr<DreamBackend>&)> register_exit;
 };
 
 class DreamBackend final : public c10d::Backend {
@@ -65,6 +67,7 @@ class DreamBackend final : public c10d::Backend {
   void setSequenceNumberForGroup() override {}                 // all ranks begin at 0
   uint64_t getSequenceNumberForGroup() override;
   c10d::ErrorType getError() override;
+  void enableCollectivesTiming() override {}  // as Gloo: there is nothing to turn on
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
   void abort() override;
@@ -160,6 +163,7 @@ class DreamBackend final : public c10d::Backend {
   WorkPtr receive(const Label& label, const Tensor& tensor, std::optional<int> source, int tag);
   WorkPtr collect(WorkPtr work);
   bool coalescing();
+  bool join_coalescing(const Fallback::Inner& inner);
 
   std::chrono::milliseconds timeout() const {
     return std::chrono::milliseconds(timeout_ms_.read());
@@ -168,29 +172,27 @@ class DreamBackend final : public c10d::Backend {
     return given == c10d::kUnsetTimeout ? timeout() : given;
   }
   void require_open() const;
-  /// Notes what became of the group and rethrows the current exception.
-  [[noreturn]] void raise_current();
   c10::intrusive_ptr<DreamBackend> child(const StorePtr& store, int rank, int size,
                                          const c10::intrusive_ptr<DreamOptions>& options);
   void close();
 
-  const StorePtr store_;
-  const StorePtr visit_;  // store_, under keys that no earlier group on it has used
+  StorePtr store_;
+  StorePtr visit_;  // store_, under keys that no earlier group on it has used
   const c10::intrusive_ptr<DreamOptions> options_;
-  const Host host_;
-  const int process_;  // a forked child must not touch the group
+  Host host_;
+  const ForkMark process_;  // a forked child must not touch the group
   const Interrupt interrupt_;
   Fallback fallback_;
   std::shared_ptr<Communicator> comm_;  // null: everything goes to fallback_
   std::string reason_;                  // why memory is shared, or why not
   std::shared_ptr<Executor> executor_ = std::make_shared<Executor>();
   std::shared_ptr<Pending> pending_ = std::make_shared<Pending>();
-  Heap heap_;
+  std::optional<Heap> heap_;
+  std::shared_ptr<void> exit_hook_;
 
   Gauge timeout_ms_;
   Gauge sequence_;  // collectives issued; equal on all ranks at the same call
   Gauge closed_;
-  Gauge error_;  // c10d::ErrorType
 
   std::mutex coalescing_mutex_;
   std::optional<Coalescing> coalescing_;

@@ -3,6 +3,9 @@
 #include <ATen/Context.h>
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
+#include <functional>
+
 #include "c10d/backend.h"
 #include "c10d/convert.h"
 #include "c10d/labels.h"
@@ -12,6 +15,22 @@ namespace {
 
 void require_root_tensor(const Site& site, int64_t index) {
   TORCH_CHECK_VALUE(index == 0, site, "expected 'rootTensor' to be 0, got ", index);
+}
+
+/// Whether two of the tensors share memory.
+bool any_overlap(Tensors tensors) {
+  std::vector<at::Tensor> sorted;
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.layout() == at::kStrided && tensor.numel() > 0) sorted.push_back(tensor);
+  }
+  const auto begin = [](const at::Tensor& tensor) { return tensor.const_data_ptr(); };
+  std::sort(sorted.begin(), sorted.end(), [&](const at::Tensor& a, const at::Tensor& b) {
+    return std::less<const void*>()(begin(a), begin(b));
+  });
+  for (std::size_t i = 1; i < sorted.size(); ++i) {
+    if (overlap(sorted[i - 1], sorted[i])) return true;
+  }
+  return false;
 }
 
 /// Whether `tensor` shares memory with one of `others`.
@@ -71,10 +90,11 @@ WorkPtr DreamBackend::allreduce_coalesced(TensorList& tensors,
                    [&](c10d::Backend& inner) { return inner.allreduce_coalesced(tensors, opts); });
   }
   Calls calls;
+  const bool aside = any_overlap(tensors);
   for (const Tensor& tensor : tensors) {
     require_writable(site, "tensors", tensor);
     calls.emplace_back(Kind::kAllReduce, to_reduction(opts.reduceOp, tensor.scalar_type(), site))
-        .in_place(tensor);
+        .in_place(tensor, aside);
   }
   return issue({kAllReduceCoalesced, tensors, tensors, opts.timeout, opts.asyncOp}, calls);
 }
@@ -220,7 +240,7 @@ void DreamBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_
   try {
     comm_->monitored_barrier(timeout, wait_all_ranks, interrupt_);
   } catch (...) {
-    raise_current();
+    std::rethrow_exception(current_as_torch());
   }
 }
 

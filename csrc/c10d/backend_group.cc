@@ -1,6 +1,5 @@
 // The life of a group: made, split, asked about, ended.
 #include <ATen/ops/from_blob.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -54,7 +53,7 @@ c10::intrusive_ptr<DreamBackend> DreamBackend::create(
     const StorePtr& store, int rank, int size, const c10::intrusive_ptr<DreamOptions>& options,
     const Host& host) {
   auto backend = c10::make_intrusive<DreamBackend>(store, rank, size, options, host);
-  host.register_exit(backend);
+  backend->exit_hook_ = host.register_exit(backend);
   return backend;
 }
 
@@ -65,7 +64,6 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
       visit_(visit(store, rank)),
       options_(options),
       host_(host),
-      process_(getpid()),
       interrupt_(check_signals),
       fallback_(
           [store = visit_, rank, size, options, make = host.make_inner](const std::string& device) {
@@ -89,15 +87,16 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
                                                          options->fixed_order, options->timeout});
     }
   } catch (...) {
-    raise_current();
+    std::rethrow_exception(current_as_torch());
   }
+  heap_.emplace();
   if (!comm_) fallback_.get("cpu");
 }
 
 DreamBackend::~DreamBackend() { release_resources(); }
 
 void DreamBackend::release_resources() {
-  if (getpid() != process_) {
+  if (!process_.at_home()) {
     // A forked child has the group's memory but not its threads: let go of both
     // without ending them, as ending them would end the parent's group.
     new auto(std::move(comm_));
@@ -105,14 +104,19 @@ void DreamBackend::release_resources() {
     new auto(fallback_.close());
     return;
   }
-  try {
-    without_gil([this] {
+  without_gil([this] {
+    try {
       close();
-      comm_.reset();
-    });
-  } catch (const std::exception& error) {
-    TORCH_WARN("dreamcomm: closing a group failed: ", error.what());
-  }
+    } catch (const std::exception& error) {
+      TORCH_WARN("dreamcomm: closing a group failed: ", error.what());
+    }
+    comm_.reset();
+    heap_.reset();
+    exit_hook_.reset();
+    host_ = {};
+    visit_.reset();
+    store_.reset();
+  });
 }
 
 c10::intrusive_ptr<c10d::Backend::Options> DreamBackend::getBackendOptions() { return options_; }
@@ -167,19 +171,16 @@ uint64_t DreamBackend::getSequenceNumberForGroup() {
   return static_cast<uint64_t>(sequence_.read());
 }
 
-c10d::ErrorType DreamBackend::getError() { return static_cast<c10d::ErrorType>(error_.read()); }
-
-void DreamBackend::raise_current() {
-  try {
-    throw;
-  } catch (const Error& error) {
-    const c10d::ErrorType type = to_error_type(error.kind());
-    if (type != c10d::ErrorType::SUCCESS) error_.set(static_cast<std::int64_t>(type));
-    std::rethrow_exception(to_torch(error));
-  }
+c10d::ErrorType DreamBackend::getError() {
+  if (!comm_) return fallback_.get("cpu")->getError();
+  const std::optional<ErrorKind> kind = comm_->failure_kind();
+  return kind ? to_error_type(*kind) : c10d::ErrorType::SUCCESS;
 }
 
 void DreamBackend::require_open() const {
+  TORCH_CHECK_WITH(DistBackendError, process_.at_home(), "rank ", rank_,
+                   ": this process was forked from a rank and is none itself; make no calls on "
+                   "the group here");
   TORCH_CHECK_WITH(DistBackendError, closed_.read() == 0, "rank ", rank_,
                    ": this dreamcomm group was shut down; make a new one with new_group()");
 }
@@ -193,7 +194,14 @@ at::Tensor DreamBackend::allocateTensor(long size, at::TensorOptions options) {
                     ": dreamcomm allocates tensors on cpu, got ", options.device());
   TORCH_CHECK_VALUE(size >= 0, "rank ", rank_, ": expected a size from 0 on, got ", size);
   const std::size_t bytes = static_cast<std::size_t>(size) * options.dtype().itemsize();
-  std::shared_ptr<std::byte> memory = heap_.allocate(bytes);
+  require_open();
+  std::shared_ptr<std::byte> memory;
+  try {
+    memory = heap_->allocate(bytes);
+  } catch (const Error& error) {
+    TORCH_CHECK(false, "rank ", rank_, ": allocating a tensor of ", bytes,
+                " bytes failed: ", error.what());
+  }
   void* data = memory.get();
   return at::from_blob(data, {size}, [memory = std::move(memory)](void*) {}, options);
 }
@@ -222,18 +230,18 @@ std::optional<std::string> DreamBackend::failure() const {
 }
 
 void DreamBackend::abort() {
-  if (getpid() != process_) return;
+  if (!process_.at_home()) return;
   if (comm_) comm_->abort("abort() was called");
   for (const Fallback::Inner& inner : fallback_.all()) inner->abort();
 }
 
 void DreamBackend::shutdown() {
-  if (getpid() != process_) return;
+  if (!process_.at_home()) return;
   without_gil([this] { close(); });
 }
 
 void DreamBackend::close_at_exit() {
-  if (getpid() != process_) return;
+  if (!process_.at_home()) return;
   const int left = pending_->count();
   if (comm_ && left > 0) {
     comm_->abort(concat("the process exits with ", left, " calls under way"));

@@ -45,7 +45,7 @@ WorkPtr DreamBackend::send(TensorList& tensors, int dst, int tag) {
         comm_->send(block_of(memory), dst, number, deadline_after(c10d::kUnsetTimeout, timeout()));
     work->follow(std::move(ticket), [memory] {});
   } catch (...) {
-    raise_current();
+    std::rethrow_exception(current_as_torch());
   }
   return collect(work);
 }
@@ -82,7 +82,7 @@ WorkPtr DreamBackend::receive(const Label& label, const Tensor& tensor, std::opt
       if (!plain) copy_into(tensor, memory);
     });
   } catch (...) {
-    raise_current();
+    std::rethrow_exception(current_as_torch());
   }
   return collect(work);
 }

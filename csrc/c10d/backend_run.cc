@@ -1,5 +1,8 @@
 // How a checked call runs: here, later on the progress thread, or elsewhere.
+#include <ATen/ThreadLocalState.h>
+
 #include <algorithm>
+#include <optional>
 
 #include "c10d/backend.h"
 #include "c10d/convert.h"
@@ -7,6 +10,28 @@
 
 namespace dreamcomm {
 namespace {
+
+/// Runs the parts of one call, in the call's turn. All are staged before the
+/// first is sent: the parts of a coalesced call are one, so no part sees what
+/// another writes, and a tensor that cannot be staged harms nobody.
+void run_parts(Communicator& communicator, Calls& calls, Clock::time_point deadline,
+               const Interrupt& interrupt) {
+  for (Call& call : calls) call.stage();
+  std::size_t rest = calls.size();
+  try {
+    for (Call& call : calls) communicator.run_ordered(call.request(deadline, --rest), interrupt);
+  } catch (const Error& error) {
+    // A mismatch ends the call on all ranks alike. Else this rank would be parts
+    // behind its peers, and its next call would meet one of the parts.
+    if (error.kind() != ErrorKind::kMismatch) communicator.abort(error.what());
+    throw;
+  }
+  for (Call& call : calls) call.unstage();
+}
+
+bool all_direct(const Calls& calls) {
+  return std::all_of(calls.begin(), calls.end(), [](const Call& call) { return call.direct(); });
+}
 
 /// Calls under way on the progress thread. Whatever becomes of it, its work is
 /// completed. It must not own the communicator, whose thread destroys it.
@@ -32,11 +57,9 @@ class Job {
     std::exception_ptr error;
     try {
       const auto deadline = deadline_after(timeout_, timeout_);
-      for (Call& call : calls_) {
-        call.stage();
-        communicator.run_ordered(call.request(deadline));
-        call.unstage();
-      }
+      std::optional<at::ThreadLocalStateGuard> as_caller;  // staging is torch's matter
+      if (!all_direct(calls_)) as_caller.emplace(*work_->caller());
+      run_parts(communicator, calls_, deadline, {});
     } catch (...) {
       error = current_as_torch();
     }
@@ -80,7 +103,7 @@ WorkPtr DreamBackend::issue(const Plan& plan, Calls& calls) {
   try {
     run_here(calls, deadline_after(plan.timeout, timeout()));
   } catch (...) {
-    raise_current();
+    std::rethrow_exception(current_as_torch());
   }
   work->complete(nullptr);
   return work;
@@ -88,16 +111,10 @@ WorkPtr DreamBackend::issue(const Plan& plan, Calls& calls) {
 
 void DreamBackend::run_here(Calls& calls, Clock::time_point deadline) {
   if (calls.size() == 1 && calls[0].direct()) {
-    comm_->run(calls[0].request(deadline), interrupt_);
+    comm_->run(calls[0].request(deadline, 0), interrupt_);
     return;
   }
-  comm_->run_in_turn([&] {
-    for (Call& call : calls) {
-      call.stage();
-      comm_->run_ordered(call.request(deadline), interrupt_);
-      call.unstage();
-    }
-  });
+  comm_->run_in_turn([&] { run_parts(*comm_, calls, deadline, interrupt_); }, interrupt_);
 }
 
 WorkPtr DreamBackend::run_later(const Plan& plan, Calls& calls) {
@@ -113,19 +130,22 @@ WorkPtr DreamBackend::forward_to(const std::string& device_type,
                                  const std::function<WorkPtr(c10d::Backend&)>& operation) {
   const Fallback::Inner inner = fallback_.get(device_type);
   sequence_.add(1);
+  const bool together = inner->supportsCoalescing() && join_coalescing(inner);
+  WorkPtr work = operation(*inner);  // without a lock: it may wait for its peers
+  return together ? work : collect(work);
+}
+
+/// Whether calls are being coalesced; then `inner` is told, too. NCCL must know
+/// that these calls belong together: one at a time they deadlock.
+bool DreamBackend::join_coalescing(const Fallback::Inner& inner) {
   const std::scoped_lock lock(coalescing_mutex_);
-  if (!coalescing_) return operation(*inner);
-  // NCCL must know that these calls belong together: one at a time they deadlock.
-  if (inner->supportsCoalescing()) {
-    auto& inners = coalescing_->inners;
-    if (std::find(inners.begin(), inners.end(), inner) == inners.end()) {
-      inner->startCoalescing();
-      inners.push_back(inner);
-    }
-    return operation(*inner);
+  if (!coalescing_) return false;
+  auto& inners = coalescing_->inners;
+  if (std::find(inners.begin(), inners.end(), inner) == inners.end()) {
+    inner->startCoalescing();
+    inners.push_back(inner);
   }
-  coalescing_->works.push_back(operation(*inner));
-  return coalescing_->works.back();
+  return true;
 }
 
 bool DreamBackend::coalescing() {
@@ -140,9 +160,16 @@ WorkPtr DreamBackend::collect(WorkPtr work) {
 }
 
 void DreamBackend::startCoalescing() {
-  const std::scoped_lock lock(coalescing_mutex_);
-  TORCH_CHECK_VALUE(!coalescing_, "rank ", rank_, ": coalescing has been started already");
-  coalescing_.emplace();
+  std::optional<Coalescing> abandoned;
+  {
+    // One that was started before and not ended: torch leaves it so when a call
+    // inside of it raises. The calls before that one are under way.
+    const std::scoped_lock lock(coalescing_mutex_);
+    abandoned.swap(coalescing_);
+    coalescing_.emplace();
+  }
+  if (!abandoned) return;
+  for (const Fallback::Inner& inner : abandoned->inners) inner->endCoalescing();
 }
 
 WorkPtr DreamBackend::endCoalescing() {

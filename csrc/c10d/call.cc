@@ -46,7 +46,7 @@ void copy_into(const at::Tensor& dst, const at::Tensor& src) {
 
 void Call::keep(const at::Tensor& tensor, bool plain, Range in, Range out) {
   if (plain) {
-    plain_.push_back(tensor);
+    plain_.push_back(tensor.storage());
   } else {
     staged_.push_back({tensor, at::Tensor(), in, out});
   }
@@ -72,8 +72,8 @@ void Call::output(const at::Tensor& tensor, bool aside) {
   output(tensor, std::array{static_cast<std::size_t>(tensor.nbytes())}, aside);
 }
 
-void Call::in_place(const at::Tensor& tensor) {
-  const bool plain = is_plain(tensor);
+void Call::in_place(const at::Tensor& tensor, bool aside) {
+  const bool plain = !aside && is_plain(tensor);
   keep(tensor, plain, {in_.size(), 1}, {out_.size(), 1});
   const Block block{address(tensor, plain, true), static_cast<std::size_t>(tensor.nbytes())};
   in_.push_back(block);
@@ -102,12 +102,13 @@ void Call::unstage() {
   }
 }
 
-Request Call::request(Clock::time_point deadline) const {
+Request Call::request(Clock::time_point deadline, std::size_t rest) const {
   return {.kind = kind_,
           .reduction = reduction_,
           .in = {in_.data(), in_.size()},
           .out = {out_.data(), out_.size()},
           .root = root_,
+          .rest = static_cast<std::uint32_t>(rest),
           .deadline = deadline};
 }
 

@@ -24,14 +24,15 @@ class Call {
   void output(const at::Tensor& tensor, bool aside = false);
   void output(const at::Tensor& tensor, c10::ArrayRef<std::size_t> sizes, bool aside = false);
   /// One block that is input and output.
-  void in_place(const at::Tensor& tensor);
+  void in_place(const at::Tensor& tensor, bool aside = false);
 
   /// Whether all tensors are plain: stage() and unstage() have nothing to do.
   bool direct() const { return staged_.empty(); }
   /// In the call's turn, before its request: earlier calls may write its inputs.
   void stage();
   void unstage();
-  Request request(Clock::time_point deadline) const;
+  /// `rest`: how many parts of a coalesced call follow this one.
+  Request request(Clock::time_point deadline, std::size_t rest) const;
 
  private:
   using Blocks = c10::SmallVector<Block, 4>;
@@ -53,7 +54,7 @@ class Call {
   int root_;
   Blocks in_;
   Blocks out_;
-  c10::SmallVector<at::Tensor, 2> plain_;
+  c10::SmallVector<c10::Storage, 2> plain_;  // outlives `tensor.data = ...`, too
   c10::SmallVector<Staged, 0> staged_;
 };
 

@@ -5,6 +5,9 @@
 
 #include <utility>
 
+#include "core/request.h"
+#include "kernels/reduce.h"
+
 namespace dreamcomm {
 namespace {
 
@@ -96,15 +99,17 @@ Reduction to_reduction(const c10d::ReduceOp& op, c10::ScalarType type, const Sit
   TORCH_CHECK_VALUE(is_defined(reduction.op, reduction.dtype), site, name(reduction.op),
                     " is not defined on tensors of type ", type_name(type));
   if (reduction.op == ReduceOp::kPremulSum) reduction.factor = premul_factor(op, site);
+  try {
+    check_defined(reduction);
+  } catch (const Error& error) {
+    TORCH_CHECK_VALUE(false, site, error.what());
+  }
   return reduction;
 }
 
 std::chrono::steady_clock::time_point deadline_after(std::chrono::milliseconds timeout,
                                                      std::chrono::milliseconds fallback) {
-  using Clock = std::chrono::steady_clock;
-  constexpr auto kForever = std::chrono::hours(24 * 365 * 50);  // adding more might overflow
-  const std::chrono::milliseconds given = timeout == c10d::kUnsetTimeout ? fallback : timeout;
-  return given >= kForever ? Clock::time_point::max() : Clock::now() + given;
+  return deadline_in(Clock::now(), timeout == c10d::kUnsetTimeout ? fallback : timeout);
 }
 
 std::exception_ptr to_torch(const Error& error) {

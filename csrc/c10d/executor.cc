@@ -3,6 +3,7 @@
 #include <condition_variable>
 #include <deque>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -47,7 +48,18 @@ void Executor::post(std::function<void()> task) {
   }
   state_->tasks.push_back(std::move(task));
   if (state_->idle < state_->tasks.size()) {
-    state_->threads.emplace_back([state = state_] { state->work(); });
+    try {
+      state_->threads.emplace_back([state = state_] { state->work(); });
+    } catch (const std::system_error&) {
+      // No thread to be had: an older one has to do, or else this one.
+      if (state_->threads.empty()) {
+        const std::function<void()> last = std::move(state_->tasks.back());
+        state_->tasks.pop_back();
+        lock.unlock();
+        last();
+        return;
+      }
+    }
   }
   state_->wake.notify_one();
 }

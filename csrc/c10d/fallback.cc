@@ -30,6 +30,7 @@ std::vector<Fallback::Inner> Fallback::close() {
   std::vector<Inner> inners = all();
   const std::scoped_lock lock(mutex_);
   closed_ = true;
+  factory_ = nullptr;
   made_.clear();
   return inners;
 }

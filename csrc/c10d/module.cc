@@ -36,9 +36,17 @@ class ExitHook {
   c10::weak_intrusive_ptr<DreamBackend> backend_;
 };
 
-void register_exit(const BackendPtr& backend) {
+std::shared_ptr<void> register_exit(const BackendPtr& backend) {
   const py::gil_scoped_acquire gil;
-  py::module_::import("atexit").attr("register")(ExitHook(backend));
+  const py::module_ atexit = py::module_::import("atexit");
+  py::object hook = py::cast(ExitHook(backend));
+  atexit.attr("register")(hook);
+  return {new py::object(std::move(hook)), [](py::object* held) {
+            if (Py_IsInitialized() == 0) return;
+            const py::gil_scoped_acquire again;
+            py::module_::import("atexit").attr("unregister")(*held);
+            delete held;
+          }};
 }
 
 BackendPtr make_backend(const StorePtr& store, int rank, int size, const OptionsPtr& options,

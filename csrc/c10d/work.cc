@@ -116,6 +116,7 @@ void MessageWork::follow(std::shared_ptr<Ticket> ticket, std::function<void()> r
   ticket_->then([self, received = std::move(received)](std::exception_ptr error) {
     try {
       if (error) std::rethrow_exception(error);
+      const at::ThreadLocalStateGuard as_caller(*self->caller());
       if (received) received();
     } catch (...) {
       self->complete(current_as_torch());

@@ -44,6 +44,8 @@ class DreamWork : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   uint64_t getSequencenumber() const override { return sequence_; }
 
+  /// The caller's thread-local state of torch; null if the call ran on its thread.
+  const at::ThreadLocalState* caller() const { return caller_ ? &*caller_ : nullptr; }
   void set_sequence(uint64_t sequence) { sequence_ = sequence; }
 
  protected:

@@ -76,7 +76,7 @@ struct Communicator::Impl {
         rounds(*fabric),
         mailbox(member),
         roll_call(member),
-        sources(static_cast<std::size_t>(fabric->size())),
+        scratch(fabric->size()),
         tend([this] { tend_messages(); }),
         thread(member, turnstile, mailbox, tend) {}
 
@@ -89,12 +89,12 @@ struct Communicator::Impl {
     }
     const auto broken = mailbox.check_health();
     if (!broken) return;
-    member.fail(*broken);
+    member.fail(ErrorKind::kTimeout, *broken);
     mailbox.fail_all(ErrorKind::kTimeout, *broken);
   }
 
   Clock::time_point deadline_of(Clock::time_point given) const {
-    return given == Clock::time_point::max() ? Clock::now() + options.timeout : given;
+    return given == Clock::time_point::max() ? deadline_in(Clock::now(), options.timeout) : given;
   }
 
   template <typename Job>
@@ -128,17 +128,18 @@ struct Communicator::Impl {
     sequence.add(1);
     const std::int64_t number = sequence.read();
     const Entered entered(member.header().progress, request.kind, number);
-    Walk walk(
-        rounds,
+    const Opening opening{
         signature_of(request, static_cast<std::uint64_t>(number), static_cast<std::uint8_t>(row)),
-        guard, sources);
+        request.reduction.factor};
+    Walk walk(rounds, opening, guard, scratch);
     try {
       algorithm_table()[row].run(walk, request);
     } catch (const Error& error) {
-      if (error.kind() != ErrorKind::kMismatch) member.fail(error.what());
+      if (error.kind() != ErrorKind::kMismatch) member.fail(error.kind(), error.what());
       throw;
     } catch (...) {
-      member.fail(concat(describe(request), " was interrupted on ", member.who()));
+      member.fail(ErrorKind::kInterrupted,
+                  concat(describe(request), " was interrupted on ", member.who()));
       throw;
     }
     Counter& counter = counters[static_cast<std::size_t>(request.kind)];
@@ -172,7 +173,7 @@ struct Communicator::Impl {
   Mailbox mailbox;
   RollCall roll_call;
   Turnstile turnstile;
-  std::vector<const std::byte*> sources;
+  Walk::Scratch scratch;
   Gauge sequence;
   std::array<Counter, kKinds> counters;
   const std::function<void()> tend;
@@ -249,7 +250,7 @@ void Communicator::monitored_barrier(std::chrono::milliseconds timeout, bool all
 }
 
 void Communicator::abort(const std::string& reason) {
-  impl_->member.fail(concat(reason, " (", impl_->member.who(), ')'));
+  impl_->member.fail(ErrorKind::kAborted, concat(reason, " (", impl_->member.who(), ')'));
   impl_->mailbox.fail_all(ErrorKind::kAborted, reason);
 }
 
@@ -260,6 +261,8 @@ void Communicator::shutdown() {
 }
 
 std::optional<std::string> Communicator::failure() const { return impl_->member.failure(); }
+
+std::optional<ErrorKind> Communicator::failure_kind() const { return impl_->member.failure_kind(); }
 
 std::uint64_t Communicator::sequence() const { return to_count(impl_->sequence); }
 

@@ -77,6 +77,7 @@ class Communicator {
   void shutdown();
   /// Why the group is unusable, or nothing.
   std::optional<std::string> failure() const;
+  std::optional<ErrorKind> failure_kind() const;  // none after a shutdown, too
 
   std::uint64_t sequence() const;  // collectives started
   std::array<Traffic, kKinds> traffic() const;

@@ -22,11 +22,12 @@ std::string Member::who() const {
   return concat("rank ", rank(), " of ", size(), " in group '", group_, "'");
 }
 
-void Member::fail(const std::string& reason) {
+void Member::fail(ErrorKind kind, const std::string& reason) {
   {
     std::scoped_lock lock(mutex_);
     if (failed()) return;
     reason_ = reason;
+    kind_ = kind;
     // Peers read the text after they have seen the status.
     auto& text = header().reason;
     const std::size_t length = std::min(reason.size(), text.size() - 1);
@@ -43,6 +44,11 @@ std::optional<std::string> Member::failure() const {
   if (!failed()) return std::nullopt;
   std::scoped_lock lock(mutex_);
   return reason_;
+}
+
+std::optional<ErrorKind> Member::failure_kind() const {
+  std::scoped_lock lock(mutex_);
+  return kind_;
 }
 
 void Member::check_usable(const char* operation) const {

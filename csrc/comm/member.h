@@ -24,9 +24,11 @@ class Member {
 
   /// Marks the group unusable for this rank and tells the peers. The first
   /// reason stays. Any thread.
-  void fail(const std::string& reason);
+  void fail(ErrorKind kind, const std::string& reason);
   bool failed() const { return failed_.has(1); }
   std::optional<std::string> failure() const;
+  /// What kind of failure; nothing after leave(), too.
+  std::optional<ErrorKind> failure_kind() const;
   /// Throws Error(kAborted) if the group is unusable.
   void check_usable(const char* operation) const;
 
@@ -50,6 +52,7 @@ class Member {
   Doorbell bell_;
   mutable std::mutex mutex_;
   std::string reason_;
+  std::optional<ErrorKind> kind_;
 };
 
 /// Nanoseconds of the clock that all processes of a host share.

@@ -37,6 +37,7 @@ void ProgressThread::submit(Job job, const std::shared_ptr<void>& owner) {
   {
     // The turn is taken under the lock, so that turns ascend in the queue.
     std::scoped_lock lock(mutex_);
+    if (stopping_) return;  // nobody would run it; its destructor tells its owner
     jobs_.emplace_back(turnstile_.take(), std::move(job));
     start_locked(owner);
   }
@@ -46,6 +47,7 @@ void ProgressThread::submit(Job job, const std::shared_ptr<void>& owner) {
 void ProgressThread::skip(Turnstile::Turn turn, const std::shared_ptr<void>& owner) {
   {
     std::scoped_lock lock(mutex_);
+    if (stopping_) return;  // those behind that turn learn that the rank has left
     const auto later = std::find_if(jobs_.begin(), jobs_.end(),
                                     [&](const auto& job) { return reached(job.first, turn); });
     jobs_.emplace(later, turn, Job{});
@@ -111,10 +113,14 @@ bool ProgressThread::run_next() {
 void ProgressThread::work() {
   Tending tending(tend_);
   constexpr Patience kPatience{0, 2};
+  constexpr int kBusyRounds = 64;
+  int busy = 0;
   while (true) {
     while (run_next()) {
     }
     if (is_finished()) return;
+    // Where messages keep moving no wait is long, and none of them would tend.
+    if (++busy % kBusyRounds == 0) tend_();
     if (mailbox_.busy()) {
       wait_until(
           member_.header().doorbell, kPatience, tending,

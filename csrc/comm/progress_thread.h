@@ -26,6 +26,7 @@ class ProgressThread {
                  const std::function<void()>& tend);
 
   /// `owner` keeps everything named in the constructor alive for the thread.
+  /// After stop() the job is dropped.
   void submit(Job job, const std::shared_ptr<void>& owner);
   /// Takes over a turn whose caller has given up waiting for it.
   void skip(Turnstile::Turn turn, const std::shared_ptr<void>& owner);

@@ -7,9 +7,17 @@
 namespace dreamcomm {
 namespace {
 
+constexpr std::chrono::seconds kGrace{10};
 constexpr std::uint32_t kMissing = 1;  // the lowest bit of a verdict
 
 Flag& present(const Member& member, int rank) { return member.fabric().header(rank).present; }
+
+/// The end of `timeout` from now on the clock of now_ns().
+std::int64_t ends_ns(std::chrono::milliseconds timeout) {
+  constexpr std::chrono::hours kLong(24 * 365 * 100);
+  return now_ns() +
+         std::chrono::nanoseconds(std::min<std::chrono::milliseconds>(timeout, kLong)).count();
+}
 
 /// Holds the rank's presence odd while it lives.
 class Presence {
@@ -31,6 +39,9 @@ RollCall::RollCall(Member& member)
 void RollCall::hold(std::chrono::milliseconds timeout, bool all, const std::function<void()>& idle,
                     const std::function<void()>& interrupt) {
   member_.check_usable("monitored_barrier");
+  const std::unique_lock<std::timed_mutex> lock(mutex_, deadline_in(Clock::now(), timeout));
+  check(lock.owns_lock(), ErrorKind::kTimeout, "monitored_barrier on ", member_.who(),
+        " reached its timeout while another thread of this rank was in one");
   if (member_.rank() == 0) {
     call(timeout, all, idle, interrupt);
   } else {
@@ -46,7 +57,8 @@ bool RollCall::is_present(int rank) const {
 void RollCall::call(std::chrono::milliseconds timeout, bool all, const std::function<void()>& idle,
                     const std::function<void()>& interrupt) {
   const std::function<std::string()> what = [] { return std::string("monitored_barrier"); };
-  Guard guard(member_, what, Clock::now() + timeout, idle, interrupt);
+  Guard guard(member_, what, deadline_in(Clock::now(), timeout), idle, interrupt);
+  member_.header().roll_ends_ns.set(ends_ns(timeout));
   const Presence presence(member_.header().present);
   member_.ring_peers();
   std::string problem;
@@ -64,7 +76,7 @@ void RollCall::call(std::chrono::milliseconds timeout, bool all, const std::func
         [] { return -1; });
   } catch (const Error& error) {
     const bool late = error.kind() == ErrorKind::kTimeout;
-    problem = late ? missing(timeout, all) : error.what();
+    problem = late ? missing(timeout, all) : error.what();  // empty: the last one just came
     if (!late) give_verdict(problem);
     if (!late) throw;
   } catch (...) {
@@ -87,6 +99,7 @@ std::string RollCall::missing(std::chrono::milliseconds timeout, bool all) const
     ranks += concat(count > 0 ? ", " : "", rank);
     ++count;
   }
+  if (count == 0) return "";
   return concat(count == 1 ? "Rank " : "Ranks ", ranks, " failed to pass monitoredBarrier in ",
                 timeout.count(), " ms (group seen from ", member_.who(), ")");
 }
@@ -113,11 +126,15 @@ void RollCall::answer(std::chrono::milliseconds timeout, const std::function<voi
   const auto decided = [&] { return caller.verdict.read() != before; };
   // The deadline is for rank 0 to come. Once it is there it decides within its
   // own deadline, and this rank must still be present then.
-  Guard coming(member_, what, Clock::now() + timeout, idle, interrupt);
+  Guard coming(member_, what, deadline_in(Clock::now(), timeout), idle, interrupt);
   wait_until(
       member_.header().doorbell, Patience::of(member_.size()), coming,
       [&] { return decided() || caller.present.read() % 2 == 1; }, [] { return 0; });
-  Guard deciding(member_, what, Clock::time_point::max(), idle, interrupt);
+  // Unless it is stopped: it has said how long it waits, and kGrace is for its answer.
+  const auto left = std::chrono::nanoseconds(caller.roll_ends_ns.read() - now_ns()) + kGrace;
+  Guard deciding(member_, what,
+                 deadline_in(Clock::now(), std::chrono::ceil<std::chrono::milliseconds>(left)),
+                 idle, interrupt);
   wait_until(member_.header().doorbell, Patience::of(member_.size()), deciding, decided,
              [] { return 0; });
   check((caller.verdict.read() & kMissing) == 0, ErrorKind::kTimeout, caller.verdict_text.data());

@@ -10,6 +10,7 @@
 
 #include <chrono>
 #include <functional>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,7 @@ class RollCall {
   void give_verdict(const std::string& problem);
 
   Member& member_;
+  std::timed_mutex mutex_;              // one thread of the rank at a time
   std::vector<std::uint32_t> counted_;  // rank 0: presences of earlier roll calls
 };
 

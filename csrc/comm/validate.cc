@@ -3,6 +3,7 @@
 #include <cstddef>
 
 #include "core/error.h"
+#include "kernels/reduce.h"
 
 namespace dreamcomm {
 namespace {
@@ -69,8 +70,12 @@ void validate(const Request& request, int rank, int size) {
                   " bytes");
     }
   }
-  fail_unless(!reduces(request.kind) || is_defined(request.reduction.op, request.reduction.dtype),
-              name(request.reduction.op), " is not defined on ", name(request.reduction.dtype));
+  if (!reduces(request.kind)) return;
+  try {
+    check_defined(request.reduction);
+  } catch (const Error& error) {
+    fail_unless(false, error.what());
+  }
 }
 
 }  // namespace dreamcomm

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string>
 
@@ -39,8 +40,16 @@ struct Request {
   std::span<const Block> in;
   std::span<const Block> out;
   int root = 0;
+  std::uint32_t rest = 0;  // how many parts of the same coalesced call follow this one
   Clock::time_point deadline = Clock::time_point::max();
 };
+
+/// The moment `timeout` from now; the latest there is if that lies beyond it.
+constexpr Clock::time_point deadline_in(Clock::time_point now, std::chrono::milliseconds timeout) {
+  const auto room = Clock::time_point::max() - now;
+  return timeout >= std::chrono::floor<std::chrono::milliseconds>(room) ? Clock::time_point::max()
+                                                                        : now + timeout;
+}
 
 /// "all_reduce(SUM, 1024 x float32)": the call in words, for error messages.
 std::string describe(const Request& request);

@@ -137,8 +137,9 @@ constexpr bool is_defined(ReduceOp op, DType t) {
 struct Reduction {
   DType dtype = DType::kOpaque;
   ReduceOp op = ReduceOp::kNone;
-  double factor = 1.0;  // PREMUL_SUM: every input is multiplied by it
-  int divisor = 1;      // AVG: the sum is divided by it (the world size)
+  double factor = 1.0;              // PREMUL_SUM: every input is multiplied by it, or, if given,
+  const double* factors = nullptr;  // by its own of these (each rank has brought one)
+  int divisor = 1;                  // AVG: the sum is divided by it (the world size)
 };
 
 }  // namespace dreamcomm

@@ -6,6 +6,8 @@
 //   first(Element) -> Accumulator               takes the leftmost operand
 //   next(Accumulator, Element) -> Accumulator   takes one more
 //   last(Accumulator) -> Element                gives the result
+// and, where each operand has a factor of its own,
+//   factor(operand) -> Accumulator              to be passed to first() and next()
 // Every element goes through the same operations whatever its place, so equal
 // inputs give equal bits however an array is cut. That also needs the compiler
 // flag -ffp-contract=off: with fused multiply-adds the bits would depend on what
@@ -29,9 +31,10 @@ class Group {
   using Element = typename K::Element;
   using Accumulator = typename K::Accumulator;
 
-  Group(Operands in, std::size_t operand, std::size_t begin) {
+  Group(const K& kernel, Operands in, std::size_t operand, std::size_t begin) {
     for (std::size_t m = 0; m < M; ++m) {
       at_[m] = reinterpret_cast<const Element*>(in[operand + m]) + begin;
+      if constexpr (kScaled) factors_[m] = kernel.factor(operand + m);
     }
   }
   /// The partial result of the operands to the left, and these.
@@ -40,18 +43,35 @@ class Group {
   }
   /// The partial result of these operands, the leftmost of all.
   Accumulator start(const K& kernel, std::size_t i) const {
-    return join_from<1>(kernel, kernel.first(at_[0][i]), i, std::make_index_sequence<M - 1>());
+    return join_from<1>(kernel, first(kernel, i), i, std::make_index_sequence<M - 1>());
   }
 
  private:
+  static constexpr bool kScaled = requires(const K& kernel) { kernel.factor(0); };
+
+  Accumulator first(const K& kernel, std::size_t i) const {
+    if constexpr (kScaled) {
+      return kernel.first(at_[0][i], factors_[0]);
+    } else {
+      return kernel.first(at_[0][i]);
+    }
+  }
+  Accumulator next(const K& kernel, Accumulator left, std::size_t m, std::size_t i) const {
+    if constexpr (kScaled) {
+      return kernel.next(left, at_[m][i], factors_[m]);
+    } else {
+      return kernel.next(left, at_[m][i]);
+    }
+  }
   template <std::size_t From, std::size_t... I>
   Accumulator join_from(const K& kernel, Accumulator left, [[maybe_unused]] std::size_t i,
                         std::index_sequence<I...> /*unused*/) const {
-    ((left = kernel.next(left, at_[From + I][i])), ...);
+    ((left = next(kernel, left, From + I, i)), ...);
     return left;
   }
 
   std::array<const Element*, M> at_;
+  std::array<Accumulator, kScaled ? M : 0> factors_;
 };
 
 // `out` may be one of the operands. An element of it is written after the last
@@ -61,7 +81,7 @@ class Group {
 /// All `M` operands in one go.
 template <std::size_t M, typename K>
 inline void fold_whole(const K& kernel, Operands in, typename K::Element* out, std::size_t count) {
-  const Group<K, M> group(in, 0, 0);
+  const Group<K, M> group(kernel, in, 0, 0);
 #pragma GCC ivdep
   for (std::size_t i = 0; i < count; ++i) out[i] = kernel.last(group.start(kernel, i));
 }
@@ -70,7 +90,7 @@ inline void fold_whole(const K& kernel, Operands in, typename K::Element* out, s
 template <std::size_t M, typename K>
 inline void finish_block(const K& kernel, const typename K::Accumulator* block, Operands in,
                          std::size_t begin, typename K::Element* out, std::size_t n) {
-  const Group<K, M> group(in, in.size() - M, begin);
+  const Group<K, M> group(kernel, in, in.size() - M, begin);
 #pragma GCC ivdep
   for (std::size_t i = 0; i < n; ++i) out[i] = kernel.last(group.join(kernel, block[i], i));
 }
@@ -96,11 +116,11 @@ inline void fold_blocks(const K& kernel, Operands in, typename K::Element* out, 
 
   for (std::size_t begin = 0; begin < count; begin += kBlock) {
     const std::size_t n = std::min(kBlock, count - begin);
-    const Group<K, M> leftmost(in, 0, begin);
+    const Group<K, M> leftmost(kernel, in, 0, begin);
     for (std::size_t i = 0; i < n; ++i) block[i] = leftmost.start(kernel, i);
     std::size_t done = M;
     for (; done + M < in.size(); done += M) {
-      const Group<K, M> group(in, done, begin);
+      const Group<K, M> group(kernel, in, done, begin);
       for (std::size_t i = 0; i < n; ++i) block[i] = group.join(kernel, block[i], i);
     }
     finish_rest<M>(kernel, block.data(), in, in.size() - done, begin, out + begin, n);

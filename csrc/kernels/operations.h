@@ -1,8 +1,10 @@
 // The kernels that fold() takes, over the formats of formats.h.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
+#include "core/types.h"
 #include "kernels/formats.h"
 
 namespace dreamcomm::kernels {
@@ -29,10 +31,17 @@ template <typename F>
 struct PremulSum : Sum<F> {
   using typename Sum<F>::Element;
   using typename Sum<F>::Accumulator;
-  explicit PremulSum(double by) : factor(static_cast<Accumulator>(by)) {}
-  Accumulator first(Element x) const { return F::multiply(F::read(x), factor); }
-  Accumulator next(Accumulator left, Element x) const { return F::add(left, first(x)); }
-  Accumulator factor;
+  explicit PremulSum(const Reduction& how) : by(how) {}
+  Accumulator factor(std::size_t operand) const {
+    return static_cast<Accumulator>(by.factors != nullptr ? by.factors[operand] : by.factor);
+  }
+  Accumulator first(Element x, Accumulator by_this) const {
+    return F::multiply(F::read(x), by_this);
+  }
+  Accumulator next(Accumulator left, Element x, Accumulator by_this) const {
+    return F::add(left, first(x, by_this));
+  }
+  const Reduction& by;
 };
 
 template <typename F>

@@ -12,12 +12,14 @@ bool is_signed(DType t) {
   return t == DType::kInt8 || t == DType::kInt16 || t == DType::kInt32 || t == DType::kInt64;
 }
 
-/// Whether the whole part of `factor` is a value of the integer type `t`.
+/// Whether `factor` is a value of the integer type `t`.
 bool fits(double factor, DType t) {
   const int bits = static_cast<int>(8 * item_size(t)) - (is_signed(t) ? 1 : 0);
-  const double whole = std::trunc(factor);  // a NaN fails both comparisons
-  return whole < std::ldexp(1.0, bits) && whole >= (is_signed(t) ? -std::ldexp(1.0, bits) : 0.0);
+  return factor == std::trunc(factor) && factor < std::ldexp(1.0, bits) &&
+         factor >= (is_signed(t) ? -std::ldexp(1.0, bits) : 0.0);
 }
+
+}  // namespace
 
 void check_defined(const Reduction& how) {
   check(is_defined(how.op, how.dtype), ErrorKind::kInvalid, "cannot reduce ", name(how.dtype),
@@ -26,11 +28,9 @@ void check_defined(const Reduction& how) {
         "AVG divides by the number of ranks, at least 1; got ", how.divisor);
   if (how.op == ReduceOp::kPremulSum && !is_floating(how.dtype) && !is_complex(how.dtype)) {
     check(fits(how.factor, how.dtype), ErrorKind::kInvalid, "PREMUL_SUM's factor ", how.factor,
-          " is out of range for ", name(how.dtype));
+          " is no value of the tensor's type ", name(how.dtype));
   }
 }
-
-}  // namespace
 
 void reduce(const Reduction& how, std::span<const std::byte* const> in, std::byte* out,
             std::size_t count) {

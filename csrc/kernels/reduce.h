@@ -8,18 +8,21 @@
 
 namespace dreamcomm {
 
+/// Throws Error(kInvalid) if the operation is not defined on the type, the
+/// divisor is below 1, or an integer type cannot hold `how.factor`.
+void check_defined(const Reduction& how);
+
 /// out[i] = in[0][i] op in[1][i] op ... for i in [0, count).
 ///
 /// The operands are combined from left to right, whatever the count, so equal
 /// inputs give equal bits. float16 and bfloat16 are accumulated in float32 and
 /// rounded once at the end (to nearest even). AVG divides the sum by
-/// `how.divisor` (integers truncate toward zero); PREMUL_SUM multiplies every
-/// input by `how.factor` first. MIN and MAX hand a NaN on, as torch does.
+/// `how.divisor` (integers truncate toward zero); PREMUL_SUM multiplies each
+/// input by its factor first. MIN and MAX hand a NaN on, as torch does.
 /// Signed overflow wraps. `out` may be equal to one of `in`, not overlap it
 /// otherwise. Pointers need no alignment beyond the element's own.
 /// A NaN in the result is always the same quiet NaN.
-/// Throws Error(kInvalid) if the operation is not defined on the type, the
-/// divisor is below 1, an integer type cannot hold the factor, or `in` is empty.
+/// Throws as check_defined() does, or Error(kInvalid) if `in` is empty.
 void reduce(const Reduction& how, std::span<const std::byte* const> in, std::byte* out,
             std::size_t count);
 

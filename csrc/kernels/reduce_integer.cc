@@ -19,7 +19,7 @@ void reduce_as(const Reduction& how, Operands in, std::byte* out, std::size_t co
     case ReduceOp::kProduct:
       return fold<2>(Product<Plain>(), in, out, count);
     case ReduceOp::kPremulSum:
-      return fold<2>(PremulSum<Exact>(how.factor), in, out, count);
+      return fold<2>(PremulSum<Exact>(how), in, out, count);
     case ReduceOp::kAvg:
       return fold<2>(Average<Exact>(how.divisor), in, out, count);
     case ReduceOp::kMin:

@@ -17,7 +17,7 @@ void reduce_real(const Reduction& how, Operands in, std::byte* out, std::size_t 
     case ReduceOp::kAvg:
       return fold_simd<M>(Average<F>(how.divisor), in, out, count);
     case ReduceOp::kPremulSum:
-      return fold_simd<M>(PremulSum<F>(how.factor), in, out, count);
+      return fold_simd<M>(PremulSum<F>(how), in, out, count);
     case ReduceOp::kProduct:
       return fold_simd<M>(Product<F>(), in, out, count);
     case ReduceOp::kMin:

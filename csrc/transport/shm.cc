@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/request.h"
 #include "transport/card.h"
 #include "transport/memfd.h"
 #include "transport/socket.h"
@@ -86,7 +87,7 @@ class Meeting {
         rank_(rank),
         size_(size),
         options_(options),
-        deadline_(steady_clock::now() + options.timeout),
+        deadline_(deadline_in(steady_clock::now(), options.timeout)),
         layout_(size, options.page_bytes, options.message_bytes) {}
 
   ShmResult hold() {
@@ -105,7 +106,18 @@ class Meeting {
     const auto rest = std::chrono::duration_cast<milliseconds>(deadline_ - steady_clock::now());
     return std::max(rest, milliseconds(1));
   }
-  std::string get(const char* what, int r) { return store_.get(concat(what, '/', r), left()); }
+  /// What rank `r` has put into the store. Throws Error(kTimeout).
+  std::string get(const char* what, int r) {
+    try {
+      return store_.get(concat(what, '/', r), left());
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::kTimeout) throw;
+      throw Error(ErrorKind::kTimeout,
+                  concat("setting up a group on rank ", rank_, " of ", size_, ": rank ", r,
+                         " has not come within the timeout of ", options_.timeout.count(),
+                         " ms. All ranks must make the group (", error.what(), ')'));
+    }
+  }
   void publish(const char* what, const std::string& value) {
     store_.set(concat(what, '/', rank_), value);
   }
@@ -204,8 +216,9 @@ class Meeting {
   std::string welcome() {
     while (true) {
       std::optional<Fd> socket = accept_from(listener_, deadline_);
-      check(socket.has_value(), ErrorKind::kTimeout, "rank ", rank_,
-            " waited in vain for a higher rank's connection while the group was set up");
+      check(socket.has_value(), ErrorKind::kTimeout, "setting up a group on rank ", rank_, " of ",
+            size_, ": no connection within the timeout of ", options_.timeout.count(),
+            " ms from one of the ranks", unconnected());
       Greeting greeting;
       Fd memory;
       // A stranger may connect and say nothing: give each a second, no more.
@@ -219,6 +232,14 @@ class Meeting {
       }
       return adopt(from, std::move(*socket), std::move(memory));
     }
+  }
+
+  std::string unconnected() {
+    std::string ranks;
+    for (int r = rank_ + 1; r < size_; ++r) {
+      if (!peer(r).socket) ranks += concat(' ', r);
+    }
+    return ranks;
   }
 
   bool is_from_peer(const Greeting& greeting, int from) {

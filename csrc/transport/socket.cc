@@ -18,8 +18,9 @@ namespace dreamcomm {
 namespace {
 
 [[noreturn]] void fail(const char* what) {
+  const std::string hint = errno == EMFILE ? " (raise the limit: ulimit -n)" : "";
   throw Error(ErrorKind::kSystem,
-              concat(what, " failed: ", std::generic_category().message(errno)));
+              concat(what, " failed: ", std::generic_category().message(errno), hint));
 }
 
 struct Address {

@@ -35,6 +35,7 @@ struct Header {
   std::array<char, 2 * kLine> reason;        // owner, before status says kFailed
   Progress progress;                         // owner
   Flag present;                              // owner: see comm/roll_call.h
+  Gauge roll_ends_ns;                        // owner, rank 0: when its roll call ends
   Flag verdict;                              // owner, rank 0: likewise
   std::array<char, 4 * kLine> verdict_text;  // owner, before verdict
   Doorbell doorbell;                         // peers ring it, the owner sleeps at it

@@ -62,14 +62,17 @@ def widen(values: Array, dtype: str) -> Array:
     return values.astype(np.float32) if dtype == "float16" else values
 
 
-def reduce(op: str, dtype: str, inputs: Sequence[Array], factor: float = 1.0) -> Array:
-    """Combines the ranks' arrays from left to right; one rounding for 16-bit dtypes."""
+def reduce(op: str, dtype: str, inputs: Sequence[Array], factors: Sequence[float] = ()) -> Array:
+    """Combines the ranks' arrays from left to right; one rounding for 16-bit dtypes.
+
+    ``factors``: of PREMUL_SUM, one for each rank.
+    """
     if dtype in COMPLEX:  # real and imaginary parts do not meet in the ops of complex
         part = "float32" if dtype == "complex64" else "float64"
-        return reduce(op, part, [x.view(part) for x in inputs], factor).view(dtype)
+        return reduce(op, part, [x.view(part) for x in inputs], factors).view(dtype)
     terms = [widen(x, dtype) for x in inputs]
     if op == "PREMUL_SUM":
-        terms = [x * x.dtype.type(factor) for x in terms]
+        terms = [x * x.dtype.type(by) for x, by in zip(terms, factors, strict=True)]
     total = terms[0].copy()
     with np.errstate(over="ignore"):
         for term in terms[1:]:

@@ -127,12 +127,17 @@ class Call:
 
     def op(self) -> Any:
         if self.step.op == "PREMUL_SUM":
-            return dist._make_nccl_premul_sum(self.step.factor)
+            return dist._make_nccl_premul_sum(self.factor(self.rank))
         return getattr(dist.ReduceOp, self.step.op)
 
     def reduced(self, block: int = 0) -> Array:
         inputs = [self.array(rank, block) for rank in range(self.size)]
-        return reduce(self.step.op, self.step.dtype, inputs, self.step.factor)
+        factors = [self.factor(rank) for rank in range(self.size)]
+        return reduce(self.step.op, self.step.dtype, inputs, factors)
+
+    def factor(self, rank: int) -> float:
+        """Of PREMUL_SUM: each rank has its own."""
+        return self.step.factor * (1 + rank)
 
     def all_reduce(self) -> Started:
         data = self.tensor(self.array(self.rank))

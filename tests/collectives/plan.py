@@ -29,7 +29,7 @@ class Step:
     kind: str
     dtype: str
     op: str
-    factor: float  # of PREMUL_SUM
+    factor: float  # of PREMUL_SUM: rank 0's, twice that for rank 1, ...
     count: int  # elements of one block
     group: int  # index into the plan's groups
     root: int  # rank in the group: root, or source of a message

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from helpers.pool import Pool
+from dreamcomm.info import transport
+from helpers.pool import Fresh, Pool
 
 pytestmark = pytest.mark.beyond_gloo("words and recovery are dreamcomm's own")
 
@@ -93,6 +96,14 @@ ALIKE: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
         ),
         ("reduce_scatter", "MIN", "complex64"),
     ),
+    "half of an integer": (
+        lambda: dist.all_reduce(zeros(2, dtype=torch.int32), _premul(0.5)),
+        ("all_reduce", "0.5", "int32"),
+    ),
+    "factor beyond int8": (
+        lambda: dist.all_reduce(zeros(2, dtype=torch.int8), _premul(300.0)),
+        ("all_reduce", "300", "int8"),
+    ),
     "expanded memory": (
         lambda: dist.all_reduce(zeros(1).expand(4)),
         ("all_reduce", "expected", "clone"),
@@ -106,6 +117,10 @@ ALIKE: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
         ("send", "expected", "got -3"),
     ),
 }
+
+
+def _premul(factor: float) -> Any:
+    return dist._make_nccl_premul_sum(factor)
 
 
 def _root(options: Any, rank: int) -> Any:
@@ -165,6 +180,10 @@ DIFFERENT: dict[str, tuple[Callable[[int], Any], tuple[str, ...]]] = {
         ("all_reduce", "broadcast"),
     ),
     "root": (lambda rank: dist.broadcast(zeros(4), rank), ("root 0", "root 1")),
+    "parts of a coalesced call": (
+        lambda rank: default_group().allreduce_coalesced([zeros(4)] * (2 + rank)).wait(),
+        ("1 more to come", "2 more to come"),
+    ),
     "splits": (
         lambda rank: dist.all_to_all_single(zeros(4), zeros(4), [[2, 2], [1, 3]][rank], [2, 2]),
         ("all_to_all", "rank 0", "rank 1"),
@@ -252,3 +271,92 @@ def failed_coalescing() -> float:
 
 def test_a_failed_coalescing_block(pool: Pool) -> None:
     assert pool.run(failed_coalescing) == [2.0, 2.0]
+
+
+def failed_batch() -> list[float]:
+    """An error inside of a batch of messages does not spoil the next one."""
+    peer = 1 - dist.get_rank()
+    data, room = torch.ones(4), torch.zeros(4)
+    no_memory = torch.zeros(1).expand(4)
+    with pytest.raises(ValueError, match="clone"):
+        dist.batch_isend_irecv(
+            [dist.P2POp(dist.isend, data, peer), dist.P2POp(dist.irecv, no_memory, peer)]
+        )
+    dist.recv(torch.zeros(4), peer)  # what was sent before the error
+    for work in dist.batch_isend_irecv(
+        [dist.P2POp(dist.isend, data, peer), dist.P2POp(dist.irecv, room, peer)]
+    ):
+        work.wait()
+    return room.tolist()
+
+
+def test_a_failed_batch(pool: Pool) -> None:
+    assert pool.run(failed_batch) == [[1.0] * 4] * 2
+
+
+def staged_in_inference_mode() -> list[float]:
+    """Calls that copy to and from a temporary on another thread."""
+    peer = 1 - dist.get_rank()
+    with torch.inference_mode():
+        data = torch.ones(4, 4).t()[::2]
+        work = dist.all_reduce(data, async_op=True)
+        assert work is not None
+        work.wait()
+        room = torch.zeros(4, 4).t()[::2]
+        for one in dist.batch_isend_irecv(
+            [dist.P2POp(dist.isend, data, peer), dist.P2POp(dist.irecv, room, peer)]
+        ):
+            one.wait()
+        return [data.sum().item(), room.sum().item()]
+
+
+def test_strided_tensors_in_inference_mode(pool: Pool) -> None:
+    assert pool.run(staged_in_inference_mode) == [[16.0, 16.0]] * 2
+
+
+def one_tensor_twice() -> float:
+    data = torch.ones(3)
+    dist.all_reduce_coalesced([data, data])
+    return data[0].item()
+
+
+def test_a_tensor_twice_in_a_coalesced_call_is_reduced_once(pool: Pool) -> None:
+    assert pool.run(one_tensor_twice) == [2.0, 2.0]
+
+
+def no_ranks_in_time(rank: int, store: str) -> str:
+    if rank == 1:
+        return ""
+    with pytest.raises(dist.DistBackendError) as caught:
+        dist.init_process_group(
+            "dreamcomm",
+            store=_hasty(dist.FileStore(store, 2)),
+            rank=0,
+            world_size=2,
+            timeout=timedelta(seconds=0.5),
+        )
+    return str(caught.value)
+
+
+def _hasty(store: dist.Store) -> dist.Store:
+    store.set_timeout(timedelta(seconds=0.5))
+    return store
+
+
+def test_a_rank_that_never_comes_is_named(fresh: Fresh, tmp_path: Path) -> None:
+    text = fresh.run(no_ranks_in_time, str(tmp_path / "store"), group=False)[0]
+    for part in ("rank 0 of 2", "rank 1 has not come", "500 ms"):
+        assert part in text
+
+
+def wait_for_ever() -> float:
+    """A timeout that reaches beyond the end of the clock."""
+    group = dist.new_group(timeout=timedelta(days=365 * 400))
+    total = torch.ones(1)
+    dist.all_reduce(total, group=group)
+    assert transport(group).startswith("shm")
+    return total.item()
+
+
+def test_a_timeout_beyond_the_clock(pool: Pool) -> None:
+    assert pool.run(wait_for_ever) == [2.0, 2.0]

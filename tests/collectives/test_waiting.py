@@ -188,3 +188,81 @@ def test_a_rank_that_left_is_named(pool: Pool) -> None:
     text = pool.run(leave_early)[1]
     assert "rank 0" in text
     assert "left the group" in text
+
+
+def kind_of_failure() -> list[str]:
+    """What the backend says of its health before and after a timeout in the background."""
+    group = dist.new_group(timeout=SHORT)
+    backend = group._get_backend(torch.device("cpu"))
+    found = [str(backend.get_error())]
+    if dist.get_rank() == 0:
+        work = dist.all_reduce(torch.ones(2), group=group, async_op=True)
+        error_of(work.wait)
+        found.append(str(backend.get_error()))
+    meet()
+    return found
+
+
+@pytest.mark.beyond_gloo("gloo does not tell")
+def test_the_kind_of_a_failure_in_the_background(pool: Pool) -> None:
+    before, after = pool.run(kind_of_failure)[0]
+    assert "SUCCESS" in before
+    assert "TIMEOUT" in after
+
+
+def two_threads_in_one_barrier() -> list[str]:
+    import dreamcomm
+
+    found = []
+
+    def hold() -> None:
+        found.append(error_of(lambda: dreamcomm.monitored_barrier(None, timedelta(seconds=20))))
+
+    threads = [threading.Thread(target=hold) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+@pytest.mark.beyond_gloo("dreamcomm's own")
+def test_two_threads_hold_monitored_barriers(pool: Pool) -> None:
+    assert pool.run(two_threads_in_one_barrier) == [["no error"] * 2] * 2
+
+
+def race_with_shutdown(rounds: int) -> int:
+    """One thread issues calls while another shuts the group down: every call ends."""
+    ended = 0
+    for number in range(rounds):
+        group = dist.new_group()
+        backend = group._get_backend(torch.device("cpu"))
+        options = dist.AllreduceOptions()
+        options.asyncOp = True
+        works: list[Any] = []
+
+        def issue(backend: Any = backend, works: list[Any] = works, options: Any = options) -> None:
+            while error_of(lambda: works.append(backend.allreduce([torch.ones(1)], options))) == (
+                "no error"
+            ):
+                pass
+
+        dist.barrier()
+        issuing = threading.Thread(target=issue)
+        issuing.start()
+        threading.Event().wait(0.001 * (number % 5))
+        backend.abort()
+        backend.shutdown()
+        issuing.join()
+        for work in works:
+            error_of(work.wait)
+            ended += work.is_completed()
+        assert ended or not works
+        dist.barrier()
+        dist.destroy_process_group(group)
+    return ended
+
+
+@pytest.mark.beyond_gloo("dreamcomm's own")
+def test_calls_that_race_with_shutdown_all_end(pool: Pool, soak: bool) -> None:
+    pool.run(race_with_shutdown, 400 if soak else 40)

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from helpers.census import census
 from helpers.pool import Fresh
-from lifecycle.groups import use_everything
+from lifecycle.groups import error_of, use_everything
 
 
 class Numbers(Dataset[torch.Tensor]):
@@ -43,6 +43,10 @@ def test_data_loader_workers(fresh: Fresh) -> None:
     assert fresh.run(load_data) == [[992.0, 992.0]] * 2
 
 
+def begin_in_background() -> None:
+    dist.all_reduce(torch.ones(2), async_op=True)
+
+
 def fork_and_leave(how: str) -> int:
     """A child ends in some way while the parents go on, also after it is gone."""
     use_everything()
@@ -50,6 +54,9 @@ def fork_and_leave(how: str) -> int:
     if child == 0:
         if how == "destroy":
             dist.destroy_process_group()
+        elif how == "call":
+            refused = [error_of(call) for call in (dist.barrier, begin_in_background)]
+            os._exit(0 if all("forked" in text for text in refused) else 3)
         os._exit(0)
     use_everything()
     _, status = os.waitpid(child, 0)
@@ -58,6 +65,6 @@ def fork_and_leave(how: str) -> int:
 
 
 @pytest.mark.beyond_gloo("gloo shares its sockets with the child")
-@pytest.mark.parametrize("how", ["exit", "destroy"])
+@pytest.mark.parametrize("how", ["exit", "destroy", "call"])
 def test_a_child_that_ends(fresh: Fresh, how: str) -> None:
     assert fresh.run(fork_and_leave, how) == [0, 0]

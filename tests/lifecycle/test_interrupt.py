@@ -26,9 +26,16 @@ def wait_async() -> None:
     work.wait()
 
 
+def wait_behind() -> None:
+    """A call that needs a temporary waits for its turn behind one that never ends."""
+    dist.all_reduce(torch.ones(10), async_op=True)
+    dist.all_reduce(torch.ones(4, 4).t())
+
+
 CALLS: dict[str, Callable[[], Any]] = {
     "all_reduce": lambda: dist.all_reduce(torch.ones(10)),
     "asynchronous": wait_async,
+    "behind": wait_behind,
     "barrier": dist.barrier,
     "recv": lambda: dist.recv(torch.ones(10), 1),
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import socket
 from pathlib import Path
 from typing import Any, cast
 
@@ -92,3 +94,48 @@ def test_nothing_is_left_in_the_process(
         assert last.children == 0
         assert not last.shared_mappings
     assert shared_memory_files() <= files
+
+
+def use_a_server(rank: int, port: int) -> str:
+    """What the group's own store says to a new client after the group is gone."""
+    dist.init_process_group(
+        "dreamcomm", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2
+    )
+    use_everything()
+    dist.destroy_process_group()
+    gc.collect()
+    if rank == 1:
+        return "refused"
+    with socket.socket() as client:
+        return "refused" if client.connect_ex(("127.0.0.1", port)) else "accepted"
+
+
+@pytest.mark.beyond_gloo("gloo's is gone, too")
+def test_the_store_ends_with_its_group(fresh: Fresh) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    assert fresh.run(use_a_server, port, group=False) == ["refused"] * 2
+
+
+def allocate_again_and_again(rank: int, backend: str, folder: str) -> list[Census]:
+    found = []
+    for number in range(3):
+        with group_of(backend, f"{folder}/{number}", rank, 2):
+            group: Any = dist.group.WORLD
+            memory = group._get_backend(torch.device("cpu"))
+            tensors = [
+                memory.allocate_tensor(1000, dtype=torch.float32, device=torch.device("cpu"))
+                for _ in range(5)
+            ]
+            dist.all_reduce(tensors[0].fill_(1.0))
+            del tensors, memory, group
+        found.append(census())
+    return [found[0], found[-1]]
+
+
+@pytest.mark.beyond_gloo("gloo allocates nothing")
+def test_memory_of_a_group_goes_with_it(fresh: Fresh, backend: str, tmp_path: Path) -> None:
+    for first, last in fresh.run(allocate_again_and_again, backend, str(tmp_path), group=False):
+        assert last == first
+        assert not last.shared_mappings
