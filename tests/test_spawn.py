@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import spawn_ranks
@@ -157,6 +158,26 @@ def test_a_forked_rank_takes_any_function() -> None:
 def test_bad_arguments_are_named(nprocs: int, start_method: str, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         spawn(spawn_ranks.threads, nprocs, start_method=start_method)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"fn": None}, "fn must be a function"),
+        ({"nprocs": True}, "nprocs must be an int"),
+        ({"nprocs": "2"}, "nprocs must be an int"),
+        ({"args": "ab"}, "args must be a tuple"),
+        ({"kwargs": [1]}, "kwargs must be a dict"),
+        ({"timeout": 0}, "timeout must be a positive"),
+        ({"timeout": "5"}, "timeout must be a positive"),
+    ],
+)
+def test_what_could_only_fail_in_the_ranks_is_refused_before(
+    arguments: dict[str, Any], text: str
+) -> None:
+    call: dict[str, Any] = {"fn": spawn_ranks.threads, "nprocs": 1, **arguments}
+    with pytest.raises((TypeError, ValueError), match=text):
+        spawn(call.pop("fn"), call.pop("nprocs"), **call)
 
 
 def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:

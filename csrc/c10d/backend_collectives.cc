@@ -3,9 +3,6 @@
 #include <ATen/Context.h>
 #include <ATen/ops/empty.h>
 
-#include <algorithm>
-#include <functional>
-
 #include "c10d/backend.h"
 #include "c10d/convert.h"
 #include "c10d/labels.h"
@@ -15,22 +12,6 @@ namespace {
 
 void require_root_tensor(const Site& site, int64_t index) {
   TORCH_CHECK_VALUE(index == 0, site, "expected 'rootTensor' to be 0, got ", index);
-}
-
-/// Whether two of the tensors share memory.
-bool any_overlap(Tensors tensors) {
-  std::vector<at::Tensor> sorted;
-  for (const at::Tensor& tensor : tensors) {
-    if (tensor.layout() == at::kStrided && tensor.numel() > 0) sorted.push_back(tensor);
-  }
-  const auto begin = [](const at::Tensor& tensor) { return tensor.const_data_ptr(); };
-  std::sort(sorted.begin(), sorted.end(), [&](const at::Tensor& a, const at::Tensor& b) {
-    return std::less<const void*>()(begin(a), begin(b));
-  });
-  for (std::size_t i = 1; i < sorted.size(); ++i) {
-    if (overlap(sorted[i - 1], sorted[i])) return true;
-  }
-  return false;
 }
 
 /// Whether `tensor` shares memory with one of `others`.
@@ -186,10 +167,11 @@ WorkPtr DreamBackend::alltoall(TensorList& outputs, TensorList& inputs,
     require_same_type(site, "input_tensor_list", input, inputs[0]);
     call.input(input);
   }
+  const bool aside = any_overlap(outputs);
   for (const Tensor& output : outputs) {
     require_writable(site, "output_tensor_list", output);
     require_same_type(site, "output_tensor_list", output, inputs[0]);
-    call.output(output, overlaps_any(output, inputs));
+    call.output(output, aside || overlaps_any(output, inputs));
   }
   return issue({kAllToAll, inputs, outputs, opts.timeout, opts.asyncOp}, calls);
 }

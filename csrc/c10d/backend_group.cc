@@ -17,6 +17,9 @@ using std::chrono::milliseconds;
 /// How often a wait for the group's calls looks at Python's signals.
 constexpr milliseconds kLook{50};
 
+/// Setting a group up may take this long, whatever its timeout.
+constexpr milliseconds kLeastMeeting{10'000};
+
 c10d::ErrorType to_error_type(ErrorKind kind) {
   switch (kind) {
     case ErrorKind::kInvalid:
@@ -52,6 +55,7 @@ StorePtr visit(const StorePtr& store, int rank) {
 c10::intrusive_ptr<DreamBackend> DreamBackend::create(
     const StorePtr& store, int rank, int size, const c10::intrusive_ptr<DreamOptions>& options,
     const Host& host) {
+  require_valid(*options);
   auto backend = c10::make_intrusive<DreamBackend>(store, rank, size, options, host);
   backend->exit_hook_ = host.register_exit(backend);
   return backend;
@@ -71,11 +75,13 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
           }),
       last_child_(c10::intrusive_ptr<c10d::Backend>()) {
   timeout_ms_.set(options->timeout.count());
-  // A group for quick calls may still be slow to meet: torch waits that long, too.
-  const milliseconds meeting_time = std::max(options->timeout, store->getTimeout());
+  // A group for quick calls may still be slow to meet: processes start one by one.
+  const milliseconds meeting_time = std::max(options->timeout, kLeastMeeting);
   const ShmOptions shm{.page_bytes = options->page_bytes,
                        .message_bytes = options->message_bytes,
                        .timeout = meeting_time,
+                       .settings = concat("algorithm=", options->algorithm,
+                                          ",fixed_order=", options->fixed_order ? 1 : 0),
                        .refuse = !options->shared_memory};
   TorchStore meeting(c10::make_intrusive<c10d::PrefixStore>("shm", visit_));
   try {

@@ -23,15 +23,16 @@ void DreamBackend::fill_gathered(Call& call, const Site& site, const TensorList&
                                  const Tensor& input) {
   require_length(site, "tensor_list", outputs.size(), static_cast<std::size_t>(size_));
   require_dense(site, "tensor", input);
+  const bool twice = any_overlap(outputs);  // then the last rank's block stays
   bool aside = false;  // the input may be this rank's own place, no other memory written to
   for (std::size_t r = 0; r < outputs.size(); ++r) {
     require_writable(site, "tensor_list", outputs[r]);
     require_match(site, "tensor_list", outputs[r], input, input.numel());
     const bool own = r == static_cast<std::size_t>(rank_) && is_slice(input, outputs[r], 0);
     aside = aside || (!own && overlap(input, outputs[r]));
-    call.output(outputs[r]);
+    call.output(outputs[r], twice);
   }
-  call.input(input, aside);
+  call.input(input, aside || twice);
 }
 
 Call DreamBackend::shard_gather(const Site& site, const Tensor& output, const Tensor& input) {
@@ -136,17 +137,29 @@ WorkPtr DreamBackend::reduce_scatter(TensorList& outputs, std::vector<TensorList
   const TensorList& parts = inputs[0];
   require_length(site, "input_list", parts.size(), static_cast<std::size_t>(size_));
   require_writable(site, "output", output);
-  Calls calls;
-  Call& call = calls.emplace_back(Kind::kReduceScatter,
-                                  to_reduction(opts.reduceOp, output.scalar_type(), site));
+  const Reduction how = to_reduction(opts.reduceOp, output.scalar_type(), site);
+  const Tensor& own = parts[static_cast<std::size_t>(rank_)];
+  require_match(site, "output", output, own, own.numel());
   bool aside = false;
+  bool even = true;
   for (const Tensor& part : parts) {
     require_dense(site, "input_list", part);
-    require_match(site, "input_list", part, output, output.numel());
-    call.input(part);
+    require_same_type(site, "input_list", part, output);
+    even = even && part.numel() == output.numel();
     aside = aside || overlap(output, part);
   }
-  call.output(output, aside);
+  Calls calls;
+  if (even) {
+    Call& call = calls.emplace_back(Kind::kReduceScatter, how);
+    for (const Tensor& part : parts) call.input(part);
+    call.output(output, aside);
+  }
+  // Blocks of different sizes are reduced one by one, each to the rank it is for.
+  for (int root = 0; !even && root < size_; ++root) {
+    Call& call = calls.emplace_back(Kind::kReduce, how, root);
+    call.input(parts[static_cast<std::size_t>(root)], aside);
+    if (root == rank_) call.output(output, aside);
+  }
   return issue({kReduceScatter, parts, outputs, opts.timeout, opts.asyncOp}, calls);
 }
 

@@ -96,6 +96,7 @@ OptionsPtr make_options(milliseconds timeout, std::string algorithm, bool fixed_
   options->page_bytes = page_bytes;
   options->message_bytes = message_bytes;
   options->shared_memory = shared_memory;
+  require_valid(*options);
   return options;
 }
 
@@ -106,6 +107,11 @@ std::string repr(const DreamOptions& options) {
                 "', fixed_order=", boolean(options.fixed_order),
                 ", page_bytes=", options.page_bytes, ", message_bytes=", options.message_bytes,
                 ", shared_memory=", boolean(options.shared_memory), ')');
+}
+
+py::tuple fields_of(const DreamOptions& options) {
+  return py::make_tuple(options.timeout, options.algorithm, options.fixed_order, options.page_bytes,
+                        options.message_bytes, options.shared_memory);
 }
 
 OptionsPtr copy_of(const DreamOptions& options) {
@@ -141,6 +147,17 @@ shared_memory (bool): False sends everything to torch's own Gloo or NCCL group.
       .def_readwrite("message_bytes", &DreamOptions::message_bytes)
       .def_readwrite("shared_memory", &DreamOptions::shared_memory)
       .def("__repr__", &repr)
+      .def("__eq__",
+           [](const DreamOptions& self, const DreamOptions& other) {
+             return fields_of(self).equal(fields_of(other));
+           })
+      .def(py::pickle(&fields_of,
+                      [](const py::tuple& fields) {
+                        return make_options(fields[0].cast<milliseconds>(),
+                                            fields[1].cast<std::string>(), fields[2].cast<bool>(),
+                                            fields[3].cast<std::size_t>(),
+                                            fields[4].cast<std::size_t>(), fields[5].cast<bool>());
+                      }))
       .def("__copy__", &copy_of)
       .def("__deepcopy__", [](const DreamOptions& self, const py::dict&) { return copy_of(self); });
 }

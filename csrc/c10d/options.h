@@ -26,4 +26,7 @@ struct DreamOptions : c10d::Backend::Options {
   bool shared_memory = true;
 };
 
+/// Throws c10::ValueError if an option has no meaning, whatever the group.
+void require_valid(const DreamOptions& options);
+
 }  // namespace dreamcomm

@@ -1,45 +1,40 @@
 #include "c10d/store.h"
 
-#include <c10/util/Exception.h>
-
 #include <algorithm>
+#include <thread>
 
 #include "c10d/python.h"
 #include "core/error.h"
+#include "core/request.h"
 
 namespace dreamcomm {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-/// Whether the key appeared within `slice`. Stores tell a timeout by exceptions
-/// of several types that they also use for other failures, so time decides.
-bool wait_for(c10d::Store& store, const std::string& key, milliseconds slice) {
-  const Clock::time_point begin = Clock::now();
-  try {
-    store.wait({key}, slice);
-    return true;
-  } catch (const c10::Error&) {
-    if (Clock::now() - begin < slice / 2) throw;
-    return false;
-  }
-}
+/// Pauses between looks at the store: short at first, as the others are mostly near.
+constexpr milliseconds kFirstPause{1};
+constexpr milliseconds kLongestPause{50};
 
 }  // namespace
 
 void TorchStore::set(const std::string& key, const std::string& value) { store_->set(key, value); }
 
+bool TorchStore::has(const std::string& key) { return store_->check({key}); }
+
+// Not store_->wait(): that one cannot be interrupted, and a TCPStore's prints
+// warnings when its time is up.
 std::string TorchStore::get(const std::string& key, milliseconds timeout) {
-  const Clock::time_point begin = Clock::now();
-  while (true) {
-    const auto spent = std::chrono::duration_cast<milliseconds>(Clock::now() - begin);
-    check(spent < timeout, ErrorKind::kTimeout, "key '", key, "' did not appear in the store in ",
-          timeout.count(), " ms");
-    const milliseconds slice = std::clamp(timeout - spent, milliseconds(10), milliseconds(1000));
-    if (wait_for(*store_, key, slice)) return store_->get_to_str(key);
+  const Clock::time_point deadline = deadline_in(Clock::now(), timeout);
+  milliseconds pause = kFirstPause;
+  while (!has(key)) {
+    check(Clock::now() < deadline, ErrorKind::kTimeout, "key '", key,
+          "' did not appear in the store in ", timeout.count(), " ms");
+    std::this_thread::sleep_for(pause);
+    pause = std::min(2 * pause, kLongestPause);
     check_signals();
   }
+  return store_->get_to_str(key);
 }
 
 }  // namespace dreamcomm

@@ -14,7 +14,8 @@ class TorchStore final : public Store {
   explicit TorchStore(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
 
   void set(const std::string& key, const std::string& value) override;
-  /// Checks for Python signals (Ctrl-C) about once a second while it waits.
+  bool has(const std::string& key) override;
+  /// Lets Python handle signals (Ctrl-C) while it waits.
   std::string get(const std::string& key, std::chrono::milliseconds timeout) override;
 
  private:

@@ -3,8 +3,11 @@
 #include <ATen/MemoryOverlap.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <cstddef>
+#include <functional>
 #include <utility>
+#include <vector>
 
 #include "c10d/convert.h"
 
@@ -94,6 +97,21 @@ bool overlap(const at::Tensor& a, const at::Tensor& b) {
   const auto [a_begin, a_end] = range(a);
   const auto [b_begin, b_end] = range(b);
   return a_begin < b_end && b_begin < a_end;
+}
+
+bool any_overlap(c10::ArrayRef<at::Tensor> tensors) {
+  std::vector<at::Tensor> sorted;
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.layout() == at::kStrided && tensor.numel() > 0) sorted.push_back(tensor);
+  }
+  const auto begin = [](const at::Tensor& tensor) { return tensor.const_data_ptr(); };
+  std::sort(sorted.begin(), sorted.end(), [&](const at::Tensor& a, const at::Tensor& b) {
+    return std::less<const void*>()(begin(a), begin(b));
+  });
+  for (std::size_t i = 1; i < sorted.size(); ++i) {
+    if (overlap(sorted[i - 1], sorted[i])) return true;
+  }
+  return false;
 }
 
 }  // namespace dreamcomm

@@ -42,4 +42,7 @@ std::vector<std::size_t> split_bytes(const Site& site, const char* argument,
 /// Whether the memory of two tensors meets.
 bool overlap(const at::Tensor& a, const at::Tensor& b);
 
+/// Whether two of the tensors share memory.
+bool any_overlap(c10::ArrayRef<at::Tensor> tensors);
+
 }  // namespace dreamcomm

@@ -121,6 +121,18 @@ struct Communicator::Impl {
     }
   }
 
+  /// A peer that has given the group up may have published its part of this call
+  /// before; without this look the call could succeed here and not there.
+  void check_peers(const Request& request) const {
+    for (int peer = 0; peer < fabric->size(); ++peer) {
+      const auto status = static_cast<Status>(fabric->header(peer).status.read());
+      if (status != Status::kFailed || peer == fabric->rank()) [[likely]]
+        continue;
+      throw Error(ErrorKind::kPeerLost, concat(describe(request), " on ", member.who(),
+                                               " cannot begin: ", why_gone(*fabric, peer)));
+    }
+  }
+
   void run_now(const Request& request, const Interrupt& interrupt) {
     const std::function<std::string()> what = [&request] { return describe(request); };
     Guard guard(member, what, deadline_of(request.deadline), tend, interrupt);
@@ -133,6 +145,7 @@ struct Communicator::Impl {
         request.reduction.factor};
     Walk walk(rounds, opening, guard, scratch);
     try {
+      check_peers(request);
       algorithm_table()[row].run(walk, request);
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::kMismatch) member.fail(error.kind(), error.what());

@@ -76,7 +76,7 @@ void Mailbox::accept(int peer, Arrived& arrived, Receiving& receiving) {
     finish(std::move(receiving.ticket), peer);
     return;
   }
-  link(peer).ungranted.push_back(Grant{arrived.number, fits ? 0U : 1U});
+  link(peer).ungranted.push_back(Grant{arrived.number, fits ? 0U : 1U, receiving.data.bytes});
   if (!fits) return;
   receiving.number = arrived.number;
   receiving.peer = peer;

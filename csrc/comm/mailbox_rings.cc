@@ -122,11 +122,11 @@ bool Mailbox::take_grants(int peer) {
     to.announced.erase(granted);
     if (grant.refused != 0) {
       finish(std::move(sending.ticket), peer,
-             std::make_exception_ptr(
-                 Error(ErrorKind::kMismatch,
-                       concat("send of ", sending.data.bytes, " bytes with tag ", sending.tag,
-                              " to rank ", peer, " on ", member_.who(),
-                              " was refused: the matching recv expects another size"))));
+             std::make_exception_ptr(Error(
+                 ErrorKind::kMismatch,
+                 concat("send of ", sending.data.bytes, " bytes with tag ", sending.tag,
+                        " to rank ", peer, " on ", member_.who(),
+                        " was refused: the matching recv expects ", grant.expected, " bytes"))));
     } else {
       to.outgoing.push_back(std::move(sending));
     }

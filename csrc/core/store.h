@@ -10,6 +10,7 @@ class Store {
  public:
   virtual ~Store() = default;
   virtual void set(const std::string& key, const std::string& value) = 0;
+  virtual bool has(const std::string& key) = 0;
   /// Blocks until the key exists; throws Error(kTimeout) after `timeout`.
   virtual std::string get(const std::string& key, std::chrono::milliseconds timeout) = 0;
 };

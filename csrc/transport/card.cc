@@ -41,7 +41,7 @@ Nonce make_nonce() {
 std::string to_text(const Card& card) {
   return concat("dreamcomm ", card.version, ' ', card.rank, ' ', card.size, ' ', card.page_bytes,
                 ' ', card.message_bytes, ' ', card.refuses, ' ', hex(card.nonce), ' ', card.socket,
-                ' ', card.host);
+                ' ', card.host, ' ', card.settings);
 }
 
 Card card_from(const std::string& text, int rank) {
@@ -56,7 +56,7 @@ Card card_from(const std::string& text, int rank) {
         " runs a dreamcomm with protocol ", card.version, ", this rank one with protocol ",
         kProtocolVersion, "; install the same version everywhere");
   in >> card.rank >> card.size >> card.page_bytes >> card.message_bytes >> card.refuses >> nonce >>
-      card.socket >> card.host;
+      card.socket >> card.host >> card.settings;
   check(in && card.rank == rank && from_hex(nonce, card.nonce), ErrorKind::kMismatch,
         "the address published by rank ", rank, " cannot be read: ", text);
   return card;

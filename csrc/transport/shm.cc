@@ -34,6 +34,9 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
+/// How long a wait for one rank may last before it looks for trouble with another.
+constexpr milliseconds kLook{500};
+
 struct Greeting {
   std::array<char, 12> magic{'d', 'r', 'e', 'a', 'm', 'c', 'o', 'm', 'm', 0, 0, 0};
   std::uint32_t version = kProtocolVersion;
@@ -91,11 +94,23 @@ class Meeting {
         layout_(size, options.page_bytes, options.message_bytes) {}
 
   ShmResult hold() {
-    create_window();
-    read_cards();
-    std::string problem = refusal();
-    if (problem.empty()) problem = meet_peers();
-    return conclude(problem);
+    try {
+      create_window();
+      read_cards();
+      std::string problem = refusal();
+      if (problem.empty()) problem = meet_peers();
+      return conclude(problem);
+    } catch (const Error& error) {
+      // The others need not wait for their timeouts. The first to fail tells why.
+      own_fd_ = Fd();  // the store may need a descriptor, and the lack of one be the trouble
+      listener_ = Fd();
+      peers_.clear();
+      if (!store_.has("trouble")) {
+        store_.set("trouble",
+                   concat("rank ", rank_, " could not set the group up: ", error.what()));
+      }
+      throw;
+    }
   }
 
  private:
@@ -108,14 +123,19 @@ class Meeting {
   }
   /// What rank `r` has put into the store. Throws Error(kTimeout).
   std::string get(const char* what, int r) {
-    try {
-      return store_.get(concat(what, '/', r), left());
-    } catch (const Error& error) {
-      if (error.kind() != ErrorKind::kTimeout) throw;
-      throw Error(ErrorKind::kTimeout,
-                  concat("setting up a group on rank ", rank_, " of ", size_, ": rank ", r,
-                         " has not come within the timeout of ", options_.timeout.count(),
-                         " ms. All ranks must make the group (", error.what(), ')'));
+    while (true) {
+      try {
+        return store_.get(concat(what, '/', r), std::min(left(), kLook));
+      } catch (const Error& error) {
+        if (error.kind() != ErrorKind::kTimeout) throw;
+        if (store_.has("trouble")) {
+          throw Error(ErrorKind::kPeerLost, concat("setting up a group on rank ", rank_, " of ",
+                                                   size_, ": ", store_.get("trouble", left())));
+        }
+        check(steady_clock::now() < deadline_, ErrorKind::kTimeout, "setting up a group on rank ",
+              rank_, " of ", size_, ": rank ", r, " has not come within the timeout of ",
+              options_.timeout.count(), " ms. All ranks must make the group (", error.what(), ')');
+      }
     }
   }
   void publish(const char* what, const std::string& value) {
@@ -127,7 +147,7 @@ class Meeting {
     own_ = Mapping(own_fd_, layout_.bytes());
     layout_.construct(own_.data(), rank_, 0);
     Card mine{kProtocolVersion, rank_,        size_, layout_.page_bytes(), layout_.message_bytes(),
-              options_.refuse,  make_nonce(), "",    host_name()};
+              options_.refuse,  make_nonce(), "",    host_name(),          options_.settings};
     layout_.header(own_.data()).nonce = mine.nonce;
     std::ostringstream address;
     address << "dreamcomm-" << getpid() << '-' << std::hex;
@@ -141,15 +161,25 @@ class Meeting {
     for (int r = 0; r < size_; ++r) {
       cards_.push_back(card_from(get("card", r), r));
       const Card& theirs = cards_.back();
-      check(theirs.size == size_ && theirs.page_bytes == layout_.page_bytes() &&
-                theirs.message_bytes == layout_.message_bytes(),
-            ErrorKind::kMismatch, "rank ", rank_, " and rank ", r,
-            " set up the same group differently: world size ", size_, " and ", theirs.size,
-            ", page_bytes ", layout_.page_bytes(), " and ", theirs.page_bytes, ", message_bytes ",
-            layout_.message_bytes(), " and ", theirs.message_bytes,
-            "; give every rank the same options");
+      const std::string differences = differences_to(theirs);
+      check(differences.empty(), ErrorKind::kMismatch, "rank ", rank_, " and rank ", r,
+            " set up the same group differently: ", differences,
+            "; give every rank the same ranks and options");
     }
     peers_.resize(static_cast<std::size_t>(size_));
+  }
+
+  std::string differences_to(const Card& theirs) const {
+    std::string words;
+    const auto compare = [&](const char* what, const auto& mine, const auto& other) {
+      if (mine == other) return;
+      words += concat(words.empty() ? "" : ", ", what, ' ', mine, " and ", other);
+    };
+    compare("world size", size_, theirs.size);
+    compare("page_bytes", layout_.page_bytes(), theirs.page_bytes);
+    compare("message_bytes", layout_.message_bytes(), theirs.message_bytes);
+    compare("settings", options_.settings, theirs.settings);
+    return words;
   }
 
   /// The first rank that takes part in no sharing, in words, or nothing.

@@ -16,7 +16,8 @@ struct ShmOptions {
   std::size_t page_bytes = std::size_t{512} << 10;    // of collective staging, twice per rank
   std::size_t message_bytes = std::size_t{64} << 10;  // of one message buffer
   std::chrono::milliseconds timeout{30 * 60 * 1000};  // for the others to appear
-  bool refuse = false;  // act as if no memory could be shared (tests, measurements)
+  std::string settings = "none";  // whatever else has to be equal on all ranks; no spaces
+  bool refuse = false;            // act as if no memory could be shared (tests, measurements)
 };
 
 /// What came of trying to map every peer's memory.

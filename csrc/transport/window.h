@@ -67,6 +67,7 @@ struct Outbox {
 struct Grant {
   std::uint32_t number;
   std::uint32_t refused;
+  std::uint64_t expected;  // bytes the receiver has room for
 };
 
 /// In the receiver's window, one per sender. Written by the receiver alone.

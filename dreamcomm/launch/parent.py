@@ -92,8 +92,7 @@ def spawn(
         ValueError, TypeError: a bad argument, before any process is started.
         KeyboardInterrupt: Ctrl-C, after the ranks have ended.
     """
-    if nprocs < 1:
-        raise ValueError(f"dreamcomm.spawn: nprocs must be 1 or more, got {nprocs}")
+    check_arguments(fn, nprocs, args, kwargs)
     method = start_method or default_start_method()
     if method not in ("spawn", "fork"):
         raise ValueError(
@@ -101,12 +100,34 @@ def spawn(
         )
     if isinstance(timeout, (int, float)):
         timeout = timedelta(seconds=timeout)
+    if timeout is not None and not (isinstance(timeout, timedelta) and timeout > timedelta()):
+        raise ValueError(
+            "dreamcomm.spawn: timeout must be a positive number of seconds or timedelta, "
+            f"got {timeout!r}"
+        )
     threads = threads_per_rank(nprocs, method)
     job = Job(fn, tuple(args), dict(kwargs or {}), backend, timeout, options, threads, init)
     if method == "fork":
         return run_ranks(nprocs, threads, lambda rank, env: start_forked(rank, env, job))
     pickled = pickle_job(job)
     return run_ranks(nprocs, threads, lambda rank, env: start_fresh(rank, env, pickled))
+
+
+def check_arguments(fn: object, nprocs: object, args: object, kwargs: object) -> None:
+    """Raises TypeError or ValueError for what could only fail inside of the ranks."""
+    if not callable(fn):
+        raise TypeError(f"dreamcomm.spawn: fn must be a function, got {fn!r}")
+    if isinstance(nprocs, bool) or not isinstance(nprocs, int):
+        raise TypeError(f"dreamcomm.spawn: nprocs must be an int, got {nprocs!r}")
+    if nprocs < 1:
+        raise ValueError(f"dreamcomm.spawn: nprocs must be 1 or more, got {nprocs}")
+    if not isinstance(args, (tuple, list)):
+        raise TypeError(
+            "dreamcomm.spawn: args must be a tuple of fn's arguments, such as args=(x,), "
+            f"got {type(args).__name__}"
+        )
+    if not isinstance(kwargs, (dict, type(None))):
+        raise TypeError(f"dreamcomm.spawn: kwargs must be a dict, got {type(kwargs).__name__}")
 
 
 def default_start_method() -> str:
@@ -185,7 +206,18 @@ def run_ranks(
     if failures:
         first, *others = sorted(failures, key=lambda failure: failure.order())
         raise RankError(first, others)
-    return [pickle.loads(process.result) for process in ranks if process.result is not None]
+    return [result_of(process) for process in ranks]
+
+
+def result_of(process: RankProcess) -> Any:
+    """What the rank's function returned."""
+    assert process.result is not None  # the rank has not failed
+    try:
+        return pickle.loads(process.result)
+    except Exception as error:
+        raise TypeError(
+            f"dreamcomm.spawn: what rank {process.rank} returned cannot be unpickled: {error!r}"
+        ) from error
 
 
 def watch(ranks: Sequence[RankProcess]) -> list[Failure]:

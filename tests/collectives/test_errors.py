@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import os
+import pickle
+import resource
+import socket
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -11,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from dreamcomm import Options
 from dreamcomm.info import transport
 from helpers.pool import Fresh, Pool
 
@@ -330,7 +336,7 @@ def no_ranks_in_time(rank: int, store: str) -> str:
     with pytest.raises(dist.DistBackendError) as caught:
         dist.init_process_group(
             "dreamcomm",
-            store=_hasty(dist.FileStore(store, 2)),
+            store=dist.FileStore(store, 2),
             rank=0,
             world_size=2,
             timeout=timedelta(seconds=0.5),
@@ -338,14 +344,9 @@ def no_ranks_in_time(rank: int, store: str) -> str:
     return str(caught.value)
 
 
-def _hasty(store: dist.Store) -> dist.Store:
-    store.set_timeout(timedelta(seconds=0.5))
-    return store
-
-
 def test_a_rank_that_never_comes_is_named(fresh: Fresh, tmp_path: Path) -> None:
     text = fresh.run(no_ranks_in_time, str(tmp_path / "store"), group=False)[0]
-    for part in ("rank 0 of 2", "rank 1 has not come", "500 ms"):
+    for part in ("rank 0 of 2", "rank 1 has not come", "10000 ms"):
         assert part in text
 
 
@@ -360,3 +361,68 @@ def wait_for_ever() -> float:
 
 def test_a_timeout_beyond_the_clock(pool: Pool) -> None:
     assert pool.run(wait_for_ever) == [2.0, 2.0]
+
+
+WRONG_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
+    "algorithm": ({"algorithm": "foo"}, "'foo'"),
+    "no page": ({"page_bytes": 0}, "page_bytes"),
+    "large page": ({"page_bytes": 2**63}, "page_bytes"),
+    "large message": ({"message_bytes": 2**63}, "message_bytes"),
+    "small message": ({"message_bytes": 1}, "message_bytes"),
+    "timeout": ({"timeout": timedelta(seconds=-1)}, "timeout"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_OPTIONS)
+def test_wrong_options(name: str) -> None:
+    fields, fragment = WRONG_OPTIONS[name]
+    with pytest.raises(ValueError, match=fragment):
+        Options(**fields)
+
+
+def test_options_are_values() -> None:
+    options = Options(algorithm="ring", page_bytes=2**16, timeout=timedelta(seconds=5))
+    again = pickle.loads(pickle.dumps(options))
+    assert again == options == copy.deepcopy(options)
+    assert again != Options()
+    assert again.timeout == timedelta(seconds=5)
+
+
+def different_options(rank: int, store: str) -> str:
+    with pytest.raises(dist.DistBackendError) as caught:
+        dist.init_process_group(
+            "dreamcomm",
+            store=dist.FileStore(store, 2),
+            rank=rank,
+            world_size=2,
+            pg_options=Options(fixed_order=rank == 0),
+        )
+    return str(caught.value)
+
+
+def test_options_that_differ_between_ranks(fresh: Fresh, tmp_path: Path) -> None:
+    for text in fresh.run(different_options, str(tmp_path / "store"), group=False):
+        assert "fixed_order=1" in text
+        assert "fixed_order=0" in text
+        assert "page_bytes" not in text
+
+
+def one_rank_has_no_descriptors(rank: int, port: int) -> str:
+    store = dist.TCPStore("127.0.0.1", port, 2, rank == 0)
+    if rank == 1:
+        free = os.dup(0)  # the lowest there is: all below are taken
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, 4096))
+    with pytest.raises(RuntimeError) as caught:
+        dist.init_process_group("dreamcomm", store=store, rank=rank, world_size=2)
+    return str(caught.value)
+
+
+def test_a_rank_that_cannot_set_up_tells_the_others(fresh: Fresh) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    found = fresh.run(one_rank_has_no_descriptors, port, group=False)
+    for text in found:
+        assert "Too many open files" in text
+    assert "rank 1" in found[0]

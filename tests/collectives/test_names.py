@@ -133,3 +133,27 @@ def autograd() -> list[float]:
 
 def test_collectives_of_autograd(pool: Pool) -> None:
     assert pool.run(autograd, world=2) == [[9.0, 9.0]] * 2
+
+
+def uneven_blocks() -> list[float]:
+    """Rank r is for r + 1 elements of every rank's list."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    blocks = [torch.full((r + 1,), float(rank + r)) for r in range(world)]
+    out = torch.zeros(rank + 1)
+    dist.reduce_scatter(out, blocks)
+    return out.tolist()
+
+
+def test_reduce_scatter_of_uneven_blocks(pool: Pool) -> None:
+    found = pool.run(uneven_blocks, world=3)
+    assert found == [[3.0 + 3.0 * rank] * (rank + 1) for rank in range(3)]
+
+
+def one_output_for_all() -> list[float]:
+    out = torch.zeros(2)
+    dist.all_gather([out] * dist.get_world_size(), torch.full((2,), float(dist.get_rank())))
+    return out.tolist()
+
+
+def test_all_gather_into_one_tensor_keeps_the_last_block_everywhere(pool: Pool) -> None:
+    assert pool.run(one_output_for_all, world=3) == [[2.0, 2.0]] * 3

@@ -66,7 +66,8 @@ Bytes reduced(const Case& one, int size, int index) {
   for (const Bytes& block : blocks) sources.push_back(block.data());
   Bytes result(blocks[0].size());
   const int divisor = one.op == ReduceOp::kAvg ? size : 1;
-  reduce({one.dtype, one.op, 0.5, divisor}, sources, result.data(), one.count);
+  reduce({.dtype = one.dtype, .op = one.op, .factor = 2.0, .divisor = divisor}, sources,
+         result.data(), one.count);
   return result;
 }
 
@@ -130,7 +131,7 @@ void run_with(const Case& one, int rank, int size, const std::function<void(cons
   const int divisor = one.op == ReduceOp::kAvg ? size : 1;
   Request request;
   request.kind = one.kind;
-  request.reduction = {one.dtype, one.op, 0.5, divisor};
+  request.reduction = {.dtype = one.dtype, .op = one.op, .factor = 2.0, .divisor = divisor};
   request.in = ins;
   request.out = outs;
   request.root = one.root;

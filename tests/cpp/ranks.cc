@@ -33,9 +33,10 @@ class FileStore final : public Store {
     std::ofstream(draft) << value;
     std::filesystem::rename(draft, path);  // appears whole or not at all
   }
+  bool has(const std::string& key) override { return std::filesystem::exists(path_of(key)); }
   std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
     const auto deadline = Clock::now() + timeout;
-    while (!std::filesystem::exists(path_of(key))) {
+    while (!has(key)) {
       check(Clock::now() < deadline, ErrorKind::kTimeout, "no key ", key);
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }

@@ -1,0 +1,35 @@
+#include "c10d/options.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <string>
+
+#include "algorithms/table.h"
+
+namespace dreamcomm {
+namespace {
+
+constexpr std::size_t kMost = std::size_t{1} << 30;
+
+void require_bytes(const char* option, std::size_t bytes, std::size_t least) {
+  TORCH_CHECK_VALUE(bytes >= least && bytes <= kMost, "dreamcomm.Options: expected ", option,
+                    " from ", least, " to ", kMost, ", got ", bytes);
+}
+
+}  // namespace
+
+void require_valid(const DreamOptions& options) {
+  const auto rows = algorithm_table();
+  const bool known = options.algorithm == "auto" ||
+                     std::any_of(rows.begin(), rows.end(),
+                                 [&](const Row& row) { return row.name == options.algorithm; });
+  TORCH_CHECK_VALUE(known, "dreamcomm.Options: expected algorithm to be auto, direct, one_shot, ",
+                    "ring or master, got '", options.algorithm, "'");
+  TORCH_CHECK_VALUE(options.timeout.count() > 0, "dreamcomm.Options: expected a positive timeout, ",
+                    "got ", options.timeout.count(), " ms");
+  require_bytes("page_bytes", options.page_bytes, 1536);
+  require_bytes("message_bytes", options.message_bytes, 128);
+}
+
+}  // namespace dreamcomm
