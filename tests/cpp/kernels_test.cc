@@ -194,7 +194,8 @@ TEST_CASE("reduce: the plain loops give the bits of the machine's widest vectors
   };
   compare(DType::kFloat32, ReduceOp::kSum, kernels::Sum<kernels::Real<float>>());
   compare(DType::kFloat64, ReduceOp::kAvg, kernels::Average<kernels::Real<double>>(3));
-  compare(DType::kFloat16, ReduceOp::kPremulSum, kernels::PremulSum<kernels::Float16>(3.0));
+  const Reduction by_three = reduction(DType::kFloat16, ReduceOp::kPremulSum);
+  compare(DType::kFloat16, ReduceOp::kPremulSum, kernels::PremulSum<kernels::Float16>(by_three));
   compare(DType::kBFloat16, ReduceOp::kSum, kernels::Sum<kernels::BFloat16>());
   compare(DType::kFloat32, ReduceOp::kMin, kernels::Min<kernels::Real<float>>());
   compare(DType::kComplex64, ReduceOp::kProduct, kernels::ComplexProduct<float>());
