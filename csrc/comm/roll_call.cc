@@ -1,6 +1,7 @@
 #include "comm/roll_call.h"
 
 #include <algorithm>
+#include <thread>
 
 #include "comm/guard.h"
 
@@ -39,14 +40,29 @@ RollCall::RollCall(Member& member)
 void RollCall::hold(std::chrono::milliseconds timeout, bool all, const std::function<void()>& idle,
                     const std::function<void()>& interrupt) {
   member_.check_usable("monitored_barrier");
-  const std::unique_lock<std::timed_mutex> lock(mutex_, deadline_in(Clock::now(), timeout));
-  check(lock.owns_lock(), ErrorKind::kTimeout, "monitored_barrier on ", member_.who(),
-        " reached its timeout while another thread of this rank was in one");
+  const std::unique_lock<std::mutex> lock = take_turn(timeout, idle, interrupt);
   if (member_.rank() == 0) {
     call(timeout, all, idle, interrupt);
   } else {
     answer(timeout, idle, interrupt);
   }
+}
+
+// Rarely more than one thread of a rank is here: the wait need not be clever.
+std::unique_lock<std::mutex> RollCall::take_turn(std::chrono::milliseconds timeout,
+                                                 const std::function<void()>& idle,
+                                                 const std::function<void()>& interrupt) {
+  const Clock::time_point deadline = deadline_in(Clock::now(), timeout);
+  std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+  while (!lock.owns_lock()) {
+    check(Clock::now() < deadline, ErrorKind::kTimeout, "monitored_barrier on ", member_.who(),
+          " reached its timeout while another thread of this rank was in one");
+    if (idle) idle();
+    if (interrupt) interrupt();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (lock.try_lock()) break;
+  }
+  return lock;
 }
 
 bool RollCall::is_present(int rank) const {

@@ -28,6 +28,9 @@ class RollCall {
             const std::function<void()>& interrupt);
 
  private:
+  std::unique_lock<std::mutex> take_turn(std::chrono::milliseconds timeout,
+                                         const std::function<void()>& idle,
+                                         const std::function<void()>& interrupt);
   void call(std::chrono::milliseconds timeout, bool all, const std::function<void()>& idle,
             const std::function<void()>& interrupt);
   void answer(std::chrono::milliseconds timeout, const std::function<void()>& idle,
@@ -37,7 +40,7 @@ class RollCall {
   void give_verdict(const std::string& problem);
 
   Member& member_;
-  std::timed_mutex mutex_;              // one thread of the rank at a time
+  std::mutex mutex_;                    // one thread of the rank at a time
   std::vector<std::uint32_t> counted_;  // rank 0: presences of earlier roll calls
 };
 
