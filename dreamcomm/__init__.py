@@ -7,6 +7,8 @@ What it adds beside torch's own calls:
   that failed,
 - :class:`Options` are the backend's options, for ``pg_options``,
 - :func:`stats` counts calls and bytes, :func:`explain` tells which algorithm runs and why,
+- :func:`empty`, :func:`zeros`, :func:`empty_like` and :func:`share_` put tensors and modules
+  into memory that the ranks share, where collectives need no copies,
 - :func:`monitored_barrier` is a barrier that names the missing ranks.
 """
 
@@ -24,8 +26,26 @@ from dreamcomm.backend import autoload
 if TYPE_CHECKING:
     from dreamcomm.backend import Options, explain, monitored_barrier, stats
     from dreamcomm.launch import RankError, spawn
+    from dreamcomm.memory import empty, empty_like, is_shared, share_, zeros
 
-__all__ = ["Options", "RankError", "explain", "monitored_barrier", "spawn", "stats"]
+_HOMES = {
+    "launch": ("RankError", "spawn"),
+    "memory": ("empty", "empty_like", "is_shared", "share_", "zeros"),
+    "backend": ("Options", "explain", "monitored_barrier", "stats"),
+}
+__all__ = [
+    "Options",
+    "RankError",
+    "empty",
+    "empty_like",
+    "explain",
+    "is_shared",
+    "monitored_barrier",
+    "share_",
+    "spawn",
+    "stats",
+    "zeros",
+]
 
 autoload()  # in case torch was told not to (TORCH_DEVICE_BACKEND_AUTOLOAD=0); else does nothing
 
@@ -34,7 +54,7 @@ def __getattr__(name: str) -> Any:
     """Imports a public name at its first use: `import torch` imports this package."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = "launch" if name in ("spawn", "RankError") else "backend"
+    home = next(module for module, names in _HOMES.items() if name in names)
     value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
     globals()[name] = value
     return value

@@ -8,6 +8,7 @@ environment variable, equal on all ranks:
 ``DREAMCOMM_FIXED_ORDER``    ``1`` or ``0``
 ``DREAMCOMM_PAGE_BYTES``     bytes of a staging page
 ``DREAMCOMM_MESSAGE_BYTES``  bytes of a message buffer
+``DREAMCOMM_HEAP_BYTES``     bytes of the heap, ``0`` for none
 ``DREAMCOMM_SHARED_MEMORY``  ``1``, or ``0``: everything goes to torch's Gloo or NCCL
 ===========================  ==========================================================
 
@@ -89,6 +90,13 @@ def _options_for(dist_opts: _DistributedBackendOptions, backend_options: object)
     return options
 
 
+def heap_bytes() -> int:
+    """The size of a heap that is made before the first group."""
+    from dreamcomm import _C
+
+    return _size("DREAMCOMM_HEAP_BYTES", _C.Options().heap_bytes, least=1)
+
+
 def _apply_environment(options: Options) -> None:
     algorithm = os.environ.get("DREAMCOMM_ALGORITHM")
     if algorithm is not None:
@@ -97,6 +105,7 @@ def _apply_environment(options: Options) -> None:
     options.shared_memory = _flag("DREAMCOMM_SHARED_MEMORY", options.shared_memory)
     options.page_bytes = _size("DREAMCOMM_PAGE_BYTES", options.page_bytes)
     options.message_bytes = _size("DREAMCOMM_MESSAGE_BYTES", options.message_bytes)
+    options.heap_bytes = _size("DREAMCOMM_HEAP_BYTES", options.heap_bytes, least=0)
 
 
 def _flag(variable: str, default: bool) -> bool:
@@ -108,11 +117,11 @@ def _flag(variable: str, default: bool) -> bool:
     return text == "1"
 
 
-def _size(variable: str, default: int) -> int:
+def _size(variable: str, default: int, least: int = 1) -> int:
     text = os.environ.get(variable)
     if text is None:
         return default
-    if not text.isdecimal() or int(text) == 0:
+    if not text.isdecimal() or int(text) < least:
         raise ValueError(
             f"expected the environment variable {variable} to be a number of bytes, got {text!r}"
         )

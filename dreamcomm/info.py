@@ -32,18 +32,21 @@ def stats(group: dist.ProcessGroup | None = None) -> dict[str, dict[str, int]]:
     return _backend(group).stats()
 
 
-def explain(op: str, nbytes: int, group: dist.ProcessGroup | None = None) -> str:
+def explain(
+    op: str, nbytes: int, group: dist.ProcessGroup | None = None, *, shared: bool = False
+) -> str:
     """Says how the group would run a call, what else there is, and why.
 
     Args:
         op: "all_reduce", "broadcast", "all_gather", ...
         nbytes: bytes of one rank's tensor.
         group: a group with the backend dreamcomm; None is the default group.
+        shared: for tensors that lie in the shared heap on all ranks (:func:`dreamcomm.empty`).
 
     Raises:
         ValueError: the operation or the group is unknown.
     """
-    return _backend(group).explain(op, nbytes)
+    return _backend(group).explain(op, nbytes, shared)
 
 
 def transport(group: dist.ProcessGroup | None = None) -> str:

@@ -17,6 +17,12 @@ void direct_reduce(Walk& walk, const Request& request);  // all_reduce and reduc
 void direct_reduce_scatter(Walk& walk, const Request& request);
 void master(Walk& walk, const Request& request);
 
+// On tensors in the ranks' heaps; run after Walk::open().
+void heap_reduce(Walk& walk, const Request& request);  // all_reduce and reduce
+void heap_reduce_scatter(Walk& walk, const Request& request);
+void heap_all_gather(Walk& walk, const Request& request);
+void heap_broadcast(Walk& walk, const Request& request);
+
 void ring_all_reduce(Walk& walk, const Request& request);
 void ring_reduce_scatter(Walk& walk, const Request& request);
 void ring_all_gather(Walk& walk, const Request& request);

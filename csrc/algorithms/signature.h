@@ -25,7 +25,9 @@ struct Signature {
 /// What lies at the start of each rank's first page of a call.
 struct Opening {
   Signature signature;
-  double factor = 1.0;  // PREMUL_SUM: this rank's own
+  double factor = 1.0;    // PREMUL_SUM: this rank's own
+  std::uint64_t in = 0;   // where its first block of each lies in its heap, from 1 on;
+  std::uint64_t out = 0;  // 0: not in the heap, or not all blocks in one piece there
 };
 
 Signature signature_of(const Request& request, std::uint64_t sequence, std::uint8_t row);

@@ -17,6 +17,8 @@ struct Call {
   std::size_t bytes = 0;  // of one block
   int size = 1;           // ranks
   std::size_t room = 0;   // bytes of a page
+  bool in_heap = false;   // the inputs that are read lie in their ranks' heaps
+  bool out_heap = false;  // the outputs that are written by peers do
 };
 
 struct Row {
@@ -29,6 +31,9 @@ struct Row {
 };
 
 std::span<const Row> algorithm_table();
+
+/// Whether a call is worth a turn to find out whose tensors lie in heaps.
+bool asks_for_heaps(const Call& call);
 
 /// How the user constrains the choice.
 struct Preference {

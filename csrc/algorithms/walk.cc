@@ -1,5 +1,7 @@
 #include "algorithms/walk.h"
 
+#include <algorithm>
+
 #include "core/error.h"
 
 namespace dreamcomm {
@@ -26,7 +28,11 @@ void Walk::compare_openings() const {
   for (int peer = 0; peer < size(); ++peer) {
     Opening their;
     std::memcpy(&their, rounds_.from(peer), sizeof their);
-    scratch_.factors[static_cast<std::size_t>(peer)] = their.factor;
+    const auto index = static_cast<std::size_t>(peer);
+    scratch_.factors[index] = their.factor;
+    std::byte* heap = rounds_.heap(peer).data();
+    scratch_.ins[index] = their.in == 0 ? nullptr : heap + their.in - 1;
+    scratch_.outs[index] = their.out == 0 ? nullptr : heap + their.out - 1;
     check(their.signature == opening_.signature, ErrorKind::kMismatch,
           "the ranks made different calls: rank ", rank(), " called ", words(opening_.signature),
           ", rank ", peer, " called ", words(their.signature),
@@ -39,6 +45,26 @@ void Walk::reduce_all(const Reduction& how, const std::byte* own, std::size_t of
   for (int peer = 0; peer < size(); ++peer) {
     scratch_.sources[static_cast<std::size_t>(peer)] = peer == rank() ? own : from(peer) + offset;
   }
+  reduce_sources(how, out, count);
+}
+
+void Walk::reduce_heap(const Reduction& how, std::size_t offset, std::byte* out,
+                       std::size_t count) {
+  for (std::size_t r = 0; r < scratch_.ins.size(); ++r) {
+    scratch_.sources[r] = scratch_.ins[r] + offset;
+  }
+  reduce_sources(how, out, count);
+}
+
+bool Walk::all_in() const {
+  return std::find(scratch_.ins.begin(), scratch_.ins.end(), nullptr) == scratch_.ins.end();
+}
+
+bool Walk::all_out() const {
+  return std::find(scratch_.outs.begin(), scratch_.outs.end(), nullptr) == scratch_.outs.end();
+}
+
+void Walk::reduce_sources(const Reduction& how, std::byte* out, std::size_t count) {
   Reduction scaled = how;
   scaled.factors = scratch_.factors.data();
   reduce(scaled, scratch_.sources, out, count);

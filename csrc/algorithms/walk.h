@@ -31,9 +31,14 @@ class Walk {
   /// Room for one thing of each rank, made once per group.
   struct Scratch {
     explicit Scratch(int size)
-        : sources(static_cast<std::size_t>(size)), factors(static_cast<std::size_t>(size)) {}
+        : sources(static_cast<std::size_t>(size)),
+          factors(static_cast<std::size_t>(size)),
+          ins(static_cast<std::size_t>(size)),
+          outs(static_cast<std::size_t>(size)) {}
     std::vector<const std::byte*> sources;
     std::vector<double> factors;
+    std::vector<const std::byte*> ins;  // as mapped here; null: not in its rank's heap
+    std::vector<std::byte*> outs;
   };
 
   Walk(Rounds& rounds, const Opening& opening, Watch& watch, Scratch& scratch);
@@ -51,12 +56,22 @@ class Walk {
   /// The first turn of a call is among all: it compares the signatures and
   /// throws Error(kMismatch) on every rank if two differ.
   void turn(Peers reads, Peers readers);
+  /// A first turn that moves nothing: after it all ranks know whose blocks lie in
+  /// heaps. Nothing may be read of them before, or written after the last turn.
+  void open() { turn(Peers::all(), Peers::all()); }
+  /// A rank's input or output in its heap, as this rank maps it, or null.
+  const std::byte* in(int rank) const { return scratch_.ins[static_cast<std::size_t>(rank)]; }
+  std::byte* out(int rank) const { return scratch_.outs[static_cast<std::size_t>(rank)]; }
+  bool all_in() const;
+  bool all_out() const;
   const std::byte* from(int rank) const { return rounds_.from(rank) + kSignature; }
 
   /// Reduces, per rank, `own` or the bytes at `offset` of a peer's page, in rank
   /// order, and counts what was read.
   void reduce_all(const Reduction& how, const std::byte* own, std::size_t offset, std::byte* out,
                   std::size_t count);
+  /// Reduces, per rank, the bytes at `offset` of its input in its heap.
+  void reduce_heap(const Reduction& how, std::size_t offset, std::byte* out, std::size_t count);
   /// Copies from a peer's page and counts it.
   void take(std::byte* to, int rank, std::size_t offset, std::size_t bytes);
   /// Copies into this rank's page for `readers` ranks to read, and counts it.
@@ -69,6 +84,7 @@ class Walk {
 
  private:
   void compare_openings() const;
+  void reduce_sources(const Reduction& how, std::byte* out, std::size_t count);
 
   Rounds& rounds_;
   const Opening opening_;

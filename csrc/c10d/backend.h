@@ -118,7 +118,7 @@ class DreamBackend final : public c10d::Backend {
 
   // What people and tools ask for.
   std::array<Traffic, kKinds> traffic() const;
-  std::string explain(Kind kind, std::size_t bytes) const;
+  std::string explain(Kind kind, std::size_t bytes, bool in_heaps) const;
   std::string transport() const;
   /// Why the group is unusable, or nothing.
   std::optional<std::string> failure() const;
@@ -187,7 +187,7 @@ class DreamBackend final : public c10d::Backend {
   std::string reason_;                  // why memory is shared, or why not
   std::shared_ptr<Executor> executor_ = std::make_shared<Executor>();
   std::shared_ptr<Pending> pending_ = std::make_shared<Pending>();
-  std::optional<Heap> heap_;
+  std::shared_ptr<Heap> heap_;
   std::shared_ptr<void> exit_hook_;
 
   Gauge timeout_ms_;

@@ -1,11 +1,12 @@
 // The life of a group: made, split, asked about, ended.
-#include <ATen/ops/from_blob.h>
+#include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "c10d/backend.h"
 #include "c10d/convert.h"
+#include "c10d/process_heap.h"
 #include "c10d/python.h"
 #include "c10d/store.h"
 
@@ -77,9 +78,11 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
   timeout_ms_.set(options->timeout.count());
   // A group for quick calls may still be slow to meet: processes start one by one.
   const milliseconds meeting_time = std::max(options->timeout, kLeastMeeting);
+  if (options->shared_memory && options->heap_bytes > 0) heap_ = process_heap(options->heap_bytes);
   const ShmOptions shm{.page_bytes = options->page_bytes,
                        .message_bytes = options->message_bytes,
                        .timeout = meeting_time,
+                       .heap = heap_,
                        .settings = concat("algorithm=", options->algorithm,
                                           ",fixed_order=", options->fixed_order ? 1 : 0),
                        .refuse = !options->shared_memory};
@@ -95,7 +98,6 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
   } catch (...) {
     std::rethrow_exception(current_as_torch());
   }
-  heap_.emplace();
   if (!comm_) fallback_.get("cpu");
 }
 
@@ -199,17 +201,8 @@ at::Tensor DreamBackend::allocateTensor(long size, at::TensorOptions options) {
   TORCH_CHECK_VALUE(options.device().is_cpu(), "rank ", rank_,
                     ": dreamcomm allocates tensors on cpu, got ", options.device());
   TORCH_CHECK_VALUE(size >= 0, "rank ", rank_, ": expected a size from 0 on, got ", size);
-  const std::size_t bytes = static_cast<std::size_t>(size) * options.dtype().itemsize();
   require_open();
-  std::shared_ptr<std::byte> memory;
-  try {
-    memory = heap_->allocate(bytes);
-  } catch (const Error& error) {
-    TORCH_CHECK(false, "rank ", rank_, ": allocating a tensor of ", bytes,
-                " bytes failed: ", error.what());
-  }
-  void* data = memory.get();
-  return at::from_blob(data, {size}, [memory = std::move(memory)](void*) {}, options);
+  return heap_ ? allocate_tensor(*heap_, size, options) : at::empty({size}, options);
 }
 
 std::array<Traffic, kKinds> DreamBackend::traffic() const {
@@ -220,15 +213,16 @@ std::string DreamBackend::transport() const {
   return comm_ ? comm_->transport() : concat("gloo, as no memory is shared: ", reason_);
 }
 
-std::string DreamBackend::explain(Kind kind, std::size_t bytes) const {
+std::string DreamBackend::explain(Kind kind, std::size_t bytes, bool in_heaps) const {
   if (!comm_) {
     return concat(name(kind), " of ", bytes,
                   " bytes: torch's own group carries it, Gloo for tensors on cpu and NCCL on "
                   "cuda, because the ranks share no memory: ",
                   reason_);
   }
-  return concat(comm_->explain(kind, bytes),
-                "\n  (tensors on cuda go to torch's own NCCL group, sparse all_reduce to Gloo)");
+  return concat(comm_->explain(kind, bytes, in_heaps),
+                "\n  (heap of this rank: ", heap_ ? heap_->describe() : "none, heap_bytes is 0",
+                ")\n  (tensors on cuda go to torch's own NCCL group, sparse all_reduce to Gloo)");
 }
 
 std::optional<std::string> DreamBackend::failure() const {

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "c10d/backend.h"
+#include "c10d/process_heap.h"
 
 namespace dreamcomm {
 namespace {
@@ -89,29 +90,31 @@ py::dict to_dict(const std::array<Traffic, kKinds>& traffic) {
 }
 
 OptionsPtr make_options(milliseconds timeout, std::string algorithm, bool fixed_order,
-                        std::size_t page_bytes, std::size_t message_bytes, bool shared_memory) {
+                        std::size_t page_bytes, std::size_t message_bytes, bool shared_memory,
+                        std::size_t heap_bytes) {
   auto options = c10::make_intrusive<DreamOptions>(timeout);
   options->algorithm = std::move(algorithm);
   options->fixed_order = fixed_order;
   options->page_bytes = page_bytes;
   options->message_bytes = message_bytes;
   options->shared_memory = shared_memory;
+  options->heap_bytes = heap_bytes;
   require_valid(*options);
   return options;
 }
 
 std::string repr(const DreamOptions& options) {
   const auto boolean = [](bool value) { return value ? "True" : "False"; };
-  return concat("Options(timeout=timedelta(milliseconds=", options.timeout.count(),
-                "), algorithm='", options.algorithm,
-                "', fixed_order=", boolean(options.fixed_order),
-                ", page_bytes=", options.page_bytes, ", message_bytes=", options.message_bytes,
-                ", shared_memory=", boolean(options.shared_memory), ')');
+  return concat(
+      "Options(timeout=timedelta(milliseconds=", options.timeout.count(), "), algorithm='",
+      options.algorithm, "', fixed_order=", boolean(options.fixed_order),
+      ", page_bytes=", options.page_bytes, ", message_bytes=", options.message_bytes,
+      ", shared_memory=", boolean(options.shared_memory), ", heap_bytes=", options.heap_bytes, ')');
 }
 
 py::tuple fields_of(const DreamOptions& options) {
   return py::make_tuple(options.timeout, options.algorithm, options.fixed_order, options.page_bytes,
-                        options.message_bytes, options.shared_memory);
+                        options.message_bytes, options.shared_memory, options.heap_bytes);
 }
 
 OptionsPtr copy_of(const DreamOptions& options) {
@@ -132,6 +135,9 @@ fixed_order (bool): reduce in rank order only, so that every rank, run and
     message size gives the same bits.
 page_bytes (int): size of a rank's staging page for collectives; it has two.
 message_bytes (int): size of one message buffer; two per pair of ranks.
+heap_bytes (int): address space for tensors that peers read and write in place, one
+    range for all groups of a process, whose size the first of them sets; pages are
+    taken as they are used. 0: none. The default is half of the machine's memory.
 shared_memory (bool): False sends everything to torch's own Gloo or NCCL group.
 )");
   options
@@ -139,13 +145,15 @@ shared_memory (bool): False sends everything to torch's own Gloo or NCCL group.
            py::arg("algorithm") = defaults.algorithm, py::arg("fixed_order") = defaults.fixed_order,
            py::arg("page_bytes") = defaults.page_bytes,
            py::arg("message_bytes") = defaults.message_bytes,
-           py::arg("shared_memory") = defaults.shared_memory)
+           py::arg("shared_memory") = defaults.shared_memory,
+           py::arg("heap_bytes") = defaults.heap_bytes)
       .def_readwrite("timeout", &DreamOptions::timeout)
       .def_readwrite("algorithm", &DreamOptions::algorithm)
       .def_readwrite("fixed_order", &DreamOptions::fixed_order)
       .def_readwrite("page_bytes", &DreamOptions::page_bytes)
       .def_readwrite("message_bytes", &DreamOptions::message_bytes)
       .def_readwrite("shared_memory", &DreamOptions::shared_memory)
+      .def_readwrite("heap_bytes", &DreamOptions::heap_bytes)
       .def("__repr__", &repr)
       .def("__eq__",
            [](const DreamOptions& self, const DreamOptions& other) {
@@ -156,10 +164,24 @@ shared_memory (bool): False sends everything to torch's own Gloo or NCCL group.
                         return make_options(fields[0].cast<milliseconds>(),
                                             fields[1].cast<std::string>(), fields[2].cast<bool>(),
                                             fields[3].cast<std::size_t>(),
-                                            fields[4].cast<std::size_t>(), fields[5].cast<bool>());
+                                            fields[4].cast<std::size_t>(), fields[5].cast<bool>(),
+                                            fields[6].cast<std::size_t>());
                       }))
       .def("__copy__", &copy_of)
       .def("__deepcopy__", [](const DreamOptions& self, const py::dict&) { return copy_of(self); });
+}
+
+/// A tensor of one dimension in the process's heap, made with `heap_bytes` if there is none.
+at::Tensor allocate(std::int64_t size, at::ScalarType dtype, std::size_t heap_bytes) {
+  if (size < 0) throw py::value_error("expected a size from 0 on, got " + std::to_string(size));
+  return allocate_tensor(*process_heap(heap_bytes), size, at::TensorOptions().dtype(dtype));
+}
+
+/// Whether all of the tensor's memory lies in the heap that the process has now.
+bool is_in_heap(const at::Tensor& tensor) {
+  if (!tensor.is_cpu() || tensor.layout() != at::kStrided || tensor.numel() == 0) return false;
+  const std::shared_ptr<Heap> heap = live_process_heap();
+  return heap && heap->holds(static_cast<const std::byte*>(tensor.const_data_ptr()));
 }
 
 void bind_backend(py::module_& m) {
@@ -174,10 +196,10 @@ void bind_backend(py::module_& m) {
       .def("stats", [](const DreamBackend& self) { return to_dict(self.traffic()); })
       .def(
           "explain",
-          [](const DreamBackend& self, const std::string& op, std::size_t nbytes) {
-            return self.explain(kind_named(op), nbytes);
+          [](const DreamBackend& self, const std::string& op, std::size_t nbytes, bool heap) {
+            return self.explain(kind_named(op), nbytes, heap);
           },
-          py::arg("op"), py::arg("nbytes"))
+          py::arg("op"), py::arg("nbytes"), py::arg("heap") = false)
       .def(
           "monitored_barrier",
           [](DreamBackend& self, std::optional<milliseconds> timeout, bool wait_all_ranks) {
@@ -200,4 +222,6 @@ PYBIND11_MODULE(_C, m) {
   py::module_::import("torch._C._distributed_c10d");  // the classes these derive from
   dreamcomm::bind_options(m);
   dreamcomm::bind_backend(m);
+  m.def("allocate", &dreamcomm::allocate, py::arg("size"), py::arg("dtype"), py::arg("heap_bytes"));
+  m.def("is_in_heap", &dreamcomm::is_in_heap, py::arg("tensor"));
 }

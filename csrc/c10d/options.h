@@ -24,6 +24,7 @@ struct DreamOptions : c10d::Backend::Options {
   std::size_t page_bytes = ShmOptions{}.page_bytes;
   std::size_t message_bytes = ShmOptions{}.message_bytes;
   bool shared_memory = true;
+  std::size_t heap_bytes = Heap::default_bytes();  // 0: no heap
 };
 
 /// Throws c10::ValueError if an option has no meaning, whatever the group.

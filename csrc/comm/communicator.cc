@@ -64,6 +64,14 @@ class Entered {
   Progress& progress_;
 };
 
+/// Equal on all ranks: the cards at set-up said who has one.
+bool all_have_heaps(const Fabric& fabric) {
+  for (int rank = 0; rank < fabric.size(); ++rank) {
+    if (fabric.heap(rank).empty()) return false;
+  }
+  return true;
+}
+
 std::uint64_t to_count(const Gauge& gauge) { return static_cast<std::uint64_t>(gauge.read()); }
 
 }  // namespace
@@ -77,6 +85,7 @@ struct Communicator::Impl {
         mailbox(member),
         roll_call(member),
         scratch(fabric->size()),
+        heaps(all_have_heaps(*fabric)),
         tend([this] { tend_messages(); }),
         thread(member, turnstile, mailbox, tend) {}
 
@@ -136,16 +145,20 @@ struct Communicator::Impl {
   void run_now(const Request& request, const Interrupt& interrupt) {
     const std::function<std::string()> what = [&request] { return describe(request); };
     Guard guard(member, what, deadline_of(request.deadline), tend, interrupt);
-    const auto row = pick(call_of(request), preference());
+    Call call = call_of(request);
+    std::size_t row = pick(call, preference());
     sequence.add(1);
     const std::int64_t number = sequence.read();
     const Entered entered(member.header().progress, request.kind, number);
     const Opening opening{
         signature_of(request, static_cast<std::uint64_t>(number), static_cast<std::uint8_t>(row)),
-        request.reduction.factor};
+        request.reduction.factor, place_of(request.in), place_of(request.out)};
     Walk walk(rounds, opening, guard, scratch);
     try {
       check_peers(request);
+      if (heaps && options.algorithm == "auto" && asks_for_heaps(call)) {
+        row = pick(ask_for_heaps(call, walk, request), preference());
+      }
       algorithm_table()[row].run(walk, request);
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::kMismatch) member.fail(error.kind(), error.what());
@@ -159,6 +172,30 @@ struct Communicator::Impl {
     counter.calls.add(1);
     counter.sent.add(static_cast<std::int64_t>(walk.sent()));
     counter.received.add(static_cast<std::int64_t>(walk.received()));
+  }
+
+  /// Learns whose tensors lie in heaps: the same answer on every rank.
+  static Call ask_for_heaps(Call call, Walk& walk, const Request& request) {
+    walk.open();
+    const bool from_root = request.kind == Kind::kBroadcast;
+    const bool to_root = request.kind == Kind::kReduce;
+    call.in_heap = from_root ? walk.in(request.root) != nullptr : walk.all_in();
+    call.out_heap = to_root ? walk.out(request.root) != nullptr : walk.all_out();
+    return call;
+  }
+
+  /// Where the blocks lie in this rank's heap, from 1 on; 0 if they are not there
+  /// or do not follow each other.
+  std::uint64_t place_of(std::span<const Block> blocks) const {
+    const std::span<std::byte> heap = fabric->heap(fabric->rank());
+    if (blocks.empty() || blocks[0].data < heap.data()) return 0;
+    const std::byte* end = blocks[0].data;
+    for (const Block& block : blocks) {
+      if (block.data != end) return 0;
+      end += block.bytes;
+    }
+    if (end > heap.data() + heap.size()) return 0;
+    return static_cast<std::uint64_t>(blocks[0].data - heap.data()) + 1;
   }
 
   Call call_of(const Request& request) const {
@@ -187,6 +224,7 @@ struct Communicator::Impl {
   RollCall roll_call;
   Turnstile turnstile;
   Walk::Scratch scratch;
+  const bool heaps;  // every rank has one
   Gauge sequence;
   std::array<Counter, kKinds> counters;
   const std::function<void()> tend;
@@ -292,8 +330,9 @@ std::array<Traffic, kKinds> Communicator::traffic() const {
   return result;
 }
 
-std::string Communicator::explain(Kind kind, std::size_t bytes) const {
-  const Call call{kind, ReduceOp::kSum, bytes, size(), impl_->room()};
+std::string Communicator::explain(Kind kind, std::size_t bytes, bool in_heaps) const {
+  Call call{kind, ReduceOp::kSum, bytes, size(), impl_->room()};
+  call.in_heap = call.out_heap = in_heaps && impl_->heaps && asks_for_heaps(call);
   const auto table = algorithm_table();
   if (kind == Kind::kSend || kind == Kind::kRecv) {
     return concat(name(kind), " over ", transport(),

@@ -81,8 +81,9 @@ class Communicator {
 
   std::uint64_t sequence() const;  // collectives started
   std::array<Traffic, kKinds> traffic() const;
-  /// The table's candidates for a call of `bytes`, the pick and the reason.
-  std::string explain(Kind kind, std::size_t bytes) const;
+  /// The table's candidates for a call of `bytes` on tensors in heaps or elsewhere,
+  /// the pick and the reason.
+  std::string explain(Kind kind, std::size_t bytes, bool in_heaps) const;
   /// "shm: 4 ranks of one host" and the like.
   std::string transport() const;
 

@@ -40,14 +40,16 @@ Nonce make_nonce() {
 
 std::string to_text(const Card& card) {
   return concat("dreamcomm ", card.version, ' ', card.rank, ' ', card.size, ' ', card.page_bytes,
-                ' ', card.message_bytes, ' ', card.refuses, ' ', hex(card.nonce), ' ', card.socket,
-                ' ', card.host, ' ', card.settings);
+                ' ', card.message_bytes, ' ', card.refuses, ' ', hex(card.nonce), ' ',
+                card.heap_bytes, ' ', hex(card.heap), ' ', card.socket, ' ', card.host, ' ',
+                card.settings);
 }
 
 Card card_from(const std::string& text, int rank) {
   Card card;
   std::string magic;
   std::string nonce;
+  std::string heap;
   std::istringstream in(text);
   in >> magic >> card.version;
   check(in && magic == "dreamcomm", ErrorKind::kMismatch, "rank ", rank,
@@ -56,9 +58,9 @@ Card card_from(const std::string& text, int rank) {
         " runs a dreamcomm with protocol ", card.version, ", this rank one with protocol ",
         kProtocolVersion, "; install the same version everywhere");
   in >> card.rank >> card.size >> card.page_bytes >> card.message_bytes >> card.refuses >> nonce >>
-      card.socket >> card.host >> card.settings;
-  check(in && card.rank == rank && from_hex(nonce, card.nonce), ErrorKind::kMismatch,
-        "the address published by rank ", rank, " cannot be read: ", text);
+      card.heap_bytes >> heap >> card.socket >> card.host >> card.settings;
+  check(in && card.rank == rank && from_hex(nonce, card.nonce) && from_hex(heap, card.heap),
+        ErrorKind::kMismatch, "the address published by rank ", rank, " cannot be read: ", text);
   return card;
 }
 

@@ -21,9 +21,11 @@ struct Card {
   std::size_t message_bytes = 0;
   bool refuses = false;  // takes part in no shared memory
   Nonce nonce{};
-  std::string socket;    // abstract address it listens at
-  std::string host;      // for messages only
-  std::string settings;  // ShmOptions::settings
+  std::size_t heap_bytes = 0;  // 0: the rank has no heap
+  Nonce heap{};                // the heap's id
+  std::string socket;          // abstract address it listens at
+  std::string host;            // for messages only
+  std::string settings;        // ShmOptions::settings
 };
 
 std::string to_text(const Card& card);

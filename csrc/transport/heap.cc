@@ -1,103 +1,122 @@
 #include "transport/heap.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
-#include <bit>
-#include <map>
-#include <mutex>
-#include <utility>
+#include <iterator>
 
-#include "transport/memfd.h"
+#include "core/error.h"
 
 namespace dreamcomm {
 namespace {
 
 constexpr std::size_t kPage = 4096;
+/// Pages are asked for in steps of this, as each request is a system call.
+constexpr std::size_t kStep = std::size_t{1} << 20;
 
-/// Sizes come in eighths of a power of two, so that a freed block fits the next
-/// request of about its size: at most an eighth of it is wasted.
-std::size_t round_up(std::size_t bytes) {
-  const std::size_t step = std::max(kPage, std::bit_floor(std::max<std::size_t>(bytes, 1)) / 8);
-  return (std::max<std::size_t>(bytes, 1) + step - 1) / step * step;
+constexpr std::size_t round_up(std::size_t n, std::size_t unit) {
+  return (n + unit - 1) / unit * unit;
 }
-
-struct Piece {
-  explicit Piece(std::size_t bytes)
-      : fd(create_memfd("dreamcomm-heap", bytes)), mapping(fd, bytes) {
-    // Unlike a window this is the user's own memory: a forked child may read it.
-    madvise(mapping.data(), bytes, MADV_DOFORK);
-  }
-  Fd fd;  // kept so that peers can be handed the same memory
-  Mapping mapping;
-};
 
 }  // namespace
 
-class Heap::Pool : public std::enable_shared_from_this<Heap::Pool> {
- public:
-  std::shared_ptr<std::byte> take(std::size_t bytes) {
-    const std::size_t rounded = round_up(bytes);
-    std::unique_ptr<Piece> piece = reuse(rounded);
-    if (!piece) piece = std::make_unique<Piece>(rounded);
-    {
-      std::scoped_lock lock(mutex_);
-      in_use_ += rounded;
+std::shared_ptr<Heap> Heap::make(std::size_t bytes) {
+  check(bytes > 0, ErrorKind::kInvalid, "a heap of no bytes");
+  return std::shared_ptr<Heap>(new Heap(round_up(bytes, kPage)));
+}
+
+std::size_t Heap::default_bytes() {
+  const auto pages = static_cast<std::size_t>(std::max(sysconf(_SC_PHYS_PAGES), 1L));
+  return std::max(pages * static_cast<std::size_t>(sysconf(_SC_PAGESIZE)) / 2, kStep);
+}
+
+Heap::Heap(std::size_t bytes)
+    : fd_(create_memfd("dreamcomm-heap", bytes)), memory_(fd_, bytes), free_{{0, bytes}} {
+  // Unlike a window this is the user's own memory: a forked child may use it.
+  madvise(memory_.data(), bytes, MADV_DOFORK);
+}
+
+std::shared_ptr<std::byte> Heap::allocate(std::size_t bytes) {
+  const std::size_t rounded = round_up(std::max<std::size_t>(bytes, 1), kAlign);
+  const std::optional<std::size_t> offset = take(rounded);
+  if (!offset) return nullptr;
+  auto give = [heap = shared_from_this(), at = *offset, rounded](std::byte*) {
+    heap->give_back(at, rounded);
+  };
+  return {memory_.data() + *offset, std::move(give)};
+}
+
+/// The smallest free range that fits; of equal ones the lowest, which is the one
+/// whose pages are likely to be there.
+std::optional<std::size_t> Heap::take(std::size_t bytes) {
+  const std::scoped_lock lock(mutex_);
+  auto best = free_.end();
+  for (auto range = free_.begin(); range != free_.end(); ++range) {
+    if (range->second < bytes) continue;
+    if (best == free_.end() || range->second < best->second) best = range;
+  }
+  if (best == free_.end() || !commit(best->first + bytes)) {
+    ++refused_;
+    return std::nullopt;
+  }
+  const auto [offset, size] = *best;
+  free_.erase(best);
+  if (size > bytes) free_.emplace(offset + bytes, size - bytes);
+  in_use_ += bytes;
+  return offset;
+}
+
+/// Has the kernel find the pages up to `end` now: later it could only kill us.
+bool Heap::commit(std::size_t end) {
+  if (end <= committed_) return true;
+  const std::size_t target = std::min(round_up(end, kStep), memory_.bytes());
+  const auto begin = static_cast<off_t>(committed_);
+  if (fallocate(fd_.get(), 0, begin, static_cast<off_t>(target) - begin) != 0) return false;
+  committed_ = target;
+  return true;
+}
+
+void Heap::give_back(std::size_t offset, std::size_t bytes) {
+  const std::scoped_lock lock(mutex_);
+  in_use_ -= bytes;
+  const auto after = free_.lower_bound(offset);
+  if (after != free_.end() && after->first == offset + bytes) {
+    bytes += after->second;
+    free_.erase(after);
+  }
+  const auto next = free_.lower_bound(offset);
+  if (next != free_.begin()) {
+    const auto before = std::prev(next);
+    if (before->first + before->second == offset) {
+      before->second += bytes;
+      return;
     }
-    std::byte* data = piece->mapping.data();
-    auto give_back = [pool = shared_from_this(), kept = piece.release()](std::byte*) {
-      pool->put(std::unique_ptr<Piece>(kept));
-    };
-    return {data, std::move(give_back)};
   }
+  free_.emplace(offset, bytes);
+}
 
-  void trim() {
-    std::multimap<std::size_t, std::unique_ptr<Piece>> dropped;  // unmapped without the lock
-    std::scoped_lock lock(mutex_);
-    dropped.swap(free_);
-    kept_ = 0;
-  }
+std::size_t Heap::bytes_in_use() const {
+  const std::scoped_lock lock(mutex_);
+  return in_use_;
+}
 
-  std::size_t in_use() const {
-    std::scoped_lock lock(mutex_);
-    return in_use_;
-  }
+std::string Heap::describe() const {
+  const std::scoped_lock lock(mutex_);
+  constexpr int kMiB = 20;
+  const std::string full =
+      refused_ == 0 ? "" : concat(", ", refused_, " requests found it full and got other memory");
+  return concat(in_use_ >> kMiB, " of ", bytes() >> kMiB, " MiB in use", full);
+}
 
-  std::size_t kept() const {
-    std::scoped_lock lock(mutex_);
-    return kept_;
-  }
-
- private:
-  std::unique_ptr<Piece> reuse(std::size_t bytes) {
-    std::scoped_lock lock(mutex_);
-    const auto found = free_.find(bytes);
-    if (found == free_.end()) return nullptr;
-    std::unique_ptr<Piece> piece = std::move(found->second);
-    free_.erase(found);
-    kept_ -= bytes;
-    return piece;
-  }
-
-  void put(std::unique_ptr<Piece> piece) {
-    const std::size_t bytes = piece->mapping.bytes();
-    std::scoped_lock lock(mutex_);
-    in_use_ -= bytes;
-    kept_ += bytes;
-    free_.emplace(bytes, std::move(piece));
-  }
-
-  mutable std::mutex mutex_;
-  std::multimap<std::size_t, std::unique_ptr<Piece>> free_;
-  std::size_t in_use_ = 0;
-  std::size_t kept_ = 0;
-};
-
-Heap::Heap() : pool_(std::make_shared<Pool>()) {}
-
-std::shared_ptr<std::byte> Heap::allocate(std::size_t bytes) { return pool_->take(bytes); }
-void Heap::trim() { pool_->trim(); }
-std::size_t Heap::bytes_in_use() const { return pool_->in_use(); }
-std::size_t Heap::bytes_kept() const { return pool_->kept(); }
+std::shared_ptr<const Mapping> Heap::map_peer(const Nonce& id, const Fd& fd, std::size_t bytes) {
+  const std::scoped_lock lock(mutex_);
+  std::erase_if(peers_, [](const auto& peer) { return peer.second.expired(); });
+  if (const auto found = peers_.find(id); found != peers_.end()) return found->second.lock();
+  auto mapping = std::make_shared<const Mapping>(fd, bytes);
+  peers_[id] = mapping;
+  return mapping;
+}
 
 }  // namespace dreamcomm

@@ -1,31 +1,63 @@
-// Memory for tensors that take part in collectives: pages of a memfd that stay
-// mapped and are used again, as the first touch of a page is what costs.
+// The memory of one process that its peers map, for tensors that collectives read
+// and write in place.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <map>
 #include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "transport/card.h"
+#include "transport/memfd.h"
 
 namespace dreamcomm {
 
-/// A pool of memfd blocks. Thread-safe.
-class Heap {
+/// One range of a memfd, reserved at once and filled with pages as they are
+/// allocated. Peers map it whole, so a tensor anywhere in it is known to them by
+/// its offset. Freed memory stays and is used again: the first touch of a page
+/// costs more than all later ones. Thread-safe.
+class Heap : public std::enable_shared_from_this<Heap> {
  public:
-  Heap();
+  /// Throws Error(kSystem) if the system gives no range of that size.
+  static std::shared_ptr<Heap> make(std::size_t bytes);
+  /// Half of the machine's memory: no more than the pages in use is ever taken.
+  static std::size_t default_bytes();
 
-  /// `bytes` of memory, aligned to a page, of undefined content. It goes back to
-  /// the pool with its last owner, which may outlive the heap. Never null.
-  /// Throws Error(kSystem) if the system has no more.
+  /// `bytes` of memory, aligned to kAlign, of undefined content, or null if the
+  /// heap is full. It goes back with its last owner and keeps the heap alive.
   std::shared_ptr<std::byte> allocate(std::size_t bytes);
+  static constexpr std::size_t kAlign = 128;
 
-  /// Gives the blocks nobody uses back to the system.
-  void trim();
-
+  bool holds(const std::byte* at) const { return at >= data() && at < data() + bytes(); }
+  std::byte* data() const { return memory_.data(); }
+  std::size_t bytes() const { return memory_.bytes(); }
   std::size_t bytes_in_use() const;
-  std::size_t bytes_kept() const;  // mapped, free to be used again
+  /// "3 of 8192 MiB in use", and how many requests found it full.
+  std::string describe() const;
+  const Fd& fd() const { return fd_; }
+  const Nonce& id() const { return id_; }
+
+  /// Maps a peer's heap, once for all groups.
+  std::shared_ptr<const Mapping> map_peer(const Nonce& id, const Fd& fd, std::size_t bytes);
 
  private:
-  class Pool;
-  std::shared_ptr<Pool> pool_;
+  explicit Heap(std::size_t bytes);
+  std::optional<std::size_t> take(std::size_t bytes);
+  bool commit(std::size_t end);
+  void give_back(std::size_t offset, std::size_t bytes);
+
+  Nonce id_ = make_nonce();
+  Fd fd_;
+  Mapping memory_;
+  mutable std::mutex mutex_;
+  std::map<std::size_t, std::size_t> free_;  // offset -> bytes; no two touch
+  std::size_t committed_ = 0;                // pages below it are the heap's
+  std::size_t in_use_ = 0;
+  std::size_t refused_ = 0;
+  std::map<Nonce, std::weak_ptr<const Mapping>> peers_;
 };
 
 }  // namespace dreamcomm

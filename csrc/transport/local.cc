@@ -15,15 +15,21 @@ struct Free {
   void operator()(std::byte* memory) const { ::operator delete(memory, kAlignment); }
 };
 using Memory = std::unique_ptr<std::byte, Free>;
+using Heaps = std::vector<std::shared_ptr<Heap>>;
 using Windows = std::shared_ptr<const std::vector<Memory>>;
 
 class LocalFabric final : public Fabric {
  public:
-  LocalFabric(int rank, const WindowLayout& layout, Windows windows)
-      : Fabric(rank, layout), windows_(std::move(windows)) {}
+  LocalFabric(int rank, const WindowLayout& layout, Windows windows, Heaps heaps)
+      : Fabric(rank, layout), windows_(std::move(windows)), heaps_(std::move(heaps)) {}
 
   std::byte* window(int rank) const override {
     return (*windows_)[static_cast<std::size_t>(rank)].get();
+  }
+  std::span<std::byte> heap(int rank) const override {
+    if (heaps_.empty()) return {};
+    const Heap& heap = *heaps_[static_cast<std::size_t>(rank)];
+    return {heap.data(), heap.bytes()};
   }
   PeerState peer(int) const override { return PeerState::kAlive; }
   std::string describe() const override {
@@ -32,6 +38,7 @@ class LocalFabric final : public Fabric {
 
  private:
   Windows windows_;
+  Heaps heaps_;
 };
 
 }  // namespace
@@ -47,7 +54,7 @@ std::vector<std::unique_ptr<Fabric>> make_local(int size, const LocalOptions& op
   }
   std::vector<std::unique_ptr<Fabric>> fabrics;
   for (int rank = 0; rank < size; ++rank) {
-    fabrics.push_back(std::make_unique<LocalFabric>(rank, layout, windows));
+    fabrics.push_back(std::make_unique<LocalFabric>(rank, layout, windows, options.heaps));
   }
   return fabrics;
 }

@@ -7,13 +7,15 @@
 #include <vector>
 
 #include "transport/fabric.h"
+#include "transport/heap.h"
 
 namespace dreamcomm {
 
 struct LocalOptions {
   std::size_t page_bytes = std::size_t{512} << 10;
   std::size_t message_bytes = std::size_t{64} << 10;
-  std::uint32_t start = 0;  // first value of the round counters
+  std::uint32_t start = 0;                   // first value of the round counters
+  std::vector<std::shared_ptr<Heap>> heaps;  // one for each rank, or none
 };
 
 /// One fabric per rank, over windows that live as long as any of them.

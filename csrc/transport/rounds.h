@@ -54,6 +54,7 @@ class Rounds {
   int rank() const { return rank_; }
   int size() const { return size_; }
   std::size_t page_bytes() const { return page_bytes_; }
+  std::span<std::byte> heap(int rank) const { return fabric_.heap(rank); }
 
   /// This rank's page of the coming round.
   std::byte* page() const { return layout_.page(fabric_.window(rank_), next_); }

@@ -8,7 +8,8 @@
 //   3. Every rank publishes whom it reached, so that all know whom to accept.
 //   4. The lower rank checks the greeting and the user and answers with its own
 //      window. Nobody waits for an answer before it has accepted, so no cycle.
-//   5. Both map the other's window and compare the nonce in it with the card's.
+//   5. Both map the other's window and compare the nonce in it with the card's. Heaps
+//      travel in a second message, if the card says that there is one.
 //   6. Every rank publishes the outcome; memory is shared only if all succeeded.
 //
 // The connections stay open: the kernel closes them when a process ends.
@@ -49,19 +50,28 @@ struct Peer {
   Fd socket;
   Fd process;
   Mapping window;
+  std::shared_ptr<const Mapping> heap;
 };
 
 class ShmFabric final : public Fabric {
  public:
-  ShmFabric(int rank, const WindowLayout& layout, Mapping own, std::vector<Peer> peers,
-            std::string words)
+  ShmFabric(int rank, const WindowLayout& layout, Mapping own, std::shared_ptr<Heap> heap,
+            std::vector<Peer> peers, std::string words)
       : Fabric(rank, layout),
         own_(std::move(own)),
+        heap_(std::move(heap)),
         peers_(std::move(peers)),
         words_(std::move(words)) {}
 
   std::byte* window(int r) const override {
     return r == rank() ? own_.data() : peers_[static_cast<std::size_t>(r)].window.data();
+  }
+  std::span<std::byte> heap(int r) const override {
+    if (r == rank()) {
+      return heap_ ? std::span(heap_->data(), heap_->bytes()) : std::span<std::byte>();
+    }
+    const Mapping* theirs = peers_[static_cast<std::size_t>(r)].heap.get();
+    return theirs ? std::span(theirs->data(), theirs->bytes()) : std::span<std::byte>();
   }
   PeerState peer(int r) const override {
     if (r == rank()) return PeerState::kAlive;
@@ -73,6 +83,7 @@ class ShmFabric final : public Fabric {
 
  private:
   Mapping own_;
+  std::shared_ptr<Heap> heap_;
   std::vector<Peer> peers_;
   std::string words_;
 };
@@ -146,8 +157,20 @@ class Meeting {
     own_fd_ = create_memfd("dreamcomm", layout_.bytes());
     own_ = Mapping(own_fd_, layout_.bytes());
     layout_.construct(own_.data(), rank_, 0);
-    Card mine{kProtocolVersion, rank_,        size_, layout_.page_bytes(), layout_.message_bytes(),
-              options_.refuse,  make_nonce(), "",    host_name(),          options_.settings};
+    Card mine;
+    mine.version = kProtocolVersion;
+    mine.rank = rank_;
+    mine.size = size_;
+    mine.page_bytes = layout_.page_bytes();
+    mine.message_bytes = layout_.message_bytes();
+    mine.refuses = options_.refuse;
+    mine.nonce = make_nonce();
+    mine.host = host_name();
+    mine.settings = options_.settings;
+    if (options_.heap) {
+      mine.heap_bytes = options_.heap->bytes();
+      mine.heap = options_.heap->id();
+    }
     layout_.header(own_.data()).nonce = mine.nonce;
     std::ostringstream address;
     address << "dreamcomm-" << getpid() << '-' << std::hex;
@@ -237,9 +260,16 @@ class Meeting {
     std::optional<Fd> socket = connect_to(card(r).socket);
     if (!socket) return false;
     const Greeting greeting = greeting_to(r);
-    if (!send_with_fd(*socket, &greeting, sizeof greeting, own_fd_)) return false;
+    if (!hand_over(*socket, greeting)) return false;
     peer(r).socket = std::move(*socket);
     return true;
+  }
+
+  /// Sends the greeting with the window, and the heap if there is one.
+  bool hand_over(const Fd& socket, const Greeting& greeting) {
+    return send_with_fd(socket, &greeting, sizeof greeting, own_fd_) &&
+           (!options_.heap ||
+            send_with_fd(socket, &greeting, sizeof greeting, options_.heap->fd()));
   }
 
   /// Accepts one of the expected higher ranks and answers; why it cannot share.
@@ -257,7 +287,7 @@ class Meeting {
       const int from = static_cast<int>(greeting.from);
       if (!is_from_peer(greeting, from) || peer(from).socket) continue;
       const Greeting answer = greeting_to(from);
-      if (!send_with_fd(*socket, &answer, sizeof answer, own_fd_)) {
+      if (!hand_over(*socket, answer)) {
         return concat("rank ", from, " closed its connection");
       }
       return adopt(from, std::move(*socket), std::move(memory));
@@ -303,8 +333,25 @@ class Meeting {
     if (layout_.header(window.data()).nonce != card(r).nonce) {
       return concat("the memory handed over as that of rank ", r, " is another one");
     }
-    peer(r) = Peer{std::move(socket), watch_process(process.pid), std::move(window)};
+    std::shared_ptr<const Mapping> heap;
+    if (options_.heap && card(r).heap_bytes > 0) {
+      heap = receive_heap(r, socket);
+      if (!heap) return concat("rank ", r, " did not hand over its heap");
+    }
+    peer(r) =
+        Peer{std::move(socket), watch_process(process.pid), std::move(window), std::move(heap)};
     return "";
+  }
+
+  /// Maps the heap that a rank announced in its card; null if that cannot be done.
+  std::shared_ptr<const Mapping> receive_heap(int r, const Fd& socket) {
+    Greeting greeting;
+    Fd memory;
+    const bool got = receive_with_fd(socket, &greeting, sizeof greeting, memory, deadline_);
+    if (!got || !is_from_peer(greeting, r) || !is_sealed_memfd(memory, card(r).heap_bytes)) {
+      return nullptr;
+    }
+    return options_.heap->map_peer(card(r).heap, memory, card(r).heap_bytes);
   }
 
   /// Step 6.
@@ -316,7 +363,8 @@ class Meeting {
     }
     const std::string words = concat("shm: ", size_, size_ == 1 ? " rank" : " ranks", " of host ",
                                      card(rank_).host, " map each other's memory");
-    return {std::make_unique<ShmFabric>(rank_, layout_, std::move(own_), std::move(peers_), words),
+    return {std::make_unique<ShmFabric>(rank_, layout_, std::move(own_), options_.heap,
+                                        std::move(peers_), words),
             words};
   }
 

@@ -9,6 +9,7 @@
 
 #include "core/store.h"
 #include "transport/fabric.h"
+#include "transport/heap.h"
 
 namespace dreamcomm {
 
@@ -16,6 +17,7 @@ struct ShmOptions {
   std::size_t page_bytes = std::size_t{512} << 10;    // of collective staging, twice per rank
   std::size_t message_bytes = std::size_t{64} << 10;  // of one message buffer
   std::chrono::milliseconds timeout{30 * 60 * 1000};  // for the others to appear
+  std::shared_ptr<Heap> heap;     // of this process, for the peers to map; null: none
   std::string settings = "none";  // whatever else has to be equal on all ranks; no spaces
   bool refuse = false;            // act as if no memory could be shared (tests, measurements)
 };

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+import dreamcomm
+
 
 def lay_out(values: torch.Tensor, layout: str) -> torch.Tensor:
     """A copy of the 1-D tensor whose logical elements are `values`, laid out otherwise."""
@@ -16,6 +18,8 @@ def lay_out(values: torch.Tensor, layout: str) -> torch.Tensor:
         return room[1::2]
     if layout == "transposed":
         return columns(values).t().contiguous().t()
+    if layout == "heap":  # where peers can reach it
+        return dreamcomm.empty_like(values).copy_(values)
     return values.clone()
 
 

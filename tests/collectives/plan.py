@@ -19,7 +19,7 @@ MOVING = (
     "shift",
 )
 KINDS = (*REDUCING, *MOVING, "barrier", "objects")
-LAYOUTS = ("contiguous", "offset", "strided", "transposed")
+LAYOUTS = ("contiguous", "offset", "strided", "transposed", "heap")
 
 
 @dataclass(frozen=True)

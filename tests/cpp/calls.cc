@@ -1,8 +1,10 @@
 #include "calls.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <memory>
 
 #include "kernels/reduce.h"
 #include "ranks.h"
@@ -118,16 +120,46 @@ Plan plan(const Case& one, int rank, int size) {
   return result;
 }
 
+/// Memory of blocks that follow each other, in the rank's heap or not.
+class Memory {
+ public:
+  Memory(const std::vector<Bytes>& contents, bool in_heap) {
+    std::size_t total = 0;
+    for (const Bytes& bytes : contents) total += bytes.size();
+    if (in_heap) {
+      shared_ = own_heap()->allocate(total);
+      require(shared_ != nullptr, "the heap is full");
+    } else {
+      private_.resize(total);
+    }
+    std::byte* at = in_heap ? shared_.get() : private_.data();
+    for (const Bytes& bytes : contents) {
+      std::copy(bytes.begin(), bytes.end(), at);
+      blocks_.push_back({at, bytes.size()});
+      at += bytes.size();
+    }
+  }
+  const std::vector<Block>& blocks() const { return blocks_; }
+
+ private:
+  std::shared_ptr<std::byte> shared_;
+  Bytes private_;
+  std::vector<Block> blocks_;
+};
+
+bool is_in_heap(const Case& one, int rank) {
+  return one.place == Place::kHeap || (one.place == Place::kMixed && (rank + one.salt) % 3 != 0);
+}
+
 void run_with(const Case& one, int rank, int size, const std::function<void(const Request&)>& run) {
-  Plan the = plan(one, rank, size);
-  std::vector<Bytes> out;
-  std::vector<Block> ins;
-  std::vector<Block> outs;
-  for (const Bytes& want : the.want) out.emplace_back(want.size(), std::byte{0xA5});
-  for (Bytes& block : the.in) ins.push_back({block.data(), block.size()});
-  for (Bytes& block : out) outs.push_back({block.data(), block.size()});
-  const bool in_place = one.in_place && ins.size() == 1 && outs.size() == 1;
-  if (in_place) outs = ins;
+  const Plan the = plan(one, rank, size);
+  std::vector<Bytes> blank;
+  for (const Bytes& want : the.want) blank.emplace_back(want.size(), std::byte{0xA5});
+  const Memory in(the.in, is_in_heap(one, rank));
+  const Memory out(blank, is_in_heap(one, rank));
+  const std::vector<Block>& ins = in.blocks();
+  const bool in_place = one.in_place && ins.size() == 1 && blank.size() == 1;
+  const std::vector<Block>& outs = in_place ? ins : out.blocks();
   const int divisor = one.op == ReduceOp::kAvg ? size : 1;
   Request request;
   request.kind = one.kind;

@@ -15,6 +15,13 @@ using Bytes = std::vector<std::byte>;
 /// so that integer products stay defined and float sums depend on their order.
 Bytes make_block(DType dtype, std::size_t count, int rank, int block, int salt);
 
+/// Where a case's tensors lie.
+enum class Place {
+  kPrivate,
+  kHeap,  // in the rank's heap, its blocks one after the other
+  kMixed  // some ranks' in the heap, some not
+};
+
 struct Case {
   Kind kind = Kind::kAllReduce;
   DType dtype = DType::kFloat32;
@@ -23,6 +30,7 @@ struct Case {
   int root = 0;
   int salt = 0;
   bool in_place = false;  // all_reduce, reduce, broadcast
+  Place place = Place::kPrivate;
 };
 
 /// Runs the case on this rank and throws unless the result has the right bits.

@@ -12,18 +12,19 @@ namespace {
 constexpr std::array kWorlds{1, 2, 3, 4, 7};
 constexpr std::array<std::size_t, 8> kCounts{0, 1, 2, 7, 64, 255, 1000, 4099};
 
-void run_all_kinds(Communicator& comm, DType dtype, std::size_t count, int salt) {
+void run_all_kinds(Communicator& comm, DType dtype, std::size_t count, int salt,
+                   Place place = Place::kPrivate) {
   const int root = salt % comm.size();
   for (const Kind kind :
        {Kind::kBroadcast, Kind::kAllGather, Kind::kGather, Kind::kScatter, Kind::kAllToAll}) {
-    run_case(comm, {kind, dtype, ReduceOp::kNone, count, root, salt, salt % 2 == 1});
+    run_case(comm, {kind, dtype, ReduceOp::kNone, count, root, salt, salt % 2 == 1, place});
   }
   run_case(comm, {.kind = Kind::kBarrier});
   for (const Kind kind : {Kind::kAllReduce, Kind::kReduce, Kind::kReduceScatter}) {
     for (const ReduceOp op :
          {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMax, ReduceOp::kPremulSum}) {
       if (!is_defined(op, dtype)) continue;
-      run_case(comm, {kind, dtype, op, count, root, salt, salt % 2 == 0});
+      run_case(comm, {kind, dtype, op, count, root, salt, salt % 2 == 0, place});
     }
   }
 }
@@ -45,6 +46,49 @@ TEST_CASE("all collectives give the right bits") {
         }));
       }
     }
+  }
+}
+
+TEST_CASE("tensors in heaps give the same bits as others") {
+  // Around the size from which a call asks for heaps, and beyond a block of its loops.
+  static constexpr std::array<std::size_t, 5> kLarge{1, 2047, 2048, 4099, 40'001};
+  for (const Transport transport : transports()) {
+    for (const int size : kWorlds) {
+      Setup setup{.transport = transport, .size = size, .heap_bytes = std::size_t{16} << 20};
+      setup.page_bytes = tiny_page(size);
+      CAPTURE(setup);
+      CHECK_NOTHROW(run_ranks(setup, [](Communicator& comm) {
+        int salt = 0;
+        for (const std::size_t count : kLarge) {
+          for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+            for (const Place place : {Place::kHeap, Place::kMixed, Place::kPrivate}) {
+              run_all_kinds(comm, dtype, count, ++salt, place);
+            }
+          }
+        }
+        require(own_heap()->bytes_in_use() == 0, "memory was not given back");
+      }));
+    }
+  }
+}
+
+TEST_CASE("a call on heaps moves the textbook's bytes") {
+  for (const int size : {2, 3, 4}) {
+    const Setup setup{.size = size, .heap_bytes = std::size_t{16} << 20};
+    CAPTURE(setup);
+    CHECK_NOTHROW(run_ranks(setup, [](Communicator& comm) {
+      const auto n = static_cast<std::size_t>(comm.size());
+      const std::size_t bytes = 12 * 4096;
+      for (const Kind kind : {Kind::kAllReduce, Kind::kReduceScatter, Kind::kAllGather}) {
+        const auto op = kind == Kind::kAllGather ? ReduceOp::kNone : ReduceOp::kSum;
+        run_case(comm, {kind, DType::kInt32, op, bytes / 4, 0, 0, true, Place::kHeap});
+        const Traffic traffic = comm.traffic()[static_cast<std::size_t>(kind)];
+        const std::size_t want =
+            kind == Kind::kAllReduce ? 2 * (n - 1) * bytes / n : (n - 1) * bytes;
+        require(traffic.sent == want, concat("sent ", traffic.sent, ", expected ", want));
+        require(traffic.received == want, concat("received ", traffic.received, ", not ", want));
+      }
+    }));
   }
 }
 

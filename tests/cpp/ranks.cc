@@ -20,6 +20,8 @@
 namespace dreamcomm::testing {
 namespace {
 
+thread_local Heap* heap_of_this_thread = nullptr;
+
 using Body = std::function<void(Communicator&)>;
 
 /// What processes of a test meet through: one file per key.
@@ -80,11 +82,16 @@ std::string failure_of(const std::function<void()>& run) {
 }
 
 std::vector<std::string> run_threads(const Setup& setup, const Body& body) {
-  auto fabrics = make_local(setup.size, {setup.page_bytes, setup.message_bytes, setup.start});
+  LocalOptions options{setup.page_bytes, setup.message_bytes, setup.start, {}};
+  for (int rank = 0; setup.heap_bytes > 0 && rank < setup.size; ++rank) {
+    options.heaps.push_back(Heap::make(setup.heap_bytes));
+  }
+  auto fabrics = make_local(setup.size, options);
   std::vector<std::string> failures(fabrics.size());
   std::vector<std::thread> threads;
   for (std::size_t rank = 0; rank < fabrics.size(); ++rank) {
     threads.emplace_back([&, rank, fabric = std::move(fabrics[rank])]() mutable {
+      if (!options.heaps.empty()) heap_of_this_thread = options.heaps[rank].get();
       failures[rank] = failure_of([&] {
         Communicator comm(std::move(fabric), setup.comm);
         body(comm);
@@ -101,6 +108,8 @@ void be_rank(const Setup& setup, const Body& body, int rank, const std::string& 
   options.page_bytes = setup.page_bytes;
   options.message_bytes = setup.message_bytes;
   options.timeout = std::chrono::seconds(60);
+  if (setup.heap_bytes > 0) options.heap = Heap::make(setup.heap_bytes);
+  heap_of_this_thread = options.heap.get();
   ShmResult result = connect_shm(store, rank, setup.size, options);
   require(result.fabric != nullptr, result.reason);
   Communicator comm(std::move(result.fabric), setup.comm);
@@ -136,7 +145,8 @@ std::vector<std::string> run_processes(const Setup& setup, const Body& body) {
 
 std::ostream& operator<<(std::ostream& out, const Setup& s) {
   return out << (s.transport == Transport::kLocal ? "local" : "shm") << ", " << s.size
-             << " ranks, pages of " << s.page_bytes << ", algorithm " << s.comm.algorithm;
+             << " ranks, pages of " << s.page_bytes << ", algorithm " << s.comm.algorithm
+             << ", heap of " << s.heap_bytes;
 }
 
 void run_ranks(const Setup& setup, const Body& body, const std::vector<int>& may_die) {
@@ -160,6 +170,8 @@ std::vector<Transport> transports() {
   return {Transport::kLocal, Transport::kShm};
 #endif
 }
+
+Heap* own_heap() { return heap_of_this_thread; }
 
 std::size_t tiny_page(int size) { return (static_cast<std::size_t>(size) + 4) * 256; }
 

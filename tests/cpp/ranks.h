@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "transport/heap.h"
 
 namespace dreamcomm::testing {
 
@@ -22,6 +23,7 @@ struct Setup {
   std::uint32_t start = 0;  // of the counters; local only
   int delays = 0;           // per mille of calls of `pause` that sleep a little
   CommOptions comm{};
+  std::size_t heap_bytes = 0;  // of each rank's heap; 0: none
 };
 
 std::ostream& operator<<(std::ostream& out, const Setup& setup);
@@ -37,6 +39,9 @@ std::vector<Transport> transports();
 
 /// The smallest page a group of this size takes: many chunks for few bytes.
 std::size_t tiny_page(int size);
+
+/// The heap of the rank whose body runs on this thread, or null.
+Heap* own_heap();
 
 /// Sleeps for a random while now and then (thread-safe).
 void pause(int per_mille);

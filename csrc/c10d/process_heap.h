@@ -1,0 +1,24 @@
+// The heap of this process, one for all of its groups.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "transport/heap.h"
+
+namespace dreamcomm {
+
+/// The heap there is, or a new one of `bytes`; it lives as long as a group or a
+/// tensor uses it. A forked child gets one of its own. Any thread.
+std::shared_ptr<Heap> process_heap(std::size_t bytes);
+
+/// The heap there is, or null.
+std::shared_ptr<Heap> live_process_heap();
+
+/// A tensor of one dimension in the heap; in ordinary memory if that is full.
+at::Tensor allocate_tensor(Heap& heap, std::int64_t size, const at::TensorOptions& options);
+
+}  // namespace dreamcomm

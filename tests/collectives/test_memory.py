@@ -1,0 +1,202 @@
+"""Tensors in the shared heap: the same results, in place, and nothing left of them."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import dreamcomm
+from helpers.pool import Fresh, Pool
+
+pytestmark = pytest.mark.beyond_gloo("gloo has no heap")
+
+# Around the size from which calls ask for heaps, and beyond a page.
+COUNTS = (1, 2047, 2048, 300_001)
+
+
+def both_ways(count: int, dtype: torch.dtype) -> list[bool]:
+    """Whether each collective gives equal bits on heap tensors and on others."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(rank)
+    data = torch.randn(count * world).to(dtype)
+    heap = dreamcomm.empty_like(data).copy_(data)
+    assert dreamcomm.is_shared(heap)
+    assert not dreamcomm.is_shared(data)
+    equal = []
+
+    def compare(call: Any) -> None:
+        results = []
+        for source in (data, heap):
+            made = dreamcomm.empty if source is heap else torch.empty
+            results.append(call(source, lambda n, made=made: made(n, dtype=dtype)))
+        equal.append(torch.equal(*results))
+
+    def all_reduce(source: Any, room: Any) -> Any:
+        out = room(source.numel()).copy_(source)
+        dist.all_reduce(out)
+        return out
+
+    def reduce(source: Any, room: Any) -> Any:
+        out = room(source.numel()).copy_(source)
+        dist.reduce(out, world - 1)
+        return out if rank == world - 1 else source[:0]
+
+    def broadcast(source: Any, room: Any) -> Any:
+        out = room(source.numel()).copy_(source)
+        dist.broadcast(out, 1)
+        return out
+
+    def all_gather(source: Any, room: Any) -> Any:
+        out = room(source.numel())
+        dist.all_gather_into_tensor(out, source[:count])
+        return out
+
+    def gather_in_place(source: Any, room: Any) -> Any:
+        out = room(source.numel()).copy_(source)
+        dist.all_gather_into_tensor(out, out[rank * count : (rank + 1) * count])
+        return out
+
+    def reduce_scatter(source: Any, room: Any) -> Any:
+        out = room(count)
+        dist.reduce_scatter_tensor(out, source)
+        return out
+
+    for call in (all_reduce, reduce, broadcast, all_gather, gather_in_place, reduce_scatter):
+        compare(call)
+    return equal
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("count", COUNTS)
+def test_heap_tensors_give_the_same_bits(
+    pool: Pool, count: int, dtype: torch.dtype, world: int
+) -> None:
+    assert pool.run(both_ways, count, dtype, world=world) == [[True] * 6] * world
+
+
+def mixed() -> float:
+    """One rank's tensor lies in its heap, the other's does not."""
+    make = (dreamcomm.zeros, torch.zeros)[dist.get_rank()]
+    data = make(10_000).add_(1.0)
+    dist.all_reduce(data)
+    return data.sum().item()
+
+
+def test_ranks_may_differ_in_where_their_tensors_lie(pool: Pool) -> None:
+    assert pool.run(mixed) == [20_000.0, 20_000.0]
+
+
+def peer_memory() -> list[float]:
+    """Different tensors of different sizes before: offsets differ between the ranks."""
+    rank = dist.get_rank()
+    held = [dreamcomm.zeros(1000 * (rank + 1)) for _ in range(rank + 1)]
+    data = dreamcomm.zeros(5000)
+    data += rank + 1
+    dist.all_reduce(data)
+    return [data.min().item(), data.max().item(), sum(x.sum().item() for x in held)]
+
+
+def test_offsets_need_not_be_equal(pool: Pool) -> None:
+    assert pool.run(peer_memory, world=3) == [[6.0, 6.0, 0.0]] * 3
+
+
+def subgroups() -> list[float]:
+    """One tensor in a group and in a part of it."""
+    data = dreamcomm.zeros(4096).add_(1.0)
+    pairs = [dist.new_group([0, 1]), dist.new_group([1, 2])]
+    for ranks, group in zip(([0, 1], [1, 2]), pairs, strict=True):
+        if dist.get_rank() in ranks:
+            dist.all_reduce(data, group=group)
+    dist.all_reduce(data)
+    return [data.min().item(), data.max().item()]
+
+
+def test_one_heap_serves_all_groups(pool: Pool) -> None:
+    assert pool.run(subgroups, world=3) == [[8.0, 8.0]] * 3
+
+
+def small_heap() -> tuple[list[bool], str, float]:
+    tensors = [dreamcomm.zeros(100_000).add_(1.0) for _ in range(4)]
+    for tensor in tensors:
+        dist.all_reduce(tensor)
+    where = [dreamcomm.is_shared(tensor) for tensor in tensors]
+    said = dreamcomm.explain("all_reduce", 400_000, shared=True)
+    return where, said, sum(tensor.sum().item() for tensor in tensors)
+
+
+def test_a_full_heap_gives_other_memory_and_says_so(fresh: Fresh) -> None:
+    for where, said, total in fresh.run(small_heap, options={"heap_bytes": 1 << 20}):
+        assert where == [True, True, False, False]
+        assert "2 requests found it full" in said
+        assert "* heap" in said
+        assert total == 800_000.0
+
+
+def explain_without() -> str:
+    return dreamcomm.explain("all_reduce", 1 << 20)
+
+
+def test_explain_tells_why_not_the_heap(pool: Pool) -> None:
+    text = pool.run(explain_without)[0]
+    assert "heap" in text
+    assert "not all ranks' tensors lie in heaps" in text
+    assert "MiB in use" in text
+
+
+def share_a_module() -> bool:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(300, 300), nn.BatchNorm1d(300))
+    model[0].weight.grad = torch.ones(300, 300)
+    before = [p.detach().clone() for p in model.parameters()]
+    objects = list(model.parameters())
+    assert dreamcomm.share_(model) is model
+    for parameter, same, value in zip(model.parameters(), objects, before, strict=True):
+        assert parameter is same
+        assert parameter.grad is not None
+        assert torch.equal(parameter, value)
+        assert dreamcomm.is_shared(parameter)
+        assert dreamcomm.is_shared(parameter.grad)
+        dist.all_reduce(parameter.grad)
+    assert all(dreamcomm.is_shared(b) for b in model.buffers())
+    return bool((objects[0].grad == 2.0).all())
+
+
+def test_a_shared_module_keeps_its_values(pool: Pool) -> None:
+    assert pool.run(share_a_module) == [True, True]
+
+
+def fork_with_a_heap() -> int:
+    """A child that makes a group of its own gets a heap of its own."""
+    data = dreamcomm.zeros(100_000)
+    child = os.fork()
+    if child == 0:
+        other = dreamcomm.zeros(10).add_(5.0)
+        os._exit(0 if dreamcomm.is_shared(other) and not dreamcomm.is_shared(data) else 3)
+    data += 1.0
+    dist.all_reduce(data)
+    _, status = os.waitpid(child, 0)
+    assert data.sum().item() == 200_000.0
+    return os.waitstatus_to_exitcode(status)
+
+
+def test_a_forked_child_gets_its_own_heap(fresh: Fresh) -> None:
+    assert fresh.run(fork_with_a_heap) == [0, 0]
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (2, 3)])
+def test_shapes(shape: tuple[int, ...]) -> None:
+    made = dreamcomm.zeros(*shape, dtype=torch.int16)
+    assert made.shape == shape
+    assert made.dtype == torch.int16
+    assert not made.any()
+
+
+def test_a_negative_size_is_refused() -> None:
+    with pytest.raises(ValueError, match="-1"):
+        dreamcomm.empty(2, -1)
