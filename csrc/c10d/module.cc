@@ -37,17 +37,42 @@ class ExitHook {
   c10::weak_intrusive_ptr<DreamBackend> backend_;
 };
 
+/// A call of ExitHook at exit, until this is dropped.
+class AtExit {
+ public:
+  /// With the GIL held.
+  explicit AtExit(const BackendPtr& backend) : hook_(py::cast(ExitHook(backend))) {
+    const py::module_ atexit = py::module_::import("atexit");
+    atexit.attr("register")(hook_);
+    unregister_ = atexit.attr("unregister");
+  }
+  /// The garbage collector may be what drops it, in the midst of any code: nothing
+  /// is imported here, nothing thrown, and an exception under way stays so.
+  ~AtExit() {
+    if (Py_IsInitialized() == 0) {  // nobody is left to tell
+      hook_.release();
+      unregister_.release();
+      return;
+    }
+    const py::gil_scoped_acquire gil;
+    const py::error_scope exception;
+    PyObject* none = PyObject_CallOneArg(unregister_.ptr(), hook_.ptr());
+    if (none == nullptr) PyErr_WriteUnraisable(hook_.ptr());
+    Py_XDECREF(none);
+    hook_ = py::object();
+    unregister_ = py::object();
+  }
+  AtExit(const AtExit&) = delete;
+  AtExit& operator=(const AtExit&) = delete;
+
+ private:
+  py::object hook_;
+  py::object unregister_;
+};
+
 std::shared_ptr<void> register_exit(const BackendPtr& backend) {
   const py::gil_scoped_acquire gil;
-  const py::module_ atexit = py::module_::import("atexit");
-  py::object hook = py::cast(ExitHook(backend));
-  atexit.attr("register")(hook);
-  return {new py::object(std::move(hook)), [](py::object* held) {
-            if (Py_IsInitialized() == 0) return;
-            const py::gil_scoped_acquire again;
-            py::module_::import("atexit").attr("unregister")(*held);
-            delete held;
-          }};
+  return std::make_shared<AtExit>(backend);
 }
 
 BackendPtr make_backend(const StorePtr& store, int rank, int size, const OptionsPtr& options,

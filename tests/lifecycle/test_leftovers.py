@@ -139,3 +139,21 @@ def test_memory_of_a_group_goes_with_it(fresh: Fresh, backend: str, tmp_path: Pa
     for first, last in fresh.run(allocate_again_and_again, backend, str(tmp_path), group=False):
         assert last == first
         assert not last.shared_mappings
+
+
+def collect_in_bare_code(rank: int, backend: str, folder: str) -> bool:
+    """The garbage collector drops a group inside of code that has no builtins."""
+    with group_of(backend, f"{folder}/store", rank, 2):
+        group: Any = dist.new_group()
+        cycle: list[Any] = [group._get_backend(torch.device("cpu"))]
+        cycle.append(cycle)
+        dist.barrier()
+        dist.destroy_process_group(group)
+        del group, cycle
+        eval("collect()", {"__builtins__": {}, "collect": gc.collect})
+        dist.barrier()
+    return True
+
+
+def test_the_garbage_collector_may_end_a_group(fresh: Fresh, backend: str, tmp_path: Path) -> None:
+    assert fresh.run(collect_in_bare_code, backend, str(tmp_path), group=False) == [True, True]
