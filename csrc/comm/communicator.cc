@@ -1,16 +1,17 @@
 #include "comm/communicator.h"
 
 #include <algorithm>
-#include <sstream>
 #include <utility>
 #include <vector>
 
+#include "algorithms/explain.h"
 #include "algorithms/table.h"
 #include "comm/guard.h"
 #include "comm/mailbox.h"
 #include "comm/member.h"
 #include "comm/progress_thread.h"
 #include "comm/roll_call.h"
+#include "comm/scopes.h"
 #include "comm/ticket.h"
 #include "comm/turnstile.h"
 #include "comm/validate.h"
@@ -24,44 +25,6 @@ struct Counter {
   Gauge calls;
   Gauge sent;
   Gauge received;
-};
-
-/// Ends a turn when it goes out of scope.
-class Passing {
- public:
-  Passing(Turnstile& turnstile, Turnstile::Turn turn, Member& member)
-      : turnstile_(turnstile), turn_(turn), member_(member) {}
-  ~Passing() {
-    turnstile_.pass(turn_);
-    member_.ring_own();
-  }
-  Passing(const Passing&) = delete;
-  Passing& operator=(const Passing&) = delete;
-
- private:
-  Turnstile& turnstile_;
-  Turnstile::Turn turn_;
-  Member& member_;
-};
-
-/// Shows peers and tools that the rank is inside a call.
-class Entered {
- public:
-  Entered(Progress& progress, Kind kind, std::int64_t sequence) : progress_(progress) {
-    progress_.sequence.set(sequence);
-    progress_.kind.set(static_cast<std::int64_t>(kind));
-    progress_.entered_ns.set(now_ns());
-    progress_.inside.set(1);
-  }
-  ~Entered() {
-    progress_.inside.set(0);
-    progress_.waiting_for.set(-1);
-  }
-  Entered(const Entered&) = delete;
-  Entered& operator=(const Entered&) = delete;
-
- private:
-  Progress& progress_;
 };
 
 /// Equal on all ranks: the cards at set-up said who has one.
@@ -333,26 +296,7 @@ std::array<Traffic, kKinds> Communicator::traffic() const {
 std::string Communicator::explain(Kind kind, std::size_t bytes, bool in_heaps) const {
   Call call{kind, ReduceOp::kSum, bytes, size(), impl_->room()};
   call.in_heap = call.out_heap = in_heaps && impl_->heaps && asks_for_heaps(call);
-  const auto table = algorithm_table();
-  if (kind == Kind::kSend || kind == Kind::kRecv) {
-    return concat(name(kind), " over ", transport(),
-                  ": announced to the receiver, then streamed through two buffers; up to ",
-                  Envelope::kInline, " bytes travel inside the announcement");
-  }
-  const std::size_t picked = pick(call, impl_->preference());
-  std::ostringstream text;
-  text << name(kind) << " of " << bytes << " bytes a rank over " << transport() << ": "
-       << table[picked].name << '\n';
-  for (std::size_t i = 0; i < table.size(); ++i) {
-    if (table[i].kind != kind) continue;
-    const std::string_view against = objection(table[i], call, impl_->preference());
-    text << (i == picked ? "  * " : "    ") << table[i].name << ": " << table[i].why;
-    if (!against.empty()) text << " [passed over: " << against << ']';
-    text << '\n';
-  }
-  text << "  (the first that suits is taken, or the one that the option algorithm names: "
-       << impl_->options.algorithm << ')';
-  return text.str();
+  return dreamcomm::explain(call, impl_->preference(), transport());
 }
 
 std::string Communicator::transport() const { return impl_->fabric->describe(); }

@@ -27,6 +27,7 @@
 #include "core/request.h"
 #include "transport/card.h"
 #include "transport/memfd.h"
+#include "transport/shm_fabric.h"
 #include "transport/socket.h"
 
 namespace dreamcomm {
@@ -44,48 +45,6 @@ struct Greeting {
   std::uint32_t from = 0;
   Nonce sender{};
   Nonce receiver{};  // whom it is meant for: a stray connection cannot know
-};
-
-struct Peer {
-  Fd socket;
-  Fd process;
-  Mapping window;
-  std::shared_ptr<const Mapping> heap;
-};
-
-class ShmFabric final : public Fabric {
- public:
-  ShmFabric(int rank, const WindowLayout& layout, Mapping own, std::shared_ptr<Heap> heap,
-            std::vector<Peer> peers, std::string words)
-      : Fabric(rank, layout),
-        own_(std::move(own)),
-        heap_(std::move(heap)),
-        peers_(std::move(peers)),
-        words_(std::move(words)) {}
-
-  std::byte* window(int r) const override {
-    return r == rank() ? own_.data() : peers_[static_cast<std::size_t>(r)].window.data();
-  }
-  std::span<std::byte> heap(int r) const override {
-    if (r == rank()) {
-      return heap_ ? std::span(heap_->data(), heap_->bytes()) : std::span<std::byte>();
-    }
-    const Mapping* theirs = peers_[static_cast<std::size_t>(r)].heap.get();
-    return theirs ? std::span(theirs->data(), theirs->bytes()) : std::span<std::byte>();
-  }
-  PeerState peer(int r) const override {
-    if (r == rank()) return PeerState::kAlive;
-    const Peer& other = peers_[static_cast<std::size_t>(r)];
-    const bool gone = hung_up(other.socket) || has_ended(other.process);
-    return gone ? PeerState::kGone : PeerState::kAlive;
-  }
-  std::string describe() const override { return words_; }
-
- private:
-  Mapping own_;
-  std::shared_ptr<Heap> heap_;
-  std::vector<Peer> peers_;
-  std::string words_;
 };
 
 std::string host_name() {
@@ -126,7 +85,7 @@ class Meeting {
 
  private:
   Card& card(int r) { return cards_[static_cast<std::size_t>(r)]; }
-  Peer& peer(int r) { return peers_[static_cast<std::size_t>(r)]; }
+  ShmPeer& peer(int r) { return peers_[static_cast<std::size_t>(r)]; }
 
   milliseconds left() const {
     const auto rest = std::chrono::duration_cast<milliseconds>(deadline_ - steady_clock::now());
@@ -339,7 +298,7 @@ class Meeting {
       if (!heap) return concat("rank ", r, " did not hand over its heap");
     }
     peer(r) =
-        Peer{std::move(socket), watch_process(process.pid), std::move(window), std::move(heap)};
+        ShmPeer{std::move(socket), watch_process(process.pid), std::move(window), std::move(heap)};
     return "";
   }
 
@@ -378,7 +337,7 @@ class Meeting {
   Mapping own_;
   Fd listener_;
   std::vector<Card> cards_;
-  std::vector<Peer> peers_;
+  std::vector<ShmPeer> peers_;
 };
 
 }  // namespace

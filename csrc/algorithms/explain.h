@@ -1,0 +1,14 @@
+// The choice of an algorithm in words.
+#pragma once
+
+#include <string>
+
+#include "algorithms/table.h"
+
+namespace dreamcomm {
+
+/// The candidates for `call` over `transport`, the pick, and why the others were
+/// passed over. A line each.
+std::string explain(const Call& call, const Preference& preference, const std::string& transport);
+
+}  // namespace dreamcomm

@@ -1,0 +1,50 @@
+// What holds as long as a rank is inside a call.
+#pragma once
+
+#include <cstdint>
+
+#include "comm/member.h"
+#include "comm/turnstile.h"
+#include "core/types.h"
+
+namespace dreamcomm {
+
+/// Ends a turn when it goes out of scope.
+class Passing {
+ public:
+  Passing(Turnstile& turnstile, Turnstile::Turn turn, Member& member)
+      : turnstile_(turnstile), turn_(turn), member_(member) {}
+  ~Passing() {
+    turnstile_.pass(turn_);
+    member_.ring_own();
+  }
+  Passing(const Passing&) = delete;
+  Passing& operator=(const Passing&) = delete;
+
+ private:
+  Turnstile& turnstile_;
+  Turnstile::Turn turn_;
+  Member& member_;
+};
+
+/// Shows peers and tools that the rank is inside a call.
+class Entered {
+ public:
+  Entered(Progress& progress, Kind kind, std::int64_t sequence) : progress_(progress) {
+    progress_.sequence.set(sequence);
+    progress_.kind.set(static_cast<std::int64_t>(kind));
+    progress_.entered_ns.set(now_ns());
+    progress_.inside.set(1);
+  }
+  ~Entered() {
+    progress_.inside.set(0);
+    progress_.waiting_for.set(-1);
+  }
+  Entered(const Entered&) = delete;
+  Entered& operator=(const Entered&) = delete;
+
+ private:
+  Progress& progress_;
+};
+
+}  // namespace dreamcomm
