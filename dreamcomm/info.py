@@ -23,7 +23,8 @@ def stats(group: dist.ProcessGroup | None = None) -> dict[str, dict[str, int]]:
     Returns:
         For each operation ("all_reduce", "send", ...) a dict with ``calls``, and in bytes
         ``sent`` (what peers read of this rank, once per reader) and ``received`` (what this
-        rank read of its peers). Calls that torch's own Gloo or NCCL group carried count
+        rank read of its peers), and ``in_place``, the calls among them on tensors in the
+        shared heap. Calls that torch's own Gloo or NCCL group carried count
         nothing.
 
     Raises:

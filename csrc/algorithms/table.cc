@@ -64,6 +64,8 @@ constexpr std::array<Row, 19> kTable{{
 
 std::span<const Row> algorithm_table() { return kTable; }
 
+bool is_in_heaps(const Row& row) { return row.name == "heap"; }
+
 // Below this the copy into a page costs less than another wait.
 bool asks_for_heaps(const Call& call) {
   constexpr std::size_t kWorthAsking = std::size_t{8} << 10;
@@ -84,7 +86,7 @@ std::string_view objection(const Row& row, const Call& call, const Preference& p
   if (preference.fixed_order && !row.fixed_order) {
     return "adds in another order on every shard; fixed_order=False allows it";
   }
-  if (row.name == "heap" && !row.suits(call)) return "not all ranks' tensors lie in heaps";
+  if (is_in_heaps(row) && !row.suits(call)) return "not all ranks' tensors lie in heaps";
   if (!row.suits(call)) return "does not suit this size, world or operation";
   return "";
 }

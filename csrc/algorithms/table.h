@@ -32,6 +32,9 @@ struct Row {
 
 std::span<const Row> algorithm_table();
 
+/// Whether the row works on tensors in heaps.
+bool is_in_heaps(const Row& row);
+
 /// Whether a call is worth a turn to find out whose tensors lie in heaps.
 bool asks_for_heaps(const Call& call);
 

@@ -29,6 +29,11 @@ void run_parts(Communicator& communicator, Calls& calls, Clock::time_point deadl
   for (Call& call : calls) call.unstage();
 }
 
+void leave_to_peers_if_failed(const Communicator& communicator, const Calls& calls) {
+  if (!communicator.failure_kind()) return;
+  for (const Call& call : calls) call.leave_to_peers();
+}
+
 bool all_direct(const Calls& calls) {
   return std::all_of(calls.begin(), calls.end(), [](const Call& call) { return call.direct(); });
 }
@@ -62,6 +67,7 @@ class Job {
       run_parts(communicator, calls_, deadline, {});
     } catch (...) {
       error = current_as_torch();
+      leave_to_peers_if_failed(communicator, calls_);
     }
     finish(error);
   }
@@ -103,6 +109,7 @@ WorkPtr DreamBackend::issue(const Plan& plan, Calls& calls) {
   try {
     run_here(calls, deadline_after(plan.timeout, timeout()));
   } catch (...) {
+    leave_to_peers_if_failed(*comm_, calls);
     std::rethrow_exception(current_as_torch());
   }
   work->complete(nullptr);

@@ -5,6 +5,9 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
+
+#include "c10d/process_heap.h"
 
 namespace dreamcomm {
 namespace {
@@ -99,6 +102,15 @@ void Call::stage() {
 void Call::unstage() {
   for (const Staged& part : staged_) {
     if (part.out.count > 0) copy_into(part.tensor, part.memory);
+  }
+}
+
+void Call::leave_to_peers() const {
+  const std::shared_ptr<Heap> heap = live_process_heap();
+  for (const c10::Storage& storage : plain_) {
+    if (heap && heap->holds(static_cast<const std::byte*>(storage.data()))) {
+      new c10::Storage(storage);
+    }
   }
 }
 

@@ -31,6 +31,9 @@ class Call {
   /// In the call's turn, before its request: earlier calls may write its inputs.
   void stage();
   void unstage();
+  /// After the group has failed in this call: keeps its tensors in the shared heap
+  /// for ever, as a late peer may still write there. Others are not reached by peers.
+  void leave_to_peers() const;
   /// `rest`: how many parts of a coalesced call follow this one.
   Request request(Clock::time_point deadline, std::size_t rest) const;
 

@@ -109,6 +109,7 @@ py::dict to_dict(const std::array<Traffic, kKinds>& traffic) {
     row["calls"] = t.calls;
     row["sent"] = t.sent;
     row["received"] = t.received;
+    row["in_place"] = t.in_place;
     result[py::str(std::string(name(static_cast<Kind>(k))))] = row;
   }
   return result;

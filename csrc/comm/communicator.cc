@@ -25,6 +25,7 @@ struct Counter {
   Gauge calls;
   Gauge sent;
   Gauge received;
+  Gauge in_place;
 };
 
 /// Equal on all ranks: the cards at set-up said who has one.
@@ -95,13 +96,16 @@ struct Communicator::Impl {
 
   /// A peer that has given the group up may have published its part of this call
   /// before; without this look the call could succeed here and not there.
-  void check_peers(const Request& request) const {
+  /// INVARIANT of calls in heaps: what a rank has read of a peer's tensor is what the
+  /// peer called with. A peer says that it failed before its caller can write there
+  /// again, so a rank that sees no failure after its last read has read before that.
+  void check_peers(const Request& request, const char* cannot) const {
     for (int peer = 0; peer < fabric->size(); ++peer) {
       const auto status = static_cast<Status>(fabric->header(peer).status.read());
       if (status != Status::kFailed || peer == fabric->rank()) [[likely]]
         continue;
-      throw Error(ErrorKind::kPeerLost, concat(describe(request), " on ", member.who(),
-                                               " cannot begin: ", why_gone(*fabric, peer)));
+      throw Error(ErrorKind::kPeerLost,
+                  concat(describe(request), " on ", member.who(), cannot, why_gone(*fabric, peer)));
     }
   }
 
@@ -117,12 +121,15 @@ struct Communicator::Impl {
         signature_of(request, static_cast<std::uint64_t>(number), static_cast<std::uint8_t>(row)),
         request.reduction.factor, place_of(request.in), place_of(request.out)};
     Walk walk(rounds, opening, guard, scratch);
+    bool in_place = false;
     try {
-      check_peers(request);
+      check_peers(request, " cannot begin: ");
       if (heaps && options.algorithm == "auto" && asks_for_heaps(call)) {
         row = pick(ask_for_heaps(call, walk, request), preference());
+        in_place = is_in_heaps(algorithm_table()[row]);
       }
       algorithm_table()[row].run(walk, request);
+      if (in_place) check_peers(request, " cannot be trusted: ");
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::kMismatch) member.fail(error.kind(), error.what());
       throw;
@@ -135,6 +142,7 @@ struct Communicator::Impl {
     counter.calls.add(1);
     counter.sent.add(static_cast<std::int64_t>(walk.sent()));
     counter.received.add(static_cast<std::int64_t>(walk.received()));
+    if (in_place) counter.in_place.add(1);
   }
 
   /// Learns whose tensors lie in heaps: the same answer on every rank.
@@ -284,12 +292,13 @@ std::array<Traffic, kKinds> Communicator::traffic() const {
   std::array<Traffic, kKinds> result;
   for (std::size_t i = 0; i < result.size(); ++i) {
     const Counter& counter = impl_->counters[i];
-    result[i] = {to_count(counter.calls), to_count(counter.sent), to_count(counter.received)};
+    result[i] = {to_count(counter.calls), to_count(counter.sent), to_count(counter.received),
+                 to_count(counter.in_place)};
   }
   const Mailbox::Counts sent = impl_->mailbox.sent();
   const Mailbox::Counts received = impl_->mailbox.received();
-  result[static_cast<std::size_t>(Kind::kSend)] = {sent.calls, sent.bytes, 0};
-  result[static_cast<std::size_t>(Kind::kRecv)] = {received.calls, 0, received.bytes};
+  result[static_cast<std::size_t>(Kind::kSend)] = {sent.calls, sent.bytes, 0, 0};
+  result[static_cast<std::size_t>(Kind::kRecv)] = {received.calls, 0, received.bytes, 0};
   return result;
 }
 

@@ -28,6 +28,7 @@ struct Traffic {
   std::uint64_t calls = 0;
   std::uint64_t sent = 0;      // bytes of this rank that peers read, counted per reader
   std::uint64_t received = 0;  // bytes this rank read from peers
+  std::uint64_t in_place = 0;  // of the calls, those on tensors in heaps, without a copy
 };
 
 /// Called by a thread that has waited a while; throws to end the wait.

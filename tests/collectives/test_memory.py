@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -78,6 +79,35 @@ def test_heap_tensors_give_the_same_bits(
     pool: Pool, count: int, dtype: torch.dtype, world: int
 ) -> None:
     assert pool.run(both_ways, count, dtype, world=world) == [[True] * 6] * world
+
+
+def time_out_alone() -> bool:
+    """Whether a new tensor gets the memory of one whose call failed (rank 0) or was not made."""
+    group = dist.new_group(timeout=timedelta(milliseconds=300))
+    data = dreamcomm.zeros(20_000)
+    begin, end = data.data_ptr(), data.data_ptr() + 4 * data.numel()
+    if dist.get_rank() == 0:
+        with pytest.raises(dist.DistBackendError):
+            dist.all_reduce(data, group=group)
+    del data
+    again = dreamcomm.zeros(20_000)
+    dist.barrier()
+    return again.data_ptr() < end and begin < again.data_ptr() + 4 * again.numel()
+
+
+def test_memory_that_a_late_peer_may_write_is_not_used_again(fresh: Fresh) -> None:
+    assert fresh.run(time_out_alone) == [False, True]
+
+
+def counted() -> tuple[int, int]:
+    for data in (dreamcomm.zeros(10_000), torch.zeros(10_000), dreamcomm.zeros(10)):
+        dist.all_reduce(data)
+    found = dreamcomm.stats()["all_reduce"]
+    return found["calls"], found["in_place"]
+
+
+def test_stats_tell_which_calls_were_in_place(pool: Pool) -> None:
+    assert pool.run(counted) == [(3, 1), (3, 1)]
 
 
 def mixed() -> float:

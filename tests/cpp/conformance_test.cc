@@ -87,6 +87,7 @@ TEST_CASE("a call on heaps moves the textbook's bytes") {
             kind == Kind::kAllReduce ? 2 * (n - 1) * bytes / n : (n - 1) * bytes;
         require(traffic.sent == want, concat("sent ", traffic.sent, ", expected ", want));
         require(traffic.received == want, concat("received ", traffic.received, ", not ", want));
+        require(traffic.in_place == 1, concat(name(kind), " was staged"));
       }
     }));
   }
