@@ -30,13 +30,18 @@ void Walk::compare_openings() const {
     std::memcpy(&their, rounds_.from(peer), sizeof their);
     const auto index = static_cast<std::size_t>(peer);
     scratch_.factors[index] = their.factor;
-    std::byte* heap = rounds_.heap(peer).data();
-    scratch_.ins[index] = their.in == 0 ? nullptr : heap + their.in - 1;
-    scratch_.outs[index] = their.out == 0 ? nullptr : heap + their.out - 1;
-    check(their.signature == opening_.signature, ErrorKind::kMismatch,
-          "the ranks made different calls: rank ", rank(), " called ", words(opening_.signature),
-          ", rank ", peer, " called ", words(their.signature),
-          ". No data was moved; the group stays usable");
+    const std::span<std::byte> heap = rounds_.heap(peer);
+    const auto place = [&](std::uint64_t at) {
+      return at == 0 || heap.empty() ? nullptr : heap.data() + at - 1;
+    };
+    scratch_.ins[index] = place(their.in);
+    scratch_.outs[index] = place(their.out);
+    if (their.signature == opening_.signature) [[likely]]
+      continue;  // the words below are made only if they are needed
+    throw Error(ErrorKind::kMismatch,
+                concat("the ranks made different calls: rank ", rank(), " called ",
+                       words(opening_.signature), ", rank ", peer, " called ",
+                       words(their.signature), ". No data was moved; the group stays usable"));
   }
 }
 

@@ -188,6 +188,7 @@ class DreamBackend final : public c10d::Backend {
   std::shared_ptr<Executor> executor_ = std::make_shared<Executor>();
   std::shared_ptr<Pending> pending_ = std::make_shared<Pending>();
   std::shared_ptr<Heap> heap_;
+  std::string no_heap_ = "heap_bytes is 0";  // why, if there is none
   std::shared_ptr<void> exit_hook_;
 
   Gauge timeout_ms_;

@@ -78,7 +78,13 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
   timeout_ms_.set(options->timeout.count());
   // A group for quick calls may still be slow to meet: processes start one by one.
   const milliseconds meeting_time = std::max(options->timeout, kLeastMeeting);
-  if (options->shared_memory && options->heap_bytes > 0) heap_ = process_heap(options->heap_bytes);
+  if (options->shared_memory && options->heap_bytes > 0) {
+    try {
+      heap_ = process_heap(options->heap_bytes);
+    } catch (const Error& error) {  // little address space: collectives stage, then
+      no_heap_ = error.what();
+    }
+  }
   const ShmOptions shm{.page_bytes = options->page_bytes,
                        .message_bytes = options->message_bytes,
                        .timeout = meeting_time,
@@ -221,7 +227,7 @@ std::string DreamBackend::explain(Kind kind, std::size_t bytes, bool in_heaps) c
                   reason_);
   }
   return concat(comm_->explain(kind, bytes, in_heaps),
-                "\n  (heap of this rank: ", heap_ ? heap_->describe() : "none, heap_bytes is 0",
+                "\n  (heap of this rank: ", heap_ ? heap_->describe() : concat("none: ", no_heap_),
                 ")\n  (tensors on cuda go to torch's own NCCL group, sparse all_reduce to Gloo)");
 }
 

@@ -168,6 +168,19 @@ def test_a_full_heap_gives_other_memory_and_says_so(fresh: Fresh) -> None:
         assert total == 800_000.0
 
 
+def sum_without_a_heap() -> tuple[str, float]:
+    data = torch.ones(10_000)
+    dist.all_reduce(data)
+    return dreamcomm.explain("all_reduce", 40_000, shared=True), data.sum().item()
+
+
+def test_a_heap_that_cannot_be_reserved_is_done_without(fresh: Fresh) -> None:
+    for said, total in fresh.run(sum_without_a_heap, options={"heap_bytes": 1 << 60}):
+        assert "heap of this rank: none" in said
+        assert "* heap" not in said
+        assert total == 20_000.0
+
+
 def explain_without() -> str:
     return dreamcomm.explain("all_reduce", 1 << 20)
 
