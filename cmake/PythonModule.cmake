@@ -10,7 +10,7 @@ file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/csrc/c10d/*.cc")
 Python_add_library(_C MODULE WITH_SOABI ${sources})
 target_include_directories(_C PRIVATE "${root}")
 # pybind11 comes with torch: classes cannot be shared with torch's over another version.
-target_link_libraries(_C PRIVATE dc_comm torch)
+target_link_libraries(_C PRIVATE dc_bench torch)
 dreamcomm_compile_options(_C -O2)
 # Beside torch in the environment; torch, loaded first, has these libraries open anyway.
 set_target_properties(_C PROPERTIES

@@ -9,6 +9,7 @@ not a copy.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -21,11 +22,11 @@ __all__ = ["empty", "empty_like", "is_shared", "share_", "zeros"]
 M = TypeVar("M", bound="nn.Module")
 
 
-def empty(*size: int, dtype: torch.dtype | None = None) -> Tensor:
+def empty(*size: int | Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
     """Makes a tensor of undefined content, as :func:`torch.empty`, in the shared heap.
 
     Args:
-        size: the shape.
+        size: the shape, as numbers or as one sequence of them.
         dtype: None is torch's default dtype.
 
     Raises:
@@ -38,14 +39,14 @@ def empty(*size: int, dtype: torch.dtype | None = None) -> Tensor:
     from dreamcomm import _C
     from dreamcomm.backend import heap_bytes
 
-    shape = torch.Size(size)
+    shape = _shape(size)
     if any(length < 0 for length in shape):
         raise ValueError(f"dreamcomm.empty: expected sizes from 0 on, got {tuple(shape)}")
     dtype = torch.get_default_dtype() if dtype is None else dtype
     return _C.allocate(shape.numel(), dtype, heap_bytes()).view(shape)
 
 
-def zeros(*size: int, dtype: torch.dtype | None = None) -> Tensor:
+def zeros(*size: int | Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
     """Makes a tensor of zeros in the shared heap; see :func:`empty`."""
     return empty(*size, dtype=dtype).zero_()
 
@@ -92,6 +93,11 @@ def share_(module: M) -> M:
             if buffer.device.type == "cpu":
                 buffer.data = _moved(buffer.data)
     return module
+
+
+def _shape(size: tuple[int | Sequence[int], ...]) -> torch.Size:
+    first = size[0] if len(size) == 1 else size
+    return torch.Size((first,) if isinstance(first, int) else first)  # type: ignore[arg-type]
 
 
 def _moved(tensor: Tensor) -> Tensor:

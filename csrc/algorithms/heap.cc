@@ -9,12 +9,6 @@
 #include "core/schedule.h"
 
 namespace dreamcomm::rows {
-namespace {
-
-/// Small enough to be still in the cache when it is copied on.
-constexpr std::size_t kBlock = std::size_t{32} << 10;
-
-}  // namespace
 
 // Each rank reduces its shard of every peer's input, in rank order, and writes the
 // result into every peer's output (reduce: into the root's). In place, too: nobody
@@ -23,16 +17,8 @@ void heap_reduce(Walk& walk, const Request& request) {
   const bool everyone = request.kind == Kind::kAllReduce;
   const std::size_t item = item_size(request.reduction.dtype);
   const Range mine = shard(request.in[0].bytes / item, walk.size(), walk.rank());
-  const std::size_t step = std::max<std::size_t>(1, kBlock / item);
-  const int home = everyone ? walk.rank() : request.root;
-  for (std::size_t begin = mine.begin; begin < mine.end; begin += step) {
-    const std::size_t count = std::min(step, mine.end - begin);
-    const std::size_t at = begin * item;
-    walk.reduce_heap(request.reduction, at, walk.out(home) + at, count);
-    for (int peer = 0; everyone && peer < walk.size(); ++peer) {
-      if (peer != home) copy_bytes(walk.out(peer) + at, walk.out(home) + at, count * item);
-    }
-  }
+  const Peers into = everyone ? Peers::all() : Peers::only(request.root);
+  walk.reduce_heaps(request.reduction, mine.begin * item, into, mine.size());
   const std::size_t peers = static_cast<std::size_t>(walk.size() - 1);
   const std::size_t pushed = everyone ? peers : (walk.rank() == request.root ? 0U : 1U);
   walk.count_sent(mine.size() * item * pushed + request.in[0].bytes - mine.size() * item);

@@ -61,6 +61,18 @@ void Walk::reduce_heap(const Reduction& how, std::size_t offset, std::byte* out,
   reduce_sources(how, out, count);
 }
 
+void Walk::reduce_heaps(const Reduction& how, std::size_t offset, Peers into, std::size_t count) {
+  std::size_t targets = 0;
+  for (int peer = 0; peer < size(); ++peer) {
+    const auto index = static_cast<std::size_t>(peer);
+    scratch_.sources[index] = scratch_.ins[index] + offset;
+    if (into.has(peer)) scratch_.targets[targets++] = scratch_.outs[index] + offset;
+  }
+  Reduction scaled = how;
+  scaled.factors = scratch_.factors.data();
+  reduce_into(scaled, scratch_.sources, std::span(scratch_.targets).first(targets), count);
+}
+
 bool Walk::all_in() const {
   return std::find(scratch_.ins.begin(), scratch_.ins.end(), nullptr) == scratch_.ins.end();
 }

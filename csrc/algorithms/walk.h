@@ -34,11 +34,13 @@ class Walk {
         : sources(static_cast<std::size_t>(size)),
           factors(static_cast<std::size_t>(size)),
           ins(static_cast<std::size_t>(size)),
-          outs(static_cast<std::size_t>(size)) {}
+          outs(static_cast<std::size_t>(size)),
+          targets(static_cast<std::size_t>(size)) {}
     std::vector<const std::byte*> sources;
     std::vector<double> factors;
     std::vector<const std::byte*> ins;  // as mapped here; null: not in its rank's heap
     std::vector<std::byte*> outs;
+    std::vector<std::byte*> targets;
   };
 
   Walk(Rounds& rounds, const Opening& opening, Watch& watch, Scratch& scratch);
@@ -72,6 +74,8 @@ class Walk {
                   std::size_t count);
   /// Reduces, per rank, the bytes at `offset` of its input in its heap.
   void reduce_heap(const Reduction& how, std::size_t offset, std::byte* out, std::size_t count);
+  /// The same, into the outputs in their heaps of the ranks in `into`.
+  void reduce_heaps(const Reduction& how, std::size_t offset, Peers into, std::size_t count);
   /// Copies from a peer's page and counts it.
   void take(std::byte* to, int rank, std::size_t offset, std::size_t bytes);
   /// Copies into this rank's page for `readers` ranks to read, and counts it.

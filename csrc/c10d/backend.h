@@ -122,6 +122,11 @@ class DreamBackend final : public c10d::Backend {
   std::string transport() const;
   /// Why the group is unusable, or nothing.
   std::optional<std::string> failure() const;
+  /// Seconds of each of `samples` times the rows of calls on the tensors' rows, on the
+  /// bare core, or of the bare motions of their bytes (bench/trial.h). Collective.
+  std::vector<double> time_core(Kind kind, const Tensor& input, const Tensor& output, int samples);
+  std::vector<double> time_ceiling(Kind kind, const Tensor& input, const Tensor& output,
+                                   int samples);
   /// As shutdown(), but gives up on calls that are still under way.
   void close_at_exit();
   /// Closes and drops what the group holds. Also called when only weak references

@@ -235,6 +235,20 @@ void bind_backend(py::module_& m) {
           },
           py::arg("timeout") = py::none(), py::arg("wait_all_ranks") = false,
           py::call_guard<py::gil_scoped_release>())
+      .def(
+          "_time_core",
+          [](DreamBackend& self, const std::string& op, const at::Tensor& input,
+             const at::Tensor& output,
+             int samples) { return self.time_core(kind_named(op), input, output, samples); },
+          py::arg("op"), py::arg("input"), py::arg("output"), py::arg("samples"),
+          py::call_guard<py::gil_scoped_release>())
+      .def(
+          "_time_ceiling",
+          [](DreamBackend& self, const std::string& op, const at::Tensor& input,
+             const at::Tensor& output,
+             int samples) { return self.time_ceiling(kind_named(op), input, output, samples); },
+          py::arg("op"), py::arg("input"), py::arg("output"), py::arg("samples"),
+          py::call_guard<py::gil_scoped_release>())
       .def("get_error", &DreamBackend::getError)
       .def("_set_default_timeout", &DreamBackend::setTimeout, py::arg("timeout"),
            py::call_guard<py::gil_scoped_release>());

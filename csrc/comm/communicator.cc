@@ -309,5 +309,6 @@ std::string Communicator::explain(Kind kind, std::size_t bytes, bool in_heaps) c
 }
 
 std::string Communicator::transport() const { return impl_->fabric->describe(); }
+std::span<std::byte> Communicator::heap(int rank) const { return impl_->fabric->heap(rank); }
 
 }  // namespace dreamcomm

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "core/error.h"
@@ -87,6 +88,8 @@ class Communicator {
   std::string explain(Kind kind, std::size_t bytes, bool in_heaps) const;
   /// "shm: 4 ranks of one host" and the like.
   std::string transport() const;
+  /// A rank's heap as this rank maps it, empty if it has none.
+  std::span<std::byte> heap(int rank) const;
 
  private:
   struct Impl;

@@ -1,9 +1,18 @@
-// How many processors this process may use.
+// How many processors the process may use.
 #pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
 
 namespace dreamcomm {
 
-/// Those of its affinity mask; at least 1.
+/// At least 1: those of the affinity mask, and no more than the control groups
+/// (version 1 or 2) of the process grant time for, rounded up. Reads files.
 int usable_cpus();
+
+/// Processors' worth of time in a version 2 "cpu.max" ("150000 100000" is 1.5), or
+/// nothing where it sets no limit.
+std::optional<double> cpu_limit(std::string_view text);
 
 }  // namespace dreamcomm

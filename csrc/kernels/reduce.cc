@@ -1,6 +1,9 @@
 #include "kernels/reduce.h"
 
+#include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstring>
 
 #include "core/error.h"
 #include "kernels/families.h"
@@ -45,6 +48,19 @@ void reduce(const Reduction& how, std::span<const std::byte* const> in, std::byt
   }
   if (is_floating(how.dtype)) return kernels::reduce_floating(how, in, out, count);
   kernels::reduce_integer(how, in, out, count);
+}
+
+void reduce_into(const Reduction& how, std::span<const std::byte*> in,
+                 std::span<std::byte* const> outs, std::size_t count) {
+  constexpr std::size_t kTile = std::size_t{8} << 10;
+  alignas(64) std::array<std::byte, kTile> tile;
+  const std::size_t item = item_size(how.dtype);
+  for (std::size_t begin = 0; begin < count; begin += kTile / item) {
+    const std::size_t n = std::min(kTile / item, count - begin);
+    reduce(how, in, tile.data(), n);
+    for (std::byte* out : outs) std::memcpy(out + begin * item, tile.data(), n * item);
+    for (const std::byte*& source : in) source += n * item;
+  }
 }
 
 }  // namespace dreamcomm

@@ -1,0 +1,91 @@
+#include "bench/trial.h"
+
+#include <chrono>
+#include <cstring>
+
+#include "core/error.h"
+
+namespace dreamcomm {
+namespace {
+
+/// A byte of which every type makes a number neither huge nor denormal (0.75 in
+/// float32), so that no sum takes longer than others.
+constexpr int kFill = 0x3f;
+
+std::vector<Block> split(const Block& row, std::size_t parts) {
+  std::vector<Block> blocks;
+  const std::size_t bytes = row.bytes / parts;
+  for (std::size_t i = 0; i < parts; ++i) blocks.push_back({row.data + i * bytes, bytes});
+  return blocks;
+}
+
+struct Blocks {
+  std::vector<Block> in;
+  std::vector<Block> out;
+};
+
+/// The blocks that rank `rank` of `size` brings to a call on these rows.
+Blocks blocks_of(Kind kind, int rank, std::size_t size, const Block& in, const Block& out) {
+  const bool root = rank == 0;
+  switch (kind) {
+    case Kind::kBarrier:
+      return {};
+    case Kind::kBroadcast:
+      return {root ? split(in, 1) : std::vector<Block>{}, split(out, 1)};
+    case Kind::kReduce:
+      return {split(in, 1), root ? split(out, 1) : std::vector<Block>{}};
+    case Kind::kAllReduce:
+      return {split(in, 1), split(out, 1)};
+    case Kind::kAllGather:
+      return {split(in, 1), split(out, size)};
+    case Kind::kReduceScatter:
+      return {split(in, size), split(out, 1)};
+    case Kind::kAllToAll:
+      return {split(in, size), split(out, size)};
+    default:
+      throw Error(ErrorKind::kInvalid, concat("no benchmark of ", name(kind), " on the bare core"));
+  }
+}
+
+bool reduces(Kind kind) {
+  return kind == Kind::kAllReduce || kind == Kind::kReduce || kind == Kind::kReduceScatter;
+}
+
+}  // namespace
+
+std::vector<double> time_rows(Communicator& communicator, const Trial& trial,
+                              const std::function<void(std::size_t index)>& call) {
+  const Request meet;  // a barrier
+  std::vector<double> seconds;
+  seconds.reserve(trial.rows * static_cast<std::size_t>(trial.samples));
+  for (int sample = 0; sample < trial.samples; ++sample) {
+    if (trial.in.bytes > 0) std::memset(trial.in.data, kFill, trial.in.bytes);
+    communicator.run(meet);
+    for (std::size_t index = 0; index < trial.rows; ++index) {
+      const auto begin = Clock::now();
+      call(index);
+      seconds.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
+    }
+  }
+  return seconds;
+}
+
+std::vector<double> time_core(Communicator& communicator, const Trial& trial) {
+  const auto size = static_cast<std::size_t>(communicator.size());
+  std::vector<Blocks> rows;
+  for (std::size_t i = 0; i < trial.rows; ++i) {
+    rows.push_back(blocks_of(trial.kind, communicator.rank(), size, trial.row(trial.in, i),
+                             trial.row(trial.out, i)));
+  }
+  Request request;
+  request.kind = trial.kind;
+  request.reduction.dtype = trial.dtype;
+  if (reduces(trial.kind)) request.reduction.op = ReduceOp::kSum;
+  return time_rows(communicator, trial, [&](std::size_t index) {
+    request.in = rows[index].in;
+    request.out = rows[index].out;
+    communicator.run(request);
+  });
+}
+
+}  // namespace dreamcomm

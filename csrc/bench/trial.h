@@ -1,0 +1,47 @@
+// One case of a benchmark on the bare core, without torch: what is called on what.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "core/request.h"
+#include "transport/heap.h"
+
+namespace dreamcomm {
+
+/// `rows` calls on memory of their own: call i on row i of `in` and of `out`, which
+/// hold the blocks of a Request one after the other. In place if both are the same.
+struct Trial {
+  Kind kind = Kind::kAllReduce;
+  DType dtype = DType::kFloat32;
+  Block in;
+  Block out;
+  std::size_t rows = 1;
+  int samples = 1;  // times that all rows are rewritten, and then called one by one
+
+  bool in_place() const { return in.data == out.data; }
+  Block row(const Block& all, std::size_t index) const {
+    const std::size_t bytes = all.bytes / rows;
+    return {all.data + index * bytes, bytes};
+  }
+};
+
+/// Seconds of every call on this rank, `rows * samples` of them. Before each sample
+/// the inputs are rewritten and the ranks meet, outside of the measured time. All
+/// ranks call it alike. `call` runs row `index`.
+std::vector<double> time_rows(Communicator& communicator, const Trial& trial,
+                              const std::function<void(std::size_t index)>& call);
+
+/// The trial's call through the communicator. SUM, root 0. Throws Error.
+std::vector<double> time_core(Communicator& communicator, const Trial& trial);
+
+/// What the same collective costs if nothing but its bytes is moved, float32 added
+/// for a reduction: no checks, no signatures, flags that are only spun upon. On
+/// tensors in heaps peers' memory is read and written in place, else it is staged
+/// in chunks of the size that proves best here. Throws Error(kInvalid) for kinds
+/// that are not measured so.
+std::vector<double> time_ceiling(Communicator& communicator, Heap& heap, const Trial& trial);
+
+}  // namespace dreamcomm
