@@ -9,6 +9,7 @@ environment variable, equal on all ranks:
 ``DREAMCOMM_PAGE_BYTES``     bytes of a staging page
 ``DREAMCOMM_MESSAGE_BYTES``  bytes of a message buffer
 ``DREAMCOMM_HEAP_BYTES``     bytes of the heap, ``0`` for none
+``DREAMCOMM_COSTS``          ``auto``, ``fixed`` or the path of a file of measured costs
 ``DREAMCOMM_SHARED_MEMORY``  ``1``, or ``0``: everything goes to torch's Gloo or NCCL
 ===========================  ==========================================================
 
@@ -101,6 +102,7 @@ def _apply_environment(options: Options) -> None:
     algorithm = os.environ.get("DREAMCOMM_ALGORITHM")
     if algorithm is not None:
         options.algorithm = algorithm
+    options.costs = os.environ.get("DREAMCOMM_COSTS", options.costs)
     options.fixed_order = _flag("DREAMCOMM_FIXED_ORDER", options.fixed_order)
     options.shared_memory = _flag("DREAMCOMM_SHARED_MEMORY", options.shared_memory)
     options.page_bytes = _size("DREAMCOMM_PAGE_BYTES", options.page_bytes)

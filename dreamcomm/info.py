@@ -34,20 +34,35 @@ def stats(group: dist.ProcessGroup | None = None) -> dict[str, dict[str, int]]:
 
 
 def explain(
-    op: str, nbytes: int, group: dist.ProcessGroup | None = None, *, shared: bool = False
+    op: str,
+    nbytes: int,
+    world: int | None = None,
+    *,
+    group: dist.ProcessGroup | None = None,
+    shared: bool = False,
 ) -> str:
-    """Says how the group would run a call, what else there is, and why.
+    """Says how a call would run, what else there is, the time predicted for each, and why.
 
     Args:
         op: "all_reduce", "broadcast", "all_gather", ...
-        nbytes: bytes of one rank's tensor.
-        group: a group with the backend dreamcomm; None is the default group.
+        nbytes: bytes of one rank's block: of its tensor, or for reduce_scatter and scatter of
+            its output, for all_to_all of its whole input.
+        world: as a group of so many ranks of this host would run it; no group is needed. The
+            costs are those an earlier group of this size has measured, else fixed ones.
+        group: without ``world``: a group with the backend dreamcomm; None is the default group.
         shared: for tensors that lie in the shared heap on all ranks (:func:`dreamcomm.empty`).
 
     Raises:
-        ValueError: the operation or the group is unknown.
+        ValueError: the operation or the group is unknown, or ``world`` is below 1.
     """
-    return _backend(group).explain(op, nbytes, shared)
+    if world is None:
+        return _backend(group).explain(op, nbytes, shared)
+    from dreamcomm._compat import check_build
+
+    check_build()
+    from dreamcomm import _C
+
+    return _C.explain(op, nbytes, world, shared)
 
 
 def transport(group: dist.ProcessGroup | None = None) -> str:

@@ -4,7 +4,7 @@
 // peer and of those it expects. After the first turn all ranks know all tables,
 // so all of them find the same contradiction, or the same largest block, which
 // says how many rounds follow. In round c the page holds chunk c of every block,
-// side by side.
+// side by side. Tensors in heaps are read in place after the first turn.
 #include <algorithm>
 
 #include "algorithms/rows.h"
@@ -57,29 +57,89 @@ Range part_of(const Block& block, std::size_t piece, std::size_t c) {
 
 }  // namespace
 
-void all_to_all(Walk& walk, const Request& request) {
+namespace {
+
+struct Plan {
+  std::size_t table;  // bytes at the start of a page
+  std::size_t piece;  // bytes of one block in a page
+};
+
+Plan plan_of(const Walk& walk) {
   const auto size = static_cast<std::size_t>(walk.size());
-  const auto self = static_cast<std::size_t>(walk.rank());
   const std::size_t table =
       (2 * size * sizeof(std::uint64_t) + Walk::kAlign - 1) / Walk::kAlign * Walk::kAlign;
-  const std::size_t piece = align_down((walk.room() - table) / size, Walk::kAlign);
-  std::size_t rounds = 1;
-  for (std::size_t c = 0; c < rounds; ++c) {
-    if (c == 0) write_table(walk, request);
-    for (std::size_t peer = 0; peer < size; ++peer) {
-      if (peer == self) continue;
-      const Range part = part_of(request.in[peer], piece, c);
-      walk.give(table + peer * piece, request.in[peer].data + part.begin, part.size(), 1);
-    }
-    walk.turn(Peers::all(), Peers::all());
-    if (c == 0) rounds = std::max<std::size_t>(1, chunks(read_tables(walk), piece));
-    for (std::size_t peer = 0; peer < size; ++peer) {
-      if (peer == self) continue;
-      const Range part = part_of(request.out[peer], piece, c);
-      walk.take(request.out[peer].data + part.begin, static_cast<int>(peer), table + self * piece,
-                part.size());
-    }
+  return {table, align_down((walk.room() - table) / size, Walk::kAlign)};
+}
+
+void give_chunk(Walk& walk, const Request& request, const Plan& plan, std::size_t c) {
+  for (std::size_t peer = 0; peer < request.in.size(); ++peer) {
+    if (static_cast<int>(peer) == walk.rank()) continue;
+    const Range part = part_of(request.in[peer], plan.piece, c);
+    walk.give(plan.table + peer * plan.piece, request.in[peer].data + part.begin, part.size(), 1);
   }
+}
+
+void take_chunk(Walk& walk, const Request& request, const Plan& plan, std::size_t c) {
+  const std::size_t mine = plan.table + static_cast<std::size_t>(walk.rank()) * plan.piece;
+  for (std::size_t peer = 0; peer < request.out.size(); ++peer) {
+    if (static_cast<int>(peer) == walk.rank()) continue;
+    const Range part = part_of(request.out[peer], plan.piece, c);
+    walk.take(request.out[peer].data + part.begin, static_cast<int>(peer), mine, part.size());
+  }
+}
+
+/// Bytes that a rank gives to those before `taker`: where the taker's block begins.
+std::size_t given_before(const Walk& walk, int giver, int taker) {
+  std::size_t sum = 0;
+  for (int rank = 0; rank < taker; ++rank) {
+    sum += table_entry(walk, giver, static_cast<std::size_t>(rank));
+  }
+  return sum;
+}
+
+void pull_blocks(Walk& walk, const Request& request) {
+  for (int i = 0; i < walk.size(); ++i) {
+    const int peer = (walk.rank() + i) % walk.size();
+    const Block& to = request.out[static_cast<std::size_t>(peer)];
+    walk.pull(to.data, peer, given_before(walk, peer, walk.rank()), to.bytes);
+    if (peer != walk.rank()) walk.count_sent(request.in[static_cast<std::size_t>(peer)].bytes);
+  }
+  walk.turn(Peers::all(), Peers::all());
+}
+
+}  // namespace
+
+// A rank whose input lies in its heap and is large enough gives nothing in the first
+// round. Every rank knows of every other, after that turn, whether it did so. If all
+// did, the blocks are read in place; if some did, the first round is made again.
+void all_to_all(Walk& walk, const Request& request) {
+  const Plan plan = plan_of(walk);
+  std::size_t total = 0;
+  for (const Block& block : request.in) total += block.bytes;
+  const bool waits = walk.is_own_in() && walk.prefers_heaps(Kind::kAllToAll, total);
+  write_table(walk, request);
+  if (!waits) give_chunk(walk, request, plan, 0);
+  walk.turn(Peers::all(), Peers::all());
+  const std::size_t rounds = std::max<std::size_t>(1, chunks(read_tables(walk), plan.piece));
+
+  int waiting = 0;
+  for (int rank = 0; rank < walk.size(); ++rank) {
+    const bool prefers = walk.prefers_heaps(Kind::kAllToAll, given_before(walk, rank, walk.size()));
+    if (walk.in(rank) != nullptr && prefers) ++waiting;
+  }
+  if (waiting == walk.size()) return pull_blocks(walk, request);
+  std::size_t next = 1;
+  if (waiting == 0) {
+    take_chunk(walk, request, plan, 0);
+  } else {
+    next = 0;
+  }
+  for (std::size_t c = next; c < rounds; ++c) {
+    give_chunk(walk, request, plan, c);
+    walk.turn(Peers::all(), Peers::all());
+    take_chunk(walk, request, plan, c);
+  }
+  const auto self = static_cast<std::size_t>(walk.rank());
   copy_bytes(request.out[self].data, request.in[self].data, request.in[self].bytes);
 }
 

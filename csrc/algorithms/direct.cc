@@ -7,13 +7,21 @@
 
 namespace dreamcomm::rows {
 
-// Round 0: every page holds its rank's whole input; each rank reduces all.
+// Round k: every page holds chunk k of its rank's input; each rank reduces all.
 void one_shot(Walk& walk, const Request& request) {
+  const std::size_t item = item_size(request.reduction.dtype);
   const Block& in = request.in[0];
-  walk.give(0, in.data, in.bytes, walk.size() - 1);
-  walk.turn(Peers::all(), Peers::all());
-  walk.reduce_all(request.reduction, in.data, 0, request.out[0].data,
-                  in.bytes / item_size(request.reduction.dtype));
+  const std::size_t per_chunk = align_down(walk.room(), Walk::kAlign);
+  const std::size_t total = chunks(in.bytes, per_chunk);
+  if (total == 0) walk.turn(Peers::all(), Peers::all());
+  for (std::size_t k = 0; k < total; ++k) {
+    const Range part = chunk(in.bytes, per_chunk, k);
+    const std::byte* own = in.data + part.begin;
+    walk.give(0, own, part.size(), walk.size() - 1);
+    walk.turn(Peers::all(), Peers::all());
+    walk.reduce_all(request.reduction, own, 0, request.out[0].data + part.begin,
+                    part.size() / item);
+  }
 }
 
 // A page holds two things: the chunk's shards that the peers reduce ("stage"),
@@ -62,10 +70,14 @@ void direct_reduce(Walk& walk, const Request& request) {
     if (last) break;
     const Range mine = piece(k, walk.rank());
     std::byte* result = walk.page() + stage;
-    walk.reduce_all(request.reduction, in + at + mine.begin * item, mine.begin * item, result,
-                    mine.size());
+    const std::byte* own = in + at + mine.begin * item;
+    if (collects) {
+      walk.reduce_all(request.reduction, own, mine.begin * item,
+                      {result, out + at + mine.begin * item}, mine.size());
+    } else {
+      walk.reduce_all(request.reduction, own, mine.begin * item, result, mine.size());
+    }
     walk.count_sent(mine.size() * item * foreign);
-    if (collects) copy_bytes(out + at + mine.begin * item, result, mine.size() * item);
   }
 }
 

@@ -1,13 +1,37 @@
 #include "algorithms/explain.h"
 
+#include <iomanip>
 #include <sstream>
 
 #include "core/error.h"
+#include "kernels/reduce.h"
 #include "transport/window.h"
 
 namespace dreamcomm {
 
-std::string explain(const Call& call, const Preference& preference, const std::string& transport) {
+namespace {
+
+std::string microseconds(double seconds) {
+  std::ostringstream text;
+  text << std::fixed << std::setprecision(seconds < 1e-5 ? 2 : 0) << seconds * 1e6 << " us";
+  return text.str();
+}
+
+std::string reason(const CallShape& call, const Preference& preference) {
+  const std::string chosen =
+      preference.algorithm == "auto"
+          ? std::string("the least predicted time of those that suit is taken")
+          : concat("the option algorithm names '", preference.algorithm,
+                   "'; where it does not suit, the least predicted time is taken");
+  const std::string heaps =
+      asks_for_heaps(call, preference) ? "; one wait finds out whose tensors lie in heaps" : "";
+  return concat(chosen, heaps, "; kernels use ", instruction_set());
+}
+
+}  // namespace
+
+std::string explain(const CallShape& call, const Preference& preference,
+                    const std::string& transport) {
   if (call.kind == Kind::kSend || call.kind == Kind::kRecv) {
     return concat(name(call.kind), " over ", transport,
                   ": announced to the receiver, then streamed through two buffers; up to ",
@@ -21,12 +45,12 @@ std::string explain(const Call& call, const Preference& preference, const std::s
   for (std::size_t i = 0; i < table.size(); ++i) {
     if (table[i].kind != call.kind) continue;
     const std::string_view against = objection(table[i], call, preference);
-    text << (i == picked ? "  * " : "    ") << table[i].name << ": " << table[i].why;
+    text << (i == picked ? "  * " : "    ") << table[i].name << ": "
+         << microseconds(predict(table[i], call, *preference.costs)) << ": " << table[i].why;
     if (!against.empty()) text << " [passed over: " << against << ']';
     text << '\n';
   }
-  text << "  (the first that suits is taken, or the one that the option algorithm names: "
-       << preference.algorithm << ')';
+  text << "  (" << reason(call, preference) << ')';
   return text.str();
 }
 

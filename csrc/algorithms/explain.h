@@ -9,6 +9,7 @@ namespace dreamcomm {
 
 /// The candidates for `call` over `transport`, the pick, and why the others were
 /// passed over. A line each.
-std::string explain(const Call& call, const Preference& preference, const std::string& transport);
+std::string explain(const CallShape& call, const Preference& preference,
+                    const std::string& transport);
 
 }  // namespace dreamcomm

@@ -44,22 +44,19 @@ void heap_all_gather(Walk& walk, const Request& request) {
   const Block& in = request.in[0];
   for (int i = 1; i < walk.size(); ++i) {
     const int peer = (walk.rank() + i) % walk.size();
-    copy_bytes(request.out[static_cast<std::size_t>(peer)].data, walk.in(peer), in.bytes);
-    walk.count_received(in.bytes);
+    walk.pull(request.out[static_cast<std::size_t>(peer)].data, peer, 0, in.bytes);
     walk.count_sent(in.bytes);
   }
-  copy_bytes(request.out[static_cast<std::size_t>(walk.rank())].data, in.data, in.bytes);
+  walk.pull(request.out[static_cast<std::size_t>(walk.rank())].data, walk.rank(), 0, in.bytes);
   walk.turn(Peers::all(), Peers::all());
 }
 
 // Each rank copies the root's input.
 void heap_broadcast(Walk& walk, const Request& request) {
   const Block& out = request.out[0];
-  copy_bytes(out.data, walk.in(request.root), out.bytes);
+  walk.pull(out.data, request.root, 0, out.bytes);
   if (walk.rank() == request.root) {
     walk.count_sent(out.bytes * static_cast<std::size_t>(walk.size() - 1));
-  } else {
-    walk.count_received(out.bytes);
   }
   walk.turn(Peers::all(), Peers::all());
 }

@@ -2,63 +2,71 @@
 
 #include <array>
 
+#include "algorithms/efforts.h"
 #include "algorithms/rows.h"
 
 namespace dreamcomm {
 namespace {
 
-bool always(const Call&) { return true; }
-
-// Everyone reads everything: N x S to read instead of 2 x S, one wait instead of
-// two. Worth it while the bytes cost less than a wait.
-bool is_small(const Call& call) {
-  constexpr std::size_t kWorthAWait = std::size_t{32} << 10;
-  return call.bytes <= call.room && call.bytes * static_cast<std::size_t>(call.size) <= kWorthAWait;
-}
+bool always(const CallShape&) { return true; }
 
 // The ring passes partial results on, so each contribution must be scaled by its
 // own rank exactly once; PREMUL_SUM scales where it adds.
-bool ring_can(const Call& call) { return call.size > 1 && call.op != ReduceOp::kPremulSum; }
+bool ring_can(const CallShape& call) { return call.size > 1 && call.op != ReduceOp::kPremulSum; }
 
-bool is_in_heap(const Call& call) { return call.in_heap; }
-bool is_all_in_heap(const Call& call) { return call.in_heap && call.out_heap; }
+bool is_in_heap(const CallShape& call) { return call.in_heap; }
+bool is_all_in_heap(const CallShape& call) { return call.in_heap && call.out_heap; }
 
 constexpr std::string_view kRing =
     "each rank talks to its two neighbours only: 2(N-1)/N x S, in 2(N-1) waits a chunk";
 
-constexpr std::array<Row, 19> kTable{{
-    {Kind::kBarrier, "direct", true, always, rows::barrier, "one wait for all"},
-    {Kind::kBroadcast, "heap", true, is_in_heap, rows::heap_broadcast,
+constexpr std::array<Row, 20> kTable{{
+    {Kind::kBarrier, "direct", true, always, rows::barrier, efforts::one_turn, "one wait for all"},
+    {Kind::kBroadcast, "heap", true, is_in_heap, rows::heap_broadcast, efforts::heap_broadcast,
      "the root's tensor, read in place"},
-    {Kind::kBroadcast, "direct", true, always, rows::broadcast, "the root's page, read by all"},
-    {Kind::kAllReduce, "heap", true, is_all_in_heap, rows::heap_reduce,
+    {Kind::kBroadcast, "direct", true, always, rows::broadcast, efforts::broadcast,
+     "the root's page, read by all"},
+    {Kind::kAllReduce, "heap", true, is_all_in_heap, rows::heap_reduce, efforts::heap_reduce,
      "each rank reduces its shard of every tensor in place and writes it into all"},
-    {Kind::kAllReduce, "one_shot", true, is_small, rows::one_shot,
-     "small: every rank reduces everything itself, after one wait"},
-    {Kind::kAllReduce, "direct", true, always, rows::direct_reduce,
+    {Kind::kAllReduce, "one_shot", true, always, rows::one_shot, efforts::one_shot,
+     "every rank reduces everything itself, one wait a chunk: N x S to read"},
+    {Kind::kAllReduce, "direct", true, always, rows::direct_reduce, efforts::direct_reduce,
      "each rank reduces its shard of every peer's data in rank order: 2(N-1)/N x S"},
-    {Kind::kAllReduce, "ring", false, ring_can, rows::ring_all_reduce, kRing},
-    {Kind::kAllReduce, "master", true, always, rows::master,
+    {Kind::kAllReduce, "ring", false, ring_can, rows::ring_all_reduce, efforts::ring_all_reduce,
+     kRing},
+    {Kind::kAllReduce, "master", true, always, rows::master, efforts::master,
      "the textbook's master node: gather to rank 0, broadcast back, (N-1) x S each way"},
-    {Kind::kReduce, "heap", true, is_all_in_heap, rows::heap_reduce,
+    {Kind::kReduce, "heap", true, is_all_in_heap, rows::heap_reduce, efforts::heap_reduce,
      "each rank reduces its shard of every tensor in place and writes it into the root's"},
-    {Kind::kReduce, "direct", true, always, rows::direct_reduce,
+    {Kind::kReduce, "direct", true, always, rows::direct_reduce, efforts::direct_reduce,
      "each rank reduces its shard in rank order, the root collects them"},
-    {Kind::kAllGather, "heap", true, is_in_heap, rows::heap_all_gather,
+    {Kind::kAllGather, "heap", true, is_in_heap, rows::heap_all_gather, efforts::heap_all_gather,
      "each rank's tensor, read in place"},
-    {Kind::kAllGather, "direct", true, always, rows::gather, "each rank's page, read by all"},
-    {Kind::kAllGather, "ring", true, ring_can, rows::ring_all_gather,
+    {Kind::kAllGather, "direct", true, always, rows::gather, efforts::all_gather,
+     "each rank's page, read by all"},
+    {Kind::kAllGather, "ring", true, ring_can, rows::ring_all_gather, efforts::ring_all_gather,
      "each rank passes on what its left neighbour has: (N-1)/N x S"},
-    {Kind::kGather, "direct", true, always, rows::gather, "each rank's page, read by the root"},
-    {Kind::kScatter, "direct", true, always, rows::scatter, "the root's page, a piece for each"},
+    {Kind::kGather, "direct", true, always, rows::gather, efforts::gather,
+     "each rank's page, read by the root"},
+    {Kind::kScatter, "direct", true, always, rows::scatter, efforts::scatter,
+     "the root's page, a piece for each"},
     {Kind::kReduceScatter, "heap", true, is_in_heap, rows::heap_reduce_scatter,
-     "each rank reduces its block of every tensor in place"},
+     efforts::heap_reduce_scatter, "each rank reduces its block of every tensor in place"},
     {Kind::kReduceScatter, "direct", true, always, rows::direct_reduce_scatter,
+     efforts::direct_reduce_scatter,
      "each rank reduces its block of every peer's data in rank order: (N-1)/N x S"},
     {Kind::kReduceScatter, "ring", false, ring_can, rows::ring_reduce_scatter,
-     "partial sums travel along the ring: (N-1)/N x S"},
-    {Kind::kAllToAll, "direct", true, always, rows::all_to_all, "a piece of each page for each"},
+     efforts::ring_reduce_scatter, "partial sums travel along the ring: (N-1)/N x S"},
+    {Kind::kAllToAll, "heap", true, is_in_heap, rows::all_to_all, efforts::heap_all_to_all,
+     "each rank's blocks, read in place"},
+    {Kind::kAllToAll, "direct", true, always, rows::all_to_all, efforts::all_to_all,
+     "a piece of each page for each"},
 }};
+
+CallShape in_heaps(CallShape call) {
+  call.in_heap = call.out_heap = true;
+  return call;
+}
 
 }  // namespace
 
@@ -66,40 +74,38 @@ std::span<const Row> algorithm_table() { return kTable; }
 
 bool is_in_heaps(const Row& row) { return row.name == "heap"; }
 
-// Below this the copy into a page costs less than another wait.
-bool asks_for_heaps(const Call& call) {
-  constexpr std::size_t kWorthAsking = std::size_t{8} << 10;
-  if (call.size < 2 || call.bytes < kWorthAsking) return false;
-  switch (call.kind) {
-    case Kind::kBroadcast:
-    case Kind::kAllReduce:
-    case Kind::kReduce:
-    case Kind::kAllGather:
-    case Kind::kReduceScatter:
-      return true;
-    default:
-      return false;
-  }
-}
-
-std::string_view objection(const Row& row, const Call& call, const Preference& preference) {
+std::string_view objection(const Row& row, const CallShape& call, const Preference& preference) {
   if (preference.fixed_order && !row.fixed_order) {
     return "adds in another order on every shard; fixed_order=False allows it";
   }
   if (is_in_heaps(row) && !row.suits(call)) return "not all ranks' tensors lie in heaps";
-  if (!row.suits(call)) return "does not suit this size, world or operation";
+  if (!row.suits(call)) return "does not suit this world or operation";
   return "";
 }
 
-std::size_t pick(const Call& call, const Preference& preference) {
-  std::size_t first = kTable.size();
+double predict(const Row& row, const CallShape& call, const Costs& costs) {
+  return costs.seconds(row.effort(call), call.bytes);
+}
+
+std::size_t pick(const CallShape& call, const Preference& preference) {
+  std::size_t best = kTable.size();
+  double least = 0;
   for (std::size_t i = 0; i < kTable.size(); ++i) {
     const Row& row = kTable[i];
     if (row.kind != call.kind || !objection(row, call, preference).empty()) continue;
     if (row.name == preference.algorithm) return i;
-    if (first == kTable.size()) first = i;
+    const double seconds = predict(row, call, *preference.costs);
+    if (best == kTable.size() || seconds < least) {
+      best = i;
+      least = seconds;
+    }
   }
-  return first;
+  return best;
+}
+
+bool asks_for_heaps(const CallShape& call, const Preference& preference) {
+  if (call.size < 2 || call.bytes == 0 || preference.algorithm != "auto") return false;
+  return is_in_heaps(kTable[pick(in_heaps(call), preference)]);
 }
 
 }  // namespace dreamcomm

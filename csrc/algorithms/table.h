@@ -1,32 +1,37 @@
-// The list of algorithms. The first row that suits a call wins.
+// The list of algorithms. Of the rows that suit a call the one predicted to be the
+// fastest wins, of equal ones the first.
 #pragma once
 
 #include <cstddef>
 #include <span>
 #include <string_view>
 
+#include "algorithms/costs.h"
 #include "algorithms/walk.h"
 #include "core/request.h"
 
 namespace dreamcomm {
 
 /// What the choice depends on: the same on every rank.
-struct Call {
+struct CallShape {
   Kind kind = Kind::kBarrier;
   ReduceOp op = ReduceOp::kNone;
-  std::size_t bytes = 0;  // of one block
+  std::size_t bytes = 0;  // of one block; all_to_all: that this rank gives to all
   int size = 1;           // ranks
   std::size_t room = 0;   // bytes of a page
   bool in_heap = false;   // the inputs that are read lie in their ranks' heaps
   bool out_heap = false;  // the outputs that are written by peers do
+
+  bool operator==(const CallShape&) const = default;
 };
 
 struct Row {
   Kind kind;
   std::string_view name;
   bool fixed_order;  // false: reduces in an order that depends on rank and size
-  bool (*suits)(const Call& call);
+  bool (*suits)(const CallShape& call);
   void (*run)(Walk& walk, const Request& request);
+  Effort (*effort)(const CallShape& call);
   std::string_view why;  // in words, for explain()
 };
 
@@ -35,20 +40,25 @@ std::span<const Row> algorithm_table();
 /// Whether the row works on tensors in heaps.
 bool is_in_heaps(const Row& row);
 
-/// Whether a call is worth a turn to find out whose tensors lie in heaps.
-bool asks_for_heaps(const Call& call);
-
-/// How the user constrains the choice.
+/// How the user constrains the choice, and what it goes by.
 struct Preference {
   std::string_view algorithm = "auto";  // or a row's name
   bool fixed_order = true;
+  const Costs* costs = &Costs::fixed();
 };
 
 /// Why `row` is not taken for `call`, or empty if it may be.
-std::string_view objection(const Row& row, const Call& call, const Preference& preference);
+std::string_view objection(const Row& row, const CallShape& call, const Preference& preference);
 
-/// The index of the row for `call`: the named one if it may be taken, else the
-/// first that may. Every kind has a row that suits all calls.
-std::size_t pick(const Call& call, const Preference& preference);
+/// Seconds of the row for the call.
+double predict(const Row& row, const CallShape& call, const Costs& costs);
+
+/// The index of the row for `call`: the named one if it may be taken, else the one
+/// with the least predicted time that may. Every kind has a row that suits all calls.
+std::size_t pick(const CallShape& call, const Preference& preference);
+
+/// Whether a call is worth a turn to find out whose tensors lie in heaps: whether a
+/// row for heaps, if all do, takes less time than the best of the others.
+bool asks_for_heaps(const CallShape& call, const Preference& preference);
 
 }  // namespace dreamcomm

@@ -2,14 +2,25 @@
 
 #include <algorithm>
 
+#include "algorithms/table.h"
 #include "core/error.h"
 
 namespace dreamcomm {
 
 static_assert(sizeof(Opening) <= Walk::kSignature);
 
-Walk::Walk(Rounds& rounds, const Opening& opening, Watch& watch, Scratch& scratch)
-    : rounds_(rounds), opening_(opening), watch_(watch), scratch_(scratch) {}
+Walk::Walk(Rounds& rounds, const Opening& opening, Watch& watch, Scratch& scratch,
+           const Preference* preference)
+    : rounds_(rounds),
+      opening_(opening),
+      watch_(watch),
+      scratch_(scratch),
+      preference_(preference) {}
+
+bool Walk::prefers_heaps(Kind kind, std::size_t bytes) const {
+  return preference_ != nullptr &&
+         asks_for_heaps({kind, ReduceOp::kNone, bytes, size(), room()}, *preference_);
+}
 
 void Walk::turn(Peers reads, Peers readers) {
   if (!first_) [[likely]] {
@@ -45,16 +56,34 @@ void Walk::compare_openings() const {
   }
 }
 
-void Walk::reduce_all(const Reduction& how, const std::byte* own, std::size_t offset,
-                      std::byte* out, std::size_t count) {
+Reduction Walk::scaled(const Reduction& how) const {
+  Reduction result = how;
+  result.factors = scratch_.factors.data();
+  return result;
+}
+
+void Walk::gather_sources(const std::byte* own, std::size_t offset) {
   for (int peer = 0; peer < size(); ++peer) {
     scratch_.sources[static_cast<std::size_t>(peer)] = peer == rank() ? own : from(peer) + offset;
   }
+}
+
+void Walk::reduce_all(const Reduction& how, const std::byte* own, std::size_t offset,
+                      std::byte* out, std::size_t count) {
+  gather_sources(own, offset);
   reduce_sources(how, out, count);
+}
+
+void Walk::reduce_all(const Reduction& how, const std::byte* own, std::size_t offset,
+                      const std::array<std::byte*, 2>& outs, std::size_t count) {
+  gather_sources(own, offset);
+  reduce_into(scaled(how), scratch_.sources, outs, count);
+  count_received(static_cast<std::size_t>(size() - 1) * count * item_size(how.dtype));
 }
 
 void Walk::reduce_heap(const Reduction& how, std::size_t offset, std::byte* out,
                        std::size_t count) {
+  in_place_ = true;
   for (std::size_t r = 0; r < scratch_.ins.size(); ++r) {
     scratch_.sources[r] = scratch_.ins[r] + offset;
   }
@@ -62,15 +91,14 @@ void Walk::reduce_heap(const Reduction& how, std::size_t offset, std::byte* out,
 }
 
 void Walk::reduce_heaps(const Reduction& how, std::size_t offset, Peers into, std::size_t count) {
+  in_place_ = true;
   std::size_t targets = 0;
   for (int peer = 0; peer < size(); ++peer) {
     const auto index = static_cast<std::size_t>(peer);
     scratch_.sources[index] = scratch_.ins[index] + offset;
     if (into.has(peer)) scratch_.targets[targets++] = scratch_.outs[index] + offset;
   }
-  Reduction scaled = how;
-  scaled.factors = scratch_.factors.data();
-  reduce_into(scaled, scratch_.sources, std::span(scratch_.targets).first(targets), count);
+  reduce_into(scaled(how), scratch_.sources, std::span(scratch_.targets).first(targets), count);
 }
 
 bool Walk::all_in() const {
@@ -82,10 +110,14 @@ bool Walk::all_out() const {
 }
 
 void Walk::reduce_sources(const Reduction& how, std::byte* out, std::size_t count) {
-  Reduction scaled = how;
-  scaled.factors = scratch_.factors.data();
-  reduce(scaled, scratch_.sources, out, count);
+  reduce(scaled(how), scratch_.sources, out, count);
   count_received(static_cast<std::size_t>(size() - 1) * count * item_size(how.dtype));
+}
+
+void Walk::pull(std::byte* to, int rank, std::size_t offset, std::size_t bytes) {
+  in_place_ = true;
+  copy_bytes(to, in(rank) + offset, bytes);
+  if (rank != this->rank()) count_received(bytes);
 }
 
 void Walk::take(std::byte* to, int rank, std::size_t offset, std::size_t bytes) {
@@ -94,7 +126,7 @@ void Walk::take(std::byte* to, int rank, std::size_t offset, std::size_t bytes) 
 }
 
 void Walk::give(std::size_t offset, const std::byte* data, std::size_t bytes, int readers) {
-  copy_bytes(page() + offset, data, bytes);
+  if (data != page() + offset) scratch_.writer.write(page() + offset, data, bytes);
   count_sent(bytes * static_cast<std::size_t>(readers));
 }
 

@@ -1,12 +1,14 @@
 // One call's way through the rounds, and the bytes it moves.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <span>
 #include <vector>
 
+#include "algorithms/page_writer.h"
 #include "algorithms/signature.h"
 #include "core/request.h"
 #include "kernels/reduce.h"
@@ -20,6 +22,8 @@ inline void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) 
 }
 
 constexpr std::size_t align_down(std::size_t n, std::size_t unit) { return n / unit * unit; }
+
+struct Preference;  // algorithms/table.h
 
 class Walk {
  public:
@@ -41,9 +45,13 @@ class Walk {
     std::vector<const std::byte*> ins;  // as mapped here; null: not in its rank's heap
     std::vector<std::byte*> outs;
     std::vector<std::byte*> targets;
+    PageWriter writer;
   };
 
-  Walk(Rounds& rounds, const Opening& opening, Watch& watch, Scratch& scratch);
+  /// `preference` says when heaps are worth it, for rows that find out on their way;
+  /// null: never.
+  Walk(Rounds& rounds, const Opening& opening, Watch& watch, Scratch& scratch,
+       const Preference* preference = nullptr);
 
   int rank() const { return rounds_.rank(); }
   int size() const { return rounds_.size(); }
@@ -66,16 +74,27 @@ class Walk {
   std::byte* out(int rank) const { return scratch_.outs[static_cast<std::size_t>(rank)]; }
   bool all_in() const;
   bool all_out() const;
+  /// Whether this rank's input lies in its heap; before the first turn, too.
+  bool is_own_in() const { return opening_.in != 0; }
+  /// Whether a call of the kind that has `bytes` of input on a rank should be in heaps.
+  bool prefers_heaps(Kind kind, std::size_t bytes) const;
+  /// Whether tensors in heaps were read or written in place.
+  bool was_in_place() const { return in_place_; }
   const std::byte* from(int rank) const { return rounds_.from(rank) + kSignature; }
 
   /// Reduces, per rank, `own` or the bytes at `offset` of a peer's page, in rank
   /// order, and counts what was read.
   void reduce_all(const Reduction& how, const std::byte* own, std::size_t offset, std::byte* out,
                   std::size_t count);
+  /// The same, into two places.
+  void reduce_all(const Reduction& how, const std::byte* own, std::size_t offset,
+                  const std::array<std::byte*, 2>& outs, std::size_t count);
   /// Reduces, per rank, the bytes at `offset` of its input in its heap.
   void reduce_heap(const Reduction& how, std::size_t offset, std::byte* out, std::size_t count);
   /// The same, into the outputs in their heaps of the ranks in `into`.
   void reduce_heaps(const Reduction& how, std::size_t offset, Peers into, std::size_t count);
+  /// Copies from a rank's input in its heap and, if it is a peer's, counts it.
+  void pull(std::byte* to, int rank, std::size_t offset, std::size_t bytes);
   /// Copies from a peer's page and counts it.
   void take(std::byte* to, int rank, std::size_t offset, std::size_t bytes);
   /// Copies into this rank's page for `readers` ranks to read, and counts it.
@@ -88,13 +107,17 @@ class Walk {
 
  private:
   void compare_openings() const;
+  void gather_sources(const std::byte* own, std::size_t offset);
+  Reduction scaled(const Reduction& how) const;
   void reduce_sources(const Reduction& how, std::byte* out, std::size_t count);
 
   Rounds& rounds_;
   const Opening opening_;
   Watch& watch_;
   Scratch& scratch_;
+  const Preference* preference_;
   bool first_ = true;
+  bool in_place_ = false;
   std::uint64_t sent_ = 0;
   std::uint64_t received_ = 0;
 };

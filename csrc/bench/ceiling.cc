@@ -20,8 +20,7 @@
 namespace dreamcomm {
 namespace {
 
-constexpr std::array<std::size_t, 5> kChunks{std::size_t{32} << 10, std::size_t{64} << 10,
-                                             std::size_t{128} << 10, std::size_t{256} << 10,
+constexpr std::array<std::size_t, 3> kChunks{std::size_t{64} << 10, std::size_t{256} << 10,
                                              std::size_t{512} << 10};
 constexpr std::size_t kLargest = kChunks.back();
 

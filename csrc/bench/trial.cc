@@ -1,16 +1,50 @@
 #include "bench/trial.h"
 
+#include <array>
 #include <chrono>
 #include <cstring>
 
 #include "core/error.h"
+#include "core/half.h"
 
 namespace dreamcomm {
 namespace {
 
-/// A byte of which every type makes a number neither huge nor denormal (0.75 in
-/// float32), so that no sum takes longer than others.
-constexpr int kFill = 0x3f;
+template <typename T>
+void fill(const Block& block, T value) {
+  for (std::size_t at = 0; at + sizeof value <= block.bytes; at += sizeof value) {
+    std::memcpy(block.data + at, &value, sizeof value);
+  }
+}
+
+/// Every element becomes `number`.
+void rewrite(DType dtype, const Block& block, int number) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return fill(block, float_to_float16(static_cast<float>(number)));
+    case DType::kBFloat16:
+      return fill(block, float_to_bfloat16(static_cast<float>(number)));
+    case DType::kFloat32:
+      return fill(block, static_cast<float>(number));
+    case DType::kFloat64:
+      return fill(block, static_cast<double>(number));
+    case DType::kUInt16:
+    case DType::kInt16:
+      return fill(block, static_cast<std::int16_t>(number));
+    case DType::kUInt32:
+    case DType::kInt32:
+      return fill(block, static_cast<std::int32_t>(number));
+    case DType::kUInt64:
+    case DType::kInt64:
+      return fill(block, static_cast<std::int64_t>(number));
+    case DType::kComplex64:
+      return fill(block, std::array<float, 2>{static_cast<float>(number), 0});
+    case DType::kComplex128:
+      return fill(block, std::array<double, 2>{static_cast<double>(number), 0});
+    default:
+      return fill(block, static_cast<std::int8_t>(dtype == DType::kBool ? 1 : number));
+  }
+}
 
 std::vector<Block> split(const Block& row, std::size_t parts) {
   std::vector<Block> blocks;
@@ -59,7 +93,8 @@ std::vector<double> time_rows(Communicator& communicator, const Trial& trial,
   std::vector<double> seconds;
   seconds.reserve(trial.rows * static_cast<std::size_t>(trial.samples));
   for (int sample = 0; sample < trial.samples; ++sample) {
-    if (trial.in.bytes > 0) std::memset(trial.in.data, kFill, trial.in.bytes);
+    if (!trial.in_place()) rewrite(trial.dtype, trial.out, 0);
+    rewrite(trial.dtype, trial.in, communicator.rank() + 1);
     communicator.run(meet);
     for (std::size_t index = 0; index < trial.rows; ++index) {
       const auto begin = Clock::now();

@@ -29,8 +29,8 @@ struct Trial {
 };
 
 /// Seconds of every call on this rank, `rows * samples` of them. Before each sample
-/// the inputs are rewritten and the ranks meet, outside of the measured time. All
-/// ranks call it alike. `call` runs row `index`.
+/// the outputs are rewritten with 0, every input with rank + 1, and the ranks meet,
+/// outside of the measured time. All ranks call it alike. `call` runs row `index`.
 std::vector<double> time_rows(Communicator& communicator, const Trial& trial,
                               const std::function<void(std::size_t index)>& call);
 

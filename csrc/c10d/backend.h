@@ -23,6 +23,10 @@
 
 namespace dreamcomm {
 
+/// explain() for a group of `size` ranks that is not there: with the costs that an
+/// earlier group of this machine has left, or with the fixed ones.
+std::string explain_world(Kind kind, std::size_t bytes, int size, bool in_heaps);
+
 class DreamBackend;
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
@@ -119,6 +123,8 @@ class DreamBackend final : public c10d::Backend {
   // What people and tools ask for.
   std::array<Traffic, kKinds> traffic() const;
   std::string explain(Kind kind, std::size_t bytes, bool in_heaps) const;
+  /// `bytes` are those of the call's largest tensor.
+  Prediction predict(Kind kind, std::size_t bytes, bool in_heaps) const;
   std::string transport() const;
   /// Why the group is unusable, or nothing.
   std::optional<std::string> failure() const;
@@ -179,6 +185,8 @@ class DreamBackend final : public c10d::Backend {
   void require_open() const;
   c10::intrusive_ptr<DreamBackend> child(const StorePtr& store, int rank, int size,
                                          const c10::intrusive_ptr<DreamOptions>& options);
+  /// Agrees on the costs that algorithms are chosen by. Collective.
+  void tune();
   void close();
 
   StorePtr store_;
@@ -189,6 +197,7 @@ class DreamBackend final : public c10d::Backend {
   const Interrupt interrupt_;
   Fallback fallback_;
   std::shared_ptr<Communicator> comm_;  // null: everything goes to fallback_
+  std::string costs_words_;             // where the costs come from
   std::string reason_;                  // why memory is shared, or why not
   std::shared_ptr<Executor> executor_ = std::make_shared<Executor>();
   std::shared_ptr<Pending> pending_ = std::make_shared<Pending>();

@@ -1,7 +1,10 @@
-// What the benchmark measures below torch's dispatch.
+// What the benchmark measures below torch's dispatch, and what was predicted.
+#include "algorithms/explain.h"
+#include "algorithms/walk.h"
 #include "bench/trial.h"
 #include "c10d/backend.h"
 #include "c10d/convert.h"
+#include "c10d/costs_file.h"
 
 namespace dreamcomm {
 namespace {
@@ -50,6 +53,28 @@ std::vector<double> DreamBackend::time_ceiling(Kind kind, const Tensor& input, c
   return as_torch([&] {
     return dreamcomm::time_ceiling(*comm_, *heap_, trial_of(kind, input, output, samples));
   });
+}
+
+Prediction DreamBackend::predict(Kind kind, std::size_t bytes, bool in_heaps) const {
+  TORCH_CHECK_VALUE(comm_, "the group has no core to predict: ", reason_);
+  const bool shards = kind == Kind::kAllGather || kind == Kind::kReduceScatter;
+  const std::size_t block = shards ? bytes / static_cast<std::size_t>(size_) : bytes;
+  return comm_->predict(kind, block, in_heaps);
+}
+
+std::string explain_world(Kind kind, std::size_t bytes, int size, bool in_heaps) {
+  const DreamOptions options;
+  const std::string path = costs_path(size, options.page_bytes);
+  const std::optional<Costs> known = load_costs(path);
+  const Costs costs = known.value_or(Costs::fixed());
+  CallShape call{kind, ReduceOp::kSum, bytes, size, options.page_bytes - Walk::kSignature};
+  const Preference preference{"auto", true, &costs};
+  call.in_heap = call.out_heap = in_heaps && asks_for_heaps(call, preference);
+  return concat(explain(call, preference, concat("shm, ", size, " ranks of one host")),
+                "\n  (costs: ",
+                known ? concat("those of ", path)
+                      : "fixed ones; no group of this size was made on this machine yet",
+                ')');
 }
 
 }  // namespace dreamcomm

@@ -6,6 +6,7 @@
 
 #include "c10d/backend.h"
 #include "c10d/convert.h"
+#include "c10d/costs_file.h"
 #include "c10d/process_heap.h"
 #include "c10d/python.h"
 #include "c10d/store.h"
@@ -41,6 +42,11 @@ c10::intrusive_ptr<DreamOptions> own_options(
   TORCH_CHECK_VALUE(given != nullptr,
                     "expected the options of a dreamcomm group to be dreamcomm.Options");
   return c10::make_intrusive<DreamOptions>(*given);
+}
+
+/// What has to be equal on all ranks; paths may differ.
+std::string costs_kind(const std::string& costs) {
+  return costs == "auto" || costs == "fixed" ? costs : "file";
 }
 
 /// torch reuses a store when a group is destroyed and made anew, and then the
@@ -90,7 +96,8 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
                        .timeout = meeting_time,
                        .heap = heap_,
                        .settings = concat("algorithm=", options->algorithm,
-                                          ",fixed_order=", options->fixed_order ? 1 : 0),
+                                          ",fixed_order=", options->fixed_order ? 1 : 0,
+                                          ",costs=", costs_kind(options->costs)),
                        .refuse = !options->shared_memory};
   TorchStore meeting(c10::make_intrusive<c10d::PrefixStore>("shm", visit_));
   try {
@@ -100,11 +107,27 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
       comm_ = std::make_shared<Communicator>(std::move(result.fabric),
                                              CommOptions{options->group_name, options->algorithm,
                                                          options->fixed_order, options->timeout});
+      tune();
     }
   } catch (...) {
     std::rethrow_exception(current_as_torch());
   }
   if (!comm_) fallback_.get("cpu");
+}
+
+void DreamBackend::tune() {
+  costs_words_ = "fixed ones, as the option costs says";
+  if (options_->costs == "fixed" || size_ == 1) return;
+  const bool measured = options_->costs == "auto";
+  const std::string path = measured ? costs_path(size_, options_->page_bytes) : options_->costs;
+  const auto known = rank_ == 0 ? load_costs(path) : std::nullopt;
+  comm_->tune(known, heap_.get());
+  costs_words_ = concat("those of ", path.empty() ? "this group" : path);
+  if (rank_ != 0 || known) return;
+  if (!save_costs(path, comm_->costs())) {
+    costs_words_ = concat("measured for this group; they could not be kept in ",
+                          path.empty() ? "a file, as HOME is not set" : path);
+  }
 }
 
 DreamBackend::~DreamBackend() { release_resources(); }
@@ -226,8 +249,8 @@ std::string DreamBackend::explain(Kind kind, std::size_t bytes, bool in_heaps) c
                   "cuda, because the ranks share no memory: ",
                   reason_);
   }
-  return concat(comm_->explain(kind, bytes, in_heaps),
-                "\n  (heap of this rank: ", heap_ ? heap_->describe() : concat("none: ", no_heap_),
+  return concat(comm_->explain(kind, bytes, in_heaps), "\n  (costs: ", costs_words_,
+                ")\n  (heap of this rank: ", heap_ ? heap_->describe() : concat("none: ", no_heap_),
                 ")\n  (tensors on cuda go to torch's own NCCL group, sparse all_reduce to Gloo)");
 }
 

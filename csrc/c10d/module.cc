@@ -117,7 +117,7 @@ py::dict to_dict(const std::array<Traffic, kKinds>& traffic) {
 
 OptionsPtr make_options(milliseconds timeout, std::string algorithm, bool fixed_order,
                         std::size_t page_bytes, std::size_t message_bytes, bool shared_memory,
-                        std::size_t heap_bytes) {
+                        std::size_t heap_bytes, std::string costs) {
   auto options = c10::make_intrusive<DreamOptions>(timeout);
   options->algorithm = std::move(algorithm);
   options->fixed_order = fixed_order;
@@ -125,22 +125,25 @@ OptionsPtr make_options(milliseconds timeout, std::string algorithm, bool fixed_
   options->message_bytes = message_bytes;
   options->shared_memory = shared_memory;
   options->heap_bytes = heap_bytes;
+  options->costs = std::move(costs);
   require_valid(*options);
   return options;
 }
 
 std::string repr(const DreamOptions& options) {
   const auto boolean = [](bool value) { return value ? "True" : "False"; };
-  return concat(
-      "Options(timeout=timedelta(milliseconds=", options.timeout.count(), "), algorithm='",
-      options.algorithm, "', fixed_order=", boolean(options.fixed_order),
-      ", page_bytes=", options.page_bytes, ", message_bytes=", options.message_bytes,
-      ", shared_memory=", boolean(options.shared_memory), ", heap_bytes=", options.heap_bytes, ')');
+  return concat("Options(timeout=timedelta(milliseconds=", options.timeout.count(),
+                "), algorithm='", options.algorithm,
+                "', fixed_order=", boolean(options.fixed_order),
+                ", page_bytes=", options.page_bytes, ", message_bytes=", options.message_bytes,
+                ", shared_memory=", boolean(options.shared_memory),
+                ", heap_bytes=", options.heap_bytes, ", costs='", options.costs, "')");
 }
 
 py::tuple fields_of(const DreamOptions& options) {
   return py::make_tuple(options.timeout, options.algorithm, options.fixed_order, options.page_bytes,
-                        options.message_bytes, options.shared_memory, options.heap_bytes);
+                        options.message_bytes, options.shared_memory, options.heap_bytes,
+                        options.costs);
 }
 
 OptionsPtr copy_of(const DreamOptions& options) {
@@ -164,6 +167,9 @@ message_bytes (int): size of one message buffer; two per pair of ranks.
 heap_bytes (int): address space for tensors that peers read and write in place, one
     range for all groups of a process, whose size the first of them sets; pages are
     taken as they are used. 0: none. The default is half of the machine's memory.
+costs (str): what the choice of an algorithm goes by. "auto": measured once on each
+    machine for each number of ranks, in under a second, and kept in
+    ~/.cache/dreamcomm; "fixed": the same everywhere; or such a file's path.
 shared_memory (bool): False sends everything to torch's own Gloo or NCCL group.
 )");
   options
@@ -172,7 +178,7 @@ shared_memory (bool): False sends everything to torch's own Gloo or NCCL group.
            py::arg("page_bytes") = defaults.page_bytes,
            py::arg("message_bytes") = defaults.message_bytes,
            py::arg("shared_memory") = defaults.shared_memory,
-           py::arg("heap_bytes") = defaults.heap_bytes)
+           py::arg("heap_bytes") = defaults.heap_bytes, py::arg("costs") = defaults.costs)
       .def_readwrite("timeout", &DreamOptions::timeout)
       .def_readwrite("algorithm", &DreamOptions::algorithm)
       .def_readwrite("fixed_order", &DreamOptions::fixed_order)
@@ -180,6 +186,7 @@ shared_memory (bool): False sends everything to torch's own Gloo or NCCL group.
       .def_readwrite("message_bytes", &DreamOptions::message_bytes)
       .def_readwrite("shared_memory", &DreamOptions::shared_memory)
       .def_readwrite("heap_bytes", &DreamOptions::heap_bytes)
+      .def_readwrite("costs", &DreamOptions::costs)
       .def("__repr__", &repr)
       .def("__eq__",
            [](const DreamOptions& self, const DreamOptions& other) {
@@ -187,11 +194,11 @@ shared_memory (bool): False sends everything to torch's own Gloo or NCCL group.
            })
       .def(py::pickle(&fields_of,
                       [](const py::tuple& fields) {
-                        return make_options(fields[0].cast<milliseconds>(),
-                                            fields[1].cast<std::string>(), fields[2].cast<bool>(),
-                                            fields[3].cast<std::size_t>(),
-                                            fields[4].cast<std::size_t>(), fields[5].cast<bool>(),
-                                            fields[6].cast<std::size_t>());
+                        return make_options(
+                            fields[0].cast<milliseconds>(), fields[1].cast<std::string>(),
+                            fields[2].cast<bool>(), fields[3].cast<std::size_t>(),
+                            fields[4].cast<std::size_t>(), fields[5].cast<bool>(),
+                            fields[6].cast<std::size_t>(), fields[7].cast<std::string>());
                       }))
       .def("__copy__", &copy_of)
       .def("__deepcopy__", [](const DreamOptions& self, const py::dict&) { return copy_of(self); });
@@ -236,6 +243,13 @@ void bind_backend(py::module_& m) {
           py::arg("timeout") = py::none(), py::arg("wait_all_ranks") = false,
           py::call_guard<py::gil_scoped_release>())
       .def(
+          "_predict",
+          [](const DreamBackend& self, const std::string& op, std::size_t nbytes, bool in_heap) {
+            const Prediction prediction = self.predict(kind_named(op), nbytes, in_heap);
+            return py::make_tuple(prediction.algorithm, prediction.seconds);
+          },
+          py::arg("op"), py::arg("nbytes"), py::arg("in_heap"))
+      .def(
           "_time_core",
           [](DreamBackend& self, const std::string& op, const at::Tensor& input,
              const at::Tensor& output,
@@ -262,6 +276,13 @@ PYBIND11_MODULE(_C, m) {
   py::module_::import("torch._C._distributed_c10d");  // the classes these derive from
   dreamcomm::bind_options(m);
   dreamcomm::bind_backend(m);
+  m.def(
+      "explain",
+      [](const std::string& op, std::size_t nbytes, int world, bool heap) {
+        if (world < 1) throw py::value_error("expected a world of at least 1 rank");
+        return dreamcomm::explain_world(dreamcomm::kind_named(op), nbytes, world, heap);
+      },
+      py::arg("op"), py::arg("nbytes"), py::arg("world"), py::arg("heap"));
   m.def("allocate", &dreamcomm::allocate, py::arg("size"), py::arg("dtype"), py::arg("heap_bytes"));
   m.def("is_in_heap", &dreamcomm::is_in_heap, py::arg("tensor"));
 }

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "algorithms/table.h"
+#include "c10d/costs_file.h"
 
 namespace dreamcomm {
 namespace {
@@ -30,6 +31,10 @@ void require_valid(const DreamOptions& options) {
                     "got ", options.timeout.count(), " ms");
   require_bytes("page_bytes", options.page_bytes, 1536);
   require_bytes("message_bytes", options.message_bytes, 128);
+  TORCH_CHECK_VALUE(
+      options.costs == "auto" || options.costs == "fixed" || load_costs(options.costs),
+      "dreamcomm.Options: expected costs to be auto, fixed or the path of a file that was ",
+      "written for auto, got '", options.costs, "'");
 }
 
 }  // namespace dreamcomm

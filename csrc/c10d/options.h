@@ -25,6 +25,7 @@ struct DreamOptions : c10d::Backend::Options {
   std::size_t message_bytes = ShmOptions{}.message_bytes;
   bool shared_memory = true;
   std::size_t heap_bytes = Heap::default_bytes();  // 0: no heap
+  std::string costs = "auto";                      // or "fixed", or a file's path
 };
 
 /// Throws c10::ValueError if an option has no meaning, whatever the group.

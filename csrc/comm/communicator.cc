@@ -1,13 +1,17 @@
 #include "comm/communicator.h"
 
 #include <algorithm>
+#include <cstring>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "algorithms/explain.h"
 #include "algorithms/table.h"
+#include "comm/chooser.h"
 #include "comm/guard.h"
 #include "comm/mailbox.h"
+#include "comm/measure.h"
 #include "comm/member.h"
 #include "comm/progress_thread.h"
 #include "comm/roll_call.h"
@@ -20,6 +24,9 @@
 
 namespace dreamcomm {
 namespace {
+
+/// A group for quick calls may still take this long to agree on its costs.
+constexpr std::chrono::milliseconds kLeastTuning{10'000};
 
 struct Counter {
   Gauge calls;
@@ -49,7 +56,7 @@ struct Communicator::Impl {
         mailbox(member),
         roll_call(member),
         scratch(fabric->size()),
-        heaps(all_have_heaps(*fabric)),
+        chooser(options.algorithm, options.fixed_order, all_have_heaps(*fabric)),
         tend([this] { tend_messages(); }),
         thread(member, turnstile, mailbox, tend) {}
 
@@ -112,24 +119,21 @@ struct Communicator::Impl {
   void run_now(const Request& request, const Interrupt& interrupt) {
     const std::function<std::string()> what = [&request] { return describe(request); };
     Guard guard(member, what, deadline_of(request.deadline), tend, interrupt);
-    Call call = call_of(request);
-    std::size_t row = pick(call, preference());
+    CallShape call = call_of(request);
+    Choice choice = chooser.choose(call);
     sequence.add(1);
     const std::int64_t number = sequence.read();
     const Entered entered(member.header().progress, request.kind, number);
-    const Opening opening{
-        signature_of(request, static_cast<std::uint64_t>(number), static_cast<std::uint8_t>(row)),
-        request.reduction.factor, place_of(request.in), place_of(request.out)};
-    Walk walk(rounds, opening, guard, scratch);
-    bool in_place = false;
+    const Opening opening{signature_of(request, static_cast<std::uint64_t>(number),
+                                       static_cast<std::uint8_t>(choice.row)),
+                          request.reduction.factor, place_of(request.in), place_of(request.out)};
+    const Preference heaps = chooser.preference();
+    Walk walk(rounds, opening, guard, scratch, chooser.heaps() ? &heaps : nullptr);
     try {
       check_peers(request, " cannot begin: ");
-      if (heaps && options.algorithm == "auto" && asks_for_heaps(call)) {
-        row = pick(ask_for_heaps(call, walk, request), preference());
-        in_place = is_in_heaps(algorithm_table()[row]);
-      }
-      algorithm_table()[row].run(walk, request);
-      if (in_place) check_peers(request, " cannot be trusted: ");
+      if (choice.asks) choice = chooser.choose(ask_for_heaps(call, walk, request));
+      algorithm_table()[choice.row].run(walk, request);
+      if (walk.was_in_place()) check_peers(request, " cannot be trusted: ");
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::kMismatch) member.fail(error.kind(), error.what());
       throw;
@@ -142,11 +146,11 @@ struct Communicator::Impl {
     counter.calls.add(1);
     counter.sent.add(static_cast<std::int64_t>(walk.sent()));
     counter.received.add(static_cast<std::int64_t>(walk.received()));
-    if (in_place) counter.in_place.add(1);
+    if (walk.was_in_place()) counter.in_place.add(1);
   }
 
   /// Learns whose tensors lie in heaps: the same answer on every rank.
-  static Call ask_for_heaps(Call call, Walk& walk, const Request& request) {
+  static CallShape ask_for_heaps(CallShape call, Walk& walk, const Request& request) {
     walk.open();
     const bool from_root = request.kind == Kind::kBroadcast;
     const bool to_root = request.kind == Kind::kReduce;
@@ -169,10 +173,25 @@ struct Communicator::Impl {
     return static_cast<std::uint64_t>(blocks[0].data - heap.data()) + 1;
   }
 
-  Call call_of(const Request& request) const {
+  /// Rank 0 tells whether it knows the costs, and which; else all measure them.
+  void tune(const std::optional<Costs>& known, Heap* heap) {
+    const std::function<std::string()> what = [] {
+      return std::string("agreeing on the costs of algorithms");
+    };
+    Guard guard(member, what, deadline_in(Clock::now(), std::max(options.timeout, kLeastTuning)),
+                tend, {});
+    std::memcpy(rounds.page(), &known, sizeof known);
+    rounds.turn(Peers::all(), Peers::all(), guard);
+    std::optional<Costs> told;
+    static_assert(std::is_trivially_copyable_v<std::optional<Costs>>);
+    std::memcpy(&told, rounds.from(0), sizeof told);
+    const bool heaps = all_have_heaps(*fabric);
+    chooser.use(told ? *told : measure_costs(rounds, scratch, heaps ? heap : nullptr, guard));
+  }
+
+  CallShape call_of(const Request& request) const {
     return {request.kind, request.reduction.op, block_bytes(request), fabric->size(), room()};
   }
-  Preference preference() const { return {options.algorithm, options.fixed_order}; }
   std::size_t room() const { return rounds.page_bytes() - Walk::kSignature; }
 
   void check_peer(const char* operation, int peer) const {
@@ -195,7 +214,7 @@ struct Communicator::Impl {
   RollCall roll_call;
   Turnstile turnstile;
   Walk::Scratch scratch;
-  const bool heaps;  // every rank has one
+  Chooser chooser;
   Gauge sequence;
   std::array<Counter, kKinds> counters;
   const std::function<void()> tend;
@@ -303,10 +322,21 @@ std::array<Traffic, kKinds> Communicator::traffic() const {
 }
 
 std::string Communicator::explain(Kind kind, std::size_t bytes, bool in_heaps) const {
-  Call call{kind, ReduceOp::kSum, bytes, size(), impl_->room()};
-  call.in_heap = call.out_heap = in_heaps && impl_->heaps && asks_for_heaps(call);
-  return dreamcomm::explain(call, impl_->preference(), transport());
+  CallShape call{kind, ReduceOp::kSum, bytes, size(), impl_->room()};
+  call.in_heap = call.out_heap = in_heaps && impl_->chooser.asks(call);
+  return dreamcomm::explain(call, impl_->chooser.preference(), transport());
 }
+
+Prediction Communicator::predict(Kind kind, std::size_t bytes, bool in_heaps) const {
+  CallShape call{kind, ReduceOp::kSum, bytes, size(), impl_->room()};
+  call.in_heap = call.out_heap = in_heaps && impl_->chooser.asks(call);
+  const Row& row = algorithm_table()[pick(call, impl_->chooser.preference())];
+  return {std::string(row.name), dreamcomm::predict(row, call, impl_->chooser.costs())};
+}
+
+const Costs& Communicator::costs() const { return impl_->chooser.costs(); }
+
+void Communicator::tune(const std::optional<Costs>& known, Heap* heap) { impl_->tune(known, heap); }
 
 std::string Communicator::transport() const { return impl_->fabric->describe(); }
 std::span<std::byte> Communicator::heap(int rank) const { return impl_->fabric->heap(rank); }

@@ -14,7 +14,9 @@
 
 namespace dreamcomm {
 
+struct Costs;  // algorithms/costs.h: what algorithms are chosen by
 class Fabric;  // transport/fabric.h: the windows of all ranks
+class Heap;    // transport/heap.h: memory that peers map
 class Ticket;  // comm/ticket.h: a message under way
 
 struct CommOptions {
@@ -32,6 +34,12 @@ struct Traffic {
   std::uint64_t in_place = 0;  // of the calls, those on tensors in heaps, without a copy
 };
 
+/// What the cost model expects of a call.
+struct Prediction {
+  std::string algorithm;
+  double seconds = 0;
+};
+
 /// Called by a thread that has waited a while; throws to end the wait.
 using Interrupt = std::function<void()>;
 
@@ -44,6 +52,12 @@ class Communicator {
 
   int rank() const;
   int size() const;
+
+  /// Agrees with all ranks on the costs that algorithms are chosen by: those that
+  /// rank 0 knows, or, if it knows none, measured here in under a second. Collective,
+  /// before any other call; without it the fixed ones serve. `heap` is this rank's.
+  void tune(const std::optional<Costs>& known, Heap* heap);
+  const Costs& costs() const;
 
   /// Runs the collective on the calling thread, after those called before it.
   /// Throws Error; every kind but kInvalid and kMismatch ends the group.
@@ -86,6 +100,7 @@ class Communicator {
   /// The table's candidates for a call of `bytes` on tensors in heaps or elsewhere,
   /// the pick and the reason.
   std::string explain(Kind kind, std::size_t bytes, bool in_heaps) const;
+  Prediction predict(Kind kind, std::size_t bytes, bool in_heaps) const;
   /// "shm: 4 ranks of one host" and the like.
   std::string transport() const;
   /// A rank's heap as this rank maps it, empty if it has none.

@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "kernels/families.h"
+#include "kernels/fold_simd.h"
 
 namespace dreamcomm {
 namespace {
@@ -23,6 +24,8 @@ bool fits(double factor, DType t) {
 }
 
 }  // namespace
+
+std::string_view instruction_set() { return kernels::vectors_name(); }
 
 void check_defined(const Reduction& how) {
   check(is_defined(how.op, how.dtype), ErrorKind::kInvalid, "cannot reduce ", name(how.dtype),

@@ -3,10 +3,15 @@
 
 #include <cstddef>
 #include <span>
+#include <string_view>
 
 #include "core/types.h"
 
 namespace dreamcomm {
+
+/// The widest vectors that this machine's kernels use: "AVX-512", "AVX2", "SSE2",
+/// "NEON" or "portable code". The results do not depend on it.
+std::string_view instruction_set();
 
 /// Throws Error(kInvalid) if the operation is not defined on the type, the
 /// divisor is below 1, or an integer type cannot hold `how.factor`.

@@ -1,6 +1,6 @@
 // Booleans: any byte but 0 is true; results are 0 or 1.
 #include "kernels/families.h"
-#include "kernels/fold.h"
+#include "kernels/fold_simd.h"
 #include "kernels/operations.h"
 
 namespace dreamcomm::kernels {
@@ -10,13 +10,13 @@ void reduce_bool(const Reduction& how, Operands in, std::byte* out, std::size_t 
     case ReduceOp::kSum:
     case ReduceOp::kMax:
     case ReduceOp::kBor:
-      return fold<2>(Or<true>(), in, out, count);
+      return fold_simd<2>(Or<true>(), in, out, count);
     case ReduceOp::kProduct:
     case ReduceOp::kMin:
     case ReduceOp::kBand:
-      return fold<2>(And<true>(), in, out, count);
+      return fold_simd<2>(And<true>(), in, out, count);
     case ReduceOp::kBxor:
-      return fold<2>(Xor<true>(), in, out, count);
+      return fold_simd<2>(Xor<true>(), in, out, count);
     default:
       return;  // not defined on it; reduce() has checked
   }

@@ -2,7 +2,7 @@
 #include <type_traits>
 
 #include "kernels/families.h"
-#include "kernels/fold.h"
+#include "kernels/fold_simd.h"
 #include "kernels/operations.h"
 
 namespace dreamcomm::kernels {
@@ -15,23 +15,23 @@ void reduce_as(const Reduction& how, Operands in, std::byte* out, std::size_t co
   using Exact = Integer<T>;
   switch (how.op) {
     case ReduceOp::kSum:
-      return fold<2>(Sum<Plain>(), in, out, count);
+      return fold_simd<2>(Sum<Plain>(), in, out, count);
     case ReduceOp::kProduct:
-      return fold<2>(Product<Plain>(), in, out, count);
+      return fold_simd<2>(Product<Plain>(), in, out, count);
     case ReduceOp::kPremulSum:
-      return fold<2>(PremulSum<Exact>(how), in, out, count);
+      return fold_simd<2>(PremulSum<Exact>(how), in, out, count);
     case ReduceOp::kAvg:
-      return fold<2>(Average<Exact>(how.divisor), in, out, count);
+      return fold_simd<2>(Average<Exact>(how.divisor), in, out, count);
     case ReduceOp::kMin:
-      return fold<2>(Min<Exact>(), in, out, count);
+      return fold_simd<2>(Min<Exact>(), in, out, count);
     case ReduceOp::kMax:
-      return fold<2>(Max<Exact>(), in, out, count);
+      return fold_simd<2>(Max<Exact>(), in, out, count);
     case ReduceOp::kBand:
-      return fold<2>(And<false>(), in, out, count * sizeof(T));
+      return fold_simd<2>(And<false>(), in, out, count * sizeof(T));
     case ReduceOp::kBor:
-      return fold<2>(Or<false>(), in, out, count * sizeof(T));
+      return fold_simd<2>(Or<false>(), in, out, count * sizeof(T));
     case ReduceOp::kBxor:
-      return fold<2>(Xor<false>(), in, out, count * sizeof(T));
+      return fold_simd<2>(Xor<false>(), in, out, count * sizeof(T));
     case ReduceOp::kNone:
       return;  // moves data only; reduce() has checked
   }

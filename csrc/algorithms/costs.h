@@ -1,0 +1,60 @@
+// What algorithms are chosen by: how long turns and motions of bytes take here.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace dreamcomm {
+
+/// The ways in which collectives move bytes. What is counted is named beside each.
+enum class Motion : std::uint8_t {
+  kGive,        // into the own page: bytes written
+  kTake,        // out of peers' pages: bytes written
+  kFold,        // pages of all ranks reduced into the own tensor: bytes read
+  kPull,        // copied out of peers' heaps: bytes written
+  kFoldHeaps,   // tensors in heaps reduced into the own: bytes read
+  kReduceHeaps  // tensors in heaps reduced into all of them: bytes read
+};
+inline constexpr std::size_t kMotions = 6;
+
+/// What one call costs a rank, in turns and bytes.
+struct Effort {
+  double turns = 0;
+  std::array<double, kMotions> bytes{};
+
+  Effort with(Motion motion, double amount) const {
+    Effort more = *this;
+    more.bytes[static_cast<std::size_t>(motion)] += amount;
+    return more;
+  }
+};
+
+/// Measured on one machine for one world size (comm/measure.h). A motion's cost per
+/// byte depends on how large the tensor is: which cache it comes from.
+struct Costs {
+  static constexpr std::array<std::size_t, 5> kSizes{std::size_t{4} << 10, std::size_t{32} << 10,
+                                                     std::size_t{256} << 10, std::size_t{2} << 20,
+                                                     std::size_t{16} << 20};
+  using Rates = std::array<double, kSizes.size()>;  // seconds per byte at each of kSizes
+
+  double turn = 0;  // seconds
+  std::array<Rates, kMotions> rates{};
+
+  /// Those of two ranks on two cores of one server, rounded: for choices that do not
+  /// depend on the machine.
+  static const Costs& fixed();
+  /// Seconds of `effort` in a call on tensors of `bytes`; between two of kSizes the
+  /// rate is interpolated over the logarithm.
+  double seconds(const Effort& effort, std::size_t bytes) const;
+
+  bool operator==(const Costs&) const = default;
+};
+
+/// Lines of names and numbers, exact to the bit; from_text gives nothing for others.
+std::string to_text(const Costs& costs);
+std::optional<Costs> from_text(const std::string& text);
+
+}  // namespace dreamcomm

@@ -1,0 +1,63 @@
+// Which row of the table serves a call, remembered.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <functional>
+#include <string>
+
+#include "algorithms/table.h"
+
+namespace dreamcomm {
+
+struct Choice {
+  std::size_t row = 0;
+  bool asks = false;  // for heaps, first; then the call is chosen for again
+};
+
+/// Not thread-safe: one call of a group runs at a time.
+class Chooser {
+ public:
+  Chooser(std::string algorithm, bool fixed_order, bool heaps)
+      : algorithm_(std::move(algorithm)), fixed_order_(fixed_order), heaps_(heaps) {}
+
+  bool heaps() const { return heaps_; }  // every rank has one
+  const Costs& costs() const { return costs_; }
+  void use(const Costs& costs) {
+    costs_ = costs;
+    remembered_ = {};
+  }
+  Preference preference() const { return {algorithm_, fixed_order_, &costs_}; }
+  bool asks(const CallShape& call) const { return heaps_ && asks_for_heaps(call, preference()); }
+
+  Choice choose(const CallShape& call) {
+    Entry& entry = remembered_[place_of(call)];
+    if (!entry.valid || !(entry.call == call)) {
+      entry = {true, call, {pick(call, preference()), asks(call)}};
+    }
+    return entry.choice;
+  }
+
+ private:
+  struct Entry {
+    bool valid = false;
+    CallShape call;
+    Choice choice;
+  };
+  static constexpr std::size_t kEntries = 64;
+
+  static std::size_t place_of(const CallShape& call) {
+    const std::size_t what = static_cast<std::size_t>(call.kind) * 16 +
+                             static_cast<std::size_t>(call.op) + (call.in_heap ? 7U : 0U);
+    return (call.bytes * 0x9E3779B97F4A7C15U + what * 0x85EBCA6BU) >> 58U;
+  }
+  static_assert(kEntries == std::size_t{1} << (64U - 58U));
+
+  const std::string algorithm_;
+  const bool fixed_order_;
+  const bool heaps_;
+  Costs costs_ = Costs::fixed();
+  std::array<Entry, kEntries> remembered_;
+};
+
+}  // namespace dreamcomm

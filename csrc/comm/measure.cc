@@ -1,0 +1,225 @@
+#include "comm/measure.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "core/request.h"
+#include "core/schedule.h"
+
+namespace dreamcomm {
+namespace {
+
+constexpr int kTurns = 64;
+/// No more memory than this is taken by all ranks together for one tensor each.
+constexpr std::size_t kMost = std::size_t{256} << 20;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+/// Seconds per byte of every motion in one run.
+using Sample = std::array<double, kMotions>;
+
+/// Times the motions of calls on tensors of one size. Every run rewrites its
+/// tensors first, as a training step does, so that none is measured on a copy that
+/// another core still holds.
+class Course {
+ public:
+  Course(Rounds& rounds, Walk::Scratch& scratch, Heap* heap, Watch& watch, std::size_t bytes)
+      : rounds_(rounds),
+        scratch_(scratch),
+        watch_(watch),
+        bytes_(bytes),
+        size_(static_cast<std::size_t>(rounds.size())),
+        in_(bytes),
+        out_(bytes) {
+    if (heap != nullptr) shared_ = heap->allocate(bytes);
+    const std::span<std::byte> own = rounds.heap(rounds.rank());
+    if (shared_) place_ = static_cast<std::uint64_t>(shared_.get() - own.data()) + 1;
+  }
+
+  Sample run() {
+    Sample sample{};
+    through_pages(sample, Motion::kTake);
+    through_pages(sample, Motion::kFold);
+    in_heaps(sample);
+    return sample;
+  }
+
+ private:
+  static double& of(Sample& sample, Motion motion) {
+    return sample[static_cast<std::size_t>(motion)];
+  }
+  static constexpr Reduction kSum{.dtype = DType::kFloat32, .op = ReduceOp::kSum};
+
+  void rewrite(std::byte* data) const { std::memset(data, 0x3f, bytes_); }  // 0.75 each
+
+  Walk walk() const {
+    Opening opening;
+    opening.in = opening.out = place_;
+    return Walk(rounds_, opening, watch_, scratch_);
+  }
+
+  /// Writes pages and reads them in one way, chunk by chunk.
+  void through_pages(Sample& sample, Motion reads) {
+    rewrite(in_.data());
+    const double bytes = static_cast<double>(bytes_);
+    Walk going = walk();
+    double written = 0;
+    double read = 0;
+    const std::size_t room = align_down(going.room(), Walk::kAlign);
+    for (std::size_t c = 0; c < chunks(bytes_, room); ++c) {
+      const Range part = chunk(bytes_, room, c);
+      auto begin = Clock::now();
+      going.give(0, in_.data() + part.begin, part.size(), 1);
+      written += seconds_since(begin);
+      going.turn(Peers::all(), Peers::all());
+      begin = Clock::now();
+      read_pages(going, part, reads == Motion::kTake);
+      read += seconds_since(begin);
+    }
+    of(sample, Motion::kGive) = written / bytes;
+    const std::size_t sources =
+        reads == Motion::kTake ? std::max<std::size_t>(1, size_ - 1) : size_;
+    of(sample, reads) = read / (static_cast<double>(sources) * bytes);
+  }
+
+  void read_pages(Walk& going, const Range& part, bool copies) {
+    std::byte* to = out_.data() + part.begin;
+    if (!copies) {
+      going.reduce_all(kSum, in_.data() + part.begin, 0, to, part.size() / sizeof(float));
+      return;
+    }
+    for (int i = 0; i < std::max(1, going.size() - 1); ++i) {
+      going.take(to, (going.rank() + 1 + i) % going.size(), 0, part.size());
+    }
+  }
+
+  void in_heaps(Sample& sample) {
+    if (!shared_) {
+      of(sample, Motion::kPull) = of(sample, Motion::kTake);
+      of(sample, Motion::kFoldHeaps) = of(sample, Motion::kFold);
+      of(sample, Motion::kReduceHeaps) = of(sample, Motion::kFold);
+      return;
+    }
+    const double bytes = static_cast<double>(bytes_);
+    const std::size_t count = bytes_ / sizeof(float);
+    const auto all = static_cast<double>(size_);
+    of(sample, Motion::kFoldHeaps) =
+        in_place([&](Walk& going) { going.reduce_heap(kSum, 0, out_.data(), count); }) /
+        (all * bytes);
+    of(sample, Motion::kReduceHeaps) =
+        in_place([&](Walk& going) {
+          const Range mine = shard(count, going.size(), going.rank());
+          going.reduce_heaps(kSum, mine.begin * sizeof(float), Peers::all(), mine.size());
+        }) /
+        bytes;
+    of(sample, Motion::kPull) =
+        in_place([&](Walk& going) {
+          copy_bytes(out_.data(), going.in((going.rank() + 1) % going.size()), bytes_);
+        }) /
+        bytes;
+  }
+
+  template <typename Move>
+  double in_place(const Move& move) {
+    rewrite(shared_.get());
+    Walk going = walk();
+    going.open();
+    // A rank whose heap is full stages; the rate of the others serves.
+    const auto begin = Clock::now();
+    if (going.all_in()) move(going);
+    const double seconds = seconds_since(begin);
+    going.turn(Peers::all(), Peers::all());
+    return seconds;
+  }
+
+  Rounds& rounds_;
+  Walk::Scratch& scratch_;
+  Watch& watch_;
+  const std::size_t bytes_;
+  const std::size_t size_;
+  std::vector<std::byte> in_;
+  std::vector<std::byte> out_;
+  std::shared_ptr<std::byte> shared_;
+  std::uint64_t place_ = 0;
+};
+
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<long>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+double time_of_turn(Rounds& rounds, Watch& watch) {
+  std::vector<double> seconds;
+  for (int repeat = 0; repeat < 5; ++repeat) {
+    const auto begin = Clock::now();
+    for (int i = 0; i < kTurns; ++i) rounds.turn(Peers::all(), Peers::all(), watch);
+    seconds.push_back(seconds_since(begin) / kTurns);
+  }
+  return median(seconds);
+}
+
+/// What rank 0 says, on all ranks.
+bool as_rank_0(Rounds& rounds, Watch& watch, bool mine) {
+  std::memcpy(rounds.page(), &mine, sizeof mine);
+  rounds.turn(Peers::all(), Peers::all(), watch);
+  bool theirs = false;
+  std::memcpy(&theirs, rounds.from(0), sizeof theirs);
+  return theirs;
+}
+
+/// For each number the largest of all ranks.
+Costs slowest(Rounds& rounds, Watch& watch, const Costs& mine) {
+  static_assert(std::is_trivially_copyable_v<Costs>);
+  std::memcpy(rounds.page(), &mine, sizeof mine);
+  rounds.turn(Peers::all(), Peers::all(), watch);
+  Costs result = mine;
+  for (int rank = 0; rank < rounds.size(); ++rank) {
+    Costs theirs;
+    std::memcpy(&theirs, rounds.from(rank), sizeof theirs);
+    result.turn = std::max(result.turn, theirs.turn);
+    for (std::size_t m = 0; m < kMotions; ++m) {
+      for (std::size_t i = 0; i < Costs::kSizes.size(); ++i) {
+        result.rates[m][i] = std::max(result.rates[m][i], theirs.rates[m][i]);
+      }
+    }
+  }
+  return result;
+}
+
+}  // namespace
+
+Costs measure_costs(Rounds& rounds, Walk::Scratch& scratch, Heap* heap, Watch& watch) {
+  const auto begin = Clock::now();
+  Costs costs;
+  costs.turn = time_of_turn(rounds, watch);
+  bool goes_on = true;
+  for (std::size_t i = 0; i < Costs::kSizes.size(); ++i) {
+    const std::size_t bytes = Costs::kSizes[i];
+    const bool fits = bytes * static_cast<std::size_t>(rounds.size()) <= kMost;
+    goes_on = as_rank_0(rounds, watch,
+                        i == 0 || (goes_on && fits && Clock::now() - begin < kMeasuringTime));
+    if (!goes_on) {
+      for (Costs::Rates& rates : costs.rates) rates[i] = rates[i - 1];
+      continue;
+    }
+    Course course(rounds, scratch, heap, watch, bytes);
+    const int repeats = bytes <= (std::size_t{256} << 10) ? 15 : 5;
+    std::vector<Sample> samples;
+    course.run();  // first touches
+    for (int repeat = 0; repeat < repeats; ++repeat) samples.push_back(course.run());
+    for (std::size_t m = 0; m < kMotions; ++m) {
+      std::vector<double> values;
+      for (const Sample& sample : samples) values.push_back(sample[m]);
+      costs.rates[m][i] = median(values);
+    }
+  }
+  return slowest(rounds, watch, costs);
+}
+
+}  // namespace dreamcomm
