@@ -34,10 +34,11 @@ Effort one_shot(const CallShape& call) {
       .with(Motion::kFold, ranks(call) * bytes(call));
 }
 
-// The shards of the peers are given, and the result of the own.
+// The shards of the peers are given; the result of the own is written twice, into the
+// page and into the tensor.
 Effort direct_reduce(const CallShape& call) {
   return turns(rounds(call.bytes, call.room / 2) + 1)
-      .with(Motion::kGive, bytes(call))
+      .with(Motion::kGive, bytes(call) * (ranks(call) + 1) / ranks(call))
       .with(Motion::kFold, bytes(call))
       .with(Motion::kTake, bytes(call) * (ranks(call) - 1) / ranks(call));
 }
