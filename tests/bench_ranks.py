@@ -1,4 +1,4 @@
-"""What the ranks run in test_bench.py: fresh interpreters import it from beside the tests."""
+"""What the ranks run in test_bench_runs.py: fresh interpreters import it from beside the tests."""
 
 from __future__ import annotations
 
