@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from dreamcomm.cli.bench import bench
 from dreamcomm.cli.demo import demo
 from dreamcomm.cli.version import version
 
@@ -13,5 +14,6 @@ commands = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+commands.command()(bench)
 commands.command()(demo)
 commands.command()(version)

@@ -1,0 +1,83 @@
+"""From the command's flags to the grids of cases. Pure, but for reading a file of cases."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+from dreamcomm.bench.casefile import read_cases
+from dreamcomm.bench.cases import LAYERS, PLACEMENTS, Grid
+from dreamcomm.bench.operations import OPERATIONS
+from dreamcomm.bench.sizes import parse_size, steps
+
+MIN, MAX, FACTOR = "1KiB", "256MiB", 4
+WORLD = 2
+# Every kind of path once, in seconds.
+QUICK_OPS = ("all_reduce", "reduce_scatter", "all_gather")
+QUICK_SIZES = "4KiB,256KiB,8MiB"
+
+
+@dataclass(frozen=True)
+class Flags:
+    """What was asked for; None and empty mean the default."""
+
+    ops: tuple[str, ...] = ()
+    least: str | None = None
+    most: str | None = None
+    factor: int | None = None
+    sizes: str | None = None
+    dtypes: tuple[str, ...] = ()
+    worlds: tuple[int, ...] = ()
+    placements: tuple[str, ...] = ()
+    layers: tuple[str, ...] = ()
+    in_place: bool | None = None
+
+
+def grids_of(flags: Flags, cases: Path | None, quick: bool, world: int | None) -> list[Grid]:
+    """The grids that the flags, or the file ``cases`` instead of them, ask for.
+
+    Args:
+        world: the number of ranks if they run already.
+
+    Raises:
+        ValueError: a flag or the file makes no sense.
+        OSError: the file cannot be read.
+    """
+    if cases is None:
+        return [
+            Grid(
+                flags.ops or (QUICK_OPS if quick else tuple(OPERATIONS)),
+                sizes_of(flags, quick),
+                flags.dtypes or ("float32",),
+                flags.worlds or (world or WORLD,),
+                flags.placements or PLACEMENTS,
+                flags.layers or LAYERS,
+                flags.in_place,
+            )
+        ]
+    given = [field.name for field in fields(flags) if getattr(flags, field.name) != field.default]
+    if given or quick:
+        raise ValueError("a file of cases says all: give --cases or flags of cases, not both")
+    return read_cases(cases)
+
+
+def sizes_of(flags: Flags, quick: bool) -> tuple[int, ...]:
+    """A list of sizes, or the steps between two."""
+    ranged = flags.least or flags.most or flags.factor
+    if flags.sizes and ranged:
+        raise ValueError("give --sizes, or --min, --max and --factor, not both")
+    if flags.sizes or (quick and not ranged):
+        return tuple(parse_size(text) for text in (flags.sizes or QUICK_SIZES).split(","))
+    least, most = parse_size(flags.least or MIN), parse_size(flags.most or MAX)
+    return steps(least, most, FACTOR if flags.factor is None else flags.factor)
+
+
+def on_gpus(grids: list[Grid]) -> list[Grid]:
+    """The grids without what is there for CPU tensors only.
+
+    Raises:
+        ValueError: nothing is left of one.
+    """
+    if any("private" not in grid.placements or "dist" not in grid.layers for grid in grids):
+        raise ValueError("tensors on GPUs are private ones, and run through the layer dist only")
+    return [replace(grid, placements=("private",), layers=("dist",)) for grid in grids]

@@ -1,0 +1,87 @@
+"""What every rank does: for each case verify, then time, then put the ranks' times together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from dreamcomm.bench.progress import CaseBar
+from dreamcomm.bench.result import CaseResult, Prediction, Settings
+from dreamcomm.bench.room import available_memory, shortage
+from dreamcomm.bench.statistics import Timing, slowest, summarize
+from dreamcomm.bench.team import Team
+from dreamcomm.bench.timing import measure
+from dreamcomm.bench.variants import CEILING, CORE, DREAMCOMM, Variant, line_up
+
+if TYPE_CHECKING:
+    from dreamcomm.bench.cases import Case
+
+
+def run_rank(cases: list[Case], settings: Settings) -> list[CaseResult]:
+    """Runs the cases in this rank of the default group; every rank returns the same results."""
+    torch.set_num_threads(1)
+    team = Team(settings.versus)
+    # Asked once: later, memory that is kept for the next case would count as taken.
+    available: int = team.from_first(available_memory())
+    results = []
+    with CaseBar(team.world, len(cases), show=team.rank == 0) as bar:
+        for case in cases:
+            bar.begin(case)
+            lack = shortage(case, available)
+            result = run_case(case, team, settings) if lack is None else skipped(case, lack)
+            results.append(result)
+            bar.end()
+    return results
+
+
+def skipped(case: Case, why: str) -> CaseResult:
+    """A case that could not be measured here."""
+    return CaseResult(case, "skipped", (why,))
+
+
+def run_case(case: Case, team: Team, settings: Settings) -> CaseResult:
+    """Measures one case, unless a result is wrong."""
+    variants: list[Variant] = []
+    full = None
+    try:
+        variants = line_up(case, team)
+    except MemoryError as error:
+        full = str(error)
+    if (problem := team.first_problem(full)) is not None:
+        return skipped(case, problem)
+    notes: list[str] = []
+    for variant in list(variants):
+        problem = verify(variant, team)
+        if problem is None:
+            continue
+        if variant.name != team.versus:
+            return CaseResult(case, "wrong", (f"{variant.name}: {problem}",))
+        notes.append(f"{variant.name} was left out: {problem}")
+        variants.remove(variant)
+    by_rank = team.gather(measure(variants, settings.seconds, team.from_first))
+    durations = {name: slowest([times[name] for times in by_rank]) for name in by_rank[0]}
+    timings = summarize(case.op, case.bytes, case.world, durations, CEILING)
+    return CaseResult(case, "measured", tuple(notes), timings, predict(case, team, timings))
+
+
+def verify(variant: Variant, team: Team) -> str | None:
+    """What is wrong with the variant on any rank. Only the other backend may be without a call."""
+    problem = None
+    try:
+        problem = variant.error()
+    except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
+        if variant.name != team.versus:
+            raise
+        problem = str(error).splitlines()[0]
+    return team.first_problem(problem)
+
+
+def predict(case: Case, team: Team, timings: dict[str, Timing]) -> Prediction | None:
+    """Holds the cost model against the bare core, or against the call where only that ran."""
+    if case.op == "barrier" or team.device != "cpu":
+        return None
+    in_heap = case.placement == "heap"
+    algorithm, seconds = team.backend._predict(case.op, case.bytes, in_heap, case.dtype)
+    of = CORE if CORE in timings else DREAMCOMM
+    return Prediction(algorithm, seconds, of, seconds / timings[of].p50 - 1)

@@ -1,0 +1,138 @@
+"""The benchmark from its first line to its last."""
+
+from __future__ import annotations
+
+import os
+from itertools import groupby
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+
+from dreamcomm.bench import machine
+from dreamcomm.bench.cases import Case, expand
+from dreamcomm.bench.flags import Flags, grids_of, on_gpus
+from dreamcomm.bench.plot import FORMATS, draw
+from dreamcomm.bench.rank import run_rank
+from dreamcomm.bench.report import WIDTH, print_run
+from dreamcomm.bench.result import CaseResult, Run, Settings, write_json
+from dreamcomm.bench.team import device_of
+from dreamcomm.launch import spawn
+
+# torch's list names them as well: the fake one moves nothing.
+NO_RIVALS = ("undefined", "dreamcomm", "fake")
+
+
+def plan(
+    flags: Flags,
+    cases: Path | None,
+    quick: bool,
+    versus: str | None,
+    outputs: tuple[Path | None, Path | None],
+) -> list[Case]:
+    """The cases to run; finds every mistake that can be found before minutes are spent.
+
+    Args:
+        outputs: where the JSON and the picture go.
+
+    Raises:
+        ValueError: says what is wrong, for people.
+    """
+    if versus is not None:
+        check_versus(versus)
+    check_outputs(*outputs)
+    launched = launched_world()
+    grids = grids_of(flags, cases, quick, launched)
+    if device_of(versus) == "cuda":
+        grids = on_gpus(grids)
+    listed = expand(grids)
+    for case in listed:
+        if launched is not None and case.world != launched:
+            raise ValueError(
+                f"a case asks for {case.world} ranks, but this process is one of {launched}"
+            )
+    return listed
+
+
+def run_and_show(
+    cases: list[Case], settings: Settings, json_path: Path | None, plot_path: Path | None
+) -> bool:
+    """Runs the cases, prints the tables and writes the files; whether every result was right.
+
+    Raises:
+        RankError: a rank failed.
+    """
+    run = run_bench(cases, settings)
+    if launched_world() is None or os.environ["RANK"] == "0":
+        console = Console()
+        if not console.is_terminal:
+            console = Console(width=WIDTH)
+        print_run(console, run)
+        if json_path is not None:
+            write_json(run, json_path)
+            console.print(f"Figures: {json_path}", highlight=False, soft_wrap=True)
+        if plot_path is not None and draw(run, plot_path):
+            console.print(f"Picture: {plot_path}", highlight=False, soft_wrap=True)
+    return not run.wrong()
+
+
+def check_outputs(json_path: Path | None, plot_path: Path | None) -> None:
+    """Raises ValueError if a file could not be written in the end."""
+    for path in (json_path, plot_path):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise ValueError(f"there is no folder {path.absolute().parent} to write {path.name} to")
+    if plot_path is not None and plot_path.suffix not in FORMATS:
+        raise ValueError(f"a picture ends in {', '.join(FORMATS)}, got {plot_path.name}")
+
+
+def launched_world() -> int | None:
+    """The world size if torchrun or the like started this process as one of its ranks."""
+    return int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ else None
+
+
+def check_versus(versus: str) -> None:
+    """Raises ValueError if there is no such backend to compare with here."""
+    if versus == "dreamcomm":
+        raise ValueError("dreamcomm is what is measured: name another backend")
+    known = [*dist.Backend.backend_list]
+    usable = [name for name in known if name not in NO_RIVALS and is_usable(name)]
+    if versus not in usable:
+        raise ValueError(
+            f"the backend {versus!r} is not available in this torch {torch.__version__}: "
+            f"choose from {', '.join(usable)}, none"
+        )
+
+
+def is_usable(backend: str) -> bool:
+    """Whether a group of it can be made on this machine."""
+    if backend == "nccl" and not torch.cuda.is_available():
+        return False
+    return bool(dist.is_backend_available(backend))
+
+
+def run_bench(cases: list[Case], settings: Settings) -> Run:
+    """Runs the cases: in this rank if it is one, else in one set of ranks per world size."""
+    results: list[CaseResult] = []
+    if launched_world() is not None:
+        results = run_launched(cases, settings)
+    else:
+        for world, group in groupby(cases, key=lambda case: case.world):
+            arguments = (list(group), settings)
+            results += spawn(run_rank, world, args=arguments, start_method="spawn")[0]
+    return Run(
+        machine.now(),
+        machine.this_machine(),
+        machine.these_versions(),
+        machine.commit(),
+        settings,
+        tuple(results),
+    )
+
+
+def run_launched(cases: list[Case], settings: Settings) -> list[CaseResult]:
+    """Runs the cases in this process, a rank already."""
+    dist.init_process_group("dreamcomm")
+    results = run_rank(cases, settings)
+    dist.destroy_process_group()
+    return results
