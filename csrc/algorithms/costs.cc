@@ -10,6 +10,7 @@ namespace dreamcomm {
 namespace {
 
 constexpr std::string_view kTitle = "dreamcomm-costs-1";
+constexpr std::string_view kEnd = "end";
 constexpr std::array kNames =
     std::to_array<std::string_view>({"give", "take", "fold", "pull", "fold_heaps", "reduce_heaps"});
 static_assert(kNames.size() == kMotions);
@@ -59,6 +60,7 @@ std::string to_text(const Costs& costs) {
     for (const double value : costs.rates[m]) text << ' ' << value;
     text << '\n';
   }
+  text << kEnd << '\n';
   return text.str();
 }
 
@@ -80,7 +82,7 @@ std::optional<Costs> from_text(const std::string& text) {
     }
   }
   std::string rest;
-  if (words >> rest) return std::nullopt;
+  if (!is_next(kEnd) || words >> rest) return std::nullopt;
   return costs;
 }
 

@@ -99,6 +99,7 @@ void Walk::reduce_heaps(const Reduction& how, std::size_t offset, Peers into, st
     if (into.has(peer)) scratch_.targets[targets++] = scratch_.outs[index] + offset;
   }
   reduce_into(scaled(how), scratch_.sources, std::span(scratch_.targets).first(targets), count);
+  count_received(static_cast<std::size_t>(size() - 1) * count * item_size(how.dtype));
 }
 
 bool Walk::all_in() const {

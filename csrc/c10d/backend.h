@@ -173,7 +173,8 @@ class DreamBackend final : public c10d::Backend {
   WorkPtr run_later(const Plan& plan, Calls& calls);
   WorkPtr receive(const Label& label, const Tensor& tensor, std::optional<int> source, int tag);
   WorkPtr collect(WorkPtr work);
-  bool coalescing();
+  /// Looks before locking: one thread makes the calls that it coalesces.
+  bool coalescing() const { return coalesces_.read() != 0; }
   bool join_coalescing(const Fallback::Inner& inner);
 
   std::chrono::milliseconds timeout() const {
@@ -208,6 +209,7 @@ class DreamBackend final : public c10d::Backend {
   Gauge timeout_ms_;
   Gauge sequence_;  // collectives issued; equal on all ranks at the same call
   Gauge closed_;
+  Gauge coalesces_;  // whether coalescing_ has a value
 
   std::mutex coalescing_mutex_;
   std::optional<Coalescing> coalescing_;

@@ -104,15 +104,16 @@ WorkPtr DreamBackend::issue(const Plan& plan, Calls& calls) {
   require_open();
   sequence_.add(1);
   if (plan.async || coalescing()) return collect(run_later(plan, calls));
+  const auto sequence = static_cast<uint64_t>(sequence_.read());
   auto work = c10::make_intrusive<DreamWork>(rank_, plan.label, plan.inputs, plan.outputs, nullptr);
-  work->set_sequence(static_cast<uint64_t>(sequence_.read()));
+  work->set_sequence(sequence);
   try {
     run_here(calls, deadline_after(plan.timeout, timeout()));
   } catch (...) {
     leave_to_peers_if_failed(*comm_, calls);
     std::rethrow_exception(current_as_torch());
   }
-  work->complete(nullptr);
+  work->complete_unshared();
   return work;
 }
 
@@ -155,12 +156,8 @@ bool DreamBackend::join_coalescing(const Fallback::Inner& inner) {
   return true;
 }
 
-bool DreamBackend::coalescing() {
-  const std::scoped_lock lock(coalescing_mutex_);
-  return coalescing_.has_value();
-}
-
 WorkPtr DreamBackend::collect(WorkPtr work) {
+  if (!coalescing()) return work;
   const std::scoped_lock lock(coalescing_mutex_);
   if (coalescing_) coalescing_->works.push_back(work);
   return work;
@@ -174,6 +171,7 @@ void DreamBackend::startCoalescing() {
     const std::scoped_lock lock(coalescing_mutex_);
     abandoned.swap(coalescing_);
     coalescing_.emplace();
+    coalesces_.set(1);
   }
   if (!abandoned) return;
   for (const Fallback::Inner& inner : abandoned->inners) inner->endCoalescing();
@@ -184,6 +182,7 @@ WorkPtr DreamBackend::endCoalescing() {
   {
     const std::scoped_lock lock(coalescing_mutex_);
     collected.swap(coalescing_);
+    coalesces_.set(0);
   }
   TORCH_CHECK_VALUE(collected, "rank ", rank_, ": coalescing ends that was not started");
   for (const Fallback::Inner& inner : collected->inners) {

@@ -58,6 +58,15 @@ void DreamWork::complete(std::exception_ptr error) {
   });
 }
 
+void DreamWork::complete_unshared() {
+  completed_ = true;
+  was_done_ = true;
+  if (recordFunctionEndCallback_) {
+    recordFunctionEndCallback_();
+    recordFunctionEndCallback_ = nullptr;
+  }
+}
+
 void DreamWork::settle(c10::ivalue::Future& future) {
   if (exception_) {
     future.setError(exception_);
@@ -84,6 +93,7 @@ std::vector<at::Tensor> DreamWork::result() {
 }
 
 bool DreamWork::wait(milliseconds timeout) {
+  if (was_done_) return true;
   if (!isCompleted()) advance(pause_until(name(), timeout));
   std::unique_lock lock(mutex_);
   const c10::intrusive_ptr<c10::ivalue::Future> future = future_;

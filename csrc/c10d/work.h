@@ -36,6 +36,8 @@ class DreamWork : public c10d::Work {
             std::shared_ptr<Executor> executor);
 
   void complete(std::exception_ptr error);
+  /// The same without an error, before anyone else has seen the work: no locks.
+  void complete_unshared();
 
   /// Interruptible by signals. `timeout` (0: none) ends the wait, not the call.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
@@ -61,6 +63,7 @@ class DreamWork : public c10d::Work {
   const std::shared_ptr<Executor> executor_;
   std::optional<at::ThreadLocalState> caller_;  // what callbacks run under
   uint64_t sequence_ = 0;
+  bool was_done_ = false;                           // before torch saw it
   c10::intrusive_ptr<c10::ivalue::Future> future_;  // guarded by mutex_, as is:
   bool settled_ = false;                            // nobody else will complete future_
 };

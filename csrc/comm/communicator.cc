@@ -178,8 +178,9 @@ struct Communicator::Impl {
     const std::function<std::string()> what = [] {
       return std::string("agreeing on the costs of algorithms");
     };
+    const Interrupt none;
     Guard guard(member, what, deadline_in(Clock::now(), std::max(options.timeout, kLeastTuning)),
-                tend, {});
+                tend, none);
     std::memcpy(rounds.page(), &known, sizeof known);
     rounds.turn(Peers::all(), Peers::all(), guard);
     std::optional<Costs> told;

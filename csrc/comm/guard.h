@@ -12,10 +12,12 @@ namespace dreamcomm {
 
 class Guard final : public Watch {
  public:
-  /// `what` names the call and must outlive the guard; `idle` runs at each look
-  /// (messages make progress there); `interrupt` may throw.
+  /// `what` names the call; `idle` runs at each look (messages make progress there);
+  /// `interrupt` may throw. All three must outlive the guard.
   Guard(Member& member, const std::function<std::string()>& what, Clock::time_point deadline,
         const std::function<void()>& idle, const std::function<void()>& interrupt);
+  Guard(Member& member, const std::function<std::string()>& what, Clock::time_point deadline,
+        const std::function<void()>& idle, std::function<void()>&& interrupt) = delete;
 
   void look(int rank) override;
 

@@ -50,6 +50,15 @@ void fold_simd(const K& kernel, Operands in, std::byte* out, std::size_t count) 
   }
 }
 
+/// For kernels that add and subtract products in turns: of these g++ makes fused
+/// operations wherever the target has them, whatever -ffp-contract says, and
+/// AVX-512 has them.
+template <std::size_t M, typename K>
+void fold_unfused(const K& kernel, Operands in, std::byte* out, std::size_t count) {
+  if (vectors() == Vectors::kSse2) return fold<M>(kernel, in, out, count);
+  fold_avx2<M>(kernel, in, out, count);
+}
+
 inline std::string_view vectors_name() {
   switch (vectors()) {
     case Vectors::kAvx512:
@@ -65,6 +74,11 @@ inline std::string_view vectors_name() {
 
 template <std::size_t M, typename K>
 void fold_simd(const K& kernel, Operands in, std::byte* out, std::size_t count) {
+  fold<M>(kernel, in, out, count);
+}
+
+template <std::size_t M, typename K>
+void fold_unfused(const K& kernel, Operands in, std::byte* out, std::size_t count) {
   fold<M>(kernel, in, out, count);
 }
 

@@ -13,8 +13,8 @@ void reduce_floating(const Reduction& how, Operands in, std::byte* out, std::siz
 void reduce_complex(const Reduction& how, Operands in, std::byte* out, std::size_t count) {
   const bool is_single = how.dtype == DType::kComplex64;
   if (how.op == ReduceOp::kProduct) {
-    if (is_single) return fold_simd<2>(ComplexProduct<float>(), in, out, count);
-    return fold_simd<2>(ComplexProduct<double>(), in, out, count);
+    if (is_single) return fold_unfused<2>(ComplexProduct<float>(), in, out, count);
+    return fold_unfused<2>(ComplexProduct<double>(), in, out, count);
   }
   Reduction component = how;
   component.dtype = is_single ? DType::kFloat32 : DType::kFloat64;

@@ -82,6 +82,6 @@ def predict(case: Case, team: Team, timings: dict[str, Timing]) -> Prediction | 
     if case.op == "barrier" or team.device != "cpu":
         return None
     in_heap = case.placement == "heap"
-    algorithm, seconds = team.backend._predict(case.op, case.bytes, in_heap, case.dtype)
+    algorithm, seconds = team.backend._predict(case.op, case.bytes, in_heap)
     of = CORE if CORE in timings else DREAMCOMM
     return Prediction(algorithm, seconds, of, seconds / timings[of].p50 - 1)

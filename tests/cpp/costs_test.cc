@@ -1,0 +1,168 @@
+// The cost model: what is measured, kept, and chosen by.
+#include "algorithms/costs.h"
+
+#include <doctest.h>
+
+#include <cmath>
+#include <mutex>
+#include <vector>
+
+#include "algorithms/page_writer.h"
+#include "algorithms/table.h"
+#include "calls.h"
+#include "core/cpus.h"
+#include "kernels/stream.h"
+#include "ranks.h"
+
+namespace dreamcomm::testing {
+namespace {
+
+/// Rows cost what the motion at hand costs, all else is free.
+Costs only(Motion motion, double seconds_per_byte, double turn = 0) {
+  Costs costs;
+  costs.turn = turn;
+  costs.rates[static_cast<std::size_t>(motion)].fill(seconds_per_byte);
+  return costs;
+}
+
+CallShape all_reduce(std::size_t bytes, int size, bool in_heaps = false) {
+  return {Kind::kAllReduce,       ReduceOp::kSum, bytes,   size,
+          std::size_t{512} << 10, in_heaps,       in_heaps};
+}
+
+std::string_view picked(const CallShape& call, const Costs& costs) {
+  return algorithm_table()[pick(call, {"auto", true, &costs})].name;
+}
+
+TEST_CASE("rates are interpolated over the logarithm of the size, and flat outside") {
+  Costs costs;
+  costs.rates[0] = {1, 2, 3, 4, 5};
+  const auto at = [&](std::size_t bytes) {
+    return costs.seconds(Effort{}.with(Motion::kGive, 1), bytes);
+  };
+  CHECK(at(1) == 1);
+  CHECK(at(4 << 10) == 1);
+  CHECK(at(32 << 10) == 2);
+  CHECK(at(256 << 10) == 3);
+  CHECK(at(std::size_t{1} << 40) == 5);
+  const double between = at(128 << 10);  // two thirds of the way from 32 to 256 KiB
+  CHECK(std::abs(between - (2 + 2.0 / 3)) < 1e-12);
+}
+
+TEST_CASE("the least predicted time wins") {
+  // Every byte read costs: direct reads the least. Every wait costs: one_shot waits once.
+  CHECK(picked(all_reduce(1 << 20, 4), only(Motion::kFold, 1e-9)) == "direct");
+  CHECK(picked(all_reduce(1 << 10, 4), only(Motion::kGive, 0, 1e-6)) == "one_shot");
+  CHECK(picked(all_reduce(1 << 10, 4, true), only(Motion::kGive, 0, 1e-6)) == "one_shot");
+  CHECK(picked(all_reduce(1 << 10, 4, true), only(Motion::kGive, 1e-9)) == "heap");
+}
+
+TEST_CASE("heaps are asked for if that pays when all tensors lie there") {
+  const Costs waits = only(Motion::kGive, 0, 1e-6);
+  const Costs copies = only(Motion::kGive, 1e-9, 1e-6);
+  CHECK_FALSE(asks_for_heaps(all_reduce(1 << 16, 2), {"auto", true, &waits}));
+  CHECK(asks_for_heaps(all_reduce(1 << 20, 2), {"auto", true, &copies}));
+  CHECK_FALSE(asks_for_heaps(all_reduce(16, 2), {"auto", true, &copies}));
+  CHECK_FALSE(asks_for_heaps(all_reduce(1 << 20, 1), {"auto", true, &copies}));
+  CHECK_FALSE(asks_for_heaps(all_reduce(1 << 20, 2), {"direct", true, &copies}));
+  CHECK_FALSE(asks_for_heaps({Kind::kBarrier}, {"auto", true, &copies}));
+}
+
+TEST_CASE("costs survive their text exactly, and no other text gives costs") {
+  Costs costs = Costs::fixed();
+  costs.turn = 1.0 / 3e6;
+  const std::string text = to_text(costs);
+  CHECK(from_text(text) == costs);
+  CHECK_FALSE(from_text(""));
+  CHECK_FALSE(from_text("dreamcomm-costs-0" + text.substr(17)));
+  CHECK_FALSE(from_text(text + " 1"));
+  CHECK_FALSE(from_text(text.substr(0, text.size() - 8)));
+  std::string negative = text;
+  negative.replace(negative.find("give ") + 5, 1, "-");
+  CHECK_FALSE(from_text(negative));
+  std::string word = text;
+  word.replace(word.find("turn ") + 5, 3, "nan");
+  CHECK_FALSE(from_text(word));
+}
+
+TEST_CASE("all ranks measure the same costs, and calls go on as before") {
+  for (const Transport transport : transports()) {
+    for (const int size : {1, 2, 3, 4}) {
+      for (const std::size_t heap : {std::size_t{0}, std::size_t{64} << 20}) {
+        const Setup setup{.transport = transport, .size = size, .heap_bytes = heap};
+        CAPTURE(setup);
+        CHECK_NOTHROW(run_ranks(setup, [](Communicator& comm) {
+          comm.tune(std::nullopt, own_heap());
+          const Costs costs = comm.costs();
+          require(costs.turn > 0, "a turn took no time");
+          for (const Costs::Rates& rates : costs.rates) {
+            for (const double rate : rates) require(rate > 0, "a motion took no time");
+          }
+          // A different choice would be a mismatch; different costs another sum.
+          for (const std::size_t count : {1, 1000, 40'001, 300'000}) {
+            run_case(comm, {Kind::kAllReduce, DType::kFloat32, ReduceOp::kSum, count, 0, 1, true,
+                            own_heap() != nullptr ? Place::kHeap : Place::kPrivate});
+            run_case(comm, {Kind::kAllGather, DType::kFloat32, ReduceOp::kNone, count});
+          }
+          require(comm.traffic()[static_cast<std::size_t>(Kind::kAllReduce)].calls == 4,
+                  "measuring was counted as calls");
+        }));
+      }
+    }
+  }
+}
+
+TEST_CASE("rank 0's costs are everyone's") {
+  const Setup setup{.size = 3};
+  CHECK_NOTHROW(run_ranks(setup, [](Communicator& comm) {
+    const Costs mine = only(Motion::kFold, 1.0 + comm.rank());
+    comm.tune(comm.rank() == 0 ? std::optional(mine) : std::nullopt, own_heap());
+    require(comm.costs() == only(Motion::kFold, 1.0), "other costs than rank 0's");
+  }));
+}
+
+TEST_CASE("a page writer writes every byte, whichever way it goes") {
+  PageWriter writer;
+  std::vector<std::byte> from(100'000);
+  for (std::size_t i = 0; i < from.size(); ++i) from[i] = static_cast<std::byte>(i * 7 + i / 256);
+  for (int round = 0; round < 200; ++round) {
+    const std::size_t bytes = static_cast<std::size_t>(round) * 409 + 1;
+    const std::size_t skew = static_cast<std::size_t>(round) % 67;
+    std::vector<std::byte> to(bytes + skew + 1, std::byte{0xa5});
+    writer.write(to.data() + skew, from.data() + skew % 5, bytes);
+    CAPTURE(bytes);
+    REQUIRE(std::equal(to.begin() + static_cast<long>(skew), to.end() - 1,
+                       from.begin() + static_cast<long>(skew % 5)));
+    REQUIRE(to.back() == std::byte{0xa5});
+    if (skew > 0) REQUIRE(to[skew - 1] == std::byte{0xa5});
+  }
+  CHECK(writer.writes() > 150);  // of a size that leaves the choice
+  CHECK(writer.streamed() > 0);  // both ways were tried
+  CHECK(writer.streamed() < writer.writes());
+}
+
+TEST_CASE("a copy past the caches takes any size and place") {
+  std::vector<std::byte> from(1000);
+  for (std::size_t i = 0; i < from.size(); ++i) from[i] = static_cast<std::byte>(i * 11 + 3);
+  for (std::size_t bytes = 0; bytes <= 400; bytes += bytes < 140 ? 1 : 37) {
+    for (const std::size_t skew : {0U, 1U, 15U, 16U, 63U, 64U}) {
+      std::vector<std::byte> to(bytes + 128, std::byte{0xa5});
+      stream_copy(to.data() + skew, from.data() + 3, bytes);
+      REQUIRE(std::equal(from.begin() + 3, from.begin() + 3 + static_cast<long>(bytes),
+                         to.begin() + static_cast<long>(skew)));
+      REQUIRE(to[bytes + skew] == std::byte{0xa5});
+    }
+  }
+}
+
+TEST_CASE("a control group's limit counts, no limit does not") {
+  CHECK(cpu_limit("150000 100000") == 1.5);
+  CHECK_FALSE(cpu_limit("max 100000"));
+  CHECK_FALSE(cpu_limit("-1 100000"));
+  CHECK_FALSE(cpu_limit(""));
+  CHECK_FALSE(cpu_limit("100000 0"));
+  CHECK(usable_cpus() >= 1);
+}
+
+}  // namespace
+}  // namespace dreamcomm::testing
