@@ -1,0 +1,88 @@
+"""From steps' seconds to the table that people read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+
+from rich.console import Console
+from rich.table import Table
+
+from training_variants import DREAMCOMM, GLOO, PLAIN, VARIANTS
+
+CAPTION = (
+    "Exposed: what a step takes longer than the plain model's, as a share of the step. "
+    "No communication: the wrapper and its copies, without the collectives."
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One variant: milliseconds of a step, its slowest rank's, and the exposed share."""
+
+    p50_ms: float
+    p99_ms: float
+    exposed: float
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One model under one wrapper."""
+
+    model: str
+    wrapper: str
+    world: int
+    parameters: int
+    steps: int
+    largest_weight_difference: float
+    gloo_over_dreamcomm: float
+    variants: dict[str, Row]
+
+    @staticmethod
+    def of(
+        model: str,
+        wrapper: str,
+        world: int,
+        parameters: int,
+        seconds: dict[str, list[float]],
+        difference: float,
+    ) -> Timing:
+        middle = {variant: median(times) for variant, times in seconds.items()}
+        rows = {
+            variant: Row(
+                1e3 * middle[variant],
+                1e3 * percentile(times, 0.99),
+                1 - middle[PLAIN] / middle[variant],
+            )
+            for variant, times in seconds.items()
+        }
+        ratio = middle[GLOO] / middle[DREAMCOMM]
+        steps = len(seconds[PLAIN])
+        return Timing(model, wrapper, world, parameters, steps, difference, ratio, rows)
+
+
+def percentile(values: list[float], share: float) -> float:
+    """The smallest value that at least ``share`` of all do not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, max(0, -int(-share * len(ordered) // 1) - 1))]
+
+
+def print_timing(console: Console, timing: Timing) -> None:
+    title = (
+        f"{timing.model}, {timing.parameters / 1e6:.1f} M parameters, under {timing.wrapper}, "
+        f"{timing.world} ranks, {timing.steps} steps of each"
+    )
+    table = Table(title=title, title_justify="left", caption=CAPTION, caption_justify="left")
+    table.add_column("")
+    for heading in ("p50", "p99", "exposed"):
+        table.add_column(heading, justify="right")
+    for variant in VARIANTS:
+        row = timing.variants[variant]
+        exposed = "" if variant == PLAIN else f"{row.exposed:.0%}"
+        table.add_row(variant, f"{row.p50_ms:.1f} ms", f"{row.p99_ms:.1f} ms", exposed)
+    console.print(table)
+    console.print(
+        f"gloo / dreamcomm: {timing.gloo_over_dreamcomm:.2f}. After the first steps all ranks' "
+        f"weights are equal, and as with gloo to {timing.largest_weight_difference:.1g}.\n",
+        highlight=False,
+    )

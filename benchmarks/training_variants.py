@@ -1,0 +1,131 @@
+"""One model, four ways to train it: alone, and wrapped over three kinds of communication."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+import dreamcomm
+from models import Task
+
+PLAIN, NO_COMMUNICATION, GLOO, DREAMCOMM = "plain", "no communication", "gloo", "dreamcomm"
+VARIANTS = (PLAIN, NO_COMMUNICATION, GLOO, DREAMCOMM)
+WRAPPERS = ("ddp", "fsdp2")
+LEARNING_RATE = 1e-3
+
+
+class HeapMemory:
+    """Memory as FSDP2 takes it from dreamcomm's allocator."""
+
+    def allocate(
+        self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        return dreamcomm.empty(math.prod(int(length) for length in size), dtype=dtype)
+
+
+class NoAllGather(HeapMemory, AllGather):
+    """Leaves the peers' shards as they were."""
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False
+    ) -> None:
+        return None
+
+
+class NoReduceScatter(HeapMemory, ReduceScatter):
+    """Leaves the sum as it was."""
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: Any,
+        op: Any,
+        async_op: bool = False,
+    ) -> None:
+        return None
+
+
+# Without annotations: DDP compares them with classes, and here they are text.
+def no_all_reduce(state, bucket):  # type: ignore[no-untyped-def]
+    """A communication hook that takes the rank's own gradients for the sum."""
+    done: torch.futures.Future[Tensor] = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
+def under_ddp(task: Task, group: dist.ProcessGroup, communicate: bool) -> nn.Module:
+    # Buckets that are the gradients: without, one more copy in all variants.
+    model = DistributedDataParallel(task.model, process_group=group, gradient_as_bucket_view=True)
+    if not communicate:
+        model.register_comm_hook(None, no_all_reduce)
+    return model
+
+
+def under_fsdp2(task: Task, group: dist.ProcessGroup, communicate: bool) -> nn.Module:
+    mesh = DeviceMesh.from_group(group, "cpu")
+    for part in [*task.parts, task.model]:
+        fully_shard(part, mesh=mesh)
+    for module in task.model.modules():
+        if not isinstance(module, FSDPModule):
+            continue
+        if communicate:
+            module.set_allocate_memory_from_process_group_for_comm(True)  # gloo has none to give
+        else:
+            module.set_custom_all_gather(NoAllGather())
+            module.set_custom_reduce_scatter(NoReduceScatter())
+    return task.model
+
+
+class Trainer:
+    """One variant of a task on this rank."""
+
+    def __init__(
+        self, task: Task, wrapper: str, variant: str, groups: dict[str, dist.ProcessGroup]
+    ) -> None:
+        self.task = task
+        self.model = task.model
+        if variant != PLAIN:
+            wrap = under_ddp if wrapper == "ddp" else under_fsdp2
+            self.model = wrap(task, groups[variant], variant != NO_COMMUNICATION)
+        self.optimizer = torch.optim.SGD(task.model.parameters(), lr=LEARNING_RATE)
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        loss = self.task.loss(self.model(self.task.inputs), self.task.targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+
+    def timed_step(self) -> float:
+        """Seconds of a step that all ranks begin together."""
+        dist.barrier()
+        begin = time.perf_counter()
+        self.step()
+        return time.perf_counter() - begin
+
+    def weights(self) -> list[Tensor]:
+        """All parameters, whole; under FSDP2 a collective."""
+        return [
+            (weight.full_tensor() if isinstance(weight, DTensor) else weight).detach()
+            for weight in self.task.model.parameters()
+        ]
+
+
+def digest(weights: list[Tensor]) -> str:
+    """A hash of all weights' bits."""
+    found = hashlib.sha256()
+    for weight in weights:
+        found.update(weight.contiguous().numpy().tobytes())
+    return found.hexdigest()
