@@ -73,8 +73,8 @@ struct Communicator::Impl {
     mailbox.fail_all(ErrorKind::kTimeout, *broken);
   }
 
-  Clock::time_point deadline_of(Clock::time_point given) const {
-    return given == Clock::time_point::max() ? deadline_in(Clock::now(), options.timeout) : given;
+  Clock::time_point deadline_of(Clock::time_point given, Clock::time_point now) const {
+    return given == Clock::time_point::max() ? deadline_in(now, options.timeout) : given;
   }
 
   template <typename Job>
@@ -118,12 +118,13 @@ struct Communicator::Impl {
 
   void run_now(const Request& request, const Interrupt& interrupt) {
     const std::function<std::string()> what = [&request] { return describe(request); };
-    Guard guard(member, what, deadline_of(request.deadline), tend, interrupt);
+    const Clock::time_point now = Clock::now();  // read once: it is felt in small calls
+    Guard guard(member, what, deadline_of(request.deadline, now), tend, interrupt, now);
     CallShape call = call_of(request);
     Choice choice = chooser.choose(call);
     sequence.add(1);
     const std::int64_t number = sequence.read();
-    const Entered entered(member.header().progress, request.kind, number);
+    const Entered entered(member.header().progress, request.kind, number, now);
     const Opening opening{signature_of(request, static_cast<std::uint64_t>(number),
                                        static_cast<std::uint8_t>(choice.row)),
                           request.reduction.factor, place_of(request.in), place_of(request.out)};
@@ -260,16 +261,16 @@ std::shared_ptr<Ticket> Communicator::send(Block data, int peer, std::uint64_t t
                                            Clock::time_point deadline) {
   impl_->check_peer("send", peer);
   impl_->member.check_usable("send");
-  return impl_->under_way(impl_,
-                          impl_->mailbox.send(data, peer, tag, impl_->deadline_of(deadline)));
+  return impl_->under_way(
+      impl_, impl_->mailbox.send(data, peer, tag, impl_->deadline_of(deadline, Clock::now())));
 }
 
 std::shared_ptr<Ticket> Communicator::receive(Block data, std::optional<int> peer,
                                               std::uint64_t tag, Clock::time_point deadline) {
   if (peer) impl_->check_peer("recv", *peer);
   impl_->member.check_usable("recv");
-  return impl_->under_way(impl_,
-                          impl_->mailbox.receive(data, peer, tag, impl_->deadline_of(deadline)));
+  return impl_->under_way(
+      impl_, impl_->mailbox.receive(data, peer, tag, impl_->deadline_of(deadline, Clock::now())));
 }
 
 void Communicator::wait(Ticket& ticket, const Interrupt& interrupt) {

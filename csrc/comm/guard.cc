@@ -6,11 +6,12 @@
 namespace dreamcomm {
 
 Guard::Guard(Member& member, const std::function<std::string()>& what, Clock::time_point deadline,
-             const std::function<void()>& idle, const std::function<void()>& interrupt)
+             const std::function<void()>& idle, const std::function<void()>& interrupt,
+             Clock::time_point begin)
     : member_(member),
       what_(what),
       deadline_(deadline),
-      begin_(Clock::now()),
+      begin_(begin),
       idle_(idle),
       interrupt_(interrupt) {}
 

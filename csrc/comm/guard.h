@@ -15,7 +15,8 @@ class Guard final : public Watch {
   /// `what` names the call; `idle` runs at each look (messages make progress there);
   /// `interrupt` may throw. All three must outlive the guard.
   Guard(Member& member, const std::function<std::string()>& what, Clock::time_point deadline,
-        const std::function<void()>& idle, const std::function<void()>& interrupt);
+        const std::function<void()>& idle, const std::function<void()>& interrupt,
+        Clock::time_point begin = Clock::now());
   Guard(Member& member, const std::function<std::string()>& what, Clock::time_point deadline,
         const std::function<void()>& idle, std::function<void()>&& interrupt) = delete;
 

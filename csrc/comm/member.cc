@@ -10,10 +10,8 @@
 
 namespace dreamcomm {
 
-std::int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
+std::int64_t to_ns(Clock::time_point time) {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
 }
 
 Member::Member(Fabric& fabric, std::string group) : fabric_(fabric), group_(std::move(group)) {}

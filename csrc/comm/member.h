@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/error.h"
+#include "core/request.h"
 #include "transport/fabric.h"
 
 namespace dreamcomm {
@@ -56,6 +57,7 @@ class Member {
 };
 
 /// Nanoseconds of the clock that all processes of a host share.
-std::int64_t now_ns();
+std::int64_t to_ns(Clock::time_point time);
+inline std::int64_t now_ns() { return to_ns(Clock::now()); }
 
 }  // namespace dreamcomm

@@ -5,6 +5,7 @@
 
 #include "comm/member.h"
 #include "comm/turnstile.h"
+#include "core/request.h"
 #include "core/types.h"
 
 namespace dreamcomm {
@@ -30,10 +31,11 @@ class Passing {
 /// Shows peers and tools that the rank is inside a call.
 class Entered {
  public:
-  Entered(Progress& progress, Kind kind, std::int64_t sequence) : progress_(progress) {
+  Entered(Progress& progress, Kind kind, std::int64_t sequence, Clock::time_point now)
+      : progress_(progress) {
     progress_.sequence.set(sequence);
     progress_.kind.set(static_cast<std::int64_t>(kind));
-    progress_.entered_ns.set(now_ns());
+    progress_.entered_ns.set(to_ns(now));
     progress_.inside.set(1);
   }
   ~Entered() {
