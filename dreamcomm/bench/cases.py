@@ -19,8 +19,8 @@ ITEM_BYTES = {
 }
 PLACEMENTS = ("private", "heap")
 LAYERS = ("dist", "core")
-BURST_BYTES = 256 << 10
-MOST_CALLS = 16
+BURST_BYTES = 1 << 20
+MOST_CALLS = 64
 MOST_RANKS = 16  # sums of small integers stay exact in bfloat16
 CEILING_ITEM = 4  # the memory probe moves float32
 

@@ -9,7 +9,7 @@ import torch
 from dreamcomm.bench.progress import CaseBar
 from dreamcomm.bench.result import CaseResult, Prediction, Settings
 from dreamcomm.bench.room import available_memory, shortage
-from dreamcomm.bench.statistics import Timing, slowest, summarize
+from dreamcomm.bench.statistics import Timing, across_ranks, summarize
 from dreamcomm.bench.team import Team
 from dreamcomm.bench.timing import measure
 from dreamcomm.bench.variants import CEILING, CORE, DREAMCOMM, Variant, line_up
@@ -60,7 +60,7 @@ def run_case(case: Case, team: Team, settings: Settings) -> CaseResult:
         notes.append(f"{variant.name} was left out: {problem}")
         variants.remove(variant)
     by_rank = team.gather(measure(variants, settings.seconds, team.from_first))
-    durations = {name: slowest([times[name] for times in by_rank]) for name in by_rank[0]}
+    durations = {name: across_ranks([times[name] for times in by_rank]) for name in by_rank[0]}
     timings = summarize(case.op, case.bytes, case.world, durations, CEILING)
     return CaseResult(case, "measured", tuple(notes), timings, predict(case, team, timings))
 

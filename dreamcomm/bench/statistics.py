@@ -20,9 +20,9 @@ class Timing:
     of_ceiling: float | None  # the ceiling's p50 / this p50
 
 
-def slowest(by_rank: list[list[float]]) -> list[float]:
-    """The time of each call: that of the rank that took longest."""
-    return [max(call) for call in zip(*by_rank, strict=True)]
+def across_ranks(by_rank: list[list[float]]) -> list[float]:
+    """The time of each call: the ranks' average, as nccl-tests reports by default."""
+    return [sum(call) / len(call) for call in zip(*by_rank, strict=True)]
 
 
 def percentile(values: list[float], percent: float) -> float:
