@@ -26,9 +26,14 @@ void write_in(bool past, std::byte* to, const std::byte* from, std::size_t bytes
 
 }  // namespace
 
-/// A write during which the thread lost its processor must not count for much.
+/// Quick to believe a better time; a worse one may be that of a thread that lost its
+/// processor, or of memory that was touched for the first time.
 void PageWriter::Way::learn(double sample) {
-  cost = cost == 0 ? sample : cost + 0.5 * (std::min(sample, 3 * cost) - cost);
+  if (cost == 0 || sample < cost) {
+    cost = sample;
+  } else {
+    cost += 0.5 * (std::min(sample, 3 * cost) - cost);
+  }
 }
 
 bool PageWriter::SizeClass::prefers_past() const {
@@ -43,7 +48,8 @@ void PageWriter::write(std::byte* to, const std::byte* from, std::size_t bytes) 
   const auto width = static_cast<std::size_t>(std::bit_width(bytes / kLeast));
   SizeClass& similar = classes_[std::min(width, classes_.size()) - 1];
   const std::uint32_t number = ++similar.count;
-  const bool tries = number == 2 || number % kTried == 0;
+  // Often at first, after both pages have been touched, then seldom.
+  const bool tries = number % kTried == 0 || (number >= 4 && std::has_single_bit(number));
   const bool past = similar.prefers_past() != tries;
   ++writes_;
   if (past) ++streamed_;

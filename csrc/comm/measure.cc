@@ -154,11 +154,21 @@ double median(std::vector<double> values) {
   return *middle;
 }
 
-double time_of_turn(Rounds& rounds, Watch& watch) {
+/// Of calls that move next to nothing: what a turn costs between ranks that do
+/// something else than turning.
+double time_of_turn(Rounds& rounds, Walk::Scratch& scratch, Watch& watch) {
+  std::array<float, 16> data{};
+  auto* bytes = reinterpret_cast<std::byte*>(data.data());
   std::vector<double> seconds;
-  for (int repeat = 0; repeat < 5; ++repeat) {
+  for (int repeat = 0; repeat < 7; ++repeat) {
     const auto begin = Clock::now();
-    for (int i = 0; i < kTurns; ++i) rounds.turn(Peers::all(), Peers::all(), watch);
+    for (int i = 0; i < kTurns; ++i) {
+      Walk walk(rounds, Opening{}, watch, scratch);
+      walk.give(0, bytes, sizeof data, 1);
+      walk.turn(Peers::all(), Peers::all());
+      walk.reduce_all({.dtype = DType::kFloat32, .op = ReduceOp::kMax}, bytes, 0, bytes,
+                      data.size());
+    }
     seconds.push_back(seconds_since(begin) / kTurns);
   }
   return median(seconds);
@@ -197,7 +207,7 @@ Costs slowest(Rounds& rounds, Watch& watch, const Costs& mine) {
 Costs measure_costs(Rounds& rounds, Walk::Scratch& scratch, Heap* heap, Watch& watch) {
   const auto begin = Clock::now();
   Costs costs;
-  costs.turn = time_of_turn(rounds, watch);
+  costs.turn = time_of_turn(rounds, scratch, watch);
   bool goes_on = true;
   for (std::size_t i = 0; i < Costs::kSizes.size(); ++i) {
     const std::size_t bytes = Costs::kSizes[i];

@@ -5,6 +5,7 @@
 
 #include "comm/member.h"
 #include "comm/turnstile.h"
+#include "core/cpus.h"
 #include "core/request.h"
 #include "core/types.h"
 
@@ -36,6 +37,7 @@ class Entered {
     progress_.sequence.set(sequence);
     progress_.kind.set(static_cast<std::int64_t>(kind));
     progress_.entered_ns.set(to_ns(now));
+    progress_.cpu.set(current_cpu());
     progress_.inside.set(1);
   }
   ~Entered() {

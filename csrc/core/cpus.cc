@@ -62,6 +62,18 @@ std::optional<double> cpu_limit(std::string_view text) {
   return quota / period;
 }
 
+int current_cpu() { return sched_getcpu(); }
+
+void leave_cpu() {
+  cpu_set_t all;
+  CPU_ZERO(&all);
+  if (sched_getaffinity(0, sizeof all, &all) != 0 || CPU_COUNT(&all) < 2) return;
+  cpu_set_t others = all;
+  CPU_CLR(static_cast<unsigned>(std::max(0, current_cpu())), &others);
+  // The first call moves the thread at once, the second lets it roam as before.
+  if (sched_setaffinity(0, sizeof others, &others) == 0) sched_setaffinity(0, sizeof all, &all);
+}
+
 int usable_cpus() {
   cpu_set_t set;
   CPU_ZERO(&set);

@@ -11,6 +11,13 @@ namespace dreamcomm {
 /// (version 1 or 2) of the process grant time for, rounded up. Reads files.
 int usable_cpus();
 
+/// The processor this thread runs on now; cheap.
+int current_cpu();
+
+/// Moves this thread to another processor than the one it is on, if it may use any;
+/// which ones it may use stays as it is.
+void leave_cpu();
+
 /// Processors' worth of time in a version 2 "cpu.max" ("150000 100000" is 1.5), or
 /// nothing where it sets no limit.
 std::optional<double> cpu_limit(std::string_view text);

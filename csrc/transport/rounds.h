@@ -67,6 +67,7 @@ class Rounds {
 
  private:
   int behind(Peers reads) const;
+  void part_from(int rank) const;
 
   Fabric& fabric_;
   const WindowLayout& layout_;

@@ -20,8 +20,10 @@ class Watch {
 
 /// How long a waiting thread stays on its processor.
 struct Patience {
-  int spins;   // looks with a pause between
+  int spins;   // looks with a pause between; more than kGlance: nobody needs our processor
   int yields;  // looks with sched_yield between
+
+  static constexpr int kGlance = 100;  // looks that nearly all waits need at the most
 
   /// For `ranks` ranks on the processors of this process: with fewer processors
   /// than ranks the awaited one may need ours, so do not spin.
@@ -34,6 +36,16 @@ inline void relax() {
 #elif defined(__aarch64__)
   asm volatile("yield");
 #endif
+}
+
+/// Looks `spins` times; whether it was ready.
+template <typename Ready>
+bool spin_until(int spins, Ready&& ready) {
+  for (int i = 0; i < spins; ++i) {
+    if (ready()) return true;
+    relax();
+  }
+  return false;
 }
 
 /// Longest sleep of a thread that waits for peers before the watch looks again.
@@ -49,10 +61,7 @@ inline constexpr std::chrono::milliseconds kSlice{10};
 template <typename Ready, typename Blocker>
 void wait_until(Doorbell& doorbell, const Patience& patience, Watch& watch, Ready&& ready,
                 Blocker&& blocker, std::chrono::nanoseconds slice = kSlice) {
-  for (int i = 0; i < patience.spins; ++i) {
-    if (ready()) return;
-    relax();
-  }
+  if (spin_until(patience.spins, ready)) return;
   for (int i = 0; i < patience.yields; ++i) {
     if (ready()) return;
     sched_yield();

@@ -56,6 +56,7 @@ void WindowLayout::construct(std::byte* window, int rank, std::uint32_t start) c
   header->rank = static_cast<std::uint32_t>(rank);
   header->round.publish(start);
   header->progress.waiting_for.set(-1);
+  header->progress.cpu.set(-1);
   for (int peer = 0; peer < size_; ++peer) {
     auto* out = new (static_cast<void*>(&outbox(window, peer))) Outbox;
     auto* in = new (static_cast<void*>(&inbox(window, peer))) Inbox;

@@ -13,7 +13,7 @@
 
 namespace dreamcomm {
 
-inline constexpr std::uint32_t kProtocolVersion = 1;
+inline constexpr std::uint32_t kProtocolVersion = 2;
 
 /// Whether a rank is still part of the group. Values of Header::status.
 enum class Status : std::uint32_t { kActive = 0, kLeft = 1, kFailed = 2 };
@@ -25,6 +25,7 @@ struct alignas(kLine) Progress {
   Gauge entered_ns;   // when, CLOCK_MONOTONIC
   Gauge inside;       // 1 until the call returned
   Gauge waiting_for;  // rank it waits for, or -1
+  Gauge cpu;          // where the thread ran that made the call
 };
 
 struct Header {
