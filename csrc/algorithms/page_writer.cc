@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <chrono>
 #include <cstring>
 
 #include "kernels/stream.h"
@@ -11,53 +10,81 @@ namespace dreamcomm {
 namespace {
 
 constexpr std::size_t kLeast = std::size_t{8} << 10;  // smaller ones gain nothing
-constexpr std::uint32_t kTimed = 8;                   // one of so many writes is timed
-constexpr std::uint32_t kTried = 64;                  // one of so many goes the other way
-/// What is written past the caches is read from further away.
-constexpr double kReadersShare = 1.5;
+constexpr std::uint32_t kInARow = 16;                 // rounds for one purpose
+constexpr double kLately = 0.2;                       // the weight of a new time in the average
+constexpr double kMost = 10;                          // a late peer's times the average count
 
-void write_in(bool past, std::byte* to, const std::byte* from, std::size_t bytes) {
-  if (past) {
-    stream_copy(to, from, bytes);
-  } else {
-    std::memcpy(to, from, bytes);
-  }
+/// What a round is for, the same on all ranks. So many rounds in a row are
+/// for the same: in the first half pages and tensors go over to where that way leaves
+/// them in the caches, in the others it is timed. A hash chooses them, so that no rhythm of a
+/// program's calls meets them always or never.
+enum class Purpose { kWork, kTryPlain, kTryPast };
+
+Purpose purpose_of(std::uint32_t round) {
+  const std::uint32_t slot = (round / kInARow * 0x9E3779B1U) >> 26U;  // of 64
+  if (slot == 0) return Purpose::kTryPlain;
+  return slot == 1 ? Purpose::kTryPast : Purpose::kWork;
 }
 
 }  // namespace
 
-/// Quick to believe a better time; a worse one may be that of a thread that lost its
-/// processor, or of memory that was touched for the first time.
 void PageWriter::Way::learn(double sample) {
-  if (cost == 0 || sample < cost) {
-    cost = sample;
-  } else {
-    cost += 0.5 * (std::min(sample, 3 * cost) - cost);
+  cost = cost == 0 ? sample : cost + kLately * (std::min(sample, kMost * cost) - cost);
+}
+
+PageWriter::Sizes PageWriter::wishes() const {
+  Sizes wished = 0;
+  for (std::size_t i = 0; i < classes_.size(); ++i) {
+    if (classes_[i].prefers_past()) wished = static_cast<Sizes>(wished | 1U << i);
   }
+  return wished;
 }
 
-bool PageWriter::SizeClass::prefers_past() const {
-  return past.cost != 0 && kReadersShare * past.cost < plain.cost;
+void PageWriter::open(std::uint32_t round, std::size_t bytes) {
+  close();
+  const auto width = static_cast<std::size_t>(std::bit_width(bytes / kLeast));
+  const std::size_t index = std::min(width, classes_.size()) - 1;
+  similar_ = &classes_[index];
+  round_ = round;
+  bytes_ = 0;
+  Purpose purpose = purpose_of(round);
+  // At first each way a few times, in turns.
+  const std::uint32_t number = similar_->rounds++;
+  const bool first = number < 4 * kInARow;
+  if (first) purpose = number / kInARow % 2 == 0 ? Purpose::kTryPlain : Purpose::kTryPast;
+  timed_ = purpose != Purpose::kWork && (first ? number : round) % kInARow >= kInARow / 2;
+  past_ = (past_sizes_ >> index & 1U) != 0;
+  if (purpose == Purpose::kTryPlain) past_ = false;
+  if (purpose == Purpose::kTryPast) past_ = true;
+  if (timed_) begin_ = std::chrono::steady_clock::now();
 }
 
-void PageWriter::write(std::byte* to, const std::byte* from, std::size_t bytes) {
-  if (bytes < kLeast) {
+void PageWriter::close() {
+  if (similar_ != nullptr && timed_) {
+    const std::chrono::duration<double, std::nano> time = std::chrono::steady_clock::now() - begin_;
+    Way& way = past_ ? similar_->past : similar_->plain;
+    way.learn(time.count() / static_cast<double>(bytes_));
+  }
+  similar_ = nullptr;
+}
+
+void PageWriter::write(std::uint32_t round, std::byte* to, const std::byte* from,
+                       std::size_t bytes) {
+  const bool goes_on = similar_ != nullptr && round == round_;
+  if (!goes_on && bytes < kLeast) {
+    close();
     if (bytes > 0) std::memcpy(to, from, bytes);
     return;
   }
-  const auto width = static_cast<std::size_t>(std::bit_width(bytes / kLeast));
-  SizeClass& similar = classes_[std::min(width, classes_.size()) - 1];
-  const std::uint32_t number = ++similar.count;
-  // Often at first, after both pages have been touched, then seldom.
-  const bool tries = number % kTried == 0 || (number >= 4 && std::has_single_bit(number));
-  const bool past = similar.prefers_past() != tries;
-  ++writes_;
-  if (past) ++streamed_;
-  if (!tries && number % kTimed != 1) return write_in(past, to, from, bytes);
-  const auto begin = std::chrono::steady_clock::now();
-  write_in(past, to, from, bytes);
-  const std::chrono::duration<double, std::nano> time = std::chrono::steady_clock::now() - begin;
-  (past ? similar.past : similar.plain).learn(time.count() / static_cast<double>(bytes));
+  if (!goes_on) open(round, bytes);
+  bytes_ += bytes;
+  writes_.add(1);
+  if (past_) {
+    streamed_.add(1);
+    stream_copy(to, from, bytes);
+  } else if (bytes > 0) {
+    std::memcpy(to, from, bytes);
+  }
 }
 
 }  // namespace dreamcomm

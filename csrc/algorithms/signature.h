@@ -25,9 +25,10 @@ struct Signature {
 /// What lies at the start of each rank's first page of a call.
 struct Opening {
   Signature signature;
-  double factor = 1.0;    // PREMUL_SUM: this rank's own
-  std::uint64_t in = 0;   // where its first block of each lies in its heap, from 1 on;
-  std::uint64_t out = 0;  // 0: not in the heap, or not all blocks in one piece there
+  double factor = 1.0;     // PREMUL_SUM: this rank's own
+  std::uint64_t in = 0;    // where its first block of each lies in its heap, from 1 on;
+  std::uint64_t out = 0;   // 0: not in the heap, or not all blocks in one piece there
+  std::uint16_t past = 0;  // PageWriter's wishes; rank 0's count
 };
 
 Signature signature_of(const Request& request, std::uint64_t sequence, std::uint8_t row);

@@ -15,7 +15,9 @@ Walk::Walk(Rounds& rounds, const Opening& opening, Watch& watch, Scratch& scratc
       opening_(opening),
       watch_(watch),
       scratch_(scratch),
-      preference_(preference) {}
+      preference_(preference) {
+  opening_.past = scratch_.writer.wishes();
+}
 
 bool Walk::prefers_heaps(Kind kind, std::size_t bytes) const {
   return preference_ != nullptr &&
@@ -40,6 +42,7 @@ void Walk::compare_openings() const {
     Opening their;
     std::memcpy(&their, rounds_.from(peer), sizeof their);
     const auto index = static_cast<std::size_t>(peer);
+    if (peer == 0) scratch_.writer.follow(their.past);
     scratch_.factors[index] = their.factor;
     const std::span<std::byte> heap = rounds_.heap(peer);
     const auto place = [&](std::uint64_t at) {
@@ -127,7 +130,9 @@ void Walk::take(std::byte* to, int rank, std::size_t offset, std::size_t bytes) 
 }
 
 void Walk::give(std::size_t offset, const std::byte* data, std::size_t bytes, int readers) {
-  if (data != page() + offset) scratch_.writer.write(page() + offset, data, bytes);
+  if (data != page() + offset) {
+    scratch_.writer.write(rounds_.coming(), page() + offset, data, bytes);
+  }
   count_sent(bytes * static_cast<std::size_t>(readers));
 }
 

@@ -53,6 +53,10 @@ class Walk {
   Walk(Rounds& rounds, const Opening& opening, Watch& watch, Scratch& scratch,
        const Preference* preference = nullptr);
 
+  ~Walk() { scratch_.writer.close(); }
+  Walk(const Walk&) = delete;
+  Walk& operator=(const Walk&) = delete;
+
   int rank() const { return rounds_.rank(); }
   int size() const { return rounds_.size(); }
   int left() const { return (rank() + size() - 1) % size(); }
@@ -112,7 +116,7 @@ class Walk {
   void reduce_sources(const Reduction& how, std::byte* out, std::size_t count);
 
   Rounds& rounds_;
-  const Opening opening_;
+  Opening opening_;
   Watch& watch_;
   Scratch& scratch_;
   const Preference* preference_;

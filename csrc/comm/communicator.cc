@@ -326,7 +326,10 @@ std::array<Traffic, kKinds> Communicator::traffic() const {
 std::string Communicator::explain(Kind kind, std::size_t bytes, bool in_heaps) const {
   CallShape call{kind, ReduceOp::kSum, bytes, size(), impl_->room()};
   call.in_heap = call.out_heap = in_heaps && impl_->chooser.asks(call);
-  return dreamcomm::explain(call, impl_->chooser.preference(), transport());
+  const PageWriter& writer = impl_->scratch.writer;
+  return concat(dreamcomm::explain(call, impl_->chooser.preference(), transport()),
+                "\n  (of this rank's ", writer.writes(), " larger writes of pages, ",
+                writer.streamed(), " went past the caches: where that was faster, or to try it)");
 }
 
 Prediction Communicator::predict(Kind kind, std::size_t bytes, bool in_heaps) const {

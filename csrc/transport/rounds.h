@@ -56,6 +56,8 @@ class Rounds {
   std::size_t page_bytes() const { return page_bytes_; }
   std::span<std::byte> heap(int rank) const { return fabric_.heap(rank); }
 
+  /// The number of the coming round, the same on all ranks.
+  std::uint32_t coming() const { return next_; }
   /// This rank's page of the coming round.
   std::byte* page() const { return layout_.page(fabric_.window(rank_), next_); }
   /// Ends the writing of this rank's page and begins the reading of others':

@@ -125,11 +125,12 @@ TEST_CASE("a page writer writes every byte, whichever way it goes") {
   PageWriter writer;
   std::vector<std::byte> from(100'000);
   for (std::size_t i = 0; i < from.size(); ++i) from[i] = static_cast<std::byte>(i * 7 + i / 256);
-  for (int round = 0; round < 200; ++round) {
-    const std::size_t bytes = static_cast<std::size_t>(round) * 409 + 1;
+  for (int round = 0; round < 400; ++round) {
+    const std::size_t bytes = static_cast<std::size_t>(round) * 200 + 1;
     const std::size_t skew = static_cast<std::size_t>(round) % 67;
     std::vector<std::byte> to(bytes + skew + 1, std::byte{0xa5});
-    writer.write(to.data() + skew, from.data() + skew % 5, bytes);
+    writer.write(static_cast<std::uint32_t>(round), to.data() + skew, from.data() + skew % 5,
+                 bytes);
     CAPTURE(bytes);
     REQUIRE(std::equal(to.begin() + static_cast<long>(skew), to.end() - 1,
                        from.begin() + static_cast<long>(skew % 5)));
