@@ -13,6 +13,9 @@ import pytest
 # path: it holds the package's source without the compiled module.
 sys.path.insert(0, str(Path(__file__).parent))
 
+# The same choices on every machine, and nothing written into the user's cache.
+os.environ.setdefault("DREAMCOMM_COSTS", "fixed")
+
 from helpers.pool import Fresh, Pool
 
 DEFAULT_BACKEND = "dreamcomm"

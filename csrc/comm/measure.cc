@@ -99,42 +99,34 @@ class Course {
   }
 
   void in_heaps(Sample& sample) {
-    if (!shared_) {
-      of(sample, Motion::kPull) = of(sample, Motion::kTake);
-      of(sample, Motion::kFoldHeaps) = of(sample, Motion::kFold);
-      of(sample, Motion::kReduceHeaps) = of(sample, Motion::kFold);
-      return;
-    }
     const double bytes = static_cast<double>(bytes_);
     const std::size_t count = bytes_ / sizeof(float);
     const auto all = static_cast<double>(size_);
     of(sample, Motion::kFoldHeaps) =
-        in_place([&](Walk& going) { going.reduce_heap(kSum, 0, out_.data(), count); }) /
-        (all * bytes);
-    of(sample, Motion::kReduceHeaps) =
-        in_place([&](Walk& going) {
-          const Range mine = shard(count, going.size(), going.rank());
-          going.reduce_heaps(kSum, mine.begin * sizeof(float), Peers::all(), mine.size());
-        }) /
-        bytes;
-    of(sample, Motion::kPull) =
-        in_place([&](Walk& going) {
-          copy_bytes(out_.data(), going.in((going.rank() + 1) % going.size()), bytes_);
-        }) /
-        bytes;
+        in_place(all * bytes, of(sample, Motion::kFold),
+                 [&](Walk& going) { going.reduce_heap(kSum, 0, out_.data(), count); });
+    of(sample, Motion::kReduceHeaps) = in_place(bytes, of(sample, Motion::kFold), [&](Walk& going) {
+      const Range mine = shard(count, going.size(), going.rank());
+      going.reduce_heaps(kSum, mine.begin * sizeof(float), Peers::all(), mine.size());
+    });
+    of(sample, Motion::kPull) = in_place(bytes, of(sample, Motion::kTake), [&](Walk& going) {
+      copy_bytes(out_.data(), going.in((going.rank() + 1) % going.size()), bytes_);
+    });
   }
 
+  /// Seconds per byte of a motion in heaps; `otherwise` where one rank has no room in
+  /// its heap. All ranks make the same turns either way.
   template <typename Move>
-  double in_place(const Move& move) {
-    rewrite(shared_.get());
+  double in_place(double bytes, double otherwise, const Move& move) {
+    if (shared_) rewrite(shared_.get());
     Walk going = walk();
     going.open();
-    // A rank whose heap is full stages; the rate of the others serves.
+    const bool possible = going.all_in();
     const auto begin = Clock::now();
-    if (going.all_in()) move(going);
+    if (possible) move(going);
     const double seconds = seconds_since(begin);
     going.turn(Peers::all(), Peers::all());
-    return seconds;
+    return possible ? seconds / bytes : otherwise;
   }
 
   Rounds& rounds_;

@@ -112,6 +112,17 @@ TEST_CASE("all ranks measure the same costs, and calls go on as before") {
   }
 }
 
+TEST_CASE("a rank whose heap is full measures in step with the others") {
+  const Setup setup{.size = 3, .heap_bytes = std::size_t{32} << 20};
+  CHECK_NOTHROW(run_ranks(setup, [](Communicator& comm) {
+    std::shared_ptr<std::byte> hog;
+    if (comm.rank() == 1) hog = own_heap()->allocate(std::size_t{31} << 20);
+    require(comm.rank() != 1 || hog != nullptr, "the heap took less than it has");
+    comm.tune(std::nullopt, own_heap());
+    run_case(comm, {Kind::kAllReduce, DType::kFloat32, ReduceOp::kSum, 40'001});
+  }));
+}
+
 TEST_CASE("rank 0's costs are everyone's") {
   const Setup setup{.size = 3};
   CHECK_NOTHROW(run_ranks(setup, [](Communicator& comm) {
