@@ -9,7 +9,7 @@
 namespace dreamcomm {
 namespace {
 
-constexpr std::string_view kTitle = "dreamcomm-costs-1";
+constexpr std::string_view kTitle = "dreamcomm-costs-2";
 constexpr std::string_view kEnd = "end";
 constexpr std::array kNames =
     std::to_array<std::string_view>({"give", "take", "fold", "pull", "fold_heaps", "reduce_heaps"});
@@ -33,13 +33,13 @@ double interpolate(const Costs::Rates& rates, std::size_t bytes) {
 }  // namespace
 
 const Costs& Costs::fixed() {
-  static const Costs costs{0.4e-6,
-                           {{{rate(50), rate(50), rate(40), rate(60), rate(90)},
-                             {rate(60), rate(60), rate(60), rate(40), rate(70)},
-                             {rate(60), rate(60), rate(60), rate(30), rate(40)},
-                             {rate(40), rate(40), rate(40), rate(40), rate(70)},
-                             {rate(20), rate(20), rate(15), rate(15), rate(35)},
-                             {rate(30), rate(30), rate(25), rate(30), rate(80)}}}};
+  static const Costs costs{0.3e-6,
+                           {{{rate(60), rate(80), rate(70), rate(40), rate(60), rate(80)},
+                             {rate(40), rate(30), rate(30), rate(30), rate(60), rate(100)},
+                             {rate(25), rate(20), rate(20), rate(20), rate(30), rate(40)},
+                             {rate(50), rate(35), rate(35), rate(35), rate(60), rate(90)},
+                             {rate(35), rate(30), rate(30), rate(35), rate(60), rate(90)},
+                             {rate(60), rate(35), rate(30), rate(30), rate(35), rate(80)}}}};
   return costs;
 }
 

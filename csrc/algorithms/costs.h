@@ -35,9 +35,9 @@ struct Effort {
 /// Measured on one machine for one world size (comm/measure.h). A motion's cost per
 /// byte depends on how large the tensor is: which cache it comes from.
 struct Costs {
-  static constexpr std::array<std::size_t, 5> kSizes{std::size_t{4} << 10, std::size_t{32} << 10,
-                                                     std::size_t{256} << 10, std::size_t{2} << 20,
-                                                     std::size_t{16} << 20};
+  static constexpr std::array<std::size_t, 6> kSizes{std::size_t{4} << 10,   std::size_t{32} << 10,
+                                                     std::size_t{256} << 10, std::size_t{1} << 20,
+                                                     std::size_t{8} << 20,   std::size_t{32} << 20};
   using Rates = std::array<double, kSizes.size()>;  // seconds per byte at each of kSizes
 
   double turn = 0;  // seconds

@@ -72,9 +72,10 @@ Effort ring_reduce_scatter(const CallShape& call) {
       .with(Motion::kFold, 2 * bytes(call) * hops);
 }
 
+// The root gives a chunk while the others take the one before.
 Effort broadcast(const CallShape& call) {
   return turns(rounds(call.bytes, call.room))
-      .with(Motion::kGive, bytes(call))
+      .with(Motion::kGive, static_cast<double>(std::min(call.bytes, call.room)))
       .with(Motion::kTake, bytes(call));
 }
 

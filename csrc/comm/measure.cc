@@ -140,6 +140,12 @@ class Course {
   std::uint64_t place_ = 0;
 };
 
+/// Small ones are noisy, large ones slow.
+int repeats_of(std::size_t bytes) {
+  if (bytes <= std::size_t{256} << 10) return 15;
+  return bytes <= std::size_t{8} << 20 ? 5 : 2;
+}
+
 double median(std::vector<double> values) {
   const auto middle = values.begin() + static_cast<long>(values.size() / 2);
   std::nth_element(values.begin(), middle, values.end());
@@ -211,7 +217,7 @@ Costs measure_costs(Rounds& rounds, Walk::Scratch& scratch, Heap* heap, Watch& w
       continue;
     }
     Course course(rounds, scratch, heap, watch, bytes);
-    const int repeats = bytes <= (std::size_t{256} << 10) ? 15 : 5;
+    const int repeats = repeats_of(bytes);
     std::vector<Sample> samples;
     course.run();  // first touches
     for (int repeat = 0; repeat < repeats; ++repeat) samples.push_back(course.run());
