@@ -9,8 +9,8 @@
 namespace dreamcomm {
 namespace {
 
+constexpr std::uint32_t kInARow = PageWriter::kInARow;
 constexpr std::size_t kLeast = std::size_t{8} << 10;  // smaller ones gain nothing
-constexpr std::uint32_t kInARow = 16;                 // rounds for one purpose
 constexpr double kLately = 0.2;                       // the weight of a new time in the average
 constexpr double kMost = 10;                          // a late peer's times the average count
 
@@ -50,7 +50,7 @@ void PageWriter::open(std::uint32_t round, std::size_t bytes) {
   Purpose purpose = purpose_of(round);
   // At first each way a few times, in turns.
   const std::uint32_t number = similar_->rounds++;
-  const bool first = number < 4 * kInARow;
+  const bool first = number < kTrials;
   if (first) purpose = number / kInARow % 2 == 0 ? Purpose::kTryPlain : Purpose::kTryPast;
   timed_ = purpose != Purpose::kWork && (first ? number : round) % kInARow >= kInARow / 2;
   past_ = (past_sizes_ >> index & 1U) != 0;

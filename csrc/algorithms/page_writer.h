@@ -20,12 +20,16 @@ namespace dreamcomm {
 /// So some rounds are timed, from the writing of the own page until the peers' pages
 /// are read. Rounds go in step on all ranks: in some all write plainly, in some all
 /// write past the caches. What was faster for rank 0 on the average all ranks do from
-/// the next call on: if one does and another does not, both lose. Readers see no
-/// difference otherwise: no bit of a result depends on it.
+/// the next call on: if one does and another does not, both lose. (Each rank counts its
+/// own first rounds of a size, in which it tries most; they are in step as long as all
+/// ranks write alike.) No bit of a result depends on it.
 ///
 /// Not thread-safe but for the counts: one call of a group runs at a time.
 class PageWriter {
  public:
+  static constexpr std::uint32_t kInARow = 16;           // rounds for one purpose
+  static constexpr std::uint32_t kTrials = 4 * kInARow;  // the first rounds of a size
+
   /// Copies into this rank's page of round `round`.
   void write(std::uint32_t round, std::byte* to, const std::byte* from, std::size_t bytes);
   /// The peers' pages of the last round have been read.
@@ -52,7 +56,9 @@ class PageWriter {
     std::uint32_t rounds = 0;
     Way plain;
     Way past;
-    bool prefers_past() const { return kClearly * past.cost < plain.cost; }
+    bool prefers_past() const {
+      return plain.cost > 0 && past.cost > 0 && kClearly * past.cost < plain.cost;
+    }
   };
   static constexpr double kClearly = 1.1;  // so much faster before the way changes
   static std::uint64_t count(const Gauge& gauge) {

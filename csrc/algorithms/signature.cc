@@ -33,7 +33,7 @@ Signature signature_of(const Request& request, std::uint64_t sequence, std::uint
 }
 
 std::string words(const Signature& s) {
-  const auto row = algorithm_table()[s.row % algorithm_table().size()];
+  const auto row = algorithm_table()[(s.row & ~Signature::kAsks) % algorithm_table().size()];
   std::string what;
   if (s.op != ReduceOp::kNone) what += concat(name(s.op), ", ");
   if (s.kind == Kind::kAllToAll) what += concat(name(s.dtype), ", ");

@@ -17,7 +17,8 @@ struct Signature {
   Kind kind = Kind::kBarrier;
   ReduceOp op = ReduceOp::kNone;
   DType dtype = DType::kOpaque;
-  std::uint8_t row = 0;  // of the algorithm table
+  std::uint8_t row = 0;  // of the algorithm table, and whether the rank asks for heaps
+  static constexpr std::uint8_t kAsks = 0x80;
 
   bool operator==(const Signature&) const = default;
 };

@@ -105,7 +105,8 @@ std::size_t pick(const CallShape& call, const Preference& preference) {
 
 bool asks_for_heaps(const CallShape& call, const Preference& preference) {
   if (call.size < 2 || call.bytes == 0 || preference.algorithm != "auto") return false;
-  return is_in_heaps(kTable[pick(in_heaps(call), preference)]);
+  const std::size_t picked = pick(in_heaps(call), preference);
+  return picked < kTable.size() && is_in_heaps(kTable[picked]);
 }
 
 }  // namespace dreamcomm

@@ -54,7 +54,8 @@ std::string_view objection(const Row& row, const CallShape& call, const Preferen
 double predict(const Row& row, const CallShape& call, const Costs& costs);
 
 /// The index of the row for `call`: the named one if it may be taken, else the one
-/// with the least predicted time that may. Every kind has a row that suits all calls.
+/// with the least predicted time that may. Every collective has a row that suits all
+/// calls; messages have none, and the answer is the table's size.
 std::size_t pick(const CallShape& call, const Preference& preference);
 
 /// Whether a call is worth a turn to find out whose tensors lie in heaps: whether a

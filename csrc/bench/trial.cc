@@ -87,6 +87,22 @@ bool reduces(Kind kind) {
 
 }  // namespace
 
+void check_blocks(const Communicator& communicator, const Trial& trial) {
+  const auto size = static_cast<std::size_t>(communicator.size());
+  const Block in = trial.row(trial.in, 0);
+  const Block out = trial.row(trial.out, 0);
+  // Throws for kinds that have no benchmark.
+  blocks_of(trial.kind, communicator.rank(), size, in, out);
+  const std::size_t gives = trial.kind == Kind::kAllGather ? size : 1;
+  const std::size_t takes = trial.kind == Kind::kReduceScatter ? size : 1;
+  const std::size_t parts = trial.kind == Kind::kAllToAll ? size : 1;
+  check(in.bytes * gives == out.bytes * takes && in.bytes % (parts * item_size(trial.dtype)) == 0,
+        ErrorKind::kInvalid, name(trial.kind), " of ", size, " ranks cannot have rows of ",
+        in.bytes, " bytes in and ", out.bytes, " bytes out");
+  check(!reduces(trial.kind) || trial.dtype != DType::kOpaque, ErrorKind::kInvalid,
+        name(trial.kind), " cannot add elements of this type");
+}
+
 std::vector<double> time_rows(Communicator& communicator, const Trial& trial,
                               const std::function<void(std::size_t index)>& call) {
   const Request meet;  // a barrier
@@ -95,7 +111,7 @@ std::vector<double> time_rows(Communicator& communicator, const Trial& trial,
   for (int sample = 0; sample < trial.samples; ++sample) {
     if (!trial.in_place()) rewrite(trial.dtype, trial.out, 0);
     rewrite(trial.dtype, trial.in, communicator.rank() + 1);
-    communicator.run(meet);
+    communicator.run(meet, trial.interrupt);
     for (std::size_t index = 0; index < trial.rows; ++index) {
       const auto begin = Clock::now();
       call(index);
@@ -106,6 +122,7 @@ std::vector<double> time_rows(Communicator& communicator, const Trial& trial,
 }
 
 std::vector<double> time_core(Communicator& communicator, const Trial& trial) {
+  check_blocks(communicator, trial);
   const auto size = static_cast<std::size_t>(communicator.size());
   std::vector<Blocks> rows;
   for (std::size_t i = 0; i < trial.rows; ++i) {
@@ -119,7 +136,7 @@ std::vector<double> time_core(Communicator& communicator, const Trial& trial) {
   return time_rows(communicator, trial, [&](std::size_t index) {
     request.in = rows[index].in;
     request.out = rows[index].out;
-    communicator.run(request);
+    communicator.run(request, trial.interrupt);
   });
 }
 

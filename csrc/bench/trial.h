@@ -20,6 +20,7 @@ struct Trial {
   Block out;
   std::size_t rows = 1;
   int samples = 1;  // times that all rows are rewritten, and then called one by one
+  Interrupt interrupt;
 
   bool in_place() const { return in.data == out.data; }
   Block row(const Block& all, std::size_t index) const {
@@ -33,6 +34,10 @@ struct Trial {
 /// outside of the measured time. All ranks call it alike. `call` runs row `index`.
 std::vector<double> time_rows(Communicator& communicator, const Trial& trial,
                               const std::function<void(std::size_t index)>& call);
+
+/// Throws Error(kInvalid) unless the rows hold what a call of the kind takes in blocks
+/// of equal size, and the benchmark knows the kind.
+void check_blocks(const Communicator& communicator, const Trial& trial);
 
 /// The trial's call through the communicator. SUM, root 0. Throws Error.
 std::vector<double> time_core(Communicator& communicator, const Trial& trial);

@@ -5,12 +5,14 @@
 #include "c10d/backend.h"
 #include "c10d/convert.h"
 #include "c10d/costs_file.h"
+#include "c10d/validate.h"
 
 namespace dreamcomm {
 namespace {
 
 /// Rows of calls in two tensors of two dimensions, each row one call's blocks.
-Trial trial_of(Kind kind, const at::Tensor& input, const at::Tensor& output, int samples) {
+Trial trial_of(Kind kind, const at::Tensor& input, const at::Tensor& output, int samples,
+               const Interrupt& interrupt) {
   const auto block = [](const at::Tensor& tensor) {
     return Block{static_cast<std::byte*>(tensor.mutable_data_ptr()), tensor.nbytes()};
   };
@@ -21,9 +23,13 @@ Trial trial_of(Kind kind, const at::Tensor& input, const at::Tensor& output, int
                       "expected input and output to be contiguous tensors on cpu of one type and ",
                       "two dimensions, with equally many rows");
   }
+  TORCH_CHECK_VALUE(
+      input.is_same(output) || input.data_ptr() == output.data_ptr() || !overlap(input, output),
+      "expected input and output to be the same memory or apart");
   TORCH_CHECK_VALUE(samples > 0, "expected samples to be positive, got ", samples);
   return {kind,          to_dtype(input.scalar_type()),           block(input),
-          block(output), static_cast<std::size_t>(input.size(0)), samples};
+          block(output), static_cast<std::size_t>(input.size(0)), samples,
+          interrupt};
 }
 
 template <typename Measure>
@@ -41,8 +47,9 @@ std::vector<double> DreamBackend::time_core(Kind kind, const Tensor& input, cons
                                             int samples) {
   require_open();
   TORCH_CHECK_VALUE(comm_, "the group has no core to measure: ", reason_);
-  return as_torch(
-      [&] { return dreamcomm::time_core(*comm_, trial_of(kind, input, output, samples)); });
+  return as_torch([&] {
+    return dreamcomm::time_core(*comm_, trial_of(kind, input, output, samples, interrupt_));
+  });
 }
 
 std::vector<double> DreamBackend::time_ceiling(Kind kind, const Tensor& input, const Tensor& output,
@@ -51,7 +58,8 @@ std::vector<double> DreamBackend::time_ceiling(Kind kind, const Tensor& input, c
   TORCH_CHECK_VALUE(comm_ && heap_,
                     "the ceiling is measured in the shared heap: ", comm_ ? no_heap_ : reason_);
   return as_torch([&] {
-    return dreamcomm::time_ceiling(*comm_, *heap_, trial_of(kind, input, output, samples));
+    return dreamcomm::time_ceiling(*comm_, *heap_,
+                                   trial_of(kind, input, output, samples, interrupt_));
   });
 }
 
@@ -64,7 +72,7 @@ Prediction DreamBackend::predict(Kind kind, std::size_t bytes, bool in_heaps) co
 
 std::string explain_world(Kind kind, std::size_t bytes, int size, bool in_heaps) {
   const DreamOptions options;
-  const std::string path = costs_path(size, options.page_bytes);
+  const std::string path = costs_path(size, options.page_bytes, true);
   const std::optional<Costs> known = load_costs(path);
   const Costs costs = known.value_or(Costs::fixed());
   CallShape call{kind, ReduceOp::kSum, bytes, size, options.page_bytes - Walk::kSignature};

@@ -118,13 +118,14 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
 void DreamBackend::tune() {
   costs_words_ = "fixed ones, as the option costs says";
   if (options_->costs == "fixed" || size_ == 1) return;
-  const bool measured = options_->costs == "auto";
-  const std::string path = measured ? costs_path(size_, options_->page_bytes) : options_->costs;
+  const bool measures = options_->costs == "auto";
+  const std::string path =
+      measures ? costs_path(size_, options_->page_bytes, comm_->all_have_heaps()) : options_->costs;
   const auto known = rank_ == 0 ? load_costs(path) : std::nullopt;
-  comm_->tune(known, heap_.get());
-  costs_words_ = concat("those of ", path.empty() ? "this group" : path);
+  const bool complete = comm_->tune(known, heap_.get(), interrupt_);
+  costs_words_ = concat("those of rank 0's ", path.empty() ? "measuring" : path);
   if (rank_ != 0 || known) return;
-  if (!save_costs(path, comm_->costs())) {
+  if (!measures || !complete || !save_costs(path, comm_->costs())) {
     costs_words_ = concat("measured for this group; they could not be kept in ",
                           path.empty() ? "a file, as HOME is not set" : path);
   }

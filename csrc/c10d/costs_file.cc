@@ -51,11 +51,11 @@ std::string plain(const std::string& text) {
 
 }  // namespace
 
-std::string costs_path(int size, std::size_t page_bytes) {
+std::string costs_path(int size, std::size_t page_bytes, bool heaps) {
   const fs::path folder = cache_folder();
   if (folder.empty()) return "";
   const std::string what = concat(processor(), ' ', instruction_set(), ' ', usable_cpus(), "cpus ",
-                                  size, "ranks ", page_bytes);
+                                  size, "ranks ", page_bytes, heaps ? "" : " no heap");
   return folder / concat("costs-", plain(what), ".txt");
 }
 
@@ -76,11 +76,11 @@ bool save_costs(const std::string& path, const Costs& costs) {
   {
     std::ofstream file(draft);
     file << to_text(costs);
-    if (!file.flush()) return false;
+    if (file.flush()) fs::rename(draft, path, error);
+    if (file && !error) return true;
   }
-  fs::rename(draft, path, error);
-  if (error) fs::remove(draft, error);
-  return !error;
+  fs::remove(draft, error);
+  return false;
 }
 
 }  // namespace dreamcomm

@@ -9,10 +9,11 @@
 
 namespace dreamcomm {
 
-/// The file for groups of `size` ranks with pages of `page_bytes` on this machine:
+/// The file for groups of `size` ranks with pages of `page_bytes`, all with a heap or
+/// not, on this kind of machine:
 /// costs-<processor>-<processors usable>-... in $XDG_CACHE_HOME/dreamcomm, or
 /// ~/.cache/dreamcomm; empty if neither is known.
-std::string costs_path(int size, std::size_t page_bytes);
+std::string costs_path(int size, std::size_t page_bytes, bool heaps);
 
 /// The costs in a file; nothing if it is missing or is no such file.
 std::optional<Costs> load_costs(const std::string& path);

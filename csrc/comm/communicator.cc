@@ -1,8 +1,6 @@
 #include "comm/communicator.h"
 
 #include <algorithm>
-#include <cstring>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -11,12 +9,12 @@
 #include "comm/chooser.h"
 #include "comm/guard.h"
 #include "comm/mailbox.h"
-#include "comm/measure.h"
 #include "comm/member.h"
 #include "comm/progress_thread.h"
 #include "comm/roll_call.h"
 #include "comm/scopes.h"
 #include "comm/ticket.h"
+#include "comm/tuning.h"
 #include "comm/turnstile.h"
 #include "comm/validate.h"
 #include "transport/fabric.h"
@@ -24,9 +22,6 @@
 
 namespace dreamcomm {
 namespace {
-
-/// A group for quick calls may still take this long to agree on its costs.
-constexpr std::chrono::milliseconds kLeastTuning{10'000};
 
 struct Counter {
   Gauge calls;
@@ -36,11 +31,16 @@ struct Counter {
 };
 
 /// Equal on all ranks: the cards at set-up said who has one.
-bool all_have_heaps(const Fabric& fabric) {
+bool each_has_heap(const Fabric& fabric) {
   for (int rank = 0; rank < fabric.size(); ++rank) {
     if (fabric.heap(rank).empty()) return false;
   }
   return true;
+}
+
+/// As peers compare it: a rank that asks for heaps makes another turn.
+std::uint8_t row_byte(const Choice& choice) {
+  return static_cast<std::uint8_t>(choice.row | (choice.asks ? Signature::kAsks : 0U));
 }
 
 std::uint64_t to_count(const Gauge& gauge) { return static_cast<std::uint64_t>(gauge.read()); }
@@ -56,7 +56,7 @@ struct Communicator::Impl {
         mailbox(member),
         roll_call(member),
         scratch(fabric->size()),
-        chooser(options.algorithm, options.fixed_order, all_have_heaps(*fabric)),
+        chooser(options.algorithm, options.fixed_order, each_has_heap(*fabric)),
         tend([this] { tend_messages(); }),
         thread(member, turnstile, mailbox, tend) {}
 
@@ -125,9 +125,9 @@ struct Communicator::Impl {
     sequence.add(1);
     const std::int64_t number = sequence.read();
     const Entered entered(member.header().progress, request.kind, number, now);
-    const Opening opening{signature_of(request, static_cast<std::uint64_t>(number),
-                                       static_cast<std::uint8_t>(choice.row)),
-                          request.reduction.factor, place_of(request.in), place_of(request.out)};
+    const Opening opening{
+        signature_of(request, static_cast<std::uint64_t>(number), row_byte(choice)),
+        request.reduction.factor, place_of(request.in), place_of(request.out)};
     const Preference heaps = chooser.preference();
     Walk walk(rounds, opening, guard, scratch, chooser.heaps() ? &heaps : nullptr);
     try {
@@ -172,23 +172,6 @@ struct Communicator::Impl {
     }
     if (end > heap.data() + heap.size()) return 0;
     return static_cast<std::uint64_t>(blocks[0].data - heap.data()) + 1;
-  }
-
-  /// Rank 0 tells whether it knows the costs, and which; else all measure them.
-  void tune(const std::optional<Costs>& known, Heap* heap) {
-    const std::function<std::string()> what = [] {
-      return std::string("agreeing on the costs of algorithms");
-    };
-    const Interrupt none;
-    Guard guard(member, what, deadline_in(Clock::now(), std::max(options.timeout, kLeastTuning)),
-                tend, none);
-    std::memcpy(rounds.page(), &known, sizeof known);
-    rounds.turn(Peers::all(), Peers::all(), guard);
-    std::optional<Costs> told;
-    static_assert(std::is_trivially_copyable_v<std::optional<Costs>>);
-    std::memcpy(&told, rounds.from(0), sizeof told);
-    const bool heaps = all_have_heaps(*fabric);
-    chooser.use(told ? *told : measure_costs(rounds, scratch, heaps ? heap : nullptr, guard));
   }
 
   CallShape call_of(const Request& request) const {
@@ -277,7 +260,7 @@ void Communicator::wait(Ticket& ticket, const Interrupt& interrupt) {
   const std::function<std::string()> what = [] { return std::string("a message"); };
   Guard guard(impl_->member, what, Clock::time_point::max(), impl_->tend, interrupt);
   wait_until(
-      impl_->member.header().doorbell, Patience::of(size()), guard,
+      impl_->member.header().doorbell, impl_->member.patience(), guard,
       [&] {
         if (ticket.done()) return true;
         impl_->mailbox.progress();
@@ -335,13 +318,25 @@ std::string Communicator::explain(Kind kind, std::size_t bytes, bool in_heaps) c
 Prediction Communicator::predict(Kind kind, std::size_t bytes, bool in_heaps) const {
   CallShape call{kind, ReduceOp::kSum, bytes, size(), impl_->room()};
   call.in_heap = call.out_heap = in_heaps && impl_->chooser.asks(call);
-  const Row& row = algorithm_table()[pick(call, impl_->chooser.preference())];
+  const std::size_t picked = pick(call, impl_->chooser.preference());
+  check(picked < algorithm_table().size(), ErrorKind::kInvalid, "no time is predicted for ",
+        name(kind), ": messages have one algorithm");
+  const Row& row = algorithm_table()[picked];
   return {std::string(row.name), dreamcomm::predict(row, call, impl_->chooser.costs())};
 }
 
 const Costs& Communicator::costs() const { return impl_->chooser.costs(); }
 
-void Communicator::tune(const std::optional<Costs>& known, Heap* heap) { impl_->tune(known, heap); }
+bool Communicator::tune(const std::optional<Costs>& known, Heap* heap, const Interrupt& interrupt) {
+  Impl& i = *impl_;
+  const Measured measured =
+      agree_on_costs(i.member, i.rounds, i.scratch, known, i.chooser.heaps() ? heap : nullptr,
+                     {i.options.timeout, i.tend, interrupt});
+  i.chooser.use(measured.costs);
+  return measured.complete || !i.chooser.heaps();
+}
+
+bool Communicator::all_have_heaps() const { return impl_->chooser.heaps(); }
 
 std::string Communicator::transport() const { return impl_->fabric->describe(); }
 std::span<std::byte> Communicator::heap(int rank) const { return impl_->fabric->heap(rank); }

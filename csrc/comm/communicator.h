@@ -56,7 +56,10 @@ class Communicator {
   /// Agrees with all ranks on the costs that algorithms are chosen by: those that
   /// rank 0 knows, or, if it knows none, measured here in under a second. Collective,
   /// before any other call; without it the fixed ones serve. `heap` is this rank's.
-  void tune(const std::optional<Costs>& known, Heap* heap);
+  /// Says whether the costs hold for other groups, too: heaps were not too full to be
+  /// measured. Throws Error, after which the group is unusable.
+  bool tune(const std::optional<Costs>& known, Heap* heap, const Interrupt& interrupt = {});
+  bool all_have_heaps() const;
   const Costs& costs() const;
 
   /// Runs the collective on the calling thread, after those called before it.

@@ -41,6 +41,19 @@ class Course {
     if (shared_) place_ = static_cast<std::uint64_t>(shared_.get() - own.data()) + 1;
   }
 
+  /// Touches all memory, and lets the writer of pages end its first trials.
+  void warm_up() {
+    Sample sample{};
+    in_heaps(sample);
+    const std::size_t runs = bytes_ <= std::size_t{1} << 20 ? PageWriter::kTrials / 2 + 1 : 1;
+    for (std::size_t i = 0; i < runs; ++i) {
+      through_pages(sample, Motion::kTake);
+      through_pages(sample, Motion::kFold);
+    }
+  }
+  /// Whether all ranks' tensors lay in heaps; the same on all.
+  bool had_heaps() const { return had_heaps_; }
+
   Sample run() {
     Sample sample{};
     through_pages(sample, Motion::kTake);
@@ -122,6 +135,7 @@ class Course {
     Walk going = walk();
     going.open();
     const bool possible = going.all_in();
+    had_heaps_ = possible;
     const auto begin = Clock::now();
     if (possible) move(going);
     const double seconds = seconds_since(begin);
@@ -138,6 +152,7 @@ class Course {
   std::vector<std::byte> out_;
   std::shared_ptr<std::byte> shared_;
   std::uint64_t place_ = 0;
+  bool had_heaps_ = false;
 };
 
 /// Small ones are noisy, large ones slow.
@@ -202,9 +217,10 @@ Costs slowest(Rounds& rounds, Watch& watch, const Costs& mine) {
 
 }  // namespace
 
-Costs measure_costs(Rounds& rounds, Walk::Scratch& scratch, Heap* heap, Watch& watch) {
+Measured measure_costs(Rounds& rounds, Walk::Scratch& scratch, Heap* heap, Watch& watch) {
   const auto begin = Clock::now();
   Costs costs;
+  bool complete = true;
   costs.turn = time_of_turn(rounds, scratch, watch);
   bool goes_on = true;
   for (std::size_t i = 0; i < Costs::kSizes.size(); ++i) {
@@ -219,15 +235,16 @@ Costs measure_costs(Rounds& rounds, Walk::Scratch& scratch, Heap* heap, Watch& w
     Course course(rounds, scratch, heap, watch, bytes);
     const int repeats = repeats_of(bytes);
     std::vector<Sample> samples;
-    course.run();  // first touches
+    course.warm_up();
     for (int repeat = 0; repeat < repeats; ++repeat) samples.push_back(course.run());
     for (std::size_t m = 0; m < kMotions; ++m) {
       std::vector<double> values;
       for (const Sample& sample : samples) values.push_back(sample[m]);
       costs.rates[m][i] = median(values);
     }
+    complete = complete && course.had_heaps();
   }
-  return slowest(rounds, watch, costs);
+  return {slowest(rounds, watch, costs), complete};
 }
 
 }  // namespace dreamcomm

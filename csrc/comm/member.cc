@@ -14,7 +14,8 @@ std::int64_t to_ns(Clock::time_point time) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
 }
 
-Member::Member(Fabric& fabric, std::string group) : fabric_(fabric), group_(std::move(group)) {}
+Member::Member(Fabric& fabric, std::string group)
+    : fabric_(fabric), patience_(Patience::of(fabric.size())), group_(std::move(group)) {}
 
 std::string Member::who() const {
   return concat("rank ", rank(), " of ", size(), " in group '", group_, "'");

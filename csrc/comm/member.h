@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "core/request.h"
 #include "transport/fabric.h"
+#include "transport/wait.h"
 
 namespace dreamcomm {
 
@@ -19,6 +20,8 @@ class Member {
   int size() const { return fabric_.size(); }
   Fabric& fabric() const { return fabric_; }
   Header& header() const { return fabric_.header(rank()); }
+  /// Of waits for peers. Found out once: it takes a look into files.
+  const Patience& patience() const { return patience_; }
 
   /// "rank 1 of 4 in group 'default'".
   std::string who() const;
@@ -48,6 +51,7 @@ class Member {
 
  private:
   Fabric& fabric_;
+  const Patience patience_;
   std::string group_;
   Flag failed_;
   Doorbell bell_;

@@ -82,7 +82,7 @@ void RollCall::call(std::chrono::milliseconds timeout, bool all, const std::func
     // The absence of a rank that has ended is for the deadline to tell: it is
     // one of the missing, and there may be more.
     wait_until(
-        member_.header().doorbell, Patience::of(member_.size()), guard,
+        member_.header().doorbell, member_.patience(), guard,
         [&] {
           for (int rank = 1; rank < member_.size(); ++rank) {
             if (!is_present(rank)) return false;
@@ -144,15 +144,14 @@ void RollCall::answer(std::chrono::milliseconds timeout, const std::function<voi
   // own deadline, and this rank must still be present then.
   Guard coming(member_, what, deadline_in(Clock::now(), timeout), idle, interrupt);
   wait_until(
-      member_.header().doorbell, Patience::of(member_.size()), coming,
+      member_.header().doorbell, member_.patience(), coming,
       [&] { return decided() || caller.present.read() % 2 == 1; }, [] { return 0; });
   // Unless it is stopped: it has said how long it waits, and kGrace is for its answer.
   const auto left = std::chrono::nanoseconds(caller.roll_ends_ns.read() - now_ns()) + kGrace;
   Guard deciding(member_, what,
                  deadline_in(Clock::now(), std::chrono::ceil<std::chrono::milliseconds>(left)),
                  idle, interrupt);
-  wait_until(member_.header().doorbell, Patience::of(member_.size()), deciding, decided,
-             [] { return 0; });
+  wait_until(member_.header().doorbell, member_.patience(), deciding, decided, [] { return 0; });
   check((caller.verdict.read() & kMissing) == 0, ErrorKind::kTimeout, caller.verdict_text.data());
 }
 

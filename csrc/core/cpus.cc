@@ -3,16 +3,47 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <limits>
 #include <sstream>
+#include <vector>
 
 namespace dreamcomm {
 namespace {
 
 constexpr const char* kRoot = "/sys/fs/cgroup";
+
+/// The processors this thread may use; of any number, unlike a plain cpu_set_t.
+class CpuMask {
+ public:
+  CpuMask() {
+    constexpr std::size_t kMost = std::size_t{1} << 17;
+    for (std::size_t bits = 1024; bits <= kMost; bits *= 2) {
+      words_.assign(bits / kBits, 0);
+      if (sched_getaffinity(0, bytes(), set()) == 0) return;
+    }
+    words_.clear();
+  }
+  int count() {
+    int sum = 0;
+    for (const unsigned long word : words_) sum += std::popcount(word);
+    return sum;
+  }
+  void flip(int cpu) {
+    const auto number = static_cast<std::size_t>(cpu);
+    if (number / kBits < words_.size()) words_[number / kBits] ^= 1UL << number % kBits;
+  }
+  bool apply() { return sched_setaffinity(0, bytes(), set()) == 0; }
+
+ private:
+  static constexpr std::size_t kBits = 8 * sizeof(unsigned long);
+  std::size_t bytes() const { return words_.size() * sizeof(unsigned long); }
+  cpu_set_t* set() { return reinterpret_cast<cpu_set_t*>(words_.data()); }
+  std::vector<unsigned long> words_;
+};
 
 std::string first_line(const std::filesystem::path& file) {
   std::ifstream stream(file);
@@ -49,6 +80,7 @@ double least_limit() {
     }
     consider(root);
   }
+  consider(std::filesystem::path(kRoot) / "cpu");  // whatever its folder is called beside
   return least;
 }
 
@@ -65,23 +97,20 @@ std::optional<double> cpu_limit(std::string_view text) {
 int current_cpu() { return sched_getcpu(); }
 
 void leave_cpu() {
-  cpu_set_t all;
-  CPU_ZERO(&all);
-  if (sched_getaffinity(0, sizeof all, &all) != 0 || CPU_COUNT(&all) < 2) return;
-  cpu_set_t others = all;
-  CPU_CLR(static_cast<unsigned>(std::max(0, current_cpu())), &others);
+  CpuMask mask;
+  const int here = current_cpu();
+  if (mask.count() < 2 || here < 0) return;
   // The first call moves the thread at once, the second lets it roam as before.
-  if (sched_setaffinity(0, sizeof others, &others) == 0) sched_setaffinity(0, sizeof all, &all);
+  mask.flip(here);
+  if (!mask.apply()) return;
+  mask.flip(here);
+  mask.apply();
 }
 
 int usable_cpus() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  int cpus = 1;
-  if (sched_getaffinity(0, sizeof set, &set) == 0) cpus = CPU_COUNT(&set);
+  const int cpus = std::max(1, CpuMask().count());
   const double limit = std::ceil(least_limit());
-  if (limit < cpus) cpus = static_cast<int>(limit);
-  return std::max(1, cpus);
+  return limit < cpus ? std::max(1, static_cast<int>(limit)) : cpus;
 }
 
 }  // namespace dreamcomm

@@ -15,7 +15,8 @@ int usable_cpus();
 int current_cpu();
 
 /// Moves this thread to another processor than the one it is on, if it may use any;
-/// which ones it may use stays as it is.
+/// it may use the same ones afterwards. (Processors that its cpuset is given later are
+/// not among them, as with any thread whose affinity was ever set.)
 void leave_cpu();
 
 /// Processors' worth of time in a version 2 "cpu.max" ("150000 100000" is 1.5), or

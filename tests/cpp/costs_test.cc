@@ -153,6 +153,18 @@ TEST_CASE("a page writer writes every byte, whichever way it goes") {
   CHECK(writer.streamed() < writer.writes());
 }
 
+TEST_CASE("a page writer wishes for nothing it has not tried") {
+  PageWriter writer;
+  std::vector<std::byte> from(64 << 10);
+  std::vector<std::byte> to(64 << 10);
+  for (std::uint32_t round = 0; round < PageWriter::kInARow; ++round) {
+    writer.write(round, to.data(), from.data(), from.size());
+    writer.close();
+    REQUIRE(writer.wishes() == 0);
+  }
+  REQUIRE(writer.streamed() == 0);
+}
+
 TEST_CASE("a copy past the caches takes any size and place") {
   std::vector<std::byte> from(1000);
   for (std::size_t i = 0; i < from.size(); ++i) from[i] = static_cast<std::byte>(i * 11 + 3);

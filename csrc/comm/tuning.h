@@ -1,0 +1,24 @@
+// How the ranks of a group agree on the costs that algorithms are chosen by.
+#pragma once
+
+#include <functional>
+#include <optional>
+
+#include "comm/measure.h"
+#include "comm/member.h"
+
+namespace dreamcomm {
+
+/// What the waits of an agreement go by.
+struct TuningWaits {
+  std::chrono::milliseconds timeout;
+  const std::function<void()>& idle;       // as Guard has it
+  const std::function<void()>& interrupt;  // likewise
+};
+
+/// Collective: rank 0 tells which costs it knows; if none, all measure them. Throws
+/// Error, after which the group is unusable.
+Measured agree_on_costs(Member& member, Rounds& rounds, Walk::Scratch& scratch,
+                        const std::optional<Costs>& known, Heap* heap, const TuningWaits& waits);
+
+}  // namespace dreamcomm
