@@ -60,9 +60,9 @@ def explain(
     from dreamcomm._compat import check_build
 
     check_build()
-    from dreamcomm import _C
+    from dreamcomm._C import explain as explain_world
 
-    return _C.explain(op, nbytes, world, shared)
+    return explain_world(op, nbytes, world, shared)
 
 
 def transport(group: dist.ProcessGroup | None = None) -> str:
