@@ -3,31 +3,26 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <limits>
 #include <sstream>
-#include <vector>
 
 namespace dreamcomm {
 namespace {
 
 constexpr const char* kRoot = "/sys/fs/cgroup";
 
-/// The processors this thread may use; of any number, unlike a plain cpu_set_t.
+/// The processors this thread may use: as many as Linux knows, unlike a cpu_set_t.
 class CpuMask {
  public:
   CpuMask() {
-    constexpr std::size_t kMost = std::size_t{1} << 17;
-    for (std::size_t bits = 1024; bits <= kMost; bits *= 2) {
-      words_.assign(bits / kBits, 0);
-      if (sched_getaffinity(0, bytes(), set()) == 0) return;
-    }
-    words_.clear();
+    if (sched_getaffinity(0, sizeof words_, set()) != 0) words_ = {};
   }
-  int count() {
+  int count() const {
     int sum = 0;
     for (const unsigned long word : words_) sum += std::popcount(word);
     return sum;
@@ -36,13 +31,12 @@ class CpuMask {
     const auto number = static_cast<std::size_t>(cpu);
     if (number / kBits < words_.size()) words_[number / kBits] ^= 1UL << number % kBits;
   }
-  bool apply() { return sched_setaffinity(0, bytes(), set()) == 0; }
+  bool apply() { return sched_setaffinity(0, sizeof words_, set()) == 0; }
 
  private:
   static constexpr std::size_t kBits = 8 * sizeof(unsigned long);
-  std::size_t bytes() const { return words_.size() * sizeof(unsigned long); }
   cpu_set_t* set() { return reinterpret_cast<cpu_set_t*>(words_.data()); }
-  std::vector<unsigned long> words_;
+  std::array<unsigned long, 8192 / kBits> words_{};
 };
 
 std::string first_line(const std::filesystem::path& file) {

@@ -35,10 +35,17 @@ void Rounds::turn(Peers reads, Peers readers, Watch& watch) {
 
 /// The kernel likes to wake a thread where its waker runs. Two ranks that wait for each
 /// other so end up on one processor, each spinning in the other's way, with processors
-/// to spare; that lasts, and costs a factor of 20 in small calls. Whoever notices goes.
-void Rounds::part_from(int rank) const {
+/// to spare; that lasts, and costs a factor of 20 in small calls. Whoever notices goes,
+/// but not all the time: where other programs use the processors, too, it may help no
+/// one.
+void Rounds::part_from(int rank) {
+  constexpr std::chrono::milliseconds kStay{10};
   if (patience_.spins <= Patience::kGlance) return;  // more ranks than processors
-  if (fabric_.header(rank).progress.cpu.read() == current_cpu()) leave_cpu();
+  if (fabric_.header(rank).progress.cpu.read() != current_cpu()) return;
+  const auto now = std::chrono::steady_clock::now();
+  if (now - parted_ < kStay) return;
+  parted_ = now;
+  leave_cpu();
 }
 
 /// One of the ranks to wait for that has not published the coming round, or -1.
