@@ -3,46 +3,26 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
-import subprocess
-from datetime import datetime, timezone
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from dreamcomm.bench.machine import commit, now, these_versions, this_machine
+
 
 def describe_machine() -> dict[str, Any]:
-    """The processor, its usable cores, versions, the commit and the time now."""
+    """The processor, its usable cores, versions, the commit of the source and the time now."""
+    here, versions = this_machine(), these_versions()
     return {
-        "processor": processor(),
-        "cores": len(os.sched_getaffinity(0)),
+        "processor": here.cpu,
+        "cores": here.cores,
         "platform": platform.platform(),
-        "python": platform.python_version(),
-        "torch": metadata.version("torch"),
-        "dreamcomm": metadata.version("dreamcomm"),
-        "commit": commit(),
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "python": versions.python,
+        "torch": versions.torch,
+        "dreamcomm": versions.dreamcomm,
+        "commit": commit() or "unknown",
+        "date": now(),
     }
-
-
-def processor() -> str:
-    """As the kernel calls it; the architecture where it has no name."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() == "model name":
-            return value.strip()
-    return platform.machine()
-
-
-def commit() -> str:
-    """The tree's commit, "+" if it has changes; "unknown" outside of a repository."""
-    here = Path(__file__).parent
-    git = ["git", "-C", str(here), "describe", "--always", "--abbrev=12", "--dirty=+"]
-    try:
-        return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
-    except (FileNotFoundError, subprocess.CalledProcessError):
-        return "unknown"
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

@@ -96,8 +96,15 @@ def share_(module: M) -> M:
 
 
 def _shape(size: tuple[int | Sequence[int], ...]) -> torch.Size:
-    first = size[0] if len(size) == 1 else size
-    return torch.Size((first,) if isinstance(first, int) else first)  # type: ignore[arg-type]
+    lengths: list[int] = []
+    for part in size:
+        if not isinstance(part, Sequence):
+            lengths.append(part)
+        elif len(size) == 1:
+            lengths += part
+        else:
+            raise TypeError(f"expected sizes as numbers or as one sequence of them, got {size}")
+    return torch.Size(lengths)
 
 
 def _moved(tensor: Tensor) -> Tensor:

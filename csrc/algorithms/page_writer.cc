@@ -14,10 +14,10 @@ constexpr std::size_t kLeast = std::size_t{8} << 10;  // smaller ones gain nothi
 constexpr double kLately = 0.2;                       // the weight of a new time in the average
 constexpr double kMost = 10;                          // a late peer's times the average count
 
-/// What a round is for, the same on all ranks. So many rounds in a row are
-/// for the same: in the first half pages and tensors go over to where that way leaves
-/// them in the caches, in the others it is timed. A hash chooses them, so that no rhythm of a
-/// program's calls meets them always or never.
+/// What a round is for, the same on all ranks. kInARow rounds are for the same: in the
+/// first half pages and tensors go over to where that way leaves them in the caches, in
+/// the second they are timed. A hash chooses them, so that no rhythm of a program's
+/// calls meets them always or never.
 enum class Purpose { kWork, kTryPlain, kTryPast };
 
 Purpose purpose_of(std::uint32_t round) {
