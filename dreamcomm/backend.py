@@ -99,10 +99,8 @@ def heap_bytes() -> int:
 
 
 def _apply_environment(options: Options) -> None:
-    algorithm = os.environ.get("DREAMCOMM_ALGORITHM")
-    if algorithm is not None:
-        options.algorithm = algorithm
-    options.costs = os.environ.get("DREAMCOMM_COSTS", options.costs)
+    options.algorithm = _text("DREAMCOMM_ALGORITHM") or options.algorithm
+    options.costs = _text("DREAMCOMM_COSTS") or options.costs
     options.fixed_order = _flag("DREAMCOMM_FIXED_ORDER", options.fixed_order)
     options.shared_memory = _flag("DREAMCOMM_SHARED_MEMORY", options.shared_memory)
     options.page_bytes = _size("DREAMCOMM_PAGE_BYTES", options.page_bytes)
@@ -110,8 +108,13 @@ def _apply_environment(options: Options) -> None:
     options.heap_bytes = _size("DREAMCOMM_HEAP_BYTES", options.heap_bytes, least=0)
 
 
+def _text(variable: str) -> str | None:
+    """What the variable says; an empty one says nothing, as in most shells' scripts."""
+    return os.environ.get(variable) or None
+
+
 def _flag(variable: str, default: bool) -> bool:
-    text = os.environ.get(variable)
+    text = _text(variable)
     if text is None:
         return default
     if text not in ("0", "1"):
@@ -120,7 +123,7 @@ def _flag(variable: str, default: bool) -> bool:
 
 
 def _size(variable: str, default: int, least: int = 1) -> int:
-    text = os.environ.get(variable)
+    text = _text(variable)
     if text is None:
         return default
     if not text.isdecimal() or int(text) < least:

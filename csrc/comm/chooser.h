@@ -46,10 +46,13 @@ class Chooser {
   };
   static constexpr std::size_t kEntries = 64;
 
+  /// Multiplying spreads the low bits over the high ones. A call in heaps is chosen for
+  /// twice, with and without them: two places, or each would push the other out.
   static std::size_t place_of(const CallShape& call) {
-    const std::size_t what = static_cast<std::size_t>(call.kind) * 16 +
-                             static_cast<std::size_t>(call.op) + (call.in_heap ? 7U : 0U);
-    return (call.bytes * 0x9E3779B97F4A7C15U + what * 0x85EBCA6BU) >> 58U;
+    const std::size_t heaps = (call.in_heap ? 1U : 0U) + (call.out_heap ? 2U : 0U);
+    const std::size_t what =
+        (static_cast<std::size_t>(call.kind) * 32 + static_cast<std::size_t>(call.op)) * 4 + heaps;
+    return (call.bytes * 2048 + what) * 0x9E3779B97F4A7C15U >> 58U;
   }
   static_assert(kEntries == std::size_t{1} << (64U - 58U));
 

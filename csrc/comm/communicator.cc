@@ -116,13 +116,15 @@ struct Communicator::Impl {
     }
   }
 
+  /// In its turn: nobody else changes the counts meanwhile.
   void run_now(const Request& request, const Interrupt& interrupt) {
+    member.check_usable(name(request.kind).data());
     const std::function<std::string()> what = [&request] { return describe(request); };
     const Clock::time_point now = Clock::now();  // read once: it is felt in small calls
     Guard guard(member, what, deadline_of(request.deadline, now), tend, interrupt, now);
     CallShape call = call_of(request);
     Choice choice = chooser.choose(call);
-    sequence.add(1);
+    sequence.grow(1);
     const std::int64_t number = sequence.read();
     const Entered entered(member.header().progress, request.kind, number, now);
     const Opening opening{
@@ -144,10 +146,10 @@ struct Communicator::Impl {
       throw;
     }
     Counter& counter = counters[static_cast<std::size_t>(request.kind)];
-    counter.calls.add(1);
-    counter.sent.add(static_cast<std::int64_t>(walk.sent()));
-    counter.received.add(static_cast<std::int64_t>(walk.received()));
-    if (walk.was_in_place()) counter.in_place.add(1);
+    counter.calls.grow(1);
+    counter.sent.grow(static_cast<std::int64_t>(walk.sent()));
+    counter.received.grow(static_cast<std::int64_t>(walk.received()));
+    if (walk.was_in_place()) counter.in_place.grow(1);
   }
 
   /// Learns whose tensors lie in heaps: the same answer on every rank.
@@ -223,7 +225,7 @@ int Communicator::size() const { return impl_->fabric->size(); }
 
 void Communicator::run(const Request& request, const Interrupt& interrupt) {
   validate(request, rank(), size());
-  impl_->in_turn(impl_, interrupt, [&] { run_ordered(request, interrupt); });
+  impl_->in_turn(impl_, interrupt, [&] { impl_->run_now(request, interrupt); });
 }
 
 void Communicator::run_in_turn(const std::function<void()>& job, const Interrupt& interrupt) {
@@ -232,7 +234,6 @@ void Communicator::run_in_turn(const std::function<void()>& job, const Interrupt
 
 void Communicator::run_ordered(const Request& request, const Interrupt& interrupt) {
   validate(request, rank(), size());
-  impl_->member.check_usable(name(request.kind).data());
   impl_->run_now(request, interrupt);
 }
 

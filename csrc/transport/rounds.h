@@ -23,11 +23,11 @@
 // r-1 and write its own page of r at the same time.
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 
 #include "transport/fabric.h"
+#include "transport/placement.h"
 #include "transport/wait.h"
 
 namespace dreamcomm {
@@ -70,7 +70,6 @@ class Rounds {
 
  private:
   int behind(Peers reads) const;
-  void part_from(int rank);
 
   Fabric& fabric_;
   const WindowLayout& layout_;
@@ -78,9 +77,9 @@ class Rounds {
   int size_;
   std::size_t page_bytes_;
   Patience patience_;
-  std::uint32_t next_;                            // the coming round
-  std::chrono::steady_clock::time_point parted_;  // when this rank last left a processor
-  Peers readers_ = Peers::none();                 // who read this rank's page of the last round
+  Placement placement_;
+  std::uint32_t next_;             // the coming round
+  Peers readers_ = Peers::none();  // who read this rank's page of the last round
 };
 
 }  // namespace dreamcomm

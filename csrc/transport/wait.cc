@@ -5,7 +5,7 @@
 namespace dreamcomm {
 
 Patience Patience::of(int ranks) {
-  return ranks <= usable_cpus() ? Patience{2000, 20} : Patience{50, 20};
+  return ranks <= usable_cpus() ? Patience{2000, 20} : Patience{10, 20};
 }
 
 }  // namespace dreamcomm

@@ -82,10 +82,16 @@ def test_a_file_of_costs_can_be_given(fresh: Fresh, tmp_path: Path) -> None:
     assert not list((tmp_path / "dreamcomm").iterdir())
 
 
-@pytest.mark.parametrize("costs", ["automatic", "/nowhere/costs.txt", ""])
+@pytest.mark.parametrize("costs", ["automatic", "/nowhere/costs.txt", "Fixed"])
 def test_costs_that_are_no_file_are_refused(fresh: Fresh, costs: str) -> None:
     with pytest.raises(RanksFailed, match=r"expected costs to be auto, fixed or the path"):
         fresh.run(told, costs)
+
+
+def test_an_empty_variable_says_nothing(fresh: Fresh, tmp_path: Path) -> None:
+    for text in fresh.run(told, "", env={"XDG_CACHE_HOME": str(tmp_path)}):
+        assert "fixed ones" not in text
+    assert list((tmp_path / "dreamcomm").iterdir())
 
 
 def test_the_choice_of_a_world_needs_no_group() -> None:
