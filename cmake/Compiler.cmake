@@ -38,7 +38,7 @@ function(dreamcomm_compile_options target level)
     set(level -O1) # more would double the compile time of instrumented code
   endif()
   target_compile_options(${target} PRIVATE
-    $<$<CONFIG:Release>:${level}>
+    $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:${level}>
     $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra>)
   if(DREAMCOMM_WERROR)
     target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Werror>)

@@ -21,10 +21,12 @@ function(dreamcomm_floor name)
   if(DREAMCOMM_CUDA)
     file(GLOB cuda CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/csrc/${name}/*.cu")
     list(APPEND sources ${cuda})
+    list(FILTER sources EXCLUDE REGEX "_without_cuda\\.cc$") # these stand in for the others
   endif()
   if(sources)
     add_library(dc_${name} STATIC ${sources})
     dreamcomm_compile_options(dc_${name} ${floor_OPTIMIZE})
+    dreamcomm_cuda_options(dc_${name})
     target_compile_options(dc_${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wshadow>)
     set(scope PUBLIC)
   else() # headers only

@@ -17,15 +17,15 @@ struct Integer {
   // At least as wide as unsigned, or small types would be promoted to int.
   using Modular = std::common_type_t<std::make_unsigned_t<T>, unsigned>;
 
-  static T read(T element) { return element; }
-  static T write(T value) { return value; }
-  static T add(T a, T b) {
+  static constexpr T read(T element) { return element; }
+  static constexpr T write(T value) { return value; }
+  static constexpr T add(T a, T b) {
     return static_cast<T>(static_cast<Modular>(a) + static_cast<Modular>(b));
   }
-  static T multiply(T a, T b) {
+  static constexpr T multiply(T a, T b) {
     return static_cast<T>(static_cast<Modular>(a) * static_cast<Modular>(b));
   }
-  static T divide(T a, int divisor) {
+  static constexpr T divide(T a, int divisor) {
     using Wide = std::common_type_t<T, int>;  // a divisor > 0 fits, so nothing overflows
     return static_cast<T>(static_cast<Wide>(a) / static_cast<Wide>(divisor));
   }
@@ -34,9 +34,9 @@ struct Integer {
 /// Arithmetic in the floating-point type T.
 template <typename T>
 struct Arithmetic {
-  static T add(T a, T b) { return a + b; }
-  static T multiply(T a, T b) { return a * b; }
-  static T divide(T a, int divisor) { return a / static_cast<T>(divisor); }
+  static constexpr T add(T a, T b) { return a + b; }
+  static constexpr T multiply(T a, T b) { return a * b; }
+  static constexpr T divide(T a, int divisor) { return a / static_cast<T>(divisor); }
 };
 
 /// float32 and float64. Which NaN a sum of two NaNs gives depends on the order
@@ -45,22 +45,22 @@ template <typename T>
 struct Real : Arithmetic<T> {
   using Element = T;
   using Accumulator = T;
-  static T read(T element) { return element; }
-  static T write(T value) { return value != value ? std::numeric_limits<T>::quiet_NaN() : value; }
+  static constexpr T read(T element) { return element; }
+  static constexpr T write(T value) { return value != value ? std::numeric_limits<T>::quiet_NaN() : value; }
 };
 
 struct Float16 : Arithmetic<float> {
   using Element = std::uint16_t;
   using Accumulator = float;
-  static float read(Element element) { return float16_to_float(element); }
-  static Element write(float value) { return float_to_float16(value); }
+  static constexpr float read(Element element) { return float16_to_float(element); }
+  static constexpr Element write(float value) { return float_to_float16(value); }
 };
 
 struct BFloat16 : Arithmetic<float> {
   using Element = std::uint16_t;
   using Accumulator = float;
-  static float read(Element element) { return bfloat16_to_float(element); }
-  static Element write(float value) { return float_to_bfloat16(value); }
+  static constexpr float read(Element element) { return bfloat16_to_float(element); }
+  static constexpr Element write(float value) { return float_to_bfloat16(value); }
 };
 
 }  // namespace dreamcomm::kernels

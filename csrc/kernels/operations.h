@@ -13,9 +13,9 @@ template <typename F>
 struct Sum {
   using Element = typename F::Element;
   using Accumulator = typename F::Accumulator;
-  Accumulator first(Element x) const { return F::read(x); }
-  Accumulator next(Accumulator left, Element x) const { return F::add(left, F::read(x)); }
-  Element last(Accumulator sum) const { return F::write(sum); }
+  constexpr Accumulator first(Element x) const { return F::read(x); }
+  constexpr Accumulator next(Accumulator left, Element x) const { return F::add(left, F::read(x)); }
+  constexpr Element last(Accumulator sum) const { return F::write(sum); }
 };
 
 template <typename F>
@@ -23,7 +23,7 @@ struct Average : Sum<F> {
   using typename Sum<F>::Element;
   using typename Sum<F>::Accumulator;
   explicit Average(int by) : divisor(by) {}
-  Element last(Accumulator sum) const { return F::write(F::divide(sum, divisor)); }
+  constexpr Element last(Accumulator sum) const { return F::write(F::divide(sum, divisor)); }
   int divisor;
 };
 
@@ -32,13 +32,13 @@ struct PremulSum : Sum<F> {
   using typename Sum<F>::Element;
   using typename Sum<F>::Accumulator;
   explicit PremulSum(const Reduction& how) : by(how) {}
-  Accumulator factor(std::size_t operand) const {
+  constexpr Accumulator factor(std::size_t operand) const {
     return static_cast<Accumulator>(by.factors != nullptr ? by.factors[operand] : by.factor);
   }
-  Accumulator first(Element x, Accumulator by_this) const {
+  constexpr Accumulator first(Element x, Accumulator by_this) const {
     return F::multiply(F::read(x), by_this);
   }
-  Accumulator next(Accumulator left, Element x, Accumulator by_this) const {
+  constexpr Accumulator next(Accumulator left, Element x, Accumulator by_this) const {
     return F::add(left, first(x, by_this));
   }
   const Reduction& by;
@@ -48,7 +48,7 @@ template <typename F>
 struct Product : Sum<F> {
   using typename Sum<F>::Element;
   using typename Sum<F>::Accumulator;
-  Accumulator next(Accumulator left, Element x) const { return F::multiply(left, F::read(x)); }
+  constexpr Accumulator next(Accumulator left, Element x) const { return F::multiply(left, F::read(x)); }
 };
 
 /// MIN, or MAX. A NaN on either side wins; of equal ones the left stays.
@@ -56,7 +56,7 @@ template <typename F, bool kLess>
 struct Extreme : Sum<F> {
   using typename Sum<F>::Element;
   using typename Sum<F>::Accumulator;
-  Accumulator next(Accumulator left, Element x) const {
+  constexpr Accumulator next(Accumulator left, Element x) const {
     const Accumulator right = F::read(x);
     // One choice after the other: of nested ones the compiler makes branches.
     const Accumulator better = (kLess ? right < left : right > left) ? right : left;
@@ -73,23 +73,23 @@ template <bool kTruth>
 struct Bytes {
   using Element = std::uint8_t;
   using Accumulator = std::uint8_t;
-  Accumulator first(Element x) const { return kTruth ? std::uint8_t{x != 0} : x; }
-  Element last(Accumulator value) const { return value; }
+  constexpr Accumulator first(Element x) const { return kTruth ? std::uint8_t{x != 0} : x; }
+  constexpr Element last(Accumulator value) const { return value; }
 };
 
 template <bool kTruth>
 struct And : Bytes<kTruth> {
-  std::uint8_t next(std::uint8_t left, std::uint8_t x) const { return left & this->first(x); }
+  constexpr std::uint8_t next(std::uint8_t left, std::uint8_t x) const { return left & this->first(x); }
 };
 
 template <bool kTruth>
 struct Or : Bytes<kTruth> {
-  std::uint8_t next(std::uint8_t left, std::uint8_t x) const { return left | this->first(x); }
+  constexpr std::uint8_t next(std::uint8_t left, std::uint8_t x) const { return left | this->first(x); }
 };
 
 template <bool kTruth>
 struct Xor : Bytes<kTruth> {
-  std::uint8_t next(std::uint8_t left, std::uint8_t x) const { return left ^ this->first(x); }
+  constexpr std::uint8_t next(std::uint8_t left, std::uint8_t x) const { return left ^ this->first(x); }
 };
 
 /// (a + bi)(c + di) = (ac - bd) + (ad + bc)i, each operation rounded.
@@ -101,12 +101,12 @@ struct ComplexProduct {
   };
   using Element = Number;
   using Accumulator = Number;
-  Number first(Number x) const { return x; }
-  Number next(Number left, Number x) const {
+  constexpr Number first(Number x) const { return x; }
+  constexpr Number next(Number left, Number x) const {
     return {left.real * x.real - left.imaginary * x.imaginary,
             left.real * x.imaginary + left.imaginary * x.real};
   }
-  Number last(Number value) const {
+  constexpr Number last(Number value) const {
     return {Real<T>::write(value.real), Real<T>::write(value.imaginary)};
   }
 };

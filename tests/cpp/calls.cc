@@ -151,7 +151,22 @@ bool is_in_heap(const Case& one, int rank) {
   return one.place == Place::kHeap || (one.place == Place::kMixed && (rank + one.salt) % 3 != 0);
 }
 
-void run_with(const Case& one, int rank, int size, const std::function<void(const Request&)>& run) {
+}  // namespace
+
+Bytes make_block(DType dtype, std::size_t count, int rank, int block, int salt) {
+  Bytes bytes(count * item_size(dtype));
+  const std::size_t parts = is_complex(dtype) ? 2 : 1;
+  const DType part = dtype == DType::kComplex64    ? DType::kFloat32
+                     : dtype == DType::kComplex128 ? DType::kFloat64
+                                                   : dtype;
+  for (std::size_t i = 0; i < count * parts; ++i) {
+    put_element(bytes, part, i, element(i, rank, block, salt));
+  }
+  return bytes;
+}
+
+void run_case_by(const Case& one, int rank, int size,
+                 const std::function<void(const Request&)>& run) {
   const Plan the = plan(one, rank, size);
   std::vector<Bytes> blank;
   for (const Bytes& want : the.want) blank.emplace_back(want.size(), std::byte{0xA5});
@@ -176,27 +191,13 @@ void run_with(const Case& one, int rank, int size, const std::function<void(cons
   }
 }
 
-}  // namespace
-
-Bytes make_block(DType dtype, std::size_t count, int rank, int block, int salt) {
-  Bytes bytes(count * item_size(dtype));
-  const std::size_t parts = is_complex(dtype) ? 2 : 1;
-  const DType part = dtype == DType::kComplex64    ? DType::kFloat32
-                     : dtype == DType::kComplex128 ? DType::kFloat64
-                                                   : dtype;
-  for (std::size_t i = 0; i < count * parts; ++i) {
-    put_element(bytes, part, i, element(i, rank, block, salt));
-  }
-  return bytes;
-}
-
 void run_case(Communicator& comm, const Case& one) {
-  run_with(one, comm.rank(), comm.size(), [&](const Request& request) { comm.run(request); });
+  run_case_by(one, comm.rank(), comm.size(), [&](const Request& request) { comm.run(request); });
 }
 
 void run_case_in_job(Communicator& comm, const Case& one) {
-  run_with(one, comm.rank(), comm.size(),
-           [&](const Request& request) { comm.run_ordered(request); });
+  run_case_by(one, comm.rank(), comm.size(),
+              [&](const Request& request) { comm.run_ordered(request); });
 }
 
 std::string to_string(const Case& one) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,11 @@ struct Case {
   bool in_place = false;  // all_reduce, reduce, broadcast
   Place place = Place::kPrivate;
 };
+
+/// Makes the tensors of the case, lets `run` carry the call out, and throws unless the
+/// result has the right bits.
+void run_case_by(const Case& one, int rank, int size,
+                 const std::function<void(const Request&)>& run);
 
 /// Runs the case on this rank and throws unless the result has the right bits.
 void run_case(Communicator& comm, const Case& one);

@@ -1,0 +1,111 @@
+// What the bodies of all rows are written with.
+#pragma once
+
+#include "gpu/block_rounds.h"
+#include "gpu/fold.h"
+#include "gpu/parts.h"
+
+namespace dreamcomm::gpu {
+
+/// One block of one rank in a call.
+template <Target T>
+struct Block {
+  const T& target;
+  const Task& task;
+  BlockRounds<T> rounds;
+  // After open(): the ranks' registered tensors as mapped here, or null.
+  Sources ins = {};
+  Pointers outs = {};
+
+  DREAMCOMM_DEVICE Block(const T& t, const Task& a) : target(t), task(a), rounds(t, a) {}
+
+  DREAMCOMM_DEVICE int rank() const { return task.rank; }
+  DREAMCOMM_DEVICE int size() const { return task.size; }
+  DREAMCOMM_DEVICE std::size_t index_of(int rank) const { return static_cast<std::size_t>(rank); }
+  DREAMCOMM_DEVICE Recipe recipe() const { return {task.card.op, task.divisor}; }
+
+  /// This block's share of `bytes`, at most `per_chunk` at a time.
+  DREAMCOMM_DEVICE BlockChunks share(std::size_t bytes, std::size_t per_chunk) const {
+    return {bytes, per_chunk, static_cast<std::size_t>(target.block()),
+            static_cast<std::size_t>(target.blocks())};
+  }
+
+  DREAMCOMM_DEVICE void copy(std::byte* to, const std::byte* from, std::size_t bytes,
+                             std::byte* also = nullptr) const {
+    gpu::copy(target, to, also, from, bytes);
+  }
+  template <typename F>
+  DREAMCOMM_DEVICE void fold(const Sources& in, const Pointers& out, int outs,
+                             std::size_t bytes) const {
+    gpu::fold<F>(target, recipe(), in, task.size, out, outs, bytes / sizeof(typename F::Element));
+  }
+
+  /// The pages of the last turn, from `offset` on; `own` stands for this rank's.
+  DREAMCOMM_DEVICE Sources pages(std::size_t offset, const std::byte* own) const {
+    Sources sources;
+    for (int r = 0; r < task.size; ++r) {
+      sources.at[r] = r == task.rank ? own : rounds.from(r) + offset;
+    }
+    return sources;
+  }
+  /// All ranks' registered inputs, from `offset` on.
+  DREAMCOMM_DEVICE Sources inputs(std::size_t offset) const {
+    Sources sources;
+    for (int r = 0; r < task.size; ++r) sources.at[r] = ins.at[r] + offset;
+    return sources;
+  }
+
+  /// A first turn, after which all ranks know whose tensors are registered, and that all
+  /// ranks' kernels run, so that their inputs are written and their outputs may be.
+  DREAMCOMM_DEVICE bool open() {
+    if (target.lane() == 0) {
+      auto* opening = reinterpret_cast<Opening*>(rounds.page());
+      opening->in = task.in_place;
+      opening->out = task.out_place;
+    }
+    if (!turn_all()) return false;
+    for (int r = 0; r < task.size; ++r) {
+      const Opening& theirs = opening_of(r);
+      ins.at[r] = theirs.in == 0 ? nullptr : task.heaps[r] + theirs.in - 1;
+      outs.at[r] = theirs.out == 0 ? nullptr : task.heaps[r] + theirs.out - 1;
+    }
+    return true;
+  }
+  DREAMCOMM_DEVICE const Opening& opening_of(int rank) const {
+    return *reinterpret_cast<const Opening*>(rounds.from(rank));
+  }
+  DREAMCOMM_DEVICE bool all_in() const {
+    for (int r = 0; r < task.size; ++r) {
+      if (ins.at[r] == nullptr) return false;
+    }
+    return true;
+  }
+  DREAMCOMM_DEVICE bool all_out() const {
+    for (int r = 0; r < task.size; ++r) {
+      if (outs.at[r] == nullptr) return false;
+    }
+    return true;
+  }
+
+  /// Whether some rank's output is its input.
+  DREAMCOMM_DEVICE bool any_over_itself() const {
+    for (int r = 0; r < task.size; ++r) {
+      if (outs.at[r] != nullptr && outs.at[r] == ins.at[r]) return true;
+    }
+    return false;
+  }
+
+  /// The last turn of rows in place: after it nobody reads or writes another's tensor.
+  DREAMCOMM_DEVICE void end() {
+    if (turn_all()) rounds.close();
+  }
+  DREAMCOMM_DEVICE bool turn_all() { return rounds.turn(Peers::all(), Peers::all()); }
+};
+
+DREAMCOMM_DEVICE Pointers to_one(std::byte* out) {
+  Pointers pointers;
+  pointers.at[0] = out;
+  return pointers;
+}
+
+}  // namespace dreamcomm::gpu

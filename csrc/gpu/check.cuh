@@ -1,0 +1,18 @@
+// CUDA's errors as ours.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "core/error.h"
+
+namespace dreamcomm::gpu {
+
+/// Throws Error(kSystem) unless the call went well. Clears the error.
+inline void check_cuda(cudaError_t result, const char* call) {
+  if (result == cudaSuccess) return;
+  cudaGetLastError();
+  throw Error(ErrorKind::kSystem, concat(call, ": CUDA said ", cudaGetErrorName(result), " (",
+                                         cudaGetErrorString(result), ')'));
+}
+
+}  // namespace dreamcomm::gpu

@@ -1,0 +1,42 @@
+// CUDA threads as lanes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace dreamcomm::gpu {
+
+/// One thread of a kernel whose grid is (blocks, ranks): of one rank, or of several that
+/// share the device (see launch.h).
+class CudaTarget {
+ public:
+  __device__ __forceinline__ int lane() const { return static_cast<int>(threadIdx.x); }
+  __device__ __forceinline__ int lanes() const { return static_cast<int>(blockDim.x); }
+  __device__ __forceinline__ int block() const { return static_cast<int>(blockIdx.x); }
+  __device__ __forceinline__ int blocks() const { return static_cast<int>(gridDim.x); }
+  __device__ __forceinline__ void meet() const { __syncthreads(); }
+  __device__ __forceinline__ bool any(bool mine) const { return __syncthreads_or(mine) != 0; }
+
+  // Of the system's scope: peers are other GPUs, other processes, the host.
+  __device__ __forceinline__ void publish(std::uint64_t* word, std::uint64_t value) const {
+    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+  }
+  __device__ __forceinline__ std::uint64_t read(std::uint64_t* word) const {
+    std::uint64_t value;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+    return value;
+  }
+  __device__ __forceinline__ bool claim(std::uint64_t* word, std::uint64_t value) const {
+    return atomicCAS_system(reinterpret_cast<unsigned long long*>(word), 0ULL,
+                            static_cast<unsigned long long>(value)) == 0ULL;
+  }
+  __device__ __forceinline__ std::uint64_t now() const {
+    std::uint64_t nanoseconds;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(nanoseconds));
+    return nanoseconds;
+  }
+  __device__ __forceinline__ void pause() const { __nanosleep(20); }
+  __device__ __forceinline__ void count(std::size_t, int, int) const {}
+};
+
+}  // namespace dreamcomm::gpu

@@ -1,0 +1,26 @@
+// Stands in for launch.cu where there is no nvcc.
+#include "core/error.h"
+#include "gpu/launch.h"
+
+namespace dreamcomm::gpu {
+namespace {
+
+[[noreturn]] void refuse() {
+  throw Error(ErrorKind::kInvalid,
+              "this build of dreamcomm has no CUDA kernels: it was built without nvcc. Install the "
+              "CUDA toolkit (nvcc on PATH) and build again");
+}
+
+}  // namespace
+
+bool is_built() { return false; }
+int runtime_version() { return 0; }
+int device_count(std::string& why) {
+  why = "dreamcomm was built without CUDA";
+  return 0;
+}
+int most_lanes() { return 0; }
+void launch(const Task&, Grid, void*) { refuse(); }
+void launch_ranks(std::span<const Task>, const Task*, Grid, void*) { refuse(); }
+
+}  // namespace dreamcomm::gpu

@@ -1,0 +1,114 @@
+// The memory of one rank that all ranks of a group map on their GPUs, and what goes
+// between a kernel and the host.
+//
+//   Mark of rank 0, 1, ... | Slot of (block 0, rank 0), (0, 1) ... (block 1, rank 0) ...
+//   | two pages of block 0, of block 1, ...
+//
+// Each block of a kernel has flags and pages of its own: block b of all ranks is a
+// little world that needs no other block. So calls may have any number of blocks, and
+// a call need not wait until the blocks of the call before it are done on other ranks.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/types.h"
+#include "gpu/device.h"
+
+namespace dreamcomm::gpu {
+
+/// A call as its ranks compare it: equal on all of them.
+struct CallCard {
+  Kind kind = Kind::kBarrier;
+  ReduceOp op = ReduceOp::kNone;
+  DType dtype = DType::kOpaque;
+  std::uint8_t row = 0;  // of the table of algorithms
+  std::int32_t root = 0;
+  std::uint32_t blocks = 0;  // of the kernel
+  std::uint32_t padding = 0;
+  std::uint64_t bytes = 0;  // of one tensor or block
+
+  bool operator==(const CallCard&) const = default;
+};
+
+/// 32 bits of the card, never 0.
+constexpr std::uint32_t digest(const CallCard& card) {
+  std::uint64_t sum = card.bytes * 0x9E3779B97F4A7C15U;
+  const std::uint64_t parts[] = {
+      static_cast<std::uint64_t>(card.kind),  static_cast<std::uint64_t>(card.op),
+      static_cast<std::uint64_t>(card.dtype), card.row,
+      static_cast<std::uint32_t>(card.root),  card.blocks};
+  for (const std::uint64_t part : parts) {
+    sum = (sum ^ part) * 0xBF58476D1CE4E5B9U;
+    sum ^= sum >> 29U;
+  }
+  return static_cast<std::uint32_t>(sum >> 32U) | 1U;
+}
+
+/// Written by one rank into another's window: the rounds that its block has published.
+/// A word is (round << 32 | digest of the call); rounds take the two words in turns.
+struct alignas(kSector) Slot {
+  std::uint64_t published[2];
+};
+
+/// Written by one rank into all windows, its own as well.
+struct alignas(kSector) Mark {
+  std::uint64_t gone;  // not 0: the writer has given the group up
+};
+static_assert(sizeof(Slot) == kSector && sizeof(Mark) == kSector);
+
+/// What a kernel that gave up tells the host, in memory that both map.
+struct Report {
+  enum Reason : std::uint64_t {
+    kNone = 0,
+    kTimeout = 1,
+    kAborted = 2,
+    kPeerGone = 3,  // a peer has given up
+    kMismatch = 4,  // a peer made another call
+    kSizes = 5,     // all_to_all: `missing` gives `given` bytes to `taker`, who expects others
+  };
+  std::uint64_t claimed;  // by the lane that writes the rest
+  std::uint64_t reason;   // published last
+  std::int32_t rank;
+  std::int32_t missing;  // the rank waited for, or that called something else
+  std::uint32_t round;   // of this block
+  std::uint32_t turn;    // of this call, from 0 on
+  std::int32_t block;
+  std::int32_t taker;
+  std::uint64_t given;
+  std::uint64_t expected;
+  CallCard card;
+};
+
+/// What lies at the start of a rank's page in the first round of calls that ask whether
+/// tensors are registered; as in algorithms/signature.h. Sizes: all_to_all only.
+struct Opening {
+  std::uint64_t in;
+  std::uint64_t out;
+  std::uint64_t in_bytes[kMaxRanks];
+  std::uint64_t out_bytes[kMaxRanks];
+};
+
+/// What the host tells a running kernel, likewise.
+struct Control {
+  std::uint64_t abort;  // not 0: give up
+};
+
+/// Offsets into a window; equal on all ranks.
+struct Layout {
+  std::size_t page_bytes = std::size_t{64} << 10;  // of one block; a multiple of kSector
+  int blocks = kMaxBlocks;                         // that have pages
+
+  static constexpr std::size_t mark(int writer) {
+    return static_cast<std::size_t>(writer) * sizeof(Mark);
+  }
+  static constexpr std::size_t slot(int block, int writer) {
+    return mark(kMaxRanks) + static_cast<std::size_t>(block * kMaxRanks + writer) * sizeof(Slot);
+  }
+  constexpr std::size_t page(int block, std::uint32_t round) const {
+    return slot(blocks, 0) + (2 * static_cast<std::size_t>(block) + (round & 1U)) * page_bytes;
+  }
+  constexpr std::size_t bytes() const { return page(blocks, 0); }
+};
+
+}  // namespace dreamcomm::gpu

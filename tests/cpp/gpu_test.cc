@@ -1,0 +1,309 @@
+// The GPU's kernels, the very source that nvcc compiles, with threads as lanes.
+#include <doctest.h>
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "calls.h"
+#include "gpu/host_target.h"
+#include "gpu_ranks.h"
+#include "ranks.h"
+
+namespace dreamcomm::testing {
+namespace {
+
+using gpu::RowId;
+
+constexpr std::array kWorlds{1, 2, 3, 4, 8};
+constexpr std::array kGrids{Grid{1, 1}, Grid{2, 4}, Grid{3, 5}};
+constexpr std::size_t kTinyPage = 512;  // the sizes of 16 ranks fit, and pieces for 8
+
+constexpr std::array kMoves{Kind::kBarrier, Kind::kBroadcast, Kind::kAllGather,
+                            Kind::kGather,  Kind::kScatter,   Kind::kAllToAll};
+
+std::vector<RowId> rows_of(Kind kind) {
+  switch (kind) {
+    case Kind::kAllReduce:
+      return {RowId::kStaged, RowId::kTwoShot, RowId::kOneShotInPlace, RowId::kPull, RowId::kPush};
+    case Kind::kReduce:
+      return {RowId::kTwoShot, RowId::kPush};
+    case Kind::kReduceScatter:
+    case Kind::kAllGather:
+    case Kind::kBroadcast:
+      return {RowId::kStaged, RowId::kInPlace};
+    default:
+      return {RowId::kStaged};
+  }
+}
+
+void run_rows(HostGpus& gpus, Communicator& comm, Case one, Grid grid) {
+  for (const RowId row : rows_of(one.kind)) {
+    run_case_by(one, comm.rank(), comm.size(),
+                [&](const Request& request) { run_on(gpus, comm, request, row, grid); });
+  }
+}
+
+void run_kinds(HostGpus& gpus, Communicator& comm, DType dtype, std::size_t count, int salt,
+               Place place, Grid grid) {
+  const int root = salt % comm.size();
+  const bool over_itself = salt % 2 == 1;
+  for (const Kind kind : kMoves) {
+    run_rows(gpus, comm, {kind, dtype, ReduceOp::kNone, count, root, salt, over_itself, place},
+             grid);
+  }
+  for (const Kind kind : {Kind::kAllReduce, Kind::kReduce, Kind::kReduceScatter}) {
+    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMax}) {
+      run_rows(gpus, comm, {kind, dtype, op, count, root, salt, over_itself, place}, grid);
+    }
+  }
+}
+
+/// Every rank a thread, each with a heap, which counts as registered memory.
+void on_gpus(int size, std::size_t page_bytes,
+             const std::function<void(HostGpus&, Communicator&)>& body, std::uint32_t start = 0) {
+  HostGpus gpus(size, page_bytes, start);
+  const Setup setup{.size = size, .heap_bytes = std::size_t{8} << 20};
+  run_ranks(setup, [&](Communicator& comm) { body(gpus, comm); });
+}
+
+TEST_CASE("GPU kernels give the right bits") {
+  for (const int size : kWorlds) {
+    for (const Grid& grid : kGrids) {
+      CAPTURE(size);
+      CAPTURE(grid.blocks);
+      CHECK_NOTHROW(on_gpus(size, kTinyPage, [&](HostGpus& gpus, Communicator& comm) {
+        int salt = 0;
+        for (const std::size_t count : {0, 1, 7, 255}) {
+          for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+            const auto place = static_cast<Place>(++salt % 3);
+            run_kinds(gpus, comm, dtype, count, salt, place, grid);
+          }
+        }
+      }));
+    }
+  }
+}
+
+TEST_CASE("GPU kernels compute with every type they know") {
+  CHECK_NOTHROW(on_gpus(3, kTinyPage, [](HostGpus& gpus, Communicator& comm) {
+    int salt = 0;
+    for (const DType dtype : {DType::kFloat64, DType::kFloat16, DType::kUInt8, DType::kInt8,
+                              DType::kInt16, DType::kInt32, DType::kInt64}) {
+      for (const ReduceOp op :
+           {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kProduct, ReduceOp::kMin, ReduceOp::kMax}) {
+        run_rows(gpus, comm,
+                 {.kind = Kind::kAllReduce, .dtype = dtype, .op = op, .count = 77, .salt = ++salt},
+                 {2, 3});
+      }
+    }
+  }));
+}
+
+TEST_CASE("GPU kernels take tensors that begin anywhere") {
+  CHECK_NOTHROW(on_gpus(3, kTinyPage, [](HostGpus& gpus, Communicator& comm) {
+    const auto n = static_cast<std::size_t>(comm.size());
+    // The heaps' tensors begin one element late on rank 1, two on rank 2.
+    const std::shared_ptr<std::byte> memory = own_heap()->allocate(4096);
+    auto* first = reinterpret_cast<float*>(memory.get()) + comm.rank();
+    for (const RowId row : rows_of(Kind::kAllReduce)) {
+      for (std::size_t i = 0; i < 101; ++i) first[i] = static_cast<float>(comm.rank() + 1);
+      const Block data{reinterpret_cast<std::byte*>(first), 101 * sizeof(float)};
+      Request request;
+      request.kind = Kind::kAllReduce;
+      request.reduction = {.dtype = DType::kFloat32, .op = ReduceOp::kSum};
+      request.in = request.out = std::span(&data, 1);
+      run_on(gpus, comm, request, row, {2, 3});
+      for (std::size_t i = 0; i < 101; ++i) {
+        require(first[i] == static_cast<float>(n * (n + 1) / 2), "a wrong sum");
+      }
+      comm.run(Request{});  // a barrier: nobody rewrites what another still compares
+    }
+  }));
+}
+
+/// Calls of all kinds one after the other, with grids that change, and late lanes.
+void run_mixed(HostGpus& gpus, Communicator& comm, int calls, int delays) {
+  unsigned state = 12345;  // the same on all ranks
+  const auto pick = [&](unsigned below) {
+    state = state * 1664525U + 1013904223U;
+    return static_cast<int>((state >> 16U) % below);
+  };
+  for (int i = 0; i < calls; ++i) {
+    const Kind kind =
+        std::array{
+            Kind::kAllReduce, Kind::kReduceScatter, Kind::kAllGather,
+            Kind::kAllToAll,  Kind::kReduce,        Kind::kBroadcast}[static_cast<std::size_t>(
+            pick(6))];
+    const bool reduces =
+        kind == Kind::kAllReduce || kind == Kind::kReduceScatter || kind == Kind::kReduce;
+    const Case one{.kind = kind,
+                   .dtype = DType::kFloat32,
+                   .op = reduces ? ReduceOp::kSum : ReduceOp::kNone,
+                   .count = static_cast<std::size_t>(pick(600)),
+                   .root = pick(static_cast<unsigned>(comm.size())),
+                   .salt = i,
+                   .in_place = pick(2) == 0,
+                   .place = static_cast<Place>(pick(3))};
+    const std::vector<RowId> rows = rows_of(kind);
+    const RowId row = rows[static_cast<std::size_t>(pick(static_cast<unsigned>(rows.size())))];
+    const Grid grid{1 + pick(4), 1 + pick(5)};
+    run_case_by(one, comm.rank(), comm.size(),
+                [&](const Request& request) { run_on(gpus, comm, request, row, grid, delays); });
+  }
+}
+
+TEST_CASE("GPU calls follow each other with other grids, kinds and paces") {
+  for (const int size : {2, 3}) {
+    CHECK_NOTHROW(on_gpus(size, kTinyPage, [](HostGpus& gpus, Communicator& comm) {
+      run_mixed(gpus, comm, 60, 200);
+    }));
+  }
+}
+
+TEST_CASE("GPU rounds wrap around") {
+  CHECK_NOTHROW(on_gpus(
+      3, kTinyPage, [](HostGpus& gpus, Communicator& comm) { run_mixed(gpus, comm, 20, 0); },
+      0xFFFFFFF0U));
+}
+
+TEST_CASE("GPU rings sum in some order") {
+  for (const int size : {2, 3, 4}) {
+    CHECK_NOTHROW(on_gpus(size, kTinyPage, [](HostGpus& gpus, Communicator& comm) {
+      for (const std::size_t count : {0, 1, 5, 1000}) {
+        // Integers: any order gives the same.
+        const Case one{.kind = Kind::kAllReduce,
+                       .dtype = DType::kInt32,
+                       .op = ReduceOp::kSum,
+                       .count = count,
+                       .salt = static_cast<int>(count),
+                       .in_place = count % 2 == 0};
+        run_case_by(one, comm.rank(), comm.size(), [&](const Request& request) {
+          run_on(gpus, comm, request, RowId::kRing, {3, 4});
+        });
+      }
+    }));
+  }
+}
+
+/// What all ranks together move in one all_reduce of `bytes`.
+struct Total {
+  std::atomic<std::size_t> moved{0};
+};
+
+std::size_t bytes_moved(int size, RowId row, std::size_t bytes, bool over_itself) {
+  Total total;
+  on_gpus(size, 4096, [&](HostGpus& gpus, Communicator& comm) {
+    const std::shared_ptr<std::byte> in = own_heap()->allocate(bytes);
+    const std::shared_ptr<std::byte> out = own_heap()->allocate(bytes);
+    const Block from{in.get(), bytes};
+    const Block to{over_itself ? in.get() : out.get(), bytes};
+    Request request;
+    request.kind = Kind::kAllReduce;
+    request.reduction = {.dtype = DType::kFloat32, .op = ReduceOp::kSum};
+    request.in = std::span(&from, 1);
+    request.out = std::span(&to, 1);
+    const Moved moved = run_on(gpus, comm, request, row, {2, 2});
+    total.moved += moved.read + moved.written;
+  });
+  return total.moved;
+}
+
+TEST_CASE("GPU rows move the bytes of their formulas") {
+  for (const std::size_t n : {2U, 4U}) {
+    const std::size_t s = 64 << 10;
+    const int size = static_cast<int>(n);
+    CHECK(bytes_moved(size, RowId::kOneShotInPlace, s, false) == n * (n + 1) * s);
+    CHECK(bytes_moved(size, RowId::kPush, s, true) == 2 * n * s);
+    CHECK(bytes_moved(size, RowId::kPull, s, false) == (3 * n + 1) * s);
+    CHECK(bytes_moved(size, RowId::kStaged, s, true) == n * (n + 3) * s);
+    CHECK(bytes_moved(size, RowId::kTwoShot, s, true) == (5 * n - 2) * s);
+    CHECK(bytes_moved(size, RowId::kRing, s, true) == (6 * n - 4) * s);
+  }
+}
+
+Request sum_of(const Block& data) {
+  Request request;
+  request.kind = Kind::kAllReduce;
+  request.reduction = {.dtype = DType::kFloat32, .op = ReduceOp::kSum};
+  request.in = request.out = std::span(&data, 1);
+  return request;
+}
+
+TEST_CASE("a GPU kernel that waits too long names whom it waits for") {
+  CHECK_NOTHROW(on_gpus(3, kTinyPage, [](HostGpus& gpus, Communicator& comm) {
+    std::array<float, 50> data{};
+    const Block block{reinterpret_cast<std::byte*>(data.data()), sizeof data};
+    if (comm.rank() != 1) {  // rank 1 never calls
+      gpu::Task task = task_of(gpus, comm, sum_of(block), RowId::kTwoShot, {2, 3});
+      task.patience_ns = 50'000'000;
+      run_kernel(task, {2, 3});
+      const gpu::Report& report = *task.report;
+      require(report.rank == comm.rank() && report.turn == 0 && report.round == 1, "a wrong place");
+      require(report.card.kind == Kind::kAllReduce, "another call");
+      const bool alone = report.reason == gpu::Report::kTimeout && report.missing == 1;
+      const bool told =
+          report.reason == gpu::Report::kPeerGone && report.missing == 2 - comm.rank();
+      require(alone || told, "a wrong reason");
+    }
+    comm.run(Request{});
+  }));
+}
+
+TEST_CASE("the host ends a GPU kernel, and the peers' with it") {
+  CHECK_NOTHROW(on_gpus(3, kTinyPage, [](HostGpus& gpus, Communicator& comm) {
+    std::array<float, 50> data{};
+    const Block block{reinterpret_cast<std::byte*>(data.data()), sizeof data};
+    if (comm.rank() == 1) {
+      pause(1000);
+      gpu::HostBlock shared(1);
+      gpu::HostTarget(shared, 0, 0, 1).publish(&gpus.control(0).abort, 1);
+    } else {
+      const gpu::Task task = task_of(gpus, comm, sum_of(block), RowId::kStaged, {1, 2});
+      run_kernel(task, {1, 2});
+      const auto reason = static_cast<gpu::Report::Reason>(task.report->reason);
+      const auto expected = comm.rank() == 0 ? gpu::Report::kAborted : gpu::Report::kPeerGone;
+      require(reason == expected, "a wrong reason: " + std::to_string(reason));
+    }
+    comm.run(Request{});
+  }));
+}
+
+TEST_CASE("GPU kernels of different calls move nothing") {
+  CHECK_NOTHROW(on_gpus(3, kTinyPage, [](HostGpus& gpus, Communicator& comm) {
+    std::vector<float> data(comm.rank() == 1 ? 40 : 50, 1.0F);
+    const Block block{reinterpret_cast<std::byte*>(data.data()), data.size() * sizeof(float)};
+    // Rank 1's kernel has other blocks, too, and none of its peers' blocks waits for ever.
+    const Grid grid{comm.rank() == 1 ? 1 : 3, 2};
+    const gpu::Task task = task_of(gpus, comm, sum_of(block), RowId::kTwoShot, grid);
+    run_kernel(task, grid);
+    const auto reason = static_cast<gpu::Report::Reason>(task.report->reason);
+    require(reason == gpu::Report::kMismatch || reason == gpu::Report::kPeerGone, "a wrong reason");
+    for (const float value : data) require(value == 1.0F, "data was moved");
+    comm.run(Request{});
+  }));
+}
+
+TEST_CASE("all_to_all on GPUs finds sizes that do not agree") {
+  CHECK_NOTHROW(on_gpus(2, kTinyPage, [](HostGpus& gpus, Communicator& comm) {
+    std::array<std::byte, 64> in{};
+    std::array<std::byte, 64> out{};
+    const bool odd = comm.rank() == 0;  // gives rank 1 20 bytes, which expects 24
+    const std::array from{Block{in.data(), 8}, Block{in.data() + 8, odd ? 20U : 8U}};
+    const std::array to{Block{out.data(), odd ? 8U : 24U}, Block{out.data() + 24, 8}};
+    Request request;
+    request.kind = Kind::kAllToAll;
+    request.in = from;
+    request.out = to;
+    const gpu::Task task = task_of(gpus, comm, request, RowId::kStaged, {2, 2});
+    run_kernel(task, {2, 2});
+    const gpu::Report& report = *task.report;
+    require(report.reason == gpu::Report::kSizes, "a wrong reason");
+    require(report.missing == 0 && report.taker == 1 && report.given == 20 && report.expected == 24,
+            "wrong sizes");
+  }));
+}
+
+}  // namespace
+}  // namespace dreamcomm::testing
