@@ -10,7 +10,7 @@ file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/csrc/c10d/*.cc")
 Python_add_library(_C MODULE WITH_SOABI ${sources})
 target_include_directories(_C PRIVATE "${root}")
 # pybind11 comes with torch: classes cannot be shared with torch's over another version.
-target_link_libraries(_C PRIVATE dc_bench torch)
+target_link_libraries(_C PRIVATE dc_bench dc_gpu torch)
 dreamcomm_compile_options(_C -O2)
 # Beside torch in the environment; torch, loaded first, has these libraries open anyway.
 set_target_properties(_C PROPERTIES
@@ -19,7 +19,13 @@ set_target_properties(_C PROPERTIES
 # Another torch in the same folder compiles anew, whatever its headers' dates.
 target_compile_definitions(_C PRIVATE "DREAMCOMM_TORCH_VERSION=\"${TORCH_VERSION}\"")
 
+set(cuda_version "")
+if(DREAMCOMM_CUDA)
+  string(REGEX MATCH "^[0-9]+\\.[0-9]+" cuda_version "${CMAKE_CUDA_COMPILER_VERSION}")
+  # The static CUDA runtime stays this module's own, beside the one that torch may load.
+  target_link_options(_C PRIVATE -Wl,--exclude-libs,ALL)
+endif()
 file(CONFIGURE OUTPUT "${PROJECT_BINARY_DIR}/_build_info.py"
-  CONTENT "\"\"\"What the compiled module was built with.\"\"\"\n\nTORCH_VERSION = \"@TORCH_VERSION@\"\n" @ONLY)
+  CONTENT "\"\"\"What the compiled module was built with.\"\"\"\n\nTORCH_VERSION = \"@TORCH_VERSION@\"\nCUDA_VERSION = \"@cuda_version@\"  # of nvcc; empty: without CUDA\n" @ONLY)
 install(TARGETS _C LIBRARY DESTINATION dreamcomm)
 install(FILES "${PROJECT_BINARY_DIR}/_build_info.py" DESTINATION dreamcomm)

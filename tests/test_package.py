@@ -255,6 +255,7 @@ def test_each_floor_sees_the_lower_floors_alone_and_no_torch(tmp_path: Path) -> 
         "core": set(),
         "transport": {"core"},
         "kernels": {"core"},
+        "gpu": {"core", "kernels"},
         "algorithms": {"core", "transport", "kernels"},
         "comm": {"core", "transport", "kernels", "algorithms"},
         "bench": {"core", "transport", "kernels", "algorithms", "comm"},

@@ -7,6 +7,7 @@
 
 #include "c10d/backend.h"
 #include "c10d/process_heap.h"
+#include "gpu/launch.h"
 
 namespace dreamcomm {
 namespace {
@@ -285,4 +286,13 @@ PYBIND11_MODULE(_C, m) {
       py::arg("op"), py::arg("nbytes"), py::arg("world"), py::arg("heap"));
   m.def("allocate", &dreamcomm::allocate, py::arg("size"), py::arg("dtype"), py::arg("heap_bytes"));
   m.def("is_in_heap", &dreamcomm::is_in_heap, py::arg("tensor"));
+  m.def("cuda_runtime_version", &dreamcomm::gpu::runtime_version);
+  m.def(
+      "cuda_devices",
+      [] {
+        std::string why;
+        const int count = dreamcomm::gpu::device_count(why);
+        return std::pair(count, why);
+      },
+      py::call_guard<py::gil_scoped_release>());
 }

@@ -11,7 +11,7 @@ inline constexpr int kLanes = 512;  // of a block, at the most
 /// The call of one rank; or, with a grid of several rows, those of several ranks that
 /// share the device: row y has tasks[y].
 template <typename F>
-__global__ void __launch_bounds__(kLanes)
+__global__ void __launch_bounds__(kLanes, 1)
     reduce_kernel(const __grid_constant__ Task task, const Task* tasks) {
   const CudaTarget target;
   Block<CudaTarget> block(target, gridDim.y == 1 ? task : tasks[blockIdx.y]);

@@ -3,7 +3,7 @@
 namespace dreamcomm::gpu {
 namespace {
 
-__global__ void __launch_bounds__(kLanes)
+__global__ void __launch_bounds__(kLanes, 1)
     move_kernel(const __grid_constant__ Task task, const Task* tasks) {
   const CudaTarget target;
   Block<CudaTarget> block(target, gridDim.y == 1 ? task : tasks[blockIdx.y]);

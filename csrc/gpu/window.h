@@ -11,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "core/types.h"
 #include "gpu/device.h"
@@ -110,5 +111,17 @@ struct Layout {
   }
   constexpr std::size_t bytes() const { return page(blocks, 0); }
 };
+
+/// Makes a window of memory of the host, before any rank maps it (and to be copied to a
+/// device): as if round `start` had been published by all.
+inline void prepare_window(std::byte* window, const Layout& layout, std::uint32_t start) {
+  std::memset(window, 0, layout.bytes());
+  for (int block = 0; block < layout.blocks; ++block) {
+    for (int writer = 0; writer < kMaxRanks; ++writer) {
+      auto* slot = reinterpret_cast<Slot*>(window + Layout::slot(block, writer));
+      slot->published[0] = slot->published[1] = std::uint64_t{start} << 32U;
+    }
+  }
+}
 
 }  // namespace dreamcomm::gpu

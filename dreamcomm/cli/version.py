@@ -14,7 +14,11 @@ def version() -> None:
     table = Table(show_header=False, box=None, pad_edge=False)
     for name, value in (
         ("dreamcomm", installed("dreamcomm")),
-        ("built against torch", torch_of_the_build()),
+        ("built against torch", of_the_build("TORCH_VERSION", "not built")),
+        (
+            "CUDA kernels",
+            of_the_build("CUDA_VERSION", "not built", "none: no nvcc"),
+        ),
         ("running torch", installed("torch")),
         ("Python", platform.python_version()),
         ("platform", platform.platform()),
@@ -31,10 +35,10 @@ def installed(name: str) -> str:
         return "not installed"
 
 
-def torch_of_the_build() -> str:
+def of_the_build(name: str, missing: str, empty: str = "") -> str:
     """Read without loading the compiled module, as a wrong torch is when this is asked."""
     try:
-        from dreamcomm._build_info import TORCH_VERSION
+        from dreamcomm import _build_info
     except ModuleNotFoundError:
-        return "not built"
-    return TORCH_VERSION
+        return missing
+    return str(getattr(_build_info, name)) or empty

@@ -1,58 +1,53 @@
-// Ranks whose calls are carried out by the GPU's kernels, on the host target.
+// Ranks whose calls are carried out by the GPU's kernels: on the host target, or, in a
+// build with DREAMCOMM_BUILD_GPU_TESTS, on a GPU that all ranks share.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <vector>
 
 #include "comm/communicator.h"
 #include "gpu/kernel.h"
 
 namespace dreamcomm::testing {
 
-/// A kernel's shape.
-struct Grid {
+/// How a call is to be carried out.
+struct Way {
+  gpu::RowId row = gpu::RowId::kStaged;
   int blocks = 1;
   int lanes = 1;
+  int delays = 0;  // per mille of lanes that begin late, on the host target
+  std::uint64_t patience_ns = 60'000'000'000;
 };
 
-/// The windows of a group of ranks, and what kernels and host tell each other.
-class HostGpus {
+/// What became of it.
+struct Outcome {
+  gpu::Report report{};   // reason kNone: it went well
+  std::size_t moved = 0;  // bytes read and written, on the host target
+};
+
+/// The GPUs of a group of ranks; every rank calls it from its own thread.
+class Gpus {
  public:
-  /// The rounds of all blocks begin after `start`.
-  HostGpus(int size, std::size_t page_bytes, std::uint32_t start = 0);
-  ~HostGpus();
-
-  const gpu::Layout& layout() const { return layout_; }
-  std::byte* window(int rank) const;
-  std::uint64_t* rounds(int rank) { return rounds_[static_cast<std::size_t>(rank)].data(); }
-  gpu::Control& control(int rank) { return controls_[static_cast<std::size_t>(rank)]; }
-  gpu::Report& report(int rank) { return reports_[static_cast<std::size_t>(rank)]; }
-
- private:
-  gpu::Layout layout_;
-  std::vector<std::byte*> windows_;
-  std::vector<std::vector<std::uint64_t>> rounds_;
-  std::vector<gpu::Control> controls_;
-  std::vector<gpu::Report> reports_;
+  virtual ~Gpus() = default;
+  /// Carries the call out and waits for the kernel. Tensors in the ranks' heaps count as
+  /// registered.
+  virtual Outcome run(const Communicator& comm, const Request& request, const Way& way) = 0;
+  /// Tells the running kernel of a rank to give up.
+  virtual void abort(int rank) = 0;
 };
 
-/// Bytes of memory that a kernel moved.
-struct Moved {
-  std::size_t read = 0;
-  std::size_t written = 0;
-};
+/// The rounds of all blocks begin after `start`.
+std::unique_ptr<Gpus> make_gpus(int size, std::size_t page_bytes, std::uint32_t start);
 
-/// A call as the kernel gets it. Tensors in the ranks' heaps count as registered.
-gpu::Task task_of(HostGpus& gpus, const Communicator& comm, const Request& request, gpu::RowId row,
-                  Grid grid);
+/// The same. Throws if the kernel gave up.
+Outcome run_well(Gpus& gpus, const Communicator& comm, const Request& request, const Way& way);
 
-/// Runs the kernel of one rank, each lane a thread, and waits for it.
-Moved run_kernel(const gpu::Task& task, Grid grid, int delays = 0);
+/// What does not depend on where the memory is: all but in, out, heaps, windows, rounds,
+/// control and report.
+gpu::Task task_of(const Communicator& comm, const Request& request, const Way& way);
 
-/// Both. Throws if the kernel gave up.
-Moved run_on(HostGpus& gpus, const Communicator& comm, const Request& request, gpu::RowId row,
-             Grid grid, int delays = 0);
+/// Where the blocks lie in this rank's heap, from 1 on; 0: not there.
+std::uint64_t place_in_heap(const Communicator& comm, std::span<const Block> blocks);
 
 }  // namespace dreamcomm::testing
