@@ -51,6 +51,19 @@ int device_count(std::string& why) {
 
 int most_lanes() { return kLanes; }
 
+void load_kernels() {
+  cudaFuncAttributes attributes{};
+  const auto load = [&](Kernel kernel) {
+    check_cuda(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
+  };
+  load(move_kernel_of());
+  for (int type = 0; type <= static_cast<int>(DType::kOpaque); ++type) {
+    for (const auto& of : {float_kernels, half_kernels, integer_kernels}) {
+      if (const Kernel kernel = of(static_cast<DType>(type))) load(kernel);
+    }
+  }
+}
+
 void launch(const Task& task, Grid grid, void* stream) {
   check_grid(grid, task.layout);
   Task copy = task;

@@ -27,6 +27,10 @@ struct Grid {
 /// Most lanes that a block has.
 int most_lanes();
 
+/// Loads all kernels into the current device. CUDA loads each at its first launch else,
+/// and may wait for the kernels that run to end: for ever, if those wait for this one.
+void load_kernels();
+
 /// Starts the kernel of one rank's call on a stream (a cudaStream_t) of the current
 /// device, and returns. Throws Error(kInvalid) for types that GPUs do not compute with,
 /// Error(kSystem) with CUDA's words for what CUDA refuses.
