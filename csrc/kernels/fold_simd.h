@@ -3,27 +3,13 @@
 #pragma once
 
 #include <cstddef>
-#include <string_view>
 
 #include "kernels/fold.h"
+#include "kernels/vectors.h"
 
 namespace dreamcomm::kernels {
 
 #if defined(__x86_64__) && defined(__GNUC__)
-
-/// What of x86's vectors the machine has; looked up once, as it stays.
-enum class Vectors { kSse2, kAvx2, kAvx512 };
-
-inline Vectors vectors() {
-  static const Vectors best = [] {
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
-      return Vectors::kAvx512;
-    }
-    return __builtin_cpu_supports("avx2") ? Vectors::kAvx2 : Vectors::kSse2;
-  }();
-  return best;
-}
 
 /// `flatten` inlines the whole loop, which is then vectorised for this target.
 template <std::size_t M, typename K>
@@ -59,17 +45,6 @@ void fold_unfused(const K& kernel, Operands in, std::byte* out, std::size_t coun
   fold_avx2<M>(kernel, in, out, count);
 }
 
-inline std::string_view vectors_name() {
-  switch (vectors()) {
-    case Vectors::kAvx512:
-      return "AVX-512";
-    case Vectors::kAvx2:
-      return "AVX2";
-    default:
-      return "SSE2";
-  }
-}
-
 #else  // the compiler's target is what the machine has: NEON on aarch64
 
 template <std::size_t M, typename K>
@@ -80,14 +55,6 @@ void fold_simd(const K& kernel, Operands in, std::byte* out, std::size_t count) 
 template <std::size_t M, typename K>
 void fold_unfused(const K& kernel, Operands in, std::byte* out, std::size_t count) {
   fold<M>(kernel, in, out, count);
-}
-
-inline std::string_view vectors_name() {
-#if defined(__ARM_NEON)
-  return "NEON";
-#else
-  return "portable code";
-#endif
 }
 
 #endif
