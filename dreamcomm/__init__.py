@@ -9,6 +9,8 @@ What it adds beside torch's own calls:
 - :func:`stats` counts calls and bytes, :func:`explain` tells which algorithm runs and why,
 - :func:`empty`, :func:`zeros`, :func:`empty_like` and :func:`share_` put tensors and modules
   into memory that the ranks share, where collectives need no copies,
+- :mod:`hooks` has communication hooks for DistributedDataParallel (16 bits between the ranks,
+  error feedback, the norm of all gradients), :mod:`ops` the two passes under them,
 - :func:`monitored_barrier` is a barrier that names the missing ranks.
 """
 
@@ -24,10 +26,12 @@ import torch  # noqa: F401
 from dreamcomm.backend import autoload
 
 if TYPE_CHECKING:
+    from dreamcomm import hooks, ops
     from dreamcomm.backend import Options, explain, monitored_barrier, stats
     from dreamcomm.launch import RankError, spawn
     from dreamcomm.memory import empty, empty_like, is_shared, share_, zeros
 
+_MODULES = ("hooks", "ops")
 _HOMES = {
     "launch": ("RankError", "spawn"),
     "memory": ("empty", "empty_like", "is_shared", "share_", "zeros"),
@@ -39,8 +43,10 @@ __all__ = [
     "empty",
     "empty_like",
     "explain",
+    "hooks",
     "is_shared",
     "monitored_barrier",
+    "ops",
     "share_",
     "spawn",
     "stats",
@@ -54,6 +60,8 @@ def __getattr__(name: str) -> Any:
     """Imports a public name at its first use: `import torch` imports this package."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
     home = next(module for module, names in _HOMES.items() if name in names)
     value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
     globals()[name] = value

@@ -11,7 +11,7 @@ import torch.distributed as dist
 if TYPE_CHECKING:
     from dreamcomm._C import DreamBackend
 
-__all__ = ["explain", "monitored_barrier", "stats", "transport"]
+__all__ = ["explain", "monitored_barrier", "shares_memory", "stats", "transport"]
 
 
 def stats(group: dist.ProcessGroup | None = None) -> dict[str, dict[str, int]]:
@@ -68,6 +68,14 @@ def explain(
 def transport(group: dist.ProcessGroup | None = None) -> str:
     """Names what carries the group's bytes, such as "shm (memfd), 4 ranks in one host"."""
     return _backend(group).transport
+
+
+def shares_memory(group: dist.ProcessGroup | None = None) -> bool:
+    """Whether dreamcomm itself carries the group's tensors on the CPU, and not torch's Gloo."""
+    try:
+        return _backend(group).shares_memory
+    except ValueError:
+        return False  # the group has another backend
 
 
 def monitored_barrier(

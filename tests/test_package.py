@@ -143,7 +143,8 @@ def test_public_names_are_found_and_others_are_not() -> None:
     code = """
 import dreamcomm
 assert set(dreamcomm.__all__) <= set(dir(dreamcomm))
-print([getattr(dreamcomm, name).__name__ for name in dreamcomm.__all__] == dreamcomm.__all__)
+found = [getattr(dreamcomm, name).__name__ for name in dreamcomm.__all__]
+print([name.removeprefix("dreamcomm.") for name in found] == dreamcomm.__all__)
 try:
     dreamcomm.no_such_name
 except AttributeError as error:

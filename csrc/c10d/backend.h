@@ -126,6 +126,8 @@ class DreamBackend final : public c10d::Backend {
   /// `bytes` are those of the call's largest tensor.
   Prediction predict(Kind kind, std::size_t bytes, bool in_heaps) const;
   std::string transport() const;
+  /// Whether the ranks share memory; else torch's own backends carry everything.
+  bool shares_memory() const { return comm_ != nullptr; }
   /// Why the group is unusable, or nothing.
   std::optional<std::string> failure() const;
   /// Seconds of each of `samples` times the rows of calls on the tensors' rows, on the

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "c10d/backend.h"
+#include "c10d/ops.h"
 #include "c10d/process_heap.h"
 #include "gpu/launch.h"
 
@@ -226,6 +227,7 @@ void bind_backend(py::module_& m) {
            py::arg("options"), py::arg("make_inner"))
       .def_property_readonly("options", &DreamBackend::getBackendOptions)
       .def_property_readonly("transport", &DreamBackend::transport)
+      .def_property_readonly("shares_memory", &DreamBackend::shares_memory)
       .def_property_readonly("failure", &DreamBackend::failure)
       .def("stats", [](const DreamBackend& self) { return to_dict(self.traffic()); })
       .def(
@@ -277,6 +279,7 @@ PYBIND11_MODULE(_C, m) {
   py::module_::import("torch._C._distributed_c10d");  // the classes these derive from
   dreamcomm::bind_options(m);
   dreamcomm::bind_backend(m);
+  dreamcomm::bind_ops(m);
   m.def(
       "explain",
       [](const std::string& op, std::size_t nbytes, int world, bool heap) {
