@@ -77,6 +77,7 @@ def cuda_runtime_version() -> int: ...
 
 # Devices that this process may use, and if there are none, why. Makes no CUDA context.
 def cuda_devices() -> tuple[int, str]: ...
+
 # Bytes read and written; see dreamcomm.ops.
 def pack(
     tensors: list[Tensor], out: Tensor, scale: float, residual: Tensor | None

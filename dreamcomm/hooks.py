@@ -25,12 +25,13 @@ The norm of all gradients comes for a fraction of another pass over them. To cli
 """
 
 # No `from __future__ import annotations`: DDP compares the annotations of hooks with classes.
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 
 from dreamcomm.info import shares_memory
@@ -115,7 +116,7 @@ class State:
             )
         return found
 
-    def _enter(self, bucket: dist.GradBucket) -> None:
+    def _enter(self, bucket: GradBucket) -> None:
         """Buckets come in the order of their index; after the first pass there may be others."""
         if bucket.index() == 0:
             self._results = {}
@@ -123,7 +124,7 @@ class State:
             for index in [i for i in self._buffers if i > bucket.index()]:
                 del self._buffers[index]
 
-    def _buffer(self, bucket: dist.GradBucket, dtype: torch.dtype) -> Tensor:
+    def _buffer(self, bucket: GradBucket, dtype: torch.dtype) -> Tensor:
         numel = bucket.buffer().numel()
         buffer = self._buffers.get(bucket.index())
         if buffer is None or buffer.numel() != numel or buffer.dtype != dtype:
@@ -136,13 +137,8 @@ class State:
             self._shares_memory = shares_memory(self.group)
         return self._shares_memory
 
-    def _unpack(self, buffer: Tensor, bucket: Tensor, index: int, divisor: int, norm: bool) -> None:
-        result = unpack(buffer, [bucket], divisor=divisor, inspect=norm)
-        if norm:
-            self._results[index] = result
 
-
-def bf16(state: State, bucket: dist.GradBucket) -> Future[Tensor]:
+def bf16(state: State, bucket: GradBucket) -> Future[Tensor]:
     """Averages gradients in bfloat16.
 
     Each rank rounds its gradient to bfloat16, to nearest even, into a buffer in the shared heap;
@@ -155,12 +151,12 @@ def bf16(state: State, bucket: dist.GradBucket) -> Future[Tensor]:
     return _compressed(state, bucket, torch.bfloat16, feedback=False)
 
 
-def fp16(state: State, bucket: dist.GradBucket) -> Future[Tensor]:
+def fp16(state: State, bucket: GradBucket) -> Future[Tensor]:
     """Averages gradients in float16, as :func:`bf16`. What exceeds 65504 becomes infinite."""
     return _compressed(state, bucket, torch.float16, feedback=False)
 
 
-def bf16_feedback(state: State, bucket: dist.GradBucket) -> Future[Tensor]:
+def bf16_feedback(state: State, bucket: GradBucket) -> Future[Tensor]:
     """Averages gradients in bfloat16, with error feedback.
 
     What rounding takes away on a rank is kept there in float32 and added to its next gradient,
@@ -175,12 +171,12 @@ def bf16_feedback(state: State, bucket: dist.GradBucket) -> Future[Tensor]:
     return _compressed(state, bucket, torch.bfloat16, feedback=True)
 
 
-def fp16_feedback(state: State, bucket: dist.GradBucket) -> Future[Tensor]:
+def fp16_feedback(state: State, bucket: GradBucket) -> Future[Tensor]:
     """Averages gradients in float16, with error feedback as :func:`bf16_feedback`."""
     return _compressed(state, bucket, torch.float16, feedback=True)
 
 
-def average(state: State, bucket: dist.GradBucket) -> Future[Tensor]:
+def average(state: State, bucket: GradBucket) -> Future[Tensor]:
     """Averages gradients in their own dtype, and finds their norm in the pass that divides.
 
     The bucket is reduced where it lies: without a copy with ``DDP_DISABLE_COMM_MEM=0`` in the
@@ -193,17 +189,18 @@ def average(state: State, bucket: dist.GradBucket) -> Future[Tensor]:
     buffer, index = bucket.buffer(), bucket.index()
     _require_dense(buffer)
     world = dist.get_world_size(state.group)
+    results = state._results
 
     def receive(done: Future[list[Tensor]]) -> Tensor:
         done.value()  # raises what the collective raised
-        state._unpack(buffer, buffer, index, world, norm=True)
+        results[index] = unpack(buffer, [buffer], divisor=world, inspect=True)
         return buffer
 
-    return _all_reduce(buffer, dist.ReduceOp.SUM, state).then(receive)
+    return _all_reduce(buffer, dist.ReduceOp.SUM, state.group, receive)
 
 
 def _compressed(
-    state: State, bucket: dist.GradBucket, dtype: torch.dtype, *, feedback: bool
+    state: State, bucket: GradBucket, dtype: torch.dtype, *, feedback: bool
 ) -> Future[Tensor]:
     state._enter(bucket)
     gradient, index = bucket.buffer(), bucket.index()
@@ -213,20 +210,34 @@ def _compressed(
     residual = state._residuals.row(bucket) if feedback else None
     buffer = state._buffer(bucket, dtype)
     pack([gradient], buffer, scale=scale, residual=residual)
+    results, norm = state._results, state.norm_wanted
 
     def receive(done: Future[list[Tensor]]) -> Tensor:
         done.value()  # raises what the collective raised
-        state._unpack(buffer, gradient, index, 1, norm=state.norm_wanted)
+        result = unpack(buffer, [gradient], inspect=norm)
+        if norm:
+            results[index] = result
         return gradient
 
     op = dist.ReduceOp.AVG if averages else dist.ReduceOp.SUM
-    return _all_reduce(buffer, op, state).then(receive)
+    return _all_reduce(buffer, op, state.group, receive)
 
 
-def _all_reduce(tensor: Tensor, op: dist.ReduceOp.RedOpType, state: State) -> Future[list[Tensor]]:
-    work = dist.all_reduce(tensor, op, group=state.group, async_op=True)
+def _all_reduce(
+    tensor: Tensor,
+    op: dist.ReduceOp.RedOpType,
+    group: dist.ProcessGroup | None,
+    receive: Callable[[Future[list[Tensor]]], Tensor],
+) -> Future[Tensor]:
+    """Calls ``receive`` with the result, on a thread of the backend.
+
+    It must not hold the group, not even by way of a State: that thread may drop it last, after
+    the backward pass, and Gloo's group cannot be destroyed on a thread of its own.
+    """
+    work = dist.all_reduce(tensor, op, group=group, async_op=True)
     assert work is not None  # as it is asynchronous
-    return work.get_future()
+    future: Future[Tensor] = work.get_future().then(receive)
+    return future
 
 
 def _require_dense(gradient: Tensor) -> None:
@@ -245,7 +256,7 @@ class _Residuals:
         self._parts: dict[Tensor, Tensor] = {}  # by parameter, in the order first met
         self._loaded: list[Tensor] = []  # for parameters not met yet, in that order
 
-    def row(self, bucket: dist.GradBucket) -> Tensor:
+    def row(self, bucket: GradBucket) -> Tensor:
         parameters = bucket.parameters()
         known, row = self._rows.get(bucket.index(), ([], torch.empty(0)))
         if not _same(known, parameters):
@@ -279,7 +290,7 @@ class _Residuals:
     def _make_row(self, parameters: list[Tensor]) -> Tensor:
         sizes = [parameter.numel() for parameter in parameters]
         row = torch.zeros(sum(sizes))
-        for parameter, part in zip(parameters, row.split(sizes), strict=True):
+        for parameter, part in zip(parameters, torch.split(row, sizes), strict=True):
             if parameter in self._parts:
                 part.copy_(self._parts[parameter])
             elif self._loaded:
