@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -123,13 +124,14 @@ def test_buckets_in_the_shared_heap(fresh: Fresh, name: str) -> None:
     assert fresh.run(as_the_reference, name, **options) == [(True, True)] * 2
 
 
-def rebuilt() -> tuple[list[str], list[str]]:
-    """The parameters of the first bucket, in the first pass and later."""
-    seen = []
+def rebuilt() -> tuple[list[list[str]], list[list[str]]]:
+    """The parameters of each bucket, in the first pass and in the last one."""
+    seen: list[list[list[str]]] = []
 
     def spy(state, bucket):  # type: ignore[no-untyped-def]
         if bucket.index() == 0:
-            seen.append([names[id(parameter)] for parameter in bucket.parameters()])
+            seen.append([])
+        seen[-1].append([names[id(parameter)] for parameter in bucket.parameters()])
         return hooks.bf16_feedback(state, bucket)
 
     model = DistributedDataParallel(Crossed(), bucket_cap_mb=0.01)
@@ -141,8 +143,9 @@ def rebuilt() -> tuple[list[str], list[str]]:
 
 def test_the_model_of_these_tests_gets_other_buckets(pool: Pool) -> None:
     """Or the tests above would not show that residuals follow their parameters."""
-    for first, later in pool.run(rebuilt):
-        assert first != later
+    for first, last in pool.run(rebuilt):
+        assert len(last) > 1
+        assert [name for names in first for name in names] != [n for names in last for n in names]
 
 
 def account(name: str) -> tuple[float, float]:
@@ -329,16 +332,46 @@ def test_a_checkpoint_of_the_residuals(pool: Pool) -> None:
     assert pool.run(resumed, "bf16_feedback") == [(True, False)] * 2
 
 
-def wrong_residuals(residuals: list[Tensor]) -> None:
+CHANGES: dict[str, Callable[[list[Tensor]], list[Tensor]]] = {
+    "fewer": lambda residuals: residuals[:-1],
+    "more": lambda residuals: [*residuals, torch.zeros(1)],
+    "in another order": lambda residuals: residuals[::-1],
+}
+
+
+def load_changed(how: str, late: bool) -> None:
+    """Loads wrong residuals before the first backward pass, or after it."""
     state = hooks.State()
+    model = wrapped("bf16_feedback", state)
+    train(model, steps=[0])
+    residuals = CHANGES[how](state.state_dict()["residuals"])
+    if not late:
+        state = hooks.State()
+        model = wrapped("bf16_feedback", state)
     state.load_state_dict({"residuals": residuals})
-    train(wrapped("bf16_feedback", state), steps=[0])
+    train(model, steps=[1])
 
 
-@pytest.mark.parametrize("count", [1, 8, 9])
-def test_residuals_of_another_model_are_refused(pool: Pool, count: int) -> None:
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("how", CHANGES)
+def test_residuals_of_another_model_are_refused(pool: Pool, how: str, late: bool) -> None:
     with pytest.raises(RanksFailed, match="expected residuals of the model"):
-        pool.run(wrong_residuals, [torch.zeros(2)] * count)
+        pool.run(load_changed, how, late)
+
+
+def fewer_buckets() -> float:
+    """The relative error of the norm after a pass with fewer buckets than the one before."""
+    state = hooks.State()
+    train(wrapped("average", state), steps=[0, 1])  # the first step has one bucket
+    model = DistributedDataParallel(Crossed())
+    model.register_comm_hook(state, hooks.average)
+    train(model, steps=[0])
+    expected = get_total_norm([p.grad.double() for p in model.parameters() if p.grad is not None])
+    return abs(state.norm().item() / expected.item() - 1)
+
+
+def test_the_norm_is_of_the_latest_pass_alone(pool: Pool) -> None:
+    assert max(pool.run(fewer_buckets)) < 1e-7
 
 
 def too_early() -> None:
