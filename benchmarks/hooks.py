@@ -103,9 +103,11 @@ def run_rank(steps: int) -> RankTimes:
             trainer.step()
     differences = {name: verify(name, trainers, groups["gloo"]) for name in VARIANTS}
     times: dict[str, list[float]] = {name: [] for name in VARIANTS}
+    names = [*VARIANTS]
     for number in range(WARMUP_STEPS + steps):
-        for name, trainer in trainers.items():
-            seconds = trainer.timed_step()
+        first = number % len(names)  # the order rotates: no variant always follows the same one
+        for name in names[first:] + names[:first]:
+            seconds = trainers[name].timed_step()
             if number >= WARMUP_STEPS:
                 times[name].append(seconds)
     parameters = sum(weight.numel() for weight in trainers[PLAIN].task.model.parameters())
