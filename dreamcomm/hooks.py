@@ -57,7 +57,7 @@ class State:
     def __init__(self, group: dist.ProcessGroup | None = None, *, norm: bool = False) -> None:
         self.group = group
         self.norm_wanted = norm
-        self._buffers: dict[int, Tensor] = {}  # by bucket; in the shared heap
+        self._buffers = _Buffers()
         self._residuals = _Residuals()
         self._results: dict[int, Transfer] = {}  # of the latest backward pass, by bucket
         self._shares_memory: bool | None = None
@@ -120,16 +120,7 @@ class State:
         """Buckets come in the order of their index; after the first pass there may be others."""
         if bucket.index() == 0:
             self._results = {}
-        if bucket.is_last():
-            for index in [i for i in self._buffers if i > bucket.index()]:
-                del self._buffers[index]
-
-    def _buffer(self, bucket: GradBucket, dtype: torch.dtype) -> Tensor:
-        numel = bucket.buffer().numel()
-        buffer = self._buffers.get(bucket.index())
-        if buffer is None or buffer.numel() != numel or buffer.dtype != dtype:
-            buffer = self._buffers[bucket.index()] = empty(numel, dtype=dtype)
-        return buffer
+            self._buffers.begin_pass()
 
     def _averages(self) -> bool:
         """Whether the group adds in float32 and divides by itself."""
@@ -208,13 +199,15 @@ def _compressed(
     averages = state._averages()
     scale = 1.0 if averages else 1.0 / dist.get_world_size(state.group)
     residual = state._residuals.row(bucket) if feedback else None
-    buffer = state._buffer(bucket, dtype)
+    buffers = state._buffers
+    buffer = buffers.take(gradient.numel(), dtype)
     pack([gradient], buffer, scale=scale, residual=residual)
     results, norm = state._results, state.norm_wanted
 
     def receive(done: Future[list[Tensor]]) -> Tensor:
         done.value()  # raises what the collective raised
         result = unpack(buffer, [gradient], inspect=norm)
+        buffers.give_back(buffer)
         if norm:
             results[index] = result
         return gradient
@@ -246,6 +239,28 @@ def _require_dense(gradient: Tensor) -> None:
             "dreamcomm.hooks: expected dense gradients on cpu, got a bucket of layout "
             f"{gradient.layout} on {gradient.device}; register no hook for this model"
         )
+
+
+class _Buffers:
+    """Buffers in the shared heap, taken again as soon as a bucket is done: still in the cache."""
+
+    def __init__(self) -> None:
+        self._free: dict[tuple[int, torch.dtype], list[Tensor]] = {}
+        self._wanted: set[tuple[int, torch.dtype]] = set()
+
+    def begin_pass(self) -> None:
+        """Drops buffers of sizes that the last pass did not want."""
+        self._free = {kind: self._free.get(kind, []) for kind in self._wanted}
+        self._wanted = set()
+
+    def take(self, numel: int, dtype: torch.dtype) -> Tensor:
+        self._wanted.add((numel, dtype))
+        free = self._free.get((numel, dtype))
+        return free.pop() if free else empty(numel, dtype=dtype)
+
+    def give_back(self, buffer: Tensor) -> None:
+        """Any thread."""
+        self._free.setdefault((buffer.numel(), buffer.dtype), []).append(buffer)
 
 
 class _Residuals:
