@@ -242,7 +242,7 @@ def _require_dense(gradient: Tensor) -> None:
 
 
 class _Buffers:
-    """Buffers in the shared heap, taken again as soon as a bucket is done: still in the cache."""
+    """Buffers in the shared heap, taken again as soon as a bucket is done: few serve all."""
 
     def __init__(self) -> None:
         self._free: dict[tuple[int, torch.dtype], list[Tensor]] = {}
