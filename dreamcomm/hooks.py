@@ -25,7 +25,7 @@ The norm of all gradients comes for a fraction of another pass over them. To cli
 """
 
 # No `from __future__ import annotations`: DDP compares the annotations of hooks with classes.
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 
+from dreamcomm._residuals import Residuals
 from dreamcomm.info import shares_memory
 from dreamcomm.memory import empty
 from dreamcomm.ops import Transfer, pack, unpack
@@ -58,7 +59,7 @@ class State:
         self.group = group
         self.norm_wanted = norm
         self._buffers = _Buffers()
-        self._residuals = _Residuals()
+        self._residuals = Residuals()
         self._results: dict[int, Transfer] = {}  # of the latest backward pass, by bucket
         self._shares_memory: bool | None = None
 
@@ -261,77 +262,3 @@ class _Buffers:
     def give_back(self, buffer: Tensor) -> None:
         """Any thread."""
         self._free.setdefault((buffer.numel(), buffer.dtype), []).append(buffer)
-
-
-class _Residuals:
-    """What has not been sent yet, by parameter; that of a bucket lies in a row."""
-
-    def __init__(self) -> None:
-        self._rows: dict[int, tuple[list[Tensor], Tensor]] = {}  # by bucket, with its parameters
-        self._parts: dict[Tensor, Tensor] = {}  # by parameter, in the order first met
-        self._loaded: list[Tensor] = []  # for parameters not met yet, in that order
-
-    def row(self, bucket: GradBucket) -> Tensor:
-        parameters = bucket.parameters()
-        known, row = self._rows.get(bucket.index(), ([], torch.empty(0)))
-        if not _same(known, parameters):
-            row = self._make_row(parameters)
-            self._rows[bucket.index()] = parameters, row
-        if bucket.is_last():
-            for index in [i for i in self._rows if i > bucket.index()]:
-                del self._rows[index]
-            if len(self._loaded) > len(self._parts):
-                raise _misfit(f"{len(self._loaded)} residuals", f"{len(self._parts)} parameters")
-        return row
-
-    def of(self, parameter: Tensor) -> Tensor | None:
-        part = self._parts.get(parameter)
-        return None if part is None else part.clone().view(parameter.shape)
-
-    def copies(self) -> list[Tensor]:
-        met = [part.clone().view(parameter.shape) for parameter, part in self._parts.items()]
-        return met + [tensor.clone() for tensor in self._loaded[len(met) :]]
-
-    def load(self, residuals: Sequence[Tensor]) -> None:
-        parts = list(self._parts.values())
-        if parts and len(residuals) != len(parts):
-            raise _misfit(f"{len(residuals)} residuals", f"{len(parts)} parameters")
-        for part, tensor in zip(parts, residuals, strict=False):
-            _require_fit(tensor, part)
-        for part, tensor in zip(parts, residuals, strict=False):
-            part.copy_(tensor.reshape(-1))
-        self._loaded = [tensor.detach().clone() for tensor in residuals]
-
-    def _make_row(self, parameters: list[Tensor]) -> Tensor:
-        sizes = [parameter.numel() for parameter in parameters]
-        row = torch.zeros(sum(sizes))
-        for parameter, part in zip(parameters, torch.split(row, sizes), strict=True):
-            if parameter in self._parts:
-                part.copy_(self._parts[parameter])
-            elif self._loaded:
-                part.copy_(self._next_loaded(part))
-            self._parts[parameter] = part
-        return row
-
-    def _next_loaded(self, part: Tensor) -> Tensor:
-        if len(self._parts) >= len(self._loaded):
-            raise _misfit(f"{len(self._loaded)} residuals", "more parameters")
-        tensor = self._loaded[len(self._parts)]
-        _require_fit(tensor, part)
-        return tensor.reshape(-1)
-
-
-def _same(one: list[Tensor], other: list[Tensor]) -> bool:
-    return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
-
-
-def _require_fit(tensor: Tensor, part: Tensor) -> None:
-    if tensor.numel() != part.numel():
-        raise _misfit(f"one of shape {tuple(tensor.shape)}", f"{part.numel()} elements")
-
-
-def _misfit(got: str, there: str) -> ValueError:
-    return ValueError(
-        f"expected residuals of the model that they were saved with, got {got} where it has "
-        f"{there}; load the checkpoint of this model, wrapped with the same settings"
-    )

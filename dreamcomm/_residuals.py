@@ -1,0 +1,98 @@
+"""What error feedback has not sent yet: residuals of gradients, kept by parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import GradBucket
+
+
+class Residuals:
+    """In float32; those of one bucket lie in a row, and follow their parameters to another."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, tuple[list[Tensor], Tensor]] = {}  # by bucket, with its parameters
+        self._parts: dict[Tensor, Tensor] = {}  # by parameter, in the order first met
+        self._loaded: list[Tensor] = []  # for parameters not met yet, in that order
+
+    def row(self, bucket: GradBucket) -> Tensor:
+        """The residuals of a bucket, flat, in the bucket's order.
+
+        Raises:
+            ValueError: loaded residuals do not fit its parameters.
+        """
+        parameters = bucket.parameters()
+        known, row = self._rows.get(bucket.index(), ([], torch.empty(0)))
+        if not _same(known, parameters):
+            row = self._make_row(parameters)
+            self._rows[bucket.index()] = parameters, row
+        if bucket.is_last():
+            for index in [i for i in self._rows if i > bucket.index()]:
+                del self._rows[index]
+            if len(self._loaded) > len(self._parts):
+                raise _misfit(f"{len(self._loaded)} residuals", f"{len(self._parts)} parameters")
+        return row
+
+    def of(self, parameter: Tensor) -> Tensor | None:
+        """A copy of a parameter's residual, or None if it was not met."""
+        part = self._parts.get(parameter)
+        return None if part is None else part.clone().view(parameter.shape)
+
+    def copies(self) -> list[Tensor]:
+        """All, in the order in which their parameters were first met."""
+        met = [part.clone().view(parameter.shape) for parameter, part in self._parts.items()]
+        return met + [tensor.clone() for tensor in self._loaded[len(met) :]]
+
+    def load(self, residuals: Sequence[Tensor]) -> None:
+        """Takes what copies() gave, now or when the parameters are met.
+
+        Raises:
+            ValueError: they do not fit the parameters met so far.
+        """
+        parts = list(self._parts.values())
+        if parts and len(residuals) != len(parts):
+            raise _misfit(f"{len(residuals)} residuals", f"{len(parts)} parameters")
+        for part, tensor in zip(parts, residuals, strict=False):
+            _require_fit(tensor, part)
+        for part, tensor in zip(parts, residuals, strict=False):
+            part.copy_(tensor.reshape(-1))
+        self._loaded = [tensor.detach().clone() for tensor in residuals]
+
+    def _make_row(self, parameters: list[Tensor]) -> Tensor:
+        sizes = [parameter.numel() for parameter in parameters]
+        row = torch.zeros(sum(sizes))
+        for parameter, part in zip(parameters, torch.split(row, sizes), strict=True):
+            if parameter in self._parts:
+                part.copy_(self._parts[parameter])
+            elif self._loaded:
+                part.copy_(self._next_loaded(part))
+            self._parts[parameter] = part
+        return row
+
+    def _next_loaded(self, part: Tensor) -> Tensor:
+        if len(self._parts) >= len(self._loaded):
+            raise _misfit(f"{len(self._loaded)} residuals", "more parameters")
+        tensor = self._loaded[len(self._parts)]
+        _require_fit(tensor, part)
+        return tensor.reshape(-1)
+
+
+def _same(one: list[Tensor], other: list[Tensor]) -> bool:
+    return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
+
+
+def _require_fit(tensor: Tensor, part: Tensor) -> None:
+    if tensor.numel() != part.numel():
+        raise _misfit(f"one of shape {tuple(tensor.shape)}", f"{part.numel()} elements")
+
+
+def _misfit(got: str, there: str) -> ValueError:
+    return ValueError(
+        f"expected residuals of the model that they were saved with, got {got} where it has "
+        f"{there}; load the checkpoint of this model, wrapped with the same settings"
+    )
