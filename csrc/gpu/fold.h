@@ -1,12 +1,13 @@
 // The loops that lanes of a block share: fold several tensors into one or more, and copy.
 //
 // Lane l takes packs l, l + lanes, ... so that neighbours read neighbouring packs. Each
-// holds kDeep packs of every operand under way before it needs one: the more bytes are
+// holds several packs of every operand under way before it needs one: the more bytes are
 // under way, the nearer a GPU comes to its memory's speed. Elements are combined in the
 // order of the operands, as on the CPU (kernels/operations.h has the operations), so
 // equal inputs give equal bits on either, whatever the number of blocks and lanes.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 
 #include "core/types.h"
@@ -17,7 +18,11 @@
 
 namespace dreamcomm::gpu {
 
-inline constexpr int kDeep = 4;
+inline constexpr int kDeep = 4;  // in copies
+
+/// In folds: as many packs as leave their partial results in registers.
+template <typename E>
+inline constexpr int kFoldDeep = std::clamp(16 / Pack<E>::kItems, 1, 4);
 
 /// Addresses, one for each rank.
 struct Pointers {
@@ -91,6 +96,7 @@ template <bool kAligned, typename F, Target T>
 DREAMCOMM_DEVICE void fold_packs(const T& target, const Recipe& recipe, const Sources& in,
                                  int operands, const Pointers& out, int outs, std::size_t packs) {
   using Element = typename F::Element;
+  constexpr int kDeep = kFoldDeep<Element>;
   const auto lanes = static_cast<std::size_t>(target.lanes());
   for (std::size_t first = static_cast<std::size_t>(target.lane()); first < packs;
        first += kDeep * lanes) {

@@ -46,7 +46,9 @@ struct Real : Arithmetic<T> {
   using Element = T;
   using Accumulator = T;
   static constexpr T read(T element) { return element; }
-  static constexpr T write(T value) { return value != value ? std::numeric_limits<T>::quiet_NaN() : value; }
+  static constexpr T write(T value) {
+    return value != value ? std::numeric_limits<T>::quiet_NaN() : value;
+  }
 };
 
 struct Float16 : Arithmetic<float> {

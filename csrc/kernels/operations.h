@@ -48,7 +48,9 @@ template <typename F>
 struct Product : Sum<F> {
   using typename Sum<F>::Element;
   using typename Sum<F>::Accumulator;
-  constexpr Accumulator next(Accumulator left, Element x) const { return F::multiply(left, F::read(x)); }
+  constexpr Accumulator next(Accumulator left, Element x) const {
+    return F::multiply(left, F::read(x));
+  }
 };
 
 /// MIN, or MAX. A NaN on either side wins; of equal ones the left stays.
@@ -79,17 +81,23 @@ struct Bytes {
 
 template <bool kTruth>
 struct And : Bytes<kTruth> {
-  constexpr std::uint8_t next(std::uint8_t left, std::uint8_t x) const { return left & this->first(x); }
+  constexpr std::uint8_t next(std::uint8_t left, std::uint8_t x) const {
+    return left & this->first(x);
+  }
 };
 
 template <bool kTruth>
 struct Or : Bytes<kTruth> {
-  constexpr std::uint8_t next(std::uint8_t left, std::uint8_t x) const { return left | this->first(x); }
+  constexpr std::uint8_t next(std::uint8_t left, std::uint8_t x) const {
+    return left | this->first(x);
+  }
 };
 
 template <bool kTruth>
 struct Xor : Bytes<kTruth> {
-  constexpr std::uint8_t next(std::uint8_t left, std::uint8_t x) const { return left ^ this->first(x); }
+  constexpr std::uint8_t next(std::uint8_t left, std::uint8_t x) const {
+    return left ^ this->first(x);
+  }
 };
 
 /// (a + bi)(c + di) = (ac - bd) + (ad + bc)i, each operation rounded.
