@@ -6,7 +6,9 @@
 // memory of the one device: so what is timed is how near a row comes to that memory's
 // speed, and nothing about links between GPUs. Rate: the bytes of the row's formula over
 // the time, beside the rate of a device-to-device copy in the same run (read and write
-// counted). Results are verified first. Prints a line of JSON for each row.
+// counted). Results are verified first. Prints a line of JSON for each row. Where several
+// ranks read the same bytes at about the same time, the device's L2 cache serves some of
+// them: the share of one_shot may exceed 1.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -86,6 +88,7 @@ class Ranks {
                    .dtype = DType::kFloat32,
                    .row = static_cast<std::uint8_t>(row),
                    .blocks = static_cast<std::uint32_t>(blocks),
+                   .page_bytes = static_cast<std::uint32_t>(layout_.page_bytes),
                    .bytes = bytes_};
       task.rank = r;
       task.size = size_;

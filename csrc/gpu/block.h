@@ -30,6 +30,14 @@ struct Block {
             static_cast<std::size_t>(target.blocks())};
   }
 
+  /// One part for each block, as equal as whole rows of its lanes' packs allow.
+  DREAMCOMM_DEVICE BlockChunks even_share(std::size_t bytes) const {
+    const std::size_t unit = kPackBytes * static_cast<std::size_t>(target.lanes());
+    const std::size_t units = chunks(bytes, unit);
+    const std::size_t each = chunks(units, static_cast<std::size_t>(target.blocks()));
+    return share(bytes, unit * (each > 0 ? each : 1));
+  }
+
   DREAMCOMM_DEVICE void copy(std::byte* to, const std::byte* from, std::size_t bytes,
                              std::byte* also = nullptr) const {
     gpu::copy(target, to, also, from, bytes);

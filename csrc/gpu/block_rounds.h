@@ -10,11 +10,11 @@
 //   cumulative: what one lane published another may have written.
 //
 //   Words. A rank writes its word into its peers' windows, so that each polls memory of
-//   its own. Beside the round stands the digest of the call. The first turn of a call is
-//   among all, so no one publishes r+2 before all have published r+1, which is after
-//   they saw r: with a word for each parity of the round, the word of a first turn
-//   stays until all have compared it. A peer that made another call is thus found by
-//   every rank, before data moves.
+//   its own. Beside the round stands the digest of the call. The first turn of a call, in
+//   round r, is among all: whoever publishes r+1 has compared all words of r, so the
+//   calls of all were equal. A rank that still waits then finds words of r, or of r+2 in
+//   the same place (a word for each parity), of equal calls. So a peer that made another
+//   call is found by every rank that goes no further, before data moves.
 //
 //   Giving up. A wait ends after `patience_ns`, when the host says so, or when any rank
 //   or another block of this one has given up. The first lane of the rank that notices
@@ -41,6 +41,15 @@ class BlockRounds {
         task_(task),
         last_(static_cast<std::uint32_t>(task.rounds[target.block()])) {
     target_.meet();  // nobody stores the number before all have read it
+  }
+
+  /// Before anything else: false if a rank has given the group up. If it is this one, peers
+  /// may still read its pages of the call that failed, which later kernels, queued already,
+  /// must not write. If it is another, its words of that call may wait here for us.
+  DREAMCOMM_DEVICE bool may_begin() const {
+    const int gone = one_gone();
+    if (gone >= 0) give_up(Report::kPeerGone, gone, last_ + 1);
+    return !target_.any(gone >= 0);
   }
 
   DREAMCOMM_DEVICE int rank() const { return task_.rank; }
@@ -107,26 +116,36 @@ class BlockRounds {
     return std::uint64_t{round} << 32U | digest(task_.card);
   }
 
+  /// A reason to stop makes it look once more: the peer may have come in the meantime.
   DREAMCOMM_DEVICE bool await(int peer, std::uint32_t round) const {
-    Slot& theirs = slot(task_.rank, peer);
+    std::uint64_t* const published = &slot(task_.rank, peer).published[round & 1U];
+    const std::uint64_t expected = word(round);
     const std::uint64_t begin = target_.now();
+    int stop = Report::kNone;
+    int missing = peer;
     for (std::uint32_t looks = 1;; ++looks) {
-      const std::uint64_t seen = target_.read(&theirs.published[round & 1U]);
-      const auto theirs_is = static_cast<std::uint32_t>(seen >> 32U);
-      if (theirs_is == round && seen != word(round)) return give_up(Report::kMismatch, peer, round);
-      if (reached(theirs_is, round)) return true;
+      const std::uint64_t seen = target_.read(published);
+      const auto theirs = static_cast<std::uint32_t>(seen >> 32U);
+      if (theirs == round && seen != expected) return give_up(Report::kMismatch, peer, round);
+      if (reached(theirs, round)) return true;
+      if (stop != Report::kNone) return give_up(stop, missing, round);
       target_.pause();
       if (looks % 64 != 0) continue;
-      if (target_.read(&mark(task_.rank, task_.rank).gone) != 0) return false;
       const int gone = one_gone();
-      if (gone >= 0) return give_up(Report::kPeerGone, gone, round);
-      if (target_.read(&task_.control->abort) != 0) return give_up(Report::kAborted, peer, round);
-      if (target_.now() - begin > task_.patience_ns) return give_up(Report::kTimeout, peer, round);
+      if (gone >= 0) {
+        stop = Report::kPeerGone;
+        missing = gone;
+      } else if (looks % 1024 == 0 && target_.read(&task_.control->abort) != 0) {
+        stop = Report::kAborted;
+      } else if (static_cast<std::int64_t>(target_.now() - begin) >
+                 static_cast<std::int64_t>(task_.patience_ns)) {
+        stop = Report::kTimeout;
+      }
     }
   }
 
   /// A rank that has given up, also one that is not waited for: it may be why the awaited
-  /// one does not come. Or -1.
+  /// one does not come; this rank itself, if another block has. Or -1.
   DREAMCOMM_DEVICE int one_gone() const {
     for (int r = 0; r < task_.size; ++r) {
       if (target_.read(&mark(task_.rank, r).gone) != 0) return r;
@@ -134,14 +153,13 @@ class BlockRounds {
     return -1;
   }
 
-  /// The first lane of all blocks that gives up says why. Always false.
-  DREAMCOMM_DEVICE bool give_up(Report::Reason reason, int missing, std::uint32_t round) const {
+  /// The first lane of the rank that gives up says why, once and for all. Always false.
+  DREAMCOMM_DEVICE bool give_up(int reason, int missing, std::uint32_t round) const {
     if (target_.claim(&task_.report->claimed, 1)) write_report(reason, missing, round);
     return false;
   }
 
-  DREAMCOMM_DEVICE void write_report(Report::Reason reason, int missing,
-                                     std::uint32_t round) const {
+  DREAMCOMM_DEVICE void write_report(int reason, int missing, std::uint32_t round) const {
     Report& report = *task_.report;
     report.rank = task_.rank;
     report.missing = missing;

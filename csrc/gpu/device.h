@@ -14,7 +14,7 @@
 namespace dreamcomm::gpu {
 
 inline constexpr int kMaxRanks = 16;    // of a group, in one host
-inline constexpr int kMaxBlocks = 128;  // of a kernel
+inline constexpr int kMaxBlocks = 304;  // of a kernel: two for each multiprocessor
 inline constexpr int kSector = 128;  // bytes: what a GPU moves at a time; two writers never share
 
 }  // namespace dreamcomm::gpu

@@ -145,36 +145,50 @@ DREAMCOMM_DEVICE_LOOP void fold(const T& target, const Recipe& recipe, const Sou
   }
 }
 
+/// memcpy by all lanes of pieces that suit the alignment of all addresses.
+template <typename Piece, Target T>
+DREAMCOMM_DEVICE std::size_t copy_pieces(const T& target, std::byte* to, std::byte* also,
+                                         const std::byte* from, std::size_t begin,
+                                         std::size_t bytes) {
+  const auto lanes = static_cast<std::size_t>(target.lanes());
+  const std::size_t pieces = (bytes - begin) / sizeof(Piece);
+  const auto* source = reinterpret_cast<const Piece*>(from + begin);
+  auto* first = reinterpret_cast<Piece*>(to + begin);
+  auto* second = reinterpret_cast<Piece*>(also == nullptr ? nullptr : also + begin);
+  for (std::size_t at = static_cast<std::size_t>(target.lane()); at < pieces; at += kDeep * lanes) {
+    Piece under_way[kDeep] = {};
+    for (int d = 0; d < kDeep; ++d) {
+      const std::size_t index = at + static_cast<std::size_t>(d) * lanes;
+      if (index < pieces) under_way[d] = source[index];
+    }
+    for (int d = 0; d < kDeep; ++d) {
+      const std::size_t index = at + static_cast<std::size_t>(d) * lanes;
+      if (index >= pieces) break;
+      first[index] = under_way[d];
+      if (second != nullptr) second[index] = under_way[d];
+    }
+  }
+  return begin + pieces * sizeof(Piece);
+}
+
 /// memcpy by all lanes, to one place or two; nothing where a place is the source itself.
 template <Target T>
 DREAMCOMM_DEVICE_LOOP void copy(const T& target, std::byte* to, std::byte* also,
                                 const std::byte* from, std::size_t bytes) {
   if (to == from) return;
   target.count(bytes, 1, also == nullptr ? 1 : 2);
-  const auto lane = static_cast<std::size_t>(target.lane());
-  const auto lanes = static_cast<std::size_t>(target.lanes());
+  const std::uintptr_t all = reinterpret_cast<std::uintptr_t>(to) |
+                             reinterpret_cast<std::uintptr_t>(also) |
+                             reinterpret_cast<std::uintptr_t>(from);
   std::size_t done = 0;
-  if (is_packed(to) && is_packed(also) && is_packed(from)) {
-    const std::size_t packs = bytes / kPackBytes;
-    for (std::size_t first = lane; first < packs; first += kDeep * lanes) {
-      Pack<std::uint64_t> under_way[kDeep] = {};
-      for (int d = 0; d < kDeep; ++d) {
-        const std::size_t index = first + static_cast<std::size_t>(d) * lanes;
-        if (index < packs) under_way[d] = load<true, std::uint64_t>(from, index);
-      }
-      for (int d = 0; d < kDeep; ++d) {
-        const std::size_t index = first + static_cast<std::size_t>(d) * lanes;
-        if (index >= packs) break;
-        store<true>(to, index, under_way[d]);
-        if (also != nullptr) store<true>(also, index, under_way[d]);
-      }
-    }
-    done = packs * kPackBytes;
+  if (all % kPackBytes == 0) {
+    done = copy_pieces<Pack<std::uint64_t>>(target, to, also, from, done, bytes);
+  } else if (all % 4 == 0) {
+    done = copy_pieces<std::uint32_t>(target, to, also, from, done, bytes);
+  } else if (all % 2 == 0) {
+    done = copy_pieces<std::uint16_t>(target, to, also, from, done, bytes);
   }
-  for (std::size_t i = done + lane; i < bytes; i += lanes) {
-    to[i] = from[i];
-    if (also != nullptr) also[i] = from[i];
-  }
+  copy_pieces<std::uint8_t>(target, to, also, from, done, bytes);
 }
 
 }  // namespace dreamcomm::gpu

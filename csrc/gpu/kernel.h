@@ -12,9 +12,10 @@ namespace dreamcomm::gpu {
 
 /// How a call is carried out; in CallCard::row, the same on all ranks. Rows on registered
 /// memory begin with a turn in which the ranks learn whose tensors are registered; if
-/// some are not, they go on with the row named last.
+/// some are not, they go on with the row named last. A row that a kind does not have is
+/// taken for kStaged.
 enum class RowId : std::uint8_t {
-  kStaged,          // any tensors: all kinds; all_reduce in one shot
+  kStaged,          // any tensors: all kinds; all_reduce in one shot, reduce in two
   kTwoShot,         // any tensors: all_reduce, reduce
   kRing,            // any tensors, not in rank order: all_reduce
   kOneShotInPlace,  // inputs, if no rank's is its output: all_reduce; else kStaged
@@ -23,54 +24,66 @@ enum class RowId : std::uint8_t {
   kInPlace,         // inputs: reduce_scatter, all_gather, broadcast; else kStaged
 };
 
-/// all_reduce and reduce on memory that may be registered.
 template <typename F, Target T>
-DREAMCOMM_DEVICE void reduce_in_place(Block<T>& block, RowId row) {
+DREAMCOMM_DEVICE void all_reduce_body(Block<T>& block, RowId row) {
+  if (block.task.size == 1 || row == RowId::kStaged) return rows::one_shot<F>(block);
+  if (row == RowId::kTwoShot) return rows::two_shot<F>(block);
+  if (row == RowId::kRing) return rows::ring_all_reduce<F>(block);
   if (!block.open()) return;
   const bool all_in = block.all_in();
-  const bool all_reduce = block.task.card.kind == Kind::kAllReduce;
   if (row == RowId::kOneShotInPlace) {
     const bool may = all_in && !block.any_over_itself();
     return may ? rows::one_shot_in_place<F>(block) : rows::one_shot<F>(block);
   }
   if (row == RowId::kPush && all_in && block.all_out()) return rows::push<F>(block);
-  return all_in && all_reduce ? rows::pull<F>(block) : rows::two_shot<F>(block);
+  return all_in ? rows::pull<F>(block) : rows::two_shot<F>(block);
+}
+
+template <typename F, Target T>
+DREAMCOMM_DEVICE void reduce_to_root_body(Block<T>& block, RowId row) {
+  if (row != RowId::kPush) return rows::two_shot<F>(block);
+  if (!block.open()) return;
+  const bool may = block.all_in() && block.outs.at[block.task.card.root] != nullptr;
+  return may ? rows::push<F>(block) : rows::two_shot<F>(block);
+}
+
+template <typename F, Target T>
+DREAMCOMM_DEVICE void reduce_scatter_body(Block<T>& block, RowId row) {
+  if (row != RowId::kInPlace) return rows::reduce_scatter<F>(block);
+  if (!block.open()) return;
+  return block.all_in() ? rows::reduce_scatter_in_place<F>(block) : rows::reduce_scatter<F>(block);
 }
 
 /// Calls that reduce elements of the format F.
 template <typename F, Target T>
 DREAMCOMM_DEVICE void reduce_body(Block<T>& block) {
+  if (!block.rounds.may_begin()) return;
   const auto row = static_cast<RowId>(block.task.card.row);
-  if (block.task.card.kind == Kind::kReduceScatter) {
-    if (row != RowId::kInPlace) return rows::reduce_scatter<F>(block);
-    if (!block.open()) return;
-    return block.all_in() ? rows::reduce_scatter_in_place<F>(block)
-                          : rows::reduce_scatter<F>(block);
-  }
-  switch (row) {
-    case RowId::kStaged:
-      return rows::one_shot<F>(block);
-    case RowId::kTwoShot:
-      return rows::two_shot<F>(block);
-    case RowId::kRing:
-      return rows::ring_all_reduce<F>(block);
+  switch (block.task.card.kind) {
+    case Kind::kReduceScatter:
+      return reduce_scatter_body<F>(block, row);
+    case Kind::kReduce:
+      return reduce_to_root_body<F>(block, row);
     default:
-      return reduce_in_place<F>(block, row);
+      return all_reduce_body<F>(block, row);
   }
 }
 
 /// Calls that move bytes.
 template <Target T>
 DREAMCOMM_DEVICE void move_body(Block<T>& block) {
+  if (!block.rounds.may_begin()) return;
   const Kind kind = block.task.card.kind;
-  if (kind == Kind::kAllToAll) return rows::all_to_all(block);
-  if (static_cast<RowId>(block.task.card.row) == RowId::kInPlace) {
+  const bool fetches = kind == Kind::kAllGather || kind == Kind::kBroadcast;
+  if (fetches && static_cast<RowId>(block.task.card.row) == RowId::kInPlace) {
     if (!block.open()) return;
     const bool is_there =
         kind == Kind::kBroadcast ? block.ins.at[block.task.card.root] != nullptr : block.all_in();
     if (is_there) return rows::fetch(block);
   }
   switch (kind) {
+    case Kind::kAllToAll:
+      return rows::all_to_all(block);
     case Kind::kAllGather:
     case Kind::kGather:
       return rows::gather(block);

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "gpu/check.cuh"
 #include "gpu/kernels.cuh"
 #include "gpu/launch.h"
@@ -5,20 +7,21 @@
 namespace dreamcomm::gpu {
 namespace {
 
+bool is_computed(ReduceOp op) {
+  return op == ReduceOp::kSum || op == ReduceOp::kAvg || op == ReduceOp::kProduct ||
+         op == ReduceOp::kMin || op == ReduceOp::kMax;
+}
+
 Kernel kernel_of(const CallCard& card) {
   if (card.op == ReduceOp::kNone) return move_kernel_of();
+  check(is_computed(card.op), ErrorKind::kInvalid, "GPUs do not compute ", name(card.op),
+        " here: use SUM, AVG, PRODUCT, MIN or MAX");
   for (const auto& of : {float_kernels, half_kernels, integer_kernels}) {
     if (const Kernel kernel = of(card.dtype)) return kernel;
   }
   throw Error(ErrorKind::kInvalid,
               concat("GPUs do not compute with ", name(card.dtype), " here: use float32, float64, ",
                      "float16, bfloat16, uint8, int8, int16, int32 or int64"));
-}
-
-void check_grid(const Grid& grid, const Layout& layout) {
-  check(grid.blocks >= 1 && grid.blocks <= layout.blocks && grid.lanes >= 1 && grid.lanes <= kLanes,
-        ErrorKind::kInvalid, "a kernel has 1 to ", layout.blocks, " blocks of 1 to ", kLanes,
-        " lanes; got ", grid.blocks, " of ", grid.lanes);
 }
 
 /// Blocks of the kernel that the device runs at the same time.
@@ -32,6 +35,17 @@ int resident(Kernel kernel, int lanes) {
   check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, lanes, 0),
              "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
   return each * processors;
+}
+
+/// All ranks' blocks wait for each other: they have to run at the same time.
+void check_grid(const Grid& grid, const Layout& layout, Kernel kernel, int ranks) {
+  check(grid.blocks >= 1 && grid.blocks <= layout.blocks && grid.lanes >= 1 && grid.lanes <= kLanes,
+        ErrorKind::kInvalid, "a kernel has 1 to ", layout.blocks, " blocks of 1 to ", kLanes,
+        " lanes; got ", grid.blocks, " of ", grid.lanes);
+  const int room = resident(kernel, grid.lanes);
+  check(grid.blocks * ranks <= room, ErrorKind::kInvalid, ranks, " ranks of ", grid.blocks,
+        " blocks wait for each other, but the device runs only ", room,
+        " such blocks at a time: take fewer blocks or fewer ranks");
 }
 
 }  // namespace
@@ -53,8 +67,10 @@ int most_lanes() { return kLanes; }
 
 void load_kernels() {
   cudaFuncAttributes attributes{};
+  std::size_t stack = 0;
   const auto load = [&](Kernel kernel) {
     check_cuda(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
+    stack = std::max(stack, attributes.localSizeBytes);
   };
   load(move_kernel_of());
   for (int type = 0; type <= static_cast<int>(DType::kOpaque); ++type) {
@@ -62,14 +78,20 @@ void load_kernels() {
       if (const Kernel kernel = of(static_cast<DType>(type))) load(kernel);
     }
   }
+  // Were it made larger at a launch, that would wait for running kernels, too.
+  std::size_t limit = 0;
+  check_cuda(cudaDeviceGetLimit(&limit, cudaLimitStackSize), "cudaDeviceGetLimit");
+  if (limit < stack)
+    check_cuda(cudaDeviceSetLimit(cudaLimitStackSize, stack), "cudaDeviceSetLimit");
 }
 
 void launch(const Task& task, Grid grid, void* stream) {
-  check_grid(grid, task.layout);
+  const Kernel kernel = kernel_of(task.card);
+  check_grid(grid, task.layout, kernel, grid.sharing);
   Task copy = task;
   const Task* none = nullptr;
   void* arguments[] = {&copy, &none};
-  check_cuda(cudaLaunchKernel(kernel_of(task.card), dim3(static_cast<unsigned>(grid.blocks)),
+  check_cuda(cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(grid.blocks)),
                               dim3(static_cast<unsigned>(grid.lanes)), arguments, 0,
                               static_cast<cudaStream_t>(stream)),
              "cudaLaunchKernel");
@@ -78,13 +100,8 @@ void launch(const Task& task, Grid grid, void* stream) {
 void launch_ranks(std::span<const Task> calls, const Task* tasks, Grid grid, void* stream) {
   check(calls.size() > 1, ErrorKind::kInvalid, "launch_ranks is for several ranks; got ",
         calls.size());
-  check_grid(grid, calls[0].layout);
   const Kernel kernel = kernel_of(calls[0].card);
-  const int room = resident(kernel, grid.lanes);
-  const int wanted = grid.blocks * static_cast<int>(calls.size());
-  check(wanted <= room, ErrorKind::kInvalid, calls.size(), " ranks of ", grid.blocks,
-        " blocks wait for each other, but the device runs only ", room,
-        " such blocks at a time: take fewer blocks or fewer ranks");
+  check_grid(grid, calls[0].layout, kernel, static_cast<int>(calls.size()));
   Task first = calls[0];
   void* arguments[] = {&first, &tasks};
   const dim3 shape(static_cast<unsigned>(grid.blocks), static_cast<unsigned>(calls.size()));

@@ -18,10 +18,12 @@ int runtime_version();
 /// driver, or it is too old; does not make a context.
 int device_count(std::string& why);
 
-/// Blocks of `lanes` threads.
+/// Blocks of `lanes` threads. `sharing`: the ranks whose kernels run on the device at the
+/// same time, each of which waits for all.
 struct Grid {
   int blocks = 1;
   int lanes = 512;
+  int sharing = 1;
 };
 
 /// Most lanes that a block has.
@@ -29,11 +31,13 @@ int most_lanes();
 
 /// Loads all kernels into the current device. CUDA loads each at its first launch else,
 /// and may wait for the kernels that run to end: for ever, if those wait for this one.
+/// Once for each device, before anything is launched there.
 void load_kernels();
 
 /// Starts the kernel of one rank's call on a stream (a cudaStream_t) of the current
-/// device, and returns. Throws Error(kInvalid) for types that GPUs do not compute with,
-/// Error(kSystem) with CUDA's words for what CUDA refuses.
+/// device, and returns. Throws Error(kInvalid) for types and operations that GPUs do not
+/// compute with here, and for more blocks than run at the same time; Error(kSystem) with
+/// CUDA's words for what CUDA refuses.
 void launch(const Task& task, Grid grid, void* stream);
 
 /// Starts one kernel for the calls of several ranks on one device; `tasks` is memory of

@@ -1,22 +1,37 @@
 #include <cstring>
 
+#include "core/schedule.h"
 #include "gpu/check.cuh"
 #include "gpu/memory.h"
 
 namespace dreamcomm::gpu {
 namespace {
 
+/// Smaller allocations share such a piece, and a process that is given one by its base
+/// sees its neighbours.
+constexpr std::size_t kAllocation = std::size_t{2} << 20;
+
 cudaStream_t as_stream(void* stream) { return static_cast<cudaStream_t>(stream); }
+
+/// On a stream of its own: cudaMemset would neither wait nor make other streams wait.
+void zero(void* memory, std::size_t bytes) {
+  const OwnStream stream;
+  check_cuda(cudaMemsetAsync(memory, 0, bytes, as_stream(stream.get())), "cudaMemsetAsync");
+  stream.wait();
+}
 
 }  // namespace
 
-DeviceMemory::DeviceMemory(std::size_t bytes) : bytes_(bytes) {
+DeviceMemory::DeviceMemory(std::size_t bytes) : bytes_(chunks(bytes, kAllocation) * kAllocation) {
   void* memory = nullptr;
-  check_cuda(cudaMalloc(&memory, bytes), "cudaMalloc");
+  check_cuda(cudaMalloc(&memory, bytes_), "cudaMalloc");
   data_ = static_cast<std::byte*>(memory);
-  const cudaError_t zeroed = cudaMemset(memory, 0, bytes);
-  if (zeroed != cudaSuccess) cudaFree(memory);
-  check_cuda(zeroed, "cudaMemset");
+  try {
+    zero(memory, bytes_);
+  } catch (...) {
+    cudaFree(memory);
+    throw;
+  }
 }
 
 // A destructor has nobody to tell; the context may be gone at exit.

@@ -6,8 +6,8 @@
 
 namespace dreamcomm::gpu {
 
-/// Memory of the current device, zeroed: plain cudaMalloc, which other processes can be
-/// given by its base. Throws Error(kSystem) with CUDA's words.
+/// Memory of the current device, zeroed, at least as many bytes: plain cudaMalloc, which
+/// other processes can be given by its base. Throws Error(kSystem) with CUDA's words.
 class DeviceMemory {
  public:
   explicit DeviceMemory(std::size_t bytes);

@@ -55,7 +55,7 @@ DREAMCOMM_DEVICE void fetch_blocks(Block<T>& block, const Sizes& sizes) {
   const Task& task = block.task;
   std::size_t begin = 0;  // of the peer's block in the output
   for (int peer = 0; peer < task.size; ++peer) {
-    const BlockChunks mine = block.share(task.out_bytes[peer], std::size_t{64} << 10);
+    const BlockChunks mine = block.even_share(task.out_bytes[peer]);
     for (std::size_t k = 0; k < mine.count(); ++k) {
       const Range part = mine.at(k);
       block.copy(task.out + begin + part.begin,
@@ -66,7 +66,7 @@ DREAMCOMM_DEVICE void fetch_blocks(Block<T>& block, const Sizes& sizes) {
   block.end();
 }
 
-/// The own block goes no way round; block 0, 1, ... take chunks of it in turns.
+/// The own block goes no way round.
 template <Target T>
 DREAMCOMM_DEVICE void keep_own(Block<T>& block) {
   const Task& task = block.task;
@@ -76,7 +76,7 @@ DREAMCOMM_DEVICE void keep_own(Block<T>& block) {
     from += task.in_bytes[r];
     to += task.out_bytes[r];
   }
-  const BlockChunks mine = block.share(task.in_bytes[task.rank], std::size_t{64} << 10);
+  const BlockChunks mine = block.even_share(task.in_bytes[task.rank]);
   for (std::size_t k = 0; k < mine.count(); ++k) {
     const Range part = mine.at(k);
     block.copy(task.out + to + part.begin, task.in + from + part.begin, part.size());

@@ -3,21 +3,22 @@
 // All come after Block::open(), and end with a turn among all. Block b of every rank
 // works on the same parts, but where ranks write into others' tensors, on parts of the
 // writer's own shard: what block b has waited for is what block b works on.
+//
+// A kernel that gives up cannot call its peers back: until all ranks' kernels have ended,
+// they may still read and write its tensors. So whoever frees registered memory, or a
+// window, first waits until that is so, also after a failure.
 #pragma once
 
 #include "gpu/block.h"
 
 namespace dreamcomm::gpu::rows {
 
-/// What a block works on at a time, so that the parts are spread over all blocks.
-inline constexpr std::size_t kPart = std::size_t{64} << 10;
-
 /// Each rank reduces all of everybody's data into its own tensor, which is none of the
 /// inputs: others read those. N(N + 1)S.
 template <typename F, Target T>
 DREAMCOMM_DEVICE void one_shot_in_place(Block<T>& block) {
   const Task& task = block.task;
-  const BlockChunks mine = block.share(task.bytes, kPart);
+  const BlockChunks mine = block.even_share(task.bytes);
   for (std::size_t k = 0; k < mine.count(); ++k) {
     const Range part = mine.at(k);
     block.template fold<F>(block.inputs(part.begin), to_one(task.out + part.begin), 1, part.size());
@@ -33,7 +34,7 @@ DREAMCOMM_DEVICE void push(Block<T>& block) {
   const Task& task = block.task;
   const bool everyone = task.card.kind == Kind::kAllReduce;
   const Range shard = shard_bytes(task.bytes, task.size, task.rank);
-  const BlockChunks mine = block.share(shard.size(), kPart);
+  const BlockChunks mine = block.even_share(shard.size());
   for (std::size_t k = 0; k < mine.count(); ++k) {
     const Range part = mine.at(k);
     const std::size_t at = shard.begin + part.begin;
@@ -70,7 +71,7 @@ DREAMCOMM_DEVICE void pull(Block<T>& block) {
 template <typename F, Target T>
 DREAMCOMM_DEVICE void reduce_scatter_in_place(Block<T>& block) {
   const Task& task = block.task;
-  const BlockChunks mine = block.share(task.bytes, kPart);
+  const BlockChunks mine = block.even_share(task.bytes);
   for (std::size_t k = 0; k < mine.count(); ++k) {
     const Range part = mine.at(k);
     block.template fold<F>(block.inputs(block.index_of(task.rank) * task.bytes + part.begin),
@@ -85,7 +86,7 @@ template <Target T>
 DREAMCOMM_DEVICE void fetch(Block<T>& block) {
   const Task& task = block.task;
   const bool broadcasts = task.card.kind == Kind::kBroadcast;
-  const BlockChunks mine = block.share(task.bytes, kPart);
+  const BlockChunks mine = block.even_share(task.bytes);
   for (int i = 1; i <= (broadcasts ? 1 : task.size); ++i) {
     const int peer = broadcasts ? task.card.root : (task.rank + i) % task.size;
     std::byte* to = task.out + (broadcasts ? 0 : block.index_of(peer) * task.bytes);

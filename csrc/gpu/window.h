@@ -25,9 +25,9 @@ struct CallCard {
   DType dtype = DType::kOpaque;
   std::uint8_t row = 0;  // of the table of algorithms
   std::int32_t root = 0;
-  std::uint32_t blocks = 0;  // of the kernel
-  std::uint32_t padding = 0;
-  std::uint64_t bytes = 0;  // of one tensor or block
+  std::uint32_t blocks = 0;      // of the kernel
+  std::uint32_t page_bytes = 0;  // of the layout
+  std::uint64_t bytes = 0;       // of one tensor or block
 
   bool operator==(const CallCard&) const = default;
 };
@@ -58,13 +58,14 @@ struct alignas(kSector) Mark {
 };
 static_assert(sizeof(Slot) == kSector && sizeof(Mark) == kSector);
 
-/// What a kernel that gave up tells the host, in memory that both map.
+/// What a kernel that gave up tells the host, in memory that both map: one for a window,
+/// never reset. Only one GPU writes it.
 struct Report {
   enum Reason : std::uint64_t {
     kNone = 0,
     kTimeout = 1,
     kAborted = 2,
-    kPeerGone = 3,  // a peer has given up
+    kPeerGone = 3,  // `missing` has given up; this rank itself: in a call before
     kMismatch = 4,  // a peer made another call
     kSizes = 5,     // all_to_all: `missing` gives `given` bytes to `taker`, who expects others
   };

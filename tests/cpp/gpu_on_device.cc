@@ -81,10 +81,11 @@ class DeviceGpus final : public Gpus {
       task.windows[r] = parts_[static_cast<std::size_t>(r)]->window.data();
     }
     task.layout = layout_;
+    task.card.page_bytes = static_cast<std::uint32_t>(layout_.page_bytes);
     task.rounds = reinterpret_cast<std::uint64_t*>(part.rounds.data());
     task.control = reinterpret_cast<gpu::Control*>(part.told.data());
     task.report = reinterpret_cast<gpu::Report*>(part.report.data());
-    gpu::launch(task, {way.blocks, way.lanes}, part.stream.get());
+    gpu::launch(task, {way.blocks, way.lanes, comm.size()}, part.stream.get());
     part.stream.wait();
     for (std::byte* at = out; const Block& block : request.out) {
       part.stream.copy(block.data, at, block.bytes);
