@@ -29,8 +29,13 @@ std::ostream& operator<<(std::ostream& out, const Argument& argument) {
   return argument.index < 0 ? out << "'" : out << '[' << argument.index << "]'";
 }
 
-/// Contiguous elements of a packable type in host memory.
+/// Contiguous elements of a packable type in host memory. Tensors that are something else
+/// inside (DTensor, FakeTensor, torch's zero tensors) have no memory to be read.
 void require_flat(const Argument& argument, const Tensor& tensor) {
+  const c10::DispatchKeySet keys = tensor.unsafeGetTensorImpl()->key_set();
+  TORCH_CHECK_VALUE(!keys.has(c10::DispatchKey::Python), argument,
+                    " to be a plain tensor, got one of a class with operations of its own; give "
+                    "what it holds (of a DTensor: to_local())");
   TORCH_CHECK_VALUE(tensor.layout() == at::kStrided, argument,
                     " to be dense, got a tensor of layout ", tensor.layout(), "; use to_dense()");
   TORCH_CHECK_VALUE(tensor.device().is_cpu(), argument, " on cpu, got a tensor on ",
@@ -44,6 +49,10 @@ void require_flat(const Argument& argument, const Tensor& tensor) {
                     "; give a contiguous() one");
   TORCH_CHECK_VALUE(!tensor.is_neg(), argument,
                     " to hold its own numbers, got a view that negates them; resolve_neg() it");
+  TORCH_CHECK_VALUE(!tensor._is_zerotensor(), argument,
+                    " to have memory, got a tensor of zeros without any; clone() it first");
+  TORCH_CHECK_VALUE(tensor.numel() == 0 || tensor.const_data_ptr() != nullptr, argument,
+                    " to have memory, got a tensor whose storage was given back");
 }
 
 /// Every tensor flat, of one type, and `flat` with as many elements as all together.

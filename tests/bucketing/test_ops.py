@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dreamcomm import ops
 
@@ -217,6 +218,21 @@ WRONG_BOTH: dict[str, tuple[Callable[[], tuple[list[Any], Any]], type[Exception]
         ValueError,
         "a view that negates",
     ),
+    "class of its own": (
+        lambda: ([FakeTensorMode().from_tensor(torch.zeros(3))], torch.zeros(3)),
+        ValueError,
+        "to be a plain tensor, got one of a class with operations of its own",
+    ),
+    "zeros without memory": (
+        lambda: ([torch._efficientzerotensor(3)], torch.zeros(3)),
+        ValueError,
+        "to have memory, got a tensor of zeros without any",
+    ),
+    "freed": (
+        lambda: ([freed(3)], torch.zeros(3)),
+        ValueError,
+        "to have memory, got a tensor whose storage was given back",
+    ),
     "not a list": (lambda: (torch.zeros(3), torch.zeros(3)), TypeError, r"got one; write \[it\]"),
     "no tensor": (
         lambda: ([None], torch.zeros(3)),
@@ -225,6 +241,12 @@ WRONG_BOTH: dict[str, tuple[Callable[[], tuple[list[Any], Any]], type[Exception]
     ),
     "no flat tensor": (lambda: ([torch.zeros(3)], [1.0]), TypeError, "to be a tensor, got list"),
 }
+
+
+def freed(numel: int) -> Tensor:
+    tensor = torch.zeros(numel)
+    tensor.untyped_storage().resize_(0)
+    return tensor
 
 
 def overlapping(shift: int) -> tuple[list[Tensor], Tensor]:
