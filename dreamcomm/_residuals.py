@@ -36,6 +36,7 @@ class Residuals:
                 del self._rows[index]
             if len(self._loaded) > len(self._parts):
                 raise _misfit(f"{len(self._loaded)} residuals", f"{len(self._parts)} parameters")
+            self._loaded = []  # all are where they belong
         return row
 
     def of(self, parameter: Tensor) -> Tensor | None:
@@ -54,31 +55,34 @@ class Residuals:
         Raises:
             ValueError: they do not fit the parameters met so far.
         """
-        parts = list(self._parts.values())
-        if parts and len(residuals) != len(parts):
-            raise _misfit(f"{len(residuals)} residuals", f"{len(parts)} parameters")
-        for part, tensor in zip(parts, residuals, strict=False):
-            _require_fit(tensor, part)
-        for part, tensor in zip(parts, residuals, strict=False):
+        for tensor in residuals:
+            if not isinstance(tensor, Tensor) or tensor.dtype != torch.float32:
+                what = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+                raise _misfit(f"an item of type {what}", "residuals, tensors of float32")
+        if self._parts and len(residuals) != len(self._parts):
+            raise _misfit(f"{len(residuals)} residuals", f"{len(self._parts)} parameters")
+        for parameter, tensor in zip(self._parts, residuals, strict=False):
+            _require_fit(tensor, parameter)
+        for part, tensor in zip(self._parts.values(), residuals, strict=False):
             part.copy_(tensor.reshape(-1))
-        self._loaded = [tensor.detach().clone() for tensor in residuals]
+        self._loaded = [] if self._parts else [tensor.detach().clone() for tensor in residuals]
 
     def _make_row(self, parameters: list[Tensor]) -> Tensor:
         sizes = [parameter.numel() for parameter in parameters]
-        row = torch.zeros(sum(sizes))
+        row = torch.zeros(sum(sizes), dtype=torch.float32, device="cpu")  # whatever the defaults
         for parameter, part in zip(parameters, torch.split(row, sizes), strict=True):
             if parameter in self._parts:
                 part.copy_(self._parts[parameter])
             elif self._loaded:
-                part.copy_(self._next_loaded(part))
+                part.copy_(self._next_loaded(parameter))
             self._parts[parameter] = part
         return row
 
-    def _next_loaded(self, part: Tensor) -> Tensor:
+    def _next_loaded(self, parameter: Tensor) -> Tensor:
         if len(self._parts) >= len(self._loaded):
             raise _misfit(f"{len(self._loaded)} residuals", "more parameters")
         tensor = self._loaded[len(self._parts)]
-        _require_fit(tensor, part)
+        _require_fit(tensor, parameter)
         return tensor.reshape(-1)
 
 
@@ -86,9 +90,9 @@ def _same(one: list[Tensor], other: list[Tensor]) -> bool:
     return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
 
 
-def _require_fit(tensor: Tensor, part: Tensor) -> None:
-    if tensor.numel() != part.numel():
-        raise _misfit(f"one of shape {tuple(tensor.shape)}", f"{part.numel()} elements")
+def _require_fit(tensor: Tensor, parameter: Tensor) -> None:
+    if tensor.shape != parameter.shape:
+        raise _misfit(f"one of shape {tuple(tensor.shape)}", f"one of {tuple(parameter.shape)}")
 
 
 def _misfit(got: str, there: str) -> ValueError:

@@ -92,10 +92,10 @@ def _options_for(dist_opts: _DistributedBackendOptions, backend_options: object)
 
 
 def heap_bytes() -> int:
-    """The size of a heap that is made before the first group."""
+    """The size of a heap that is made before the first group; 0: none."""
     from dreamcomm import _C
 
-    return _size("DREAMCOMM_HEAP_BYTES", _C.Options().heap_bytes, least=1)
+    return _size("DREAMCOMM_HEAP_BYTES", _C.Options().heap_bytes, least=0)
 
 
 def _apply_environment(options: Options) -> None:

@@ -61,16 +61,18 @@ class State:
         self._buffers = _Buffers()
         self._residuals = Residuals()
         self._results: dict[int, Transfer] = {}  # of the latest backward pass, by bucket
+        self._buckets = 0  # of that pass; 0 until the last one has come
         self._shares_memory: bool | None = None
 
     def norm(self) -> Tensor:
         """The 2-norm of all gradients after the latest backward pass that communicated.
 
         It is that of the averages over all ranks, float32, of no dimension, and equal on all
-        ranks. A parameter that no rank used counts as zero.
+        ranks. A parameter that no rank used counts as zero, with error feedback as what was sent
+        of its residuals.
 
         Raises:
-            RuntimeError: there was no such pass, or nothing was collected in it.
+            RuntimeError: there was no such pass, it did not end, or nothing was collected in it.
         """
         squares = sum(found.squared_norm or 0.0 for found in self._found())
         return torch.tensor(squares, dtype=torch.float64).sqrt().float()
@@ -106,22 +108,37 @@ class State:
             ValueError: they do not fit the parameters. If no backward pass has met those yet,
                 the first one raises.
         """
+        if not isinstance(state, dict) or not isinstance(state.get("residuals"), list):
+            raise ValueError(
+                "expected what state_dict() of a dreamcomm.hooks.State gave, a dict with a list "
+                f"of 'residuals'; got {type(state).__name__}"
+                + (f" with the keys {sorted(map(str, state))}" if isinstance(state, dict) else "")
+            )
         self._residuals.load(state["residuals"])
 
     def _found(self) -> list[Transfer]:
         found = [self._results[index] for index in sorted(self._results)]
-        if not found:
+        if not found or len(found) != self._buckets:
             raise RuntimeError(
                 "no norm was collected: call this after a backward pass that communicated, with "
                 "the hook dreamcomm.hooks.average or with State(norm=True)"
+                + (f"; the latest pass ended after {len(found)} buckets" if found else "")
             )
         return found
 
     def _enter(self, bucket: GradBucket) -> None:
         """Buckets come in the order of their index; after the first pass there may be others."""
         if bucket.index() == 0:
+            if dist.get_rank(self.group) < 0:
+                raise ValueError(
+                    "dreamcomm.hooks: this rank is not in the group that State was given; give the "
+                    "one that DistributedDataParallel has"
+                )
             self._results = {}
+            self._buckets = 0
             self._buffers.begin_pass()
+        if bucket.is_last():
+            self._buckets = bucket.index() + 1
 
     def _averages(self) -> bool:
         """Whether the group adds in float32 and divides by itself."""
@@ -152,7 +169,8 @@ def bf16_feedback(state: State, bucket: GradBucket) -> Future[Tensor]:
     """Averages gradients in bfloat16, with error feedback.
 
     What rounding takes away on a rank is kept there in float32 and added to its next gradient,
-    so that in the sum over the steps nothing is lost (Seide et al. 2014, "1-bit stochastic
+    so that in the sum over the steps nothing is lost, but for a parameter that no rank used in a
+    step: DDP drops what was sent of its residuals (Seide et al. 2014, "1-bit stochastic
     gradient descent"; Karimireddy et al. 2019, "Error feedback fixes SignSGD"). Residuals belong
     to parameters and survive that DDP rebuilds its buckets. A checkpoint must hold them: see
     :class:`State`. 20 bytes of memory traffic per float32 element beside the all_reduce.
@@ -171,6 +189,8 @@ def fp16_feedback(state: State, bucket: GradBucket) -> Future[Tensor]:
 def average(state: State, bucket: GradBucket) -> Future[Tensor]:
     """Averages gradients in their own dtype, and finds their norm in the pass that divides.
 
+    Those of 16 bits are divided before they are rounded, so that their sum cannot overflow.
+
     The bucket is reduced where it lies: without a copy with ``DDP_DISABLE_COMM_MEM=0`` in the
     environment, as it then lies in the shared heap.
 
@@ -180,15 +200,23 @@ def average(state: State, bucket: GradBucket) -> Future[Tensor]:
     state._enter(bucket)
     buffer, index = bucket.buffer(), bucket.index()
     _require_dense(buffer)
-    world = dist.get_world_size(state.group)
+    divisor = dist.get_world_size(state.group)
+    op = dist.ReduceOp.SUM
+    # A sum of 16 bits may overflow, and is rounded once more when it is divided.
+    if buffer.dtype.itemsize == 2:
+        if state._averages():
+            op = dist.ReduceOp.AVG
+        else:
+            buffer.div_(divisor)
+        divisor = 1
     results = state._results
 
     def receive(done: Future[list[Tensor]]) -> Tensor:
         done.value()  # raises what the collective raised
-        results[index] = unpack(buffer, [buffer], divisor=world, inspect=True)
+        results[index] = unpack(buffer, [buffer], divisor=divisor, inspect=True)
         return buffer
 
-    return _all_reduce(buffer, dist.ReduceOp.SUM, state.group, receive)
+    return _all_reduce(buffer, op, state.group, receive)
 
 
 def _compressed(

@@ -43,7 +43,10 @@ def empty(*size: int | Sequence[int], dtype: torch.dtype | None = None) -> Tenso
     if any(length < 0 for length in shape):
         raise ValueError(f"dreamcomm.empty: expected sizes from 0 on, got {tuple(shape)}")
     dtype = torch.get_default_dtype() if dtype is None else dtype
-    return _C.allocate(shape.numel(), dtype, heap_bytes()).view(shape)
+    size_of_heap = heap_bytes()
+    if size_of_heap == 0:  # as where the heap is full
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    return _C.allocate(shape.numel(), dtype, size_of_heap).view(shape)
 
 
 def zeros(*size: int | Sequence[int], dtype: torch.dtype | None = None) -> Tensor:

@@ -36,6 +36,8 @@ def invoke(*arguments: str) -> Result:
         (("--versus", "dreamcomm"), "dreamcomm is what is measured"),
         (("--plot", "out.gif"), "a picture ends in .png, .svg, .pdf"),
         (("--json", "nowhere/out.json"), "there is no folder"),
+        (("--json", "."), ". cannot be written: Is a directory"),
+        (("--json", "/proc/out.json"), "/proc/out.json cannot be written"),
     ],
 )
 def test_bad_flags_are_explained_before_anything_runs(

@@ -31,6 +31,7 @@ class CpuMask {
     const auto number = static_cast<std::size_t>(cpu);
     if (number / kBits < words_.size()) words_[number / kBits] ^= 1UL << number % kBits;
   }
+  bool operator==(const CpuMask&) const = default;
   bool apply() { return sched_setaffinity(0, sizeof words_, set()) == 0; }
 
  private:
@@ -94,9 +95,10 @@ void leave_cpu() {
   CpuMask mask;
   const int here = current_cpu();
   if (mask.count() < 2 || here < 0) return;
-  // The first call moves the thread at once, the second lets it roam as before.
+  // The first call moves the thread at once, the second lets it roam as before, unless
+  // somebody else has said in the meantime where it may run.
   mask.flip(here);
-  if (!mask.apply()) return;
+  if (!mask.apply() || !(CpuMask() == mask)) return;
   mask.flip(here);
   mask.apply();
 }

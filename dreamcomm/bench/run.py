@@ -80,8 +80,17 @@ def run_and_show(
 def check_outputs(json_path: Path | None, plot_path: Path | None) -> None:
     """Raises ValueError if a file could not be written in the end."""
     for path in (json_path, plot_path):
-        if path is not None and not path.absolute().parent.is_dir():
+        if path is None:
+            continue
+        if not path.absolute().parent.is_dir():
             raise ValueError(f"there is no folder {path.absolute().parent} to write {path.name} to")
+        is_new = not path.exists()
+        try:
+            path.open("a").close()
+        except OSError as error:
+            raise ValueError(f"{path} cannot be written: {error.strerror}") from error
+        if is_new:
+            path.unlink()
     if plot_path is not None and plot_path.suffix not in FORMATS:
         raise ValueError(f"a picture ends in {', '.join(FORMATS)}, got {plot_path.name}")
 

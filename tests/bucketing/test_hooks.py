@@ -381,3 +381,81 @@ def too_early() -> None:
 def test_a_norm_before_any_pass_is_refused(pool: Pool) -> None:
     with pytest.raises(RanksFailed, match="no norm was collected"):
         pool.run(too_early)
+
+
+def large_halves(name: str) -> list[float]:
+    """Gradients of 40000 on every rank, whose sum no float16 holds."""
+    model = nn.Linear(3, 1, bias=False).half()
+    ddp = DistributedDataParallel(model)
+    ddp.register_comm_hook(hooks.State(), getattr(hooks, name))
+    ddp(torch.full((1, 3), 40000.0, dtype=torch.float16)).sum().backward()
+    assert model.weight.grad is not None
+    found: list[float] = model.weight.grad.flatten().tolist()
+    return found
+
+
+@pytest.mark.parametrize("name", ["average", "fp16", "fp16_feedback"])
+def test_sums_of_halves_do_not_overflow(pool: Pool, name: str) -> None:
+    for found in pool.run(large_halves, name):
+        assert found == [40000.0] * 3
+
+
+def of_another_default() -> torch.dtype:
+    torch.set_default_dtype(torch.float64)
+    try:
+        state = hooks.State()
+        model = nn.Linear(3, 2).float()
+        ddp = DistributedDataParallel(model)
+        ddp.register_comm_hook(state, hooks.bf16_feedback)
+        ddp(torch.ones(1, 3, dtype=torch.float32)).sum().backward()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    residual = state.residual(model.weight)
+    assert residual is not None
+    return residual.dtype
+
+
+def test_residuals_are_float32_whatever_the_default(pool: Pool) -> None:
+    assert set(pool.run(of_another_default)) == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({}, "expected what state_dict"),
+        (None, "got NoneType"),
+        ({"residuals": [1.0]}, "an item of type float"),
+        ({"residuals": [torch.zeros(3).double()]}, "an item of type torch.float64"),
+    ],
+)
+def test_what_is_no_state_is_refused(state: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        hooks.State().load_state_dict(state)
+
+
+def interrupted() -> str:
+    """What norm() says after a backward pass that raised in its middle."""
+    first, last = nn.Linear(8, 64), nn.Linear(64, 8)
+    model = nn.Sequential(first, last)
+    ddp = DistributedDataParallel(model, bucket_cap_mb=0.001)
+    state = hooks.State()
+    ddp.register_comm_hook(state, hooks.average)
+    ddp(torch.ones(1, 8)).sum().backward()
+    ddp(torch.ones(1, 8)).sum().backward()
+    assert state.norm() > 0
+
+    def fail(gradient: Tensor) -> None:
+        raise ArithmeticError("in the middle")
+
+    first.weight.register_hook(fail)
+    with pytest.raises(ArithmeticError):
+        ddp(torch.ones(1, 8)).sum().backward()
+    try:
+        return f"norm {state.norm().item()}"
+    except RuntimeError as error:
+        return str(error)
+
+
+def test_no_norm_of_half_a_pass(fresh: Fresh) -> None:
+    for text in fresh.run(interrupted):
+        assert "no norm was collected" in text

@@ -174,6 +174,17 @@ def sum_without_a_heap() -> tuple[str, float]:
     return dreamcomm.explain("all_reduce", 40_000, shared=True), data.sum().item()
 
 
+def without_a_heap() -> bool:
+    data = dreamcomm.zeros(1000) + dist.get_rank() + 1
+    dist.all_reduce(data)
+    assert data.unique().tolist() == [3.0]
+    return dreamcomm.is_shared(dreamcomm.empty(4))
+
+
+def test_no_heap_gives_other_memory(fresh: Fresh) -> None:
+    assert fresh.run(without_a_heap, env={"DREAMCOMM_HEAP_BYTES": "0"}) == [False, False]
+
+
 def test_a_heap_that_cannot_be_reserved_is_done_without(fresh: Fresh) -> None:
     for said, total in fresh.run(sum_without_a_heap, options={"heap_bytes": 1 << 60}):
         assert "heap of this rank: none" in said
