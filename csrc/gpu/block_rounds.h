@@ -137,8 +137,7 @@ class BlockRounds {
         missing = gone;
       } else if (looks % 1024 == 0 && target_.read(&task_.control->abort) != 0) {
         stop = Report::kAborted;
-      } else if (static_cast<std::int64_t>(target_.now() - begin) >
-                 static_cast<std::int64_t>(task_.patience_ns)) {
+      } else if (static_cast<std::int64_t>(target_.now() - begin) > task_.patience_ns) {
         stop = Report::kTimeout;
       }
     }

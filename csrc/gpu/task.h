@@ -37,7 +37,7 @@ struct Task {
   std::uint64_t* rounds = nullptr;  // of each of this rank's blocks: the last one published
   Control* control = nullptr;       // in memory of the host
   Report* report = nullptr;         // likewise
-  std::uint64_t patience_ns = 0;    // the longest wait
+  std::int64_t patience_ns = 0;     // the longest wait
 };
 
 }  // namespace dreamcomm::gpu

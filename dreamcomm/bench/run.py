@@ -90,7 +90,7 @@ def check_outputs(json_path: Path | None, plot_path: Path | None) -> None:
         except OSError as error:
             raise ValueError(f"{path} cannot be written: {error.strerror}") from error
         if is_new:
-            path.unlink()
+            path.unlink(missing_ok=True)  # torchrun's other ranks look at the same file
     if plot_path is not None and plot_path.suffix not in FORMATS:
         raise ValueError(f"a picture ends in {', '.join(FORMATS)}, got {plot_path.name}")
 

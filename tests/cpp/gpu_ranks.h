@@ -17,7 +17,7 @@ struct Way {
   int blocks = 1;
   int lanes = 1;
   int delays = 0;  // per mille of lanes that begin late, on the host target
-  std::uint64_t patience_ns = 60'000'000'000;
+  std::int64_t patience_ns = 60'000'000'000;
 };
 
 /// What became of it.

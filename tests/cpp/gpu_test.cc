@@ -228,7 +228,8 @@ Request sum_of(const Block& data) {
 }
 
 TEST_CASE("a GPU kernel that waits too long names whom it waits for") {
-  CHECK_NOTHROW(on_gpus(3, kTinyPage, [](Gpus& gpus, Communicator& comm) {
+  std::atomic<int> alone_found{0};
+  CHECK_NOTHROW(on_gpus(3, kTinyPage, [&](Gpus& gpus, Communicator& comm) {
     std::array<float, 50> data{};
     const Block block{reinterpret_cast<std::byte*>(data.data()), sizeof data};
     if (comm.rank() != 1) {  // rank 1 never calls
@@ -240,9 +241,11 @@ TEST_CASE("a GPU kernel that waits too long names whom it waits for") {
       const bool told =
           report.reason == gpu::Report::kPeerGone && report.missing == 2 - comm.rank();
       require(alone || told, "a wrong reason");
+      if (alone) ++alone_found;
     }
     comm.run(Request{});
   }));
+  CHECK(alone_found >= 1);
 }
 
 TEST_CASE("the host ends a GPU kernel, and the peers' with it") {
@@ -281,7 +284,8 @@ TEST_CASE("a GPU that has given up touches nothing any more") {
 }
 
 TEST_CASE("GPU kernels of different calls move nothing") {
-  CHECK_NOTHROW(on_gpus(3, kTinyPage, [](Gpus& gpus, Communicator& comm) {
+  std::atomic<int> found{0};
+  CHECK_NOTHROW(on_gpus(3, kTinyPage, [&](Gpus& gpus, Communicator& comm) {
     std::vector<float> data(comm.rank() == 1 ? 40 : 50, 1.0F);
     const Block block{reinterpret_cast<std::byte*>(data.data()), data.size() * sizeof(float)};
     // Rank 1's kernel has other blocks, too, and none of its peers' blocks waits for ever.
@@ -289,13 +293,16 @@ TEST_CASE("GPU kernels of different calls move nothing") {
     const auto reason =
         static_cast<gpu::Report::Reason>(gpus.run(comm, sum_of(block), way).report.reason);
     require(reason == gpu::Report::kMismatch || reason == gpu::Report::kPeerGone, "a wrong reason");
+    if (reason == gpu::Report::kMismatch) ++found;
     for (const float value : data) require(value == 1.0F, "data was moved");
     comm.run(Request{});
   }));
+  CHECK(found >= 1);  // the others may hear of its end first
 }
 
 TEST_CASE("all_to_all on GPUs finds sizes that do not agree") {
-  CHECK_NOTHROW(on_gpus(2, kTinyPage, [](Gpus& gpus, Communicator& comm) {
+  std::atomic<int> found{0};
+  CHECK_NOTHROW(on_gpus(2, kTinyPage, [&](Gpus& gpus, Communicator& comm) {
     std::array<std::byte, 64> in{};
     std::array<std::byte, 64> out{};
     const bool odd = comm.rank() == 0;  // gives rank 1 20 bytes, which expects 24
@@ -309,9 +316,11 @@ TEST_CASE("all_to_all on GPUs finds sizes that do not agree") {
     // A block may hear of another's end before it finds the contradiction itself.
     if (report.reason == gpu::Report::kPeerGone) return;
     require(report.reason == gpu::Report::kSizes, "a wrong reason");
+    ++found;
     require(report.missing == 0 && report.taker == 1 && report.given == 20 && report.expected == 24,
             "wrong sizes");
   }));
+  CHECK(found >= 1);
 }
 
 }  // namespace
