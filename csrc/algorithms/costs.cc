@@ -9,7 +9,7 @@
 namespace dreamcomm {
 namespace {
 
-constexpr std::string_view kTitle = "dreamcomm-costs-2";
+constexpr std::string_view kTitle = "dreamcomm-costs-3";
 constexpr std::string_view kEnd = "end";
 constexpr std::array kNames =
     std::to_array<std::string_view>({"give", "take", "fold", "pull", "fold_heaps", "reduce_heaps"});

@@ -25,7 +25,8 @@ using Sample = std::array<double, kMotions>;
 
 /// Times the motions of calls on tensors of one size. Every run rewrites its
 /// tensors first, as a training step does, so that none is measured on a copy that
-/// another core still holds.
+/// another core still holds. It works in place, as most calls do: a second tensor each
+/// would measure a cache of half the size.
 class Course {
  public:
   Course(Rounds& rounds, Walk::Scratch& scratch, Heap* heap, Watch& watch, std::size_t bytes)
@@ -34,8 +35,7 @@ class Course {
         watch_(watch),
         bytes_(bytes),
         size_(static_cast<std::size_t>(rounds.size())),
-        in_(bytes),
-        out_(bytes) {
+        private_(bytes) {
     if (heap != nullptr) shared_ = heap->allocate(bytes);
     const std::span<std::byte> own = rounds.heap(rounds.rank());
     if (shared_) place_ = static_cast<std::uint64_t>(shared_.get() - own.data()) + 1;
@@ -76,38 +76,41 @@ class Course {
     return Walk(rounds_, opening, watch_, scratch_);
   }
 
-  /// Writes pages and reads them in one way, chunk by chunk.
+  /// Writes pages and reads them in one way, chunk by chunk. Folds work in place. Takes
+  /// go from one half of the tensor into the other: into the bytes just given they
+  /// would be into a near cache, which no call has.
   void through_pages(Sample& sample, Motion reads) {
-    rewrite(in_.data());
-    const double bytes = static_cast<double>(bytes_);
+    rewrite(private_.data());
+    const bool folds = reads == Motion::kFold;
+    const std::size_t amount = folds ? bytes_ : bytes_ / 2;
+    std::byte* to = private_.data() + (bytes_ - amount);
     Walk going = walk();
     double written = 0;
     double read = 0;
     const std::size_t room = align_down(going.room(), Walk::kAlign);
-    for (std::size_t c = 0; c < chunks(bytes_, room); ++c) {
-      const Range part = chunk(bytes_, room, c);
+    for (std::size_t c = 0; c < chunks(amount, room); ++c) {
+      const Range part = chunk(amount, room, c);
       auto begin = Clock::now();
-      going.give(0, in_.data() + part.begin, part.size(), 1);
+      going.give(0, private_.data() + part.begin, part.size(), 1);
       written += seconds_since(begin);
       going.turn(Peers::all(), Peers::all());
       begin = Clock::now();
-      read_pages(going, part, reads == Motion::kTake);
+      read_pages(going, to + part.begin, part.size(), folds);
       read += seconds_since(begin);
     }
+    const auto bytes = static_cast<double>(amount);
+    const std::size_t sources = folds ? size_ : std::max<std::size_t>(1, size_ - 1);
     of(sample, Motion::kGive) = written / bytes;
-    const std::size_t sources =
-        reads == Motion::kTake ? std::max<std::size_t>(1, size_ - 1) : size_;
     of(sample, reads) = read / (static_cast<double>(sources) * bytes);
   }
 
-  void read_pages(Walk& going, const Range& part, bool copies) {
-    std::byte* to = out_.data() + part.begin;
-    if (!copies) {
-      going.reduce_all(kSum, in_.data() + part.begin, 0, to, part.size() / sizeof(float));
+  void read_pages(Walk& going, std::byte* to, std::size_t bytes, bool folds) {
+    if (folds) {
+      going.reduce_all(kSum, to, 0, to, bytes / sizeof(float));
       return;
     }
     for (int i = 0; i < std::max(1, going.size() - 1); ++i) {
-      going.take(to, (going.rank() + 1 + i) % going.size(), 0, part.size());
+      going.take(to, (going.rank() + 1 + i) % going.size(), 0, bytes);
     }
   }
 
@@ -117,14 +120,18 @@ class Course {
     const auto all = static_cast<double>(size_);
     of(sample, Motion::kFoldHeaps) =
         in_place(all * bytes, of(sample, Motion::kFold),
-                 [&](Walk& going) { going.reduce_heap(kSum, 0, out_.data(), count); });
+                 [&](Walk& going) { going.reduce_heap(kSum, 0, private_.data(), count); });
     of(sample, Motion::kReduceHeaps) = in_place(bytes, of(sample, Motion::kFold), [&](Walk& going) {
       const Range mine = shard(count, going.size(), going.rank());
       going.reduce_heaps(kSum, mine.begin * sizeof(float), Peers::all(), mine.size());
     });
-    of(sample, Motion::kPull) = in_place(bytes, of(sample, Motion::kTake), [&](Walk& going) {
-      copy_bytes(out_.data(), going.in((going.rank() + 1) % going.size()), bytes_);
-    });
+    // From one half of a tensor into the other of the own, so that no more memory is in
+    // use than by the ranks of a broadcast, and no rank writes what another reads.
+    const std::size_t half = bytes_ / 2;
+    of(sample, Motion::kPull) =
+        in_place(static_cast<double>(half), of(sample, Motion::kTake), [&](Walk& going) {
+          copy_bytes(shared_.get(), going.in((going.rank() + 1) % going.size()) + half, half);
+        });
   }
 
   /// Seconds per byte of a motion in heaps; `otherwise` where one rank has no room in
@@ -148,8 +155,7 @@ class Course {
   Watch& watch_;
   const std::size_t bytes_;
   const std::size_t size_;
-  std::vector<std::byte> in_;
-  std::vector<std::byte> out_;
+  std::vector<std::byte> private_;
   std::shared_ptr<std::byte> shared_;
   std::uint64_t place_ = 0;
   bool had_heaps_ = false;

@@ -54,14 +54,14 @@ def test_costs_are_measured_once_and_kept(fresh: Fresh, tmp_path: Path, world: i
     assert not [file for file in kept.parent.iterdir() if file != kept]
 
 
-@pytest.mark.parametrize("content", ["", "nonsense", "dreamcomm-costs-2\nturn nan\n", "\0" * 999])
+@pytest.mark.parametrize("content", ["", "nonsense", "dreamcomm-costs-3\nturn nan\n", "\0" * 999])
 def test_a_spoilt_file_is_measured_anew(fresh: Fresh, tmp_path: Path, content: str) -> None:
     env = {"XDG_CACHE_HOME": str(tmp_path)}
     fresh.run(told, env=env)
     (kept,) = (tmp_path / "dreamcomm").iterdir()
     kept.write_text(content)
     fresh.run(told, env=env)
-    assert kept.read_text().startswith("dreamcomm-costs-2\nturn ")
+    assert kept.read_text().startswith("dreamcomm-costs-3\nturn ")
     assert kept.read_text() != content
 
 
