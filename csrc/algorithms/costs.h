@@ -33,7 +33,7 @@ struct Effort {
 };
 
 /// Measured on one machine for one world size (comm/measure.h). A motion's cost per
-/// byte depends on how large the tensor is: which cache it comes from.
+/// byte depends on how much memory a rank's call touches: which cache it comes from.
 struct Costs {
   static constexpr std::array<std::size_t, 6> kSizes{std::size_t{4} << 10,   std::size_t{32} << 10,
                                                      std::size_t{256} << 10, std::size_t{1} << 20,
@@ -46,8 +46,8 @@ struct Costs {
   /// Those of two ranks on two cores of one server, rounded: for choices that do not
   /// depend on the machine.
   static const Costs& fixed();
-  /// Seconds of `effort` in a call on tensors of `bytes`; between two of kSizes the
-  /// rate is interpolated over the logarithm.
+  /// Seconds of `effort` in a call whose tensors are `bytes` a rank, input and output;
+  /// between two of kSizes the rate is interpolated over the logarithm.
   double seconds(const Effort& effort, std::size_t bytes) const;
 
   bool operator==(const Costs&) const = default;

@@ -26,6 +26,21 @@ Effort in_heaps(Motion motion, double amount) { return turns(2).with(motion, amo
 
 }  // namespace
 
+std::size_t memory(const CallShape& call) {
+  const std::size_t blocks = static_cast<std::size_t>(call.size);
+  switch (call.kind) {
+    case Kind::kAllGather:
+    case Kind::kGather:
+    case Kind::kReduceScatter:
+    case Kind::kScatter:
+      return call.bytes * (blocks + 1);
+    case Kind::kAllToAll:
+      return call.bytes * 2;
+    default:
+      return call.bytes;
+  }
+}
+
 Effort one_turn(const CallShape&) { return turns(1); }
 
 Effort one_shot(const CallShape& call) {
@@ -59,10 +74,12 @@ Effort ring_all_reduce(const CallShape& call) {
       .with(Motion::kTake, shard * hops);
 }
 
+// A fold is measured in place; here it writes another tensor, which costs as a take.
 Effort direct_reduce_scatter(const CallShape& call) {
   return turns(rounds(call.bytes, call.room / static_cast<std::size_t>(call.size)))
       .with(Motion::kGive, bytes(call) * (ranks(call) - 1))
-      .with(Motion::kFold, bytes(call) * ranks(call));
+      .with(Motion::kFold, bytes(call) * ranks(call))
+      .with(Motion::kTake, bytes(call));
 }
 
 Effort ring_reduce_scatter(const CallShape& call) {

@@ -9,6 +9,9 @@ struct CallShape;
 
 namespace dreamcomm::efforts {
 
+/// Bytes of a rank's tensors, input and output; one tensor where calls work in place.
+std::size_t memory(const CallShape& call);
+
 Effort one_turn(const CallShape& call);
 Effort one_shot(const CallShape& call);
 Effort direct_reduce(const CallShape& call);

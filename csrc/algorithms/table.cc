@@ -84,7 +84,7 @@ std::string_view objection(const Row& row, const CallShape& call, const Preferen
 }
 
 double predict(const Row& row, const CallShape& call, const Costs& costs) {
-  return costs.seconds(row.effort(call), call.bytes);
+  return costs.seconds(row.effort(call), efforts::memory(call));
 }
 
 std::size_t pick(const CallShape& call, const Preference& preference) {
@@ -104,7 +104,7 @@ std::size_t pick(const CallShape& call, const Preference& preference) {
 }
 
 bool asks_for_heaps(const CallShape& call, const Preference& preference) {
-  if (call.size < 2 || call.bytes == 0 || preference.algorithm != "auto") return false;
+  if (call.size < 2 || call.bytes == 0) return false;
   const std::size_t picked = pick(in_heaps(call), preference);
   return picked < kTable.size() && is_in_heaps(kTable[picked]);
 }

@@ -77,7 +77,7 @@ std::string explain_world(Kind kind, std::size_t bytes, int size, bool in_heaps)
   const Costs costs = known.value_or(Costs::fixed());
   CallShape call{kind, ReduceOp::kSum, bytes, size, options.page_bytes - Walk::kSignature};
   const Preference preference{"auto", true, &costs};
-  call.in_heap = call.out_heap = in_heaps && asks_for_heaps(call, preference);
+  call.in_heap = call.out_heap = in_heaps;
   return concat(explain(call, preference, concat("shm, ", size, " ranks of one host")),
                 "\n  (costs: ",
                 known ? concat("those of ", path)

@@ -26,7 +26,7 @@ void require_valid(const DreamOptions& options) {
                      std::any_of(rows.begin(), rows.end(),
                                  [&](const Row& row) { return row.name == options.algorithm; });
   TORCH_CHECK_VALUE(known, "dreamcomm.Options: expected algorithm to be auto, direct, one_shot, ",
-                    "ring or master, got '", options.algorithm, "'");
+                    "ring, master or heap, got '", options.algorithm, "'");
   TORCH_CHECK_VALUE(options.timeout.count() > 0, "dreamcomm.Options: expected a positive timeout, ",
                     "got ", options.timeout.count(), " ms");
   require_bytes("page_bytes", options.page_bytes, 1536);

@@ -215,7 +215,7 @@ Communicator::Communicator(std::unique_ptr<Fabric> fabric, CommOptions options)
   const bool known =
       std::any_of(table.begin(), table.end(), [&](const Row& row) { return row.name == wanted; });
   check(wanted == "auto" || known, ErrorKind::kInvalid, "algorithm is '", wanted,
-        "', but must be auto, direct, one_shot, ring or master");
+        "', but must be auto, direct, one_shot, ring, master or heap");
 }
 
 Communicator::~Communicator() { shutdown(); }
@@ -309,7 +309,7 @@ std::array<Traffic, kKinds> Communicator::traffic() const {
 
 std::string Communicator::explain(Kind kind, std::size_t bytes, bool in_heaps) const {
   CallShape call{kind, ReduceOp::kSum, bytes, size(), impl_->room()};
-  call.in_heap = call.out_heap = in_heaps && impl_->chooser.asks(call);
+  call.in_heap = call.out_heap = in_heaps && impl_->chooser.heaps();
   const PageWriter& writer = impl_->scratch.writer;
   return concat(dreamcomm::explain(call, impl_->chooser.preference(), transport()),
                 "\n  (of this rank's ", writer.writes(), " larger writes of pages, ",
@@ -318,7 +318,7 @@ std::string Communicator::explain(Kind kind, std::size_t bytes, bool in_heaps) c
 
 Prediction Communicator::predict(Kind kind, std::size_t bytes, bool in_heaps) const {
   CallShape call{kind, ReduceOp::kSum, bytes, size(), impl_->room()};
-  call.in_heap = call.out_heap = in_heaps && impl_->chooser.asks(call);
+  call.in_heap = call.out_heap = in_heaps && impl_->chooser.heaps();
   const std::size_t picked = pick(call, impl_->chooser.preference());
   check(picked < algorithm_table().size(), ErrorKind::kInvalid, "no time is predicted for ",
         name(kind), ": messages have one algorithm");

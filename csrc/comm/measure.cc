@@ -25,8 +25,8 @@ using Sample = std::array<double, kMotions>;
 
 /// Times the motions of calls on tensors of one size. Every run rewrites its
 /// tensors first, as a training step does, so that none is measured on a copy that
-/// another core still holds. It works in place, as most calls do: a second tensor each
-/// would measure a cache of half the size.
+/// another core still holds. A motion touches no more memory of a rank than that size:
+/// how much memory a call touches says from which cache its bytes come.
 class Course {
  public:
   Course(Rounds& rounds, Walk::Scratch& scratch, Heap* heap, Watch& watch, std::size_t bytes)
@@ -114,24 +114,23 @@ class Course {
     }
   }
 
+  /// What is read in one half of a tensor is written into the other half of the own, so
+  /// that no rank writes what another reads.
   void in_heaps(Sample& sample) {
-    const double bytes = static_cast<double>(bytes_);
-    const std::size_t count = bytes_ / sizeof(float);
-    const auto all = static_cast<double>(size_);
-    of(sample, Motion::kFoldHeaps) =
-        in_place(all * bytes, of(sample, Motion::kFold),
-                 [&](Walk& going) { going.reduce_heap(kSum, 0, private_.data(), count); });
-    of(sample, Motion::kReduceHeaps) = in_place(bytes, of(sample, Motion::kFold), [&](Walk& going) {
-      const Range mine = shard(count, going.size(), going.rank());
-      going.reduce_heaps(kSum, mine.begin * sizeof(float), Peers::all(), mine.size());
-    });
-    // From one half of a tensor into the other of the own, so that no more memory is in
-    // use than by the ranks of a broadcast, and no rank writes what another reads.
     const std::size_t half = bytes_ / 2;
-    of(sample, Motion::kPull) =
-        in_place(static_cast<double>(half), of(sample, Motion::kTake), [&](Walk& going) {
-          copy_bytes(shared_.get(), going.in((going.rank() + 1) % going.size()) + half, half);
+    const auto bytes = static_cast<double>(half);
+    const auto all = static_cast<double>(size_);
+    of(sample, Motion::kFoldHeaps) = in_place(
+        all * bytes, of(sample, Motion::kFold),
+        [&](Walk& going) { going.reduce_heap(kSum, half, shared_.get(), half / sizeof(float)); });
+    of(sample, Motion::kReduceHeaps) =
+        in_place(2 * bytes, of(sample, Motion::kFold), [&](Walk& going) {
+          const Range mine = shard(bytes_ / sizeof(float), going.size(), going.rank());
+          going.reduce_heaps(kSum, mine.begin * sizeof(float), Peers::all(), mine.size());
         });
+    of(sample, Motion::kPull) = in_place(bytes, of(sample, Motion::kTake), [&](Walk& going) {
+      copy_bytes(shared_.get(), going.in((going.rank() + 1) % going.size()) + half, half);
+    });
   }
 
   /// Seconds per byte of a motion in heaps; `otherwise` where one rank has no room in

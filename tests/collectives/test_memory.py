@@ -108,6 +108,8 @@ def counted() -> tuple[int, int]:
 
 def test_stats_tell_which_calls_were_in_place(pool: Pool) -> None:
     assert pool.run(counted) == [(3, 1), (3, 1)]
+    by_name = pool.run(counted, options={"algorithm": "heap"})
+    assert by_name == [(3, 2), (3, 2)]  # the small one too, not the private one
 
 
 def mixed() -> float:

@@ -57,6 +57,19 @@ TEST_CASE("the least predicted time wins") {
   CHECK(picked(all_reduce(1 << 10, 4, true), only(Motion::kGive, 1e-9)) == "heap");
 }
 
+TEST_CASE("rates are those of all memory that a rank's call touches") {
+  Costs costs;
+  costs.rates[static_cast<std::size_t>(Motion::kPull)] = {1, 2, 3, 4, 5, 6};
+  const auto per_byte = [&](Kind kind, std::size_t bytes, std::size_t moved) {
+    const CallShape call{kind, ReduceOp::kSum, bytes, 3, std::size_t{512} << 10, true, true};
+    const std::size_t row = pick(call, {"heap", true, &costs});
+    return predict(algorithm_table()[row], call, costs) / static_cast<double>(moved);
+  };
+  CHECK(per_byte(Kind::kBroadcast, 32 << 10, 32 << 10) == 2);
+  CHECK(per_byte(Kind::kAllToAll, 16 << 10, 16 << 10) == 2);       // in and out
+  CHECK(per_byte(Kind::kAllGather, 8 << 10, 3 * (8 << 10)) == 2);  // a block in, three out
+}
+
 TEST_CASE("heaps are asked for if that pays when all tensors lie there") {
   const Costs waits = only(Motion::kGive, 0, 1e-6);
   const Costs copies = only(Motion::kGive, 1e-9, 1e-6);
@@ -65,6 +78,7 @@ TEST_CASE("heaps are asked for if that pays when all tensors lie there") {
   CHECK_FALSE(asks_for_heaps(all_reduce(16, 2), {"auto", true, &copies}));
   CHECK_FALSE(asks_for_heaps(all_reduce(1 << 20, 1), {"auto", true, &copies}));
   CHECK_FALSE(asks_for_heaps(all_reduce(1 << 20, 2), {"direct", true, &copies}));
+  CHECK(asks_for_heaps(all_reduce(1 << 16, 2), {"heap", true, &waits}));
   CHECK_FALSE(asks_for_heaps({Kind::kBarrier}, {"auto", true, &copies}));
 }
 
