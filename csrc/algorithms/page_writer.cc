@@ -11,8 +11,15 @@ namespace {
 
 constexpr std::uint32_t kInARow = PageWriter::kInARow;
 constexpr std::size_t kLeast = std::size_t{8} << 10;  // smaller ones gain nothing
-constexpr double kLately = 0.2;                       // the weight of a new time in the average
-constexpr double kMost = 10;                          // a late peer's times the average count
+
+/// How a new time moves the average. One late peer in many rounds of work must not look
+/// like a slow way; a trial has only a few rounds.
+struct Weight {
+  double lately;  // of the new time
+  double most;    // a longer time counts as so many times the average
+};
+constexpr Weight kInWork{0.1, 2};
+constexpr Weight kInTrial{0.2, 10};
 
 /// What a round is for, the same on all ranks. kInARow rounds are for the same: in the
 /// first half pages and tensors go over to where that way leaves them in the caches, in
@@ -28,8 +35,9 @@ Purpose purpose_of(std::uint32_t round) {
 
 }  // namespace
 
-void PageWriter::Way::learn(double sample) {
-  cost = cost == 0 ? sample : cost + kLately * (std::min(sample, kMost * cost) - cost);
+void PageWriter::Way::learn(double sample, bool trial) {
+  const Weight& weight = trial ? kInTrial : kInWork;
+  cost = cost == 0 ? sample : cost + weight.lately * (std::min(sample, weight.most * cost) - cost);
 }
 
 PageWriter::Sizes PageWriter::wishes() const {
@@ -52,7 +60,8 @@ void PageWriter::open(std::uint32_t round, std::size_t bytes) {
   const std::uint32_t number = similar_->rounds++;
   const bool first = number < kTrials;
   if (first) purpose = number / kInARow % 2 == 0 ? Purpose::kTryPlain : Purpose::kTryPast;
-  timed_ = purpose != Purpose::kWork && (first ? number : round) % kInARow >= kInARow / 2;
+  trial_ = purpose != Purpose::kWork;
+  timed_ = !trial_ || (first ? number : round) % kInARow >= kInARow / 2;
   past_ = (past_sizes_ >> index & 1U) != 0;
   if (purpose == Purpose::kTryPlain) past_ = false;
   if (purpose == Purpose::kTryPast) past_ = true;
@@ -63,7 +72,7 @@ void PageWriter::close() {
   if (similar_ != nullptr && timed_) {
     const std::chrono::duration<double, std::nano> time = std::chrono::steady_clock::now() - begin_;
     Way& way = past_ ? similar_->past : similar_->plain;
-    way.learn(time.count() / static_cast<double>(bytes_));
+    way.learn(time.count() / static_cast<double>(bytes_), trial_);
   }
   similar_ = nullptr;
 }

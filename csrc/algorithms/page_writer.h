@@ -17,10 +17,12 @@ namespace dreamcomm {
 /// long as if the page is written past the caches: 430 nanoseconds a KiB instead of
 /// 40 on one server. Which is the case can change while a program runs.
 ///
-/// So some rounds are timed, from the writing of the own page until the peers' pages
-/// are read. Rounds go in step on all ranks: in some all write plainly, in some all
-/// write past the caches. What was faster for rank 0 on the average all ranks do from
-/// the next call on: if one does and another does not, both lose. (Each rank counts its
+/// So rounds are timed, from the writing of the own page until the peers' pages are
+/// read. Rounds go in step on all ranks: in some all write plainly, in some all write
+/// past the caches. What was faster for rank 0 on the average all ranks do from the next
+/// call on: if one does and another does not, both lose. The way in use is timed in every
+/// round, so that it is left a few calls after the cores have been moved apart; the other
+/// one has to wait for the next trial to be found better. (Each rank counts its
 /// own first rounds of a size, in which it tries most; they are in step as long as all
 /// ranks write alike.) No bit of a result depends on it.
 ///
@@ -49,7 +51,7 @@ class PageWriter {
  private:
   struct Way {
     double cost = 0;  // nanoseconds per byte, on the average of late; 0: not known yet
-    void learn(double sample);
+    void learn(double sample, bool trial);
   };
   /// Rounds with writes of similar size.
   struct SizeClass {
@@ -73,6 +75,7 @@ class PageWriter {
   std::uint32_t round_ = 0;
   bool past_ = false;
   bool timed_ = false;
+  bool trial_ = false;
   std::size_t bytes_ = 0;
   std::chrono::steady_clock::time_point begin_;
 

@@ -179,6 +179,33 @@ TEST_CASE("a page writer wishes for nothing it has not tried") {
   REQUIRE(writer.streamed() == 0);
 }
 
+TEST_CASE("a page writer leaves a way that turns slow, without a trial") {
+  PageWriter writer;
+  std::vector<std::byte> from(64 << 10);
+  std::vector<std::byte> to(64 << 10);
+  std::uint32_t round = 0;
+  // As a peer would: it reads a page that was written plainly in `plain`.
+  const auto go_on = [&](std::uint32_t end, std::chrono::microseconds plain) {
+    while (round < end) {
+      writer.follow(writer.wishes());
+      const std::uint64_t streamed = writer.streamed();
+      writer.write(round++, to.data(), from.data(), from.size());
+      const bool past = writer.streamed() > streamed;
+      const auto until = Clock::now() + (past ? std::chrono::microseconds{100} : plain);
+      while (Clock::now() < until) {
+      }
+      writer.close();
+    }
+  };
+  go_on(PageWriter::kTrials, std::chrono::microseconds{10});
+  const std::uint64_t tried = writer.streamed();
+  go_on(140, std::chrono::microseconds{10});
+  REQUIRE(writer.streamed() == tried);          // plain is faster
+  go_on(200, std::chrono::microseconds{1000});  // the next trials come after round 200
+  CHECK(writer.wishes() != 0);
+  CHECK(writer.streamed() > tried + 10);
+}
+
 TEST_CASE("a copy past the caches takes any size and place") {
   std::vector<std::byte> from(1000);
   for (std::size_t i = 0; i < from.size(); ++i) from[i] = static_cast<std::byte>(i * 11 + 3);
