@@ -83,7 +83,8 @@ def pack(
     tensors: list[Tensor], out: Tensor, scale: float, residual: Tensor | None
 ) -> tuple[int, int]: ...
 
-# Bytes read and written, the sum of squares and whether all are finite, if inspected.
+# Bytes read and written, the sum of squares and whether all are finite, if inspected: of
+# CUDA tensors as tensors of no dimension.
 def unpack(
     buffer: Tensor, tensors: list[Tensor], divisor: int, factor: float, inspect: bool
-) -> tuple[int, int, float, bool]: ...
+) -> tuple[int, int, float | Tensor, bool | Tensor]: ...

@@ -74,7 +74,7 @@ class State:
         Raises:
             RuntimeError: there was no such pass, it did not end, or nothing was collected in it.
         """
-        squares = sum(found.squared_norm or 0.0 for found in self._found())
+        squares = sum(float(found.squared_norm or 0.0) for found in self._found())
         return torch.tensor(squares, dtype=torch.float64).sqrt().float()
 
     def finite(self) -> bool:
@@ -83,7 +83,7 @@ class State:
         Raises:
             RuntimeError: as :meth:`norm`.
         """
-        return all(found.finite for found in self._found())
+        return all(bool(found.finite) for found in self._found())
 
     def residual(self, parameter: Tensor) -> Tensor | None:
         """What this rank has not sent yet of a parameter's gradient: a copy in float32.

@@ -1,9 +1,12 @@
 """Gradient bucketing: many tensors into one flat buffer and back, scaled and cast in one pass.
 
-Tensors and buffers are float32, float64, bfloat16 or float16, in any pair, contiguous and on the
-CPU. Arithmetic is float32's, or float64's if either side is float64, and is rounded once, to
-nearest even; a NaN becomes the quiet one. Equal inputs give equal bits, on every machine and
-however the elements are cut into tensors.
+Tensors and buffers are float32, float64, bfloat16 or float16, in any pair, contiguous, and all on
+the CPU or all on one CUDA device. Arithmetic is float32's, or float64's if either side is float64,
+and is rounded once, to nearest even; a NaN becomes the quiet one. Equal inputs give equal bits, on
+every machine and device and however the elements are cut into tensors.
+
+On a CUDA device both run on the current stream and return before they are done: one kernel for up
+to 2000 tensors, and a small second one to inspect. They can be captured in a graph.
 
 Both functions write as under :class:`torch.no_grad`: nothing is recorded for a backward pass,
 also if a tensor requires a gradient, and autograd learns that the memory has changed.
@@ -31,14 +34,16 @@ class Transfer:
         bytes_read: bytes of tensors, buffers and residuals that were read, counted on the way.
         bytes_written: the same of what was written.
         squared_norm: the sum of the squares of all elements written, added in float64 in an
-            order that depends on their number alone; None if it was not asked for.
-        finite: whether no element written is infinite or NaN; None if it was not asked for.
+            order that depends on their number alone; None if it was not asked for. On a CUDA
+            device a tensor of no dimension there, float64: nothing waits for it.
+        finite: whether no element written is infinite or NaN; None if it was not asked for. On
+            a CUDA device a tensor of no dimension there, bool.
     """
 
     bytes_read: int
     bytes_written: int
-    squared_norm: float | None = None
-    finite: bool | None = None
+    squared_norm: float | Tensor | None = None
+    finite: bool | Tensor | None = None
 
 
 def pack(

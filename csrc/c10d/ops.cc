@@ -1,14 +1,18 @@
 #include "c10d/ops.h"
 
+#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <functional>
 #include <tuple>
+#include <variant>
 #include <vector>
 
 #include "c10d/convert.h"
+#include "c10d/on_device.h"
 #include "c10d/validate.h"
+#include "gpu/bucket_launch.h"
 #include "kernels/bucket.h"
 
 namespace dreamcomm {
@@ -29,8 +33,8 @@ std::ostream& operator<<(std::ostream& out, const Argument& argument) {
   return argument.index < 0 ? out << "'" : out << '[' << argument.index << "]'";
 }
 
-/// Contiguous elements of a packable type in host memory. Tensors that are something else
-/// inside (DTensor, FakeTensor, torch's zero tensors) have no memory to be read.
+/// Contiguous elements of a packable type, of a CPU or a CUDA device. Tensors that are something
+/// else inside (DTensor, FakeTensor, torch's zero tensors) have no memory to be read.
 void require_flat(const Argument& argument, const Tensor& tensor) {
   const c10::DispatchKeySet keys = tensor.unsafeGetTensorImpl()->key_set();
   TORCH_CHECK_VALUE(!keys.has(c10::DispatchKey::Python), argument,
@@ -38,9 +42,9 @@ void require_flat(const Argument& argument, const Tensor& tensor) {
                     "what it holds (of a DTensor: to_local())");
   TORCH_CHECK_VALUE(tensor.layout() == at::kStrided, argument,
                     " to be dense, got a tensor of layout ", tensor.layout(), "; use to_dense()");
-  TORCH_CHECK_VALUE(tensor.device().is_cpu(), argument, " on cpu, got a tensor on ",
-                    tensor.device(),
-                    "; only the CPU has these operations so far: move it with .cpu()");
+  TORCH_CHECK_VALUE(tensor.device().is_cpu() || tensor.device().is_cuda(), argument,
+                    " on cpu or cuda, got a tensor on ", tensor.device(),
+                    "; no other device has these operations: move it with .cpu()");
   TORCH_CHECK_VALUE(is_packable(to_dtype(tensor.scalar_type())), argument,
                     " of type float32, float64, bfloat16 or float16, got ",
                     type_name(tensor.scalar_type()));
@@ -55,6 +59,12 @@ void require_flat(const Argument& argument, const Tensor& tensor) {
                     " to have memory, got a tensor whose storage was given back");
 }
 
+void require_beside(const Argument& argument, const Tensor& tensor, const char* flat_name,
+                    const Tensor& flat) {
+  TORCH_CHECK_VALUE(tensor.device() == flat.device(), argument, " on ", flat.device(), " like '",
+                    flat_name, "', got a tensor on ", tensor.device());
+}
+
 /// Every tensor flat, of one type, and `flat` with as many elements as all together.
 void require_fitting(const char* call, Tensors tensors, const char* flat_name, const Tensor& flat) {
   require_flat({call, flat_name}, flat);
@@ -62,6 +72,7 @@ void require_fitting(const char* call, Tensors tensors, const char* flat_name, c
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const Argument argument{call, "tensors", static_cast<std::int64_t>(i)};
     require_flat(argument, tensors[i]);
+    require_beside(argument, tensors[i], flat_name, flat);
     TORCH_CHECK_VALUE(tensors[i].scalar_type() == tensors[0].scalar_type(), argument, " of type ",
                       type_name(tensors[0].scalar_type()), " like the first tensor, got ",
                       type_name(tensors[i].scalar_type()), "; give each type a call of its own");
@@ -88,6 +99,7 @@ void require_apart(const char* call, Tensors tensors, const char* flat_name, con
 void require_residual(Tensors tensors, const Tensor& out, const Tensor& residual) {
   const Argument argument{"pack", "residual"};
   require_flat(argument, residual);
+  require_beside(argument, residual, "out", out);
   TORCH_CHECK_VALUE(residual.scalar_type() == at::kFloat, argument, " of type float32, got ",
                     type_name(residual.scalar_type()));
   TORCH_CHECK_VALUE(residual.numel() == out.numel(), argument, " with ", out.numel(),
@@ -108,6 +120,21 @@ DType type_of(Tensors tensors, const Tensor& flat) {
   return to_dtype(tensors.empty() ? flat.scalar_type() : tensors[0].scalar_type());
 }
 
+/// Calls `start` with the caller's stream of the device.
+template <typename Start>
+Moved on_device(c10::Device device, const Start& start) {
+  const OnDevice here(device);
+  try {
+    return start(here.stream());
+  } catch (const Error&) {
+    std::rethrow_exception(current_as_torch());
+  }
+}
+
+Moved pack_on_device(const PackJob& job, c10::Device device) {
+  return on_device(device, [&](void* stream) { return gpu::pack(job, stream); });
+}
+
 std::tuple<std::uint64_t, std::uint64_t> pack_tensors(const std::vector<Tensor>& tensors,
                                                       const Tensor& out, double scale,
                                                       const std::optional<Tensor>& residual) {
@@ -120,18 +147,50 @@ std::tuple<std::uint64_t, std::uint64_t> pack_tensors(const std::vector<Tensor>&
     sources.push_back({static_cast<const std::byte*>(tensor.const_data_ptr()),
                        static_cast<std::size_t>(tensor.numel())});
   }
-  const Moved moved = pack({.tensors = sources,
-                            .out = static_cast<std::byte*>(out.data_ptr()),
-                            .from = type_of(tensors, out),
-                            .to = to_dtype(out.scalar_type()),
-                            .scale = scale,
-                            .residual = residual ? residual->data_ptr<float>() : nullptr});
+  const PackJob job{.tensors = sources,
+                    .out = static_cast<std::byte*>(out.data_ptr()),
+                    .from = type_of(tensors, out),
+                    .to = to_dtype(out.scalar_type()),
+                    .scale = scale,
+                    .residual = residual ? residual->data_ptr<float>() : nullptr};
+  const Moved moved = out.is_cpu() ? pack(job) : pack_on_device(job, out.device());
   mark_written(out);
   if (residual) mark_written(*residual);
   return {moved.read, moved.written};
 }
 
-std::tuple<std::uint64_t, std::uint64_t, double, bool> unpack_tensors(
+/// What a pass has found: numbers, or on a device tensors of no dimension, since to read
+/// those takes as long as all that is before them in the stream.
+using Found = std::variant<double, bool, Tensor>;
+
+struct Result {
+  Moved moved;
+  Found squares;
+  Found finite;
+};
+
+Result unpack_on_device(const UnpackJob& job, std::int64_t count, c10::Device device) {
+  const auto start = [&](const gpu::Inspection& inspection) {
+    return on_device(device, [&](void* stream) { return gpu::unpack(job, inspection, stream); });
+  };
+  if (!job.inspect) return {start({}), 0.0, true};
+  const auto doubles = at::TensorOptions(at::kDouble).device(device);
+  const auto partials =
+      static_cast<std::int64_t>(gpu::partials_of(static_cast<std::size_t>(count)));
+  const Tensor sums = at::empty({partials}, doubles);
+  const Tensor squares = at::empty({}, doubles);
+  const Tensor finite = at::empty({}, doubles.dtype(at::kBool));
+  const Moved moved =
+      start({sums.data_ptr<double>(), squares.data_ptr<double>(), finite.data_ptr<bool>()});
+  return {moved, squares, finite};
+}
+
+Result unpack_on_host(const UnpackJob& job) {
+  const Unpacked done = unpack(job);
+  return {done.moved, done.squares, done.finite};
+}
+
+std::tuple<std::uint64_t, std::uint64_t, Found, Found> unpack_tensors(
     const Tensor& buffer, const std::vector<Tensor>& tensors, int divisor, double factor,
     bool inspect) {
   require_fitting("unpack", tensors, "buffer", buffer);
@@ -145,13 +204,15 @@ std::tuple<std::uint64_t, std::uint64_t, double, bool> unpack_tensors(
     targets.push_back(
         {static_cast<std::byte*>(tensor.data_ptr()), static_cast<std::size_t>(tensor.numel())});
   }
-  const Unpacked result = unpack({.in = static_cast<const std::byte*>(buffer.const_data_ptr()),
-                                  .tensors = targets,
-                                  .from = to_dtype(buffer.scalar_type()),
-                                  .to = type_of(tensors, buffer),
-                                  .divisor = divisor,
-                                  .factor = factor,
-                                  .inspect = inspect});
+  const UnpackJob job{.in = static_cast<const std::byte*>(buffer.const_data_ptr()),
+                      .tensors = targets,
+                      .from = to_dtype(buffer.scalar_type()),
+                      .to = type_of(tensors, buffer),
+                      .divisor = divisor,
+                      .factor = factor,
+                      .inspect = inspect};
+  const Result result = buffer.is_cpu() ? unpack_on_host(job)
+                                        : unpack_on_device(job, buffer.numel(), buffer.device());
   for (const Tensor& tensor : tensors) mark_written(tensor);
   return {result.moved.read, result.moved.written, result.squares, result.finite};
 }

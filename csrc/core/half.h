@@ -26,6 +26,19 @@ constexpr std::uint16_t float_to_bfloat16(float value) {
   return static_cast<std::uint16_t>(value != value ? 0x7fc0U : rounded);
 }
 
+/// Rounds to odd: toward zero, and the last bit set if that is not exact. What is
+/// rounded to 16 bits afterwards is then as if it had been rounded once (Boldo and
+/// Melquiond, 2008).
+constexpr float round_to_odd(double value) {
+  const auto nearest = static_cast<float>(value);
+  const auto back = static_cast<double>(nearest);
+  const bool exact = back == value || value != value;
+  const bool away = value > 0 ? back > value : back < value;
+  const std::uint32_t step = !exact && away ? 1 : 0;
+  const std::uint32_t odd = exact ? 0 : 1;
+  return std::bit_cast<float>((std::bit_cast<std::uint32_t>(nearest) - step) | odd);
+}
+
 /// Exact.
 constexpr float float16_to_float(std::uint16_t bits) {
   const std::uint32_t sign = (bits & 0x8000U) << 16;

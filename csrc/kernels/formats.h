@@ -65,4 +65,12 @@ struct BFloat16 : Arithmetic<float> {
   static constexpr Element write(float value) { return float_to_bfloat16(value); }
 };
 
+/// What of `sent` instead of `value` is left to be sent the next time.
+template <typename A>
+constexpr float left_over(A value, A sent) {
+  constexpr float kMost = std::numeric_limits<float>::max();
+  const auto left = static_cast<float>(value - sent);
+  return left >= -kMost && left <= kMost ? left : 0.0F;
+}
+
 }  // namespace dreamcomm::kernels

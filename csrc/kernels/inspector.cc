@@ -10,12 +10,20 @@
 namespace dreamcomm::kernels {
 namespace {
 
-constexpr std::size_t kLanes = 16;
-using Lanes = std::array<double, kLanes>;
+constexpr std::size_t kLanes = Inspector::kLanes;
+
+/// Adds the halves of a row of a power of two of numbers, until one is left.
+template <std::size_t kCount>
+double add_in_pairs(std::array<double, kCount> values) {
+  for (std::size_t half = kCount / 2; half > 0; half /= 2) {
+    for (std::size_t i = 0; i < half; ++i) values[i] += values[i + half];
+  }
+  return values[0];
+}
 
 template <typename T>
 double add_squares(const T* x, std::size_t count) {
-  Lanes lanes{};
+  std::array<double, kLanes> lanes{};
   std::size_t i = 0;
   for (; i + kLanes <= count; i += kLanes) {
     for (std::size_t l = 0; l < kLanes; ++l) {
@@ -27,10 +35,7 @@ double add_squares(const T* x, std::size_t count) {
     const auto value = static_cast<double>(x[i + l]);
     lanes[l] += value * value;
   }
-  for (std::size_t half = kLanes / 2; half > 0; half /= 2) {
-    for (std::size_t l = 0; l < half; ++l) lanes[l] += lanes[l + half];
-  }
-  return lanes[0];
+  return add_in_pairs(lanes);
 }
 
 template <typename T>
@@ -53,6 +58,8 @@ void Inspector::add(const std::byte* data, std::size_t count) {
   if (pending_ == kBlock) finish();
 }
 
+double Inspector::squares() const { return add_in_pairs(columns_); }
+
 void Inspector::finish() {
   if (pending_ > 0) take(block_.data(), pending_);
   pending_ = 0;
@@ -74,7 +81,7 @@ void Inspector::take(const std::byte* block, std::size_t count) {
     sum = sum_of_squares(wide.data(), count);
     finite_ = finite_ && std::isfinite(sum);
   }
-  squares_ += sum;
+  columns_[blocks_++ % kColumns] += sum;
 }
 
 }  // namespace dreamcomm::kernels

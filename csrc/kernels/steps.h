@@ -4,8 +4,8 @@
 
 #include <cmath>
 #include <cstddef>
-#include <limits>
 
+#include "kernels/formats.h"
 #include "kernels/transfer.h"
 #include "kernels/vectors.h"
 
@@ -38,13 +38,6 @@ void with_step(const Terms& terms, const Use& use) {
   if (divisor == 1) return use(Multiply<A>{scale});
   if (scale == 1 && is_power_of_two(terms.divisor)) return use(Multiply<A>{1 / divisor});
   use(Divide<A>{divisor, scale});
-}
-
-/// What of `sent` instead of `value` is left to be sent the next time.
-template <typename A>
-float left_over(A value, A sent) {
-  const auto left = static_cast<float>(value - sent);
-  return std::fabs(left) <= std::numeric_limits<float>::max() ? left : 0.0F;
 }
 
 // `out` may be equal to `in`: an element is read before it is written, by the same

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
-#include <cmath>
 #include <cstdint>
 #include <type_traits>
 
@@ -22,18 +20,6 @@ void convert_each(const From* in, To* out, std::size_t count, const Convert& con
   run_simd([=] {
     for (std::size_t i = 0; i < count; ++i) out[i] = convert(in[i]);
   });
-}
-
-/// Rounds to odd: toward zero, and the last bit set if that is not exact. What is
-/// rounded to 16 bits afterwards is then as if it had been rounded once (Boldo and
-/// Melquiond, 2008).
-float round_to_odd(double value) {
-  const auto nearest = static_cast<float>(value);
-  const auto back = static_cast<double>(nearest);
-  const bool exact = back == value || value != value;
-  const std::uint32_t away = !exact && std::fabs(back) > std::fabs(value) ? 1 : 0;
-  const std::uint32_t odd = exact ? 0 : 1;
-  return std::bit_cast<float>((std::bit_cast<std::uint32_t>(nearest) - away) | odd);
 }
 
 /// From or to float16 by way of float32, a block at a time.

@@ -211,7 +211,7 @@ WRONG_BOTH: dict[str, tuple[Callable[[], tuple[list[Any], Any]], type[Exception]
     "meta": (
         lambda: ([torch.zeros(3, device="meta")], torch.zeros(3)),
         ValueError,
-        "on cpu, got a tensor on meta; only the CPU has these operations so far",
+        "on cpu or cuda, got a tensor on meta; no other device has these operations",
     ),
     "negated view": (
         lambda: ([torch._neg_view(torch.zeros(3))], torch.zeros(3)),

@@ -1,0 +1,119 @@
+// The sum of the squares of a bucket's elements, in the order of kernels/inspector.h, by
+// the lanes of many blocks.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+#include "gpu/device.h"
+#include "gpu/target.h"
+#include "kernels/inspector.h"
+
+namespace dreamcomm::gpu {
+
+/// A sum of squares is never negative: its sign tells that an element was not finite.
+/// (The sum itself may be infinite without one, of float64.)
+struct Partial {
+  double value = 0.0;
+
+  DREAMCOMM_DEVICE static Partial of(double squares, bool finite) {
+    const auto bits = std::bit_cast<std::uint64_t>(squares) & ~kSign;
+    return {std::bit_cast<double>(finite ? bits : bits | kSign)};
+  }
+  DREAMCOMM_DEVICE double squares() const {
+    return std::bit_cast<double>(std::bit_cast<std::uint64_t>(value) & ~kSign);
+  }
+  DREAMCOMM_DEVICE bool finite() const {
+    return (std::bit_cast<std::uint64_t>(value) & kSign) == 0;
+  }
+  DREAMCOMM_DEVICE void add(Partial other) {
+    *this = of(squares() + other.squares(), finite() && other.finite());
+  }
+
+ private:
+  static constexpr std::uint64_t kSign = std::uint64_t{1} << 63U;
+};
+
+/// Of one tile: the lanes keep what they have written, then some of them add it up. W is
+/// float or double.
+template <typename W, std::size_t kTile>
+class TileSums {
+  static constexpr std::size_t kBlock = kernels::Inspector::kBlock;
+  static constexpr std::size_t kLanes = kernels::Inspector::kLanes;
+  static constexpr std::size_t kSums = kTile / kBlock * kLanes;
+
+ public:
+  static constexpr std::size_t kBytes = kTile * sizeof(W) + kSums * sizeof(Partial);
+
+  DREAMCOMM_DEVICE explicit TileSums(std::byte* scratch)
+      : values_(reinterpret_cast<W*>(scratch)),
+        sums_(reinterpret_cast<Partial*>(scratch + kTile * sizeof(W))) {}
+
+  DREAMCOMM_DEVICE void keep(std::size_t index, W value) { values_[index] = value; }
+
+  /// All lanes, when each has kept its own; `count` of the tile. Afterwards they may keep
+  /// the next tile's.
+  template <Target T>
+  DREAMCOMM_DEVICE void add_up(const T& target, std::size_t count, double* partials) {
+    const auto lane = static_cast<std::size_t>(target.lane());
+    const auto lanes = static_cast<std::size_t>(target.lanes());
+    target.meet();
+    for (std::size_t s = lane; s < kSums; s += lanes) sums_[s] = sum_of(s, count);
+    target.meet();
+    for (std::size_t b = lane; b * kBlock < count; b += lanes) {
+      Partial* sums = sums_ + b * kLanes;
+      for (std::size_t half = kLanes / 2; half > 0; half /= 2) {
+        for (std::size_t i = 0; i < half; ++i) sums[i].add(sums[i + half]);
+      }
+      partials[b] = sums[0].value;
+    }
+    target.meet();
+  }
+
+ private:
+  /// Lane s % kLanes of block s / kLanes.
+  DREAMCOMM_DEVICE Partial sum_of(std::size_t s, std::size_t count) const {
+    const std::size_t begin = s / kLanes * kBlock;
+    const std::size_t end = begin + kBlock < count ? begin + kBlock : count;
+    double sum = 0.0;
+    bool finite = true;
+    for (std::size_t i = begin + s % kLanes; i < end; i += kLanes) {
+      const auto value = static_cast<double>(values_[i]);
+      sum += value * value;
+      finite = finite && value - value == 0;
+    }
+    return Partial::of(sum, finite);
+  }
+
+  W* values_;
+  Partial* sums_;
+};
+
+inline constexpr std::size_t kFinishScratch = kernels::Inspector::kColumns * sizeof(Partial);
+
+/// The end of an inspection, by one block: adds up the partials of all blocks of a buffer.
+/// `scratch`: kFinishScratch bytes of the block's own, aligned to 16.
+template <Target T>
+DREAMCOMM_DEVICE void finish_body(const T& target, const double* partials, std::size_t count,
+                                  double* squares, bool* finite, std::byte* scratch) {
+  constexpr std::size_t kColumns = kernels::Inspector::kColumns;
+  auto* columns = reinterpret_cast<Partial*>(scratch);
+  const auto lane = static_cast<std::size_t>(target.lane());
+  const auto lanes = static_cast<std::size_t>(target.lanes());
+  for (std::size_t c = lane; c < kColumns; c += lanes) {
+    Partial sum;
+    for (std::size_t i = c; i < count; i += kColumns) sum.add({partials[i]});
+    columns[c] = sum;
+  }
+  for (std::size_t half = kColumns / 2; half > 0; half /= 2) {
+    target.meet();
+    for (std::size_t c = lane; c < half; c += lanes) columns[c].add(columns[c + half]);
+  }
+  if (lane == 0) {
+    *squares = columns[0].squares();
+    *finite = columns[0].finite();
+  }
+}
+
+}  // namespace dreamcomm::gpu
