@@ -12,19 +12,20 @@ namespace {
 constexpr std::uint32_t kInARow = PageWriter::kInARow;
 constexpr std::size_t kLeast = std::size_t{8} << 10;  // smaller ones gain nothing
 
-/// How a new time moves the average. One late peer in many rounds of work must not look
-/// like a slow way; a trial has only a few rounds.
+/// How a new time moves the average. In rounds of work it is a plain one, in which one
+/// late peer does not make a way look slow. A trial has only a few rounds, some of which
+/// find pages and tensors where the other way has left them: there a shorter time counts
+/// more. A way that a trial has flattered shows its average as soon as it is used.
 struct Weight {
-  double lately;  // of the new time
-  double most;    // a longer time counts as so many times the average
+  double shorter;  // of a time below the average
+  double longer;   // of one above it
+  double most;     // a longer one counts as so many times the average
 };
-constexpr Weight kInWork{0.1, 2};
-constexpr Weight kInTrial{0.2, 10};
+constexpr Weight kInWork{0.1, 0.1, 2};
+constexpr Weight kInTrial{0.5, 0.1, 2};
 
-/// What a round is for, the same on all ranks. kInARow rounds are for the same: in the
-/// first half pages and tensors go over to where that way leaves them in the caches, in
-/// the second they are timed. A hash chooses them, so that no rhythm of a program's
-/// calls meets them always or never.
+/// What a round is for, the same on all ranks. kInARow rounds are for the same. A hash chooses
+/// them, so that no rhythm of a program's calls meets them always or never.
 enum class Purpose { kWork, kTryPlain, kTryPast };
 
 Purpose purpose_of(std::uint32_t round) {
@@ -37,7 +38,13 @@ Purpose purpose_of(std::uint32_t round) {
 
 void PageWriter::Way::learn(double sample, bool trial) {
   const Weight& weight = trial ? kInTrial : kInWork;
-  cost = cost == 0 ? sample : cost + weight.lately * (std::min(sample, weight.most * cost) - cost);
+  if (cost == 0) {
+    cost = sample;
+  } else if (sample < cost) {
+    cost += weight.shorter * (sample - cost);
+  } else {
+    cost += weight.longer * (std::min(sample, weight.most * cost) - cost);
+  }
 }
 
 PageWriter::Sizes PageWriter::wishes() const {
@@ -61,10 +68,14 @@ void PageWriter::open(std::uint32_t round, std::size_t bytes) {
   const bool first = number < kTrials;
   if (first) purpose = number / kInARow % 2 == 0 ? Purpose::kTryPlain : Purpose::kTryPast;
   trial_ = purpose != Purpose::kWork;
-  timed_ = !trial_ || (first ? number : round) % kInARow >= kInARow / 2;
   past_ = (past_sizes_ >> index & 1U) != 0;
   if (purpose == Purpose::kTryPlain) past_ = false;
   if (purpose == Purpose::kTryPast) past_ = true;
+  // In the first rounds of a way pages and tensors go over to where it leaves them in the
+  // caches, which takes longer than either way.
+  if (past_ != similar_->past_lately) similar_->in_a_row = 0;
+  similar_->past_lately = past_;
+  timed_ = similar_->in_a_row++ >= kSettling;
   if (timed_) begin_ = std::chrono::steady_clock::now();
 }
 

@@ -29,8 +29,9 @@ namespace dreamcomm {
 /// Not thread-safe but for the counts: one call of a group runs at a time.
 class PageWriter {
  public:
-  static constexpr std::uint32_t kInARow = 16;           // rounds for one purpose
-  static constexpr std::uint32_t kTrials = 4 * kInARow;  // the first rounds of a size
+  static constexpr std::uint32_t kInARow = 16;             // rounds for one purpose
+  static constexpr std::uint32_t kSettling = kInARow / 2;  // of these, not timed
+  static constexpr std::uint32_t kTrials = 4 * kInARow;    // the first rounds of a size
 
   /// Copies into this rank's page of round `round`.
   void write(std::uint32_t round, std::byte* to, const std::byte* from, std::size_t bytes);
@@ -56,6 +57,8 @@ class PageWriter {
   /// Rounds with writes of similar size.
   struct SizeClass {
     std::uint32_t rounds = 0;
+    bool past_lately = false;    // how the last round wrote
+    std::uint32_t in_a_row = 0;  // rounds that have written so
     Way plain;
     Way past;
     bool prefers_past() const {
