@@ -15,7 +15,8 @@ struct Task {
   CallCard card;
   int rank = 0;
   int size = 1;
-  int divisor = 1;  // of AVG
+  int divisor = 1;             // of AVG
+  std::uint64_t sequence = 0;  // of the call; for reports
 
   /// Bytes of a block (request.h), and where this rank's blocks begin: block i of
   /// kinds that have one for each rank lies `bytes` after block i - 1.

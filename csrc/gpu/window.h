@@ -54,7 +54,8 @@ struct alignas(kSector) Slot {
 
 /// Written by one rank into all windows, its own as well.
 struct alignas(kSector) Mark {
-  std::uint64_t gone;  // not 0: the writer has given the group up
+  std::uint64_t gone;   // not 0: the writer has given the group up
+  std::uint64_t stamp;  // what the writer wrote to show that it reaches this window
 };
 static_assert(sizeof(Slot) == kSector && sizeof(Mark) == kSector);
 
@@ -72,9 +73,10 @@ struct Report {
   std::uint64_t claimed;  // by the lane that writes the rest
   std::uint64_t reason;   // published last
   std::int32_t rank;
-  std::int32_t missing;  // the rank waited for, or that called something else
-  std::uint32_t round;   // of this block
-  std::uint32_t turn;    // of this call, from 0 on
+  std::int32_t missing;    // the rank waited for, or that called something else
+  std::uint64_t sequence;  // of the call in the group, from 1 on, as this rank counts
+  std::uint32_t round;     // of this block
+  std::uint32_t turn;      // of this call, from 0 on
   std::int32_t block;
   std::int32_t taker;
   std::uint64_t given;

@@ -1,11 +1,11 @@
 // Kernels on threads of the process.
 #include <cstring>
 #include <new>
-#include <thread>
 #include <vector>
 
 #include "gpu/host_target.h"
 #include "gpu_ranks.h"
+#include "host_kernel.h"
 #include "ranks.h"
 
 namespace dreamcomm::testing {
@@ -16,33 +16,6 @@ struct Free {
     ::operator delete(memory, std::align_val_t{gpu::kSector});
   }
 };
-
-void run_lane(const gpu::Task& task, const gpu::HostTarget& target, int delays) {
-  pause(delays);
-  gpu::Block<gpu::HostTarget> block(target, task);
-  if (task.card.op == ReduceOp::kNone) return gpu::move_body(block);
-  const bool known = gpu::with_format(
-      task.card.dtype, [&]<typename F>(std::type_identity<F>) { gpu::reduce_body<F>(block); });
-  require(known, "GPUs do not compute with this type");
-}
-
-/// Each lane a thread; the bytes moved.
-std::size_t run_kernel(const gpu::Task& task, const Way& way) {
-  std::vector<std::unique_ptr<gpu::HostBlock>> blocks;
-  std::vector<std::thread> threads;
-  for (int b = 0; b < way.blocks; ++b) {
-    gpu::HostBlock& shared = *blocks.emplace_back(std::make_unique<gpu::HostBlock>(way.lanes));
-    for (int lane = 0; lane < way.lanes; ++lane) {
-      threads.emplace_back([&task, &shared, &way, lane, b] {
-        run_lane(task, gpu::HostTarget(shared, lane, b, way.blocks), way.delays);
-      });
-    }
-  }
-  for (std::thread& thread : threads) thread.join();
-  std::size_t moved = 0;
-  for (const auto& block : blocks) moved += block->bytes_read() + block->bytes_written();
-  return moved;
-}
 
 class HostGpus final : public Gpus {
  public:
@@ -72,7 +45,7 @@ class HostGpus final : public Gpus {
     task.rounds = rounds_[self].data();
     task.control = &controls_[self];
     task.report = &reports_[self];
-    const std::size_t moved = run_kernel(task, way);
+    const std::size_t moved = run_kernel(task, way.blocks, way.lanes, way.delays);
     return {reports_[self], moved};
   }
 

@@ -1,0 +1,157 @@
+#include <cstring>
+#include <map>
+#include <set>
+
+#include "gpu/check.cuh"
+#include "gpu/cuda_driver.h"
+#include "gpu/memory.h"
+#include "gpu/process_id.h"
+
+namespace dreamcomm::gpu {
+namespace {
+
+constexpr char kNoIpc[] =
+    "; processes in different containers need one IPC namespace (docker: --ipc=host), and slices "
+    "of a device (MIG) cannot share memory. Tensors on cuda go to torch's NCCL group instead";
+
+cudaIpcMemHandle_t handle_in(const MemoryName& name) {
+  static_assert(sizeof(cudaIpcMemHandle_t) == sizeof name.ipc);
+  cudaIpcMemHandle_t handle;
+  std::memcpy(&handle, name.ipc.data(), sizeof handle);
+  return handle;
+}
+
+class CudaDriver final : public Driver {
+ public:
+  CudaDriver() {
+    load_kernels();
+    int device = 0;
+    check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+    check_cuda(cudaGetDeviceProperties(&properties_, device), "cudaGetDeviceProperties");
+    device_ = device;
+    check_cuda(cudaEventCreateWithFlags(&last_, cudaEventDisableTiming), "cudaEventCreate");
+  }
+  ~CudaDriver() override { cudaEventDestroy(last_); }
+
+  Id process() const override { return process_; }
+
+  Id device() const override {
+    Id id{};
+    static_assert(sizeof properties_.uuid == sizeof id);
+    std::memcpy(id.data(), &properties_.uuid, sizeof id);
+    return id;
+  }
+
+  std::string describe() const override { return concat("cuda:", device_, ' ', properties_.name); }
+
+  // A kernel's launch bounds let a block of it run on every multiprocessor.
+  int room() const override { return properties_.multiProcessorCount; }
+
+  std::byte* allocate(std::size_t bytes) override {
+    auto memory = std::make_unique<DeviceMemory>(bytes);
+    std::byte* const data = memory->data();
+    memory_.emplace(data, std::move(memory));
+    return data;
+  }
+  void release(std::byte* memory) noexcept override { memory_.erase(memory); }
+
+  MemoryName name_of(std::byte* memory) override {
+    MemoryName name;
+    name.process = process_;
+    name.address = reinterpret_cast<std::uint64_t>(memory);
+    cudaIpcMemHandle_t handle;
+    const cudaError_t result = cudaIpcGetMemHandle(&handle, memory);
+    if (result != cudaSuccess) {  // ranks of this process need none
+      cudaGetLastError();
+      return name;
+    }
+    std::memcpy(name.ipc.data(), &handle, sizeof handle);
+    return name;
+  }
+
+  std::byte* open(const MemoryName& name) override {
+    if (name.process == process_) return open_here(name);
+    check(name.ipc != MemoryName{}.ipc, ErrorKind::kSystem,
+          "CUDA gives no name of a peer's memory to other processes (cudaIpcGetMemHandle)", kNoIpc);
+    void* opened = nullptr;
+    const cudaError_t result =
+        cudaIpcOpenMemHandle(&opened, handle_in(name), cudaIpcMemLazyEnablePeerAccess);
+    if (result != cudaSuccess) {
+      cudaGetLastError();
+      throw Error(ErrorKind::kSystem,
+                  concat("cudaIpcOpenMemHandle: CUDA said ", cudaGetErrorName(result), " (",
+                         cudaGetErrorString(result), ')', kNoIpc));
+    }
+    opened_.insert(opened);
+    return static_cast<std::byte*>(opened);
+  }
+
+  void close(std::byte* opened) noexcept override {
+    if (opened_.erase(opened) > 0) cudaIpcCloseMemHandle(opened);
+  }
+
+  std::byte* allocate_host(std::size_t bytes) override {
+    auto memory = std::make_unique<MappedMemory>(bytes);
+    std::byte* const data = memory->data();
+    host_memory_.emplace(data, std::move(memory));
+    return data;
+  }
+  void release_host(std::byte* memory) noexcept override { host_memory_.erase(memory); }
+
+  void copy(void* to, const void* from, std::size_t bytes) override {
+    stream_.copy(to, from, bytes);
+  }
+
+  // In a graph's capture neither an event from before can be waited for, nor one recorded
+  // that calls after it wait for: who captures calls orders them himself.
+  void start(const Task& task, const Grid& grid, void* stream) override {
+    const auto on = static_cast<cudaStream_t>(stream);
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    check_cuda(cudaStreamIsCapturing(on, &status), "cudaStreamIsCapturing");
+    const bool captures = status != cudaStreamCaptureStatusNone;
+    if (!captures && started_ && on != last_stream_) {
+      check_cuda(cudaStreamWaitEvent(on, last_, 0), "cudaStreamWaitEvent");
+    }
+    launch(task, grid, stream);
+    if (captures) return;
+    check_cuda(cudaEventRecord(last_, on), "cudaEventRecord");
+    last_stream_ = on;
+    started_ = true;
+  }
+
+  // Replays of graphs are not known one by one.
+  void drain() override { check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); }
+
+ private:
+  std::byte* open_here(const MemoryName& name) {
+    void* const address = reinterpret_cast<void*>(name.address);
+    cudaPointerAttributes attributes{};
+    check_cuda(cudaPointerGetAttributes(&attributes, address), "cudaPointerGetAttributes");
+    if (attributes.device != device_) {
+      const cudaError_t result = cudaDeviceEnablePeerAccess(attributes.device, 0);
+      if (result == cudaErrorPeerAccessAlreadyEnabled) {
+        cudaGetLastError();
+      } else {
+        check_cuda(result, "cudaDeviceEnablePeerAccess");
+      }
+    }
+    return static_cast<std::byte*>(address);
+  }
+
+  const Id process_ = process_id();
+  int device_ = 0;
+  cudaDeviceProp properties_{};
+  std::map<std::byte*, std::unique_ptr<DeviceMemory>> memory_;
+  std::map<std::byte*, std::unique_ptr<MappedMemory>> host_memory_;
+  std::set<void*> opened_;
+  OwnStream stream_;
+  cudaEvent_t last_ = nullptr;
+  cudaStream_t last_stream_ = nullptr;
+  bool started_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Driver> make_cuda_driver() { return std::make_unique<CudaDriver>(); }
+
+}  // namespace dreamcomm::gpu

@@ -1,0 +1,190 @@
+#include "gpu/group.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "gpu/choice.h"
+#include "gpu/report_words.h"
+
+namespace dreamcomm::gpu {
+namespace {
+
+constexpr std::uint64_t kStamp = 0x647265616d00;  // and the writer's rank
+
+std::size_t index_of(int rank) { return static_cast<std::size_t>(rank); }
+
+/// Where blocks that lie one after the other begin; null if there are none.
+std::byte* row_of(std::span<const dreamcomm::Block> blocks, const char* which) {
+  if (blocks.empty()) return nullptr;
+  const std::byte* end = blocks.front().data;
+  for (const dreamcomm::Block& block : blocks) {
+    check(block.data == end || block.bytes == 0, ErrorKind::kInvalid,
+          "expected the blocks of a call's ", which, " one after the other");
+    end = block.data + block.bytes;
+  }
+  return blocks.front().data;
+}
+
+std::size_t bytes_of_block(const Request& request) {
+  if (request.kind == Kind::kAllToAll || request.kind == Kind::kBarrier) return 0;
+  const auto& blocks = request.in.empty() ? request.out : request.in;
+  return blocks.empty() ? 0 : blocks.front().bytes;
+}
+
+std::int64_t nanoseconds_until(Clock::time_point deadline) {
+  if (deadline == Clock::time_point::max()) return std::numeric_limits<std::int64_t>::max();
+  const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(deadline - Clock::now());
+  return std::max<std::int64_t>(left.count(), 0);
+}
+
+Control& control_of(std::byte* told) { return *reinterpret_cast<Control*>(told); }
+Report& report_of(std::byte* told) { return *reinterpret_cast<Report*>(told + kSector); }
+
+}  // namespace
+
+Group::Group(int rank, int size, std::unique_ptr<Driver> driver, const GroupOptions& options,
+             int blocks, int sharing)
+    : rank_(rank), size_(size), options_(options), sharing_(sharing), driver_(std::move(driver)) {
+  layout_.page_bytes = options.page_bytes;
+  layout_.blocks = blocks;
+}
+
+// Without a word from the peers nobody knows whether their kernels still write here: then
+// the driver stays, and all memory with it.
+Group::~Group() {
+  if (!released_) static_cast<void>(driver_.release());
+}
+
+void Group::allocate() {
+  std::byte*& window = windows_[index_of(rank_)];
+  window = driver_->allocate(layout_.bytes());
+  rounds_ = driver_->allocate(index_of(layout_.blocks) * sizeof(std::uint64_t));
+  told_ = driver_->allocate_host(kSector + sizeof(Report));
+  // The memory is zero, as if round 0 had been published by all.
+}
+
+void Group::open(std::span<const MemoryName> names) {
+  for (int r = 0; r < size_; ++r) {
+    if (r != rank_) windows_[index_of(r)] = driver_->open(names[index_of(r)]);
+  }
+}
+
+void Group::stamp_all() {
+  const std::uint64_t stamp = kStamp + index_of(rank_);
+  for (int r = 0; r < size_; ++r) {
+    std::byte* mark = windows_[index_of(r)] + Layout::mark(rank_);
+    driver_->copy(mark + offsetof(Mark, stamp), &stamp, sizeof stamp);
+  }
+}
+
+void Group::look_for_stamps() {
+  for (int r = 0; r < size_; ++r) {
+    std::uint64_t found = 0;
+    const std::byte* mark = windows_[index_of(rank_)] + Layout::mark(r);
+    driver_->copy(&found, mark + offsetof(Mark, stamp), sizeof found);
+    check(found == kStamp + index_of(r), ErrorKind::kSystem, "what rank ", r,
+          " wrote into the memory of this device has not arrived, though the system said it would");
+  }
+}
+
+Task Group::task_of(const Request& request) const {
+  Task task;
+  const bool varies = request.kind == Kind::kAllToAll;
+  task.bytes = bytes_of_block(request);
+  const Choice choice = choose({request.kind, task.bytes, size_, layout_.blocks, options_.lanes});
+  task.card = {.kind = request.kind,
+               .op = request.reduction.op,
+               .dtype = request.reduction.dtype,
+               .row = static_cast<std::uint8_t>(choice.row),
+               .root = request.root,
+               .blocks = static_cast<std::uint32_t>(choice.grid.blocks),
+               .page_bytes = static_cast<std::uint32_t>(layout_.page_bytes),
+               .bytes = task.bytes};
+  task.rank = rank_;
+  task.size = size_;
+  task.divisor = request.reduction.divisor;
+  task.sequence = sequence_ + 1;
+  task.in = row_of(request.in, "inputs");
+  task.out = row_of(request.out, "outputs");
+  for (std::size_t r = 0; varies && r < request.in.size(); ++r) {
+    task.in_bytes[r] = request.in[r].bytes;
+    task.out_bytes[r] = request.out[r].bytes;
+  }
+  std::copy(windows_.begin(), windows_.end(), task.windows);
+  task.layout = layout_;
+  task.rounds = reinterpret_cast<std::uint64_t*>(rounds_);
+  task.control = &control_of(told_);
+  task.report = &report_of(told_);
+  task.patience_ns = nanoseconds_until(request.deadline);
+  return task;
+}
+
+void Group::run(const Request& request, void* stream) {
+  if (const std::optional<Error> failed = failure()) {
+    throw Error(ErrorKind::kAborted,
+                concat(dreamcomm::describe(request), " on rank ", rank_,
+                       ": the group takes no more tensors on GPUs: ", failed->what()));
+  }
+  const Task task = task_of(request);
+  patience_s_ = static_cast<double>(task.patience_ns) * 1e-9;
+  driver_->start(task, {static_cast<int>(task.card.blocks), options_.lanes, sharing_}, stream);
+  ++sequence_;
+}
+
+std::optional<Error> Group::failure() const {
+  if (closed_) return Error(ErrorKind::kAborted, "the group was closed");
+  // A kernel may be writing: the reason comes last.
+  const Report& report = report_of(told_);
+  auto* reason = const_cast<std::uint64_t*>(&report.reason);
+  if (std::atomic_ref(*reason).load(std::memory_order_acquire) != Report::kNone) {
+    return error_of(report, size_, patience_s_);
+  }
+  if (aborted_.load()) return Error(ErrorKind::kAborted, "abort() was called");
+  return std::nullopt;
+}
+
+void Group::abort() {
+  if (closed_) return;
+  aborted_.store(true);
+  std::atomic_ref(control_of(told_).abort).store(1, std::memory_order_release);
+}
+
+void Group::close(const Exchange& exchange) {
+  if (closed_) return;
+  closed_ = true;
+  // What a rank cannot do for itself it must not hide from the others: they wait for it.
+  bool drained = true;
+  try {
+    driver_->drain();
+  } catch (const Error&) {
+    drained = false;
+  }
+  const auto all_say = [&](bool mine) {
+    std::vector<std::byte> all(index_of(size_));
+    const auto said = static_cast<std::byte>(mine);
+    exchange(std::span(&said, 1), all);
+    return std::all_of(all.begin(), all.end(), [](std::byte one) { return one == std::byte{1}; });
+  };
+  if (!all_say(drained)) return;
+  for (int r = 0; r < size_; ++r) {
+    if (r != rank_ && windows_[index_of(r)] != nullptr) driver_->close(windows_[index_of(r)]);
+  }
+  all_say(true);
+  for (std::byte* memory : {windows_[index_of(rank_)], rounds_}) {
+    if (memory != nullptr) driver_->release(memory);
+  }
+  if (told_ != nullptr) driver_->release_host(told_);
+  windows_ = {};
+  rounds_ = told_ = nullptr;
+  released_ = true;
+}
+
+std::string Group::describe() const {
+  return concat("GPU kernels: ", size_, " ranks, this one on ", driver_->describe(), ", ", sharing_,
+                sharing_ == 1 ? " rank" : " ranks", " on that device, up to ", layout_.blocks,
+                " blocks each");
+}
+
+}  // namespace dreamcomm::gpu

@@ -1,0 +1,99 @@
+// A rank's membership in a group for tensors on GPUs.
+//
+// Memory. A window is written by the kernels of all ranks. So it is released only when all
+// ranks have drained their kernels and closed it; where they cannot agree on that (a peer
+// died), it is kept for the life of the process: memory lost, but nobody writes into what
+// has been given to others.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "core/error.h"
+#include "core/request.h"
+#include "gpu/driver.h"
+
+namespace dreamcomm::gpu {
+
+/// Collective among the group's ranks: `all` gets what every rank brought, in rank order,
+/// as many bytes from each. Throws Error if it cannot.
+using Exchange = std::function<void(std::span<const std::byte> mine, std::span<std::byte> all)>;
+
+struct GroupOptions {
+  std::size_t page_bytes = std::size_t{64} << 10;
+  int most_blocks = 64;  // of a call's kernel
+  int lanes = 512;
+};
+
+class Group;
+
+/// What became of a meeting; the same on all ranks.
+struct Meeting {
+  std::unique_ptr<Group> group;  // or null, and then
+  std::string why_not;           // which rank cannot, and why
+};
+
+/// Collective. Makes the group's memory known to all ranks, and lets every rank write into
+/// every window and its owner look, as what a driver says it can do is not always so.
+/// `make_driver` may throw. Throws what `exchange` throws.
+Meeting meet(int rank, int size, const std::function<std::unique_ptr<Driver>()>& make_driver,
+             const GroupOptions& options, const Exchange& exchange);
+
+class Group {
+ public:
+  ~Group();  // keeps the memory, unless closed
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+
+  /// Starts the call on a stream and returns. The blocks of in, and those of out, lie one
+  /// after the other. Throws Error: kInvalid for what GPUs do not do here, or why an earlier
+  /// call failed, which ends the group.
+  void run(const Request& request, void* stream);
+
+  /// Why the group is unusable, as the kernels have told so far. Any thread.
+  std::optional<Error> failure() const;
+  /// Ends the kernels under way, and the peers' with them; later calls fail. Any thread, but
+  /// not beside close().
+  void abort();
+  /// Waits for this rank's kernels.
+  void drain() { driver_->drain(); }
+  /// Collective: drains, then releases the memory, or keeps it if a rank has to.
+  void close(const Exchange& exchange);
+
+  std::string describe() const;
+
+ private:
+  friend Meeting meet(int, int, const std::function<std::unique_ptr<Driver>()>&,
+                      const GroupOptions&, const Exchange&);
+  Group(int rank, int size, std::unique_ptr<Driver> driver, const GroupOptions& options, int blocks,
+        int sharing);
+
+  void allocate();
+  void open(std::span<const MemoryName> names);
+  void stamp_all();
+  void look_for_stamps();
+  Task task_of(const Request& request) const;
+
+  const int rank_;
+  const int size_;
+  const GroupOptions options_;
+  const int sharing_;  // ranks of this rank's device
+  std::unique_ptr<Driver> driver_;
+  Layout layout_;
+  std::array<std::byte*, kMaxRanks> windows_{};
+  std::byte* rounds_ = nullptr;
+  std::byte* told_ = nullptr;  // Control, then Report
+  bool closed_ = false;
+  bool released_ = false;
+  std::uint64_t sequence_ = 0;
+  double patience_s_ = 0;  // of the latest call
+  std::atomic<bool> aborted_{false};
+};
+
+}  // namespace dreamcomm::gpu

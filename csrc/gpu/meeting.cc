@@ -1,0 +1,125 @@
+// How the ranks of a group find each other's windows.
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "gpu/group.h"
+
+namespace dreamcomm::gpu {
+namespace {
+
+/// How a step went on one rank.
+struct Verdict {
+  bool fails = false;
+  char why[400] = {};
+};
+
+struct Hello {
+  Verdict verdict;
+  Id device{};
+  std::int32_t room = 0;
+};
+
+struct Named {
+  Verdict verdict;
+  MemoryName window;
+};
+
+template <typename Step>
+Verdict try_to(const Step& step) {
+  Verdict verdict;
+  try {
+    step();
+  } catch (const std::exception& error) {
+    verdict.fails = true;
+    std::strncpy(verdict.why, error.what(), sizeof verdict.why - 1);
+  }
+  return verdict;
+}
+
+template <typename T>
+std::vector<T> all_of(const T& mine, int size, const Exchange& exchange) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  std::vector<T> all(static_cast<std::size_t>(size));
+  exchange(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)));
+  return all;
+}
+
+const Verdict& verdict_of(const Verdict& verdict) { return verdict; }
+const Verdict& verdict_of(const Hello& hello) { return hello.verdict; }
+const Verdict& verdict_of(const Named& named) { return named.verdict; }
+
+/// The first failure, or nothing; the same on all ranks.
+template <typename T>
+std::string failure_among(const std::vector<T>& all) {
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    const Verdict& verdict = verdict_of(all[r]);
+    if (verdict.fails) return concat("rank ", r, ": ", verdict.why);
+  }
+  return "";
+}
+
+int ranks_on(const std::vector<Hello>& hellos, const Id& device) {
+  return static_cast<int>(std::count_if(
+      hellos.begin(), hellos.end(), [&](const Hello& hello) { return hello.device == device; }));
+}
+
+/// Blocks that every rank's kernels may have, though all that share a device run at once.
+int common_blocks(const std::vector<Hello>& hellos, int most) {
+  int blocks = most;
+  for (const Hello& hello : hellos) {
+    blocks = std::min(blocks, hello.room / ranks_on(hellos, hello.device));
+  }
+  return blocks;
+}
+
+}  // namespace
+
+Meeting meet(int rank, int size, const std::function<std::unique_ptr<Driver>()>& make_driver,
+             const GroupOptions& options, const Exchange& exchange) {
+  std::unique_ptr<Driver> driver;
+  Hello hello;
+  hello.verdict = try_to([&] {
+    check(size <= kMaxRanks, ErrorKind::kInvalid, "a group for GPUs of one host has at most ",
+          kMaxRanks, " ranks, got ", size);
+    driver = make_driver();
+    hello.device = driver->device();
+    hello.room = driver->room();
+  });
+  const std::vector<Hello> hellos = all_of(hello, size, exchange);
+  if (std::string why = failure_among(hellos); !why.empty()) return {nullptr, std::move(why)};
+  const int blocks = common_blocks(hellos, std::min(options.most_blocks, kMaxBlocks));
+  if (blocks < 1) return {nullptr, "more ranks share a device than it runs blocks at a time"};
+
+  const int sharing = ranks_on(hellos, hello.device);
+  Meeting meeting;
+  meeting.group.reset(new Group(rank, size, std::move(driver), options, blocks, sharing));
+  Group& group = *meeting.group;
+  Named named;
+  named.verdict = try_to([&] {
+    group.allocate();
+    named.window = group.driver_->name_of(group.windows_[static_cast<std::size_t>(rank)]);
+  });
+  const std::vector<Named> all_named = all_of(named, size, exchange);
+  meeting.why_not = failure_among(all_named);
+  if (meeting.why_not.empty()) {
+    std::vector<MemoryName> names;
+    for (const Named& one : all_named) names.push_back(one.window);
+    const Verdict opened = try_to([&] {
+      group.open(names);
+      group.stamp_all();
+    });
+    meeting.why_not = failure_among(all_of(opened, size, exchange));
+  }
+  if (meeting.why_not.empty()) {
+    const Verdict seen = try_to([&] { group.look_for_stamps(); });
+    meeting.why_not = failure_among(all_of(seen, size, exchange));
+  }
+  if (!meeting.why_not.empty()) {
+    group.close(exchange);
+    meeting.group.reset();
+  }
+  return meeting;
+}
+
+}  // namespace dreamcomm::gpu

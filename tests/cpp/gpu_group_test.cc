@@ -1,0 +1,255 @@
+// Groups for tensors on GPUs, on devices made of threads: how they meet, call, fail, end.
+#include <doctest.h>
+
+#include <array>
+#include <atomic>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "calls.h"
+#include "gpu/choice.h"
+#include "gpu/group.h"
+#include "gpu_groups.h"
+#include "host_driver.h"
+#include "ranks.h"
+
+namespace dreamcomm::testing {
+namespace {
+
+using Driver = std::unique_ptr<gpu::Driver>;
+
+constexpr gpu::GroupOptions kSmall{.page_bytes = 512, .most_blocks = 3, .lanes = 3};
+
+void with_groups(int size, const std::function<void(gpu::Group&, Communicator&)>& body) {
+  const int before = host_memory_in_use();
+  CHECK_NOTHROW(run_ranks({.size = size}, [&](Communicator& comm) {
+    const gpu::Exchange exchange = exchange_over(comm);
+    gpu::Meeting meeting = gpu::meet(
+        comm.rank(), size, [&] { return make_host_driver(comm.rank() % 2, 8); }, kSmall, exchange);
+    require(meeting.group != nullptr, meeting.why_not);
+    body(*meeting.group, comm);
+    meeting.group->close(exchange);
+  }));
+  CHECK(host_memory_in_use() == before);
+}
+
+/// The tensors of the call in memory of their own, block after block.
+class Rows {
+ public:
+  explicit Rows(const Request& request) {
+    std::size_t bytes = 0;
+    for (const Block& block : request.in) bytes += block.bytes;
+    for (const Block& block : request.out) bytes += block.bytes;
+    memory_.resize(bytes + 1);
+    const bool same =
+        !request.in.empty() && !request.out.empty() && request.in[0].data == request.out[0].data;
+    std::byte* at = place(request.in, in_, memory_.data());
+    place(request.out, out_, same ? memory_.data() : at);
+  }
+  Request request_like(const Request& request) const {
+    Request mine = request;
+    mine.in = in_;
+    mine.out = out_;
+    for (std::size_t i = 0; i < in_.size(); ++i) {
+      std::copy_n(request.in[i].data, in_[i].bytes, in_[i].data);
+    }
+    return mine;
+  }
+  void bring(const Request& request) const {
+    for (std::size_t i = 0; i < out_.size(); ++i) {
+      std::copy_n(out_[i].data, out_[i].bytes, request.out[i].data);
+    }
+  }
+
+ private:
+  static std::byte* place(std::span<const Block> blocks, std::vector<Block>& to, std::byte* at) {
+    for (const Block& block : blocks) {
+      to.push_back({at, block.bytes});
+      at += block.bytes;
+    }
+    return at;
+  }
+  std::vector<std::byte> memory_;
+  std::vector<Block> in_;
+  std::vector<Block> out_;
+};
+
+void run_on(gpu::Group& group, const Request& request) {
+  const Rows rows(request);
+  group.run(rows.request_like(request), nullptr);
+  if (const auto failed = group.failure()) throw *failed;
+  rows.bring(request);
+}
+
+Request sum_of(const Block& data, std::chrono::milliseconds time = std::chrono::seconds(60)) {
+  Request request;
+  request.kind = Kind::kAllReduce;
+  request.reduction = {.dtype = DType::kFloat32, .op = ReduceOp::kSum};
+  request.in = request.out = std::span(&data, 1);
+  request.deadline = Clock::now() + time;
+  return request;
+}
+
+/// What making the call, or the kernel, says.
+std::string outcome(gpu::Group& group, const Request& request) {
+  try {
+    group.run(request, nullptr);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  const auto failed = group.failure();
+  return failed ? failed->what() : "";
+}
+
+bool has(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
+
+TEST_CASE("GPU groups carry out calls of all kinds") {
+  for (const int size : {1, 2, 3, 4}) {
+    CAPTURE(size);
+    with_groups(size, [](gpu::Group& group, Communicator& comm) {
+      for (const Case& one : cases_of_all_kinds(comm.size())) {
+        run_case_by(one, comm.rank(), comm.size(),
+                    [&](const Request& request) { run_on(group, request); });
+      }
+    });
+  }
+}
+
+/// What the ranks are told when rank 1's device is at fault; the same on all.
+std::string why_not(const Faults& faults, int room = 8) {
+  const int before = host_memory_in_use();
+  std::vector<std::string> told(3);
+  CHECK_NOTHROW(run_ranks({.size = 3}, [&](Communicator& comm) {
+    const gpu::Meeting meeting = gpu::meet(
+        comm.rank(), 3,
+        [&]() -> Driver { return make_host_driver(0, room, comm.rank() == 1 ? faults : Faults{}); },
+        kSmall, exchange_over(comm));
+    require(meeting.group == nullptr, "they met");
+    told[static_cast<std::size_t>(comm.rank())] = meeting.why_not;
+  }));
+  CHECK(told[0] == told[1]);
+  CHECK(told[0] == told[2]);
+  CHECK(host_memory_in_use() == before);
+  return told[0];
+}
+
+TEST_CASE("GPU groups that cannot meet say why on all ranks, and keep no memory") {
+  CHECK(why_not({.allocates = false}) == "rank 1: out of memory");
+  CHECK(why_not({.opens = false}) == "rank 1: no peer access");
+  // Rank 0 is the first that misses rank 1's mark.
+  CHECK(has(why_not({.reaches = false}), "rank 0: what rank 1 wrote into the memory of this"));
+  CHECK(has(why_not({}, 2), "more ranks share a device"));
+}
+
+TEST_CASE("a GPU group needs a driver on every rank") {
+  CHECK_NOTHROW(run_ranks({.size = 2}, [](Communicator& comm) {
+    const gpu::Meeting meeting = gpu::meet(
+        comm.rank(), 2,
+        [&]() -> Driver {
+          if (comm.rank() == 1) throw Error(ErrorKind::kSystem, "no device");
+          return make_host_driver(0, 8);
+        },
+        kSmall, exchange_over(comm));
+    require(meeting.why_not == "rank 1: no device", meeting.why_not);
+  }));
+}
+
+TEST_CASE("a late rank is named, and the group's later calls say why they fail") {
+  with_groups(3, [](gpu::Group& group, Communicator& comm) {
+    std::array<float, 10> data{};
+    const Block block{reinterpret_cast<std::byte*>(data.data()), sizeof data};
+    if (comm.rank() != 2) {
+      const std::string text = outcome(group, sum_of(block, std::chrono::milliseconds(60)));
+      const bool told = has(text, "all_reduce(SUM, 10 x float32) on rank") &&
+                        has(text, "(call 1 on GPUs)") &&
+                        (has(text, "after 0.1 s of waiting for rank 2, which has not come") ||
+                         has(text, "has given the group up"));
+      require(told, text);
+      const std::string again = outcome(group, sum_of(block));
+      require(has(again, "takes no more tensors on GPUs: all_reduce(SUM"), again);
+    }
+    comm.run(Request{});
+  });
+}
+
+TEST_CASE("different GPU calls are told, and move nothing") {
+  std::atomic<int> found{0};
+  with_groups(2, [&](gpu::Group& group, Communicator& comm) {
+    std::vector<float> data(comm.rank() == 0 ? 10 : 11, 1.0F);
+    const Block block{reinterpret_cast<std::byte*>(data.data()), data.size() * sizeof(float)};
+    const std::string text = outcome(group, sum_of(block));
+    if (has(text, "made another call")) ++found;
+    require(!text.empty(), "nothing was found");
+    for (const float value : data) require(value == 1.0F, "data was moved");
+    comm.run(Request{});
+  });
+  CHECK(found >= 1);
+}
+
+TEST_CASE("abort ends a GPU group's waiting call on all ranks") {
+  with_groups(2, [](gpu::Group& group, Communicator& comm) {
+    std::array<float, 10> data{};
+    const Block block{reinterpret_cast<std::byte*>(data.data()), sizeof data};
+    if (comm.rank() == 0) {
+      std::jthread later([&] {
+        pause(1000);
+        group.abort();
+      });
+      const std::string text = outcome(group, sum_of(block));
+      require(has(text, "was ended by abort()"), text);
+    }
+    comm.run(Request{});
+    if (comm.rank() == 1) {
+      const std::string text = outcome(group, sum_of(block));
+      require(has(text, "rank 0 has given the group up"), text);
+    }
+    comm.run(Request{});
+  });
+}
+
+TEST_CASE("a GPU group whose device is lost keeps its memory on all ranks") {
+  const int before = host_memory_in_use();
+  CHECK_NOTHROW(run_ranks({.size = 2}, [](Communicator& comm) {
+    const gpu::Exchange exchange = exchange_over(comm);
+    const gpu::Meeting meeting = gpu::meet(
+        comm.rank(), 2, [&] { return make_host_driver(0, 8, {.drains = comm.rank() == 0}); },
+        kSmall, exchange);
+    require(meeting.group != nullptr, meeting.why_not);
+    meeting.group->close(exchange);
+  }));
+  CHECK(host_memory_in_use() == before + 6);  // a window, rounds and what the host is told, each
+}
+
+TEST_CASE("GPU tensors in pieces are refused, and harm nothing") {
+  with_groups(2, [](gpu::Group& group, Communicator& comm) {
+    std::array<std::byte, 64> in{};
+    std::array<std::byte, 64> out{};
+    const Block from{in.data(), 16};
+    const std::array to{Block{out.data(), 16}, Block{out.data() + 32, 16}};
+    Request request;
+    request.kind = Kind::kAllGather;
+    request.in = std::span(&from, 1);
+    request.out = to;
+    require(has(outcome(group, request), "outputs one after the other"), "they were taken");
+    const Case one{
+        .kind = Kind::kAllReduce, .dtype = DType::kFloat32, .op = ReduceOp::kSum, .count = 9};
+    run_case_by(one, comm.rank(), comm.size(), [&](const Request& call) { run_on(group, call); });
+  });
+}
+
+TEST_CASE("small GPU sums go in one shot, large ones in two") {
+  const auto row = [](std::size_t bytes, int size) {
+    return gpu::choose({Kind::kAllReduce, bytes, size, 64, 512}).row;
+  };
+  for (const int size : {2, 4, 8}) {
+    CHECK(row(1024, size) == gpu::RowId::kStaged);
+    CHECK(row(std::size_t{256} << 20, size) == gpu::RowId::kTwoShot);
+  }
+  CHECK(gpu::choose({Kind::kAllReduce, 1024, 2, 64, 512}).grid.blocks == 1);
+  CHECK(gpu::choose({Kind::kAllReduce, std::size_t{1} << 30, 2, 64, 512}).grid.blocks == 64);
+  CHECK(gpu::choose({Kind::kAllToAll, 0, 2, 64, 512}).grid.blocks == 64);
+}
+
+}  // namespace
+}  // namespace dreamcomm::testing

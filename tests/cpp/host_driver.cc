@@ -1,0 +1,102 @@
+#include "host_driver.h"
+
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <set>
+#include <vector>
+
+#include "core/error.h"
+#include "host_kernel.h"
+
+namespace dreamcomm::testing {
+namespace {
+
+/// Of all host drivers. What is kept for ever stays in reach from here, so that a search
+/// for leaks finds only those that were not meant.
+struct Kept {
+  std::mutex mutex;
+  std::set<const void*> memory;
+  std::set<const void*> drivers;
+};
+Kept kept;
+
+void change(std::set<const void*>& set, const void* one, bool in) {
+  const std::scoped_lock lock(kept.mutex);
+  if (in) {
+    set.insert(one);
+  } else {
+    set.erase(one);
+  }
+}
+
+class HostDriver final : public gpu::Driver {
+ public:
+  HostDriver(int device, int room, Faults faults) : room_(room), faults_(faults) {
+    device_[0] = static_cast<std::uint8_t>(device);
+    change(kept.drivers, this, true);
+  }
+  ~HostDriver() override { change(kept.drivers, this, false); }
+
+  gpu::Id process() const override { return {}; }
+  gpu::Id device() const override { return device_; }
+  std::string describe() const override { return concat("host:", int{device_[0]}); }
+  int room() const override { return room_; }
+
+  std::byte* allocate(std::size_t bytes) override {
+    check(faults_.allocates, ErrorKind::kSystem, "out of memory");
+    auto* memory = static_cast<std::byte*>(::operator new(bytes, std::align_val_t{gpu::kSector}));
+    std::memset(memory, 0, bytes);
+    change(kept.memory, memory, true);
+    return memory;
+  }
+  void release(std::byte* memory) noexcept override {
+    change(kept.memory, memory, false);
+    ::operator delete(memory, std::align_val_t{gpu::kSector});
+  }
+  gpu::MemoryName name_of(std::byte* memory) override {
+    gpu::MemoryName name;
+    name.address = reinterpret_cast<std::uint64_t>(memory);
+    return name;
+  }
+  std::byte* open(const gpu::MemoryName& name) override {
+    check(faults_.opens, ErrorKind::kSystem, "no peer access");
+    if (faults_.reaches) return reinterpret_cast<std::byte*>(name.address);
+    return elsewhere_.emplace_back(std::vector<std::byte>(1 << 20)).data();
+  }
+  void close(std::byte*) noexcept override {}
+  std::byte* allocate_host(std::size_t bytes) override { return allocate(bytes); }
+  void release_host(std::byte* memory) noexcept override { release(memory); }
+
+  // As the bus does, a word at a time.
+  void copy(void* to, const void* from, std::size_t bytes) override {
+    check(bytes == sizeof(std::uint64_t), ErrorKind::kInvalid, "one word was expected");
+    const auto word = std::atomic_ref(*static_cast<std::uint64_t*>(const_cast<void*>(from)));
+    std::atomic_ref(*static_cast<std::uint64_t*>(to)).store(word.load());
+  }
+  void start(const gpu::Task& task, const gpu::Grid& grid, void*) override {
+    run_kernel(task, grid.blocks, grid.lanes, 50);
+  }
+  void drain() override { check(faults_.drains, ErrorKind::kSystem, "the device is lost"); }
+
+ private:
+  gpu::Id device_{};
+  int room_;
+  Faults faults_;
+  std::vector<std::vector<std::byte>> elsewhere_;
+};
+
+}  // namespace
+
+std::unique_ptr<gpu::Driver> make_host_driver(int device, int room, Faults faults) {
+  return std::make_unique<HostDriver>(device, room, faults);
+}
+
+int host_memory_in_use() {
+  const std::scoped_lock lock(kept.mutex);
+  return static_cast<int>(kept.memory.size());
+}
+
+}  // namespace dreamcomm::testing

@@ -1,0 +1,25 @@
+// A group's driver for tests: memory of the process as that of a device, threads as lanes.
+#pragma once
+
+#include <memory>
+
+#include "gpu/driver.h"
+
+namespace dreamcomm::testing {
+
+/// What goes wrong on a rank's device.
+struct Faults {
+  bool allocates = true;  // else every allocation is refused
+  bool opens = true;      // else peers' memory cannot be opened
+  bool reaches = true;    // else it is opened, but writes do not arrive
+  bool drains = true;
+};
+
+/// A device that all drivers of the same number share, with room for so many blocks.
+/// `start` returns when the kernel has ended.
+std::unique_ptr<gpu::Driver> make_host_driver(int device, int room, Faults faults = {});
+
+/// Pieces of memory that host drivers have given out and not taken back.
+int host_memory_in_use();
+
+}  // namespace dreamcomm::testing

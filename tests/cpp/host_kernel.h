@@ -1,0 +1,14 @@
+// Runs the GPU's kernels on threads of the process.
+#pragma once
+
+#include <cstddef>
+
+#include "gpu/task.h"
+
+namespace dreamcomm::testing {
+
+/// Each lane a thread; the bytes that the kernel read and wrote. `delays`: per mille of
+/// lanes that begin late. Throws if GPUs do not compute with the call's type.
+std::size_t run_kernel(const gpu::Task& task, int blocks, int lanes, int delays);
+
+}  // namespace dreamcomm::testing
