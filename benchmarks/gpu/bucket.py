@@ -18,6 +18,7 @@ from statistics import median
 
 import torch
 from torch import Tensor
+from torch._utils import _flatten_dense_tensors
 
 from dreamcomm import ops
 
@@ -72,8 +73,8 @@ def timed(ways: dict[str, Way]) -> dict[str, float]:
     for round_number in range(ROUNDS):
         for name, way in ways.items():
             scratch.fill_(round_number % 256)
-            begin = torch.cuda.Event(enable_timing=True)
-            end = torch.cuda.Event(enable_timing=True)
+            begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             begin.record()
             for _ in range(CALLS):
                 way()
@@ -92,14 +93,15 @@ def copy_rate() -> float:
 
 
 def pack_ways(tensors: list[Tensor], flat: Tensor) -> dict[str, Way]:
-    views = list(flat.split([t.numel() for t in tensors]))
+    views = list(torch.split(flat, [t.numel() for t in tensors]))
 
     def foreach() -> None:
         torch._foreach_copy_(views, tensors)
         flat.mul_(0.5)
 
     def flatten() -> Tensor:
-        return torch._utils._flatten_dense_tensors(tensors).to(torch.bfloat16).mul_(0.5)
+        one: Tensor = _flatten_dense_tensors(tensors)  # type: ignore[no-untyped-call]
+        return one.to(torch.bfloat16).mul_(0.5)
 
     return {
         "dreamcomm": lambda: ops.pack(tensors, flat, scale=0.5),
@@ -109,7 +111,7 @@ def pack_ways(tensors: list[Tensor], flat: Tensor) -> dict[str, Way]:
 
 
 def unpack_ways(tensors: list[Tensor], flat: Tensor) -> dict[str, Way]:
-    views = list(flat.split([t.numel() for t in tensors]))
+    views = list(torch.split(flat, [t.numel() for t in tensors]))
 
     def foreach() -> None:
         torch._foreach_copy_(tensors, views)

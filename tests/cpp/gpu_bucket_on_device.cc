@@ -1,6 +1,7 @@
 // Pack and unpack on a GPU. Built with DREAMCOMM_BUILD_GPU_TESTS only, in place of
 // gpu_bucket_on_host.cc.
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "gpu/bucket_launch.h"
