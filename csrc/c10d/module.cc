@@ -4,11 +4,14 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <memory>
+#include <string>
 
 #include "c10d/backend.h"
 #include "c10d/ops.h"
 #include "c10d/process_heap.h"
+#include "core/cpus.h"
 #include "gpu/launch.h"
+#include "kernels/reduce.h"
 
 namespace dreamcomm {
 namespace {
@@ -289,6 +292,8 @@ PYBIND11_MODULE(_C, m) {
       py::arg("op"), py::arg("nbytes"), py::arg("world"), py::arg("heap"));
   m.def("allocate", &dreamcomm::allocate, py::arg("size"), py::arg("dtype"), py::arg("heap_bytes"));
   m.def("is_in_heap", &dreamcomm::is_in_heap, py::arg("tensor"));
+  m.def("instruction_set", [] { return std::string(dreamcomm::instruction_set()); });
+  m.def("usable_cpus", &dreamcomm::usable_cpus);
   m.def("cuda_runtime_version", &dreamcomm::gpu::runtime_version);
   m.def(
       "cuda_devices",
