@@ -76,12 +76,12 @@ void PageWriter::open(std::uint32_t round, std::size_t bytes) {
   if (past_ != similar_->past_lately) similar_->in_a_row = 0;
   similar_->past_lately = past_;
   timed_ = similar_->in_a_row++ >= kSettling;
-  if (timed_) begin_ = std::chrono::steady_clock::now();
+  if (timed_) begin_ = now_();
 }
 
 void PageWriter::close() {
   if (similar_ != nullptr && timed_) {
-    const std::chrono::duration<double, std::nano> time = std::chrono::steady_clock::now() - begin_;
+    const std::chrono::duration<double, std::nano> time = now_() - begin_;
     Way& way = past_ ? similar_->past : similar_->plain;
     way.learn(time.count() / static_cast<double>(bytes_), trial_);
   }

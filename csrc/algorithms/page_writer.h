@@ -29,6 +29,9 @@ namespace dreamcomm {
 /// Not thread-safe but for the counts: one call of a group runs at a time.
 class PageWriter {
  public:
+  using Clock = std::chrono::steady_clock;
+  explicit PageWriter(Clock::time_point (*now)() = Clock::now) : now_(now) {}
+
   static constexpr std::uint32_t kInARow = 16;             // rounds for one purpose
   static constexpr std::uint32_t kSettling = kInARow / 2;  // of these, not timed
   static constexpr std::uint32_t kTrials = 4 * kInARow;    // the first rounds of a size
@@ -80,7 +83,8 @@ class PageWriter {
   bool timed_ = false;
   bool trial_ = false;
   std::size_t bytes_ = 0;
-  std::chrono::steady_clock::time_point begin_;
+  Clock::time_point begin_;
+  Clock::time_point (*now_)();
 
   Gauge writes_;
   Gauge streamed_;

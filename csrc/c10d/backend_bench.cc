@@ -78,7 +78,8 @@ std::string explain_world(Kind kind, std::size_t bytes, int size, bool in_heaps)
   CallShape call{kind, ReduceOp::kSum, bytes, size, options.page_bytes - Walk::kSignature};
   const Preference preference{"auto", true, &costs};
   call.in_heap = call.out_heap = in_heaps;
-  return concat(explain(call, preference, concat("shm, ", size, " ranks of one host")),
+  return concat(explain(call, preference, concat("shm, ", size, " ranks of one host"),
+                        options.heap_bytes > 0),
                 "\n  (costs: ",
                 known ? concat("those of ", path)
                       : "fixed ones; no group of this size was made on this machine yet",

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <c10/util/safe_numerics.h>
 
 #include <mutex>
 #include <utility>
@@ -44,7 +45,15 @@ std::shared_ptr<Heap> live_process_heap() {
 }
 
 at::Tensor allocate_tensor(Heap& heap, std::int64_t size, const at::TensorOptions& options) {
-  auto memory = heap.allocate(static_cast<std::size_t>(size) * options.dtype().itemsize());
+  TORCH_CHECK_VALUE(size >= 0, "expected a size from 0 on, got ", size);
+  TORCH_CHECK_VALUE(!c10::isQIntType(options.dtype().toScalarType()),
+                    "shared tensors are not quantized, got ", options.dtype());
+  std::uint64_t bytes = 0;
+  const bool overflows = c10::mul_overflows(static_cast<std::uint64_t>(size),
+                                            std::uint64_t{options.dtype().itemsize()}, &bytes);
+  TORCH_CHECK_VALUE(!overflows, "expected a size of less than 2^64 bytes, got ", size,
+                    " elements of ", options.dtype());
+  auto memory = heap.allocate(bytes);
   if (!memory) return at::empty({size}, options);  // collectives stage it
   void* data = memory.get();
   return at::from_blob(data, {size}, [memory = std::move(memory)](void*) {}, options);

@@ -311,9 +311,10 @@ std::string Communicator::explain(Kind kind, std::size_t bytes, bool in_heaps) c
   CallShape call{kind, ReduceOp::kSum, bytes, size(), impl_->room()};
   call.in_heap = call.out_heap = in_heaps && impl_->chooser.heaps();
   const PageWriter& writer = impl_->scratch.writer;
-  return concat(dreamcomm::explain(call, impl_->chooser.preference(), transport()),
-                "\n  (of this rank's ", writer.writes(), " larger writes of pages, ",
-                writer.streamed(), " went past the caches: where that was faster, or to try it)");
+  return concat(
+      dreamcomm::explain(call, impl_->chooser.preference(), transport(), impl_->chooser.heaps()),
+      "\n  (of this rank's ", writer.writes(), " larger writes of pages, ", writer.streamed(),
+      " went past the caches: where that was faster, or to try it)");
 }
 
 Prediction Communicator::predict(Kind kind, std::size_t bytes, bool in_heaps) const {

@@ -162,6 +162,7 @@ class BlockRounds {
     Report& report = *task_.report;
     report.rank = task_.rank;
     report.missing = missing;
+    report.patience_ns = task_.patience_ns;
     report.sequence = task_.sequence;
     report.round = round;
     report.turn = turns_;

@@ -21,6 +21,21 @@ cudaIpcMemHandle_t handle_in(const MemoryName& name) {
   return handle;
 }
 
+/// While it lives, the device is this thread's current one.
+class OnDevice {
+ public:
+  explicit OnDevice(int device) {
+    check_cuda(cudaGetDevice(&before_), "cudaGetDevice");
+    if (before_ != device) check_cuda(cudaSetDevice(device), "cudaSetDevice");
+  }
+  ~OnDevice() { cudaSetDevice(before_); }
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+
+ private:
+  int before_ = 0;
+};
+
 class CudaDriver final : public Driver {
  public:
   CudaDriver() {
@@ -48,6 +63,7 @@ class CudaDriver final : public Driver {
   int room() const override { return properties_.multiProcessorCount; }
 
   std::byte* allocate(std::size_t bytes) override {
+    const OnDevice here(device_);
     auto memory = std::make_unique<DeviceMemory>(bytes);
     std::byte* const data = memory->data();
     memory_.emplace(data, std::move(memory));
@@ -56,6 +72,7 @@ class CudaDriver final : public Driver {
   void release(std::byte* memory) noexcept override { memory_.erase(memory); }
 
   MemoryName name_of(std::byte* memory) override {
+    const OnDevice here(device_);
     MemoryName name;
     name.process = process_;
     name.address = reinterpret_cast<std::uint64_t>(memory);
@@ -70,6 +87,7 @@ class CudaDriver final : public Driver {
   }
 
   std::byte* open(const MemoryName& name) override {
+    const OnDevice here(device_);
     if (name.process == process_) return open_here(name);
     check(name.ipc != MemoryName{}.ipc, ErrorKind::kSystem,
           "CUDA gives no name of a peer's memory to other processes (cudaIpcGetMemHandle)", kNoIpc);
@@ -91,6 +109,7 @@ class CudaDriver final : public Driver {
   }
 
   std::byte* allocate_host(std::size_t bytes) override {
+    const OnDevice here(device_);
     auto memory = std::make_unique<MappedMemory>(bytes);
     std::byte* const data = memory->data();
     host_memory_.emplace(data, std::move(memory));
@@ -99,28 +118,32 @@ class CudaDriver final : public Driver {
   void release_host(std::byte* memory) noexcept override { host_memory_.erase(memory); }
 
   void copy(void* to, const void* from, std::size_t bytes) override {
+    const OnDevice here(device_);
     stream_.copy(to, from, bytes);
   }
 
   // In a graph's capture neither an event from before can be waited for, nor one recorded
   // that calls after it wait for: who captures calls orders them himself.
   void start(const Task& task, const Grid& grid, void* stream) override {
+    const OnDevice here(device_);
     const auto on = static_cast<cudaStream_t>(stream);
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     check_cuda(cudaStreamIsCapturing(on, &status), "cudaStreamIsCapturing");
     const bool captures = status != cudaStreamCaptureStatusNone;
-    if (!captures && started_ && on != last_stream_) {
-      check_cuda(cudaStreamWaitEvent(on, last_, 0), "cudaStreamWaitEvent");
-    }
+    // Also on the stream of the last call: its handle may be another stream's by now.
+    if (!captures) check_cuda(cudaStreamWaitEvent(on, last_, 0), "cudaStreamWaitEvent");
     launch(task, grid, stream);
-    if (captures) return;
-    check_cuda(cudaEventRecord(last_, on), "cudaEventRecord");
-    last_stream_ = on;
-    started_ = true;
+    captured_ = captured_ || captures;
+    if (!captures) check_cuda(cudaEventRecord(last_, on), "cudaEventRecord");
   }
 
-  // Replays of graphs are not known one by one.
-  void drain() override { check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); }
+  // Replays of graphs are not known one by one. All else on the device is not waited for:
+  // it may be a call of another group, which waits for a rank that closes this one first.
+  void drain() override {
+    const OnDevice here(device_);
+    if (captured_) check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    check_cuda(cudaEventSynchronize(last_), "cudaEventSynchronize");
+  }
 
  private:
   std::byte* open_here(const MemoryName& name) {
@@ -146,8 +169,7 @@ class CudaDriver final : public Driver {
   std::set<void*> opened_;
   OwnStream stream_;
   cudaEvent_t last_ = nullptr;
-  cudaStream_t last_stream_ = nullptr;
-  bool started_ = false;
+  bool captured_ = false;
 };
 
 }  // namespace

@@ -8,7 +8,7 @@
 
 namespace dreamcomm::gpu {
 
-/// For the current device, which has to be the current one in every call. Initialises CUDA.
+/// For the device that is the current one now. Initialises CUDA.
 /// Throws Error(kSystem) with CUDA's words, Error(kInvalid) in a build without CUDA.
 std::unique_ptr<Driver> make_cuda_driver();
 

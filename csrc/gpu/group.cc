@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "gpu/choice.h"
@@ -15,16 +16,19 @@ constexpr std::uint64_t kStamp = 0x647265616d00;  // and the writer's rank
 
 std::size_t index_of(int rank) { return static_cast<std::size_t>(rank); }
 
-/// Where blocks that lie one after the other begin; null if there are none.
+/// Where blocks that lie one after the other begin; null if there are none. Those of no
+/// bytes lie nowhere.
 std::byte* row_of(std::span<const dreamcomm::Block> blocks, const char* which) {
-  if (blocks.empty()) return nullptr;
-  const std::byte* end = blocks.front().data;
+  std::byte* begin = nullptr;
+  const std::byte* end = nullptr;
   for (const dreamcomm::Block& block : blocks) {
-    check(block.data == end || block.bytes == 0, ErrorKind::kInvalid,
+    if (block.bytes == 0) continue;
+    if (begin == nullptr) begin = block.data;
+    check(end == nullptr || block.data == end, ErrorKind::kInvalid,
           "expected the blocks of a call's ", which, " one after the other");
     end = block.data + block.bytes;
   }
-  return blocks.front().data;
+  return begin;
 }
 
 std::size_t bytes_of_block(const Request& request) {
@@ -128,32 +132,35 @@ void Group::run(const Request& request, void* stream) {
                        ": the group takes no more tensors on GPUs: ", failed->what()));
   }
   const Task task = task_of(request);
-  patience_s_ = static_cast<double>(task.patience_ns) * 1e-9;
   driver_->start(task, {static_cast<int>(task.card.blocks), options_.lanes, sharing_}, stream);
   ++sequence_;
 }
 
 std::optional<Error> Group::failure() const {
+  const std::scoped_lock lock(closing_);
   if (closed_) return Error(ErrorKind::kAborted, "the group was closed");
   // A kernel may be writing: the reason comes last.
   const Report& report = report_of(told_);
   auto* reason = const_cast<std::uint64_t*>(&report.reason);
   if (std::atomic_ref(*reason).load(std::memory_order_acquire) != Report::kNone) {
-    return error_of(report, size_, patience_s_);
+    return error_of(report, size_);
   }
   if (aborted_.load()) return Error(ErrorKind::kAborted, "abort() was called");
   return std::nullopt;
 }
 
 void Group::abort() {
+  const std::scoped_lock lock(closing_);
   if (closed_) return;
   aborted_.store(true);
   std::atomic_ref(control_of(told_).abort).store(1, std::memory_order_release);
 }
 
 void Group::close(const Exchange& exchange) {
-  if (closed_) return;
-  closed_ = true;
+  {
+    const std::scoped_lock lock(closing_);
+    if (std::exchange(closed_, true)) return;
+  }
   // What a rank cannot do for itself it must not hide from the others: they wait for it.
   bool drained = true;
   try {

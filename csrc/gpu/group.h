@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -29,6 +30,8 @@ struct GroupOptions {
   std::size_t page_bytes = std::size_t{64} << 10;
   int most_blocks = 64;  // of a call's kernel
   int lanes = 512;
+
+  bool operator==(const GroupOptions&) const = default;
 };
 
 class Group;
@@ -58,12 +61,13 @@ class Group {
 
   /// Why the group is unusable, as the kernels have told so far. Any thread.
   std::optional<Error> failure() const;
-  /// Ends the kernels under way, and the peers' with them; later calls fail. Any thread, but
-  /// not beside close().
+  /// Ends this rank's kernels under way, and those of the peers that wait with them; later
+  /// calls fail. Any thread.
   void abort();
   /// Waits for this rank's kernels.
   void drain() { driver_->drain(); }
-  /// Collective: drains, then releases the memory, or keeps it if a rank has to.
+  /// Collective: drains, then releases the memory, or keeps it if a rank has to. Throws what
+  /// `exchange` throws, and keeps it then.
   void close(const Exchange& exchange);
 
   std::string describe() const;
@@ -88,11 +92,11 @@ class Group {
   Layout layout_;
   std::array<std::byte*, kMaxRanks> windows_{};
   std::byte* rounds_ = nullptr;
-  std::byte* told_ = nullptr;  // Control, then Report
+  std::byte* told_ = nullptr;   // Control, then Report
+  mutable std::mutex closing_;  // of closed_; what told_ points to lives until it is set
   bool closed_ = false;
   bool released_ = false;
   std::uint64_t sequence_ = 0;
-  double patience_s_ = 0;  // of the latest call
   std::atomic<bool> aborted_{false};
 };
 

@@ -16,6 +16,7 @@ struct Verdict {
 
 struct Hello {
   Verdict verdict;
+  GroupOptions options;
   Id device{};
   std::int32_t room = 0;
 };
@@ -59,6 +60,30 @@ std::string failure_among(const std::vector<T>& all) {
   return "";
 }
 
+/// Layouts of windows have to be equal, or ranks would write at wrong places.
+std::string difference_among(const std::vector<Hello>& hellos) {
+  const auto words = [](const GroupOptions& o) {
+    return concat("page_bytes ", o.page_bytes, ", most_blocks ", o.most_blocks, ", lanes ",
+                  o.lanes);
+  };
+  for (std::size_t r = 1; r < hellos.size(); ++r) {
+    if (hellos[r].options == hellos[0].options) continue;
+    return concat("rank ", r, " has the options ", words(hellos[r].options), ", rank 0 ",
+                  words(hellos[0].options));
+  }
+  return "";
+}
+
+void require_valid(const GroupOptions& options) {
+  // Pieces for every peer, and the sizes of all_to_all.
+  check(options.page_bytes >= 512 && options.page_bytes % kSector == 0, ErrorKind::kInvalid,
+        "expected pages of a multiple of ", kSector, " bytes, at least 512, got ",
+        options.page_bytes);
+  check(options.most_blocks >= 1 && options.lanes >= 1, ErrorKind::kInvalid,
+        "expected at least one block and one lane, got ", options.most_blocks, " and ",
+        options.lanes);
+}
+
 int ranks_on(const std::vector<Hello>& hellos, const Id& device) {
   return static_cast<int>(std::count_if(
       hellos.begin(), hellos.end(), [&](const Hello& hello) { return hello.device == device; }));
@@ -82,12 +107,15 @@ Meeting meet(int rank, int size, const std::function<std::unique_ptr<Driver>()>&
   hello.verdict = try_to([&] {
     check(size <= kMaxRanks, ErrorKind::kInvalid, "a group for GPUs of one host has at most ",
           kMaxRanks, " ranks, got ", size);
+    require_valid(options);
+    hello.options = options;
     driver = make_driver();
     hello.device = driver->device();
     hello.room = driver->room();
   });
   const std::vector<Hello> hellos = all_of(hello, size, exchange);
   if (std::string why = failure_among(hellos); !why.empty()) return {nullptr, std::move(why)};
+  if (std::string why = difference_among(hellos); !why.empty()) return {nullptr, std::move(why)};
   const int blocks = common_blocks(hellos, std::min(options.most_blocks, kMaxBlocks));
   if (blocks < 1) return {nullptr, "more ranks share a device than it runs blocks at a time"};
 

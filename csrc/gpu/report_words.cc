@@ -27,13 +27,14 @@ std::string describe(const CallCard& card) {
   return dreamcomm::describe(request);
 }
 
-Error error_of(const Report& report, int size, double patience_s) {
+Error error_of(const Report& report, int size) {
   const std::string who = concat(describe(report.card), " on rank ", report.rank, " of ", size,
                                  " (call ", report.sequence, " on GPUs)");
   switch (report.reason) {
     case Report::kTimeout: {
       std::ostringstream waited;
-      waited << std::fixed << std::setprecision(1) << patience_s << " s";
+      waited << std::fixed << std::setprecision(1) << static_cast<double>(report.patience_ns) * 1e-9
+             << " s";
       return {ErrorKind::kTimeout, concat(who, " reached its timeout after ", waited.str(),
                                           " of waiting for ", what_is_missing(report))};
     }

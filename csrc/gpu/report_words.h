@@ -13,6 +13,6 @@ std::string describe(const CallCard& card);
 
 /// The error that a report stands for, in a group of `size` ranks. All kinds end the group
 /// for tensors on GPUs: kernels that were queued behind have not run.
-Error error_of(const Report& report, int size, double patience_s);
+Error error_of(const Report& report, int size);
 
 }  // namespace dreamcomm::gpu

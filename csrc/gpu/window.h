@@ -35,10 +35,13 @@ struct CallCard {
 /// 32 bits of the card, never 0.
 constexpr std::uint32_t digest(const CallCard& card) {
   std::uint64_t sum = card.bytes * 0x9E3779B97F4A7C15U;
-  const std::uint64_t parts[] = {
-      static_cast<std::uint64_t>(card.kind),  static_cast<std::uint64_t>(card.op),
-      static_cast<std::uint64_t>(card.dtype), card.row,
-      static_cast<std::uint32_t>(card.root),  card.blocks};
+  const std::uint64_t parts[] = {static_cast<std::uint64_t>(card.kind),
+                                 static_cast<std::uint64_t>(card.op),
+                                 static_cast<std::uint64_t>(card.dtype),
+                                 card.row,
+                                 static_cast<std::uint32_t>(card.root),
+                                 card.blocks,
+                                 card.page_bytes};
   for (const std::uint64_t part : parts) {
     sum = (sum ^ part) * 0xBF58476D1CE4E5B9U;
     sum ^= sum >> 29U;
@@ -73,10 +76,11 @@ struct Report {
   std::uint64_t claimed;  // by the lane that writes the rest
   std::uint64_t reason;   // published last
   std::int32_t rank;
-  std::int32_t missing;    // the rank waited for, or that called something else
-  std::uint64_t sequence;  // of the call in the group, from 1 on, as this rank counts
-  std::uint32_t round;     // of this block
-  std::uint32_t turn;      // of this call, from 0 on
+  std::int32_t missing;      // the rank waited for, or that called something else
+  std::int64_t patience_ns;  // the longest wait of the call
+  std::uint64_t sequence;    // of the call in the group, from 1 on, as this rank counts
+  std::uint32_t round;       // of this block
+  std::uint32_t turn;        // of this call, from 0 on
   std::int32_t block;
   std::int32_t taker;
   std::uint64_t given;

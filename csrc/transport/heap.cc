@@ -39,6 +39,11 @@ Heap::Heap(std::size_t bytes)
 }
 
 std::shared_ptr<std::byte> Heap::allocate(std::size_t bytes) {
+  if (bytes > memory_.bytes()) {  // so large that rounding up might wrap around
+    const std::scoped_lock lock(mutex_);
+    ++refused_;
+    return nullptr;
+  }
   const std::size_t rounded = round_up(std::max<std::size_t>(bytes, 1), kAlign);
   const std::optional<std::size_t> offset = take(rounded);
   if (!offset) return nullptr;

@@ -256,3 +256,21 @@ def test_shapes(shape: tuple[int, ...]) -> None:
 def test_a_negative_size_is_refused() -> None:
     with pytest.raises(ValueError, match="-1"):
         dreamcomm.empty(2, -1)
+
+
+def test_sizes_that_wrap_around_are_refused() -> None:
+    for size in ((1 << 62) + 4, 1 << 61):
+        with pytest.raises(ValueError, match=r"less than 2\^64 bytes"):
+            dreamcomm.empty(size, dtype=torch.float64)
+    with pytest.raises(ValueError, match="not quantized"):
+        dreamcomm.empty(2, dtype=torch.qint8)
+
+
+def told_without_heaps() -> str:
+    return dreamcomm.explain("all_reduce", 1 << 20)
+
+
+def test_the_explanation_knows_that_there_are_no_heaps(pool: Pool) -> None:
+    for text in pool.run(told_without_heaps, options={"heap_bytes": 0}):
+        assert "not all ranks have heaps" in text
+        assert "one wait finds out" not in text

@@ -142,6 +142,24 @@ TEST_CASE("GPU groups that cannot meet say why on all ranks, and keep no memory"
   CHECK(has(why_not({}, 2), "more ranks share a device"));
 }
 
+TEST_CASE("GPU groups whose ranks have other options do not meet") {
+  const auto told = [](gpu::GroupOptions other) {
+    std::string text;
+    CHECK_NOTHROW(run_ranks({.size = 2}, [&](Communicator& comm) {
+      const gpu::Meeting meeting = gpu::meet(
+          comm.rank(), 2, [] { return make_host_driver(0, 8); }, comm.rank() == 1 ? other : kSmall,
+          exchange_over(comm));
+      require(meeting.group == nullptr, "they met");
+      if (comm.rank() == 0) text = meeting.why_not;
+    }));
+    return text;
+  };
+  CHECK(
+      has(told({.page_bytes = 1024, .most_blocks = 3, .lanes = 3}),
+          "rank 1 has the options page_bytes 1024, most_blocks 3, lanes 3, rank 0 page_bytes 512"));
+  CHECK(has(told({.page_bytes = 500}), "rank 1: expected pages of a multiple of 128 bytes"));
+}
+
 TEST_CASE("a GPU group needs a driver on every rank") {
   CHECK_NOTHROW(run_ranks({.size = 2}, [](Communicator& comm) {
     const gpu::Meeting meeting = gpu::meet(
@@ -235,6 +253,27 @@ TEST_CASE("GPU tensors in pieces are refused, and harm nothing") {
     const Case one{
         .kind = Kind::kAllReduce, .dtype = DType::kFloat32, .op = ReduceOp::kSum, .count = 9};
     run_case_by(one, comm.rank(), comm.size(), [&](const Request& call) { run_on(group, call); });
+  });
+}
+
+TEST_CASE("GPU blocks of no bytes lie nowhere") {
+  with_groups(2, [](gpu::Group& group, Communicator& comm) {
+    std::array<std::byte, 8> in{};
+    in.fill(static_cast<std::byte>(comm.rank() + 1));
+    // Each rank gives rank 1 eight bytes, and rank 0 none.
+    const std::array from{Block{nullptr, 0}, Block{in.data(), 8}};
+    const bool takes = comm.rank() == 1;
+    std::array<std::byte, 16> both{};
+    const std::array to{Block{takes ? both.data() : nullptr, takes ? 8U : 0U},
+                        Block{takes ? both.data() + 8 : nullptr, takes ? 8U : 0U}};
+    Request request;
+    request.kind = Kind::kAllToAll;
+    request.in = from;
+    request.out = to;
+    request.deadline = Clock::now() + std::chrono::seconds(60);
+    const std::string failed = outcome(group, request);
+    require(failed.empty(), failed);
+    require(!takes || (both[0] == std::byte{1} && both[15] == std::byte{2}), "wrong bytes");
   });
 }
 

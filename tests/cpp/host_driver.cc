@@ -14,17 +14,20 @@
 namespace dreamcomm::testing {
 namespace {
 
-/// Of all host drivers. What is kept for ever stays in reach from here, so that a search
-/// for leaks finds only those that were not meant.
+/// Of all host drivers. What is kept for ever stays in reach from here, also at exit, so that
+/// a search for leaks finds only those that were not meant.
 struct Kept {
   std::mutex mutex;
   std::set<const void*> memory;
   std::set<const void*> drivers;
 };
-Kept kept;
+Kept& kept() {
+  static auto* const all = new Kept;
+  return *all;
+}
 
 void change(std::set<const void*>& set, const void* one, bool in) {
-  const std::scoped_lock lock(kept.mutex);
+  const std::scoped_lock lock(kept().mutex);
   if (in) {
     set.insert(one);
   } else {
@@ -36,9 +39,9 @@ class HostDriver final : public gpu::Driver {
  public:
   HostDriver(int device, int room, Faults faults) : room_(room), faults_(faults) {
     device_[0] = static_cast<std::uint8_t>(device);
-    change(kept.drivers, this, true);
+    change(kept().drivers, this, true);
   }
-  ~HostDriver() override { change(kept.drivers, this, false); }
+  ~HostDriver() override { change(kept().drivers, this, false); }
 
   gpu::Id process() const override { return {}; }
   gpu::Id device() const override { return device_; }
@@ -49,11 +52,11 @@ class HostDriver final : public gpu::Driver {
     check(faults_.allocates, ErrorKind::kSystem, "out of memory");
     auto* memory = static_cast<std::byte*>(::operator new(bytes, std::align_val_t{gpu::kSector}));
     std::memset(memory, 0, bytes);
-    change(kept.memory, memory, true);
+    change(kept().memory, memory, true);
     return memory;
   }
   void release(std::byte* memory) noexcept override {
-    change(kept.memory, memory, false);
+    change(kept().memory, memory, false);
     ::operator delete(memory, std::align_val_t{gpu::kSector});
   }
   gpu::MemoryName name_of(std::byte* memory) override {
@@ -95,8 +98,8 @@ std::unique_ptr<gpu::Driver> make_host_driver(int device, int room, Faults fault
 }
 
 int host_memory_in_use() {
-  const std::scoped_lock lock(kept.mutex);
-  return static_cast<int>(kept.memory.size());
+  const std::scoped_lock lock(kept().mutex);
+  return static_cast<int>(kept().memory.size());
 }
 
 }  // namespace dreamcomm::testing
