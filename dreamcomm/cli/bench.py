@@ -47,7 +47,8 @@ InPlace = Annotated[
 ]
 Versus = Annotated[str, typer.Option(help="A torch backend to take turns with, or none.")]
 Seconds = Annotated[
-    float | None, typer.Option(min=0.001, max=3600, help="Time for one case, about.", show_default="1.0")
+    float | None,
+    typer.Option(min=0.001, max=3600, help="Time for one case, about.", show_default="1.0"),
 ]
 Cases = Annotated[
     Path | None,
