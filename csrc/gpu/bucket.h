@@ -168,8 +168,6 @@ class Mover {
   }
 
  private:
-  using Carried = Group < float, kGroup<4 ? 4 : kGroup>;
-
   DREAMCOMM_DEVICE const std::byte* source(int part, std::size_t element) const {
     return kPacks ? places_.own(part, element) : places_.flat(element);
   }

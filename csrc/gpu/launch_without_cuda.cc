@@ -1,5 +1,6 @@
-// Stands in for launch.cu where there is no nvcc.
+// Stands in for launch.cu and bucket_launch.cu where there is no nvcc.
 #include "core/error.h"
+#include "gpu/bucket_launch.h"
 #include "gpu/launch.h"
 
 namespace dreamcomm::gpu {
@@ -23,5 +24,7 @@ int most_lanes() { return 0; }
 void load_kernels() { refuse(); }
 void launch(const Task&, Grid, void*) { refuse(); }
 void launch_ranks(std::span<const Task>, const Task*, Grid, void*) { refuse(); }
+Moved pack(const PackJob&, void*) { refuse(); }
+Moved unpack(const UnpackJob&, const Inspection&, void*) { refuse(); }
 
 }  // namespace dreamcomm::gpu
