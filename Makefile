@@ -62,7 +62,7 @@ pytest: build
 # An editable install: Python changes need no rebuild, C++ changes only their own files.
 build: $(READY)
 	$(PY) -m pip install --quiet --no-build-isolation \
-	    -C cmake.define.DREAMCOMM_WERROR=ON -e '.[cli,test,lint]'
+	    -C cmake.define.DREAMCOMM_WERROR=ON -C cmake.define.DREAMCOMM_TEST_DEVICE=ON -e '.[cli,test,lint]'
 
 $(READY): pyproject.toml
 	@command -v c++ >/dev/null || { echo "No C++ compiler found: install one (apt install g++)."; exit 1; }

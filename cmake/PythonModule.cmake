@@ -29,3 +29,20 @@ file(CONFIGURE OUTPUT "${PROJECT_BINARY_DIR}/_build_info.py"
   CONTENT "\"\"\"What the compiled module was built with.\"\"\"\n\nTORCH_VERSION = \"@TORCH_VERSION@\"\nCUDA_VERSION = \"@cuda_version@\"  # of nvcc; empty: without CUDA\n" @ONLY)
 install(TARGETS _C LIBRARY DESTINATION dreamcomm)
 install(FILES "${PROJECT_BINARY_DIR}/_build_info.py" DESTINATION dreamcomm)
+
+# An accelerator made of threads, beside the package: for tests of what is done with tensors
+# on GPUs, on machines without one.
+option(DREAMCOMM_TEST_DEVICE "Build the tests' accelerator, too" OFF)
+if(DREAMCOMM_TEST_DEVICE)
+  set(tests "${PROJECT_SOURCE_DIR}/tests")
+  file(GLOB sources CONFIGURE_DEPENDS "${tests}/device/*.cc")
+  list(APPEND sources "${tests}/cpp/host_driver.cc" "${tests}/cpp/host_kernel.cc" "${tests}/cpp/ranks.cc")
+  Python_add_library(dreamcomm_test_device MODULE WITH_SOABI ${sources})
+  target_include_directories(dreamcomm_test_device PRIVATE "${root}" "${tests}/cpp" "${tests}/device")
+  target_link_libraries(dreamcomm_test_device PRIVATE dc_bench dc_gpu torch)
+  dreamcomm_compile_options(dreamcomm_test_device -O2)
+  set_target_properties(dreamcomm_test_device PROPERTIES
+    BUILD_WITH_INSTALL_RPATH ON
+    INSTALL_RPATH "$ORIGIN/torch/lib")
+  install(TARGETS dreamcomm_test_device LIBRARY DESTINATION .)
+endif()

@@ -18,6 +18,7 @@ class Options(Backend.Options):
     shared_memory: bool
     heap_bytes: int
     costs: str
+    cuda: str
     def __init__(
         self,
         *,
@@ -29,7 +30,10 @@ class Options(Backend.Options):
         shared_memory: bool = True,
         heap_bytes: int = ...,
         costs: str = "auto",
+        cuda: str = "nccl",
     ) -> None: ...
+    # For tests: an accelerator other than CUDA.
+    def _serve_device(self, kind: object) -> None: ...
     def __copy__(self) -> Options: ...
     def __deepcopy__(self, memo: dict[int, object]) -> Options: ...
 

@@ -101,6 +101,7 @@ def heap_bytes() -> int:
 def _apply_environment(options: Options) -> None:
     options.algorithm = _text("DREAMCOMM_ALGORITHM") or options.algorithm
     options.costs = _text("DREAMCOMM_COSTS") or options.costs
+    options.cuda = _text("DREAMCOMM_CUDA") or options.cuda
     options.fixed_order = _flag("DREAMCOMM_FIXED_ORDER", options.fixed_order)
     options.shared_memory = _flag("DREAMCOMM_SHARED_MEMORY", options.shared_memory)
     options.page_bytes = _size("DREAMCOMM_PAGE_BYTES", options.page_bytes)

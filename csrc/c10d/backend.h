@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "c10d/call.h"
+#include "c10d/device_calls.h"
 #include "c10d/executor.h"
 #include "c10d/fallback.h"
 #include "c10d/fork_mark.h"
@@ -156,8 +157,11 @@ class DreamBackend final : public c10d::Backend {
   };
 
   Site at(const Label& label) const { return {label.name(), rank_, size_}; }
-  /// Whether the shared memory serves calls with this tensor.
+  bool shares(const Tensor& tensor) const { return comm_ && tensor.defined() && tensor.is_cpu(); }
+  /// Whether this library moves such tensors, or reduces them by `op`: in shared memory,
+  /// or by kernels on their device, for whose first tensor the ranks meet.
   bool serves(const Tensor& tensor) const;
+  bool serves(const Site& site, const Tensor& tensor, const c10d::ReduceOp& op) const;
   /// Has torch's own backend of the tensor's device run `operation`.
   template <typename Operation>
   WorkPtr forward(const Tensor& tensor, Operation&& operation);
@@ -171,6 +175,7 @@ class DreamBackend final : public c10d::Backend {
                        const c10d::ReduceOp& op);
 
   WorkPtr issue(const Plan& plan, Calls& calls);
+  WorkPtr issue_on_device(const Plan& plan, Calls& calls);
   void run_here(Calls& calls, Clock::time_point deadline);
   WorkPtr run_later(const Plan& plan, Calls& calls);
   WorkPtr receive(const Label& label, const Tensor& tensor, std::optional<int> source, int tag);
@@ -190,7 +195,9 @@ class DreamBackend final : public c10d::Backend {
                                          const c10::intrusive_ptr<DreamOptions>& options);
   /// Agrees on the costs that algorithms are chosen by. Collective.
   void tune();
-  void close();
+  /// `alone`: without asking the peers for anything, who may be elsewhere.
+  void close(bool alone);
+  std::string words_on_devices() const;
 
   StorePtr store_;
   StorePtr visit_;  // store_, under keys that no earlier group on it has used
@@ -204,6 +211,7 @@ class DreamBackend final : public c10d::Backend {
   std::string reason_;                  // why memory is shared, or why not
   std::shared_ptr<Executor> executor_ = std::make_shared<Executor>();
   std::shared_ptr<Pending> pending_ = std::make_shared<Pending>();
+  std::unique_ptr<DeviceCalls> device_;  // null: torch's own backends serve accelerators
   std::shared_ptr<Heap> heap_;
   std::string no_heap_ = "heap_bytes is 0";  // why, if there is none
   std::shared_ptr<void> exit_hook_;

@@ -46,7 +46,7 @@ WorkPtr DreamBackend::broadcast(TensorList& tensors, const c10d::BroadcastOption
 WorkPtr DreamBackend::allreduce(TensorList& tensors, const c10d::AllreduceOptions& opts) {
   const Site site = at(kAllReduce);
   const Tensor& tensor = only(site, "tensors", tensors);
-  if (!serves(tensor) || tensor.layout() != at::kStrided) {
+  if (!serves(site, tensor, opts.reduceOp) || tensor.layout() != at::kStrided) {
     return forward(tensor, [&](c10d::Backend& inner) { return inner.allreduce(tensors, opts); });
   }
   require_writable(site, "tensor", tensor);
@@ -66,7 +66,7 @@ WorkPtr DreamBackend::allreduce_coalesced(TensorList& tensors,
                                           const c10d::AllreduceCoalescedOptions& opts) {
   const Site site = at(kAllReduceCoalesced);
   TORCH_CHECK_VALUE(!tensors.empty(), site, "expected 'tensors' not to be empty");
-  if (!serves(tensors[0])) {
+  if (!serves(site, tensors[0], opts.reduceOp)) {
     return forward(tensors[0],
                    [&](c10d::Backend& inner) { return inner.allreduce_coalesced(tensors, opts); });
   }
@@ -74,6 +74,7 @@ WorkPtr DreamBackend::allreduce_coalesced(TensorList& tensors,
   const bool aside = any_overlap(tensors);
   for (const Tensor& tensor : tensors) {
     require_writable(site, "tensors", tensor);
+    require_same_device(site, "tensors", tensor, tensors[0]);
     calls.emplace_back(Kind::kAllReduce, to_reduction(opts.reduceOp, tensor.scalar_type(), site))
         .in_place(tensor, aside);
   }
@@ -83,7 +84,7 @@ WorkPtr DreamBackend::allreduce_coalesced(TensorList& tensors,
 WorkPtr DreamBackend::reduce(TensorList& tensors, const c10d::ReduceOptions& opts) {
   const Site site = at(kReduce);
   const Tensor& tensor = only(site, "tensors", tensors);
-  if (!serves(tensor)) {
+  if (!serves(site, tensor, opts.reduceOp)) {
     return forward(tensor, [&](c10d::Backend& inner) { return inner.reduce(tensors, opts); });
   }
   const int root = require_rank(site, "dst", opts.rootRank);
@@ -197,15 +198,20 @@ WorkPtr DreamBackend::alltoall_base(Tensor& output, Tensor& input,
 }
 
 WorkPtr DreamBackend::barrier(const c10d::BarrierOptions& opts) {
+  Calls calls;
+  calls.emplace_back(Kind::kBarrier, Reduction{});
+  const Plan plan{kBarrier, {}, {}, opts.timeout, opts.asyncOp};
   // With device ids the caller means the work on those devices.
-  const bool on_devices = !opts.device_ids.empty() && at::hasCUDA();
+  const bool on_devices = !opts.device_ids.empty() && (device_ || at::hasCUDA());
+  if (on_devices && device_) {
+    const auto index = static_cast<c10::DeviceIndex>(opts.device_ids[0]);
+    if (device_->serves(c10::Device(device_->type(), index))) return issue_on_device(plan, calls);
+  }
   if (!comm_ || on_devices) {
     return forward_to(on_devices ? "cuda" : "cpu",
                       [&](c10d::Backend& inner) { return inner.barrier(opts); });
   }
-  Calls calls;
-  calls.emplace_back(Kind::kBarrier, Reduction{});
-  return issue({kBarrier, {}, {}, opts.timeout, opts.asyncOp}, calls);
+  return issue(plan, calls);
 }
 
 void DreamBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {

@@ -96,8 +96,8 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
                        .timeout = meeting_time,
                        .heap = heap_,
                        .settings = concat("algorithm=", options->algorithm,
-                                          ",fixed_order=", options->fixed_order ? 1 : 0,
-                                          ",costs=", costs_kind(options->costs)),
+                                          ",fixed_order=", options->fixed_order ? 1 : 0, ",costs=",
+                                          costs_kind(options->costs), ",cuda=", options->cuda),
                        .refuse = !options->shared_memory};
   TorchStore meeting(c10::make_intrusive<c10d::PrefixStore>("shm", visit_));
   try {
@@ -108,6 +108,9 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
                                              CommOptions{options->group_name, options->algorithm,
                                                          options->fixed_order, options->timeout});
       tune();
+      if (options->cuda == "dreamcomm") {
+        device_ = std::make_unique<DeviceCalls>(comm_, options->device, interrupt_, meeting_time);
+      }
     }
   } catch (...) {
     std::rethrow_exception(current_as_torch());
@@ -137,6 +140,7 @@ void DreamBackend::release_resources() {
   if (!process_.at_home()) {
     // A forked child has the group's memory but not its threads: let go of both
     // without ending them, as ending them would end the parent's group.
+    new auto(std::move(device_));
     new auto(std::move(comm_));
     new auto(std::move(executor_));
     new auto(fallback_.close());
@@ -144,10 +148,11 @@ void DreamBackend::release_resources() {
   }
   without_gil([this] {
     try {
-      close();
+      close(true);
     } catch (const std::exception& error) {
       TORCH_WARN("dreamcomm: closing a group failed: ", error.what());
     }
+    device_.reset();
     comm_.reset();
     heap_.reset();
     exit_hook_.reset();
@@ -211,7 +216,10 @@ uint64_t DreamBackend::getSequenceNumberForGroup() {
 
 c10d::ErrorType DreamBackend::getError() {
   if (!comm_) return fallback_.get("cpu")->getError();
-  const std::optional<ErrorKind> kind = comm_->failure_kind();
+  std::optional<ErrorKind> kind = comm_->failure_kind();
+  if (!kind && device_) {
+    if (const std::optional<Error> failed = device_->failure()) kind = failed->kind();
+  }
   return kind ? to_error_type(*kind) : c10d::ErrorType::SUCCESS;
 }
 
@@ -252,22 +260,33 @@ std::string DreamBackend::explain(Kind kind, std::size_t bytes, bool in_heaps) c
   }
   return concat(comm_->explain(kind, bytes, in_heaps), "\n  (costs: ", costs_words_,
                 ")\n  (heap of this rank: ", heap_ ? heap_->describe() : concat("none: ", no_heap_),
-                ")\n  (tensors on cuda go to torch's own NCCL group, sparse all_reduce to Gloo)");
+                ")\n  (tensors on cuda: ", words_on_devices(), "; sparse all_reduce goes to Gloo)");
+}
+
+std::string DreamBackend::words_on_devices() const {
+  if (!device_) return "torch's own NCCL group, as the option cuda says";
+  return concat(device_->describe(), "; what it does not do goes to torch's own NCCL group");
 }
 
 std::optional<std::string> DreamBackend::failure() const {
-  return comm_ ? comm_->failure() : std::nullopt;
+  if (!comm_) return std::nullopt;
+  std::optional<std::string> failed = comm_->failure();
+  if (!failed && device_) {
+    if (const std::optional<Error> error = device_->failure()) failed = error->what();
+  }
+  return failed;
 }
 
 void DreamBackend::abort() {
   if (!process_.at_home()) return;
   if (comm_) comm_->abort("abort() was called");
+  if (device_) device_->abort();
   for (const Fallback::Inner& inner : fallback_.all()) inner->abort();
 }
 
 void DreamBackend::shutdown() {
   if (!process_.at_home()) return;
-  without_gil([this] { close(); });
+  without_gil([this] { close(false); });
 }
 
 void DreamBackend::close_at_exit() {
@@ -276,12 +295,13 @@ void DreamBackend::close_at_exit() {
   if (comm_ && left > 0) {
     comm_->abort(concat("the process exits with ", left, " calls under way"));
   }
-  shutdown();
+  without_gil([this] { close(true); });
 }
 
-void DreamBackend::close() {
+void DreamBackend::close(bool alone) {
   closed_.set(1);
   while (!pending_->wait_none(kLook)) check_signals();
+  if (device_) device_->close(!alone);
   if (comm_) comm_->shutdown();
   executor_->stop();
   for (const Fallback::Inner& inner : fallback_.close()) inner->shutdown();

@@ -27,7 +27,7 @@ Block block_of(const at::Tensor& tensor) {
 WorkPtr DreamBackend::send(TensorList& tensors, int dst, int tag) {
   const Site site = at(kSend);
   const Tensor& tensor = only(site, "tensors", tensors);
-  if (!serves(tensor)) {
+  if (!shares(tensor)) {
     return forward(tensor, [&](c10d::Backend& inner) { return inner.send(tensors, dst, tag); });
   }
   require_open();
@@ -52,7 +52,7 @@ WorkPtr DreamBackend::send(TensorList& tensors, int dst, int tag) {
 
 WorkPtr DreamBackend::recv(TensorList& tensors, int src, int tag) {
   const Tensor& tensor = only(at(kRecv), "tensors", tensors);
-  if (!serves(tensor)) {
+  if (!shares(tensor)) {
     return forward(tensor, [&](c10d::Backend& inner) { return inner.recv(tensors, src, tag); });
   }
   return receive(kRecv, tensor, require_peer(at(kRecv), "src", src), tag);
@@ -60,7 +60,7 @@ WorkPtr DreamBackend::recv(TensorList& tensors, int src, int tag) {
 
 WorkPtr DreamBackend::recvAnysource(TensorList& tensors, int tag) {
   const Tensor& tensor = only(at(kRecvAnySource), "tensors", tensors);
-  if (!serves(tensor)) {
+  if (!shares(tensor)) {
     return forward(tensor, [&](c10d::Backend& inner) { return inner.recvAnysource(tensors, tag); });
   }
   return receive(kRecvAnySource, tensor, std::nullopt, tag);

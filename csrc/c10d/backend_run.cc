@@ -34,6 +34,12 @@ void leave_to_peers_if_failed(const Communicator& communicator, const Calls& cal
   for (const Call& call : calls) call.leave_to_peers();
 }
 
+/// Whether the call is on an accelerator's tensors; all of a call are on one device.
+bool on_device(Tensors inputs, Tensors outputs) {
+  const Tensors some = inputs.empty() ? outputs : inputs;
+  return !some.empty() && !some[0].is_cpu();
+}
+
 bool all_direct(const Calls& calls) {
   return std::all_of(calls.begin(), calls.end(), [](const Call& call) { return call.direct(); });
 }
@@ -89,7 +95,13 @@ class Job {
 }  // namespace
 
 bool DreamBackend::serves(const Tensor& tensor) const {
-  return comm_ && tensor.defined() && tensor.is_cpu();
+  if (shares(tensor)) return true;
+  return device_ && tensor.defined() && device_->serves(tensor, std::nullopt);
+}
+
+bool DreamBackend::serves(const Site& site, const Tensor& tensor, const c10d::ReduceOp& op) const {
+  if (shares(tensor)) return true;
+  return device_ && tensor.defined() && device_->serves(tensor, plainly(op, tensor, site));
 }
 
 const at::Tensor& DreamBackend::only(const Site& site, const char* argument,
@@ -101,6 +113,7 @@ const at::Tensor& DreamBackend::only(const Site& site, const char* argument,
 }
 
 WorkPtr DreamBackend::issue(const Plan& plan, Calls& calls) {
+  if (on_device(plan.inputs, plan.outputs)) return issue_on_device(plan, calls);
   require_open();
   sequence_.add(1);
   if (plan.async || coalescing()) return collect(run_later(plan, calls));
@@ -115,6 +128,19 @@ WorkPtr DreamBackend::issue(const Plan& plan, Calls& calls) {
   }
   work->complete_unshared();
   return work;
+}
+
+WorkPtr DreamBackend::issue_on_device(const Plan& plan, Calls& calls) {
+  require_open();
+  sequence_.add(1);
+  return collect(device_->issue(rank_,
+                                {.label = plan.label,
+                                 .inputs = plan.inputs,
+                                 .outputs = plan.outputs,
+                                 .deadline = deadline_after(plan.timeout, timeout()),
+                                 .async = plan.async || coalescing(),
+                                 .sequence = static_cast<uint64_t>(sequence_.read())},
+                                calls));
 }
 
 void DreamBackend::run_here(Calls& calls, Clock::time_point deadline) {

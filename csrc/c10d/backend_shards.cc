@@ -100,6 +100,7 @@ WorkPtr DreamBackend::allgather_coalesced(std::vector<TensorList>& outputs, Tens
   }
   Calls calls;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
+    require_same_device(site, "input_tensor_list", inputs[i], inputs[0]);
     TensorList of_input;
     for (const TensorList& of_rank : outputs) of_input.push_back(of_rank[i]);
     fill_gathered(calls.emplace_back(Kind::kAllGather, moving(inputs[i])), site, of_input,
@@ -120,6 +121,7 @@ WorkPtr DreamBackend::allgather_into_tensor_coalesced(TensorList& outputs, Tenso
   require_length(site, "outputs", outputs.size(), inputs.size());
   Calls calls;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
+    require_same_device(site, "inputs", inputs[i], inputs[0]);
     calls.push_back(shard_gather(site, outputs[i], inputs[i]));
   }
   return issue({kAllGatherCoalesced, inputs, outputs, opts.timeout, opts.asyncOp}, calls);
@@ -129,7 +131,7 @@ WorkPtr DreamBackend::reduce_scatter(TensorList& outputs, std::vector<TensorList
                                      const c10d::ReduceScatterOptions& opts) {
   const Site site = at(kReduceScatter);
   const Tensor& output = only(site, "output_tensors", outputs);
-  if (!serves(output)) {
+  if (!serves(site, output, opts.reduceOp)) {
     return forward(
         output, [&](c10d::Backend& inner) { return inner.reduce_scatter(outputs, inputs, opts); });
   }
@@ -165,13 +167,14 @@ WorkPtr DreamBackend::reduce_scatter(TensorList& outputs, std::vector<TensorList
 
 WorkPtr DreamBackend::_reduce_scatter_base(Tensor& output, Tensor& input,
                                            const c10d::ReduceScatterOptions& opts) {
-  if (!serves(input)) {
+  const Site site = at(kReduceScatterBase);
+  if (!serves(site, input, opts.reduceOp)) {
     return forward(input, [&](c10d::Backend& inner) {
       return inner._reduce_scatter_base(output, input, opts);
     });
   }
   Calls calls;
-  calls.push_back(shard_reduction(at(kReduceScatterBase), output, input, opts.reduceOp));
+  calls.push_back(shard_reduction(site, output, input, opts.reduceOp));
   return issue({kReduceScatterBase, input, output, opts.timeout, opts.asyncOp}, calls);
 }
 
@@ -179,7 +182,7 @@ WorkPtr DreamBackend::reduce_scatter_tensor_coalesced(TensorList& outputs, Tenso
                                                       const c10d::ReduceScatterOptions& opts) {
   const Site site = at(kReduceScatterCoalesced);
   TORCH_CHECK_VALUE(!inputs.empty(), site, "expected 'inputs' not to be empty");
-  if (!serves(inputs[0])) {
+  if (!serves(site, inputs[0], opts.reduceOp)) {
     return forward(inputs[0], [&](c10d::Backend& inner) {
       return inner.reduce_scatter_tensor_coalesced(outputs, inputs, opts);
     });
@@ -187,6 +190,7 @@ WorkPtr DreamBackend::reduce_scatter_tensor_coalesced(TensorList& outputs, Tenso
   require_length(site, "outputs", outputs.size(), inputs.size());
   Calls calls;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
+    require_same_device(site, "inputs", inputs[i], inputs[0]);
     calls.push_back(shard_reduction(site, outputs[i], inputs[i], opts.reduceOp));
   }
   return issue({kReduceScatterCoalesced, inputs, outputs, opts.timeout, opts.asyncOp}, calls);

@@ -2,6 +2,7 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty_like.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <array>
 #include <cstdint>
@@ -111,6 +112,16 @@ void Call::leave_to_peers() const {
     if (heap && heap->holds(static_cast<const std::byte*>(storage.data()))) {
       new c10::Storage(storage);
     }
+  }
+}
+
+void Call::used_on(const c10::Stream& stream) const {
+  const c10::impl::VirtualGuardImpl device(stream.device_type());
+  for (const c10::Storage& storage : plain_) {
+    device.recordDataPtrOnStream(storage.data_ptr(), stream);
+  }
+  for (const Staged& part : staged_) {
+    device.recordDataPtrOnStream(part.tensor.storage().data_ptr(), stream);
   }
 }
 

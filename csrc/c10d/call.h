@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
 #include <c10/util/ArrayRef.h>
 #include <c10/util/SmallVector.h>
 
@@ -34,6 +35,8 @@ class Call {
   /// After the group has failed in this call: keeps its tensors in the shared heap
   /// for ever, as a late peer may still write there. Others are not reached by peers.
   void leave_to_peers() const;
+  /// The call's memory on a device is in use until `stream` has come so far.
+  void used_on(const c10::Stream& stream) const;
   /// `rest`: how many parts of a coalesced call follow this one.
   Request request(Clock::time_point deadline, std::size_t rest) const;
 

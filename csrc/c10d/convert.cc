@@ -94,6 +94,10 @@ std::string type_name(c10::ScalarType type) {
 
 Reduction moving(const at::Tensor& tensor) { return {.dtype = to_dtype(tensor.scalar_type())}; }
 
+Reduction plainly(const c10d::ReduceOp& op, const at::Tensor& tensor, const Site& site) {
+  return {.dtype = to_dtype(tensor.scalar_type()), .op = to_op(op.op_, site)};
+}
+
 Reduction to_reduction(const c10d::ReduceOp& op, c10::ScalarType type, const Site& site) {
   Reduction reduction{.dtype = to_dtype(type), .op = to_op(op.op_, site), .divisor = site.size};
   TORCH_CHECK_VALUE(is_defined(reduction.op, reduction.dtype), site, name(reduction.op),

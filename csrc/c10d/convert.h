@@ -27,6 +27,9 @@ Reduction moving(const at::Tensor& tensor);
 /// c10::ValueError if the operation is not defined on the type.
 Reduction to_reduction(const c10d::ReduceOp& op, c10::ScalarType type, const Site& site);
 
+/// What `op` computes on such tensors, as far as accelerators care: without a factor.
+Reduction plainly(const c10d::ReduceOp& op, const at::Tensor& tensor, const Site& site);
+
 /// The deadline of a call: c10d::kUnsetTimeout means `fallback`.
 std::chrono::steady_clock::time_point deadline_after(std::chrono::milliseconds timeout,
                                                      std::chrono::milliseconds fallback);

@@ -122,7 +122,7 @@ py::dict to_dict(const std::array<Traffic, kKinds>& traffic) {
 
 OptionsPtr make_options(milliseconds timeout, std::string algorithm, bool fixed_order,
                         std::size_t page_bytes, std::size_t message_bytes, bool shared_memory,
-                        std::size_t heap_bytes, std::string costs) {
+                        std::size_t heap_bytes, std::string costs, std::string cuda) {
   auto options = c10::make_intrusive<DreamOptions>(timeout);
   options->algorithm = std::move(algorithm);
   options->fixed_order = fixed_order;
@@ -131,24 +131,30 @@ OptionsPtr make_options(milliseconds timeout, std::string algorithm, bool fixed_
   options->shared_memory = shared_memory;
   options->heap_bytes = heap_bytes;
   options->costs = std::move(costs);
+  options->cuda = std::move(cuda);
   require_valid(*options);
   return options;
 }
 
 std::string repr(const DreamOptions& options) {
   const auto boolean = [](bool value) { return value ? "True" : "False"; };
-  return concat("Options(timeout=timedelta(milliseconds=", options.timeout.count(),
-                "), algorithm='", options.algorithm,
-                "', fixed_order=", boolean(options.fixed_order),
-                ", page_bytes=", options.page_bytes, ", message_bytes=", options.message_bytes,
-                ", shared_memory=", boolean(options.shared_memory),
-                ", heap_bytes=", options.heap_bytes, ", costs='", options.costs, "')");
+  return concat(
+      "Options(timeout=timedelta(milliseconds=", options.timeout.count(), "), algorithm='",
+      options.algorithm, "', fixed_order=", boolean(options.fixed_order),
+      ", page_bytes=", options.page_bytes, ", message_bytes=", options.message_bytes,
+      ", shared_memory=", boolean(options.shared_memory), ", heap_bytes=", options.heap_bytes,
+      ", costs='", options.costs, "', cuda='", options.cuda, "')");
 }
 
 py::tuple fields_of(const DreamOptions& options) {
   return py::make_tuple(options.timeout, options.algorithm, options.fixed_order, options.page_bytes,
                         options.message_bytes, options.shared_memory, options.heap_bytes,
-                        options.costs);
+                        options.costs, options.cuda);
+}
+
+/// For tests: another accelerator than CUDA, by a capsule that holds a DeviceKind.
+void serve_device(DreamOptions& options, const py::capsule& kind) {
+  options.device = *kind.get_pointer<const DeviceKind>();
 }
 
 OptionsPtr copy_of(const DreamOptions& options) {
@@ -175,6 +181,8 @@ heap_bytes (int): address space for tensors that peers read and write in place, 
 costs (str): what the choice of an algorithm goes by. "auto": measured once on each
     machine for each number of ranks, in under a second, and kept in
     ~/.cache/dreamcomm; "fixed": the same everywhere; or such a file's path.
+cuda (str): what carries tensors on GPUs. "nccl": torch's own NCCL group; "dreamcomm":
+    this library's kernels, for ranks of one host (what they do not do goes to NCCL).
 shared_memory (bool): False sends everything to torch's own Gloo or NCCL group.
 )");
   options
@@ -183,7 +191,8 @@ shared_memory (bool): False sends everything to torch's own Gloo or NCCL group.
            py::arg("page_bytes") = defaults.page_bytes,
            py::arg("message_bytes") = defaults.message_bytes,
            py::arg("shared_memory") = defaults.shared_memory,
-           py::arg("heap_bytes") = defaults.heap_bytes, py::arg("costs") = defaults.costs)
+           py::arg("heap_bytes") = defaults.heap_bytes, py::arg("costs") = defaults.costs,
+           py::arg("cuda") = defaults.cuda)
       .def_readwrite("timeout", &DreamOptions::timeout)
       .def_readwrite("algorithm", &DreamOptions::algorithm)
       .def_readwrite("fixed_order", &DreamOptions::fixed_order)
@@ -192,6 +201,8 @@ shared_memory (bool): False sends everything to torch's own Gloo or NCCL group.
       .def_readwrite("shared_memory", &DreamOptions::shared_memory)
       .def_readwrite("heap_bytes", &DreamOptions::heap_bytes)
       .def_readwrite("costs", &DreamOptions::costs)
+      .def_readwrite("cuda", &DreamOptions::cuda)
+      .def("_serve_device", &serve_device, py::arg("kind"))
       .def("__repr__", &repr)
       .def("__eq__",
            [](const DreamOptions& self, const DreamOptions& other) {
@@ -203,7 +214,8 @@ shared_memory (bool): False sends everything to torch's own Gloo or NCCL group.
                             fields[0].cast<milliseconds>(), fields[1].cast<std::string>(),
                             fields[2].cast<bool>(), fields[3].cast<std::size_t>(),
                             fields[4].cast<std::size_t>(), fields[5].cast<bool>(),
-                            fields[6].cast<std::size_t>(), fields[7].cast<std::string>());
+                            fields[6].cast<std::size_t>(), fields[7].cast<std::string>(),
+                            fields[8].cast<std::string>());
                       }))
       .def("__copy__", &copy_of)
       .def("__deepcopy__", [](const DreamOptions& self, const py::dict&) { return copy_of(self); });

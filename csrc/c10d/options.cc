@@ -29,6 +29,9 @@ void require_valid(const DreamOptions& options) {
                     "ring, master or heap, got '", options.algorithm, "'");
   TORCH_CHECK_VALUE(options.timeout.count() > 0, "dreamcomm.Options: expected a positive timeout, ",
                     "got ", options.timeout.count(), " ms");
+  TORCH_CHECK_VALUE(options.cuda == "nccl" || options.cuda == "dreamcomm",
+                    "dreamcomm.Options: expected cuda to be nccl or dreamcomm, got '", options.cuda,
+                    "'");
   require_bytes("page_bytes", options.page_bytes, 1536);
   require_bytes("message_bytes", options.message_bytes, 128);
   TORCH_CHECK_VALUE(

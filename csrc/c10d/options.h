@@ -4,6 +4,7 @@
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include "c10d/device_calls.h"
 #include "transport/shm.h"
 
 namespace dreamcomm {
@@ -26,6 +27,8 @@ struct DreamOptions : c10d::Backend::Options {
   bool shared_memory = true;
   std::size_t heap_bytes = Heap::default_bytes();  // 0: no heap
   std::string costs = "auto";                      // or "fixed", or a file's path
+  std::string cuda = "nccl";                       // or "dreamcomm"
+  DeviceKind device;                               // what "dreamcomm" stands for
 };
 
 /// Throws c10::ValueError if an option has no meaning, whatever the group.

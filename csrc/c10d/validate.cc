@@ -20,8 +20,6 @@ std::ostream& operator<<(std::ostream& out, const Site& site) {
 void require_dense(const Site& site, const char* argument, const at::Tensor& tensor) {
   TORCH_CHECK_VALUE(tensor.defined(), site, "expected '", argument,
                     "' to be a tensor, got an undefined one");
-  TORCH_CHECK_VALUE(tensor.device().is_cpu(), site, "expected '", argument,
-                    "' on cpu like the call's other tensors, got a tensor on ", tensor.device());
   TORCH_CHECK_VALUE(tensor.layout() == at::kStrided, site, "expected '", argument,
                     "' to be dense, got a tensor of layout ", tensor.layout());
 }
@@ -40,8 +38,16 @@ void require_length(const Site& site, const char* argument, std::size_t got, std
                     ", got ", got);
 }
 
+void require_same_device(const Site& site, const char* argument, const at::Tensor& tensor,
+                         const at::Tensor& like) {
+  TORCH_CHECK_VALUE(tensor.device() == like.device(), site, "expected '", argument, "' on ",
+                    like.device(), " like the call's other tensors, got a tensor on ",
+                    tensor.device());
+}
+
 void require_same_type(const Site& site, const char* argument, const at::Tensor& tensor,
                        const at::Tensor& like) {
+  require_same_device(site, argument, tensor, like);
   TORCH_CHECK_VALUE(tensor.scalar_type() == like.scalar_type(), site, "expected '", argument,
                     "' of type ", type_name(like.scalar_type()),
                     " like the call's other tensors, got ", type_name(tensor.scalar_type()));

@@ -20,13 +20,16 @@ struct Site {
 /// "rank 1 of 4: all_reduce: "
 std::ostream& operator<<(std::ostream& out, const Site& site);
 
-/// A dense tensor in host memory.
+/// A dense tensor.
 void require_dense(const Site& site, const char* argument, const at::Tensor& tensor);
 /// Dense, and no two of its elements share memory.
 void require_writable(const Site& site, const char* argument, const at::Tensor& tensor);
 /// A list of `length` tensors or other things.
 void require_length(const Site& site, const char* argument, std::size_t got, std::size_t length);
-/// `tensor` holds `numel` elements of `like`'s type.
+/// `tensor` lies on `like`'s device.
+void require_same_device(const Site& site, const char* argument, const at::Tensor& tensor,
+                         const at::Tensor& like);
+/// `tensor` holds `numel` elements of `like`'s type, on its device.
 void require_match(const Site& site, const char* argument, const at::Tensor& tensor,
                    const at::Tensor& like, std::int64_t numel);
 void require_same_type(const Site& site, const char* argument, const at::Tensor& tensor,

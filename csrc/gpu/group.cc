@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "gpu/choice.h"
+#include "gpu/computes.h"
 #include "gpu/report_words.h"
 
 namespace dreamcomm::gpu {
@@ -35,6 +36,17 @@ std::size_t bytes_of_block(const Request& request) {
   if (request.kind == Kind::kAllToAll || request.kind == Kind::kBarrier) return 0;
   const auto& blocks = request.in.empty() ? request.out : request.in;
   return blocks.empty() ? 0 : blocks.front().bytes;
+}
+
+/// As kernels carry it out. Throws Error(kInvalid).
+Reduction reduction_of(const Request& request) {
+  if (request.reduction.op == ReduceOp::kNone) return request.reduction;
+  const std::optional<Reduction> computed = computed_as(request.reduction);
+  check(computed.has_value(), ErrorKind::kInvalid, "GPUs do not compute ",
+        name(request.reduction.op), " of ", name(request.reduction.dtype),
+        " here: use SUM, AVG, PRODUCT, MIN or MAX of float32, float64, float16, bfloat16, uint8, ",
+        "int8, int16, int32 or int64");
+  return *computed;
 }
 
 std::int64_t nanoseconds_until(Clock::time_point deadline) {
@@ -95,12 +107,13 @@ void Group::look_for_stamps() {
 
 Task Group::task_of(const Request& request) const {
   Task task;
+  const Reduction reduction = reduction_of(request);
   const bool varies = request.kind == Kind::kAllToAll;
   task.bytes = bytes_of_block(request);
   const Choice choice = choose({request.kind, task.bytes, size_, layout_.blocks, options_.lanes});
   task.card = {.kind = request.kind,
-               .op = request.reduction.op,
-               .dtype = request.reduction.dtype,
+               .op = reduction.op,
+               .dtype = reduction.dtype,
                .row = static_cast<std::uint8_t>(choice.row),
                .root = request.root,
                .blocks = static_cast<std::uint32_t>(choice.grid.blocks),
@@ -108,7 +121,7 @@ Task Group::task_of(const Request& request) const {
                .bytes = task.bytes};
   task.rank = rank_;
   task.size = size_;
-  task.divisor = request.reduction.divisor;
+  task.divisor = reduction.divisor;
   task.sequence = sequence_ + 1;
   task.in = row_of(request.in, "inputs");
   task.out = row_of(request.out, "outputs");
@@ -126,7 +139,7 @@ Task Group::task_of(const Request& request) const {
 }
 
 void Group::run(const Request& request, void* stream) {
-  if (const std::optional<Error> failed = failure()) {
+  if (const std::optional<Error> failed = refusal()) {
     throw Error(ErrorKind::kAborted,
                 concat(dreamcomm::describe(request), " on rank ", rank_,
                        ": the group takes no more tensors on GPUs: ", failed->what()));
@@ -136,9 +149,18 @@ void Group::run(const Request& request, void* stream) {
   ++sequence_;
 }
 
-std::optional<Error> Group::failure() const {
+std::optional<Error> Group::refusal() const {
   const std::scoped_lock lock(closing_);
   if (closed_) return Error(ErrorKind::kAborted, "the group was closed");
+  return failure_told();
+}
+
+std::optional<Error> Group::failure() const {
+  const std::scoped_lock lock(closing_);
+  return told_ == nullptr ? last_told_ : failure_told();
+}
+
+std::optional<Error> Group::failure_told() const {
   // A kernel may be writing: the reason comes last.
   const Report& report = report_of(told_);
   auto* reason = const_cast<std::uint64_t*>(&report.reason);
@@ -151,7 +173,7 @@ std::optional<Error> Group::failure() const {
 
 void Group::abort() {
   const std::scoped_lock lock(closing_);
-  if (closed_) return;
+  if (told_ == nullptr) return;
   aborted_.store(true);
   std::atomic_ref(control_of(told_).abort).store(1, std::memory_order_release);
 }
@@ -182,9 +204,15 @@ void Group::close(const Exchange& exchange) {
   for (std::byte* memory : {windows_[index_of(rank_)], rounds_}) {
     if (memory != nullptr) driver_->release(memory);
   }
-  if (told_ != nullptr) driver_->release_host(told_);
+  {
+    const std::scoped_lock lock(closing_);
+    if (told_ != nullptr) {
+      last_told_ = failure_told();
+      driver_->release_host(std::exchange(told_, nullptr));
+    }
+  }
   windows_ = {};
-  rounds_ = told_ = nullptr;
+  rounds_ = nullptr;
   released_ = true;
 }
 

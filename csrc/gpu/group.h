@@ -59,7 +59,7 @@ class Group {
   /// call failed, which ends the group.
   void run(const Request& request, void* stream);
 
-  /// Why the group is unusable, as the kernels have told so far. Any thread.
+  /// Why a call failed, as the kernels have told so far; also after close(). Any thread.
   std::optional<Error> failure() const;
   /// Ends this rank's kernels under way, and those of the peers that wait with them; later
   /// calls fail. Any thread.
@@ -83,6 +83,8 @@ class Group {
   void stamp_all();
   void look_for_stamps();
   Task task_of(const Request& request) const;
+  std::optional<Error> refusal() const;
+  std::optional<Error> failure_told() const;
 
   const int rank_;
   const int size_;
@@ -92,8 +94,9 @@ class Group {
   Layout layout_;
   std::array<std::byte*, kMaxRanks> windows_{};
   std::byte* rounds_ = nullptr;
-  std::byte* told_ = nullptr;   // Control, then Report
-  mutable std::mutex closing_;  // of closed_; what told_ points to lives until it is set
+  mutable std::mutex closing_;
+  std::byte* told_ = nullptr;  // Control, then Report; guarded by closing_, as are:
+  std::optional<Error> last_told_;
   bool closed_ = false;
   bool released_ = false;
   std::uint64_t sequence_ = 0;

@@ -1,27 +1,22 @@
 #include <algorithm>
 
 #include "gpu/check.cuh"
+#include "gpu/computes.h"
 #include "gpu/kernels.cuh"
 #include "gpu/launch.h"
 
 namespace dreamcomm::gpu {
 namespace {
 
-bool is_computed(ReduceOp op) {
-  return op == ReduceOp::kSum || op == ReduceOp::kAvg || op == ReduceOp::kProduct ||
-         op == ReduceOp::kMin || op == ReduceOp::kMax;
-}
-
 Kernel kernel_of(const CallCard& card) {
   if (card.op == ReduceOp::kNone) return move_kernel_of();
-  check(is_computed(card.op), ErrorKind::kInvalid, "GPUs do not compute ", name(card.op),
-        " here: use SUM, AVG, PRODUCT, MIN or MAX");
+  const bool computed = computed_as({.dtype = card.dtype, .op = card.op}).has_value();
   for (const auto& of : {float_kernels, half_kernels, integer_kernels}) {
-    if (const Kernel kernel = of(card.dtype)) return kernel;
+    const Kernel kernel = of(card.dtype);
+    if (computed && kernel != nullptr) return kernel;
   }
   throw Error(ErrorKind::kInvalid,
-              concat("GPUs do not compute with ", name(card.dtype), " here: use float32, float64, ",
-                     "float16, bfloat16, uint8, int8, int16, int32 or int64"));
+              concat("there is no kernel for ", name(card.op), " of ", name(card.dtype)));
 }
 
 /// Blocks of the kernel that the device runs at the same time.

@@ -1,0 +1,102 @@
+#include "c10d/device_work.h"
+
+#include <ATen/record_function.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <thread>
+
+#include "c10d/convert.h"
+#include "c10d/python.h"
+
+namespace dreamcomm {
+namespace {
+
+using std::chrono::milliseconds;
+
+/// Between looks at whether the device is done.
+constexpr std::chrono::microseconds kLook{20};
+
+std::optional<std::vector<at::Tensor>> profiled(Tensors inputs) {
+  if (!at::hasCallbacks()) return std::nullopt;
+  return inputs.vec();
+}
+
+}  // namespace
+
+DeviceWork::DeviceWork(int rank, const Label& label, Tensors inputs, Tensors outputs,
+                       const c10::Stream& stream, std::shared_ptr<const c10::Event> done,
+                       std::shared_ptr<const gpu::Group> group, uint64_t sequence)
+    : Work(rank, label.type, at::hasCallbacks() ? label.title : nullptr, profiled(inputs)),
+      label_(label),
+      outputs_(outputs.vec()),
+      stream_(stream),
+      done_(std::move(done)),
+      group_(std::move(group)),
+      sequence_(sequence) {
+  if (recordFunctionEndCallback_) {  // profiles show the host's part; the device's is in its own
+    recordFunctionEndCallback_();
+    recordFunctionEndCallback_ = nullptr;
+  }
+}
+
+bool DeviceWork::isCompleted() {
+  if (!done_->query()) return false;
+  static_cast<void>(exception());
+  return true;
+}
+
+std::exception_ptr DeviceWork::exception() const {
+  const std::scoped_lock lock(found_mutex_);
+  if (found_) return failure_;
+  const bool done = done_->query();  // first: what the kernel has told is there when it is done
+  const std::optional<Error> failed = group_->failure();
+  found_ = done || failed;
+  if (failed) failure_ = to_torch(*failed);
+  return failure_;
+}
+
+void DeviceWork::rethrow_failure() const {
+  if (const std::exception_ptr failure = exception()) std::rethrow_exception(failure);
+}
+
+void DeviceWork::synchronize() {
+  const c10::impl::VirtualGuardImpl device(stream_.device_type());
+  const c10::Stream current = device.getStream(stream_.device());
+  if (current != stream_) done_->block(current);
+}
+
+bool DeviceWork::wait(milliseconds timeout) {
+  if (timeout != kNoTimeout || label_.type == c10d::OpType::BARRIER) {
+    wait_here(timeout);
+    rethrow_failure();
+  } else if (group_->failure()) {
+    rethrow_failure();
+  }
+  synchronize();
+  return true;
+}
+
+void DeviceWork::wait_here(milliseconds timeout) {
+  const Clock::time_point begin = Clock::now();
+  while (!done_->query()) {
+    check_signals();
+    TORCH_CHECK_WITH(DistBackendError, timeout == kNoTimeout || Clock::now() - begin < timeout,
+                     label_.name(), ": Timed out waiting ", timeout.count(),
+                     " ms for this work; the call itself goes on");
+    std::this_thread::sleep_for(kLook);
+  }
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> DeviceWork::getFuture() {
+  const std::scoped_lock lock(mutex_);
+  if (future_) return future_;
+  const c10::TypePtr type = c10::ListType::create(c10::TensorType::get());
+  future_ = c10::make_intrusive<c10::ivalue::Future>(type, std::vector{stream_.device()});
+  // Of the stream as it is now: the call's last step is on it.
+  const c10::StreamGuard on(stream_);
+  future_->markCompleted(outputs_);
+  return future_;
+}
+
+}  // namespace dreamcomm

@@ -1,0 +1,115 @@
+#include "memory.h"
+
+#include <ATen/native/TensorFactories.h>
+#include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/view_native.h>
+#include <torch/library.h>
+
+#include <cstring>
+#include <vector>
+
+namespace dreamcomm::testing {
+namespace {
+
+struct Memory {
+  std::vector<std::byte> bytes;
+  Queue* owner;
+  std::vector<Queue*> users;
+};
+
+void let_go(void* context) {
+  auto* memory = static_cast<Memory*>(context);
+  for (Queue* user : memory->users) {
+    Mark mark;
+    mark.record(*user);
+    mark.block(*memory->owner);
+  }
+  memory->owner->put([memory] {
+    std::memset(memory->bytes.data(), 0xDD, memory->bytes.size());
+    delete memory;
+  });
+}
+
+at::Tensor empty(c10::IntArrayRef sizes, std::optional<at::ScalarType> type,
+                 std::optional<at::Layout>, std::optional<at::Device> device, std::optional<bool>,
+                 std::optional<at::MemoryFormat>) {
+  const c10::OptionalDeviceGuard on(device);
+  std::vector<int64_t> strides(sizes.size());
+  int64_t stride = 1;
+  for (std::size_t d = sizes.size(); d-- > 0;) {
+    strides[d] = stride;
+    stride *= sizes[d];
+  }
+  return empty_on_device(sizes, strides, type.value_or(at::kFloat));
+}
+
+at::Tensor empty_strided(c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                         std::optional<at::ScalarType> type, std::optional<at::Layout>,
+                         std::optional<at::Device> device, std::optional<bool>) {
+  const c10::OptionalDeviceGuard on(device);
+  return empty_on_device(sizes, strides, type.value_or(at::kFloat));
+}
+
+/// On the current stream; to the host it waits for it.
+at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool) {
+  Queue& queue = queue_of(current_stream());
+  if (from.is_cpu()) {  // the host's tensor may change as soon as this returns
+    queue.put([to = on_host(to), source = from.clone()] { to.copy_(source); });
+  } else {
+    queue.put([to = on_host(to), source = on_host(from)] { to.copy_(source); });
+  }
+  if (to.is_cpu()) queue.wait();
+  return to;
+}
+
+at::Tensor view(const at::Tensor& tensor, c10::IntArrayRef sizes) {
+  return at::native::view(tensor, sizes);
+}
+
+at::Tensor as_strided(const at::Tensor& tensor, c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                      std::optional<int64_t> offset) {
+  return at::native::as_strided_tensorimpl(tensor, sizes, strides, offset);
+}
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("empty.memory_format", &empty);
+  m.impl("empty_strided", &empty_strided);
+  m.impl("_copy_from", &copy_from);
+  m.impl("view", &view);
+  m.impl("as_strided", &as_strided);
+}
+
+}  // namespace
+
+at::Tensor empty_on_device(c10::IntArrayRef sizes, c10::IntArrayRef strides, at::ScalarType type) {
+  std::size_t last = 1;
+  for (std::size_t d = 0; d < sizes.size(); ++d) {
+    last = sizes[d] == 0 ? 0
+           : last == 0   ? 0
+                         : last + static_cast<std::size_t>((sizes[d] - 1) * strides[d]);
+  }
+  const std::size_t bytes = last * c10::elementSize(type);
+  const c10::Stream stream = current_stream();
+  auto* memory = new Memory{std::vector<std::byte>(bytes), &queue_of(stream), {}};
+  c10::DataPtr data(memory->bytes.data(), memory, &let_go, stream.device());
+  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, std::move(data), nullptr, false);
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+      c10::scalarTypeToTypeMeta(type));
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
+  return tensor;
+}
+
+void use_memory_on(const c10::DataPtr& data, Queue& queue) {
+  if (data.get_deleter() != &let_go) return;
+  static_cast<Memory*>(data.get_context())->users.push_back(&queue);
+}
+
+at::Tensor on_host(const at::Tensor& tensor) {
+  if (tensor.is_cpu()) return tensor;
+  return at::from_blob(tensor.mutable_data_ptr(), tensor.sizes(), tensor.strides(),
+                       at::TensorOptions().dtype(tensor.scalar_type()));
+}
+
+}  // namespace dreamcomm::testing

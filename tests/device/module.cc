@@ -1,0 +1,111 @@
+// The Python module dreamcomm_test_device.
+#include <torch/csrc/utils/pybind.h>
+
+#include <chrono>
+#include <memory>
+#include <thread>
+
+#include "c10d/device_calls.h"
+#include "host_driver.h"
+#include "memory.h"
+#include "streams.h"
+
+namespace dreamcomm::testing {
+namespace {
+
+/// The tests' driver of GPU kernels, whose kernels run in the order of streams.
+class StreamDriver final : public gpu::Driver {
+ public:
+  explicit StreamDriver(int device) : host_(make_host_driver(device, 8)) {}
+
+  gpu::Id process() const override { return host_->process(); }
+  gpu::Id device() const override { return host_->device(); }
+  std::string describe() const override { return host_->describe(); }
+  int room() const override { return host_->room(); }
+  std::byte* allocate(std::size_t bytes) override { return host_->allocate(bytes); }
+  void release(std::byte* memory) noexcept override { host_->release(memory); }
+  gpu::MemoryName name_of(std::byte* memory) override { return host_->name_of(memory); }
+  std::byte* open(const gpu::MemoryName& name) override { return host_->open(name); }
+  void close(std::byte* opened) noexcept override { host_->close(opened); }
+  std::byte* allocate_host(std::size_t bytes) override { return host_->allocate_host(bytes); }
+  void release_host(std::byte* memory) noexcept override { host_->release_host(memory); }
+  void copy(void* to, const void* from, std::size_t bytes) override {
+    host_->copy(to, from, bytes);
+  }
+  void start(const gpu::Task& task, const gpu::Grid& grid, void* stream) override {
+    Queue& queue = *static_cast<Queue*>(stream);
+    last_.block(queue);
+    queue.put([this, task, grid] { host_->start(task, grid, nullptr); });
+    last_.record(queue);
+  }
+  void drain() override { last_.wait(); }
+
+ private:
+  std::unique_ptr<gpu::Driver> host_;
+  Mark last_;
+};
+
+std::unique_ptr<gpu::Driver> make_driver() {
+  return std::make_unique<StreamDriver>(current_stream().device_index());
+}
+
+/// For Options._serve_device. The smallest pages make many rounds of few bytes.
+py::capsule kind(int lanes, int blocks, std::size_t page_bytes) {
+  auto* made = new DeviceKind{
+      kDeviceType, make_driver,
+      gpu::GroupOptions{.page_bytes = page_bytes, .most_blocks = blocks, .lanes = lanes}};
+  return {made, [](void* held) { delete static_cast<DeviceKind*>(held); }};
+}
+
+/// As slow work of the current stream, before what is put there next.
+void delay(double seconds) {
+  queue_of(current_stream()).put([seconds] {
+    std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+  });
+}
+
+void use_device(int index) {
+  c10::impl::getDeviceGuardImpl(kDeviceType)
+      ->setDevice(c10::Device(kDeviceType, static_cast<c10::DeviceIndex>(index)));
+}
+
+/// Another stream becomes the current one; returns the one before.
+std::int64_t use_stream(std::int64_t id) {
+  const c10::Stream stream(c10::Stream::UNSAFE, current_stream().device(), id);
+  return c10::impl::getDeviceGuardImpl(kDeviceType)->exchangeStream(stream).id();
+}
+
+std::int64_t new_stream() {
+  return c10::impl::getDeviceGuardImpl(kDeviceType)->getNewStream(current_stream().device()).id();
+}
+
+}  // namespace
+}  // namespace dreamcomm::testing
+
+PYBIND11_MODULE(dreamcomm_test_device, m) {
+  using namespace dreamcomm::testing;
+  m.def("kind", &kind, py::arg("lanes") = 3, py::arg("blocks") = 2, py::arg("page_bytes") = 512);
+  m.def("delay", &delay);
+  m.def("use_device", &use_device);
+  m.def("use_stream", &use_stream);
+  m.def("new_stream", &new_stream);
+  m.def("memory_in_use", &host_memory_in_use);
+  m.def("to_device", [](const at::Tensor& host) {
+    const at::Tensor made = empty_on_device(host.sizes(), host.strides(), host.scalar_type());
+    made.copy_(host);
+    return made;
+  });
+  // Waits for the current stream.
+  m.def(
+      "to_host",
+      [](const at::Tensor& tensor) {
+        const at::Tensor host = at::empty_strided(tensor.sizes(), tensor.strides(),
+                                                  at::TensorOptions().dtype(tensor.scalar_type()));
+        host.copy_(tensor);
+        return host;
+      },
+      py::call_guard<py::gil_scoped_release>());
+  m.def(
+      "synchronize", [] { queue_of(current_stream()).wait(); },
+      py::call_guard<py::gil_scoped_release>());
+}
