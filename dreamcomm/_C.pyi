@@ -19,6 +19,7 @@ class Options(Backend.Options):
     heap_bytes: int
     costs: str
     cuda: str
+    cuda_heap_bytes: int
     def __init__(
         self,
         *,
@@ -31,6 +32,7 @@ class Options(Backend.Options):
         heap_bytes: int = ...,
         costs: str = "auto",
         cuda: str = "nccl",
+        cuda_heap_bytes: int = 0,
     ) -> None: ...
     # For tests: an accelerator other than CUDA.
     def _serve_device(self, kind: object) -> None: ...
@@ -61,6 +63,8 @@ class DreamBackend(Backend):
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None: ...
+    # Whether the tensor lies in the registered memory of the group's device.
+    def _holds(self, tensor: Tensor) -> bool: ...
     def get_error(self) -> ErrorType: ...
     # For the benchmark. Rows are calls of a burst; before each burst every input is rewritten with
     # rank + 1 and what is output alone with 0. Durations in seconds, samples x rows of them.

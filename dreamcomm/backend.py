@@ -106,6 +106,7 @@ def _apply_environment(options: Options) -> None:
     options.shared_memory = _flag("DREAMCOMM_SHARED_MEMORY", options.shared_memory)
     options.page_bytes = _size("DREAMCOMM_PAGE_BYTES", options.page_bytes)
     options.message_bytes = _size("DREAMCOMM_MESSAGE_BYTES", options.message_bytes)
+    options.cuda_heap_bytes = _size("DREAMCOMM_CUDA_HEAP_BYTES", options.cuda_heap_bytes, least=0)
     options.heap_bytes = _size("DREAMCOMM_HEAP_BYTES", options.heap_bytes, least=0)
 
 

@@ -30,7 +30,7 @@ def stats(group: dist.ProcessGroup | None = None) -> dict[str, dict[str, int]]:
     Raises:
         ValueError: the group does not use dreamcomm, or this rank is not in it.
     """
-    return _backend(group).stats()
+    return backend_of(group).stats()
 
 
 def explain(
@@ -56,7 +56,7 @@ def explain(
         ValueError: the operation or the group is unknown, or ``world`` is below 1.
     """
     if world is None:
-        return _backend(group).explain(op, nbytes, shared)
+        return backend_of(group).explain(op, nbytes, shared)
     from dreamcomm._compat import check_build
 
     check_build()
@@ -67,13 +67,13 @@ def explain(
 
 def transport(group: dist.ProcessGroup | None = None) -> str:
     """Names what carries the group's bytes, such as "shm (memfd), 4 ranks in one host"."""
-    return _backend(group).transport
+    return backend_of(group).transport
 
 
 def shares_memory(group: dist.ProcessGroup | None = None) -> bool:
     """Whether dreamcomm itself carries the group's tensors on the CPU, and not torch's Gloo."""
     try:
-        return _backend(group).shares_memory
+        return backend_of(group).shares_memory
     except ValueError:
         return False  # the group has another backend
 
@@ -96,10 +96,11 @@ def monitored_barrier(
     """
     if timeout is not None and not isinstance(timeout, timedelta):
         timeout = timedelta(seconds=timeout)
-    _backend(group).monitored_barrier(timeout, wait_all_ranks)
+    backend_of(group).monitored_barrier(timeout, wait_all_ranks)
 
 
-def _backend(group: dist.ProcessGroup | None) -> DreamBackend:
+def backend_of(group: dist.ProcessGroup | None) -> DreamBackend:
+    """The group's backend. Raises ValueError where there is none of dreamcomm."""
     from dreamcomm._compat import check_build
 
     check_build()

@@ -5,6 +5,10 @@ every group of the process shows to its peers, so no step of its own is needed t
 and ranks may hold different ones. Where the heap is full the tensor lies in other memory and
 collectives copy it, which ``dreamcomm.explain()`` tells. A forked child sees the same memory,
 not a copy.
+
+On a GPU the memory belongs to one group, whose option ``cuda`` is "dreamcomm" and whose
+``cuda_heap_bytes`` says how much there is. Its first call for a tensor on the GPU, an allocation
+or a collective, is one that all its ranks have to make.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 if TYPE_CHECKING:
+    import torch.distributed as dist
     from torch import Tensor, nn
 
 __all__ = ["empty", "empty_like", "is_shared", "share_", "zeros"]
@@ -22,51 +27,76 @@ __all__ = ["empty", "empty_like", "is_shared", "share_", "zeros"]
 M = TypeVar("M", bound="nn.Module")
 
 
-def empty(*size: int | Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
+def empty(
+    *size: int | Sequence[int],
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> Tensor:
     """Makes a tensor of undefined content, as :func:`torch.empty`, in the shared heap.
 
     Args:
         size: the shape, as numbers or as one sequence of them.
         dtype: None is torch's default dtype.
+        device: None is the CPU.
+        group: for a GPU's memory, whose it is; None is the default group.
 
     Raises:
-        ValueError: a negative size.
+        ValueError: a negative size; a device whose tensors the group hands to NCCL.
         RuntimeError: the system refuses the heap's address range.
     """
     from dreamcomm._compat import check_build
 
     check_build()
-    from dreamcomm import _C
-    from dreamcomm.backend import heap_bytes
-
     shape = _shape(size)
     if any(length < 0 for length in shape):
         raise ValueError(f"dreamcomm.empty: expected sizes from 0 on, got {tuple(shape)}")
     dtype = torch.get_default_dtype() if dtype is None else dtype
-    size_of_heap = heap_bytes()
-    if size_of_heap == 0:  # as where the heap is full
-        return torch.empty(shape, dtype=dtype, device="cpu")
-    return _C.allocate(shape.numel(), dtype, size_of_heap).view(shape)
+    where = torch.device("cpu" if device is None else device)
+    if where.type == "cpu":
+        return _on_cpu(shape, dtype)
+    from dreamcomm.info import backend_of
+
+    made = backend_of(group).allocate_tensor(shape.numel(), dtype=dtype, device=where)
+    return made.view(shape)
 
 
-def zeros(*size: int | Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
+def zeros(
+    *size: int | Sequence[int],
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> Tensor:
     """Makes a tensor of zeros in the shared heap; see :func:`empty`."""
-    return empty(*size, dtype=dtype).zero_()
+    return empty(*size, dtype=dtype, device=device, group=group).zero_()
 
 
-def empty_like(tensor: Tensor) -> Tensor:
-    """Makes a contiguous tensor of the same shape and dtype in the shared heap."""
-    return empty(*tensor.shape, dtype=tensor.dtype)
+def empty_like(tensor: Tensor, *, group: dist.ProcessGroup | None = None) -> Tensor:
+    """Makes a contiguous tensor of the same shape, dtype and device; see :func:`empty`."""
+    return empty(*tensor.shape, dtype=tensor.dtype, device=tensor.device, group=group)
 
 
-def is_shared(tensor: Tensor) -> bool:
-    """Whether the tensor lies in the heap that this process has now."""
+def is_shared(tensor: Tensor, *, group: dist.ProcessGroup | None = None) -> bool:
+    """Whether the tensor lies in the heap that this process has now, or in the group's GPU memory.
+
+    Args:
+        tensor: of any kind.
+        group: for a tensor that is not on the CPU; None is the default group.
+    """
     from dreamcomm._compat import check_build
 
     check_build()
     from dreamcomm import _C
 
-    return _C.is_in_heap(tensor)
+    if tensor.device.type == "cpu":
+        return _C.is_in_heap(tensor)
+    from dreamcomm.info import backend_of
+
+    try:
+        backend = backend_of(group)
+    except ValueError:  # no group of dreamcomm, no memory of one
+        return False
+    return backend._holds(tensor)
 
 
 def share_(module: M) -> M:
@@ -96,6 +126,16 @@ def share_(module: M) -> M:
             if buffer.device.type == "cpu":
                 buffer.data = _moved(buffer.data)
     return module
+
+
+def _on_cpu(shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    from dreamcomm import _C
+    from dreamcomm.backend import heap_bytes
+
+    size_of_heap = heap_bytes()
+    if size_of_heap == 0:  # as where the heap is full
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    return _C.allocate(shape.numel(), dtype, size_of_heap).view(shape)
 
 
 def _shape(size: tuple[int | Sequence[int], ...]) -> torch.Size:

@@ -122,6 +122,8 @@ class DreamBackend final : public c10d::Backend {
   WorkPtr recvAnysource(TensorList& tensors, int tag) override;
 
   // What people and tools ask for.
+  /// Whether the tensor lies in the registered memory of the group's device.
+  bool holds(const Tensor& tensor) const;
   std::array<Traffic, kKinds> traffic() const;
   std::string explain(Kind kind, std::size_t bytes, bool in_heaps) const;
   /// `bytes` are those of the call's largest tensor.

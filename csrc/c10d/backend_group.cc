@@ -109,7 +109,9 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
                                                          options->fixed_order, options->timeout});
       tune();
       if (options->cuda == "dreamcomm") {
-        device_ = std::make_unique<DeviceCalls>(comm_, options->device, interrupt_, meeting_time);
+        DeviceKind kind = options->device;
+        kind.options.heap_bytes = options->cuda_heap_bytes;
+        device_ = std::make_unique<DeviceCalls>(comm_, kind, interrupt_, meeting_time);
       }
     }
   } catch (...) {
@@ -232,16 +234,22 @@ void DreamBackend::require_open() const {
 }
 
 bool DreamBackend::supportsTensorAlloc(c10::DeviceIndex index) {
-  return index < 0;  // cpu; the devices with an index are accelerators
+  const bool on_cpu = index < 0;  // the devices with an index are accelerators
+  return on_cpu || (device_ && device_->allocates());
 }
 
 at::Tensor DreamBackend::allocateTensor(long size, at::TensorOptions options) {
-  TORCH_CHECK_VALUE(options.device().is_cpu(), "rank ", rank_,
-                    ": dreamcomm allocates tensors on cpu, got ", options.device());
+  const bool on_device = device_ && options.device().type() == device_->type();
+  TORCH_CHECK_VALUE(options.device().is_cpu() || on_device, "rank ", rank_,
+                    ": dreamcomm allocates tensors on cpu, and on cuda with its option cuda, got ",
+                    options.device());
   TORCH_CHECK_VALUE(size >= 0, "rank ", rank_, ": expected a size from 0 on, got ", size);
   require_open();
+  if (on_device) return device_->allocate(size, options);
   return heap_ ? allocate_tensor(*heap_, size, options) : at::empty({size}, options);
 }
+
+bool DreamBackend::holds(const Tensor& tensor) const { return device_ && device_->holds(tensor); }
 
 std::array<Traffic, kKinds> DreamBackend::traffic() const {
   return comm_ ? comm_->traffic() : std::array<Traffic, kKinds>{};

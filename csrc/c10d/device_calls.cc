@@ -1,5 +1,6 @@
 #include "c10d/device_calls.h"
 
+#include <ATen/ops/empty.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -50,6 +51,11 @@ std::shared_ptr<gpu::Group> DeviceCalls::group() const {
   return group_;
 }
 
+std::shared_ptr<DeviceHeap> DeviceCalls::heap() const {
+  const std::scoped_lock lock(mutex_);
+  return heap_;
+}
+
 bool DeviceCalls::serves(const at::Tensor& tensor, const std::optional<Reduction>& reduction) {
   if (tensor.device().type() != kind_.type || tensor.layout() != at::kStrided) return false;
   if (reduction && !gpu::computed_as(*reduction)) return false;
@@ -72,12 +78,30 @@ bool DeviceCalls::meet_on(c10::Device device) {
                                      exchange(meeting_time_));
     const std::scoped_lock lock(mutex_);
     group_ = std::move(meeting.group);
+    if (group_ && group_->heap()) {
+      heap_ = std::make_shared<DeviceHeap>(group_->heap(), kind_.options.heap_bytes, device);
+    }
     why_not_ = std::move(meeting.why_not);
   } catch (...) {
     std::rethrow_exception(current_as_torch());
   }
   device_ = device;
   return group() != nullptr;
+}
+
+at::Tensor DeviceCalls::allocate(std::int64_t size, const at::TensorOptions& options) {
+  const c10::Device given = options.device();
+  const c10::impl::VirtualGuardImpl guard(kind_.type);
+  const c10::Device device = given.has_index() ? given : guard.getDevice();
+  at::Tensor made;
+  if (allocates() && serves(device) && !group()->failure()) made = heap()->allocate(size, options);
+  return made.defined() ? made : at::empty({size}, options.device(device));
+}
+
+bool DeviceCalls::holds(const at::Tensor& tensor) const {
+  const std::shared_ptr<DeviceHeap> heap = this->heap();
+  return heap && tensor.device().type() == kind_.type && tensor.layout() == at::kStrided &&
+         tensor.numel() > 0 && heap->holds(tensor);
 }
 
 c10::Stream DeviceCalls::stream_for(const Plan& plan) {
@@ -99,8 +123,9 @@ c10::intrusive_ptr<DeviceWork> DeviceCalls::issue(int rank, const Plan& plan, Ca
   // All are staged before the first is sent, as on the CPU: no part of a coalesced call
   // sees what another writes, and a tensor that cannot be staged harms nobody.
   for (Call& call : calls) call.stage();
+  bool captured = false;
   try {
-    run_parts(plan, calls, stream);
+    captured = run_parts(plan, calls, stream);
   } catch (...) {
     std::rethrow_exception(current_as_torch());
   }
@@ -110,15 +135,17 @@ c10::intrusive_ptr<DeviceWork> DeviceCalls::issue(int rank, const Plan& plan, Ca
   }
   auto done = std::make_shared<c10::Event>(kind_.type);
   done->record(stream);
-  last_ = done;
+  if (!captured) last_ = done;  // a graph's events cannot be asked
+  if (plan.async && !captured) keep_until(done, calls);
   return c10::make_intrusive<DeviceWork>(rank, plan.label, plan.inputs, plan.outputs, stream,
                                          std::move(done), group(), plan.sequence);
 }
 
-void DeviceCalls::run_parts(const Plan& plan, Calls& calls, const c10::Stream& stream) {
+bool DeviceCalls::run_parts(const Plan& plan, Calls& calls, const c10::Stream& stream) {
   void* const native = c10::impl::VirtualGuardImpl(kind_.type).getStreamNativeHandle(stream);
   const std::shared_ptr<gpu::Group> met = group();
   bool begun = false;
+  bool captured = false;
   try {
     for (Call& call : calls) {
       Request request = call.request(plan.deadline, 0);
@@ -127,7 +154,7 @@ void DeviceCalls::run_parts(const Plan& plan, Calls& calls, const c10::Stream& s
       in.collect();
       request.in = in.blocks();
       request.out = out.blocks();
-      met->run(request, native);
+      captured = met->run(request, native);
       begun = true;
       out.spread();
     }
@@ -136,6 +163,12 @@ void DeviceCalls::run_parts(const Plan& plan, Calls& calls, const c10::Stream& s
     if (begun) met->abort();
     throw;
   }
+  return captured;
+}
+
+void DeviceCalls::keep_until(std::shared_ptr<const c10::Event> done, Calls& calls) {
+  std::erase_if(kept_, [](const Kept& one) { return one.done->query(); });
+  if (heap()) kept_.push_back({std::move(done), std::move(calls)});
 }
 
 std::optional<Error> DeviceCalls::failure() const {
@@ -165,6 +198,7 @@ void DeviceCalls::close(bool together) {
   try {
     if (together) {
       ends_within(milliseconds::max());
+      kept_.clear();
       met->close(exchange(kClosing));
       return;
     }
@@ -180,7 +214,8 @@ void DeviceCalls::close(bool together) {
 
 std::string DeviceCalls::describe() const {
   const std::scoped_lock lock(mutex_);
-  return group_ ? group_->describe() : why_not_;
+  if (!group_) return why_not_;
+  return concat(group_->describe(), heap_ ? concat("; ", heap_->describe()) : "");
 }
 
 }  // namespace dreamcomm

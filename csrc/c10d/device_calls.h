@@ -9,8 +9,10 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "c10d/call.h"
+#include "c10d/device_heap.h"
 #include "c10d/device_work.h"
 #include "comm/communicator.h"
 #include "gpu/cuda_driver.h"
@@ -55,6 +57,13 @@ class DeviceCalls {
   bool serves(c10::Device device);
   c10::DeviceType type() const { return kind_.type; }
 
+  /// A tensor of one dimension in registered memory, or, where there is none left, the
+  /// system's. Collective at first, as serves().
+  at::Tensor allocate(std::int64_t size, const at::TensorOptions& options);
+  bool allocates() const { return kind_.options.heap_bytes > 0; }
+  /// Whether the tensor lies in registered memory.
+  bool holds(const at::Tensor& tensor) const;
+
   /// Puts the calls, parts of one, on their stream. Throws what torch expects.
   c10::intrusive_ptr<DeviceWork> issue(int rank, const Plan& plan, Calls& calls);
 
@@ -72,8 +81,11 @@ class DeviceCalls {
   gpu::Exchange exchange(std::chrono::milliseconds longest) const;
   c10::Stream stream_for(const Plan& plan);
   bool ends_within(std::chrono::milliseconds longest) const;
-  void run_parts(const Plan& plan, Calls& calls, const c10::Stream& stream);
+  /// Says whether they were captured into a graph.
+  bool run_parts(const Plan& plan, Calls& calls, const c10::Stream& stream);
+  void keep_until(std::shared_ptr<const c10::Event> done, Calls& calls);
   std::shared_ptr<gpu::Group> group() const;
+  std::shared_ptr<DeviceHeap> heap() const;
 
   const std::shared_ptr<Communicator> comm_;
   const DeviceKind kind_;
@@ -84,8 +96,16 @@ class DeviceCalls {
   std::optional<c10::Device> device_;
   std::optional<c10::Stream> side_;
   std::shared_ptr<const c10::Event> last_;  // behind the last call
-  mutable std::mutex mutex_;                // never held for long; of these:
+  // Asynchronous calls that may be on registered memory, of which torch's allocator is
+  // not told who uses it.
+  struct Kept {
+    std::shared_ptr<const c10::Event> done;
+    Calls calls;
+  };
+  std::vector<Kept> kept_;
+  mutable std::mutex mutex_;  // never held for long; of these:
   std::shared_ptr<gpu::Group> group_;
+  std::shared_ptr<DeviceHeap> heap_;  // null: none
   std::string why_not_ = "no tensor on such a device has come yet";
 };
 

@@ -122,7 +122,8 @@ py::dict to_dict(const std::array<Traffic, kKinds>& traffic) {
 
 OptionsPtr make_options(milliseconds timeout, std::string algorithm, bool fixed_order,
                         std::size_t page_bytes, std::size_t message_bytes, bool shared_memory,
-                        std::size_t heap_bytes, std::string costs, std::string cuda) {
+                        std::size_t heap_bytes, std::string costs, std::string cuda,
+                        std::size_t cuda_heap_bytes) {
   auto options = c10::make_intrusive<DreamOptions>(timeout);
   options->algorithm = std::move(algorithm);
   options->fixed_order = fixed_order;
@@ -132,24 +133,26 @@ OptionsPtr make_options(milliseconds timeout, std::string algorithm, bool fixed_
   options->heap_bytes = heap_bytes;
   options->costs = std::move(costs);
   options->cuda = std::move(cuda);
+  options->cuda_heap_bytes = cuda_heap_bytes;
   require_valid(*options);
   return options;
 }
 
 std::string repr(const DreamOptions& options) {
   const auto boolean = [](bool value) { return value ? "True" : "False"; };
-  return concat(
-      "Options(timeout=timedelta(milliseconds=", options.timeout.count(), "), algorithm='",
-      options.algorithm, "', fixed_order=", boolean(options.fixed_order),
-      ", page_bytes=", options.page_bytes, ", message_bytes=", options.message_bytes,
-      ", shared_memory=", boolean(options.shared_memory), ", heap_bytes=", options.heap_bytes,
-      ", costs='", options.costs, "', cuda='", options.cuda, "')");
+  return concat("Options(timeout=timedelta(milliseconds=", options.timeout.count(),
+                "), algorithm='", options.algorithm,
+                "', fixed_order=", boolean(options.fixed_order),
+                ", page_bytes=", options.page_bytes, ", message_bytes=", options.message_bytes,
+                ", shared_memory=", boolean(options.shared_memory),
+                ", heap_bytes=", options.heap_bytes, ", costs='", options.costs, "', cuda='",
+                options.cuda, "', cuda_heap_bytes=", options.cuda_heap_bytes, ")");
 }
 
 py::tuple fields_of(const DreamOptions& options) {
   return py::make_tuple(options.timeout, options.algorithm, options.fixed_order, options.page_bytes,
                         options.message_bytes, options.shared_memory, options.heap_bytes,
-                        options.costs, options.cuda);
+                        options.costs, options.cuda, options.cuda_heap_bytes);
 }
 
 /// For tests: another accelerator than CUDA, by a capsule that holds a DeviceKind.
@@ -183,6 +186,8 @@ costs (str): what the choice of an algorithm goes by. "auto": measured once on e
     ~/.cache/dreamcomm; "fixed": the same everywhere; or such a file's path.
 cuda (str): what carries tensors on GPUs. "nccl": torch's own NCCL group; "dreamcomm":
     this library's kernels, for ranks of one host (what they do not do goes to NCCL).
+cuda_heap_bytes (int): with cuda="dreamcomm", memory of each rank's GPU for tensors that
+    peers read and write in place, taken whole at the first call. 0: none.
 shared_memory (bool): False sends everything to torch's own Gloo or NCCL group.
 )");
   options
@@ -192,7 +197,7 @@ shared_memory (bool): False sends everything to torch's own Gloo or NCCL group.
            py::arg("message_bytes") = defaults.message_bytes,
            py::arg("shared_memory") = defaults.shared_memory,
            py::arg("heap_bytes") = defaults.heap_bytes, py::arg("costs") = defaults.costs,
-           py::arg("cuda") = defaults.cuda)
+           py::arg("cuda") = defaults.cuda, py::arg("cuda_heap_bytes") = defaults.cuda_heap_bytes)
       .def_readwrite("timeout", &DreamOptions::timeout)
       .def_readwrite("algorithm", &DreamOptions::algorithm)
       .def_readwrite("fixed_order", &DreamOptions::fixed_order)
@@ -202,6 +207,7 @@ shared_memory (bool): False sends everything to torch's own Gloo or NCCL group.
       .def_readwrite("heap_bytes", &DreamOptions::heap_bytes)
       .def_readwrite("costs", &DreamOptions::costs)
       .def_readwrite("cuda", &DreamOptions::cuda)
+      .def_readwrite("cuda_heap_bytes", &DreamOptions::cuda_heap_bytes)
       .def("_serve_device", &serve_device, py::arg("kind"))
       .def("__repr__", &repr)
       .def("__eq__",
@@ -215,7 +221,7 @@ shared_memory (bool): False sends everything to torch's own Gloo or NCCL group.
                             fields[2].cast<bool>(), fields[3].cast<std::size_t>(),
                             fields[4].cast<std::size_t>(), fields[5].cast<bool>(),
                             fields[6].cast<std::size_t>(), fields[7].cast<std::string>(),
-                            fields[8].cast<std::string>());
+                            fields[8].cast<std::string>(), fields[9].cast<std::size_t>());
                       }))
       .def("__copy__", &copy_of)
       .def("__deepcopy__", [](const DreamOptions& self, const py::dict&) { return copy_of(self); });
@@ -244,6 +250,7 @@ void bind_backend(py::module_& m) {
       .def_property_readonly("transport", &DreamBackend::transport)
       .def_property_readonly("shares_memory", &DreamBackend::shares_memory)
       .def_property_readonly("failure", &DreamBackend::failure)
+      .def("_holds", &DreamBackend::holds, py::arg("tensor"))
       .def("stats", [](const DreamBackend& self) { return to_dict(self.traffic()); })
       .def(
           "explain",

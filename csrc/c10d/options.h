@@ -28,6 +28,7 @@ struct DreamOptions : c10d::Backend::Options {
   std::size_t heap_bytes = Heap::default_bytes();  // 0: no heap
   std::string costs = "auto";                      // or "fixed", or a file's path
   std::string cuda = "nccl";                       // or "dreamcomm"
+  std::size_t cuda_heap_bytes = 0;                 // of registered memory; 0: none
   DeviceKind device;                               // what "dreamcomm" stands for
 };
 

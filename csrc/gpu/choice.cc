@@ -7,30 +7,51 @@
 namespace dreamcomm::gpu {
 namespace {
 
-// Of a device with 2 TB/s; a turn is a store and a load across the memory of two kernels.
-constexpr double kTurn = 4e-6;
-constexpr double kPerByte = 0.5e-12;
-
 /// Less is not worth a block's turns.
 constexpr std::size_t kBlockBytes = std::size_t{16} << 10;
 
 }  // namespace
 
-double expected_seconds(RowId row, std::size_t bytes, int size) {
-  const auto n = static_cast<double>(size);
-  const auto s = static_cast<double>(bytes);
-  if (row == RowId::kTwoShot) return 2 * kTurn + (5 * n - 2) / n * s * kPerByte;
-  return kTurn + (n + 3) * s * kPerByte;
+double expected_seconds(RowId row, const Question& question) {
+  const auto n = static_cast<double>(question.size);
+  const double turn = question.costs.turn;
+  const double all = static_cast<double>(question.bytes) * question.costs.per_byte;
+  switch (row) {
+    case RowId::kTwoShot:
+      return 2 * turn + (5 * n - 2) / n * all;
+    case RowId::kPush:
+    case RowId::kPull:
+      return 2 * turn + 2 * all;
+    default:
+      return turn + (n + 3) * all;
+  }
 }
+
+namespace {
+
+/// On registered tensors a row costs a turn to learn whose they are, and saves the copies.
+/// If some rank's are not, the call has had that turn for nothing.
+RowId row_for(const Question& question) {
+  const bool reduces = question.kind == Kind::kAllReduce || question.kind == Kind::kReduce;
+  if (question.size == 1) return RowId::kStaged;
+  if (!reduces) {
+    const double saved = static_cast<double>(question.bytes) * question.costs.per_byte;
+    const bool pays = saved > question.costs.turn;
+    return question.registered && pays ? RowId::kInPlace : RowId::kStaged;
+  }
+  const auto seconds = [&](RowId row) { return expected_seconds(row, question); };
+  const RowId staged =
+      question.kind == Kind::kReduce || seconds(RowId::kTwoShot) < seconds(RowId::kStaged)
+          ? RowId::kTwoShot
+          : RowId::kStaged;
+  return question.registered && seconds(RowId::kPush) < seconds(staged) ? RowId::kPush : staged;
+}
+
+}  // namespace
 
 Choice choose(const Question& question) {
   Choice choice;
-  const bool in_two = question.kind == Kind::kAllReduce || question.kind == Kind::kReduce;
-  const bool shorter = expected_seconds(RowId::kTwoShot, question.bytes, question.size) <
-                       expected_seconds(RowId::kStaged, question.bytes, question.size);
-  if (in_two && question.size > 1 && (question.kind == Kind::kReduce || shorter)) {
-    choice.row = RowId::kTwoShot;
-  }
+  choice.row = row_for(question);
   const std::size_t worth = std::max<std::size_t>(1, chunks(question.bytes, kBlockBytes));
   // The sizes of all_to_all differ among the ranks, so they cannot tell.
   const bool all = question.kind == Kind::kAllToAll;

@@ -10,6 +10,15 @@
 
 namespace dreamcomm::gpu {
 
+/// What the choice goes by, in seconds; equal on all ranks. Those of a device with 2 TB/s,
+/// fixed so far, not measured.
+struct Costs {
+  double turn = 4e-6;  // a store and a load across the memory of two kernels
+  double per_byte = 0.5e-12;
+
+  bool operator==(const Costs&) const = default;
+};
+
 struct Choice {
   RowId row = RowId::kStaged;
   Grid grid;
@@ -22,12 +31,13 @@ struct Question {
   int size = 1;           // ranks
   int most_blocks = 1;    // that each rank may have
   int lanes = 512;
+  bool registered = false;  // whether the ranks have registered memory
+  Costs costs{};
 };
 
-/// Seconds that a call of all_reduce is expected to take by a row on any tensors. The bytes
-/// are those of the rows' formulas; what a turn and a byte cost is fixed so far, not
-/// measured.
-double expected_seconds(RowId row, std::size_t bytes, int size);
+/// Seconds that a call of all_reduce is expected to take by a row on tensors that it likes.
+/// The bytes are those of the rows' formulas.
+double expected_seconds(RowId row, const Question& question);
 
 Choice choose(const Question& question);
 

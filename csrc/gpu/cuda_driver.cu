@@ -124,7 +124,7 @@ class CudaDriver final : public Driver {
 
   // In a graph's capture neither an event from before can be waited for, nor one recorded
   // that calls after it wait for: who captures calls orders them himself.
-  void start(const Task& task, const Grid& grid, void* stream) override {
+  bool start(const Task& task, const Grid& grid, void* stream) override {
     const OnDevice here(device_);
     const auto on = static_cast<cudaStream_t>(stream);
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
@@ -135,6 +135,7 @@ class CudaDriver final : public Driver {
     launch(task, grid, stream);
     captured_ = captured_ || captures;
     if (!captures) check_cuda(cudaEventRecord(last_, on), "cudaEventRecord");
+    return captures;
   }
 
   // Replays of graphs are not known one by one. All else on the device is not waited for:

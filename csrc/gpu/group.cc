@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -30,6 +31,12 @@ std::byte* row_of(std::span<const dreamcomm::Block> blocks, const char* which) {
     end = block.data + block.bytes;
   }
   return begin;
+}
+
+std::size_t bytes_of(std::span<const dreamcomm::Block> blocks) {
+  std::size_t bytes = 0;
+  for (const dreamcomm::Block& block : blocks) bytes += block.bytes;
+  return bytes;
 }
 
 std::size_t bytes_of_block(const Request& request) {
@@ -70,7 +77,9 @@ Group::Group(int rank, int size, std::unique_ptr<Driver> driver, const GroupOpti
 // Without a word from the peers nobody knows whether their kernels still write here: then
 // the driver stays, and all memory with it.
 Group::~Group() {
-  if (!released_) static_cast<void>(driver_.release());
+  if (released_) return;
+  new auto(std::move(driver_));
+  new auto(std::move(heap_));
 }
 
 void Group::allocate() {
@@ -78,13 +87,29 @@ void Group::allocate() {
   window = driver_->allocate(layout_.bytes());
   rounds_ = driver_->allocate(index_of(layout_.blocks) * sizeof(std::uint64_t));
   told_ = driver_->allocate_host(kSector + sizeof(Report));
+  if (options_.heap_bytes > 0) {
+    heap_ = {driver_->allocate(options_.heap_bytes),
+             [driver = driver_](std::byte* memory) { driver->release(memory); }};
+    heaps_[index_of(rank_)] = heap_.get();
+  }
   // The memory is zero, as if round 0 had been published by all.
 }
 
-void Group::open(std::span<const MemoryName> names) {
+void Group::open(std::span<const MemoryName> windows, std::span<const MemoryName> heaps) {
   for (int r = 0; r < size_; ++r) {
-    if (r != rank_) windows_[index_of(r)] = driver_->open(names[index_of(r)]);
+    if (r == rank_) continue;
+    windows_[index_of(r)] = driver_->open(windows[index_of(r)]);
+    if (heap_) heaps_[index_of(r)] = driver_->open(heaps[index_of(r)]);
   }
+}
+
+/// As in Task::in_place.
+std::uint64_t Group::place_of(const std::byte* data, std::size_t bytes) const {
+  const std::byte* const begin = heap_.get();
+  const std::less_equal<const std::byte*> before;  // also of what is elsewhere
+  const bool is_there = begin != nullptr && bytes > 0 && before(begin, data) &&
+                        before(data + bytes, begin + options_.heap_bytes);
+  return is_there ? static_cast<std::uint64_t>(data - begin) + 1 : 0;
 }
 
 void Group::stamp_all() {
@@ -110,7 +135,13 @@ Task Group::task_of(const Request& request) const {
   const Reduction reduction = reduction_of(request);
   const bool varies = request.kind == Kind::kAllToAll;
   task.bytes = bytes_of_block(request);
-  const Choice choice = choose({request.kind, task.bytes, size_, layout_.blocks, options_.lanes});
+  const Choice choice = choose({.kind = request.kind,
+                                .bytes = task.bytes,
+                                .size = size_,
+                                .most_blocks = layout_.blocks,
+                                .lanes = options_.lanes,
+                                .registered = heap_ != nullptr,
+                                .costs = options_.costs});
   task.card = {.kind = request.kind,
                .op = reduction.op,
                .dtype = reduction.dtype,
@@ -129,6 +160,9 @@ Task Group::task_of(const Request& request) const {
     task.in_bytes[r] = request.in[r].bytes;
     task.out_bytes[r] = request.out[r].bytes;
   }
+  std::copy(heaps_.begin(), heaps_.end(), task.heaps);
+  task.in_place = place_of(task.in, bytes_of(request.in));
+  task.out_place = place_of(task.out, bytes_of(request.out));
   std::copy(windows_.begin(), windows_.end(), task.windows);
   task.layout = layout_;
   task.rounds = reinterpret_cast<std::uint64_t*>(rounds_);
@@ -138,15 +172,17 @@ Task Group::task_of(const Request& request) const {
   return task;
 }
 
-void Group::run(const Request& request, void* stream) {
+bool Group::run(const Request& request, void* stream) {
   if (const std::optional<Error> failed = refusal()) {
     throw Error(ErrorKind::kAborted,
                 concat(dreamcomm::describe(request), " on rank ", rank_,
                        ": the group takes no more tensors on GPUs: ", failed->what()));
   }
   const Task task = task_of(request);
-  driver_->start(task, {static_cast<int>(task.card.blocks), options_.lanes, sharing_}, stream);
+  const Grid grid{static_cast<int>(task.card.blocks), options_.lanes, sharing_};
+  const bool captured = driver_->start(task, grid, stream);
   ++sequence_;
+  return captured;
 }
 
 std::optional<Error> Group::refusal() const {
@@ -197,9 +233,7 @@ void Group::close(const Exchange& exchange) {
     return std::all_of(all.begin(), all.end(), [](std::byte one) { return one == std::byte{1}; });
   };
   if (!all_say(drained)) return;
-  for (int r = 0; r < size_; ++r) {
-    if (r != rank_ && windows_[index_of(r)] != nullptr) driver_->close(windows_[index_of(r)]);
-  }
+  let_go_of_peers();
   all_say(true);
   for (std::byte* memory : {windows_[index_of(rank_)], rounds_}) {
     if (memory != nullptr) driver_->release(memory);
@@ -213,7 +247,18 @@ void Group::close(const Exchange& exchange) {
   }
   windows_ = {};
   rounds_ = nullptr;
+  heap_ = nullptr;
   released_ = true;
+}
+
+void Group::let_go_of_peers() {
+  for (int r = 0; r < size_; ++r) {
+    if (r == rank_) continue;
+    for (std::byte* memory : {windows_[index_of(r)], heaps_[index_of(r)]}) {
+      if (memory != nullptr) driver_->close(memory);
+    }
+  }
+  heaps_ = {};
 }
 
 std::string Group::describe() const {

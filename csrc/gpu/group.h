@@ -18,6 +18,7 @@
 
 #include "core/error.h"
 #include "core/request.h"
+#include "gpu/choice.h"
 #include "gpu/driver.h"
 
 namespace dreamcomm::gpu {
@@ -30,6 +31,8 @@ struct GroupOptions {
   std::size_t page_bytes = std::size_t{64} << 10;
   int most_blocks = 64;  // of a call's kernel
   int lanes = 512;
+  std::size_t heap_bytes = 0;  // of registered memory, for each rank
+  Costs costs{};
 
   bool operator==(const GroupOptions&) const = default;
 };
@@ -56,14 +59,17 @@ class Group {
 
   /// Starts the call on a stream and returns. The blocks of in, and those of out, lie one
   /// after the other. Throws Error: kInvalid for what GPUs do not do here, or why an earlier
-  /// call failed, which ends the group.
-  void run(const Request& request, void* stream);
+  /// call failed, which ends the group. Says whether it was captured into a graph instead.
+  bool run(const Request& request, void* stream);
 
   /// Why a call failed, as the kernels have told so far; also after close(). Any thread.
   std::optional<Error> failure() const;
   /// Ends this rank's kernels under way, and those of the peers that wait with them; later
   /// calls fail. Any thread.
   void abort();
+  /// This rank's registered memory, or null: calls on tensors anywhere in it work in place.
+  /// It lives as long as it is held, also after close(). Any thread.
+  std::shared_ptr<std::byte> heap() const { return heap_; }
   /// Waits for this rank's kernels.
   void drain() { driver_->drain(); }
   /// Collective: drains, then releases the memory, or keeps it if a rank has to. Throws what
@@ -79,7 +85,9 @@ class Group {
         int sharing);
 
   void allocate();
-  void open(std::span<const MemoryName> names);
+  void open(std::span<const MemoryName> windows, std::span<const MemoryName> heaps);
+  std::uint64_t place_of(const std::byte* data, std::size_t bytes) const;
+  void let_go_of_peers();
   void stamp_all();
   void look_for_stamps();
   Task task_of(const Request& request) const;
@@ -90,9 +98,11 @@ class Group {
   const int size_;
   const GroupOptions options_;
   const int sharing_;  // ranks of this rank's device
-  std::unique_ptr<Driver> driver_;
+  std::shared_ptr<Driver> driver_;
   Layout layout_;
   std::array<std::byte*, kMaxRanks> windows_{};
+  std::array<std::byte*, kMaxRanks> heaps_{};  // this rank's: heap_
+  std::shared_ptr<std::byte> heap_;
   std::byte* rounds_ = nullptr;
   mutable std::mutex closing_;
   std::byte* told_ = nullptr;  // Control, then Report; guarded by closing_, as are:

@@ -24,6 +24,7 @@ struct Hello {
 struct Named {
   Verdict verdict;
   MemoryName window;
+  MemoryName heap;
 };
 
 template <typename Step>
@@ -63,8 +64,9 @@ std::string failure_among(const std::vector<T>& all) {
 /// Layouts of windows have to be equal, or ranks would write at wrong places.
 std::string difference_among(const std::vector<Hello>& hellos) {
   const auto words = [](const GroupOptions& o) {
-    return concat("page_bytes ", o.page_bytes, ", most_blocks ", o.most_blocks, ", lanes ",
-                  o.lanes);
+    return concat("page_bytes ", o.page_bytes, ", most_blocks ", o.most_blocks, ", lanes ", o.lanes,
+                  ", heap_bytes ", o.heap_bytes, ", turn ", o.costs.turn, " s, byte ",
+                  o.costs.per_byte, " s");
   };
   for (std::size_t r = 1; r < hellos.size(); ++r) {
     if (hellos[r].options == hellos[0].options) continue;
@@ -127,14 +129,19 @@ Meeting meet(int rank, int size, const std::function<std::unique_ptr<Driver>()>&
   named.verdict = try_to([&] {
     group.allocate();
     named.window = group.driver_->name_of(group.windows_[static_cast<std::size_t>(rank)]);
+    if (group.heap_) named.heap = group.driver_->name_of(group.heap_.get());
   });
   const std::vector<Named> all_named = all_of(named, size, exchange);
   meeting.why_not = failure_among(all_named);
   if (meeting.why_not.empty()) {
-    std::vector<MemoryName> names;
-    for (const Named& one : all_named) names.push_back(one.window);
+    std::vector<MemoryName> windows;
+    std::vector<MemoryName> heaps;
+    for (const Named& one : all_named) {
+      windows.push_back(one.window);
+      heaps.push_back(one.heap);
+    }
     const Verdict opened = try_to([&] {
-      group.open(names);
+      group.open(windows, heaps);
       group.stamp_all();
     });
     meeting.why_not = failure_among(all_of(opened, size, exchange));

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <iterator>
 
 #include "core/error.h"
 
@@ -33,7 +32,7 @@ std::size_t Heap::default_bytes() {
 }
 
 Heap::Heap(std::size_t bytes)
-    : fd_(create_memfd("dreamcomm-heap", bytes)), memory_(fd_, bytes), free_{{0, bytes}} {
+    : fd_(create_memfd("dreamcomm-heap", bytes)), memory_(fd_, bytes), free_(bytes) {
   // Unlike a window this is the user's own memory: a forked child may use it.
   madvise(memory_.data(), bytes, MADV_DOFORK);
 }
@@ -53,24 +52,16 @@ std::shared_ptr<std::byte> Heap::allocate(std::size_t bytes) {
   return {memory_.data() + *offset, std::move(give)};
 }
 
-/// The smallest free range that fits; of equal ones the lowest, which is the one
-/// whose pages are likely to be there.
 std::optional<std::size_t> Heap::take(std::size_t bytes) {
   const std::scoped_lock lock(mutex_);
-  auto best = free_.end();
-  for (auto range = free_.begin(); range != free_.end(); ++range) {
-    if (range->second < bytes) continue;
-    if (best == free_.end() || range->second < best->second) best = range;
+  const std::optional<std::size_t> offset = free_.take(bytes);
+  if (offset && commit(*offset + bytes)) {
+    in_use_ += bytes;
+    return offset;
   }
-  if (best == free_.end() || !commit(best->first + bytes)) {
-    ++refused_;
-    return std::nullopt;
-  }
-  const auto [offset, size] = *best;
-  free_.erase(best);
-  if (size > bytes) free_.emplace(offset + bytes, size - bytes);
-  in_use_ += bytes;
-  return offset;
+  if (offset) free_.give_back(*offset, bytes);
+  ++refused_;
+  return std::nullopt;
 }
 
 /// Has the kernel find the pages up to `end` now: later it could only kill us.
@@ -86,20 +77,7 @@ bool Heap::commit(std::size_t end) {
 void Heap::give_back(std::size_t offset, std::size_t bytes) {
   const std::scoped_lock lock(mutex_);
   in_use_ -= bytes;
-  const auto after = free_.lower_bound(offset);
-  if (after != free_.end() && after->first == offset + bytes) {
-    bytes += after->second;
-    free_.erase(after);
-  }
-  const auto next = free_.lower_bound(offset);
-  if (next != free_.begin()) {
-    const auto before = std::prev(next);
-    if (before->first + before->second == offset) {
-      before->second += bytes;
-      return;
-    }
-  }
-  free_.emplace(offset, bytes);
+  free_.give_back(offset, bytes);
 }
 
 std::size_t Heap::bytes_in_use() const {

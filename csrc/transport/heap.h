@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 
+#include "core/free_ranges.h"
 #include "transport/card.h"
 #include "transport/memfd.h"
 
@@ -53,8 +54,8 @@ class Heap : public std::enable_shared_from_this<Heap> {
   Fd fd_;
   Mapping memory_;
   mutable std::mutex mutex_;
-  std::map<std::size_t, std::size_t> free_;  // offset -> bytes; no two touch
-  std::size_t committed_ = 0;                // pages below it are the heap's
+  FreeRanges free_;
+  std::size_t committed_ = 0;  // pages below it are the heap's
   std::size_t in_use_ = 0;
   std::size_t refused_ = 0;
   std::map<Nonce, std::weak_ptr<const Mapping>> peers_;

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 import dreamcomm
-from dreamcomm.info import _backend as backend_of
+from dreamcomm.info import backend_of
 
 
 class Team:

@@ -21,12 +21,13 @@ using Driver = std::unique_ptr<gpu::Driver>;
 
 constexpr gpu::GroupOptions kSmall{.page_bytes = 512, .most_blocks = 3, .lanes = 3};
 
-void with_groups(int size, const std::function<void(gpu::Group&, Communicator&)>& body) {
+void with_groups(int size, const std::function<void(gpu::Group&, Communicator&)>& body,
+                 const gpu::GroupOptions& options = kSmall) {
   const int before = host_memory_in_use();
   CHECK_NOTHROW(run_ranks({.size = size}, [&](Communicator& comm) {
     const gpu::Exchange exchange = exchange_over(comm);
     gpu::Meeting meeting = gpu::meet(
-        comm.rank(), size, [&] { return make_host_driver(comm.rank() % 2, 8); }, kSmall, exchange);
+        comm.rank(), size, [&] { return make_host_driver(comm.rank() % 2, 8); }, options, exchange);
     require(meeting.group != nullptr, meeting.why_not);
     body(*meeting.group, comm);
     meeting.group->close(exchange);
@@ -34,18 +35,19 @@ void with_groups(int size, const std::function<void(gpu::Group&, Communicator&)>
   CHECK(host_memory_in_use() == before);
 }
 
-/// The tensors of the call in memory of their own, block after block.
+/// The tensors of the call in memory of their own, or that which is given, block after block.
 class Rows {
  public:
-  explicit Rows(const Request& request) {
+  Rows(const Request& request, std::byte* memory) {
     std::size_t bytes = 0;
     for (const Block& block : request.in) bytes += block.bytes;
     for (const Block& block : request.out) bytes += block.bytes;
     memory_.resize(bytes + 1);
+    if (memory == nullptr) memory = memory_.data();
     const bool same =
         !request.in.empty() && !request.out.empty() && request.in[0].data == request.out[0].data;
-    std::byte* at = place(request.in, in_, memory_.data());
-    place(request.out, out_, same ? memory_.data() : at);
+    std::byte* at = place(request.in, in_, memory);
+    place(request.out, out_, same ? memory : at);
   }
   Request request_like(const Request& request) const {
     Request mine = request;
@@ -75,8 +77,8 @@ class Rows {
   std::vector<Block> out_;
 };
 
-void run_on(gpu::Group& group, const Request& request) {
-  const Rows rows(request);
+void run_on(gpu::Group& group, const Request& request, std::byte* memory = nullptr) {
+  const Rows rows(request, memory);
   group.run(rows.request_like(request), nullptr);
   if (const auto failed = group.failure()) throw *failed;
   rows.bring(request);
@@ -154,9 +156,8 @@ TEST_CASE("GPU groups whose ranks have other options do not meet") {
     }));
     return text;
   };
-  CHECK(
-      has(told({.page_bytes = 1024, .most_blocks = 3, .lanes = 3}),
-          "rank 1 has the options page_bytes 1024, most_blocks 3, lanes 3, rank 0 page_bytes 512"));
+  CHECK(has(told({.page_bytes = 1024, .most_blocks = 3, .lanes = 3}),
+            "rank 1 has the options page_bytes 1024, most_blocks 3, lanes 3, heap_bytes 0"));
   CHECK(has(told({.page_bytes = 500}), "rank 1: expected pages of a multiple of 128 bytes"));
 }
 
@@ -279,15 +280,77 @@ TEST_CASE("GPU blocks of no bytes lie nowhere") {
 
 TEST_CASE("small GPU sums go in one shot, large ones in two") {
   const auto row = [](std::size_t bytes, int size) {
-    return gpu::choose({Kind::kAllReduce, bytes, size, 64, 512}).row;
+    return gpu::choose({.kind = Kind::kAllReduce, .bytes = bytes, .size = size, .most_blocks = 64})
+        .row;
   };
   for (const int size : {2, 4, 8}) {
     CHECK(row(1024, size) == gpu::RowId::kStaged);
     CHECK(row(std::size_t{256} << 20, size) == gpu::RowId::kTwoShot);
   }
-  CHECK(gpu::choose({Kind::kAllReduce, 1024, 2, 64, 512}).grid.blocks == 1);
-  CHECK(gpu::choose({Kind::kAllReduce, std::size_t{1} << 30, 2, 64, 512}).grid.blocks == 64);
-  CHECK(gpu::choose({Kind::kAllToAll, 0, 2, 64, 512}).grid.blocks == 64);
+  const auto blocks = [](Kind kind, std::size_t bytes) {
+    return gpu::choose({.kind = kind, .bytes = bytes, .size = 2, .most_blocks = 64}).grid.blocks;
+  };
+  CHECK(blocks(Kind::kAllReduce, 1024) == 1);
+  CHECK(blocks(Kind::kAllReduce, std::size_t{1} << 30) == 64);
+  CHECK(blocks(Kind::kAllToAll, 0) == 64);
+}
+
+TEST_CASE("large GPU calls of ranks with registered memory are made in place") {
+  const auto row = [](Kind kind, std::size_t bytes) {
+    return gpu::choose(
+               {.kind = kind, .bytes = bytes, .size = 4, .most_blocks = 64, .registered = true})
+        .row;
+  };
+  const std::size_t large = std::size_t{64} << 20;
+  CHECK(row(Kind::kAllReduce, large) == gpu::RowId::kPush);
+  CHECK(row(Kind::kReduce, large) == gpu::RowId::kPush);
+  CHECK(row(Kind::kReduceScatter, large) == gpu::RowId::kInPlace);
+  CHECK(row(Kind::kAllGather, large) == gpu::RowId::kInPlace);
+  CHECK(row(Kind::kBroadcast, large) == gpu::RowId::kInPlace);
+  CHECK(row(Kind::kAllReduce, 1024) == gpu::RowId::kStaged);
+  CHECK(row(Kind::kAllGather, 1024) == gpu::RowId::kStaged);
+}
+
+/// Some ranks' tensors in registered memory, and everybody's sometimes.
+TEST_CASE("GPU groups carry out calls of all kinds on registered memory") {
+  gpu::GroupOptions options = kSmall;
+  options.heap_bytes = std::size_t{4} << 20;
+  options.costs.turn = 1e-15;  // in place from a few bytes on
+  const int before = host_calls_in_place();
+  for (const int size : {1, 2, 3, 4}) {
+    CAPTURE(size);
+    with_groups(
+        size,
+        [](gpu::Group& group, Communicator& comm) {
+          int turn = 0;
+          for (const Case& one : cases_of_all_kinds(comm.size())) {
+            std::byte* const heap = turn++ % 4 == comm.rank() ? nullptr : group.heap().get();
+            run_case_by(one, comm.rank(), comm.size(),
+                        [&](const Request& request) { run_on(group, request, heap); });
+          }
+        },
+        options);
+  }
+  CHECK(host_calls_in_place() > before);
+}
+
+TEST_CASE("registered memory of a GPU group lives as long as it is held") {
+  const int before = host_memory_in_use();
+  gpu::GroupOptions options = kSmall;
+  options.heap_bytes = 1024;
+  std::array<std::shared_ptr<std::byte>, 2> held;
+  CHECK_NOTHROW(run_ranks({.size = 2}, [&](Communicator& comm) {
+    const gpu::Exchange exchange = exchange_over(comm);
+    gpu::Meeting meeting =
+        gpu::meet(comm.rank(), 2, [&] { return make_host_driver(0, 8); }, options, exchange);
+    require(meeting.group != nullptr, meeting.why_not);
+    held[static_cast<std::size_t>(comm.rank())] = meeting.group->heap();
+    meeting.group->close(exchange);
+  }));
+  CHECK(host_memory_in_use() == before + 2);
+  for (const auto& memory : held) std::fill_n(memory.get(), options.heap_bytes, std::byte{1});
+  held = {};
+  CHECK(host_memory_in_use() == before);
 }
 
 }  // namespace

@@ -20,6 +20,7 @@ struct Kept {
   std::mutex mutex;
   std::set<const void*> memory;
   std::set<const void*> drivers;
+  std::atomic<int> calls_in_place{0};
 };
 Kept& kept() {
   static auto* const all = new Kept;
@@ -79,8 +80,10 @@ class HostDriver final : public gpu::Driver {
     const auto word = std::atomic_ref(*static_cast<std::uint64_t*>(const_cast<void*>(from)));
     std::atomic_ref(*static_cast<std::uint64_t*>(to)).store(word.load());
   }
-  void start(const gpu::Task& task, const gpu::Grid& grid, void*) override {
+  bool start(const gpu::Task& task, const gpu::Grid& grid, void*) override {
+    if (task.in_place != 0) ++kept().calls_in_place;
     run_kernel(task, grid.blocks, grid.lanes, 50);
+    return false;
   }
   void drain() override { check(faults_.drains, ErrorKind::kSystem, "the device is lost"); }
 
@@ -96,6 +99,8 @@ class HostDriver final : public gpu::Driver {
 std::unique_ptr<gpu::Driver> make_host_driver(int device, int room, Faults faults) {
   return std::make_unique<HostDriver>(device, room, faults);
 }
+
+int host_calls_in_place() { return kept().calls_in_place; }
 
 int host_memory_in_use() {
   const std::scoped_lock lock(kept().mutex);

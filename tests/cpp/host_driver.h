@@ -22,4 +22,7 @@ std::unique_ptr<gpu::Driver> make_host_driver(int device, int room, Faults fault
 /// Pieces of memory that host drivers have given out and not taken back.
 int host_memory_in_use();
 
+/// Calls of host drivers so far on tensors in registered memory.
+int host_calls_in_place();
+
 }  // namespace dreamcomm::testing

@@ -32,11 +32,12 @@ class StreamDriver final : public gpu::Driver {
   void copy(void* to, const void* from, std::size_t bytes) override {
     host_->copy(to, from, bytes);
   }
-  void start(const gpu::Task& task, const gpu::Grid& grid, void* stream) override {
+  bool start(const gpu::Task& task, const gpu::Grid& grid, void* stream) override {
     Queue& queue = *static_cast<Queue*>(stream);
     last_.block(queue);
     queue.put([this, task, grid] { host_->start(task, grid, nullptr); });
     last_.record(queue);
+    return false;
   }
   void drain() override { last_.wait(); }
 
@@ -50,10 +51,13 @@ std::unique_ptr<gpu::Driver> make_driver() {
 }
 
 /// For Options._serve_device. The smallest pages make many rounds of few bytes.
-py::capsule kind(int lanes, int blocks, std::size_t page_bytes) {
-  auto* made = new DeviceKind{
-      kDeviceType, make_driver,
-      gpu::GroupOptions{.page_bytes = page_bytes, .most_blocks = blocks, .lanes = lanes}};
+/// `turn`: seconds that a turn is taken to cost; nearly none: all is made in place that can be.
+py::capsule kind(int lanes, int blocks, std::size_t page_bytes, double turn) {
+  auto* made = new DeviceKind{kDeviceType, make_driver,
+                              gpu::GroupOptions{.page_bytes = page_bytes,
+                                                .most_blocks = blocks,
+                                                .lanes = lanes,
+                                                .costs = {.turn = turn}}};
   return {made, [](void* held) { delete static_cast<DeviceKind*>(held); }};
 }
 
@@ -84,7 +88,9 @@ std::int64_t new_stream() {
 
 PYBIND11_MODULE(dreamcomm_test_device, m) {
   using namespace dreamcomm::testing;
-  m.def("kind", &kind, py::arg("lanes") = 3, py::arg("blocks") = 2, py::arg("page_bytes") = 512);
+  m.def("kind", &kind, py::arg("lanes") = 3, py::arg("blocks") = 2, py::arg("page_bytes") = 512,
+        py::arg("turn") = 4e-6);
+  m.def("calls_in_place", &host_calls_in_place);
   m.def("delay", &delay);
   m.def("use_device", &use_device);
   m.def("use_stream", &use_stream);

@@ -1,0 +1,88 @@
+#include "c10d/device_heap.h"
+
+#include <ATen/ops/from_blob.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/safe_numerics.h>
+
+#include <algorithm>
+
+#include "core/error.h"
+
+namespace dreamcomm {
+
+DeviceHeap::DeviceHeap(std::shared_ptr<std::byte> memory, std::size_t bytes, c10::Device device)
+    : memory_(std::move(memory)), bytes_(bytes), device_(device), free_(bytes) {}
+
+at::Tensor DeviceHeap::allocate(std::int64_t size, const at::TensorOptions& options) {
+  TORCH_CHECK_VALUE(size >= 0, "expected a size from 0 on, got ", size);
+  TORCH_CHECK_VALUE(!c10::isQIntType(options.dtype().toScalarType()),
+                    "shared tensors are not quantized, got ", options.dtype());
+  std::uint64_t wanted = 0;
+  const bool overflows = c10::mul_overflows(static_cast<std::uint64_t>(size),
+                                            std::uint64_t{options.dtype().itemsize()}, &wanted);
+  const std::lock_guard lock(mutex_);
+  sweep();
+  const bool fits = !overflows && wanted <= bytes_;
+  const std::size_t bytes =
+      (std::max<std::size_t>(fits ? wanted : 0, 1) + kAlign - 1) / kAlign * kAlign;
+  const std::optional<std::size_t> offset = fits ? free_.take(bytes) : std::nullopt;
+  if (!offset) {
+    ++refused_;
+    return {};
+  }
+  in_use_ += bytes;
+  const c10::Stream maker = c10::impl::VirtualGuardImpl(device_.type()).getStream(device_);
+  auto give = [heap = shared_from_this(), at = *offset, bytes, maker](void*) {
+    heap->drop(at, bytes, maker);
+  };
+  return at::for_blob(memory_.get() + *offset, {size})
+      .deleter(std::move(give))
+      .options(options.device(device_))
+      .target_device(device_)
+      .make_tensor();
+}
+
+// Runs where the last reference goes, so it must not throw.
+void DeviceHeap::drop(std::size_t offset, std::size_t bytes, const c10::Stream& maker) {
+  Dropped dropped{offset, bytes, {}};
+  try {
+    const c10::Stream here = c10::impl::VirtualGuardImpl(device_.type()).getStream(device_);
+    for (const c10::Stream& stream : {maker, here}) {
+      if (!dropped.users.empty() && here == maker) break;
+      auto event = std::make_shared<c10::Event>(device_.type());
+      event->record(stream);
+      dropped.users.push_back(std::move(event));
+    }
+  } catch (const std::exception&) {
+    return;  // the device is gone; then nobody needs the memory again
+  }
+  const std::lock_guard lock(mutex_);
+  in_use_ -= bytes;
+  dropped_.push_back(std::move(dropped));
+}
+
+/// Takes back what no stream uses any more.
+void DeviceHeap::sweep() {
+  std::erase_if(dropped_, [this](const Dropped& one) {
+    const bool done = std::all_of(one.users.begin(), one.users.end(),
+                                  [](const auto& user) { return user->query(); });
+    if (done) free_.give_back(one.offset, one.bytes);
+    return done;
+  });
+}
+
+bool DeviceHeap::holds(const at::Tensor& tensor) const {
+  const auto* at = static_cast<const std::byte*>(tensor.const_data_ptr());
+  const std::less_equal<const std::byte*> before;
+  return before(memory_.get(), at) && !before(memory_.get() + bytes_, at);
+}
+
+std::string DeviceHeap::describe() const {
+  const std::lock_guard lock(mutex_);
+  constexpr int kMiB = 20;
+  const std::string full =
+      refused_ == 0 ? "" : concat(", ", refused_, " requests found it full and got other memory");
+  return concat(in_use_ >> kMiB, " of ", bytes_ >> kMiB, " MiB of registered memory in use", full);
+}
+
+}  // namespace dreamcomm

@@ -1,0 +1,51 @@
+// Tensors in the registered memory of a device's group.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "core/free_ranges.h"
+
+namespace dreamcomm {
+
+/// Deals out memory that peers read and write in place. A tensor's memory is used again
+/// when the streams are through that were current where it was made and where it was
+/// dropped; and peers are through with it when the calls on it are, so whoever used it in
+/// a call has to have waited for that call. Thread-safe.
+class DeviceHeap : public std::enable_shared_from_this<DeviceHeap> {
+ public:
+  DeviceHeap(std::shared_ptr<std::byte> memory, std::size_t bytes, c10::Device device);
+
+  /// A tensor of one dimension, or an undefined one if the heap is full.
+  at::Tensor allocate(std::int64_t size, const at::TensorOptions& options);
+  bool holds(const at::Tensor& tensor) const;
+  std::string describe() const;
+
+ private:
+  struct Dropped {
+    std::size_t offset;
+    std::size_t bytes;
+    std::vector<std::shared_ptr<const c10::Event>> users;
+  };
+  static constexpr std::size_t kAlign = 256;
+
+  void drop(std::size_t offset, std::size_t bytes, const c10::Stream& maker);
+  void sweep();
+
+  const std::shared_ptr<std::byte> memory_;
+  const std::size_t bytes_;
+  const c10::Device device_;
+  mutable std::mutex mutex_;
+  FreeRanges free_;
+  std::vector<Dropped> dropped_;
+  std::size_t in_use_ = 0;
+  std::size_t refused_ = 0;
+};
+
+}  // namespace dreamcomm
