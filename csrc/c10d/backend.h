@@ -153,8 +153,18 @@ class DreamBackend final : public c10d::Backend {
     std::chrono::milliseconds timeout;
     bool async;
   };
+  /// A message on a device's tensor: put off until all of a coalesced call are known, as
+  /// ranks that meet in pairs must do so in one order.
+  struct Message {
+    const Label& label;
+    Tensor tensor;
+    int peer;
+    int tag;
+    bool sends;
+  };
   struct Coalescing {
     std::vector<WorkPtr> works;
+    std::vector<Message> messages;
     std::vector<Fallback::Inner> inners;  // that were told to coalesce, too
   };
 
@@ -181,6 +191,10 @@ class DreamBackend final : public c10d::Backend {
   void run_here(Calls& calls, Clock::time_point deadline);
   WorkPtr run_later(const Plan& plan, Calls& calls);
   WorkPtr receive(const Label& label, const Tensor& tensor, std::optional<int> source, int tag);
+  WorkPtr carry(const Message& message);
+  WorkPtr message_on_device(const Message& message);
+  bool put_off(const Message& message);
+  void send_put_off();
   WorkPtr collect(WorkPtr work);
   /// Looks before locking: one thread makes the calls that it coalesces.
   bool coalescing() const { return coalesces_.read() != 0; }

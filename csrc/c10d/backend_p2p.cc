@@ -1,4 +1,6 @@
 // Messages between two ranks: always asynchronous, the work waits for its ticket.
+#include <map>
+
 #include "c10d/backend.h"
 #include "c10d/convert.h"
 #include "c10d/labels.h"
@@ -24,9 +26,58 @@ Block block_of(const at::Tensor& tensor) {
 
 }  // namespace
 
+bool DreamBackend::put_off(const Message& message) {
+  if (!coalescing()) return false;
+  const std::scoped_lock lock(coalescing_mutex_);
+  if (coalescing_) coalescing_->messages.push_back(message);
+  return coalescing_.has_value();
+}
+
+void DreamBackend::send_put_off() {
+  std::vector<Message> messages;
+  {
+    const std::scoped_lock lock(coalescing_mutex_);
+    if (coalescing_) messages.swap(coalescing_->messages);
+  }
+  std::map<int, c10::Device> peers;
+  for (const Message& message : messages) peers.emplace(message.peer, message.tensor.device());
+  for (const auto& [peer, device] : peers) device_->meets_with(peer, device);
+  for (const Message& message : messages) message_on_device(message);
+}
+
+WorkPtr DreamBackend::message_on_device(const Message& message) {
+  const Tensor& tensor = message.tensor;
+  if (!device_->meets_with(message.peer, tensor.device())) {
+    return forward(tensor, [&](c10d::Backend& inner) {
+      TensorList tensors{tensor};
+      return message.sends ? inner.send(tensors, message.peer, message.tag)
+                           : inner.recv(tensors, message.peer, message.tag);
+    });
+  }
+  const DevicePlan plan{.label = message.label,
+                        .inputs = tensor,
+                        .outputs = tensor,
+                        .deadline = deadline_after(c10d::kUnsetTimeout, timeout()),
+                        .async = true,
+                        .sequence = static_cast<uint64_t>(sequence_.read())};
+  return collect(message.sends ? device_->send(plan, tensor, message.peer)
+                               : device_->receive(plan, tensor, message.peer));
+}
+
+WorkPtr DreamBackend::carry(const Message& message) {
+  require_open();
+  if (put_off(message)) return c10::make_intrusive<GroupWork>(std::vector<WorkPtr>());
+  return message_on_device(message);
+}
+
 WorkPtr DreamBackend::send(TensorList& tensors, int dst, int tag) {
   const Site site = at(kSend);
   const Tensor& tensor = only(site, "tensors", tensors);
+  if (device_ && device_->may_carry(tensor)) {
+    require_peer(site, "dst", dst);
+    require_tag(site, tag);
+    return carry({kSend, tensor, dst, tag, true});
+  }
   if (!shares(tensor)) {
     return forward(tensor, [&](c10d::Backend& inner) { return inner.send(tensors, dst, tag); });
   }
@@ -51,11 +102,18 @@ WorkPtr DreamBackend::send(TensorList& tensors, int dst, int tag) {
 }
 
 WorkPtr DreamBackend::recv(TensorList& tensors, int src, int tag) {
-  const Tensor& tensor = only(at(kRecv), "tensors", tensors);
+  const Site site = at(kRecv);
+  const Tensor& tensor = only(site, "tensors", tensors);
+  if (device_ && device_->may_carry(tensor)) {
+    require_peer(site, "src", src);
+    require_tag(site, tag);
+    require_writable(site, "tensor", tensor);
+    return carry({kRecv, tensor, src, tag, false});
+  }
   if (!shares(tensor)) {
     return forward(tensor, [&](c10d::Backend& inner) { return inner.recv(tensors, src, tag); });
   }
-  return receive(kRecv, tensor, require_peer(at(kRecv), "src", src), tag);
+  return receive(kRecv, tensor, require_peer(site, "src", src), tag);
 }
 
 WorkPtr DreamBackend::recvAnysource(TensorList& tensors, int tag) {

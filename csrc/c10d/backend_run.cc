@@ -133,8 +133,7 @@ WorkPtr DreamBackend::issue(const Plan& plan, Calls& calls) {
 WorkPtr DreamBackend::issue_on_device(const Plan& plan, Calls& calls) {
   require_open();
   sequence_.add(1);
-  return collect(device_->issue(rank_,
-                                {.label = plan.label,
+  return collect(device_->issue({.label = plan.label,
                                  .inputs = plan.inputs,
                                  .outputs = plan.outputs,
                                  .deadline = deadline_after(plan.timeout, timeout()),
@@ -204,6 +203,7 @@ void DreamBackend::startCoalescing() {
 }
 
 WorkPtr DreamBackend::endCoalescing() {
+  send_put_off();
   std::optional<Coalescing> collected;
   {
     const std::scoped_lock lock(coalescing_mutex_);

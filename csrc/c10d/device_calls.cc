@@ -2,14 +2,13 @@
 
 #include <ATen/ops/empty.h>
 #include <c10/core/DeviceGuard.h>
-#include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include <thread>
+#include <utility>
 #include <vector>
 
-#include "c10d/adjacent.h"
 #include "c10d/convert.h"
+#include "c10d/device_exchange.h"
 #include "gpu/computes.h"
 
 namespace dreamcomm {
@@ -20,6 +19,9 @@ using std::chrono::milliseconds;
 /// Ranks that close a group together do so within this time, or the memory stays.
 constexpr milliseconds kClosing{5'000};
 
+/// Of a message's kernel: one waits in each pair and way, beside the collectives'.
+constexpr int kMessageBlocks = 4;
+
 }  // namespace
 
 DeviceCalls::DeviceCalls(std::shared_ptr<Communicator> comm, DeviceKind kind, Interrupt interrupt,
@@ -29,193 +31,222 @@ DeviceCalls::DeviceCalls(std::shared_ptr<Communicator> comm, DeviceKind kind, In
       interrupt_(std::move(interrupt)),
       meeting_time_(meeting_time) {}
 
-/// All ranks' bytes, over the memory that the processes share.
-gpu::Exchange DeviceCalls::exchange(milliseconds longest) const {
-  return [this, longest](std::span<const std::byte> mine, std::span<std::byte> all) {
-    const Block in{const_cast<std::byte*>(mine.data()), mine.size()};
-    std::vector<Block> out;
-    for (int rank = 0; rank < comm_->size(); ++rank) {
-      out.push_back({all.data() + static_cast<std::size_t>(rank) * mine.size(), mine.size()});
-    }
-    Request request;
-    request.kind = Kind::kAllGather;
-    request.in = std::span(&in, 1);
-    request.out = out;
-    request.deadline = deadline_in(Clock::now(), longest);
-    comm_->run(request, interrupt_);
-  };
-}
-
-std::shared_ptr<gpu::Group> DeviceCalls::group() const {
+void DeviceCalls::settle_on(c10::Device device) {
   const std::scoped_lock lock(mutex_);
-  return group_;
-}
-
-std::shared_ptr<DeviceHeap> DeviceCalls::heap() const {
-  const std::scoped_lock lock(mutex_);
-  return heap_;
+  if (!device_) device_ = device;
+  TORCH_CHECK_VALUE(*device_ == device, "rank ", comm_->rank(), ": this group's calls are on ",
+                    *device_, ", that of its first tensor, got a tensor on ", device,
+                    "; make a group for each device");
 }
 
 bool DeviceCalls::serves(const at::Tensor& tensor, const std::optional<Reduction>& reduction) {
-  if (tensor.device().type() != kind_.type || tensor.layout() != at::kStrided) return false;
+  if (!may_carry(tensor)) return false;
   if (reduction && !gpu::computed_as(*reduction)) return false;
   return serves(tensor.device());
 }
 
 bool DeviceCalls::serves(c10::Device device) {
-  const std::scoped_lock lock(calling_);
-  if (!device_) return meet_on(device);
-  TORCH_CHECK_VALUE(*device_ == device, "rank ", comm_->rank(), ": this group's calls are on ",
-                    *device_, ", that of its first tensor, got a tensor on ", device,
-                    "; make a group for each device");
-  return group() != nullptr;
+  settle_on(device);
+  const std::scoped_lock meeting(meeting_);
+  {
+    const std::scoped_lock lock(mutex_);
+    if (met_) return all_ != nullptr;
+  }
+  return meet();
 }
 
-bool DeviceCalls::meet_on(c10::Device device) {
-  const c10::DeviceGuard here(device);
+bool DeviceCalls::meet() {
+  const c10::DeviceGuard here(*device_);
+  gpu::Meeting meeting;
   try {
-    gpu::Meeting meeting = gpu::meet(comm_->rank(), comm_->size(), kind_.make_driver, kind_.options,
-                                     exchange(meeting_time_));
-    const std::scoped_lock lock(mutex_);
-    group_ = std::move(meeting.group);
-    if (group_ && group_->heap()) {
-      heap_ = std::make_shared<DeviceHeap>(group_->heap(), kind_.options.heap_bytes, device);
-    }
-    why_not_ = std::move(meeting.why_not);
+    meeting = gpu::meet(comm_->rank(), comm_->size(), kind_.make_driver, kind_.options,
+                        exchange_among_all(*comm_, meeting_time_, interrupt_));
   } catch (...) {
     std::rethrow_exception(current_as_torch());
   }
-  device_ = device;
-  return group() != nullptr;
+  const std::scoped_lock lock(mutex_);
+  met_ = true;
+  why_not_ = std::move(meeting.why_not);
+  if (!meeting.group) return false;
+  const std::shared_ptr<gpu::Group> group = std::move(meeting.group);
+  if (group->heap()) {
+    heap_ = std::make_shared<DeviceHeap>(group->heap(), kind_.options.heap_bytes, *device_);
+  }
+  all_ = std::make_shared<DeviceLane>(group, *device_, heap_ != nullptr);
+  return true;
+}
+
+c10::intrusive_ptr<DeviceWork> DeviceCalls::issue(const DevicePlan& plan, Calls& calls) {
+  LanePtr lane;
+  {
+    const std::scoped_lock lock(mutex_);
+    lane = all_;
+  }
+  return lane->issue(comm_->rank(), plan, calls);
+}
+
+bool DeviceCalls::may_carry(const at::Tensor& tensor) const {
+  return tensor.device().type() == kind_.type && tensor.layout() == at::kStrided;
+}
+
+bool DeviceCalls::meets_with(int peer, c10::Device device) {
+  settle_on(device);
+  const std::scoped_lock meeting(meeting_in_pairs_);
+  {
+    const std::scoped_lock lock(mutex_);
+    const auto known = pairs_.find(peer);
+    if (known != pairs_.end()) return known->second.to && known->second.from;
+  }
+  try {
+    return meet_pair(peer);
+  } catch (...) {
+    std::rethrow_exception(current_as_torch());
+  }
+}
+
+bool DeviceCalls::meet_pair(int peer) {
+  const c10::DeviceGuard here(*device_);
+  const int me = comm_->rank();
+  // The same way first on both.
+  const bool lower = me < peer;
+  const LanePtr up = meet_one_way(std::min(me, peer), std::max(me, peer));
+  const LanePtr down = meet_one_way(std::max(me, peer), std::min(me, peer));
+  const std::scoped_lock lock(mutex_);
+  pairs_[peer] = {.to = lower ? up : down, .from = lower ? down : up};
+  return up && down;
+}
+
+DeviceCalls::LanePtr DeviceCalls::meet_one_way(int from, int to) {
+  const bool sends = comm_->rank() == from;
+  gpu::GroupOptions options = kind_.options;
+  options.most_blocks = std::min(options.most_blocks, kMessageBlocks);
+  options.heap_bytes = 0;
+  gpu::Meeting meeting =
+      gpu::meet(sends ? 0 : 1, 2, kind_.make_driver, options,
+                exchange_with(*comm_, sends ? to : from, from, meeting_time_, interrupt_));
+  if (!meeting.group) {
+    const std::scoped_lock lock(mutex_);
+    why_not_ = concat("messages between ranks ", from, " and ", to, ": ", meeting.why_not);
+    return nullptr;
+  }
+  return std::make_shared<DeviceLane>(
+      std::move(meeting.group), *device_, allocates(),
+      concat("a message of rank ", from, " to rank ", to, ", here ranks 0 and 1: "));
+}
+
+c10::intrusive_ptr<DeviceWork> DeviceCalls::send(const DevicePlan& plan, const at::Tensor& tensor,
+                                                 int to) {
+  at::Tensor memory = tensor;
+  if (!is_plain(tensor)) {
+    memory = blank_like(tensor);
+    copy_into(memory, tensor);
+  }
+  Calls calls;
+  calls.emplace_back(Kind::kBroadcast, moving(tensor), 0).in_place(memory);
+  LanePtr lane;
+  {
+    const std::scoped_lock lock(mutex_);
+    lane = pairs_.at(to).to;
+  }
+  return lane->issue(comm_->rank(), plan, calls);
+}
+
+c10::intrusive_ptr<DeviceWork> DeviceCalls::receive(const DevicePlan& plan,
+                                                    const at::Tensor& tensor, int from) {
+  Calls calls;
+  calls.emplace_back(Kind::kBroadcast, moving(tensor), 0).output(tensor);
+  LanePtr lane;
+  {
+    const std::scoped_lock lock(mutex_);
+    lane = pairs_.at(from).from;
+  }
+  return lane->issue(comm_->rank(), plan, calls);
 }
 
 at::Tensor DeviceCalls::allocate(std::int64_t size, const at::TensorOptions& options) {
   const c10::Device given = options.device();
   const c10::impl::VirtualGuardImpl guard(kind_.type);
   const c10::Device device = given.has_index() ? given : guard.getDevice();
-  at::Tensor made;
-  if (allocates() && serves(device) && !group()->failure()) made = heap()->allocate(size, options);
+  std::shared_ptr<DeviceHeap> heap;
+  if (allocates() && serves(device) && !failure()) {
+    const std::scoped_lock lock(mutex_);
+    heap = heap_;
+  }
+  const at::Tensor made = heap ? heap->allocate(size, options) : at::Tensor();
   return made.defined() ? made : at::empty({size}, options.device(device));
 }
 
 bool DeviceCalls::holds(const at::Tensor& tensor) const {
-  const std::shared_ptr<DeviceHeap> heap = this->heap();
-  return heap && tensor.device().type() == kind_.type && tensor.layout() == at::kStrided &&
-         tensor.numel() > 0 && heap->holds(tensor);
+  const std::scoped_lock lock(mutex_);
+  return heap_ && may_carry(tensor) && tensor.numel() > 0 && heap_->holds(tensor);
 }
 
-c10::Stream DeviceCalls::stream_for(const Plan& plan) {
-  const c10::impl::VirtualGuardImpl device(kind_.type);
-  const c10::Stream callers = device.getStream(*device_);
-  if (!plan.async) return callers;
-  if (!side_) side_ = device.getStreamFromGlobalPool(*device_, true);
-  c10::Event before(kind_.type);
-  before.record(callers);
-  before.block(*side_);
-  return *side_;
-}
-
-c10::intrusive_ptr<DeviceWork> DeviceCalls::issue(int rank, const Plan& plan, Calls& calls) {
-  const std::scoped_lock lock(calling_);
-  const c10::DeviceGuard here(*device_);
-  const c10::Stream stream = stream_for(plan);
-  const c10::StreamGuard on(stream);
-  // All are staged before the first is sent, as on the CPU: no part of a coalesced call
-  // sees what another writes, and a tensor that cannot be staged harms nobody.
-  for (Call& call : calls) call.stage();
-  bool captured = false;
-  try {
-    captured = run_parts(plan, calls, stream);
-  } catch (...) {
-    std::rethrow_exception(current_as_torch());
+std::vector<DeviceCalls::LanePtr> DeviceCalls::lanes() const {
+  const std::scoped_lock lock(mutex_);
+  std::vector<LanePtr> all;
+  if (all_) all.push_back(all_);
+  for (const auto& [peer, pair] : pairs_) {
+    if (pair.to) all.push_back(pair.to);
+    if (pair.from) all.push_back(pair.from);
   }
-  for (Call& call : calls) call.unstage();
-  if (plan.async) {
-    for (const Call& call : calls) call.used_on(stream);
-  }
-  auto done = std::make_shared<c10::Event>(kind_.type);
-  done->record(stream);
-  if (!captured) last_ = done;  // a graph's events cannot be asked
-  if (plan.async && !captured) keep_until(done, calls);
-  return c10::make_intrusive<DeviceWork>(rank, plan.label, plan.inputs, plan.outputs, stream,
-                                         std::move(done), group(), plan.sequence);
-}
-
-bool DeviceCalls::run_parts(const Plan& plan, Calls& calls, const c10::Stream& stream) {
-  void* const native = c10::impl::VirtualGuardImpl(kind_.type).getStreamNativeHandle(stream);
-  const std::shared_ptr<gpu::Group> met = group();
-  bool begun = false;
-  bool captured = false;
-  try {
-    for (Call& call : calls) {
-      Request request = call.request(plan.deadline, 0);
-      const Adjacent in(request.in, *device_);
-      const Adjacent out(request.out, *device_);
-      in.collect();
-      request.in = in.blocks();
-      request.out = out.blocks();
-      captured = met->run(request, native);
-      begun = true;
-      out.spread();
-    }
-  } catch (...) {
-    // This rank is parts behind its peers: its next call would meet one of them.
-    if (begun) met->abort();
-    throw;
-  }
-  return captured;
-}
-
-void DeviceCalls::keep_until(std::shared_ptr<const c10::Event> done, Calls& calls) {
-  std::erase_if(kept_, [](const Kept& one) { return one.done->query(); });
-  if (heap()) kept_.push_back({std::move(done), std::move(calls)});
+  return all;
 }
 
 std::optional<Error> DeviceCalls::failure() const {
-  const std::shared_ptr<gpu::Group> met = group();
-  return met ? met->failure() : std::nullopt;
+  for (const LanePtr& lane : lanes()) {
+    if (std::optional<Error> failed = lane->failure()) return failed;
+  }
+  return std::nullopt;
 }
 
 void DeviceCalls::abort() {
-  if (const std::shared_ptr<gpu::Group> met = group()) met->abort();
-}
-
-bool DeviceCalls::ends_within(milliseconds longest) const {
-  const Clock::time_point end = deadline_in(Clock::now(), longest);
-  while (last_ && !last_->query()) {
-    if (Clock::now() > end) return false;
-    interrupt_();
-    std::this_thread::sleep_for(milliseconds(1));
-  }
-  return true;
+  for (const LanePtr& lane : lanes()) lane->abort();
 }
 
 void DeviceCalls::close(bool together) {
-  const std::scoped_lock lock(calling_);
-  const std::shared_ptr<gpu::Group> met = group();
-  if (!met) return;
-  const c10::DeviceGuard here(*device_);
   try {
     if (together) {
-      ends_within(milliseconds::max());
-      kept_.clear();
-      met->close(exchange(kClosing));
-      return;
+      close_together();
+    } else {
+      for (const LanePtr& lane : lanes()) lane->leave(interrupt_);
     }
-    if (!ends_within(kClosing)) met->abort();
-    met->drain();
   } catch (const Error& error) {
     // Ranks that are gone cannot agree: the memory stays until the process ends.
-    if (!comm_->failure())
-      TORCH_WARN("dreamcomm: a group's memory on ", *device_,
-                 " is kept until the process ends: ", error.what());
+    if (comm_->failure()) return;
+    TORCH_WARN("dreamcomm: a group's memory on ", *device_,
+               " is kept until the process ends: ", error.what());
   }
+}
+
+/// Pairs in the order in which all ranks take them: rank r's come by peer.
+void DeviceCalls::close_together() {
+  std::map<int, Pair> pairs;
+  {
+    const std::scoped_lock lock(mutex_);
+    pairs = pairs_;
+  }
+  const int me = comm_->rank();
+  for (const auto& [peer, pair] : pairs) {
+    const std::array<std::pair<LanePtr, int>, 2> ways{{{pair.to, me}, {pair.from, peer}}};
+    for (const bool from_lower : {true, false}) {
+      for (const auto& [lane, from] : ways) {
+        if (!lane || (from == std::min(me, peer)) != from_lower) continue;
+        lane->close(exchange_with(*comm_, peer, from, kClosing, interrupt_), interrupt_);
+      }
+    }
+  }
+  LanePtr all;
+  {
+    const std::scoped_lock lock(mutex_);
+    all = all_;
+  }
+  if (all) all->close(exchange_among_all(*comm_, kClosing, interrupt_), interrupt_);
 }
 
 std::string DeviceCalls::describe() const {
   const std::scoped_lock lock(mutex_);
-  if (!group_) return why_not_;
-  return concat(group_->describe(), heap_ ? concat("; ", heap_->describe()) : "");
+  if (!all_) return why_not_;
+  return concat(all_->group()->describe(), heap_ ? concat("; ", heap_->describe()) : "");
 }
 
 }  // namespace dreamcomm

@@ -2,18 +2,16 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/Stream.h>
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
-#include <vector>
 
-#include "c10d/call.h"
 #include "c10d/device_heap.h"
-#include "c10d/device_work.h"
+#include "c10d/device_lane.h"
 #include "comm/communicator.h"
 #include "gpu/cuda_driver.h"
 #include "gpu/group.h"
@@ -28,24 +26,10 @@ struct DeviceKind {
 };
 
 /// The part of a backend that serves one device of this rank: that of the first tensor.
-/// Then the ranks meet (gpu/group.h); until then no device is touched.
-///
-/// Order. A call runs on the caller's current stream, or, if it is asynchronous, on a
-/// stream of its own that waits for the caller's. The driver orders the kernels of a
-/// group, whatever their streams. So results are there for whatever the caller puts on
-/// his stream after wait(), and the host waits for nothing.
+/// For the first collective all ranks meet (gpu/group.h), for the first message between two
+/// these two; until then no device is touched. Thread-safe.
 class DeviceCalls {
  public:
-  /// One call, checked.
-  struct Plan {
-    const Label& label;
-    Tensors inputs;
-    Tensors outputs;
-    Clock::time_point deadline;
-    bool async;
-    uint64_t sequence;
-  };
-
   DeviceCalls(std::shared_ptr<Communicator> comm, DeviceKind kind, Interrupt interrupt,
               std::chrono::milliseconds meeting_time);
 
@@ -56,6 +40,19 @@ class DeviceCalls {
   /// The same for a barrier on a device.
   bool serves(c10::Device device);
   c10::DeviceType type() const { return kind_.type; }
+  /// After serves().
+  c10::intrusive_ptr<DeviceWork> issue(const DevicePlan& plan, Calls& calls);
+
+  /// Whether messages of such tensors may be carried; if so, meets_with() says whether they
+  /// are. Of both ranks, at the first message between them: they meet then, and wait for
+  /// each other. Where several pairs meet, all ranks must take them in the order of ranks.
+  bool may_carry(const at::Tensor& tensor) const;
+  bool meets_with(int peer, c10::Device device);
+  /// After meets_with(). Messages to a rank arrive in the order they were sent, whatever
+  /// their tags. Always asynchronous.
+  c10::intrusive_ptr<DeviceWork> send(const DevicePlan& plan, const at::Tensor& tensor, int to);
+  c10::intrusive_ptr<DeviceWork> receive(const DevicePlan& plan, const at::Tensor& tensor,
+                                         int from);
 
   /// A tensor of one dimension in registered memory, or, where there is none left, the
   /// system's. Collective at first, as serves().
@@ -64,47 +61,42 @@ class DeviceCalls {
   /// Whether the tensor lies in registered memory.
   bool holds(const at::Tensor& tensor) const;
 
-  /// Puts the calls, parts of one, on their stream. Throws what torch expects.
-  c10::intrusive_ptr<DeviceWork> issue(int rank, const Plan& plan, Calls& calls);
-
-  /// Why a call failed, or nothing. Any thread, as the next one.
+  /// Why a call failed, or nothing.
   std::optional<Error> failure() const;
   void abort();
-  /// Waits for this rank's kernels. `together`: and releases the group's memory, if the
+  /// Waits for this rank's kernels. `together`: and releases the groups' memory, if the
   /// ranks can agree on it; else ends them if they take long.
   void close(bool together);
   /// For people.
   std::string describe() const;
 
  private:
-  bool meet_on(c10::Device device);
-  gpu::Exchange exchange(std::chrono::milliseconds longest) const;
-  c10::Stream stream_for(const Plan& plan);
-  bool ends_within(std::chrono::milliseconds longest) const;
-  /// Says whether they were captured into a graph.
-  bool run_parts(const Plan& plan, Calls& calls, const c10::Stream& stream);
-  void keep_until(std::shared_ptr<const c10::Event> done, Calls& calls);
-  std::shared_ptr<gpu::Group> group() const;
-  std::shared_ptr<DeviceHeap> heap() const;
+  using LanePtr = std::shared_ptr<DeviceLane>;
+  /// Messages with one peer, each way its own: neither waits for the other.
+  struct Pair {
+    LanePtr to;
+    LanePtr from;
+  };
+
+  void settle_on(c10::Device device);
+  bool meet();
+  bool meet_pair(int peer);
+  LanePtr meet_one_way(int from, int to);
+  std::vector<LanePtr> lanes() const;
+  void close_together();
 
   const std::shared_ptr<Communicator> comm_;
   const DeviceKind kind_;
   const Interrupt interrupt_;
   const std::chrono::milliseconds meeting_time_;
 
-  std::mutex calling_;  // one call at a time, and of these:
-  std::optional<c10::Device> device_;
-  std::optional<c10::Stream> side_;
-  std::shared_ptr<const c10::Event> last_;  // behind the last call
-  // Asynchronous calls that may be on registered memory, of which torch's allocator is
-  // not told who uses it.
-  struct Kept {
-    std::shared_ptr<const c10::Event> done;
-    Calls calls;
-  };
-  std::vector<Kept> kept_;
+  std::mutex meeting_;  // held while all ranks meet
+  std::mutex meeting_in_pairs_;
   mutable std::mutex mutex_;  // never held for long; of these:
-  std::shared_ptr<gpu::Group> group_;
+  std::optional<c10::Device> device_;
+  bool met_ = false;
+  LanePtr all_;                       // null: they have not met, or cannot
+  std::map<int, Pair> pairs_;         // by peer; of null lanes: they cannot
   std::shared_ptr<DeviceHeap> heap_;  // null: none
   std::string why_not_ = "no tensor on such a device has come yet";
 };

@@ -175,7 +175,7 @@ Task Group::task_of(const Request& request) const {
 bool Group::run(const Request& request, void* stream) {
   if (const std::optional<Error> failed = refusal()) {
     throw Error(ErrorKind::kAborted,
-                concat(dreamcomm::describe(request), " on rank ", rank_,
+                concat(about_, dreamcomm::describe(request), " on rank ", rank_,
                        ": the group takes no more tensors on GPUs: ", failed->what()));
   }
   const Task task = task_of(request);
@@ -201,9 +201,10 @@ std::optional<Error> Group::failure_told() const {
   const Report& report = report_of(told_);
   auto* reason = const_cast<std::uint64_t*>(&report.reason);
   if (std::atomic_ref(*reason).load(std::memory_order_acquire) != Report::kNone) {
-    return error_of(report, size_);
+    const Error error = error_of(report, size_);
+    return Error(error.kind(), about_ + error.what());
   }
-  if (aborted_.load()) return Error(ErrorKind::kAborted, "abort() was called");
+  if (aborted_.load()) return Error(ErrorKind::kAborted, about_ + "abort() was called");
   return std::nullopt;
 }
 

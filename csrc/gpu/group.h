@@ -77,6 +77,9 @@ class Group {
   void close(const Exchange& exchange);
 
   std::string describe() const;
+  /// What errors begin with from now on: whose group it is, where ranks are not those that
+  /// people know. Before the first call.
+  void speak_of(std::string about) { about_ = std::move(about); }
 
  private:
   friend Meeting meet(int, int, const std::function<std::unique_ptr<Driver>()>&,
@@ -97,6 +100,7 @@ class Group {
   const int rank_;
   const int size_;
   const GroupOptions options_;
+  std::string about_;
   const int sharing_;  // ranks of this rank's device
   std::shared_ptr<Driver> driver_;
   Layout layout_;

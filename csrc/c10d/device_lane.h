@@ -1,0 +1,74 @@
+// The calls of one group of GPU kernels, one after the other, on streams of torch.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "c10d/call.h"
+#include "c10d/device_work.h"
+#include "comm/communicator.h"
+#include "gpu/group.h"
+
+namespace dreamcomm {
+
+/// One call, checked, as it goes to a device.
+struct DevicePlan {
+  const Label& label;
+  Tensors inputs;
+  Tensors outputs;
+  Clock::time_point deadline;
+  bool async;
+  uint64_t sequence;
+};
+
+/// Order. A call runs on the caller's current stream, or, if it is asynchronous, on a
+/// stream of the lane's that waits for the caller's. The driver orders the kernels of a
+/// group, whatever their streams. So results are there for whatever the caller puts on
+/// his stream after wait(), and the host waits for nothing. Thread-safe.
+class DeviceLane {
+ public:
+  /// `keeps`: tensors may lie in memory of which torch's allocator does not learn that an
+  /// asynchronous call uses it. `about` comes before what errors say.
+  DeviceLane(std::shared_ptr<gpu::Group> group, c10::Device device, bool keeps,
+             std::string about = "");
+
+  /// Puts the calls, parts of one, on their stream. Throws what torch expects.
+  c10::intrusive_ptr<DeviceWork> issue(int rank, const DevicePlan& plan, Calls& calls);
+
+  const std::shared_ptr<gpu::Group>& group() const { return group_; }
+  /// Why a call failed, or nothing.
+  std::optional<Error> failure() const { return group_->failure(); }
+  void abort() { group_->abort(); }
+  /// Collective: waits for this rank's kernels and releases the group's memory. Throws what
+  /// `exchange` or `interrupt` throws; then the memory is kept.
+  void close(const gpu::Exchange& exchange, const Interrupt& interrupt);
+  /// Waits for this rank's kernels, and ends them if they take long.
+  void leave(const Interrupt& interrupt);
+
+ private:
+  /// Asynchronous calls on registered memory, until they are done.
+  struct Kept {
+    std::shared_ptr<const c10::Event> done;
+    Calls calls;
+  };
+
+  c10::Stream stream_for(const DevicePlan& plan);
+  bool run_parts(const DevicePlan& plan, Calls& calls, const c10::Stream& stream);
+  bool ends_within(std::chrono::milliseconds longest, const Interrupt& interrupt) const;
+
+  const std::shared_ptr<gpu::Group> group_;
+  const c10::Device device_;
+  const bool keeps_;
+  std::mutex calling_;  // one call at a time, and of these:
+  std::optional<c10::Stream> side_;
+  std::shared_ptr<const c10::Event> last_;  // behind the last call
+  std::vector<Kept> kept_;
+};
+
+}  // namespace dreamcomm
