@@ -7,13 +7,15 @@
 # cmake 3.26 and ninja. Writes to the folder OUT: facts.json (what the machine is like),
 # build.log, registers.txt, tests.log (the GPU's kernels under the tests of the host
 # target), processes.log (ranks that share the GPU over CUDA IPC, one stuck, one killed),
-# ops.log (the Python operations on CUDA tensors), sanitizer.log, rows.jsonl (rows of
+# ops.log (the Python operations on CUDA tensors), backend.log (torch's collectives in
+# processes, streams, graphs, DDP, FSDP2, NCCL), sanitizer.log, rows.jsonl (rows of
 # all_reduce, each rank virtual, beside the device's copy rate), bucket.jsonl (pack and
-# unpack beside torch's ways) and summary.txt. Goes on after a part that fails; ends with 1 then.
+# unpack beside torch's ways), collectives.jsonl (processes, beside torch's symmetric
+# memory) and summary.txt. Goes on after a part that fails; ends with 1 then.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 if [[ $# -ne 1 ]]; then
-  sed -n '2,11p' "$0"
+  sed -n '2,13p' "$0"
   exit 2
 fi
 mkdir -p "$1"
@@ -58,6 +60,10 @@ ops() {
   "$python" -m pytest -q -p no:cacheprovider tests/bucketing/test_ops_cuda.py
 }
 
+backend() {
+  "$python" -m pytest -q -p no:cacheprovider tests/devices/test_cuda.py
+}
+
 sanitize() {
   command -v compute-sanitizer >/dev/null || {
     echo "compute-sanitizer is not installed: not run"
@@ -72,7 +78,7 @@ sanitize() {
 
 : >"$out/summary.txt"
 git rev-parse HEAD >>"$out/summary.txt" 2>/dev/null
-export -f compile module ops sanitize
+export -f compile module ops backend sanitize
 export out build python
 part facts 240 "$python" benchmarks/gpu/facts.py "$out/facts.json"
 part build 240 bash -c compile &>"$out/build.log"
@@ -80,10 +86,14 @@ part module 240 bash -c module &>>"$out/build.log"
 export PYTHONPATH=$PWD/$build-module/site
 part processes 60 "$build/tests/cpp/dreamcomm_gpu_processes" &>"$out/processes.log"
 part ops 60 bash -c ops &>"$out/ops.log"
+part backend 180 bash -c backend &>"$out/backend.log"
 part tests 120 "$build/tests/cpp/dreamcomm_gpu_tests" &>"$out/tests.log"
 part sanitizer 120 bash -c sanitize &>"$out/sanitizer.log"
 part rows 120 "$build/dreamcomm_gpu_rows" 256 >"$out/rows.jsonl"
 part bucket 60 "$python" benchmarks/gpu/bucket.py "$out/bucket.jsonl" >/dev/null
-tail -n 3 "$out/tests.log" "$out/processes.log" "$out/ops.log"
+part collectives 90 "$python" benchmarks/gpu/collectives.py "$out/collectives.jsonl" \
+  >"$out/collectives.log" 2>&1
+tail -n 3 "$out/tests.log" "$out/processes.log" "$out/ops.log" "$out/backend.log" \
+  "$out/collectives.log"
 cat "$out/rows.jsonl" "$out/bucket.jsonl" "$out/summary.txt"
 ((${#failed[@]} == 0))
