@@ -37,7 +37,7 @@ void Walk::turn(Peers reads, Peers readers) {
 
 // All ranks turned the same round, so after a mismatch they stand at the same
 // place again, ready for the next call.
-void Walk::compare_openings() const {
+void Walk::compare_openings() {
   for (int peer = 0; peer < size(); ++peer) {
     Opening their;
     std::memcpy(&their, rounds_.from(peer), sizeof their);
@@ -51,12 +51,31 @@ void Walk::compare_openings() const {
     scratch_.ins[index] = place(their.in);
     scratch_.outs[index] = place(their.out);
     if (their.signature == opening_.signature) [[likely]]
-      continue;  // the words below are made only if they are needed
-    throw Error(ErrorKind::kMismatch,
-                concat("the ranks made different calls: rank ", rank(), " called ",
-                       words(opening_.signature), ", rank ", peer, " called ",
-                       words(their.signature), ". No data was moved; the group stays usable"));
+      continue;
+    tell_mismatch(peer, their.signature);
   }
+}
+
+// INVARIANT: if the openings of two ranks differ, every rank finds one that differs from its
+// own, so all ranks turn this round, too.
+void Walk::tell_mismatch(int peer, const Signature& theirs) {
+  const std::string mine = scratch_.call_site ? scratch_.call_site() : "";
+  SiteText text{};
+  std::strncpy(text.data(), mine.c_str(), text.size() - 1);
+  std::memcpy(rounds_.page(), text.data(), text.size());
+  const auto told = [&](const char* their_site) {
+    return concat("the ranks made different calls: rank ", rank(), " called ",
+                  words(opening_.signature), mine, ", rank ", peer, " called ", words(theirs),
+                  their_site, ". No data was moved");
+  };
+  try {
+    rounds_.turn(Peers::all(), Peers::all(), watch_);
+  } catch (const Error& error) {
+    throw Error(error.kind(), concat(told(""), ". Then ", error.what()));
+  }
+  std::memcpy(text.data(), rounds_.from(peer), text.size());
+  text.back() = '\0';
+  throw Error(ErrorKind::kMismatch, concat(told(text.data()), "; the group stays usable"));
 }
 
 Reduction Walk::scaled(const Reduction& how) const {

@@ -5,7 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "algorithms/page_writer.h"
@@ -46,6 +48,8 @@ class Walk {
     std::vector<std::byte*> outs;
     std::vector<std::byte*> targets;
     PageWriter writer;
+    /// Where in the program this thread makes its call; may be empty, or say "".
+    std::function<std::string()> call_site;
   };
 
   /// `preference` says when heaps are worth it, for rows that find out on their way;
@@ -110,7 +114,10 @@ class Walk {
   std::uint64_t received() const { return received_; }
 
  private:
-  void compare_openings() const;
+  using SiteText = std::array<char, 512>;
+
+  void compare_openings();
+  [[noreturn]] void tell_mismatch(int peer, const Signature& theirs);
   void gather_sources(const std::byte* own, std::size_t offset);
   Reduction scaled(const Reduction& how) const;
   void reduce_sources(const Reduction& how, std::byte* out, std::size_t count);

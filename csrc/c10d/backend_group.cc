@@ -104,9 +104,10 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
     ShmResult result = connect_shm(meeting, rank, size, shm);
     reason_ = std::move(result.reason);
     if (result.fabric) {
-      comm_ = std::make_shared<Communicator>(std::move(result.fabric),
-                                             CommOptions{options->group_name, options->algorithm,
-                                                         options->fixed_order, options->timeout});
+      comm_ = std::make_shared<Communicator>(
+          std::move(result.fabric),
+          CommOptions{options->group_name, options->algorithm, options->fixed_order,
+                      options->timeout, host.call_site});
       tune();
       if (options->cuda == "dreamcomm") {
         DeviceKind kind = options->device;

@@ -80,6 +80,18 @@ std::shared_ptr<void> register_exit(const BackendPtr& backend) {
   return std::make_shared<AtExit>(backend);
 }
 
+/// Of a call that has gone wrong. The group's own thread runs no Python: it must not take the
+/// GIL, which may be gone for good.
+std::string call_site() {
+  if (PyGILState_GetThisThreadState() == nullptr) return "";
+  const py::gil_scoped_acquire gil;
+  try {
+    return py::module_::import("dreamcomm._sites").attr("call_site")().cast<std::string>();
+  } catch (const py::error_already_set&) {
+    return "";  // the interpreter is on its way out; the peers wait for what this rank says
+  }
+}
+
 BackendPtr make_backend(const StorePtr& store, int rank, int size, const OptionsPtr& options,
                         py::object make_inner) {
   const Host host{[make = shared_object(std::move(make_inner))](
@@ -89,7 +101,7 @@ BackendPtr make_backend(const StorePtr& store, int rank, int size, const Options
                     return (*make)(inner_store, inner_rank, inner_size, inner_options, device_type)
                         .cast<Fallback::Inner>();
                   },
-                  register_exit};
+                  call_site, register_exit};
   const py::gil_scoped_release release;
   return DreamBackend::create(store, rank, size, options, host);
 }

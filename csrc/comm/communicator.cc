@@ -58,7 +58,9 @@ struct Communicator::Impl {
         scratch(fabric->size()),
         chooser(options.algorithm, options.fixed_order, each_has_heap(*fabric)),
         tend([this] { tend_messages(); }),
-        thread(member, turnstile, mailbox, tend) {}
+        thread(member, turnstile, mailbox, tend) {
+    scratch.call_site = options.call_site;
+  }
 
   /// What a thread does for messages while it waits for something else.
   void tend_messages() {

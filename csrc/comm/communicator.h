@@ -24,6 +24,9 @@ struct CommOptions {
   std::string algorithm = "auto";  // or a row's name: direct, ring, master, ...
   bool fixed_order = true;         // reductions in rank order only
   std::chrono::milliseconds timeout{30 * 60 * 1000};
+  /// Says where in the program this thread makes its call, as " at file:line", or "". Asked
+  /// only when something has gone wrong.
+  std::function<std::string()> call_site{};
 };
 
 /// Bytes this rank handed to and took from its peers in one kind of operation.
