@@ -163,6 +163,7 @@ class DreamBackend final : public c10d::Backend {
     int peer;
     int tag;
     bool sends;
+    std::optional<c10::Stream> stream{};  // the caller's, if it was put off
   };
   struct Coalescing {
     std::vector<WorkPtr> works;
@@ -176,6 +177,7 @@ class DreamBackend final : public c10d::Backend {
   /// or by kernels on their device, for whose first tensor the ranks meet.
   bool serves(const Tensor& tensor) const;
   bool serves(const Site& site, const Tensor& tensor, const c10d::ReduceOp& op) const;
+  bool serves_all(const Site& site, const TensorList& tensors, const c10d::ReduceOp& op) const;
   /// Has torch's own backend of the tensor's device run `operation`.
   template <typename Operation>
   WorkPtr forward(const Tensor& tensor, Operation&& operation);
@@ -197,6 +199,7 @@ class DreamBackend final : public c10d::Backend {
   WorkPtr message_on_device(const Message& message);
   bool put_off(const Message& message);
   void send_put_off();
+  void give_up_coalescing();
   WorkPtr collect(WorkPtr work);
   /// Looks before locking: one thread makes the calls that it coalesces.
   bool coalescing() const { return coalesces_.read() != 0; }

@@ -66,7 +66,7 @@ WorkPtr DreamBackend::allreduce_coalesced(TensorList& tensors,
                                           const c10d::AllreduceCoalescedOptions& opts) {
   const Site site = at(kAllReduceCoalesced);
   TORCH_CHECK_VALUE(!tensors.empty(), site, "expected 'tensors' not to be empty");
-  if (!serves(site, tensors[0], opts.reduceOp)) {
+  if (!serves_all(site, tensors, opts.reduceOp)) {
     return forward(tensors[0],
                    [&](c10d::Backend& inner) { return inner.allreduce_coalesced(tensors, opts); });
   }
@@ -204,6 +204,7 @@ WorkPtr DreamBackend::barrier(const c10d::BarrierOptions& opts) {
   // With device ids the caller means the work on those devices.
   const bool on_devices = !opts.device_ids.empty() && (device_ || at::hasCUDA());
   if (on_devices && device_) {
+    require_open();
     const auto index = static_cast<c10::DeviceIndex>(opts.device_ids[0]);
     if (device_->serves(c10::Device(device_->type(), index))) return issue_on_device(plan, calls);
   }

@@ -91,14 +91,15 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
       no_heap_ = error.what();
     }
   }
-  const ShmOptions shm{.page_bytes = options->page_bytes,
-                       .message_bytes = options->message_bytes,
-                       .timeout = meeting_time,
-                       .heap = heap_,
-                       .settings = concat("algorithm=", options->algorithm,
-                                          ",fixed_order=", options->fixed_order ? 1 : 0, ",costs=",
-                                          costs_kind(options->costs), ",cuda=", options->cuda),
-                       .refuse = !options->shared_memory};
+  const ShmOptions shm{
+      .page_bytes = options->page_bytes,
+      .message_bytes = options->message_bytes,
+      .timeout = meeting_time,
+      .heap = heap_,
+      .settings = concat("algorithm=", options->algorithm, ",fixed_order=",
+                         options->fixed_order ? 1 : 0, ",costs=", costs_kind(options->costs),
+                         ",cuda=", options->cuda, ",cuda_heap_bytes=", options->cuda_heap_bytes),
+      .refuse = !options->shared_memory};
   TorchStore meeting(c10::make_intrusive<c10d::PrefixStore>("shm", visit_));
   try {
     ShmResult result = connect_shm(meeting, rank, size, shm);

@@ -1,4 +1,7 @@
 // Messages between two ranks: always asynchronous, the work waits for its ticket.
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 #include <map>
 
 #include "c10d/backend.h"
@@ -29,8 +32,12 @@ Block block_of(const at::Tensor& tensor) {
 bool DreamBackend::put_off(const Message& message) {
   if (!coalescing()) return false;
   const std::scoped_lock lock(coalescing_mutex_);
-  if (coalescing_) coalescing_->messages.push_back(message);
-  return coalescing_.has_value();
+  if (!coalescing_) return false;
+  coalescing_->messages.push_back(message);
+  const c10::Device device = message.tensor.device();
+  coalescing_->messages.back().stream =
+      c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+  return true;
 }
 
 void DreamBackend::send_put_off() {
@@ -42,7 +49,10 @@ void DreamBackend::send_put_off() {
   std::map<int, c10::Device> peers;
   for (const Message& message : messages) peers.emplace(message.peer, message.tensor.device());
   for (const auto& [peer, device] : peers) device_->meets_with(peer, device);
-  for (const Message& message : messages) message_on_device(message);
+  for (const Message& message : messages) {
+    const c10::StreamGuard on(*message.stream);
+    message_on_device(message);
+  }
 }
 
 WorkPtr DreamBackend::message_on_device(const Message& message) {

@@ -96,12 +96,22 @@ class Job {
 
 bool DreamBackend::serves(const Tensor& tensor) const {
   if (shares(tensor)) return true;
-  return device_ && tensor.defined() && device_->serves(tensor, std::nullopt);
+  if (!device_ || !tensor.defined()) return false;
+  require_open();
+  return device_->serves(tensor, std::nullopt);
 }
 
 bool DreamBackend::serves(const Site& site, const Tensor& tensor, const c10d::ReduceOp& op) const {
   if (shares(tensor)) return true;
-  return device_ && tensor.defined() && device_->serves(tensor, plainly(op, tensor, site));
+  if (!device_ || !tensor.defined()) return false;
+  require_open();
+  return device_->serves(tensor, plainly(op, tensor, site));
+}
+
+bool DreamBackend::serves_all(const Site& site, const TensorList& tensors,
+                              const c10d::ReduceOp& op) const {
+  return std::all_of(tensors.begin(), tensors.end(),
+                     [&](const Tensor& tensor) { return serves(site, tensor, op); });
 }
 
 const at::Tensor& DreamBackend::only(const Site& site, const char* argument,
@@ -202,8 +212,24 @@ void DreamBackend::startCoalescing() {
   for (const Fallback::Inner& inner : abandoned->inners) inner->endCoalescing();
 }
 
+void DreamBackend::give_up_coalescing() {
+  std::optional<Coalescing> abandoned;
+  {
+    const std::scoped_lock lock(coalescing_mutex_);
+    abandoned.swap(coalescing_);
+    coalesces_.set(0);
+  }
+  if (!abandoned) return;
+  for (const Fallback::Inner& inner : abandoned->inners) inner->endCoalescing();
+}
+
 WorkPtr DreamBackend::endCoalescing() {
-  send_put_off();
+  try {
+    send_put_off();
+  } catch (...) {
+    give_up_coalescing();
+    throw;
+  }
   std::optional<Coalescing> collected;
   {
     const std::scoped_lock lock(coalescing_mutex_);

@@ -182,7 +182,7 @@ WorkPtr DreamBackend::reduce_scatter_tensor_coalesced(TensorList& outputs, Tenso
                                                       const c10d::ReduceScatterOptions& opts) {
   const Site site = at(kReduceScatterCoalesced);
   TORCH_CHECK_VALUE(!inputs.empty(), site, "expected 'inputs' not to be empty");
-  if (!serves(site, inputs[0], opts.reduceOp)) {
+  if (!serves_all(site, inputs, opts.reduceOp)) {
     return forward(inputs[0], [&](c10d::Backend& inner) {
       return inner.reduce_scatter_tensor_coalesced(outputs, inputs, opts);
     });

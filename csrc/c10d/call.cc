@@ -4,6 +4,7 @@
 #include <ATen/ops/empty_like.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <memory>
@@ -115,14 +116,20 @@ void Call::leave_to_peers() const {
   }
 }
 
-void Call::used_on(const c10::Stream& stream) const {
+void Call::used_on(const c10::Stream& stream, const IsRegistered& is_registered) const {
   const c10::impl::VirtualGuardImpl device(stream.device_type());
-  for (const c10::Storage& storage : plain_) {
-    device.recordDataPtrOnStream(storage.data_ptr(), stream);
-  }
-  for (const Staged& part : staged_) {
-    device.recordDataPtrOnStream(part.tensor.storage().data_ptr(), stream);
-  }
+  const auto use = [&](const c10::Storage& storage) {
+    if (!is_registered(storage.data())) device.recordDataPtrOnStream(storage.data_ptr(), stream);
+  };
+  for (const c10::Storage& storage : plain_) use(storage);
+  for (const Staged& part : staged_) use(part.tensor.storage());
+}
+
+bool Call::any_registered(const IsRegistered& is_registered) const {
+  const auto is = [&](const c10::Storage& storage) { return is_registered(storage.data()); };
+  return std::any_of(plain_.begin(), plain_.end(), is) ||
+         std::any_of(staged_.begin(), staged_.end(),
+                     [&](const Staged& part) { return is(part.tensor.storage()); });
 }
 
 Request Call::request(Clock::time_point deadline, std::size_t rest) const {

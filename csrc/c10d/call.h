@@ -6,6 +6,8 @@
 #include <c10/util/ArrayRef.h>
 #include <c10/util/SmallVector.h>
 
+#include <functional>
+
 #include "core/request.h"
 
 namespace dreamcomm {
@@ -36,7 +38,10 @@ class Call {
   /// for ever, as a late peer may still write there. Others are not reached by peers.
   void leave_to_peers() const;
   /// The call's memory on a device is in use until `stream` has come so far.
-  void used_on(const c10::Stream& stream) const;
+  /// But for memory of which `is_registered` says that torch's allocators do not know it.
+  using IsRegistered = std::function<bool(const void*)>;
+  void used_on(const c10::Stream& stream, const IsRegistered& is_registered) const;
+  bool any_registered(const IsRegistered& is_registered) const;
   /// `rest`: how many parts of a coalesced call follow this one.
   Request request(Clock::time_point deadline, std::size_t rest) const;
 

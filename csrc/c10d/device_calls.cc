@@ -4,6 +4,8 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <algorithm>
+#include <array>
 #include <utility>
 #include <vector>
 
@@ -47,16 +49,55 @@ bool DeviceCalls::serves(const at::Tensor& tensor, const std::optional<Reduction
 
 bool DeviceCalls::serves(c10::Device device) {
   settle_on(device);
-  const std::scoped_lock meeting(meeting_);
-  {
+  const auto outcome = [this]() -> std::optional<bool> {
     const std::scoped_lock lock(mutex_);
-    if (met_) return all_ != nullptr;
-  }
+    return met_ ? std::optional(all_ != nullptr) : std::nullopt;
+  };
+  if (const std::optional<bool> known = outcome()) return *known;
+  const std::scoped_lock meeting(meeting_);
+  if (const std::optional<bool> known = outcome()) return *known;
   return meet();
+}
+
+bool DeviceCalls::is_capturing(const c10::Stream& stream) const {
+  return kind_.is_capturing(c10::impl::VirtualGuardImpl(kind_.type).getStreamNativeHandle(stream));
+}
+
+/// Ranks that meet allocate memory, which ends a capture.
+void DeviceCalls::require_no_capture() const {
+  const c10::Stream current = c10::impl::VirtualGuardImpl(kind_.type).getStream(*device_);
+  TORCH_CHECK_WITH(DistBackendError, !is_capturing(current), "rank ", comm_->rank(),
+                   ": a graph cannot capture a group's first call on a device, or the first "
+                   "message between two ranks: make one before the capture");
+}
+
+bool DeviceCalls::is_registered(const void* address) const {
+  const std::scoped_lock lock(mutex_);
+  return heap_ && heap_->holds(address);
+}
+
+/// torch deals out the streams of a pool in turns: two lanes on one would wait for each other.
+c10::Stream DeviceCalls::make_stream() {
+  constexpr int kTries = 64;
+  const c10::impl::VirtualGuardImpl guard(kind_.type);
+  const std::scoped_lock lock(mutex_);
+  c10::Stream made = guard.getStreamFromGlobalPool(*device_, true);
+  for (int i = 0; i < kTries && std::count(streams_.begin(), streams_.end(), made) > 0; ++i) {
+    made = guard.getStreamFromGlobalPool(*device_, true);
+  }
+  streams_.push_back(made);
+  return made;
+}
+
+DeviceLane::Ways DeviceCalls::ways() {
+  return {.is_capturing = [this](const c10::Stream& stream) { return is_capturing(stream); },
+          .is_registered = [this](const void* address) { return is_registered(address); },
+          .make_stream = [this] { return make_stream(); }};
 }
 
 bool DeviceCalls::meet() {
   const c10::DeviceGuard here(*device_);
+  require_no_capture();
   gpu::Meeting meeting;
   try {
     meeting = gpu::meet(comm_->rank(), comm_->size(), kind_.make_driver, kind_.options,
@@ -70,9 +111,14 @@ bool DeviceCalls::meet() {
   if (!meeting.group) return false;
   const std::shared_ptr<gpu::Group> group = std::move(meeting.group);
   if (group->heap()) {
-    heap_ = std::make_shared<DeviceHeap>(group->heap(), kind_.options.heap_bytes, *device_);
+    const auto captures = [kind = kind_](const c10::Stream& stream) {
+      return kind.is_capturing(
+          c10::impl::VirtualGuardImpl(kind.type).getStreamNativeHandle(stream));
+    };
+    heap_ =
+        std::make_shared<DeviceHeap>(group->heap(), kind_.options.heap_bytes, *device_, captures);
   }
-  all_ = std::make_shared<DeviceLane>(group, *device_, heap_ != nullptr);
+  all_ = std::make_shared<DeviceLane>(group, *device_, ways());
   return true;
 }
 
@@ -89,28 +135,47 @@ bool DeviceCalls::may_carry(const at::Tensor& tensor) const {
   return tensor.device().type() == kind_.type && tensor.layout() == at::kStrided;
 }
 
+std::optional<DeviceCalls::Pair> DeviceCalls::pair_with(int peer) const {
+  const std::scoped_lock lock(mutex_);
+  const auto known = pairs_.find(peer);
+  return known == pairs_.end() ? std::nullopt : std::optional(known->second);
+}
+
 bool DeviceCalls::meets_with(int peer, c10::Device device) {
   settle_on(device);
-  const std::scoped_lock meeting(meeting_in_pairs_);
-  {
-    const std::scoped_lock lock(mutex_);
-    const auto known = pairs_.find(peer);
-    if (known != pairs_.end()) return known->second.to && known->second.from;
+  std::optional<Pair> pair = pair_with(peer);
+  if (!pair) {
+    const std::scoped_lock meeting(meeting_in_pairs_);
+    pair = pair_with(peer);
+    if (!pair) return meet_pair(peer);
   }
-  try {
-    return meet_pair(peer);
-  } catch (...) {
-    std::rethrow_exception(current_as_torch());
-  }
+  TORCH_CHECK_WITH(DistBackendError, pair->broken.empty(), "rank ", comm_->rank(),
+                   ": the first message between this rank and rank ", peer,
+                   " was cut off: ", pair->broken, "; make a new group");
+  return pair->to && pair->from;
 }
 
 bool DeviceCalls::meet_pair(int peer) {
   const c10::DeviceGuard here(*device_);
+  require_no_capture();
   const int me = comm_->rank();
-  // The same way first on both.
   const bool lower = me < peer;
-  const LanePtr up = meet_one_way(std::min(me, peer), std::max(me, peer));
-  const LanePtr down = meet_one_way(std::max(me, peer), std::min(me, peer));
+  LanePtr up;
+  LanePtr down;
+  try {  // the same way first on both
+    up = meet_one_way(std::min(me, peer), std::max(me, peer));
+    down = meet_one_way(std::max(me, peer), std::min(me, peer));
+  } catch (const std::exception& error) {
+    // Half a meeting cannot be made up for: what was sent in it is still under way.
+    {
+      const std::scoped_lock lock(mutex_);
+      pairs_[peer].broken = error.what();
+    }
+    TORCH_CHECK_WITH(DistBackendError, false, "rank ", me, " did not meet rank ", peer,
+                     " for the first message between them: ", error.what(),
+                     ". Two ranks wait for each other then: batch first messages "
+                     "(batch_isend_irecv), or make them in one order");
+  }
   const std::scoped_lock lock(mutex_);
   pairs_[peer] = {.to = lower ? up : down, .from = lower ? down : up};
   return up && down;
@@ -130,7 +195,7 @@ DeviceCalls::LanePtr DeviceCalls::meet_one_way(int from, int to) {
     return nullptr;
   }
   return std::make_shared<DeviceLane>(
-      std::move(meeting.group), *device_, allocates(),
+      std::move(meeting.group), *device_, ways(),
       concat("a message of rank ", from, " to rank ", to, ", here ranks 0 and 1: "));
 }
 
@@ -172,13 +237,14 @@ at::Tensor DeviceCalls::allocate(std::int64_t size, const at::TensorOptions& opt
     const std::scoped_lock lock(mutex_);
     heap = heap_;
   }
-  const at::Tensor made = heap ? heap->allocate(size, options) : at::Tensor();
+  at::Tensor made = heap ? heap->allocate(size, options) : at::Tensor();
+  if (failure()) made = at::Tensor();  // a peer may still write to memory of the call that failed
   return made.defined() ? made : at::empty({size}, options.device(device));
 }
 
 bool DeviceCalls::holds(const at::Tensor& tensor) const {
   const std::scoped_lock lock(mutex_);
-  return heap_ && may_carry(tensor) && tensor.numel() > 0 && heap_->holds(tensor);
+  return heap_ && may_carry(tensor) && tensor.numel() > 0 && heap_->holds(tensor.const_data_ptr());
 }
 
 std::vector<DeviceCalls::LanePtr> DeviceCalls::lanes() const {
@@ -203,15 +269,29 @@ void DeviceCalls::abort() {
   for (const LanePtr& lane : lanes()) lane->abort();
 }
 
-void DeviceCalls::close(bool together) {
-  try {
-    if (together) {
-      close_together();
-    } else {
-      for (const LanePtr& lane : lanes()) lane->leave(interrupt_);
+/// Between looks at whether kernels are done: they may wait for a rank that is gone.
+void DeviceCalls::pause() const {
+  interrupt_();
+  if (const auto failed = comm_->failure()) throw Error(ErrorKind::kAborted, *failed);
+}
+
+void DeviceCalls::leave_all() {
+  for (const LanePtr& lane : lanes()) {
+    try {
+      lane->leave(interrupt_);
+    } catch (const Error& error) {
+      TORCH_WARN("dreamcomm: a device's kernels: ", error.what());
     }
+  }
+}
+
+void DeviceCalls::close(bool together) {
+  if (!together || comm_->failure()) return leave_all();
+  try {
+    close_together();
   } catch (const Error& error) {
     // Ranks that are gone cannot agree: the memory stays until the process ends.
+    leave_all();
     if (comm_->failure()) return;
     TORCH_WARN("dreamcomm: a group's memory on ", *device_,
                " is kept until the process ends: ", error.what());
@@ -220,6 +300,7 @@ void DeviceCalls::close(bool together) {
 
 /// Pairs in the order in which all ranks take them: rank r's come by peer.
 void DeviceCalls::close_together() {
+  const Interrupt pause = [this] { this->pause(); };
   std::map<int, Pair> pairs;
   {
     const std::scoped_lock lock(mutex_);
@@ -231,7 +312,7 @@ void DeviceCalls::close_together() {
     for (const bool from_lower : {true, false}) {
       for (const auto& [lane, from] : ways) {
         if (!lane || (from == std::min(me, peer)) != from_lower) continue;
-        lane->close(exchange_with(*comm_, peer, from, kClosing, interrupt_), interrupt_);
+        lane->close(exchange_with(*comm_, peer, from, kClosing, interrupt_), pause);
       }
     }
   }
@@ -240,7 +321,7 @@ void DeviceCalls::close_together() {
     const std::scoped_lock lock(mutex_);
     all = all_;
   }
-  if (all) all->close(exchange_among_all(*comm_, kClosing, interrupt_), interrupt_);
+  if (all) all->close(exchange_among_all(*comm_, kClosing, interrupt_), pause);
 }
 
 std::string DeviceCalls::describe() const {

@@ -22,6 +22,8 @@ namespace dreamcomm {
 struct DeviceKind {
   c10::DeviceType type = c10::DeviceType::CUDA;
   std::function<std::unique_ptr<gpu::Driver>()> make_driver = gpu::make_cuda_driver;
+  /// Whether what a stream, by its native handle, is given goes into a graph.
+  std::function<bool(void* stream)> is_capturing = gpu::is_capturing;
   gpu::GroupOptions options;
 };
 
@@ -76,14 +78,23 @@ class DeviceCalls {
   struct Pair {
     LanePtr to;
     LanePtr from;
+    std::string broken{};  // why their meeting was cut off, if it was
   };
 
+  std::optional<Pair> pair_with(int peer) const;
   void settle_on(c10::Device device);
+  void require_no_capture() const;
+  bool is_capturing(const c10::Stream& stream) const;
+  bool is_registered(const void* address) const;
+  c10::Stream make_stream();
+  DeviceLane::Ways ways();
   bool meet();
   bool meet_pair(int peer);
   LanePtr meet_one_way(int from, int to);
   std::vector<LanePtr> lanes() const;
   void close_together();
+  void leave_all();
+  void pause() const;
 
   const std::shared_ptr<Communicator> comm_;
   const DeviceKind kind_;
@@ -97,6 +108,7 @@ class DeviceCalls {
   bool met_ = false;
   LanePtr all_;                       // null: they have not met, or cannot
   std::map<int, Pair> pairs_;         // by peer; of null lanes: they cannot
+  std::vector<c10::Stream> streams_;  // of the lanes
   std::shared_ptr<DeviceHeap> heap_;  // null: none
   std::string why_not_ = "no tensor on such a device has come yet";
 };

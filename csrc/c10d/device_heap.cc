@@ -5,13 +5,19 @@
 #include <c10/util/safe_numerics.h>
 
 #include <algorithm>
+#include <functional>
 
 #include "core/error.h"
 
 namespace dreamcomm {
 
-DeviceHeap::DeviceHeap(std::shared_ptr<std::byte> memory, std::size_t bytes, c10::Device device)
-    : memory_(std::move(memory)), bytes_(bytes), device_(device), free_(bytes) {}
+DeviceHeap::DeviceHeap(std::shared_ptr<std::byte> memory, std::size_t bytes, c10::Device device,
+                       IsCapturing is_capturing)
+    : memory_(std::move(memory)),
+      bytes_(bytes),
+      device_(device),
+      is_capturing_(std::move(is_capturing)),
+      free_(bytes) {}
 
 at::Tensor DeviceHeap::allocate(std::int64_t size, const at::TensorOptions& options) {
   TORCH_CHECK_VALUE(size >= 0, "expected a size from 0 on, got ", size);
@@ -20,6 +26,8 @@ at::Tensor DeviceHeap::allocate(std::int64_t size, const at::TensorOptions& opti
   std::uint64_t wanted = 0;
   const bool overflows = c10::mul_overflows(static_cast<std::uint64_t>(size),
                                             std::uint64_t{options.dtype().itemsize()}, &wanted);
+  const c10::Stream maker = c10::impl::VirtualGuardImpl(device_.type()).getStream(device_);
+  if (is_capturing_(maker)) return {};
   const std::lock_guard lock(mutex_);
   sweep();
   const bool fits = !overflows && wanted <= bytes_;
@@ -31,7 +39,6 @@ at::Tensor DeviceHeap::allocate(std::int64_t size, const at::TensorOptions& opti
     return {};
   }
   in_use_ += bytes;
-  const c10::Stream maker = c10::impl::VirtualGuardImpl(device_.type()).getStream(device_);
   auto give = [heap = shared_from_this(), at = *offset, bytes, maker](void*) {
     heap->drop(at, bytes, maker);
   };
@@ -49,30 +56,37 @@ void DeviceHeap::drop(std::size_t offset, std::size_t bytes, const c10::Stream& 
     const c10::Stream here = c10::impl::VirtualGuardImpl(device_.type()).getStream(device_);
     for (const c10::Stream& stream : {maker, here}) {
       if (!dropped.users.empty() && here == maker) break;
+      if (is_capturing_(stream)) return;
       auto event = std::make_shared<c10::Event>(device_.type());
       event->record(stream);
       dropped.users.push_back(std::move(event));
     }
   } catch (const std::exception&) {
-    return;  // the device is gone; then nobody needs the memory again
+    return;  // the device is gone
   }
   const std::lock_guard lock(mutex_);
   in_use_ -= bytes;
   dropped_.push_back(std::move(dropped));
 }
 
-/// Takes back what no stream uses any more.
+/// Takes back what no stream uses any more. What cannot be found out stays.
 void DeviceHeap::sweep() {
-  std::erase_if(dropped_, [this](const Dropped& one) {
-    const bool done = std::all_of(one.users.begin(), one.users.end(),
-                                  [](const auto& user) { return user->query(); });
-    if (done) free_.give_back(one.offset, one.bytes);
-    return done;
-  });
+  const auto is_unused = [](const Dropped& one) {
+    try {
+      return std::all_of(one.users.begin(), one.users.end(),
+                         [](const auto& user) { return user->query(); });
+    } catch (const std::exception&) {
+      return false;
+    }
+  };
+  const auto unused = std::stable_partition(dropped_.begin(), dropped_.end(),
+                                            [&](const Dropped& one) { return !is_unused(one); });
+  for (auto one = unused; one != dropped_.end(); ++one) free_.give_back(one->offset, one->bytes);
+  dropped_.erase(unused, dropped_.end());
 }
 
-bool DeviceHeap::holds(const at::Tensor& tensor) const {
-  const auto* at = static_cast<const std::byte*>(tensor.const_data_ptr());
+bool DeviceHeap::holds(const void* address) const {
+  const auto* at = static_cast<const std::byte*>(address);
   const std::less_equal<const std::byte*> before;
   return before(memory_.get(), at) && !before(memory_.get() + bytes_, at);
 }

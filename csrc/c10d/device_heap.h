@@ -5,6 +5,7 @@
 #include <c10/core/Event.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -17,14 +18,17 @@ namespace dreamcomm {
 /// Deals out memory that peers read and write in place. A tensor's memory is used again
 /// when the streams are through that were current where it was made and where it was
 /// dropped; and peers are through with it when the calls on it are, so whoever used it in
-/// a call has to have waited for that call. Thread-safe.
+/// a call has to have waited for that call. What is dropped while a graph is captured is not
+/// used again: replays may use it. Thread-safe.
 class DeviceHeap : public std::enable_shared_from_this<DeviceHeap> {
  public:
-  DeviceHeap(std::shared_ptr<std::byte> memory, std::size_t bytes, c10::Device device);
+  using IsCapturing = std::function<bool(const c10::Stream&)>;
+  DeviceHeap(std::shared_ptr<std::byte> memory, std::size_t bytes, c10::Device device,
+             IsCapturing is_capturing);
 
-  /// A tensor of one dimension, or an undefined one if the heap is full.
+  /// A tensor of one dimension, or an undefined one if the heap is full, or a graph captured.
   at::Tensor allocate(std::int64_t size, const at::TensorOptions& options);
-  bool holds(const at::Tensor& tensor) const;
+  bool holds(const void* address) const;
   std::string describe() const;
 
  private:
@@ -41,6 +45,7 @@ class DeviceHeap : public std::enable_shared_from_this<DeviceHeap> {
   const std::shared_ptr<std::byte> memory_;
   const std::size_t bytes_;
   const c10::Device device_;
+  const IsCapturing is_capturing_;
   mutable std::mutex mutex_;
   FreeRanges free_;
   std::vector<Dropped> dropped_;

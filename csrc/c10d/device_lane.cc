@@ -4,6 +4,7 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <algorithm>
 #include <thread>
 
 #include "c10d/adjacent.h"
@@ -19,17 +20,16 @@ constexpr milliseconds kLeaving{5'000};
 
 }  // namespace
 
-DeviceLane::DeviceLane(std::shared_ptr<gpu::Group> group, c10::Device device, bool keeps,
+DeviceLane::DeviceLane(std::shared_ptr<gpu::Group> group, c10::Device device, Ways ways,
                        std::string about)
-    : group_(std::move(group)), device_(device), keeps_(keeps) {
+    : group_(std::move(group)), device_(device), ways_(std::move(ways)) {
   group_->speak_of(std::move(about));
 }
 
 c10::Stream DeviceLane::stream_for(const DevicePlan& plan) {
-  const c10::impl::VirtualGuardImpl guard(device_.type());
-  const c10::Stream callers = guard.getStream(device_);
+  const c10::Stream callers = c10::impl::VirtualGuardImpl(device_.type()).getStream(device_);
   if (!plan.async) return callers;
-  if (!side_) side_ = guard.getStreamFromGlobalPool(device_, true);
+  if (!side_) side_ = ways_.make_stream();
   c10::Event before(device_.type());
   before.record(callers);
   before.block(*side_);
@@ -41,35 +41,39 @@ c10::intrusive_ptr<DeviceWork> DeviceLane::issue(int rank, const DevicePlan& pla
   const c10::DeviceGuard here(device_);
   const c10::Stream stream = stream_for(plan);
   const c10::StreamGuard on(stream);
+  const bool captured = ways_.is_capturing(stream);
   // All are staged before the first is sent, as on the CPU: no part of a coalesced call
   // sees what another writes, and a tensor that cannot be staged harms nobody.
   for (Call& call : calls) call.stage();
-  bool captured = false;
+  for (const Call& call : calls) {
+    if (plan.async) call.used_on(stream, ways_.is_registered);
+  }
+  std::exception_ptr failure;
   try {
-    captured = run_parts(plan, calls, stream);
+    run_parts(plan, calls, stream);
+    for (Call& call : calls) call.unstage();
   } catch (...) {
-    std::rethrow_exception(current_as_torch());
+    failure = current_as_torch();
   }
-  for (Call& call : calls) call.unstage();
-  if (plan.async) {
-    for (const Call& call : calls) call.used_on(stream);
-  }
+  // Also after a failure: a part may be under way.
   auto done = std::make_shared<c10::Event>(device_.type());
   done->record(stream);
   if (!captured) {  // a graph's events cannot be asked
     last_ = done;
     std::erase_if(kept_, [](const Kept& one) { return one.done->query(); });
-    if (plan.async && keeps_) kept_.push_back({done, std::move(calls)});
+    const bool keeps = std::any_of(calls.begin(), calls.end(), [this](const Call& call) {
+      return call.any_registered(ways_.is_registered);
+    });
+    if (plan.async && keeps) kept_.push_back({done, std::move(calls)});
   }
+  if (failure) std::rethrow_exception(failure);
   return c10::make_intrusive<DeviceWork>(rank, plan.label, plan.inputs, plan.outputs, stream,
                                          std::move(done), group_, plan.sequence);
 }
 
-/// Says whether they were captured into a graph.
-bool DeviceLane::run_parts(const DevicePlan& plan, Calls& calls, const c10::Stream& stream) {
+void DeviceLane::run_parts(const DevicePlan& plan, Calls& calls, const c10::Stream& stream) {
   void* const native = c10::impl::VirtualGuardImpl(device_.type()).getStreamNativeHandle(stream);
   bool begun = false;
-  bool captured = false;
   try {
     for (Call& call : calls) {
       Request request = call.request(plan.deadline, 0);
@@ -78,7 +82,7 @@ bool DeviceLane::run_parts(const DevicePlan& plan, Calls& calls, const c10::Stre
       in.collect();
       request.in = in.blocks();
       request.out = out.blocks();
-      captured = group_->run(request, native);
+      group_->run(request, native);
       begun = true;
       out.spread();
     }
@@ -87,31 +91,37 @@ bool DeviceLane::run_parts(const DevicePlan& plan, Calls& calls, const c10::Stre
     if (begun) group_->abort();
     throw;
   }
-  return captured;
 }
 
-bool DeviceLane::ends_within(milliseconds longest, const Interrupt& interrupt) const {
+bool DeviceLane::ends_within(milliseconds longest, const Interrupt& pause) const {
+  const auto is_done = [this] {
+    try {
+      return !last_ || last_->query();
+    } catch (const c10::Error&) {
+      return true;  // the device is lost, and nothing runs there any more
+    }
+  };
   const Clock::time_point end = deadline_in(Clock::now(), longest);
-  while (last_ && !last_->query()) {
+  while (!is_done()) {
     if (Clock::now() > end) return false;
-    interrupt();
+    pause();
     std::this_thread::sleep_for(milliseconds(1));
   }
   return true;
 }
 
-void DeviceLane::close(const gpu::Exchange& exchange, const Interrupt& interrupt) {
+void DeviceLane::close(const gpu::Exchange& exchange, const Interrupt& pause) {
   const std::scoped_lock lock(calling_);
   const c10::DeviceGuard here(device_);
-  ends_within(milliseconds::max(), interrupt);
+  ends_within(milliseconds::max(), pause);
   kept_.clear();
   group_->close(exchange);
 }
 
-void DeviceLane::leave(const Interrupt& interrupt) {
+void DeviceLane::leave(const Interrupt& pause) {
   const std::scoped_lock lock(calling_);
   const c10::DeviceGuard here(device_);
-  if (!ends_within(kLeaving, interrupt)) group_->abort();
+  if (!ends_within(kLeaving, pause)) group_->abort();
   group_->drain();
 }
 

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Stream.h>
 
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -33,9 +34,14 @@ struct DevicePlan {
 /// his stream after wait(), and the host waits for nothing. Thread-safe.
 class DeviceLane {
  public:
-  /// `keeps`: tensors may lie in memory of which torch's allocator does not learn that an
-  /// asynchronous call uses it. `about` comes before what errors say.
-  DeviceLane(std::shared_ptr<gpu::Group> group, c10::Device device, bool keeps,
+  /// What a lane asks of the rest.
+  struct Ways {
+    std::function<bool(const c10::Stream&)> is_capturing;
+    Call::IsRegistered is_registered;
+    std::function<c10::Stream()> make_stream;
+  };
+  /// `about` comes before what errors say.
+  DeviceLane(std::shared_ptr<gpu::Group> group, c10::Device device, Ways ways,
              std::string about = "");
 
   /// Puts the calls, parts of one, on their stream. Throws what torch expects.
@@ -46,10 +52,10 @@ class DeviceLane {
   std::optional<Error> failure() const { return group_->failure(); }
   void abort() { group_->abort(); }
   /// Collective: waits for this rank's kernels and releases the group's memory. Throws what
-  /// `exchange` or `interrupt` throws; then the memory is kept.
-  void close(const gpu::Exchange& exchange, const Interrupt& interrupt);
+  /// `exchange` or `pause` throws; then the memory is kept.
+  void close(const gpu::Exchange& exchange, const Interrupt& pause);
   /// Waits for this rank's kernels, and ends them if they take long.
-  void leave(const Interrupt& interrupt);
+  void leave(const Interrupt& pause);
 
  private:
   /// Asynchronous calls on registered memory, until they are done.
@@ -59,12 +65,12 @@ class DeviceLane {
   };
 
   c10::Stream stream_for(const DevicePlan& plan);
-  bool run_parts(const DevicePlan& plan, Calls& calls, const c10::Stream& stream);
-  bool ends_within(std::chrono::milliseconds longest, const Interrupt& interrupt) const;
+  void run_parts(const DevicePlan& plan, Calls& calls, const c10::Stream& stream);
+  bool ends_within(std::chrono::milliseconds longest, const Interrupt& pause) const;
 
   const std::shared_ptr<gpu::Group> group_;
   const c10::Device device_;
-  const bool keeps_;
+  const Ways ways_;
   std::mutex calling_;  // one call at a time, and of these:
   std::optional<c10::Stream> side_;
   std::shared_ptr<const c10::Event> last_;  // behind the last call

@@ -44,9 +44,14 @@ class CudaDriver final : public Driver {
     check_cuda(cudaGetDevice(&device), "cudaGetDevice");
     check_cuda(cudaGetDeviceProperties(&properties_, device), "cudaGetDeviceProperties");
     device_ = device;
-    check_cuda(cudaEventCreateWithFlags(&last_, cudaEventDisableTiming), "cudaEventCreate");
+    for (cudaEvent_t* event : {&last_, &last_captured_}) {
+      check_cuda(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "cudaEventCreate");
+    }
   }
-  ~CudaDriver() override { cudaEventDestroy(last_); }
+  ~CudaDriver() override {
+    cudaEventDestroy(last_);
+    cudaEventDestroy(last_captured_);
+  }
 
   Id process() const override { return process_; }
 
@@ -122,20 +127,24 @@ class CudaDriver final : public Driver {
     stream_.copy(to, from, bytes);
   }
 
-  // In a graph's capture neither an event from before can be waited for, nor one recorded
-  // that calls after it wait for: who captures calls orders them himself.
-  bool start(const Task& task, const Grid& grid, void* stream) override {
+  // In a graph's capture no event from before can be waited for, nor one recorded that calls
+  // after it wait for. Within one capture, streams are ordered as outside.
+  void start(const Task& task, const Grid& grid, void* stream) override {
     const OnDevice here(device_);
     const auto on = static_cast<cudaStream_t>(stream);
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    check_cuda(cudaStreamIsCapturing(on, &status), "cudaStreamIsCapturing");
+    unsigned long long capture = 0;
+    check_cuda(cudaStreamGetCaptureInfo(on, &status, &capture), "cudaStreamGetCaptureInfo");
     const bool captures = status != cudaStreamCaptureStatusNone;
+    const cudaEvent_t last = captures ? last_captured_ : last_;
     // Also on the stream of the last call: its handle may be another stream's by now.
-    if (!captures) check_cuda(cudaStreamWaitEvent(on, last_, 0), "cudaStreamWaitEvent");
+    if (!captures || capture == capture_) {
+      check_cuda(cudaStreamWaitEvent(on, last, 0), "cudaStreamWaitEvent");
+    }
     launch(task, grid, stream);
     captured_ = captured_ || captures;
-    if (!captures) check_cuda(cudaEventRecord(last_, on), "cudaEventRecord");
-    return captures;
+    if (captures) capture_ = capture;
+    check_cuda(cudaEventRecord(last, on), "cudaEventRecord");
   }
 
   // Replays of graphs are not known one by one. All else on the device is not waited for:
@@ -170,7 +179,9 @@ class CudaDriver final : public Driver {
   std::set<void*> opened_;
   OwnStream stream_;
   cudaEvent_t last_ = nullptr;
-  bool captured_ = false;
+  bool captured_ = false;  // some call ever
+  cudaEvent_t last_captured_ = nullptr;
+  unsigned long long capture_ = 0;  // the one that it belongs to
 };
 
 }  // namespace

@@ -55,9 +55,9 @@ class Driver {
   virtual void copy(void* to, const void* from, std::size_t bytes) = 0;
 
   /// Starts a call's kernel in the order of a stream, after all that were started before
-  /// on any: a group's kernels must not overlap on a rank. Says whether it was captured
-  /// into a graph instead, whose replays the caller orders himself.
-  virtual bool start(const Task& task, const Grid& grid, void* stream) = 0;
+  /// on any: a group's kernels must not overlap on a rank. Of kernels that are captured into
+  /// a graph that holds for those of one capture; replays are for the caller to order.
+  virtual void start(const Task& task, const Grid& grid, void* stream) = 0;
   /// Waits until all started kernels have ended. They do: their waits are bounded.
   virtual void drain() = 0;
 };

@@ -172,7 +172,7 @@ Task Group::task_of(const Request& request) const {
   return task;
 }
 
-bool Group::run(const Request& request, void* stream) {
+void Group::run(const Request& request, void* stream) {
   if (const std::optional<Error> failed = refusal()) {
     throw Error(ErrorKind::kAborted,
                 concat(about_, dreamcomm::describe(request), " on rank ", rank_,
@@ -180,9 +180,8 @@ bool Group::run(const Request& request, void* stream) {
   }
   const Task task = task_of(request);
   const Grid grid{static_cast<int>(task.card.blocks), options_.lanes, sharing_};
-  const bool captured = driver_->start(task, grid, stream);
+  driver_->start(task, grid, stream);
   ++sequence_;
-  return captured;
 }
 
 std::optional<Error> Group::refusal() const {
@@ -239,13 +238,13 @@ void Group::close(const Exchange& exchange) {
   for (std::byte* memory : {windows_[index_of(rank_)], rounds_}) {
     if (memory != nullptr) driver_->release(memory);
   }
+  std::byte* told = nullptr;
   {
     const std::scoped_lock lock(closing_);
-    if (told_ != nullptr) {
-      last_told_ = failure_told();
-      driver_->release_host(std::exchange(told_, nullptr));
-    }
+    if (told_ != nullptr) last_told_ = failure_told();
+    std::swap(told, told_);
   }
+  if (told != nullptr) driver_->release_host(told);
   windows_ = {};
   rounds_ = nullptr;
   heap_ = nullptr;

@@ -59,8 +59,8 @@ class Group {
 
   /// Starts the call on a stream and returns. The blocks of in, and those of out, lie one
   /// after the other. Throws Error: kInvalid for what GPUs do not do here, or why an earlier
-  /// call failed, which ends the group. Says whether it was captured into a graph instead.
-  bool run(const Request& request, void* stream);
+  /// call failed, which ends the group.
+  void run(const Request& request, void* stream);
 
   /// Why a call failed, as the kernels have told so far; also after close(). Any thread.
   std::optional<Error> failure() const;

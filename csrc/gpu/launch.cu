@@ -80,6 +80,13 @@ void load_kernels() {
     check_cuda(cudaDeviceSetLimit(cudaLimitStackSize, stack), "cudaDeviceSetLimit");
 }
 
+bool is_capturing(void* stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check_cuda(cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &status),
+             "cudaStreamIsCapturing");
+  return status != cudaStreamCaptureStatusNone;
+}
+
 void launch(const Task& task, Grid grid, void* stream) {
   const Kernel kernel = kernel_of(task.card);
   check_grid(grid, task.layout, kernel, grid.sharing);

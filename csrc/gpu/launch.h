@@ -18,6 +18,9 @@ int runtime_version();
 /// driver, or it is too old; does not make a context.
 int device_count(std::string& why);
 
+/// Whether what a stream (a cudaStream_t) is given goes into a graph, and does not run.
+bool is_capturing(void* stream);
+
 /// Blocks of `lanes` threads. `sharing`: the ranks whose kernels run on the device at the
 /// same time, each of which waits for all.
 struct Grid {

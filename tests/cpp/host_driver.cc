@@ -80,10 +80,9 @@ class HostDriver final : public gpu::Driver {
     const auto word = std::atomic_ref(*static_cast<std::uint64_t*>(const_cast<void*>(from)));
     std::atomic_ref(*static_cast<std::uint64_t*>(to)).store(word.load());
   }
-  bool start(const gpu::Task& task, const gpu::Grid& grid, void*) override {
+  void start(const gpu::Task& task, const gpu::Grid& grid, void*) override {
     if (task.in_place != 0) ++kept().calls_in_place;
     run_kernel(task, grid.blocks, grid.lanes, 50);
-    return false;
   }
   void drain() override { check(faults_.drains, ErrorKind::kSystem, "the device is lost"); }
 

@@ -32,12 +32,11 @@ class StreamDriver final : public gpu::Driver {
   void copy(void* to, const void* from, std::size_t bytes) override {
     host_->copy(to, from, bytes);
   }
-  bool start(const gpu::Task& task, const gpu::Grid& grid, void* stream) override {
+  void start(const gpu::Task& task, const gpu::Grid& grid, void* stream) override {
     Queue& queue = *static_cast<Queue*>(stream);
     last_.block(queue);
     queue.put([this, task, grid] { host_->start(task, grid, nullptr); });
     last_.record(queue);
-    return false;
   }
   void drain() override { last_.wait(); }
 
@@ -46,6 +45,9 @@ class StreamDriver final : public gpu::Driver {
   Mark last_;
 };
 
+/// Whether calls of this thread count as captured into a graph.
+thread_local bool captures = false;
+
 std::unique_ptr<gpu::Driver> make_driver() {
   return std::make_unique<StreamDriver>(current_stream().device_index());
 }
@@ -53,7 +55,7 @@ std::unique_ptr<gpu::Driver> make_driver() {
 /// For Options._serve_device. The smallest pages make many rounds of few bytes.
 /// `turn`: seconds that a turn is taken to cost; nearly none: all is made in place that can be.
 py::capsule kind(int lanes, int blocks, std::size_t page_bytes, double turn) {
-  auto* made = new DeviceKind{kDeviceType, make_driver,
+  auto* made = new DeviceKind{kDeviceType, make_driver, [](void*) { return captures; },
                               gpu::GroupOptions{.page_bytes = page_bytes,
                                                 .most_blocks = blocks,
                                                 .lanes = lanes,
@@ -90,6 +92,7 @@ PYBIND11_MODULE(dreamcomm_test_device, m) {
   using namespace dreamcomm::testing;
   m.def("kind", &kind, py::arg("lanes") = 3, py::arg("blocks") = 2, py::arg("page_bytes") = 512,
         py::arg("turn") = 4e-6);
+  m.def("capture", [](bool on) { captures = on; });
   m.def("calls_in_place", &host_calls_in_place);
   m.def("delay", &delay);
   m.def("use_device", &use_device);

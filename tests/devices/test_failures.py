@@ -162,3 +162,44 @@ def test_a_rank_that_closes_alone_keeps_the_memory() -> None:
 
     run_on_devices(2, body)
     assert device_module().memory_in_use() > before
+
+
+def test_a_group_that_was_shut_down_says_so() -> None:
+    def body(backend: Any, rank: int) -> None:
+        backend.shutdown()
+        with pytest.raises(dist.DistBackendError, match="was shut down"):
+            backend.allreduce([on_device(torch.ones(4))])
+        with pytest.raises(dist.DistBackendError, match="was shut down"):
+            backend.send([on_device(torch.ones(4))], 1 - rank, 0)
+
+    run_on_devices(2, body)
+
+
+def test_parts_of_which_one_cannot_be_computed_go_to_torchs_own_group_together() -> None:
+    def body(backend: Any, rank: int) -> None:
+        opts = dist.AllreduceCoalescedOptions()
+        opts.reduceOp = dist.ReduceOp(dist.ReduceOp.MIN)
+        parts = [on_device(torch.ones(4)), on_device(torch.ones(4, dtype=torch.uint16))]
+        with pytest.raises(ValueError, match="takes tensors on cpu and cuda"):
+            backend.allreduce_coalesced(parts, opts)
+        one_works(backend, rank)
+
+    run_on_devices(2, body)
+
+
+def test_shutting_down_after_the_group_has_failed_does_not_wait_for_kernels() -> None:
+    gone = threading.Event()
+
+    def body(backend: Any, rank: int) -> None:
+        one_works(backend, rank)
+        if rank == 1:
+            gone.wait()
+            return
+        backend.allreduce([on_device(torch.ones(10))])  # which rank 1 does not make
+        backend.abort()
+        begin = time.monotonic()
+        backend.shutdown()
+        assert time.monotonic() - begin < 20
+        gone.set()
+
+    run_on_devices(2, body)

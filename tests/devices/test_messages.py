@@ -60,6 +60,43 @@ def test_a_batch_of_messages_round_a_ring_needs_no_order_of_its_own() -> None:
     run_on_devices(4, body)
 
 
+def test_a_batched_message_follows_the_stream_it_was_made_on() -> None:
+    def body(backend: Any, rank: int) -> None:
+        device = device_module()
+        peer = 1 - rank
+        sent, received = on_device(torch.zeros(1000)), on_device(torch.zeros(1000))
+        device.synchronize()
+        backend._start_coalescing()
+        before = device.use_stream(device.new_stream())
+        device.delay(0.1)
+        sent.copy_(numbers(rank, 1000))
+        backend.send([sent], peer, 0)
+        device.use_stream(before)
+        backend.recv([received], peer, 0)
+        backend._end_coalescing().wait()
+        assert torch.equal(on_host(received), numbers(peer, 1000))
+
+    run_on_devices(2, body)
+
+
+def test_a_batch_that_fails_leaves_no_batch_behind() -> None:
+    def body(backend: Any, rank: int) -> None:
+        device = device_module()
+        tensor = on_device(torch.ones(10))
+        backend._start_coalescing()
+        device.use_device(rank + 2)
+        elsewhere = on_device(torch.ones(10))
+        device.use_device(rank)
+        backend.send([tensor], 1 - rank, 0)
+        backend.recv([elsewhere], 1 - rank, 0)
+        with pytest.raises(ValueError, match="calls are on privateuseone"):
+            backend._end_coalescing()
+        with pytest.raises(ValueError, match="coalescing ends that was not started"):
+            backend._end_coalescing()
+
+    run_on_devices(2, body, seconds=10)
+
+
 def test_a_message_waits_for_work_before_it_and_work_after_it_for_the_message() -> None:
     def body(backend: Any, rank: int) -> None:
         tensor = on_device(torch.zeros(1000))

@@ -169,3 +169,30 @@ def test_futures_are_ready_for_streams_that_wait_for_them() -> None:
         assert torch.equal(done[0], everything(6.0))
 
     run_on_devices(2, body)
+
+
+def test_what_is_captured_into_a_graph_asks_the_device_for_nothing() -> None:
+    """The stand-in captures nothing, but what must not be done in a capture is left out."""
+
+    def body(backend: Any, rank: int) -> None:
+        device = device_module()
+        device.capture(True)
+        with pytest.raises(dist.DistBackendError, match="a graph cannot capture a group's first"):
+            backend.allreduce([on_device(everything(1.0))])
+        device.capture(False)
+        tensor = on_device(everything(1.0))
+        backend.allreduce([tensor]).wait()
+        where = torch.device("privateuseone", rank)
+        kept = backend.allocate_tensor(1000, dtype=torch.float32, device=where)
+        device.capture(True)
+        other = backend.allocate_tensor(1000, dtype=torch.float32, device=where)
+        assert not backend._holds(other)
+        backend.allreduce([tensor], options(False)).wait()
+        place = kept.data_ptr()
+        del kept
+        device.capture(False)
+        again = backend.allocate_tensor(1000, dtype=torch.float32, device=where)
+        assert again.data_ptr() != place, "replays may use it"
+        assert torch.equal(on_host(tensor), everything(4.0))
+
+    run_on_devices(2, body, registered=1 << 20)
