@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -102,3 +103,9 @@ def pack(
 def unpack(
     buffer: Tensor, tensors: list[Tensor], divisor: int, factor: float, inspect: bool
 ) -> tuple[int, int, float | Tensor, bool | Tensor]: ...
+
+# The memory by which tools see a rank: /proc/PID/fd/N whose link is "/memfd:LABEL (deleted)".
+WINDOW_LABEL: str
+PROTOCOL_VERSION: int
+
+def observe_rank(path: str) -> dict[str, Any] | None: ...

@@ -12,6 +12,7 @@
 #include "core/cpus.h"
 #include "gpu/launch.h"
 #include "kernels/reduce.h"
+#include "transport/observe.h"
 
 namespace dreamcomm {
 namespace {
@@ -252,6 +253,38 @@ bool is_in_heap(const at::Tensor& tensor) {
   return heap && heap->holds(static_cast<const std::byte*>(tensor.const_data_ptr()));
 }
 
+/// A rank's state as tools see it, or None; or {"version": n} of another version.
+py::object observe_rank(const std::string& path) {
+  const std::optional<RankView> view = observe(path);
+  if (!view) return py::none();
+  py::dict seen;
+  seen["version"] = view->version;
+  if (view->version != kProtocolVersion) return seen;
+  seen["pid"] = view->pid;
+  seen["rank"] = view->rank;
+  seen["size"] = view->size;
+  seen["team"] = view->team;
+  seen["group"] = view->group;
+  constexpr const char* kStates[] = {"active", "left", "failed"};
+  seen["state"] = kStates[std::min(static_cast<std::uint32_t>(view->status), 2U)];
+  seen["reason"] = view->reason;
+  seen["sequence"] = view->sequence;
+  seen["operation"] = std::string(name(view->kind));
+  seen["nbytes"] = view->bytes;
+  seen["entered_ns"] = view->entered_ns;
+  seen["inside"] = view->inside;
+  seen["waiting_for"] = view->waiting_for;
+  py::dict counts;
+  for (std::size_t k = 0; k < view->counts.size(); ++k) {
+    const RankView::Counts& one = view->counts[k];
+    if (one.calls == 0) continue;
+    counts[py::str(std::string(name(static_cast<Kind>(k))))] =
+        py::make_tuple(one.calls, one.sent, one.received);
+  }
+  seen["counts"] = counts;
+  return seen;
+}
+
 void bind_backend(py::module_& m) {
   py::class_<ExitHook>(m, "_ExitHook").def("__call__", &ExitHook::operator());
   py::class_<DreamBackend, c10d::Backend, BackendPtr>(
@@ -325,6 +358,9 @@ PYBIND11_MODULE(_C, m) {
   m.def("is_in_heap", &dreamcomm::is_in_heap, py::arg("tensor"));
   m.def("instruction_set", [] { return std::string(dreamcomm::instruction_set()); });
   m.def("usable_cpus", &dreamcomm::usable_cpus);
+  m.attr("WINDOW_LABEL") = dreamcomm::kWindowLabel;
+  m.attr("PROTOCOL_VERSION") = dreamcomm::kProtocolVersion;
+  m.def("observe_rank", &dreamcomm::observe_rank, py::arg("path"));
   m.def("cuda_runtime_version", &dreamcomm::gpu::runtime_version);
   m.def(
       "cuda_devices",

@@ -23,13 +23,6 @@
 namespace dreamcomm {
 namespace {
 
-struct Counter {
-  Gauge calls;
-  Gauge sent;
-  Gauge received;
-  Gauge in_place;
-};
-
 /// Equal on all ranks: the cards at set-up said who has one.
 bool each_has_heap(const Fabric& fabric) {
   for (int rank = 0; rank < fabric.size(); ++rank) {
@@ -128,7 +121,7 @@ struct Communicator::Impl {
     Choice choice = chooser.choose(call);
     sequence.grow(1);
     const std::int64_t number = sequence.read();
-    const Entered entered(member.header().progress, request.kind, number, now);
+    const Entered entered(member.header().progress, request.kind, call.bytes, number, now);
     const Opening opening{
         signature_of(request, static_cast<std::uint64_t>(number), row_byte(choice)),
         request.reduction.factor, place_of(request.in), place_of(request.out)};
@@ -147,7 +140,7 @@ struct Communicator::Impl {
                   concat(describe(request), " was interrupted on ", member.who()));
       throw;
     }
-    Counter& counter = counters[static_cast<std::size_t>(request.kind)];
+    Tally& counter = member.header().tallies[static_cast<std::size_t>(request.kind)];
     counter.calls.grow(1);
     counter.sent.grow(static_cast<std::int64_t>(walk.sent()));
     counter.received.grow(static_cast<std::int64_t>(walk.received()));
@@ -205,7 +198,6 @@ struct Communicator::Impl {
   Walk::Scratch scratch;
   Chooser chooser;
   Gauge sequence;
-  std::array<Counter, kKinds> counters;
   const std::function<void()> tend;
   ProgressThread thread;
 };
@@ -298,7 +290,7 @@ std::uint64_t Communicator::sequence() const { return to_count(impl_->sequence);
 std::array<Traffic, kKinds> Communicator::traffic() const {
   std::array<Traffic, kKinds> result;
   for (std::size_t i = 0; i < result.size(); ++i) {
-    const Counter& counter = impl_->counters[i];
+    const Tally& counter = impl_->member.header().tallies[i];
     result[i] = {to_count(counter.calls), to_count(counter.sent), to_count(counter.received),
                  to_count(counter.in_place)};
   }

@@ -15,7 +15,10 @@ std::int64_t to_ns(Clock::time_point time) {
 }
 
 Member::Member(Fabric& fabric, std::string group)
-    : fabric_(fabric), patience_(Patience::of(fabric.size())), group_(std::move(group)) {}
+    : fabric_(fabric), patience_(Patience::of(fabric.size())), group_(std::move(group)) {
+  auto& name = header().identity.group;
+  group_.copy(name.data(), name.size() - 1);
+}
 
 std::string Member::who() const {
   return concat("rank ", rank(), " of ", size(), " in group '", group_, "'");

@@ -1,6 +1,7 @@
 // What holds as long as a rank is inside a call.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "comm/member.h"
@@ -32,10 +33,12 @@ class Passing {
 /// Shows peers and tools that the rank is inside a call.
 class Entered {
  public:
-  Entered(Progress& progress, Kind kind, std::int64_t sequence, Clock::time_point now)
+  Entered(Progress& progress, Kind kind, std::size_t bytes, std::int64_t sequence,
+          Clock::time_point now)
       : progress_(progress) {
     progress_.sequence.set(sequence);
     progress_.kind.set(static_cast<std::int64_t>(kind));
+    progress_.bytes.set(static_cast<std::int64_t>(bytes));
     progress_.entered_ns.set(to_ns(now));
     progress_.cpu.set(current_cpu());
     progress_.inside.set(1);

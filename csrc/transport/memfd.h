@@ -31,6 +31,9 @@ class Mapping {
   std::size_t bytes_ = 0;
 };
 
+/// Of a rank's window; tools find it by this.
+inline constexpr const char* kWindowLabel = "dreamcomm-window";
+
 /// New zeroed memory of fixed size: sealed, so that no holder of the descriptor
 /// can shrink it under the others. `label` shows in /proc/PID/maps.
 Fd create_memfd(const char* label, std::size_t bytes);

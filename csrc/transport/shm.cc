@@ -113,7 +113,7 @@ class Meeting {
   }
 
   void create_window() {
-    own_fd_ = create_memfd("dreamcomm", layout_.bytes());
+    own_fd_ = create_memfd(kWindowLabel, layout_.bytes());
     own_ = Mapping(own_fd_, layout_.bytes());
     layout_.construct(own_.data(), rank_, 0);
     Card mine;
@@ -322,8 +322,9 @@ class Meeting {
     }
     const std::string words = concat("shm: ", size_, size_ == 1 ? " rank" : " ranks", " of host ",
                                      card(rank_).host, " map each other's memory");
-    return {std::make_unique<ShmFabric>(rank_, layout_, std::move(own_), options_.heap,
-                                        std::move(peers_), words),
+    layout_.header(own_.data()).identity.team = card(0).nonce;
+    return {std::make_unique<ShmFabric>(rank_, layout_, std::move(own_fd_), std::move(own_),
+                                        options_.heap, std::move(peers_), words),
             words};
   }
 

@@ -23,9 +23,11 @@ struct ShmPeer {
 
 class ShmFabric final : public Fabric {
  public:
-  ShmFabric(int rank, const WindowLayout& layout, Mapping own, std::shared_ptr<Heap> heap,
+  /// `fd`: of the own window, kept open for tools of the same user (observe.h).
+  ShmFabric(int rank, const WindowLayout& layout, Fd fd, Mapping own, std::shared_ptr<Heap> heap,
             std::vector<ShmPeer> peers, std::string words)
       : Fabric(rank, layout),
+        fd_(std::move(fd)),
         own_(std::move(own)),
         heap_(std::move(heap)),
         peers_(std::move(peers)),
@@ -50,6 +52,7 @@ class ShmFabric final : public Fabric {
   std::string describe() const override { return words_; }
 
  private:
+  Fd fd_;
   Mapping own_;
   std::shared_ptr<Heap> heap_;
   std::vector<ShmPeer> peers_;

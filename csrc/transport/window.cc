@@ -1,5 +1,7 @@
 #include "transport/window.h"
 
+#include <unistd.h>
+
 #include <new>
 
 #include "core/error.h"
@@ -54,6 +56,12 @@ Inbox& WindowLayout::inbox(std::byte* window, int sender) const {
 void WindowLayout::construct(std::byte* window, int rank, std::uint32_t start) const {
   Header* header = new (window) Header{};
   header->rank = static_cast<std::uint32_t>(rank);
+  header->identity = {.version = kProtocolVersion,
+                      .pid = static_cast<std::int32_t>(getpid()),
+                      .rank = rank,
+                      .size = size_,
+                      .team = {},
+                      .group = {}};
   header->round.publish(start);
   header->progress.waiting_for.set(-1);
   header->progress.cpu.set(-1);

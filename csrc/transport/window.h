@@ -10,10 +10,11 @@
 #include <cstdint>
 
 #include "core/flag.h"
+#include "core/types.h"
 
 namespace dreamcomm {
 
-inline constexpr std::uint32_t kProtocolVersion = 2;
+inline constexpr std::uint32_t kProtocolVersion = 3;
 
 /// Whether a rank is still part of the group. Values of Header::status.
 enum class Status : std::uint32_t { kActive = 0, kLeft = 1, kFailed = 2 };
@@ -22,19 +23,40 @@ enum class Status : std::uint32_t { kActive = 0, kLeft = 1, kFailed = 2 };
 struct alignas(kLine) Progress {
   Gauge sequence;     // of the collective it entered last; 0: none yet
   Gauge kind;         // Kind of that call
+  Gauge bytes;        // of one of its blocks
   Gauge entered_ns;   // when, CLOCK_MONOTONIC
   Gauge inside;       // 1 until the call returned
   Gauge waiting_for;  // rank it waits for, or -1
   Gauge cpu;          // where the thread ran that made the call
 };
 
+/// What a rank has done in calls of one kind so far.
+struct Tally {
+  Gauge calls;
+  Gauge sent;      // bytes of this rank that peers read, counted per reader
+  Gauge received;  // bytes that this rank read from peers
+  Gauge in_place;  // of the calls, those on tensors in heaps
+};
+
+/// Whose window it is, for tools that see nothing but the memory.
+struct Identity {
+  std::uint32_t version;  // kProtocolVersion; at the same place in all versions
+  std::int32_t pid;       // as the rank's own process sees it
+  std::int32_t rank;
+  std::int32_t size;                  // ranks of the group
+  std::array<std::uint8_t, 16> team;  // equal for the ranks of a group: rank 0's nonce
+  std::array<char, 96> group;         // its name
+};
+
 struct Header {
+  Identity identity;                         // owner, before any call
   std::array<std::uint8_t, 16> nonce;        // owner, before the window is handed over
   std::uint32_t rank;                        // owner, likewise
   Flag round;                                // owner: rounds published (transport/rounds.h)
   Flag status;                               // owner: Status
   std::array<char, 2 * kLine> reason;        // owner, before status says kFailed
   Progress progress;                         // owner
+  std::array<Tally, kKinds> tallies;         // owner; for collectives
   Flag present;                              // owner: see comm/roll_call.h
   Gauge roll_ends_ns;                        // owner, rank 0: when its roll call ends
   Flag verdict;                              // owner, rank 0: likewise

@@ -7,6 +7,7 @@ import typer
 from dreamcomm.cli.bench import bench
 from dreamcomm.cli.demo import demo
 from dreamcomm.cli.doctor import doctor
+from dreamcomm.cli.top import top
 from dreamcomm.cli.version import version
 
 commands = typer.Typer(
@@ -18,4 +19,5 @@ commands = typer.Typer(
 commands.command()(bench)
 commands.command()(demo)
 commands.command()(doctor)
+commands.command()(top)
 commands.command()(version)

@@ -1,0 +1,83 @@
+#include "transport/observe.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <memory>
+
+#include "transport/socket.h"
+
+namespace dreamcomm {
+namespace {
+
+template <std::size_t N>
+std::string text_of(const std::array<char, N>& chars) {
+  return {chars.begin(), std::find(chars.begin(), chars.end(), '\0')};
+}
+
+std::string digits_of(const std::array<std::uint8_t, 16>& bytes) {
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string text;
+  for (const std::uint8_t byte : bytes) {
+    text += kDigits[byte >> 4U];
+    text += kDigits[byte & 15U];
+  }
+  return text;
+}
+
+/// nccl-tests' size of a call.
+std::int64_t whole_bytes(Kind kind, std::int64_t block, int size) {
+  const bool in_blocks = kind == Kind::kAllGather || kind == Kind::kGather ||
+                         kind == Kind::kScatter || kind == Kind::kReduceScatter;
+  return in_blocks ? block * size : block;
+}
+
+RankView view_of(const Header& header) {
+  RankView view;
+  view.version = header.identity.version;
+  if (view.version != kProtocolVersion) return view;
+  view.pid = header.identity.pid;
+  view.rank = header.identity.rank;
+  view.size = header.identity.size;
+  view.team = digits_of(header.identity.team);
+  view.group = text_of(header.identity.group);
+  view.status = static_cast<Status>(header.status.read());
+  if (view.status == Status::kFailed) view.reason = text_of(header.reason);
+  const Progress& progress = header.progress;
+  view.sequence = progress.sequence.read();
+  view.kind = static_cast<Kind>(std::clamp<std::int64_t>(progress.kind.read(), 0, kKinds - 1));
+  view.bytes = whole_bytes(view.kind, progress.bytes.read(), view.size);
+  view.entered_ns = progress.entered_ns.read();
+  view.inside = progress.inside.read() != 0;
+  view.waiting_for = static_cast<int>(progress.waiting_for.read());
+  for (std::size_t k = 0; k < view.counts.size(); ++k) {
+    const Tally& tally = header.tallies[k];
+    view.counts[k] = {tally.calls.read(), tally.sent.read(), tally.received.read()};
+  }
+  return view;
+}
+
+}  // namespace
+
+std::optional<RankView> observe(const std::string& path) {
+  const Fd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  struct stat found{};
+  if (fd.get() < 0 || fstat(fd.get(), &found) != 0 || found.st_uid != geteuid() ||
+      !S_ISREG(found.st_mode) || static_cast<std::size_t>(found.st_size) < sizeof(Header)) {
+    return std::nullopt;
+  }
+  void* mapped = mmap(nullptr, sizeof(Header), PROT_READ, MAP_SHARED, fd.get(), 0);
+  if (mapped == MAP_FAILED) return std::nullopt;
+  const auto unmap = [](const Header* header) {
+    munmap(const_cast<Header*>(header), sizeof(Header));
+  };
+  const std::unique_ptr<const Header, decltype(unmap)> header(static_cast<const Header*>(mapped),
+                                                              unmap);
+  return view_of(*header);
+}
+
+}  // namespace dreamcomm

@@ -1,0 +1,42 @@
+// A rank as tools see it from outside of its job: by its window's first bytes alone.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "core/types.h"
+#include "transport/window.h"
+
+namespace dreamcomm {
+
+/// Read while the rank goes on: each number is whole, but they are not of one moment.
+struct RankView {
+  std::uint32_t version = 0;  // where it is another than kProtocolVersion, all else is empty
+  int pid = 0;
+  int rank = 0;
+  int size = 0;
+  std::string team;   // equal for the ranks of a group, in hexadecimal digits
+  std::string group;  // its name
+  Status status = Status::kActive;
+  std::string reason;  // of a failure
+  std::int64_t sequence = 0;
+  Kind kind = Kind::kBarrier;  // of call `sequence`
+  std::int64_t bytes = 0;      // of its largest tensor
+  std::int64_t entered_ns = 0;
+  bool inside = false;
+  int waiting_for = -1;
+  struct Counts {
+    std::int64_t calls = 0;
+    std::int64_t sent = 0;
+    std::int64_t received = 0;
+  };
+  std::array<Counts, kKinds> counts{};
+};
+
+/// Of the window that `path` (/proc/PID/fd/N) opens, or nothing, if it is no window, or
+/// another user's, or gone by now.
+std::optional<RankView> observe(const std::string& path);
+
+}  // namespace dreamcomm

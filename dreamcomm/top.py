@@ -1,0 +1,126 @@
+"""What the ranks on this host do now, seen from outside of their jobs.
+
+Every rank shows what it does in the memory that its peers map. A tool of the same user finds
+that memory among the open files of processes, maps its first bytes and reads; the ranks do not
+notice.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["RankState", "snapshot"]
+
+
+@dataclass(frozen=True)
+class RankState:
+    """One rank of one group, at one moment.
+
+    Attributes:
+        pid: the rank's process.
+        rank, size: its rank, and the number of ranks in the group.
+        team: equal for the ranks of one group, and for no others.
+        group: the group's name.
+        state: "active", "left" (shut down) or "failed".
+        reason: of a failure.
+        sequence: the number of its last collective in the group; 0: none yet.
+        operation, nbytes: of that call, as its largest tensor has bytes.
+        inside: whether it is still in that call.
+        seconds: since it entered that call.
+        waiting_for: the rank that it waits for, or -1; only after a first, short wait.
+        counts: for each operation (calls, bytes sent, bytes received).
+    """
+
+    pid: int
+    rank: int
+    size: int
+    team: str
+    group: str
+    state: str
+    reason: str
+    sequence: int
+    operation: str
+    nbytes: int
+    inside: bool
+    seconds: float
+    waiting_for: int
+    counts: dict[str, tuple[int, int, int]]
+
+    def doing(self) -> str:
+        """In words: "in all_reduce", "computes, after all_reduce", ..."""
+        if self.state == "failed":
+            return f"failed: {self.reason}"
+        if self.state == "left":
+            return "has left the group"
+        if self.sequence == 0:
+            return "has called nothing yet"
+        return f"in {self.operation}" if self.inside else f"outside, after {self.operation}"
+
+    def moved(self) -> int:
+        """Bytes sent and received so far."""
+        return sum(sent + received for _, sent, received in self.counts.values())
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def snapshot() -> tuple[list[RankState], list[str]]:
+    """All ranks of this user on this host, by group and rank; and what could not be read.
+
+    Ranks of other users, or in other PID namespaces, do not show. Messages do not either: a rank
+    that waits in ``recv`` seems to be outside.
+    """
+    from dreamcomm._compat import check_build
+
+    check_build()
+    from dreamcomm import _C
+
+    found: dict[tuple[str, int], RankState] = {}
+    problems = []
+    now = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+    for pid, path in windows(_C.WINDOW_LABEL):
+        seen = _C.observe_rank(str(path))
+        if seen is None:
+            continue
+        if seen["version"] != _C.PROTOCOL_VERSION:
+            problems.append(
+                f"process {pid} runs another version of dreamcomm (protocol {seen['version']}, "
+                f"this one is {_C.PROTOCOL_VERSION})"
+            )
+            continue
+        # A forked child holds its parent's window open, too: the parent counts.
+        key = seen["team"], seen["rank"]
+        if seen["pid"] == pid or key not in found:
+            found[key] = _state_of(pid, seen, now)
+    return sorted(found.values(), key=lambda one: (one.group, one.team, one.rank)), problems
+
+
+def _state_of(pid: int, seen: dict[str, Any], now: int) -> RankState:
+    fields = {name: seen[name] for name in seen if name not in ("pid", "version", "entered_ns")}
+    seconds = (now - seen["entered_ns"]) / 1e9 if seen["sequence"] > 0 else 0.0
+    return RankState(pid=pid, seconds=max(seconds, 0.0), **fields)
+
+
+def windows(label: str) -> Iterator[tuple[int, Path]]:
+    """Where ranks' memory is open: the process, and the path of the descriptor."""
+    wanted = f"/memfd:{label} (deleted)"
+    for pid in sorted(_pids()):
+        try:
+            descriptors = list(Path(f"/proc/{pid}/fd").iterdir())
+        except OSError:  # another user's, or gone
+            continue
+        for path in descriptors:
+            try:
+                if os.readlink(path) == wanted:
+                    yield pid, path
+            except OSError:  # closed by now
+                continue
+
+
+def _pids() -> set[int]:
+    return {int(name) for name in os.listdir("/proc") if name.isdecimal()}

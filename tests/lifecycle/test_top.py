@@ -1,0 +1,114 @@
+"""dreamcomm top: what another process sees of the ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from helpers.pool import Fresh, Pool
+
+pytest.importorskip("typer")
+pytestmark = pytest.mark.beyond_gloo("Gloo shows nothing")
+
+TOP = [sys.executable, "-c", "from dreamcomm.cli import app; app()", "top"]
+
+
+def run_top(*arguments: str) -> str:
+    return subprocess.run([*TOP, *arguments], capture_output=True, text=True, check=True).stdout
+
+
+def ranks_of_this_job() -> list[dict[str, Any]]:
+    """Of the groups that this process is in, though other jobs may run."""
+    found = json.loads(run_top("--json"))
+    assert found["problems"] == []
+    teams = {rank["team"] for rank in found["ranks"] if rank["pid"] == os.getpid()}
+    return [rank for rank in found["ranks"] if rank["team"] in teams]
+
+
+def look_while_rank_0_waits() -> list[dict[str, Any]]:
+    dist.all_reduce(torch.ones(1000))
+    seen: list[dict[str, Any]] = []
+    if dist.get_rank() == 1:
+        for _ in range(200):
+            seen = ranks_of_this_job()
+            if any(rank["waiting_for"] == 1 for rank in seen):
+                break
+            time.sleep(0.05)
+    dist.broadcast(torch.ones(256), 1)
+    return seen
+
+
+def test_a_rank_that_waits_is_seen_with_whom_it_waits_for(fresh: Fresh) -> None:
+    _, seen = fresh.run(look_while_rank_0_waits)
+    assert [rank["rank"] for rank in seen] == [0, 1]
+    waiting, outside = seen
+    assert waiting["operation"] == "broadcast"
+    assert waiting["nbytes"] == 1024
+    assert waiting["inside"]
+    assert waiting["waiting_for"] == 1
+    assert waiting["sequence"] == outside["sequence"] + 1
+    assert outside["operation"] == "all_reduce"
+    assert outside["nbytes"] == 4000
+    assert not outside["inside"]
+    assert outside["counts"]["all_reduce"][0] == 1
+    assert {rank["size"] for rank in seen} == {2}
+    assert {rank["state"] for rank in seen} == {"active"}
+    assert len({rank["pid"] for rank in seen}) == 2
+
+
+def look_after_a_failure() -> list[dict[str, Any]]:
+    from dreamcomm.info import backend_of
+
+    inner = dist.new_group(backend="dreamcomm")
+    if dist.get_rank() == 0:
+        backend_of(inner).abort()
+    dist.barrier()
+    seen = ranks_of_this_job()
+    dist.barrier()
+    return [rank for rank in seen if rank["state"] == "failed"]
+
+
+def test_a_failed_group_is_seen_with_its_reason(fresh: Fresh) -> None:
+    for seen in fresh.run(look_after_a_failure):
+        assert [rank["rank"] for rank in seen] == [0]
+        assert "abort() was called" in seen[0]["reason"]
+
+
+def look_as_a_table() -> str:
+    dist.barrier()
+    text = run_top("--once")
+    dist.barrier()
+    return text
+
+
+def test_the_table_shows_each_rank(pool: Pool) -> None:
+    for text in pool.run(look_as_a_table):
+        assert "waits for" in text
+        assert "0 of 2" in text
+        assert "1 of 2" in text
+
+
+def test_with_no_rank_it_says_so_and_strangers_harm_nothing() -> None:
+    """A memory of the right name that holds anything else is not taken for a rank."""
+    from dreamcomm import _C
+
+    strange = os.memfd_create(_C.WINDOW_LABEL)
+    try:
+        os.write(strange, os.urandom(64))
+        assert _C.observe_rank(f"/proc/self/fd/{strange}") is None  # too short
+        os.write(strange, os.urandom(1 << 16))
+        found = json.loads(run_top("--json"))
+        assert any("another version" in problem for problem in found["problems"])
+        assert all(rank["pid"] != os.getpid() for rank in found["ranks"])
+    finally:
+        os.close(strange)
+    assert _C.observe_rank("/proc/self/fd/0") is None
+    assert _C.observe_rank("/nowhere") is None
