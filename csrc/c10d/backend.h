@@ -41,6 +41,8 @@ struct Host {
       make_inner;
   /// Where in the program this thread makes its call: " at file:line", or "" where no Python runs.
   std::function<std::string()> call_site;
+  /// Tells the user what may become an error.
+  std::function<void(const std::string&)> warn;
   /// Sees to it that close_at_exit() is called before the interpreter goes, until
   /// what is returned is dropped.
   std::function<std::shared_ptr<void>(const c10::intrusive_ptr<DreamBackend>&)> register_exit;

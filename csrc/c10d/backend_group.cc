@@ -108,7 +108,7 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
       comm_ = std::make_shared<Communicator>(
           std::move(result.fabric),
           CommOptions{options->group_name, options->algorithm, options->fixed_order,
-                      options->timeout, host.call_site});
+                      options->timeout, host.call_site, host.warn});
       tune();
       if (options->cuda == "dreamcomm") {
         DeviceKind kind = options->device;

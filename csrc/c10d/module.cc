@@ -3,6 +3,7 @@
 #include <pybind11/functional.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <cstdio>
 #include <memory>
 #include <string>
 
@@ -93,6 +94,20 @@ std::string call_site() {
   }
 }
 
+/// To the logger "dreamcomm"; by the group's own thread, as in call_site(), to stderr.
+void warn(const std::string& text) {
+  if (PyGILState_GetThisThreadState() == nullptr) {
+    std::fprintf(stderr, "dreamcomm: %s\n", text.c_str());
+    return;
+  }
+  const py::gil_scoped_acquire gil;
+  try {
+    py::module_::import("logging").attr("getLogger")("dreamcomm").attr("warning")("%s", text);
+  } catch (py::error_already_set& error) {
+    error.discard_as_unraisable("dreamcomm's warning");
+  }
+}
+
 BackendPtr make_backend(const StorePtr& store, int rank, int size, const OptionsPtr& options,
                         py::object make_inner) {
   const Host host{[make = shared_object(std::move(make_inner))](
@@ -102,7 +117,7 @@ BackendPtr make_backend(const StorePtr& store, int rank, int size, const Options
                     return (*make)(inner_store, inner_rank, inner_size, inner_options, device_type)
                         .cast<Fallback::Inner>();
                   },
-                  call_site, register_exit};
+                  call_site, warn, register_exit};
   const py::gil_scoped_release release;
   return DreamBackend::create(store, rank, size, options, host);
 }

@@ -44,7 +44,7 @@ struct Communicator::Impl {
   Impl(std::unique_ptr<Fabric> f, CommOptions o)
       : fabric(std::move(f)),
         options(std::move(o)),
-        member(*fabric, options.group),
+        member(*fabric, options.group, options.warn),
         rounds(*fabric),
         mailbox(member),
         roll_call(member),

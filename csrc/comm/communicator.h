@@ -27,6 +27,8 @@ struct CommOptions {
   /// Says where in the program this thread makes its call, as " at file:line", or "". Asked
   /// only when something has gone wrong.
   std::function<std::string()> call_site{};
+  /// Tells the user what may become an error: that a peer is late. Any thread.
+  std::function<void(const std::string&)> warn{};
 };
 
 /// Bytes this rank handed to and took from its peers in one kind of operation.

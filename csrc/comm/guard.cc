@@ -1,9 +1,19 @@
 #include "comm/guard.h"
 
+#include <algorithm>
 #include <iomanip>
 #include <sstream>
 
 namespace dreamcomm {
+namespace {
+
+std::string in_seconds(Clock::duration time) {
+  std::ostringstream text;
+  text << std::fixed << std::setprecision(1) << std::chrono::duration<double>(time).count() << " s";
+  return text.str();
+}
+
+}  // namespace
 
 Guard::Guard(Member& member, const std::function<std::string()>& what, Clock::time_point deadline,
              const std::function<void()>& idle, const std::function<void()>& interrupt,
@@ -39,14 +49,24 @@ void Guard::look(int rank) {
                 concat(what_(), " on ", member_.who(), " was ended: ", *member_.failure()));
   }
   if (rank >= 0) look_at(rank);
-  if (Clock::now() < deadline_) return;
-  std::ostringstream waited;
-  waited << std::fixed << std::setprecision(1)
-         << std::chrono::duration<double>(Clock::now() - begin_).count() << " s";
-  std::string late;
-  if (rank >= 0) late = concat(" of waiting for rank ", rank, ", which ", member_.last_act(rank));
-  throw Error(ErrorKind::kTimeout, concat(what_(), " on ", member_.who(),
-                                          " reached its timeout after ", waited.str(), late));
+  const Clock::time_point now = Clock::now();
+  if (now >= deadline_) {
+    throw Error(ErrorKind::kTimeout,
+                concat(what_(), " on ", member_.who(), " reached its timeout after ",
+                       words_on_wait(rank, now)));
+  }
+  const Clock::duration tenth = std::max<Clock::duration>((deadline_ - begin_) / 10, kLeastToWarn);
+  if (warned_ || rank < 0 || now - begin_ < tenth) return;
+  warned_ = true;
+  member_.warn(concat(what_(), " on ", member_.who(), " has come to ", words_on_wait(rank, now),
+                      "; its timeout is after ", in_seconds(deadline_ - begin_)));
+}
+
+/// "3.0 s of waiting for rank 1, which last called broadcast as call 7, entered 4.1 s ago"
+std::string Guard::words_on_wait(int rank, Clock::time_point now) const {
+  const std::string waited = in_seconds(now - begin_);
+  if (rank < 0) return waited;
+  return concat(waited, " of waiting for rank ", rank, ", which ", member_.last_act(rank));
 }
 
 // A rank may publish what we wait for and leave at once. So the first sight of

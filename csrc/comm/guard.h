@@ -12,6 +12,9 @@ namespace dreamcomm {
 
 class Guard final : public Watch {
  public:
+  /// A wait for a peer is told of when it has lasted a tenth of what it may, but not before.
+  static constexpr std::chrono::seconds kLeastToWarn{1};
+
   /// `what` names the call; `idle` runs at each look (messages make progress there);
   /// `interrupt` may throw. All three must outlive the guard.
   Guard(Member& member, const std::function<std::string()>& what, Clock::time_point deadline,
@@ -24,6 +27,7 @@ class Guard final : public Watch {
 
  private:
   void look_at(int rank);
+  std::string words_on_wait(int rank, Clock::time_point now) const;
 
   Member& member_;
   const std::function<std::string()>& what_;
@@ -31,6 +35,7 @@ class Guard final : public Watch {
   Clock::time_point begin_;
   const std::function<void()>& idle_;
   const std::function<void()>& interrupt_;
+  bool warned_ = false;
   int missed_ = -1;  // a rank that was seen to be gone at the last look
 };
 

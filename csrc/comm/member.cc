@@ -14,8 +14,11 @@ std::int64_t to_ns(Clock::time_point time) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
 }
 
-Member::Member(Fabric& fabric, std::string group)
-    : fabric_(fabric), patience_(Patience::of(fabric.size())), group_(std::move(group)) {
+Member::Member(Fabric& fabric, std::string group, Warn warn)
+    : fabric_(fabric),
+      patience_(Patience::of(fabric.size())),
+      group_(std::move(group)),
+      warn_(std::move(warn)) {
   auto& name = header().identity.group;
   group_.copy(name.data(), name.size() - 1);
 }

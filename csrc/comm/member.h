@@ -1,6 +1,7 @@
 // This rank as part of its group: its name in messages, and whether it is well.
 #pragma once
 
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -14,7 +15,8 @@ namespace dreamcomm {
 
 class Member {
  public:
-  Member(Fabric& fabric, std::string group);
+  using Warn = std::function<void(const std::string&)>;
+  Member(Fabric& fabric, std::string group, Warn warn = {});
 
   int rank() const { return fabric_.rank(); }
   int size() const { return fabric_.size(); }
@@ -23,6 +25,10 @@ class Member {
   /// Of waits for peers. Found out once: it takes a look into files.
   const Patience& patience() const { return patience_; }
 
+  /// Tells the user what may become an error. Any thread.
+  void warn(const std::string& text) const {
+    if (warn_) warn_(text);
+  }
   /// "rank 1 of 4 in group 'default'".
   std::string who() const;
 
@@ -53,6 +59,7 @@ class Member {
   Fabric& fabric_;
   const Patience patience_;
   std::string group_;
+  const Warn warn_;
   Flag failed_;
   Doorbell bell_;
   mutable std::mutex mutex_;
