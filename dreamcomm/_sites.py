@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+import sysconfig
 
 import torch
 
-_HERE = os.path.dirname(os.path.abspath(__file__))
-_TORCH = os.path.dirname(os.path.abspath(torch.__file__))
+# What stands between a program and the call: torch, this package, Python's own library.
+_BETWEEN = tuple(os.path.dirname(os.path.abspath(f)) + os.sep for f in (__file__, torch.__file__))
+_LIBRARY = sysconfig.get_path("stdlib") + os.sep
+_INSTALLED = tuple(sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib"))
 
 
 def call_site() -> str:
@@ -20,7 +23,13 @@ def call_site() -> str:
     frame = sys._getframe().f_back
     while frame is not None:
         code = frame.f_code
-        if not code.co_filename.startswith((_HERE + os.sep, _TORCH + os.sep, "<frozen")):
+        if not _is_between(code.co_filename):
             return f" at {code.co_filename}:{frame.f_lineno} in {code.co_name}"
         frame = frame.f_back
     return ""
+
+
+def _is_between(file: str) -> bool:
+    if file.startswith((*_BETWEEN, "<frozen")) or os.path.basename(file) == "typing_extensions.py":
+        return True
+    return file.startswith(_LIBRARY) and not file.startswith(_INSTALLED)

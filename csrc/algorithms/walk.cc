@@ -64,9 +64,11 @@ void Walk::tell_mismatch(int peer, const Signature& theirs) {
   std::strncpy(text.data(), mine.c_str(), text.size() - 1);
   std::memcpy(rounds_.page(), text.data(), text.size());
   const auto told = [&](const char* their_site) {
-    return concat("the ranks made different calls: rank ", rank(), " called ",
-                  words(opening_.signature), mine, ", rank ", peer, " called ", words(theirs),
-                  their_site, ". No data was moved");
+    const std::string& group = scratch_.group;
+    return concat("the ranks", group.empty() ? "" : concat(" of group '", group, "'"),
+                  " made different calls: rank ", rank(), " called ", words(opening_.signature),
+                  mine, ", rank ", peer, " called ", words(theirs), their_site,
+                  ". No data was moved");
   };
   try {
     rounds_.turn(Peers::all(), Peers::all(), watch_);

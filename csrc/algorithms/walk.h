@@ -48,6 +48,7 @@ class Walk {
     std::vector<std::byte*> outs;
     std::vector<std::byte*> targets;
     PageWriter writer;
+    std::string group;  // its name, for errors; empty: the default one
     /// Where in the program this thread makes its call; may be empty, or say "".
     std::function<std::string()> call_site;
   };

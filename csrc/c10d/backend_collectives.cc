@@ -202,7 +202,8 @@ WorkPtr DreamBackend::barrier(const c10d::BarrierOptions& opts) {
   calls.emplace_back(Kind::kBarrier, Reduction{});
   const Plan plan{kBarrier, {}, {}, opts.timeout, opts.asyncOp};
   // With device ids the caller means the work on those devices.
-  const bool on_devices = !opts.device_ids.empty() && (device_ || at::hasCUDA());
+  const bool is_cuda = !device_ || device_->type() == c10::DeviceType::CUDA;
+  const bool on_devices = !opts.device_ids.empty() && (!is_cuda || at::hasCUDA());
   if (on_devices && device_) {
     require_open();
     const auto index = static_cast<c10::DeviceIndex>(opts.device_ids[0]);

@@ -23,7 +23,9 @@ int require_peer(const Site& site, const char* argument, int peer) {
   return peer;
 }
 
-Block block_of(const at::Tensor& tensor) {
+Block block_of(const Site& site, const at::Tensor& tensor) {
+  TORCH_CHECK_VALUE(tensor.nbytes() == 0 || tensor.const_data_ptr() != nullptr, site,
+                    "expected 'tensor' to have memory, got one whose storage was freed");
   return {static_cast<std::byte*>(const_cast<void*>(tensor.const_data_ptr())), tensor.nbytes()};
 }
 
@@ -102,8 +104,8 @@ WorkPtr DreamBackend::send(TensorList& tensors, int dst, int tag) {
   }
   auto work = c10::make_intrusive<MessageWork>(rank_, kSend, tensor, executor_, comm_);
   try {
-    auto ticket =
-        comm_->send(block_of(memory), dst, number, deadline_after(c10d::kUnsetTimeout, timeout()));
+    auto ticket = comm_->send(block_of(site, memory), dst, number,
+                              deadline_after(c10d::kUnsetTimeout, timeout()));
     work->follow(std::move(ticket), [memory] {});
   } catch (...) {
     std::rethrow_exception(current_as_torch());
@@ -144,7 +146,7 @@ WorkPtr DreamBackend::receive(const Label& label, const Tensor& tensor, std::opt
   const Tensor memory = plain ? tensor : blank_like(tensor);
   auto work = c10::make_intrusive<MessageWork>(rank_, label, tensor, executor_, comm_);
   try {
-    auto ticket = comm_->receive(block_of(memory), source, number,
+    auto ticket = comm_->receive(block_of(site, memory), source, number,
                                  deadline_after(c10d::kUnsetTimeout, timeout()));
     work->follow(std::move(ticket), [plain, tensor, memory] {
       if (!plain) copy_into(tensor, memory);

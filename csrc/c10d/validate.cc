@@ -82,8 +82,8 @@ std::vector<std::size_t> split_bytes(const Site& site, const char* argument,
   std::vector<std::size_t> bytes;
   std::int64_t sum = 0;
   for (const std::int64_t split : splits) {
-    TORCH_CHECK_VALUE(split >= 0, site, "expected split sizes of '", argument,
-                      "' that are not negative, got ", splits);
+    TORCH_CHECK_VALUE(split >= 0 && split <= rows, site, "expected split sizes of '", argument,
+                      "' from 0 to its first dimension, ", rows, ", got ", splits);
     sum += split;
     bytes.push_back(static_cast<std::size_t>(split) * row);
   }

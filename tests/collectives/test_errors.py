@@ -34,6 +34,12 @@ def zeros(*shape: int, dtype: torch.dtype = f32) -> torch.Tensor:
     return torch.zeros(shape, dtype=dtype)
 
 
+def freed() -> torch.Tensor:
+    tensor = zeros(4)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
 def pair(count: int = 2, dtype: torch.dtype = f32) -> list[torch.Tensor]:
     return [zeros(count, dtype=dtype) for _ in range(dist.get_world_size())]
 
@@ -67,6 +73,16 @@ ALIKE: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "reduce_scatter_tensor dtype": (
         lambda: dist.reduce_scatter_tensor(zeros(2, dtype=torch.float64), zeros(4)),
         ("reduce_scatter", "expected", "got"),
+    ),
+    "splits whose sum wraps around": (
+        lambda: dist.all_to_all_single(
+            zeros(3), zeros(3), [2**63 - 1, 2**63 - 1], [2**63 - 1, 2**63 - 1]
+        ),
+        ("all_to_all", "expected split sizes", "0 to its first dimension, 3"),
+    ),
+    "memory that was freed": (
+        lambda: default_group().send([freed()], 1 - dist.get_rank(), 0),
+        ("send", "expected 'tensor' to have memory"),
     ),
     "all_to_all_single splits": (
         lambda: dist.all_to_all_single(zeros(4), zeros(4), [2, 2], [1, 2]),

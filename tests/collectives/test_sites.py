@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 
 import pytest
@@ -39,6 +40,39 @@ def test_different_calls_are_told_with_both_ranks_lines(pool: Pool, world: int) 
         sites = re.findall(r"test_sites\.py:(\d+) in call_in_two_places", text)
         other = lines[1] if rank == 0 else lines[0]
         assert sites == [str(line), str(other)], text
+
+
+def call_by_an_old_name() -> tuple[str, int]:
+    """torch wraps these with what tells that they are old."""
+    line = 0
+    try:
+        if dist.get_rank() == 0:
+            dist.all_reduce(torch.ones(3))
+        else:
+            line = 1 + inspect.stack()[0].lineno
+            dist.all_gather_into_tensor(torch.ones(6), torch.ones(3))
+    except dist.DistBackendError as error:
+        return str(error), line
+    return "no error", line
+
+
+def test_what_wraps_a_call_is_not_its_line(pool: Pool) -> None:
+    (text, _), (_, line) = pool.run(call_by_an_old_name)
+    assert f"test_sites.py:{line} in call_by_an_old_name" in text
+
+
+def call_in_a_group() -> str:
+    group = dist.new_group([0, 1], backend="dreamcomm")
+    try:
+        dist.all_reduce(torch.ones(3 + dist.get_rank()), group=group)
+    except dist.DistBackendError as error:
+        return str(error)
+    return "no error"
+
+
+def test_a_group_is_named(pool: Pool) -> None:
+    for text in pool.run(call_in_a_group):
+        assert re.match(r"the ranks of group '\d+' made different calls", text), text
 
 
 def call_asynchronously() -> str:
