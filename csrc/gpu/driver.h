@@ -5,7 +5,10 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "gpu/launch.h"
 #include "gpu/task.h"
@@ -60,6 +63,12 @@ class Driver {
   virtual void start(const Task& task, const Grid& grid, void* stream) = 0;
   /// Waits until all started kernels have ended. They do: their waits are bounded.
   virtual void drain() = 0;
+
+  /// Holds it as long as the driver lives; the driver itself: for the life of the process.
+  void keep(std::shared_ptr<void> what) { kept_.push_back(std::move(what)); }
+
+ private:
+  std::vector<std::shared_ptr<void>> kept_;
 };
 
 }  // namespace dreamcomm::gpu

@@ -78,8 +78,9 @@ Group::Group(int rank, int size, std::unique_ptr<Driver> driver, const GroupOpti
 // the driver stays, and all memory with it.
 Group::~Group() {
   if (released_) return;
-  new auto(std::move(driver_));
-  new auto(std::move(heap_));
+  Driver& driver = *driver_;
+  if (heap_) driver.keep(std::move(heap_));
+  driver.keep(std::move(driver_));
 }
 
 void Group::allocate() {
