@@ -24,6 +24,13 @@ constexpr milliseconds kClosing{5'000};
 /// Of a message's kernel: one waits in each pair and way, beside the collectives'.
 constexpr int kMessageBlocks = 4;
 
+/// Of torch's streams. It may outlive the backend, as tensors do.
+std::function<bool(const c10::Stream&)> capture_test(const DeviceKind& kind) {
+  return [kind](const c10::Stream& stream) {
+    return kind.is_capturing(c10::impl::VirtualGuardImpl(kind.type).getStreamNativeHandle(stream));
+  };
+}
+
 }  // namespace
 
 DeviceCalls::DeviceCalls(std::shared_ptr<Communicator> comm, DeviceKind kind, Interrupt interrupt,
@@ -59,14 +66,10 @@ bool DeviceCalls::serves(c10::Device device) {
   return meet();
 }
 
-bool DeviceCalls::is_capturing(const c10::Stream& stream) const {
-  return kind_.is_capturing(c10::impl::VirtualGuardImpl(kind_.type).getStreamNativeHandle(stream));
-}
-
 /// Ranks that meet allocate memory, which ends a capture.
 void DeviceCalls::require_no_capture() const {
   const c10::Stream current = c10::impl::VirtualGuardImpl(kind_.type).getStream(*device_);
-  TORCH_CHECK_WITH(DistBackendError, !is_capturing(current), "rank ", comm_->rank(),
+  TORCH_CHECK_WITH(DistBackendError, !capture_test(kind_)(current), "rank ", comm_->rank(),
                    ": a graph cannot capture a group's first call on a device, or the first "
                    "message between two ranks: make one before the capture");
 }
@@ -90,7 +93,7 @@ c10::Stream DeviceCalls::make_stream() {
 }
 
 DeviceLane::Ways DeviceCalls::ways() {
-  return {.is_capturing = [this](const c10::Stream& stream) { return is_capturing(stream); },
+  return {.is_capturing = capture_test(kind_),
           .is_registered = [this](const void* address) { return is_registered(address); },
           .make_stream = [this] { return make_stream(); }};
 }
@@ -111,12 +114,8 @@ bool DeviceCalls::meet() {
   if (!meeting.group) return false;
   const std::shared_ptr<gpu::Group> group = std::move(meeting.group);
   if (group->heap()) {
-    const auto captures = [kind = kind_](const c10::Stream& stream) {
-      return kind.is_capturing(
-          c10::impl::VirtualGuardImpl(kind.type).getStreamNativeHandle(stream));
-    };
-    heap_ =
-        std::make_shared<DeviceHeap>(group->heap(), kind_.options.heap_bytes, *device_, captures);
+    heap_ = std::make_shared<DeviceHeap>(group->heap(), kind_.options.heap_bytes, *device_,
+                                         capture_test(kind_));
   }
   all_ = std::make_shared<DeviceLane>(group, *device_, ways());
   return true;
@@ -208,24 +207,14 @@ c10::intrusive_ptr<DeviceWork> DeviceCalls::send(const DevicePlan& plan, const a
   }
   Calls calls;
   calls.emplace_back(Kind::kBroadcast, moving(tensor), 0).in_place(memory);
-  LanePtr lane;
-  {
-    const std::scoped_lock lock(mutex_);
-    lane = pairs_.at(to).to;
-  }
-  return lane->issue(comm_->rank(), plan, calls);
+  return pair_with(to)->to->issue(comm_->rank(), plan, calls);
 }
 
 c10::intrusive_ptr<DeviceWork> DeviceCalls::receive(const DevicePlan& plan,
                                                     const at::Tensor& tensor, int from) {
   Calls calls;
   calls.emplace_back(Kind::kBroadcast, moving(tensor), 0).output(tensor);
-  LanePtr lane;
-  {
-    const std::scoped_lock lock(mutex_);
-    lane = pairs_.at(from).from;
-  }
-  return lane->issue(comm_->rank(), plan, calls);
+  return pair_with(from)->from->issue(comm_->rank(), plan, calls);
 }
 
 at::Tensor DeviceCalls::allocate(std::int64_t size, const at::TensorOptions& options) {

@@ -84,7 +84,6 @@ class DeviceCalls {
   std::optional<Pair> pair_with(int peer) const;
   void settle_on(c10::Device device);
   void require_no_capture() const;
-  bool is_capturing(const c10::Stream& stream) const;
   bool is_registered(const void* address) const;
   c10::Stream make_stream();
   DeviceLane::Ways ways();

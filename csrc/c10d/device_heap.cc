@@ -2,11 +2,11 @@
 
 #include <ATen/ops/from_blob.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <c10/util/safe_numerics.h>
 
 #include <algorithm>
 #include <functional>
 
+#include "c10d/process_heap.h"
 #include "core/error.h"
 
 namespace dreamcomm {
@@ -20,17 +20,12 @@ DeviceHeap::DeviceHeap(std::shared_ptr<std::byte> memory, std::size_t bytes, c10
       free_(bytes) {}
 
 at::Tensor DeviceHeap::allocate(std::int64_t size, const at::TensorOptions& options) {
-  TORCH_CHECK_VALUE(size >= 0, "expected a size from 0 on, got ", size);
-  TORCH_CHECK_VALUE(!c10::isQIntType(options.dtype().toScalarType()),
-                    "shared tensors are not quantized, got ", options.dtype());
-  std::uint64_t wanted = 0;
-  const bool overflows = c10::mul_overflows(static_cast<std::uint64_t>(size),
-                                            std::uint64_t{options.dtype().itemsize()}, &wanted);
+  const std::uint64_t wanted = bytes_of(size, options);
   const c10::Stream maker = c10::impl::VirtualGuardImpl(device_.type()).getStream(device_);
   if (is_capturing_(maker)) return {};
   const std::lock_guard lock(mutex_);
   sweep();
-  const bool fits = !overflows && wanted <= bytes_;
+  const bool fits = wanted <= bytes_;
   const std::size_t bytes =
       (std::max<std::size_t>(fits ? wanted : 0, 1) + kAlign - 1) / kAlign * kAlign;
   const std::optional<std::size_t> offset = fits ? free_.take(bytes) : std::nullopt;

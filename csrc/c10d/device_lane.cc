@@ -61,10 +61,11 @@ c10::intrusive_ptr<DeviceWork> DeviceLane::issue(int rank, const DevicePlan& pla
   if (!captured) {  // a graph's events cannot be asked
     last_ = done;
     std::erase_if(kept_, [](const Kept& one) { return one.done->query(); });
-    const bool keeps = std::any_of(calls.begin(), calls.end(), [this](const Call& call) {
-      return call.any_registered(ways_.is_registered);
-    });
-    if (plan.async && keeps) kept_.push_back({done, std::move(calls)});
+    const bool keeps =
+        plan.async && std::any_of(calls.begin(), calls.end(), [this](const Call& call) {
+          return call.any_registered(ways_.is_registered);
+        });
+    if (keeps) kept_.push_back({done, std::move(calls)});
   }
   if (failure) std::rethrow_exception(failure);
   return c10::make_intrusive<DeviceWork>(rank, plan.label, plan.inputs, plan.outputs, stream,

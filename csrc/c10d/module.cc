@@ -201,7 +201,7 @@ Settings of a dreamcomm group, for the argument ``pg_options`` of
 timeout (timedelta): for calls that give none themselves; replaced by the group's
     own ``timeout`` argument unless it differs from the default of 30 minutes.
 algorithm (str): "auto", or one row of the table for all calls it serves:
-    "direct", "one_shot", "ring", "master".
+    "direct", "one_shot", "ring", "master", "heap".
 fixed_order (bool): reduce in rank order only, so that every rank, run and
     message size gives the same bits.
 page_bytes (int): size of a rank's staging page for collectives; it has two.

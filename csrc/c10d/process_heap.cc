@@ -44,7 +44,7 @@ std::shared_ptr<Heap> live_process_heap() {
   return heap && now.maker->at_home() ? heap : nullptr;
 }
 
-at::Tensor allocate_tensor(Heap& heap, std::int64_t size, const at::TensorOptions& options) {
+std::uint64_t bytes_of(std::int64_t size, const at::TensorOptions& options) {
   TORCH_CHECK_VALUE(size >= 0, "expected a size from 0 on, got ", size);
   TORCH_CHECK_VALUE(!c10::isQIntType(options.dtype().toScalarType()),
                     "shared tensors are not quantized, got ", options.dtype());
@@ -53,7 +53,11 @@ at::Tensor allocate_tensor(Heap& heap, std::int64_t size, const at::TensorOption
                                             std::uint64_t{options.dtype().itemsize()}, &bytes);
   TORCH_CHECK_VALUE(!overflows, "expected a size of less than 2^64 bytes, got ", size,
                     " elements of ", options.dtype());
-  auto memory = heap.allocate(bytes);
+  return bytes;
+}
+
+at::Tensor allocate_tensor(Heap& heap, std::int64_t size, const at::TensorOptions& options) {
+  auto memory = heap.allocate(bytes_of(size, options));
   if (!memory) return at::empty({size}, options);  // collectives stage it
   void* data = memory.get();
   return at::from_blob(data, {size}, [memory = std::move(memory)](void*) {}, options);

@@ -96,7 +96,7 @@ def test_the_table_shows_each_rank(pool: Pool) -> None:
         assert "1 of 2" in text
 
 
-def test_with_no_rank_it_says_so_and_strangers_harm_nothing() -> None:
+def test_memory_that_is_no_ranks_harms_nothing() -> None:
     """A memory of the right name that holds anything else is not taken for a rank."""
     from dreamcomm import _C
 
