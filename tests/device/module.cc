@@ -1,8 +1,11 @@
 // The Python module dreamcomm_test_device.
 #include <torch/csrc/utils/pybind.h>
 
+#include <atomic>
 #include <chrono>
+#include <future>
 #include <memory>
+#include <stdexcept>
 #include <thread>
 
 #include "c10d/device_calls.h"
@@ -70,6 +73,27 @@ void delay(double seconds) {
   });
 }
 
+/// Holds the current stream until it is opened; for ever would hang a test that fails.
+class Gate {
+ public:
+  Gate() {
+    queue_of(current_stream()).put([opened = opened_.get_future().share(), late = late_] {
+      *late = opened.wait_for(std::chrono::seconds(60)) == std::future_status::timeout;
+    });
+  }
+  Gate(const Gate&) = delete;
+  Gate& operator=(const Gate&) = delete;
+
+  void open() {
+    if (*late_) throw std::runtime_error("the device was waited for while it was held");
+    opened_.set_value();
+  }
+
+ private:
+  std::promise<void> opened_;
+  std::shared_ptr<std::atomic<bool>> late_ = std::make_shared<std::atomic<bool>>(false);
+};
+
 void use_device(int index) {
   c10::impl::getDeviceGuardImpl(kDeviceType)
       ->setDevice(c10::Device(kDeviceType, static_cast<c10::DeviceIndex>(index)));
@@ -95,6 +119,7 @@ PYBIND11_MODULE(dreamcomm_test_device, m) {
   m.def("capture", [](bool on) { captures = on; });
   m.def("calls_in_place", &host_calls_in_place);
   m.def("delay", &delay);
+  py::class_<Gate>(m, "Gate").def(py::init<>()).def("open", &Gate::open);
   m.def("use_device", &use_device);
   m.def("use_stream", &use_stream);
   m.def("new_stream", &new_stream);

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-import time
+import threading
 from typing import Any
 
 import pytest
@@ -38,15 +38,15 @@ def everything(number: float, size: int = 1000) -> torch.Tensor:
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_call_waits_for_work_before_it_and_work_after_it_for_the_call(asynchronous: bool) -> None:
     def body(backend: Any, rank: int) -> None:
-        begin = time.monotonic()
+        held = device_module().Gate()
         tensor = made_slowly(rank + 1.0)
         work = backend.allreduce([tensor], options(asynchronous))
         work.wait()
         after = on_device(torch.zeros(1000))
         after.copy_(tensor)
         tensor.copy_(torch.zeros(1000))
-        assert time.monotonic() - begin < SLOW, "the host has waited for the device"
         assert not work.is_completed()
+        held.open()  # the host has come here without waiting for the device
         assert torch.equal(on_host(after), everything(3.0))
         assert work.is_completed()
 
@@ -68,16 +68,19 @@ def test_wait_orders_the_stream_that_is_current_then() -> None:
 
 
 def test_an_asynchronous_call_leaves_the_stream_to_the_caller() -> None:
+    seen = threading.Event()
+
     def body(backend: Any, rank: int) -> None:
-        if rank == 1:
-            device_module().delay(2 * SLOW)  # rank 0's call waits for this
+        held = device_module().Gate() if rank == 1 else None  # rank 0's call waits for this
         tensor = on_device(everything(rank + 1.0))
         work = backend.allreduce([tensor], options(True))
         own = on_device(everything(7.0))
-        if rank == 0:
-            begin = time.monotonic()
+        if held:
+            seen.wait(60)
+            held.open()
+        else:
             assert torch.equal(on_host(own), everything(7.0))
-            assert time.monotonic() - begin < 2 * SLOW
+            seen.set()
         work.wait()
         assert torch.equal(on_host(tensor), everything(3.0))
 
@@ -145,15 +148,20 @@ def test_coalesced_calls_are_one_work() -> None:
 
 
 def test_a_barrier_on_a_device_holds_the_host() -> None:
+    opened = threading.Event()
+
+    def open_later(gate: Any) -> None:
+        opened.set()
+        gate.open()
+
     def body(backend: Any, rank: int) -> None:
         where = dist.BarrierOptions()
         where.device_ids = [rank]
         backend.barrier(where).wait()
-        begin = time.monotonic()
         if rank == 1:
-            device_module().delay(SLOW)
+            threading.Timer(SLOW, open_later, [device_module().Gate()]).start()
         backend.barrier(where).wait()
-        assert time.monotonic() - begin > SLOW / 2
+        assert opened.is_set()
 
     run_on_devices(2, body)
 
