@@ -19,6 +19,8 @@
 //   ends before b publishes r-1. a writes it in round r, that is after a's
 //   turn(r-1), which waited for r-1 of b, a reader of the round before.
 //
+// tests/models/rounds.pml checks this, and the waits, in every order of the ranks' steps.
+//
 // Between turn(r-1) and turn(r) a rank may therefore read the peers' pages of
 // r-1 and write its own page of r at the same time.
 #pragma once

@@ -13,6 +13,8 @@
 //   6. Every rank publishes the outcome; memory is shared only if all succeeded.
 //
 // The connections stay open: the kernel closes them when a process ends.
+//
+// tests/models/meeting.pml checks these steps in every order, with ranks that die at any.
 #include "transport/shm.h"
 
 #include <unistd.h>
