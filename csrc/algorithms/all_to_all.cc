@@ -32,7 +32,7 @@ void write_table(Walk& walk, const Request& request) {
 
 /// The largest block of all pairs of different ranks. Throws if two tables
 /// disagree, with the same words on every rank.
-std::size_t read_tables(const Walk& walk) {
+std::size_t read_tables(Walk& walk) {
   std::size_t largest = 0;
   const int size = walk.size();
   for (int giver = 0; giver < size; ++giver) {
@@ -40,9 +40,12 @@ std::size_t read_tables(const Walk& walk) {
       const auto n = static_cast<std::size_t>(size);
       const std::size_t given = table_entry(walk, giver, static_cast<std::size_t>(taker));
       const std::size_t expected = table_entry(walk, taker, n + static_cast<std::size_t>(giver));
-      check(given == expected, ErrorKind::kMismatch, "all_to_all: rank ", giver, " gives rank ",
-            taker, ' ', given, " bytes, but rank ", taker, " expects ", expected, " from rank ",
-            giver, ". No data was kept; the group stays usable");
+      if (given != expected) [[unlikely]] {
+        walk.end_mismatched([&](const Walk::SiteOf& site_of) {
+          return concat("in all_to_all rank ", giver, site_of(giver), " gives rank ", taker, ' ',
+                        given, " bytes, and rank ", taker, site_of(taker), " expects ", expected);
+        });
+      }
       if (giver != taker) largest = std::max(largest, given);
     }
   }

@@ -52,32 +52,39 @@ void Walk::compare_openings() {
     scratch_.outs[index] = place(their.out);
     if (their.signature == opening_.signature) [[likely]]
       continue;
-    tell_mismatch(peer, their.signature);
+    end_mismatched([&](const SiteOf& site_of) {
+      return concat("rank ", rank(), " called ", words(opening_.signature), site_of(rank()),
+                    ", rank ", peer, " called ", words(their.signature), site_of(peer));
+    });
   }
 }
 
-// INVARIANT: if the openings of two ranks differ, every rank finds one that differs from its
-// own, so all ranks turn this round, too.
-void Walk::tell_mismatch(int peer, const Signature& theirs) {
+// INVARIANT: a contradiction that ends a call is found by all ranks in the same round (if the
+// openings of two differ, every rank finds one that differs from its own), so all turn this
+// round, too.
+void Walk::end_mismatched(const std::function<std::string(const SiteOf&)>& told) {
   const std::string mine = scratch_.call_site ? scratch_.call_site() : "";
   SiteText text{};
   std::strncpy(text.data(), mine.c_str(), text.size() - 1);
   std::memcpy(rounds_.page(), text.data(), text.size());
-  const auto told = [&](const char* their_site) {
-    const std::string& group = scratch_.group;
-    return concat("the ranks", group.empty() ? "" : concat(" of group '", group, "'"),
-                  " made different calls: rank ", rank(), " called ", words(opening_.signature),
-                  mine, ", rank ", peer, " called ", words(theirs), their_site,
-                  ". No data was moved");
-  };
+  const std::string& group = scratch_.group;
+  const std::string begin =
+      concat("the ranks", group.empty() ? "" : concat(" of group '", group, "'"),
+             " made different calls: ");
+  const auto own = [&](int rank) { return rank == this->rank() ? mine : ""; };
   try {
     rounds_.turn(Peers::all(), Peers::all(), watch_);
   } catch (const Error& error) {
-    throw Error(error.kind(), concat(told(""), ". Then ", error.what()));
+    throw Error(error.kind(), concat(begin, told(own), ". No data was moved. Then ", error.what()));
   }
-  std::memcpy(text.data(), rounds_.from(peer), text.size());
-  text.back() = '\0';
-  throw Error(ErrorKind::kMismatch, concat(told(text.data()), "; the group stays usable"));
+  const auto all = [&](int rank) {
+    if (rank == this->rank()) return mine;
+    std::memcpy(text.data(), rounds_.from(rank), text.size());
+    text.back() = '\0';
+    return std::string(text.data());
+  };
+  throw Error(ErrorKind::kMismatch,
+              concat(begin, told(all), ". No data was moved; the group stays usable"));
 }
 
 Reduction Walk::scaled(const Reduction& how) const {

@@ -109,6 +109,13 @@ class Walk {
   /// Copies into this rank's page for `readers` ranks to read, and counts it.
   void give(std::size_t offset, const std::byte* data, std::size_t bytes, int readers);
 
+  /// Where a rank made its call, as " at FILE:LINE in FUNCTION", or nothing.
+  using SiteOf = std::function<std::string(int rank)>;
+  /// Ends a call in which ranks contradict each other, what all of them have found in the same
+  /// round and before data was moved. Throws Error(kMismatch) with "the ranks made different
+  /// calls: " and `told`.
+  [[noreturn]] void end_mismatched(const std::function<std::string(const SiteOf&)>& told);
+
   void count_sent(std::size_t bytes) { sent_ += bytes; }
   void count_received(std::size_t bytes) { received_ += bytes; }
   std::uint64_t sent() const { return sent_; }
@@ -118,7 +125,6 @@ class Walk {
   using SiteText = std::array<char, 512>;
 
   void compare_openings();
-  [[noreturn]] void tell_mismatch(int peer, const Signature& theirs);
   void gather_sources(const std::byte* own, std::size_t offset);
   Reduction scaled(const Reduction& how) const;
   void reduce_sources(const Reduction& how, std::byte* out, std::size_t count);

@@ -62,11 +62,12 @@ void Guard::look(int rank) {
                       "; its timeout is after ", in_seconds(deadline_ - begin_)));
 }
 
-/// "3.0 s of waiting for rank 1, which last called broadcast as call 7, entered 4.1 s ago"
+/// "3.0 s of waiting for rank 1, which last called broadcast as call 7, entered 4.1 s ago; its
+/// process 42 is stopped"
 std::string Guard::words_on_wait(int rank, Clock::time_point now) const {
   const std::string waited = in_seconds(now - begin_);
   if (rank < 0) return waited;
-  return concat(waited, " of waiting for rank ", rank, ", which ", member_.last_act(rank));
+  return concat(waited, " of waiting for rank ", rank, ", which ", member_.does(rank));
 }
 
 // A rank may publish what we wait for and leave at once. So the first sight of

@@ -180,10 +180,10 @@ void Mailbox::fail_link(int peer, const std::string& reason) {
 std::exception_ptr Mailbox::late(const char* what, const char* other, int peer, std::uint64_t tag,
                                  std::size_t bytes) const {
   const std::string who = peer < 0 ? "any rank" : concat("rank ", peer);
-  return std::make_exception_ptr(
-      Error(ErrorKind::kTimeout,
-            concat(what, who, " (", bytes, " bytes, tag ", tag, ") on ", member_.who(),
-                   " reached its timeout: ", who, " has not ", other)));
+  return std::make_exception_ptr(Error(
+      ErrorKind::kTimeout, concat(what, who, " (", bytes, " bytes, tag ", tag, ") on ",
+                                  member_.who(), " reached its timeout: ", who, " has not ", other,
+                                  peer < 0 ? "" : concat("; it ", member_.does(peer)))));
 }
 
 /// Fails what is past its deadline. A receive that nothing has matched is simply
@@ -204,12 +204,17 @@ void Mailbox::expire(Clock::time_point now, std::optional<std::string>& broken) 
              late("send to ", "taken the messages before it", peer, s.tag, s.data.bytes));
       return true;
     });
-    const bool stuck = std::any_of(with.announced.begin(), with.announced.end(), is_late) ||
-                       std::any_of(with.outgoing.begin(), with.outgoing.end(), is_late) ||
-                       std::any_of(with.incoming.begin(), with.incoming.end(), is_late);
-    if (stuck) {
-      broken = concat("a message between rank ", member_.rank(), " and rank ", peer,
-                      " timed out: rank ", peer, " has not received or not finished it");
+    const auto any_late = [&](const auto& messages) {
+      return std::any_of(messages.begin(), messages.end(), is_late);
+    };
+    const char* const lacks = any_late(with.announced)  ? "received"
+                              : any_late(with.outgoing) ? "finished receiving"
+                              : any_late(with.incoming) ? "finished sending"
+                                                        : nullptr;
+    if (lacks != nullptr) {
+      broken =
+          concat("a message between rank ", member_.rank(), " and rank ", peer, " timed out: rank ",
+                 peer, " has not ", lacks, " it; it ", member_.does(peer));
     }
   }
 }

@@ -2,11 +2,9 @@
 
 #include <algorithm>
 #include <chrono>
-#include <iomanip>
-#include <sstream>
 #include <utility>
 
-#include "core/types.h"
+#include "transport/observe.h"
 
 namespace dreamcomm {
 
@@ -88,16 +86,7 @@ void Member::ring_own() {
 }
 
 std::string Member::last_act(int peer) const {
-  const Progress& progress = fabric_.header(peer).progress;
-  const std::int64_t sequence = progress.sequence.read();
-  if (sequence == 0) return "has called no collective of this group yet";
-  const auto kind =
-      static_cast<Kind>(std::clamp<std::int64_t>(progress.kind.read(), 0, kKinds - 1));
-  const double ago = static_cast<double>(now_ns() - progress.entered_ns.read()) * 1e-9;
-  std::ostringstream text;
-  text << (progress.inside.read() != 0 ? "is in " : "last called ") << name(kind) << " as call "
-       << sequence << ", entered " << std::fixed << std::setprecision(1) << ago << " s ago";
-  return text.str();
+  return dreamcomm::last_act(view_of(fabric_.header(peer)));
 }
 
 }  // namespace dreamcomm

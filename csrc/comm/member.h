@@ -52,8 +52,10 @@ class Member {
   void ring_own();
   Doorbell& bell() { return bell_; }
 
-  /// What a peer last did, in words: "last entered broadcast as call 3, 2.1 s ago".
+  /// What a peer last did in this group, in words.
   std::string last_act(int peer) const;
+  /// That, and what its process does instead. Reads files.
+  std::string does(int peer) const { return last_act(peer) + fabric_.elsewhere(peer); }
 
  private:
   Fabric& fabric_;

@@ -108,16 +108,18 @@ void RollCall::call(std::chrono::milliseconds timeout, bool all, const std::func
 
 std::string RollCall::missing(std::chrono::milliseconds timeout, bool all) const {
   std::string ranks;
+  std::string acts;
   int count = 0;
   for (int rank = 1; rank < member_.size(); ++rank) {
     if (is_present(rank)) continue;
     if (count > 0 && !all) break;
     ranks += concat(count > 0 ? ", " : "", rank);
+    acts += concat("; rank ", rank, ' ', member_.does(rank));
     ++count;
   }
   if (count == 0) return "";
   return concat(count == 1 ? "Rank " : "Ranks ", ranks, " failed to pass monitoredBarrier in ",
-                timeout.count(), " ms (group seen from ", member_.who(), ")");
+                timeout.count(), " ms (group seen from ", member_.who(), ")", acts);
 }
 
 void RollCall::give_verdict(const std::string& problem) {

@@ -29,6 +29,9 @@ class Fabric {
   /// Whether the rank's process (or thread) is still there. A system call:
   /// for waits that have lasted a while. Any thread.
   virtual PeerState peer(int rank) const = 0;
+  /// What else the rank's process does, in words to follow what it last did in this group, or
+  /// nothing. Reads files: for messages. Any thread.
+  virtual std::string elsewhere(int /*rank*/) const { return ""; }
   /// "shm (memfd), 4 ranks in one host" and the like.
   virtual std::string describe() const = 0;
 

@@ -6,8 +6,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
+#include <iomanip>
 #include <memory>
+#include <sstream>
 
 #include "transport/socket.h"
 
@@ -36,6 +39,8 @@ std::int64_t whole_bytes(Kind kind, std::int64_t block, int size) {
   return in_blocks ? block * size : block;
 }
 
+}  // namespace
+
 RankView view_of(const Header& header) {
   RankView view;
   view.version = header.identity.version;
@@ -61,7 +66,15 @@ RankView view_of(const Header& header) {
   return view;
 }
 
-}  // namespace
+std::string last_act(const RankView& rank) {
+  if (rank.sequence == 0) return "has called no collective of this group yet";
+  const std::chrono::nanoseconds now = std::chrono::steady_clock::now().time_since_epoch();
+  const double ago = static_cast<double>(now.count() - rank.entered_ns) * 1e-9;
+  std::ostringstream text;
+  text << (rank.inside ? "is in " : "last called ") << name(rank.kind) << " as call "
+       << rank.sequence << ", entered " << std::fixed << std::setprecision(1) << ago << " s ago";
+  return text.str();
+}
 
 std::optional<RankView> observe(const std::string& path) {
   const Fd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));

@@ -35,6 +35,11 @@ struct RankView {
   std::array<Counts, kKinds> counts{};
 };
 
+RankView view_of(const Header& header);
+
+/// "is in broadcast as call 3, entered 2.1 s ago" and the like.
+std::string last_act(const RankView& rank);
+
 /// Of the window that `path` (/proc/PID/fd/N) opens, or nothing, if it is no window, or
 /// another user's, or gone by now.
 std::optional<RankView> observe(const std::string& path);

@@ -6,9 +6,11 @@
 #include <utility>
 #include <vector>
 
+#include "transport/elsewhere.h"
 #include "transport/fabric.h"
 #include "transport/heap.h"
 #include "transport/memfd.h"
+#include "transport/observe.h"
 #include "transport/socket.h"
 
 namespace dreamcomm {
@@ -48,6 +50,11 @@ class ShmFabric final : public Fabric {
     const ShmPeer& other = peers_[static_cast<std::size_t>(r)];
     const bool gone = hung_up(other.socket) || has_ended(other.process);
     return gone ? PeerState::kGone : PeerState::kAlive;
+  }
+  std::string elsewhere(int r) const override {
+    if (r == rank()) return "";
+    return words_on_process(peer_process(peers_[static_cast<std::size_t>(r)].socket).pid,
+                            view_of(header(rank())).team);
   }
   std::string describe() const override { return words_; }
 

@@ -1,0 +1,68 @@
+#include "transport/elsewhere.h"
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <optional>
+#include <string_view>
+#include <system_error>
+
+#include "core/error.h"
+#include "transport/memfd.h"
+#include "transport/observe.h"
+
+namespace dreamcomm {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Of its main thread, as /proc/PID/stat has it after the command in parentheses; or 0.
+char state_of(const fs::path& process) {
+  std::ifstream file(process / "stat");
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  const std::size_t end = text.rfind(") ");
+  return end == std::string::npos || end + 2 >= text.size() ? '\0' : text[end + 2];
+}
+
+/// Of all calls that the process is in, in whatever group, the one it has been in longest.
+std::optional<RankView> longest_call(pid_t pid, const fs::path& process) {
+  std::optional<RankView> longest;
+  std::error_code gone;
+  for (fs::directory_iterator one(process / "fd", gone), end; !gone && one != end;
+       one.increment(gone)) {
+    std::error_code closed;
+    const std::string opened = fs::read_symlink(*one, closed).string();
+    if (closed || opened != concat("/memfd:", kWindowLabel, " (deleted)")) continue;
+    const std::optional<RankView> seen = observe(one->path().string());
+    if (!seen || !seen->inside || seen->pid != pid) continue;  // a child has its parent's open
+    if (!longest || seen->entered_ns < longest->entered_ns) longest = seen;
+  }
+  return longest;
+}
+
+}  // namespace
+
+std::string words_on_process(pid_t pid, const std::string& team) {
+  if (pid <= 0) return "";
+  const fs::path process = fs::path("/proc") / std::to_string(pid);
+  const char state = state_of(process);
+  if (state == 'T' || state == 't') {
+    return concat("; its process ", pid, " is stopped (SIGSTOP or a debugger)");
+  }
+  if (const std::optional<RankView> call = longest_call(pid, process)) {
+    if (call->team == team) return "";
+    return concat("; its process ", pid, ", in group '", call->group, "', ", last_act(*call));
+  }
+  switch (state) {
+    case 'R':
+      return concat("; its process ", pid, " computes, outside of all collectives");
+    case 'S':
+      return concat("; its process ", pid, " sleeps or waits, outside of all collectives");
+    case 'D':
+      return concat("; its process ", pid, " waits for a disk or the network (state D)");
+    default:
+      return "";
+  }
+}
+
+}  // namespace dreamcomm

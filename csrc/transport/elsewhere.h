@@ -1,0 +1,15 @@
+// What the process of a late rank does instead, as the kernel and its other groups show it.
+#pragma once
+
+#include <sys/types.h>
+
+#include <string>
+
+namespace dreamcomm {
+
+/// "; its process 42 is stopped (SIGSTOP or a debugger)", or that it is in a call of another
+/// group than `team` (RankView), or computes, or sleeps. Empty where /proc tells nothing: for
+/// a process of another user or PID namespace, or one that has ended.
+std::string words_on_process(pid_t pid, const std::string& team);
+
+}  // namespace dreamcomm
