@@ -99,6 +99,7 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
       .settings = concat("algorithm=", options->algorithm, ",fixed_order=",
                          options->fixed_order ? 1 : 0, ",costs=", costs_kind(options->costs),
                          ",cuda=", options->cuda, ",cuda_heap_bytes=", options->cuda_heap_bytes),
+      .warn = host.warn,
       .refuse = !options->shared_memory};
   TorchStore meeting(c10::make_intrusive<c10d::PrefixStore>("shm", visit_));
   try {

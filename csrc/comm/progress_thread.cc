@@ -1,11 +1,9 @@
 #include "comm/progress_thread.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <chrono>
-#include <csignal>
 
+#include "core/signals.h"
 #include "transport/wait.h"
 
 namespace dreamcomm {
@@ -19,13 +17,6 @@ class Tending final : public Watch {
  private:
   const std::function<void()>& tend_;
 };
-
-/// Signals are for the program's own threads: Python handles Ctrl-C there.
-void block_signals() {
-  sigset_t all;
-  sigfillset(&all);
-  pthread_sigmask(SIG_BLOCK, &all, nullptr);
-}
 
 }  // namespace
 

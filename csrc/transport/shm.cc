@@ -7,7 +7,8 @@
 //      greeting and its window's descriptor without waiting for an answer.
 //   3. Every rank publishes whom it reached, so that all know whom to accept.
 //   4. The lower rank checks the greeting and the user and answers with its own
-//      window. Nobody waits for an answer before it has accepted, so no cycle.
+//      window. Nobody waits for an answer before it has accepted, so no cycle. What
+//      else connects is refused and told of (transport/doorkeeper.h).
 //   5. Both map the other's window and compare the nonce in it with the card's. Heaps
 //      travel in a second message, if the card says that there is one.
 //   6. Every rank publishes the outcome; memory is shared only if all succeeded.
@@ -28,6 +29,7 @@
 #include "core/error.h"
 #include "core/request.h"
 #include "transport/card.h"
+#include "transport/doorkeeper.h"
 #include "transport/memfd.h"
 #include "transport/shm_fabric.h"
 #include "transport/socket.h"
@@ -40,14 +42,6 @@ using std::chrono::steady_clock;
 
 /// How long a wait for one rank may last before it looks for trouble with another.
 constexpr milliseconds kLook{500};
-
-struct Greeting {
-  std::array<char, 12> magic{'d', 'r', 'e', 'a', 'm', 'c', 'o', 'm', 'm', 0, 0, 0};
-  std::uint32_t version = kProtocolVersion;
-  std::uint32_t from = 0;
-  Nonce sender{};
-  Nonce receiver{};  // whom it is meant for: a stray connection cannot know
-};
 
 std::string host_name() {
   std::array<char, 256> name{};
@@ -75,7 +69,7 @@ class Meeting {
     } catch (const Error& error) {
       // The others need not wait for their timeouts. The first to fail tells why.
       own_fd_ = Fd();  // the store may need a descriptor, and the lack of one be the trouble
-      listener_ = Fd();
+      door_.reset();
       peers_.clear();
       if (!store_.has("trouble")) {
         store_.set("trouble",
@@ -137,7 +131,7 @@ class Meeting {
     address << "dreamcomm-" << getpid() << '-' << std::hex;
     for (const unsigned byte : mine.nonce) address << byte;
     mine.socket = address.str();
-    listener_ = listen_at(mine.socket, size_ + 16);
+    door_.emplace(mine.socket, mine.nonce);
     publish("card", to_text(mine));
   }
 
@@ -236,22 +230,17 @@ class Meeting {
   /// Accepts one of the expected higher ranks and answers; why it cannot share.
   std::string welcome() {
     while (true) {
-      std::optional<Fd> socket = accept_from(listener_, deadline_);
-      check(socket.has_value(), ErrorKind::kTimeout, "setting up a group on rank ", rank_, " of ",
+      std::optional<Doorkeeper::Guest> guest = door_->next(deadline_);
+      check(guest.has_value(), ErrorKind::kTimeout, "setting up a group on rank ", rank_, " of ",
             size_, ": no connection within the timeout of ", options_.timeout.count(),
             " ms from one of the ranks", unconnected());
-      Greeting greeting;
-      Fd memory;
-      // A stranger may connect and say nothing: give each a second, no more.
-      const auto soon = std::min(deadline_, steady_clock::now() + std::chrono::seconds(1));
-      if (!receive_with_fd(*socket, &greeting, sizeof greeting, memory, soon)) continue;
-      const int from = static_cast<int>(greeting.from);
-      if (!is_from_peer(greeting, from) || peer(from).socket) continue;
+      const int from = static_cast<int>(guest->greeting.from);
+      if (!is_from_peer(guest->greeting, from) || peer(from).socket) continue;
       const Greeting answer = greeting_to(from);
-      if (!hand_over(*socket, answer)) {
+      if (!hand_over(guest->socket, answer)) {
         return concat("rank ", from, " closed its connection");
       }
-      return adopt(from, std::move(*socket), std::move(memory));
+      return adopt(from, std::move(guest->socket), std::move(guest->memory));
     }
   }
 
@@ -317,6 +306,11 @@ class Meeting {
 
   /// Step 6.
   ShmResult conclude(const std::string& problem) {
+    const std::string refused = door_->refused();
+    if (!refused.empty() && options_.warn) {
+      options_.warn(concat("rank ", rank_, " of ", size_, " refused connections of strangers to ",
+                           "its address: ", refused));
+    }
     publish("outcome", problem.empty() ? "shared" : problem);
     for (int r = 0; r < size_; ++r) {
       const std::string outcome = get("outcome", r);
@@ -338,7 +332,7 @@ class Meeting {
   WindowLayout layout_;
   Fd own_fd_;
   Mapping own_;
-  Fd listener_;
+  std::optional<Doorkeeper> door_;
   std::vector<Card> cards_;
   std::vector<ShmPeer> peers_;
 };

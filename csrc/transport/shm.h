@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -19,7 +20,8 @@ struct ShmOptions {
   std::chrono::milliseconds timeout{30 * 60 * 1000};  // for the others to appear
   std::shared_ptr<Heap> heap;     // of this process, for the peers to map; null: none
   std::string settings = "none";  // whatever else has to be equal on all ranks; no spaces
-  bool refuse = false;            // act as if no memory could be shared (tests, measurements)
+  std::function<void(const std::string&)> warn{};  // of what the user should know; may be null
+  bool refuse = false;  // act as if no memory could be shared (tests, measurements)
 };
 
 /// What came of trying to map every peer's memory.

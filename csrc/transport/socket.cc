@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <cstring>
 #include <system_error>
+#include <vector>
 
 #include "core/error.h"
 
@@ -143,15 +144,25 @@ bool receive_with_fd(const Fd& socket, void* data, std::size_t size, Fd& fd,
     got = recvmsg(socket.get(), &message, MSG_CMSG_CLOEXEC);
   } while (got < 0 && errno == EINTR);
   if (got < 0 && errno != ECONNRESET) fail("recvmsg");
+  // All are owned at once, so that a bad message leaks nothing. The kernel closes those that
+  // did not fit.
+  std::vector<Fd> received;
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
        header = CMSG_NXTHDR(&message, header)) {
     if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
-    int raw = -1;
-    std::memcpy(&raw, CMSG_DATA(header), sizeof raw);
-    fd = Fd(raw);  // owned at once, so that a bad message leaks nothing
+    const std::size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (std::size_t i = 0; i < count; ++i) {
+      int raw = -1;
+      std::memcpy(&raw, CMSG_DATA(header) + i * sizeof raw, sizeof raw);
+      received.emplace_back(raw);
+    }
   }
-  return got == static_cast<ssize_t>(size) && (message.msg_flags & MSG_TRUNC) == 0 &&
-         static_cast<bool>(fd);
+  if (got != static_cast<ssize_t>(size) || (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0 ||
+      received.size() != 1) {
+    return false;
+  }
+  fd = std::move(received.front());
+  return true;
 }
 
 bool hung_up(const Fd& socket) {

@@ -1,0 +1,136 @@
+#include "transport/doorkeeper.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <system_error>
+#include <utility>
+
+#include "core/error.h"
+#include "core/signals.h"
+
+namespace dreamcomm {
+namespace {
+
+using std::chrono::steady_clock;
+
+constexpr std::chrono::seconds kPatience{1};
+constexpr std::size_t kMostSilent = 64;  // at a time; more wait in the kernel's queue
+constexpr std::size_t kMostWords = 3;
+constexpr int kQueue = 4096;  // the kernel takes its own limit if that is less
+
+/// Why a greeting is not one for the rank of this nonce, or nothing.
+std::string objection(const Greeting& greeting, const Nonce& own) {
+  if (greeting.magic != Greeting{}.magic) return "it sent something else than a greeting";
+  if (greeting.version != kProtocolVersion) {
+    return concat("it runs a dreamcomm with protocol ", greeting.version,
+                  ", this rank one with protocol ", kProtocolVersion);
+  }
+  return greeting.receiver == own ? "" : "it did not know whom it was talking to";
+}
+
+}  // namespace
+
+Doorkeeper::Doorkeeper(const std::string& address, const Nonce& own)
+    : own_(own), listener_(listen_at(address, kQueue)), stop_(eventfd(0, EFD_CLOEXEC)) {
+  check(static_cast<bool>(stop_), ErrorKind::kSystem,
+        "eventfd failed: ", std::generic_category().message(errno));
+  try {
+    thread_ = std::thread([this] {
+      block_signals();
+      work();
+    });
+  } catch (const std::system_error& error) {
+    throw Error(ErrorKind::kSystem, concat("cannot start a thread: ", error.what()));
+  }
+}
+
+Doorkeeper::~Doorkeeper() {
+  eventfd_write(stop_.get(), 1);
+  thread_.join();
+}
+
+std::optional<Doorkeeper::Guest> Doorkeeper::next(SocketDeadline deadline) {
+  std::unique_lock lock(mutex_);
+  changed_.wait_until(lock, deadline, [this] { return !guests_.empty() || failure_; });
+  if (guests_.empty()) {
+    if (failure_) std::rethrow_exception(failure_);
+    return std::nullopt;
+  }
+  Guest guest = std::move(guests_.front());
+  guests_.pop_front();
+  return guest;
+}
+
+std::string Doorkeeper::refused() const {
+  const std::scoped_lock lock(mutex_);
+  std::string text;
+  for (const std::string& words : words_) text += concat(text.empty() ? "" : "; ", words);
+  if (refusals_ > words_.size()) text += concat("; and ", refusals_ - words_.size(), " more");
+  return text;
+}
+
+void Doorkeeper::work() {
+  try {
+    while (wait()) {
+    }
+  } catch (...) {
+    const std::scoped_lock lock(mutex_);
+    failure_ = std::current_exception();
+    changed_.notify_all();
+  }
+}
+
+/// Waits for anything to happen and deals with it; false when it is time to end.
+bool Doorkeeper::wait() {
+  std::vector<pollfd> polled{{stop_.get(), POLLIN, 0}};
+  const bool has_room = silent_.size() < kMostSilent;
+  polled.push_back({has_room ? listener_.get() : -1, POLLIN, 0});
+  for (const Silent& one : silent_) polled.push_back({one.socket.get(), POLLIN, 0});
+  const int longest = silent_.empty() ? -1 : 100;  // milliseconds
+  if (poll(polled.data(), polled.size(), longest) < 0 && errno != EINTR) {
+    throw Error(ErrorKind::kSystem,
+                concat("poll failed: ", std::generic_category().message(errno)));
+  }
+  if (polled[0].revents != 0) return false;
+  std::size_t index = 2;
+  for (auto one = silent_.begin(); one != silent_.end(); ++index) {
+    const bool says = polled[index].revents != 0;
+    const bool late = steady_clock::now() > one->until;
+    if (says) hear(*one);
+    if (late && !says) refuse(one->socket, "it said nothing");
+    one = says || late ? silent_.erase(one) : std::next(one);
+  }
+  if (polled[1].revents != 0) let_in();
+  return true;
+}
+
+void Doorkeeper::let_in() {
+  std::optional<Fd> socket = accept_from(listener_, steady_clock::now());
+  if (socket) silent_.push_back({std::move(*socket), steady_clock::now() + kPatience});
+}
+
+void Doorkeeper::hear(Silent& silent) {
+  Guest guest;
+  guest.socket = std::move(silent.socket);
+  const bool whole = receive_with_fd(guest.socket, &guest.greeting, sizeof guest.greeting,
+                                     guest.memory, steady_clock::now());
+  const std::string why =
+      whole ? objection(guest.greeting, own_) : "it sent something else than a greeting";
+  if (!why.empty()) return refuse(guest.socket, why);
+  const std::scoped_lock lock(mutex_);
+  guests_.push_back(std::move(guest));
+  changed_.notify_all();
+}
+
+void Doorkeeper::refuse(const Fd& socket, const std::string& why) {
+  const PeerProcess process = peer_process(socket);
+  const std::scoped_lock lock(mutex_);
+  if (++refusals_ <= kMostWords) {
+    words_.push_back(concat("process ", process.pid, " of user ", process.uid, ": ", why));
+  }
+}
+
+}  // namespace dreamcomm

@@ -1,0 +1,66 @@
+// Keeps strangers out: takes every connection to a rank's address while the ranks meet, on a
+// thread of its own, so that no number of them holds up a rank.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <list>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "transport/greeting.h"
+#include "transport/socket.h"
+
+namespace dreamcomm {
+
+/// Any local process can find the address and connect. What does not begin with a greeting
+/// that knows this rank's nonce is closed, what says nothing for a second likewise.
+class Doorkeeper {
+ public:
+  struct Guest {
+    Fd socket;
+    Greeting greeting;  // for this rank, of this version; who sent it is not checked
+    Fd memory;
+  };
+
+  /// Listens at the abstract address. Throws Error(kSystem).
+  Doorkeeper(const std::string& address, const Nonce& own);
+  ~Doorkeeper();
+  Doorkeeper(const Doorkeeper&) = delete;
+  Doorkeeper& operator=(const Doorkeeper&) = delete;
+
+  /// The next guest, or nothing at the deadline. Throws what ended the thread.
+  std::optional<Guest> next(SocketDeadline deadline);
+  /// In words, who was refused and why: the first few, and how many more.
+  std::string refused() const;
+
+ private:
+  struct Silent {
+    Fd socket;
+    SocketDeadline until;
+  };
+
+  void work();
+  bool wait();
+  void let_in();
+  void hear(Silent& silent);
+  void refuse(const Fd& socket, const std::string& why);
+
+  const Nonce own_;
+  Fd listener_;
+  Fd stop_;  // becomes readable when the thread is to end
+  std::list<Silent> silent_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Guest> guests_;
+  std::vector<std::string> words_;  // of the first that were refused
+  std::size_t refusals_ = 0;
+  std::exception_ptr failure_;
+  std::thread thread_;
+};
+
+}  // namespace dreamcomm
