@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import dreamcomm
 from bucket_passes import Pass, print_passes, time_passes
-from machine import describe_machine, write_json
+from machine import check_output, describe_machine, write_json
 from models import Task, make_task
 from training_report import percentile
 from training_variants import LEARNING_RATE, Trainer, digest, no_all_reduce
@@ -187,11 +187,12 @@ def print_timing(console: Console, timing: Timing) -> None:
 
 
 def main(
-    world: Annotated[int, typer.Option(min=2, help="Ranks.")] = 2,
+    world: Annotated[int, typer.Option(min=2, max=16, help="Ranks.")] = 2,
     steps: Annotated[int, typer.Option(min=1, help="Timed steps of each variant.")] = 40,
     json: Annotated[Path | None, typer.Option(help="Where to write the figures.")] = None,
 ) -> None:
     """Times training steps under hooks; see the head of this file."""
+    check_output(json)
     # Read when DistributedDataParallel is made, in the ranks: buckets from the backend's memory.
     os.environ["DDP_DISABLE_COMM_MEM"] = "0"
     console = Console()

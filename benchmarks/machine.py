@@ -7,7 +7,10 @@ import platform
 from pathlib import Path
 from typing import Any
 
+import typer
+
 from dreamcomm.bench.machine import commit, now, these_versions, this_machine
+from dreamcomm.bench.run import check_outputs
 
 
 def describe_machine() -> dict[str, Any]:
@@ -23,6 +26,14 @@ def describe_machine() -> dict[str, Any]:
         "commit": commit() or "unknown",
         "date": now(),
     }
+
+
+def check_output(path: Path | None) -> None:
+    """Refuses a file that could not be written in the end."""
+    try:
+        check_outputs(path, None)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--json") from error
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ import typer
 from rich.console import Console
 
 import dreamcomm
-from machine import describe_machine, write_json
+from machine import check_output, describe_machine, write_json
 from models import MODELS, make_task
 from training_report import Timing, print_timing
 from training_variants import (
@@ -112,11 +112,12 @@ def chosen(given: list[str] | None, known: list[str], option: str) -> list[str]:
 def main(
     model: Annotated[list[str] | None, typer.Option(help="mlp or gpt; both if not given.")] = None,
     wrapper: Annotated[list[str] | None, typer.Option(help="ddp or fsdp2; or both.")] = None,
-    world: Annotated[int, typer.Option(min=2, help="Ranks.")] = 2,
+    world: Annotated[int, typer.Option(min=2, max=16, help="Ranks.")] = 2,
     steps: Annotated[int, typer.Option(min=1, help="Timed steps of each variant.")] = 40,
     json: Annotated[Path | None, typer.Option(help="Where to write the figures.")] = None,
 ) -> None:
     """Times training steps; see the head of this file."""
+    check_output(json)
     # Read when DistributedDataParallel is made, in the ranks: buckets from the backend's memory.
     os.environ["DDP_DISABLE_COMM_MEM"] = "0"
     console = Console()

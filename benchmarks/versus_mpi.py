@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 import dreamcomm
-from machine import describe_machine, write_json
+from machine import check_output, describe_machine, write_json
 from mpi_programs import Mpi, MpiError, find_mpis
 
 KIB = 1 << 10
@@ -163,6 +163,7 @@ def main(
     json: Annotated[Path | None, typer.Option(help="Where to write the figures.")] = None,
 ) -> None:
     """Compares all_reduce with MPI's; see the head of this file."""
+    check_output(json)
     console = Console()
     with tempfile.TemporaryDirectory() as build:
         try:

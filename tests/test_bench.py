@@ -216,6 +216,9 @@ def test_the_table_of_the_full_run_is_read() -> None:
     ("text", "words"),
     [
         ("cases = 3", "expected tables [[cases]]"),
+        ("cases = []", "there is no table [[cases]]"),
+        ("cases = [1]", "[[cases]] number 1: expected a table, got 1"),
+        ("[[cases]]\nop = []\nsize = '1KiB'", "op is an empty list"),
         ("[[cases]]\nop = 'all_reduce'", "[[cases]] number 1: the key 'size' is missing"),
         ("[[cases]]\nop = 'x'\nsize = '1KiB'", "number 1: unknown operation 'x'"),
         ("[[cases]]\nsizes = []", "unknown key 'sizes': choose from op, size"),

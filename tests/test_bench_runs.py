@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import bench_ranks
@@ -32,6 +33,7 @@ def invoke(*arguments: str) -> Result:
     [
         (("--op", "all_reduse"), "unknown operation 'all_reduse'"),
         (("--sizes", "4x"), "'4x' is not a size"),
+        (("--sizes", ""), "'' is not a size"),
         (("--versus", "smoke"), "the backend 'smoke' is not available"),
         (("--versus", "dreamcomm"), "dreamcomm is what is measured"),
         (("--plot", "out.gif"), "a picture ends in .png, .svg, .pdf"),
@@ -61,6 +63,23 @@ def test_ranks_that_run_already_have_to_fit(monkeypatch: pytest.MonkeyPatch) -> 
     done = invoke("--world", "2")
     assert done.exit_code == 2
     assert "a case asks for 2 ranks, but this process is one of 3" in done.output
+
+
+@pytest.mark.parametrize(
+    ("name", "left"),
+    [("DREAMCOMM_HEAP_BYTES", {"dreamcomm", "core"}), ("DREAMCOMM_SHARED_MEMORY", {"dreamcomm"})],
+)
+def test_what_needs_memory_that_is_not_shared_is_left_out(
+    name: str, left: set[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(name, "0")
+    file = str(tmp_path / "out.json")
+    flags = ["--op", "all_reduce", "--sizes", "1KiB", "--placement", "private"]
+    done = invoke(*flags, "--versus", "none", "--seconds", "0.01", "--json", file)
+    assert done.exit_code == 0, done.output
+    (row,) = json.loads(Path(file).read_text())["rows"]
+    assert set(row["timings"]) == left
+    assert any("ceiling was left out" in note for note in row["notes"])
 
 
 @pytest.fixture(scope="module")

@@ -105,6 +105,10 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
   try {
     ShmResult result = connect_shm(meeting, rank, size, shm);
     reason_ = std::move(result.reason);
+    if (!result.no_heap.empty()) {
+      heap_.reset();
+      no_heap_ = std::move(result.no_heap);
+    }
     if (result.fabric) {
       comm_ = std::make_shared<Communicator>(
           std::move(result.fabric),

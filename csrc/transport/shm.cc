@@ -285,23 +285,35 @@ class Meeting {
     }
     std::shared_ptr<const Mapping> heap;
     if (options_.heap && card(r).heap_bytes > 0) {
-      heap = receive_heap(r, socket);
-      if (!heap) return concat("rank ", r, " did not hand over its heap");
+      const std::optional<Fd> theirs = receive_heap(r, socket);
+      if (!theirs) return concat("rank ", r, " did not hand over its heap");
+      heap = map_heap(r, *theirs);
     }
     peer(r) =
         ShmPeer{std::move(socket), watch_process(process.pid), std::move(window), std::move(heap)};
     return "";
   }
 
-  /// Maps the heap that a rank announced in its card; null if that cannot be done.
-  std::shared_ptr<const Mapping> receive_heap(int r, const Fd& socket) {
+  /// The heap that a rank announced in its card, or nothing.
+  std::optional<Fd> receive_heap(int r, const Fd& socket) {
     Greeting greeting;
     Fd memory;
     const bool got = receive_with_fd(socket, &greeting, sizeof greeting, memory, deadline_);
     if (!got || !is_from_peer(greeting, r) || !is_sealed_memfd(memory, card(r).heap_bytes)) {
+      return std::nullopt;
+    }
+    return memory;
+  }
+
+  /// Null where there is no address space for it: then all ranks go on without heaps.
+  std::shared_ptr<const Mapping> map_heap(int r, const Fd& memory) {
+    try {
+      return options_.heap->map_peer(card(r).heap, memory, card(r).heap_bytes);
+    } catch (const Error& error) {
+      no_heap_ = concat("rank ", rank_, " has no room for that of rank ", r, " (", error.what(),
+                        "); give a smaller heap_bytes, or raise the limit: ulimit -v");
       return nullptr;
     }
-    return options_.heap->map_peer(card(r).heap, memory, card(r).heap_bytes);
   }
 
   /// Step 6.
@@ -311,17 +323,24 @@ class Meeting {
       options_.warn(concat("rank ", rank_, " of ", size_, " refused connections of strangers to ",
                            "its address: ", refused));
     }
-    publish("outcome", problem.empty() ? "shared" : problem);
+    const std::string shared = "shared";
+    publish("outcome", problem.empty() ? shared + no_heap_ : problem);
+    std::string no_heap;
     for (int r = 0; r < size_; ++r) {
       const std::string outcome = get("outcome", r);
-      if (outcome != "shared") return {nullptr, outcome};
+      if (!outcome.starts_with(shared)) return {nullptr, outcome, ""};
+      if (no_heap.empty()) no_heap = outcome.substr(shared.size());
+    }
+    if (!no_heap.empty()) {
+      options_.heap.reset();
+      for (ShmPeer& one : peers_) one.heap.reset();
     }
     const std::string words = concat("shm: ", size_, size_ == 1 ? " rank" : " ranks", " of host ",
                                      card(rank_).host, " map each other's memory");
     layout_.header(own_.data()).identity.team = card(0).nonce;
     return {std::make_unique<ShmFabric>(rank_, layout_, std::move(own_fd_), std::move(own_),
                                         options_.heap, std::move(peers_), words),
-            words};
+            words, no_heap};
   }
 
   Store& store_;
@@ -333,6 +352,7 @@ class Meeting {
   Fd own_fd_;
   Mapping own_;
   std::optional<Doorkeeper> door_;
+  std::string no_heap_;  // why this rank cannot share heaps
   std::vector<Card> cards_;
   std::vector<ShmPeer> peers_;
 };

@@ -36,14 +36,18 @@ def read_cases(path: Path) -> list[Grid]:
         content = tomllib.loads(path.read_text())
         if list(content) != ["cases"] or not isinstance(content["cases"], list):
             raise ValueError("expected tables [[cases]] and nothing else")
+        if not content["cases"]:
+            raise ValueError("there is no table [[cases]]")
         return [read_grid(table, number) for number, table in enumerate(content["cases"], 1)]
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
 
-def read_grid(table: dict[str, Any], number: int) -> Grid:
+def read_grid(table: Any, number: int) -> Grid:
     """One table of the file, the ``number``-th."""
     try:
+        if not isinstance(table, dict):
+            raise ValueError(f"expected a table, got {table!r}")
         unknown = set(table) - {*LISTS, "in_place"}
         if unknown:
             raise ValueError(
@@ -64,6 +68,8 @@ def read_grid(table: dict[str, Any], number: int) -> Grid:
 def read_list(value: object, key: str) -> tuple[Any, ...]:
     """A list, or one value that stands for a list of one."""
     values = value if isinstance(value, list) else [value]
+    if not values:
+        raise ValueError(f"{key} is an empty list")
     kind: type = int if key == "world" else str
     for one in values:
         if not isinstance(one, kind) or isinstance(one, bool):

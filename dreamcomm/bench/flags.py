@@ -63,12 +63,14 @@ def grids_of(flags: Flags, cases: Path | None, quick: bool, world: int | None) -
 
 def sizes_of(flags: Flags, quick: bool) -> tuple[int, ...]:
     """A list of sizes, or the steps between two."""
-    ranged = flags.least or flags.most or flags.factor
-    if flags.sizes and ranged:
+    ranged = any(value is not None for value in (flags.least, flags.most, flags.factor))
+    if flags.sizes is not None and ranged:
         raise ValueError("give --sizes, or --min, --max and --factor, not both")
-    if flags.sizes or (quick and not ranged):
-        return tuple(parse_size(text) for text in (flags.sizes or QUICK_SIZES).split(","))
-    least, most = parse_size(flags.least or MIN), parse_size(flags.most or MAX)
+    if flags.sizes is not None or (quick and not ranged):
+        sizes = QUICK_SIZES if flags.sizes is None else flags.sizes
+        return tuple(parse_size(text) for text in sizes.split(","))
+    least = parse_size(MIN if flags.least is None else flags.least)
+    most = parse_size(MAX if flags.most is None else flags.most)
     return steps(least, most, FACTOR if flags.factor is None else flags.factor)
 
 

@@ -13,6 +13,7 @@ from dreamcomm.bench.statistics import Timing, across_ranks, summarize
 from dreamcomm.bench.team import Team
 from dreamcomm.bench.timing import measure
 from dreamcomm.bench.variants import CEILING, CORE, DREAMCOMM, Variant, line_up
+from dreamcomm.info import transport
 
 if TYPE_CHECKING:
     from dreamcomm.bench.cases import Case
@@ -52,12 +53,12 @@ def run_case(case: Case, team: Team, settings: Settings) -> CaseResult:
         return skipped(case, problem)
     notes: list[str] = []
     for variant in list(variants):
-        problem = verify(variant, team)
-        if problem is None:
+        lack, problem = verify(variant, team)
+        if lack is None and problem is None:
             continue
-        if variant.name != team.versus:
-            return CaseResult(case, "wrong", (f"{variant.name}: {problem}",))
-        notes.append(f"{variant.name} was left out: {problem}")
+        if variant.name == DREAMCOMM or (lack is None and variant.name != team.versus):
+            return CaseResult(case, "wrong", (f"{variant.name}: {lack or problem}",))
+        notes.append(f"{variant.name} was left out: {lack or problem}")
         variants.remove(variant)
     by_rank = team.gather(measure(variants, settings.seconds, team.from_first))
     durations = {name: across_ranks([times[name] for times in by_rank]) for name in by_rank[0]}
@@ -65,21 +66,25 @@ def run_case(case: Case, team: Team, settings: Settings) -> CaseResult:
     return CaseResult(case, "measured", tuple(notes), timings, predict(case, team, timings))
 
 
-def verify(variant: Variant, team: Team) -> str | None:
-    """What is wrong with the variant on any rank. Only the other backend may be without a call."""
-    problem = None
+def verify(variant: Variant, team: Team) -> tuple[str | None, str | None]:
+    """Why the variant cannot run on some rank, and what is wrong with its results on some.
+
+    The other backend may lack a call; core and ceiling may lack memory that ranks share.
+    """
+    lack = problem = None
+    allowed = (RuntimeError, TypeError) if variant.name == team.versus else ()
     try:
         problem = variant.error()
-    except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
-        if variant.name != team.versus:
+    except (ValueError, *allowed) as error:
+        if variant.name == DREAMCOMM:
             raise
-        problem = str(error).splitlines()[0]
-    return team.first_problem(problem)
+        lack = str(error).splitlines()[0]
+    return team.first_problem(lack), team.first_problem(problem)
 
 
 def predict(case: Case, team: Team, timings: dict[str, Timing]) -> Prediction | None:
     """Holds the cost model against the bare core, or against the call where only that ran."""
-    if case.op == "barrier" or team.device != "cpu":
+    if case.op == "barrier" or team.device != "cpu" or not transport(team.dream).startswith("shm"):
         return None
     in_heap = case.placement == "heap"
     algorithm, seconds = team.backend._predict(case.op, case.bytes, in_heap)

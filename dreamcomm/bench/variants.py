@@ -75,9 +75,9 @@ class BareVariant:
 
     def error(self) -> str | None:
         """The first wrong element after one burst, or None; the ceiling computes nothing."""
+        self.sample()
         if self.name == CEILING:
             return None
-        self.sample()
         case, rank, output = self.case, self.buffers.rank, self.buffers.output
         return find_error(case.op, rank, case.world, case.total, output, rewritten_inputs)
 

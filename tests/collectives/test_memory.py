@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -274,3 +276,32 @@ def test_the_explanation_knows_that_there_are_no_heaps(pool: Pool) -> None:
     for text in pool.run(told_without_heaps, options={"heap_bytes": 0}):
         assert "not all ranks have heaps" in text
         assert "one wait finds out" not in text
+
+
+def share_with_little_room(rank: int, folder: str) -> list[Any]:
+    """Own heaps fit into the address space, those of the peers do not."""
+    heap = 8 << 30
+    status = Path("/proc/self/status").read_text()
+    used = int(status.partition("VmSize:")[2].split()[0]) << 10
+    room = used + heap + heap // 2
+    if rank == 1:
+        resource.setrlimit(resource.RLIMIT_AS, (room, room))
+    dist.init_process_group(
+        "dreamcomm",
+        store=dist.FileStore(f"{folder}/store", 2),
+        rank=rank,
+        world_size=2,
+        pg_options=dreamcomm.Options(heap_bytes=heap),
+    )
+    total = dreamcomm.empty(1000).fill_(1.0)
+    dist.all_reduce(total)
+    found = [total.unique().tolist(), dreamcomm.explain("all_reduce", 4000)]
+    dist.destroy_process_group()
+    return found
+
+
+def test_without_room_for_a_peers_heap_there_are_none(fresh: Fresh, tmp_path: Path) -> None:
+    for values, text in fresh.run(share_with_little_room, str(tmp_path), group=False):
+        assert values == [2.0]
+        assert "heap of this rank: none: rank 1 has no room for that of rank 0" in text
+        assert "ulimit -v" in text
