@@ -9,18 +9,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from helpers.logs import Kept
 from helpers.pool import Pool
 
 pytestmark = pytest.mark.beyond_gloo("Gloo does not warn")
-
-
-class Kept(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.texts: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(record.getMessage())
 
 
 def wait_for_rank_1(seconds: float) -> list[str]:
