@@ -11,7 +11,9 @@ What it adds beside torch's own calls:
   into memory that the ranks share, where collectives need no copies,
 - :mod:`hooks` has communication hooks for DistributedDataParallel (16 bits between the ranks,
   error feedback, the norm of all gradients), :mod:`ops` the two passes under them,
-- :func:`monitored_barrier` is a barrier that names the missing ranks.
+- :func:`monitored_barrier` is a barrier that names the missing ranks,
+- :func:`trace` writes a timeline of all ranks, :func:`comm_log` sums up where the time went, and
+  :func:`dump_flight_record` keeps the last operations for torch's own analyser.
 """
 
 from __future__ import annotations
@@ -28,28 +30,39 @@ from dreamcomm.backend import autoload
 if TYPE_CHECKING:
     from dreamcomm import hooks, ops
     from dreamcomm.backend import Options, explain, monitored_barrier, stats
+    from dreamcomm.flight_record import dump_flight_record
     from dreamcomm.launch import RankError, spawn
+    from dreamcomm.log import CommLog, comm_log
     from dreamcomm.memory import empty, empty_like, is_shared, share_, zeros
+    from dreamcomm.timeline import merge_traces, trace
 
 _MODULES = ("hooks", "ops")
 _HOMES = {
     "launch": ("RankError", "spawn"),
     "memory": ("empty", "empty_like", "is_shared", "share_", "zeros"),
+    "timeline": ("merge_traces", "trace"),
+    "log": ("CommLog", "comm_log"),
+    "flight_record": ("dump_flight_record",),
     "backend": ("Options", "explain", "monitored_barrier", "stats"),
 }
 __all__ = [
+    "CommLog",
     "Options",
     "RankError",
+    "comm_log",
+    "dump_flight_record",
     "empty",
     "empty_like",
     "explain",
     "hooks",
     "is_shared",
+    "merge_traces",
     "monitored_barrier",
     "ops",
     "share_",
     "spawn",
     "stats",
+    "trace",
     "zeros",
 ]
 

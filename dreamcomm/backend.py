@@ -10,6 +10,7 @@ environment variable, equal on all ranks:
 ``DREAMCOMM_MESSAGE_BYTES``  bytes of a message buffer
 ``DREAMCOMM_HEAP_BYTES``     bytes of the heap, ``0`` for none
 ``DREAMCOMM_COSTS``          ``auto``, ``fixed`` or the path of a file of measured costs
+``DREAMCOMM_LOG``            ``1`` or ``0``
 ``DREAMCOMM_SHARED_MEMORY``  ``1``, or ``0``: everything goes to torch's Gloo or NCCL
 ===========================  ==========================================================
 
@@ -104,6 +105,7 @@ def _apply_environment(options: Options) -> None:
     options.cuda = _text("DREAMCOMM_CUDA") or options.cuda
     options.fixed_order = _flag("DREAMCOMM_FIXED_ORDER", options.fixed_order)
     options.shared_memory = _flag("DREAMCOMM_SHARED_MEMORY", options.shared_memory)
+    options.log = _flag("DREAMCOMM_LOG", options.log)
     options.page_bytes = _size("DREAMCOMM_PAGE_BYTES", options.page_bytes)
     options.message_bytes = _size("DREAMCOMM_MESSAGE_BYTES", options.message_bytes)
     options.cuda_heap_bytes = _size("DREAMCOMM_CUDA_HEAP_BYTES", options.cuda_heap_bytes, least=0)

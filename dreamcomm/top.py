@@ -14,7 +14,29 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["RankState", "snapshot"]
+__all__ = ["Message", "RankState", "snapshot"]
+
+
+@dataclass(frozen=True)
+class Message:
+    """A send or receive that is under way.
+
+    Attributes:
+        operation: "send" or "recv".
+        peer: the other side; -1: any rank.
+        nbytes: of it.
+        seconds: since it was asked for.
+    """
+
+    operation: str
+    peer: int
+    nbytes: int
+    seconds: float
+
+    def words(self) -> str:
+        """ "recv from rank 1" and the like."""
+        way = "to" if self.operation == "send" else "from"
+        return f"{self.operation} {way} {'any rank' if self.peer < 0 else f'rank {self.peer}'}"
 
 
 @dataclass(frozen=True)
@@ -34,6 +56,8 @@ class RankState:
         seconds: since it entered that call.
         waiting_for: the rank that it waits for, or -1; only after a first, short wait.
         counts: for each operation (calls, bytes sent, bytes received).
+        messages: how many sends and receives are under way.
+        message: the oldest of them, or None.
     """
 
     pid: int
@@ -50,6 +74,8 @@ class RankState:
     seconds: float
     waiting_for: int
     counts: dict[str, tuple[int, int, int]]
+    messages: int
+    message: Message | None
 
     def doing(self) -> str:
         """In words: "in all_reduce", "computes, after all_reduce", ..."""
@@ -57,9 +83,18 @@ class RankState:
             return f"failed: {self.reason}"
         if self.state == "left":
             return "has left the group"
-        if self.sequence == 0:
-            return "has called nothing yet"
-        return f"in {self.operation}" if self.inside else f"outside, after {self.operation}"
+        if self.inside:
+            return f"in {self.operation}"
+        if self.message is not None:
+            others = f" and {self.messages - 1} more" if self.messages > 1 else ""
+            return f"{self.message.words()}{others}"
+        return f"outside, after {self.operation}" if self.sequence else "has called nothing yet"
+
+    def waits_for(self) -> int:
+        """The rank that a collective or the oldest message waits for; -1: none, or any."""
+        if self.inside:
+            return self.waiting_for
+        return -1 if self.message is None else self.message.peer
 
     def moved(self) -> int:
         """Bytes sent and received so far."""
@@ -72,8 +107,7 @@ class RankState:
 def snapshot() -> tuple[list[RankState], list[str]]:
     """All ranks of this user on this host, by group and rank; and what could not be read.
 
-    Ranks of other users, or in other PID namespaces, do not show. Messages do not either: a rank
-    that waits in ``recv`` seems to be outside.
+    Ranks of other users, or in other PID namespaces, do not show.
     """
     from dreamcomm._compat import check_build
 
@@ -101,9 +135,14 @@ def snapshot() -> tuple[list[RankState], list[str]]:
 
 
 def _state_of(pid: int, seen: dict[str, Any], now: int) -> RankState:
-    fields = {name: seen[name] for name in seen if name not in ("pid", "version", "entered_ns")}
+    others = ("pid", "version", "entered_ns", "message")
+    fields = {name: seen[name] for name in seen if name not in others}
     seconds = (now - seen["entered_ns"]) / 1e9 if seen["sequence"] > 0 else 0.0
-    return RankState(pid=pid, seconds=max(seconds, 0.0), **fields)
+    message = None
+    if seen["message"] is not None:
+        operation, peer, nbytes, since = seen["message"]
+        message = Message(operation, peer, nbytes, max((now - since) / 1e9, 0.0))
+    return RankState(pid=pid, seconds=max(seconds, 0.0), message=message, **fields)
 
 
 def windows(label: str) -> Iterator[tuple[int, Path]]:

@@ -122,7 +122,7 @@ void master(Walk& walk, const Request& request) {
     if (root) {
       walk.reduce_all(request.reduction, in.data + at, 0, walk.page(), part.size());
       walk.count_sent(bytes * static_cast<std::size_t>(walk.size() - 1));
-      copy_bytes(out + at, walk.page(), bytes);
+      walk.keep(out + at, walk.page(), bytes);
     }
     walk.turn(Peers::only(0), root ? Peers::all() : Peers::none());
     if (!root) walk.take(out + at, 0, 0, bytes);

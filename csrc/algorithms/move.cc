@@ -24,7 +24,7 @@ void broadcast(Walk& walk, const Request& request) {
     walk.turn(root ? Peers::none() : Peers::only(request.root), readers_if(root));
     if (!root) walk.take(out.data + part.begin, request.root, 0, part.size());
   }
-  if (root) copy_bytes(out.data, request.in[0].data, out.bytes);
+  if (root) walk.keep(out.data, request.in[0].data, out.bytes);
 }
 
 // Round c: every page holds chunk c of its rank's block. All ranks read all
@@ -48,7 +48,7 @@ void gather(Walk& walk, const Request& request) {
                 part.size());
     }
   }
-  if (reads) copy_bytes(request.out[self].data, in.data, in.bytes);
+  if (reads) walk.keep(request.out[self].data, in.data, in.bytes);
 }
 
 // Round c: the root's page holds chunk c of every rank's block, side by side.
@@ -70,7 +70,7 @@ void scatter(Walk& walk, const Request& request) {
     const std::size_t mine = static_cast<std::size_t>(walk.rank()) * piece;
     walk.take(out.data + part.begin, request.root, mine, part.size());
   }
-  if (root) copy_bytes(out.data, request.in[static_cast<std::size_t>(walk.rank())].data, out.bytes);
+  if (root) walk.keep(out.data, request.in[static_cast<std::size_t>(walk.rank())].data, out.bytes);
 }
 
 }  // namespace dreamcomm::rows

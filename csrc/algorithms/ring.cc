@@ -1,21 +1,11 @@
 // Rings: every rank reads from its left neighbour only (core/schedule.h draws
 // the table). Partial results start at another rank for every shard, so sums are
 // not added in rank order, and 16-bit types are rounded at every hop.
-#include <array>
-
 #include "algorithms/rows.h"
 #include "core/schedule.h"
 
 namespace dreamcomm::rows {
 namespace {
-
-/// out = what the left neighbour passed on, combined with `own`.
-void combine(Walk& walk, const Reduction& how, const std::byte* own, std::byte* out,
-             std::size_t count) {
-  const std::array<const std::byte*, 2> sources{walk.from(walk.left()), own};
-  reduce(how, sources, out, count);
-  walk.count_received(count * item_size(how.dtype));
-}
 
 /// The division of AVG belongs to the last hop alone.
 Reduction before_last(Reduction how) {
@@ -48,10 +38,10 @@ void ring_all_reduce(Walk& walk, const Request& request) {
       const std::size_t at = part.begin * item;
       const std::size_t bytes = part.size() * item;
       if (step < half - 1) {
-        combine(walk, before_last(request.reduction), in + at, walk.page(), part.size());
+        walk.combine_left(before_last(request.reduction), in + at, walk.page(), part.size());
       } else if (step == half - 1) {
-        combine(walk, request.reduction, in + at, walk.page(), part.size());
-        copy_bytes(out + at, walk.page(), bytes);
+        walk.combine_left(request.reduction, in + at, walk.page(), part.size());
+        walk.keep(out + at, walk.page(), bytes);
       } else {
         walk.take(out + at, walk.left(), 0, bytes);
         if (step + 1 < 2 * half) copy_bytes(walk.page(), out + at, bytes);
@@ -78,9 +68,9 @@ void ring_reduce_scatter(Walk& walk, const Request& request) {
     for (int step = 0; step < ring_steps(size); ++step) {
       hop(walk);
       const bool last = step + 1 == ring_steps(size);
-      combine(walk, last ? request.reduction : before_last(request.reduction),
-              own(ring_receive(walk.left(), size, step)),
-              last ? out.data + part.begin : walk.page(), part.size() / item);
+      walk.combine_left(last ? request.reduction : before_last(request.reduction),
+                        own(ring_receive(walk.left(), size, step)),
+                        last ? out.data + part.begin : walk.page(), part.size() / item);
       if (!last) walk.count_sent(part.size());
     }
   }
@@ -102,7 +92,7 @@ void ring_all_gather(Walk& walk, const Request& request) {
       if (step + 1 < ring_steps(size)) walk.give(0, to, part.size(), 1);
     }
   }
-  copy_bytes(request.out[static_cast<std::size_t>(walk.rank())].data, in.data, in.bytes);
+  walk.keep(request.out[static_cast<std::size_t>(walk.rank())].data, in.data, in.bytes);
 }
 
 }  // namespace dreamcomm::rows

@@ -26,10 +26,35 @@ struct Signature {
 /// What lies at the start of each rank's first page of a call.
 struct Opening {
   Signature signature;
-  double factor = 1.0;     // PREMUL_SUM: this rank's own
-  std::uint64_t in = 0;    // where its first block of each lies in its heap, from 1 on;
-  std::uint64_t out = 0;   // 0: not in the heap, or not all blocks in one piece there
-  std::uint16_t past = 0;  // PageWriter's wishes; rank 0's count
+  double factor = 1.0;             // PREMUL_SUM: this rank's own
+  std::uint64_t in = 0;            // where its first block of each lies in its heap, from 1 on;
+  std::uint64_t out = 0;           // 0: not in the heap, or not all blocks in one piece there
+  std::uint64_t past : 16 = 0;     // PageWriter's wishes; rank 0's count
+  std::uint64_t entered : 48 = 0;  // when the rank entered the call: see Arrival
+};
+
+/// When the last rank entered a call, as its peers learn it from the openings. Their clock is
+/// one (CLOCK_MONOTONIC of a host); of its nanoseconds the low 48 bits travel: 3 days' worth.
+class Arrival {
+ public:
+  static constexpr std::uint64_t kMask = (std::uint64_t{1} << 48) - 1;
+  Arrival(std::int64_t own_ns, int own_rank) : own_(own_ns), rank_(own_rank) {}
+  void see(std::uint64_t entered, int rank) {
+    constexpr int kUnused = 16;
+    const std::uint64_t gap = entered - static_cast<std::uint64_t>(own_);
+    const std::int64_t after = static_cast<std::int64_t>(gap << kUnused) >> kUnused;
+    if (after <= after_) return;
+    after_ = after;
+    rank_ = rank;
+  }
+  std::int64_t own_ns() const { return own_; }
+  std::int64_t last_ns() const { return own_ + after_; }
+  int last_rank() const { return rank_; }
+
+ private:
+  std::int64_t own_;
+  std::int64_t after_ = 0;  // from then until the last one entered
+  int rank_;
 };
 
 Signature signature_of(const Request& request, std::uint64_t sequence, std::uint8_t row);

@@ -10,13 +10,15 @@ namespace dreamcomm {
 static_assert(sizeof(Opening) <= Walk::kSignature);
 
 Walk::Walk(Rounds& rounds, const Opening& opening, Watch& watch, Scratch& scratch,
-           const Preference* preference)
+           const Preference* preference, std::int64_t now_ns)
     : rounds_(rounds),
       opening_(opening),
       watch_(watch),
       scratch_(scratch),
-      preference_(preference) {
+      preference_(preference),
+      arrival_(now_ns, rounds.rank()) {
   opening_.past = scratch_.writer.wishes();
+  opening_.entered = static_cast<std::uint64_t>(now_ns) & Arrival::kMask;
 }
 
 bool Walk::prefers_heaps(Kind kind, std::size_t bytes) const {
@@ -27,12 +29,14 @@ bool Walk::prefers_heaps(Kind kind, std::size_t bytes) const {
 void Walk::turn(Peers reads, Peers readers) {
   if (!first_) [[likely]] {
     rounds_.turn(reads, readers, watch_);
+    mark(Phase::kWait);
     return;
   }
   std::memcpy(rounds_.page(), &opening_, sizeof opening_);
   rounds_.turn(Peers::all(), Peers::all(), watch_);
   first_ = false;
   compare_openings();
+  mark(Phase::kWait);
 }
 
 // All ranks turned the same round, so after a mismatch they stand at the same
@@ -44,6 +48,7 @@ void Walk::compare_openings() {
     const auto index = static_cast<std::size_t>(peer);
     if (peer == 0) scratch_.writer.follow(their.past);
     scratch_.factors[index] = their.factor;
+    arrival_.see(their.entered, peer);
     const std::span<std::byte> heap = rounds_.heap(peer);
     const auto place = [&](std::uint64_t at) {
       return at == 0 || heap.empty() ? nullptr : heap.data() + at - 1;
@@ -110,6 +115,7 @@ void Walk::reduce_all(const Reduction& how, const std::byte* own, std::size_t of
   gather_sources(own, offset);
   reduce_into(scaled(how), scratch_.sources, outs, count);
   count_received(static_cast<std::size_t>(size() - 1) * count * item_size(how.dtype));
+  mark(Phase::kReduce);
 }
 
 void Walk::reduce_heap(const Reduction& how, std::size_t offset, std::byte* out,
@@ -131,6 +137,7 @@ void Walk::reduce_heaps(const Reduction& how, std::size_t offset, Peers into, st
   }
   reduce_into(scaled(how), scratch_.sources, std::span(scratch_.targets).first(targets), count);
   count_received(static_cast<std::size_t>(size() - 1) * count * item_size(how.dtype));
+  mark(Phase::kReduce);
 }
 
 bool Walk::all_in() const {
@@ -144,17 +151,33 @@ bool Walk::all_out() const {
 void Walk::reduce_sources(const Reduction& how, std::byte* out, std::size_t count) {
   reduce(scaled(how), scratch_.sources, out, count);
   count_received(static_cast<std::size_t>(size() - 1) * count * item_size(how.dtype));
+  mark(Phase::kReduce);
+}
+
+void Walk::combine_left(const Reduction& how, const std::byte* own, std::byte* out,
+                        std::size_t count) {
+  const std::array<const std::byte*, 2> sources{from(left()), own};
+  reduce(how, sources, out, count);
+  count_received(count * item_size(how.dtype));
+  mark(Phase::kReduce);
 }
 
 void Walk::pull(std::byte* to, int rank, std::size_t offset, std::size_t bytes) {
   in_place_ = true;
   copy_bytes(to, in(rank) + offset, bytes);
   if (rank != this->rank()) count_received(bytes);
+  mark(Phase::kCopyOut);
 }
 
 void Walk::take(std::byte* to, int rank, std::size_t offset, std::size_t bytes) {
   copy_bytes(to, from(rank) + offset, bytes);
   count_received(bytes);
+  mark(Phase::kCopyOut);
+}
+
+void Walk::keep(std::byte* to, const std::byte* from, std::size_t bytes) {
+  copy_bytes(to, from, bytes);
+  mark(Phase::kCopyOut);
 }
 
 void Walk::give(std::size_t offset, const std::byte* data, std::size_t bytes, int readers) {
@@ -162,6 +185,7 @@ void Walk::give(std::size_t offset, const std::byte* data, std::size_t bytes, in
     scratch_.writer.write(rounds_.coming(), page() + offset, data, bytes);
   }
   count_sent(bytes * static_cast<std::size_t>(readers));
+  mark(Phase::kCopyIn);
 }
 
 }  // namespace dreamcomm

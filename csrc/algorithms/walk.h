@@ -13,6 +13,7 @@
 #include "algorithms/page_writer.h"
 #include "algorithms/signature.h"
 #include "core/request.h"
+#include "core/timeline.h"
 #include "kernels/reduce.h"
 #include "transport/rounds.h"
 
@@ -51,12 +52,14 @@ class Walk {
     std::string group;  // its name, for errors; empty: the default one
     /// Where in the program this thread makes its call; may be empty, or say "".
     std::function<std::string()> call_site;
+    /// Where the phases of the call are noted; null: nowhere.
+    Timeline* timeline = nullptr;
   };
 
   /// `preference` says when heaps are worth it, for rows that find out on their way;
-  /// null: never.
+  /// null: never. `now_ns`: when the call was entered.
   Walk(Rounds& rounds, const Opening& opening, Watch& watch, Scratch& scratch,
-       const Preference* preference = nullptr);
+       const Preference* preference = nullptr, std::int64_t now_ns = 0);
 
   ~Walk() { scratch_.writer.close(); }
   Walk(const Walk&) = delete;
@@ -106,6 +109,10 @@ class Walk {
   void pull(std::byte* to, int rank, std::size_t offset, std::size_t bytes);
   /// Copies from a peer's page and counts it.
   void take(std::byte* to, int rank, std::size_t offset, std::size_t bytes);
+  /// Copies of this rank's own: into its output.
+  void keep(std::byte* to, const std::byte* from, std::size_t bytes);
+  /// Combines `own` with the bytes of the left neighbour's page, and counts what was read.
+  void combine_left(const Reduction& how, const std::byte* own, std::byte* out, std::size_t count);
   /// Copies into this rank's page for `readers` ranks to read, and counts it.
   void give(std::size_t offset, const std::byte* data, std::size_t bytes, int readers);
 
@@ -120,10 +127,17 @@ class Walk {
   void count_received(std::size_t bytes) { received_ += bytes; }
   std::uint64_t sent() const { return sent_; }
   std::uint64_t received() const { return received_; }
+  /// Who entered the call last, and when. After the first turn.
+  const Arrival& arrival() const { return arrival_; }
 
  private:
   using SiteText = std::array<char, 512>;
 
+  /// What was done since the last mark was of this phase.
+  void mark(Phase phase) {
+    if (scratch_.timeline != nullptr) [[unlikely]]
+      scratch_.timeline->mark(phase, now_ns());
+  }
   void compare_openings();
   void gather_sources(const std::byte* own, std::size_t offset);
   Reduction scaled(const Reduction& how) const;
@@ -134,6 +148,7 @@ class Walk {
   Watch& watch_;
   Scratch& scratch_;
   const Preference* preference_;
+  Arrival arrival_;
   bool first_ = true;
   bool in_place_ = false;
   std::uint64_t sent_ = 0;

@@ -19,6 +19,7 @@
 #include "c10d/validate.h"
 #include "c10d/work.h"
 #include "comm/communicator.h"
+#include "comm/recorder.h"
 #include "core/flag.h"
 #include "transport/heap.h"
 
@@ -43,6 +44,8 @@ struct Host {
   std::function<std::string()> call_site;
   /// Tells the user what may become an error.
   std::function<void(const std::string&)> warn;
+  /// A group that kept a log has ended; `failure` says why, or is empty.
+  std::function<void(const std::shared_ptr<Recorder>& recorder, const std::string& failure)> report;
   /// Sees to it that close_at_exit() is called before the interpreter goes, until
   /// what is returned is dropped.
   std::function<std::shared_ptr<void>(const c10::intrusive_ptr<DreamBackend>&)> register_exit;
@@ -137,6 +140,8 @@ class DreamBackend final : public c10d::Backend {
   bool shares_memory() const { return comm_ != nullptr; }
   /// Why the group is unusable, or nothing.
   std::optional<std::string> failure() const;
+  /// Null where torch's own backends carry everything.
+  std::shared_ptr<Recorder> recorder() const { return recorder_; }
   /// Seconds of each of `samples` times the rows of calls on the tensors' rows, on the
   /// bare core, or of the bare motions of their bytes (bench/trial.h). Collective.
   std::vector<double> time_core(Kind kind, const Tensor& input, const Tensor& output, int samples);
@@ -218,6 +223,7 @@ class DreamBackend final : public c10d::Backend {
                                          const c10::intrusive_ptr<DreamOptions>& options);
   /// Agrees on the costs that algorithms are chosen by. Collective.
   void tune();
+  void report();
   /// `alone`: without asking the peers for anything, who may be elsewhere.
   void close(bool alone);
   std::string words_on_devices() const;
@@ -230,6 +236,7 @@ class DreamBackend final : public c10d::Backend {
   const Interrupt interrupt_;
   Fallback fallback_;
   std::shared_ptr<Communicator> comm_;  // null: everything goes to fallback_
+  std::shared_ptr<Recorder> recorder_;  // comm_'s
   std::string costs_words_;             // where the costs come from
   std::string reason_;                  // why memory is shared, or why not
   std::shared_ptr<Executor> executor_ = std::make_shared<Executor>();
@@ -242,6 +249,7 @@ class DreamBackend final : public c10d::Backend {
   Gauge timeout_ms_;
   Gauge sequence_;  // collectives issued; equal on all ranks at the same call
   Gauge closed_;
+  Gauge reported_;
   Gauge coalesces_;  // whether coalescing_ has a value
 
   std::mutex coalescing_mutex_;

@@ -9,6 +9,7 @@
 #include "c10d/costs_file.h"
 #include "c10d/process_heap.h"
 #include "c10d/python.h"
+#include "c10d/recordings.h"
 #include "c10d/store.h"
 
 namespace dreamcomm {
@@ -42,6 +43,13 @@ c10::intrusive_ptr<DreamOptions> own_options(
   TORCH_CHECK_VALUE(given != nullptr,
                     "expected the options of a dreamcomm group to be dreamcomm.Options");
   return c10::make_intrusive<DreamOptions>(*given);
+}
+
+/// Operations that a log keeps for a post-mortem, as torch's Flight Recorder does.
+constexpr std::size_t kRecords = 2000;
+
+std::vector<int> members_of(const DreamOptions& options) {
+  return {options.global_ranks_in_group.begin(), options.global_ranks_in_group.end()};
 }
 
 /// What has to be equal on all ranks; paths may differ.
@@ -113,7 +121,10 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
       comm_ = std::make_shared<Communicator>(
           std::move(result.fabric),
           CommOptions{options->group_name, options->algorithm, options->fixed_order,
-                      options->timeout, host.call_site, host.warn});
+                      options->timeout, host.call_site, host.warn, members_of(*options)});
+      recorder_ = comm_->recorder();
+      if (options->log) recorder_->open_log(kRecords);
+      Recordings::of_process().add(recorder_);
       tune();
       if (options->cuda == "dreamcomm") {
         DeviceKind kind = options->device;
@@ -313,10 +324,18 @@ void DreamBackend::close_at_exit() {
   without_gil([this] { close(true); });
 }
 
+/// Once, and before the group is shut down, which makes it look failed.
+void DreamBackend::report() {
+  if (!options_->log || !recorder_ || !host_.report || reported_.read() != 0) return;
+  reported_.set(1);
+  host_.report(recorder_, failure().value_or(""));
+}
+
 void DreamBackend::close(bool alone) {
   closed_.set(1);
   while (!pending_->wait_none(kLook)) check_signals();
   if (device_) device_->close(!alone);
+  report();
   if (comm_) comm_->shutdown();
   executor_->stop();
   for (const Fallback::Inner& inner : fallback_.close()) inner->shutdown();

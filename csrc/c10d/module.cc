@@ -8,6 +8,7 @@
 #include <string>
 
 #include "c10d/backend.h"
+#include "c10d/module_records.h"
 #include "c10d/ops.h"
 #include "c10d/process_heap.h"
 #include "core/cpus.h"
@@ -108,6 +109,18 @@ void warn(const std::string& text) {
   }
 }
 
+/// A group that kept a log has ended.
+void report(const std::shared_ptr<Recorder>& recorder, const std::string& failure) {
+  if (Py_IsInitialized() == 0) return;
+  const py::gil_scoped_acquire gil;
+  const py::error_scope exception;
+  try {
+    py::module_::import("dreamcomm.log").attr("report")(recorder, failure);
+  } catch (py::error_already_set& error) {
+    error.discard_as_unraisable("dreamcomm's log");
+  }
+}
+
 BackendPtr make_backend(const StorePtr& store, int rank, int size, const OptionsPtr& options,
                         py::object make_inner) {
   const Host host{[make = shared_object(std::move(make_inner))](
@@ -117,7 +130,7 @@ BackendPtr make_backend(const StorePtr& store, int rank, int size, const Options
                     return (*make)(inner_store, inner_rank, inner_size, inner_options, device_type)
                         .cast<Fallback::Inner>();
                   },
-                  call_site, warn, register_exit};
+                  call_site, warn, report, register_exit};
   const py::gil_scoped_release release;
   return DreamBackend::create(store, rank, size, options, host);
 }
@@ -151,7 +164,7 @@ py::dict to_dict(const std::array<Traffic, kKinds>& traffic) {
 OptionsPtr make_options(milliseconds timeout, std::string algorithm, bool fixed_order,
                         std::size_t page_bytes, std::size_t message_bytes, bool shared_memory,
                         std::size_t heap_bytes, std::string costs, std::string cuda,
-                        std::size_t cuda_heap_bytes) {
+                        std::size_t cuda_heap_bytes, bool log) {
   auto options = c10::make_intrusive<DreamOptions>(timeout);
   options->algorithm = std::move(algorithm);
   options->fixed_order = fixed_order;
@@ -162,25 +175,26 @@ OptionsPtr make_options(milliseconds timeout, std::string algorithm, bool fixed_
   options->costs = std::move(costs);
   options->cuda = std::move(cuda);
   options->cuda_heap_bytes = cuda_heap_bytes;
+  options->log = log;
   require_valid(*options);
   return options;
 }
 
 std::string repr(const DreamOptions& options) {
   const auto boolean = [](bool value) { return value ? "True" : "False"; };
-  return concat("Options(timeout=timedelta(milliseconds=", options.timeout.count(),
-                "), algorithm='", options.algorithm,
-                "', fixed_order=", boolean(options.fixed_order),
-                ", page_bytes=", options.page_bytes, ", message_bytes=", options.message_bytes,
-                ", shared_memory=", boolean(options.shared_memory),
-                ", heap_bytes=", options.heap_bytes, ", costs='", options.costs, "', cuda='",
-                options.cuda, "', cuda_heap_bytes=", options.cuda_heap_bytes, ")");
+  return concat(
+      "Options(timeout=timedelta(milliseconds=", options.timeout.count(), "), algorithm='",
+      options.algorithm, "', fixed_order=", boolean(options.fixed_order),
+      ", page_bytes=", options.page_bytes, ", message_bytes=", options.message_bytes,
+      ", shared_memory=", boolean(options.shared_memory), ", heap_bytes=", options.heap_bytes,
+      ", costs='", options.costs, "', cuda='", options.cuda,
+      "', cuda_heap_bytes=", options.cuda_heap_bytes, ", log=", boolean(options.log), ")");
 }
 
 py::tuple fields_of(const DreamOptions& options) {
   return py::make_tuple(options.timeout, options.algorithm, options.fixed_order, options.page_bytes,
                         options.message_bytes, options.shared_memory, options.heap_bytes,
-                        options.costs, options.cuda, options.cuda_heap_bytes);
+                        options.costs, options.cuda, options.cuda_heap_bytes, options.log);
 }
 
 /// For tests: another accelerator than CUDA, by a capsule that holds a DeviceKind.
@@ -216,6 +230,8 @@ cuda (str): what carries tensors on GPUs. "nccl": torch's own NCCL group; "dream
     this library's kernels, for ranks of one host (what they do not do goes to NCCL).
 cuda_heap_bytes (int): with cuda="dreamcomm", memory of each rank's GPU for tensors that
     peers read and write in place, taken whole at the first call. 0: none.
+log (bool): keep count of the operations' times, and the last of them; rank 0 prints a
+    table at the group's end. See dreamcomm.comm_log. It may differ between ranks.
 shared_memory (bool): False sends everything to torch's own Gloo or NCCL group.
 )");
   options
@@ -225,7 +241,8 @@ shared_memory (bool): False sends everything to torch's own Gloo or NCCL group.
            py::arg("message_bytes") = defaults.message_bytes,
            py::arg("shared_memory") = defaults.shared_memory,
            py::arg("heap_bytes") = defaults.heap_bytes, py::arg("costs") = defaults.costs,
-           py::arg("cuda") = defaults.cuda, py::arg("cuda_heap_bytes") = defaults.cuda_heap_bytes)
+           py::arg("cuda") = defaults.cuda, py::arg("cuda_heap_bytes") = defaults.cuda_heap_bytes,
+           py::arg("log") = defaults.log)
       .def_readwrite("timeout", &DreamOptions::timeout)
       .def_readwrite("algorithm", &DreamOptions::algorithm)
       .def_readwrite("fixed_order", &DreamOptions::fixed_order)
@@ -236,6 +253,7 @@ shared_memory (bool): False sends everything to torch's own Gloo or NCCL group.
       .def_readwrite("costs", &DreamOptions::costs)
       .def_readwrite("cuda", &DreamOptions::cuda)
       .def_readwrite("cuda_heap_bytes", &DreamOptions::cuda_heap_bytes)
+      .def_readwrite("log", &DreamOptions::log)
       .def("_serve_device", &serve_device, py::arg("kind"))
       .def("__repr__", &repr)
       .def("__eq__",
@@ -249,7 +267,8 @@ shared_memory (bool): False sends everything to torch's own Gloo or NCCL group.
                             fields[2].cast<bool>(), fields[3].cast<std::size_t>(),
                             fields[4].cast<std::size_t>(), fields[5].cast<bool>(),
                             fields[6].cast<std::size_t>(), fields[7].cast<std::string>(),
-                            fields[8].cast<std::string>(), fields[9].cast<std::size_t>());
+                            fields[8].cast<std::string>(), fields[9].cast<std::size_t>(),
+                            fields[10].cast<bool>());
                       }))
       .def("__copy__", &copy_of)
       .def("__deepcopy__", [](const DreamOptions& self, const py::dict&) { return copy_of(self); });
@@ -297,6 +316,12 @@ py::object observe_rank(const std::string& path) {
         py::make_tuple(one.calls, one.sent, one.received);
   }
   seen["counts"] = counts;
+  const RankView::Message& oldest = view->oldest;
+  seen["messages"] = view->messages;
+  seen["message"] = view->messages == 0
+                        ? py::object(py::none())
+                        : py::make_tuple(std::string(name(oldest.kind)), oldest.peer, oldest.bytes,
+                                         oldest.since_ns);
   return seen;
 }
 
@@ -310,6 +335,7 @@ void bind_backend(py::module_& m) {
       .def_property_readonly("transport", &DreamBackend::transport)
       .def_property_readonly("shares_memory", &DreamBackend::shares_memory)
       .def_property_readonly("failure", &DreamBackend::failure)
+      .def_property_readonly("_recorder", &DreamBackend::recorder)
       .def("_holds", &DreamBackend::holds, py::arg("tensor"))
       .def("stats", [](const DreamBackend& self) { return to_dict(self.traffic()); })
       .def(
@@ -360,6 +386,7 @@ PYBIND11_MODULE(_C, m) {
   m.doc() = "dreamcomm's compiled part; import torch first.";
   py::module_::import("torch._C._distributed_c10d");  // the classes these derive from
   dreamcomm::bind_options(m);
+  dreamcomm::bind_records(m);
   dreamcomm::bind_backend(m);
   dreamcomm::bind_ops(m);
   m.def(

@@ -11,6 +11,7 @@
 #include "comm/mailbox.h"
 #include "comm/member.h"
 #include "comm/progress_thread.h"
+#include "comm/recorder.h"
 #include "comm/roll_call.h"
 #include "comm/scopes.h"
 #include "comm/ticket.h"
@@ -18,6 +19,7 @@
 #include "comm/turnstile.h"
 #include "comm/validate.h"
 #include "transport/fabric.h"
+#include "transport/observe.h"
 #include "transport/rounds.h"
 
 namespace dreamcomm {
@@ -36,6 +38,25 @@ std::uint8_t row_byte(const Choice& choice) {
   return static_cast<std::uint8_t>(choice.row | (choice.asks ? Signature::kAsks : 0U));
 }
 
+Recorder::Origin origin_of(Fabric& fabric, const CommOptions& options) {
+  return {.team = view_of(fabric.header(fabric.rank())).team,
+          .group = options.group,
+          .rank = fabric.rank(),
+          .size = fabric.size(),
+          .world_ranks = options.world_ranks};
+}
+
+Record record_of(const Request& request, std::int64_t number, std::size_t bytes,
+                 std::int64_t entered_ns) {
+  return {.number = number,
+          .bytes = static_cast<std::int64_t>(bytes),
+          .entered_ns = entered_ns,
+          .root = request.root,
+          .kind = request.kind,
+          .op = request.reduction.op,
+          .dtype = request.reduction.dtype};
+}
+
 std::uint64_t to_count(const Gauge& gauge) { return static_cast<std::uint64_t>(gauge.read()); }
 
 }  // namespace
@@ -45,8 +66,9 @@ struct Communicator::Impl {
       : fabric(std::move(f)),
         options(std::move(o)),
         member(*fabric, options.group, options.warn),
+        recorder(std::make_shared<Recorder>(origin_of(*fabric, options))),
         rounds(*fabric),
-        mailbox(member),
+        mailbox(member, *recorder),
         roll_call(member),
         scratch(fabric->size()),
         chooser(options.algorithm, options.fixed_order, each_has_heap(*fabric)),
@@ -127,7 +149,9 @@ struct Communicator::Impl {
         signature_of(request, static_cast<std::uint64_t>(number), row_byte(choice)),
         request.reduction.factor, place_of(request.in), place_of(request.out)};
     const Preference heaps = chooser.preference();
-    Walk walk(rounds, opening, guard, scratch, chooser.heaps() ? &heaps : nullptr);
+    Entry entry(*recorder, record_of(request, number, call.bytes, to_ns(now)));
+    scratch.timeline = entry.timeline();
+    Walk walk(rounds, opening, guard, scratch, chooser.heaps() ? &heaps : nullptr, to_ns(now));
     try {
       check_peers(request, " cannot begin: ");
       if (choice.asks) choice = chooser.choose(ask_for_heaps(call, walk, request));
@@ -146,6 +170,14 @@ struct Communicator::Impl {
     counter.sent.grow(static_cast<std::int64_t>(walk.sent()));
     counter.received.grow(static_cast<std::int64_t>(walk.received()));
     if (walk.was_in_place()) counter.in_place.grow(1);
+    if (!entry.wanted()) [[likely]]
+      return;
+    Record& record = entry.record();
+    record.arrived_ns = walk.arrival().last_ns();
+    record.peer = walk.arrival().last_rank();
+    record.row = static_cast<std::uint8_t>(choice.row);
+    record.in_place = walk.was_in_place();
+    entry.done();
   }
 
   /// Learns whose tensors lie in heaps: the same answer on every rank.
@@ -192,6 +224,7 @@ struct Communicator::Impl {
   std::unique_ptr<Fabric> fabric;
   const CommOptions options;
   Member member;
+  const std::shared_ptr<Recorder> recorder;
   Rounds rounds;
   Mailbox mailbox;
   RollCall roll_call;
@@ -295,10 +328,6 @@ std::array<Traffic, kKinds> Communicator::traffic() const {
     result[i] = {to_count(counter.calls), to_count(counter.sent), to_count(counter.received),
                  to_count(counter.in_place)};
   }
-  const Mailbox::Counts sent = impl_->mailbox.sent();
-  const Mailbox::Counts received = impl_->mailbox.received();
-  result[static_cast<std::size_t>(Kind::kSend)] = {sent.calls, sent.bytes, 0, 0};
-  result[static_cast<std::size_t>(Kind::kRecv)] = {received.calls, 0, received.bytes, 0};
   return result;
 }
 
@@ -334,6 +363,8 @@ bool Communicator::tune(const std::optional<Costs>& known, Heap* heap, const Int
 }
 
 bool Communicator::all_have_heaps() const { return impl_->chooser.heaps(); }
+
+std::shared_ptr<Recorder> Communicator::recorder() const { return impl_->recorder; }
 
 std::string Communicator::transport() const { return impl_->fabric->describe(); }
 std::span<std::byte> Communicator::heap(int rank) const { return impl_->fabric->heap(rank); }

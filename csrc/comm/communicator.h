@@ -8,16 +8,18 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "core/error.h"
 #include "core/request.h"
 
 namespace dreamcomm {
 
-struct Costs;  // algorithms/costs.h: what algorithms are chosen by
-class Fabric;  // transport/fabric.h: the windows of all ranks
-class Heap;    // transport/heap.h: memory that peers map
-class Ticket;  // comm/ticket.h: a message under way
+struct Costs;    // algorithms/costs.h: what algorithms are chosen by
+class Fabric;    // transport/fabric.h: the windows of all ranks
+class Heap;      // transport/heap.h: memory that peers map
+class Ticket;    // comm/ticket.h: a message under way
+class Recorder;  // comm/recorder.h: what is noted of operations
 
 struct CommOptions {
   std::string group = "default";   // its name in messages
@@ -29,6 +31,8 @@ struct CommOptions {
   std::function<std::string()> call_site{};
   /// Tells the user what may become an error: that a peer is late. Any thread.
   std::function<void(const std::string&)> warn{};
+  /// The ranks of its members in the job, for what is recorded; empty: the same.
+  std::vector<int> world_ranks{};
 };
 
 /// Bytes this rank handed to and took from its peers in one kind of operation.
@@ -111,6 +115,8 @@ class Communicator {
   Prediction predict(Kind kind, std::size_t bytes, bool in_heaps) const;
   /// "shm: 4 ranks of one host" and the like.
   std::string transport() const;
+  /// Outlives the communicator where somebody holds it.
+  std::shared_ptr<Recorder> recorder() const;
   /// A rank's heap as this rank maps it, empty if it has none.
   std::span<std::byte> heap(int rank) const;
 

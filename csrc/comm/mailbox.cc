@@ -7,16 +7,16 @@
 
 namespace dreamcomm {
 
-Mailbox::Mailbox(Member& member)
-    : member_(member), links_(static_cast<std::size_t>(member.size())) {}
+Mailbox::Mailbox(Member& member, Recorder& recorder)
+    : member_(member), recorder_(recorder), links_(static_cast<std::size_t>(member.size())) {}
 
 std::shared_ptr<Ticket> Mailbox::send(Block data, int peer, std::uint64_t tag,
                                       Clock::time_point deadline) {
   auto ticket = std::make_shared<Ticket>();
   Lock lock(mutex_);
-  ++sent_.calls;
+  tally(Kind::kSend).calls.grow(1);
   Link& to = link(peer);
-  to.unannounced.push_back(Sending{data, tag, to.numbers++, deadline, ticket, 0});
+  to.unannounced.push_back(Sending{data, tag, to.numbers++, deadline, ticket, 0, now_ns()});
   pump(peer, lock);
   settle(lock);
   return ticket;
@@ -26,8 +26,8 @@ std::shared_ptr<Ticket> Mailbox::receive(Block data, std::optional<int> peer, st
                                          Clock::time_point deadline) {
   auto ticket = std::make_shared<Ticket>();
   Lock lock(mutex_);
-  ++received_.calls;
-  Receiving receiving{data, peer, tag, 0, deadline, ticket, 0};
+  tally(Kind::kRecv).calls.grow(1);
+  Receiving receiving{data, peer, tag, 0, deadline, ticket, 0, now_ns()};
   if (!match(receiving)) posted_.push_back(std::move(receiving));
   for (int other = 0; other < member_.size(); ++other) {
     if (other != member_.rank() && (!peer || *peer == other)) pump(other, lock);
@@ -72,7 +72,7 @@ void Mailbox::accept(int peer, Arrived& arrived, Receiving& receiving) {
     if (!arrived.data->empty()) {
       std::memcpy(receiving.data.data, arrived.data->data(), arrived.data->size());
     }
-    received_.bytes += arrived.bytes;
+    note_moved(Kind::kRecv, peer, arrived.bytes, receiving.asked_ns);
     finish(std::move(receiving.ticket), peer);
     return;
   }
@@ -88,8 +88,9 @@ void Mailbox::finish(std::shared_ptr<Ticket> ticket, int source, std::exception_
 }
 
 /// Tells the tickets, outside the lock: their callbacks may call back.
-void Mailbox::settle(Lock& lock) {
+void Mailbox::settle(Lock& lock, bool changed) {
   std::vector<Finished> finished = std::exchange(finished_, {});
+  if (changed) show_oldest();
   lock.unlock();
   for (Finished& one : finished) one.ticket->finish(one.source, one.failure);
   if (!finished.empty()) member_.ring_own();
@@ -101,8 +102,52 @@ bool Mailbox::progress() {
   for (int peer = 0; peer < member_.size(); ++peer) {
     if (peer != member_.rank()) moved |= pump(peer, lock);
   }
-  settle(lock);
+  settle(lock, moved);
   return moved;
+}
+
+Tally& Mailbox::tally(Kind kind) const {
+  return member_.header().tallies[static_cast<std::size_t>(kind)];
+}
+
+/// All bytes of a message have left, or come.
+void Mailbox::note_moved(Kind kind, int peer, std::size_t bytes, std::int64_t asked_ns) {
+  Tally& counts = tally(kind);
+  (kind == Kind::kSend ? counts.sent : counts.received).grow(static_cast<std::int64_t>(bytes));
+  if (recorder_.idle()) [[likely]]
+    return;
+  recorder_.note_message({.number = counts.calls.read(),
+                          .bytes = static_cast<std::int64_t>(bytes),
+                          .entered_ns = asked_ns,
+                          .ended_ns = now_ns(),
+                          .peer = peer,
+                          .kind = kind,
+                          .state = Record::State::kDone});
+}
+
+/// To tools: the message that is under way for longest.
+void Mailbox::show_oldest() const {
+  Correspondence& shown = member_.header().correspondence;
+  std::int64_t pending = 0;
+  std::int64_t since = 0;
+  const auto look = [&](Kind kind, int peer, const auto& messages) {
+    pending += static_cast<std::int64_t>(messages.size());
+    if (messages.empty() || (since != 0 && since <= messages.front().asked_ns)) return;
+    since = messages.front().asked_ns;
+    shown.kind.set(static_cast<std::int64_t>(kind));
+    shown.peer.set(peer);
+    shown.bytes.set(static_cast<std::int64_t>(messages.front().data.bytes));
+    shown.since_ns.set(since);
+  };
+  if (!posted_.empty()) look(Kind::kRecv, posted_.front().peer.value_or(-1), posted_);
+  for (int peer = 0; peer < member_.size(); ++peer) {
+    const Link& with = links_[static_cast<std::size_t>(peer)];
+    for (const auto* queue : {&with.unannounced, &with.announced, &with.outgoing}) {
+      look(Kind::kSend, peer, *queue);
+    }
+    look(Kind::kRecv, peer, with.incoming);
+  }
+  shown.pending.set(pending);
 }
 
 bool Mailbox::pending_with(int peer) const {
@@ -247,16 +292,6 @@ void Mailbox::fail_all(ErrorKind kind, const std::string& reason) {
     finish(std::move(r.ticket), -1, failure("recv from ", r.peer.value_or(-1)));
   }
   settle(lock);
-}
-
-Mailbox::Counts Mailbox::sent() const {
-  std::scoped_lock lock(mutex_);
-  return sent_;
-}
-
-Mailbox::Counts Mailbox::received() const {
-  std::scoped_lock lock(mutex_);
-  return received_;
 }
 
 }  // namespace dreamcomm

@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "comm/member.h"
+#include "comm/recorder.h"
 #include "comm/ticket.h"
 #include "core/request.h"
 
@@ -34,7 +35,7 @@ namespace dreamcomm {
 
 class Mailbox {
  public:
-  explicit Mailbox(Member& member);
+  Mailbox(Member& member, Recorder& recorder);
 
   std::shared_ptr<Ticket> send(Block data, int peer, std::uint64_t tag, Clock::time_point deadline);
   std::shared_ptr<Ticket> receive(Block data, std::optional<int> peer, std::uint64_t tag,
@@ -51,13 +52,6 @@ class Mailbox {
   /// Fails all messages under way.
   void fail_all(ErrorKind kind, const std::string& reason);
 
-  struct Counts {
-    std::uint64_t calls = 0;
-    std::uint64_t bytes = 0;
-  };
-  Counts sent() const;
-  Counts received() const;
-
  private:
   struct Sending {
     Block data;
@@ -66,6 +60,7 @@ class Mailbox {
     Clock::time_point deadline;
     std::shared_ptr<Ticket> ticket;
     std::size_t moved = 0;
+    std::int64_t asked_ns = 0;
   };
   struct Receiving {
     Block data;
@@ -75,6 +70,7 @@ class Mailbox {
     Clock::time_point deadline;
     std::shared_ptr<Ticket> ticket;
     std::size_t moved = 0;
+    std::int64_t asked_ns = 0;
   };
   struct Arrived {            // announced by a peer, not received yet
     std::uint64_t order = 0;  // among all peers: for receives from any source
@@ -115,8 +111,12 @@ class Mailbox {
   bool drain(int peer, Lock& lock);
   void accept(int peer, Arrived& arrived, Receiving& receiving);
   bool match(Receiving& receiving);
-  void settle(Lock& lock);
+  void settle(Lock& lock, bool changed = true);
   void finish(std::shared_ptr<Ticket> ticket, int source, std::exception_ptr failure = nullptr);
+
+  Tally& tally(Kind kind) const;
+  void note_moved(Kind kind, int peer, std::size_t bytes, std::int64_t asked_ns);
+  void show_oldest() const;
 
   bool pending_with(int peer) const;
   void expire(Clock::time_point now, std::optional<std::string>& broken);
@@ -125,13 +125,12 @@ class Mailbox {
                           std::size_t bytes) const;
 
   Member& member_;
+  Recorder& recorder_;
   mutable std::mutex mutex_;
   std::vector<Link> links_;
   std::deque<Receiving> posted_;
   std::vector<Finished> finished_;  // told to the callers outside the lock
   std::uint64_t arrivals_ = 0;
-  Counts sent_;
-  Counts received_;
 };
 
 }  // namespace dreamcomm

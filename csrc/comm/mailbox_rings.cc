@@ -55,7 +55,7 @@ bool Mailbox::announce(int peer) {
     }
     box.announced.publish(place + 1);
     if (envelope.is_inline != 0) {
-      sent_.bytes += sending.data.bytes;
+      note_moved(Kind::kSend, peer, sending.data.bytes, sending.asked_ns);
       finish(std::move(sending.ticket), peer);
     } else {
       to.announced.push_back(std::move(sending));
@@ -161,7 +161,7 @@ bool Mailbox::fill(int peer, Lock& lock) {
   lock.lock();
   to.filling = false;
   if (sending.moved == sending.data.bytes) {
-    sent_.bytes += sending.data.bytes;
+    note_moved(Kind::kSend, peer, sending.data.bytes, sending.asked_ns);
     finish(std::move(sending.ticket), peer);
     to.outgoing.pop_front();
   }
@@ -192,7 +192,7 @@ bool Mailbox::drain(int peer, Lock& lock) {
   lock.lock();
   from.draining = false;
   if (receiving.moved == receiving.data.bytes) {
-    received_.bytes += receiving.data.bytes;
+    note_moved(Kind::kRecv, peer, receiving.data.bytes, receiving.asked_ns);
     finish(std::move(receiving.ticket), peer);
     from.incoming.pop_front();
   }

@@ -8,10 +8,6 @@
 
 namespace dreamcomm {
 
-std::int64_t to_ns(Clock::time_point time) {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
-}
-
 Member::Member(Fabric& fabric, std::string group, Warn warn)
     : fabric_(fabric),
       patience_(Patience::of(fabric.size())),

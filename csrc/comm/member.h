@@ -69,8 +69,4 @@ class Member {
   std::optional<ErrorKind> kind_;
 };
 
-/// Nanoseconds of the clock that all processes of a host share.
-std::int64_t to_ns(Clock::time_point time);
-inline std::int64_t now_ns() { return to_ns(Clock::now()); }
-
 }  // namespace dreamcomm

@@ -76,6 +76,27 @@ class Gauge {
   std::atomic<std::int64_t> value_{0};
 };
 
+/// A number whose reader also sees what its writer did before (release / acquire).
+class Mark {
+ public:
+  void publish(std::int64_t value) { value_.store(value, std::memory_order_release); }
+  std::int64_t read() const { return value_.load(std::memory_order_acquire); }
+
+ private:
+  std::atomic<std::int64_t> value_{0};
+};
+
+/// Where something lies that another thread may have put up, or null; as Mark.
+template <typename T>
+class Signpost {
+ public:
+  void publish(T* target) { target_.store(target, std::memory_order_release); }
+  T* read() const { return target_.load(std::memory_order_acquire); }
+
+ private:
+  std::atomic<T*> target_{nullptr};
+};
+
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
 static_assert(std::atomic<std::int64_t>::is_always_lock_free);
 static_assert(sizeof(std::atomic<std::uint32_t>) == 4);  // what a futex waits on

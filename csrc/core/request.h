@@ -13,6 +13,12 @@ namespace dreamcomm {
 
 using Clock = std::chrono::steady_clock;
 
+/// Nanoseconds of the clock that all processes of a host share.
+constexpr std::int64_t to_ns(Clock::time_point time) {
+  return std::chrono::nanoseconds(time.time_since_epoch()).count();
+}
+inline std::int64_t now_ns() { return to_ns(Clock::now()); }
+
 /// A contiguous run of bytes that the caller owns.
 struct Block {
   std::byte* data = nullptr;

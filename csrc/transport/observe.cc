@@ -63,6 +63,11 @@ RankView view_of(const Header& header) {
     const Tally& tally = header.tallies[k];
     view.counts[k] = {tally.calls.read(), tally.sent.read(), tally.received.read()};
   }
+  const Correspondence& mail = header.correspondence;
+  view.messages = mail.pending.read();
+  view.oldest = {
+      mail.kind.read() == static_cast<std::int64_t>(Kind::kSend) ? Kind::kSend : Kind::kRecv,
+      static_cast<int>(mail.peer.read()), mail.bytes.read(), mail.since_ns.read()};
   return view;
 }
 

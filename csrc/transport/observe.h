@@ -33,6 +33,14 @@ struct RankView {
     std::int64_t received = 0;
   };
   std::array<Counts, kKinds> counts{};
+  struct Message {  // the one that is under way for longest
+    Kind kind = Kind::kSend;
+    int peer = -1;  // -1: any
+    std::int64_t bytes = 0;
+    std::int64_t since_ns = 0;
+  };
+  std::int64_t messages = 0;  // under way
+  Message oldest;             // if there are any
 };
 
 RankView view_of(const Header& header);

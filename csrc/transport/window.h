@@ -14,7 +14,7 @@
 
 namespace dreamcomm {
 
-inline constexpr std::uint32_t kProtocolVersion = 3;
+inline constexpr std::uint32_t kProtocolVersion = 4;
 
 /// Whether a rank is still part of the group. Values of Header::status.
 enum class Status : std::uint32_t { kActive = 0, kLeft = 1, kFailed = 2 };
@@ -28,6 +28,15 @@ struct alignas(kLine) Progress {
   Gauge inside;       // 1 until the call returned
   Gauge waiting_for;  // rank it waits for, or -1
   Gauge cpu;          // where the thread ran that made the call
+};
+
+/// The messages of a rank that are under way: how many, and the oldest of them.
+struct alignas(kLine) Correspondence {
+  Gauge pending;   // the others say something only if there are any
+  Gauge kind;      // Kind::kSend or kRecv
+  Gauge peer;      // the other side; -1: any
+  Gauge bytes;     // of it
+  Gauge since_ns;  // when it was asked for, CLOCK_MONOTONIC
 };
 
 /// What a rank has done in calls of one kind so far.
@@ -56,7 +65,8 @@ struct Header {
   Flag status;                               // owner: Status
   std::array<char, 2 * kLine> reason;        // owner, before status says kFailed
   Progress progress;                         // owner
-  std::array<Tally, kKinds> tallies;         // owner; for collectives
+  Correspondence correspondence;             // owner, under its mailbox's lock
+  std::array<Tally, kKinds> tallies;         // owner
   Flag present;                              // owner: see comm/roll_call.h
   Gauge roll_ends_ns;                        // owner, rank 0: when its roll call ends
   Flag verdict;                              // owner, rank 0: likewise

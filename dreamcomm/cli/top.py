@@ -69,8 +69,11 @@ def table_of(states: list[RankState], before: Moved, interval: float) -> Table:
     for heading in COLUMNS:
         table.add_column(heading, justify="left" if heading in WORDS else "right", overflow="fold")
     for state in states:
-        waits = f"rank {state.waiting_for}" if state.inside and state.waiting_for >= 0 else ""
-        stuck = state.inside and state.seconds > LONG
+        message = None if state.inside else state.message
+        nbytes = state.nbytes if message is None else message.nbytes
+        seconds = state.seconds if message is None else message.seconds
+        waits = f"rank {state.waits_for()}" if state.waits_for() >= 0 else ""
+        stuck = (state.inside or message is not None) and seconds > LONG
         last = before.get((state.team, state.rank))
         rate = "" if last is None else f"{(state.moved() - last) / interval / 1e9:.2f}"
         table.add_row(
@@ -79,8 +82,8 @@ def table_of(states: list[RankState], before: Moved, interval: float) -> Table:
             str(state.pid),
             Text(state.doing(), style=STYLES[state.state] or ("yellow" if stuck else "")),
             str(state.sequence),
-            f"{state.nbytes:,}",
-            f"{state.seconds:.1f} s" if state.sequence else "",
+            f"{nbytes:,}",
+            f"{seconds:.1f} s" if state.sequence or message else "",
             Text(waits, style="yellow" if stuck else ""),
             rate,
         )

@@ -22,13 +22,15 @@ TOP = [sys.executable, "-c", "from dreamcomm.cli import app; app()", "top"]
 
 
 def run_top(*arguments: str) -> str:
-    return subprocess.run([*TOP, *arguments], capture_output=True, text=True, check=True).stdout
+    env = {**os.environ, "COLUMNS": "160"}
+    done = subprocess.run([*TOP, *arguments], capture_output=True, text=True, check=True, env=env)
+    return done.stdout
 
 
 def ranks_of_this_job() -> list[dict[str, Any]]:
     """Of the groups that this process is in, though other jobs may run."""
     found = json.loads(run_top("--json"))
-    assert found["problems"] == []
+    assert not [problem for problem in found["problems"] if f" {os.getpid()} " in problem]
     teams = {rank["team"] for rank in found["ranks"] if rank["pid"] == os.getpid()}
     return [rank for rank in found["ranks"] if rank["team"] in teams]
 
@@ -62,6 +64,62 @@ def test_a_rank_that_waits_is_seen_with_whom_it_waits_for(fresh: Fresh) -> None:
     assert {rank["size"] for rank in seen} == {2}
     assert {rank["state"] for rank in seen} == {"active"}
     assert len({rank["pid"] for rank in seen}) == 2
+
+
+def look_while_rank_0_receives() -> list[dict[str, Any]]:
+    dist.barrier()
+    data = torch.ones(5000)
+    seen: list[dict[str, Any]] = []
+    if dist.get_rank() == 0:
+        dist.recv(data, 1)
+        dist.barrier()
+        return seen
+    for _ in range(200):
+        seen = ranks_of_this_job()
+        if seen[0]["messages"]:
+            break
+        time.sleep(0.05)
+    dist.send(data, 0)
+    after = ranks_of_this_job()
+    dist.barrier()
+    return [seen[0], after[1]]
+
+
+def test_a_rank_that_waits_for_a_message_is_seen_with_it(fresh: Fresh) -> None:
+    _, (waiting, sent) = fresh.run(look_while_rank_0_receives)
+    assert not waiting["inside"]
+    assert waiting["messages"] == 1
+    message = waiting["message"]
+    assert message["operation"] == "recv"
+    assert message["peer"] == 1
+    assert message["nbytes"] == 20000
+    assert message["seconds"] >= 0
+    assert sent["messages"] == 0
+    assert sent["message"] is None
+    assert sent["counts"]["send"] == [1, 20000, 0]
+
+
+def look_at_messages_as_a_table() -> str:
+    data = torch.ones(5000)
+    text = ""
+    if dist.get_rank() == 0:
+        works = [dist.irecv(data, 1), dist.irecv(torch.ones(7), 1)]
+        text = run_top("--once")
+        dist.barrier()
+        for work in works:
+            work.wait()
+    else:
+        dist.barrier()
+        dist.send(data, 0)
+        dist.send(torch.ones(7), 0)
+    return text
+
+
+def test_the_table_shows_messages(pool: Pool) -> None:
+    text, _ = pool.run(look_at_messages_as_a_table)
+    assert "recv from rank 1" in text
+    assert "and 1 more" in text
+    assert "20,000" in text
 
 
 def look_after_a_failure() -> list[dict[str, Any]]:

@@ -1,0 +1,108 @@
+"""What it costs to keep a log, or a trace: calls of the bare core with it and without.
+
+    python benchmarks/recording.py
+    python benchmarks/recording.py --rounds 100 --json recording.json
+
+The three take turns, round by round, in one run of the same two processes. A round's figure is the
+median of its calls; a cost is the median, over the rounds, of the difference to the plain group in
+the same round, as a virtual machine's cores are near each other at one moment and not at another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import torch
+import torch.distributed as dist
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import dreamcomm
+from dreamcomm import _C
+from dreamcomm.info import backend_of
+from machine import check_output, describe_machine, write_json
+
+SIZES = (1 << 10, 4 << 10, 32 << 10)
+CALLS = 8  # of a burst
+PLAIN, LOG, TRACE = "plain", "log", "trace"
+Nanoseconds = dict[str, list[float]]
+
+
+def run_rank(rounds: int, samples: int) -> dict[int, Nanoseconds]:
+    """For each size the medians of all rounds, by what is noted."""
+    plain, logged = (dist.new_group(backend="dreamcomm") for _ in range(2))
+    recorder = backend_of(logged)._recorder
+    assert recorder is not None
+    recorder.open_log(2000)
+
+    def once(group: Any, rows: torch.Tensor) -> float:
+        return median(backend_of(group)._time_core("all_reduce", rows, rows, samples)) * 1e9
+
+    def traced(rows: torch.Tensor) -> float:
+        _C.start_trace(2000, 8000)
+        try:
+            return once(plain, rows)
+        finally:
+            _C.stop_trace()
+
+    kinds: dict[str, Callable[[torch.Tensor], float]] = {
+        PLAIN: lambda rows: once(plain, rows),
+        LOG: lambda rows: once(logged, rows),
+        TRACE: traced,
+    }
+    found = {}
+    for size in SIZES:
+        rows = torch.ones(CALLS, size // 4)
+        for measure in kinds.values():
+            measure(rows)
+        taken: Nanoseconds = {name: [] for name in kinds}
+        for _ in range(rounds):
+            for name, measure in kinds.items():
+                taken[name].append(measure(rows))
+        found[size] = taken
+    return found
+
+
+def cost(taken: Nanoseconds, name: str) -> float:
+    """Nanoseconds of a call beyond the plain one."""
+    return median(b - a for a, b in zip(taken[PLAIN], taken[name], strict=True))
+
+
+def print_costs(console: Console, found: dict[int, Nanoseconds]) -> None:
+    table = Table(title="all_reduce on the bare core, 2 ranks: ns of a call (p50)")
+    for heading in ("bytes", "plain", "log: more", "trace: more"):
+        table.add_column(heading, justify="right")
+    for size, taken in found.items():
+        more = [f"{cost(taken, name):+.0f}" for name in (LOG, TRACE)]
+        table.add_row(f"{size:,}", f"{median(taken[PLAIN]):.0f}", *more)
+    console.print(table)
+
+
+def main(
+    rounds: Annotated[int, typer.Option(min=3, help="Turns of each at every size.")] = 60,
+    samples: Annotated[int, typer.Option(min=5, help="Bursts of a turn.")] = 100,
+    json: Annotated[Path | None, typer.Option(help="Where to write the figures.")] = None,
+) -> None:
+    """Times small calls with and without notes; see the head of this file."""
+    check_output(json)
+    found = dreamcomm.spawn(run_rank, 2, args=(rounds, samples))[0]
+    print_costs(Console(), found)
+    if json is None:
+        return
+    costs = {
+        str(size): {
+            "plain": median(taken[PLAIN]),
+            "log": cost(taken, LOG),
+            "trace": cost(taken, TRACE),
+        }
+        for size, taken in found.items()
+    }
+    write_json(json, {"machine": describe_machine(), "rounds": rounds, "nanoseconds": costs})
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,47 @@
+#include "c10d/recordings.h"
+
+#include "core/error.h"
+
+namespace dreamcomm {
+
+Recordings& Recordings::of_process() {
+  static Recordings only;
+  return only;
+}
+
+void Recordings::add(const std::shared_ptr<Recorder>& recorder) {
+  const std::scoped_lock lock(mutex_);
+  std::erase_if(known_, [](const auto& one) { return one.expired(); });
+  known_.push_back(recorder);
+  if (!trace_) return;
+  recorder->open_trace(trace_->records, trace_->spans);
+  trace_->recorders.push_back(recorder);
+}
+
+std::vector<std::shared_ptr<Recorder>> Recordings::live() const {
+  const std::scoped_lock lock(mutex_);
+  std::vector<std::shared_ptr<Recorder>> live;
+  for (const std::weak_ptr<Recorder>& one : known_) {
+    if (std::shared_ptr<Recorder> recorder = one.lock()) live.push_back(std::move(recorder));
+  }
+  return live;
+}
+
+void Recordings::start_trace(std::size_t records, std::size_t spans) {
+  std::vector<std::shared_ptr<Recorder>> there = live();
+  const std::scoped_lock lock(mutex_);
+  check(!trace_, ErrorKind::kInvalid, "a trace of this process runs already: stop() it first");
+  trace_ = Trace{records, spans, std::move(there)};
+  for (const auto& recorder : trace_->recorders) recorder->open_trace(records, spans);
+}
+
+std::vector<std::shared_ptr<Recorder>> Recordings::stop_trace() {
+  const std::scoped_lock lock(mutex_);
+  check(trace_.has_value(), ErrorKind::kInvalid, "no trace of this process runs");
+  std::vector<std::shared_ptr<Recorder>> recorders = std::move(trace_->recorders);
+  trace_.reset();
+  for (const auto& recorder : recorders) recorder->close_trace();
+  return recorders;
+}
+
+}  // namespace dreamcomm

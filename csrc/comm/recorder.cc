@@ -1,0 +1,62 @@
+#include "comm/recorder.h"
+
+#include "core/request.h"
+
+namespace dreamcomm {
+
+void Recorder::open_log(std::size_t records) {
+  const std::scoped_lock lock(mutex_);
+  if (logs_.empty()) logs_.push_back(std::make_shared<Book>(records, 0, origin_.size));
+  log_.publish(logs_.back().get());
+}
+
+void Recorder::open_trace(std::size_t records, std::size_t spans) {
+  const std::scoped_lock lock(mutex_);
+  if (trace_.read() != nullptr) return;
+  traces_.push_back(std::make_shared<Book>(records, spans, origin_.size));
+  trace_.publish(traces_.back().get());
+}
+
+std::shared_ptr<const Book> Recorder::log() const {
+  const std::scoped_lock lock(mutex_);
+  return logs_.empty() ? nullptr : logs_.back();
+}
+
+std::shared_ptr<const Book> Recorder::trace() const {
+  const std::scoped_lock lock(mutex_);
+  return traces_.empty() ? nullptr : traces_.back();
+}
+
+void Recorder::note_message(const Record& message) {
+  for (Book* book : {open_log_book(), open_trace_book()}) {
+    if (book == nullptr) continue;
+    book->messages.records.add(message);
+    book->messages.log.add(message);
+  }
+}
+
+Entry::Entry(const Recorder& recorder, const Record& record)
+    : log_(recorder.open_log_book()), trace_(recorder.open_trace_book()), record_(record) {
+  if (log_ != nullptr) log_->collectives.now.add(record_);
+  if (trace_ != nullptr) {
+    trace_->collectives.now.add(record_);
+    trace_->timeline.begin(record_.number, record_.entered_ns);
+  }
+}
+
+Entry::~Entry() {
+  if (wanted() && record_.state == Record::State::kRunning) [[unlikely]]
+    write(Record::State::kFailed);
+}
+
+void Entry::write(Record::State state) {
+  record_.state = state;
+  record_.ended_ns = now_ns();
+  if (log_ != nullptr) {
+    log_->collectives.records.add(record_);
+    log_->collectives.log.add(record_);
+  }
+  if (trace_ != nullptr) trace_->collectives.records.add(record_);
+}
+
+}  // namespace dreamcomm

@@ -1,0 +1,316 @@
+// What ranks note of their operations: ledgers, sums, timelines.
+#include <doctest.h>
+
+#include <array>
+#include <atomic>
+#include <numeric>
+#include <thread>
+#include <vector>
+
+#include "algorithms/signature.h"
+#include "calls.h"
+#include "comm/recorder.h"
+#include "core/request.h"
+#include "ranks.h"
+
+namespace dreamcomm::testing {
+namespace {
+
+struct Thing {
+  std::int64_t number = 0;
+  std::array<std::int64_t, 5> copies{};
+  static Thing of(std::int64_t number) {
+    Thing thing{number, {}};
+    thing.copies.fill(number);
+    return thing;
+  }
+  bool whole() const {
+    for (const std::int64_t copy : copies) {
+      if (copy != copies[0]) return false;
+    }
+    return copies[0] == number || copies[0] == -number;
+  }
+};
+
+TEST_CASE("a ledger keeps the last things in their order") {
+  Ledger<Thing> ledger(3);
+  CHECK(ledger.read().empty());
+  ledger.amend(Thing::of(9));  // nothing is there to be replaced
+  CHECK(ledger.read().empty());
+  for (int i = 1; i <= 5; ++i) ledger.add(Thing::of(i));
+  ledger.amend(Thing::of(50));
+  const std::vector<Thing> kept = ledger.read();
+  REQUIRE(kept.size() == 3);
+  CHECK(kept[0].number == 3);
+  CHECK(kept[1].number == 4);
+  CHECK(kept[2].number == 50);
+  CHECK(ledger.added() == 5);
+}
+
+TEST_CASE("a ledger without places keeps nothing") {
+  Ledger<Thing> ledger(0);
+  ledger.add(Thing::of(1));
+  ledger.amend(Thing::of(1));
+  CHECK(ledger.read().empty());
+}
+
+TEST_CASE("what is read of a ledger is whole while its writer goes on") {
+  Ledger<Thing> ledger(4);
+  std::atomic<bool> over{false};
+  std::jthread writer([&] {
+    for (std::int64_t i = 1; i <= 100'000; ++i) {
+      ledger.add(Thing::of(i));
+      Thing amended = Thing::of(i);
+      amended.copies.fill(-i);
+      ledger.amend(amended);
+    }
+    over = true;
+  });
+  std::size_t read = 0;
+  bool whole = true;
+  bool ordered = true;
+  while (!over || read == 0) {
+    std::int64_t last = 0;
+    for (const Thing& thing : ledger.read()) {
+      whole = whole && thing.whole();
+      ordered = ordered && thing.number > last;
+      last = thing.number;
+      ++read;
+    }
+  }
+  CHECK(whole);
+  CHECK(ordered);
+}
+
+Record lasting(std::int64_t nanoseconds) {
+  return {.bytes = 64,
+          .entered_ns = 1000,
+          .ended_ns = 1000 + nanoseconds,
+          .kind = Kind::kAllReduce,
+          .state = Record::State::kDone};
+}
+
+TEST_CASE("quantiles are those of the durations, to 6 %") {
+  CommLog log(2);
+  for (std::int64_t i = 1; i <= 1000; ++i) log.add(lasting(i * 1000));
+  const std::vector<CommLog::Line> lines = log.lines();
+  REQUIRE(lines.size() == 1);
+  CHECK(lines[0].calls == 1000);
+  CHECK(lines[0].total_ns == 500'500'000);
+  CHECK(lines[0].p50_ns == doctest::Approx(500'000).epsilon(0.0626));
+  CHECK(lines[0].p99_ns == doctest::Approx(990'000).epsilon(0.0626));
+}
+
+TEST_CASE("durations of any length are counted") {
+  for (const std::int64_t length : {std::int64_t{0}, std::int64_t{1}, std::int64_t{7},
+                                    std::int64_t{1} << 40, std::int64_t{1} << 60}) {
+    Histogram histogram;
+    histogram.add(length);
+    CHECK(histogram.quantile(0.5) > 0);
+    if (length > 8 && length <= std::int64_t{1} << 43) {
+      CHECK(static_cast<double>(histogram.quantile(0.5)) ==
+            doctest::Approx(static_cast<double>(length)).epsilon(0.0626));
+    }
+  }
+  CHECK(Histogram().quantile(0.5) == 0);
+}
+
+TEST_CASE("a log names the rank that was waited for longest") {
+  CommLog log(3);
+  const auto wait = [&](std::int32_t rank, std::int64_t nanoseconds) {
+    Record record = lasting(10'000);
+    record.arrived_ns = record.entered_ns + nanoseconds;
+    record.peer = rank;
+    log.add(record);
+  };
+  wait(0, 0);
+  wait(1, 4000);
+  wait(2, 3000);
+  wait(2, 3000);
+  wait(1, 90'000);  // longer than the call: no more than all of it
+  const CommLog::Line line = log.lines().at(0);
+  CHECK(line.waited_ns == 20'000);
+  CHECK(line.slowest == 1);
+  CHECK(line.for_slowest_ns == 14'000);
+}
+
+TEST_CASE("failed operations count apart") {
+  CommLog log(2);
+  Record record = lasting(10);
+  record.state = Record::State::kFailed;
+  log.add(record);
+  const CommLog::Line line = log.lines().at(0);
+  CHECK(line.calls == 0);
+  CHECK(line.failed == 1);
+  CHECK(line.total_ns == 0);
+}
+
+TEST_CASE("sizes beyond the limit share a line, and none is lost") {
+  CommLog log(2);
+  const auto many = static_cast<std::int64_t>(CommLog::kMostLines) + 100;
+  for (int round = 0; round < 2; ++round) {
+    for (std::int64_t size = 1; size <= many; ++size) {
+      Record record = lasting(10);
+      record.bytes = size;
+      log.add(record);
+    }
+  }
+  const std::vector<CommLog::Line> lines = log.lines();
+  CHECK(lines.size() == CommLog::kMostLines + 1);
+  std::int64_t calls = 0;
+  for (const CommLog::Line& line : lines) calls += line.calls;
+  CHECK(calls == 2 * many);
+  CHECK(lines.front().bytes == -1);
+  CHECK(lines.front().calls == 2 * 100);
+}
+
+TEST_CASE("a timeline joins what follows in one phase") {
+  Timeline timeline(10);
+  timeline.begin(1, 100);
+  timeline.mark(Phase::kCopyIn, 110);
+  timeline.mark(Phase::kCopyIn, 120);
+  timeline.mark(Phase::kWait, 150);
+  timeline.begin(2, 200);
+  timeline.mark(Phase::kWait, 210);
+  const std::vector<Span> spans = timeline.spans().read();
+  REQUIRE(spans.size() == 3);
+  CHECK(spans[0].begin_ns == 100);
+  CHECK(spans[0].end_ns == 120);
+  CHECK(spans[1].begin_ns == 120);
+  CHECK(spans[2].begin_ns == 200);
+  CHECK(spans[2].call == 2);
+}
+
+TEST_CASE("the time of the last rank to come is known whatever the clock says") {
+  for (const std::int64_t own :
+       {std::int64_t{1000}, (std::int64_t{1} << 48) - 5, (std::int64_t{5} << 48) + 3}) {
+    const auto sent = [](std::int64_t ns) {
+      return static_cast<std::uint64_t>(ns) & Arrival::kMask;
+    };
+    Arrival arrival(own, 7);
+    CHECK(arrival.last_ns() == own);
+    CHECK(arrival.last_rank() == 7);
+    arrival.see(sent(own - 900), 1);
+    CHECK(arrival.last_rank() == 7);
+    arrival.see(sent(own + 20), 2);
+    arrival.see(sent(own + 10), 3);
+    CHECK(arrival.last_ns() == own + 20);
+    CHECK(arrival.last_rank() == 2);
+  }
+}
+
+std::vector<Record> noted(const Communicator& comm) {
+  const auto book = comm.recorder()->log();
+  return book ? book->collectives.records.read() : std::vector<Record>{};
+}
+
+TEST_CASE("ranks note their calls, and who came last") {
+  for (const Transport transport : transports()) {
+    const Setup setup{.transport = transport, .size = 3};
+    CHECK_NOTHROW(run_ranks(setup, [](Communicator& comm) {
+      std::array<float, 300> data{};
+      const Block block{reinterpret_cast<std::byte*>(data.data()), sizeof data};
+      Request request;
+      request.kind = Kind::kAllReduce;
+      request.reduction = {.dtype = DType::kFloat32, .op = ReduceOp::kSum};
+      request.in = request.out = std::span(&block, 1);
+      comm.run(request);  // before anyone looks
+      comm.recorder()->open_log(10);
+      require(noted(comm).empty(), "a call was noted before the log was open");
+      comm.run(Request{});
+      comm.run(request);
+      const std::vector<Record> records = noted(comm);
+      require(records.size() == 2, concat(records.size(), " records of 2 calls"));
+      const Record& last = records[1];
+      require(last.number == 3 && last.kind == Kind::kAllReduce && last.bytes == sizeof data &&
+                  last.dtype == DType::kFloat32 && last.op == ReduceOp::kSum,
+              "the record is of another call");
+      require(last.state == Record::State::kDone && last.entered_ns > 0, "it is not done");
+      require(last.arrived_ns >= last.entered_ns && last.ended_ns >= last.arrived_ns,
+              "its times are out of order");
+      require(last.peer >= 0 && last.peer < 3, concat("rank ", last.peer, " came last"));
+    }));
+  }
+}
+
+TEST_CASE("a trace has the phases of every call of every algorithm, without gaps") {
+  for (const char* algorithm : {"direct", "one_shot", "ring", "master"}) {
+    Setup setup{.size = 3, .page_bytes = tiny_page(3)};
+    setup.comm.algorithm = algorithm;
+    setup.comm.fixed_order = false;
+    CHECK_NOTHROW(run_ranks(setup, [](Communicator& comm) {
+      std::array<float, 3000> data{};
+      const Block block{reinterpret_cast<std::byte*>(data.data()), sizeof data};
+      Request request;
+      request.kind = Kind::kAllReduce;
+      request.reduction = {.dtype = DType::kFloat32, .op = ReduceOp::kSum};
+      request.in = request.out = std::span(&block, 1);
+      comm.recorder()->open_trace(10, 10'000);
+      comm.run(request);
+      comm.recorder()->close_trace();
+      comm.run(request);
+      const auto book = comm.recorder()->trace();
+      const std::vector<Span> spans = book->timeline.spans().read();
+      require(book->collectives.records.added() == 1, "a call was noted after the trace's end");
+      require(!spans.empty(), "no phases");
+      std::int64_t end = book->collectives.records.read().at(0).entered_ns;
+      std::array<int, 4> seen{};
+      for (const Span& span : spans) {
+        require(span.call == 1 && span.begin_ns == end && span.end_ns >= end, "a gap");
+        end = span.end_ns;
+        ++seen[static_cast<std::size_t>(span.phase)];
+      }
+      require(seen[static_cast<std::size_t>(Phase::kWait)] > 0, "no wait");
+      require(seen[static_cast<std::size_t>(Phase::kCopyIn)] > 0 || comm.rank() == 0, "no copy in");
+      require(seen[static_cast<std::size_t>(Phase::kReduce)] +
+                      seen[static_cast<std::size_t>(Phase::kCopyOut)] >
+                  0,
+              "neither reduced nor copied out");
+    }));
+  }
+}
+
+TEST_CASE("a call that fails is noted as failed") {
+  Setup setup{.size = 2};
+  CHECK_NOTHROW(run_ranks(setup, [](Communicator& comm) {
+    comm.recorder()->open_log(10);
+    Request request;
+    request.kind = comm.rank() == 0 ? Kind::kBarrier : Kind::kBroadcast;
+    std::array<std::byte, 8> data{};
+    const Block block{data.data(), data.size()};
+    if (request.kind == Kind::kBroadcast) request.out = std::span(&block, 1);
+    bool threw = false;
+    try {
+      comm.run(request);
+    } catch (const Error& error) {
+      threw = error.kind() == ErrorKind::kMismatch;
+    }
+    require(threw, "the mismatch was not told");
+    const std::vector<Record> records = noted(comm);
+    require(records.size() == 1 && records[0].state == Record::State::kFailed, "not noted");
+  }));
+}
+
+TEST_CASE("messages are noted with their other side") {
+  Setup setup{.size = 2, .message_bytes = 4096};
+  CHECK_NOTHROW(run_ranks(setup, [](Communicator& comm) {
+    comm.recorder()->open_log(10);
+    std::vector<std::byte> data(100'000);
+    for (const std::size_t bytes : {std::size_t{100}, data.size()}) {
+      const Block block{data.data(), bytes};
+      const auto ticket = comm.rank() == 0 ? comm.send(block, 1, 5, Clock::time_point::max())
+                                           : comm.receive(block, 0, 5, Clock::time_point::max());
+      comm.wait(*ticket);
+    }
+    const auto records = comm.recorder()->log()->messages.records.read();
+    require(records.size() == 2, concat(records.size(), " records of 2 messages"));
+    const Record& last = records.back();
+    require(last.kind == (comm.rank() == 0 ? Kind::kSend : Kind::kRecv), "of another kind");
+    require(last.peer == 1 - comm.rank() && last.bytes == 100'000, "of another message");
+    require(last.ended_ns >= last.entered_ns, "its times are out of order");
+    require(comm.traffic()[static_cast<std::size_t>(last.kind)].calls == 2, "not counted");
+  }));
+}
+
+}  // namespace
+}  // namespace dreamcomm::testing

@@ -1,0 +1,177 @@
+"""dreamcomm.trace: one file with the timelines of all ranks."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import dreamcomm
+from helpers.pool import Pool
+
+pytestmark = pytest.mark.beyond_gloo("Gloo writes no timeline")
+
+PHASES = ("wait", "copy in", "reduce", "copy out")
+
+
+def traced(path: str) -> None:
+    dist.barrier()
+    with dreamcomm.trace(path):
+        dist.all_reduce(torch.ones(100))
+        dist.all_reduce(torch.ones(1 << 20))
+        inner = dist.new_group(ranks=[1, 0], backend="dreamcomm")
+        dist.broadcast(torch.ones(10), 0, group=inner)
+        dist.destroy_process_group(inner)
+        if dist.get_rank() == 0:
+            dist.send(torch.ones(2000), 1)
+        else:
+            dist.recv(torch.ones(2000), 0)
+    dist.barrier()
+
+
+def load(path: Path) -> list[dict[str, Any]]:
+    events: list[dict[str, Any]] = json.loads(path.read_text())["traceEvents"]
+    return events
+
+
+def lasting(events: list[dict[str, Any]], rank: int) -> list[dict[str, Any]]:
+    return [event for event in events if event["ph"] == "X" and event["pid"] == rank]
+
+
+def test_the_file_has_all_ranks_and_lanes(pool: Pool, tmp_path: Path) -> None:
+    pool.run(traced, str(tmp_path / "run.json"))
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+    events = load(tmp_path / "run.json")
+    names = {e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert names == {"rank 0", "rank 1"}
+    for rank in (0, 1):
+        found = lasting(events, rank)
+        counts = Counter(event["name"] for event in found)
+        assert counts["all_reduce"] == 2
+        assert counts["broadcast"] == 1  # of a group that came and went meanwhile
+        assert counts["barrier"] == 0  # before and after
+        assert all(counts[phase] > 0 for phase in PHASES[:3])
+        lanes = {
+            (e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"
+        }
+        for event in found:
+            lane = lanes[rank, event["tid"]].rsplit(": ", 1)[1]
+            assert lane == (event["name"] if event["name"] in PHASES else "calls")
+
+
+def test_phases_lie_in_their_calls(pool: Pool, tmp_path: Path) -> None:
+    pool.run(traced, str(tmp_path / "run.json"))
+    events = load(tmp_path / "run.json")
+    for rank in (0, 1):
+        found = [event for event in lasting(events, rank) if event["tid"] < 5]  # default group
+        calls = {e["args"]["call"]: e for e in found if e["name"] not in PHASES}
+        for event in found:
+            call = calls[event["args"]["call"]]
+            assert call["ts"] <= event["ts"] + 0.001
+            assert event["ts"] + event["dur"] <= call["ts"] + call["dur"] + 0.001
+
+
+def test_ranks_meet_in_a_call(pool: Pool, tmp_path: Path) -> None:
+    """On one clock nobody leaves an all_reduce before the last one has come."""
+    pool.run(traced, str(tmp_path / "run.json"))
+    events = load(tmp_path / "run.json")
+    reduces = [e for e in events if e["ph"] == "X" and e["name"] == "all_reduce"]
+    for call in {event["args"]["call"] for event in reduces}:
+        pair = [event for event in reduces if event["args"]["call"] == call]
+        assert len(pair) == 2
+        last = max(event["ts"] for event in pair)
+        assert all(event["ts"] + event["dur"] >= last for event in pair)
+        late = [event for event in pair if "waited_us" in event["args"]]
+        for event in late:
+            assert event["args"]["for_rank"] != event["pid"]
+
+
+def test_messages_have_a_track(pool: Pool, tmp_path: Path) -> None:
+    pool.run(traced, str(tmp_path / "run.json"))
+    events = [e for e in load(tmp_path / "run.json") if e["ph"] in ("b", "e")]
+    assert Counter(e["name"] for e in events) == {"send to rank 1": 2, "recv from rank 0": 2}
+    for begin in (e for e in events if e["ph"] == "b"):
+        (end,) = (e for e in events if e["ph"] == "e" and e["id"] == begin["id"])
+        assert begin["args"]["bytes"] == 8000
+        assert begin["ts"] <= end["ts"]
+
+
+def traced_on_rank_0(path: str) -> list[str]:
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("dreamcomm")
+    logger.addHandler(handler)
+    try:
+        if dist.get_rank() == 0:
+            trace = dreamcomm.trace(path, patience=0.1)
+            dist.all_reduce(torch.ones(10))
+            trace.stop()
+            trace.stop()
+        else:
+            dist.all_reduce(torch.ones(10))
+    finally:
+        logger.removeHandler(handler)
+    return said
+
+
+def test_a_missing_part_is_told_and_the_others_are_there(pool: Pool, tmp_path: Path) -> None:
+    said, _ = pool.run(traced_on_rank_0, str(tmp_path / "run.json"))
+    assert len(said) == 1
+    assert "lacks ranks" in said[0]
+    assert ".rank1" in said[0]
+    assert {event["pid"] for event in load(tmp_path / "run.json")} == {0}
+
+
+def traced_too_little(path: str) -> None:
+    with dreamcomm.trace(path, calls=2, spans=3):
+        for _ in range(5):
+            dist.all_reduce(torch.ones(10))
+    dist.barrier()
+
+
+def test_the_last_are_kept_and_the_lost_are_counted(pool: Pool, tmp_path: Path) -> None:
+    pool.run(traced_too_little, str(tmp_path / "run.json"))
+    content = json.loads((tmp_path / "run.json").read_text())
+    for rank in (0, 1):
+        found = lasting(content["traceEvents"], rank)
+        assert sum(event["name"] == "all_reduce" for event in found) == 2
+        assert sum(event["name"] in PHASES for event in found) == 3
+        lost = content["otherData"]["dropped"][f"rank {rank}, group default"]
+        assert lost >= 3 + 5 * 2 - 3
+
+
+def profiled() -> list[str]:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        dist.all_reduce(torch.ones(100))
+        work = dist.broadcast(torch.ones(100), 0, async_op=True)
+        assert work is not None
+        work.wait()
+    return [event.key for event in profile.key_averages()]
+
+
+def test_operations_show_in_torchs_profiler(pool: Pool) -> None:
+    for keys in pool.run(profiled):
+        assert "dreamcomm:all_reduce" in keys
+        assert "dreamcomm:broadcast" in keys
+
+
+def test_bad_arguments_are_told(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no folder"):
+        dreamcomm.trace(tmp_path / "none" / "run.json")
+    with pytest.raises(ValueError, match="from 1 on"):
+        dreamcomm.trace(tmp_path / "run.json", calls=0)
+
+
+def test_one_trace_at_a_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with dreamcomm.trace(tmp_path / "run.json"):  # noqa: SIM117 - the first has to run
+        with pytest.raises(RuntimeError, match="runs already"):
+            dreamcomm.trace(tmp_path / "other.json")
+    assert "no group of dreamcomm was there" in caplog.text
+    assert list(tmp_path.iterdir()) == []
