@@ -33,7 +33,7 @@ HEADINGS = (
     "busbw GB/s",
     "in place",
     "waited",
-    "most for",
+    "mostly for",
 )
 
 
