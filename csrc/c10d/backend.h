@@ -75,6 +75,11 @@ class DreamBackend final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Backend> merge(const StorePtr& store,
                                           const c10::intrusive_ptr<c10d::Backend::Options>& opts,
                                           const int& rank, const int& size) override;
+  bool supportsShrinking() const override { return true; }
+  /// Collective among the ranks that stay (backend_shrink.cc).
+  c10::intrusive_ptr<c10d::Backend> shrink(
+      const std::vector<int64_t>& ranks_to_exclude, int shrink_flags,
+      const c10::intrusive_ptr<c10d::Backend::Options>& opts_override) override;
   virtual void setTimeout(std::chrono::milliseconds timeout);  // 2.11 lacks it in the base
   void setSequenceNumberForGroup() override {}                 // all ranks begin at 0
   uint64_t getSequenceNumberForGroup() override;
@@ -221,6 +226,12 @@ class DreamBackend final : public c10d::Backend {
   void require_open() const;
   c10::intrusive_ptr<DreamBackend> child(const StorePtr& store, int rank, int size,
                                          const c10::intrusive_ptr<DreamOptions>& options);
+  /// Of a group of those `ranks` of this one; without given options, with this one's.
+  c10::intrusive_ptr<DreamOptions> options_for(
+      const std::vector<int>& ranks, const c10::intrusive_ptr<c10d::Backend::Options>& given) const;
+  void abort_for(const std::string& reason);
+  /// Until all that were made have come to an end, good or bad.
+  void wait_for_calls();
   /// Agrees on the costs that algorithms are chosen by. Collective.
   void tune();
   void report();
@@ -251,6 +262,8 @@ class DreamBackend final : public c10d::Backend {
   Gauge closed_;
   Gauge reported_;
   Gauge coalesces_;  // whether coalescing_ has a value
+  Gauge shrinks_;    // attempts; equal on all ranks that stay
+  Gauge shrunk_;     // whether a smaller group has taken this one's place
 
   std::mutex coalescing_mutex_;
   std::optional<Coalescing> coalescing_;

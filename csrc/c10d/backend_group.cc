@@ -20,9 +20,6 @@ using std::chrono::milliseconds;
 /// How often a wait for the group's calls looks at Python's signals.
 constexpr milliseconds kLook{50};
 
-/// Setting a group up may take this long, whatever its timeout.
-constexpr milliseconds kLeastMeeting{10'000};
-
 c10d::ErrorType to_error_type(ErrorKind kind) {
   switch (kind) {
     case ErrorKind::kInvalid:
@@ -35,14 +32,6 @@ c10d::ErrorType to_error_type(ErrorKind kind) {
     default:
       return c10d::ErrorType::COMM_ERROR;
   }
-}
-
-c10::intrusive_ptr<DreamOptions> own_options(
-    const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
-  const auto* given = dynamic_cast<const DreamOptions*>(opts.get());
-  TORCH_CHECK_VALUE(given != nullptr,
-                    "expected the options of a dreamcomm group to be dreamcomm.Options");
-  return c10::make_intrusive<DreamOptions>(*given);
 }
 
 /// Operations that a log keeps for a post-mortem, as torch's Flight Recorder does.
@@ -59,10 +48,12 @@ std::string costs_kind(const std::string& costs) {
 
 /// torch reuses a store when a group is destroyed and made anew, and then the
 /// addresses of the old group are still in it. So a rank counts its visits, and
-/// every visit has keys of its own. All ranks of a group have visited equally often.
-StorePtr visit(const StorePtr& store, int rank) {
-  const auto number = store->add(concat("dreamcomm/visits/", rank), 1);
-  return c10::make_intrusive<c10d::PrefixStore>(concat("dreamcomm/visit/", number), store);
+/// every visit has keys of its own. All ranks of a group have visited equally often,
+/// if only groups of its size count: a shrunken default group hands out old names again.
+StorePtr visit(const StorePtr& store, int rank, int size) {
+  const auto number = store->add(concat("dreamcomm/visits/", size, '/', rank), 1);
+  return c10::make_intrusive<c10d::PrefixStore>(concat("dreamcomm/visit/", size, '/', number),
+                                                store);
 }
 
 }  // namespace
@@ -80,7 +71,7 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
                            const c10::intrusive_ptr<DreamOptions>& options, const Host& host)
     : Backend(rank, size),
       store_(store),
-      visit_(visit(store, rank)),
+      visit_(visit(store, rank, size)),
       options_(options),
       host_(host),
       interrupt_(check_signals),
@@ -90,8 +81,6 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
           }),
       last_child_(c10::intrusive_ptr<c10d::Backend>()) {
   timeout_ms_.set(options->timeout.count());
-  // A group for quick calls may still be slow to meet: processes start one by one.
-  const milliseconds meeting_time = std::max(options->timeout, kLeastMeeting);
   if (options->shared_memory && options->heap_bytes > 0) {
     try {
       heap_ = process_heap(options->heap_bytes);
@@ -102,7 +91,7 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
   const ShmOptions shm{
       .page_bytes = options->page_bytes,
       .message_bytes = options->message_bytes,
-      .timeout = meeting_time,
+      .timeout = meeting_time(*options),
       .heap = heap_,
       .settings = concat("algorithm=", options->algorithm, ",fixed_order=",
                          options->fixed_order ? 1 : 0, ",costs=", costs_kind(options->costs),
@@ -129,7 +118,7 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
       if (options->cuda == "dreamcomm") {
         DeviceKind kind = options->device;
         kind.options.heap_bytes = options->cuda_heap_bytes;
-        device_ = std::make_unique<DeviceCalls>(comm_, kind, interrupt_, meeting_time);
+        device_ = std::make_unique<DeviceCalls>(comm_, kind, interrupt_, meeting_time(*options));
       }
     }
   } catch (...) {
@@ -303,16 +292,19 @@ std::optional<std::string> DreamBackend::failure() const {
   return failed;
 }
 
-void DreamBackend::abort() {
+void DreamBackend::abort() { abort_for("abort() was called"); }
+
+void DreamBackend::abort_for(const std::string& reason) {
   if (!process_.at_home()) return;
-  if (comm_) comm_->abort("abort() was called");
+  if (comm_) comm_->abort(reason);
   if (device_) device_->abort();
   for (const Fallback::Inner& inner : fallback_.all()) inner->abort();
 }
 
 void DreamBackend::shutdown() {
   if (!process_.at_home()) return;
-  without_gil([this] { close(false); });
+  // The excluded ranks do not come to close a group that was shrunk.
+  without_gil([this] { close(shrunk_.read() != 0); });
 }
 
 void DreamBackend::close_at_exit() {
@@ -331,9 +323,13 @@ void DreamBackend::report() {
   host_.report(recorder_, failure().value_or(""));
 }
 
+void DreamBackend::wait_for_calls() {
+  while (!pending_->wait_none(kLook)) check_signals();
+}
+
 void DreamBackend::close(bool alone) {
   closed_.set(1);
-  while (!pending_->wait_none(kLook)) check_signals();
+  wait_for_calls();
   if (device_) device_->close(!alone);
   report();
   if (comm_) comm_->shutdown();

@@ -13,6 +13,9 @@ namespace {
 
 constexpr std::size_t kMost = std::size_t{1} << 30;
 
+/// Setting a group up may take this long, whatever its timeout.
+constexpr std::chrono::milliseconds kLeastMeeting{10'000};
+
 void require_bytes(const char* option, std::size_t bytes, std::size_t least) {
   TORCH_CHECK_VALUE(bytes >= least && bytes <= kMost, "dreamcomm.Options: expected ", option,
                     " from ", least, " to ", kMost, ", got ", bytes);
@@ -38,6 +41,19 @@ void require_valid(const DreamOptions& options) {
       options.costs == "auto" || options.costs == "fixed" || load_costs(options.costs),
       "dreamcomm.Options: expected costs to be auto, fixed or the path of a file that was ",
       "written for auto, got '", options.costs, "'");
+}
+
+c10::intrusive_ptr<DreamOptions> own_options(
+    const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
+  const auto* given = dynamic_cast<const DreamOptions*>(opts.get());
+  TORCH_CHECK_VALUE(given != nullptr,
+                    "expected the options of a dreamcomm group to be dreamcomm.Options");
+  return c10::make_intrusive<DreamOptions>(*given);
+}
+
+std::chrono::milliseconds meeting_time(const DreamOptions& options) {
+  // A group for quick calls may still be slow to meet: processes start one by one.
+  return std::max(options.timeout, kLeastMeeting);
 }
 
 }  // namespace dreamcomm

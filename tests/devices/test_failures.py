@@ -204,3 +204,22 @@ def test_shutting_down_after_the_group_has_failed_does_not_wait_for_kernels() ->
         gone.set()
 
     run_on_devices(2, body)
+
+
+def test_a_group_is_shrunk_without_waiting_for_the_excluded_rank() -> None:
+    closed = threading.Barrier(3)
+
+    def body(backend: Any, rank: int) -> None:
+        tensor = on_device(torch.ones(10))
+        backend.allreduce([tensor]).wait()
+        assert torch.equal(on_host(tensor), torch.full((10,), 3.0))
+        if rank != 1:
+            small = backend.shrink([1], 0, None)
+            begin = time.monotonic()
+            backend.shutdown()
+            assert time.monotonic() - begin < 4  # ranks that close together wait longer
+            one_works(small, small.rank())
+            small.shutdown()
+        closed.wait()
+
+    run_on_devices(3, body)
