@@ -25,13 +25,32 @@ Guard::Guard(Member& member, const std::function<std::string()>& what, Clock::ti
       idle_(idle),
       interrupt_(interrupt) {}
 
+namespace {
+
+/// The first other rank whose process has ended without a word to the group, or -1.
+int ended_among(const Fabric& fabric) {
+  for (int rank = 0; rank < fabric.size(); ++rank) {
+    if (rank == fabric.rank()) continue;
+    const auto status = static_cast<Status>(fabric.header(rank).status.read());
+    if (status == Status::kActive && fabric.peer(rank) == PeerState::kGone) return rank;
+  }
+  return -1;
+}
+
+}  // namespace
+
 std::string why_gone(const Fabric& fabric, int peer) {
   const Header& header = fabric.header(peer);
   switch (static_cast<Status>(header.status.read())) {
     case Status::kFailed:
       return concat("rank ", peer, " has given the group up: ", header.reason.data());
-    case Status::kLeft:
-      return concat("rank ", peer, " has left the group (destroyed it or shut it down)");
+    case Status::kLeft: {
+      // A rank that learns of a death in another group or in a message leaves this one in good
+      // order: the cause is whom it lost.
+      const int ended = ended_among(fabric);
+      return concat(ended < 0 ? "" : concat("the process of rank ", ended, " has ended, and "),
+                    "rank ", peer, " has left the group (destroyed it or shut it down)");
+    }
     case Status::kActive:
       break;
   }
