@@ -1,0 +1,81 @@
+"""What is wrong with how an episode went."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from endurance.orders import ERROR, FINISHED, RAISED, Episode, Told
+
+NOTICED = 1.0  # seconds within which a death has to be told
+
+
+@dataclass
+class Heard:
+    """What the supervisor has of an episode, by rank."""
+
+    told: dict[int, Told] = field(default_factory=dict)
+    exits: dict[int, int | None] = field(default_factory=dict)
+    outputs: dict[int, str] = field(default_factory=dict)
+    struck: float = 0.0
+    hung: str = ""  # the stacks of those that told nothing
+
+    def notice(self, told: Told) -> float:
+        """Seconds in the call that could not finish, since there was something to notice."""
+        return told.at - max(self.struck, told.begun)
+
+
+def judge(episode: Episode, heard: Heard) -> list[str]:
+    """In words; nothing if all is as it has to be."""
+    if heard.hung:
+        return [f"hung: {heard.hung}"]
+    found = []
+    for rank in range(episode.world):
+        is_victim = episode.fault.is_fatal and rank in episode.fault.victims
+        check = of_victim if is_victim else of_survivor
+        found += [f"rank {rank}: {text}" for text in check(episode, heard, rank)]
+    return found
+
+
+def of_victim(episode: Episode, heard: Heard, rank: int) -> Iterator[str]:
+    if episode.fault.kind == "exception":
+        told = heard.told.get(rank)
+        if told is None or told.end != RAISED:
+            yield f"was to raise, but {told or heard.outputs[rank]}"
+        return
+    expected = 3 if episode.fault.kind == "os._exit" else -9
+    if heard.exits.get(rank) != expected:
+        yield f"was to end with {expected}, but {heard.told.get(rank)}, {heard.exits.get(rank)}"
+
+
+def of_survivor(episode: Episode, heard: Heard, rank: int) -> Iterator[str]:
+    told = heard.told.get(rank)
+    if told is None:
+        yield f"ended with {heard.exits[rank]}:\n{heard.outputs[rank]}"
+        return
+    if not episode.fault.is_fatal:
+        if told.end != FINISHED:
+            yield f"{told.end} in {told.step}: {told.text}"
+        return
+    if told.end != ERROR:
+        yield f"{told.end} in {told.step}: {told.text}"
+        return
+    if not names_the_right_rank(episode, told):
+        yield f"names none of {episode.fault.victims} of {told.members}: {told.text}\n{told.step}"
+    if heard.notice(told) > NOTICED:
+        yield f"was told after {heard.notice(told):.2f} s: {told.text}\n{told.step}"
+
+
+def names_the_right_rank(episode: Episode, told: Told) -> bool:
+    """One of those whose processes ended, as a rank of the group. Where none was in it, or where
+    the victim left in good order, another that has left may be named: it really has."""
+    lost = {told.members.index(v) for v in episode.fault.victims if v in told.members}
+    named = {int(number) for number in GONE.findall(told.text)}
+    if lost and episode.fault.kind != "exception":
+        return bool(named & lost)
+    return bool(named or LEFT.search(told.text))
+
+
+GONE = re.compile(r"the process of rank (\d+) has ended")
+LEFT = re.compile(r"rank \d+ has left the group")

@@ -1,0 +1,27 @@
+"""Two minutes of random collectives, in ranks that are killed, stopped and started again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from collectives.plan import KINDS
+from endurance.report import Figures
+from endurance.supervisor import Supervisor
+
+pytestmark = pytest.mark.beyond_gloo("gloo names no rank")
+
+SECONDS = 105.0  # and some more, for the last episode and for processes to start and to end
+LONG_SECONDS = 1200.0
+SEED = 1
+
+
+def test_everything_is_right_whatever_befalls_the_ranks(tmp_path: Path, soak: bool) -> None:
+    figures = Figures()
+    Supervisor(SEED, tmp_path, figures).run(LONG_SECONDS if soak else SECONDS)
+    print(figures)
+    assert figures.is_clean, str(figures)
+    assert set(figures.calls) == set(KINDS)
+    assert figures.killed > 0
+    assert figures.begun_anew > 0
