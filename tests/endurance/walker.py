@@ -55,6 +55,8 @@ class Walker(Executor):
             and (self.turn, index) == (fault.turn, fault.step)
         ):
             self.strike()
+        if step.drain:  # here and not there, as each wait notes its own step
+            self.drain()
         self.note(step)
         super().run(index, step)
 
