@@ -109,10 +109,9 @@ void Call::unstage() {
 
 void Call::leave_to_peers() const {
   const std::shared_ptr<Heap> heap = live_process_heap();
+  if (!heap) return;
   for (const c10::Storage& storage : plain_) {
-    if (heap && heap->holds(static_cast<const std::byte*>(storage.data()))) {
-      new c10::Storage(storage);
-    }
+    heap->retire(static_cast<const std::byte*>(storage.data()));
   }
 }
 

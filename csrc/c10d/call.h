@@ -34,8 +34,8 @@ class Call {
   /// In the call's turn, before its request: earlier calls may write its inputs.
   void stage();
   void unstage();
-  /// After the group has failed in this call: keeps its tensors in the shared heap
-  /// for ever, as a late peer may still write there. Others are not reached by peers.
+  /// After the group has failed in this call: its tensors in the shared heap are not used
+  /// again there, as a late peer may still write them. Others are not reached by peers.
   void leave_to_peers() const;
   /// The call's memory on a device is in use until `stream` has come so far.
   /// But for memory of which `is_registered` says that torch's allocators do not know it.

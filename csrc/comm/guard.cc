@@ -13,20 +13,6 @@ std::string in_seconds(Clock::duration time) {
   return text.str();
 }
 
-}  // namespace
-
-Guard::Guard(Member& member, const std::function<std::string()>& what, Clock::time_point deadline,
-             const std::function<void()>& idle, const std::function<void()>& interrupt,
-             Clock::time_point begin)
-    : member_(member),
-      what_(what),
-      deadline_(deadline),
-      begin_(begin),
-      idle_(idle),
-      interrupt_(interrupt) {}
-
-namespace {
-
 /// The first other rank whose process has ended without a word to the group, or -1.
 int ended_among(const Fabric& fabric) {
   for (int rank = 0; rank < fabric.size(); ++rank) {
@@ -38,6 +24,16 @@ int ended_among(const Fabric& fabric) {
 }
 
 }  // namespace
+
+Guard::Guard(Member& member, const std::function<std::string()>& what, Clock::time_point deadline,
+             const std::function<void()>& idle, const std::function<void()>& interrupt,
+             Clock::time_point begin)
+    : member_(member),
+      what_(what),
+      deadline_(deadline),
+      begin_(begin),
+      idle_(idle),
+      interrupt_(interrupt) {}
 
 std::string why_gone(const Fabric& fabric, int peer) {
   const Header& header = fabric.header(peer);

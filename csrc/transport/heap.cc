@@ -76,8 +76,15 @@ bool Heap::commit(std::size_t end) {
 
 void Heap::give_back(std::size_t offset, std::size_t bytes) {
   const std::scoped_lock lock(mutex_);
+  const auto retired = retired_.lower_bound(offset);
+  if (retired != retired_.end() && *retired < offset + bytes) return;
   in_use_ -= bytes;
   free_.give_back(offset, bytes);
+}
+
+void Heap::retire(const std::byte* at) {
+  const std::scoped_lock lock(mutex_);
+  if (holds(at)) retired_.insert(static_cast<std::size_t>(at - data()));
 }
 
 std::size_t Heap::bytes_in_use() const {

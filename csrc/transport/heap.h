@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "core/free_ranges.h"
@@ -31,6 +32,9 @@ class Heap : public std::enable_shared_from_this<Heap> {
   /// heap is full. It goes back with its last owner and keeps the heap alive.
   std::shared_ptr<std::byte> allocate(std::size_t bytes);
   static constexpr std::size_t kAlign = 128;
+  /// What was allocated around `at` is not given out again once it is given back: a peer may
+  /// still write there. It ends with the heap.
+  void retire(const std::byte* at);
 
   bool holds(const std::byte* at) const { return at >= data() && at < data() + bytes(); }
   std::byte* data() const { return memory_.data(); }
@@ -55,7 +59,8 @@ class Heap : public std::enable_shared_from_this<Heap> {
   Mapping memory_;
   mutable std::mutex mutex_;
   FreeRanges free_;
-  std::size_t committed_ = 0;  // pages below it are the heap's
+  std::set<std::size_t> retired_;  // an offset in each piece that is not to be given out again
+  std::size_t committed_ = 0;      // pages below it are the heap's
   std::size_t in_use_ = 0;
   std::size_t refused_ = 0;
   std::map<Nonce, std::weak_ptr<const Mapping>> peers_;

@@ -50,6 +50,29 @@ TEST_CASE("heap: two owners never hold the same bytes") {
   CHECK(c.get()[0] == std::byte{3});
 }
 
+TEST_CASE("heap: what is retired is not given out again, and does not keep the heap") {
+  std::weak_ptr<Heap> seen;
+  {
+    const auto heap = Heap::make(4096);
+    seen = heap;
+    auto first = heap->allocate(1024);
+    auto retired = heap->allocate(1024);
+    std::byte* const place = retired.get();
+    heap->retire(place + 100);
+    heap->retire(place + 200);
+    heap->retire(heap->data() + 4096);  // not of the heap
+    CHECK(heap->bytes_in_use() == 2048);
+    retired = nullptr;
+    first = nullptr;
+    CHECK(heap->bytes_in_use() == 1024);
+    std::vector<std::shared_ptr<std::byte>> all;
+    while (auto one = heap->allocate(512)) all.push_back(one);
+    CHECK(all.size() == 6);
+    for (const auto& one : all) CHECK((one.get() < place || one.get() >= place + 1024));
+  }
+  CHECK(seen.expired());
+}
+
 TEST_CASE("heap: when it is full it gives nothing, and room again afterwards") {
   const auto heap = Heap::make(8192);
   auto all = heap->allocate(8192);

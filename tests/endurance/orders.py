@@ -89,5 +89,4 @@ class Told:
     calls: Counter[str] = field(default_factory=Counter)
     nbytes: int = 0  # compared
     leaks: list[str] = field(default_factory=list)
-    kept_bytes: int = 0  # of shared tensors of calls that failed
     private_bytes: int = 0  # that malloc has given out

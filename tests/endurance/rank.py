@@ -10,10 +10,8 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import timedelta
 from multiprocessing.connection import Connection
-from pathlib import Path
 from random import Random
 
 import torch
@@ -53,7 +51,7 @@ def serve(connection: Connection, log: str) -> None:
     faulthandler.enable()  # SIGABRT prints the stacks of all threads
     torch.set_num_threads(1)
     warm_up(f"{log}-warm-up")
-    before, failed = census(), False
+    before = census()
     while True:
         try:
             order = connection.recv()
@@ -61,9 +59,7 @@ def serve(connection: Connection, log: str) -> None:
             return
         told = Told()
         play(order, connection, told)
-        failed = failed or order.episode.fault.is_fatal
-        told.leaks = differences(before, census(), heaps=int(failed))
-        told.kept_bytes = kept_bytes()
+        told.leaks = differences(before, census())
         told.private_bytes = private_bytes()
         connection.send(told)
 
@@ -140,22 +136,12 @@ def walk(episode: Episode, walker: Walker, connection: Connection) -> None:
             turn += 1
 
 
-def differences(before: Census, after: Census, heaps: int) -> list[str]:
-    """What a process holds that it did not before its first episode.
-
-    ``heaps``: how many it may hold. A call that failed keeps the memory of its shared tensors for
-    ever, and with it their heap.
-    """
-    kept = sum(HEAP in mapping for mapping in after.shared_mappings)
-    expected = replace(
-        before,
-        descriptors=before.descriptors + min(kept, heaps),
-        shared_mappings=tuple(sorted(after.shared_mappings))[: min(kept, heaps)],
-    )
+def differences(before: Census, after: Census) -> list[str]:
+    """What a process holds that it did not before its first episode."""
     return [
-        f"{name}: {getattr(expected, name)} expected, {getattr(after, name)} found"
+        f"{name}: {getattr(before, name)} expected, {getattr(after, name)} found"
         for name in ("descriptors", "threads", "children", "shared_mappings")
-        if getattr(expected, name) != getattr(after, name)
+        if getattr(before, name) != getattr(after, name)
     ]
 
 
@@ -174,14 +160,3 @@ def private_bytes() -> int:
     mallinfo.restype = MallocInfo
     info = mallinfo()
     return int(info.uordblks + info.hblkhd)
-
-
-def kept_bytes() -> int:
-    """Memory of this process's heap, if there is one still."""
-    for descriptor in Path("/proc/self/fd").iterdir():
-        try:
-            if HEAP in os.readlink(descriptor):
-                return descriptor.stat().st_blocks * 512
-        except FileNotFoundError:  # the one by which the folder is read
-            continue
-    return 0

@@ -24,7 +24,6 @@ class Figures:
         killed: processes.
         begun_anew: times that a process was in a new group after its last one had ended by a fault.
         notices: seconds in the call that failed, since the fault or since it began.
-        kept_bytes: at most, of a process, in its shared heap because calls failed.
         growth: at most, of a process, in bytes that malloc gave out, after its first two episodes.
     """
 
@@ -36,7 +35,6 @@ class Figures:
     killed: int = 0
     begun_anew: int = 0
     notices: list[float] = field(default_factory=list)
-    kept_bytes: int = 0
     growth: int = 0
     longest_life: int = 0  # episodes of one process
     wrong: int = 0
@@ -53,7 +51,6 @@ class Figures:
             self.calls += told.calls
             self.nbytes += told.nbytes
             self.wrong += told.end == WRONG
-            self.kept_bytes = max(self.kept_bytes, told.kept_bytes)
             self.leaks += [f"{episode.name}, rank {rank}: {leak}" for leak in told.leaks]
             if told.end == ERROR and episode.fault.is_fatal:
                 self.notices.append(heard.notice(told))
@@ -88,7 +85,6 @@ class Figures:
             "notices": len(self.notices),
             "median_notice_seconds": round(self.typical_notice, 4),
             "slowest_notice_seconds": round(max(self.notices, default=0.0), 4),
-            "most_kept_bytes": self.kept_bytes,
             "most_allocated_growth_bytes": self.growth,
             "wrong_results": self.wrong,
             "hung": self.hung,
