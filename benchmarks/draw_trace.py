@@ -1,6 +1,6 @@
 """Draws a part of a trace that dreamcomm.trace wrote, for a page that cannot open Perfetto.
 
-    python benchmarks/draw_trace.py run.json picture.png --call 7
+python benchmarks/draw_trace.py run.json picture.png --call 7
 """
 
 from __future__ import annotations
