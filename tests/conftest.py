@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 # The same choices on every machine, and nothing written into the user's cache.
 os.environ.setdefault("DREAMCOMM_COSTS", "fixed")
 
+from helpers.nursery import Nursery
 from helpers.pool import Fresh, Pool
 
 DEFAULT_BACKEND = "dreamcomm"
@@ -56,16 +57,26 @@ def soak(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture(scope="session")
-def pool(backend: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+def nursery() -> Iterator[Nursery]:
+    """Where processes come from."""
+    made = Nursery()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def pool(
+    backend: str, nursery: Nursery, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Pool]:
     """Kept processes: for everything that leaves them alive."""
-    kept = Pool(backend, tmp_path_factory.mktemp("pool"))
+    kept = Pool(backend, tmp_path_factory.mktemp("pool"), nursery)
     yield kept
     kept.close()
 
 
 @pytest.fixture
-def fresh(backend: str, tmp_path: Path) -> Iterator[Fresh]:
+def fresh(backend: str, nursery: Nursery, tmp_path: Path) -> Iterator[Fresh]:
     """New processes: for tests that kill or end them, or count what they leave behind."""
-    processes = Fresh(backend, tmp_path)
+    processes = Fresh(backend, tmp_path, nursery)
     yield processes
     processes.close()

@@ -1,4 +1,4 @@
-"""Rank processes that are kept, because importing torch takes longer than a test."""
+"""Rank processes, kept for many tests or made for one."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from helpers.calls import Group
+from helpers.nursery import Nursery
 from helpers.processes import RankProcess, RanksFailed, ask_all, replies, values
 
 
 class Pool:
     """Runs functions in the first `world` of its processes, each in a new process group."""
 
-    def __init__(self, backend: str, folder: Path) -> None:
+    def __init__(self, backend: str, folder: Path, nursery: Nursery) -> None:
         self.backend = backend
         self.folder = folder
+        self.nursery = nursery
         self._ranks: list[RankProcess] = []
         self._numbers = itertools.count()
 
@@ -50,7 +52,7 @@ class Pool:
     def _first(self, world: int) -> list[RankProcess]:
         while len(self._ranks) < world:
             log = self.folder / f"pool-{next(self._numbers)}.log"
-            self._ranks.append(RankProcess(log))
+            self._ranks.append(RankProcess(self.nursery, log))
         return self._ranks[:world]
 
     def close(self) -> None:
@@ -62,9 +64,10 @@ class Pool:
 class Fresh:
     """Processes of one test, for tests that kill or end them."""
 
-    def __init__(self, backend: str, folder: Path) -> None:
+    def __init__(self, backend: str, folder: Path, nursery: Nursery) -> None:
         self.backend = backend
         self.folder = folder
+        self.nursery = nursery
         self.ranks: list[RankProcess] = []
         self._numbers = itertools.count()
 
@@ -84,7 +87,8 @@ class Fresh:
         With `group` inside of a process group; else its first argument is the rank.
         """
         number = next(self._numbers)
-        ranks = [RankProcess(self.folder / f"fresh-{number}-{r}.log") for r in range(world)]
+        logs = [self.folder / f"fresh-{number}-{r}.log" for r in range(world)]
+        ranks = [RankProcess(self.nursery, log) for log in logs]
         self.ranks += ranks
         store = str(self.folder / f"fresh-store-{number}")
         described = Group(self.backend, world, store, group_timeout, options)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
@@ -15,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers.calls import Call, Group, Reply, locate
-
-WORKER = Path(__file__).with_name("worker.py")
+from helpers.nursery import Nursery
 
 
 class RanksFailed(Exception):
@@ -30,20 +26,11 @@ class RanksFailed(Exception):
 class RankProcess:
     """One process that runs functions as a rank."""
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self, nursery: Nursery, log: Path) -> None:
         ours, theirs = socket.socketpair()
         self.log = log
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-        with log.open("wb") as output, theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, str(WORKER), str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for the tests, which end this process
-                env=env,
-            )
+        with theirs:
+            self.process = nursery.fork(log, theirs)
         self.connection = Connection(ours.detach())
 
     @property

@@ -2,7 +2,8 @@
 
     python worker.py DESCRIPTOR    # a Unix socket to the test process
 
-Not imported by tests; they start it through processes.RankProcess.
+It imports torch once and forks ranks on request. Not imported by tests; they start it through
+nursery.Nursery.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import importlib.util
 import os
 import pickle
 import signal
+import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -27,11 +29,56 @@ PR_SET_PDEATHSIG = 1
 
 
 def main(descriptor: int) -> None:
-    # The kernel ends this process with its parent, whatever becomes of that one.
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    faulthandler.enable()
+    end_with_parent()
     sys.path[0] = str(TESTS)  # in place of this file's own folder
-    connection = Connection(descriptor)
+    rank = fork_on_request(socket.socket(fileno=descriptor))
+    if rank is not None:
+        serve(Connection(rank))
+
+
+def end_with_parent() -> None:
+    """The kernel ends this process with its parent, whatever becomes of that one."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def fork_on_request(control: socket.socket) -> int | None:
+    """Returns in each child, with its connection to the tests, and in the parent at the end."""
+
+    import dreamcomm  # noqa: F401
+
+    while True:
+        message, files, _, _ = socket.recv_fds(control, 1 << 20, 2)
+        if not message:
+            return None
+        what = pickle.loads(message)
+        if "fork" in what:
+            pid = os.fork()
+            if pid == 0:
+                control.close()
+                return become_rank(what["fork"], *files)
+            for file in files:
+                os.close(file)
+            answer = pid
+        else:
+            ((how, child),) = what.items()
+            ended, status = os.waitpid(child, 0 if how == "wait" else os.WNOHANG)
+            answer = os.waitstatus_to_exitcode(status) if ended else None
+        control.send(pickle.dumps(answer))
+
+
+def become_rank(env: dict[str, str], connection: int, log: int) -> int:
+    end_with_parent()
+    os.setsid()
+    os.environ.clear()
+    os.environ.update(env, OMP_NUM_THREADS="1", TORCH_CPP_LOG_LEVEL="ERROR")
+    for output in (1, 2):
+        os.dup2(log, output)
+    os.close(log)
+    faulthandler.enable()
+    return connection
+
+
+def serve(connection: Connection) -> None:
     while True:
         try:
             call = pickle.loads(connection.recv_bytes())

@@ -96,7 +96,7 @@ def test_all_ranks_killed_at_once_leave_no_file(fresh: Fresh, tmp_path: Path) ->
     files = shared_memory_files()
     ranks = fresh.start(stay, str(tmp_path))
     while not all((tmp_path / f"ready-{rank}").exists() for rank in range(2)):
-        assert all(process.process.poll() is None for process in ranks), ranks[0].output()
+        assert all(process.process.is_alive() for process in ranks), ranks[0].output()
     for process in ranks:
         process.kill()
     assert shared_memory_files() <= files
