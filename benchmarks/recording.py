@@ -43,7 +43,7 @@ def run_rank(rounds: int, samples: int) -> dict[int, Nanoseconds]:
         return median(backend_of(group)._time_core("all_reduce", rows, rows, samples)) * 1e9
 
     def traced(rows: torch.Tensor) -> float:
-        _C.start_trace(2000, 8000)
+        _C.start_trace("", 2000, 8000)
         try:
             return once(plain, rows)
         finally:

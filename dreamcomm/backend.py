@@ -10,7 +10,9 @@ environment variable, equal on all ranks:
 ``DREAMCOMM_MESSAGE_BYTES``  bytes of a message buffer
 ``DREAMCOMM_HEAP_BYTES``     bytes of the heap, ``0`` for none
 ``DREAMCOMM_COSTS``          ``auto``, ``fixed`` or the path of a file of measured costs
-``DREAMCOMM_LOG``            ``1`` or ``0``
+``DREAMCOMM_LOG``            ``1`` or ``0``, also on some ranks only; with it
+                             ``DREAMCOMM_FLIGHT_RECORD`` is the prefix of the files that
+                             failed groups leave, see :mod:`dreamcomm.log`
 ``DREAMCOMM_SHARED_MEMORY``  ``1``, or ``0``: everything goes to torch's Gloo or NCCL
 ===========================  ==========================================================
 

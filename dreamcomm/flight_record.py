@@ -2,7 +2,9 @@
 
 ``python -m torch.distributed.flight_recorder.fr_trace FOLDER`` reads the files of all ranks and
 says where they went apart. It knows backends by name, and dreamcomm is none of them: the files
-say "gloo". Lines of the program are not in them.
+say "gloo". It expects every member of a group in each of its operations: so the messages between
+two ranks show as those of a group of the two. Lines of the program are not in the files, nor are
+messages that are under way.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import os
 import pickle
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +28,18 @@ STATES = {"running": "started", "done": "completed", "failed": "started"}
 DTYPES = {"float16": "Half", "bfloat16": "BFloat16", "float32": "Float", "float64": "Double"}
 SPREAD = ("all_gather", "gather")  # their output is all blocks
 JOINED = ("reduce_scatter", "scatter")  # their input is
+# Neighbours whose numbers meet are taken for one coalesced call, so no two do: messages begin
+# here, and go up by two for each, odd ones being those to a lower rank.
+FIRST_MESSAGE = 1 << 40
+
+
+@dataclass(frozen=True)
+class Notes:
+    """What one group has noted, at one moment."""
+
+    recorder: Recorder
+    collectives: list[Record]
+    messages: list[Record]
 
 
 def dump_flight_record(prefix: str | os.PathLike[str]) -> Path:
@@ -45,50 +60,62 @@ def dump_flight_record(prefix: str | os.PathLike[str]) -> Path:
     check_build()
     from dreamcomm import _C
 
-    kept = [one for one in _C.recorders() if one.log_records() is not None]
+    kept = []
+    for one in _C.recorders():
+        noted = one.log_records()
+        if noted is not None:
+            collectives, messages = noted
+            kept.append(
+                Notes(one, list(map(Record.of, collectives)), list(map(Record.of, messages)))
+            )
     if not kept:
         raise ValueError(
             "no group of this process keeps a log: give one pg_options=dreamcomm.Options(log=True)"
             ", or set DREAMCOMM_LOG=1"
         )
-    path = Path(f"{os.fspath(prefix)}{world_rank(kept[0], kept[0].rank)}")
+    first = kept[0].recorder
+    path = Path(f"{os.fsdecode(prefix)}{world_rank(first, first.rank)}")
     new = path.with_name(path.name + ".new")
     new.write_bytes(pickle.dumps(flight_record(kept)))
     new.rename(path)
     return path
 
 
-def flight_record(recorders: list[Recorder]) -> dict[str, Any]:
+def flight_record(kept: list[Notes]) -> dict[str, Any]:
     """The dump as an object."""
     to_wall = time.time_ns() - time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-    groups = {one.group: one for one in recorders}
+    groups: dict[str, dict[str, Any]] = {}
     entries: list[dict[str, Any]] = []
-    for number, one in enumerate(recorders):
-        collectives, messages = one.log_records() or ([], [])
-        for fields in (*collectives, *messages):
-            entries.append(entry(one, number, Record.of(fields), to_wall))
+    status: dict[str, dict[str, int]] = {}
+    for number, notes in enumerate(kept):
+        one = notes.recorder
+        everyone = [world_rank(one, rank) for rank in range(one.size)]
+        groups[one.group] = config(one.group, everyone)
+        if notes.collectives:
+            status[str(number)] = progress(notes.collectives[-1])
+        for record in notes.collectives:
+            about = {"pg_id": number, "process_group": (one.group, "dreamcomm")}
+            entries.append(collective(one, record) | about | times(record, to_wall))
+        for record in notes.messages:
+            if record.peer < 0:  # from any rank, and none has sent it
+                continue
+            pair = tuple(sorted((one.rank, record.peer)))
+            name = f"{one.group}: messages {pair[0]}, {pair[1]}"
+            groups[name] = config(name, [world_rank(one, rank) for rank in pair])
+            about = {"pg_id": number, "process_group": (name, "dreamcomm")}
+            entries.append(message(one, record, pair) | about | times(record, to_wall))
     entries.sort(key=lambda made: made["time_created_ns"])
     for number, made in enumerate(entries):
         made["record_id"] = number
-    return {
-        "version": VERSION,
-        "pg_config": {name: config(one) for name, one in groups.items()},
-        "pg_status": {
-            str(i): status(Record.of(one.log_records()[0][-1]))  # type: ignore[index]
-            for i, one in enumerate(recorders)
-            if (one.log_records() or ([], []))[0]
-        },
-        "entries": entries,
-    }
+    return {"version": VERSION, "pg_config": groups, "pg_status": status, "entries": entries}
 
 
-def config(recorder: Recorder) -> dict[str, Any]:
+def config(name: str, ranks: list[int]) -> dict[str, Any]:
     """A group and its members."""
-    ranks = [world_rank(recorder, rank) for rank in range(recorder.size)]
-    return {"name": recorder.group, "desc": "dreamcomm", "ranks": str(ranks)}
+    return {"name": name, "desc": "dreamcomm", "ranks": str(ranks)}
 
 
-def status(last: Record) -> dict[str, int]:
+def progress(last: Record) -> dict[str, int]:
     """How far a group has come."""
     done = last.number if last.state == "done" else last.number - 1
     return {
@@ -98,25 +125,15 @@ def status(last: Record) -> dict[str, int]:
     }
 
 
-def entry(recorder: Recorder, number: int, record: Record, to_wall: int) -> dict[str, Any]:
-    """One operation; ``to_wall`` makes its times those of a clock on the wall."""
-    message = record.operation in ("send", "recv")
-    made = {
-        "record_id": 0,
-        "pg_id": number,
-        "process_group": (recorder.group, "dreamcomm"),
-        "collective_seq_id": 0 if message else record.number,
-        "p2p_seq_id": record.number if message else 0,
-        "op_id": record.number,
-        "profiling_name": f"gloo:{title(recorder, record)}",
+def times(record: Record, to_wall: int) -> dict[str, Any]:
+    """When it was, and how it ended; ``to_wall`` makes its times those of a clock on the wall."""
+    made: dict[str, Any] = {
         "time_created_ns": record.entered + to_wall,
         "time_discovered_started_ns": record.entered + to_wall,
         "state": STATES[record.state],
-        "is_p2p": message,
         "retired": record.state == "done",
         "timeout_ms": 0,
         "frames": [],
-        **sizes(recorder, record),
     }
     if record.state == "done":
         made["time_discovered_completed_ns"] = record.ended + to_wall
@@ -124,27 +141,41 @@ def entry(recorder: Recorder, number: int, record: Record, to_wall: int) -> dict
     return made
 
 
-def title(recorder: Recorder, record: Record) -> str:
-    """As torch names the operation: "all_reduce", "send 0->1"."""
-    if record.operation == "send":
-        return f"send {recorder.rank}->{record.peer}"
-    if record.operation == "recv":
-        return f"recv {recorder.rank}<-{record.peer}"
-    return record.operation
-
-
-def sizes(recorder: Recorder, record: Record) -> dict[str, Any]:
-    """Of input and output, as one dimension of elements, which is all that is noted."""
+def collective(recorder: Recorder, record: Record) -> dict[str, Any]:
+    """One operation. Sizes are one dimension of elements, which is all that is noted."""
     import torch
-    from torch import dtype as torch_dtype
 
     found = getattr(torch, record.dtype, None)
-    item = found.itemsize if isinstance(found, torch_dtype) else 1
+    item = found.itemsize if isinstance(found, torch.dtype) else 1
     one, all_ = [record.nbytes // item], [record.nbytes // item * recorder.size]
     name = DTYPES.get(record.dtype, record.dtype)
     return {
+        "collective_seq_id": record.number,
+        "p2p_seq_id": 0,
+        "op_id": record.number,
+        "is_p2p": False,
+        "profiling_name": f"gloo:{record.operation}",
         "input_sizes": [all_ if record.operation in JOINED else one],
         "output_sizes": [all_ if record.operation in SPREAD else one],
         "input_dtypes": [name],
         "output_dtypes": [name],
+    }
+
+
+def message(recorder: Recorder, record: Record, pair: tuple[int, ...]) -> dict[str, Any]:
+    """One message, in the group of its two ranks; its sizes are bytes."""
+    sends = record.operation == "send"
+    own, other = pair.index(recorder.rank), pair.index(record.peer)
+    sender = own if sends else other
+    number = FIRST_MESSAGE + 2 * record.number + sender
+    return {
+        "collective_seq_id": 0,
+        "p2p_seq_id": number,
+        "op_id": number,
+        "is_p2p": True,
+        "profiling_name": f"gloo:send {own}->{other}" if sends else f"gloo:recv {own}<-{other}",
+        "input_sizes": [[record.nbytes]],
+        "output_sizes": [[record.nbytes]],
+        "input_dtypes": ["Byte"],
+        "output_dtypes": ["Byte"],
     }

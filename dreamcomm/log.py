@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CommLog", "comm_log", "report"]
 
+MOST_LINES = 40  # of a table
 HEADINGS = (
     "operation",
     "bytes",
@@ -55,12 +56,16 @@ class CommLog:
         title = f"Communication of rank {self.rank} of {self.size} in group '{self.group}'"
         if not self.lines:
             return f"{title}: none"
-        rows = [HEADINGS, *(self._row(line) for line in self.lines)]
+        rows = [HEADINGS, *(self._row(line) for line in self.lines[:MOST_LINES])]
         widths = [max(len(row[i]) for row in rows) for i in range(len(HEADINGS))]
         text = [f"{title} (waited: for the last rank to come)"]
         for row in rows:
             first, *others = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
             text.append("  ".join((row[0].ljust(len(first)), *others)).rstrip())
+        if len(self.lines) > MOST_LINES:
+            text.append(
+                f"... and {len(self.lines) - MOST_LINES} lines more, in its attribute lines"
+            )
         failed = sum(line.failed for line in self.lines)
         if failed:
             text.append(f"{failed} failed; they are not in the table")
@@ -111,10 +116,14 @@ def comm_log(group: dist.ProcessGroup | None = None) -> CommLog:
     """
     recorder = backend_of(group)._recorder
     log = None if recorder is None else log_of(recorder)
-    if log is None:
-        why = "its ranks share no memory" if recorder is None else "it was made without"
+    if recorder is None:
         raise ValueError(
-            f"the group keeps no log: {why}; give it pg_options=dreamcomm.Options(log=True), "
+            "the group keeps no log: torch's own backends carry everything for it, as its ranks "
+            "share no memory; dreamcomm.explain() says why"
+        )
+    if log is None:
+        raise ValueError(
+            "the group keeps no log: give it pg_options=dreamcomm.Options(log=True), "
             "or set DREAMCOMM_LOG=1"
         )
     return log
@@ -136,7 +145,7 @@ def report(recorder: Recorder, failure: str) -> None:
     Rank 0 prints the table to stderr. If the group has failed and ``DREAMCOMM_FLIGHT_RECORD``
     names a prefix, each rank writes its flight record there.
     """
-    if recorder.rank == 0:
+    if recorder.rank == 0 and sys.stderr is not None:
         print(log_of(recorder), file=sys.stderr)
     prefix = os.environ.get("DREAMCOMM_FLIGHT_RECORD")
     if failure and prefix:

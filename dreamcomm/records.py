@@ -24,7 +24,8 @@ class Record:
 
     Attributes:
         number: of the collective in its group, equal on all ranks; of a message, its place
-            among this rank's sends or receives.
+            among those from its sender to its receiver, from 0 on. A receive that failed before
+            it met a message has 0.
         operation, dtype, op, root: of the call.
         nbytes: of one block; for all_to_all of the whole input; of a message.
         state: "running", "done" or "failed".
@@ -59,7 +60,7 @@ class Line:
     """All operations of one kind and size of a rank. Times in nanoseconds.
 
     Attributes:
-        nbytes: as in :class:`Record`; -1: the sizes beyond the first 256 of them.
+        nbytes: as in :class:`Record`; -1: the operation's sizes beyond the first 64.
         calls, failed: how many were done, and failed.
         total: of the calls' durations.
         waited: of that, for the last rank to come.

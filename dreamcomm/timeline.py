@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Trace", "merge_traces", "trace"]
 
+LOG = logging.getLogger("dreamcomm")
+MOST = 100_000_000  # of calls and spans
 PHASES = ("wait", "copy in", "reduce", "copy out")
 Event = dict[str, Any]
 
@@ -37,8 +41,10 @@ def trace(
     """Begins a timeline of all groups of this process, also of those that come later.
 
     It is written by ``stop()``, or at the end of a ``with`` block. Every rank that is to be in it
-    calls this with the same path; rank 0 of the job waits for the others' parts, merges them and
-    writes the file. Nothing is communicated between the ranks for it. ::
+    calls this with the same path, equally often. Rank 0 of the largest group waits for the
+    parts of that group's ranks, merges them and writes the file, so ranks that have no group of
+    dreamcomm in common need paths of their own. Nothing is communicated between the ranks for
+    it. ::
 
         with dreamcomm.trace("run.json"):
             train()
@@ -46,22 +52,39 @@ def trace(
     Args:
         path: of the file; parts of the ranks lie beside it until they are merged.
         calls: of these, the last are kept, in each group.
-        spans: likewise for the waits, copies and reductions in the calls; 50 bytes each.
-        patience: seconds that rank 0 waits for the parts of the others.
+        spans: likewise for the waits, copies and reductions in the calls; 40 bytes each.
+        patience: seconds that rank 0 waits for the parts of the others, in all.
 
     Raises:
-        ValueError: a number below 1, or a folder that is not there.
+        ValueError: a number that has no meaning, a folder that is not there, a path that is one.
+        TypeError: an argument of another type.
         RuntimeError: a trace of this process runs already.
     """
     from dreamcomm._compat import check_build
 
     check_build()
-    if calls < 1 or spans < 1:
-        raise ValueError(f"dreamcomm.trace: expected numbers from 1 on, got {calls=}, {spans=}")
-    target = Path(path)
-    if not target.absolute().parent.is_dir():
-        raise ValueError(f"dreamcomm.trace: there is no folder {target.absolute().parent}")
-    return Trace(target, calls, spans, patience)
+    for name, number in (("calls", calls), ("spans", spans)):
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise TypeError(f"dreamcomm.trace: expected {name} to be an int, got {number!r}")
+        if not 1 <= number <= MOST:
+            raise ValueError(f"dreamcomm.trace: expected {name} from 1 to {MOST}, got {number}")
+    if isinstance(patience, bool) or not isinstance(patience, int | float):
+        raise TypeError(f"dreamcomm.trace: expected patience to be a number, got {patience!r}")
+    if not 0 <= patience < math.inf:
+        raise ValueError(f"dreamcomm.trace: expected patience from 0 on, got {patience}")
+    return Trace(checked(path), calls, spans, patience)
+
+
+def checked(path: str | os.PathLike[str]) -> Path:
+    """Where the file will be, whatever folder the process is in by then."""
+    target = Path(os.path.abspath(os.fsdecode(path)))
+    if not os.fsdecode(path) or "\0" in str(target):
+        raise ValueError(f"dreamcomm.trace: expected the path of a file, got {path!r}")
+    if not target.parent.is_dir():
+        raise ValueError(f"dreamcomm.trace: there is no folder {target.parent}")
+    if target.is_dir():
+        raise ValueError(f"dreamcomm.trace: expected the path of a file, but {target} is a folder")
+    return target
 
 
 class Trace:
@@ -70,7 +93,8 @@ class Trace:
     def __init__(self, path: Path, calls: int, spans: int, patience: float) -> None:
         from dreamcomm import _C
 
-        _C.start_trace(calls, spans)
+        self._runs = False
+        self._number = _C.start_trace(str(path), calls, spans)
         self._path = path
         self._patience = patience
         self._runs = True
@@ -84,10 +108,29 @@ class Trace:
         error: BaseException | None,
         where: TracebackType | None,
     ) -> None:
-        self.stop()
+        try:
+            self.stop()
+        except OSError:
+            if error is None:
+                raise
+            # The error on its way out is worth more than this one.
+            LOG.warning("the trace %s could not be written", self._path, exc_info=True)
+
+    def __del__(self) -> None:
+        if not self._runs:
+            return
+        from dreamcomm import _C
+
+        self._runs = False
+        _C.stop_trace()
+        warnings.warn(
+            f"the trace {self._path} is not written: nothing held it, so nobody could stop() it",
+            ResourceWarning,
+            stacklevel=2,
+        )
 
     def stop(self) -> None:
-        """Ends the trace and writes this rank's part; on rank 0 of the job the file.
+        """Ends the trace and writes this rank's part; on rank 0 the file.
 
         A second call does nothing.
 
@@ -101,22 +144,25 @@ class Trace:
         self._runs = False
         recorders = _C.stop_trace()
         if not recorders:
-            logging.getLogger("dreamcomm").warning(
+            LOG.warning(
                 "no group of dreamcomm was there while the trace ran: %s is not written", self._path
             )
             return
-        whole = max(recorders, key=lambda one: one.size)  # the job's own group, if any is
-        own = part_path(self._path, whole.team, world_rank(whole, whole.rank))
-        write_json(own, part_of(recorders))
-        if whole.rank != 0:
-            return
+        whole = max(recorders, key=lambda one: one.size)
+        name = f"{whole.team[:8]}.{self._number}"  # of this trace among all that have this path
         ranks = [world_rank(whole, rank) for rank in range(whole.size)]
-        parts = [part_path(self._path, whole.team, rank) for rank in ranks]
-        missing = [part for part in parts if not appears(part, time.monotonic() + self._patience)]
+        parts = {rank: part_path(self._path, name, rank) for rank in ranks}
+        write_json(parts[ranks[whole.rank]], part_of(recorders, name))
+        if whole.rank == 0:
+            self._merge(list(parts.values()))
+
+    def _merge(self, parts: list[Path]) -> None:
+        deadline = time.monotonic() + self._patience
+        missing = [part for part in parts if not appears(part, deadline)]
         if missing:
-            logging.getLogger("dreamcomm").warning(
-                "the trace %s lacks ranks, as these parts did not appear within %g s: %s; once "
-                "they do, dreamcomm.merge_traces() merges them into it",
+            LOG.warning(
+                "the trace %s lacks ranks, as these parts did not appear within %g s: %s; if they "
+                "do later, dreamcomm.merge_traces(parts, path) adds them to it",
                 self._path,
                 self._patience,
                 ", ".join(map(str, missing)),
@@ -124,9 +170,9 @@ class Trace:
         merge_traces([part for part in parts if part not in missing], self._path)
 
 
-def part_path(path: Path, team: str, rank: int) -> Path:
-    """Where a rank leaves its part; the team keeps jobs and runs apart."""
-    return path.with_name(f"{path.name}.{team[:8]}.rank{rank}")
+def part_path(path: Path, name: str, rank: int) -> Path:
+    """Where a rank leaves its part."""
+    return path.with_name(f"{path.name}.{name}.rank{rank}")
 
 
 def appears(path: Path, deadline: float) -> bool:
@@ -141,41 +187,60 @@ def appears(path: Path, deadline: float) -> bool:
 def write_json(path: Path, found: Event) -> None:
     """Whole or not at all: others wait for the name to appear."""
     new = path.with_name(path.name + ".new")
-    with new.open("w") as file:
-        json.dump(found, file, separators=(",", ":"))
-    new.rename(path)
+    try:
+        with new.open("w") as file:
+            json.dump(found, file, separators=(",", ":"))
+        new.rename(path)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
 
 
-def merge_traces(parts: list[Path], path: str | os.PathLike[str]) -> None:
+def merge_traces(parts: Sequence[str | os.PathLike[str]], path: str | os.PathLike[str]) -> None:
     """Writes the ranks' parts into one trace and removes them.
 
     Args:
         parts: files that ranks have left beside a trace.
-        path: the trace; events that it has already stay in it.
+        path: the trace. If it is there already and is that of the parts, they are added to it;
+            any other file is replaced.
 
     Raises:
         OSError: a file cannot be read or written.
-        ValueError: a file is no trace.
+        ValueError: a file is no part of a trace, or they are of different ones.
     """
     target = Path(path)
-    events: list[Event] = []
-    dropped: dict[str, int] = {}
-    for part in parts:
-        found = json.loads(part.read_text())
-        if "traceEvents" not in found:
-            raise ValueError(f"{part} is no part of a trace")
-        events += found["traceEvents"]
-        dropped.update(found["otherData"]["dropped"])
+    found = {Path(part): loaded(Path(part)) for part in parts}
+    names = {part["otherData"]["trace"] for part in found.values()}
+    if len(names) > 1:
+        raise ValueError(f"these are parts of different traces: {', '.join(map(str, found))}")
+    together = list(found.values())
+    if target.exists():
+        there = loaded(target, is_trace=False)
+        if there and there["otherData"]["trace"] in names:
+            together.insert(0, there)
+    events = [event for part in together for event in part["traceEvents"]]
     events.sort(key=lambda event: event.get("ts", -1))
-    write_json(
-        target,
-        {"traceEvents": events, "displayTimeUnit": "ns", "otherData": {"dropped": dropped}},
-    )
-    for part in parts:
+    dropped = {who: n for part in together for who, n in part["otherData"]["dropped"].items()}
+    other = {"trace": next(iter(names), ""), "dropped": dropped}
+    write_json(target, {"traceEvents": events, "displayTimeUnit": "ns", "otherData": other})
+    for part in found:
         part.unlink()
 
 
-def part_of(recorders: list[Recorder]) -> Event:
+def loaded(path: Path, is_trace: bool = True) -> Event:
+    """A part or a trace; what is none is an error, or {} where ``is_trace`` is False."""
+    try:
+        found = json.loads(path.read_text())
+        if "traceEvents" in found and "dropped" in found["otherData"]:
+            return dict(found, otherData={"trace": "", **found["otherData"]})
+    except (ValueError, KeyError, TypeError):
+        pass
+    if is_trace:
+        raise ValueError(f"{path} is no part of a trace")
+    return {}
+
+
+def part_of(recorders: list[Recorder], name: str) -> Event:
     """One rank's events, and how many of each group's were dropped as there were too many."""
     events: list[Event] = []
     dropped: dict[str, int] = {}
@@ -185,14 +250,14 @@ def part_of(recorders: list[Recorder]) -> Event:
         if found is None:
             continue
         collectives, messages, spans, *counts = found
-        kept = (len(collectives), len(messages), len(spans))
-        lost = sum(counts) - sum(kept)
+        ended = [record for record in map(Record.of, collectives) if record.state != "running"]
+        lost = sum(counts) - len(ended) - len(messages) - len(spans)
         if lost > 0:
             dropped[f"rank {world_rank(one, one.rank)}, group {one.group}"] = lost
-        events += events_of(one, lane, [Record.of(f) for f in collectives], spans)
-        events += message_events(one, lane, [Record.of(f) for f in messages])
+        events += events_of(one, lane, list(map(Record.of, collectives)), spans)
+        events += message_events(one, lane, list(map(Record.of, messages)))
         lane += len(PHASES) + 1
-    return {"traceEvents": events, "otherData": {"dropped": dropped}}
+    return {"traceEvents": events, "otherData": {"trace": name, "dropped": dropped}}
 
 
 def events_of(
@@ -244,14 +309,19 @@ def message_events(recorder: Recorder, lane: int, records: list[Record]) -> Iter
     pid = world_rank(recorder, recorder.rank)
     for record in records:
         way = "to" if record.operation == "send" else "from"
+        other = "any rank" if record.peer < 0 else f"rank {world_rank(recorder, record.peer)}"
         both: Event = {
-            "name": f"{record.operation} {way} rank {world_rank(recorder, record.peer)}",
+            "name": f"{record.operation} {way} {other}",
             "cat": f"{recorder.group}: messages",
-            "id": f"{pid}.{lane}.{record.operation}.{record.number}.{record.ended}",
+            "id": f"{pid}.{lane}.{record.operation}.{record.peer}.{record.number}",
             "pid": pid,
             "tid": lane,
         }
-        yield both | {"ph": "b", "ts": record.entered / 1000, "args": {"bytes": record.nbytes}}
+        yield both | {
+            "ph": "b",
+            "ts": record.entered / 1000,
+            "args": {"bytes": record.nbytes, "state": record.state},
+        }
         yield both | {"ph": "e", "ts": record.ended / 1000}
 
 

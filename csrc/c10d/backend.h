@@ -262,9 +262,10 @@ class DreamBackend final : public c10d::Backend {
   Gauge closed_;
   Gauge reported_;
   Gauge coalesces_;  // whether coalescing_ has a value
-  Gauge shrinks_;    // attempts; equal on all ranks that stay
+  Gauge shrinks_;    // attempts
   Gauge shrunk_;     // whether a smaller group has taken this one's place
 
+  std::vector<std::string> said_at_shrinks_;  // by all ranks, when the last attempt failed
   std::mutex coalescing_mutex_;
   std::optional<Coalescing> coalescing_;
   std::mutex child_mutex_;

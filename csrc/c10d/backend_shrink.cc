@@ -56,19 +56,30 @@ std::vector<int> others(const std::vector<int>& ranks, int size) {
 /// wait for each other in vain, or make two groups of one.
 class Agreement {
  public:
-  Agreement(const StorePtr& store, const Site& site, const std::vector<int>& excluded)
-      : store_(store), site_(site), excluded_(excluded) {}
+  /// `attempt`: this rank's count of them, which need not be its peers'. `past`: what the last
+  /// one's withdraw() returned.
+  Agreement(const StorePtr& store, const Site& site, const std::vector<int>& excluded,
+            std::int64_t attempt, std::vector<std::string> past)
+      : store_(store),
+        site_(site),
+        excluded_(excluded),
+        own_(concat(attempt, ' ', listed(excluded))),
+        past_(std::move(past)),
+        said_(static_cast<std::size_t>(site.size)) {
+    past_.resize(said_.size());
+  }
 
-  /// Throws Error unless all that stay exclude the same ranks.
-  void reach(milliseconds timeout) {
+  /// Throws Error unless all that stay exclude the same ranks. Returns a name that no earlier
+  /// attempts of these ranks had.
+  std::string reach(milliseconds timeout) {
     const Clock::time_point deadline = deadline_in(Clock::now(), timeout);
-    store_.set(key(site_.rank), listed(excluded_));
+    store_.set(key(site_.rank), own_);
     std::vector<int> silent = others(excluded_, site_.size);
     while (true) {
       std::erase_if(silent, [this](int rank) { return has_agreed(rank); });
       // Of these none should say anything; one that does has excluded others.
       for (const int rank : excluded_) has_agreed(rank);
-      if (silent.empty()) return;
+      if (silent.empty()) return name();
       check(Clock::now() < deadline, ErrorKind::kTimeout, site_, "of the ranks that stay, ",
             listed(silent), " did not call it within the timeout of ", timeout.count(),
             " ms. All ranks but the excluded ", listed(excluded_),
@@ -78,26 +89,60 @@ class Agreement {
     }
   }
 
- private:
-  static std::string key(int rank) { return concat("excludes/", rank); }
+  /// After an attempt that came to nothing: nobody shall take it for one that still goes on.
+  /// Returns what all ranks have said until now.
+  std::vector<std::string> withdraw() {
+    store_.set(key(site_.rank), concat(own_, kOver));
+    std::vector<std::string> found(said_.size());
+    for (int rank = 0; rank < site_.size; ++rank) {
+      if (store_.has(key(rank))) found[at(rank)] = without_over(store_.get(key(rank), kLook));
+    }
+    return found;
+  }
 
+ private:
+  static constexpr std::string_view kOver = " over";
+
+  static std::string key(int rank) { return concat("excludes/", rank); }
+  static std::size_t at(int rank) { return static_cast<std::size_t>(rank); }
+  static std::string list_in(const std::string& said) { return said.substr(said.find(' ') + 1); }
+  static std::string without_over(const std::string& said) {
+    return said.ends_with(kOver) ? said.substr(0, said.size() - kOver.size()) : said;
+  }
+
+  /// INVARIANT: a rank that is taken to agree has said so in an attempt that was not over. What
+  /// was known when this rank's last attempt ended is no reason to end this one, too.
   bool has_agreed(int rank) {
     if (!store_.has(key(rank))) return false;
-    const std::string theirs = store_.get(key(rank), kLook);
-    check(theirs == listed(excluded_), ErrorKind::kMismatch, site_, "rank ", site_.rank,
-          " excludes ", listed(excluded_), ", rank ", rank, " excludes ", theirs,
+    const std::string found = store_.get(key(rank), kLook);
+    const std::string said = without_over(found);
+    if (list_in(said) == listed(excluded_)) {
+      said_[at(rank)] = said;
+      return said == found;
+    }
+    check(said == past_[at(rank)], ErrorKind::kMismatch, site_, "rank ", site_.rank, " excludes ",
+          listed(excluded_), ", rank ", rank, " excludes ", list_in(said),
           "; call it again on all ranks that stay, with the same ranks_to_exclude");
-    return true;
+    return false;
+  }
+
+  std::string name() const {
+    std::string attempts = "group";
+    for (const std::string& said : said_) attempts += concat('-', said.substr(0, said.find(' ')));
+    return attempts;
   }
 
   TorchStore store_;
   const Site site_;
   const std::vector<int>& excluded_;
+  const std::string own_;
+  std::vector<std::string> past_;
+  std::vector<std::string> said_;
 };
 
 /// A store that cannot be reached any more has gone with the process that served it.
-void agree(const StorePtr& store, const Site& site, const std::vector<int>& excluded,
-           milliseconds timeout) {
+template <typename Talk>
+void talk_through_store(const Site& site, Talk&& talk) {
   const auto lost = [&](const c10::DistError& error) {
     TORCH_CHECK_WITH(DistBackendError, false, site,
                      "the ranks that stay cannot meet, as the store of their group does not "
@@ -107,7 +152,7 @@ void agree(const StorePtr& store, const Site& site, const std::vector<int>& excl
                      error.what_without_backtrace(), ')');
   };
   try {
-    Agreement(store, site, excluded).reach(timeout);
+    talk();
   } catch (const c10::DistNetworkError& error) {
     lost(error);
   } catch (const c10::DistStoreError& error) {
@@ -130,18 +175,28 @@ c10::intrusive_ptr<c10d::Backend> DreamBackend::shrink(
   const std::vector<int> excluded = require_excludable(site, ranks_to_exclude);
   const std::vector<int> stay = others(excluded, size_);
   auto options = options_for(stay, opts_override);
-  // All that stay have tried equally often: what an earlier attempt has left is not read.
-  const auto store =
-      c10::make_intrusive<c10d::PrefixStore>(concat("shrink/", shrinks_.read()), visit_);
-  shrinks_.grow(1);
+  const auto store = c10::make_intrusive<c10d::PrefixStore>("shrink", visit_);
   const auto own = std::find(stay.begin(), stay.end(), rank_);
+  Agreement agreement(store, site, excluded, shrinks_.read(), said_at_shrinks_);
+  shrinks_.grow(1);
   c10::intrusive_ptr<DreamBackend> made;
   without_gil([&] {
     if (shrink_flags == kShrinkAbort) abort_for("shrink_group() was called with SHRINK_ABORT");
     wait_for_calls();
-    agree(store, site, excluded, meeting_time(*options));
-    made = create(store, static_cast<int>(own - stay.begin()), static_cast<int>(stay.size()),
-                  options, host_);
+    talk_through_store(site, [&] {
+      try {
+        const std::string name = agreement.reach(meeting_time(*options));
+        made = create(c10::make_intrusive<c10d::PrefixStore>(name, store),
+                      static_cast<int>(own - stay.begin()), static_cast<int>(stay.size()), options,
+                      host_);
+      } catch (const Error&) {
+        said_at_shrinks_ = agreement.withdraw();
+        throw;
+      } catch (const c10::DistBackendError&) {  // of create(): somebody did not come
+        said_at_shrinks_ = agreement.withdraw();
+        throw;
+      }
+    });
   });
   shrunk_.set(1);
   return made;

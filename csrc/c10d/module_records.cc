@@ -28,11 +28,12 @@ py::tuple as_tuple(const Record& record) {
                         record.in_place);
 }
 
-py::list all_of(const Book::Part& part) {
+/// Those after the first `before`.
+py::list all_of(const Book::Part& part, const Mark& before) {
   py::list list;
   // This first: it may end before the others are read, and must not be lost.
   const std::vector<Record> now = part.now.read();
-  const std::vector<Record> ended = part.records.read();
+  const std::vector<Record> ended = part.records.read(before.read());
   for (const Record& record : ended) list.append(as_tuple(record));
   for (const Record& record : now) {
     if (ended.empty() || ended.back().number < record.number) list.append(as_tuple(record));
@@ -41,10 +42,10 @@ py::list all_of(const Book::Part& part) {
 }
 
 /// (call, phase, begin, end) of each, times in nanoseconds.
-py::list spans_of(const Timeline& timeline) {
+py::list spans_of(const Timeline& timeline, const Mark& before) {
   constexpr std::array kPhases{"wait", "copy in", "reduce", "copy out"};
   py::list list;
-  for (const Span& span : timeline.spans().read()) {
+  for (const Span& span : timeline.spans().read(before.read())) {
     list.append(py::make_tuple(span.call, kPhases.at(static_cast<std::size_t>(span.phase)),
                                span.begin_ns, span.end_ns));
   }
@@ -73,16 +74,21 @@ py::object log_lines(const Recorder& recorder) {
 py::object log_records(const Recorder& recorder) {
   const auto book = recorder.log();
   if (!book) return py::none();
-  return py::make_tuple(all_of(book->collectives), all_of(book->messages));
+  return py::make_tuple(all_of(book->collectives, book->before_collectives),
+                        all_of(book->messages, book->before_messages));
 }
 
-/// Of the last trace: collectives, messages, spans, and how many spans there were in all.
+/// Of the last trace: collectives, messages, spans, and how many of each were noted in all.
 py::object trace_records(const Recorder& recorder) {
   const auto book = recorder.trace();
   if (!book) return py::none();
-  return py::make_tuple(all_of(book->collectives), all_of(book->messages), spans_of(book->timeline),
-                        book->collectives.records.added(), book->messages.records.added(),
-                        book->timeline.spans().added());
+  const Timeline& timeline = book->timeline;
+  return py::make_tuple(all_of(book->collectives, book->before_collectives),
+                        all_of(book->messages, book->before_messages),
+                        spans_of(timeline, book->before_spans),
+                        book->collectives.records.added() - book->before_collectives.read(),
+                        book->messages.records.added() - book->before_messages.read(),
+                        timeline.spans().added() - book->before_spans.read());
 }
 
 }  // namespace
@@ -102,10 +108,10 @@ void bind_records(py::module_& m) {
   m.def("recorders", [] { return Recordings::of_process().live(); });
   m.def(
       "start_trace",
-      [](std::size_t records, std::size_t spans) {
-        Recordings::of_process().start_trace(records, spans);
+      [](const std::string& name, std::size_t records, std::size_t spans) {
+        return Recordings::of_process().start_trace(name, {records, spans});
       },
-      py::arg("records"), py::arg("spans"));
+      py::arg("name"), py::arg("records"), py::arg("spans"));
   m.def("stop_trace", [] { return Recordings::of_process().stop_trace(); });
 }
 

@@ -14,7 +14,7 @@ void Recordings::add(const std::shared_ptr<Recorder>& recorder) {
   std::erase_if(known_, [](const auto& one) { return one.expired(); });
   known_.push_back(recorder);
   if (!trace_) return;
-  recorder->open_trace(trace_->records, trace_->spans);
+  recorder->open_trace(trace_->room);
   trace_->recorders.push_back(recorder);
 }
 
@@ -27,12 +27,18 @@ std::vector<std::shared_ptr<Recorder>> Recordings::live() const {
   return live;
 }
 
-void Recordings::start_trace(std::size_t records, std::size_t spans) {
+int Recordings::start_trace(const std::string& name, const Book::Room& room) {
   std::vector<std::shared_ptr<Recorder>> there = live();
   const std::scoped_lock lock(mutex_);
   check(!trace_, ErrorKind::kInvalid, "a trace of this process runs already: stop() it first");
-  trace_ = Trace{records, spans, std::move(there)};
-  for (const auto& recorder : trace_->recorders) recorder->open_trace(records, spans);
+  try {
+    for (const auto& recorder : there) recorder->open_trace(room);
+  } catch (...) {
+    for (const auto& recorder : there) recorder->close_trace();
+    throw;
+  }
+  trace_ = Trace{room, std::move(there)};
+  return made_[name]++;
 }
 
 std::vector<std::shared_ptr<Recorder>> Recordings::stop_trace() {

@@ -1,9 +1,11 @@
 // The recorders of all groups of this process: a trace is of the whole process.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "comm/recorder.h"
@@ -18,21 +20,21 @@ class Recordings {
   void add(const std::shared_ptr<Recorder>& recorder);
   /// Of the groups that are there.
   std::vector<std::shared_ptr<Recorder>> live() const;
-  /// Each recorder notes the last `records` operations and `spans` of the timeline.
-  /// Throws Error(kInvalid) if a trace runs.
-  void start_trace(std::size_t records, std::size_t spans);
+  /// Each recorder has that room. Says how many traces of that name this process made before.
+  /// Throws Error(kInvalid) if one runs.
+  int start_trace(const std::string& name, const Book::Room& room);
   /// Ends it. Those of all groups that were there at some time of it. Throws as above.
   std::vector<std::shared_ptr<Recorder>> stop_trace();
 
  private:
   struct Trace {
-    std::size_t records;
-    std::size_t spans;
+    Book::Room room;
     std::vector<std::shared_ptr<Recorder>> recorders;
   };
   mutable std::mutex mutex_;
   std::vector<std::weak_ptr<Recorder>> known_;
   std::optional<Trace> trace_;
+  std::map<std::string, int> made_;  // how many traces of a name
 };
 
 }  // namespace dreamcomm

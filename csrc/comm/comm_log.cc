@@ -35,8 +35,8 @@ std::int64_t Histogram::quantile(double share) const {
 CommLog::Sums& CommLog::sums_of(Key key) {
   if (last_ != nullptr && key == last_key_) return *last_;
   auto found = sums_.find(key);
-  if (found == sums_.end() && sums_.size() >= kMostLines) key.second = -1;
   if (found == sums_.end()) {
+    if (counts_[static_cast<std::size_t>(key.first)]++ >= kMostLines) key.second = -1;
     const std::scoped_lock lock(mutex_);
     found = sums_.try_emplace(key).first;
     if (!found->second) found->second = std::make_unique<Sums>(size_);

@@ -38,7 +38,7 @@ class CommLog {
  public:
   struct Line {
     Kind kind = Kind::kBarrier;
-    std::int64_t bytes = 0;  // of a block; -1: of many sizes, beyond kMostLines
+    std::int64_t bytes = 0;  // of a block; -1: of many sizes, those beyond kMostLines
     std::int64_t calls = 0;
     std::int64_t failed = 0;
     std::int64_t total_ns = 0;
@@ -49,8 +49,8 @@ class CommLog {
     int slowest = -1;                 // the rank that was waited for longest in all
     std::int64_t for_slowest_ns = 0;  // how long
   };
-  /// Further sizes of a kind share a line.
-  static constexpr std::size_t kMostLines = 256;
+  /// Of a kind; its further sizes share one.
+  static constexpr std::size_t kMostLines = 64;
 
   explicit CommLog(int size) : size_(static_cast<std::size_t>(size)) {}
   /// An operation that has ended. The writer's.
@@ -75,7 +75,8 @@ class CommLog {
   const std::size_t size_;
   mutable std::mutex mutex_;  // of insertions and readers; the writer looks up without
   std::map<Key, std::unique_ptr<Sums>> sums_;
-  Key last_key_{};  // the writer's
+  std::array<std::size_t, kKinds> counts_{};  // the writer's: keys of each kind
+  Key last_key_{};                            // the writer's
   Sums* last_ = nullptr;
 };
 

@@ -48,6 +48,8 @@ Recorder::Origin origin_of(Fabric& fabric, const CommOptions& options) {
 
 Record record_of(const Request& request, std::int64_t number, std::size_t bytes,
                  std::int64_t entered_ns) {
+  // Its blocks may differ, which is why they are not part of its shape.
+  for (const Block& block : request.in) bytes += request.kind == Kind::kAllToAll ? block.bytes : 0;
   return {.number = number,
           .bytes = static_cast<std::int64_t>(bytes),
           .entered_ns = entered_ns,
@@ -149,7 +151,8 @@ struct Communicator::Impl {
         signature_of(request, static_cast<std::uint64_t>(number), row_byte(choice)),
         request.reduction.factor, place_of(request.in), place_of(request.out)};
     const Preference heaps = chooser.preference();
-    Entry entry(*recorder, record_of(request, number, call.bytes, to_ns(now)));
+    Entry entry(*recorder,
+                recorder->idle() ? Record{} : record_of(request, number, call.bytes, to_ns(now)));
     scratch.timeline = entry.timeline();
     Walk walk(rounds, opening, guard, scratch, chooser.heaps() ? &heaps : nullptr, to_ns(now));
     try {

@@ -59,26 +59,26 @@ bool Mailbox::match(Receiving& receiving) {
 /// Brings a message and the receive that wants it together.
 void Mailbox::accept(int peer, Arrived& arrived, Receiving& receiving) {
   const bool fits = arrived.bytes == receiving.data.bytes;
+  receiving.number = arrived.number;
   if (!fits) {
-    finish(std::move(receiving.ticket), peer,
-           std::make_exception_ptr(Error(
-               ErrorKind::kMismatch,
-               concat("recv with tag ", receiving.tag, " on ", member_.who(), " expects ",
-                      receiving.data.bytes, " bytes, but rank ", peer, " sent ", arrived.bytes,
-                      "; give both sides tensors of the same size and dtype"))));
+    drop(peer, receiving,
+         std::make_exception_ptr(
+             Error(ErrorKind::kMismatch,
+                   concat("recv with tag ", receiving.tag, " on ", member_.who(), " expects ",
+                          receiving.data.bytes, " bytes, but rank ", peer, " sent ", arrived.bytes,
+                          "; give both sides tensors of the same size and dtype"))));
   }
   if (arrived.data) {
     if (!fits) return;
     if (!arrived.data->empty()) {
       std::memcpy(receiving.data.data, arrived.data->data(), arrived.data->size());
     }
-    note_moved(Kind::kRecv, peer, arrived.bytes, receiving.asked_ns);
+    note_moved(peer, receiving);
     finish(std::move(receiving.ticket), peer);
     return;
   }
   link(peer).ungranted.push_back(Grant{arrived.number, fits ? 0U : 1U, receiving.data.bytes});
   if (!fits) return;
-  receiving.number = arrived.number;
   receiving.peer = peer;
   link(peer).incoming.push_back(std::move(receiving));
 }
@@ -111,19 +111,37 @@ Tally& Mailbox::tally(Kind kind) const {
 }
 
 /// All bytes of a message have left, or come.
-void Mailbox::note_moved(Kind kind, int peer, std::size_t bytes, std::int64_t asked_ns) {
-  Tally& counts = tally(kind);
-  (kind == Kind::kSend ? counts.sent : counts.received).grow(static_cast<std::int64_t>(bytes));
+template <typename Message>
+void Mailbox::note_moved(int peer, const Message& message) {
+  Tally& counts = tally(Message::kKind);
+  Gauge& bytes = Message::kKind == Kind::kSend ? counts.sent : counts.received;
+  bytes.grow(static_cast<std::int64_t>(message.data.bytes));
+  note(peer, message, Record::State::kDone);
+}
+
+/// Ends a message that will not be moved.
+template <typename Message>
+void Mailbox::drop(int peer, Message& message, std::exception_ptr failure) {
+  note(peer, message, Record::State::kFailed);
+  finish(std::move(message.ticket), peer, std::move(failure));
+}
+
+template <typename Message>
+void Mailbox::note(int peer, const Message& message, Record::State state) {
   if (recorder_.idle()) [[likely]]
     return;
-  recorder_.note_message({.number = counts.calls.read(),
-                          .bytes = static_cast<std::int64_t>(bytes),
-                          .entered_ns = asked_ns,
+  recorder_.note_message({.number = message.number,
+                          .bytes = static_cast<std::int64_t>(message.data.bytes),
+                          .entered_ns = message.asked_ns,
                           .ended_ns = now_ns(),
                           .peer = peer,
-                          .kind = kind,
-                          .state = Record::State::kDone});
+                          .kind = Message::kKind,
+                          .state = state});
 }
+
+template void Mailbox::note_moved(int, const Sending&);
+template void Mailbox::note_moved(int, const Receiving&);
+template void Mailbox::drop(int, Sending&, std::exception_ptr);
 
 /// To tools: the message that is under way for longest.
 void Mailbox::show_oldest() const {
@@ -186,9 +204,9 @@ std::optional<std::string> Mailbox::check_health() {
   }
   if (here == 0) {  // receives from any source wait for nobody
     for (Receiving& r : std::exchange(posted_, {})) {
-      finish(std::move(r.ticket), -1,
-             std::make_exception_ptr(Error(ErrorKind::kPeerLost,
-                                           concat("recv from any source with tag ", r.tag, " on ",
+      drop(-1, r,
+           std::make_exception_ptr(
+               Error(ErrorKind::kPeerLost, concat("recv from any source with tag ", r.tag, " on ",
                                                   member_.who(), ": every other rank has gone"))));
     }
   }
@@ -207,17 +225,17 @@ void Mailbox::fail_link(int peer, const std::string& reason) {
   };
   Link& with = link(peer);
   for (auto* queue : {&with.unannounced, &with.announced, &with.outgoing}) {
-    for (Sending& s : *queue) finish(std::move(s.ticket), peer, lost("send to rank ", s.tag));
+    for (Sending& s : *queue) drop(peer, s, lost("send to rank ", s.tag));
     queue->clear();
   }
   for (Receiving& r : with.incoming) {
-    finish(std::move(r.ticket), peer, lost("recv from rank ", r.tag));
+    drop(peer, r, lost("recv from rank ", r.tag));
   }
   with.incoming.clear();
   with.ungranted.clear();
   std::erase_if(posted_, [&](Receiving& r) {
     if (r.peer != peer) return false;
-    finish(std::move(r.ticket), peer, lost("recv from rank ", r.tag));
+    drop(peer, r, lost("recv from rank ", r.tag));
     return true;
   });
 }
@@ -237,16 +255,15 @@ void Mailbox::expire(Clock::time_point now, std::optional<std::string>& broken) 
   const auto is_late = [&](const auto& message) { return now >= message.deadline; };
   std::erase_if(posted_, [&](Receiving& r) {
     if (!is_late(r)) return false;
-    finish(std::move(r.ticket), r.peer.value_or(-1),
-           late("recv from ", "sent it", r.peer.value_or(-1), r.tag, r.data.bytes));
+    drop(r.peer.value_or(-1), r,
+         late("recv from ", "sent it", r.peer.value_or(-1), r.tag, r.data.bytes));
     return true;
   });
   for (int peer = 0; peer < member_.size(); ++peer) {
     Link& with = link(peer);
     std::erase_if(with.unannounced, [&](Sending& s) {
       if (!is_late(s)) return false;
-      finish(std::move(s.ticket), peer,
-             late("send to ", "taken the messages before it", peer, s.tag, s.data.bytes));
+      drop(peer, s, late("send to ", "taken the messages before it", peer, s.tag, s.data.bytes));
       return true;
     });
     const auto any_late = [&](const auto& messages) {
@@ -278,18 +295,18 @@ void Mailbox::fail_all(ErrorKind kind, const std::string& reason) {
       // that one stays, and ends with the thread's next look.
       const std::size_t kept = queue == &with.outgoing && with.filling ? 1 : 0;
       while (queue->size() > kept) {
-        finish(std::move(queue->back().ticket), peer, failure("send to ", peer));
+        drop(peer, queue->back(), failure("send to ", peer));
         queue->pop_back();
       }
     }
     const std::size_t kept = with.draining ? 1 : 0;
     while (with.incoming.size() > kept) {
-      finish(std::move(with.incoming.back().ticket), peer, failure("recv from ", peer));
+      drop(peer, with.incoming.back(), failure("recv from ", peer));
       with.incoming.pop_back();
     }
   }
   for (Receiving& r : std::exchange(posted_, {})) {
-    finish(std::move(r.ticket), -1, failure("recv from ", r.peer.value_or(-1)));
+    drop(r.peer.value_or(-1), r, failure("recv from ", r.peer.value_or(-1)));
   }
   settle(lock);
 }

@@ -54,6 +54,7 @@ class Mailbox {
 
  private:
   struct Sending {
+    static constexpr Kind kKind = Kind::kSend;
     Block data;
     std::uint64_t tag = 0;
     std::uint32_t number = 0;
@@ -63,6 +64,7 @@ class Mailbox {
     std::int64_t asked_ns = 0;
   };
   struct Receiving {
+    static constexpr Kind kKind = Kind::kRecv;
     Block data;
     std::optional<int> peer;
     std::uint64_t tag = 0;
@@ -115,7 +117,12 @@ class Mailbox {
   void finish(std::shared_ptr<Ticket> ticket, int source, std::exception_ptr failure = nullptr);
 
   Tally& tally(Kind kind) const;
-  void note_moved(Kind kind, int peer, std::size_t bytes, std::int64_t asked_ns);
+  template <typename Message>  // Sending or Receiving
+  void note_moved(int peer, const Message& message);
+  template <typename Message>
+  void drop(int peer, Message& message, std::exception_ptr failure);
+  template <typename Message>
+  void note(int peer, const Message& message, Record::State state);
   void show_oldest() const;
 
   bool pending_with(int peer) const;

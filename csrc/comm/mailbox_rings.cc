@@ -55,7 +55,7 @@ bool Mailbox::announce(int peer) {
     }
     box.announced.publish(place + 1);
     if (envelope.is_inline != 0) {
-      note_moved(Kind::kSend, peer, sending.data.bytes, sending.asked_ns);
+      note_moved(peer, sending);
       finish(std::move(sending.ticket), peer);
     } else {
       to.announced.push_back(std::move(sending));
@@ -121,12 +121,12 @@ bool Mailbox::take_grants(int peer) {
     Sending sending = std::move(*granted);
     to.announced.erase(granted);
     if (grant.refused != 0) {
-      finish(std::move(sending.ticket), peer,
-             std::make_exception_ptr(Error(
-                 ErrorKind::kMismatch,
-                 concat("send of ", sending.data.bytes, " bytes with tag ", sending.tag,
-                        " to rank ", peer, " on ", member_.who(),
-                        " was refused: the matching recv expects ", grant.expected, " bytes"))));
+      drop(peer, sending,
+           std::make_exception_ptr(Error(
+               ErrorKind::kMismatch,
+               concat("send of ", sending.data.bytes, " bytes with tag ", sending.tag, " to rank ",
+                      peer, " on ", member_.who(), " was refused: the matching recv expects ",
+                      grant.expected, " bytes"))));
     } else {
       to.outgoing.push_back(std::move(sending));
     }
@@ -161,7 +161,7 @@ bool Mailbox::fill(int peer, Lock& lock) {
   lock.lock();
   to.filling = false;
   if (sending.moved == sending.data.bytes) {
-    note_moved(Kind::kSend, peer, sending.data.bytes, sending.asked_ns);
+    note_moved(peer, sending);
     finish(std::move(sending.ticket), peer);
     to.outgoing.pop_front();
   }
@@ -192,7 +192,7 @@ bool Mailbox::drain(int peer, Lock& lock) {
   lock.lock();
   from.draining = false;
   if (receiving.moved == receiving.data.bytes) {
-    note_moved(Kind::kRecv, peer, receiving.data.bytes, receiving.asked_ns);
+    note_moved(peer, receiving);
     finish(std::move(receiving.ticket), peer);
     from.incoming.pop_front();
   }

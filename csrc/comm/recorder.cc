@@ -6,14 +6,17 @@ namespace dreamcomm {
 
 void Recorder::open_log(std::size_t records) {
   const std::scoped_lock lock(mutex_);
-  if (logs_.empty()) logs_.push_back(std::make_shared<Book>(records, 0, origin_.size));
+  if (logs_.empty()) logs_.push_back(std::make_shared<Book>(Book::Room{records, 0}, origin_.size));
   log_.publish(logs_.back().get());
 }
 
-void Recorder::open_trace(std::size_t records, std::size_t spans) {
+void Recorder::open_trace(const Book::Room& room) {
   const std::scoped_lock lock(mutex_);
   if (trace_.read() != nullptr) return;
-  traces_.push_back(std::make_shared<Book>(records, spans, origin_.size));
+  if (traces_.empty() || traces_.back()->room != room) {
+    traces_.push_back(std::make_shared<Book>(room, origin_.size));
+  }
+  traces_.back()->begin_anew();
   trace_.publish(traces_.back().get());
 }
 
@@ -28,11 +31,11 @@ std::shared_ptr<const Book> Recorder::trace() const {
 }
 
 void Recorder::note_message(const Record& message) {
-  for (Book* book : {open_log_book(), open_trace_book()}) {
-    if (book == nullptr) continue;
-    book->messages.records.add(message);
-    book->messages.log.add(message);
+  if (Book* const log = open_log_book()) {
+    log->messages.records.add(message);
+    log->messages.log.add(message);
   }
+  if (Book* const trace = open_trace_book()) trace->messages.records.add(message);
 }
 
 Entry::Entry(const Recorder& recorder, const Record& record)

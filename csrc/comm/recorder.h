@@ -5,7 +5,8 @@
 //
 // Each book has two writers, one for collectives, which run one at a time, and one for messages,
 // whose lock the mailbox holds; their parts are apart. A book lives as long as its recorder, as
-// an operation that began while it was open writes its end there.
+// an operation that began while it was open writes its end there, and is opened again by the next
+// who wants one of its room.
 #pragma once
 
 #include <cstdint>
@@ -28,11 +29,25 @@ struct Book {
     Ledger<Record> records;  // those that have ended
     CommLog log;
   };
-  Book(std::size_t places, std::size_t spans, int size)
-      : collectives(places, size), messages(places, size), timeline(spans) {}
+  struct Room {  // how many of each are kept
+    std::size_t records = 0;
+    std::size_t spans = 0;
+    bool operator==(const Room&) const = default;
+  };
+  Book(const Room& of, int size)
+      : room(of), collectives(of.records, size), messages(of.records, size), timeline(of.spans) {}
+  /// What was noted until now does not count any more.
+  void begin_anew() {
+    before_collectives.publish(collectives.records.added());
+    before_messages.publish(messages.records.added());
+    before_spans.publish(timeline.spans().added());
+  }
+
+  const Room room;
   Part collectives;
   Part messages;
   Timeline timeline;  // of collectives
+  Mark before_collectives, before_messages, before_spans;
 };
 
 class Recorder {
@@ -50,7 +65,7 @@ class Recorder {
 
   /// Any thread. Opening what is open does nothing.
   void open_log(std::size_t records);
-  void open_trace(std::size_t records, std::size_t spans);
+  void open_trace(const Book::Room& room);
   void close_trace() { trace_.publish(nullptr); }
   /// The books opened last, closed or not, or null.
   std::shared_ptr<const Book> log() const;
@@ -66,8 +81,8 @@ class Recorder {
  private:
   const Origin origin_;
   mutable std::mutex mutex_;
-  std::vector<std::shared_ptr<Book>> logs_;  // one at the most
-  std::vector<std::shared_ptr<Book>> traces_;
+  std::vector<std::shared_ptr<Book>> logs_;    // one at the most
+  std::vector<std::shared_ptr<Book>> traces_;  // another one only where its room differs
   Signpost<Book> log_;
   Signpost<Book> trace_;
 };

@@ -7,10 +7,14 @@
 // one: the two differ, and the reader looks again or leaves the place out.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <new>
 #include <optional>
 #include <type_traits>
 #include <vector>
@@ -25,12 +29,15 @@ class Ledger {
   using Words = std::array<std::int64_t, sizeof(T) / sizeof(std::int64_t)>;
 
  public:
-  /// Keeps the last `places` things.
-  explicit Ledger(std::size_t places) : slots_(places) {}
+  /// Keeps the last `places` things. Memory is taken as they are noted.
+  explicit Ledger(std::size_t places)
+      : places_(places), slots_(static_cast<Slot*>(std::calloc(places, sizeof(Slot)))) {
+    if (places > 0 && !slots_) throw std::bad_alloc();
+  }
 
   /// Of the one writer.
   void add(const T& thing) {
-    if (slots_.empty()) return;
+    if (places_ == 0) return;
     const std::int64_t number = added_.read() + 1;
     write(number, 0, thing);
     added_.publish(number);
@@ -38,18 +45,18 @@ class Ledger {
   }
   /// The writer's: `thing` replaces what was added last.
   void amend(const T& thing) {
-    if (slots_.empty() || added_.read() == 0) return;
+    if (places_ == 0 || added_.read() == 0) return;
     write(added_.read(), ++changes_, thing);
   }
 
   /// How many were added so far, kept or not.
   std::int64_t added() const { return added_.read(); }
-  /// What is kept, the oldest first. Any thread.
-  std::vector<T> read() const {
+  /// What is kept of those after the first `before`, the oldest first. Any thread.
+  std::vector<T> read(std::int64_t before = 0) const {
     std::vector<T> kept;
     const std::int64_t last = added();
-    const auto places = static_cast<std::int64_t>(slots_.size());
-    for (std::int64_t number = last > places ? last - places + 1 : 1; number <= last; ++number) {
+    const auto places = static_cast<std::int64_t>(places_);
+    for (std::int64_t number = std::max(before, last - places) + 1; number <= last; ++number) {
       if (const std::optional<T> thing = look(number)) kept.push_back(*thing);
     }
     return kept;
@@ -58,16 +65,18 @@ class Ledger {
  private:
   static constexpr int kLooks = 100;  // a writer amends a place once in a call
   static constexpr int kChangeBits = 20;
-  struct Slot {
+  struct Slot {  // zeroed memory is one
     Mark stamp;  // 0: being written; else the number of the thing, and how often it changed
     std::array<Mark, std::tuple_size_v<Words>> words;
   };
 
-  Slot& slot(std::int64_t number) { return slots_[static_cast<std::size_t>(number) % size()]; }
-  const Slot& slot(std::int64_t number) const {
-    return slots_[static_cast<std::size_t>(number) % size()];
+  struct Free {
+    void operator()(Slot* slots) const { std::free(slots); }
+  };
+
+  Slot& slot(std::int64_t number) const {
+    return slots_[static_cast<std::size_t>(number) % places_];
   }
-  std::size_t size() const { return slots_.size(); }
 
   void write(std::int64_t number, std::uint32_t changes, const T& thing) {
     const auto words = std::bit_cast<Words>(thing);
@@ -91,7 +100,8 @@ class Ledger {
     return std::nullopt;
   }
 
-  std::vector<Slot> slots_;
+  const std::size_t places_;
+  const std::unique_ptr<Slot[], Free> slots_;
   Mark added_;
   std::uint32_t changes_ = 0;  // of the thing added last
 };

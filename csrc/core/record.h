@@ -12,7 +12,8 @@ namespace dreamcomm {
 /// processes of a host share.
 struct Record {
   enum class State : std::uint8_t { kRunning, kDone, kFailed };
-  std::int64_t number = 0;      // of the collective in its group; of messages, in their order
+  std::int64_t number = 0;      // of the collective in its group; of a message, among those from
+                                // its sender to its receiver, from 0 on
   std::int64_t bytes = 0;       // of a block; of a message
   std::int64_t entered_ns = 0;  // a message: when it was asked for
   std::int64_t arrived_ns = 0;  // when the last rank entered the collective; 0: not known (yet)

@@ -162,6 +162,10 @@ TEST_CASE("sizes beyond the limit share a line, and none is lost") {
   CHECK(calls == 2 * many);
   CHECK(lines.front().bytes == -1);
   CHECK(lines.front().calls == 2 * 100);
+  Record other = lasting(10);
+  other.kind = Kind::kBroadcast;
+  log.add(other);
+  CHECK(log.lines().size() == CommLog::kMostLines + 2);
 }
 
 TEST_CASE("a timeline joins what follows in one phase") {
@@ -245,7 +249,7 @@ TEST_CASE("a trace has the phases of every call of every algorithm, without gaps
       request.kind = Kind::kAllReduce;
       request.reduction = {.dtype = DType::kFloat32, .op = ReduceOp::kSum};
       request.in = request.out = std::span(&block, 1);
-      comm.recorder()->open_trace(10, 10'000);
+      comm.recorder()->open_trace({10, 10'000});
       comm.run(request);
       comm.recorder()->close_trace();
       comm.run(request);
@@ -268,6 +272,26 @@ TEST_CASE("a trace has the phases of every call of every algorithm, without gaps
               "neither reduced nor copied out");
     }));
   }
+}
+
+TEST_CASE("a second trace has nothing of the first, and takes no more memory") {
+  CHECK_NOTHROW(run_ranks({.size = 2}, [](Communicator& comm) {
+    Recorder& recorder = *comm.recorder();
+    std::shared_ptr<const Book> first;
+    for (int i = 0; i < 3; ++i) {
+      recorder.open_trace({10, 10});
+      comm.run(Request{});
+      recorder.close_trace();
+      const auto book = recorder.trace();
+      require(!first || book == first, "another book");
+      first = book;
+      const auto records = book->collectives.records.read(book->before_collectives.read());
+      require(records.size() == 1 && records[0].number == i + 1, "not the call of this trace");
+      require(book->timeline.spans().read(book->before_spans.read()).size() == 1, "not its span");
+    }
+    recorder.open_trace({20, 10});
+    require(recorder.trace() != first, "a book of less room");
+  }));
 }
 
 TEST_CASE("a call that fails is noted as failed") {

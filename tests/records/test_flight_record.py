@@ -66,6 +66,36 @@ def test_torchs_analyser_matches_the_ranks(pool: Pool, tmp_path: Path) -> None:
     assert all(one.pass_check for one in found.collectives), said
 
 
+def messages_among_calls(folder: str) -> None:
+    group = dist.new_group(backend="dreamcomm", pg_options=dreamcomm.Options(log=True))
+    rank, world = dist.get_rank(), dist.get_world_size()
+    x, y = torch.ones(8), torch.empty(8)
+    for _ in range(3):
+        dist.all_reduce(x, group=group)
+        works = [
+            dist.P2POp(dist.isend, x, (rank + 1) % world, group),
+            dist.P2POp(dist.irecv, y, (rank - 1) % world, group),
+        ]
+        for work in dist.batch_isend_irecv(works):
+            work.wait()
+        if rank == 2:
+            dist.send(x, 0, group=group)
+        elif rank == 0:
+            dist.recv(y, 2, group=group)
+    dreamcomm.dump_flight_record(f"{folder}/rank_")
+    dist.destroy_process_group(group)
+
+
+def test_messages_are_those_of_pairs(pool: Pool, tmp_path: Path) -> None:
+    folder = tmp_path / "records"
+    folder.mkdir()
+    pool.run(messages_among_calls, str(folder), world=3)
+    found, said = analyse(folder, tmp_path / "found")
+    assert all(one.pass_check for one in found.collectives), said
+    assert len(found.ncclcalls) == 3 * 3 + 3 * 2 * 3 + 3 * 2
+    assert "Not all ranks" not in said
+
+
 def diverge(folder: str) -> None:
     """Rank 1 leaves a call out, and rank 0 waits for it."""
     dist.all_reduce(torch.ones(8))

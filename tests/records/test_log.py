@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import time
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import torch.distributed as dist
 import dreamcomm
 from dreamcomm.log import in_time
 from dreamcomm.records import Line
-from helpers.pool import Pool
+from helpers.pool import Fresh, Pool
 
 pytestmark = pytest.mark.beyond_gloo("Gloo keeps no log")
 
@@ -122,6 +123,36 @@ def fail_a_call() -> Line:
 def test_failed_calls_count_apart(pool: Pool) -> None:
     for line in pool.run(fail_a_call):
         assert (line.calls, line.failed) == (0, 1)
+
+
+def lose_a_message() -> list[Line]:
+    group = logged()
+    if dist.get_rank() == 0:
+        with pytest.raises(dist.DistBackendError):
+            dist.irecv(torch.ones(10), 1, group=group).wait(timedelta(seconds=1))  # type: ignore[union-attr]
+        from dreamcomm.info import backend_of
+
+        backend_of(group).abort()
+    return dreamcomm.comm_log(group).lines
+
+
+def test_failed_messages_count(fresh: Fresh) -> None:
+    lines, _ = fresh.run(lose_a_message)
+    assert [(line.operation, line.nbytes, line.calls, line.failed) for line in lines] == [
+        ("recv", 40, 0, 1)
+    ]
+
+
+def exchange_parts() -> list[Line]:
+    group = logged()
+    dist.all_to_all_single(torch.empty(30), torch.ones(30), group=group)
+    return dreamcomm.comm_log(group).lines
+
+
+def test_all_to_all_counts_its_whole_input(pool: Pool) -> None:
+    for (line,) in pool.run(exchange_parts, world=3):
+        assert line.nbytes == 120
+        assert line.algbw(3) > 0
 
 
 @pytest.mark.parametrize(

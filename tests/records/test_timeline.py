@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+import os
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 import dreamcomm
-from helpers.pool import Pool
+from helpers.pool import Fresh, Pool
 
 pytestmark = pytest.mark.beyond_gloo("Gloo writes no timeline")
 
@@ -165,8 +168,86 @@ def test_operations_show_in_torchs_profiler(pool: Pool) -> None:
 def test_bad_arguments_are_told(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no folder"):
         dreamcomm.trace(tmp_path / "none" / "run.json")
-    with pytest.raises(ValueError, match="from 1 on"):
-        dreamcomm.trace(tmp_path / "run.json", calls=0)
+    for calls in (0, 10**18):
+        with pytest.raises(ValueError, match="expected calls from 1 to"):
+            dreamcomm.trace(tmp_path / "run.json", calls=calls)
+    for spans in (1.5, "5", True):
+        with pytest.raises(TypeError, match="expected spans to be an int"):
+            dreamcomm.trace(tmp_path / "run.json", spans=spans)  # type: ignore[arg-type]
+    for patience in (-1.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match="expected patience from 0 on"):
+            dreamcomm.trace(tmp_path / "run.json", patience=patience)
+    for path in (tmp_path, "", "a\0b"):
+        with pytest.raises(ValueError, match="the path of a file"):
+            dreamcomm.trace(path)
+    with dreamcomm.trace(tmp_path / "run.json"):
+        pass  # none of these runs
+
+
+def test_a_dropped_trace_ends(tmp_path: Path) -> None:
+    with pytest.warns(ResourceWarning, match="nobody could stop"):
+        dreamcomm.trace(tmp_path / "run.json")
+    with dreamcomm.trace(tmp_path / "run.json"):
+        pass
+
+
+def trace_and_change(path: str, folder: str) -> list[str]:
+    """The error of the block comes out; the file lies where it was asked for."""
+    os.chdir(Path(path).parent)
+    with pytest.raises(ArithmeticError), dreamcomm.trace(Path(path).name):  # noqa: PT012
+        dist.all_reduce(torch.ones(10))
+        os.chdir(folder)
+        raise ArithmeticError
+    dist.barrier()
+    return sorted(os.listdir(folder))
+
+
+def test_a_relative_path_stays_where_it_was(fresh: Fresh, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    assert fresh.run(trace_and_change, str(tmp_path / "run.json"), str(other)) == [[], []]
+    assert {event["pid"] for event in load(tmp_path / "run.json")} == {0, 1}
+
+
+def traced_twice(path: str, slow: int) -> list[str]:
+    """Traces to one path, one rank late to end the first."""
+    for nbytes in (40, 400):
+        with dreamcomm.trace(path):
+            dist.all_reduce(torch.ones(nbytes // 4))
+            if dist.get_rank() == slow and nbytes == 40:
+                time.sleep(0.3)
+    dist.barrier()
+    return sorted(os.listdir(Path(path).parent))
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_traces_to_one_path_do_not_mix(pool: Pool, tmp_path: Path, slow: int) -> None:
+    assert pool.run(traced_twice, str(tmp_path / "run.json"), slow) == [["run.json"]] * 2
+    calls = [event for event in load(tmp_path / "run.json") if event["name"] == "all_reduce"]
+    assert {(event["pid"], event["args"]["bytes"]) for event in calls} == {(0, 400), (1, 400)}
+    assert len(calls) == 2
+
+
+def traced_late(path: str) -> None:
+    with dreamcomm.trace(path, patience=0.05):
+        dist.all_reduce(torch.ones(10))
+        if dist.get_rank() == 1:
+            dist.recv(torch.ones(1), 0)
+    if dist.get_rank() == 0:
+        dist.send(torch.ones(1), 1)
+    dist.barrier()
+
+
+def test_a_late_part_is_added(pool: Pool, tmp_path: Path) -> None:
+    target = tmp_path / "run.json"
+    pool.run(traced_late, str(target))
+    assert {event["pid"] for event in load(target)} == {0}
+    (part,) = (path for path in tmp_path.iterdir() if path != target)
+    dreamcomm.merge_traces([str(part)], str(target))
+    assert {event["pid"] for event in load(target)} == {0, 1}
+    assert list(tmp_path.iterdir()) == [target]
+    with pytest.raises(ValueError, match="no part of a trace"):
+        dreamcomm.merge_traces([__file__], target)
 
 
 def test_one_trace_at_a_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
