@@ -56,7 +56,8 @@ class Ledger {
     std::vector<T> kept;
     const std::int64_t last = added();
     const auto places = static_cast<std::int64_t>(places_);
-    for (std::int64_t number = std::max(before, last - places) + 1; number <= last; ++number) {
+    const std::int64_t first = std::max({std::int64_t{0}, before, last - places}) + 1;
+    for (std::int64_t number = first; number <= last; ++number) {
       if (const std::optional<T> thing = look(number)) kept.push_back(*thing);
     }
     return kept;

@@ -35,6 +35,7 @@ struct Thing {
 TEST_CASE("a ledger keeps the last things in their order") {
   Ledger<Thing> ledger(3);
   CHECK(ledger.read().empty());
+  CHECK(ledger.read(-1).empty());
   ledger.amend(Thing::of(9));  // nothing is there to be replaced
   CHECK(ledger.read().empty());
   for (int i = 1; i <= 5; ++i) ledger.add(Thing::of(i));

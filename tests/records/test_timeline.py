@@ -228,6 +228,19 @@ def test_traces_to_one_path_do_not_mix(pool: Pool, tmp_path: Path, slow: int) ->
     assert len(calls) == 2
 
 
+def trace_nothing(path: str) -> None:
+    for number in range(2):
+        with dreamcomm.trace(path):
+            if number == 0:
+                dist.all_reduce(torch.ones(10))
+        dist.barrier()
+
+
+def test_a_second_trace_has_nothing_of_the_first(pool: Pool, tmp_path: Path) -> None:
+    pool.run(trace_nothing, str(tmp_path / "run.json"))
+    assert not [event for event in load(tmp_path / "run.json") if event["ph"] == "X"]
+
+
 def traced_late(path: str) -> None:
     with dreamcomm.trace(path, patience=0.05):
         dist.all_reduce(torch.ones(10))
