@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,10 @@ import pytest
 # For `helpers` and the modules beside the tests. The repository's root stays off the
 # path: it holds the package's source without the compiled module.
 sys.path.insert(0, str(Path(__file__).parent))
+
+# A shell that runs the tests in the background has them, and all they start, ignore Ctrl-C.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same choices on every machine, and nothing written into the user's cache.
 os.environ.setdefault("DREAMCOMM_COSTS", "fixed")

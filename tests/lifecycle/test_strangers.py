@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from dreamcomm import _C
 from helpers.census import Census, census
 from helpers.logs import Kept
 from helpers.pool import Fresh
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.beyond_gloo("gloo has no such address")
 
 GREETING = struct.Struct("=12sII16s16s")  # csrc/transport/greeting.h
 MAGIC = b"dreamcomm\0\0\0"
-VERSION = 3
+VERSION = _C.PROTOCOL_VERSION
 
 
 def meet(rank: int, folder: str) -> tuple[list[str], list[Census]]:
@@ -152,7 +153,6 @@ def test_strangers_that_say_nothing_hold_up_nobody(fresh: Fresh, tmp_path: Path)
 
 def test_two_versions_in_one_job_refuse_each_other() -> None:
     """A rank whose card, where dreamcomm's ranks look for it, tells of another protocol."""
-    from dreamcomm import _C
 
     store = dist.HashStore()
     card = f"dreamcomm 9 1 2 1 1 0 {'0' * 32} 0 {'0' * 32} socket host none"
