@@ -47,7 +47,6 @@ class Arrival {
     after_ = after;
     rank_ = rank;
   }
-  std::int64_t own_ns() const { return own_; }
   std::int64_t last_ns() const { return own_ + after_; }
   int last_rank() const { return rank_; }
 

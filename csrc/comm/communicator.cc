@@ -151,8 +151,7 @@ struct Communicator::Impl {
         signature_of(request, static_cast<std::uint64_t>(number), row_byte(choice)),
         request.reduction.factor, place_of(request.in), place_of(request.out)};
     const Preference heaps = chooser.preference();
-    Entry entry(*recorder,
-                recorder->idle() ? Record{} : record_of(request, number, call.bytes, to_ns(now)));
+    Entry entry(*recorder, [&] { return record_of(request, number, call.bytes, to_ns(now)); });
     scratch.timeline = entry.timeline();
     Walk walk(rounds, opening, guard, scratch, chooser.heaps() ? &heaps : nullptr, to_ns(now));
     try {

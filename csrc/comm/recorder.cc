@@ -38,8 +38,7 @@ void Recorder::note_message(const Record& message) {
   if (Book* const trace = open_trace_book()) trace->messages.records.add(message);
 }
 
-Entry::Entry(const Recorder& recorder, const Record& record)
-    : log_(recorder.open_log_book()), trace_(recorder.open_trace_book()), record_(record) {
+void Entry::begin() {
   if (log_ != nullptr) log_->collectives.now.add(record_);
   if (trace_ != nullptr) {
     trace_->collectives.now.add(record_);

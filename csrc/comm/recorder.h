@@ -90,7 +90,16 @@ class Recorder {
 /// A collective on its way into the open books; failed, unless it is said to be done.
 class Entry {
  public:
-  Entry(const Recorder& recorder, const Record& record);
+  /// `make` says what the call is, and is asked only if a book is open. Each book is looked up
+  /// once: one that is opened meanwhile begins with the next call.
+  template <typename Make>
+  Entry(const Recorder& recorder, Make&& make)
+      : log_(recorder.open_log_book()), trace_(recorder.open_trace_book()) {
+    if (!wanted()) [[likely]]
+      return;
+    record_ = make();
+    begin();
+  }
   ~Entry();
   Entry(const Entry&) = delete;
   Entry& operator=(const Entry&) = delete;
@@ -103,6 +112,7 @@ class Entry {
   Record& record() { return record_; }
 
  private:
+  void begin();
   void write(Record::State state);
   Book* const log_;
   Book* const trace_;
