@@ -12,6 +12,7 @@
 
 #include "algorithms/page_writer.h"
 #include "algorithms/signature.h"
+#include "core/quick_clock.h"
 #include "core/request.h"
 #include "core/timeline.h"
 #include "kernels/reduce.h"
@@ -49,6 +50,7 @@ class Walk {
     std::vector<std::byte*> outs;
     std::vector<std::byte*> targets;
     PageWriter writer;
+    QuickClock clock;   // of whoever's turn it is
     std::string group;  // its name, for errors; empty: the default one
     /// Where in the program this thread makes its call; may be empty, or say "".
     std::function<std::string()> call_site;
@@ -136,7 +138,7 @@ class Walk {
   /// What was done since the last mark was of this phase.
   void mark(Phase phase) {
     if (scratch_.timeline != nullptr) [[unlikely]]
-      scratch_.timeline->mark(phase, now_ns());
+      scratch_.timeline->mark(phase, scratch_.clock.now_ns());
   }
   void compare_openings();
   void gather_sources(const std::byte* own, std::size_t offset);

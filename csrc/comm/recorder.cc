@@ -53,7 +53,10 @@ Entry::~Entry() {
 
 void Entry::write(Record::State state) {
   record_.state = state;
-  record_.ended_ns = now_ns();
+  // A done call ends with its last phase, whose end is known.
+  const bool is_known = trace_ != nullptr && state == Record::State::kDone &&
+                        trace_->timeline.last_ns() > record_.entered_ns;
+  record_.ended_ns = is_known ? trace_->timeline.last_ns() : clock_.now_ns();
   if (log_ != nullptr) {
     log_->collectives.records.add(record_);
     log_->collectives.log.add(record_);

@@ -17,6 +17,7 @@
 
 #include "comm/comm_log.h"
 #include "core/flag.h"
+#include "core/quick_clock.h"
 #include "core/record.h"
 #include "core/timeline.h"
 
@@ -93,8 +94,8 @@ class Entry {
   /// `make` says what the call is, and is asked only if a book is open. Each book is looked up
   /// once: one that is opened meanwhile begins with the next call.
   template <typename Make>
-  Entry(const Recorder& recorder, Make&& make)
-      : log_(recorder.open_log_book()), trace_(recorder.open_trace_book()) {
+  Entry(const Recorder& recorder, QuickClock& clock, Make&& make)
+      : clock_(clock), log_(recorder.open_log_book()), trace_(recorder.open_trace_book()) {
     if (!wanted()) [[likely]]
       return;
     record_ = make();
@@ -114,6 +115,7 @@ class Entry {
  private:
   void begin();
   void write(Record::State state);
+  QuickClock& clock_;
   Book* const log_;
   Book* const trace_;
   Record record_;

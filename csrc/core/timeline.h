@@ -31,6 +31,8 @@ class Timeline {
     ledger_.add(open_);
   }
 
+  /// When the last phase ended, or the call began. The writer's.
+  std::int64_t last_ns() const { return last_ns_; }
   const Ledger<Span>& spans() const { return ledger_; }
 
  private:
