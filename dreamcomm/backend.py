@@ -128,13 +128,17 @@ def _flag(variable: str, default: bool) -> bool:
     return text == "1"
 
 
+_MOST_BYTES = 2**60  # as dreamcomm.Options
+
+
 def _size(variable: str, default: int, least: int = 1) -> int:
     text = _text(variable)
     if text is None:
         return default
-    if not text.isdecimal() or int(text) < least:
+    if not text.isdecimal() or not least <= int(text) <= _MOST_BYTES:
         raise ValueError(
-            f"expected the environment variable {variable} to be a number of bytes, got {text!r}"
+            f"expected the environment variable {variable} to be a number of bytes from {least} "
+            f"to {_MOST_BYTES}, got {text!r}"
         )
     return int(text)
 

@@ -109,7 +109,15 @@ def share_(module: M) -> M:
 
     Returns:
         The module.
+
+    Raises:
+        ValueError: one of them is no ordinary tensor: sparse, quantized, lazy, a DTensor. Nothing
+            has been moved then.
     """
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        _check_movable(f"{type(module).__name__}.{name}", tensor)
+        if tensor.grad is not None:
+            _check_movable(f"the gradient of {type(module).__name__}.{name}", tensor.grad)
     with torch.no_grad():
         for parameter in module.parameters():
             if parameter.device.type != "cpu":
@@ -148,6 +156,24 @@ def _shape(size: tuple[int | Sequence[int], ...]) -> torch.Size:
         else:
             raise TypeError(f"expected sizes as numbers or as one sequence of them, got {size}")
     return torch.Size(lengths)
+
+
+def _check_movable(name: str, tensor: Tensor) -> None:
+    plain = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    kind = (
+        type(tensor).__name__
+        if type(tensor) not in plain
+        else "quantized tensor"
+        if tensor.is_quantized
+        else f"tensor of layout {tensor.layout}"
+        if tensor.layout is not torch.strided
+        else None
+    )
+    if kind is not None:
+        raise ValueError(
+            f"dreamcomm.share_: {name} is a {kind}; only ordinary dense tensors can be moved into "
+            "shared memory. Nothing was moved"
+        )
 
 
 def _moved(tensor: Tensor) -> Tensor:

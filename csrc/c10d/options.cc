@@ -12,13 +12,16 @@ namespace dreamcomm {
 namespace {
 
 constexpr std::size_t kMost = std::size_t{1} << 30;
+constexpr std::size_t kMostHeap = std::size_t{1}
+                                  << 60;  // what is refused by the system is done without
 
 /// Setting a group up may take this long, whatever its timeout.
 constexpr std::chrono::milliseconds kLeastMeeting{10'000};
 
-void require_bytes(const char* option, std::size_t bytes, std::size_t least) {
-  TORCH_CHECK_VALUE(bytes >= least && bytes <= kMost, "dreamcomm.Options: expected ", option,
-                    " from ", least, " to ", kMost, ", got ", bytes);
+void require_bytes(const char* option, std::size_t bytes, std::size_t least,
+                   std::size_t most = kMost) {
+  TORCH_CHECK_VALUE(bytes >= least && bytes <= most, "dreamcomm.Options: expected ", option,
+                    " from ", least, " to ", most, ", got ", bytes);
 }
 
 }  // namespace
@@ -37,6 +40,7 @@ void require_valid(const DreamOptions& options) {
                     "'");
   require_bytes("page_bytes", options.page_bytes, 1536);
   require_bytes("message_bytes", options.message_bytes, 128);
+  require_bytes("heap_bytes", options.heap_bytes, 0, kMostHeap);
   TORCH_CHECK_VALUE(
       options.costs == "auto" || options.costs == "fixed" || load_costs(options.costs),
       "dreamcomm.Options: expected costs to be auto, fixed or the path of a file that was ",

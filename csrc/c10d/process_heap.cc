@@ -31,7 +31,12 @@ std::shared_ptr<Heap> process_heap(std::size_t bytes) {
   const std::scoped_lock lock(now.mutex);
   std::shared_ptr<Heap> heap = now.heap.lock();
   if (heap && now.maker->at_home()) return heap;
-  heap = Heap::make(bytes);
+  try {
+    heap = Heap::make(bytes);
+  } catch (const Error& error) {
+    throw Error(error.kind(), concat(error.what(), "; the option heap_bytes, or the environment ",
+                                     "variable DREAMCOMM_HEAP_BYTES, asks for ", bytes, " bytes"));
+  }
   now.heap = heap;
   now.maker = std::make_unique<ForkMark>();
   return heap;

@@ -278,6 +278,31 @@ def test_the_explanation_knows_that_there_are_no_heaps(pool: Pool) -> None:
         assert "one wait finds out" not in text
 
 
+class Odd(nn.Module):
+    """A module with something that is no ordinary tensor behind what is."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.first = nn.Linear(2, 2)
+        if kind == "lazy":
+            self.odd: nn.Module = nn.LazyLinear(2)
+        if kind == "sparse":
+            self.register_buffer("odd", torch.eye(2).to_sparse())
+        if kind == "gradient":
+            self.odd = nn.Embedding(4, 2, sparse=True)
+            self.odd(torch.tensor([1])).sum().backward()
+        if kind == "quantized":
+            self.register_buffer("odd", torch.quantize_per_tensor(torch.ones(2), 1, 0, torch.qint8))
+
+
+@pytest.mark.parametrize("kind", ["lazy", "sparse", "gradient", "quantized"])
+def test_a_module_that_cannot_be_shared_stays_as_it_is(kind: str) -> None:
+    module = Odd(kind)
+    with pytest.raises(ValueError, match=r"share_: .*Odd\.odd.* Nothing was moved"):
+        dreamcomm.share_(module)
+    assert not any(dreamcomm.is_shared(p) for p in module.first.parameters())
+
+
 def share_with_little_room(rank: int, folder: str) -> list[Any]:
     """Own heaps fit into the address space, those of the peers do not."""
     heap = 8 << 30

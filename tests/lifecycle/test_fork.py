@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
+import dreamcomm
 from helpers.census import census
 from helpers.pool import Fresh
 from lifecycle.groups import error_of, use_everything
@@ -55,7 +56,8 @@ def fork_and_leave(how: str) -> int:
         if how == "destroy":
             dist.destroy_process_group()
         elif how == "call":
-            refused = [error_of(call) for call in (dist.barrier, begin_in_background)]
+            calls = (dist.barrier, begin_in_background, dreamcomm.stats)
+            refused = [error_of(call) for call in calls]
             os._exit(0 if all("forked" in text for text in refused) else 3)
         os._exit(0)
     use_everything()
