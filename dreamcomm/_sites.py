@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
+import threading
+from types import FrameType
 
 import torch
 
@@ -20,7 +22,15 @@ def call_site() -> str:
     Returns:
         " at train.py:12 in step", or "" if there is none.
     """
-    frame = sys._getframe().f_back
+    return _innermost(sys._getframe().f_back)
+
+
+def whereabouts() -> str:
+    """The innermost such line of the main thread, now."""
+    return _innermost(sys._current_frames().get(threading.main_thread().ident or 0))
+
+
+def _innermost(frame: FrameType | None) -> str:
     while frame is not None:
         code = frame.f_code
         if not _is_between(code.co_filename):

@@ -42,6 +42,8 @@ struct Host {
       make_inner;
   /// Where in the program this thread makes its call: " at file:line", or "" where no Python runs.
   std::function<std::string()> call_site;
+  /// Where the program's main thread is now, likewise. On a thread that may wait for the GIL.
+  std::function<std::string()> whereabouts;
   /// Tells the user what may become an error.
   std::function<void(const std::string&)> warn;
   /// A group that kept a log has ended; `failure` says why, or is empty.
@@ -223,6 +225,7 @@ class DreamBackend final : public c10d::Backend {
   std::chrono::milliseconds timeout_of(std::chrono::milliseconds given) const {
     return given == c10d::kUnsetTimeout ? timeout() : given;
   }
+  void require_home() const;
   void require_open() const;
   c10::intrusive_ptr<DreamBackend> child(const StorePtr& store, int rank, int size,
                                          const c10::intrusive_ptr<DreamOptions>& options);

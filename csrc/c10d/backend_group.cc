@@ -7,7 +7,9 @@
 #include "c10d/backend.h"
 #include "c10d/convert.h"
 #include "c10d/costs_file.h"
+#include "c10d/default_group.h"
 #include "c10d/process_heap.h"
+#include "c10d/process_whereabouts.h"
 #include "c10d/python.h"
 #include "c10d/recordings.h"
 #include "c10d/store.h"
@@ -19,6 +21,8 @@ using std::chrono::milliseconds;
 
 /// How often a wait for the group's calls looks at Python's signals.
 constexpr milliseconds kLook{50};
+
+constexpr const char* kDefaultName = "default";
 
 c10d::ErrorType to_error_type(ErrorKind kind) {
   switch (kind) {
@@ -39,6 +43,20 @@ constexpr std::size_t kRecords = 2000;
 
 std::vector<int> members_of(const DreamOptions& options) {
   return {options.global_ranks_in_group.begin(), options.global_ranks_in_group.end()};
+}
+
+/// torch gives the members of other groups as ranks of this one, of which it has one at a time.
+bool is_default(const DreamOptions& options) {
+  return options.group_name == kDefaultName && options.global_ranks_in_group.empty();
+}
+
+/// Whether the process of a rank of a new group has ended, as the default group sees it.
+std::function<bool(int)> members_watch(const DreamOptions& options) {
+  if (is_default(options)) return {};
+  return [members = members_of(options), world = default_group()](int rank) {
+    return world && static_cast<std::size_t>(rank) < members.size() &&
+           world->has_ended(members[static_cast<std::size_t>(rank)]);
+  };
 }
 
 /// What has to be equal on all ranks; paths may differ.
@@ -88,16 +106,18 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
       no_heap_ = error.what();
     }
   }
-  const ShmOptions shm{
-      .page_bytes = options->page_bytes,
-      .message_bytes = options->message_bytes,
-      .timeout = meeting_time(*options),
-      .heap = heap_,
-      .settings = concat("algorithm=", options->algorithm, ",fixed_order=",
-                         options->fixed_order ? 1 : 0, ",costs=", costs_kind(options->costs),
-                         ",cuda=", options->cuda, ",cuda_heap_bytes=", options->cuda_heap_bytes),
-      .warn = host.warn,
-      .refuse = !options->shared_memory};
+  ShmOptions shm{.page_bytes = options->page_bytes,
+                 .message_bytes = options->message_bytes,
+                 .timeout = meeting_time(*options),
+                 .heap = heap_,
+                 .settings = concat("algorithm=", options->algorithm,
+                                    ",fixed_order=", options->fixed_order ? 1 : 0,
+                                    ",costs=", costs_kind(options->costs), ",cuda=", options->cuda,
+                                    ",cuda_heap_bytes=", options->cuda_heap_bytes),
+                 .warn = host.warn,
+                 .make_whereabouts = [&host] { return process_whereabouts(host.whereabouts); },
+                 .has_ended = members_watch(*options),
+                 .refuse = !options->shared_memory};
   TorchStore meeting(c10::make_intrusive<c10d::PrefixStore>("shm", visit_));
   try {
     ShmResult result = connect_shm(meeting, rank, size, shm);
@@ -111,6 +131,7 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
           std::move(result.fabric),
           CommOptions{options->group_name, options->algorithm, options->fixed_order,
                       options->timeout, host.call_site, host.warn, members_of(*options)});
+      if (is_default(*options)) set_default_group(comm_);
       recorder_ = comm_->recorder();
       if (options->log) recorder_->open_log(kRecords);
       Recordings::of_process().add(recorder_);
@@ -207,6 +228,7 @@ c10::intrusive_ptr<c10d::Backend> DreamBackend::merge(
     const int& size) {
   auto options = own_options(opts);
   options->global_ranks_in_group.clear();
+  if (options->group_name == kDefaultName) options->group_name = "merged";
   return child(store, rank, size, options);
 }
 
@@ -232,10 +254,14 @@ c10d::ErrorType DreamBackend::getError() {
   return kind ? to_error_type(*kind) : c10d::ErrorType::SUCCESS;
 }
 
-void DreamBackend::require_open() const {
+void DreamBackend::require_home() const {
   TORCH_CHECK_WITH(DistBackendError, process_.at_home(), "rank ", rank_,
                    ": this process was forked from a rank and is none itself; make no calls on "
                    "the group here");
+}
+
+void DreamBackend::require_open() const {
+  require_home();
   TORCH_CHECK_WITH(DistBackendError, closed_.read() == 0, "rank ", rank_,
                    ": this dreamcomm group was shut down; make a new one with new_group()");
 }
@@ -259,6 +285,7 @@ at::Tensor DreamBackend::allocateTensor(long size, at::TensorOptions options) {
 bool DreamBackend::holds(const Tensor& tensor) const { return device_ && device_->holds(tensor); }
 
 std::array<Traffic, kKinds> DreamBackend::traffic() const {
+  require_home();  // the counters lie in memory that children do not have
   return comm_ ? comm_->traffic() : std::array<Traffic, kKinds>{};
 }
 

@@ -3,11 +3,11 @@
 #include <pybind11/functional.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <cstdio>
 #include <memory>
 #include <string>
 
 #include "c10d/backend.h"
+#include "c10d/interpreter.h"
 #include "c10d/module_records.h"
 #include "c10d/ops.h"
 #include "c10d/process_heap.h"
@@ -23,114 +23,9 @@ using std::chrono::milliseconds;
 using BackendPtr = c10::intrusive_ptr<DreamBackend>;
 using OptionsPtr = c10::intrusive_ptr<DreamOptions>;
 
-/// A Python object that any thread may drop, the GIL held or not.
-std::shared_ptr<py::object> shared_object(py::object object) {
-  return {new py::object(std::move(object)), [](py::object* held) {
-            if (Py_IsInitialized() == 0) return;  // nothing is left to tell
-            const py::gil_scoped_acquire gil;
-            delete held;
-          }};
-}
-
-/// What the interpreter calls at exit. It does not keep the backend alive.
-class ExitHook {
- public:
-  explicit ExitHook(const BackendPtr& backend) : backend_(backend) {}
-  void operator()() const {
-    const py::gil_scoped_release release;
-    if (const BackendPtr backend = backend_.lock()) backend->close_at_exit();
-  }
-
- private:
-  c10::weak_intrusive_ptr<DreamBackend> backend_;
-};
-
-/// A call of ExitHook at exit, until this is dropped.
-class AtExit {
- public:
-  /// With the GIL held.
-  explicit AtExit(const BackendPtr& backend) : hook_(py::cast(ExitHook(backend))) {
-    const py::module_ atexit = py::module_::import("atexit");
-    atexit.attr("register")(hook_);
-    unregister_ = atexit.attr("unregister");
-  }
-  /// The garbage collector may be what drops it, in the midst of any code: nothing
-  /// is imported here, nothing thrown, and an exception under way stays so.
-  ~AtExit() {
-    if (Py_IsInitialized() == 0) {  // nobody is left to tell
-      hook_.release();
-      unregister_.release();
-      return;
-    }
-    const py::gil_scoped_acquire gil;
-    const py::error_scope exception;
-    PyObject* none = PyObject_CallOneArg(unregister_.ptr(), hook_.ptr());
-    if (none == nullptr) PyErr_WriteUnraisable(hook_.ptr());
-    Py_XDECREF(none);
-    hook_ = py::object();
-    unregister_ = py::object();
-  }
-  AtExit(const AtExit&) = delete;
-  AtExit& operator=(const AtExit&) = delete;
-
- private:
-  py::object hook_;
-  py::object unregister_;
-};
-
-std::shared_ptr<void> register_exit(const BackendPtr& backend) {
-  const py::gil_scoped_acquire gil;
-  return std::make_shared<AtExit>(backend);
-}
-
-/// Of a call that has gone wrong. The group's own thread runs no Python: it must not take the
-/// GIL, which may be gone for good.
-std::string call_site() {
-  if (PyGILState_GetThisThreadState() == nullptr) return "";
-  const py::gil_scoped_acquire gil;
-  try {
-    return py::module_::import("dreamcomm._sites").attr("call_site")().cast<std::string>();
-  } catch (const py::error_already_set&) {
-    return "";  // the interpreter is on its way out; the peers wait for what this rank says
-  }
-}
-
-/// To the logger "dreamcomm"; by the group's own thread, as in call_site(), to stderr.
-void warn(const std::string& text) {
-  if (PyGILState_GetThisThreadState() == nullptr) {
-    std::fprintf(stderr, "dreamcomm: %s\n", text.c_str());
-    return;
-  }
-  const py::gil_scoped_acquire gil;
-  try {
-    py::module_::import("logging").attr("getLogger")("dreamcomm").attr("warning")("%s", text);
-  } catch (py::error_already_set& error) {
-    error.discard_as_unraisable("dreamcomm's warning");
-  }
-}
-
-/// A group that kept a log has ended.
-void report(const std::shared_ptr<Recorder>& recorder, const std::string& failure) {
-  if (Py_IsInitialized() == 0) return;
-  const py::gil_scoped_acquire gil;
-  const py::error_scope exception;
-  try {
-    py::module_::import("dreamcomm.log").attr("report")(recorder, failure);
-  } catch (py::error_already_set& error) {
-    error.discard_as_unraisable("dreamcomm's log");
-  }
-}
-
 BackendPtr make_backend(const StorePtr& store, int rank, int size, const OptionsPtr& options,
                         py::object make_inner) {
-  const Host host{[make = shared_object(std::move(make_inner))](
-                      const StorePtr& inner_store, int inner_rank, int inner_size,
-                      const OptionsPtr& inner_options, const std::string& device_type) {
-                    const py::gil_scoped_acquire gil;
-                    return (*make)(inner_store, inner_rank, inner_size, inner_options, device_type)
-                        .cast<Fallback::Inner>();
-                  },
-                  call_site, warn, report, register_exit};
+  const Host host = make_host(std::move(make_inner));
   const py::gil_scoped_release release;
   return DreamBackend::create(store, rank, size, options, host);
 }
@@ -326,7 +221,6 @@ py::object observe_rank(const std::string& path) {
 }
 
 void bind_backend(py::module_& m) {
-  py::class_<ExitHook>(m, "_ExitHook").def("__call__", &ExitHook::operator());
   py::class_<DreamBackend, c10d::Backend, BackendPtr>(
       m, "DreamBackend", "The c10d backend of one group; made by init_process_group.")
       .def(py::init(&make_backend), py::arg("store"), py::arg("rank"), py::arg("size"),
@@ -385,6 +279,7 @@ void bind_backend(py::module_& m) {
 PYBIND11_MODULE(_C, m) {
   m.doc() = "dreamcomm's compiled part; import torch first.";
   py::module_::import("torch._C._distributed_c10d");  // the classes these derive from
+  dreamcomm::bind_interpreter(m);
   dreamcomm::bind_options(m);
   dreamcomm::bind_records(m);
   dreamcomm::bind_backend(m);

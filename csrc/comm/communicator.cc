@@ -140,7 +140,7 @@ struct Communicator::Impl {
   void run_now(const Request& request, const Interrupt& interrupt) {
     member.check_usable(name(request.kind).data());
     const std::function<std::string()> what = [&request] { return describe(request); };
-    const Clock::time_point now = Clock::now();  // read once: it is felt in small calls
+    const Clock::time_point now = scratch.clock.now();  // read once: it is felt in small calls
     Guard guard(member, what, deadline_of(request.deadline, now), tend, interrupt, now);
     CallShape call = call_of(request);
     Choice choice = chooser.choose(call);
@@ -151,7 +151,8 @@ struct Communicator::Impl {
         signature_of(request, static_cast<std::uint64_t>(number), row_byte(choice)),
         request.reduction.factor, place_of(request.in), place_of(request.out)};
     const Preference heaps = chooser.preference();
-    Entry entry(*recorder, [&] { return record_of(request, number, call.bytes, to_ns(now)); });
+    Entry entry(*recorder, scratch.clock,
+                [&] { return record_of(request, number, call.bytes, to_ns(now)); });
     scratch.timeline = entry.timeline();
     Walk walk(rounds, opening, guard, scratch, chooser.heaps() ? &heaps : nullptr, to_ns(now));
     try {
@@ -320,6 +321,11 @@ void Communicator::shutdown() {
 std::optional<std::string> Communicator::failure() const { return impl_->member.failure(); }
 
 std::optional<ErrorKind> Communicator::failure_kind() const { return impl_->member.failure_kind(); }
+
+bool Communicator::has_ended(int rank) const {
+  return rank >= 0 && rank < size() && !impl_->member.failed() &&
+         dreamcomm::has_ended(*impl_->fabric, rank);
+}
 
 std::uint64_t Communicator::sequence() const { return to_count(impl_->sequence); }
 

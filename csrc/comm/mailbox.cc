@@ -240,13 +240,19 @@ void Mailbox::fail_link(int peer, const std::string& reason) {
   });
 }
 
-std::exception_ptr Mailbox::late(const char* what, const char* other, int peer, std::uint64_t tag,
-                                 std::size_t bytes) const {
+template <typename Message>
+std::exception_ptr Mailbox::late(const char* what, const char* other, int peer,
+                                 const Message& message) const {
   const std::string who = peer < 0 ? "any rank" : concat("rank ", peer);
-  return std::make_exception_ptr(Error(
-      ErrorKind::kTimeout, concat(what, who, " (", bytes, " bytes, tag ", tag, ") on ",
-                                  member_.who(), " reached its timeout: ", who, " has not ", other,
-                                  peer < 0 ? "" : concat("; it ", member_.does(peer)))));
+  return std::make_exception_ptr(
+      Error(ErrorKind::kTimeout,
+            concat(what, who, " (", message.data.bytes, " bytes, tag ", message.tag, ") on ",
+                   member_.who(), " reached its timeout: ", who, " has not ", other,
+                   peer < 0 ? "" : concat("; it ", does(peer, message.asked_ns)))));
+}
+
+std::string Mailbox::does(int peer, std::int64_t asked_ns) const {
+  return member_.does(peer, std::chrono::nanoseconds(now_ns() - asked_ns));
 }
 
 /// Fails what is past its deadline. A receive that nothing has matched is simply
@@ -255,15 +261,14 @@ void Mailbox::expire(Clock::time_point now, std::optional<std::string>& broken) 
   const auto is_late = [&](const auto& message) { return now >= message.deadline; };
   std::erase_if(posted_, [&](Receiving& r) {
     if (!is_late(r)) return false;
-    drop(r.peer.value_or(-1), r,
-         late("recv from ", "sent it", r.peer.value_or(-1), r.tag, r.data.bytes));
+    drop(r.peer.value_or(-1), r, late("recv from ", "sent it", r.peer.value_or(-1), r));
     return true;
   });
   for (int peer = 0; peer < member_.size(); ++peer) {
     Link& with = link(peer);
     std::erase_if(with.unannounced, [&](Sending& s) {
       if (!is_late(s)) return false;
-      drop(peer, s, late("send to ", "taken the messages before it", peer, s.tag, s.data.bytes));
+      drop(peer, s, late("send to ", "taken the messages before it", peer, s));
       return true;
     });
     const auto any_late = [&](const auto& messages) {
@@ -274,9 +279,9 @@ void Mailbox::expire(Clock::time_point now, std::optional<std::string>& broken) 
                               : any_late(with.incoming) ? "finished sending"
                                                         : nullptr;
     if (lacks != nullptr) {
-      broken =
-          concat("a message between rank ", member_.rank(), " and rank ", peer, " timed out: rank ",
-                 peer, " has not ", lacks, " it; it ", member_.does(peer));
+      broken = concat("a message between rank ", member_.rank(), " and rank ", peer,
+                      " timed out: rank ", peer, " has not ", lacks, " it; it ",
+                      does(peer, member_.header().correspondence.since_ns.read()));
     }
   }
 }

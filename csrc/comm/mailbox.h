@@ -128,8 +128,11 @@ class Mailbox {
   bool pending_with(int peer) const;
   void expire(Clock::time_point now, std::optional<std::string>& broken);
   void fail_link(int peer, const std::string& reason);
-  std::exception_ptr late(const char* what, const char* other, int peer, std::uint64_t tag,
-                          std::size_t bytes) const;
+  template <typename Message>
+  std::exception_ptr late(const char* what, const char* other, int peer,
+                          const Message& message) const;
+  /// What a peer does, on behalf of a message that waits since then.
+  std::string does(int peer, std::int64_t asked_ns) const;
 
   Member& member_;
   Recorder& recorder_;

@@ -8,6 +8,8 @@
 
 namespace dreamcomm {
 
+using std::chrono::milliseconds;
+
 Member::Member(Fabric& fabric, std::string group, Warn warn)
     : fabric_(fabric),
       patience_(Patience::of(fabric.size())),
@@ -83,6 +85,13 @@ void Member::ring_own() {
 
 std::string Member::last_act(int peer) const {
   return dreamcomm::last_act(view_of(fabric_.header(peer)));
+}
+
+std::string Member::does(int peer, Clock::duration waited) const {
+  constexpr milliseconds kLeast{20};
+  constexpr milliseconds kMost{1000};
+  const auto patience = std::chrono::duration_cast<milliseconds>(waited / 12);
+  return last_act(peer) + fabric_.elsewhere(peer, std::clamp(patience, kLeast, kMost));
 }
 
 }  // namespace dreamcomm

@@ -54,8 +54,9 @@ class Member {
 
   /// What a peer last did in this group, in words.
   std::string last_act(int peer) const;
-  /// That, and what its process does instead. Reads files.
-  std::string does(int peer) const { return last_act(peer) + fabric_.elsewhere(peer); }
+  /// That, and what its process does instead, in words on a wait that has lasted `waited`. Reads
+  /// files, and asks the process, which has a twelfth of that time to answer, in bounds.
+  std::string does(int peer, Clock::duration waited) const;
 
  private:
   Fabric& fabric_;

@@ -114,7 +114,7 @@ std::string RollCall::missing(std::chrono::milliseconds timeout, bool all) const
     if (is_present(rank)) continue;
     if (count > 0 && !all) break;
     ranks += concat(count > 0 ? ", " : "", rank);
-    acts += concat("; rank ", rank, ' ', member_.does(rank));
+    acts += concat("; rank ", rank, ' ', member_.does(rank, timeout));
     ++count;
   }
   if (count == 0) return "";

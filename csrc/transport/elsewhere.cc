@@ -16,6 +16,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
+fs::path folder_of(pid_t pid) { return fs::path("/proc") / std::to_string(pid); }
+
 /// Of its main thread, as /proc/PID/stat has it after the command in parentheses; or 0.
 char state_of(const fs::path& process) {
   std::ifstream file(process / "stat");
@@ -42,9 +44,14 @@ std::optional<RankView> longest_call(pid_t pid, const fs::path& process) {
 
 }  // namespace
 
+bool is_stopped(pid_t pid) {
+  const char state = state_of(folder_of(pid));
+  return state == 'T' || state == 't';
+}
+
 std::string words_on_process(pid_t pid, const std::string& team) {
   if (pid <= 0) return "";
-  const fs::path process = fs::path("/proc") / std::to_string(pid);
+  const fs::path process = folder_of(pid);
   const char state = state_of(process);
   if (state == 'T' || state == 't') {
     return concat("; its process ", pid, " is stopped (SIGSTOP or a debugger)");

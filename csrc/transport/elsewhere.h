@@ -11,5 +11,7 @@ namespace dreamcomm {
 /// group than `team` (RankView), or computes, or sleeps. Empty where /proc tells nothing: for
 /// a process of another user or PID namespace, or one that has ended.
 std::string words_on_process(pid_t pid, const std::string& team);
+/// By SIGSTOP or a debugger, as far as /proc tells.
+bool is_stopped(pid_t pid);
 
 }  // namespace dreamcomm

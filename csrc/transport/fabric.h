@@ -1,6 +1,7 @@
 // How the ranks of a group see each other's windows. One subclass per transport.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <span>
 #include <string>
@@ -30,8 +31,11 @@ class Fabric {
   /// for waits that have lasted a while. Any thread.
   virtual PeerState peer(int rank) const = 0;
   /// What else the rank's process does, in words to follow what it last did in this group, or
-  /// nothing. Reads files: for messages. Any thread.
-  virtual std::string elsewhere(int /*rank*/) const { return ""; }
+  /// nothing. Reads files, and asks the process, which has `patience` to answer: for messages.
+  /// Any thread.
+  virtual std::string elsewhere(int /*rank*/, std::chrono::milliseconds /*patience*/) const {
+    return "";
+  }
   /// "shm (memfd), 4 ranks in one host" and the like.
   virtual std::string describe() const = 0;
 

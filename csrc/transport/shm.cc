@@ -23,6 +23,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -98,17 +99,31 @@ class Meeting {
           throw Error(ErrorKind::kPeerLost, concat("setting up a group on rank ", rank_, " of ",
                                                    size_, ": ", store_.get("trouble", left())));
         }
+        check_alive(r);
         check(steady_clock::now() < deadline_, ErrorKind::kTimeout, "setting up a group on rank ",
               rank_, " of ", size_, ": rank ", r, " has not come within the timeout of ",
               options_.timeout.count(), " ms. All ranks must make the group (", error.what(), ')');
       }
     }
   }
+  /// Throws Error(kPeerLost) if rank `awaited` cannot come, or one that has come has gone, for
+  /// which `awaited` may be waiting. A rank closes its connections before it tells of trouble, so
+  /// one that has hung up counts from the second look on.
+  void check_alive(int awaited) {
+    int ended = options_.has_ended && options_.has_ended(awaited) ? awaited : -1;
+    for (int r = 0; r < static_cast<int>(peers_.size()); ++r) {
+      if (has_ended(peer(r).process) || hung_up_.contains(r)) ended = r;
+      if (peer(r).socket && hung_up(peer(r).socket)) hung_up_.insert(r);
+    }
+    check(ended < 0, ErrorKind::kPeerLost, "setting up a group on rank ", rank_, " of ", size_,
+          ": the process of rank ", ended, " has ended");
+  }
   void publish(const char* what, const std::string& value) {
     store_.set(concat(what, '/', rank_), value);
   }
 
   void create_window() {
+    if (options_.make_whereabouts && size_ > 1) whereabouts_ = options_.make_whereabouts();
     own_fd_ = create_memfd(kWindowLabel, layout_.bytes());
     own_ = Mapping(own_fd_, layout_.bytes());
     layout_.construct(own_.data(), rank_, 0);
@@ -216,6 +231,7 @@ class Meeting {
     if (!socket) return false;
     const Greeting greeting = greeting_to(r);
     if (!hand_over(*socket, greeting)) return false;
+    peer(r).process = watch_process(peer_process(*socket).pid);
     peer(r).socket = std::move(*socket);
     return true;
   }
@@ -236,8 +252,10 @@ class Meeting {
             " ms from one of the ranks", unconnected());
       const int from = static_cast<int>(guest->greeting.from);
       if (!is_from_peer(guest->greeting, from) || peer(from).socket) continue;
+      peer(from).process = watch_process(peer_process(guest->socket).pid);
       const Greeting answer = greeting_to(from);
       if (!hand_over(guest->socket, answer)) {
+        peer(from).socket = std::move(guest->socket);
         return concat("rank ", from, " closed its connection");
       }
       return adopt(from, std::move(guest->socket), std::move(guest->memory));
@@ -261,12 +279,11 @@ class Meeting {
   std::string take_answer(int r) {
     Greeting greeting;
     Fd memory;
-    Fd socket = std::move(peer(r).socket);
-    const bool got = receive_with_fd(socket, &greeting, sizeof greeting, memory, deadline_);
+    const bool got = receive_with_fd(peer(r).socket, &greeting, sizeof greeting, memory, deadline_);
     if (!got || !is_from_peer(greeting, r)) {
       return concat("rank ", r, " did not answer the connection of rank ", rank_);
     }
-    return adopt(r, std::move(socket), std::move(memory));
+    return adopt(r, std::move(peer(r).socket), std::move(memory));
   }
 
   /// Maps the peer's window; why that cannot be done, or nothing.
@@ -325,12 +342,17 @@ class Meeting {
     }
     const std::string shared = "shared";
     publish("outcome", problem.empty() ? shared + no_heap_ : problem);
+    std::string unshared;
     std::string no_heap;
-    for (int r = 0; r < size_; ++r) {
+    for (int r = 0; r < size_; ++r) {  // of all: one may look unreachable because it has died
       const std::string outcome = get("outcome", r);
-      if (!outcome.starts_with(shared)) return {nullptr, outcome, ""};
-      if (no_heap.empty()) no_heap = outcome.substr(shared.size());
+      if (outcome.starts_with(shared)) {
+        if (no_heap.empty()) no_heap = outcome.substr(shared.size());
+      } else if (unshared.empty()) {
+        unshared = outcome;
+      }
     }
+    if (!unshared.empty()) return {nullptr, unshared, ""};
     if (!no_heap.empty()) {
       options_.heap.reset();
       for (ShmPeer& one : peers_) one.heap.reset();
@@ -339,7 +361,8 @@ class Meeting {
                                      card(rank_).host, " map each other's memory");
     layout_.header(own_.data()).identity.team = card(0).nonce;
     return {std::make_unique<ShmFabric>(rank_, layout_, std::move(own_fd_), std::move(own_),
-                                        options_.heap, std::move(peers_), words),
+                                        options_.heap, std::move(peers_), words,
+                                        std::move(whereabouts_)),
             words, no_heap};
   }
 
@@ -351,10 +374,12 @@ class Meeting {
   WindowLayout layout_;
   Fd own_fd_;
   Mapping own_;
+  std::shared_ptr<Whereabouts> whereabouts_;
   std::optional<Doorkeeper> door_;
   std::string no_heap_;  // why this rank cannot share heaps
   std::vector<Card> cards_;
   std::vector<ShmPeer> peers_;
+  std::set<int> hung_up_;  // ranks seen so, which may yet say why
 };
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include "core/store.h"
 #include "transport/fabric.h"
 #include "transport/heap.h"
+#include "transport/whereabouts.h"
 
 namespace dreamcomm {
 
@@ -21,6 +22,10 @@ struct ShmOptions {
   std::shared_ptr<Heap> heap;     // of this process, for the peers to map; null: none
   std::string settings = "none";  // whatever else has to be equal on all ranks; no spaces
   std::function<void(const std::string&)> warn{};  // of what the user should know; may be null
+  /// What asks late ranks where they are; may be null, or give null: then nobody does.
+  std::function<std::shared_ptr<Whereabouts>()> make_whereabouts{};
+  /// Whether the process of a rank that has not come is known to have ended; may be null.
+  std::function<bool(int rank)> has_ended{};
   bool refuse = false;  // act as if no memory could be shared (tests, measurements)
 };
 

@@ -1,17 +1,20 @@
 // A group whose ranks are processes that map each other's memfds.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "core/error.h"
 #include "transport/elsewhere.h"
 #include "transport/fabric.h"
 #include "transport/heap.h"
 #include "transport/memfd.h"
 #include "transport/observe.h"
 #include "transport/socket.h"
+#include "transport/whereabouts.h"
 
 namespace dreamcomm {
 
@@ -21,19 +24,26 @@ struct ShmPeer {
   Fd process;
   Mapping window;
   std::shared_ptr<const Mapping> heap;
+  std::shared_ptr<void> line{};  // of the socket, which outlives it
 };
 
 class ShmFabric final : public Fabric {
  public:
   /// `fd`: of the own window, kept open for tools of the same user (observe.h).
   ShmFabric(int rank, const WindowLayout& layout, Fd fd, Mapping own, std::shared_ptr<Heap> heap,
-            std::vector<ShmPeer> peers, std::string words)
+            std::vector<ShmPeer> peers, std::string words, std::shared_ptr<Whereabouts> whereabouts)
       : Fabric(rank, layout),
         fd_(std::move(fd)),
         own_(std::move(own)),
         heap_(std::move(heap)),
         peers_(std::move(peers)),
-        words_(std::move(words)) {}
+        words_(std::move(words)),
+        whereabouts_(std::move(whereabouts)) {
+    if (!whereabouts_) return;
+    for (ShmPeer& other : peers_) {
+      if (other.socket) other.line = whereabouts_->listen(other.socket);
+    }
+  }
 
   std::byte* window(int r) const override {
     return r == rank() ? own_.data() : peers_[static_cast<std::size_t>(r)].window.data();
@@ -51,10 +61,14 @@ class ShmFabric final : public Fabric {
     const bool gone = hung_up(other.socket) || has_ended(other.process);
     return gone ? PeerState::kGone : PeerState::kAlive;
   }
-  std::string elsewhere(int r) const override {
+  std::string elsewhere(int r, std::chrono::milliseconds patience) const override {
     if (r == rank()) return "";
-    return words_on_process(peer_process(peers_[static_cast<std::size_t>(r)].socket).pid,
-                            view_of(header(rank())).team);
+    const Fd& socket = peers_[static_cast<std::size_t>(r)].socket;
+    const pid_t pid = peer_process(socket).pid;
+    const std::string words = words_on_process(pid, view_of(header(rank())).team);
+    if (!whereabouts_ || is_stopped(pid)) return words;
+    const std::string at = whereabouts_->ask(socket, patience);
+    return at.empty() ? words : concat(words, "; its main thread is", at);
   }
   std::string describe() const override { return words_; }
 
@@ -64,6 +78,7 @@ class ShmFabric final : public Fabric {
   std::shared_ptr<Heap> heap_;
   std::vector<ShmPeer> peers_;
   std::string words_;
+  std::shared_ptr<Whereabouts> whereabouts_;
 };
 
 }  // namespace dreamcomm

@@ -38,7 +38,7 @@ class Cell:
 
     @property
     def is_late(self) -> bool:
-        return self.fault in ("sleeps", "is stopped")
+        return self.fault in ("sleeps", "is stopped", "is in another group")
 
 
 @dataclass
@@ -55,31 +55,52 @@ class Told:
     problems: list[str] = field(default_factory=list)
 
 
-def die(number: int) -> Callable[[Any], None]:
-    return lambda _: os.kill(os.getpid(), number)
+def die(number: int) -> Callable[[Any, Any], str]:
+    def end(*_: Any) -> str:
+        os.kill(os.getpid(), number)
+        return ""
+
+    return end
 
 
-def sleep(released: Any) -> None:
+def leave(*_: Any) -> str:
+    os._exit(3)
+
+
+def sleep(released: Any, _: Any) -> str:
     released.wait(ENDS)
+    return ""
 
 
-def raise_error(_: Any) -> None:
+def call_another_group(_: Any, elsewhere: Any) -> str:
+    """The order of two groups is another one than on the other ranks."""
+    try:
+        dist.barrier(elsewhere)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def raise_error(*_: Any) -> str:
     raise ArithmeticError("from the test")
 
 
-def be_interrupted(_: Any) -> None:
+def be_interrupted(*_: Any) -> str:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(ENDS)
+    return ""
 
 
-# What the victim does instead of its call.
-FAULTS: dict[str, Callable[[Any], None]] = {
+# What the victim does instead of its call, given an event of its end and another group, and the
+# error that it was told there.
+FAULTS: dict[str, Callable[[Any, Any], str]] = {
     "sleeps": sleep,
+    "is in another group": call_another_group,
     "is stopped": die(signal.SIGSTOP),
     "kill -9": die(signal.SIGKILL),
     "segfault": die(signal.SIGSEGV),
-    "os._exit": lambda _: os._exit(3),
+    "os._exit": leave,
     "exception": raise_error,
     "Ctrl-C": be_interrupted,
 }
@@ -111,6 +132,8 @@ def take_part(cell: Cell, rank: int, folder: str, struck: Any, released: Any, to
 
 def strike(cell: Cell, rank: int, struck: Any, released: Any, told: Told) -> None:
     group = dist.new_group(cell.members) if len(cell.members) < cell.world else default_group()
+    # The victim is there when the others have given up, and is told that they have left.
+    elsewhere = dist.new_group(cell.members, timeout=timedelta(seconds=PATIENT))
     if rank not in cell.members:
         return
     is_victim = rank == VICTIM
@@ -120,7 +143,7 @@ def strike(cell: Cell, rank: int, struck: Any, released: Any, told: Told) -> Non
     dist.barrier(group)
     if is_victim and cell.fault in FAULTS:
         struck.value = time.monotonic()
-        FAULTS[cell.fault](released)
+        told.error = FAULTS[cell.fault](released, elsewhere)
         return
     begin = time.monotonic()
     try:
@@ -213,6 +236,10 @@ def run_cell(cell: Cell, folder: str) -> Outcome:
     return Outcome(told, exits, struck.value)
 
 
+# The victim goes on after these.
+RETURNS = ("sleeps", "is in another group")
+
+
 def gather_told(cell: Cell, ends: list[Any], released: Any) -> dict[int, Told]:
     """What the ranks told; the victim and those outside of the group wait for the others."""
     told = {}
@@ -220,7 +247,7 @@ def gather_told(cell: Cell, ends: list[Any], released: Any) -> dict[int, Told]:
     for rank in first + [rank for rank in range(cell.world) if rank not in first]:
         if rank not in first:
             released.set()
-        if rank == VICTIM and cell.fault in FAULTS and cell.fault != "sleeps":
+        if rank == VICTIM and cell.fault in FAULTS and cell.fault not in RETURNS:
             continue
         if ends[rank].poll(ENDS):
             told[rank] = ends[rank].recv()

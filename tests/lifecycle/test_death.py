@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,83 @@ def test_survivors_learn_who_died(fresh: Fresh, name: str) -> None:
         assert told["again"].startswith("DistBackendError")
         assert not told["mappings"]
     assert shared_memory_files() <= files
+
+
+def lose_a_rank_in_new_group(members: list[int]) -> dict[str, Any]:
+    """Nobody has called the default group since: the new one has to find out by itself."""
+    use_everything()
+    if dist.get_rank() == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if dist.get_rank() not in members:
+        return {}
+    return {"error": error_of(lambda: dist.new_group(members, use_local_synchronization=True))}
+
+
+@pytest.mark.beyond_gloo("gloo names no rank")
+@pytest.mark.parametrize("members", [[0, 1, 2], [1, 2]], ids=str)
+def test_a_rank_that_dies_before_a_new_group_is_made(fresh: Fresh, members: list[int]) -> None:
+    ranks = fresh.start(lose_a_rank_in_new_group, members, world=3, group_timeout=300)
+    found = replies(ranks, timeout=60)
+    assert "process ended with -9" in str(found[2].error)
+    for rank in set(members) - {2}:
+        assert found[rank].error is None, found[rank].error
+        error = found[rank].value["error"]
+        assert error.startswith("DistBackendError"), error
+        assert f"the process of rank {members.index(2)} has ended" in error
+
+
+class Deadly(dist.Store):
+    """A store that ends its process once a key has been set."""
+
+    def __init__(self, inner: dist.Store, last: str) -> None:
+        super().__init__()
+        self.inner, self.last = inner, last
+
+    def set(self, key: str, value: Any) -> None:
+        self.inner.set(key, value)
+        if key.endswith(self.last):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def get(self, key: str) -> bytes:
+        found: bytes = self.inner.get(key)
+        return found
+
+    def add(self, key: str, value: int) -> int:
+        return self.inner.add(key, value)
+
+    def check(self, keys: list[str]) -> bool:
+        return self.inner.check(keys)
+
+    def wait(self, keys: list[str], *timeout: timedelta) -> None:
+        self.inner.wait(keys, *timeout)
+
+
+def make_a_group_that_loses_a_rank(rank: int, path: str, last: str) -> list[str]:
+    store: dist.Store = dist.FileStore(path, 3)
+    if rank == VICTIM:
+        store = Deadly(store, last)
+    made = error_of(
+        lambda: dist.init_process_group(
+            "dreamcomm", store=store, rank=rank, world_size=3, timeout=timedelta(seconds=300)
+        )
+    )
+    return [made, error_of(dist.barrier)] if made == "no error" else [made]
+
+
+@pytest.mark.beyond_gloo("gloo names no rank")
+@pytest.mark.parametrize("step", ["dial", "outcome"])
+def test_a_rank_that_dies_while_a_group_is_made(fresh: Fresh, tmp_path: Path, step: str) -> None:
+    """When all know the outcome the group is made, and its first call fails."""
+    arguments = (str(tmp_path / "store"), f"{step}/{VICTIM}")
+    ranks = fresh.start(make_a_group_that_loses_a_rank, *arguments, world=3, group=False)
+    found = replies(ranks, timeout=60)
+    assert "process ended with -9" in str(found[VICTIM].error)
+    for rank in (0, 2):
+        assert found[rank].error is None, found[rank].error
+        told = found[rank].value
+        assert len(told) == (1 if step == "dial" else 2)
+        assert told[-1].startswith("DistBackendError"), told
+        assert f"the process of rank {VICTIM} has ended" in told[-1]
 
 
 def die_midway() -> str:

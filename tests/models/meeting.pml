@@ -202,7 +202,7 @@ proctype Rank(byte me) {
 #if BREAK != NO_OUTCOMES
     do
     :: atomic { r < RANKS -> skip }; get(outcome[r] != unknown);
-      atomic { problem = problem || outcome[r] == apart; r = (problem -> RANKS : r + 1) }
+      atomic { problem = problem || outcome[r] == apart; r++ }
     :: else -> break
     od;
 #endif

@@ -1,0 +1,92 @@
+// Where the program of a process is, told to peers that ask: for what is said of a late rank.
+//
+// The connection of two ranks, which stays open to tell of a death, carries letters: a question,
+// and its answer. One thread of the process reads those of all its groups, and sleeps meanwhile.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "transport/socket.h"
+
+namespace dreamcomm {
+
+class Whereabouts : public std::enable_shared_from_this<Whereabouts> {
+ public:
+  /// Says where the program is, as " at FILE:LINE in FUNCTION", or "". Called on the thread of
+  /// the object; may wait for the interpreter. Must not throw.
+  using Tell = std::function<std::string()>;
+
+  /// Throws Error(kSystem).
+  static std::shared_ptr<Whereabouts> make(Tell tell);
+  ~Whereabouts();
+  Whereabouts(const Whereabouts&) = delete;
+  Whereabouts& operator=(const Whereabouts&) = delete;
+
+  /// Ends the thread: from then on nothing is answered or learned. Waits for a `tell` that is
+  /// under way, so what that needs (the GIL) must not be held. Idempotent, any thread.
+  void stop();
+
+  /// What comes through the socket is answered until the result is dropped, which has to be
+  /// before the socket is closed.
+  std::shared_ptr<void> listen(const Fd& socket);
+  /// What the process at the other end of a socket that is listened to says, or "" if it does
+  /// not within `patience`: it is stopped, or its interpreter is busy. Whoever has not answered
+  /// one question is not waited for again until it does. Any thread.
+  std::string ask(const Fd& socket, std::chrono::milliseconds patience);
+  /// What this process says itself: for threads that run no Python.
+  std::string own(std::chrono::milliseconds patience);
+
+ private:
+  enum class Sort : std::uint32_t { kQuestion = 1, kAnswer = 2 };
+  struct Letter {
+    Sort sort = Sort::kQuestion;
+    std::uint32_t number = 0;  // of the question, by who asks
+    std::array<char, 504> text{};
+  };
+  using Line = std::uint64_t;  // a socket; never used twice, as descriptors are
+  static constexpr Line kOwn = 0;
+  struct Question {
+    Line from = kOwn;
+    std::uint32_t number = 0;
+  };
+
+  explicit Whereabouts(Tell tell);
+  static bool post(int fd, Sort sort, std::uint32_t number, const std::string& text);
+  void work();
+  void read(Line line);
+  void answer();
+  std::string await(std::unique_lock<std::mutex>& lock, std::uint32_t number,
+                    std::chrono::milliseconds patience);
+  void settle(std::uint32_t number, std::string text);
+  void wake() const;
+
+  const Tell tell_;
+  const Fd events_;
+  const Fd bell_;  // wakes the thread
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool stopping_ = false;
+  Line last_line_ = kOwn;
+  std::map<Line, int> lines_;
+  std::vector<Question> questions_;  // to this process
+  std::uint32_t last_number_ = 0;
+  std::map<std::uint32_t, std::optional<std::string>> asked_;  // by this process, and the answers
+  std::set<int> silent_;  // sockets with a question that was not answered in time, or yet
+  std::mutex ending_;     // of the thread
+  std::thread thread_;
+};
+
+}  // namespace dreamcomm

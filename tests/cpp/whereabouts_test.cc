@@ -1,0 +1,155 @@
+// Questions and answers between processes, here the two ends of socket pairs in one.
+#include "transport/whereabouts.h"
+
+#include <doctest.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace dreamcomm {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+std::pair<Fd, Fd> make_pair() {
+  std::array<int, 2> ends{};
+  REQUIRE(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()) == 0);
+  return {Fd(ends[0]), Fd(ends[1])};
+}
+
+/// Two processes and their connection.
+struct Two {
+  explicit Two(Whereabouts::Tell second) : two(Whereabouts::make(std::move(second))) {
+    auto [left, right] = make_pair();
+    here = std::move(left);
+    there = std::move(right);
+    lines = {one->listen(here), two->listen(there)};
+  }
+  std::string ask(milliseconds patience = seconds(60)) { return one->ask(here, patience); }
+
+  std::shared_ptr<Whereabouts> one = Whereabouts::make([] { return std::string(" at one.py:1"); });
+  std::shared_ptr<Whereabouts> two;
+  Fd here, there;
+  std::array<std::shared_ptr<void>, 2> lines;
+};
+
+/// Closed until it is opened.
+class Gate {
+ public:
+  void open() {
+    const std::scoped_lock lock(mutex_);
+    open_ = true;
+    changed_.notify_all();
+  }
+  void pass() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return open_; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool open_ = false;
+};
+
+TEST_CASE("a process tells a peer, and itself, where it is") {
+  Two both([] { return std::string(" at two.py:2"); });
+  for (int i = 0; i < 3; ++i) CHECK(both.ask() == " at two.py:2");
+  CHECK(both.two->ask(both.there, seconds(60)) == " at one.py:1");
+  CHECK(both.one->own(seconds(60)) == " at one.py:1");
+}
+
+TEST_CASE("a long answer is cut") {
+  const std::string text(10'000, 'x');
+  Two both([&] { return text; });
+  const std::string told = both.ask();
+  CHECK(told.size() > 400);
+  CHECK(told == text.substr(0, told.size()));
+}
+
+TEST_CASE("who does not answer is not waited for again until it does") {
+  Gate gate;
+  Two both([&] {
+    gate.pass();
+    return std::string(" at last");
+  });
+  CHECK(both.ask(milliseconds(1)).empty());
+  CHECK(both.ask(seconds(600)).empty());  // or this would last
+  gate.open();
+  while (both.ask().empty()) std::this_thread::yield();  // the first answer is on its way
+  CHECK(both.ask() == " at last");
+}
+
+TEST_CASE("a peer that has gone, or hung up, is no trouble") {
+  Two both([] { return std::string(" at two.py:2"); });
+  both.two->stop();
+  CHECK(both.ask(milliseconds(1)).empty());
+  both.lines[1].reset();
+  both.there = Fd();
+  CHECK(both.ask(milliseconds(1)).empty());
+  Two others([] { return std::string(" at two.py:2"); });
+  others.lines[1].reset();
+  others.there = Fd();
+  CHECK(others.ask(milliseconds(1)).empty());
+  CHECK(others.one->own(seconds(60)) == " at one.py:1");
+}
+
+TEST_CASE("what is no letter is passed over") {
+  Two both([] { return std::string(" at two.py:2"); });
+  for (const std::string& noise : {std::string("?"), std::string(5000, 'z'), std::string(512, 7)}) {
+    REQUIRE(send(both.here.get(), noise.data(), noise.size(), MSG_NOSIGNAL) > 0);
+  }
+  CHECK(both.ask() == " at two.py:2");
+}
+
+TEST_CASE("a stop releases who asks, and ends what is asked") {
+  Gate gate;
+  Two both([&] {
+    gate.pass();
+    return std::string("late");
+  });
+  std::thread asker([&] { CHECK(both.ask(seconds(600)).empty()); });
+  std::thread owner([&] { CHECK(both.two->own(seconds(600)).empty()); });
+  both.one->stop();
+  std::thread stopper([&] { both.two->stop(); });
+  asker.join();
+  owner.join();
+  gate.open();
+  stopper.join();
+  both.two->stop();
+  CHECK(both.two->own(milliseconds(1)).empty());
+}
+
+TEST_CASE("lines come and go while others ask") {
+  const auto one = Whereabouts::make([] { return std::string(" here"); });
+  const auto two = Whereabouts::make([] { return std::string(" there"); });
+  std::atomic<int> answered = 0;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 50; ++i) {
+        auto [left, right] = make_pair();
+        const std::array lines{one->listen(left), two->listen(right)};
+        answered += one->ask(left, seconds(60)) == " there" ? 1 : 0;
+        answered += two->ask(right, seconds(60)) == " here" ? 1 : 0;
+        if (i % 7 == 0) one->ask(left, milliseconds(0));  // the answer meets a closed line
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(answered == 400);
+}
+
+}  // namespace
+}  // namespace dreamcomm
