@@ -40,6 +40,10 @@ class Cell:
     def is_late(self) -> bool:
         return self.fault in ("sleeps", "is stopped", "is in another group")
 
+    @property
+    def seconds(self) -> float:
+        return LATE if self.is_late else PATIENT
+
 
 @dataclass
 class Told:
@@ -121,8 +125,7 @@ def play(cell: Cell, rank: int, folder: str, struck: Any, released: Any, answer:
 def take_part(cell: Cell, rank: int, folder: str, struck: Any, released: Any, told: Told) -> None:
     warm_up(cell, rank, f"{folder}/warm")
     told.before_census = census()
-    seconds = LATE if cell.is_late else PATIENT
-    join(rank, cell.world, f"{folder}/group", seconds)
+    join(rank, cell.world, f"{folder}/group", cell.seconds)
     strike(cell, rank, struck, released, told)
     dist.destroy_process_group()
     told.after_census = census()
@@ -131,7 +134,9 @@ def take_part(cell: Cell, rank: int, folder: str, struck: Any, released: Any, to
 
 
 def strike(cell: Cell, rank: int, struck: Any, released: Any, told: Told) -> None:
-    group = dist.new_group(cell.members) if len(cell.members) < cell.world else default_group()
+    group = default_group()
+    if len(cell.members) < cell.world:  # torch does not hand the default group's timeout down
+        group = dist.new_group(cell.members, timeout=timedelta(seconds=cell.seconds))
     # The victim is there when the others have given up, and is told that they have left.
     elsewhere = dist.new_group(cell.members, timeout=timedelta(seconds=PATIENT))
     if rank not in cell.members:
