@@ -29,6 +29,7 @@
 
 #include "core/error.h"
 #include "core/request.h"
+#include "transport/board.h"
 #include "transport/card.h"
 #include "transport/doorkeeper.h"
 #include "transport/memfd.h"
@@ -37,12 +38,6 @@
 
 namespace dreamcomm {
 namespace {
-
-using std::chrono::milliseconds;
-using std::chrono::steady_clock;
-
-/// How long a wait for one rank may last before it looks for trouble with another.
-constexpr milliseconds kLook{500};
 
 std::string host_name() {
   std::array<char, 256> name{};
@@ -53,11 +48,10 @@ std::string host_name() {
 class Meeting {
  public:
   Meeting(Store& store, int rank, int size, const ShmOptions& options)
-      : store_(store),
-        rank_(rank),
+      : rank_(rank),
         size_(size),
         options_(options),
-        deadline_(deadline_in(steady_clock::now(), options.timeout)),
+        board_(store, rank, size, options.timeout, [this](int r) { return lost(r); }),
         layout_(size, options.page_bytes, options.message_bytes) {}
 
   ShmResult hold() {
@@ -68,14 +62,10 @@ class Meeting {
       if (problem.empty()) problem = meet_peers();
       return conclude(problem);
     } catch (const Error& error) {
-      // The others need not wait for their timeouts. The first to fail tells why.
       own_fd_ = Fd();  // the store may need a descriptor, and the lack of one be the trouble
       door_.reset();
       peers_.clear();
-      if (!store_.has("trouble")) {
-        store_.set("trouble",
-                   concat("rank ", rank_, " could not set the group up: ", error.what()));
-      }
+      board_.give_up(error);
       throw;
     }
   }
@@ -84,42 +74,16 @@ class Meeting {
   Card& card(int r) { return cards_[static_cast<std::size_t>(r)]; }
   ShmPeer& peer(int r) { return peers_[static_cast<std::size_t>(r)]; }
 
-  milliseconds left() const {
-    const auto rest = std::chrono::duration_cast<milliseconds>(deadline_ - steady_clock::now());
-    return std::max(rest, milliseconds(1));
-  }
-  /// What rank `r` has put into the store. Throws Error(kTimeout).
-  std::string get(const char* what, int r) {
-    while (true) {
-      try {
-        return store_.get(concat(what, '/', r), std::min(left(), kLook));
-      } catch (const Error& error) {
-        if (error.kind() != ErrorKind::kTimeout) throw;
-        if (store_.has("trouble")) {
-          throw Error(ErrorKind::kPeerLost, concat("setting up a group on rank ", rank_, " of ",
-                                                   size_, ": ", store_.get("trouble", left())));
-        }
-        check_alive(r);
-        check(steady_clock::now() < deadline_, ErrorKind::kTimeout, "setting up a group on rank ",
-              rank_, " of ", size_, ": rank ", r, " has not come within the timeout of ",
-              options_.timeout.count(), " ms. All ranks must make the group (", error.what(), ')');
-      }
-    }
-  }
-  /// Throws Error(kPeerLost) if rank `awaited` cannot come, or one that has come has gone, for
-  /// which `awaited` may be waiting. A rank closes its connections before it tells of trouble, so
-  /// one that has hung up counts from the second look on.
-  void check_alive(int awaited) {
+  /// A rank that has ended, of those that have come, for which `awaited` may be waiting, or
+  /// `awaited`; or -1. A rank closes its connections before it tells of trouble, so one that has
+  /// hung up counts from the second look on.
+  int lost(int awaited) {
     int ended = options_.has_ended && options_.has_ended(awaited) ? awaited : -1;
     for (int r = 0; r < static_cast<int>(peers_.size()); ++r) {
       if (has_ended(peer(r).process) || hung_up_.contains(r)) ended = r;
       if (peer(r).socket && hung_up(peer(r).socket)) hung_up_.insert(r);
     }
-    check(ended < 0, ErrorKind::kPeerLost, "setting up a group on rank ", rank_, " of ", size_,
-          ": the process of rank ", ended, " has ended");
-  }
-  void publish(const char* what, const std::string& value) {
-    store_.set(concat(what, '/', rank_), value);
+    return ended;
   }
 
   void create_window() {
@@ -147,12 +111,12 @@ class Meeting {
     for (const unsigned byte : mine.nonce) address << byte;
     mine.socket = address.str();
     door_.emplace(mine.socket, mine.nonce);
-    publish("card", to_text(mine));
+    board_.publish("card", to_text(mine));
   }
 
   void read_cards() {
     for (int r = 0; r < size_; ++r) {
-      cards_.push_back(card_from(get("card", r), r));
+      cards_.push_back(card_from(board_.get("card", r), r));
       const Card& theirs = cards_.back();
       const std::string differences = differences_to(theirs);
       check(differences.empty(), ErrorKind::kMismatch, "rank ", rank_, " and rank ", r,
@@ -192,10 +156,10 @@ class Meeting {
       reached += ok ? '1' : '0';
       if (!ok && problem.empty()) problem = unreachable(rank_, r);
     }
-    publish("dial", reached + '.');
+    board_.publish("dial", reached + '.');
     int expected = 0;
     for (int r = rank_ + 1; r < size_; ++r) {
-      if (get("dial", r)[static_cast<std::size_t>(rank_)] == '1') {
+      if (board_.get("dial", r)[static_cast<std::size_t>(rank_)] == '1') {
         ++expected;
       } else if (problem.empty()) {
         problem = unreachable(r, rank_);
@@ -246,7 +210,7 @@ class Meeting {
   /// Accepts one of the expected higher ranks and answers; why it cannot share.
   std::string welcome() {
     while (true) {
-      std::optional<Doorkeeper::Guest> guest = door_->next(deadline_);
+      std::optional<Doorkeeper::Guest> guest = door_->next(board_.deadline());
       check(guest.has_value(), ErrorKind::kTimeout, "setting up a group on rank ", rank_, " of ",
             size_, ": no connection within the timeout of ", options_.timeout.count(),
             " ms from one of the ranks", unconnected());
@@ -279,7 +243,8 @@ class Meeting {
   std::string take_answer(int r) {
     Greeting greeting;
     Fd memory;
-    const bool got = receive_with_fd(peer(r).socket, &greeting, sizeof greeting, memory, deadline_);
+    const bool got =
+        receive_with_fd(peer(r).socket, &greeting, sizeof greeting, memory, board_.deadline());
     if (!got || !is_from_peer(greeting, r)) {
       return concat("rank ", r, " did not answer the connection of rank ", rank_);
     }
@@ -315,7 +280,7 @@ class Meeting {
   std::optional<Fd> receive_heap(int r, const Fd& socket) {
     Greeting greeting;
     Fd memory;
-    const bool got = receive_with_fd(socket, &greeting, sizeof greeting, memory, deadline_);
+    const bool got = receive_with_fd(socket, &greeting, sizeof greeting, memory, board_.deadline());
     if (!got || !is_from_peer(greeting, r) || !is_sealed_memfd(memory, card(r).heap_bytes)) {
       return std::nullopt;
     }
@@ -341,11 +306,11 @@ class Meeting {
                            "its address: ", refused));
     }
     const std::string shared = "shared";
-    publish("outcome", problem.empty() ? shared + no_heap_ : problem);
+    board_.publish("outcome", problem.empty() ? shared + no_heap_ : problem);
     std::string unshared;
     std::string no_heap;
     for (int r = 0; r < size_; ++r) {  // of all: one may look unreachable because it has died
-      const std::string outcome = get("outcome", r);
+      const std::string outcome = board_.get("outcome", r);
       if (outcome.starts_with(shared)) {
         if (no_heap.empty()) no_heap = outcome.substr(shared.size());
       } else if (unshared.empty()) {
@@ -366,11 +331,10 @@ class Meeting {
             words, no_heap};
   }
 
-  Store& store_;
   int rank_;
   int size_;
   ShmOptions options_;
-  steady_clock::time_point deadline_;
+  Board board_;
   WindowLayout layout_;
   Fd own_fd_;
   Mapping own_;

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from dreamcomm import Options
 from dreamcomm.info import transport
 from helpers.pool import Fresh, Pool
+from helpers.processes import replies
 
 pytestmark = pytest.mark.beyond_gloo("words and recovery are dreamcomm's own")
 
@@ -384,6 +385,7 @@ WRONG_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "no page": ({"page_bytes": 0}, "page_bytes"),
     "large page": ({"page_bytes": 2**63}, "page_bytes"),
     "large message": ({"message_bytes": 2**63}, "message_bytes"),
+    "large heap": ({"heap_bytes": 2**63}, "heap_bytes"),
     "small message": ({"message_bytes": 1}, "message_bytes"),
     "timeout": ({"timeout": timedelta(seconds=-1)}, "timeout"),
 }
@@ -423,6 +425,35 @@ def test_options_that_differ_between_ranks(fresh: Fresh, tmp_path: Path) -> None
         assert "page_bytes" not in text
 
 
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+def differ_where_rank_0_keeps_the_store(rank: int, port: int) -> str:
+    """Rank 0 ends its process with the error, and the store with it."""
+    store = dist.TCPStore("127.0.0.1", port, 3, rank == 0)
+    options = Options(fixed_order=rank == 0)
+    with pytest.raises(RuntimeError) as caught:
+        dist.init_process_group(
+            "dreamcomm", store=store, rank=rank, world_size=3, pg_options=options
+        )
+    if rank == 0:
+        os._exit(7)
+    return str(caught.value)
+
+
+def test_all_ranks_hear_of_different_options_from_a_store_that_goes(fresh: Fresh) -> None:
+    ranks = fresh.start(differ_where_rank_0_keeps_the_store, free_port(), world=3, group=False)
+    found = replies(ranks, timeout=60)
+    assert "process ended with 7" in str(found[0].error)
+    for reply in found[1:]:
+        assert reply.error is None, reply.error
+        assert "set up the same group differently" in reply.value
+
+
 def one_rank_has_no_descriptors(rank: int, port: int) -> str:
     store = dist.TCPStore("127.0.0.1", port, 2, rank == 0)
     if rank == 1:
@@ -435,10 +466,7 @@ def one_rank_has_no_descriptors(rank: int, port: int) -> str:
 
 
 def test_a_rank_that_cannot_set_up_tells_the_others(fresh: Fresh) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    found = fresh.run(one_rank_has_no_descriptors, port, group=False)
+    found = fresh.run(one_rank_has_no_descriptors, free_port(), group=False)
     for text in found:
         assert "Too many open files" in text
     assert "rank 1" in found[0]

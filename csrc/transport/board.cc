@@ -1,0 +1,85 @@
+#include "transport/board.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/request.h"
+
+namespace dreamcomm {
+namespace {
+
+using std::chrono::milliseconds;
+
+/// How long a wait for one rank may last before it looks for trouble with another.
+constexpr milliseconds kLook{500};
+/// How long a rank stays for the others to hear of a contradiction.
+constexpr milliseconds kStay{3000};
+
+}  // namespace
+
+Board::Board(Store& store, int rank, int size, milliseconds timeout, Lost lost)
+    : store_(store),
+      rank_(rank),
+      size_(size),
+      timeout_(timeout),
+      deadline_(deadline_in(Clock::now(), timeout)),
+      lost_(std::move(lost)) {}
+
+std::string Board::where() const {
+  return concat("setting up a group on rank ", rank_, " of ", size_, ": ");
+}
+
+milliseconds Board::left() const {
+  const auto rest = std::chrono::duration_cast<milliseconds>(deadline_ - Clock::now());
+  return std::max(rest, milliseconds(1));
+}
+
+void Board::publish(const char* what, const std::string& value) {
+  store_.set(concat(what, '/', rank_), value);
+}
+
+std::string Board::get(const char* what, int r) {
+  while (true) {
+    try {
+      return store_.get(concat(what, '/', r), std::min(left(), kLook));
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::kTimeout) throw;
+      look_for_trouble();
+      if (const int ended = lost_(r); ended >= 0) {
+        look_for_trouble();  // it may have told before it ended
+        throw Error(ErrorKind::kPeerLost,
+                    concat(where(), "the process of rank ", ended, " has ended"));
+      }
+      check(Clock::now() < deadline_, ErrorKind::kTimeout, where(), "rank ", r,
+            " has not come within the timeout of ", timeout_.count(),
+            " ms. All ranks must make the group (", error.what(), ')');
+    }
+  }
+}
+
+void Board::look_for_trouble() {
+  if (!store_.has("trouble")) return;
+  throw Error(ErrorKind::kPeerLost, concat(where(), store_.get("trouble", left())));
+}
+
+void Board::give_up(const Error& error) {
+  if (!store_.has("trouble")) {
+    store_.set("trouble", concat("rank ", rank_, " could not set the group up: ", error.what()));
+  }
+  publish("heard", "");
+  if (error.kind() == ErrorKind::kMismatch) stay_until_heard();
+}
+
+void Board::stay_until_heard() {
+  const Deadline end = deadline_in(Clock::now(), kStay);
+  try {
+    for (int r = 0; r < size_; ++r) {
+      const auto rest = std::chrono::duration_cast<milliseconds>(end - Clock::now());
+      store_.get(concat("heard/", r), std::max(rest, milliseconds(1)));
+    }
+  } catch (const Error&) {
+    // Some rank does not come: what this one has found is the error to tell.
+  }
+}
+
+}  // namespace dreamcomm
