@@ -34,7 +34,9 @@ def _innermost(frame: FrameType | None) -> str:
     while frame is not None:
         code = frame.f_code
         if not _is_between(code.co_filename):
-            return f" at {code.co_filename}:{frame.f_lineno} in {code.co_name}"
+            text = f" at {code.co_filename}:{frame.f_lineno} in {code.co_name}"
+            # Python spells bytes of a file's name that are no UTF-8 as what UTF-8 cannot say.
+            return text.encode("utf-8", "backslashreplace").decode()
         frame = frame.f_back
     return ""
 

@@ -116,7 +116,7 @@ def share_(module: M) -> M:
     """
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         _check_movable(f"{type(module).__name__}.{name}", tensor)
-        if tensor.grad is not None:
+        if tensor.is_leaf and tensor.grad is not None:
             _check_movable(f"the gradient of {type(module).__name__}.{name}", tensor.grad)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -159,14 +159,18 @@ def _shape(size: tuple[int | Sequence[int], ...]) -> torch.Size:
 
 
 def _check_movable(name: str, tensor: Tensor) -> None:
-    plain = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    from torch.nn.parameter import is_lazy
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
     kind = (
         type(tensor).__name__
-        if type(tensor) not in plain
+        if is_lazy(tensor) or is_traceable_wrapper_subclass(tensor)
         else "quantized tensor"
         if tensor.is_quantized
         else f"tensor of layout {tensor.layout}"
         if tensor.layout is not torch.strided
+        else "nested tensor"
+        if tensor.is_nested
         else None
     )
     if kind is not None:

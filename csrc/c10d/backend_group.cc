@@ -213,10 +213,12 @@ c10::intrusive_ptr<c10d::Backend> DreamBackend::split(
   auto options = own_options(opts);
   const std::vector<uint64_t>& globals = options_->global_ranks_in_group;
   options->global_ranks_in_group.clear();
+  const bool is_whole = is_default(*options_);
   for (const int rank : ranks) {
     const auto index = static_cast<std::size_t>(rank);
     TORCH_CHECK_VALUE(rank >= 0 && rank < size_, "split: expected ranks of the group, 0 to ",
                       size_ - 1, ", got ", rank);
+    if (globals.empty() && !is_whole) continue;  // of a merged group: torch numbers none of them
     options->global_ranks_in_group.push_back(globals.empty() ? index : globals.at(index));
   }
   return child(store, static_cast<int>(own - ranks.begin()), static_cast<int>(ranks.size()),

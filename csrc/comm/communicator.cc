@@ -323,8 +323,7 @@ std::optional<std::string> Communicator::failure() const { return impl_->member.
 std::optional<ErrorKind> Communicator::failure_kind() const { return impl_->member.failure_kind(); }
 
 bool Communicator::has_ended(int rank) const {
-  return rank >= 0 && rank < size() && !impl_->member.failed() &&
-         dreamcomm::has_ended(*impl_->fabric, rank);
+  return rank >= 0 && rank < size() && !impl_->member.failed() && impl_->fabric->has_ended(rank);
 }
 
 std::uint64_t Communicator::sequence() const { return to_count(impl_->sequence); }

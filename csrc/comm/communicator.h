@@ -107,8 +107,8 @@ class Communicator {
   std::optional<std::string> failure() const;
   std::optional<ErrorKind> failure_kind() const;  // none after a shutdown, too
 
-  /// Whether the process of a rank has ended without a word to the group; false once this rank
-  /// cannot use the group any more. A system call.
+  /// Whether the process of a rank is known to have ended; false once this rank cannot use the
+  /// group any more. A system call.
   bool has_ended(int rank) const;
 
   std::uint64_t sequence() const;  // collectives started

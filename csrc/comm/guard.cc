@@ -16,7 +16,9 @@ std::string in_seconds(Clock::duration time) {
 /// The first other rank whose process has ended without a word to the group, or -1.
 int ended_among(const Fabric& fabric) {
   for (int rank = 0; rank < fabric.size(); ++rank) {
-    if (has_ended(fabric, rank)) return rank;
+    if (rank == fabric.rank()) continue;
+    const auto status = static_cast<Status>(fabric.header(rank).status.read());
+    if (status == Status::kActive && fabric.peer(rank) == PeerState::kGone) return rank;
   }
   return -1;
 }
@@ -32,12 +34,6 @@ Guard::Guard(Member& member, const std::function<std::string()>& what, Clock::ti
       begin_(begin),
       idle_(idle),
       interrupt_(interrupt) {}
-
-bool has_ended(const Fabric& fabric, int rank) {
-  const auto status = static_cast<Status>(fabric.header(rank).status.read());
-  return rank != fabric.rank() && status == Status::kActive &&
-         fabric.peer(rank) == PeerState::kGone;
-}
 
 std::string why_gone(const Fabric& fabric, int peer) {
   const Header& header = fabric.header(peer);
@@ -87,7 +83,7 @@ std::string Guard::words_on_wait(int rank, Clock::time_point now) const {
   const std::string waited = in_seconds(now - begin_);
   if (rank < 0) return waited;
   return concat(waited, " of waiting for rank ", rank, ", which ",
-                member_.does(rank, now - begin_));
+                member_.does(rank, Member::answer_until(now - begin_)));
 }
 
 // A rank may publish what we wait for and leave at once. So the first sight of

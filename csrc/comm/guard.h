@@ -39,8 +39,6 @@ class Guard final : public Watch {
   int missed_ = -1;  // a rank that was seen to be gone at the last look
 };
 
-/// Whether the process of another rank has ended without a word to the group. A system call.
-bool has_ended(const Fabric& fabric, int rank);
 /// Why nothing more will come from `peer`, in words, or empty.
 std::string why_gone(const Fabric& fabric, int peer);
 

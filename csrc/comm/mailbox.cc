@@ -242,33 +242,39 @@ void Mailbox::fail_link(int peer, const std::string& reason) {
 
 template <typename Message>
 std::exception_ptr Mailbox::late(const char* what, const char* other, int peer,
-                                 const Message& message) const {
+                                 const Message& message, Clock::time_point until) const {
   const std::string who = peer < 0 ? "any rank" : concat("rank ", peer);
   return std::make_exception_ptr(
       Error(ErrorKind::kTimeout,
             concat(what, who, " (", message.data.bytes, " bytes, tag ", message.tag, ") on ",
                    member_.who(), " reached its timeout: ", who, " has not ", other,
-                   peer < 0 ? "" : concat("; it ", does(peer, message.asked_ns)))));
-}
-
-std::string Mailbox::does(int peer, std::int64_t asked_ns) const {
-  return member_.does(peer, std::chrono::nanoseconds(now_ns() - asked_ns));
+                   peer < 0 ? "" : concat("; it ", member_.does(peer, until)))));
 }
 
 /// Fails what is past its deadline. A receive that nothing has matched is simply
 /// withdrawn. Anything the peer knows of cannot be: then the group is broken.
 void Mailbox::expire(Clock::time_point now, std::optional<std::string>& broken) {
   const auto is_late = [&](const auto& message) { return now >= message.deadline; };
+  std::optional<Clock::time_point> until;  // peers may answer: once for all, as the lock is held
+  const auto until_since = [&](std::int64_t asked_ns) {
+    if (!until) until = Member::answer_until(std::chrono::nanoseconds(to_ns(now) - asked_ns));
+    return *until;
+  };
+  const auto until_of = [&](const auto& message) { return until_since(message.asked_ns); };
+  const auto until_of_oldest = [&] {
+    return until_since(member_.header().correspondence.since_ns.read());
+  };
   std::erase_if(posted_, [&](Receiving& r) {
     if (!is_late(r)) return false;
-    drop(r.peer.value_or(-1), r, late("recv from ", "sent it", r.peer.value_or(-1), r));
+    drop(r.peer.value_or(-1), r,
+         late("recv from ", "sent it", r.peer.value_or(-1), r, until_of(r)));
     return true;
   });
   for (int peer = 0; peer < member_.size(); ++peer) {
     Link& with = link(peer);
     std::erase_if(with.unannounced, [&](Sending& s) {
       if (!is_late(s)) return false;
-      drop(peer, s, late("send to ", "taken the messages before it", peer, s));
+      drop(peer, s, late("send to ", "taken the messages before it", peer, s, until_of(s)));
       return true;
     });
     const auto any_late = [&](const auto& messages) {
@@ -279,9 +285,9 @@ void Mailbox::expire(Clock::time_point now, std::optional<std::string>& broken) 
                               : any_late(with.incoming) ? "finished sending"
                                                         : nullptr;
     if (lacks != nullptr) {
-      broken = concat("a message between rank ", member_.rank(), " and rank ", peer,
-                      " timed out: rank ", peer, " has not ", lacks, " it; it ",
-                      does(peer, member_.header().correspondence.since_ns.read()));
+      broken =
+          concat("a message between rank ", member_.rank(), " and rank ", peer, " timed out: rank ",
+                 peer, " has not ", lacks, " it; it ", member_.does(peer, until_of_oldest()));
     }
   }
 }

@@ -129,10 +129,8 @@ class Mailbox {
   void expire(Clock::time_point now, std::optional<std::string>& broken);
   void fail_link(int peer, const std::string& reason);
   template <typename Message>
-  std::exception_ptr late(const char* what, const char* other, int peer,
-                          const Message& message) const;
-  /// What a peer does, on behalf of a message that waits since then.
-  std::string does(int peer, std::int64_t asked_ns) const;
+  std::exception_ptr late(const char* what, const char* other, int peer, const Message& message,
+                          Clock::time_point until) const;
 
   Member& member_;
   Recorder& recorder_;

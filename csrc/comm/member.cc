@@ -87,11 +87,15 @@ std::string Member::last_act(int peer) const {
   return dreamcomm::last_act(view_of(fabric_.header(peer)));
 }
 
-std::string Member::does(int peer, Clock::duration waited) const {
-  constexpr milliseconds kLeast{20};
-  constexpr milliseconds kMost{1000};
-  const auto patience = std::chrono::duration_cast<milliseconds>(waited / 12);
-  return last_act(peer) + fabric_.elsewhere(peer, std::clamp(patience, kLeast, kMost));
+Clock::time_point Member::answer_until(Clock::duration waited) {
+  constexpr Clock::duration kLeast = milliseconds(20);
+  constexpr Clock::duration kMost = milliseconds(1000);
+  return Clock::now() + std::clamp(waited / 12, kLeast, kMost);
+}
+
+std::string Member::does(int peer, Clock::time_point until) const {
+  const auto left = std::chrono::duration_cast<milliseconds>(until - Clock::now());
+  return last_act(peer) + fabric_.elsewhere(peer, std::max(left, milliseconds(0)));
 }
 
 }  // namespace dreamcomm

@@ -54,9 +54,14 @@ class Member {
 
   /// What a peer last did in this group, in words.
   std::string last_act(int peer) const;
-  /// That, and what its process does instead, in words on a wait that has lasted `waited`. Reads
-  /// files, and asks the process, which has a twelfth of that time to answer, in bounds.
-  std::string does(int peer, Clock::duration waited) const;
+  /// That, and what its process does instead. Reads files, and asks the process, which may answer
+  /// until then.
+  std::string does(int peer, Clock::time_point until) const;
+  /// Until when peers may answer at the end of a wait that has lasted `waited`: a twelfth of that,
+  /// in bounds.
+  static Clock::time_point answer_until(Clock::duration waited);
+  /// Asks ahead of does(), which then takes the same time for many ranks.
+  void inquire(int peer) const { fabric_.inquire(peer); }
 
  private:
   Fabric& fabric_;

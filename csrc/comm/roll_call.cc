@@ -107,6 +107,10 @@ void RollCall::call(std::chrono::milliseconds timeout, bool all, const std::func
 }
 
 std::string RollCall::missing(std::chrono::milliseconds timeout, bool all) const {
+  for (int rank = 1; all && rank < member_.size(); ++rank) {
+    if (!is_present(rank)) member_.inquire(rank);
+  }
+  const Clock::time_point until = Member::answer_until(timeout);
   std::string ranks;
   std::string acts;
   int count = 0;
@@ -114,7 +118,7 @@ std::string RollCall::missing(std::chrono::milliseconds timeout, bool all) const
     if (is_present(rank)) continue;
     if (count > 0 && !all) break;
     ranks += concat(count > 0 ? ", " : "", rank);
-    acts += concat("; rank ", rank, ' ', member_.does(rank, timeout));
+    acts += concat("; rank ", rank, ' ', member_.does(rank, until));
     ++count;
   }
   if (count == 0) return "";

@@ -1,6 +1,7 @@
 #include "transport/board.h"
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "core/request.h"
@@ -45,10 +46,9 @@ std::string Board::get(const char* what, int r) {
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::kTimeout) throw;
       look_for_trouble();
-      if (const int ended = lost_(r); ended >= 0) {
-        look_for_trouble();  // it may have told before it ended
-        throw Error(ErrorKind::kPeerLost,
-                    concat(where(), "the process of rank ", ended, " has ended"));
+      if (const std::string lost = lost_(r); !lost.empty()) {
+        look_for_trouble();  // it may have told before it went
+        throw Error(ErrorKind::kPeerLost, concat(where(), lost));
       }
       check(Clock::now() < deadline_, ErrorKind::kTimeout, where(), "rank ", r,
             " has not come within the timeout of ", timeout_.count(),
@@ -63,22 +63,27 @@ void Board::look_for_trouble() {
 }
 
 void Board::give_up(const Error& error) {
+  try {
+    tell_trouble(error);
+    if (error.kind() == ErrorKind::kMismatch) stay_until_heard();
+  } catch (const std::exception&) {
+    // The store has failed, or some rank does not come to hear: what this one has found before is
+    // the error to tell.
+  }
+}
+
+void Board::tell_trouble(const Error& error) {
   if (!store_.has("trouble")) {
     store_.set("trouble", concat("rank ", rank_, " could not set the group up: ", error.what()));
   }
   publish("heard", "");
-  if (error.kind() == ErrorKind::kMismatch) stay_until_heard();
 }
 
 void Board::stay_until_heard() {
   const Deadline end = deadline_in(Clock::now(), kStay);
-  try {
-    for (int r = 0; r < size_; ++r) {
-      const auto rest = std::chrono::duration_cast<milliseconds>(end - Clock::now());
-      store_.get(concat("heard/", r), std::max(rest, milliseconds(1)));
-    }
-  } catch (const Error&) {
-    // Some rank does not come: what this one has found is the error to tell.
+  for (int r = 0; r < size_; ++r) {
+    const auto rest = std::chrono::duration_cast<milliseconds>(end - Clock::now());
+    store_.get(concat("heard/", r), std::max(rest, milliseconds(1)));
   }
 }
 

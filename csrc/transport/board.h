@@ -13,25 +13,26 @@ namespace dreamcomm {
 class Board {
  public:
   using Deadline = std::chrono::steady_clock::time_point;
-  /// A rank that has ended, and so keeps `awaited` or those behind it from coming; or -1.
-  using Lost = std::function<int(int awaited)>;
+  /// Which rank has gone, and so keeps `awaited` or those behind it from coming, in words; or "".
+  using Lost = std::function<std::string(int awaited)>;
 
   Board(Store& store, int rank, int size, std::chrono::milliseconds timeout, Lost lost);
 
   void publish(const char* what, const std::string& value);
   /// What rank `r` has published. Throws Error: kTimeout at the deadline; kPeerLost where another
-  /// rank has told of trouble, or one is lost.
+  /// rank has told of trouble, or has gone.
   std::string get(const char* what, int r);
   Deadline deadline() const { return deadline_; }
 
   /// This rank cannot make the group: the others need not wait for their timeouts. The first to
   /// fail tells why. If the ranks contradict each other it stays until all have seen that, as it
-  /// may be the one that keeps the store.
+  /// may be the one that keeps the store. Where the store has failed, too, nothing is told.
   void give_up(const Error& error);
 
  private:
   std::chrono::milliseconds left() const;
   void look_for_trouble();
+  void tell_trouble(const Error& error);
   void stay_until_heard();
   std::string where() const;
 

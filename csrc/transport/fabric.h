@@ -30,12 +30,16 @@ class Fabric {
   /// Whether the rank's process (or thread) is still there. A system call:
   /// for waits that have lasted a while. Any thread.
   virtual PeerState peer(int rank) const = 0;
+  /// Whether the rank's process is known to have ended, whatever it said before. Likewise.
+  virtual bool has_ended(int /*rank*/) const { return false; }
   /// What else the rank's process does, in words to follow what it last did in this group, or
   /// nothing. Reads files, and asks the process, which has `patience` to answer: for messages.
   /// Any thread.
   virtual std::string elsewhere(int /*rank*/, std::chrono::milliseconds /*patience*/) const {
     return "";
   }
+  /// Asks ahead of elsewhere(): several ranks may then answer in the same time. Any thread.
+  virtual void inquire(int /*rank*/) const {}
   /// "shm (memfd), 4 ranks in one host" and the like.
   virtual std::string describe() const = 0;
 

@@ -62,10 +62,10 @@ class Meeting {
       if (problem.empty()) problem = meet_peers();
       return conclude(problem);
     } catch (const Error& error) {
-      own_fd_ = Fd();  // the store may need a descriptor, and the lack of one be the trouble
-      door_.reset();
-      peers_.clear();
-      board_.give_up(error);
+      give_up(error);
+      throw;
+    } catch (...) {  // Ctrl-C, or of the store
+      give_up(Error(ErrorKind::kInterrupted, "it was interrupted, or its store failed"));
       throw;
     }
   }
@@ -74,17 +74,27 @@ class Meeting {
   Card& card(int r) { return cards_[static_cast<std::size_t>(r)]; }
   ShmPeer& peer(int r) { return peers_[static_cast<std::size_t>(r)]; }
 
-  /// A rank that has ended, of those that have come, for which `awaited` may be waiting, or
-  /// `awaited`; or -1. A rank closes its connections before it tells of trouble, so one that has
-  /// hung up counts from the second look on.
-  int lost(int awaited) {
-    int ended = options_.has_ended && options_.has_ended(awaited) ? awaited : -1;
+  void give_up(const Error& error) {
+    own_fd_ = Fd();  // the store may need a descriptor, and the lack of one be the trouble
+    door_.reset();
+    peers_.clear();
+    board_.give_up(error);
+  }
+
+  /// Which rank has gone, of those that have come, for which `awaited` may be waiting, or
+  /// `awaited`, in words. A rank closes its connections before it tells of trouble, so one that
+  /// has hung up counts from the second look on.
+  std::string lost(int awaited) {
+    if (options_.has_ended && options_.has_ended(awaited)) return words_on_end(awaited);
     for (int r = 0; r < static_cast<int>(peers_.size()); ++r) {
-      if (has_ended(peer(r).process) || hung_up_.contains(r)) ended = r;
+      if (has_ended(peer(r).process)) return words_on_end(r);
+      if (hung_up_.contains(r))
+        return concat("rank ", r, " has hung up without a word, as those do that end");
       if (peer(r).socket && hung_up(peer(r).socket)) hung_up_.insert(r);
     }
-    return ended;
+    return "";
   }
+  static std::string words_on_end(int r) { return concat("the process of rank ", r, " has ended"); }
 
   void create_window() {
     if (options_.make_whereabouts && size_ > 1) whereabouts_ = options_.make_whereabouts();

@@ -58,8 +58,15 @@ class ShmFabric final : public Fabric {
   PeerState peer(int r) const override {
     if (r == rank()) return PeerState::kAlive;
     const ShmPeer& other = peers_[static_cast<std::size_t>(r)];
-    const bool gone = hung_up(other.socket) || has_ended(other.process);
+    const bool gone = hung_up(other.socket) || has_ended(r);
     return gone ? PeerState::kGone : PeerState::kAlive;
+  }
+  bool has_ended(int r) const override {
+    return dreamcomm::has_ended(peers_[static_cast<std::size_t>(r)].process);
+  }
+  void inquire(int r) const override {
+    const Fd& socket = peers_[static_cast<std::size_t>(r)].socket;
+    if (whereabouts_ && socket) whereabouts_->inquire(socket);
   }
   std::string elsewhere(int r, std::chrono::milliseconds patience) const override {
     if (r == rank()) return "";

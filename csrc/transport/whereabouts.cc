@@ -33,7 +33,9 @@ bool watch(const Fd& events, int fd, std::uint64_t name) {
 }  // namespace
 
 std::shared_ptr<Whereabouts> Whereabouts::make(Tell tell) {
-  return std::shared_ptr<Whereabouts>(new Whereabouts(std::move(tell)));
+  const std::shared_ptr<Whereabouts> self(new Whereabouts(std::move(tell)));
+  self->start();
+  return {self.get(), [self](Whereabouts*) { self->stop(); }};
 }
 
 Whereabouts::Whereabouts(Tell tell)
@@ -42,17 +44,18 @@ Whereabouts::Whereabouts(Tell tell)
       bell_(made(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")) {
   check(watch(events_, bell_.get(), kOwn), ErrorKind::kSystem,
         "epoll_ctl failed: ", std::generic_category().message(errno));
+}
+
+void Whereabouts::start() {
   try {
-    thread_ = std::thread([this] {
+    thread_ = std::thread([self = shared_from_this()] {
       block_signals();
-      work();
+      self->work();
     });
   } catch (const std::system_error& error) {
     throw Error(ErrorKind::kSystem, concat("cannot start a thread: ", error.what()));
   }
 }
-
-Whereabouts::~Whereabouts() { stop(); }
 
 void Whereabouts::stop() {
   {
@@ -62,61 +65,107 @@ void Whereabouts::stop() {
   }
   wake();
   const std::scoped_lock lock(ending_);
-  if (thread_.joinable()) thread_.join();
+  if (!thread_.joinable()) return;
+  if (thread_.get_id() == std::this_thread::get_id()) {
+    thread_.detach();  // it keeps the object until it ends
+  } else {
+    thread_.join();
+  }
 }
 
 void Whereabouts::wake() const { eventfd_write(bell_.get(), 1); }
 
 std::shared_ptr<void> Whereabouts::listen(const Fd& socket) {
-  const int fd = socket.get();
   const std::scoped_lock lock(mutex_);
   const Line line = ++last_line_;
-  check(watch(events_, fd, line), ErrorKind::kSystem,
-        "epoll_ctl failed: ", std::generic_category().message(errno));
-  lines_[line] = fd;
-  return {this, [self = shared_from_this(), line](void*) {
-            const std::scoped_lock closing(self->mutex_);
-            const auto found = self->lines_.find(line);
-            epoll_ctl(self->events_.get(), EPOLL_CTL_DEL, found->second, nullptr);
-            self->silent_.erase(found->second);
-            self->lines_.erase(found);
-          }};
+  if (!watch(events_, socket.get(), line)) return nullptr;
+  lines_[line] = socket.get();
+  return {this, [self = shared_from_this(), line](void*) { self->hang_up(line); }};
+}
+
+void Whereabouts::hang_up(Line line) {
+  const std::scoped_lock lock(mutex_);
+  const auto found = lines_.find(line);
+  const int fd = found->second;
+  epoll_ctl(events_.get(), EPOLL_CTL_DEL, fd, nullptr);
+  lines_.erase(found);
+  const auto open = asked_.find(fd);
+  if (open == asked_.end()) return;
+  answers_.erase(open->second.number);
+  asked_.erase(open);
+}
+
+/// Under the lock. Nothing if one is open, or cannot be sent.
+void Whereabouts::put_question(int fd) {
+  if (asked_.contains(fd)) return;
+  const std::uint32_t number = ++last_number_;
+  if (!post(fd, Sort::kQuestion, number, "")) return;
+  asked_[fd] = {number, false};
+  answers_.emplace(number, std::nullopt);
+}
+
+void Whereabouts::inquire(const Fd& socket) {
+  const std::scoped_lock lock(mutex_);
+  put_question(socket.get());
 }
 
 std::string Whereabouts::ask(const Fd& socket, std::chrono::milliseconds patience) {
+  const int fd = socket.get();
   std::unique_lock lock(mutex_);
-  const auto [silent, is_first] = silent_.insert(socket.get());
-  if (!is_first) return "";
-  const std::uint32_t number = ++last_number_;
-  asked_.emplace(number, std::nullopt);
-  if (!post(socket.get(), Sort::kQuestion, number, "")) return "";
-  return await(lock, number, patience);
+  put_question(fd);
+  const auto open = asked_.find(fd);
+  if (open == asked_.end() || open->second.in_vain) return "";
+  const std::uint32_t number = open->second.number;
+  const std::optional<std::string> text = await(lock, number, patience);
+  const auto still = asked_.find(fd);
+  if (still != asked_.end() && still->second.number == number) {
+    still->second.in_vain = true;
+    if (text) asked_.erase(still);
+  }
+  return text.value_or("");
 }
 
 std::string Whereabouts::own(std::chrono::milliseconds patience) {
   std::unique_lock lock(mutex_);
   const std::uint32_t number = ++last_number_;
-  asked_.emplace(number, std::nullopt);
+  answers_.emplace(number, std::nullopt);
   questions_.push_back({kOwn, number});
   wake();
-  return await(lock, number, patience);
+  const std::optional<std::string> text = await(lock, number, patience);
+  answers_.erase(number);
+  return text.value_or("");
 }
 
-std::string Whereabouts::await(std::unique_lock<std::mutex>& lock, std::uint32_t number,
-                               std::chrono::milliseconds patience) {
-  changed_.wait_for(lock, patience, [&] { return stopping_ || asked_.at(number).has_value(); });
-  const auto found = asked_.find(number);
-  std::string text = found->second.value_or("");
-  asked_.erase(found);
+/// The answer, which is then forgotten, or nothing. Somebody else may have taken it.
+std::optional<std::string> Whereabouts::await(std::unique_lock<std::mutex>& lock,
+                                              std::uint32_t number,
+                                              std::chrono::milliseconds patience) {
+  changed_.wait_for(lock, patience, [&] {
+    const auto found = answers_.find(number);
+    return stopping_ || found == answers_.end() || found->second.has_value();
+  });
+  const auto found = answers_.find(number);
+  if (found == answers_.end() || !found->second) return std::nullopt;
+  std::optional<std::string> text = std::move(found->second);
+  answers_.erase(found);
   return text;
 }
 
 /// Under the lock. What nobody waits for any more is dropped.
 void Whereabouts::settle(std::uint32_t number, std::string text) {
-  const auto found = asked_.find(number);
-  if (found == asked_.end()) return;
+  const auto found = answers_.find(number);
+  if (found == answers_.end()) return;
   found->second = std::move(text);
   changed_.notify_all();
+}
+
+/// Under the lock. One that was waited for in vain is old by now: the next may be asked.
+void Whereabouts::take_answer(int fd, std::uint32_t number, std::string text) {
+  const auto open = asked_.find(fd);
+  if (open == asked_.end() || open->second.number != number) return;
+  if (!open->second.in_vain) return settle(number, std::move(text));
+  answers_.erase(number);
+  asked_.erase(open);
 }
 
 /// Never waits: a process that does not read must not hold up one that does.
@@ -166,10 +215,7 @@ void Whereabouts::read(Line line) {
     }
     if (got != static_cast<ssize_t>(sizeof letter)) continue;
     letter.text.back() = '\0';
-    if (letter.sort == Sort::kAnswer) {
-      silent_.erase(fd);
-      settle(letter.number, letter.text.data());
-    }
+    if (letter.sort == Sort::kAnswer) take_answer(fd, letter.number, letter.text.data());
     if (letter.sort == Sort::kQuestion && questions_.size() < kMostQuestions) {
       questions_.push_back({line, letter.number});
     }

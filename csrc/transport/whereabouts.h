@@ -13,7 +13,6 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -29,9 +28,9 @@ class Whereabouts : public std::enable_shared_from_this<Whereabouts> {
   /// the object; may wait for the interpreter. Must not throw.
   using Tell = std::function<std::string()>;
 
-  /// Throws Error(kSystem).
+  /// What is returned stops it when its last copy is dropped, on whatever thread: `tell` may run
+  /// the garbage collector, and that drop the last group. Throws Error(kSystem).
   static std::shared_ptr<Whereabouts> make(Tell tell);
-  ~Whereabouts();
   Whereabouts(const Whereabouts&) = delete;
   Whereabouts& operator=(const Whereabouts&) = delete;
 
@@ -40,12 +39,14 @@ class Whereabouts : public std::enable_shared_from_this<Whereabouts> {
   void stop();
 
   /// What comes through the socket is answered until the result is dropped, which has to be
-  /// before the socket is closed.
+  /// before the socket is closed. Nothing is answered if the system refuses to watch it.
   std::shared_ptr<void> listen(const Fd& socket);
   /// What the process at the other end of a socket that is listened to says, or "" if it does
   /// not within `patience`: it is stopped, or its interpreter is busy. Whoever has not answered
   /// one question is not waited for again until it does. Any thread.
   std::string ask(const Fd& socket, std::chrono::milliseconds patience);
+  /// Puts the question of the next ask() there. Any thread.
+  void inquire(const Fd& socket);
   /// What this process says itself: for threads that run no Python.
   std::string own(std::chrono::milliseconds patience);
 
@@ -58,19 +59,27 @@ class Whereabouts : public std::enable_shared_from_this<Whereabouts> {
   };
   using Line = std::uint64_t;  // a socket; never used twice, as descriptors are
   static constexpr Line kOwn = 0;
+  struct Asked {
+    std::uint32_t number = 0;
+    bool in_vain = false;  // somebody has waited for the answer
+  };
   struct Question {
     Line from = kOwn;
     std::uint32_t number = 0;
   };
 
   explicit Whereabouts(Tell tell);
+  void start();
   static bool post(int fd, Sort sort, std::uint32_t number, const std::string& text);
   void work();
   void read(Line line);
   void answer();
-  std::string await(std::unique_lock<std::mutex>& lock, std::uint32_t number,
-                    std::chrono::milliseconds patience);
+  std::optional<std::string> await(std::unique_lock<std::mutex>& lock, std::uint32_t number,
+                                   std::chrono::milliseconds patience);
   void settle(std::uint32_t number, std::string text);
+  void take_answer(int fd, std::uint32_t number, std::string text);
+  void hang_up(Line line);
+  void put_question(int fd);
   void wake() const;
 
   const Tell tell_;
@@ -83,9 +92,9 @@ class Whereabouts : public std::enable_shared_from_this<Whereabouts> {
   std::map<Line, int> lines_;
   std::vector<Question> questions_;  // to this process
   std::uint32_t last_number_ = 0;
-  std::map<std::uint32_t, std::optional<std::string>> asked_;  // by this process, and the answers
-  std::set<int> silent_;  // sockets with a question that was not answered in time, or yet
-  std::mutex ending_;     // of the thread
+  std::map<std::uint32_t, std::optional<std::string>> answers_;  // to questions of this process
+  std::map<int, Asked> asked_;                                   // by socket
+  std::mutex ending_;                                            // of the thread
   std::thread thread_;
 };
 

@@ -131,6 +131,33 @@ TEST_CASE("a stop releases who asks, and ends what is asked") {
   CHECK(both.two->own(milliseconds(1)).empty());
 }
 
+TEST_CASE("the last holder may be dropped by the thread that answers") {
+  const auto [here, there] = make_pair();
+  const auto asker = Whereabouts::make([] { return std::string(); });
+  std::shared_ptr<Whereabouts> held;
+  held = Whereabouts::make([&] {
+    held.reset();
+    return std::string(" at the end");
+  });
+  const std::array lines{asker->listen(here), held->listen(there)};
+  CHECK(asker->ask(here, seconds(60)) == " at the end");
+  CHECK(asker->ask(here, milliseconds(1)).empty());
+}
+
+TEST_CASE("several are asked at once, and then waited for") {
+  const auto asker = Whereabouts::make([] { return std::string(); });
+  const auto other = Whereabouts::make([] { return std::string(" there"); });
+  std::vector<std::pair<Fd, Fd>> pairs;
+  std::vector<std::shared_ptr<void>> lines;
+  for (int i = 0; i < 5; ++i) {
+    pairs.push_back(make_pair());
+    lines.push_back(asker->listen(pairs.back().first));
+    lines.push_back(other->listen(pairs.back().second));
+    asker->inquire(pairs.back().first);
+  }
+  for (const auto& pair : pairs) CHECK(asker->ask(pair.first, seconds(60)) == " there");
+}
+
 TEST_CASE("lines come and go while others ask") {
   const auto one = Whereabouts::make([] { return std::string(" here"); });
   const auto two = Whereabouts::make([] { return std::string(" there"); });

@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ import torch.distributed as dist
 
 from helpers.census import census
 from helpers.pool import Fresh
-from lifecycle.groups import use_everything
+from lifecycle.groups import error_of, use_everything
 
 pytestmark = pytest.mark.beyond_gloo("gloo waits on")
 
@@ -89,3 +90,25 @@ def test_an_interrupt_ends_the_wait(fresh: Fresh, name: str) -> None:
     for left in found:
         assert not left["mappings"]
         assert left["children"] == 0
+
+
+def be_interrupted_while_a_group_is_made(rank: int, path: str) -> str:
+    """Rank 2 never comes."""
+    if rank == 2:
+        return "away"
+    store = dist.FileStore(path, 3)
+
+    def make() -> None:
+        dist.init_process_group("dreamcomm", store=store, rank=rank, world_size=3)
+
+    return interrupt_inside(make) if rank == 1 else error_of(make)
+
+
+def test_an_interrupt_while_a_group_is_made_is_told_to_the_others(
+    fresh: Fresh, tmp_path: Path
+) -> None:
+    found = fresh.run(
+        be_interrupted_while_a_group_is_made, str(tmp_path / "store"), world=3, group=False
+    )
+    assert found[1] == "interrupted"
+    assert "rank 1 could not set the group up: it was interrupted" in found[0]

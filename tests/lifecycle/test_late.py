@@ -23,6 +23,7 @@ SECONDS = 1.0  # the timeout of the group under test
 
 
 def sleep(told: Path) -> None:
+    time.sleep(2 * SECONDS)  # without waking: awake it would be seen to compute
     while not told.exists():
         time.sleep(0.05)
 
