@@ -35,7 +35,10 @@ bool watch(const Fd& events, int fd, std::uint64_t name) {
 std::shared_ptr<Whereabouts> Whereabouts::make(Tell tell) {
   const std::shared_ptr<Whereabouts> self(new Whereabouts(std::move(tell)));
   self->start();
-  return {self.get(), [self](Whereabouts*) { self->stop(); }};
+  return {self.get(), [last = self](Whereabouts*) mutable {
+            last->stop();
+            last.reset();  // a weak pointer would keep it here
+          }};
 }
 
 Whereabouts::Whereabouts(Tell tell)
