@@ -16,7 +16,7 @@ import torch.distributed as dist
 from helpers.census import census, shared_memory_files
 from helpers.pool import Fresh
 from helpers.processes import replies
-from lifecycle.groups import error_of, use_everything
+from lifecycle.groups import Deadly, error_of, use_everything
 
 VICTIM = 1
 
@@ -91,36 +91,10 @@ def test_a_rank_that_dies_before_a_new_group_is_made(
         assert f"the process of rank {members.index(2)} has ended" in error
 
 
-class Deadly(dist.Store):
-    """A store that ends its process once a key has been set."""
-
-    def __init__(self, inner: dist.Store, last: str) -> None:
-        super().__init__()
-        self.inner, self.last = inner, last
-
-    def set(self, key: str, value: Any) -> None:
-        self.inner.set(key, value)
-        if key.endswith(self.last):
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def get(self, key: str) -> bytes:
-        found: bytes = self.inner.get(key)
-        return found
-
-    def add(self, key: str, value: int) -> int:
-        return self.inner.add(key, value)
-
-    def check(self, keys: list[str]) -> bool:
-        return self.inner.check(keys)
-
-    def wait(self, keys: list[str], *timeout: timedelta) -> None:
-        self.inner.wait(keys, *timeout)
-
-
 def make_a_group_that_loses_a_rank(rank: int, path: str, last: str) -> list[str]:
     store: dist.Store = dist.FileStore(path, 3)
     if rank == VICTIM:
-        store = Deadly(store, last)
+        store = Deadly(store, last, signal.SIGKILL)
     made = error_of(
         lambda: dist.init_process_group(
             "dreamcomm", store=store, rank=rank, world_size=3, timeout=timedelta(seconds=300)

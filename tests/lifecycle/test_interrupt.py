@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from helpers.census import census
 from helpers.pool import Fresh
-from lifecycle.groups import error_of, use_everything
+from lifecycle.groups import Deadly, error_of, use_everything
 
 pytestmark = pytest.mark.beyond_gloo("gloo waits on")
 
@@ -93,15 +93,18 @@ def test_an_interrupt_ends_the_wait(fresh: Fresh, name: str) -> None:
 
 
 def be_interrupted_while_a_group_is_made(rank: int, path: str) -> str:
-    """Rank 2 never comes."""
+    """Rank 2 never comes; rank 1 is interrupted once rank 0 can know of it."""
     if rank == 2:
         return "away"
-    store = dist.FileStore(path, 3)
-
-    def make() -> None:
-        dist.init_process_group("dreamcomm", store=store, rank=rank, world_size=3)
-
-    return interrupt_inside(make) if rank == 1 else error_of(make)
+    store: dist.Store = dist.FileStore(path, 3)
+    if rank == 1:
+        store = Deadly(store, "card/1", signal.SIGINT)
+    try:
+        return error_of(
+            lambda: dist.init_process_group("dreamcomm", store=store, rank=rank, world_size=3)
+        )
+    except KeyboardInterrupt:
+        return "interrupted"
 
 
 def test_an_interrupt_while_a_group_is_made_is_told_to_the_others(
