@@ -4,6 +4,7 @@
 
 #include "algorithms/table.h"
 #include "core/error.h"
+#include "core/text.h"
 
 namespace dreamcomm {
 
@@ -70,7 +71,7 @@ void Walk::compare_openings() {
 void Walk::end_mismatched(const std::function<std::string(const SiteOf&)>& told) {
   const std::string mine = scratch_.call_site ? scratch_.call_site() : "";
   SiteText text{};
-  std::strncpy(text.data(), mine.c_str(), text.size() - 1);
+  put_text(text, mine);
   std::memcpy(rounds_.page(), text.data(), text.size());
   const std::string& group = scratch_.group;
   const std::string begin =

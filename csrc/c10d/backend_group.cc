@@ -22,8 +22,6 @@ using std::chrono::milliseconds;
 /// How often a wait for the group's calls looks at Python's signals.
 constexpr milliseconds kLook{50};
 
-constexpr const char* kDefaultName = "default";
-
 c10d::ErrorType to_error_type(ErrorKind kind) {
   switch (kind) {
     case ErrorKind::kInvalid:
@@ -47,7 +45,7 @@ std::vector<int> members_of(const DreamOptions& options) {
 
 /// torch gives the members of other groups as ranks of this one, of which it has one at a time.
 bool is_default(const DreamOptions& options) {
-  return options.group_name == kDefaultName && options.global_ranks_in_group.empty();
+  return options.group_name == kDefaultGroup && options.global_ranks_in_group.empty();
 }
 
 /// Whether the process of a rank of a new group has ended, as the default group sees it.
@@ -230,7 +228,7 @@ c10::intrusive_ptr<c10d::Backend> DreamBackend::merge(
     const int& size) {
   auto options = own_options(opts);
   options->global_ranks_in_group.clear();
-  if (options->group_name == kDefaultName) options->group_name = "merged";
+  if (options->group_name == kDefaultGroup) options->group_name = "merged";
   return child(store, rank, size, options);
 }
 

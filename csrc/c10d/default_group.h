@@ -1,4 +1,4 @@
-// The default group of the process: who is told of in the numbers that torch gives its ranks.
+// The process's default group: torch tells the members of other groups by their ranks in it.
 #pragma once
 
 #include <memory>

@@ -1,8 +1,8 @@
 #include "c10d/interpreter.h"
 
-#include <pybind11/chrono.h>
-
+#include <chrono>
 #include <cstdio>
+#include <exception>
 #include <memory>
 #include <string>
 #include <utility>

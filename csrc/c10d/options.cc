@@ -12,8 +12,8 @@ namespace dreamcomm {
 namespace {
 
 constexpr std::size_t kMost = std::size_t{1} << 30;
-constexpr std::size_t kMostHeap = std::size_t{1}
-                                  << 60;  // what is refused by the system is done without
+/// What the system refuses is done without: this only keeps sums of sizes from overflowing.
+constexpr std::size_t kMostHeap = std::size_t{1} << 60;
 
 /// Setting a group up may take this long, whatever its timeout.
 constexpr std::chrono::milliseconds kLeastMeeting{10'000};

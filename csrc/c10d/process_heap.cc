@@ -4,50 +4,35 @@
 #include <ATen/ops/from_blob.h>
 #include <c10/util/safe_numerics.h>
 
-#include <mutex>
 #include <utility>
 
-#include "c10d/fork_mark.h"
+#include "c10d/process_wide.h"
 
 namespace dreamcomm {
 namespace {
 
-/// The one thing all groups of a process share, as their tensors are its tensors.
-struct Current {
-  std::mutex mutex;
-  std::weak_ptr<Heap> heap;
-  std::unique_ptr<ForkMark> maker;
-};
-
-Current& current() {
-  static Current only;
+/// All groups' tensors are the process's tensors.
+ProcessWide<Heap>& current() {
+  static ProcessWide<Heap> only;
   return only;
+}
+
+std::shared_ptr<Heap> make_heap(std::size_t bytes) {
+  try {
+    return Heap::make(bytes);
+  } catch (const Error& error) {
+    throw Error(error.kind(), concat(error.what(), "; the option heap_bytes, or the environment ",
+                                     "variable DREAMCOMM_HEAP_BYTES, asks for ", bytes, " bytes"));
+  }
 }
 
 }  // namespace
 
 std::shared_ptr<Heap> process_heap(std::size_t bytes) {
-  Current& now = current();
-  const std::scoped_lock lock(now.mutex);
-  std::shared_ptr<Heap> heap = now.heap.lock();
-  if (heap && now.maker->at_home()) return heap;
-  try {
-    heap = Heap::make(bytes);
-  } catch (const Error& error) {
-    throw Error(error.kind(), concat(error.what(), "; the option heap_bytes, or the environment ",
-                                     "variable DREAMCOMM_HEAP_BYTES, asks for ", bytes, " bytes"));
-  }
-  now.heap = heap;
-  now.maker = std::make_unique<ForkMark>();
-  return heap;
+  return current().get_or([bytes] { return make_heap(bytes); });
 }
 
-std::shared_ptr<Heap> live_process_heap() {
-  Current& now = current();
-  const std::scoped_lock lock(now.mutex);
-  std::shared_ptr<Heap> heap = now.heap.lock();
-  return heap && now.maker->at_home() ? heap : nullptr;
-}
+std::shared_ptr<Heap> live_process_heap() { return current().get(); }
 
 std::uint64_t bytes_of(std::int64_t size, const at::TensorOptions& options) {
   TORCH_CHECK_VALUE(size >= 0, "expected a size from 0 on, got ", size);

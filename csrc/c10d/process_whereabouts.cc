@@ -1,23 +1,16 @@
 #include "c10d/process_whereabouts.h"
 
-#include <mutex>
+#include <atomic>
 
-#include "c10d/fork_mark.h"
+#include "c10d/process_wide.h"
 
 namespace dreamcomm {
 namespace {
 
 /// Shared by all groups, as there is one main thread to tell of.
 struct Current {
-  std::mutex mutex;
-  std::weak_ptr<Whereabouts> whereabouts;
-  std::unique_ptr<ForkMark> maker;
-  bool ended = false;
-
-  /// Under the lock.
-  std::shared_ptr<Whereabouts> live() const {
-    return maker && maker->at_home() ? whereabouts.lock() : nullptr;
-  }
+  ProcessWide<Whereabouts> whereabouts;
+  std::atomic<bool> ended = false;
 };
 
 Current& current() {
@@ -28,32 +21,16 @@ Current& current() {
 }  // namespace
 
 std::shared_ptr<Whereabouts> process_whereabouts(const Whereabouts::Tell& tell) {
-  Current& now = current();
-  const std::scoped_lock lock(now.mutex);
-  if (now.ended) return nullptr;
-  std::shared_ptr<Whereabouts> one = now.live();
-  if (one) return one;
-  one = Whereabouts::make(tell);
-  now.whereabouts = one;
-  now.maker = std::make_unique<ForkMark>();
-  return one;
+  return current().whereabouts.get_or([&]() -> std::shared_ptr<Whereabouts> {
+    return current().ended ? nullptr : Whereabouts::make(tell);
+  });
 }
 
-std::shared_ptr<Whereabouts> live_process_whereabouts() {
-  Current& now = current();
-  const std::scoped_lock lock(now.mutex);
-  return now.live();
-}
+std::shared_ptr<Whereabouts> live_process_whereabouts() { return current().whereabouts.get(); }
 
 void end_process_whereabouts() {
-  Current& now = current();
-  std::shared_ptr<Whereabouts> one;
-  {
-    const std::scoped_lock lock(now.mutex);
-    now.ended = true;
-    one = now.live();
-  }
-  if (one) one->stop();
+  current().ended = true;
+  if (const std::shared_ptr<Whereabouts> one = live_process_whereabouts()) one->stop();
 }
 
 }  // namespace dreamcomm

@@ -77,7 +77,7 @@ struct Communicator::Impl {
         tend([this] { tend_messages(); }),
         thread(member, turnstile, mailbox, tend) {
     scratch.call_site = options.call_site;
-    if (options.group != "default") scratch.group = options.group;
+    if (options.group != kDefaultGroup) scratch.group = options.group;
   }
 
   /// What a thread does for messages while it waits for something else.

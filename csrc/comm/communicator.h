@@ -21,10 +21,13 @@ class Heap;      // transport/heap.h: memory that peers map
 class Ticket;    // comm/ticket.h: a message under way
 class Recorder;  // comm/recorder.h: what is noted of operations
 
+/// The name of a program's first group, which messages need not tell.
+inline constexpr const char* kDefaultGroup = "default";
+
 struct CommOptions {
-  std::string group = "default";   // its name in messages
-  std::string algorithm = "auto";  // or a row's name: direct, ring, master, ...
-  bool fixed_order = true;         // reductions in rank order only
+  std::string group = kDefaultGroup;  // its name in messages
+  std::string algorithm = "auto";     // or a row's name: direct, ring, master, ...
+  bool fixed_order = true;            // reductions in rank order only
   std::chrono::milliseconds timeout{30 * 60 * 1000};
   /// Says where in the program this thread makes its call, as " at file:line", or "". Asked
   /// only when something has gone wrong.

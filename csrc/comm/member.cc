@@ -4,6 +4,7 @@
 #include <chrono>
 #include <utility>
 
+#include "core/text.h"
 #include "transport/observe.h"
 
 namespace dreamcomm {
@@ -15,8 +16,7 @@ Member::Member(Fabric& fabric, std::string group, Warn warn)
       patience_(Patience::of(fabric.size())),
       group_(std::move(group)),
       warn_(std::move(warn)) {
-  auto& name = header().identity.group;
-  group_.copy(name.data(), name.size() - 1);
+  put_text(header().identity.group, group_);
 }
 
 std::string Member::who() const {
@@ -30,10 +30,7 @@ void Member::fail(ErrorKind kind, const std::string& reason) {
     reason_ = reason;
     kind_ = kind;
     // Peers read the text after they have seen the status.
-    auto& text = header().reason;
-    const std::size_t length = std::min(reason.size(), text.size() - 1);
-    std::copy_n(reason.data(), length, text.data());
-    text[length] = '\0';
+    put_text(header().reason, reason);
     header().status.publish(static_cast<std::uint32_t>(Status::kFailed));
     failed_.publish(1);
   }

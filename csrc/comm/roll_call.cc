@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "comm/guard.h"
+#include "core/text.h"
 
 namespace dreamcomm {
 namespace {
@@ -128,9 +129,7 @@ std::string RollCall::missing(std::chrono::milliseconds timeout, bool all) const
 
 void RollCall::give_verdict(const std::string& problem) {
   Header& header = member_.header();
-  const std::size_t length = std::min(problem.size(), header.verdict_text.size() - 1);
-  std::copy_n(problem.data(), length, header.verdict_text.data());
-  header.verdict_text[length] = '\0';
+  put_text(header.verdict_text, problem);
   const std::uint32_t next = (header.verdict.read() | kMissing) + 1;  // even
   header.verdict.publish(problem.empty() ? next : next | kMissing);
   member_.ring_peers();

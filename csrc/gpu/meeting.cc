@@ -1,8 +1,8 @@
 // How the ranks of a group find each other's windows.
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
+#include "core/text.h"
 #include "gpu/group.h"
 
 namespace dreamcomm::gpu {
@@ -34,7 +34,7 @@ Verdict try_to(const Step& step) {
     step();
   } catch (const std::exception& error) {
     verdict.fails = true;
-    std::strncpy(verdict.why, error.what(), sizeof verdict.why - 1);
+    put_text(verdict.why, error.what());
   }
   return verdict;
 }

@@ -11,6 +11,7 @@
 
 #include "core/error.h"
 #include "core/signals.h"
+#include "core/text.h"
 
 namespace dreamcomm {
 namespace {
@@ -169,12 +170,13 @@ void Whereabouts::take_answer(int fd, std::uint32_t number, std::string text) {
   if (!open->second.in_vain) return settle(number, std::move(text));
   answers_.erase(number);
   asked_.erase(open);
+  changed_.notify_all();  // somebody of more patience may still be waiting for it
 }
 
 /// Never waits: a process that does not read must not hold up one that does.
 bool Whereabouts::post(int fd, Sort sort, std::uint32_t number, const std::string& text) {
   Letter letter{.sort = sort, .number = number};
-  text.copy(letter.text.data(), letter.text.size() - 1);
+  put_text(letter.text, text);
   return send(fd, &letter, sizeof letter, MSG_DONTWAIT | MSG_NOSIGNAL) ==
          static_cast<ssize_t>(sizeof letter);
 }

@@ -14,7 +14,7 @@
 
 namespace dreamcomm {
 
-inline constexpr std::uint32_t kProtocolVersion = 4;
+inline constexpr std::uint32_t kProtocolVersion = 5;
 
 /// Whether a rank is still part of the group. Values of Header::status.
 enum class Status : std::uint32_t { kActive = 0, kLeft = 1, kFailed = 2 };
@@ -58,20 +58,20 @@ struct Identity {
 };
 
 struct Header {
-  Identity identity;                         // owner, before any call
-  std::array<std::uint8_t, 16> nonce;        // owner, before the window is handed over
-  std::uint32_t rank;                        // owner, likewise
-  Flag round;                                // owner: rounds published (transport/rounds.h)
-  Flag status;                               // owner: Status
-  std::array<char, 2 * kLine> reason;        // owner, before status says kFailed
-  Progress progress;                         // owner
-  Correspondence correspondence;             // owner, under its mailbox's lock
-  std::array<Tally, kKinds> tallies;         // owner
-  Flag present;                              // owner: see comm/roll_call.h
-  Gauge roll_ends_ns;                        // owner, rank 0: when its roll call ends
-  Flag verdict;                              // owner, rank 0: likewise
-  std::array<char, 4 * kLine> verdict_text;  // owner, before verdict
-  Doorbell doorbell;                         // peers ring it, the owner sleeps at it
+  Identity identity;                          // owner, before any call
+  std::array<std::uint8_t, 16> nonce;         // owner, before the window is handed over
+  std::uint32_t rank;                         // owner, likewise
+  Flag round;                                 // owner: rounds published (transport/rounds.h)
+  Flag status;                                // owner: Status
+  std::array<char, 8 * kLine> reason;         // owner, before status says kFailed
+  Progress progress;                          // owner
+  Correspondence correspondence;              // owner, under its mailbox's lock
+  std::array<Tally, kKinds> tallies;          // owner
+  Flag present;                               // owner: see comm/roll_call.h
+  Gauge roll_ends_ns;                         // owner, rank 0: when its roll call ends
+  Flag verdict;                               // owner, rank 0: likewise
+  std::array<char, 16 * kLine> verdict_text;  // owner, before verdict
+  Doorbell doorbell;                          // peers ring it, the owner sleeps at it
 };
 
 /// A message as its receiver hears of it first. Small ones travel inside.

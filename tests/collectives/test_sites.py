@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -90,3 +91,39 @@ def test_of_asynchronous_calls_is_told_where_the_programs_have_come_to(pool: Poo
     for rank, text in enumerate(pool.run(call_asynchronously)):
         assert f"rank {rank} called all_reduce(SUM, {3 + rank} x float32" in text
         assert len(re.findall(at, text)) == 2, text
+
+
+def wait_in_a_file_of_an_odd_name() -> str:
+    """Bytes that are no UTF-8, as Python spells them."""
+    names: dict[str, Any] = {}
+    exec(compile("def wait(work): work.wait()", "caf\udce9.py", "exec"), names)
+    work = dist.all_reduce(torch.ones(3 + dist.get_rank()), async_op=True)
+    try:
+        names["wait"](work)
+    except dist.DistBackendError as error:
+        return str(error)
+    return "no error"
+
+
+def test_a_name_that_is_no_text_harms_nobody(pool: Pool) -> None:
+    for text in pool.run(wait_in_a_file_of_an_odd_name):
+        assert "(its main thread is at " in text
+        assert "No data was moved" in text
+
+
+def call_in(path: str) -> str:
+    names: dict[str, Any] = {"dist": dist, "torch": torch}
+    source = "def call(count): dist.all_reduce(torch.ones(count))"
+    exec(compile(source, path, "exec"), names)
+    try:
+        names["call"](3 + dist.get_rank())
+    except dist.DistBackendError as error:
+        return str(error)
+    return "no error"
+
+
+@pytest.mark.parametrize("before", ["", "x", "xx"])
+def test_a_long_path_is_cut_at_a_whole_character(pool: Pool, before: str) -> None:
+    """Three bytes each, in a field of fixed size, which Python refuses to show in halves."""
+    for text in pool.run(call_in, f"{before}{chr(0x4F5C) * 300}.py"):
+        assert f" at {before}{chr(0x4F5C) * 60}" in text, text

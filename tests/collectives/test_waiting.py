@@ -118,7 +118,7 @@ def test_a_monitored_barrier_names_the_absent_ranks(pool: Pool, wait_all: bool) 
     texts = [text for text, _ in found]
     assert "failed to pass monitoredBarrier" in texts[0]
     assert ("Ranks 1, 3" if wait_all else "Rank 1") in texts[0]
-    assert texts[2] != "no error"
+    assert texts[2] == texts[0]  # its words to the last, whatever they say of each absent rank
     assert [total for _, total in found] == [4.0] * 4
 
 

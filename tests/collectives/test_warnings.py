@@ -43,22 +43,3 @@ def test_a_late_rank_is_told_of_once_at_a_tenth_of_the_timeout(pool: Pool) -> No
 
 def test_a_short_wait_is_not_worth_a_word(pool: Pool) -> None:
     assert pool.run(wait_for_rank_1, 0.4, group_timeout=5.0) == [[], []]
-
-
-def be_late_in_a_file_of_an_odd_name(seconds: float) -> list[str]:
-    """Bytes that are no UTF-8, as Python spells them."""
-    names = {"sleep": time.sleep}
-    exec(compile("def nap(seconds): sleep(seconds)", "caf\udce9.py", "exec"), names)
-    kept = Kept()
-    logging.getLogger("dreamcomm").addHandler(kept)
-    if dist.get_rank() == 1:
-        names["nap"](seconds)
-    dist.barrier()
-    logging.getLogger("dreamcomm").removeHandler(kept)
-    return kept.texts
-
-
-def test_a_name_that_is_no_text_harms_nobody(pool: Pool) -> None:
-    waiting, _ = pool.run(be_late_in_a_file_of_an_odd_name, 2.5, group_timeout=20.0)
-    (text,) = waiting
-    assert "its main thread is at caf\\udce9.py:1 in nap;" in text

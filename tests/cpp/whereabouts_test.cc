@@ -9,6 +9,8 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <filesystem>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -21,6 +23,9 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
+
+/// Of waits that have to be ended: one that is not hangs.
+constexpr std::chrono::hours kForEver(24 * 365);
 
 std::pair<Fd, Fd> make_pair() {
   std::array<int, 2> ends{};
@@ -85,7 +90,7 @@ TEST_CASE("who does not answer is not waited for again until it does") {
     return std::string(" at last");
   });
   CHECK(both.ask(milliseconds(1)).empty());
-  CHECK(both.ask(seconds(600)).empty());  // or this would last
+  CHECK(both.ask(kForEver).empty());  // or this would last
   gate.open();
   while (both.ask().empty()) std::this_thread::yield();  // the first answer is on its way
   CHECK(both.ask() == " at last");
@@ -119,8 +124,8 @@ TEST_CASE("a stop releases who asks, and ends what is asked") {
     gate.pass();
     return std::string("late");
   });
-  std::thread asker([&] { CHECK(both.ask(seconds(600)).empty()); });
-  std::thread owner([&] { CHECK(both.two->own(seconds(600)).empty()); });
+  std::thread asker([&] { CHECK(both.ask(kForEver).empty()); });
+  std::thread owner([&] { CHECK(both.two->own(kForEver).empty()); });
   both.one->stop();
   std::thread stopper([&] { both.two->stop(); });
   asker.join();
@@ -142,6 +147,21 @@ TEST_CASE("the last holder may be dropped by the thread that answers") {
   const std::array lines{asker->listen(here), held->listen(there)};
   CHECK(asker->ask(here, seconds(60)) == " at the end");
   CHECK(asker->ask(here, milliseconds(1)).empty());
+}
+
+int open_descriptors() {
+  const std::filesystem::directory_iterator all("/proc/self/fd");
+  return static_cast<int>(std::distance(begin(all), end(all)));
+}
+
+TEST_CASE("nothing stays open where only a weak pointer is left") {
+  const int before = open_descriptors();
+  auto one = Whereabouts::make([] { return std::string(); });
+  const std::weak_ptr<Whereabouts> weak = one;
+  CHECK(open_descriptors() > before);
+  one.reset();
+  CHECK(weak.expired());
+  CHECK(open_descriptors() == before);
 }
 
 TEST_CASE("several are asked at once, and then waited for") {

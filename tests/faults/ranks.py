@@ -137,8 +137,10 @@ def strike(cell: Cell, rank: int, struck: Any, released: Any, told: Told) -> Non
     group = default_group()
     if len(cell.members) < cell.world:  # torch does not hand the default group's timeout down
         group = dist.new_group(cell.members, timeout=timedelta(seconds=cell.seconds))
-    # The victim is there when the others have given up, and is told that they have left.
-    elsewhere = dist.new_group(cell.members, timeout=timedelta(seconds=PATIENT))
+    elsewhere = None
+    if cell.fault == "is in another group":
+        # The victim is there when the others have given up, and is told that they have left.
+        elsewhere = dist.new_group(cell.members, timeout=timedelta(seconds=PATIENT))
     if rank not in cell.members:
         return
     is_victim = rank == VICTIM

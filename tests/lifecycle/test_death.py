@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -117,7 +119,34 @@ def test_a_rank_that_dies_while_a_group_is_made(fresh: Fresh, tmp_path: Path, st
         assert len(told) == (1 if step == "dial" else 2)
         assert told[-1].startswith("DistBackendError"), told
         # "has ended", or where nothing of its process is left to look at, "has hung up".
-        assert f"rank {VICTIM} has " in told[-1], told
+        assert re.search(rf"rank {VICTIM} has (ended|hung up)", told[-1]), told
+
+
+def split_a_merged_group(folder: str) -> list[str]:
+    """Rank 0 of the job ends; it has nothing to do with rank 0 of what the others merge."""
+    rank = dist.get_rank()
+    alone = dist.new_group([rank], use_local_synchronization=True)
+    dist.barrier()
+    if rank == 0:
+        os._exit(0)
+    patience = timedelta(seconds=60)
+    store = dist.FileStore(str(Path(folder) / "merged"), 2)
+    together: Any = cast(Any, alone).merge_remote_group(store, 2, patience, "together")
+    if together.rank() == 0:
+        time.sleep(1)  # in which the other one has looked who has died
+    parts: list[Any] = []
+    split = error_of(lambda: parts.append(together.split_group([0, 1], patience, None, "part")))
+    summed = [error_of(lambda part=part: part.allreduce([torch.ones(1)]).wait()) for part in parts]
+    return [split, *summed]
+
+
+@pytest.mark.beyond_gloo("gloo merges no groups")
+def test_a_merged_group_has_ranks_of_its_own(fresh: Fresh, tmp_path: Path) -> None:
+    ranks = fresh.start(split_a_merged_group, str(tmp_path), world=3, group_timeout=60)
+    found = replies(ranks, timeout=60)
+    for rank in (1, 2):
+        assert found[rank].error is None, found[rank].error
+        assert found[rank].value == ["no error", "no error"]
 
 
 def die_midway() -> str:
