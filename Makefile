@@ -64,12 +64,13 @@ build: $(READY)
 	$(PY) -m pip install --quiet --no-build-isolation \
 	    -C cmake.define.DREAMCOMM_WERROR=ON -C cmake.define.DREAMCOMM_TEST_DEVICE=ON -e '.[cli,test,lint]'
 
+# Debian 12's and Ubuntu 22.04's own pip is older, and knows no -C.
 $(READY): pyproject.toml
 	@command -v c++ >/dev/null || { echo "No C++ compiler found: install one (apt install g++)."; exit 1; }
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -c 'import importlib.metadata as m; print("torch", m.version("torch"))' 2>/dev/null \
 	    || $(PY) -m pip install --quiet '$(TORCH)'
-	$(PY) -m pip install --quiet 'scikit-build-core>=0.11' cmake ninja
+	$(PY) -m pip install --quiet 'pip>=23.1' 'scikit-build-core>=0.11' cmake ninja
 	touch $@
 
 clean:
