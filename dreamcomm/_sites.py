@@ -34,11 +34,19 @@ def _innermost(frame: FrameType | None) -> str:
     while frame is not None:
         code = frame.f_code
         if not _is_between(code.co_filename):
-            text = f" at {code.co_filename}:{frame.f_lineno} in {code.co_name}"
-            # Python spells bytes of a file's name that are no UTF-8 as what UTF-8 cannot say.
-            return text.encode("utf-8", "backslashreplace").decode()
+            text = f" at {_sayable(code.co_filename, 300)}:{frame.f_lineno}"
+            return f"{text} in {_sayable(code.co_name, 100)}"
         frame = frame.f_back
     return ""
+
+
+def _sayable(name: str, most: int) -> str:
+    """The end of a name, of so many bytes of UTF-8: what travels is cut at its own end.
+
+    Python spells bytes of a file's name that are no UTF-8 as what UTF-8 cannot say.
+    """
+    raw = name.encode("utf-8", "backslashreplace")
+    return raw.decode() if len(raw) <= most else "..." + raw[-most:].decode("utf-8", "ignore")
 
 
 def _is_between(file: str) -> bool:

@@ -302,6 +302,22 @@ void Communicator::wait(Ticket& ticket, const Interrupt& interrupt) {
   if (ticket.failure()) std::rethrow_exception(ticket.failure());
 }
 
+void Communicator::wait_for(const std::function<bool()>& ready,
+                            const std::function<std::string()>& what, Clock::time_point deadline,
+                            const Interrupt& interrupt) {
+  Member& member = impl_->member;
+  Guard guard(member, what, deadline, impl_->tend, interrupt);
+  const auto gone = [&] {
+    for (int peer = 0; peer < size(); ++peer) {
+      if (peer != rank() && !why_gone(*impl_->fabric, peer).empty()) return peer;
+    }
+    return -1;
+  };
+  wait_until(member.bell(), Patience{0, 2}, guard, ready, gone);
+}
+
+void Communicator::wake() { impl_->member.ring_own(); }
+
 void Communicator::monitored_barrier(std::chrono::milliseconds timeout, bool all,
                                      const Interrupt& interrupt) {
   impl_->roll_call.hold(timeout, all, impl_->tend, interrupt);
@@ -323,7 +339,8 @@ std::optional<std::string> Communicator::failure() const { return impl_->member.
 std::optional<ErrorKind> Communicator::failure_kind() const { return impl_->member.failure_kind(); }
 
 bool Communicator::has_ended(int rank) const {
-  return rank >= 0 && rank < size() && !impl_->member.failed() && impl_->fabric->has_ended(rank);
+  const bool left = impl_->member.failed() && !impl_->member.failure_kind();
+  return rank >= 0 && rank < size() && !left && impl_->fabric->has_ended(rank);
 }
 
 std::uint64_t Communicator::sequence() const { return to_count(impl_->sequence); }

@@ -95,6 +95,14 @@ class Communicator {
   /// Waits for a ticket, helping it along; throws what it failed with.
   void wait(Ticket& ticket, const Interrupt& interrupt = {});
 
+  /// Waits in a job until `ready()`, which another thread of this process brings about and tells
+  /// of by wake(): with the deadline, the failures and the deaths of a wait for peers. `what`
+  /// names the call and what it waits for.
+  void wait_for(const std::function<bool()>& ready, const std::function<std::string()>& what,
+                Clock::time_point deadline, const Interrupt& interrupt = {});
+  /// Any thread.
+  void wake();
+
   /// Waits until all ranks called it, without touching the collectives' order:
   /// the group stays usable when it fails. Rank 0 names the missing ranks: the
   /// first, or with `all` every one; the others learn from rank 0.
@@ -110,8 +118,8 @@ class Communicator {
   std::optional<std::string> failure() const;
   std::optional<ErrorKind> failure_kind() const;  // none after a shutdown, too
 
-  /// Whether the process of a rank is known to have ended; false once this rank cannot use the
-  /// group any more. A system call.
+  /// Whether the process of a rank is known to have ended, also after the group has failed;
+  /// false once this rank has left it. A system call.
   bool has_ended(int rank) const;
 
   std::uint64_t sequence() const;  // collectives started

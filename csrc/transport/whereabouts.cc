@@ -19,6 +19,9 @@ namespace {
 constexpr std::size_t kMostQuestions = 256;  // waiting at a time; more go unanswered
 constexpr int kMostEvents = 16;
 
+/// After so long a question, or its answer, counts as lost.
+constexpr std::chrono::milliseconds kLost{30'000};
+
 Fd made(int fd, const char* what) {
   check(fd >= 0, ErrorKind::kSystem, what, " failed: ", std::generic_category().message(errno));
   return Fd(fd);
@@ -33,8 +36,8 @@ bool watch(const Fd& events, int fd, std::uint64_t name) {
 
 }  // namespace
 
-std::shared_ptr<Whereabouts> Whereabouts::make(Tell tell) {
-  const std::shared_ptr<Whereabouts> self(new Whereabouts(std::move(tell)));
+std::shared_ptr<Whereabouts> Whereabouts::make(Tell tell, std::chrono::milliseconds fresh) {
+  const std::shared_ptr<Whereabouts> self(new Whereabouts(std::move(tell), fresh));
   self->start();
   return {self.get(), [last = self](Whereabouts*) mutable {
             last->stop();
@@ -42,8 +45,9 @@ std::shared_ptr<Whereabouts> Whereabouts::make(Tell tell) {
           }};
 }
 
-Whereabouts::Whereabouts(Tell tell)
+Whereabouts::Whereabouts(Tell tell, std::chrono::milliseconds fresh)
     : tell_(std::move(tell)),
+      fresh_(fresh),
       events_(made(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
       bell_(made(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")) {
   check(watch(events_, bell_.get(), kOwn), ErrorKind::kSystem,
@@ -93,84 +97,66 @@ void Whereabouts::hang_up(Line line) {
   const int fd = found->second;
   epoll_ctl(events_.get(), EPOLL_CTL_DEL, fd, nullptr);
   lines_.erase(found);
-  const auto open = asked_.find(fd);
-  if (open == asked_.end()) return;
-  answers_.erase(open->second.number);
-  asked_.erase(open);
+  asked_.erase(fd);
 }
 
-/// Under the lock. Nothing if one is open, or cannot be sent.
-void Whereabouts::put_question(int fd) {
-  if (asked_.contains(fd)) return;
+/// Under the lock. The last question if its answer will do, or a new one; null if that cannot be
+/// sent. An answer that nobody fetched will not do later: the program has gone on.
+std::shared_ptr<Whereabouts::Answer> Whereabouts::question(int fd) {
+  const Time now = std::chrono::steady_clock::now();
+  const auto last = asked_.find(fd);
+  if (last != asked_.end()) {
+    const Answer& answer = *last->second.answer;
+    const auto age = now - answer.asked;
+    if (!answer.told && age < (answer.text ? fresh_ : kLost)) return last->second.answer;
+  }
   const std::uint32_t number = ++last_number_;
-  if (!post(fd, Sort::kQuestion, number, "")) return;
-  asked_[fd] = {number, false};
-  answers_.emplace(number, std::nullopt);
+  if (!post(fd, Sort::kQuestion, number, "")) return nullptr;
+  auto answer = std::make_shared<Answer>(Answer{.asked = now});
+  asked_[fd] = {number, answer};
+  return answer;
 }
 
 void Whereabouts::inquire(const Fd& socket) {
   const std::scoped_lock lock(mutex_);
-  put_question(socket.get());
+  question(socket.get());
 }
 
 std::string Whereabouts::ask(const Fd& socket, std::chrono::milliseconds patience) {
-  const int fd = socket.get();
   std::unique_lock lock(mutex_);
-  put_question(fd);
-  const auto open = asked_.find(fd);
-  if (open == asked_.end() || open->second.in_vain) return "";
-  const std::uint32_t number = open->second.number;
-  const std::optional<std::string> text = await(lock, number, patience);
-  const auto still = asked_.find(fd);
-  if (still != asked_.end() && still->second.number == number) {
-    still->second.in_vain = true;
-    if (text) asked_.erase(still);
-  }
-  return text.value_or("");
+  const std::shared_ptr<Answer> answer = question(socket.get());
+  if (!answer || (answer->in_vain && !answer->text)) return "";
+  return await(lock, *answer, patience);
 }
 
 std::string Whereabouts::own(std::chrono::milliseconds patience) {
   std::unique_lock lock(mutex_);
   const std::uint32_t number = ++last_number_;
-  answers_.emplace(number, std::nullopt);
+  const auto answer = std::make_shared<Answer>();
+  own_[number] = answer;
   questions_.push_back({kOwn, number});
   wake();
-  const std::optional<std::string> text = await(lock, number, patience);
-  answers_.erase(number);
-  return text.value_or("");
-}
-
-/// The answer, which is then forgotten, or nothing. Somebody else may have taken it.
-std::optional<std::string> Whereabouts::await(std::unique_lock<std::mutex>& lock,
-                                              std::uint32_t number,
-                                              std::chrono::milliseconds patience) {
-  changed_.wait_for(lock, patience, [&] {
-    const auto found = answers_.find(number);
-    return stopping_ || found == answers_.end() || found->second.has_value();
-  });
-  const auto found = answers_.find(number);
-  if (found == answers_.end() || !found->second) return std::nullopt;
-  std::optional<std::string> text = std::move(found->second);
-  answers_.erase(found);
+  const std::string text = await(lock, *answer, patience);
+  own_.erase(number);
   return text;
 }
 
-/// Under the lock. What nobody waits for any more is dropped.
-void Whereabouts::settle(std::uint32_t number, std::string text) {
-  const auto found = answers_.find(number);
-  if (found == answers_.end()) return;
-  found->second = std::move(text);
-  changed_.notify_all();
+std::string Whereabouts::await(std::unique_lock<std::mutex>& lock, Answer& answer,
+                               std::chrono::milliseconds patience) {
+  changed_.wait_for(lock, patience, [&] { return stopping_ || answer.text.has_value(); });
+  (answer.text ? answer.told : answer.in_vain) = true;
+  return answer.text.value_or("");
 }
 
-/// Under the lock. One that was waited for in vain is old by now: the next may be asked.
+/// Under the lock. One that was waited for in vain is old by now: who comes later asks anew, and
+/// only who still waits is told.
 void Whereabouts::take_answer(int fd, std::uint32_t number, std::string text) {
-  const auto open = asked_.find(fd);
-  if (open == asked_.end() || open->second.number != number) return;
-  if (!open->second.in_vain) return settle(number, std::move(text));
-  answers_.erase(number);
-  asked_.erase(open);
-  changed_.notify_all();  // somebody of more patience may still be waiting for it
+  const auto last = asked_.find(fd);
+  if (last == asked_.end() || last->second.number != number) return;
+  Answer& answer = *last->second.answer;
+  answer.text = std::move(text);
+  answer.told = answer.told || answer.in_vain;
+  changed_.notify_all();
 }
 
 /// Never waits: a process that does not read must not hold up one that does.
@@ -237,7 +223,11 @@ void Whereabouts::answer() {
   const std::string text = tell_();
   const std::scoped_lock lock(mutex_);
   for (const Question& one : questions) {
-    if (one.from == kOwn) settle(one.number, text);
+    const auto own = own_.find(one.number);
+    if (one.from == kOwn && own != own_.end()) {
+      own->second->text = text;
+      changed_.notify_all();
+    }
     const auto line = lines_.find(one.from);
     if (line != lines_.end()) post(line->second, Sort::kAnswer, one.number, text);
   }

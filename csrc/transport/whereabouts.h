@@ -29,8 +29,9 @@ class Whereabouts : public std::enable_shared_from_this<Whereabouts> {
   using Tell = std::function<std::string()>;
 
   /// What is returned stops it when its last copy is dropped, on whatever thread: `tell` may run
-  /// the garbage collector, and that drop the last group. Throws Error(kSystem).
-  static std::shared_ptr<Whereabouts> make(Tell tell);
+  /// the garbage collector, and that drop the last group. An answer that was asked for ahead
+  /// will do for ask() so long after the question. Throws Error(kSystem).
+  static std::shared_ptr<Whereabouts> make(Tell tell, std::chrono::milliseconds fresh = kFresh);
   Whereabouts(const Whereabouts&) = delete;
   Whereabouts& operator=(const Whereabouts&) = delete;
 
@@ -43,7 +44,8 @@ class Whereabouts : public std::enable_shared_from_this<Whereabouts> {
   std::shared_ptr<void> listen(const Fd& socket);
   /// What the process at the other end of a socket that is listened to says, or "" if it does
   /// not within `patience`: it is stopped, or its interpreter is busy. Whoever has not answered
-  /// one question is not waited for again until it does. Any thread.
+  /// one question is not waited for again until it does, or some time has passed. Several may
+  /// wait for one answer. Any thread.
   std::string ask(const Fd& socket, std::chrono::milliseconds patience);
   /// Puts the question of the next ask() there. Any thread.
   void inquire(const Fd& socket);
@@ -59,30 +61,39 @@ class Whereabouts : public std::enable_shared_from_this<Whereabouts> {
   };
   using Line = std::uint64_t;  // a socket; never used twice, as descriptors are
   static constexpr Line kOwn = 0;
+  using Time = std::chrono::steady_clock::time_point;
+  struct Answer {
+    Time asked;
+    std::optional<std::string> text{};
+    bool in_vain = false;  // somebody has waited for it too long
+    bool told = false;     // somebody was told of it: who asks later asks anew
+  };
   struct Asked {
     std::uint32_t number = 0;
-    bool in_vain = false;  // somebody has waited for the answer
+    std::shared_ptr<Answer> answer;
   };
   struct Question {
     Line from = kOwn;
     std::uint32_t number = 0;
   };
 
-  explicit Whereabouts(Tell tell);
+  static constexpr std::chrono::milliseconds kFresh{3000};
+
+  Whereabouts(Tell tell, std::chrono::milliseconds fresh);
   void start();
   static bool post(int fd, Sort sort, std::uint32_t number, const std::string& text);
   void work();
   void read(Line line);
   void answer();
-  std::optional<std::string> await(std::unique_lock<std::mutex>& lock, std::uint32_t number,
-                                   std::chrono::milliseconds patience);
-  void settle(std::uint32_t number, std::string text);
+  std::string await(std::unique_lock<std::mutex>& lock, Answer& answer,
+                    std::chrono::milliseconds patience);
   void take_answer(int fd, std::uint32_t number, std::string text);
   void hang_up(Line line);
-  void put_question(int fd);
+  std::shared_ptr<Answer> question(int fd);
   void wake() const;
 
   const Tell tell_;
+  const std::chrono::milliseconds fresh_;
   const Fd events_;
   const Fd bell_;  // wakes the thread
   std::mutex mutex_;
@@ -92,9 +103,9 @@ class Whereabouts : public std::enable_shared_from_this<Whereabouts> {
   std::map<Line, int> lines_;
   std::vector<Question> questions_;  // to this process
   std::uint32_t last_number_ = 0;
-  std::map<std::uint32_t, std::optional<std::string>> answers_;  // to questions of this process
-  std::map<int, Asked> asked_;                                   // by socket
-  std::mutex ending_;                                            // of the thread
+  std::map<int, Asked> asked_;                            // by socket: the last question
+  std::map<std::uint32_t, std::shared_ptr<Answer>> own_;  // to questions of this process to itself
+  std::mutex ending_;                                     // of the thread
   std::thread thread_;
 };
 

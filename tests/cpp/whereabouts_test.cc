@@ -96,6 +96,38 @@ TEST_CASE("who does not answer is not waited for again until it does") {
   CHECK(both.ask() == " at last");
 }
 
+TEST_CASE("several wait for one answer, and all are told") {
+  Gate gate;
+  std::atomic<int> tells = 0;
+  Two both([&] {
+    gate.pass();
+    ++tells;
+    return std::string(" at two.py:2");
+  });
+  std::vector<std::thread> askers;
+  std::atomic<int> told = 0;
+  both.one->inquire(both.here);
+  for (int i = 0; i < 4; ++i) {
+    askers.emplace_back([&] { told += both.ask(kForEver) == " at two.py:2" ? 1 : 0; });
+  }
+  gate.open();
+  for (std::thread& asker : askers) asker.join();
+  CHECK(told == 4);
+}
+
+TEST_CASE("what was asked ahead and not fetched is not told much later") {
+  std::atomic<int> tells = 0;
+  const auto one = Whereabouts::make([] { return std::string(" at one.py:1"); }, milliseconds(0));
+  const auto two = Whereabouts::make([&] { return " at two.py:" + std::to_string(++tells); });
+  const auto [here, there] = make_pair();
+  const std::array lines{one->listen(here), two->listen(there)};
+  one->inquire(here);
+  while (tells == 0) std::this_thread::yield();
+  // The second of these comes after the answer, on the same way.
+  for (int i = 0; i < 2; ++i) CHECK(two->ask(there, kForEver) == " at one.py:1");
+  CHECK(one->ask(here, kForEver) == " at two.py:2");
+}
+
 TEST_CASE("a peer that has gone, or hung up, is no trouble") {
   Two both([] { return std::string(" at two.py:2"); });
   both.two->stop();

@@ -66,7 +66,7 @@ def test_survivors_learn_who_died(fresh: Fresh, name: str) -> None:
 
 
 def lose_a_rank_in_new_group(members: list[int], how: str) -> dict[str, Any]:
-    """Nobody has called the default group since: the new one has to find out by itself."""
+    """The new group has to find out by itself."""
     use_everything()
     if dist.get_rank() == 2:
         if how == "leaves":  # as a process does at its exit
@@ -74,12 +74,14 @@ def lose_a_rank_in_new_group(members: list[int], how: str) -> dict[str, Any]:
         os.kill(os.getpid(), signal.SIGKILL)
     if dist.get_rank() not in members:
         return {}
+    if how == "is mourned":  # the default group knows of it, and is of no use any more
+        error_of(dist.barrier)
     return {"error": error_of(lambda: dist.new_group(members, use_local_synchronization=True))}
 
 
 @pytest.mark.beyond_gloo("gloo names no rank")
 @pytest.mark.parametrize("members", [[0, 1, 2], [1, 2]], ids=str)
-@pytest.mark.parametrize("how", ["is killed", "leaves"])
+@pytest.mark.parametrize("how", ["is killed", "leaves", "is mourned"])
 def test_a_rank_that_dies_before_a_new_group_is_made(
     fresh: Fresh, members: list[int], how: str
 ) -> None:
