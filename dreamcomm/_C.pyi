@@ -22,6 +22,7 @@ class Options(Backend.Options):
     cuda: str
     cuda_heap_bytes: int
     log: bool
+    hosts: str
     def __init__(
         self,
         *,
@@ -36,6 +37,7 @@ class Options(Backend.Options):
         cuda: str = "nccl",
         cuda_heap_bytes: int = 0,
         log: bool = False,
+        hosts: str = "",
     ) -> None: ...
     # For tests: an accelerator other than CUDA.
     def _serve_device(self, kind: object) -> None: ...

@@ -13,6 +13,7 @@ environment variable, equal on all ranks:
 ``DREAMCOMM_LOG``            ``1`` or ``0``, also on some ranks only; with it
                              ``DREAMCOMM_FLIGHT_RECORD`` is the prefix of the files that
                              failed groups leave, see :mod:`dreamcomm.log`
+``DREAMCOMM_HOSTS``          the host of each rank of the job: ``a,a,b,b`` for two of two
 ``DREAMCOMM_SHARED_MEMORY``  ``1``, or ``0``: everything goes to torch's Gloo or NCCL
 ===========================  ==========================================================
 
@@ -108,6 +109,7 @@ def _apply_environment(options: Options) -> None:
     options.fixed_order = _flag("DREAMCOMM_FIXED_ORDER", options.fixed_order)
     options.shared_memory = _flag("DREAMCOMM_SHARED_MEMORY", options.shared_memory)
     options.log = _flag("DREAMCOMM_LOG", options.log)
+    options.hosts = _text("DREAMCOMM_HOSTS") or options.hosts
     options.page_bytes = _size("DREAMCOMM_PAGE_BYTES", options.page_bytes)
     options.message_bytes = _size("DREAMCOMM_MESSAGE_BYTES", options.message_bytes)
     options.cuda_heap_bytes = _size("DREAMCOMM_CUDA_HEAP_BYTES", options.cuda_heap_bytes, least=0)

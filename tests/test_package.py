@@ -260,6 +260,7 @@ def test_each_floor_sees_the_lower_floors_alone_and_no_torch(tmp_path: Path) -> 
         "algorithms": {"core", "transport", "kernels"},
         "comm": {"core", "transport", "kernels", "algorithms"},
         "bench": {"core", "transport", "kernels", "algorithms", "comm"},
+        "span": {"core", "transport", "kernels", "algorithms", "comm"},
     }
     done = configure(tmp_path, f"-DPython_EXECUTABLE={sys.executable}")
     assert done.returncode == 0, done.stderr

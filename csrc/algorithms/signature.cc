@@ -33,7 +33,7 @@ Signature signature_of(const Request& request, std::uint64_t sequence, std::uint
 }
 
 std::string words(const Signature& s) {
-  const auto row = algorithm_table()[(s.row & ~Signature::kAsks) % algorithm_table().size()];
+  const std::size_t row = s.row & ~Signature::kAsks;
   std::string what;
   if (s.op != ReduceOp::kNone) what += concat(name(s.op), ", ");
   if (s.kind == Kind::kAllToAll) what += concat(name(s.dtype), ", ");
@@ -45,7 +45,12 @@ std::string words(const Signature& s) {
     what += concat("root ", s.root, ", ");
   }
   const std::string more = s.rest == 0 ? "" : concat(", with ", s.rest, " more to come in it");
-  return concat(name(s.kind), '(', what, "algorithm ", row.name, ") as call ", s.sequence, more);
+  if (row < algorithm_table().size()) {
+    what += concat("algorithm ", algorithm_table()[row].name);
+  } else if (what.size() > 1) {
+    what.resize(what.size() - 2);
+  }
+  return concat(name(s.kind), '(', what, ") as call ", s.sequence, more);
 }
 
 }  // namespace dreamcomm

@@ -21,6 +21,7 @@
 #include "comm/communicator.h"
 #include "comm/recorder.h"
 #include "core/flag.h"
+#include "span/bridge.h"
 #include "transport/heap.h"
 
 namespace dreamcomm {
@@ -139,6 +140,8 @@ class DreamBackend final : public c10d::Backend {
   /// Whether the tensor lies in the registered memory of the group's device.
   bool holds(const Tensor& tensor) const;
   std::array<Traffic, kKinds> traffic() const;
+  /// Null in a group of one host.
+  const Bridge* bridge() const { return bridge_.get(); }
   std::string explain(Kind kind, std::size_t bytes, bool in_heaps) const;
   /// `bytes` are those of the call's largest tensor.
   Prediction predict(Kind kind, std::size_t bytes, bool in_heaps) const;
@@ -233,8 +236,12 @@ class DreamBackend final : public c10d::Backend {
   c10::intrusive_ptr<DreamOptions> options_for(
       const std::vector<int>& ranks, const c10::intrusive_ptr<c10d::Backend::Options>& given) const;
   void abort_for(const std::string& reason);
+  void require_one_host(const char* what) const;
   /// Until all that were made have come to an end, good or bad.
   void wait_for_calls();
+  /// Of a group that shares no memory, but for that of the ranks of a host.
+  void span(const Topology& topology, const ShmOptions& options);
+  void use(std::unique_ptr<Fabric> fabric, const CommOptions& options);
   /// Agrees on the costs that algorithms are chosen by. Collective.
   void tune();
   void report();
@@ -250,6 +257,7 @@ class DreamBackend final : public c10d::Backend {
   const Interrupt interrupt_;
   Fallback fallback_;
   std::shared_ptr<Communicator> comm_;  // null: everything goes to fallback_
+  std::unique_ptr<Bridge> bridge_;      // null: comm_ is of the whole group, else of this host
   std::shared_ptr<Recorder> recorder_;  // comm_'s
   std::string costs_words_;             // where the costs come from
   std::string reason_;                  // why memory is shared, or why not

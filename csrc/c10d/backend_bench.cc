@@ -47,6 +47,7 @@ std::vector<double> DreamBackend::time_core(Kind kind, const Tensor& input, cons
                                             int samples) {
   require_open();
   TORCH_CHECK_VALUE(comm_, "the group has no core to measure: ", reason_);
+  require_one_host("the core is measured");
   return as_torch([&] {
     return dreamcomm::time_core(*comm_, trial_of(kind, input, output, samples, interrupt_));
   });
@@ -57,6 +58,7 @@ std::vector<double> DreamBackend::time_ceiling(Kind kind, const Tensor& input, c
   require_open();
   TORCH_CHECK_VALUE(comm_ && heap_,
                     "the ceiling is measured in the shared heap: ", comm_ ? no_heap_ : reason_);
+  require_one_host("the ceiling is measured");
   return as_torch([&] {
     return dreamcomm::time_ceiling(*comm_, *heap_,
                                    trial_of(kind, input, output, samples, interrupt_));
@@ -65,6 +67,7 @@ std::vector<double> DreamBackend::time_ceiling(Kind kind, const Tensor& input, c
 
 Prediction DreamBackend::predict(Kind kind, std::size_t bytes, bool in_heaps) const {
   TORCH_CHECK_VALUE(comm_, "the group has no core to predict: ", reason_);
+  require_one_host("a time is predicted");
   const bool shards = kind == Kind::kAllGather || kind == Kind::kReduceScatter;
   const std::size_t block = shards ? bytes / static_cast<std::size_t>(size_) : bytes;
   return comm_->predict(kind, block, in_heaps);

@@ -217,7 +217,7 @@ WorkPtr DreamBackend::barrier(const c10d::BarrierOptions& opts) {
 }
 
 void DreamBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
-  if (!comm_) {
+  if (!comm_ || bridge_) {
     fallback_.get("cpu")->monitoredBarrier(opts, wait_all_ranks);
     return;
   }

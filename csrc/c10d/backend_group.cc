@@ -8,10 +8,12 @@
 #include "c10d/convert.h"
 #include "c10d/costs_file.h"
 #include "c10d/default_group.h"
+#include "c10d/gloo_link.h"
 #include "c10d/process_heap.h"
 #include "c10d/process_whereabouts.h"
 #include "c10d/python.h"
 #include "c10d/recordings.h"
+#include "c10d/spanning.h"
 #include "c10d/store.h"
 
 namespace dreamcomm {
@@ -111,10 +113,12 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
                  .settings = concat("algorithm=", options->algorithm,
                                     ",fixed_order=", options->fixed_order ? 1 : 0,
                                     ",costs=", costs_kind(options->costs), ",cuda=", options->cuda,
-                                    ",cuda_heap_bytes=", options->cuda_heap_bytes),
+                                    ",cuda_heap_bytes=", options->cuda_heap_bytes,
+                                    ",hosts=", options->hosts.empty() ? "found" : options->hosts),
                  .warn = host.warn,
                  .make_whereabouts = [&host] { return process_whereabouts(host.whereabouts); },
                  .has_ended = members_watch(*options),
+                 .hosts = hosts_of(*options, size),
                  .refuse = !options->shared_memory};
   TorchStore meeting(c10::make_intrusive<c10d::PrefixStore>("shm", visit_));
   try {
@@ -124,16 +128,12 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
       heap_.reset();
       no_heap_ = std::move(result.no_heap);
     }
+    if (result.topology.hosts() > 1) span(result.topology, shm);
     if (result.fabric) {
-      comm_ = std::make_shared<Communicator>(
-          std::move(result.fabric),
-          CommOptions{options->group_name, options->algorithm, options->fixed_order,
-                      options->timeout, host.call_site, host.warn, members_of(*options)});
+      use(std::move(result.fabric),
+          {options->group_name, options->algorithm, options->fixed_order, options->timeout,
+           host.call_site, host.warn, members_of(*options)});
       if (is_default(*options)) set_default_group(comm_);
-      recorder_ = comm_->recorder();
-      if (options->log) recorder_->open_log(kRecords);
-      Recordings::of_process().add(recorder_);
-      tune();
       if (options->cuda == "dreamcomm") {
         DeviceKind kind = options->device;
         kind.options.heap_bytes = options->cuda_heap_bytes;
@@ -146,16 +146,54 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
   if (!comm_) fallback_.get("cpu");
 }
 
+void DreamBackend::use(std::unique_ptr<Fabric> fabric, const CommOptions& options) {
+  comm_ = std::make_shared<Communicator>(std::move(fabric), options);
+  recorder_ = comm_->recorder();
+  if (options_->log) recorder_->open_log(kRecords);
+  Recordings::of_process().add(recorder_);
+  tune();
+}
+
+void DreamBackend::span(const Topology& topology, const ShmOptions& options) {
+  const Place place{topology, rank_};
+  ShmResult here = connect_host(visit_, place, options);
+  if (!here.no_heap.empty()) {
+    heap_.reset();
+    no_heap_ = std::move(here.no_heap);
+  }
+  use(std::move(here.fabric),
+      {options_->group_name, options_->algorithm, options_->fixed_order, options_->timeout,
+       host_.call_site, host_.warn, members_on_host(members_of(*options_), place)});
+  // Calls have deadlines of their own; Gloo's would end them in its words, and has a limit.
+  const auto patient = c10::make_intrusive<DreamOptions>(*options_);
+  patient->timeout = std::chrono::hours(24 * 365);
+  const auto between = c10::make_intrusive<c10d::PrefixStore>("between", visit_);
+  auto link =
+      std::make_unique<GlooLink>(host_.make_inner(between, rank_, size_, patient, "cpu"), rank_);
+  bridge_ = std::make_unique<Bridge>(*comm_, topology, rank_, std::move(link),
+                                     BridgeOptions{.call_site = host_.call_site,
+                                                   .heap = heap_,
+                                                   .tell = tell_reason(between, rank_),
+                                                   .told = told_reason(between)});
+}
+
+void DreamBackend::require_one_host(const char* what) const {
+  TORCH_CHECK_VALUE(!bridge_, what, " of groups within one host; this one spans ",
+                    bridge_ ? bridge_->describe() : "");
+}
+
 void DreamBackend::tune() {
   costs_words_ = "fixed ones, as the option costs says";
-  if (options_->costs == "fixed" || size_ == 1) return;
+  const int size = comm_->size();
+  const bool first = comm_->rank() == 0;
+  if (options_->costs == "fixed" || size == 1) return;
   const bool measures = options_->costs == "auto";
   const std::string path =
-      measures ? costs_path(size_, options_->page_bytes, comm_->all_have_heaps()) : options_->costs;
-  const auto known = rank_ == 0 ? load_costs(path) : std::nullopt;
+      measures ? costs_path(size, options_->page_bytes, comm_->all_have_heaps()) : options_->costs;
+  const auto known = first ? load_costs(path) : std::nullopt;
   const bool complete = comm_->tune(known, heap_.get(), interrupt_);
   costs_words_ = concat("those of rank 0's ", path.empty() ? "measuring" : path);
-  if (rank_ != 0 || known) return;
+  if (!first || known) return;
   if (!measures || !complete || !save_costs(path, comm_->costs())) {
     costs_words_ = concat("measured for this group; they could not be kept in ",
                           path.empty() ? "a file, as HOME is not set" : path);
@@ -169,6 +207,7 @@ void DreamBackend::release_resources() {
     // A forked child has the group's memory but not its threads: let go of both
     // without ending them, as ending them would end the parent's group.
     new auto(std::move(device_));
+    new auto(std::move(bridge_));
     new auto(std::move(comm_));
     new auto(std::move(executor_));
     new auto(fallback_.close());
@@ -181,6 +220,7 @@ void DreamBackend::release_resources() {
       TORCH_WARN("dreamcomm: closing a group failed: ", error.what());
     }
     device_.reset();
+    bridge_.reset();  // its calls have ended; it uses what follows
     comm_.reset();
     heap_.reset();
     exit_hook_.reset();
@@ -290,6 +330,7 @@ std::array<Traffic, kKinds> DreamBackend::traffic() const {
 }
 
 std::string DreamBackend::transport() const {
+  if (bridge_) return bridge_->describe();
   return comm_ ? comm_->transport() : concat("gloo, as no memory is shared: ", reason_);
 }
 
@@ -300,9 +341,14 @@ std::string DreamBackend::explain(Kind kind, std::size_t bytes, bool in_heaps) c
                   "cuda, because the ranks share no memory: ",
                   reason_);
   }
+  const std::string heap = heap_ ? heap_->describe() : concat("none: ", no_heap_);
+  if (bridge_) {
+    return concat(bridge_->explain(kind, bytes), "\n  (heap of this rank: ", heap,
+                  ")\n  (tensors on cuda and messages: torch's own groups)");
+  }
   return concat(comm_->explain(kind, bytes, in_heaps), "\n  (costs: ", costs_words_,
-                ")\n  (heap of this rank: ", heap_ ? heap_->describe() : concat("none: ", no_heap_),
-                ")\n  (tensors on cuda: ", words_on_devices(), "; sparse all_reduce goes to Gloo)");
+                ")\n  (heap of this rank: ", heap, ")\n  (tensors on cuda: ", words_on_devices(),
+                "; sparse all_reduce goes to Gloo)");
 }
 
 std::string DreamBackend::words_on_devices() const {
@@ -324,6 +370,7 @@ void DreamBackend::abort() { abort_for("abort() was called"); }
 void DreamBackend::abort_for(const std::string& reason) {
   if (!process_.at_home()) return;
   if (comm_) comm_->abort(reason);
+  if (bridge_) bridge_->give_up();
   if (device_) device_->abort();
   for (const Fallback::Inner& inner : fallback_.all()) inner->abort();
 }
@@ -339,6 +386,7 @@ void DreamBackend::close_at_exit() {
   const int left = pending_->count();
   if (comm_ && left > 0) {
     comm_->abort(concat("the process exits with ", left, " calls under way"));
+    if (bridge_) bridge_->give_up();
   }
   without_gil([this] { close(true); });
 }
@@ -360,6 +408,7 @@ void DreamBackend::close(bool alone) {
   if (device_) device_->close(!alone);
   report();
   if (comm_) comm_->shutdown();
+  if (bridge_) bridge_->give_up();
   executor_->stop();
   for (const Fallback::Inner& inner : fallback_.close()) inner->shutdown();
 }

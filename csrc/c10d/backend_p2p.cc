@@ -29,6 +29,13 @@ Block block_of(const Site& site, const at::Tensor& tensor) {
   return {static_cast<std::byte*>(const_cast<void*>(tensor.const_data_ptr())), tensor.nbytes()};
 }
 
+/// Of a receive that torch's Gloo is to serve, which looks at less.
+void require_message(const Site& site, const at::Tensor& tensor, int tag) {
+  require_writable(site, "tensor", tensor);
+  require_tag(site, tag);
+  block_of(site, tensor);
+}
+
 }  // namespace
 
 bool DreamBackend::put_off(const Message& message) {
@@ -90,13 +97,16 @@ WorkPtr DreamBackend::send(TensorList& tensors, int dst, int tag) {
     require_tag(site, tag);
     return carry({kSend, tensor, dst, tag, true});
   }
-  if (!shares(tensor)) {
+  const auto by_torch = [&] {
     return forward(tensor, [&](c10d::Backend& inner) { return inner.send(tensors, dst, tag); });
-  }
+  };
+  if (!shares(tensor)) return by_torch();
   require_open();
   require_dense(site, "tensor", tensor);
   require_peer(site, "dst", dst);
   const std::uint64_t number = require_tag(site, tag);
+  block_of(site, tensor);  // or it has none
+  if (bridge_) return by_torch();
   Tensor memory = tensor;
   if (!is_plain(tensor)) {
     memory = blank_like(tensor);
@@ -122,15 +132,20 @@ WorkPtr DreamBackend::recv(TensorList& tensors, int src, int tag) {
     require_writable(site, "tensor", tensor);
     return carry({kRecv, tensor, src, tag, false});
   }
-  if (!shares(tensor)) {
+  const auto by_torch = [&] {
     return forward(tensor, [&](c10d::Backend& inner) { return inner.recv(tensors, src, tag); });
-  }
-  return receive(kRecv, tensor, require_peer(site, "src", src), tag);
+  };
+  if (!shares(tensor)) return by_torch();
+  if (!bridge_) return receive(kRecv, tensor, require_peer(site, "src", src), tag);
+  require_peer(site, "src", src);
+  require_message(site, tensor, tag);
+  return by_torch();
 }
 
 WorkPtr DreamBackend::recvAnysource(TensorList& tensors, int tag) {
   const Tensor& tensor = only(at(kRecvAnySource), "tensors", tensors);
-  if (!shares(tensor)) {
+  if (shares(tensor) && bridge_) require_message(at(kRecvAnySource), tensor, tag);
+  if (!shares(tensor) || bridge_) {
     return forward(tensor, [&](c10d::Backend& inner) { return inner.recvAnysource(tensors, tag); });
   }
   return receive(kRecvAnySource, tensor, std::nullopt, tag);

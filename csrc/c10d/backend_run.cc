@@ -14,12 +14,16 @@ namespace {
 /// Runs the parts of one call, in the call's turn. All are staged before the
 /// first is sent: the parts of a coalesced call are one, so no part sees what
 /// another writes, and a tensor that cannot be staged harms nobody.
-void run_parts(Communicator& communicator, Calls& calls, Clock::time_point deadline,
+void run_parts(Communicator& communicator, Bridge* bridge, Calls& calls, Clock::time_point deadline,
                const Interrupt& interrupt) {
   for (Call& call : calls) call.stage();
   std::size_t rest = calls.size();
   try {
-    for (Call& call : calls) communicator.run_ordered(call.request(deadline, --rest), interrupt);
+    for (Call& call : calls) {
+      const Request request = call.request(deadline, --rest);
+      bridge ? bridge->run_ordered(request, interrupt)
+             : communicator.run_ordered(request, interrupt);
+    }
   } catch (const Error& error) {
     // A mismatch ends the call on all ranks alike. Else this rank would be parts
     // behind its peers, and its next call would meet one of the parts.
@@ -64,13 +68,13 @@ class Job {
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
 
-  void run(Communicator& communicator) {
+  void run(Communicator& communicator, Bridge* bridge) {
     std::exception_ptr error;
     try {
       const auto deadline = deadline_after(timeout_, timeout_);
       std::optional<at::ThreadLocalStateGuard> as_caller;  // staging is torch's matter
       if (!all_direct(calls_)) as_caller.emplace(*work_->caller());
-      run_parts(communicator, calls_, deadline, {});
+      run_parts(communicator, bridge, calls_, deadline, {});
     } catch (...) {
       error = current_as_torch();
       leave_to_peers_if_failed(communicator, calls_);
@@ -153,11 +157,12 @@ WorkPtr DreamBackend::issue_on_device(const Plan& plan, Calls& calls) {
 }
 
 void DreamBackend::run_here(Calls& calls, Clock::time_point deadline) {
-  if (calls.size() == 1 && calls[0].direct()) {
+  if (calls.size() == 1 && calls[0].direct() && !bridge_) {
     comm_->run(calls[0].request(deadline, 0), interrupt_);
     return;
   }
-  comm_->run_in_turn([&] { run_parts(*comm_, calls, deadline, interrupt_); }, interrupt_);
+  comm_->run_in_turn([&] { run_parts(*comm_, bridge_.get(), calls, deadline, interrupt_); },
+                     interrupt_);
 }
 
 WorkPtr DreamBackend::run_later(const Plan& plan, Calls& calls) {
@@ -165,7 +170,9 @@ WorkPtr DreamBackend::run_later(const Plan& plan, Calls& calls) {
       c10::make_intrusive<DreamWork>(rank_, plan.label, plan.inputs, plan.outputs, executor_);
   work->set_sequence(static_cast<uint64_t>(sequence_.read()));
   auto job = std::make_shared<Job>(work, std::move(calls), timeout_of(plan.timeout), pending_);
-  comm_->submit([job, communicator = comm_.get()] { job->run(*communicator); });
+  comm_->submit([job, communicator = comm_.get(), bridge = bridge_.get()] {
+    job->run(*communicator, bridge);
+  });
   return work;
 }
 

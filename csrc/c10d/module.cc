@@ -56,10 +56,25 @@ py::dict to_dict(const std::array<Traffic, kKinds>& traffic) {
   return result;
 }
 
+/// Of a group that spans hosts: the counters of the ranks of this one's host, and for the group's
+/// calls the bytes between hosts.
+py::dict stats_of(const DreamBackend& backend) {
+  py::dict stats = to_dict(backend.traffic());
+  if (!backend.bridge()) return stats;
+  const auto between = backend.bridge()->traffic();
+  for (int k = 0; k < kKinds; ++k) {
+    const WireTraffic& wire = between[static_cast<std::size_t>(k)];
+    const py::dict of_kind = stats[name(static_cast<Kind>(k)).data()];
+    of_kind["sent_between_hosts"] = wire.sent;
+    of_kind["received_between_hosts"] = wire.received;
+  }
+  return stats;
+}
+
 OptionsPtr make_options(milliseconds timeout, std::string algorithm, bool fixed_order,
                         std::size_t page_bytes, std::size_t message_bytes, bool shared_memory,
                         std::size_t heap_bytes, std::string costs, std::string cuda,
-                        std::size_t cuda_heap_bytes, bool log) {
+                        std::size_t cuda_heap_bytes, bool log, std::string hosts) {
   auto options = c10::make_intrusive<DreamOptions>(timeout);
   options->algorithm = std::move(algorithm);
   options->fixed_order = fixed_order;
@@ -71,25 +86,28 @@ OptionsPtr make_options(milliseconds timeout, std::string algorithm, bool fixed_
   options->cuda = std::move(cuda);
   options->cuda_heap_bytes = cuda_heap_bytes;
   options->log = log;
+  options->hosts = std::move(hosts);
   require_valid(*options);
   return options;
 }
 
 std::string repr(const DreamOptions& options) {
   const auto boolean = [](bool value) { return value ? "True" : "False"; };
-  return concat(
-      "Options(timeout=timedelta(milliseconds=", options.timeout.count(), "), algorithm='",
-      options.algorithm, "', fixed_order=", boolean(options.fixed_order),
-      ", page_bytes=", options.page_bytes, ", message_bytes=", options.message_bytes,
-      ", shared_memory=", boolean(options.shared_memory), ", heap_bytes=", options.heap_bytes,
-      ", costs='", options.costs, "', cuda='", options.cuda,
-      "', cuda_heap_bytes=", options.cuda_heap_bytes, ", log=", boolean(options.log), ")");
+  return concat("Options(timeout=timedelta(milliseconds=", options.timeout.count(),
+                "), algorithm='", options.algorithm,
+                "', fixed_order=", boolean(options.fixed_order),
+                ", page_bytes=", options.page_bytes, ", message_bytes=", options.message_bytes,
+                ", shared_memory=", boolean(options.shared_memory),
+                ", heap_bytes=", options.heap_bytes, ", costs='", options.costs, "', cuda='",
+                options.cuda, "', cuda_heap_bytes=", options.cuda_heap_bytes,
+                ", log=", boolean(options.log), ", hosts='", options.hosts, "')");
 }
 
 py::tuple fields_of(const DreamOptions& options) {
   return py::make_tuple(options.timeout, options.algorithm, options.fixed_order, options.page_bytes,
                         options.message_bytes, options.shared_memory, options.heap_bytes,
-                        options.costs, options.cuda, options.cuda_heap_bytes, options.log);
+                        options.costs, options.cuda, options.cuda_heap_bytes, options.log,
+                        options.hosts);
 }
 
 /// For tests: another accelerator than CUDA, by a capsule that holds a DeviceKind.
@@ -127,6 +145,9 @@ cuda_heap_bytes (int): with cuda="dreamcomm", memory of each rank's GPU for tens
     peers read and write in place, taken whole at the first call. 0: none.
 log (bool): keep count of the operations' times, and the last of them; rank 0 prints a
     table at the group's end. See dreamcomm.comm_log. It may differ between ranks.
+hosts (str): the host that each rank of the job counts to, by names such as "a,a,b,b": ranks
+    of different ones share no memory, as if they were on two machines. "": ranks that can
+    map each other's memory are one host.
 shared_memory (bool): False sends everything to torch's own Gloo or NCCL group.
 )");
   options
@@ -137,7 +158,7 @@ shared_memory (bool): False sends everything to torch's own Gloo or NCCL group.
            py::arg("shared_memory") = defaults.shared_memory,
            py::arg("heap_bytes") = defaults.heap_bytes, py::arg("costs") = defaults.costs,
            py::arg("cuda") = defaults.cuda, py::arg("cuda_heap_bytes") = defaults.cuda_heap_bytes,
-           py::arg("log") = defaults.log)
+           py::arg("log") = defaults.log, py::arg("hosts") = defaults.hosts)
       .def_readwrite("timeout", &DreamOptions::timeout)
       .def_readwrite("algorithm", &DreamOptions::algorithm)
       .def_readwrite("fixed_order", &DreamOptions::fixed_order)
@@ -149,6 +170,7 @@ shared_memory (bool): False sends everything to torch's own Gloo or NCCL group.
       .def_readwrite("cuda", &DreamOptions::cuda)
       .def_readwrite("cuda_heap_bytes", &DreamOptions::cuda_heap_bytes)
       .def_readwrite("log", &DreamOptions::log)
+      .def_readwrite("hosts", &DreamOptions::hosts)
       .def("_serve_device", &serve_device, py::arg("kind"))
       .def("__repr__", &repr)
       .def("__eq__",
@@ -163,7 +185,7 @@ shared_memory (bool): False sends everything to torch's own Gloo or NCCL group.
                             fields[4].cast<std::size_t>(), fields[5].cast<bool>(),
                             fields[6].cast<std::size_t>(), fields[7].cast<std::string>(),
                             fields[8].cast<std::string>(), fields[9].cast<std::size_t>(),
-                            fields[10].cast<bool>());
+                            fields[10].cast<bool>(), fields[11].cast<std::string>());
                       }))
       .def("__copy__", &copy_of)
       .def("__deepcopy__", [](const DreamOptions& self, const py::dict&) { return copy_of(self); });
@@ -231,7 +253,7 @@ void bind_backend(py::module_& m) {
       .def_property_readonly("failure", &DreamBackend::failure)
       .def_property_readonly("_recorder", &DreamBackend::recorder)
       .def("_holds", &DreamBackend::holds, py::arg("tensor"))
-      .def("stats", [](const DreamBackend& self) { return to_dict(self.traffic()); })
+      .def("stats", &stats_of)
       .def(
           "explain",
           [](const DreamBackend& self, const std::string& op, std::size_t nbytes, bool heap) {

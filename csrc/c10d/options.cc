@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <sstream>
 #include <string>
 
 #include "algorithms/table.h"
@@ -53,6 +54,24 @@ c10::intrusive_ptr<DreamOptions> own_options(
   TORCH_CHECK_VALUE(given != nullptr,
                     "expected the options of a dreamcomm group to be dreamcomm.Options");
   return c10::make_intrusive<DreamOptions>(*given);
+}
+
+std::vector<std::string> hosts_of(const DreamOptions& options, int size) {
+  if (options.hosts.empty()) return {};
+  std::vector<std::string> of_job;
+  std::istringstream text(options.hosts);
+  for (std::string name; std::getline(text, name, ',');) of_job.push_back(name);
+  std::vector<std::string> of_group;
+  const std::vector<uint64_t>& members = options.global_ranks_in_group;
+  for (int rank = 0; rank < size; ++rank) {
+    const auto index = static_cast<std::size_t>(rank);
+    const std::size_t member = members.empty() ? index : members.at(index);
+    TORCH_CHECK_VALUE(member < of_job.size(), "dreamcomm.Options: expected hosts to name one for ",
+                      "every rank of the job, got '", options.hosts, "', which names ",
+                      of_job.size(), " and none for rank ", member);
+    of_group.push_back(of_job[member]);
+  }
+  return of_group;
 }
 
 std::chrono::milliseconds meeting_time(const DreamOptions& options) {

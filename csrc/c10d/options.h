@@ -29,6 +29,7 @@ struct DreamOptions : c10d::Backend::Options {
   std::string costs = "auto";                      // or "fixed", or a file's path
   std::string cuda = "nccl";                       // or "dreamcomm"
   std::size_t cuda_heap_bytes = 0;                 // of registered memory; 0: none
+  std::string hosts;                               // of the job's ranks, "a,a,b"; "": as found
   bool log = false;                                // of operations' times
   DeviceKind device;                               // what "dreamcomm" stands for
 };
@@ -39,6 +40,10 @@ void require_valid(const DreamOptions& options);
 /// A copy. Throws c10::ValueError if they are another backend's.
 c10::intrusive_ptr<DreamOptions> own_options(
     const c10::intrusive_ptr<c10d::Backend::Options>& opts);
+
+/// The hosts that the option names for a group's ranks, or none. Throws c10::ValueError where it
+/// names too few.
+std::vector<std::string> hosts_of(const DreamOptions& options, int size);
 
 /// How long ranks wait for each other to make a group.
 std::chrono::milliseconds meeting_time(const DreamOptions& options);

@@ -302,9 +302,9 @@ void Communicator::wait(Ticket& ticket, const Interrupt& interrupt) {
   if (ticket.failure()) std::rethrow_exception(ticket.failure());
 }
 
-void Communicator::wait_for(const std::function<bool()>& ready,
-                            const std::function<std::string()>& what, Clock::time_point deadline,
-                            const Interrupt& interrupt) {
+void Communicator::wait_through(const std::function<bool()>& wait,
+                                const std::function<std::string()>& what,
+                                Clock::time_point deadline, const Interrupt& interrupt) {
   Member& member = impl_->member;
   Guard guard(member, what, deadline, impl_->tend, interrupt);
   const auto gone = [&] {
@@ -313,10 +313,8 @@ void Communicator::wait_for(const std::function<bool()>& ready,
     }
     return -1;
   };
-  wait_until(member.bell(), Patience{0, 2}, guard, ready, gone);
+  while (!wait()) guard.look(gone());
 }
-
-void Communicator::wake() { impl_->member.ring_own(); }
 
 void Communicator::monitored_barrier(std::chrono::milliseconds timeout, bool all,
                                      const Interrupt& interrupt) {

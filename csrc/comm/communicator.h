@@ -95,13 +95,11 @@ class Communicator {
   /// Waits for a ticket, helping it along; throws what it failed with.
   void wait(Ticket& ticket, const Interrupt& interrupt = {});
 
-  /// Waits in a job until `ready()`, which another thread of this process brings about and tells
-  /// of by wake(): with the deadline, the failures and the deaths of a wait for peers. `what`
-  /// names the call and what it waits for.
-  void wait_for(const std::function<bool()>& ready, const std::function<std::string()>& what,
-                Clock::time_point deadline, const Interrupt& interrupt = {});
-  /// Any thread.
-  void wake();
+  /// Waits in a job by `wait()`, which returns whether its wait is over, or false now and then:
+  /// with the deadline, the failures and the deaths of a wait for peers. `what` names the call
+  /// and what it waits for.
+  void wait_through(const std::function<bool()>& wait, const std::function<std::string()>& what,
+                    Clock::time_point deadline, const Interrupt& interrupt = {});
 
   /// Waits until all ranks called it, without touching the collectives' order:
   /// the group stays usable when it fails. Rank 0 names the missing ranks: the

@@ -39,19 +39,21 @@ std::string why_gone(const Fabric& fabric, int peer) {
   const Header& header = fabric.header(peer);
   switch (static_cast<Status>(header.status.read())) {
     case Status::kFailed:
-      return concat("rank ", peer, " has given the group up: ", header.reason.data());
+      return concat("rank ", fabric.number(peer),
+                    " has given the group up: ", header.reason.data());
     case Status::kLeft: {
       // A rank that learns of a death in another group or in a message leaves this one in good
       // order: the cause is whom it lost.
       const int ended = ended_among(fabric);
-      return concat(ended < 0 ? "" : concat("the process of rank ", ended, " has ended, and "),
-                    "rank ", peer, " has left the group (destroyed it or shut it down)");
+      return concat(
+          ended < 0 ? "" : concat("the process of rank ", fabric.number(ended), " has ended, and "),
+          "rank ", fabric.number(peer), " has left the group (destroyed it or shut it down)");
     }
     case Status::kActive:
       break;
   }
   if (fabric.peer(peer) == PeerState::kGone) {
-    return concat("the process of rank ", peer, " has ended");
+    return concat("the process of rank ", fabric.number(peer), " has ended");
   }
   return "";
 }
@@ -82,7 +84,7 @@ void Guard::look(int rank) {
 std::string Guard::words_on_wait(int rank, Clock::time_point now) const {
   const std::string waited = in_seconds(now - begin_);
   if (rank < 0) return waited;
-  return concat(waited, " of waiting for rank ", rank, ", which ",
+  return concat(waited, " of waiting for rank ", member_.fabric().number(rank), ", which ",
                 member_.does(rank, Member::answer_until(now - begin_)));
 }
 
@@ -97,8 +99,9 @@ void Guard::look_at(int rank) {
   } else if (missed_ != rank) {
     missed_ = rank;
   } else {
-    throw Error(ErrorKind::kPeerLost, concat(what_(), " on ", member_.who(), " cannot finish: ",
-                                             gone, "; rank ", rank, ' ', member_.last_act(rank)));
+    throw Error(ErrorKind::kPeerLost,
+                concat(what_(), " on ", member_.who(), " cannot finish: ", gone, "; rank ",
+                       member_.fabric().number(rank), ' ', member_.last_act(rank)));
   }
 }
 

@@ -20,7 +20,8 @@ Member::Member(Fabric& fabric, std::string group, Warn warn)
 }
 
 std::string Member::who() const {
-  return concat("rank ", rank(), " of ", size(), " in group '", group_, "'");
+  return concat("rank ", fabric_.number(rank()), " of ", fabric_.size_of_group(), " in group '",
+                group_, "'");
 }
 
 void Member::fail(ErrorKind kind, const std::string& reason) {

@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <span>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "transport/window.h"
 
@@ -45,12 +47,25 @@ class Fabric {
 
   Header& header(int rank) const { return layout_.header(window(rank)); }
 
+  /// What a rank is called in messages, where these are the ranks of one host of a group of `size`.
+  int number(int rank) const {
+    return numbers_.empty() ? rank : numbers_[static_cast<std::size_t>(rank)];
+  }
+  int size_of_group() const { return numbers_.empty() ? size() : size_of_group_; }
+  /// Before the first message.
+  void number_as(std::vector<int> numbers, int size) {
+    numbers_ = std::move(numbers);
+    size_of_group_ = size;
+  }
+
  protected:
   Fabric(int rank, const WindowLayout& layout) : rank_(rank), layout_(layout) {}
 
  private:
   int rank_;
   WindowLayout layout_;
+  std::vector<int> numbers_;  // empty: their own
+  int size_of_group_ = 0;
 };
 
 }  // namespace dreamcomm

@@ -12,6 +12,7 @@
 //   5. Both map the other's window and compare the nonce in it with the card's. Heaps
 //      travel in a second message, if the card says that there is one.
 //   6. Every rank publishes the outcome; memory is shared only if all succeeded.
+//   7. Else every rank publishes whose memory it has mapped, which makes the hosts.
 //
 // The connections stay open: the kernel closes them when a process ends.
 //
@@ -134,6 +135,8 @@ class Meeting {
             "; give every rank the same ranks and options");
     }
     peers_.resize(static_cast<std::size_t>(size_));
+    mapped_.assign(static_cast<std::size_t>(size_), '0');
+    mapped_[static_cast<std::size_t>(rank_)] = '1';
   }
 
   std::string differences_to(const Card& theirs) const {
@@ -187,7 +190,16 @@ class Meeting {
     return problem;
   }
 
+  /// The name of the host that a rank counts to.
+  const std::string& host_of(int r) {
+    return options_.hosts.empty() ? card(r).host : options_.hosts[static_cast<std::size_t>(r)];
+  }
+
   std::string unreachable(int from, int to) {
+    if (!options_.hosts.empty() && host_of(from) != host_of(to)) {
+      return concat("the option hosts puts rank ", from, " on ", host_of(from), " and rank ", to,
+                    " on ", host_of(to));
+    }
     return concat("rank ", from, " (host ", card(from).host, ") and rank ", to, " (host ",
                   card(to).host, ") are not in one host or network namespace");
   }
@@ -201,6 +213,7 @@ class Meeting {
   }
 
   bool dial(int r) {
+    if (!options_.hosts.empty() && host_of(r) != host_of(rank_)) return false;
     std::optional<Fd> socket = connect_to(card(r).socket);
     if (!socket) return false;
     const Greeting greeting = greeting_to(r);
@@ -281,6 +294,7 @@ class Meeting {
       if (!theirs) return concat("rank ", r, " did not hand over its heap");
       heap = map_heap(r, *theirs);
     }
+    mapped_[static_cast<std::size_t>(r)] = '1';
     peer(r) =
         ShmPeer{std::move(socket), watch_process(process.pid), std::move(window), std::move(heap)};
     return "";
@@ -327,7 +341,7 @@ class Meeting {
         unshared = outcome;
       }
     }
-    if (!unshared.empty()) return {nullptr, unshared, ""};
+    if (!unshared.empty()) return {nullptr, unshared, "", topology()};
     if (!no_heap.empty()) {
       options_.heap.reset();
       for (ShmPeer& one : peers_) one.heap.reset();
@@ -338,7 +352,20 @@ class Meeting {
     return {std::make_unique<ShmFabric>(rank_, layout_, std::move(own_fd_), std::move(own_),
                                         options_.heap, std::move(peers_), words,
                                         std::move(whereabouts_)),
-            words, no_heap};
+            words, no_heap, Topology(size_)};
+  }
+
+  /// Step 7, where not all share: who shares with whom.
+  Topology topology() {
+    if (!refusal().empty()) return Topology();
+    board_.publish("maps", mapped_);
+    std::vector<std::string> maps;
+    std::vector<std::string> names;
+    for (int r = 0; r < size_; ++r) {
+      maps.push_back(board_.get("maps", r));
+      names.push_back(host_of(r));
+    }
+    return Topology(maps, names);
   }
 
   int rank_;
@@ -353,6 +380,7 @@ class Meeting {
   std::string no_heap_;  // why this rank cannot share heaps
   std::vector<Card> cards_;
   std::vector<ShmPeer> peers_;
+  std::string mapped_;     // '1' for each rank whose memory this one maps
   std::set<int> hung_up_;  // ranks seen so, which may yet say why
 };
 

@@ -7,10 +7,12 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "core/store.h"
 #include "transport/fabric.h"
 #include "transport/heap.h"
+#include "transport/topology.h"
 #include "transport/whereabouts.h"
 
 namespace dreamcomm {
@@ -26,6 +28,9 @@ struct ShmOptions {
   std::function<std::shared_ptr<Whereabouts>()> make_whereabouts{};
   /// Whether the process of a rank that has not come is known to have ended; may be null.
   std::function<bool(int rank)> has_ended{};
+  /// The host that each rank counts to, by name: ranks of different ones share nothing, as if
+  /// they could not. Empty: whoever can does.
+  std::vector<std::string> hosts{};
   bool refuse = false;  // act as if no memory could be shared (tests, measurements)
 };
 
@@ -34,6 +39,7 @@ struct ShmResult {
   std::unique_ptr<Fabric> fabric;  // null if any pair of ranks shares no memory
   std::string reason;              // in words, the same on every rank: why, or why not
   std::string no_heap;             // likewise, if heaps that are there are not shared: why
+  Topology topology;               // the same on every rank; of no ranks if one refuses to share
 };
 
 /// Collective over all ranks: each tries to map every other's memory. The store

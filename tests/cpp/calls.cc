@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 
+#include "core/half.h"
 #include "kernels/reduce.h"
 #include "ranks.h"
 
@@ -60,17 +61,64 @@ class Inputs {
   const Case& one_;
 };
 
+Bytes fold(const Reduction& how, const std::vector<Bytes>& blocks, std::size_t count) {
+  std::vector<const std::byte*> sources;
+  for (const Bytes& block : blocks) sources.push_back(block.data());
+  Bytes result(blocks[0].size());
+  reduce(how, sources, result.data(), count);
+  return result;
+}
+
+Bytes widened(const Bytes& halves, float (*to_float)(std::uint16_t)) {
+  Bytes wide(halves.size() * 2);
+  for (std::size_t i = 0; i < halves.size() / 2; ++i) {
+    std::uint16_t half = 0;
+    std::memcpy(&half, halves.data() + i * 2, 2);
+    put(wide, i, to_float(half));
+  }
+  return wide;
+}
+
+Bytes narrowed(const Bytes& wide, std::uint16_t (*to_half)(float)) {
+  Bytes halves(wide.size() / 2);
+  for (std::size_t i = 0; i < wide.size() / 4; ++i) {
+    float value = 0;
+    std::memcpy(&value, wide.data() + i * 4, 4);
+    put(halves, i, to_half(value));
+  }
+  return halves;
+}
+
+/// Host by host, halves in float32 until the end.
+Bytes reduced_by_hosts(const Case& one, Reduction how, const std::vector<Bytes>& blocks) {
+  const bool float16 = how.dtype == DType::kFloat16;
+  const bool halves = float16 || how.dtype == DType::kBFloat16;
+  Reduction here = how;
+  if (halves) here.dtype = DType::kFloat32;
+  Reduction between = here;
+  if (how.op == ReduceOp::kAvg) here.op = ReduceOp::kSum;
+  if (how.op == ReduceOp::kPremulSum) between.op = ReduceOp::kSum;
+  std::vector<Bytes> of_hosts;
+  for (const std::vector<int>& host : *one.hosts) {
+    std::vector<Bytes> own;
+    for (const int rank : host) {
+      const Bytes& block = blocks[static_cast<std::size_t>(rank)];
+      own.push_back(halves ? widened(block, float16 ? float16_to_float : bfloat16_to_float)
+                           : block);
+    }
+    of_hosts.push_back(fold(here, own, one.count));
+  }
+  const Bytes all = fold(between, of_hosts, one.count);
+  return halves ? narrowed(all, float16 ? float_to_float16 : float_to_bfloat16) : all;
+}
+
 Bytes reduced(const Case& one, int size, int index) {
   const Inputs inputs(one);
   std::vector<Bytes> blocks;
-  std::vector<const std::byte*> sources;
   for (int rank = 0; rank < size; ++rank) blocks.push_back(inputs.block(rank, index));
-  for (const Bytes& block : blocks) sources.push_back(block.data());
-  Bytes result(blocks[0].size());
   const int divisor = one.op == ReduceOp::kAvg ? size : 1;
-  reduce({.dtype = one.dtype, .op = one.op, .factor = 2.0, .divisor = divisor}, sources,
-         result.data(), one.count);
-  return result;
+  const Reduction how{.dtype = one.dtype, .op = one.op, .factor = 2.0, .divisor = divisor};
+  return one.hosts ? reduced_by_hosts(one, how, blocks) : fold(how, blocks, one.count);
 }
 
 struct Plan {

@@ -32,6 +32,8 @@ struct Case {
   int salt = 0;
   bool in_place = false;  // all_reduce, reduce, broadcast
   Place place = Place::kPrivate;
+  /// The ranks of each host, whose results are reduced in turn; null: one host.
+  const std::vector<std::vector<int>>* hosts = nullptr;
 };
 
 /// Makes the tensors of the case, lets `run` carry the call out, and throws unless the

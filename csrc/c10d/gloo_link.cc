@@ -1,0 +1,86 @@
+#include "c10d/gloo_link.h"
+
+#include <ATen/ops/from_blob.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "core/error.h"
+
+namespace dreamcomm {
+namespace {
+
+/// Gloo's words, without where in its sources it found them.
+std::string in_short(const std::exception& error) {
+  std::string text = error.what();
+  text = text.substr(0, std::min(text.find('\n'), text.find(". This is typically")));
+  const auto end = text.starts_with('[') ? text.find("] ") : std::string::npos;
+  return end == std::string::npos ? text : text.substr(end + 2);
+}
+
+[[noreturn]] void fail(int rank, const std::exception& error) {
+  throw Error(ErrorKind::kPeerLost,
+              concat("the connection to rank ", rank, " has failed: ", in_short(error)));
+}
+
+class GlooParcel final : public Parcel {
+ public:
+  GlooParcel(c10::intrusive_ptr<c10d::Work> work, int peer) : work_(std::move(work)), peer_(peer) {}
+
+  bool wait() override {
+    try {
+      return work_->wait();
+    } catch (const std::exception& error) {
+      fail(peer_, error);
+    }
+  }
+  void interrupt() override { work_->abort(); }  // of the wait: the message stays under way
+
+ private:
+  const c10::intrusive_ptr<c10d::Work> work_;
+  const int peer_;
+};
+
+std::vector<at::Tensor> tensors_of(const Cargo& cargo) {
+  return {at::from_blob(
+      cargo.data(), {static_cast<std::int64_t>(cargo.bytes)}, [owner = cargo.memory](void*) {},
+      at::TensorOptions(at::kByte))};
+}
+
+}  // namespace
+
+Fallback::Inner GlooLink::gloo() const {
+  const std::scoped_lock lock(mutex_);
+  check(gloo_.defined(), ErrorKind::kAborted, "rank ", rank_, " has given the group up");
+  return gloo_;
+}
+
+std::shared_ptr<Parcel> GlooLink::send(int rank, const Cargo& cargo, std::uint32_t tag) {
+  const Fallback::Inner inner = gloo();
+  std::vector<at::Tensor> tensors = tensors_of(cargo);
+  try {
+    return std::make_shared<GlooParcel>(inner->send(tensors, rank, static_cast<int>(tag)), rank);
+  } catch (const std::exception& error) {
+    fail(rank, error);
+  }
+}
+
+std::shared_ptr<Parcel> GlooLink::receive(int rank, const Cargo& cargo, std::uint32_t tag) {
+  const Fallback::Inner inner = gloo();
+  std::vector<at::Tensor> tensors = tensors_of(cargo);
+  try {
+    return std::make_shared<GlooParcel>(inner->recv(tensors, rank, static_cast<int>(tag)), rank);
+  } catch (const std::exception& error) {
+    fail(rank, error);
+  }
+}
+
+/// Its connections end with the last message that holds it.
+void GlooLink::close() {
+  Fallback::Inner last;  // dropped without the lock
+  const std::scoped_lock lock(mutex_);
+  last.swap(gloo_);
+}
+
+}  // namespace dreamcomm

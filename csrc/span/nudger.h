@@ -1,0 +1,44 @@
+// The thread that calls another one back from a wait in which it cannot look about.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "transport/link.h"
+
+namespace dreamcomm {
+
+/// Costs a wait that is over soon no more than a lock: the thread sleeps while nothing is waited
+/// for.
+class Nudger {
+ public:
+  /// A wait is called back after one to two of these.
+  static constexpr std::chrono::milliseconds kTick{50};
+
+  Nudger() = default;
+  ~Nudger();
+  Nudger(const Nudger&) = delete;
+  Nudger& operator=(const Nudger&) = delete;
+
+  /// As parcel.wait(), but false at times while it lasts, and soon after nudge(). One thread at a
+  /// time.
+  bool wait(Parcel& parcel);
+  /// Calls back who waits now. Any thread.
+  void nudge();
+
+ private:
+  void work();
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  Parcel* awaited_ = nullptr;
+  std::uint64_t waits_ = 0;  // begun
+  bool idle_ = true;         // the thread sleeps until it is told
+  bool ending_ = false;
+  std::thread thread_;  // from the first wait on
+};
+
+}  // namespace dreamcomm

@@ -1,0 +1,49 @@
+// How a call between hosts begins: all ranks find out whether they make the same one, and small
+// ones are over with it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "algorithms/signature.h"
+#include "span/trip.h"
+
+namespace dreamcomm {
+
+/// Bytes that a host may bring to the opening of a call, at the least.
+inline constexpr std::size_t kSmall = std::size_t{16} << 10;
+/// What all_to_all brings for a rank: the bytes that it gives each rank, and those it expects.
+constexpr std::size_t table_bytes(int size) {
+  return 2 * sizeof(std::uint64_t) * static_cast<std::size_t>(size);
+}
+
+/// Why a call cannot be, though all ranks make it alike, and between whom.
+struct Objection {
+  std::string text;
+  int one;
+  int other;
+};
+
+/// A part of a call that is over with its opening: what the leaders (local index 0) exchange.
+struct Small {
+  std::size_t brought = 0;  // bytes from each host
+  std::size_t told = 0;     // bytes to every rank
+  /// Fills what this rank's host brings; called on every rank, once all ranks of the host were
+  /// found to make one call. Counts on leaders.
+  std::function<void(std::byte* brought)> bring{};
+  /// On leaders, of what each host brought: what all ranks are told.
+  std::function<void(std::span<const std::byte* const> brought, std::byte* told)> judge{};
+  /// On every rank. All object to the same, or none.
+  std::function<std::optional<Objection>(const std::byte* told)> take{};
+};
+
+/// Returns when all ranks have called; a barrier. `own` is this rank's call, `site` tells where
+/// it was made. Throws Error(kMismatch) on every rank if two differ.
+void open(Trip& trip, const Signature& own, const std::function<std::string()>& site,
+          const Small& small);
+
+}  // namespace dreamcomm

@@ -1,0 +1,31 @@
+// A reduction between hosts in two steps: of each host's ranks, and of the hosts.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "core/types.h"
+#include "span/trip.h"
+
+namespace dreamcomm {
+
+struct Steps {
+  explicit Steps(const Reduction& how);
+
+  DType type;      // of the tensors
+  DType wire;      // of what hosts' ranks add up to, and send
+  Reduction here;  // from left to right in rank order; on `wire`
+  Reduction between;
+
+  bool widens() const { return type != wire; }
+  std::size_t item() const { return item_size(type); }
+  std::size_t wire_item() const { return item_size(wire); }
+  /// `count` elements of a tensor as they are added up: in place, or in room of the trip's.
+  Cargo widened(const Trip& trip, std::byte* in, std::size_t count) const;
+  /// Combines what the hosts have, in their order, into `count` elements of a tensor.
+  void combine(const Trip& trip, std::span<const std::byte* const> of_hosts, std::byte* out,
+               std::size_t count) const;
+};
+
+}  // namespace dreamcomm

@@ -1,0 +1,100 @@
+// One collective's way through both levels of a group that spans hosts.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "core/request.h"
+#include "span/nudger.h"
+#include "transport/heap.h"
+#include "transport/link.h"
+#include "transport/topology.h"
+
+namespace dreamcomm {
+
+/// What a rank of such a group has, made once.
+struct Levels {
+  Communicator& host;  // the ranks of this one's host
+  const Topology& topology;
+  Link& link;
+  Nudger& nudger;
+  Heap* heap;  // of this process; null: none
+  /// What a rank that has gone has told of it, or ""; may be null.
+  const std::function<std::string(int rank)>& told;
+  int rank;  // in the group
+};
+
+/// Bytes between hosts, of this rank.
+struct WireTraffic {
+  std::uint64_t sent = 0;
+  std::uint64_t received = 0;
+};
+
+class Trip {
+ public:
+  /// `number` counts the group's calls. All references must outlive the trip.
+  Trip(const Levels& levels, const Request& request, std::uint64_t number,
+       const Interrupt& interrupt);
+
+  const Topology& topology() const { return levels_.topology; }
+  int rank() const { return levels_.rank; }
+  int size() const { return topology().size(); }
+  int hosts() const { return topology().hosts(); }
+  int host() const { return topology().host_of(rank()); }
+  int index() const { return topology().index_of(rank()); }
+  int ranks_here() const { return topology().ranks_on(host()); }
+  /// Where a rank's share of a host is taken to: a rank of this host, by its local index.
+  int stand_in(int rank) const { return topology().index_of(rank) % ranks_here(); }
+
+  /// A collective among the ranks of this host; `root` by its local index.
+  void here(Kind kind, const Reduction& how, std::span<const Block> in, std::span<const Block> out,
+            int root = 0);
+  /// The same as a call's very first step, which is the one that misses a late rank of this host.
+  void here_first(Kind kind, std::span<const Block> in, std::span<const Block> out);
+
+  /// Memory of undefined content that lives as long as anybody uses it, in the heap if there is
+  /// room.
+  Cargo room(std::size_t bytes) const;
+
+  /// Messages to and from ranks of other hosts, numbered within the call; equal numbers of two
+  /// ranks are not under way together. Of no bytes there are none.
+  void send(int rank, const Cargo& cargo, std::uint32_t number);
+  void receive(int rank, const Cargo& cargo, std::uint32_t number);
+
+  /// Messages that have begun and were not collected yet.
+  struct Transfer {
+    std::shared_ptr<Parcel> parcel;
+    int rank;
+  };
+  using Transfers = std::vector<Transfer>;
+  Transfers sends();
+  Transfers receives();
+  /// Until all have come. Throws Error.
+  void wait(const Transfers& transfers);
+
+  const WireTraffic& traffic() const { return traffic_; }
+
+ private:
+  std::uint32_t tag(std::uint32_t number) const;
+  void run(Kind kind, const Reduction& how, std::span<const Block> in, std::span<const Block> out,
+           int root, Clock::time_point deadline);
+  Clock::time_point later(int slacks) const;
+  std::string why_lost(int rank, const std::string& what) const;
+
+  const Levels& levels_;
+  const Request& request_;
+  const std::uint64_t number_;
+  const Interrupt& interrupt_;
+  const Clock::time_point begin_ = Clock::now();
+  Transfers sends_;
+  Transfers receives_;
+  WireTraffic traffic_;
+};
+
+}  // namespace dreamcomm

@@ -1,0 +1,55 @@
+// Messages between ranks that share no memory. One subclass per engine that carries them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace dreamcomm {
+
+/// Memory that a message comes from or goes to. Its owner lives until the engine is done with
+/// it, also where the call that sent it has failed.
+struct Cargo {
+  std::shared_ptr<std::byte> memory;
+  std::size_t offset = 0;
+  std::size_t bytes = 0;
+  std::byte* data() const { return memory.get() + offset; }
+};
+
+/// A message under way.
+class Parcel {
+ public:
+  Parcel() = default;
+  virtual ~Parcel() = default;
+  Parcel(const Parcel&) = delete;
+  Parcel& operator=(const Parcel&) = delete;
+
+  /// Until the memory may be used again: true. False after interrupt(): the message is still under
+  /// way, and may be waited for again. Throws Error(kPeerLost). One thread.
+  virtual bool wait() = 0;
+  /// Ends a wait() that is on; a later one may overlook it. Any thread.
+  virtual void interrupt() = 0;
+};
+
+class Link {
+ public:
+  Link() = default;
+  virtual ~Link() = default;
+  Link(const Link&) = delete;
+  Link& operator=(const Link&) = delete;
+
+  /// Both begin at once. What `rank` receives from this one under `tag` is what this one sends it
+  /// under `tag`; a receiver may have room for more. Of two ranks no two messages of one
+  /// direction under way have one tag. Any thread. Throws Error(kPeerLost).
+  virtual std::shared_ptr<Parcel> send(int rank, const Cargo& cargo, std::uint32_t tag) = 0;
+  virtual std::shared_ptr<Parcel> receive(int rank, const Cargo& cargo, std::uint32_t tag) = 0;
+  static constexpr std::uint32_t kMostTag = 0x7fffffff;
+
+  /// Gives up what is under way; the other ranks notice. Any thread.
+  virtual void close() = 0;
+  /// "Gloo" and the like.
+  virtual std::string describe() const = 0;
+};
+
+}  // namespace dreamcomm

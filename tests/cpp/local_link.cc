@@ -1,0 +1,96 @@
+#include "local_link.h"
+
+#include <cstring>
+#include <utility>
+
+#include "core/error.h"
+#include "ranks.h"
+
+namespace dreamcomm::testing {
+namespace {
+
+class LocalParcel final : public Parcel {
+ public:
+  LocalParcel(std::shared_ptr<Post> post, std::shared_ptr<Post::Item> item, int peer)
+      : post_(std::move(post)), item_(std::move(item)), peer_(peer) {}
+
+  bool wait() override {
+    pause(20);
+    std::unique_lock lock(post_->mutex);
+    item_->interrupted = false;
+    const auto gone = [&] { return post_->closed[static_cast<std::size_t>(peer_)]; };
+    post_->changed.wait(lock, [&] { return item_->done || item_->interrupted || gone(); });
+    check(item_->done || !gone(), ErrorKind::kPeerLost, "rank ", peer_, " has closed its link");
+    return item_->done;
+  }
+  void interrupt() override {
+    const std::scoped_lock lock(post_->mutex);
+    item_->interrupted = true;
+    post_->changed.notify_all();
+  }
+
+ private:
+  std::shared_ptr<Post> post_;
+  std::shared_ptr<Post::Item> item_;
+  int peer_;
+};
+
+class LocalLink final : public Link {
+ public:
+  LocalLink(std::shared_ptr<Post> post, int rank) : post_(std::move(post)), rank_(rank) {}
+
+  std::shared_ptr<Parcel> send(int rank, const Cargo& cargo, std::uint32_t tag) override {
+    return put({rank_, rank, tag}, rank, cargo, post_->sends);
+  }
+  std::shared_ptr<Parcel> receive(int rank, const Cargo& cargo, std::uint32_t tag) override {
+    return put({rank, rank_, tag}, rank, cargo, post_->receives);
+  }
+  void close() override {
+    const std::scoped_lock lock(post_->mutex);
+    post_->closed[static_cast<std::size_t>(rank_)] = true;
+    post_->changed.notify_all();
+  }
+  std::string describe() const override { return "threads"; }
+
+ private:
+  std::shared_ptr<Parcel> put(const Post::Key& key, int peer, const Cargo& cargo,
+                              std::map<Post::Key, std::shared_ptr<Post::Item>>& list) {
+    pause(20);
+    const std::scoped_lock lock(post_->mutex);
+    auto item = std::make_shared<Post::Item>(Post::Item{cargo});
+    const bool fresh = list.emplace(key, item).second;
+    require(fresh, "two messages under way have one tag");
+    match(key);
+    return std::make_shared<LocalParcel>(post_, item, peer);
+  }
+
+  void match(const Post::Key& key) {
+    const auto from = post_->sends.find(key);
+    const auto to = post_->receives.find(key);
+    if (from == post_->sends.end() || to == post_->receives.end()) return;
+    const Cargo& sent = from->second->cargo;
+    require(sent.bytes <= to->second->cargo.bytes, "a message does not fit");
+    std::memcpy(to->second->cargo.data(), sent.data(), sent.bytes);
+    from->second->done = to->second->done = true;
+    post_->sends.erase(from);
+    post_->receives.erase(to);
+    post_->changed.notify_all();
+  }
+
+  std::shared_ptr<Post> post_;
+  const int rank_;
+};
+
+}  // namespace
+
+std::vector<std::unique_ptr<Link>> make_local_links(int size) {
+  const auto post = std::make_shared<Post>();
+  post->closed.resize(static_cast<std::size_t>(size));
+  std::vector<std::unique_ptr<Link>> links;
+  for (int rank = 0; rank < size; ++rank) {
+    links.push_back(std::make_unique<LocalLink>(post, rank));
+  }
+  return links;
+}
+
+}  // namespace dreamcomm::testing

@@ -1,0 +1,322 @@
+// Collectives of groups that span hosts: hosts of threads, and a link of threads between them.
+#include <doctest.h>
+
+#include <algorithm>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "calls.h"
+#include "local_link.h"
+#include "ranks.h"
+#include "span/bridge.h"
+#include "transport/local.h"
+
+namespace dreamcomm {
+namespace {
+
+using testing::Case;
+using testing::require;
+
+using Hosts = std::vector<std::vector<int>>;
+
+int size_of(const Hosts& hosts) {
+  return std::accumulate(hosts.begin(), hosts.end(), 0, [](int sum, const std::vector<int>& host) {
+    return sum + static_cast<int>(host.size());
+  });
+}
+
+/// As ranks would have found out.
+Topology topology_of(const Hosts& hosts) {
+  const auto size = static_cast<std::size_t>(size_of(hosts));
+  std::vector<std::string> shared(size, std::string(size, '0'));
+  std::vector<std::string> names(size);
+  for (std::size_t host = 0; host < hosts.size(); ++host) {
+    for (const int a : hosts[host]) {
+      names[static_cast<std::size_t>(a)] = "h" + std::to_string(host);
+      for (const int b : hosts[host]) {
+        shared[static_cast<std::size_t>(a)][static_cast<std::size_t>(b)] = '1';
+      }
+    }
+  }
+  return Topology(shared, names);
+}
+
+using Body = std::function<void(Communicator& host, Bridge& bridge, int rank)>;
+
+/// Runs `body` as every rank; throws with the texts of those that threw.
+void run_hosts(const Hosts& hosts, const Body& body, std::size_t page_bytes = 64 << 10) {
+  const int size = size_of(hosts);
+  auto links = testing::make_local_links(size);
+  std::vector<std::unique_ptr<Fabric>> fabrics(static_cast<std::size_t>(size));
+  for (const std::vector<int>& host : hosts) {
+    auto made = make_local(static_cast<int>(host.size()), {.page_bytes = page_bytes, .heaps = {}});
+    for (std::size_t i = 0; i < host.size(); ++i) {
+      fabrics[static_cast<std::size_t>(host[i])] = std::move(made[i]);
+    }
+  }
+  std::mutex mutex;
+  std::string failures;
+  const auto run = [&](int rank) {
+    const auto index = static_cast<std::size_t>(rank);
+    try {
+      Communicator host(std::move(fabrics[index]), {.timeout = std::chrono::seconds(60)});
+      Bridge bridge(
+          host, topology_of(hosts), rank, std::move(links[index]),
+          {.call_site = [rank] { return concat(" at r", rank, ".py:7"); }, .heap = nullptr});
+      body(host, bridge, rank);
+    } catch (const std::exception& error) {
+      const std::scoped_lock lock(mutex);
+      failures += concat("rank ", rank, ": ", error.what(), "\n");
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) threads.emplace_back(run, rank);
+  for (std::thread& thread : threads) thread.join();
+  require(failures.empty(), failures);
+}
+
+void run_spanning(Communicator& host, Bridge& bridge, const Case& one, int rank) {
+  testing::run_case_by(one, rank, bridge.topology().size(), [&](const Request& request) {
+    host.run_in_turn([&] { bridge.run_ordered(request); });
+  });
+}
+
+const std::vector<Hosts> kPlaces{
+    {{0, 1}, {2, 3}}, {{0, 2}, {1, 3}},       {{0}, {1}, {2}, {3}}, {{0, 1, 2}, {3}},
+    {{0}, {1, 2}},    {{0, 3, 4}, {1, 2, 5}}, {{0, 1, 2}, {3, 4}},  {{0, 4}, {1}, {2, 3, 5}},
+};
+
+constexpr Kind kAll[] = {Kind::kBarrier, Kind::kBroadcast,     Kind::kAllReduce,
+                         Kind::kReduce,  Kind::kAllGather,     Kind::kGather,
+                         Kind::kScatter, Kind::kReduceScatter, Kind::kAllToAll};
+
+bool reduces(Kind kind) {
+  return kind == Kind::kAllReduce || kind == Kind::kReduce || kind == Kind::kReduceScatter;
+}
+
+TEST_CASE("every collective, in every placement of ranks") {
+  for (const Hosts& hosts : kPlaces) {
+    run_hosts(hosts, [&](Communicator& host, Bridge& bridge, int rank) {
+      int salt = 0;
+      for (const std::size_t count : {0U, 1U, 3U, 1000U, 6000U, 200'001U}) {
+        for (const Kind kind : kAll) {
+          for (const int root : {0, bridge.topology().size() - 1}) {
+            const ReduceOp op = reduces(kind) ? ReduceOp::kSum : ReduceOp::kNone;
+            run_spanning(host, bridge,
+                         {.kind = kind,
+                          .op = op,
+                          .count = count,
+                          .root = root,
+                          .salt = ++salt,
+                          .in_place = salt % 2 == 0,
+                          .hosts = &hosts},
+                         rank);
+          }
+        }
+      }
+    });
+  }
+}
+
+TEST_CASE("every type and operation") {
+  constexpr DType kTypes[] = {DType::kUInt8,   DType::kInt32,    DType::kInt64,
+                              DType::kFloat16, DType::kBFloat16, DType::kFloat32,
+                              DType::kFloat64, DType::kBool,     DType::kComplex64};
+  constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kAvg,  ReduceOp::kProduct,
+                               ReduceOp::kMin, ReduceOp::kMax,  ReduceOp::kBand,
+                               ReduceOp::kBor, ReduceOp::kBxor, ReduceOp::kPremulSum};
+  const Hosts hosts{{0, 2, 3}, {1, 4}};
+  run_hosts(hosts, [&](Communicator& host, Bridge& bridge, int rank) {
+    int salt = 0;
+    for (const DType dtype : kTypes) {
+      for (const ReduceOp op : kOps) {
+        if (!is_defined(op, dtype)) continue;
+        for (const Kind kind : {Kind::kAllReduce, Kind::kReduce, Kind::kReduceScatter}) {
+          for (const std::size_t count : {5U, 70'003U}) {
+            run_spanning(host, bridge,
+                         {.kind = kind,
+                          .dtype = dtype,
+                          .op = op,
+                          .count = count,
+                          .root = 3,
+                          .salt = ++salt,
+                          .hosts = &hosts},
+                         rank);
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST_CASE("many chunks under way") {
+  const Hosts hosts{{0, 1}, {2, 3}, {4}};
+  run_hosts(hosts, [&](Communicator& host, Bridge& bridge, int rank) {
+    for (const Kind kind : kAll) {
+      const ReduceOp op = reduces(kind) ? ReduceOp::kSum : ReduceOp::kNone;
+      run_spanning(host, bridge,
+                   {.kind = kind, .op = op, .count = 1'300'003, .root = 1, .hosts = &hosts}, rank);
+    }
+  });
+}
+
+TEST_CASE("a carrier of an all_reduce sends 2(H-1)/H of its shard") {
+  for (const Hosts& hosts : {Hosts{{0, 1}, {2, 3}}, Hosts{{0}, {1}, {2}}}) {
+    run_hosts(hosts, [&](Communicator& host, Bridge& bridge, int rank) {
+      const std::size_t count = 1'200'000;  // divides evenly
+      run_spanning(host, bridge, {.kind = Kind::kBarrier, .hosts = &hosts}, rank);
+      const std::uint64_t opening = bridge.traffic()[static_cast<std::size_t>(Kind::kBarrier)].sent;
+      run_spanning(
+          host, bridge,
+          {.kind = Kind::kAllReduce, .op = ReduceOp::kSum, .count = count, .hosts = &hosts}, rank);
+      const WireTraffic all = bridge.traffic()[static_cast<std::size_t>(Kind::kAllReduce)];
+      const std::uint64_t shard =
+          count * 4 / static_cast<std::size_t>(bridge.topology().carriers());
+      const std::uint64_t others = hosts.size() - 1;
+      require(all.sent - opening == 2 * others * shard / hosts.size(), "sent other than expected");
+      require(all.received >= all.sent, "received less than sent");
+    });
+  }
+}
+
+Request float_sum(std::vector<float>& data, Block& block) {
+  block = {reinterpret_cast<std::byte*>(data.data()), data.size() * sizeof(float)};
+  Request request;
+  request.kind = Kind::kAllReduce;
+  request.reduction = {.dtype = DType::kFloat32, .op = ReduceOp::kSum};
+  request.in = request.out = {&block, 1};
+  request.deadline = Clock::now() + std::chrono::seconds(60);
+  return request;
+}
+
+std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST_CASE("a mismatch is told to all ranks of all hosts, and the group stays usable") {
+  for (const int odd : {0, 1, 2, 3}) {  // the rank that calls otherwise
+    for (const std::size_t count : {3U, 100'000U}) {
+      const Hosts hosts{{0, 1}, {2, 3}};
+      run_hosts(hosts, [&](Communicator& host, Bridge& bridge, int rank) {
+        std::vector<float> data(rank == odd ? count + 1 : count, 1);
+        Block block;
+        const Request request = float_sum(data, block);
+        const std::string told =
+            error_of([&] { host.run_in_turn([&] { bridge.run_ordered(request); }); });
+        const auto says = [&](const std::string& text) {
+          require(told.find(text) != std::string::npos, concat("'", text, "' not in: ", told));
+        };
+        says(concat("rank ", odd, " called all_reduce(SUM, ", count + 1,
+                    " x float32) as call 1 at r", odd, ".py:7"));
+        says(concat("all_reduce(SUM, ", count, " x float32) as call 1 at r"));
+        require(std::all_of(data.begin(), data.end(), [](float x) { return x == 1; }),
+                "data was moved");
+        for (int i = 0; i < 3; ++i) {
+          run_spanning(host, bridge,
+                       {.kind = Kind::kAllReduce,
+                        .op = ReduceOp::kSum,
+                        .count = 777,
+                        .salt = i,
+                        .hosts = &hosts},
+                       rank);
+        }
+      });
+    }
+  }
+}
+
+TEST_CASE("blocks of other sizes than expected are told to all ranks") {
+  const Hosts hosts{{0, 1}, {2, 3}};
+  for (const int giver : {0, 3}) {
+    run_hosts(hosts, [&](Communicator& host, Bridge& bridge, int rank) {
+      std::vector<std::byte> in(64), out(64);
+      std::vector<Block> ins, outs;
+      for (int peer = 0; peer < 4; ++peer) {
+        const std::size_t given = rank == giver && peer == 1 ? 5 : 4;
+        ins.push_back({in.data() + 8 * peer, given});
+        outs.push_back({out.data() + 8 * peer, 4});
+      }
+      Request request;
+      request.kind = Kind::kAllToAll;
+      request.in = ins;
+      request.out = outs;
+      const std::string told =
+          error_of([&] { host.run_in_turn([&] { bridge.run_ordered(request); }); });
+      const std::string wanted = concat("in all_to_all rank ", giver,
+                                        " gives rank 1 5 bytes, and rank 1 expects 4: rank ");
+      require(told.find(wanted) != std::string::npos, told);
+      require(
+          told.find(concat("rank ", giver, " called at r", giver, ".py:7")) != std::string::npos,
+          told);
+      run_spanning(host, bridge, {.kind = Kind::kAllToAll, .count = 777, .hosts = &hosts}, rank);
+    });
+  }
+}
+
+TEST_CASE("a rank that gives up ends the call on all hosts") {
+  const Hosts hosts{{0, 1}, {2, 3}};
+  run_hosts(hosts, [&](Communicator& host, Bridge& bridge, int rank) {
+    run_spanning(host, bridge, {.kind = Kind::kBarrier, .hosts = &hosts}, rank);
+    if (rank == 3) {
+      host.abort("it has had enough");
+      bridge.give_up();
+      return;
+    }
+    std::vector<float> data(100'000);
+    Block block;
+    const Request request = float_sum(data, block);
+    const std::string told =
+        error_of([&] { host.run_in_turn([&] { bridge.run_ordered(request); }); });
+    require(!told.empty(), "the call succeeded");
+    const std::string again =
+        error_of([&] { host.run_in_turn([&] { bridge.run_ordered(request); }); });
+    require(!again.empty(), "the next call succeeded");
+  });
+}
+
+TEST_CASE("a host that does not come is named at the deadline") {
+  const Hosts hosts{{0, 1}, {2, 3}};
+  run_hosts(hosts, [&](Communicator& host, Bridge& bridge, int rank) {
+    if (rank >= 2) return;
+    std::vector<float> data(10);
+    Block block;
+    Request request = float_sum(data, block);
+    request.deadline = Clock::now() + std::chrono::milliseconds(100);
+    const std::string told =
+        error_of([&] { host.run_in_turn([&] { bridge.run_ordered(request); }); });
+    require(!told.empty(), "the call succeeded");
+    if (rank == 0) {
+      require(told.find("rank 2 of host h1 (ranks 2, 3)") != std::string::npos, told);
+    }
+  });
+}
+
+TEST_CASE("hosts from what ranks can map") {
+  const std::vector<std::string> names{"a", "b", "a", "b"};
+  const Topology two(std::vector<std::string>{"1010", "0101", "1010", "0101"}, names);
+  CHECK(two.words() == "host a (ranks 0, 2), host b (ranks 1, 3)");
+  CHECK(two.carriers() == 2);
+  CHECK(two.host_of(3) == 1);
+  CHECK(two.index_of(3) == 1);
+  // One-sided, or not all: no host of three.
+  const Topology three(std::vector<std::string>{"1110", "1100", "1010", "0001"}, names);
+  CHECK(three.words() == "host a (ranks 0, 1), host a (rank 2), host b (rank 3)");
+  CHECK(three.carriers() == 1);
+  const Topology one(3);
+  CHECK(one.hosts() == 1);
+  CHECK(one.carriers() == 3);
+}
+
+}  // namespace
+}  // namespace dreamcomm
