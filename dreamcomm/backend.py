@@ -148,12 +148,15 @@ def _size(variable: str, default: int, least: int = 1) -> int:
 def make_inner(store: Store, rank: int, size: int, options: Options, device_type: str) -> Backend:
     """Makes torch's own backend, for what shared memory cannot serve.
 
-    ``device_type`` is "cpu" (Gloo) or "cuda" (NCCL). Raises RuntimeError if torch has none.
+    ``device_type`` is "cpu" (Gloo), "cuda" (NCCL) or "hosts", for what goes between hosts (Gloo).
+    Raises RuntimeError if torch has none.
     """
-    return (_make_gloo if device_type == "cpu" else _make_nccl)(store, rank, size, options)
+    if device_type == "cuda":
+        return _make_nccl(store, rank, size, options)
+    return _make_gloo(store, rank, size, options, lazy=device_type == "cpu")
 
 
-def _make_gloo(store: Store, rank: int, size: int, options: Options) -> Backend:
+def _make_gloo(store: Store, rank: int, size: int, options: Options, lazy: bool) -> Backend:
     import torch.distributed as dist
     from torch._C._distributed_c10d import PrefixStore
 
@@ -163,14 +166,14 @@ def _make_gloo(store: Store, rank: int, size: int, options: Options) -> Backend:
         )
     gloo: Any = dist.ProcessGroupGloo  # the stubs do not know the options class
     settings = gloo._Options()
-    # Connected at first use: two ranks that exchange messages do not wait for the others.
+    # Lazy is connected at first use: two ranks that exchange messages do not wait for the others.
     names = os.environ.get("GLOO_SOCKET_IFNAME")
     if names:
         settings._devices = [
-            gloo.create_device(interface=name, lazy_init=True) for name in names.split(",")
+            gloo.create_device(interface=name, lazy_init=lazy) for name in names.split(",")
         ]
     else:
-        settings._devices = [gloo.create_default_device(lazy_init=True)]
+        settings._devices = [gloo.create_default_device(lazy_init=lazy)]
     _copy_settings(settings, options)
     inner: Backend = gloo(PrefixStore("dreamcomm/gloo", store), rank, size, settings)
     inner._set_sequence_number_for_group()

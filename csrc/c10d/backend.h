@@ -36,7 +36,8 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 /// What the backend has Python do for it. Called with or without the GIL.
 struct Host {
-  /// Makes torch's own backend for a device type ("cpu": Gloo, "cuda": NCCL).
+  /// Makes torch's own backend for a device type ("cpu": Gloo, "cuda": NCCL), or for what goes
+  /// between hosts ("hosts": Gloo, all connected).
   std::function<Fallback::Inner(const StorePtr& store, int rank, int size,
                                 const c10::intrusive_ptr<DreamOptions>& options,
                                 const std::string& device_type)>

@@ -93,10 +93,11 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
       options_(options),
       host_(host),
       interrupt_(check_signals),
-      fallback_(
-          [store = visit_, rank, size, options, make = host.make_inner](const std::string& device) {
-            return make(store, rank, size, options, device);
-          }),
+      fallback_([this, store = visit_, rank, size, options,
+                 make = host.make_inner](const std::string& device) {
+        // Gloo's monitored barrier cannot miss who has not connected.
+        return make(store, rank, size, options, bridge_ && device == "cpu" ? "hosts" : device);
+      }),
       last_child_(c10::intrusive_ptr<c10d::Backend>()) {
   timeout_ms_.set(options->timeout.count());
   if (options->shared_memory && options->heap_bytes > 0) {
@@ -143,7 +144,8 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
   } catch (...) {
     std::rethrow_exception(current_as_torch());
   }
-  if (!comm_) fallback_.get("cpu");
+  // Collective, as far as Gloo is: two ranks that exchange messages must not wait for the others.
+  if (!comm_ || bridge_) fallback_.get("cpu");
 }
 
 void DreamBackend::use(std::unique_ptr<Fabric> fabric, const CommOptions& options) {
@@ -164,12 +166,11 @@ void DreamBackend::span(const Topology& topology, const ShmOptions& options) {
   use(std::move(here.fabric),
       {options_->group_name, options_->algorithm, options_->fixed_order, options_->timeout,
        host_.call_site, host_.warn, members_on_host(members_of(*options_), place)});
-  // Calls have deadlines of their own; Gloo's would end them in its words, and has a limit.
-  const auto patient = c10::make_intrusive<DreamOptions>(*options_);
-  patient->timeout = std::chrono::hours(24 * 365);
+  const auto meeting = c10::make_intrusive<DreamOptions>(*options_);
+  meeting->timeout = meeting_time(*options_);
   const auto between = c10::make_intrusive<c10d::PrefixStore>("between", visit_);
   auto link =
-      std::make_unique<GlooLink>(host_.make_inner(between, rank_, size_, patient, "cpu"), rank_);
+      std::make_unique<GlooLink>(host_.make_inner(between, rank_, size_, meeting, "hosts"), rank_);
   bridge_ = std::make_unique<Bridge>(*comm_, topology, rank_, std::move(link),
                                      BridgeOptions{.call_site = host_.call_site,
                                                    .heap = heap_,

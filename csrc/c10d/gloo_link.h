@@ -10,7 +10,8 @@
 
 namespace dreamcomm {
 
-/// The group's messages are the link's alone; its pairs connect at their first message.
+/// The group's messages are the link's alone. Its pairs are connected: a first message would wait
+/// for its receiver else, where nothing can call it back.
 class GlooLink final : public Link {
  public:
   GlooLink(Fallback::Inner gloo, int rank) : gloo_(std::move(gloo)), rank_(rank) {}

@@ -1,0 +1,87 @@
+"""Hosts that are network namespaces, joined by one bridge."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import subprocess
+from types import TracebackType
+
+_NEW_NETWORK = 0x40000000  # CLONE_NEWNET
+_numbers = itertools.count()
+
+
+class NoNetwork(Exception):
+    """Why there can be none here."""
+
+
+class Network:
+    """`hosts` namespaces with an interface "net0" each, all on one bridge.
+
+    rate: of each host's link, as tc writes it ("1gbit"), or None for what the machine gives.
+    Raises NoNetwork on entry where the kernel, or a missing program, forbids it.
+    """
+
+    def __init__(self, hosts: int, rate: str | None = None) -> None:
+        number = next(_numbers)
+        self.bridge = f"dcb{os.getpid() % 10**6}x{number}"
+        self.hosts = [f"dc{os.getpid()}x{number}h{host}" for host in range(hosts)]
+        self.rate = rate
+
+    def __enter__(self) -> Network:
+        try:
+            self._make()
+        except (OSError, subprocess.CalledProcessError) as error:
+            self.__exit__(None, None, None)
+            words = getattr(error, "stderr", None) or str(error)
+            raise NoNetwork(f"no network namespaces here: {words.strip()}") from None
+        return self
+
+    def _make(self) -> None:
+        _ip("link", "add", self.bridge, "type", "bridge")
+        _ip("link", "set", self.bridge, "up")
+        for number, host in enumerate(self.hosts):
+            _ip("netns", "add", host)
+            outside = f"{self.bridge[2:]}v{number}"[:15]
+            _ip("link", "add", outside, "type", "veth", "peer", "name", "net0", "netns", host)
+            _ip("link", "set", outside, "master", self.bridge, "up")
+            _ip("-n", host, "addr", "add", f"10.77.0.{number + 1}/24", "dev", "net0")
+            for name in ("lo", "net0"):
+                _ip("-n", host, "link", "set", name, "up")
+            if self.rate:
+                limit = ("tbf", "rate", self.rate, "burst", "256kb", "latency", "100ms")
+                _run(
+                    "ip", "netns", "exec", host, "tc", "qdisc", "add", "dev", "net0", "root", *limit
+                )
+
+    def cut(self, host: int) -> None:
+        """The host's link is down from now on."""
+        _ip("-n", self.hosts[host], "link", "set", "net0", "down")
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for host in self.hosts:
+            subprocess.run(["ip", "netns", "del", host], capture_output=True)
+        subprocess.run(["ip", "link", "del", self.bridge], capture_output=True)
+
+
+def enter(host: str) -> None:
+    """Moves this thread, and those it starts, into a host. Before any socket is made."""
+    library = ctypes.CDLL(None, use_errno=True)
+    with open(f"/run/netns/{host}") as namespace:
+        if library.setns(namespace.fileno(), _NEW_NETWORK) != 0:
+            raise OSError(ctypes.get_errno(), f"cannot enter the network namespace {host}")
+    os.environ["GLOO_SOCKET_IFNAME"] = "net0"
+
+
+def _ip(*words: str) -> None:
+    _run("ip", *words)
+
+
+def _run(*words: str) -> None:
+    subprocess.run(words, check=True, capture_output=True, text=True)

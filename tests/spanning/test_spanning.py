@@ -1,0 +1,389 @@
+"""Groups whose ranks are on several hosts: bits, bytes, training, faults."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+from helpers.processes import replies
+from lifecycle.groups import error_of
+from spanning.hosts import Hosts, Placement, size_of
+from training.models import Mlp, batch, loss_of, sgd, shard, train_alone
+from training.test_ddp import check, compare
+
+pytestmark = pytest.mark.beyond_gloo("gloo knows no hosts")
+
+TWO_OF_TWO: Placement = [[0, 1], [2, 3]]
+PLACEMENTS: list[Placement] = [
+    TWO_OF_TWO,
+    [[0, 2], [1, 3]],
+    [[0], [1], [2], [3, 4]],
+    [[0], [1], [2], [3]],
+    [[0, 1, 2], [3]],
+]
+
+SUM, AVG, PRODUCT = dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.PRODUCT
+MIN, MAX = dist.ReduceOp.MIN, dist.ReduceOp.MAX
+FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+INTEGERS = [torch.uint8, torch.int8, torch.int32, torch.int64]
+COUNTS = [1, 7, 5001, 300_001]
+
+
+def data_of(rank: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1000 * rank + count)
+    if dtype.is_floating_point:
+        return torch.randn(count, generator=generator, dtype=torch.float64).to(dtype)
+    return torch.randint(0, 100, (count,), generator=generator).to(dtype)
+
+
+def fold(parts: list[torch.Tensor], op: Any) -> torch.Tensor:
+    """From left to right."""
+    steps: dict[Any, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+        SUM: torch.add,
+        AVG: torch.add,
+        PRODUCT: torch.mul,
+        MIN: torch.minimum,
+        MAX: torch.maximum,
+    }
+    result = parts[0].clone()
+    for part in parts[1:]:
+        result = steps[op](result, part)
+    return result
+
+
+def reduced(placement: Placement, count: int, dtype: torch.dtype, op: Any) -> torch.Tensor:
+    """The documented order: the ranks of each host, then the hosts; halves in float32."""
+    wide = torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+    sums = [fold([data_of(r, count, dtype).to(wide) for r in ranks], op) for ranks in placement]
+    total = fold(sums, op)
+    return (total / size_of(placement) if op == AVG else total).to(dtype)
+
+
+def all_collectives(placement: Placement) -> int:
+    """Every collective with every dtype against what torch computes here; how many."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    done = 0
+
+    def same(got: torch.Tensor, want: torch.Tensor, *what: Any) -> None:
+        nonlocal done
+        done += 1
+        assert torch.equal(got, want), (what, got, want)
+
+    for dtype in FLOATS + INTEGERS:
+        own = {count: data_of(rank, count, dtype) for count in COUNTS}
+        everyones = {c: [data_of(r, c, dtype) for r in range(size)] for c in COUNTS}
+        for count in COUNTS:
+            mine, all_of = own[count], everyones[count]
+            for op in [SUM, MIN, MAX, PRODUCT, *([AVG] if dtype in FLOATS else [])]:
+                got = mine.clone()
+                dist.all_reduce(got, op)
+                want = reduced(placement, count, dtype, op)
+                same(got, want, "all_reduce", dtype, op, count)
+                got = mine.clone()
+                dist.reduce(got, size - 1, op)
+                if rank == size - 1:
+                    same(got, want, "reduce", dtype, op, count)
+                scattered = torch.empty_like(mine)
+                dist.reduce_scatter(scattered, [mine.clone() for _ in range(size)], op)
+                same(scattered, want, "reduce_scatter", dtype, op, count)
+            for root in (0, size - 1):
+                got = mine.clone()
+                dist.broadcast(got, root)
+                same(got, all_of[root], "broadcast", dtype, root, count)
+                parts = [torch.empty_like(mine) for _ in range(size)] if rank == root else None
+                dist.gather(mine, parts, root)
+                for other, part in enumerate(parts or []):
+                    same(part, all_of[other], "gather", dtype, root, count)
+                got = torch.empty_like(mine)
+                dist.scatter(got, all_of if rank == root else None, root)
+                same(got, all_of[rank], "scatter", dtype, root, count)
+            parts = [torch.empty_like(mine) for _ in range(size)]
+            dist.all_gather(parts, mine)
+            for other, part in enumerate(parts):
+                same(part, all_of[other], "all_gather", dtype, count)
+            sizes = [[(a + 2 * b + 1) % 4 * count // 4 for b in range(size)] for a in range(size)]
+            given = [mine[: sizes[rank][other]].clone() for other in range(size)]
+            taken = [mine.new_empty(sizes[other][rank]) for other in range(size)]
+            dist.all_to_all(taken, given)
+            for other, part in enumerate(taken):
+                same(part, all_of[other][: sizes[other][rank]], "all_to_all", dtype, count)
+    dist.barrier()
+    return done
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
+def test_every_collective_has_the_documented_bits(hosts: Hosts, placement: Placement) -> None:
+    found = hosts.run(placement, all_collectives, placement, timeout=300)
+    assert all(done > 500 for done in found)
+
+
+def messages() -> list[float]:
+    """To every other rank and back, on all ways at once, and from any source."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    rooms = [torch.zeros(1000) for _ in range(size)]
+    works = [dist.irecv(rooms[r], r, tag=r) for r in range(size) if r != rank]
+    works += [
+        dist.isend(torch.full((1000,), rank + 10.0 * r), r, tag=rank)
+        for r in range(size)
+        if r != rank
+    ]
+    for work in works:
+        assert work is not None
+        work.wait()
+    if rank == 0:
+        for _ in range(size - 1):
+            room = torch.zeros(3)
+            source = dist.recv(room)
+            assert room.tolist() == [float(source)] * 3
+    else:
+        dist.send(torch.full((3,), float(rank)), 0)
+    return [room[-1].item() for room in rooms]
+
+
+def test_messages_within_and_between_hosts(hosts: Hosts) -> None:
+    found = hosts.run(TWO_OF_TWO, messages)
+    for rank, got in enumerate(found):
+        assert got == [0.0 if r == rank else r + 10.0 * rank for r in range(4)]
+
+
+def train_by_ddp() -> dict[str, list[float]]:
+    return compare({})
+
+
+@pytest.mark.parametrize("placement", [TWO_OF_TWO, [[0], [1], [2, 3]]], ids=str)
+def test_ddp_trains_as_one_process_does(hosts: Hosts, placement: Placement) -> None:
+    check(hosts.run(placement, train_by_ddp))
+
+
+def train_by_fsdp() -> tuple[list[float], list[float]]:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    model = Mlp()
+    fully_shard(model, mesh=init_device_mesh("cpu", (size,)))
+    optimizer = sgd(model.parameters())
+    losses = []
+    for step in range(4):
+        x, y = (shard(part, rank, size) for part in batch(step))
+        loss = loss_of(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        mean = loss.detach().clone()
+        dist.all_reduce(mean)
+        losses.append(mean.item() / size)
+    alone = Mlp()
+    return losses, train_alone(alone, sgd(alone.parameters()))[:4]
+
+
+def test_fsdp_trains_as_one_process_does(hosts: Hosts) -> None:
+    for losses, alone in hosts.run(TWO_OF_TWO, train_by_fsdp):
+        assert losses == pytest.approx(alone, rel=1e-5)
+
+
+def multiply_dtensors() -> bool:
+    """A matrix product sharded by columns and rows, on a mesh of both levels."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("hosts", "ranks"))
+    torch.manual_seed(0)
+    left, right = torch.randn(64, 48), torch.randn(48, 32)
+    a = distribute_tensor(left, mesh, [Shard(0), Shard(1)])
+    b = distribute_tensor(right, mesh, [Replicate(), Shard(0)])
+    product = (a @ b).redistribute(mesh, [Replicate(), Replicate()])
+    assert isinstance(product, DTensor)
+    return torch.allclose(product.to_local(), left @ right, atol=1e-4)
+
+
+def test_dtensors_on_a_mesh_of_both_levels(hosts: Hosts) -> None:
+    assert hosts.run(TWO_OF_TWO, multiply_dtensors) == [True] * 4
+
+
+def count_bytes(elements: int) -> tuple[int, int]:
+    from dreamcomm import stats
+
+    key = "sent_between_hosts"
+    for _ in range(3):
+        dist.barrier()
+    opening = stats()["barrier"][key] // 3
+    dist.all_reduce(torch.ones(elements))
+    return opening, stats()["all_reduce"][key]
+
+
+@pytest.mark.parametrize("placement", [TWO_OF_TWO, [[0], [1], [2], [3]]], ids=str)
+def test_every_carrier_sends_its_share(hosts: Hosts, placement: Placement) -> None:
+    """2(H-1)/H x S/L of the tensor, and what opens the call."""
+    elements = 1_200_000
+    carriers = min(len(ranks) for ranks in placement)
+    share = 2 * (len(placement) - 1) * elements * 4 // (len(placement) * carriers)
+    for opening, sent in hosts.run(placement, count_bytes, elements):
+        assert sent == opening + share
+        assert opening < 1000
+
+
+def describe() -> tuple[str, str]:
+    from dreamcomm.info import explain, transport
+
+    return transport(), explain("all_reduce", 1 << 20)
+
+
+def test_the_topology_is_told(hosts: Hosts) -> None:
+    for transport, explained in hosts.run([[0, 2], [1, 3]], describe):
+        for text in (transport, explained):
+            assert re.search(r"2 hosts: host \S+ \(ranks 0, 2\), host \S+ \(ranks 1, 3\)", text)
+        assert "2 of the ranks of each host carry a share" in explained
+
+
+def make_groups() -> list[float]:
+    rank = dist.get_rank()
+    found = []
+    for members in ([0, 1], [1, 2], [0, 2, 3], [3]):
+        group = dist.new_group(members)
+        if rank in members:
+            data = torch.full((5,), float(rank))
+            dist.all_reduce(data, group=group)
+            found.append(data[0].item())
+    return found
+
+
+def test_groups_of_some_ranks(hosts: Hosts) -> None:
+    found = hosts.run(TWO_OF_TWO, make_groups)
+    assert found == [[1.0, 5.0], [1.0, 3.0], [3.0, 5.0], [5.0, 3.0]]
+
+
+def mismatch() -> list[str]:
+    rank = dist.get_rank()
+    texts = []
+    for count in (3, 100_000):
+        odd = torch.ones(count + (rank == 3))
+        texts.append(error_of(lambda odd=odd: dist.all_reduce(odd)))
+        assert odd[0].item() == 1
+    inputs = list(torch.ones(4, 2 + (rank == 3)))
+    texts.append(error_of(lambda: dist.all_to_all([torch.zeros(2) for _ in range(4)], inputs)))
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    assert total.item() == 4
+    return texts
+
+
+def test_a_mismatch_is_told_to_all_and_harms_nobody(hosts: Hosts) -> None:
+    for texts in hosts.run(TWO_OF_TWO, mismatch):
+        here = re.escape(__file__) + r":\d+ in "
+        for text, count in zip(texts, (3, 100_000), strict=False):
+            assert text.startswith("DistBackendError: the ranks made different calls: ")
+            assert re.search(
+                rf"rank 3 called all_reduce\(SUM, {count + 1} x float32\).* at {here}", text
+            )
+            assert re.search(
+                rf"rank 0 called all_reduce\(SUM, {count} x float32\).* at {here}", text
+            )
+        assert "in all_to_all rank 3 gives rank 0 12 bytes, and rank 0 expects 8" in texts[2]
+
+
+SECONDS = 4.0
+
+
+def lose_rank_3(how: str) -> tuple[str, float]:
+    for count in (10, 100_000):
+        dist.all_reduce(torch.ones(count))
+    if dist.get_rank() == 3:
+        if how == "is killed":
+            time.sleep(0.5)
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(2 * SECONDS)
+    begin = time.monotonic()
+    return error_of(lambda: dist.all_reduce(torch.ones(100_000))), time.monotonic() - begin
+
+
+@pytest.mark.parametrize("how", ["is killed", "is late"])
+def test_a_lost_rank_is_named_on_all_hosts(hosts: Hosts, how: str) -> None:
+    ranks = hosts.start(TWO_OF_TWO, lose_rank_3, how, seconds=SECONDS)
+    found = replies(ranks, timeout=60)
+    for rank in (0, 1, 2):
+        assert found[rank].error is None, found[rank].error
+        text, seconds = found[rank].value
+        assert text.startswith("DistBackendError: all_reduce(SUM, 100000 x float32)")
+        if how == "is killed":
+            assert "the process of rank 3 has ended" in text
+            assert seconds < 0.5 + 1
+        else:
+            assert f"{SECONDS} s of waiting for rank 3, which" in text
+            assert SECONDS <= seconds < 1.1 * SECONDS + 0.1
+
+
+def miss_rank_2(call: str) -> tuple[str, float]:
+    """The very first call of the group: nobody has heard of anybody."""
+    import dreamcomm
+
+    begin = time.monotonic()
+    if dist.get_rank() == 2:
+        time.sleep(2 * SECONDS)
+        return "", 0
+    if call == "monitored_barrier":
+        text = error_of(lambda: dreamcomm.monitored_barrier(None, SECONDS, wait_all_ranks=True))
+    else:
+        text = error_of(lambda: dist.all_reduce(torch.ones(10)))
+    return text, time.monotonic() - begin
+
+
+@pytest.mark.parametrize("call", ["all_reduce", "monitored_barrier"])
+def test_a_rank_that_never_calls_is_named(hosts: Hosts, call: str) -> None:
+    found = hosts.run(TWO_OF_TWO, miss_rank_2, call, seconds=SECONDS)
+    for rank in (0, 1, 3) if call == "all_reduce" else (0,):
+        text, seconds = found[rank]
+        assert re.search(r"[Rr]anks? 2\b", text), text
+        assert seconds < 1.1 * SECONDS + 0.5
+
+
+def send_between_two(pair: tuple[int, int]) -> float:
+    """The others take no part, and must not be waited for."""
+    room = torch.zeros(5)
+    if dist.get_rank() == pair[0]:
+        dist.send(torch.full((5,), 7.0), pair[1])
+    elif dist.get_rank() == pair[1]:
+        dist.recv(room, pair[0])
+    else:
+        time.sleep(1)
+    return room.sum().item()
+
+
+@pytest.mark.parametrize("pair", [(0, 1), (1, 2)], ids=str)
+def test_a_message_between_two_ranks(hosts: Hosts, pair: tuple[int, int]) -> None:
+    found = hosts.run(TWO_OF_TWO, send_between_two, pair)
+    assert found == [35.0 if rank == pair[1] else 0.0 for rank in range(4)]
+
+
+def lose_a_host(gone: str) -> tuple[str, float]:
+    for count in (10, 100_000):
+        dist.all_reduce(torch.ones(count))
+    if dist.get_rank() == 0:
+        Path(gone).touch()
+    while not Path(gone + "-cut").exists():
+        time.sleep(0.01)
+    begin = time.monotonic()
+    return error_of(lambda: dist.all_reduce(torch.ones(100_000))), time.monotonic() - begin
+
+
+def test_a_host_whose_link_is_down_is_named(hosts: Hosts, tmp_path: Path) -> None:
+    if hosts.network is None:
+        pytest.skip("virtual hosts have no link of their own")
+    gone = tmp_path / "gone"
+    ranks = hosts.start(TWO_OF_TWO, lose_a_host, str(gone), seconds=SECONDS)
+    while not gone.exists():
+        time.sleep(0.05)
+    hosts.network.cut(1)
+    Path(f"{gone}-cut").touch()
+    for rank, found in enumerate(replies(ranks, timeout=60)):
+        assert found.error is None, found.error
+        text, seconds = found.value
+        missing = (2, r"rank 2 of host \S+ \(ranks 2, 3\)") if rank < 2 else (0, "rank 0 of host")
+        assert re.search(missing[1], text), text
+        assert seconds < 1.1 * SECONDS + 0.5
