@@ -23,7 +23,7 @@ inline constexpr std::size_t kDepth = 3;
 /// Bytes of a chunk of `bytes`: several, so that the stages overlap, but none so small that its
 /// messages' own cost shows.
 constexpr std::size_t chunk_bytes(std::size_t bytes) {
-  constexpr std::size_t kLeast = std::size_t{256} << 10;
+  constexpr std::size_t kLeast = std::size_t{1} << 20;
   constexpr std::size_t kMost = std::size_t{4} << 20;
   return std::clamp(bytes / 4, kLeast, kMost);
 }
