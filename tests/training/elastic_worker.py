@@ -1,6 +1,8 @@
 """A rank of torchrun: trains, keeps a checkpoint, and once is killed in the middle.
 
-torchrun ... elastic_worker.py BACKEND FOLDER KILL_AT
+torchrun ... elastic_worker.py BACKEND FOLDER KILL_AT [waits]
+
+With "waits" rank 2 says that it is there, and waits until somebody else kills it.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -20,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from training.models import STEPS, Mlp, adam, batch, loss_of, shard
 
 
-def main(backend: str, folder: Path, kill_at: int) -> None:
+def main(backend: str, folder: Path, kill_at: int, waits: bool) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(backend)
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -34,7 +37,11 @@ def main(backend: str, folder: Path, kill_at: int) -> None:
         optimizer.load_state_dict(state["optimizer"])
         first, losses = state["next"], state["losses"]
     for step in range(first, STEPS):
-        if step == kill_at and rank == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        is_first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+        if step == kill_at and rank == (2 if waits else 1) and is_first:
+            if waits:
+                (folder / "waits").touch()
+                time.sleep(300)
             os.kill(os.getpid(), signal.SIGKILL)
         x, y = (shard(part, rank, world) for part in batch(step))
         loss = loss_of(model(x), y)
@@ -57,4 +64,4 @@ def main(backend: str, folder: Path, kill_at: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), "waits" in sys.argv[4:])
