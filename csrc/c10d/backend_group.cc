@@ -371,7 +371,7 @@ void DreamBackend::abort() { abort_for("abort() was called"); }
 void DreamBackend::abort_for(const std::string& reason) {
   if (!process_.at_home()) return;
   if (comm_) comm_->abort(reason);
-  if (bridge_) bridge_->give_up();
+  if (bridge_) bridge_->give_up(reason);
   if (device_) device_->abort();
   for (const Fallback::Inner& inner : fallback_.all()) inner->abort();
 }
@@ -386,8 +386,9 @@ void DreamBackend::close_at_exit() {
   if (!process_.at_home()) return;
   const int left = pending_->count();
   if (comm_ && left > 0) {
-    comm_->abort(concat("the process exits with ", left, " calls under way"));
-    if (bridge_) bridge_->give_up();
+    const std::string reason = concat("the process exits with ", left, " calls under way");
+    comm_->abort(reason);
+    if (bridge_) bridge_->give_up(reason);
   }
   without_gil([this] { close(true); });
 }
@@ -409,7 +410,7 @@ void DreamBackend::close(bool alone) {
   if (device_) device_->close(!alone);
   report();
   if (comm_) comm_->shutdown();
-  if (bridge_) bridge_->give_up();
+  if (bridge_) bridge_->close();
   executor_->stop();
   for (const Fallback::Inner& inner : fallback_.close()) inner->shutdown();
 }

@@ -27,7 +27,9 @@ void run_parts(Communicator& communicator, Bridge* bridge, Calls& calls, Clock::
   } catch (const Error& error) {
     // A mismatch ends the call on all ranks alike. Else this rank would be parts
     // behind its peers, and its next call would meet one of the parts.
-    if (error.kind() != ErrorKind::kMismatch) communicator.abort(error.what());
+    if (error.kind() == ErrorKind::kMismatch) throw;
+    communicator.abort(error.what());
+    if (bridge) bridge->give_up(error.what());
     throw;
   }
   for (Call& call : calls) call.unstage();

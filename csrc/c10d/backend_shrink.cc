@@ -172,6 +172,7 @@ c10::intrusive_ptr<c10d::Backend> DreamBackend::shrink(
   TORCH_CHECK_VALUE(shrink_flags == kShrinkDefault || shrink_flags == kShrinkAbort, site,
                     "expected 'shrink_flags' to be SHRINK_DEFAULT (0) or SHRINK_ABORT (1), got ",
                     shrink_flags);
+  require_one_host("shrink_group serves the ranks");
   const std::vector<int> excluded = require_excludable(site, ranks_to_exclude);
   const std::vector<int> stay = others(excluded, size_);
   auto options = options_for(stay, opts_override);

@@ -39,6 +39,10 @@ void require_valid(const DreamOptions& options) {
   TORCH_CHECK_VALUE(options.cuda == "nccl" || options.cuda == "dreamcomm",
                     "dreamcomm.Options: expected cuda to be nccl or dreamcomm, got '", options.cuda,
                     "'");
+  TORCH_CHECK_VALUE(
+      options.hosts.find_first_of(" \t\n") == std::string::npos,
+      "dreamcomm.Options: expected hosts to be names without blanks, as a,a,b,b, got '",
+      options.hosts, "'");
   require_bytes("page_bytes", options.page_bytes, 1536);
   require_bytes("message_bytes", options.message_bytes, 128);
   require_bytes("heap_bytes", options.heap_bytes, 0, kMostHeap);

@@ -22,8 +22,8 @@ ShmResult connect_host(const c10::intrusive_ptr<c10d::Store>& store, const Place
   const std::span<const int> ranks = place.topology.ranks(place.host());
   if (whole.has_ended) {
     options.has_ended = [ended = whole.has_ended,
-                         of_job = std::vector<int>(ranks.begin(), ranks.end())](int index) {
-      return ended(of_job[static_cast<std::size_t>(index)]);
+                         of_group = std::vector<int>(ranks.begin(), ranks.end())](int index) {
+      return ended(of_group[static_cast<std::size_t>(index)]);
     };
   }
   TorchStore meeting(c10::make_intrusive<c10d::PrefixStore>(concat("host/", place.host()), store));

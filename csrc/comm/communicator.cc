@@ -309,7 +309,9 @@ void Communicator::wait_through(const std::function<bool()>& wait,
   Guard guard(member, what, deadline, impl_->tend, interrupt);
   const auto gone = [&] {
     for (int peer = 0; peer < size(); ++peer) {
-      if (peer != rank() && !why_gone(*impl_->fabric, peer).empty()) return peer;
+      const auto status = static_cast<Status>(impl_->fabric->header(peer).status.read());
+      if (peer == rank() || status == Status::kLeft) continue;  // nothing is awaited of that one
+      if (!why_gone(*impl_->fabric, peer).empty()) return peer;
     }
     return -1;
   };

@@ -96,8 +96,8 @@ class Communicator {
   void wait(Ticket& ticket, const Interrupt& interrupt = {});
 
   /// Waits in a job by `wait()`, which returns whether its wait is over, or false now and then:
-  /// with the deadline, the failures and the deaths of a wait for peers. `what` names the call
-  /// and what it waits for.
+  /// with the deadline, the failures and the deaths of a wait for peers, who may leave in good
+  /// order meanwhile. `what` names the call and what it waits for.
   void wait_through(const std::function<bool()>& wait, const std::function<std::string()>& what,
                     Clock::time_point deadline, const Interrupt& interrupt = {});
 

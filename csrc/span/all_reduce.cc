@@ -27,7 +27,7 @@ class AllReduce {
         in_(request.in[0].data),
         out_(request.out[0].data),
         count_(request.in[0].bytes / steps_.item()),
-        per_chunk_(chunk_bytes(count_ * steps_.wire_item()) / steps_.wire_item()),
+        per_chunk_(trip.chunk(count_ * steps_.wire_item()) / steps_.wire_item()),
         total_(chunks(count_, per_chunk_)),
         carriers_(trip.topology().carriers()) {}
 

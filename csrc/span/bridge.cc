@@ -178,11 +178,19 @@ Bridge::Bridge(Communicator& host, Topology topology, int rank, std::unique_ptr<
       rank_(rank),
       link_(std::move(link)),
       options_(std::move(options)),
-      levels_{host_, topology_, *link_, nudger_, options_.heap.get(), options_.told, rank_} {}
+      levels_{host_, topology_,           *link_, nudger_, options_.heap, spoilt_, options_.told,
+              rank_, options_.chunk_bytes} {}
 
-Bridge::~Bridge() { give_up(); }
+Bridge::~Bridge() { close(); }
 
-void Bridge::give_up() {
+/// The ranks of this host are told first, then the others, who look for it when the link ends.
+void Bridge::give_up(const std::string& reason) {
+  host_.abort(reason);
+  if (told_.take() == 0 && options_.tell) options_.tell(reason);
+  close();
+}
+
+void Bridge::close() {
   link_->close();
   nudger_.nudge();
 }
@@ -198,23 +206,15 @@ void Bridge::run_ordered(const Request& request, const Interrupt& interrupt) {
     const std::string call = dreamcomm::describe(request);
     const std::string what = error.what();
     const std::string reason = what.starts_with(call) ? what : concat(call, ": ", what);
-    fail(reason);
+    give_up(reason);
     throw Error(error.kind(), reason);
   } catch (...) {
-    fail(concat(dreamcomm::describe(request), " was interrupted on rank ", rank_));
+    give_up(concat(dreamcomm::describe(request), " was interrupted on rank ", rank_));
     throw;
   }
   const auto kind = static_cast<std::size_t>(request.kind);
   sent_[kind].grow(static_cast<std::int64_t>(trip.traffic().sent));
   received_[kind].grow(static_cast<std::int64_t>(trip.traffic().received));
-}
-
-/// The ranks of this host are told first, then the others, who look for it when the link ends.
-void Bridge::fail(const std::string& reason) {
-  host_.abort(reason);
-  if (options_.tell && !failed_) options_.tell(reason);
-  failed_ = true;
-  give_up();
 }
 
 void Bridge::run(Trip& trip, const Request& request) {

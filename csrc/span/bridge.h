@@ -22,6 +22,7 @@ struct BridgeOptions {
   /// As CommOptions::call_site.
   std::function<std::string()> call_site{};
   std::shared_ptr<Heap> heap{};  // of this process; null: none
+  std::size_t chunk_bytes = 0;   // of a tensor at a time; 0: as fits
   /// Tells ranks of other hosts why this one gives the group up; may be null.
   std::function<void(const std::string& reason)> tell{};
   /// What a rank that has gone has told, or ""; may be null.
@@ -43,8 +44,10 @@ class Bridge {
 
   /// As Communicator::run_ordered, in a job of the host's communicator; with the group's ranks.
   void run_ordered(const Request& request, const Interrupt& interrupt = {});
-  /// Ends the calls under way; peers are told. Any thread.
-  void give_up();
+  /// Ends the calls under way, with the link; the other hosts' ranks are told why. Any thread.
+  void give_up(const std::string& reason);
+  /// Ends the link, in good order where no call is under way. Any thread.
+  void close();
 
   const Topology& topology() const { return topology_; }
   /// "2 hosts: ...".
@@ -56,7 +59,6 @@ class Bridge {
 
  private:
   void run(Trip& trip, const Request& request);
-  void fail(const std::string& reason);
 
   Communicator& host_;
   const Topology topology_;
@@ -64,9 +66,10 @@ class Bridge {
   const std::unique_ptr<Link> link_;
   const BridgeOptions options_;
   Nudger nudger_;
-  const Levels levels_;
+  const std::shared_ptr<Mark> spoilt_ = std::make_shared<Mark>();
+  const Levels levels_;  // of the members before it
   std::uint64_t calls_ = 0;
-  bool failed_ = false;  // the first reason is the one to tell
+  Flag told_;  // how often a reason was told: the first is the one
   std::array<Gauge, kKinds> sent_;
   std::array<Gauge, kKinds> received_;
 };

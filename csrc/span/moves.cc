@@ -36,7 +36,7 @@ class AllGather {
 
   void run() {
     const std::size_t bytes = request_.in[0].bytes;
-    const std::size_t size = chunk_bytes(bytes * 4);
+    const std::size_t size = share_bytes(trip_.chunk(bytes * 4), trip_.hosts());
     pipeline(
         chunks(bytes, size), [&](std::size_t k) { begin(k, chunk(bytes, size, k)); },
         [&](std::size_t k) { end(k, chunk(bytes, size, k)); });
@@ -108,7 +108,7 @@ class Broadcast {
 
   void run() {
     const std::size_t bytes = request_.out[0].bytes;
-    const std::size_t size = chunk_bytes(bytes);
+    const std::size_t size = trip_.chunk(bytes);
     pipeline(
         chunks(bytes, size), [&](std::size_t k) { begin(k, chunk(bytes, size, k)); },
         [&](std::size_t k) { end(k, chunk(bytes, size, k)); });
@@ -168,7 +168,7 @@ class Broadcast {
 /// all pairs at a time, whatever their sizes.
 class Exchange {
  public:
-  explicit Exchange(Trip& trip) : trip_(trip) {}
+  explicit Exchange(Trip& trip) : trip_(trip), chunk_(trip.chunk(0)) {}
   void send(int rank, const Block& block) { sends_.push_back({rank, block}); }
   void receive(int rank, const Block& block) { receives_.push_back({rank, block}); }
 
@@ -178,21 +178,20 @@ class Exchange {
       for (const Item& item : *list) most = std::max(most, item.block.bytes);
     }
     pipeline(
-        chunks(most, kChunk), [this](std::size_t k) { begin(k); },
+        chunks(most, chunk_), [this](std::size_t k) { begin(k); },
         [this](std::size_t k) { end(k); });
     for (const Chunk& one : chunks_) trip_.wait(one.sends);
   }
 
  private:
-  static constexpr std::size_t kChunk = std::size_t{1} << 20;
   struct Item {
     int rank;
     Block block;
   };
 
-  static Range part_of_chunk(const Item& item, std::size_t k) {
-    const std::size_t begin = std::min(k * kChunk, item.block.bytes);
-    return {begin, std::min(begin + kChunk, item.block.bytes)};
+  Range part_of_chunk(const Item& item, std::size_t k) const {
+    const std::size_t begin = std::min(k * chunk_, item.block.bytes);
+    return {begin, std::min(begin + chunk_, item.block.bytes)};
   }
 
   void begin(std::size_t k) {
@@ -222,6 +221,7 @@ class Exchange {
   }
 
   Trip& trip_;
+  const std::size_t chunk_;
   std::vector<Item> sends_;
   std::vector<Item> receives_;
   std::array<Chunk, 2> chunks_;

@@ -35,9 +35,9 @@ Nudger::~Nudger() {
 bool Nudger::wait(Parcel& parcel) {
   {
     const std::scoped_lock lock(mutex_);
+    if (!thread_.joinable()) thread_ = std::thread([this] { work(); });
     awaited_ = &parcel;
     ++waits_;
-    if (!thread_.joinable()) thread_ = std::thread([this] { work(); });
     if (idle_) changed_.notify_one();
   }
   const Over over(mutex_, awaited_);

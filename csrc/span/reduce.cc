@@ -33,7 +33,7 @@ class Reduce {
         request_(request),
         steps_(request.reduction),
         count_(request.in[0].bytes / steps_.item()),
-        per_chunk_(chunk_bytes(count_ * steps_.wire_item()) / steps_.wire_item()),
+        per_chunk_(trip.chunk(count_ * steps_.wire_item()) / steps_.wire_item()),
         carriers_(trip.topology().carriers()),
         home_(trip.topology().host_of(request.root)) {}
 
@@ -119,7 +119,8 @@ class ReduceScatter {
         request_(request),
         steps_(request.reduction),
         count_(request.out[0].bytes / steps_.item()),
-        per_chunk_(chunk_bytes(count_ * steps_.wire_item()) / steps_.wire_item()) {}
+        per_chunk_(share_bytes(trip.chunk(count_ * steps_.wire_item()), trip.hosts()) /
+                   steps_.wire_item()) {}
 
   void run() {
     pipeline(

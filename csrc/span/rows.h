@@ -20,12 +20,10 @@ void all_to_all(Trip& trip, const Request& request);
 /// Chunks under way at a time: one is combined here, one is on the wire, one is spread here.
 inline constexpr std::size_t kDepth = 3;
 
-/// Bytes of a chunk of `bytes`: several, so that the stages overlap, but none so small that its
-/// messages' own cost shows.
-constexpr std::size_t chunk_bytes(std::size_t bytes) {
-  constexpr std::size_t kLeast = std::size_t{1} << 20;
-  constexpr std::size_t kMost = std::size_t{4} << 20;
-  return std::clamp(bytes / 4, kLeast, kMost);
+/// Of a chunk of which each of the other hosts has one, so that all take no more room.
+constexpr std::size_t share_bytes(std::size_t bytes, int hosts) {
+  constexpr std::size_t kLeast = std::size_t{64} << 10;
+  return std::max(bytes / static_cast<std::size_t>(hosts - 1), std::min(bytes, kLeast));
 }
 
 /// Runs begin(k) for all of `total` chunks, each before end(k - 1).

@@ -11,6 +11,12 @@ Trip::Trip(const Levels& levels, const Request& request, std::uint64_t number,
            const Interrupt& interrupt)
     : levels_(levels), request_(request), number_(number), interrupt_(interrupt) {}
 
+std::size_t Trip::chunk(std::size_t bytes) const {
+  constexpr std::size_t kLeast = std::size_t{1} << 20;
+  constexpr std::size_t kMost = std::size_t{4} << 20;
+  return levels_.chunk_bytes != 0 ? levels_.chunk_bytes : std::clamp(bytes / 4, kLeast, kMost);
+}
+
 void Trip::here(Kind kind, const Reduction& how, std::span<const Block> in,
                 std::span<const Block> out, int root) {
   run(kind, how, in, out, root, later(2));
@@ -39,13 +45,24 @@ void Trip::run(Kind kind, const Reduction& how, std::span<const Block> in,
   part.out = out;
   part.root = root;
   part.deadline = deadline;
-  levels_.host.run_ordered(part, interrupt_);
+  try {
+    levels_.host.run_ordered(part, interrupt_);
+  } catch (...) {
+    levels_.spoilt->publish(1);
+    throw;
+  }
 }
 
+/// INVARIANT: what peers of this host write into a room they have written when the call ends for
+/// which it was the output, unless that fails.
 Cargo Trip::room(std::size_t bytes) const {
-  std::shared_ptr<std::byte> memory = levels_.heap ? levels_.heap->allocate(bytes) : nullptr;
-  if (!memory) memory = {new std::byte[bytes], std::default_delete<std::byte[]>()};
-  return {std::move(memory), 0, bytes};
+  if (std::shared_ptr<std::byte> own = levels_.heap ? levels_.heap->allocate(bytes) : nullptr) {
+    const auto give_back = [own, heap = levels_.heap, spoilt = levels_.spoilt](std::byte* at) {
+      if (spoilt->read() != 0) heap->retire(at);
+    };
+    return {std::shared_ptr<std::byte>(own.get(), give_back), 0, bytes};
+  }
+  return {{new std::byte[bytes], std::default_delete<std::byte[]>()}, 0, bytes};
 }
 
 /// INVARIANT: messages of one direction between two ranks that may be under way together have
@@ -57,15 +74,26 @@ std::uint32_t Trip::tag(std::uint32_t number) const {
   return (call | (number & ((1U << kPerCall) - 1))) & Link::kMostTag;
 }
 
+template <typename Begin>
+std::shared_ptr<Parcel> Trip::begun(int rank, Begin&& begin) const {
+  try {
+    return begin();
+  } catch (const Error& error) {
+    fail_for(rank, error);
+  }
+}
+
 void Trip::send(int rank, const Cargo& cargo, std::uint32_t number) {
   if (cargo.bytes == 0) return;
-  sends_.push_back({levels_.link.send(rank, cargo, tag(number)), rank});
+  const auto begin = [&] { return levels_.link.send(rank, cargo, tag(number)); };
+  sends_.push_back({begun(rank, begin), rank});
   traffic_.sent += cargo.bytes;
 }
 
 void Trip::receive(int rank, const Cargo& cargo, std::uint32_t number) {
   if (cargo.bytes == 0) return;
-  receives_.push_back({levels_.link.receive(rank, cargo, tag(number)), rank});
+  const auto begin = [&] { return levels_.link.receive(rank, cargo, tag(number)); };
+  receives_.push_back({begun(rank, begin), rank});
   traffic_.received += cargo.bytes;
 }
 
@@ -76,29 +104,31 @@ void Trip::wait(const Transfers& transfers) {
   if (transfers.empty()) return;
   std::size_t come = 0;  // of them
   const auto wait_on = [&] {
-    while (come < transfers.size()) {
-      if (!levels_.nudger.wait(*transfers[come].parcel)) return false;
-      ++come;
+    for (; come < transfers.size(); ++come) {
+      try {
+        if (!levels_.nudger.wait(*transfers[come].parcel)) return false;
+      } catch (const Error& error) {
+        fail_for(transfers[come].rank, error);
+      }
     }
     return true;
   };
-  const std::function<std::string()> what = [&] {
-    const int rank = transfers[come].rank;
-    return concat(describe(request_), ", in which rank ", this->rank(), " waits for rank ", rank,
-                  " of ", topology().words(topology().host_of(rank)), ",");
-  };
-  try {
-    levels_.host.wait_through(wait_on, what, later(1), interrupt_);
-  } catch (const Error& error) {
-    if (error.kind() != ErrorKind::kPeerLost || come == transfers.size()) throw;
-    throw Error(error.kind(),
-                concat(what(), " cannot finish: ", why_lost(transfers[come].rank, error.what())));
-  }
+  const std::function<std::string()> what = [&] { return waiting_for(transfers[come].rank); };
+  levels_.host.wait_through(wait_on, what, later(1), interrupt_);
 }
 
-std::string Trip::why_lost(int rank, const std::string& what) const {
+std::string Trip::waiting_for(int rank) const {
+  return concat(describe(request_), ", in which rank ", this->rank(), " waits for rank ", rank,
+                " of ", topology().words(topology().host_of(rank)), ",");
+}
+
+/// With that rank's own reason, if it has told one.
+void Trip::fail_for(int rank, const Error& error) const {
   const std::string told = levels_.told ? levels_.told(rank) : "";
-  return told.empty() ? what : concat("rank ", rank, " has given the group up: ", told);
+  throw Error(error.kind(),
+              concat(waiting_for(rank), " cannot finish: ",
+                     told.empty() ? error.what()
+                                  : concat("rank ", rank, " has given the group up: ", told)));
 }
 
 }  // namespace dreamcomm

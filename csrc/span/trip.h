@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "core/error.h"
+#include "core/flag.h"
 #include "core/request.h"
 #include "span/nudger.h"
 #include "transport/heap.h"
@@ -24,10 +26,13 @@ struct Levels {
   const Topology& topology;
   Link& link;
   Nudger& nudger;
-  Heap* heap;  // of this process; null: none
+  const std::shared_ptr<Heap>& heap;  // of this process; null: none
+  /// Whether a call within the host has failed, in which a late peer may still write.
+  std::shared_ptr<Mark> spoilt;
   /// What a rank that has gone has told of it, or ""; may be null.
   const std::function<std::string(int rank)>& told;
-  int rank;  // in the group
+  int rank;                 // in the group
+  std::size_t chunk_bytes;  // 0: as fits
 };
 
 /// Bytes between hosts, of this rank.
@@ -52,6 +57,10 @@ class Trip {
   /// Where a rank's share of a host is taken to: a rank of this host, by its local index.
   int stand_in(int rank) const { return topology().index_of(rank) % ranks_here(); }
 
+  /// Bytes to take at a time of a tensor of so many: several chunks, so that the stages overlap,
+  /// but none so small that its messages' own cost shows.
+  std::size_t chunk(std::size_t bytes) const;
+
   /// A collective among the ranks of this host; `root` by its local index.
   void here(Kind kind, const Reduction& how, std::span<const Block> in, std::span<const Block> out,
             int root = 0);
@@ -59,7 +68,7 @@ class Trip {
   void here_first(Kind kind, std::span<const Block> in, std::span<const Block> out);
 
   /// Memory of undefined content that lives as long as anybody uses it, in the heap if there is
-  /// room.
+  /// room. Of the heap it is not used again once a call within the host has failed.
   Cargo room(std::size_t bytes) const;
 
   /// Messages to and from ranks of other hosts, numbered within the call; equal numbers of two
@@ -85,7 +94,10 @@ class Trip {
   void run(Kind kind, const Reduction& how, std::span<const Block> in, std::span<const Block> out,
            int root, Clock::time_point deadline);
   Clock::time_point later(int slacks) const;
-  std::string why_lost(int rank, const std::string& what) const;
+  std::string waiting_for(int rank) const;
+  [[noreturn]] void fail_for(int rank, const Error& error) const;
+  template <typename Begin>
+  std::shared_ptr<Parcel> begun(int rank, Begin&& begin) const;
 
   const Levels& levels_;
   const Request& request_;

@@ -66,9 +66,10 @@ void run_hosts(const Hosts& hosts, const Body& body, std::size_t page_bytes = 64
     const auto index = static_cast<std::size_t>(rank);
     try {
       Communicator host(std::move(fabrics[index]), {.timeout = std::chrono::seconds(60)});
-      Bridge bridge(
-          host, topology_of(hosts), rank, std::move(links[index]),
-          {.call_site = [rank] { return concat(" at r", rank, ".py:7"); }, .heap = nullptr});
+      Bridge bridge(host, topology_of(hosts), rank, std::move(links[index]),
+                    {.call_site = [rank] { return concat(" at r", rank, ".py:7"); },
+                     .heap = nullptr,
+                     .chunk_bytes = 4096});
       body(host, bridge, rank);
     } catch (const std::exception& error) {
       const std::scoped_lock lock(mutex);
@@ -104,7 +105,7 @@ TEST_CASE("every collective, in every placement of ranks") {
   for (const Hosts& hosts : kPlaces) {
     run_hosts(hosts, [&](Communicator& host, Bridge& bridge, int rank) {
       int salt = 0;
-      for (const std::size_t count : {0U, 1U, 3U, 1000U, 6000U, 200'001U}) {
+      for (const std::size_t count : {0U, 1U, 3U, 1000U, 6000U}) {
         for (const Kind kind : kAll) {
           for (const int root : {0, bridge.topology().size() - 1}) {
             const ReduceOp op = reduces(kind) ? ReduceOp::kSum : ReduceOp::kNone;
@@ -138,7 +139,7 @@ TEST_CASE("every type and operation") {
       for (const ReduceOp op : kOps) {
         if (!is_defined(op, dtype)) continue;
         for (const Kind kind : {Kind::kAllReduce, Kind::kReduce, Kind::kReduceScatter}) {
-          for (const std::size_t count : {5U, 70'003U}) {
+          for (const std::size_t count : {5U, 9'003U}) {
             run_spanning(host, bridge,
                          {.kind = kind,
                           .dtype = dtype,
@@ -161,15 +162,15 @@ TEST_CASE("many chunks under way") {
     for (const Kind kind : kAll) {
       const ReduceOp op = reduces(kind) ? ReduceOp::kSum : ReduceOp::kNone;
       run_spanning(host, bridge,
-                   {.kind = kind, .op = op, .count = 1'300'003, .root = 1, .hosts = &hosts}, rank);
+                   {.kind = kind, .op = op, .count = 30'001, .root = 1, .hosts = &hosts}, rank);
     }
   });
 }
 
 TEST_CASE("a carrier of an all_reduce sends 2(H-1)/H of its shard") {
-  for (const Hosts& hosts : {Hosts{{0, 1}, {2, 3}}, Hosts{{0}, {1}, {2}}}) {
+  for (const Hosts& hosts : {Hosts{{0, 1}, {2, 3}}, Hosts{{0}, {1}, {2}, {3}}}) {
     run_hosts(hosts, [&](Communicator& host, Bridge& bridge, int rank) {
-      const std::size_t count = 1'200'000;  // divides evenly
+      const std::size_t count = 12'288;  // divides evenly
       run_spanning(host, bridge, {.kind = Kind::kBarrier, .hosts = &hosts}, rank);
       const std::uint64_t opening = bridge.traffic()[static_cast<std::size_t>(Kind::kBarrier)].sent;
       run_spanning(
@@ -206,7 +207,7 @@ std::string error_of(const std::function<void()>& call) {
 
 TEST_CASE("a mismatch is told to all ranks of all hosts, and the group stays usable") {
   for (const int odd : {0, 1, 2, 3}) {  // the rank that calls otherwise
-    for (const std::size_t count : {3U, 100'000U}) {
+    for (const std::size_t count : {3U, 10'000U}) {
       const Hosts hosts{{0, 1}, {2, 3}};
       run_hosts(hosts, [&](Communicator& host, Bridge& bridge, int rank) {
         std::vector<float> data(rank == odd ? count + 1 : count, 1);
@@ -269,11 +270,10 @@ TEST_CASE("a rank that gives up ends the call on all hosts") {
   run_hosts(hosts, [&](Communicator& host, Bridge& bridge, int rank) {
     run_spanning(host, bridge, {.kind = Kind::kBarrier, .hosts = &hosts}, rank);
     if (rank == 3) {
-      host.abort("it has had enough");
-      bridge.give_up();
+      bridge.give_up("it has had enough");
       return;
     }
-    std::vector<float> data(100'000);
+    std::vector<float> data(10'000);
     Block block;
     const Request request = float_sum(data, block);
     const std::string told =

@@ -17,9 +17,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
+from helpers.pool import Fresh
 from helpers.processes import replies
 from lifecycle.groups import error_of
 from spanning.hosts import Hosts, Placement, size_of
+from spanning.network import Network, NoNetwork
 from training.models import Mlp, batch, loss_of, sgd, shard, train_alone
 from training.test_ddp import check, compare
 
@@ -295,15 +297,18 @@ def lose_rank_3(how: str) -> tuple[str, float]:
     for count in (10, 100_000):
         dist.all_reduce(torch.ones(count))
     if dist.get_rank() == 3:
-        if how == "is killed":
+        if how == "is late":
+            time.sleep(2 * SECONDS)
+        else:
             time.sleep(0.5)
             os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(2 * SECONDS)
+    if dist.get_rank() < 2 and how == "is long dead":
+        time.sleep(2.5)
     begin = time.monotonic()
     return error_of(lambda: dist.all_reduce(torch.ones(100_000))), time.monotonic() - begin
 
 
-@pytest.mark.parametrize("how", ["is killed", "is late"])
+@pytest.mark.parametrize("how", ["is killed", "is long dead", "is late"])
 def test_a_lost_rank_is_named_on_all_hosts(hosts: Hosts, how: str) -> None:
     ranks = hosts.start(TWO_OF_TWO, lose_rank_3, how, seconds=SECONDS)
     found = replies(ranks, timeout=60)
@@ -311,7 +316,7 @@ def test_a_lost_rank_is_named_on_all_hosts(hosts: Hosts, how: str) -> None:
         assert found[rank].error is None, found[rank].error
         text, seconds = found[rank].value
         assert text.startswith("DistBackendError: all_reduce(SUM, 100000 x float32)")
-        if how == "is killed":
+        if how != "is late":
             assert "the process of rank 3 has ended" in text
             assert seconds < 0.5 + 1
         else:
@@ -319,12 +324,12 @@ def test_a_lost_rank_is_named_on_all_hosts(hosts: Hosts, how: str) -> None:
             assert SECONDS <= seconds < 1.1 * SECONDS + 0.1
 
 
-def miss_rank_2(call: str) -> tuple[str, float]:
+def miss_rank_3(call: str) -> tuple[str, float]:
     """The very first call of the group: nobody has heard of anybody."""
     import dreamcomm
 
     begin = time.monotonic()
-    if dist.get_rank() == 2:
+    if dist.get_rank() == 3:
         time.sleep(2 * SECONDS)
         return "", 0
     if call == "monitored_barrier":
@@ -336,10 +341,10 @@ def miss_rank_2(call: str) -> tuple[str, float]:
 
 @pytest.mark.parametrize("call", ["all_reduce", "monitored_barrier"])
 def test_a_rank_that_never_calls_is_named(hosts: Hosts, call: str) -> None:
-    found = hosts.run(TWO_OF_TWO, miss_rank_2, call, seconds=SECONDS)
-    for rank in (0, 1, 3) if call == "all_reduce" else (0,):
+    found = hosts.run(TWO_OF_TWO, miss_rank_3, call, seconds=SECONDS)
+    for rank in (0, 1, 2) if call == "all_reduce" else (0,):
         text, seconds = found[rank]
-        assert re.search(r"[Rr]anks? 2\b", text), text
+        assert re.search(r"waiting for rank 3, which|[Rr]anks? 3 failed to pass", text), text
         assert seconds < 1.1 * SECONDS + 0.5
 
 
@@ -359,6 +364,24 @@ def send_between_two(pair: tuple[int, int]) -> float:
 def test_a_message_between_two_ranks(hosts: Hosts, pair: tuple[int, int]) -> None:
     found = hosts.run(TWO_OF_TWO, send_between_two, pair)
     assert found == [35.0 if rank == pair[1] else 0.0 for rank in range(4)]
+
+
+def gather_and_leave() -> float:
+    """The ranks of the root's host have done their part long before the others' data comes."""
+    size = dist.get_world_size()
+    data = torch.full((500_000,), float(dist.get_rank()))
+    parts = [torch.empty_like(data) for _ in range(size)] if dist.get_rank() == 0 else None
+    dist.gather(data, parts, 0)
+    return sum(part[-1].item() for part in parts or [])
+
+
+def test_ranks_may_leave_while_others_wait_for_data(fresh: Fresh, tmp_path: Path) -> None:
+    try:
+        with Network(2, rate="50mbit") as slow:  # 0.6 s
+            found = Hosts(fresh, tmp_path, slow).run(TWO_OF_TWO, gather_and_leave)
+    except NoNetwork as why:
+        pytest.skip(str(why))
+    assert found == [6.0, 0.0, 0.0, 0.0]
 
 
 def lose_a_host(gone: str) -> tuple[str, float]:
