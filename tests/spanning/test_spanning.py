@@ -126,7 +126,11 @@ def all_collectives(placement: Placement) -> int:
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
-def test_every_collective_has_the_documented_bits(hosts: Hosts, placement: Placement) -> None:
+def test_every_collective_has_the_documented_bits(
+    hosts: Hosts, placement: Placement, soak: bool
+) -> None:
+    if hosts.network is None and placement not in PLACEMENTS[:2] and not soak:
+        pytest.skip("only with --soak; network namespaces have them all")
     found = hosts.run(placement, all_collectives, placement, timeout=300)
     assert all(done > 500 for done in found)
 
