@@ -68,7 +68,7 @@ class DreamBackend final : public c10d::Backend {
                const c10::intrusive_ptr<DreamOptions>& options, const Host& host);
   ~DreamBackend() override;
 
-  // The group (backend_group.cc).
+  // The group (backend_make.cc, backend_group.cc).
   const std::string getBackendName() const override { return kBackendName; }
   c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override;
   bool supportsSplitting() const override { return true; }

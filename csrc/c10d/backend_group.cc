@@ -1,20 +1,10 @@
-// The life of a group: made, split, asked about, ended.
+// The life of a group: asked about, and ended.
 #include <ATen/ops/empty.h>
-
-#include <algorithm>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "c10d/backend.h"
 #include "c10d/convert.h"
-#include "c10d/costs_file.h"
-#include "c10d/default_group.h"
-#include "c10d/gloo_link.h"
 #include "c10d/process_heap.h"
-#include "c10d/process_whereabouts.h"
 #include "c10d/python.h"
-#include "c10d/recordings.h"
-#include "c10d/spanning.h"
-#include "c10d/store.h"
 
 namespace dreamcomm {
 namespace {
@@ -38,168 +28,7 @@ c10d::ErrorType to_error_type(ErrorKind kind) {
   }
 }
 
-/// Operations that a log keeps for a post-mortem, as torch's Flight Recorder does.
-constexpr std::size_t kRecords = 2000;
-
-std::vector<int> members_of(const DreamOptions& options) {
-  return {options.global_ranks_in_group.begin(), options.global_ranks_in_group.end()};
-}
-
-/// torch gives the members of other groups as ranks of this one, of which it has one at a time.
-bool is_default(const DreamOptions& options) {
-  return options.group_name == kDefaultGroup && options.global_ranks_in_group.empty();
-}
-
-/// Whether the process of a rank of a new group has ended, as the default group sees it.
-std::function<bool(int)> members_watch(const DreamOptions& options) {
-  if (is_default(options)) return {};
-  return [members = members_of(options), world = default_group()](int rank) {
-    return world && static_cast<std::size_t>(rank) < members.size() &&
-           world->has_ended(members[static_cast<std::size_t>(rank)]);
-  };
-}
-
-/// What has to be equal on all ranks; paths may differ.
-std::string costs_kind(const std::string& costs) {
-  return costs == "auto" || costs == "fixed" ? costs : "file";
-}
-
-/// torch reuses a store when a group is destroyed and made anew, and then the
-/// addresses of the old group are still in it. So a rank counts its visits, and
-/// every visit has keys of its own. All ranks of a group have visited equally often,
-/// if only groups of its size count: a shrunken default group hands out old names again.
-StorePtr visit(const StorePtr& store, int rank, int size) {
-  const auto number = store->add(concat("dreamcomm/visits/", size, '/', rank), 1);
-  return c10::make_intrusive<c10d::PrefixStore>(concat("dreamcomm/visit/", size, '/', number),
-                                                store);
-}
-
 }  // namespace
-
-c10::intrusive_ptr<DreamBackend> DreamBackend::create(
-    const StorePtr& store, int rank, int size, const c10::intrusive_ptr<DreamOptions>& options,
-    const Host& host) {
-  require_valid(*options);
-  auto backend = c10::make_intrusive<DreamBackend>(store, rank, size, options, host);
-  backend->exit_hook_ = host.register_exit(backend);
-  return backend;
-}
-
-DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
-                           const c10::intrusive_ptr<DreamOptions>& options, const Host& host)
-    : Backend(rank, size),
-      store_(store),
-      visit_(visit(store, rank, size)),
-      options_(options),
-      host_(host),
-      interrupt_(check_signals),
-      fallback_([this, store = visit_, rank, size, options,
-                 make = host.make_inner](const std::string& device) {
-        // Gloo's monitored barrier cannot miss who has not connected.
-        return make(store, rank, size, options, bridge_ && device == "cpu" ? "hosts" : device);
-      }),
-      last_child_(c10::intrusive_ptr<c10d::Backend>()) {
-  timeout_ms_.set(options->timeout.count());
-  if (options->shared_memory && options->heap_bytes > 0) {
-    try {
-      heap_ = process_heap(options->heap_bytes);
-    } catch (const Error& error) {  // little address space: collectives stage, then
-      no_heap_ = error.what();
-    }
-  }
-  ShmOptions shm{.page_bytes = options->page_bytes,
-                 .message_bytes = options->message_bytes,
-                 .timeout = meeting_time(*options),
-                 .heap = heap_,
-                 .settings = concat("algorithm=", options->algorithm,
-                                    ",fixed_order=", options->fixed_order ? 1 : 0,
-                                    ",costs=", costs_kind(options->costs), ",cuda=", options->cuda,
-                                    ",cuda_heap_bytes=", options->cuda_heap_bytes,
-                                    ",hosts=", options->hosts.empty() ? "found" : options->hosts),
-                 .warn = host.warn,
-                 .make_whereabouts = [&host] { return process_whereabouts(host.whereabouts); },
-                 .has_ended = members_watch(*options),
-                 .hosts = hosts_of(*options, size),
-                 .refuse = !options->shared_memory};
-  TorchStore meeting(c10::make_intrusive<c10d::PrefixStore>("shm", visit_));
-  try {
-    ShmResult result = connect_shm(meeting, rank, size, shm);
-    reason_ = std::move(result.reason);
-    if (!result.no_heap.empty()) {
-      heap_.reset();
-      no_heap_ = std::move(result.no_heap);
-    }
-    if (result.topology.hosts() > 1) span(result.topology, shm);
-    if (result.fabric) {
-      use(std::move(result.fabric),
-          {options->group_name, options->algorithm, options->fixed_order, options->timeout,
-           host.call_site, host.warn, members_of(*options)});
-      if (is_default(*options)) set_default_group(comm_);
-      if (options->cuda == "dreamcomm") {
-        DeviceKind kind = options->device;
-        kind.options.heap_bytes = options->cuda_heap_bytes;
-        device_ = std::make_unique<DeviceCalls>(comm_, kind, interrupt_, meeting_time(*options));
-      }
-    }
-  } catch (...) {
-    std::rethrow_exception(current_as_torch());
-  }
-  // Collective, as far as Gloo is: two ranks that exchange messages must not wait for the others.
-  if (!comm_ || bridge_) fallback_.get("cpu");
-}
-
-void DreamBackend::use(std::unique_ptr<Fabric> fabric, const CommOptions& options) {
-  comm_ = std::make_shared<Communicator>(std::move(fabric), options);
-  recorder_ = comm_->recorder();
-  if (options_->log) recorder_->open_log(kRecords);
-  Recordings::of_process().add(recorder_);
-  tune();
-}
-
-void DreamBackend::span(const Topology& topology, const ShmOptions& options) {
-  const Place place{topology, rank_};
-  ShmResult here = connect_host(visit_, place, options);
-  if (!here.no_heap.empty()) {
-    heap_.reset();
-    no_heap_ = std::move(here.no_heap);
-  }
-  use(std::move(here.fabric),
-      {options_->group_name, options_->algorithm, options_->fixed_order, options_->timeout,
-       host_.call_site, host_.warn, members_on_host(members_of(*options_), place)});
-  const auto meeting = c10::make_intrusive<DreamOptions>(*options_);
-  meeting->timeout = meeting_time(*options_);
-  const auto between = c10::make_intrusive<c10d::PrefixStore>("between", visit_);
-  auto link =
-      std::make_unique<GlooLink>(host_.make_inner(between, rank_, size_, meeting, "hosts"), rank_);
-  bridge_ = std::make_unique<Bridge>(*comm_, topology, rank_, std::move(link),
-                                     BridgeOptions{.call_site = host_.call_site,
-                                                   .heap = heap_,
-                                                   .tell = tell_reason(between, rank_),
-                                                   .told = told_reason(between)});
-}
-
-void DreamBackend::require_one_host(const char* what) const {
-  TORCH_CHECK_VALUE(!bridge_, what, " of groups within one host; this one spans ",
-                    bridge_ ? bridge_->describe() : "");
-}
-
-void DreamBackend::tune() {
-  costs_words_ = "fixed ones, as the option costs says";
-  const int size = comm_->size();
-  const bool first = comm_->rank() == 0;
-  if (options_->costs == "fixed" || size == 1) return;
-  const bool measures = options_->costs == "auto";
-  const std::string path =
-      measures ? costs_path(size, options_->page_bytes, comm_->all_have_heaps()) : options_->costs;
-  const auto known = first ? load_costs(path) : std::nullopt;
-  const bool complete = comm_->tune(known, heap_.get(), interrupt_);
-  costs_words_ = concat("those of rank 0's ", path.empty() ? "measuring" : path);
-  if (!first || known) return;
-  if (!measures || !complete || !save_costs(path, comm_->costs())) {
-    costs_words_ = concat("measured for this group; they could not be kept in ",
-                          path.empty() ? "a file, as HOME is not set" : path);
-  }
-}
 
 DreamBackend::~DreamBackend() { release_resources(); }
 
@@ -233,44 +62,9 @@ void DreamBackend::release_resources() {
 
 c10::intrusive_ptr<c10d::Backend::Options> DreamBackend::getBackendOptions() { return options_; }
 
-c10::intrusive_ptr<DreamBackend> DreamBackend::child(
-    const StorePtr& store, int rank, int size, const c10::intrusive_ptr<DreamOptions>& options) {
-  const std::scoped_lock lock(child_mutex_);
-  // torch asks once per device type, with one store: the answer is one backend.
-  auto last = c10::dynamic_intrusive_pointer_cast<DreamBackend>(last_child_.lock());
-  if (last && last->store_.get() == store.get()) return last;
-  auto made = create(store, rank, size, options, host_);
-  last_child_ = c10::weak_intrusive_ptr<c10d::Backend>(made);
-  return made;
-}
-
-c10::intrusive_ptr<c10d::Backend> DreamBackend::split(
-    const StorePtr& store, const std::vector<int>& ranks,
-    const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
-  const auto own = std::find(ranks.begin(), ranks.end(), rank_);
-  if (own == ranks.end()) return nullptr;
-  auto options = own_options(opts);
-  const std::vector<uint64_t>& globals = options_->global_ranks_in_group;
-  options->global_ranks_in_group.clear();
-  const bool is_whole = is_default(*options_);
-  for (const int rank : ranks) {
-    const auto index = static_cast<std::size_t>(rank);
-    TORCH_CHECK_VALUE(rank >= 0 && rank < size_, "split: expected ranks of the group, 0 to ",
-                      size_ - 1, ", got ", rank);
-    if (globals.empty() && !is_whole) continue;  // of a merged group: torch numbers none of them
-    options->global_ranks_in_group.push_back(globals.empty() ? index : globals.at(index));
-  }
-  return child(store, static_cast<int>(own - ranks.begin()), static_cast<int>(ranks.size()),
-               options);
-}
-
-c10::intrusive_ptr<c10d::Backend> DreamBackend::merge(
-    const StorePtr& store, const c10::intrusive_ptr<c10d::Backend::Options>& opts, const int& rank,
-    const int& size) {
-  auto options = own_options(opts);
-  options->global_ranks_in_group.clear();
-  if (options->group_name == kDefaultGroup) options->group_name = "merged";
-  return child(store, rank, size, options);
+void DreamBackend::require_one_host(const char* what) const {
+  TORCH_CHECK_VALUE(!bridge_, what, " of groups within one host; this one spans ",
+                    bridge_ ? bridge_->describe() : "");
 }
 
 void DreamBackend::setTimeout(milliseconds timeout) {
