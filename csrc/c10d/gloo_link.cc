@@ -58,24 +58,27 @@ Fallback::Inner GlooLink::gloo() const {
   return gloo_;
 }
 
-std::shared_ptr<Parcel> GlooLink::send(int rank, const Cargo& cargo, std::uint32_t tag) {
+template <typename Begin>
+std::shared_ptr<Parcel> GlooLink::begin(int rank, const Cargo& cargo, Begin&& begin) const {
   const Fallback::Inner inner = gloo();
   std::vector<at::Tensor> tensors = tensors_of(cargo);
   try {
-    return std::make_shared<GlooParcel>(inner->send(tensors, rank, static_cast<int>(tag)), rank);
+    return std::make_shared<GlooParcel>(begin(*inner, tensors), rank);
   } catch (const std::exception& error) {
     fail(rank, error);
   }
 }
 
+std::shared_ptr<Parcel> GlooLink::send(int rank, const Cargo& cargo, std::uint32_t tag) {
+  return begin(rank, cargo, [&](c10d::Backend& gloo, std::vector<at::Tensor>& tensors) {
+    return gloo.send(tensors, rank, static_cast<int>(tag));
+  });
+}
+
 std::shared_ptr<Parcel> GlooLink::receive(int rank, const Cargo& cargo, std::uint32_t tag) {
-  const Fallback::Inner inner = gloo();
-  std::vector<at::Tensor> tensors = tensors_of(cargo);
-  try {
-    return std::make_shared<GlooParcel>(inner->recv(tensors, rank, static_cast<int>(tag)), rank);
-  } catch (const std::exception& error) {
-    fail(rank, error);
-  }
+  return begin(rank, cargo, [&](c10d::Backend& gloo, std::vector<at::Tensor>& tensors) {
+    return gloo.recv(tensors, rank, static_cast<int>(tag));
+  });
 }
 
 /// Its connections end with the last message that holds it.

@@ -23,6 +23,8 @@ class GlooLink final : public Link {
 
  private:
   Fallback::Inner gloo() const;
+  template <typename Begin>
+  std::shared_ptr<Parcel> begin(int rank, const Cargo& cargo, Begin&& begin) const;
 
   mutable std::mutex mutex_;
   Fallback::Inner gloo_;  // null once closed

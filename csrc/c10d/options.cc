@@ -25,6 +25,14 @@ void require_bytes(const char* option, std::size_t bytes, std::size_t least,
                     " from ", least, " to ", most, ", got ", bytes);
 }
 
+/// What stands between its commas; nothing in no text.
+std::vector<std::string> names_in(const std::string& text) {
+  std::vector<std::string> names;
+  std::istringstream rest(text.empty() ? text : text + ',');
+  for (std::string name; std::getline(rest, name, ',');) names.push_back(name);
+  return names;
+}
+
 }  // namespace
 
 void require_valid(const DreamOptions& options) {
@@ -39,10 +47,12 @@ void require_valid(const DreamOptions& options) {
   TORCH_CHECK_VALUE(options.cuda == "nccl" || options.cuda == "dreamcomm",
                     "dreamcomm.Options: expected cuda to be nccl or dreamcomm, got '", options.cuda,
                     "'");
-  TORCH_CHECK_VALUE(
-      options.hosts.find_first_of(" \t\n") == std::string::npos,
-      "dreamcomm.Options: expected hosts to be names without blanks, as a,a,b,b, got '",
-      options.hosts, "'");
+  for (const std::string& name : names_in(options.hosts)) {
+    TORCH_CHECK_VALUE(
+        !name.empty() && name.find_first_of(" \t\n") == std::string::npos,
+        "dreamcomm.Options: expected hosts to be names without blanks, one for every ",
+        "rank of the job, as a,a,b,b, got '", options.hosts, "'");
+  }
   require_bytes("page_bytes", options.page_bytes, 1536);
   require_bytes("message_bytes", options.message_bytes, 128);
   require_bytes("heap_bytes", options.heap_bytes, 0, kMostHeap);
@@ -62,9 +72,7 @@ c10::intrusive_ptr<DreamOptions> own_options(
 
 std::vector<std::string> hosts_of(const DreamOptions& options, int size) {
   if (options.hosts.empty()) return {};
-  std::vector<std::string> of_job;
-  std::istringstream text(options.hosts);
-  for (std::string name; std::getline(text, name, ',');) of_job.push_back(name);
+  const std::vector<std::string> of_job = names_in(options.hosts);
   std::vector<std::string> of_group;
   const std::vector<uint64_t>& members = options.global_ranks_in_group;
   for (int rank = 0; rank < size; ++rank) {

@@ -1,17 +1,36 @@
 #include "c10d/spanning.h"
 
 #include <chrono>
+#include <future>
+#include <memory>
 #include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "c10d/store.h"
 #include "core/error.h"
+#include "core/signals.h"
 
 namespace dreamcomm {
 
 namespace {
 
 std::string key_of(int rank) { return concat("given-up/", rank); }
+
+constexpr int kLooks = 5;
+constexpr std::chrono::milliseconds kBetween{40};
+constexpr std::chrono::milliseconds kSlow{500};  // for the answers of a store that is there
+
+/// As TorchStore::get, which is for threads that may handle Python's signals.
+std::string look_for_reason(c10d::Store& store, int rank) {
+  try {
+    for (int look = 0; look < kLooks; ++look) {
+      if (look > 0) std::this_thread::sleep_for(kBetween);
+      if (store.check({key_of(rank)})) return store.get_to_str(key_of(rank));
+    }
+  } catch (const std::exception&) {  // it has gone with the rank that kept it
+  }
+  return "";
+}
 
 }  // namespace
 
@@ -56,18 +75,15 @@ std::function<void(const std::string& reason)> tell_reason(
 
 std::function<std::string(int rank)> told_reason(const c10::intrusive_ptr<c10d::Store>& store) {
   return [store](int rank) -> std::string {
-    constexpr int kLooks = 5;
-    constexpr std::chrono::milliseconds kBetween{40};
-    try {
-      for (int look = 0; look < kLooks; ++look) {
-        if (look > 0) std::this_thread::sleep_for(kBetween);
-        if (!store->check({key_of(rank)})) continue;
-        const std::vector<std::uint8_t> text = store->get(key_of(rank));
-        return {text.begin(), text.end()};
-      }
-    } catch (const std::exception&) {  // likewise
-    }
-    return "";
+    const auto answer = std::make_shared<std::promise<std::string>>();
+    std::future<std::string> told = answer->get_future();
+    // Not here: a store whose host has vanished is waited for without end.
+    std::thread([store, rank, answer] {
+      block_signals();
+      answer->set_value(look_for_reason(*store, rank));
+    }).detach();
+    const bool answered = told.wait_for(kLooks * kBetween + kSlow) == std::future_status::ready;
+    return answered ? told.get() : "";
   };
 }
 

@@ -29,7 +29,7 @@ class AllReduce {
         count_(request.in[0].bytes / steps_.item()),
         per_chunk_(trip.chunk(count_ * steps_.wire_item()) / steps_.wire_item()),
         total_(chunks(count_, per_chunk_)),
-        carriers_(trip.topology().carriers()) {}
+        carriers_(trip.carriers()) {}
 
   void run() {
     for (std::size_t k = 0; k < kDepth && k < total_; ++k) expect(k);
@@ -52,7 +52,6 @@ class AllReduce {
     Trip::Transfers exchanged, collected, sends;
   };
 
-  bool carries() const { return trip_.index() < carriers_; }
   Slot& slot(std::size_t k) { return slots_[k % kDepth]; }
   Range elements(std::size_t k) const { return chunk(count_, per_chunk_, k); }
   Range shard_of(std::size_t k, int carrier) const {
@@ -61,16 +60,10 @@ class AllReduce {
   Range piece_of(std::size_t k, int host) const {
     return shard(shard_of(k, trip_.index()).size(), trip_.hosts(), host);
   }
-  int partner(int host) const { return trip_.topology().rank_at(host, trip_.index()); }
   /// Whether the shards are equal, and all of the host's ranks carry one.
   bool is_even(std::size_t k) const {
     return carriers_ == trip_.ranks_here() &&
            elements(k).size() % static_cast<std::size_t>(carriers_) == 0;
-  }
-
-  template <typename Each>
-  void for_other_hosts(Each&& each) {
-    for (int step = 1; step < trip_.hosts(); ++step) each((trip_.host() + step) % trip_.hosts());
   }
 
   /// Room and receives for a chunk, ahead of its messages: they need not ask for it.
@@ -78,20 +71,20 @@ class AllReduce {
     Slot& s = slot(k);
     trip_.wait(s.sends);
     s = Slot{};
-    if (!carries()) return;
+    if (!trip_.carries()) return;
     const std::size_t size = shard_of(k, trip_.index()).size();
     const std::size_t mine = piece_of(k, trip_.host()).size();
     s.pieces.resize(static_cast<std::size_t>(trip_.hosts()));
     s.partial = trip_.room(size * steps_.wire_item());
     s.result = trip_.room(size * steps_.item());
-    for_other_hosts([&](int host) {
+    trip_.for_other_hosts([&](int host) {
       Cargo& theirs = s.pieces[static_cast<std::size_t>(host)];
       theirs = trip_.room(mine * steps_.wire_item());
-      trip_.receive(partner(host), theirs, number_of(k, 0));
+      trip_.receive(trip_.partner(host), theirs, number_of(k, 0));
     });
     s.exchanged = trip_.receives();
-    for_other_hosts(
-        [&](int host) { trip_.receive(partner(host), result_of(k, host), number_of(k, 1)); });
+    trip_.for_other_hosts(
+        [&](int host) { trip_.receive(trip_.partner(host), result_of(k, host), number_of(k, 1)); });
     s.collected = trip_.receives();
   }
 
@@ -104,12 +97,12 @@ class AllReduce {
     const Range part = elements(k);
     const Cargo wide = steps_.widened(trip_, in_ + part.begin * steps_.item(), part.size());
     reduce_here(k, wide.data());
-    if (!carries()) return;
+    if (!trip_.carries()) return;
     Slot& s = slot(k);
-    for_other_hosts([&](int host) {
+    trip_.for_other_hosts([&](int host) {
       const Range piece = piece_of(k, host);
       trip_.send(
-          partner(host),
+          trip_.partner(host),
           {s.partial.memory, piece.begin * steps_.wire_item(), piece.size() * steps_.wire_item()},
           number_of(k, 0));
     });
@@ -132,7 +125,7 @@ class AllReduce {
   }
 
   void combine(std::size_t k) {
-    if (!carries()) return;
+    if (!trip_.carries()) return;
     Slot& s = slot(k);
     trip_.wait(s.exchanged);
     const Range mine = piece_of(k, trip_.host());
@@ -144,7 +137,8 @@ class AllReduce {
     }
     const Cargo result = result_of(k, trip_.host());
     steps_.combine(trip_, sources, result.data(), mine.size());
-    for_other_hosts([&](int host) { trip_.send(partner(host), result, number_of(k, 1)); });
+    trip_.for_other_hosts(
+        [&](int host) { trip_.send(trip_.partner(host), result, number_of(k, 1)); });
     keep_sends(s);
   }
 

@@ -57,11 +57,10 @@ class AllGather {
     now.receives = trip_.receives();
     const Block in = part_of(request_.in[0], part);
     const Cargo mine = copied(trip_, in.data, in.bytes);
-    for (int step = 1; step < trip_.hosts(); ++step) {
-      const int host = (trip_.host() + step) % trip_.hosts();
+    trip_.for_other_hosts([&](int host) {
       const int index = trip_.index() % trip_.topology().ranks_on(host);
       trip_.send(trip_.topology().rank_at(host, index), mine, number_of(k, 0));
-    }
+    });
     now.sends = trip_.sends();
     std::vector<Block> out;
     for (const int rank : trip_.topology().ranks(trip_.host())) {
@@ -103,7 +102,7 @@ class Broadcast {
   Broadcast(Trip& trip, const Request& request)
       : trip_(trip),
         request_(request),
-        carriers_(trip.topology().carriers()),
+        carriers_(trip.carriers()),
         home_(trip.topology().host_of(request.root)) {}
 
   void run() {
@@ -116,19 +115,17 @@ class Broadcast {
   }
 
  private:
-  bool carries() const { return trip_.index() < carriers_; }
   bool is_home() const { return trip_.host() == home_; }
-  int partner(int host) const { return trip_.topology().rank_at(host, trip_.index()); }
 
   void begin(std::size_t k, const Range& part) {
     Chunk& now = chunks_[k % 2];
     trip_.wait(now.sends);
     now = Chunk{};
-    const Range mine = carries() ? shard(part.size(), carriers_, trip_.index()) : Range{};
+    const Range mine = trip_.carries() ? shard(part.size(), carriers_, trip_.index()) : Range{};
     const Block out = part_of(request_.out[0], part);
     if (!is_home()) {
       now.room.push_back(trip_.room(mine.size()));
-      if (carries()) trip_.receive(partner(home_), now.room[0], number_of(k, 0));
+      if (trip_.carries()) trip_.receive(trip_.partner(home_), now.room[0], number_of(k, 0));
       now.receives = trip_.receives();
       return;
     }
@@ -136,11 +133,10 @@ class Broadcast {
     const Block in = root ? part_of(request_.in[0], part) : Block{};
     trip_.here(Kind::kBroadcast, Reduction{}, {&in, root ? 1U : 0U}, {&out, 1},
                trip_.topology().index_of(request_.root));
-    if (!carries()) return;
+    if (!trip_.carries()) return;
     const Cargo sent = copied(trip_, out.data + mine.begin, mine.size());
-    for (int step = 1; step < trip_.hosts(); ++step) {
-      trip_.send(partner((home_ + step) % trip_.hosts()), sent, number_of(k, 0));
-    }
+    trip_.for_other_hosts(
+        [&](int host) { trip_.send(trip_.partner(host), sent, number_of(k, 0)); });
     now.sends = trip_.sends();
   }
 

@@ -41,26 +41,23 @@ class Beginning {
   Beginning(Trip& trip, const Signature& own, const std::function<std::string()>& site,
             const Small& small)
       : trip_(trip), own_(own), site_(site), small_(small) {
-    for (int host = 0; host < trip.hosts(); ++host) {
-      const auto ranks = static_cast<std::size_t>(trip.topology().ranks_on(host));
-      most_ = std::max(most_, sizeof(Envelope) + ranks * table_bytes(trip.size()));
-    }
+    most_ = sizeof(Envelope) + std::max(kSmall, host_table_bytes(trip.topology()));
   }
 
   void hold() {
-    const bool agreed = compare_here();
+    compare_here();
     const Cargo mine = trip_.room(sizeof(Envelope) + small_.brought);
-    const Envelope envelope{own_, agreed ? 1U : 0U};
+    const Envelope envelope{own_, agreed_ ? 1U : 0U};
     std::memcpy(mine.data(), &envelope, sizeof envelope);
-    if (agreed && small_.bring) small_.bring(mine.data() + sizeof envelope);
+    if (agreed_ && small_.bring) small_.bring(mine.data() + sizeof envelope);
     const Cargo told = trip_.room(kVerdict + small_.told);
     Verdict verdict{1};
     if (is_leader()) {
-      verdict.agreed = meet(mine, agreed, told.data() + kVerdict) ? 1U : 0U;
+      verdict.agreed = meet(mine, told.data() + kVerdict) ? 1U : 0U;
       std::memcpy(told.data(), &verdict, sizeof verdict);
     }
     // Ranks that differ may differ in their small parts' sizes, too.
-    const Block block{told.data(), kVerdict + (agreed ? small_.told : 0)};
+    const Block block{told.data(), kVerdict + (agreed_ ? small_.told : 0)};
     announce(block);
     std::memcpy(&verdict, told.data(), sizeof verdict);
     if (verdict.agreed == 0) {
@@ -97,28 +94,33 @@ class Beginning {
   }
 
   /// Whether the ranks of this host make one call; the same answer on each.
-  bool compare_here() {
+  void compare_here() {
     here_ = gather(own_);
-    return std::all_of(here_.begin(), here_.end(),
-                       [this](const Signature& other) { return other == here_[0]; });
+    agreed_ = std::all_of(here_.begin(), here_.end(),
+                          [this](const Signature& other) { return other == here_[0]; });
+  }
+
+  /// What the other hosts' leaders send this one, in up to `most` bytes, which sends them `mine`.
+  std::vector<Cargo> swap(const Cargo& mine, std::size_t most, std::uint32_t number) {
+    std::vector<Cargo> theirs(static_cast<std::size_t>(trip_.hosts()));
+    trip_.for_other_hosts([&](int host) {
+      Cargo& cargo = theirs[static_cast<std::size_t>(host)];
+      cargo = trip_.room(most);
+      trip_.receive(leader(host), cargo, number);
+      trip_.send(leader(host), mine, number);
+    });
+    trip_.wait(trip_.receives());
+    trip_.wait(trip_.sends());
+    return theirs;
   }
 
   /// Whether the hosts make one call. INVARIANT: all leaders give the same answer: if the calls of
   /// two hosts differ, every host finds one that differs from its own.
-  bool meet(const Cargo& mine, bool agreed, std::byte* told) {
-    std::vector<Cargo> theirs(static_cast<std::size_t>(trip_.hosts()));
-    for (int host = 0; host < trip_.hosts(); ++host) {
-      if (host == trip_.host()) continue;
-      Cargo& cargo = theirs[static_cast<std::size_t>(host)];
-      cargo = trip_.room(most_);  // theirs may be another call
-      trip_.receive(leader(host), cargo, kEnvelopes);
-      Cargo sent = mine;
-      if (!agreed) sent.bytes = sizeof(Envelope);
-      trip_.send(leader(host), sent, kEnvelopes);
-    }
-    trip_.wait(trip_.receives());
-    trip_.wait(trip_.sends());
-    bool all = agreed;
+  bool meet(const Cargo& mine, std::byte* told) {
+    Cargo sent = mine;
+    if (!agreed_) sent.bytes = sizeof(Envelope);
+    const std::vector<Cargo> theirs = swap(sent, most_, kEnvelopes);  // may be another call's
+    bool all = agreed_;
     std::vector<const std::byte*> brought;
     for (int host = 0; host < trip_.hosts(); ++host) {
       const bool own = host == trip_.host();
@@ -150,11 +152,7 @@ class Beginning {
   }
 
   /// Of a host whose ranks make one call the first is told of, else all.
-  bool is_worth_a_word(int rank) const {
-    const bool agreed = std::all_of(here_.begin(), here_.end(),
-                                    [this](const Signature& one) { return one == here_[0]; });
-    return !agreed || trip_.topology().index_of(rank) == 0;
-  }
+  bool is_worth_a_word(int rank) const { return !agreed_ || trip_.topology().index_of(rank) == 0; }
 
   /// On every rank of all hosts.
   [[noreturn]] void end_mismatched(const std::string& why, const Say& say) {
@@ -170,16 +168,8 @@ class Beginning {
   std::string exchange(const std::string& mine) {
     const Cargo own = trip_.room(sizeof(Text));
     put_text({reinterpret_cast<char*>(own.data()), own.bytes}, mine);
-    std::vector<Cargo> theirs(static_cast<std::size_t>(trip_.hosts()), own);
-    for (int host = 0; host < trip_.hosts(); ++host) {
-      if (host == trip_.host()) continue;
-      Cargo& cargo = theirs[static_cast<std::size_t>(host)];
-      cargo = trip_.room(sizeof(Text));
-      trip_.receive(leader(host), cargo, kWords);
-      trip_.send(leader(host), own, kWords);
-    }
-    trip_.wait(trip_.receives());
-    trip_.wait(trip_.sends());
+    std::vector<Cargo> theirs = swap(own, sizeof(Text), kWords);
+    theirs[static_cast<std::size_t>(trip_.host())] = own;
     std::string text;
     for (const Cargo& cargo : theirs) {
       cargo.data()[cargo.bytes - 1] = std::byte{0};
@@ -193,8 +183,9 @@ class Beginning {
   Signature own_;
   const std::function<std::string()>& site_;
   const Small& small_;
-  std::size_t most_ = sizeof(Envelope) + kSmall;  // bytes that any host may send
-  std::vector<Signature> here_;                   // of the ranks of this host
+  std::size_t most_;             // bytes that any host may send
+  std::vector<Signature> here_;  // of the ranks of this host
+  bool agreed_ = false;          // whether they are one
 };
 
 }  // namespace

@@ -21,6 +21,9 @@ constexpr std::size_t table_bytes(int size) {
   return 2 * sizeof(std::uint64_t) * static_cast<std::size_t>(size);
 }
 
+/// And all of them for the ranks of a host, at the most.
+std::size_t host_table_bytes(const Topology& topology);
+
 /// Why a call cannot be, though all ranks make it alike, and between whom.
 struct Objection {
   std::string text;

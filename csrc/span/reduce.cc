@@ -34,7 +34,7 @@ class Reduce {
         steps_(request.reduction),
         count_(request.in[0].bytes / steps_.item()),
         per_chunk_(trip.chunk(count_ * steps_.wire_item()) / steps_.wire_item()),
-        carriers_(trip.topology().carriers()),
+        carriers_(trip.carriers()),
         home_(trip.topology().host_of(request.root)) {}
 
   void run() {
@@ -55,14 +55,14 @@ class Reduce {
     Shares& s = shares_[k % 2];
     trip_.wait(s.sends);
     s = Shares{};
-    const bool carries = trip_.index() < carriers_;
-    const std::size_t bytes = carries ? shard_of(k, trip_.index()).size() * steps_.wire_item() : 0;
+    const std::size_t bytes =
+        trip_.carries() ? shard_of(k, trip_.index()).size() * steps_.wire_item() : 0;
     s.of_hosts.resize(static_cast<std::size_t>(trip_.hosts()));
-    for (int host = 0; carries && host < trip_.hosts(); ++host) {
+    for (int host = 0; trip_.carries() && host < trip_.hosts(); ++host) {
       Cargo& one = s.of_hosts[static_cast<std::size_t>(host)];
       if (is_home() || host == trip_.host()) one = trip_.room(bytes);
       if (!is_home() || host == trip_.host()) continue;
-      trip_.receive(trip_.topology().rank_at(host, trip_.index()), one, number_of(k, 0));
+      trip_.receive(trip_.partner(host), one, number_of(k, 0));
     }
     s.receives = trip_.receives();
     const Range part = elements(k);
@@ -76,9 +76,7 @@ class Reduce {
       trip_.here(Kind::kReduce, steps_.here, {&in, 1}, {&out, carrier == trip_.index() ? 1U : 0U},
                  carrier);
     }
-    if (carries && !is_home()) {
-      trip_.send(trip_.topology().rank_at(home_, trip_.index()), own, number_of(k, 0));
-    }
+    if (trip_.carries() && !is_home()) trip_.send(trip_.partner(home_), own, number_of(k, 0));
     s.sends = trip_.sends();
   }
 

@@ -6,10 +6,11 @@
 namespace dreamcomm {
 namespace {
 
-/// Halves are rounded once, at the very end. MIN and MAX round nothing.
+/// Halves are rounded once, at the very end. MIN and MAX round nothing, as does what only moves.
 DType wire_of(const Reduction& how) {
   const bool half = how.dtype == DType::kFloat16 || how.dtype == DType::kBFloat16;
-  const bool exact = how.op == ReduceOp::kMin || how.op == ReduceOp::kMax;
+  const bool exact =
+      how.op == ReduceOp::kMin || how.op == ReduceOp::kMax || how.op == ReduceOp::kNone;
   return half && !exact ? DType::kFloat32 : how.dtype;
 }
 

@@ -54,6 +54,16 @@ class Trip {
   int host() const { return topology().host_of(rank()); }
   int index() const { return topology().index_of(rank()); }
   int ranks_here() const { return topology().ranks_on(host()); }
+  /// The ranks that carry shares between hosts: the first so many of each.
+  int carriers() const { return topology().carriers(); }
+  bool carries() const { return index() < carriers(); }
+  /// The carrier of another host that is this one's equal there.
+  int partner(int host) const { return topology().rank_at(host, index()); }
+  /// Beginning with the next one, so that hosts do not all begin with the same.
+  template <typename Each>
+  void for_other_hosts(Each&& each) const {
+    for (int step = 1; step < hosts(); ++step) each((host() + step) % hosts());
+  }
   /// Where a rank's share of a host is taken to: a rank of this host, by its local index.
   int stand_in(int rank) const { return topology().index_of(rank) % ranks_here(); }
 

@@ -352,7 +352,7 @@ class Meeting {
     return {std::make_unique<ShmFabric>(rank_, layout_, std::move(own_fd_), std::move(own_),
                                         options_.heap, std::move(peers_), words,
                                         std::move(whereabouts_)),
-            words, no_heap, Topology(size_)};
+            words, no_heap, Topology()};
   }
 
   /// Step 7, where not all share: who shares with whom.

@@ -39,7 +39,7 @@ struct ShmResult {
   std::unique_ptr<Fabric> fabric;  // null if any pair of ranks shares no memory
   std::string reason;              // in words, the same on every rank: why, or why not
   std::string no_heap;             // likewise, if heaps that are there are not shared: why
-  Topology topology;               // the same on every rank; of no ranks if one refuses to share
+  Topology topology;  // the same on every rank; of no ranks where all share or one refuses
 };
 
 /// Collective over all ranks: each tries to map every other's memory. The store

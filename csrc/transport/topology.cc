@@ -6,16 +6,6 @@
 
 namespace dreamcomm {
 
-Topology::Topology(int size) : places_(static_cast<std::size_t>(size)) {
-  if (size == 0) return;
-  std::vector<int>& all = hosts_.emplace_back();
-  names_.emplace_back("here");
-  for (int rank = 0; rank < size; ++rank) {
-    places_[static_cast<std::size_t>(rank)] = {0, rank};
-    all.push_back(rank);
-  }
-}
-
 Topology::Topology(std::span<const std::string> shared, std::span<const std::string> names) {
   const auto says = [&](int a, int b) {
     return shared[static_cast<std::size_t>(a)][static_cast<std::size_t>(b)] == '1';

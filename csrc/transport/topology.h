@@ -12,8 +12,7 @@ namespace dreamcomm {
 /// ascending order; a rank's place among them is its local index.
 class Topology {
  public:
-  /// All in one host.
-  explicit Topology(int size = 0);
+  Topology() = default;  // of no ranks
   /// `shared[a][b]` is '1' where rank a says that it maps rank b's memory; a pair counts where
   /// both say so. `names` of the ranks' machines. A rank joins the first host all of whose ranks
   /// it shares memory with.

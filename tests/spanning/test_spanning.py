@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 import signal
+import threading
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,8 +24,8 @@ from helpers.processes import replies
 from lifecycle.groups import error_of
 from spanning.hosts import Hosts, Placement, size_of
 from spanning.network import Network, NoNetwork
-from training.models import Mlp, batch, loss_of, sgd, shard, train_alone
-from training.test_ddp import check, compare
+from training.models import Mlp, sgd, train_alone
+from training.test_ddp import check, compare, train
 
 pytestmark = pytest.mark.beyond_gloo("gloo knows no hosts")
 
@@ -164,6 +166,61 @@ def test_messages_within_and_between_hosts(hosts: Hosts) -> None:
         assert got == [0.0 if r == rank else r + 10.0 * rank for r in range(4)]
 
 
+def mix_calls() -> bool:
+    """Calls of one thread that wait at once, later, or together, small and large in turn."""
+    size = dist.get_world_size()
+    for number in range(8):
+        tensors = [torch.full((count,), float(dist.get_rank())) for count in (3, 50_000, 1, 9_000)]
+        later = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+        at_once = torch.full((20_000,), float(number))
+        dist.all_reduce(at_once)
+        for work in reversed(later):
+            assert work is not None
+            work.wait()
+        together = [torch.ones(5), torch.ones(30_000)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch would have another name used
+            dist.all_reduce_coalesced(together)
+        total = size * (size - 1) / 2
+        same = [bool((tensor == total).all()) for tensor in tensors]
+        same += [bool((tensor == size).all()) for tensor in together]
+        if not all(same) or at_once[-1].item() != size * number:
+            return False
+    return True
+
+
+def test_calls_that_wait_at_once_later_and_together(hosts: Hosts) -> None:
+    assert hosts.run(TWO_OF_TWO, mix_calls) == [True] * 4
+
+
+def interrupt_a_leader(folder: str) -> tuple[str, float]:
+    """Rank 0 waits for a host that does not come."""
+    dist.barrier()
+    rank = dist.get_rank()
+    if rank >= 2:
+        while not Path(folder, "told").exists():
+            time.sleep(0.02)
+        return error_of(dist.barrier), 0
+    if rank == 0:
+        timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+    begin = time.monotonic()
+    try:
+        text = error_of(dist.barrier)
+    except KeyboardInterrupt:
+        text = "interrupted"
+    Path(folder, "told").touch()
+    return text, time.monotonic() - begin
+
+
+def test_an_interrupt_ends_the_wait_for_another_host(hosts: Hosts, tmp_path: Path) -> None:
+    found = hosts.run(TWO_OF_TWO, interrupt_a_leader, str(tmp_path))
+    assert found[0][0] == "interrupted"
+    assert found[0][1] < 1.5
+    for text, _ in found[1:]:
+        assert "barrier() was interrupted on rank 0" in text, text
+
+
 def train_by_ddp() -> dict[str, list[float]]:
     return compare({})
 
@@ -174,22 +231,9 @@ def test_ddp_trains_as_one_process_does(hosts: Hosts, placement: Placement) -> N
 
 
 def train_by_fsdp() -> tuple[list[float], list[float]]:
-    rank, size = dist.get_rank(), dist.get_world_size()
-    model = Mlp()
-    fully_shard(model, mesh=init_device_mesh("cpu", (size,)))
-    optimizer = sgd(model.parameters())
-    losses = []
-    for step in range(4):
-        x, y = (shard(part, rank, size) for part in batch(step))
-        loss = loss_of(model(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        mean = loss.detach().clone()
-        dist.all_reduce(mean)
-        losses.append(mean.item() / size)
-    alone = Mlp()
-    return losses, train_alone(alone, sgd(alone.parameters()))[:4]
+    model, alone = Mlp(), Mlp()
+    fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    return train(model, dist.group.WORLD), train_alone(alone, sgd(alone.parameters()))
 
 
 def test_fsdp_trains_as_one_process_does(hosts: Hosts) -> None:

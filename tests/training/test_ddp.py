@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.algorithms.join import Join
@@ -15,7 +16,7 @@ from helpers.pool import Fresh, Pool
 from training.models import STEPS, Mlp, batch, loss_of, sgd, shard, train_alone
 
 
-def train(model: DistributedDataParallel, group: Any, alternate: bool = False) -> list[float]:
+def train(model: torch.nn.Module, group: Any, alternate: bool = False) -> list[float]:
     """Mean losses of the ranks, each on its shard."""
     optimizer = sgd(model.parameters())
     losses = []
