@@ -1,6 +1,6 @@
 """The compiled part of dreamcomm. Import torch first."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -23,6 +23,7 @@ class Options(Backend.Options):
     cuda_heap_bytes: int
     log: bool
     hosts: str
+    halves_between_hosts: str
     def __init__(
         self,
         *,
@@ -38,6 +39,7 @@ class Options(Backend.Options):
         cuda_heap_bytes: int = 0,
         log: bool = False,
         hosts: str = "",
+        halves_between_hosts: str = "float32",
     ) -> None: ...
     # For tests: an accelerator other than CUDA.
     def _serve_device(self, kind: object) -> None: ...
@@ -61,6 +63,16 @@ class DreamBackend(Backend):
     def transport(self) -> str: ...
     @property
     def shares_memory(self) -> bool: ...
+    # The ranks of each host; one host where all share memory, and none where torch's own group
+    # carries everything.
+    @property
+    def hosts(self) -> list[list[int]]: ...
+    # Why these are the hosts.
+    @property
+    def _reason(self) -> str: ...
+    # Within this host and between hosts, as predict_between() takes them; None within one host.
+    @property
+    def _level_costs(self) -> tuple[str, list[float]] | None: ...
     @property
     def failure(self) -> str | None: ...
     # None where torch's own backends carry everything.
@@ -125,6 +137,25 @@ def recorders() -> list[Recorder]: ...
 def start_trace(name: str, records: int, spans: int) -> int: ...
 def stop_trace() -> list[Recorder]: ...
 def explain(op: str, nbytes: int, world: int, heap: bool) -> str: ...
+
+# Costs within a host as text: seconds of a turn and of a byte moved.
+def even_costs(turn: float, byte: float) -> str: ...
+
+# Whether leaders exchange it, bytes at a time and seconds, of each way that a call can go. wire:
+# seconds of latency and of a further message, seconds per byte from one rank and from all that
+# carry, seconds of each of their chunks.
+def predict_between(
+    op: str,
+    nbytes: int,
+    ranks_on: list[int],
+    here: str,
+    wire: Sequence[float],
+) -> list[tuple[bool, int, float]]: ...
+
+# Seconds of an all_reduce by one ring over all ranks.
+def predict_flat_ring(
+    nbytes: int, ranks_on: list[int], here: str, wire: Sequence[float]
+) -> float: ...
 def allocate(size: int, dtype: torch.dtype, heap_bytes: int) -> Tensor: ...
 def is_in_heap(tensor: Tensor) -> bool: ...
 

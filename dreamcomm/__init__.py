@@ -29,7 +29,7 @@ from dreamcomm.backend import autoload
 
 if TYPE_CHECKING:
     from dreamcomm import hooks, ops
-    from dreamcomm.backend import Options, explain, monitored_barrier, stats
+    from dreamcomm.backend import Options, explain, monitored_barrier, stats, transport
     from dreamcomm.flight_record import dump_flight_record
     from dreamcomm.launch import RankError, spawn
     from dreamcomm.log import CommLog, comm_log
@@ -43,7 +43,7 @@ _HOMES = {
     "timeline": ("merge_traces", "trace"),
     "log": ("CommLog", "comm_log"),
     "flight_record": ("dump_flight_record",),
-    "backend": ("Options", "explain", "monitored_barrier", "stats"),
+    "backend": ("Options", "explain", "monitored_barrier", "stats", "transport"),
 }
 __all__ = [
     "CommLog",
@@ -63,6 +63,7 @@ __all__ = [
     "spawn",
     "stats",
     "trace",
+    "transport",
     "zeros",
 ]
 

@@ -14,6 +14,8 @@ environment variable, equal on all ranks:
                              ``DREAMCOMM_FLIGHT_RECORD`` is the prefix of the files that
                              failed groups leave, see :mod:`dreamcomm.log`
 ``DREAMCOMM_HOSTS``          the host of each rank of the job: ``a,a,b,b`` for two of two
+``DREAMCOMM_HALVES_BETWEEN_HOSTS``
+                             ``float32`` or ``16bit``
 ``DREAMCOMM_SHARED_MEMORY``  ``1``, or ``0``: everything goes to torch's Gloo or NCCL
 ===========================  ==========================================================
 
@@ -110,6 +112,8 @@ def _apply_environment(options: Options) -> None:
     options.shared_memory = _flag("DREAMCOMM_SHARED_MEMORY", options.shared_memory)
     options.log = _flag("DREAMCOMM_LOG", options.log)
     options.hosts = _text("DREAMCOMM_HOSTS") or options.hosts
+    halves = _text("DREAMCOMM_HALVES_BETWEEN_HOSTS")
+    options.halves_between_hosts = halves or options.halves_between_hosts
     options.page_bytes = _size("DREAMCOMM_PAGE_BYTES", options.page_bytes)
     options.message_bytes = _size("DREAMCOMM_MESSAGE_BYTES", options.message_bytes)
     options.cuda_heap_bytes = _size("DREAMCOMM_CUDA_HEAP_BYTES", options.cuda_heap_bytes, least=0)
@@ -156,6 +160,9 @@ def make_inner(store: Store, rank: int, size: int, options: Options, device_type
     return _make_gloo(store, rank, size, options, lazy=device_type == "cpu")
 
 
+_LEAST_MEETING = timedelta(seconds=10)  # as the ranks of a host
+
+
 def _make_gloo(store: Store, rank: int, size: int, options: Options, lazy: bool) -> Backend:
     import torch.distributed as dist
     from torch._C._distributed_c10d import PrefixStore
@@ -175,7 +182,10 @@ def _make_gloo(store: Store, rank: int, size: int, options: Options, lazy: bool)
     else:
         settings._devices = [gloo.create_default_device(lazy_init=lazy)]
     _copy_settings(settings, options)
+    if not lazy:  # a group for quick calls may still be slow to meet
+        settings._timeout = max(options.timeout, _LEAST_MEETING)
     inner: Backend = gloo(PrefixStore("dreamcomm/gloo", store), rank, size, settings)
+    inner._set_default_timeout(options.timeout)
     inner._set_sequence_number_for_group()
     return inner
 

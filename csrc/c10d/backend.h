@@ -147,6 +147,12 @@ class DreamBackend final : public c10d::Backend {
   /// `bytes` are those of the call's largest tensor.
   Prediction predict(Kind kind, std::size_t bytes, bool in_heaps) const;
   std::string transport() const;
+  /// The ranks of each host; none where torch's own groups carry everything.
+  std::vector<std::vector<int>> hosts() const;
+  /// Why these are the hosts, or why there is one: the same on every rank.
+  const std::string& reason() const { return reason_; }
+  /// The costs that ways between hosts are chosen by, if there are hosts.
+  std::optional<LevelCosts> level_costs() const;
   /// Whether the ranks share memory; else torch's own backends carry everything.
   bool shares_memory() const { return comm_ != nullptr; }
   /// Why the group is unusable, or nothing.
@@ -237,6 +243,8 @@ class DreamBackend final : public c10d::Backend {
   c10::intrusive_ptr<DreamOptions> options_for(
       const std::vector<int>& ranks, const c10::intrusive_ptr<c10d::Backend::Options>& given) const;
   void abort_for(const std::string& reason);
+  Fallback::Inner between_hosts(const Topology& topology, const StorePtr& store,
+                                const c10::intrusive_ptr<DreamOptions>& options);
   void require_one_host(const char* what) const;
   /// Until all that were made have come to an end, good or bad.
   void wait_for_calls();

@@ -67,10 +67,11 @@ std::vector<double> DreamBackend::time_ceiling(Kind kind, const Tensor& input, c
 
 Prediction DreamBackend::predict(Kind kind, std::size_t bytes, bool in_heaps) const {
   TORCH_CHECK_VALUE(comm_, "the group has no core to predict: ", reason_);
-  require_one_host("a time is predicted");
   const bool shards = kind == Kind::kAllGather || kind == Kind::kReduceScatter;
   const std::size_t block = shards ? bytes / static_cast<std::size_t>(size_) : bytes;
-  return comm_->predict(kind, block, in_heaps);
+  if (!bridge_) return comm_->predict(kind, block, in_heaps);
+  const Way way = bridge_->way(kind, block);
+  return {way.leaders ? "leaders" : "carriers", way.seconds};
 }
 
 std::string explain_world(Kind kind, std::size_t bytes, int size, bool in_heaps) {

@@ -1,6 +1,8 @@
 // The life of a group: asked about, and ended.
 #include <ATen/ops/empty.h>
 
+#include <numeric>
+
 #include "c10d/backend.h"
 #include "c10d/convert.h"
 #include "c10d/process_heap.h"
@@ -129,6 +131,25 @@ std::string DreamBackend::transport() const {
   return comm_ ? comm_->transport() : concat("gloo, as no memory is shared: ", reason_);
 }
 
+std::vector<std::vector<int>> DreamBackend::hosts() const {
+  std::vector<std::vector<int>> found;
+  if (!comm_) return found;
+  if (!bridge_) {
+    std::iota(found.emplace_back(static_cast<std::size_t>(size_)).begin(), found[0].end(), 0);
+    return found;
+  }
+  const Topology& all = bridge_->topology();
+  for (int host = 0; host < all.hosts(); ++host) {
+    const std::span<const int> ranks = all.ranks(host);
+    found.emplace_back(ranks.begin(), ranks.end());
+  }
+  return found;
+}
+
+std::optional<LevelCosts> DreamBackend::level_costs() const {
+  return bridge_ ? std::optional(bridge_->costs()) : std::nullopt;
+}
+
 std::string DreamBackend::explain(Kind kind, std::size_t bytes, bool in_heaps) const {
   if (!comm_) {
     return concat(name(kind), " of ", bytes,
@@ -138,7 +159,8 @@ std::string DreamBackend::explain(Kind kind, std::size_t bytes, bool in_heaps) c
   }
   const std::string heap = heap_ ? heap_->describe() : concat("none: ", no_heap_);
   if (bridge_) {
-    return concat(bridge_->explain(kind, bytes), "\n  (heap of this rank: ", heap,
+    return concat(bridge_->explain(kind, bytes), "\n  (hosts, because ", reason_,
+                  ")\n  (heap of this rank: ", heap,
                   ")\n  (tensors on cuda and messages: torch's own groups)");
   }
   return concat(comm_->explain(kind, bytes, in_heaps), "\n  (costs: ", costs_words_,

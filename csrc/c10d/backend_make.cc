@@ -53,7 +53,8 @@ ShmOptions meeting_options(const DreamOptions& options, int size, const Host& ho
           .settings = concat("algorithm=", options.algorithm, ",fixed_order=",
                              options.fixed_order ? 1 : 0, ",costs=", costs_kind(options.costs),
                              ",cuda=", options.cuda, ",cuda_heap_bytes=", options.cuda_heap_bytes,
-                             ",hosts=", options.hosts.empty() ? "found" : options.hosts),
+                             ",hosts=", options.hosts.empty() ? "found" : options.hosts,
+                             ",halves_between_hosts=", options.halves_between_hosts),
           .warn = host.warn,
           .make_whereabouts = [&host] { return process_whereabouts(host.whereabouts); },
           .has_ended = members_watch(options),
@@ -93,7 +94,8 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
       fallback_([this, store = visit_, rank, size, options,
                  make = host.make_inner](const std::string& device) {
         // Gloo's monitored barrier cannot miss who has not connected.
-        return make(store, rank, size, options, bridge_ && device == "cpu" ? "hosts" : device);
+        if (bridge_ && device == "cpu") return between_hosts(bridge_->topology(), store, options);
+        return make(store, rank, size, options, device);
       }),
       last_child_(c10::intrusive_ptr<c10d::Backend>()) {
   timeout_ms_.set(options->timeout.count());
@@ -125,11 +127,11 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
         device_ = std::make_unique<DeviceCalls>(comm_, kind, interrupt_, meeting_time(*options));
       }
     }
+    // Collective, as far as Gloo is: two ranks that exchange messages must not wait for the others.
+    if (!comm_ || bridge_) fallback_.get("cpu");
   } catch (...) {
     std::rethrow_exception(current_as_torch());
   }
-  // Collective, as far as Gloo is: two ranks that exchange messages must not wait for the others.
-  if (!comm_ || bridge_) fallback_.get("cpu");
 }
 
 void DreamBackend::use(std::unique_ptr<Fabric> fabric, const CommOptions& options) {
@@ -153,13 +155,37 @@ void DreamBackend::span(const Topology& topology, const ShmOptions& options) {
   const auto meeting = c10::make_intrusive<DreamOptions>(*options_);
   meeting->timeout = meeting_time(*options_);
   const auto between = c10::make_intrusive<c10d::PrefixStore>("between", visit_);
-  auto link =
-      std::make_unique<GlooLink>(host_.make_inner(between, rank_, size_, meeting, "hosts"), rank_);
-  bridge_ = std::make_unique<Bridge>(*comm_, topology, rank_, std::move(link),
-                                     BridgeOptions{.call_site = host_.call_site,
-                                                   .heap = heap_,
-                                                   .tell = tell_reason(between, rank_),
-                                                   .told = told_reason(between)});
+  auto link = std::make_unique<GlooLink>(between_hosts(topology, between, meeting), rank_);
+  bridge_ = std::make_unique<Bridge>(
+      *comm_, topology, rank_, std::move(link),
+      BridgeOptions{.call_site = host_.call_site,
+                    .heap = heap_,
+                    .widens_halves = options_->halves_between_hosts != "16bit",
+                    .tell = tell_reason(between, rank_),
+                    .told = told_reason(between)});
+  if (options_->costs != "fixed") {
+    bridge_->tune(deadline_in(Clock::now(), meeting->timeout), interrupt_);
+  }
+}
+
+/// Torch names nobody whom it could not reach; who has ended on this host is known.
+Fallback::Inner DreamBackend::between_hosts(const Topology& topology, const StorePtr& store,
+                                            const c10::intrusive_ptr<DreamOptions>& options) {
+  try {
+    return host_.make_inner(store, rank_, size_, options, "hosts");
+  } catch (const std::exception& error) {
+    std::string ended;
+    for (const int peer : topology.ranks(topology.host_of(rank_))) {
+      if (!comm_->has_ended(topology.index_of(peer))) continue;
+      ended = concat("the process of rank ", peer, " has ended: ");
+    }
+    const std::string text = error.what();
+    throw Error(ErrorKind::kPeerLost,
+                concat("rank ", rank_, " of ", size_, " in group '", options_->group_name,
+                       "' could not connect with the ranks of other hosts: ", ended,
+                       text.substr(0, text.find('\n')),
+                       ended.empty() ? "; a rank there may have ended or not been reached" : ""));
+  }
 }
 
 void DreamBackend::tune() {

@@ -138,4 +138,15 @@ std::exception_ptr current_as_torch() {
   }
 }
 
+Kind kind_named(const std::string& wanted) {
+  std::string known;
+  for (int k = 0; k < kKinds; ++k) {
+    const auto kind = static_cast<Kind>(k);
+    if (name(kind) == wanted) return kind;
+    known += known.empty() ? "" : ", ";
+    known += name(kind);
+  }
+  TORCH_CHECK_VALUE(false, "unknown operation '", wanted, "'; expected one of ", known);
+}
+
 }  // namespace dreamcomm

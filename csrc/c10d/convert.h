@@ -42,4 +42,7 @@ std::exception_ptr to_torch(const Error& error);
 /// Only inside a catch block.
 std::exception_ptr current_as_torch();
 
+/// The operation of that name; throws c10::ValueError.
+Kind kind_named(const std::string& wanted);
+
 }  // namespace dreamcomm

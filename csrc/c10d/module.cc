@@ -7,7 +7,9 @@
 #include <string>
 
 #include "c10d/backend.h"
+#include "c10d/convert.h"
 #include "c10d/interpreter.h"
+#include "c10d/module_between.h"
 #include "c10d/module_records.h"
 #include "c10d/ops.h"
 #include "c10d/process_heap.h"
@@ -28,17 +30,6 @@ BackendPtr make_backend(const StorePtr& store, int rank, int size, const Options
   const Host host = make_host(std::move(make_inner));
   const py::gil_scoped_release release;
   return DreamBackend::create(store, rank, size, options, host);
-}
-
-Kind kind_named(const std::string& wanted) {
-  std::string known;
-  for (int k = 0; k < kKinds; ++k) {
-    const auto kind = static_cast<Kind>(k);
-    if (name(kind) == wanted) return kind;
-    known += known.empty() ? "" : ", ";
-    known += name(kind);
-  }
-  throw py::value_error("unknown operation '" + wanted + "'; expected one of " + known);
 }
 
 /// {"all_reduce": {"calls": 3, "sent": 4096, "received": 4096}, ...}
@@ -74,7 +65,8 @@ py::dict stats_of(const DreamBackend& backend) {
 OptionsPtr make_options(milliseconds timeout, std::string algorithm, bool fixed_order,
                         std::size_t page_bytes, std::size_t message_bytes, bool shared_memory,
                         std::size_t heap_bytes, std::string costs, std::string cuda,
-                        std::size_t cuda_heap_bytes, bool log, std::string hosts) {
+                        std::size_t cuda_heap_bytes, bool log, std::string hosts,
+                        std::string halves_between_hosts) {
   auto options = c10::make_intrusive<DreamOptions>(timeout);
   options->algorithm = std::move(algorithm);
   options->fixed_order = fixed_order;
@@ -87,27 +79,28 @@ OptionsPtr make_options(milliseconds timeout, std::string algorithm, bool fixed_
   options->cuda_heap_bytes = cuda_heap_bytes;
   options->log = log;
   options->hosts = std::move(hosts);
+  options->halves_between_hosts = std::move(halves_between_hosts);
   require_valid(*options);
   return options;
 }
 
 std::string repr(const DreamOptions& options) {
   const auto boolean = [](bool value) { return value ? "True" : "False"; };
-  return concat("Options(timeout=timedelta(milliseconds=", options.timeout.count(),
-                "), algorithm='", options.algorithm,
-                "', fixed_order=", boolean(options.fixed_order),
-                ", page_bytes=", options.page_bytes, ", message_bytes=", options.message_bytes,
-                ", shared_memory=", boolean(options.shared_memory),
-                ", heap_bytes=", options.heap_bytes, ", costs='", options.costs, "', cuda='",
-                options.cuda, "', cuda_heap_bytes=", options.cuda_heap_bytes,
-                ", log=", boolean(options.log), ", hosts='", options.hosts, "')");
+  return concat(
+      "Options(timeout=timedelta(milliseconds=", options.timeout.count(), "), algorithm='",
+      options.algorithm, "', fixed_order=", boolean(options.fixed_order),
+      ", page_bytes=", options.page_bytes, ", message_bytes=", options.message_bytes,
+      ", shared_memory=", boolean(options.shared_memory), ", heap_bytes=", options.heap_bytes,
+      ", costs='", options.costs, "', cuda='", options.cuda,
+      "', cuda_heap_bytes=", options.cuda_heap_bytes, ", log=", boolean(options.log), ", hosts='",
+      options.hosts, "', halves_between_hosts='", options.halves_between_hosts, "')");
 }
 
 py::tuple fields_of(const DreamOptions& options) {
   return py::make_tuple(options.timeout, options.algorithm, options.fixed_order, options.page_bytes,
                         options.message_bytes, options.shared_memory, options.heap_bytes,
                         options.costs, options.cuda, options.cuda_heap_bytes, options.log,
-                        options.hosts);
+                        options.hosts, options.halves_between_hosts);
 }
 
 /// For tests: another accelerator than CUDA, by a capsule that holds a DeviceKind.
@@ -148,6 +141,9 @@ log (bool): keep count of the operations' times, and the last of them; rank 0 pr
 hosts (str): the host that each rank of the job counts to, by names such as "a,a,b,b": ranks
     of different ones share no memory, as if they were on two machines. "": ranks that can
     map each other's memory are one host.
+halves_between_hosts (str): how float16 and bfloat16 are added up, and sent, in groups on
+    several hosts: "float32", rounded once at the end; "16bit" sends half the bytes, and
+    rounds what each host has added up, too.
 shared_memory (bool): False sends everything to torch's own Gloo or NCCL group.
 )");
   options
@@ -158,7 +154,8 @@ shared_memory (bool): False sends everything to torch's own Gloo or NCCL group.
            py::arg("shared_memory") = defaults.shared_memory,
            py::arg("heap_bytes") = defaults.heap_bytes, py::arg("costs") = defaults.costs,
            py::arg("cuda") = defaults.cuda, py::arg("cuda_heap_bytes") = defaults.cuda_heap_bytes,
-           py::arg("log") = defaults.log, py::arg("hosts") = defaults.hosts)
+           py::arg("log") = defaults.log, py::arg("hosts") = defaults.hosts,
+           py::arg("halves_between_hosts") = defaults.halves_between_hosts)
       .def_readwrite("timeout", &DreamOptions::timeout)
       .def_readwrite("algorithm", &DreamOptions::algorithm)
       .def_readwrite("fixed_order", &DreamOptions::fixed_order)
@@ -171,6 +168,7 @@ shared_memory (bool): False sends everything to torch's own Gloo or NCCL group.
       .def_readwrite("cuda_heap_bytes", &DreamOptions::cuda_heap_bytes)
       .def_readwrite("log", &DreamOptions::log)
       .def_readwrite("hosts", &DreamOptions::hosts)
+      .def_readwrite("halves_between_hosts", &DreamOptions::halves_between_hosts)
       .def("_serve_device", &serve_device, py::arg("kind"))
       .def("__repr__", &repr)
       .def("__eq__",
@@ -185,7 +183,8 @@ shared_memory (bool): False sends everything to torch's own Gloo or NCCL group.
                             fields[4].cast<std::size_t>(), fields[5].cast<bool>(),
                             fields[6].cast<std::size_t>(), fields[7].cast<std::string>(),
                             fields[8].cast<std::string>(), fields[9].cast<std::size_t>(),
-                            fields[10].cast<bool>(), fields[11].cast<std::string>());
+                            fields[10].cast<bool>(), fields[11].cast<std::string>(),
+                            fields[12].cast<std::string>());
                       }))
       .def("__copy__", &copy_of)
       .def("__deepcopy__", [](const DreamOptions& self, const py::dict&) { return copy_of(self); });
@@ -251,6 +250,9 @@ void bind_backend(py::module_& m) {
       .def_property_readonly("transport", &DreamBackend::transport)
       .def_property_readonly("shares_memory", &DreamBackend::shares_memory)
       .def_property_readonly("failure", &DreamBackend::failure)
+      .def_property_readonly("hosts", &DreamBackend::hosts)
+      .def_property_readonly("_reason", &DreamBackend::reason)
+      .def_property_readonly("_level_costs", &level_costs_of)
       .def_property_readonly("_recorder", &DreamBackend::recorder)
       .def("_holds", &DreamBackend::holds, py::arg("tensor"))
       .def("stats", &stats_of)
@@ -304,6 +306,7 @@ PYBIND11_MODULE(_C, m) {
   dreamcomm::bind_interpreter(m);
   dreamcomm::bind_options(m);
   dreamcomm::bind_records(m);
+  dreamcomm::bind_between(m);
   dreamcomm::bind_backend(m);
   dreamcomm::bind_ops(m);
   m.def(

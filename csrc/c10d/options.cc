@@ -47,6 +47,10 @@ void require_valid(const DreamOptions& options) {
   TORCH_CHECK_VALUE(options.cuda == "nccl" || options.cuda == "dreamcomm",
                     "dreamcomm.Options: expected cuda to be nccl or dreamcomm, got '", options.cuda,
                     "'");
+  TORCH_CHECK_VALUE(
+      options.halves_between_hosts == "float32" || options.halves_between_hosts == "16bit",
+      "dreamcomm.Options: expected halves_between_hosts to be float32 or 16bit, got '",
+      options.halves_between_hosts, "'");
   for (const std::string& name : names_in(options.hosts)) {
     TORCH_CHECK_VALUE(
         !name.empty() && name.find_first_of(" \t\n") == std::string::npos,
@@ -75,6 +79,11 @@ std::vector<std::string> hosts_of(const DreamOptions& options, int size) {
   const std::vector<std::string> of_job = names_in(options.hosts);
   std::vector<std::string> of_group;
   const std::vector<uint64_t>& members = options.global_ranks_in_group;
+  const bool is_job = options.group_name == kDefaultGroup && members.empty();
+  TORCH_CHECK_VALUE(
+      !is_job || of_job.size() <= static_cast<std::size_t>(size),
+      "dreamcomm.Options: expected hosts to name one for every rank of the job, got '",
+      options.hosts, "', which names ", of_job.size(), " for ", size, " ranks");
   for (int rank = 0; rank < size; ++rank) {
     const auto index = static_cast<std::size_t>(rank);
     const std::size_t member = members.empty() ? index : members.at(index);

@@ -29,6 +29,7 @@ struct DreamOptions : c10d::Backend::Options {
   std::string costs = "auto";                      // or "fixed", or a file's path
   std::string cuda = "nccl";                       // or "dreamcomm"
   std::size_t cuda_heap_bytes = 0;                 // of registered memory; 0: none
+  std::string halves_between_hosts = "float32";    // or "16bit"
   std::string hosts;                               // of the job's ranks, "a,a,b"; "": as found
   bool log = false;                                // of operations' times
   DeviceKind device;                               // what "dreamcomm" stands for

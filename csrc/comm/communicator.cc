@@ -141,7 +141,8 @@ struct Communicator::Impl {
     member.check_usable(name(request.kind).data());
     const std::function<std::string()> what = [&request] { return describe(request); };
     const Clock::time_point now = scratch.clock.now();  // read once: it is felt in small calls
-    Guard guard(member, what, deadline_of(request.deadline, now), tend, interrupt, now);
+    Guard guard(member, what, deadline_of(request.deadline, now), tend, interrupt, now,
+                request.excuse);
     CallShape call = call_of(request);
     Choice choice = chooser.choose(call);
     sequence.grow(1);
@@ -307,15 +308,19 @@ void Communicator::wait_through(const std::function<bool()>& wait,
                                 Clock::time_point deadline, const Interrupt& interrupt) {
   Member& member = impl_->member;
   Guard guard(member, what, deadline, impl_->tend, interrupt);
-  const auto gone = [&] {
+  const Away away(member.header().progress);
+  const auto amiss = [&] {
+    int stopped = -1;
     for (int peer = 0; peer < size(); ++peer) {
       const auto status = static_cast<Status>(impl_->fabric->header(peer).status.read());
       if (peer == rank() || status == Status::kLeft) continue;  // nothing is awaited of that one
       if (!why_gone(*impl_->fabric, peer).empty()) return peer;
+      if (impl_->fabric->has_stopped(peer))
+        stopped = peer;  // the other hosts may wait for that one
     }
-    return -1;
+    return stopped;
   };
-  while (!wait()) guard.look(gone());
+  while (!wait()) guard.look(amiss());
 }
 
 void Communicator::monitored_barrier(std::chrono::milliseconds timeout, bool all,

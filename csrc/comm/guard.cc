@@ -27,11 +27,12 @@ int ended_among(const Fabric& fabric) {
 
 Guard::Guard(Member& member, const std::function<std::string()>& what, Clock::time_point deadline,
              const std::function<void()>& idle, const std::function<void()>& interrupt,
-             Clock::time_point begin)
+             Clock::time_point begin, Clock::duration excuse)
     : member_(member),
       what_(what),
       deadline_(deadline),
       begin_(begin),
+      excuse_(excuse),
       idle_(idle),
       interrupt_(interrupt) {}
 
@@ -67,7 +68,7 @@ void Guard::look(int rank) {
   }
   if (rank >= 0) look_at(rank);
   const Clock::time_point now = Clock::now();
-  if (now >= deadline_) {
+  if (is_late(rank, now)) {
     throw Error(ErrorKind::kTimeout,
                 concat(what_(), " on ", member_.who(), " reached its timeout after ",
                        words_on_wait(rank, now)));
@@ -77,6 +78,16 @@ void Guard::look(int rank) {
   warned_ = true;
   member_.warn(concat(what_(), " on ", member_.who(), " has come to ", words_on_wait(rank, now),
                       "; its timeout is after ", in_seconds(deadline_ - begin_)));
+}
+
+/// A peer that waits for another host is not to blame, while whoever is speaks first: the ranks
+/// that wait for that one itself.
+bool Guard::is_late(int rank, Clock::time_point now) const {
+  if (now < deadline_) return false;
+  if (rank >= 0 && rank == missed_) return false;  // has just gone: the next look tells why
+  const Fabric& fabric = member_.fabric();
+  const bool away = rank >= 0 && fabric.header(rank).progress.away.read() != 0;
+  return !away || now >= deadline_ + excuse_ || fabric.has_stopped(rank);
 }
 
 /// "3.0 s of waiting for rank 1, which last called broadcast as call 7, entered 4.1 s ago; its

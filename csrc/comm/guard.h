@@ -15,11 +15,12 @@ class Guard final : public Watch {
   /// A wait for a peer is told of when it has lasted a tenth of what it may, but not before.
   static constexpr std::chrono::seconds kLeastToWarn{1};
 
+  /// Peers who wait for ranks of other hosts have `excuse` beyond the deadline.
   /// `what` names the call; `idle` runs at each look (messages make progress there);
   /// `interrupt` may throw. All three must outlive the guard.
   Guard(Member& member, const std::function<std::string()>& what, Clock::time_point deadline,
         const std::function<void()>& idle, const std::function<void()>& interrupt,
-        Clock::time_point begin = Clock::now());
+        Clock::time_point begin = Clock::now(), Clock::duration excuse = {});
   Guard(Member& member, const std::function<std::string()>& what, Clock::time_point deadline,
         const std::function<void()>& idle, std::function<void()>&& interrupt) = delete;
 
@@ -27,12 +28,14 @@ class Guard final : public Watch {
 
  private:
   void look_at(int rank);
+  bool is_late(int rank, Clock::time_point now) const;
   std::string words_on_wait(int rank, Clock::time_point now) const;
 
   Member& member_;
   const std::function<std::string()>& what_;
   Clock::time_point deadline_;
   Clock::time_point begin_;
+  Clock::duration excuse_;
   const std::function<void()>& idle_;
   const std::function<void()>& interrupt_;
   bool warned_ = false;

@@ -13,7 +13,7 @@ using std::chrono::milliseconds;
 
 Member::Member(Fabric& fabric, std::string group, Warn warn)
     : fabric_(fabric),
-      patience_(Patience::of(fabric.size())),
+      patience_(Patience::of(fabric.size(), fabric.spans())),
       group_(std::move(group)),
       warn_(std::move(warn)) {
   put_text(header().identity.group, group_);

@@ -54,4 +54,19 @@ class Entered {
   Progress& progress_;
 };
 
+/// While a rank waits for ranks of other hosts.
+class Away {
+ public:
+  explicit Away(Progress& progress) : progress_(progress) { progress_.away.set(1); }
+  ~Away() {
+    progress_.away.set(0);
+    progress_.waiting_for.set(-1);
+  }
+  Away(const Away&) = delete;
+  Away& operator=(const Away&) = delete;
+
+ private:
+  Progress& progress_;
+};
+
 }  // namespace dreamcomm

@@ -48,6 +48,7 @@ struct Request {
   int root = 0;
   std::uint32_t rest = 0;  // how many parts of the same coalesced call follow this one
   Clock::time_point deadline = Clock::time_point::max();
+  Clock::duration excuse{};  // by so much longer are peers waited for who wait for other hosts
 };
 
 /// The moment `timeout` from now; the latest there is if that lies beyond it.

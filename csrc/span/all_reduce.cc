@@ -23,11 +23,11 @@ class AllReduce {
  public:
   AllReduce(Trip& trip, const Request& request)
       : trip_(trip),
-        steps_(request.reduction),
+        steps_(request.reduction, trip.widens_halves()),
         in_(request.in[0].data),
         out_(request.out[0].data),
         count_(request.in[0].bytes / steps_.item()),
-        per_chunk_(trip.chunk(count_ * steps_.wire_item()) / steps_.wire_item()),
+        per_chunk_(trip.chunk() / steps_.wire_item()),
         total_(chunks(count_, per_chunk_)),
         carriers_(trip.carriers()) {}
 

@@ -1,9 +1,14 @@
 #include "span/bridge.h"
 
+#include <algorithm>
+#include <iomanip>
+#include <sstream>
 #include <utility>
+#include <vector>
 
 #include "comm/validate.h"
 #include "core/error.h"
+#include "span/measure.h"
 #include "span/opening.h"
 #include "span/rows.h"
 #include "span/small.h"
@@ -35,6 +40,23 @@ void run_large(Trip& trip, const Request& request) {
   }
 }
 
+std::string words_on(Kind kind, const Way& way, int carriers) {
+  if (way.leaders) return "one leader per host exchanges it, whole, as the call opens";
+  const std::string at_a_time = concat(", ", way.chunk, " bytes at a time");
+  switch (kind) {
+    case Kind::kAllGather:
+      return "each rank sends its block to one rank of every other host" + at_a_time;
+    case Kind::kReduceScatter:
+      return "what a host adds up for a rank of another is sent to it" + at_a_time;
+    case Kind::kGather:
+    case Kind::kScatter:
+    case Kind::kAllToAll:
+      return "blocks go straight from rank to rank" + at_a_time;
+    default:
+      return concat(carriers, " ranks of each host carry a share between hosts", at_a_time);
+  }
+}
+
 }  // namespace
 
 Bridge::Bridge(Communicator& host, Topology topology, int rank, std::unique_ptr<Link> link,
@@ -44,8 +66,9 @@ Bridge::Bridge(Communicator& host, Topology topology, int rank, std::unique_ptr<
       rank_(rank),
       link_(std::move(link)),
       options_(std::move(options)),
-      levels_{host_, topology_,           *link_, nudger_, options_.heap, spoilt_, options_.told,
-              rank_, options_.chunk_bytes} {}
+      levels_{host_,         topology_,     *link_,
+              nudger_,       options_.heap, spoilt_,
+              options_.told, rank_,         options_.widens_halves} {}
 
 Bridge::~Bridge() { close(); }
 
@@ -63,10 +86,19 @@ void Bridge::close() {
 
 void Bridge::run_ordered(const Request& request, const Interrupt& interrupt) {
   validate(request, rank_, topology_.size());
-  Trip trip(levels_, request, calls_, interrupt);
-  ++calls_;
+  const Way taken = way_of(request);
+  Trip trip(levels_, request, calls_++, taken.chunk, interrupt);
+  watched(request, [&] { run(trip, request, taken.leaders); });
+  const auto kind = static_cast<std::size_t>(request.kind);
+  sent_[kind].grow(static_cast<std::int64_t>(trip.traffic().sent));
+  received_[kind].grow(static_cast<std::int64_t>(trip.traffic().received));
+}
+
+/// Ranks whose calls fail give the group up: they would not meet again.
+template <typename Act>
+void Bridge::watched(const Request& request, Act&& act) {
   try {
-    run(trip, request);
+    act();
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::kMismatch) throw;
     const std::string call = dreamcomm::describe(request);
@@ -78,15 +110,95 @@ void Bridge::run_ordered(const Request& request, const Interrupt& interrupt) {
     give_up(concat(dreamcomm::describe(request), " was interrupted on rank ", rank_));
     throw;
   }
-  const auto kind = static_cast<std::size_t>(request.kind);
-  sent_[kind].grow(static_cast<std::int64_t>(trip.traffic().sent));
-  received_[kind].grow(static_cast<std::int64_t>(trip.traffic().received));
 }
 
-void Bridge::run(Trip& trip, const Request& request) {
+void Bridge::run(Trip& trip, const Request& request, bool leaders) {
   open(trip, signature_of(request, calls_, Signature::kNoRow), options_.call_site,
-       opening_part(trip, request));
-  if (!ends_with_opening(request.kind, wire_bytes(request))) run_large(trip, request);
+       opening_part(trip, request, leaders));
+  if (!leaders) run_large(trip, request);
+}
+
+Way Bridge::way(Kind kind, std::size_t bytes) const {
+  if (options_.choose) return options_.choose(kind, bytes);
+  return best_way(kind, bytes, Shape(topology_.ranks_on_hosts()), costs_);
+}
+
+Way Bridge::way_of(const Request& request) {
+  const std::size_t bytes = wire_bytes(request, options_.widens_halves);
+  if (!last_ || last_->kind != request.kind || last_->bytes != bytes) {
+    last_ = {request.kind, bytes, way(request.kind, bytes)};
+  }
+  return last_->way;
+}
+
+void Bridge::tune(Clock::time_point deadline, const Interrupt& interrupt) {
+  Request opaque;  // bytes that are only moved
+  opaque.deadline = deadline;
+  const auto all = [&] {
+    LevelCosts costs{host_.costs()};
+    const Block block{reinterpret_cast<std::byte*>(&costs.here), sizeof costs.here};
+    Request first = opaque;
+    first.kind = Kind::kBroadcast;
+    first.in = {&block, rank_ == 0 ? 1U : 0U};
+    first.out = {&block, 1};
+    run_uncounted(first, {.leaders = true}, interrupt);
+    const Trials trials{[&](const Burst& burst) {
+                          double seconds = 0;
+                          Trip trip(levels_, opaque, calls_++, 0, interrupt);
+                          watched(opaque, [&] { seconds = time_of_messages(trip, burst); });
+                          return slowest(seconds, deadline, interrupt);
+                        },
+                        [&](std::size_t bytes, const Way& way) {
+                          return slowest(time_of_calls(bytes, way, deadline, interrupt), deadline,
+                                         interrupt);
+                        }};
+    costs.between = measure_wire(trials, Shape(topology_.ranks_on_hosts()), costs.here);
+    costs_ = costs;
+    last_.reset();
+  };
+  host_.run_in_turn(all, interrupt);
+}
+
+/// As a call, for its deadline and its errors.
+void Bridge::run_uncounted(const Request& request, const Way& way, const Interrupt& interrupt) {
+  Trip trip(levels_, request, calls_++, way.chunk, interrupt);
+  watched(request, [&] { run(trip, request, way.leaders); });
+}
+
+/// Of a few, without the first, the second least of this rank: a call that is disturbed takes
+/// longer, and one that profits from something does not come twice.
+double Bridge::time_of_calls(std::size_t bytes, const Way& way, Clock::time_point deadline,
+                             const Interrupt& interrupt) {
+  constexpr int kRounds = 6;
+  std::vector<float> data(bytes / sizeof(float));
+  const Block block{reinterpret_cast<std::byte*>(data.data()), bytes};
+  Request request;
+  request.deadline = deadline;
+  if (bytes > 0) {
+    request.kind = Kind::kAllReduce;
+    request.reduction = {.dtype = DType::kFloat32, .op = ReduceOp::kSum};
+    request.in = request.out = {&block, 1};
+  }
+  std::vector<double> seconds;
+  for (int round = 0; round < kRounds; ++round) {
+    const Clock::time_point begin = Clock::now();
+    run_uncounted(request, way, interrupt);
+    if (round > 0) seconds.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
+  }
+  std::sort(seconds.begin(), seconds.end());
+  return seconds[1];
+}
+
+/// Of all ranks.
+double Bridge::slowest(double seconds, Clock::time_point deadline, const Interrupt& interrupt) {
+  const Block block{reinterpret_cast<std::byte*>(&seconds), sizeof seconds};
+  Request request;
+  request.kind = Kind::kAllReduce;
+  request.reduction = {.dtype = DType::kFloat64, .op = ReduceOp::kMax};
+  request.in = request.out = {&block, 1};
+  request.deadline = deadline;
+  run_uncounted(request, {.leaders = true}, interrupt);
+  return seconds;
 }
 
 std::string Bridge::describe() const {
@@ -95,11 +207,22 @@ std::string Bridge::describe() const {
 }
 
 std::string Bridge::explain(Kind kind, std::size_t bytes) const {
-  const std::string way =
-      ends_with_opening(kind, bytes)
-          ? "one leader per host exchanges it, whole, as the call opens"
-          : concat(topology_.carriers(), " of the ranks of each host carry a share between hosts");
-  return concat(name(kind), " of ", bytes, " bytes: hierarchical: ", way, "\n  (", describe(), ')');
+  if (kind == Kind::kSend || kind == Kind::kRecv) {
+    return concat(name(kind), ": torch's Gloo carries messages\n  (", describe(), ')');
+  }
+  const Way taken = way(kind, bytes);
+  std::ostringstream text;
+  text << std::fixed << std::setprecision(0);
+  text << name(kind) << " of " << bytes << " bytes a rank: hierarchical\n";
+  for (const Way& one : ways(kind, bytes, Shape(topology_.ranks_on_hosts()), costs_)) {
+    const bool is_taken =
+        one.leaders == taken.leaders && (one.leaders || one.seconds == taken.seconds);
+    text << (is_taken ? "  * " : "    ") << one.seconds * 1e6 << " us: ";
+    text << words_on(kind, one, topology_.carriers()) << '\n';
+  }
+  text << "  (the least predicted time is taken; between hosts " << costs_.between.words() << "; "
+       << describe() << ')';
+  return text.str();
 }
 
 std::array<WireTraffic, kKinds> Bridge::traffic() const {

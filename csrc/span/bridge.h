@@ -7,10 +7,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "comm/communicator.h"
 #include "core/flag.h"
+#include "span/model.h"
 #include "span/nudger.h"
 #include "span/trip.h"
 #include "transport/link.h"
@@ -22,7 +24,9 @@ struct BridgeOptions {
   /// As CommOptions::call_site.
   std::function<std::string()> call_site{};
   std::shared_ptr<Heap> heap{};  // of this process; null: none
-  std::size_t chunk_bytes = 0;   // of a tensor at a time; 0: as fits
+  /// How a call goes, the same on every rank; null: as the model says.
+  std::function<Way(Kind kind, std::size_t bytes)> choose{};
+  bool widens_halves = true;  // 16-bit floating types are added up, and sent, in float32
   /// Tells ranks of other hosts why this one gives the group up; may be null.
   std::function<void(const std::string& reason)> tell{};
   /// What a rank that has gone has told, or ""; may be null.
@@ -31,8 +35,9 @@ struct BridgeOptions {
 
 /// Order of reductions: the ranks of a host are combined from left to right in rank order, then
 /// the hosts' results in the order of the hosts (Topology). 16-bit floating types are computed,
-/// and cross the wire, in float32, and are rounded once at the end. So every rank, every run and
-/// every size gives the same bits; they are those of one host where each host has one rank.
+/// and cross the wire, in float32, and are rounded once at the end (unless they shall not widen).
+/// So every rank, every run and every size gives the same bits; they are those of one host where
+/// each host has one rank.
 class Bridge {
  public:
   /// `host` is of the ranks of this one's host, by their local indices, and outlives the span.
@@ -44,6 +49,9 @@ class Bridge {
 
   /// As Communicator::run_ordered, in a job of the host's communicator; with the group's ranks.
   void run_ordered(const Request& request, const Interrupt& interrupt = {});
+  /// Collective, before the first call: chooses by the costs that rank 0's host has and that the
+  /// messages between hosts turn out to have, until `deadline`. Without it by fixed ones.
+  void tune(Clock::time_point deadline, const Interrupt& interrupt);
   /// Ends the calls under way, with the link; the other hosts' ranks are told why. Any thread.
   void give_up(const std::string& reason);
   /// Ends the link, in good order where no call is under way. Any thread.
@@ -52,13 +60,23 @@ class Bridge {
   const Topology& topology() const { return topology_; }
   /// "2 hosts: ...".
   std::string describe() const;
-  /// How a call of so many bytes would go.
+  /// How a call goes, and how long that is predicted to take; `bytes` as of ways().
+  Way way(Kind kind, std::size_t bytes) const;
+  const LevelCosts& costs() const { return costs_; }
+  /// How a call of so many bytes would go, and why.
   std::string explain(Kind kind, std::size_t bytes) const;
   /// Bytes of this rank between hosts.
   std::array<WireTraffic, kKinds> traffic() const;
 
  private:
-  void run(Trip& trip, const Request& request);
+  Way way_of(const Request& request);
+  void run(Trip& trip, const Request& request, bool leaders);
+  void run_uncounted(const Request& request, const Way& way, const Interrupt& interrupt);
+  double time_of_calls(std::size_t bytes, const Way& way, Clock::time_point deadline,
+                       const Interrupt& interrupt);
+  double slowest(double seconds, Clock::time_point deadline, const Interrupt& interrupt);
+  template <typename Act>
+  void watched(const Request& request, Act&& act);
 
   Communicator& host_;
   const Topology topology_;
@@ -68,6 +86,14 @@ class Bridge {
   Nudger nudger_;
   const std::shared_ptr<Mark> spoilt_ = std::make_shared<Mark>();
   const Levels levels_;  // of the members before it
+  LevelCosts costs_;     // INVARIANT: the same on every rank, as ways are chosen by them
+  struct Chosen {
+    Kind kind;
+    std::size_t bytes;
+    Way way;
+  };
+  std::optional<Chosen>
+      last_;  // choosing takes some microseconds, and calls come in rows of equals
   std::uint64_t calls_ = 0;
   Flag told_;  // how often a reason was told: the first is the one
   std::array<Gauge, kKinds> sent_;

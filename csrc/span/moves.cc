@@ -36,7 +36,7 @@ class AllGather {
 
   void run() {
     const std::size_t bytes = request_.in[0].bytes;
-    const std::size_t size = share_bytes(trip_.chunk(bytes * 4), trip_.hosts());
+    const std::size_t size = trip_.chunk();
     pipeline(
         chunks(bytes, size), [&](std::size_t k) { begin(k, chunk(bytes, size, k)); },
         [&](std::size_t k) { end(k, chunk(bytes, size, k)); });
@@ -107,7 +107,7 @@ class Broadcast {
 
   void run() {
     const std::size_t bytes = request_.out[0].bytes;
-    const std::size_t size = trip_.chunk(bytes);
+    const std::size_t size = trip_.chunk();
     pipeline(
         chunks(bytes, size), [&](std::size_t k) { begin(k, chunk(bytes, size, k)); },
         [&](std::size_t k) { end(k, chunk(bytes, size, k)); });
@@ -164,7 +164,7 @@ class Broadcast {
 /// all pairs at a time, whatever their sizes.
 class Exchange {
  public:
-  explicit Exchange(Trip& trip) : trip_(trip), chunk_(trip.chunk(0)) {}
+  explicit Exchange(Trip& trip) : trip_(trip), chunk_(trip.chunk()) {}
   void send(int rank, const Block& block) { sends_.push_back({rank, block}); }
   void receive(int rank, const Block& block) { receives_.push_back({rank, block}); }
 

@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "core/text.h"
+#include "span/model.h"
 
 namespace dreamcomm {
 namespace {
@@ -41,7 +42,8 @@ class Beginning {
   Beginning(Trip& trip, const Signature& own, const std::function<std::string()>& site,
             const Small& small)
       : trip_(trip), own_(own), site_(site), small_(small) {
-    most_ = sizeof(Envelope) + std::max(kSmall, host_table_bytes(trip.topology()));
+    most_ =
+        sizeof(Envelope) + std::max(most_brought(trip.hosts()), host_table_bytes(trip.topology()));
   }
 
   void hold() {
@@ -89,7 +91,7 @@ class Beginning {
     std::vector<Block> blocks;
     for (T& one : all) blocks.push_back(block_of(one));
     const Block own = block_of(mine);
-    trip_.here_first(Kind::kAllGather, {&own, 1}, blocks);
+    trip_.here(Kind::kAllGather, kBytes, {&own, 1}, blocks);
     return all;
   }
 

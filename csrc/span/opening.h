@@ -14,8 +14,6 @@
 
 namespace dreamcomm {
 
-/// Bytes that a host may bring to the opening of a call, at the least.
-inline constexpr std::size_t kSmall = std::size_t{16} << 10;
 /// What all_to_all brings for a rank: the bytes that it gives each rank, and those it expects.
 constexpr std::size_t table_bytes(int size) {
   return 2 * sizeof(std::uint64_t) * static_cast<std::size_t>(size);

@@ -31,9 +31,9 @@ class Reduce {
   Reduce(Trip& trip, const Request& request)
       : trip_(trip),
         request_(request),
-        steps_(request.reduction),
+        steps_(request.reduction, trip.widens_halves()),
         count_(request.in[0].bytes / steps_.item()),
-        per_chunk_(trip.chunk(count_ * steps_.wire_item()) / steps_.wire_item()),
+        per_chunk_(trip.chunk() / steps_.wire_item()),
         carriers_(trip.carriers()),
         home_(trip.topology().host_of(request.root)) {}
 
@@ -115,10 +115,9 @@ class ReduceScatter {
   ReduceScatter(Trip& trip, const Request& request)
       : trip_(trip),
         request_(request),
-        steps_(request.reduction),
+        steps_(request.reduction, trip.widens_halves()),
         count_(request.out[0].bytes / steps_.item()),
-        per_chunk_(share_bytes(trip.chunk(count_ * steps_.wire_item()), trip.hosts()) /
-                   steps_.wire_item()) {}
+        per_chunk_(trip.chunk() / steps_.wire_item()) {}
 
   void run() {
     pipeline(

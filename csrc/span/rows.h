@@ -1,7 +1,6 @@
 // The algorithms between hosts, after a call was opened: one function per kind.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 
 #include "span/trip.h"
@@ -19,12 +18,6 @@ void all_to_all(Trip& trip, const Request& request);
 
 /// Chunks under way at a time: one is combined here, one is on the wire, one is spread here.
 inline constexpr std::size_t kDepth = 3;
-
-/// Of a chunk of which each of the other hosts has one, so that all take no more room.
-constexpr std::size_t share_bytes(std::size_t bytes, int hosts) {
-  constexpr std::size_t kLeast = std::size_t{64} << 10;
-  return std::max(bytes / static_cast<std::size_t>(hosts - 1), std::min(bytes, kLeast));
-}
 
 /// Runs begin(k) for all of `total` chunks, each before end(k - 1).
 template <typename Begin, typename End>

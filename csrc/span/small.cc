@@ -16,7 +16,7 @@ namespace {
 /// all_reduce and reduce of little: the ranks of a host give it to their leader, the leaders to
 /// each other.
 Small small_reduction(Trip& trip, const Request& request) {
-  const Steps steps(request.reduction);
+  const Steps steps(request.reduction, trip.widens_halves());
   const std::size_t count = request.in[0].bytes / steps.item();
   Small small;
   small.brought = count * steps.wire_item();
@@ -133,19 +133,14 @@ std::size_t host_table_bytes(const Topology& topology) {
   return static_cast<std::size_t>(most) * table_bytes(topology.size());
 }
 
-std::size_t wire_bytes(const Request& request) {
-  const Steps steps(request.reduction);
+std::size_t wire_bytes(const Request& request, bool widens) {
+  const Steps steps(request.reduction, widens);
   return block_bytes(request) / steps.item() * steps.wire_item();
 }
 
-bool ends_with_opening(Kind kind, std::size_t wire_bytes) {
-  const bool fits = kind == Kind::kAllReduce || kind == Kind::kReduce || kind == Kind::kBroadcast;
-  return kind == Kind::kBarrier || (fits && wire_bytes <= kSmall);
-}
-
-Small opening_part(Trip& trip, const Request& request) {
+Small opening_part(Trip& trip, const Request& request, bool leaders) {
   if (request.kind == Kind::kAllToAll) return sizes_of_all_to_all(trip, request);
-  if (!ends_with_opening(request.kind, wire_bytes(request))) return {};
+  if (!leaders) return {};
   switch (request.kind) {
     case Kind::kAllReduce:
     case Kind::kReduce:

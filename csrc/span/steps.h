@@ -11,7 +11,8 @@
 namespace dreamcomm {
 
 struct Steps {
-  explicit Steps(const Reduction& how);
+  /// `widens`: halves are added up, and sent, in float32.
+  Steps(const Reduction& how, bool widens);
 
   DType type;      // of the tensors
   DType wire;      // of what hosts' ranks add up to, and send

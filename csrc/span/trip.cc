@@ -7,44 +7,29 @@
 
 namespace dreamcomm {
 
-Trip::Trip(const Levels& levels, const Request& request, std::uint64_t number,
+Trip::Trip(const Levels& levels, const Request& request, std::uint64_t number, std::size_t chunk,
            const Interrupt& interrupt)
-    : levels_(levels), request_(request), number_(number), interrupt_(interrupt) {}
+    : levels_(levels), request_(request), number_(number), chunk_(chunk), interrupt_(interrupt) {}
 
-std::size_t Trip::chunk(std::size_t bytes) const {
-  constexpr std::size_t kLeast = std::size_t{1} << 20;
-  constexpr std::size_t kMost = std::size_t{4} << 20;
-  return levels_.chunk_bytes != 0 ? levels_.chunk_bytes : std::clamp(bytes / 4, kLeast, kMost);
+/// INVARIANT: of those who could tell of a late rank its own host's ranks are the first, at the
+/// deadline; then ranks that wait for it from other hosts; then the ranks of those that do: an
+/// in-host wait that lasts for a rank which itself waits for another host is excused. The first of
+/// these speaks, and the others pass its words on: all within a tenth of the timeout.
+Clock::duration Trip::slack() const {
+  constexpr Clock::duration kLeast = std::chrono::milliseconds(150);
+  return std::max((request_.deadline - begin_) / 30, kLeast);
 }
 
 void Trip::here(Kind kind, const Reduction& how, std::span<const Block> in,
                 std::span<const Block> out, int root) {
-  run(kind, how, in, out, root, later(2));
-}
-
-void Trip::here_first(Kind kind, std::span<const Block> in, std::span<const Block> out) {
-  run(kind, Reduction{}, in, out, 0, request_.deadline);
-}
-
-/// A late rank is missed by those of its host first; the other hosts' leaders miss that host, and
-/// their hosts' ranks the leaders. Deadlines in that order let the first of these speak, and the
-/// others pass its words on: all within a tenth of the timeout.
-Clock::time_point Trip::later(int slacks) const {
-  constexpr Clock::duration kLeast = std::chrono::milliseconds(150);
-  if (request_.deadline == Clock::time_point::max()) return request_.deadline;
-  const Clock::duration slack = std::max((request_.deadline - begin_) / 30, kLeast);
-  return request_.deadline + slacks * slack;
-}
-
-void Trip::run(Kind kind, const Reduction& how, std::span<const Block> in,
-               std::span<const Block> out, int root, Clock::time_point deadline) {
   Request part;
   part.kind = kind;
   part.reduction = how;
   part.in = in;
   part.out = out;
   part.root = root;
-  part.deadline = deadline;
+  part.deadline = request_.deadline;
+  if (part.deadline != Clock::time_point::max()) part.excuse = 2 * slack();
   try {
     levels_.host.run_ordered(part, interrupt_);
   } catch (...) {
@@ -114,7 +99,9 @@ void Trip::wait(const Transfers& transfers) {
     return true;
   };
   const std::function<std::string()> what = [&] { return waiting_for(transfers[come].rank); };
-  levels_.host.wait_through(wait_on, what, later(1), interrupt_);
+  const bool ends = request_.deadline != Clock::time_point::max();
+  levels_.host.wait_through(wait_on, what, ends ? request_.deadline + slack() : request_.deadline,
+                            interrupt_);
 }
 
 std::string Trip::waiting_for(int rank) const {

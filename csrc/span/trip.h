@@ -31,8 +31,8 @@ struct Levels {
   std::shared_ptr<Mark> spoilt;
   /// What a rank that has gone has told of it, or ""; may be null.
   const std::function<std::string(int rank)>& told;
-  int rank;                 // in the group
-  std::size_t chunk_bytes;  // 0: as fits
+  int rank;  // in the group
+  bool widens_halves;
 };
 
 /// Bytes between hosts, of this rank.
@@ -43,8 +43,9 @@ struct WireTraffic {
 
 class Trip {
  public:
-  /// `number` counts the group's calls. All references must outlive the trip.
-  Trip(const Levels& levels, const Request& request, std::uint64_t number,
+  /// `number` counts the group's calls; `chunk` bytes of a tensor go at a time. All references must
+  /// outlive the trip.
+  Trip(const Levels& levels, const Request& request, std::uint64_t number, std::size_t chunk,
        const Interrupt& interrupt);
 
   const Topology& topology() const { return levels_.topology; }
@@ -64,18 +65,16 @@ class Trip {
   void for_other_hosts(Each&& each) const {
     for (int step = 1; step < hosts(); ++step) each((host() + step) % hosts());
   }
+  bool widens_halves() const { return levels_.widens_halves; }
   /// Where a rank's share of a host is taken to: a rank of this host, by its local index.
   int stand_in(int rank) const { return topology().index_of(rank) % ranks_here(); }
 
-  /// Bytes to take at a time of a tensor of so many: several chunks, so that the stages overlap,
-  /// but none so small that its messages' own cost shows.
-  std::size_t chunk(std::size_t bytes) const;
+  /// Bytes to take of a tensor at a time, as the wire has it.
+  std::size_t chunk() const { return chunk_; }
 
   /// A collective among the ranks of this host; `root` by its local index.
   void here(Kind kind, const Reduction& how, std::span<const Block> in, std::span<const Block> out,
             int root = 0);
-  /// The same as a call's very first step, which is the one that misses a late rank of this host.
-  void here_first(Kind kind, std::span<const Block> in, std::span<const Block> out);
 
   /// Memory of undefined content that lives as long as anybody uses it, in the heap if there is
   /// room. Of the heap it is not used again once a call within the host has failed.
@@ -101,9 +100,7 @@ class Trip {
 
  private:
   std::uint32_t tag(std::uint32_t number) const;
-  void run(Kind kind, const Reduction& how, std::span<const Block> in, std::span<const Block> out,
-           int root, Clock::time_point deadline);
-  Clock::time_point later(int slacks) const;
+  Clock::duration slack() const;
   std::string waiting_for(int rank) const;
   [[noreturn]] void fail_for(int rank, const Error& error) const;
   template <typename Begin>
@@ -112,6 +109,7 @@ class Trip {
   const Levels& levels_;
   const Request& request_;
   const std::uint64_t number_;
+  const std::size_t chunk_;
   const Interrupt& interrupt_;
   const Clock::time_point begin_ = Clock::now();
   Transfers sends_;

@@ -39,10 +39,10 @@ Nonce make_nonce() {
 }
 
 std::string to_text(const Card& card) {
-  return concat("dreamcomm ", card.version, ' ', card.rank, ' ', card.size, ' ', card.page_bytes,
-                ' ', card.message_bytes, ' ', card.refuses, ' ', hex(card.nonce), ' ',
-                card.heap_bytes, ' ', hex(card.heap), ' ', card.socket, ' ', card.host, ' ',
-                card.settings);
+  // The first three are at their places in all versions, for those that differ.
+  return concat("dreamcomm ", card.version, ' ', card.host, ' ', card.rank, ' ', card.size, ' ',
+                card.page_bytes, ' ', card.message_bytes, ' ', card.refuses, ' ', hex(card.nonce),
+                ' ', card.heap_bytes, ' ', hex(card.heap), ' ', card.socket, ' ', card.settings);
 }
 
 Card card_from(const std::string& text, int rank) {
@@ -51,14 +51,15 @@ Card card_from(const std::string& text, int rank) {
   std::string nonce;
   std::string heap;
   std::istringstream in(text);
-  in >> magic >> card.version;
+  in >> magic >> card.version >> card.host;
   check(in && magic == "dreamcomm", ErrorKind::kMismatch, "rank ", rank,
         " published no dreamcomm address; do all ranks use the same backend?");
-  check(card.version == kProtocolVersion, ErrorKind::kMismatch, "rank ", rank,
-        " runs a dreamcomm with protocol ", card.version, ", this rank one with protocol ",
-        kProtocolVersion, "; install the same version everywhere");
+  check(card.version == kProtocolVersion, ErrorKind::kMismatch, "rank ", rank, " on host ",
+        card.host, " runs a dreamcomm with protocol ", card.version,
+        ", this rank one with protocol ", kProtocolVersion,
+        "; install the same version everywhere");
   in >> card.rank >> card.size >> card.page_bytes >> card.message_bytes >> card.refuses >> nonce >>
-      card.heap_bytes >> heap >> card.socket >> card.host >> card.settings;
+      card.heap_bytes >> heap >> card.socket >> card.settings;
   check(in && card.rank == rank && from_hex(nonce, card.nonce) && from_hex(heap, card.heap),
         ErrorKind::kMismatch, "the address published by rank ", rank, " cannot be read: ", text);
   return card;

@@ -36,7 +36,8 @@ std::optional<RankView> longest_call(pid_t pid, const fs::path& process) {
     const std::string opened = fs::read_symlink(*one, closed).string();
     if (closed || opened != concat("/memfd:", kWindowLabel, " (deleted)")) continue;
     const std::optional<RankView> seen = observe(one->path().string());
-    if (!seen || !seen->inside || seen->pid != pid) continue;  // a child has its parent's open
+    if (!seen || !(seen->inside || seen->away) || seen->pid != pid)
+      continue;  // a child has its parent's open
     if (!longest || seen->entered_ns < longest->entered_ns) longest = seen;
   }
   return longest;

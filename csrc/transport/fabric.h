@@ -34,6 +34,8 @@ class Fabric {
   virtual PeerState peer(int rank) const = 0;
   /// Whether the rank's process is known to have ended, whatever it said before. Likewise.
   virtual bool has_ended(int /*rank*/) const { return false; }
+  /// By SIGSTOP or a debugger, as far as can be known. Reads a file. Any thread.
+  virtual bool has_stopped(int /*rank*/) const { return false; }
   /// What else the rank's process does, in words to follow what it last did in this group, or
   /// nothing. Reads files, and asks the process, which has `patience` to answer: for messages.
   /// Any thread.
@@ -51,6 +53,8 @@ class Fabric {
   int number(int rank) const {
     return numbers_.empty() ? rank : numbers_[static_cast<std::size_t>(rank)];
   }
+  /// Whether they are.
+  bool spans() const { return !numbers_.empty(); }
   int size_of_group() const { return numbers_.empty() ? size() : size_of_group_; }
   /// Before the first message.
   void number_as(std::vector<int> numbers, int size) {

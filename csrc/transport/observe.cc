@@ -58,6 +58,7 @@ RankView view_of(const Header& header) {
   view.bytes = whole_bytes(view.kind, progress.bytes.read(), view.size);
   view.entered_ns = progress.entered_ns.read();
   view.inside = progress.inside.read() != 0;
+  view.away = progress.away.read() != 0;
   view.waiting_for = static_cast<int>(progress.waiting_for.read());
   for (std::size_t k = 0; k < view.counts.size(); ++k) {
     const Tally& tally = header.tallies[k];
@@ -76,8 +77,11 @@ std::string last_act(const RankView& rank) {
   const std::chrono::nanoseconds now = std::chrono::steady_clock::now().time_since_epoch();
   const double ago = static_cast<double>(now.count() - rank.entered_ns) * 1e-9;
   std::ostringstream text;
-  text << (rank.inside ? "is in " : "last called ") << name(rank.kind) << " as call "
-       << rank.sequence << ", entered " << std::fixed << std::setprecision(1) << ago << " s ago";
+  const char* const does = rank.away     ? "waits for ranks of other hosts, after "
+                           : rank.inside ? "is in "
+                                         : "last called ";
+  text << does << name(rank.kind) << " as call " << rank.sequence << ", entered " << std::fixed
+       << std::setprecision(1) << ago << " s ago";
   return text.str();
 }
 

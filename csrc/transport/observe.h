@@ -26,6 +26,7 @@ struct RankView {
   std::int64_t bytes = 0;      // of its largest tensor
   std::int64_t entered_ns = 0;
   bool inside = false;
+  bool away = false;  // between two such calls it waits for ranks of other hosts
   int waiting_for = -1;
   struct Counts {
     std::int64_t calls = 0;

@@ -64,6 +64,11 @@ class ShmFabric final : public Fabric {
   bool has_ended(int r) const override {
     return dreamcomm::has_ended(peers_[static_cast<std::size_t>(r)].process);
   }
+  bool has_stopped(int r) const override {
+    const pid_t pid =
+        r == rank() ? 0 : peer_process(peers_[static_cast<std::size_t>(r)].socket).pid;
+    return pid > 0 && is_stopped(pid);
+  }
   void inquire(int r) const override {
     const Fd& socket = peers_[static_cast<std::size_t>(r)].socket;
     if (whereabouts_ && socket) whereabouts_->inquire(socket);

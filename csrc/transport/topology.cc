@@ -25,6 +25,12 @@ Topology::Topology(std::span<const std::string> shared, std::span<const std::str
   }
 }
 
+std::vector<int> Topology::ranks_on_hosts() const {
+  std::vector<int> counts;
+  for (int host = 0; host < hosts(); ++host) counts.push_back(ranks_on(host));
+  return counts;
+}
+
 int Topology::carriers() const {
   std::size_t least = places_.size();
   for (const std::vector<int>& host : hosts_) least = std::min(least, host.size());

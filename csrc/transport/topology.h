@@ -29,6 +29,7 @@ class Topology {
   int ranks_on(int host) const { return static_cast<int>(ranks(host).size()); }
   /// Ranks of the smallest host: so many of each can carry an equal share between hosts.
   int carriers() const;
+  std::vector<int> ranks_on_hosts() const;
   /// "host alpha (ranks 0, 1)".
   std::string words(int host) const;
   /// All hosts, in words.

@@ -26,8 +26,9 @@ struct Patience {
   static constexpr int kGlance = 100;  // looks that nearly all waits need at the most
 
   /// For `ranks` ranks on the processors of this process: with fewer processors
-  /// than ranks the awaited one may need ours, so do not spin.
-  static Patience of(int ranks);
+  /// than ranks the awaited one may need ours, so do not spin. `spans`: they are one host's of
+  /// several.
+  static Patience of(int ranks, bool spans);
 };
 
 inline void relax() {

@@ -14,7 +14,7 @@
 
 namespace dreamcomm {
 
-inline constexpr std::uint32_t kProtocolVersion = 5;
+inline constexpr std::uint32_t kProtocolVersion = 6;
 
 /// Whether a rank is still part of the group. Values of Header::status.
 enum class Status : std::uint32_t { kActive = 0, kLeft = 1, kFailed = 2 };
@@ -28,6 +28,7 @@ struct alignas(kLine) Progress {
   Gauge inside;       // 1 until the call returned
   Gauge waiting_for;  // rank it waits for, or -1
   Gauge cpu;          // where the thread ran that made the call
+  Gauge away;         // 1 while it waits for ranks of other hosts
 };
 
 /// The messages of a rank that are under way: how many, and the oldest of them.

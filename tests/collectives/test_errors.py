@@ -387,6 +387,7 @@ WRONG_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "large message": ({"message_bytes": 2**63}, "message_bytes"),
     "large heap": ({"heap_bytes": 2**63}, "heap_bytes"),
     "small message": ({"message_bytes": 1}, "message_bytes"),
+    "halves": ({"halves_between_hosts": "8bit"}, "'8bit'"),
     "blank in a host": ({"hosts": "a, b"}, "without blanks"),
     "no host": ({"hosts": "a,,b"}, "'a,,b'"),
     "no last host": ({"hosts": "a,b,"}, "'a,b,'"),

@@ -47,10 +47,18 @@ Topology topology_of(const Hosts& hosts) {
   return Topology(shared, names);
 }
 
+/// Little enough that both ways are gone.
+Way as_tested(Kind kind, std::size_t bytes) {
+  const bool fits = kind == Kind::kAllReduce || kind == Kind::kReduce || kind == Kind::kBroadcast;
+  const bool leaders = kind == Kind::kBarrier || (fits && bytes <= (16U << 10));
+  return {leaders, 4096, 0};
+}
+
 using Body = std::function<void(Communicator& host, Bridge& bridge, int rank)>;
 
 /// Runs `body` as every rank; throws with the texts of those that threw.
-void run_hosts(const Hosts& hosts, const Body& body, std::size_t page_bytes = 64 << 10) {
+void run_hosts(const Hosts& hosts, const Body& body, std::size_t page_bytes = 64 << 10,
+               const std::function<Way(Kind, std::size_t)>& choose = as_tested) {
   const int size = size_of(hosts);
   auto links = testing::make_local_links(size);
   std::vector<std::unique_ptr<Fabric>> fabrics(static_cast<std::size_t>(size));
@@ -69,7 +77,7 @@ void run_hosts(const Hosts& hosts, const Body& body, std::size_t page_bytes = 64
       Bridge bridge(host, topology_of(hosts), rank, std::move(links[index]),
                     {.call_site = [rank] { return concat(" at r", rank, ".py:7"); },
                      .heap = nullptr,
-                     .chunk_bytes = 4096});
+                     .choose = choose});
       body(host, bridge, rank);
     } catch (const std::exception& error) {
       const std::scoped_lock lock(mutex);
@@ -300,6 +308,68 @@ TEST_CASE("a host that does not come is named at the deadline") {
       require(told.find("rank 2 of host h1 (ranks 2, 3)") != std::string::npos, told);
     }
   });
+}
+
+TEST_CASE("all ranks go by the costs that one of them has measured") {
+  const Hosts hosts{{0, 2}, {1, 3, 4}};
+  std::array<LevelCosts, 5> found;
+  run_hosts(
+      hosts,
+      [&](Communicator& host, Bridge& bridge, int rank) {
+        bridge.tune(Clock::now() + std::chrono::seconds(60), {});
+        found[static_cast<std::size_t>(rank)] = bridge.costs();
+        for (const std::size_t count : {1U, 9'000U, 100'000U, 600'000U}) {
+          run_spanning(
+              host, bridge,
+              {.kind = Kind::kAllReduce, .op = ReduceOp::kSum, .count = count, .hosts = &hosts},
+              rank);
+        }
+      },
+      64 << 10, nullptr);
+  for (const LevelCosts& one : found) {
+    CHECK(one.between == found[0].between);
+    CHECK(one.here == found[0].here);
+  }
+  CHECK(found[0].between.latency > 0);
+  CHECK(found[0].between.message >= 0);
+  CHECK(found[0].between.alone > 0);
+  CHECK(found[0].between.byte > 0);
+  CHECK(!(found[0].between == WireCosts::fixed()));
+}
+
+Shape hosts_of(int hosts, int ranks_each) {
+  return Shape(std::vector<int>(static_cast<std::size_t>(hosts), ranks_each));
+}
+
+TEST_CASE("the way of a call follows from what the hosts are like") {
+  const LevelCosts ethernet;
+  const auto taken = [&](std::size_t bytes, const Shape& shape, const LevelCosts& costs) {
+    return best_way(Kind::kAllReduce, bytes, shape, costs);
+  };
+  CHECK(taken(1024, hosts_of(2, 2), ethernet).leaders);
+  CHECK(!taken(64 << 20, hosts_of(2, 2), ethernet).leaders);
+  LevelCosts far = ethernet;
+  far.between.latency = 5e-3;
+  CHECK(taken(128 << 10, hosts_of(2, 2), far).leaders);    // twice more would be waited for else
+  CHECK(!taken(128 << 10, hosts_of(64, 2), far).leaders);  // a leader would send 8 MB
+  CHECK(best_way(Kind::kBarrier, 0, hosts_of(64, 8), far).leaders);
+
+  // The wire bounds a large call: 2 (H - 1) / H of it leaves each host.
+  const double bytes = 512 << 20;
+  for (const int hosts : {2, 3, 8, 64}) {
+    const double wire = 2.0 * (hosts - 1) / hosts * bytes * ethernet.between.byte;
+    const double seconds = taken(512 << 20, hosts_of(hosts, 2), ethernet).seconds;
+    CHECK(seconds >= wire);
+    CHECK(seconds <= 1.2 * wire);
+  }
+  for (const Kind kind : kAll) {
+    for (const std::size_t size : {0U, 1U, 5000U, 3U << 20}) {
+      for (const Way& way : ways(kind, size, hosts_of(3, 4), ethernet)) {
+        CHECK(way.seconds > 0);
+        CHECK((way.leaders || way.chunk > 0));
+      }
+    }
+  }
 }
 
 TEST_CASE("hosts from what ranks can map") {

@@ -6,6 +6,8 @@ import ctypes
 import itertools
 import os
 import subprocess
+import sys
+from pathlib import Path
 from types import TracebackType
 
 _NEW_NETWORK = 0x40000000  # CLONE_NEWNET
@@ -17,17 +19,23 @@ class NoNetwork(Exception):
 
 
 class Network:
-    """`hosts` namespaces with an interface "net0" each, all on one bridge.
+    """`hosts` namespaces with an interface "net0" each, all on one bridge or on one relay.
 
     rate: of each host's link, as tc writes it ("1gbit"), or None for what the machine gives.
+    delay: seconds that a frame takes, beyond that. loss: the share of frames that never come.
     Raises NoNetwork on entry where the kernel, or a missing program, forbids it.
     """
 
-    def __init__(self, hosts: int, rate: str | None = None) -> None:
+    def __init__(
+        self, hosts: int, rate: str | None = None, delay: float = 0.0, loss: float = 0.0
+    ) -> None:
         number = next(_numbers)
         self.bridge = f"dcb{os.getpid() % 10**6}x{number}"
         self.hosts = [f"dc{os.getpid()}x{number}h{host}" for host in range(hosts)]
         self.rate = rate
+        self.delay = delay
+        self.loss = loss
+        self.relay: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Network:
         try:
@@ -39,13 +47,13 @@ class Network:
         return self
 
     def _make(self) -> None:
-        _ip("link", "add", self.bridge, "type", "bridge")
-        _ip("link", "set", self.bridge, "up")
-        for number, host in enumerate(self.hosts):
+        for host in self.hosts:
             _ip("netns", "add", host)
-            outside = f"{self.bridge[2:]}v{number}"[:15]
-            _ip("link", "add", outside, "type", "veth", "peer", "name", "net0", "netns", host)
-            _ip("link", "set", outside, "master", self.bridge, "up")
+        if self.delay or self.loss:
+            self._make_relay()
+        else:
+            self._make_bridge()
+        for number, host in enumerate(self.hosts):
             _ip("-n", host, "addr", "add", f"10.77.0.{number + 1}/24", "dev", "net0")
             for name in ("lo", "net0"):
                 _ip("-n", host, "link", "set", name, "up")
@@ -54,6 +62,25 @@ class Network:
                 _run(
                     "ip", "netns", "exec", host, "tc", "qdisc", "add", "dev", "net0", "root", *limit
                 )
+
+    def _make_bridge(self) -> None:
+        _ip("link", "add", self.bridge, "type", "bridge")
+        _ip("link", "set", self.bridge, "up")
+        for number, host in enumerate(self.hosts):
+            outside = f"{self.bridge[2:]}v{number}"[:15]
+            _ip("link", "add", outside, "type", "veth", "peer", "name", "net0", "netns", host)
+            _ip("link", "set", outside, "master", self.bridge, "up")
+
+    def _make_relay(self) -> None:
+        program = [sys.executable, str(Path(__file__).with_name("relay.py"))]
+        self.relay = subprocess.Popen(
+            [*program, str(self.delay), str(self.loss), *self.hosts],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert self.relay.stdout is not None
+        if not self.relay.stdout.readline():
+            raise OSError("the relay could not make its interfaces")
 
     def cut(self, host: int) -> None:
         """The host's link is down from now on."""
@@ -65,6 +92,8 @@ class Network:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self.relay is not None:
+            self.relay.communicate()
         for host in self.hosts:
             subprocess.run(["ip", "netns", "del", host], capture_output=True)
         subprocess.run(["ip", "link", "del", self.bridge], capture_output=True)

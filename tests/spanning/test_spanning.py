@@ -42,6 +42,7 @@ SUM, AVG, PRODUCT = dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.PRODUCT
 MIN, MAX = dist.ReduceOp.MIN, dist.ReduceOp.MAX
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 INTEGERS = [torch.uint8, torch.int8, torch.int32, torch.int64]
+SOME = [torch.float32, torch.bfloat16, torch.int64]
 COUNTS = [1, 7, 5001, 300_001]
 
 
@@ -75,8 +76,8 @@ def reduced(placement: Placement, count: int, dtype: torch.dtype, op: Any) -> to
     return (total / size_of(placement) if op == AVG else total).to(dtype)
 
 
-def all_collectives(placement: Placement) -> int:
-    """Every collective with every dtype against what torch computes here; how many."""
+def all_collectives(placement: Placement, dtypes: list[torch.dtype]) -> int:
+    """Every collective against what torch computes here; how many."""
     rank, size = dist.get_rank(), dist.get_world_size()
     done = 0
 
@@ -85,7 +86,7 @@ def all_collectives(placement: Placement) -> int:
         done += 1
         assert torch.equal(got, want), (what, got, want)
 
-    for dtype in FLOATS + INTEGERS:
+    for dtype in dtypes:
         own = {count: data_of(rank, count, dtype) for count in COUNTS}
         everyones = {c: [data_of(r, c, dtype) for r in range(size)] for c in COUNTS}
         for count in COUNTS:
@@ -133,8 +134,10 @@ def test_every_collective_has_the_documented_bits(
 ) -> None:
     if hosts.network is None and placement not in PLACEMENTS[:2] and not soak:
         pytest.skip("only with --soak; network namespaces have them all")
-    found = hosts.run(placement, all_collectives, placement, timeout=300)
-    assert all(done > 500 for done in found)
+    whole = soak or placement == TWO_OF_TWO  # for the others three types are enough each time
+    dtypes = FLOATS + INTEGERS if whole else SOME
+    found = hosts.run(placement, all_collectives, placement, dtypes, timeout=300)
+    assert all(done > 60 * len(dtypes) for done in found)
 
 
 def messages() -> list[float]:
@@ -289,7 +292,7 @@ def test_the_topology_is_told(hosts: Hosts) -> None:
     for transport, explained in hosts.run([[0, 2], [1, 3]], describe):
         for text in (transport, explained):
             assert re.search(r"2 hosts: host \S+ \(ranks 0, 2\), host \S+ \(ranks 1, 3\)", text)
-        assert "2 of the ranks of each host carry a share" in explained
+        assert "2 ranks of each host carry a share" in explained
 
 
 def make_groups() -> list[float]:

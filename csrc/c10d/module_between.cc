@@ -1,0 +1,71 @@
+#include "c10d/module_between.h"
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "c10d/convert.h"
+#include "span/model.h"
+
+namespace dreamcomm {
+namespace {
+
+using Wire = std::array<double, 5>;  // latency, message, alone, byte, chunk
+using Ways = std::vector<std::tuple<bool, std::size_t, double>>;
+
+std::string even_costs(double turn, double byte) {
+  Costs costs;
+  costs.turn = turn;
+  for (Costs::Rates& rates : costs.rates) rates.fill(byte);
+  return to_text(costs);
+}
+
+Shape shape_of(const std::vector<int>& ranks_on) {
+  TORCH_CHECK_VALUE(!ranks_on.empty() && *std::min_element(ranks_on.begin(), ranks_on.end()) > 0,
+                    "expected one host at least, and a rank on each");
+  return Shape(ranks_on);
+}
+
+LevelCosts costs_of(const std::string& here, const Wire& wire) {
+  const std::optional<Costs> costs = from_text(here);
+  TORCH_CHECK_VALUE(costs, "expected costs as text, as even_costs() writes them");
+  const auto [latency, message, alone, byte, chunk] = wire;
+  return {*costs, {latency, message, alone, byte, chunk}};
+}
+
+Ways predict_between(const std::string& op, std::size_t nbytes, const std::vector<int>& ranks_on,
+                     const std::string& here, const Wire& wire) {
+  Ways found;
+  for (const Way& way : ways(kind_named(op), nbytes, shape_of(ranks_on), costs_of(here, wire))) {
+    found.emplace_back(way.leaders, way.chunk, way.seconds);
+  }
+  return found;
+}
+
+double predict_flat_ring(std::size_t nbytes, const std::vector<int>& ranks_on,
+                         const std::string& here, const Wire& wire) {
+  return flat_ring(nbytes, shape_of(ranks_on), costs_of(here, wire));
+}
+
+}  // namespace
+
+py::object level_costs_of(const DreamBackend& backend) {
+  const std::optional<LevelCosts> costs = backend.level_costs();
+  if (!costs) return py::none();
+  const WireCosts& wire = costs->between;
+  return py::make_tuple(to_text(costs->here),
+                        Wire{wire.latency, wire.message, wire.alone, wire.byte, wire.chunk});
+}
+
+void bind_between(py::module_& m) {
+  m.def("even_costs", &even_costs, py::arg("turn"), py::arg("byte"));
+  m.def("predict_between", &predict_between, py::arg("op"), py::arg("nbytes"), py::arg("ranks_on"),
+        py::arg("here"), py::arg("wire"));
+  m.def("predict_flat_ring", &predict_flat_ring, py::arg("nbytes"), py::arg("ranks_on"),
+        py::arg("here"), py::arg("wire"));
+}
+
+}  // namespace dreamcomm

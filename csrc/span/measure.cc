@@ -1,0 +1,101 @@
+#include "span/measure.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <vector>
+
+namespace dreamcomm {
+namespace {
+
+constexpr int kRounds = 6;
+constexpr int kMany = 16;  // messages
+
+/// A slow link is measured with little, a fast one with much.
+constexpr std::array<std::size_t, 3> kSizes{std::size_t{256} << 10, std::size_t{1} << 20,
+                                            std::size_t{4} << 20};
+constexpr double kEnough = 0.008;  // seconds of a call beyond which no larger size is tried
+
+/// Sets `value` so that `predicted()`, which grows with it, is `seconds`; or as near as it gets.
+template <typename Predicted>
+void fit(double& value, double seconds, Predicted&& predicted) {
+  constexpr double kLeast = 1e-13;
+  constexpr double kMost = 1.0;
+  double low = kLeast;
+  double high = kMost;
+  while (high > low * 1.001) {
+    value = low + (high - low) / 2;
+    (predicted() < seconds ? low : high) = value;
+  }
+}
+
+/// Seconds per byte that a host sends, by what each size takes beyond the one before: a shaped link
+/// lets the first bytes through at once.
+double per_byte(const Trials& trials, int senders, double empty) {
+  double before = empty;
+  std::size_t smaller = 0;
+  double rate = 0;
+  for (const std::size_t bytes : kSizes) {
+    const double seconds = trials.messages({1, bytes, true});
+    const double whole = std::max(seconds - empty, 1e-9) / static_cast<double>(bytes);
+    const double beyond = (seconds - before) / static_cast<double>(bytes - smaller);
+    rate = std::max(beyond, whole / 2) / senders;
+    before = seconds;
+    smaller = bytes;
+    if (seconds > kEnough) break;
+  }
+  return rate;
+}
+
+}  // namespace
+
+double time_of_messages(Trip& trip, const Burst& burst) {
+  if (!trip.carries() || (!burst.all && trip.index() != 0)) return 0;
+  const int next = trip.partner((trip.host() + 1) % trip.hosts());
+  const int before = trip.partner((trip.host() + trip.hosts() - 1) % trip.hosts());
+  const Cargo out = trip.room(burst.bytes);
+  const Cargo in = trip.room(burst.bytes * static_cast<std::size_t>(burst.messages));
+  std::vector<double> seconds;
+  for (int round = 0; round < kRounds; ++round) {
+    const Clock::time_point begin = Clock::now();
+    for (int i = 0; i < burst.messages; ++i) {
+      const auto number = static_cast<std::uint32_t>(round * burst.messages + i);
+      const std::size_t offset = in.offset + static_cast<std::size_t>(i) * burst.bytes;
+      trip.receive(before, {in.memory, offset, burst.bytes}, number);
+      trip.send(next, out, number);
+    }
+    trip.wait(trip.receives());
+    trip.wait(trip.sends());
+    // The first finds the link idle: a shaped one lets some bytes through at once then.
+    if (round > 0) seconds.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
+  }
+  std::sort(seconds.begin(), seconds.end());
+  return seconds[seconds.size() / 2];
+}
+
+WireCosts measure_wire(const Trials& trials, const Shape& shape, const Costs& here) {
+  LevelCosts costs{here, {}};
+  WireCosts& wire = costs.between;
+  const double one = trials.messages({});
+  wire.message = std::max(trials.messages({kMany, 1, false}) - one, 0.0) / (kMany - 1);
+  wire.byte = per_byte(trials, shape.carriers, one);
+  const auto fitted = [&](double& value, std::size_t bytes, const Way& way) {
+    const Kind kind = bytes == 0 ? Kind::kBarrier : Kind::kAllReduce;
+    const double seconds = trials.calls(bytes, way);
+    fit(value, seconds, [&] { return predict(kind, bytes, way, shape, costs); });
+    return seconds;
+  };
+  wire.alone = wire.byte;
+  fitted(wire.latency, 0, {.leaders = true});
+  for (const std::size_t bytes : kSizes) {
+    if (bytes > most_brought(shape.hosts)) break;
+    if (fitted(wire.alone, bytes, {.leaders = true}) > kEnough) break;
+  }
+  for (const std::size_t bytes : kSizes) {
+    if (fitted(wire.chunk, bytes, {.chunk = bytes}) > kEnough) break;
+  }
+  return wire;
+}
+
+}  // namespace dreamcomm

@@ -1,0 +1,52 @@
+"""A rank that stops in the middle of a large call between hosts: who is blamed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from helpers.processes import replies
+from lifecycle.groups import error_of
+from spanning.hosts import Hosts
+from spanning.test_spanning import TWO_OF_TWO
+
+pytestmark = pytest.mark.beyond_gloo("gloo knows no hosts")
+
+SECONDS = 3.0
+
+
+def reduce_until_it_fails(begun: str) -> tuple[str, float]:
+    data = torch.ones(2_000_000)
+    while True:
+        begin = time.monotonic()
+        text = error_of(lambda: dist.all_reduce(data))
+        if text != "no error":
+            return text, time.monotonic() - begin
+        data.fill_(1.0)
+        Path(begun).touch()
+
+
+@pytest.mark.parametrize("victim", [1, 2])
+def test_the_stopped_rank_is_named_by_all(hosts: Hosts, tmp_path: Path, victim: int) -> None:
+    begun = tmp_path / "begun"
+    ranks = hosts.start(TWO_OF_TWO, reduce_until_it_fails, str(begun), seconds=SECONDS)
+    while not begun.exists():
+        time.sleep(0.01)
+    time.sleep(0.3)
+    os.kill(ranks[victim].pid, signal.SIGSTOP)
+    others = [rank for rank in range(4) if rank != victim]
+    found = replies([ranks[rank] for rank in others], 30)
+    for rank, reply in zip(others, found, strict=True):
+        assert reply.error is None, reply.error
+        text, seconds = reply.value
+        assert SECONDS - 0.1 <= seconds <= SECONDS * 1.1 + 0.5, (rank, text)
+        # Those who wait for it know no more than that; its host knows that it is stopped.
+        assert f"rank {victim}" in text, (rank, text)
+    told = found[others.index(victim ^ 1)].value[0]
+    assert "is stopped (SIGSTOP or a debugger)" in told, told

@@ -1,0 +1,122 @@
+"""Links that are slow, lossy or far, and hosts whose clocks differ."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from helpers.pool import Fresh
+from helpers.processes import replies
+from lifecycle.groups import error_of
+from spanning.hosts import Hosts
+from spanning.network import Network, NoNetwork
+from spanning.test_spanning import SOME, TWO_OF_TWO, all_collectives
+
+pytestmark = pytest.mark.beyond_gloo("gloo knows no hosts")
+
+DAY = 86_400  # seconds
+
+
+@pytest.mark.parametrize(
+    ("delay", "loss"), [(1e-3, 0.0), (1e-4, 0.005)], ids=["a far host", "a lossy link"]
+)
+def test_a_poor_link_changes_no_bit(
+    fresh: Fresh, tmp_path: Path, delay: float, loss: float
+) -> None:
+    try:
+        with Network(2, rate="1gbit", delay=delay, loss=loss) as poor:
+            found = Hosts(fresh, tmp_path, poor).run(
+                TWO_OF_TWO, all_collectives, TWO_OF_TWO, SOME, seconds=120.0, timeout=240.0
+            )
+    except NoNetwork as why:
+        pytest.skip(str(why))
+    assert all(done > 60 * len(SOME) for done in found)
+
+
+def wait_for_a_slow_link() -> tuple[str, float]:
+    """4 MB in 3 s, where 2 Mbit/s carry 0.75 MB."""
+    dist.barrier()
+    begin = time.monotonic()
+    return error_of(lambda: dist.all_reduce(torch.ones(1_000_000))), time.monotonic() - begin
+
+
+def test_a_link_too_slow_for_the_timeout_is_told(fresh: Fresh, tmp_path: Path) -> None:
+    try:
+        with Network(2, rate="2mbit") as slow:
+            ranks = Hosts(fresh, tmp_path, slow).start(
+                TWO_OF_TWO, wait_for_a_slow_link, seconds=3.0
+            )
+            found = [reply.value for reply in replies(ranks, 60)]
+    except NoNetwork as why:
+        pytest.skip(str(why))
+    for rank, (text, seconds) in enumerate(found):
+        assert "all_reduce(SUM, 1000000 x float32)" in text, text
+        assert 2.9 <= seconds <= 4.5, (rank, seconds)
+    # The carriers of both hosts say whom they wait for, and where that is.
+    assert "waits for rank 2 of host" in found[0][0], found[0][0]
+    assert "(ranks 2, 3)" in found[0][0]
+
+
+CLOCKS = """
+import sys, time
+from datetime import timedelta
+import torch, torch.distributed as dist
+
+rank, store = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group(
+    "dreamcomm", store=dist.FileStore(store, 4), rank=rank, world_size=4,
+    timeout=timedelta(seconds=4),
+)
+for count in (3, 100_000, 1_000_000):
+    tensor = torch.full((count,), float(rank))
+    dist.all_reduce(tensor)
+    assert bool((tensor == 6.0).all())
+print("CLOCK", time.monotonic(), flush=True)
+if rank == 3:
+    time.sleep(8)
+    sys.exit()
+begin = time.monotonic()
+try:
+    dist.all_reduce(torch.ones(10))
+except dist.DistBackendError as error:
+    print("TOLD", time.monotonic() - begin, str(error).splitlines()[0], flush=True)
+"""
+
+
+def test_hosts_whose_clocks_differ_by_a_day(tmp_path: Path) -> None:
+    """Deadlines are kept by the clock of each host alone."""
+    shifted = ["unshare", "--time", "--monotonic", str(DAY)]
+    if subprocess.run([*shifted, "true"], capture_output=True).returncode != 0:
+        pytest.skip("this kernel gives processes no clocks of their own")
+    script = tmp_path / "clocks.py"
+    script.write_text(CLOCKS)
+    try:
+        with Network(2) as network:
+            ranks = []
+            for rank in range(4):
+                command = ["ip", "netns", "exec", network.hosts[rank // 2]]
+                command += shifted if rank >= 2 else []
+                command += [sys.executable, str(script), str(rank), str(tmp_path / "store")]
+                ranks.append(
+                    subprocess.Popen(
+                        ["env", "GLOO_SOCKET_IFNAME=net0", *command],
+                        stdout=subprocess.PIPE,
+                        stderr=subprocess.STDOUT,
+                        text=True,
+                    )
+                )
+            outputs = [rank.communicate(timeout=90)[0] for rank in ranks]
+    except NoNetwork as why:
+        pytest.skip(str(why))
+    clocks = [float(output.split("CLOCK ")[1].split()[0]) for output in outputs]
+    assert clocks[2] - clocks[0] > DAY - 60
+    for output in outputs[:3]:
+        _, told = output.split("TOLD ")
+        assert 3.9 <= float(told.split()[0]) <= 5.0, output
+        assert "rank 3" in told, output
