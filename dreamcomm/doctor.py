@@ -1,7 +1,7 @@
 """Looks at the installation and the machine: what works, what falls back, and why, in words.
 
 Every check is a function that returns a :class:`Finding` and raises nothing; :func:`examine` runs
-them in order. None needs a process group, and only the last starts processes.
+them in order. Only the last starts processes; those of torchrun look for each other instead.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from enum import Enum
 from pathlib import Path
 
@@ -259,6 +260,28 @@ def two_ranks() -> Finding:
     return Finding("two ranks", state, first, "" if state is State.FINE else GLOO_INSTEAD)
 
 
+def hosts() -> Finding:
+    """Collective, in the ranks of a job: which of them share memory, and why others do not."""
+    import torch.distributed as dist
+
+    from dreamcomm.info import backend_of, explain, transport
+
+    try:
+        dist.init_process_group("dreamcomm", timeout=timedelta(seconds=SECONDS))
+    except (RuntimeError, ValueError) as error:
+        return Finding("hosts", State.BROKEN, "the ranks could not meet", str(error))
+    try:
+        backend = backend_of(None)
+        if not backend.shares_memory:
+            return Finding("hosts", State.FALLS_BACK, transport(), GLOO_INSTEAD)
+        if len(backend.hosts) == 1:
+            return Finding("hosts", State.FINE, transport())
+        meaning = f"{backend._reason}\n{explain('all_reduce', 1 << 20)}"
+        return Finding("hosts", State.NOTE, transport(), meaning)
+    finally:
+        dist.destroy_process_group()
+
+
 def read_number(path: Path) -> int | None:
     """None if there is no such file, or it holds no number ("max")."""
     try:
@@ -274,7 +297,27 @@ WITH_BUILD: tuple[Callable[[], Finding], ...] = (processors, cuda, two_ranks)
 
 
 def examine() -> Iterator[Finding]:
-    """Runs the checks; those that need the compiled module only where it loads."""
+    """Runs the checks; those that need the compiled module only where it loads.
+
+    In a job of torchrun the first rank of each machine runs them, and all ranks the one of hosts.
+    """
+    if in_job():
+        if os.environ.get("LOCAL_RANK") == "0":
+            yield from examine_here()
+        found = hosts()
+        if os.environ["RANK"] == "0" or found.state is State.BROKEN:
+            yield found
+        return
+    yield from examine_here()
+
+
+def in_job() -> bool:
+    """Whether torchrun has started this process as one of several."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def examine_here() -> Iterator[Finding]:
+    """The checks of this machine."""
     first = build()
     yield first
     for check in ALWAYS:

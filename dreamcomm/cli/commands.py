@@ -7,6 +7,7 @@ import typer
 from dreamcomm.cli.bench import bench
 from dreamcomm.cli.demo import demo
 from dreamcomm.cli.doctor import doctor
+from dreamcomm.cli.simulate import simulate
 from dreamcomm.cli.top import top
 from dreamcomm.cli.version import version
 
@@ -19,5 +20,6 @@ commands = typer.Typer(
 commands.command()(bench)
 commands.command()(demo)
 commands.command()(doctor)
+commands.command()(simulate)
 commands.command()(top)
 commands.command()(version)

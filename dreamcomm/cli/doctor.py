@@ -21,6 +21,8 @@ STYLES = {"fine": "green", "note": "cyan", "falls back": "yellow", "broken": "bo
 def doctor(as_json: Json = False) -> None:
     """Checks the installation and the machine, and says what falls back, and why.
 
+    Started by torchrun (--no-python) it also maps which ranks of the job share memory.
+
     Ends with exit code 1 if something is broken; what falls back works, but slower.
     """
     from dreamcomm.doctor import State, examine
@@ -31,7 +33,7 @@ def doctor(as_json: Json = False) -> None:
         findings.append(finding)
         if not as_json:
             show(console, finding)
-    if as_json:
+    if as_json and findings:  # most ranks of a job look at nothing themselves
         typer.echo(json.dumps([finding.as_dict() for finding in findings], indent=2))
     if any(finding.state is State.BROKEN for finding in findings):
         raise typer.Exit(1)

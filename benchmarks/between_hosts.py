@@ -1,0 +1,237 @@
+"""Groups that span hosts, beside torch's Gloo over all ranks: all_reduce on shaped links.
+
+    python benchmarks/between_hosts.py
+    python benchmarks/between_hosts.py --only "2 x 2, 1 Gbit/s" --json between.json
+
+Hosts are network namespaces of this machine; their links are shaped by the kernel (tbf), and what
+delays them is a relay in user space, as the kernels at hand have no netem. Needs root. All ranks
+share this machine's processors. Both groups take turns in one run, buffers are rewritten before
+each call, the results are checked, and the time of a call is that of its slowest rank. Small calls
+come in bursts of ten: after a barrier the ranks, of which several share a processor, do not begin
+at the same time. The wire's share is what the bytes that must leave a host take at the link's rate,
+over the time measured.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Annotated, Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from dreamcomm.bench.report import format_time
+from dreamcomm.bench.sizes import format_size
+from dreamcomm.simulate.cluster import Cluster, Wire
+from dreamcomm.simulate.predict import collective
+from machine import check_output, describe_machine, write_json
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from spanning.network import Network, NoNetwork, enter  # found by the line above
+
+SIZES = [1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 8 << 20, 64 << 20]
+SECONDS = 1.5  # for both backends at one size, about
+LEAST_TURNS, MOST_TURNS = 4, 60
+BURST, MOST_BURST = 1 << 20, 10  # bytes and calls of a burst
+GIGABIT = 1e9 / 8
+
+
+@dataclass(frozen=True)
+class Setting:
+    """ranks: on each host. gigabits: a host's link. delay: seconds on the wire, or 0."""
+
+    ranks: tuple[int, ...]
+    gigabits: int
+    delay: float = 0.0
+
+    @property
+    def name(self) -> str:
+        hosts, each = len(self.ranks), set(self.ranks)
+        shape = f"{hosts} x {min(each)}" if len(each) == 1 else " + ".join(map(str, self.ranks))
+        delay = f", {self.delay * 1e6:.0f} us" if self.delay else ""
+        return f"{shape}, {self.gigabits} Gbit/s{delay}"
+
+
+SETTINGS = [
+    Setting((2, 2), 1),
+    Setting((2, 2), 10),
+    Setting((2, 2), 1, 50e-6),
+    Setting((2, 2), 1, 1e-3),
+    Setting((2, 2), 10, 50e-6),
+    Setting((2, 2), 10, 1e-3),
+    Setting((4, 4), 1),
+    Setting((1, 1, 1, 2), 1),
+    Setting((1, 1, 1, 1), 1),
+]
+
+
+def timed(tensors: list[torch.Tensor], group: dist.ProcessGroup, quiet: dist.ProcessGroup) -> float:
+    """Seconds of one call of a burst on tensors of their own, checked; of this rank."""
+    for tensor in tensors:
+        tensor.fill_(float(dist.get_rank() + 1))
+    dist.barrier(group=quiet)
+    begin = perf_counter()
+    for tensor in tensors:
+        dist.all_reduce(tensor, group=group)
+    seconds = perf_counter() - begin
+    size = dist.get_world_size()
+    if not all(bool((tensor == size * (size + 1) / 2).all()) for tensor in tensors):
+        raise AssertionError(f"a wrong sum of {tensors[0].numel()} elements")
+    return seconds / len(tensors)
+
+
+def slowest(times: list[float], quiet: dist.ProcessGroup) -> float:
+    """The median over the calls of the slowest rank's time."""
+    all_times = torch.tensor(times, dtype=torch.float64)
+    dist.all_reduce(all_times, op=dist.ReduceOp.MAX, group=quiet)
+    seconds: list[float] = all_times.tolist()
+    return median(seconds)
+
+
+def measure(sizes: list[int]) -> list[dict[str, Any]]:
+    """Both backends in turns."""
+    gloo = dist.new_group(backend="gloo")
+    ours = dist.group.WORLD
+    assert ours is not None
+    rows = []
+    for nbytes in sizes:
+        tensors = [
+            torch.empty(nbytes // 4) for _ in range(min(max(BURST // nbytes, 1), MOST_BURST))
+        ]
+        first = torch.tensor([timed(tensors, ours, gloo) + timed(tensors, gloo, gloo)])
+        dist.all_reduce(first, op=dist.ReduceOp.MAX, group=gloo)
+        turns = int(SECONDS / first.item() / len(tensors))
+        turns = min(max(turns, LEAST_TURNS), MOST_TURNS)
+        pairs = [(timed(tensors, ours, gloo), timed(tensors, gloo, gloo)) for _ in range(turns)]
+        rows.append(
+            {
+                "bytes": nbytes,
+                "turns": turns,
+                "dreamcomm": slowest([a for a, _ in pairs], gloo),
+                "gloo": slowest([b for _, b in pairs], gloo),
+            }
+        )
+    return rows
+
+
+def run_rank(rank: int, setting: Setting, hosts: list[str], store: str, sizes: list[int]) -> None:
+    """One rank; rank 0 leaves what was found in a file."""
+    host = next(h for h in range(len(hosts)) if rank < sum(setting.ranks[: h + 1]))
+    enter(hosts[host])
+    torch.set_num_threads(1)
+    size = sum(setting.ranks)
+    dist.init_process_group(
+        "dreamcomm",
+        store=dist.FileStore(store, size),  # type: ignore[attr-defined]
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=120),
+    )
+    rows = measure(sizes)
+    if rank == 0:
+        backend: Any = dist.group.WORLD._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
+        torch.save({"rows": rows, "costs": backend._level_costs}, f"{store}.found")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def wire_seconds(setting: Setting, nbytes: int) -> float:
+    """What leaves a host of an all_reduce, at its link's rate."""
+    hosts = len(setting.ranks)
+    return 2 * (hosts - 1) / hosts * nbytes / (setting.gigabits * GIGABIT)
+
+
+def measured(setting: Setting, sizes: list[int]) -> dict[str, Any]:
+    """Raises NoNetwork where there can be none."""
+    with (
+        Network(len(setting.ranks), f"{setting.gigabits}gbit", setting.delay) as network,
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        store = str(Path(folder) / "store")
+        start: Any = mp.spawn  # type: ignore[attr-defined]
+        start(run_rank, (setting, network.hosts, store, sizes), nprocs=sum(setting.ranks))
+        found = torch.load(f"{store}.found")
+    here, (latency, message, alone, byte, chunk) = found["costs"]
+    wire = Wire(latency=latency, message=message, alone=1 / alone, bandwidth=1 / byte, chunk=chunk)
+    cluster = Cluster(setting.ranks, here, wire)
+    rows = found["rows"]
+    for row in rows:
+        forecast = collective("all_reduce", row["bytes"], cluster)
+        row["speedup"] = row["gloo"] / row["dreamcomm"]
+        row["wire_share"] = wire_seconds(setting, row["bytes"]) / row["dreamcomm"]
+        row["predicted"] = forecast.seconds
+        row["way"] = forecast.way
+        row["error"] = forecast.seconds / row["dreamcomm"] - 1
+    return {
+        "setting": setting.name,
+        "wire": {
+            "latency": latency,
+            "message": message,
+            "alone": 1 / alone,
+            "bandwidth": 1 / byte,
+            "chunk": chunk,
+        },
+        "rows": rows,
+    }
+
+
+def print_rows(console: Console, found: dict[str, Any]) -> None:
+    wire = found["wire"]
+    table = Table(
+        title=f"{found['setting']}: measured {wire['latency'] * 1e6:.0f} us, "
+        f"{wire['bandwidth'] / 1e6:.0f} MB/s a host"
+    )
+    for name in ("size", "dreamcomm", "gloo", "x gloo", "wire's share", "predicted", "error", "by"):
+        table.add_column(name, justify="right")
+    for row in found["rows"]:
+        table.add_row(
+            format_size(row["bytes"]),
+            format_time(row["dreamcomm"]),
+            format_time(row["gloo"]),
+            f"{row['speedup']:.2f}",
+            f"{row['wire_share']:.2f}",
+            format_time(row["predicted"]),
+            f"{row['error']:+.0%}",
+            row["way"].split(",")[0],
+        )
+    console.print(table)
+
+
+def main(
+    only: Annotated[
+        list[str] | None, typer.Option(help="A setting's name; repeatable.", show_default="all")
+    ] = None,
+    most: Annotated[int, typer.Option(help="The largest size in bytes.")] = SIZES[-1],
+    json: Annotated[Path | None, typer.Option(help="Where to write the figures.")] = None,
+) -> None:
+    """Times all_reduce between hosts that are network namespaces; see the head of this file."""
+    check_output(json)
+    console = Console(width=100)
+    settings = [s for s in SETTINGS if not only or s.name in only]
+    if not settings:
+        raise typer.BadParameter(f"expected one of: {'; '.join(s.name for s in SETTINGS)}")
+    results = []
+    for setting in settings:
+        try:
+            results.append(measured(setting, [size for size in SIZES if size <= most]))
+        except NoNetwork as why:
+            console.print(str(why), style="red")
+            raise typer.Exit(1) from None
+        print_rows(console, results[-1])
+    if json is not None:
+        write_json(json, {"machine": describe_machine(), "settings": results})
+
+
+if __name__ == "__main__":
+    typer.run(main)

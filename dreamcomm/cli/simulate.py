@@ -1,0 +1,134 @@
+"""``dreamcomm simulate``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from dreamcomm.simulate.cluster import Cluster
+    from dreamcomm.simulate.predict import Training
+    from dreamcomm.simulate.scaling import Line
+
+Described = Annotated[
+    Path | None,
+    typer.Option(
+        "--cluster", help="A TOML file, instead of the flags.", exists=True, dir_okay=False
+    ),
+]
+Hosts = Annotated[int, typer.Option(min=1, help="Hosts; see --up-to for more and more.")]
+RanksPerHost = Annotated[int, typer.Option(min=1, help="Ranks of each.")]
+Within = Annotated[str, typer.Option(help="Of a turn within a host, as 1us.")]
+WithinRate = Annotated[str, typer.Option(help="Of a rank's copies, as 10GB/s.")]
+Between = Annotated[str, typer.Option(help="Of a message between hosts, as 40us.")]
+Message = Annotated[str, typer.Option(help="What a further message costs its ranks, as 10us.")]
+BetweenRate = Annotated[str, typer.Option(help="Of a host's link, as 10Gbit/s.")]
+Op = Annotated[str, typer.Option(help="A collective.")]
+Sizes = Annotated[str, typer.Option(help="Bytes of one rank's block: a list, as 1KiB,64MiB.")]
+UpTo = Annotated[
+    int | None,
+    typer.Option(help="1, 2, 4, ... such hosts, up to so many ranks.", show_default="as described"),
+]
+Gradients = Annotated[
+    str | None, typer.Option(help="Bytes of all gradients: predicts steps of DDP, too.")
+]
+Bucket = Annotated[str, typer.Option(help="Bytes of a bucket of DDP.")]
+Forward = Annotated[str, typer.Option(help="A rank's forward pass, as 10ms.")]
+Backward = Annotated[str, typer.Option(help="A rank's backward pass, as 20ms.")]
+Json = Annotated[Path | None, typer.Option("--json", help="Write the figures here.")]
+Plot = Annotated[Path | None, typer.Option("--plot", help="Draw here (png, svg or pdf).")]
+
+
+def simulate(
+    cluster: Described = None,
+    hosts: Hosts = 2,
+    ranks_per_host: RanksPerHost = 8,
+    latency_within: Within = "1us",
+    bandwidth_within: WithinRate = "10GB/s",
+    latency_between: Between = "40us",
+    message_between: Message = "10us",
+    bandwidth_between: BetweenRate = "10Gbit/s",
+    op: Op = "all_reduce",
+    sizes: Sizes = "1KiB,1MiB,64MiB",
+    up_to: UpTo = None,
+    gradients: Gradients = None,
+    bucket: Bucket = "25MiB",
+    forward: Forward = "10ms",
+    backward: Backward = "20ms",
+    json_file: Json = None,
+    plot: Plot = None,
+) -> None:
+    """Predicts collectives and training steps on a cluster that need not be there.
+
+    By the cost model that groups of several hosts choose their ways by; up to 16,384 ranks.
+    """
+    from rich.console import Console
+
+    from dreamcomm.bench.sizes import parse_size
+    from dreamcomm.simulate.report import table, to_json
+
+    flags: dict[str, Any] = {
+        "hosts": hosts,
+        "ranks_per_host": ranks_per_host,
+        "within": {"latency": latency_within, "bandwidth": bandwidth_within},
+        "between": {
+            "latency": latency_between,
+            "message": message_between,
+            "bandwidth": bandwidth_between,
+        },
+    }
+    try:
+        lines = predicted(
+            op,
+            [parse_size(size) for size in sizes.split(",")],
+            cluster_of(cluster, flags),
+            up_to,
+            training_of(gradients, bucket, forward, backward),
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    Console().print(table(op, lines))
+    if json_file is not None:
+        json_file.write_text(json.dumps(to_json(op, lines), indent=1) + "\n")
+    if plot is not None:
+        from dreamcomm.simulate.plot import draw
+
+        draw(op, lines, plot)
+
+
+def cluster_of(path: Path | None, flags: dict[str, Any]) -> Cluster:
+    """Raises ValueError if there is none."""
+    from dreamcomm.simulate.cluster import described
+    from dreamcomm.simulate.read import read_cluster
+
+    return read_cluster(path) if path is not None else described(flags)
+
+
+def training_of(gradients: str | None, bucket: str, forward: str, backward: str) -> Training | None:
+    """Raises ValueError if a size or a time is none."""
+    from dreamcomm.bench.sizes import parse_size
+    from dreamcomm.simulate.predict import Training
+    from dreamcomm.simulate.units import parse_time
+
+    if gradients is None:
+        return None
+    return Training(
+        gradients=parse_size(gradients),
+        bucket=parse_size(bucket),
+        forward=parse_time(forward),
+        backward=parse_time(backward),
+    )
+
+
+def predicted(
+    op: str, sizes: list[int], cluster: Cluster, up_to: int | None, training: Training | None
+) -> list[Line]:
+    """Raises ValueError if something cannot be predicted."""
+    from dreamcomm.simulate.scaling import line_of, scaling
+
+    if up_to is None:
+        return [line_of(op, sizes, cluster, training)]
+    return scaling(op, sizes, cluster, up_to, training)

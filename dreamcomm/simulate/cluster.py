@@ -1,0 +1,130 @@
+"""A cluster in a few numbers: its hosts, and what moving bytes costs within and between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dreamcomm.simulate.units import parse_rate, parse_time
+
+
+@dataclass(frozen=True)
+class Wire:
+    """Messages between hosts.
+
+    latency: seconds that a message is under way, of no bytes.
+    message: seconds of the two ranks for each further one.
+    alone: bytes per second that a host sends where one of its ranks does.
+    bandwidth: bytes per second that a host sends, and receives, where all of its ranks do.
+    chunk: seconds of each chunk that these take of a tensor, beyond its bytes.
+    """
+
+    latency: float = 40e-6
+    message: float = 10e-6
+    alone: float = 1.1e9
+    bandwidth: float = 1.1e9
+    chunk: float = 50e-6
+
+    def numbers(self) -> tuple[float, ...]:
+        """As the compiled model takes them."""
+        return self.latency, self.message, 1 / self.alone, 1 / self.bandwidth, self.chunk
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Hosts, and both levels.
+
+    ranks_on: ranks of each host.
+    here: costs within a host, as text (``_C.even_costs``, or what a group measured).
+    """
+
+    ranks_on: tuple[int, ...]
+    here: str
+    wire: Wire = Wire()
+
+    @property
+    def size(self) -> int:
+        return sum(self.ranks_on)
+
+    def with_hosts(self, hosts: int) -> Cluster:
+        """So many hosts like the largest of these."""
+        return replace(self, ranks_on=(max(self.ranks_on),) * hosts)
+
+
+def within(turn: float, bandwidth: float) -> str:
+    """Costs within a host of a turn in seconds and a rank's copies in bytes per second."""
+    from dreamcomm._C import even_costs
+
+    return even_costs(turn, 1 / bandwidth)
+
+
+_KEYS = {
+    "": {"hosts", "ranks_per_host", "ranks_on_hosts"},
+    "within": {"latency", "bandwidth"},
+    "between": {"latency", "message", "bandwidth", "bandwidth_of_a_rank", "chunk"},
+}
+
+
+def described(table: Mapping[str, Any]) -> Cluster:
+    """A cluster of what a TOML file says; all but the hosts may be left out.
+
+    Raises:
+        ValueError: something is unknown, missing or out of range; the text says what.
+    """
+    sections = {"": {k: v for k, v in table.items() if not isinstance(v, Mapping)}}
+    sections |= {k: dict(v) for k, v in table.items() if isinstance(v, Mapping)}
+    for section, entries in sections.items():
+        known = _KEYS.get(section)
+        if known is None:
+            raise ValueError(f"a cluster has no section [{section}]: expected within and between")
+        if unknown := sorted(set(entries) - known):
+            where = f" in [{section}]" if section else ""
+            raise ValueError(f"unknown{where}: {', '.join(unknown)}; known: {sorted(known)}")
+    return Cluster(
+        ranks_on=_hosts(sections[""]),
+        here=_within(sections.get("within", {})),
+        wire=_wire(sections.get("between", {})),
+    )
+
+
+def _hosts(entries: dict[str, Any]) -> tuple[int, ...]:
+    listed = entries.get("ranks_on_hosts")
+    if listed is None:
+        hosts, ranks = entries.get("hosts", 2), entries.get("ranks_per_host", 8)
+        listed = [ranks] * hosts if isinstance(hosts, int) else []
+    elif len(entries) > 1:
+        raise ValueError("ranks_on_hosts says it all: leave hosts and ranks_per_host out")
+    if not isinstance(listed, list) or not listed:
+        raise ValueError("a cluster has one host at least: hosts = 2, or ranks_on_hosts = [1, 2]")
+    if any(type(ranks) is not int or ranks < 1 for ranks in listed):
+        raise ValueError(f"every host has one rank at least, got {listed[:8]}")
+    return tuple(listed)
+
+
+def _within(entries: dict[str, Any]) -> str:
+    return within(
+        _number(entries, "latency", parse_time, 1e-6),
+        _number(entries, "bandwidth", parse_rate, 1e10),
+    )
+
+
+def _wire(entries: dict[str, Any]) -> Wire:
+    default = Wire()
+    bandwidth = _number(entries, "bandwidth", parse_rate, default.bandwidth)
+    return Wire(
+        latency=_number(entries, "latency", parse_time, default.latency),
+        message=_number(entries, "message", parse_time, default.message),
+        alone=_number(entries, "bandwidth_of_a_rank", parse_rate, bandwidth),
+        bandwidth=bandwidth,
+        chunk=_number(entries, "chunk", parse_time, default.chunk),
+    )
+
+
+def _number(entries: dict[str, Any], key: str, parse: Any, default: float) -> float:
+    if key not in entries:
+        return default
+    if not isinstance(entries[key], str):
+        raise ValueError(f"{key} needs a unit: write it as text, got {entries[key]!r}")
+    number: float = parse(entries[key])
+    return number

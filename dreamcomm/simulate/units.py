@@ -1,0 +1,38 @@
+"""Times and rates as people write and read them: "50us", "10Gbit/s", "12.5GB/s"."""
+
+from __future__ import annotations
+
+import re
+
+_WRITTEN = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-zµ/]+)")
+_TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+_RATES = {
+    f"{prefix}{unit}": factor / bits
+    for prefix, factor in (("k", 1e3), ("m", 1e6), ("g", 1e9), ("t", 1e12), ("", 1.0))
+    for unit, bits in (("bit", 8.0), ("b", 1.0))
+}
+
+
+def parse_time(text: str) -> float:
+    """Reads a duration; returns seconds.
+
+    Raises:
+        ValueError: it is none.
+    """
+    found = _WRITTEN.fullmatch(text.strip())
+    if found is None or found[2] not in _TIMES:
+        raise ValueError(f"{text!r} is not a time: write 0.5s, 1ms, 50us or 800ns")
+    return float(found[1]) * _TIMES[found[2]]
+
+
+def parse_rate(text: str) -> float:
+    """Reads a bandwidth, decimal as networks have it; returns bytes per second.
+
+    Raises:
+        ValueError: it is none, or 0.
+    """
+    found = _WRITTEN.fullmatch(text.strip())
+    unit = found[2].lower().removesuffix("/s") if found else ""
+    if found is None or unit not in _RATES or float(found[1]) == 0:
+        raise ValueError(f"{text!r} is not a bandwidth: write 10Gbit/s, 12.5GB/s or 800MB/s")
+    return float(found[1]) * _RATES[unit]

@@ -1,0 +1,196 @@
+"""``dreamcomm simulate``: the model on clusters that are described."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from dreamcomm.cli.commands import commands
+from dreamcomm.simulate.cluster import Cluster, Wire, described, within
+from dreamcomm.simulate.predict import Training, collective, ddp_step, ring_all_reduce, ways
+from dreamcomm.simulate.read import read_cluster
+from dreamcomm.simulate.scaling import host_counts, scaling
+from dreamcomm.simulate.units import parse_rate, parse_time
+
+MIB = 1 << 20
+OPS = (
+    "all_reduce", "reduce", "broadcast", "all_gather", "gather", "scatter", "reduce_scatter",
+    "all_to_all", "barrier",
+)  # fmt: skip
+
+
+def cluster(*ranks_on: int, bandwidth: float = 1e9, latency: float = 50e-6) -> Cluster:
+    wire = Wire(latency, message=0.0, alone=bandwidth, bandwidth=bandwidth, chunk=0.0)
+    return Cluster(ranks_on, within(1e-6, 1e11), wire)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("1ms", 1e-3), ("50us", 50e-6), ("50 µs", 50e-6), ("0.5s", 0.5)]
+)
+def test_times(text: str, seconds: float) -> None:
+    assert parse_time(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"), [("10Gbit/s", 1.25e9), ("12.5GB/s", 12.5e9), ("800MB", 8e8)]
+)
+def test_rates(text: str, rate: float) -> None:
+    assert parse_rate(text) == pytest.approx(rate)
+
+
+@pytest.mark.parametrize("text", ["", "fast", "10", "-1Gbit/s", "0Gbit/s", "10 parsecs"])
+def test_what_is_no_rate_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a bandwidth: write"):
+        parse_rate(text)
+
+
+def test_what_is_no_time_is_refused() -> None:
+    with pytest.raises(ValueError, match="'5 minutes' is not a time"):
+        parse_time("5 minutes")
+
+
+def test_a_cluster_in_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.toml"
+    path.write_text(
+        'ranks_on_hosts = [1, 1, 1, 2]\n[within]\nlatency = "2us"\nbandwidth = "5GB/s"\n'
+        '[between]\nlatency = "1ms"\nbandwidth = "1Gbit/s"\n'
+    )
+    found = read_cluster(path)
+    assert found.ranks_on == (1, 1, 1, 2)
+    assert found.here == within(2e-6, 5e9)
+    assert found.wire.bandwidth == found.wire.alone == 1.25e8
+    assert found.wire.latency == 1e-3
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"hosts": 0}, "one host at least"),
+        ({"hosts": "two"}, "one host at least"),
+        ({"ranks_per_host": 0}, "one rank at least"),
+        ({"hosts": 2, "ranks_on_hosts": [1]}, "leave hosts"),
+        ({"machines": 2}, "unknown: machines"),
+        ({"betwen": {}}, r"no section \[betwen\]"),
+        ({"between": {"speed": "1us"}}, r"unknown in \[between\]: speed"),
+        ({"between": {"latency": 5}}, "latency needs a unit"),
+    ],
+)
+def test_wrong_descriptions_are_told(table: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        described(table)
+
+
+def test_a_ring_does_not_grow_with_its_ranks_at_large_sizes() -> None:
+    large = [ring_all_reduce(16 << 30, cluster(*[1] * n)) for n in (8, 64, 512)]
+    assert max(large) / min(large) < 1.16  # 2 (N - 1) / N: 1.75 to 2
+    small = [ring_all_reduce(1024, cluster(*[1] * n)) for n in (8, 64, 512)]
+    assert small[1] / small[0] == pytest.approx(63 / 7, rel=0.01)
+    assert small[2] / small[1] == pytest.approx(511 / 63, rel=0.01)
+
+
+@pytest.mark.parametrize("hosts", [2, 3, 16])
+def test_the_wire_bounds_a_large_all_reduce(hosts: int) -> None:
+    nbytes = 512 * MIB
+    seconds = collective("all_reduce", nbytes, cluster(*[4] * hosts)).seconds
+    wire = 2 * (hosts - 1) / hosts * nbytes / 1e9
+    assert wire <= seconds <= 1.1 * wire
+
+
+def test_a_flat_ring_sends_more_of_a_host_than_its_carriers_do() -> None:
+    """1.5 times at 2 hosts of 2 ranks, 1.75 times at 2 of 4."""
+    for ranks, more in ((2, 1.5), (4, 1.75)):
+        both = cluster(ranks, ranks)
+        ours = collective("all_reduce", 512 * MIB, both).seconds
+        assert ring_all_reduce(512 * MIB, both) / ours == pytest.approx(more, rel=0.05)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_every_collective_takes_longer_on_more_hosts(op: str) -> None:
+    times = [collective(op, 64 * 1024, cluster(*[8] * hosts)).seconds for hosts in (1, 2, 8, 2048)]
+    assert times == sorted(times)
+    assert times[0] > 0
+
+
+def test_the_taken_way_is_the_quickest_one() -> None:
+    listed = ways("all_reduce", 64 * 1024, cluster(2, 2))
+    assert len(listed) > 1
+    assert collective("all_reduce", 64 * 1024, cluster(2, 2)) == min(
+        listed, key=lambda forecast: forecast.seconds
+    )
+
+
+def test_an_unknown_collective_is_refused() -> None:
+    with pytest.raises(ValueError, match="all_rduce"):
+        collective("all_rduce", 1, cluster(2, 2))
+
+
+def test_a_step_without_work_is_its_buckets_in_turn() -> None:
+    both = cluster(2, 2)
+    training = Training(gradients=60 * MIB, bucket=25 * MIB, forward=0.0, backward=0.0)
+    full = collective("all_reduce", 25 * MIB, both).seconds
+    rest = collective("all_reduce", 10 * MIB, both).seconds
+    assert ddp_step(training, both).seconds == pytest.approx(2 * full + rest)
+
+
+def test_work_hides_what_is_reduced_meanwhile() -> None:
+    training = Training(gradients=50 * MIB, bucket=25 * MIB, forward=1.0, backward=10.0)
+    both = cluster(2, 2)
+    last = collective("all_reduce", 25 * MIB, both).seconds
+    step = ddp_step(training, both)
+    assert step.seconds == pytest.approx(11.0 + last)
+    assert step.efficiency == pytest.approx(11.0 / step.seconds)
+    assert ddp_step(training, cluster(1)).efficiency == 1.0
+
+
+def test_hosts_double_up_to_the_ranks_asked_for() -> None:
+    assert host_counts(cluster(8, 8), 16_384) == [2**n for n in range(12)]
+    assert host_counts(cluster(3, 1), 20) == [1, 2, 4]
+    for wrong in (2, 16_385):
+        with pytest.raises(ValueError, match="ranks, got"):
+            host_counts(cluster(8), wrong)
+
+
+def test_large_clusters_are_predicted() -> None:
+    training = Training(gradients=100 * MIB)
+    lines = scaling("all_reduce", [1024, 64 * MIB], cluster(8), 16_384, training)
+    assert [line.ranks for line in lines] == [8 * 2**n for n in range(12)]
+    for line in lines:
+        assert line.step is not None
+        assert 0 < line.step.efficiency <= 1
+
+
+def run(*words: str) -> tuple[int, str]:
+    done = CliRunner().invoke(commands, ["simulate", *words])
+    return done.exit_code, done.output
+
+
+def test_people_get_a_table_a_picture_and_figures(tmp_path: Path) -> None:
+    figures, picture = tmp_path / "found.json", tmp_path / "found.png"
+    code, output = run(
+        "--up-to", "64", "--gradients", "100MiB", "--json", str(figures), "--plot", str(picture)
+    )
+    assert code == 0, output
+    assert "efficiency" in output
+    assert picture.stat().st_size > 10_000
+    found = json.loads(figures.read_text())
+    assert [line["ranks"] for line in found["lines"]] == [8, 16, 32, 64]
+    assert set(found["lines"][1]["by_size"]) == {"1024", "1048576", "67108864"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--op", "all_rduce"), "all_rduce"),
+        (("--sizes", "many"), "is not a size"),
+        (("--latency-between", "soon"), "is not a time"),
+        (("--up-to", "1"), "ranks, got 1"),
+    ],
+)
+def test_what_cannot_be_predicted_is_said(words: tuple[str, ...], said: str) -> None:
+    code, output = run(*words)
+    assert code == 2
+    assert said in output
