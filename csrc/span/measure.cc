@@ -30,8 +30,8 @@ void fit(double& value, double seconds, Predicted&& predicted) {
   }
 }
 
-/// Seconds per byte that a host sends, by what each size takes beyond the one before: a shaped link
-/// lets the first bytes through at once.
+/// Seconds per byte that a host sends, by what each size takes beyond the one before: what is there
+/// at once, as a shaped link lets some bytes through, is in both.
 double per_byte(const Trials& trials, int senders, double empty) {
   double before = empty;
   std::size_t smaller = 0;
@@ -51,13 +51,18 @@ double per_byte(const Trials& trials, int senders, double empty) {
 }  // namespace
 
 double time_of_messages(Trip& trip, const Burst& burst) {
-  if (!trip.carries() || (!burst.all && trip.index() != 0)) return 0;
-  const int next = trip.partner((trip.host() + 1) % trip.hosts());
-  const int before = trip.partner((trip.host() + trip.hosts() - 1) % trip.hosts());
+  const bool takes_part = burst.all ? trip.carries() : trip.index() == 0;
+  if (!burst.all && !takes_part) return 0;
+  const int hosts = trip.hosts();
+  const int next = takes_part ? trip.partner((trip.host() + 1) % hosts) : -1;
+  const int before = takes_part ? trip.partner((trip.host() + hosts - 1) % hosts) : -1;
   const Cargo out = trip.room(burst.bytes);
   const Cargo in = trip.room(burst.bytes * static_cast<std::size_t>(burst.messages));
   std::vector<double> seconds;
   for (int round = 0; round < kRounds; ++round) {
+    // Together, or each would find the host's link its own.
+    if (burst.all) trip.here(Kind::kBarrier, {}, {}, {});
+    if (!takes_part) continue;
     const Clock::time_point begin = Clock::now();
     for (int i = 0; i < burst.messages; ++i) {
       const auto number = static_cast<std::uint32_t>(round * burst.messages + i);
@@ -71,7 +76,7 @@ double time_of_messages(Trip& trip, const Burst& burst) {
     if (round > 0) seconds.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
   }
   std::sort(seconds.begin(), seconds.end());
-  return seconds[seconds.size() / 2];
+  return takes_part ? seconds[seconds.size() / 2] : 0;
 }
 
 WireCosts measure_wire(const Trials& trials, const Shape& shape, const Costs& here) {

@@ -59,10 +59,11 @@ class Model {
     const double count = whole / part;
     const double before = moves_first() ? here(kind_, whole * shape_.ranks / shape_.size) : 0;
     const Load load = load_of(part);
-    const double wire = load.wire * costs_.between.byte + load.messages * costs_.between.message +
-                        costs_.between.chunk;
+    const double wire = load.wire * costs_.between.byte + load.messages * costs_.between.message;
+    const double ranks =
+        load.here + costs_.between.chunk;  // what the ranks do, while the wire is busy
     // The longer of both is busy all the time; the other's first or last chunk is not hidden.
-    return begin + before + count * std::max(load.here, wire) + std::min(load.here, wire) +
+    return begin + before + count * std::max(ranks, wire) + std::min(ranks, wire) +
            load.in_a_row * costs_.between.latency;
   }
 
