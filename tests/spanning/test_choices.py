@@ -63,8 +63,9 @@ def test_all_ranks_choose_alike(hosts: Hosts) -> None:
     assert found[0] == found[1] == found[2]
     costs, texts = found[0]
     assert all(number >= 0 for number in costs[1])
-    assert "* " in texts[0]
-    assert "one leader per host exchanges it" in texts[0].split("* ")[1].split("\n")[0]
+    assert [text.count("\n  * ") for text in texts] == [1] * len(texts)
+    assert "one leader per host exchanges it" in texts[0]
+    assert "one leader per host" not in texts[-1]
     assert "carry a share between hosts" in texts[-1].split("* ")[1].split("\n")[0]
 
 
