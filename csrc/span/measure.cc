@@ -13,8 +13,8 @@ constexpr int kRounds = 6;
 constexpr int kMany = 16;  // messages
 
 /// A slow link is measured with little, a fast one with much.
-constexpr std::array<std::size_t, 3> kSizes{std::size_t{256} << 10, std::size_t{1} << 20,
-                                            std::size_t{4} << 20};
+constexpr std::array<std::size_t, 4> kSizes{std::size_t{16} << 10, std::size_t{256} << 10,
+                                            std::size_t{1} << 20, std::size_t{4} << 20};
 constexpr double kEnough = 0.008;  // seconds of a call beyond which no larger size is tried
 
 /// Sets `value` so that `predicted()`, which grows with it, is `seconds`; or as near as it gets.
