@@ -27,6 +27,9 @@ from __future__ import annotations
 import copy
 import logging
 import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -184,10 +187,32 @@ def _make_gloo(store: Store, rank: int, size: int, options: Options, lazy: bool)
     _copy_settings(settings, options)
     if not lazy:  # a group for quick calls may still be slow to meet
         settings._timeout = max(options.timeout, _LEAST_MEETING)
-    inner: Backend = gloo(PrefixStore("dreamcomm/gloo", store), rank, size, settings)
+    prefixed = PrefixStore("dreamcomm/gloo", store)
+    inner: Backend
+    if lazy:
+        inner = gloo(prefixed, rank, size, settings)
+    else:
+        inner = _interruptible(lambda: gloo(prefixed, rank, size, settings))
     inner._set_default_timeout(options.timeout)
     inner._set_sequence_number_for_group()
     return inner
+
+
+def _interruptible(connect: Callable[[], Backend]) -> Backend:
+    """Calls `connect`, which hears no signals, so that Ctrl-C ends the wait for it.
+
+    It goes on then, in a thread that no process waits for, until its own timeout.
+    """
+    done: Future[Backend] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(connect())
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="dreamcomm connects", daemon=True).start()
+    return done.result()
 
 
 def _make_nccl(store: Store, rank: int, size: int, options: Options) -> Backend:

@@ -174,6 +174,7 @@ Fallback::Inner DreamBackend::between_hosts(const Topology& topology, const Stor
   try {
     return host_.make_inner(store, rank_, size_, options, "hosts");
   } catch (const std::exception& error) {
+    if (is_foreign(error)) throw;
     std::string ended;
     for (const int peer : topology.ranks(topology.host_of(rank_))) {
       if (!comm_->has_ended(topology.index_of(peer))) continue;

@@ -18,6 +18,13 @@ void check_signals() {
   if (PyErr_CheckSignals() != 0) throw pybind11::error_already_set();
 }
 
+bool is_foreign(const std::exception& error) {
+  const auto* python = dynamic_cast<const pybind11::error_already_set*>(&error);
+  if (python == nullptr) return false;
+  const pybind11::gil_scoped_acquire gil;
+  return !python->matches(PyExc_RuntimeError);
+}
+
 void without_gil(const std::function<void()>& wait) {
   if (Py_IsInitialized() == 0 || PyGILState_Check() == 0) {
     wait();

@@ -2,6 +2,7 @@
 // GIL held.
 #pragma once
 
+#include <exception>
 #include <functional>
 
 namespace dreamcomm {
@@ -9,6 +10,10 @@ namespace dreamcomm {
 /// Lets Python run its signal handlers if this is the main thread; throws what
 /// they raised (Ctrl-C: KeyboardInterrupt) as a Python exception.
 void check_signals();
+
+/// Whether `error` is Python's and nothing that a failed call raises: Ctrl-C, what a
+/// signal's handler raised, a mistake.
+bool is_foreign(const std::exception& error);
 
 /// Runs `wait` with the GIL released if this thread holds it.
 void without_gil(const std::function<void()>& wait);
