@@ -23,6 +23,16 @@ int ended_among(const Fabric& fabric) {
   return -1;
 }
 
+/// What a rank says that has given the group up, or "".
+std::string why_failed(const Fabric& fabric, int peer) {
+  const Header& header = fabric.header(peer);
+  if (static_cast<Status>(header.status.read()) != Status::kFailed) return "";
+  return concat("rank ", fabric.number(peer), " has given the group up: ", header.reason.data());
+}
+
+/// Longer than nearly every wait: only then is more looked at than the awaited rank.
+constexpr std::chrono::milliseconds kLong{100};
+
 }  // namespace
 
 Guard::Guard(Member& member, const std::function<std::string()>& what, Clock::time_point deadline,
@@ -37,11 +47,9 @@ Guard::Guard(Member& member, const std::function<std::string()>& what, Clock::ti
       interrupt_(interrupt) {}
 
 std::string why_gone(const Fabric& fabric, int peer) {
-  const Header& header = fabric.header(peer);
-  switch (static_cast<Status>(header.status.read())) {
+  switch (static_cast<Status>(fabric.header(peer).status.read())) {
     case Status::kFailed:
-      return concat("rank ", fabric.number(peer),
-                    " has given the group up: ", header.reason.data());
+      return why_failed(fabric, peer);
     case Status::kLeft: {
       // A rank that learns of a death in another group or in a message leaves this one in good
       // order: the cause is whom it lost.
@@ -66,12 +74,17 @@ void Guard::look(int rank) {
     throw Error(ErrorKind::kAborted,
                 concat(what_(), " on ", member_.who(), " was ended: ", *member_.failure()));
   }
-  if (rank >= 0) look_at(rank);
   const Clock::time_point now = Clock::now();
+  if (rank >= 0) look_at(rank, now);
   if (is_late(rank, now)) {
+    const std::string words = words_on_wait(rank, now);  // takes a while
+    const std::string told = rank < 0 ? "" : why_failed(member_.fabric(), rank);
+    if (!told.empty()) {
+      throw Error(ErrorKind::kPeerLost,
+                  concat(what_(), " on ", member_.who(), " cannot finish: ", told));
+    }
     throw Error(ErrorKind::kTimeout,
-                concat(what_(), " on ", member_.who(), " reached its timeout after ",
-                       words_on_wait(rank, now)));
+                concat(what_(), " on ", member_.who(), " reached its timeout after ", words));
   }
   const Clock::duration tenth = std::max<Clock::duration>((deadline_ - begin_) / 10, kLeastToWarn);
   if (warned_ || rank < 0 || now - begin_ < tenth) return;
@@ -84,36 +97,69 @@ void Guard::look(int rank) {
 /// that wait for that one itself.
 bool Guard::is_late(int rank, Clock::time_point now) const {
   if (now < deadline_) return false;
-  if (rank >= 0 && rank == missed_) return false;  // has just gone: the next look tells why
+  if (missed_ >= 0) return false;  // somebody has just gone: the next look tells why
   const Fabric& fabric = member_.fabric();
   const bool away = rank >= 0 && fabric.header(rank).progress.away.read() != 0;
-  return !away || now >= deadline_ + excuse_ || fabric.has_stopped(rank);
+  return !away || now >= later(deadline_, excuse_) || fabric.has_stopped(rank);
+}
+
+/// The rank that `rank` waits for in its turn, or -1. Where it has stopped looking about, it is the
+/// one to be told of itself.
+int Guard::awaited_by(int rank, Clock::time_point now) const {
+  constexpr std::chrono::milliseconds kFresh{500};
+  const Fabric& fabric = member_.fabric();
+  const Progress& progress = fabric.header(rank).progress;
+  const auto looked = std::chrono::nanoseconds(to_ns(now) - progress.looked_ns.read());
+  const auto next = static_cast<int>(progress.waiting_for.read());
+  const bool waits = progress.inside.read() != 0 && looked < kFresh && next >= 0 &&
+                     next < fabric.size() && next != fabric.rank();
+  return waits && !fabric.has_stopped(rank) ? next : -1;
 }
 
 /// "3.0 s of waiting for rank 1, which last called broadcast as call 7, entered 4.1 s ago; its
 /// process 42 is stopped"
 std::string Guard::words_on_wait(int rank, Clock::time_point now) const {
-  const std::string waited = in_seconds(now - begin_);
-  if (rank < 0) return waited;
-  return concat(waited, " of waiting for rank ", member_.fabric().number(rank), ", which ",
-                member_.does(rank, Member::answer_until(now - begin_)));
+  std::string text = in_seconds(now - begin_);
+  if (rank < 0) return text;
+  const Clock::time_point until = Member::answer_until(now - begin_);
+  const char* joint = " of waiting for rank ";
+  int peer = rank;
+  for (int hop = 0; peer >= 0 && hop < member_.size(); ++hop) {
+    text += concat(joint, member_.fabric().number(peer), ", which ", member_.does(peer, until));
+    joint = ", and waits for rank ";
+    peer = awaited_by(peer, now);
+  }
+  return text;
+}
+
+/// The awaited rank, or after a while any rank of the group without which it ends, if that has
+/// gone; or -1. INVARIANT: a rank that has died, or given the group up, is told of within a second
+/// wherever a rank waits, whomever it waits for.
+int Guard::gone_of(int rank, Clock::time_point now) const {
+  const Fabric& fabric = member_.fabric();
+  if (!why_gone(fabric, rank).empty()) return rank;
+  if (now - begin_ < kLong) return -1;
+  for (int peer = 0; peer < fabric.size(); ++peer) {
+    if (peer != fabric.rank() && !why_failed(fabric, peer).empty()) return peer;
+  }
+  return ended_among(fabric);
 }
 
 // A rank may publish what we wait for and leave at once. So the first sight of
 // its absence only makes us look at the flags once more: the wait calls `look`
 // again only if they still lack it, and then nothing can come any more.
-void Guard::look_at(int rank) {
-  member_.header().progress.waiting_for.set(rank);
-  const std::string gone = why_gone(member_.fabric(), rank);
-  if (gone.empty()) {
-    missed_ = -1;
-  } else if (missed_ != rank) {
-    missed_ = rank;
-  } else {
-    throw Error(ErrorKind::kPeerLost,
-                concat(what_(), " on ", member_.who(), " cannot finish: ", gone, "; rank ",
-                       member_.fabric().number(rank), ' ', member_.last_act(rank)));
+void Guard::look_at(int rank, Clock::time_point now) {
+  Progress& progress = member_.header().progress;
+  progress.waiting_for.set(rank);
+  progress.looked_ns.set(to_ns(now));
+  const int gone = gone_of(rank, now);
+  if (gone >= 0 && gone == missed_) {
+    throw Error(
+        ErrorKind::kPeerLost,
+        concat(what_(), " on ", member_.who(), " cannot finish: ", why_gone(member_.fabric(), gone),
+               "; rank ", member_.fabric().number(gone), ' ', member_.last_act(gone)));
   }
+  missed_ = gone;
 }
 
 }  // namespace dreamcomm

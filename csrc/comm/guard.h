@@ -27,7 +27,9 @@ class Guard final : public Watch {
   void look(int rank) override;
 
  private:
-  void look_at(int rank);
+  void look_at(int rank, Clock::time_point now);
+  int gone_of(int rank, Clock::time_point now) const;
+  int awaited_by(int rank, Clock::time_point now) const;
   bool is_late(int rank, Clock::time_point now) const;
   std::string words_on_wait(int rank, Clock::time_point now) const;
 

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 
 #include "comm/member.h"
 #include "comm/turnstile.h"
@@ -54,11 +55,13 @@ class Entered {
   Progress& progress_;
 };
 
-/// While a rank waits for ranks of other hosts.
+/// While a rank waits for ranks of other hosts. It stays so if that fails: it is not to blame until
+/// it has said why.
 class Away {
  public:
   explicit Away(Progress& progress) : progress_(progress) { progress_.away.set(1); }
   ~Away() {
+    if (std::uncaught_exceptions() > before_) return;
     progress_.away.set(0);
     progress_.waiting_for.set(-1);
   }
@@ -67,6 +70,7 @@ class Away {
 
  private:
   Progress& progress_;
+  const int before_ = std::uncaught_exceptions();
 };
 
 }  // namespace dreamcomm

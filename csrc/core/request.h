@@ -58,6 +58,11 @@ constexpr Clock::time_point deadline_in(Clock::time_point now, std::chrono::mill
                                                                         : now + timeout;
 }
 
+/// So much later than `deadline`; the latest there is if that lies beyond it.
+constexpr Clock::time_point later(Clock::time_point deadline, Clock::duration by) {
+  return deadline > Clock::time_point::max() - by ? Clock::time_point::max() : deadline + by;
+}
+
 /// "all_reduce(SUM, 1024 x float32)": the call in words, for error messages.
 std::string describe(const Request& request);
 

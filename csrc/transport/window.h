@@ -14,7 +14,7 @@
 
 namespace dreamcomm {
 
-inline constexpr std::uint32_t kProtocolVersion = 6;
+inline constexpr std::uint32_t kProtocolVersion = 7;
 
 /// Whether a rank is still part of the group. Values of Header::status.
 enum class Status : std::uint32_t { kActive = 0, kLeft = 1, kFailed = 2 };
@@ -26,9 +26,10 @@ struct alignas(kLine) Progress {
   Gauge bytes;        // of one of its blocks
   Gauge entered_ns;   // when, CLOCK_MONOTONIC
   Gauge inside;       // 1 until the call returned
-  Gauge waiting_for;  // rank it waits for, or -1
+  Gauge waiting_for;  // rank it waits for, or -1; of the moment looked_ns
   Gauge cpu;          // where the thread ran that made the call
   Gauge away;         // 1 while it waits for ranks of other hosts
+  Gauge looked_ns;    // when it last looked about in a long wait, CLOCK_MONOTONIC
 };
 
 /// The messages of a rank that are under way: how many, and the oldest of them.

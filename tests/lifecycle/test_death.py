@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -171,6 +172,33 @@ def test_a_rank_that_dies_inside_of_a_collective(fresh: Fresh) -> None:
         assert found[rank].error is None, found[rank].error
         assert found[rank].value.startswith("DistBackendError")
         assert f"rank {VICTIM}" in found[rank].value
+
+
+def die_while_another_is_late(told: str) -> tuple[str, float]:
+    """Rank 0 dies inside of the call that rank 1 has not made yet, and for which rank 2 waits."""
+    dist.barrier()
+    if dist.get_rank() == 0:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    deadline = time.monotonic() + 20
+    while dist.get_rank() == 1 and not Path(told).exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    begin = time.monotonic()
+    text = error_of(lambda: dist.all_reduce(torch.ones(3)))
+    Path(told).touch()
+    return text, time.monotonic() - begin
+
+
+@pytest.mark.beyond_gloo("gloo names no rank")
+def test_a_death_is_told_while_another_rank_is_late(fresh: Fresh, tmp_path: Path) -> None:
+    ranks = fresh.start(
+        die_while_another_is_late, str(tmp_path / "told"), world=3, group_timeout=300
+    )
+    found = replies(ranks, timeout=60)
+    for rank in (1, 2):
+        assert found[rank].error is None, found[rank].error
+        text, seconds = found[rank].value
+        assert "the process of rank 0 has ended" in text, text
+        assert seconds < 0.3 + 1
 
 
 def stay(folder: str) -> None:

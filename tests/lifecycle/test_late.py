@@ -14,7 +14,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from helpers.pool import Pool
+from helpers.pool import Fresh, Pool
+from helpers.processes import replies
 from lifecycle.groups import error_of
 
 pytestmark = pytest.mark.beyond_gloo("gloo names no rank")
@@ -86,3 +87,33 @@ def test_what_the_late_rank_does_instead(
     (_, text), (late, _) = pool.run(be_late, call, instead, str(tmp_path / "told"))
     assert "rank 1" in text.lower()
     assert f"its process {late}{INSTEAD[instead][1]}" in text
+
+
+def stop_midway(seconds: float) -> tuple[str, float]:
+    """Rank 0 stops somewhere in a large call, in which its peers wait for each other."""
+    me = os.getpid()
+    data = torch.ones(8_000_000)
+    dist.barrier()
+    if dist.get_rank() == 0 and os.fork() == 0:
+        time.sleep(seconds)
+        os.kill(me, signal.SIGSTOP)
+        time.sleep(1.5 * SECONDS)
+        os.kill(me, signal.SIGCONT)
+        os._exit(0)
+    while True:
+        if dist.get_rank() == 2:  # so that its own deadline comes later
+            time.sleep(0.02)
+        begin = time.monotonic()
+        text = error_of(lambda: dist.broadcast(data, 2))
+        if text != "no error":
+            return text, time.monotonic() - begin
+
+
+def test_who_waits_for_the_late_rank_is_not_blamed(fresh: Fresh, soak: bool) -> None:
+    for round_ in range(12 if soak else 3):
+        ranks = fresh.start(stop_midway, 0.2 + 0.007 * round_, world=4, group_timeout=SECONDS)
+        for reply in replies(ranks, timeout=60)[1:]:
+            assert reply.error is None, reply.error
+            text, seconds = reply.value
+            assert "rank 0" in text.split("in group", 1)[1], text
+            assert seconds < 1.1 * SECONDS + 0.2
