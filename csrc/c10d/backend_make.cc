@@ -128,7 +128,10 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
       }
     }
     // Collective, as far as Gloo is: two ranks that exchange messages must not wait for the others.
-    if (!comm_ || bridge_) fallback_.get("cpu");
+    if (!comm_) fallback_.get("cpu");
+    if (bridge_) {
+      bridge_->carry_messages(std::make_unique<GlooLink>(fallback_.get("cpu"), rank_));
+    }
   } catch (...) {
     std::rethrow_exception(current_as_torch());
   }
@@ -161,8 +164,7 @@ void DreamBackend::span(const Topology& topology, const ShmOptions& options) {
       BridgeOptions{.call_site = host_.call_site,
                     .heap = heap_,
                     .widens_halves = options_->halves_between_hosts != "16bit",
-                    .tell = tell_reason(between, rank_),
-                    .told = told_reason(between)});
+                    .reasons = {tell_reason(between, rank_), told_reason(between)}});
   if (options_->costs != "fixed") {
     bridge_->tune(deadline_in(Clock::now(), meeting->timeout), interrupt_);
   }

@@ -29,11 +29,10 @@ Block block_of(const Site& site, const at::Tensor& tensor) {
   return {static_cast<std::byte*>(const_cast<void*>(tensor.const_data_ptr())), tensor.nbytes()};
 }
 
-/// Of a receive that torch's Gloo is to serve, which looks at less.
-void require_message(const Site& site, const at::Tensor& tensor, int tag) {
-  require_writable(site, "tensor", tensor);
-  require_tag(site, tag);
-  block_of(site, tensor);
+/// Keeps the tensor's memory for an engine that may outlast the call.
+Cargo cargo_of(const Site& site, const at::Tensor& tensor) {
+  const Block block = block_of(site, tensor);
+  return {std::shared_ptr<std::byte>(block.data, [tensor](std::byte*) {}), 0, block.bytes};
 }
 
 }  // namespace
@@ -106,7 +105,6 @@ WorkPtr DreamBackend::send(TensorList& tensors, int dst, int tag) {
   require_peer(site, "dst", dst);
   const std::uint64_t number = require_tag(site, tag);
   block_of(site, tensor);  // or it has none
-  if (bridge_) return by_torch();
   Tensor memory = tensor;
   if (!is_plain(tensor)) {
     memory = blank_like(tensor);
@@ -114,8 +112,9 @@ WorkPtr DreamBackend::send(TensorList& tensors, int dst, int tag) {
   }
   auto work = c10::make_intrusive<MessageWork>(rank_, kSend, tensor, executor_, comm_);
   try {
-    auto ticket = comm_->send(block_of(site, memory), dst, number,
-                              deadline_after(c10d::kUnsetTimeout, timeout()));
+    const Clock::time_point deadline = deadline_after(c10d::kUnsetTimeout, timeout());
+    auto ticket = bridge_ ? bridge_->send(cargo_of(site, memory), dst, number, deadline)
+                          : comm_->send(block_of(site, memory), dst, number, deadline);
     work->follow(std::move(ticket), [memory] {});
   } catch (...) {
     std::rethrow_exception(current_as_torch());
@@ -136,16 +135,12 @@ WorkPtr DreamBackend::recv(TensorList& tensors, int src, int tag) {
     return forward(tensor, [&](c10d::Backend& inner) { return inner.recv(tensors, src, tag); });
   };
   if (!shares(tensor)) return by_torch();
-  if (!bridge_) return receive(kRecv, tensor, require_peer(site, "src", src), tag);
-  require_peer(site, "src", src);
-  require_message(site, tensor, tag);
-  return by_torch();
+  return receive(kRecv, tensor, require_peer(site, "src", src), tag);
 }
 
 WorkPtr DreamBackend::recvAnysource(TensorList& tensors, int tag) {
   const Tensor& tensor = only(at(kRecvAnySource), "tensors", tensors);
-  if (shares(tensor) && bridge_) require_message(at(kRecvAnySource), tensor, tag);
-  if (!shares(tensor) || bridge_) {
+  if (!shares(tensor)) {
     return forward(tensor, [&](c10d::Backend& inner) { return inner.recvAnysource(tensors, tag); });
   }
   return receive(kRecvAnySource, tensor, std::nullopt, tag);
@@ -161,8 +156,9 @@ WorkPtr DreamBackend::receive(const Label& label, const Tensor& tensor, std::opt
   const Tensor memory = plain ? tensor : blank_like(tensor);
   auto work = c10::make_intrusive<MessageWork>(rank_, label, tensor, executor_, comm_);
   try {
-    auto ticket = comm_->receive(block_of(site, memory), source, number,
-                                 deadline_after(c10d::kUnsetTimeout, timeout()));
+    const Clock::time_point deadline = deadline_after(c10d::kUnsetTimeout, timeout());
+    auto ticket = bridge_ ? bridge_->receive(cargo_of(site, memory), source, number, deadline)
+                          : comm_->receive(block_of(site, memory), source, number, deadline);
     work->follow(std::move(ticket), [plain, tensor, memory] {
       if (!plain) copy_into(tensor, memory);
     });

@@ -16,15 +16,14 @@ namespace {
 
 std::string key_of(int rank) { return concat("given-up/", rank); }
 
-constexpr int kLooks = 5;
-constexpr std::chrono::milliseconds kBetween{40};
-constexpr std::chrono::milliseconds kSlow{500};  // for the answers of a store that is there
+constexpr std::chrono::milliseconds kBetween{40};  // looks
+constexpr std::chrono::milliseconds kSlow{500};    // for the answers of a store that is there
 
 /// As TorchStore::get, which is for threads that may handle Python's signals.
-std::string look_for_reason(c10d::Store& store, int rank) {
+std::string look_for_reason(c10d::Store& store, int rank, std::chrono::milliseconds moment) {
   try {
-    for (int look = 0; look < kLooks; ++look) {
-      if (look > 0) std::this_thread::sleep_for(kBetween);
+    for (std::chrono::milliseconds past{0}; past <= moment; past += kBetween) {
+      if (past.count() > 0) std::this_thread::sleep_for(kBetween);
       if (store.check({key_of(rank)})) return store.get_to_str(key_of(rank));
     }
   } catch (const std::exception&) {  // it has gone with the rank that kept it
@@ -73,16 +72,17 @@ std::function<void(const std::string& reason)> tell_reason(
   };
 }
 
-std::function<std::string(int rank)> told_reason(const c10::intrusive_ptr<c10d::Store>& store) {
-  return [store](int rank) -> std::string {
+std::function<std::string(int rank, std::chrono::milliseconds moment)> told_reason(
+    const c10::intrusive_ptr<c10d::Store>& store) {
+  return [store](int rank, std::chrono::milliseconds moment) -> std::string {
     const auto answer = std::make_shared<std::promise<std::string>>();
     std::future<std::string> told = answer->get_future();
     // Not here: a store whose host has vanished is waited for without end.
-    std::thread([store, rank, answer] {
+    std::thread([store, rank, moment, answer] {
       block_signals();
-      answer->set_value(look_for_reason(*store, rank));
+      answer->set_value(look_for_reason(*store, rank, moment));
     }).detach();
-    const bool answered = told.wait_for(kLooks * kBetween + kSlow) == std::future_status::ready;
+    const bool answered = told.wait_for(moment + kSlow) == std::future_status::ready;
     return answered ? told.get() : "";
   };
 }

@@ -1,6 +1,7 @@
 // A group whose ranks are on several hosts: made of the group of this rank's host, and Gloo.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
 
@@ -32,6 +33,7 @@ std::vector<int> members_on_host(const std::vector<int>& members, const Place& p
 /// if it still answers. They look for a moment, as the rank may have been killed.
 std::function<void(const std::string& reason)> tell_reason(
     const c10::intrusive_ptr<c10d::Store>& store, int rank);
-std::function<std::string(int rank)> told_reason(const c10::intrusive_ptr<c10d::Store>& store);
+std::function<std::string(int rank, std::chrono::milliseconds moment)> told_reason(
+    const c10::intrusive_ptr<c10d::Store>& store);
 
 }  // namespace dreamcomm

@@ -289,6 +289,9 @@ std::shared_ptr<Ticket> Communicator::receive(Block data, std::optional<int> pee
       impl_, impl_->mailbox.receive(data, peer, tag, impl_->deadline_of(deadline, Clock::now())));
 }
 
+void Communicator::withdraw(const Ticket& ticket) { impl_->mailbox.withdraw(ticket); }
+void Communicator::ring() { impl_->member.ring_own(); }
+
 void Communicator::wait(Ticket& ticket, const Interrupt& interrupt) {
   const std::function<std::string()> what = [] { return std::string("a message"); };
   Guard guard(impl_->member, what, Clock::time_point::max(), impl_->tend, interrupt);
@@ -338,6 +341,11 @@ void Communicator::shutdown() {
   impl_->mailbox.fail_all(ErrorKind::kAborted, "the group was shut down");
   impl_->member.leave();
 }
+
+void Communicator::check_usable(const char* operation) const {
+  impl_->member.check_usable(operation);
+}
+std::string Communicator::who() const { return impl_->member.who(); }
 
 std::optional<std::string> Communicator::failure() const { return impl_->member.failure(); }
 

@@ -92,6 +92,10 @@ class Communicator {
   std::shared_ptr<Ticket> send(Block data, int peer, std::uint64_t tag, Clock::time_point deadline);
   std::shared_ptr<Ticket> receive(Block data, std::optional<int> peer, std::uint64_t tag,
                                   Clock::time_point deadline);
+  /// Of a receive from any source that has got a message of another host.
+  void withdraw(const Ticket& ticket);
+  /// A ticket is done that this communicator has not finished: wakes who waits for it.
+  void ring();
   /// Waits for a ticket, helping it along; throws what it failed with.
   void wait(Ticket& ticket, const Interrupt& interrupt = {});
 
@@ -112,6 +116,10 @@ class Communicator {
   /// Ends the progress thread and leaves the group; waits for submitted jobs
   /// unless aborted. Later calls fail. Idempotent, any thread.
   void shutdown();
+  /// Throws Error(kAborted) if the group is unusable.
+  void check_usable(const char* operation) const;
+  /// "rank 1 of 4 in group 'default'".
+  std::string who() const;
   /// Why the group is unusable, or nothing.
   std::optional<std::string> failure() const;
   std::optional<ErrorKind> failure_kind() const;  // none after a shutdown, too

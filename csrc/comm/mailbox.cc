@@ -36,6 +36,12 @@ std::shared_ptr<Ticket> Mailbox::receive(Block data, std::optional<int> peer, st
   return ticket;
 }
 
+void Mailbox::withdraw(const Ticket& ticket) {
+  Lock lock(mutex_);
+  std::erase_if(posted_, [&](const Receiving& r) { return r.ticket.get() == &ticket; });
+  settle(lock);
+}
+
 /// Gives the receive the earliest arrived message that fits, if there is one.
 bool Mailbox::match(Receiving& receiving) {
   int best = -1;
@@ -49,7 +55,7 @@ bool Mailbox::match(Receiving& receiving) {
     best = peer;
     found = it;
   }
-  if (best < 0) return false;
+  if (best < 0 || !receiving.take()) return false;
   Arrived arrived = std::move(*found);
   link(best).arrived.erase(found);
   accept(best, arrived, receiving);
@@ -65,8 +71,8 @@ void Mailbox::accept(int peer, Arrived& arrived, Receiving& receiving) {
          std::make_exception_ptr(
              Error(ErrorKind::kMismatch,
                    concat("recv with tag ", receiving.tag, " on ", member_.who(), " expects ",
-                          receiving.data.bytes, " bytes, but rank ", peer, " sent ", arrived.bytes,
-                          "; give both sides tensors of the same size and dtype"))));
+                          receiving.data.bytes, " bytes, but rank ", number(peer), " sent ",
+                          arrived.bytes, "; give both sides tensors of the same size and dtype"))));
   }
   if (arrived.data) {
     if (!fits) return;
@@ -92,7 +98,7 @@ void Mailbox::settle(Lock& lock, bool changed) {
   std::vector<Finished> finished = std::exchange(finished_, {});
   if (changed) show_oldest();
   lock.unlock();
-  for (Finished& one : finished) one.ticket->finish(one.source, one.failure);
+  for (Finished& one : finished) one.ticket->finish(number(one.source), one.failure);
   if (!finished.empty()) member_.ring_own();
 }
 
@@ -202,7 +208,7 @@ std::optional<std::string> Mailbox::check_health() {
     here += gone.empty() || !with.gone ? 1 : 0;
     with.gone = !gone.empty();
   }
-  if (here == 0) {  // receives from any source wait for nobody
+  if (here == 0 && !member_.fabric().spans()) {  // receives from any source wait for nobody
     for (Receiving& r : std::exchange(posted_, {})) {
       drop(-1, r,
            std::make_exception_ptr(
@@ -219,9 +225,9 @@ std::optional<std::string> Mailbox::check_health() {
 /// Fails everything that waits for a peer that has gone.
 void Mailbox::fail_link(int peer, const std::string& reason) {
   const auto lost = [&](const char* what, std::uint64_t tag) {
-    return std::make_exception_ptr(Error(
-        ErrorKind::kPeerLost,
-        concat(what, peer, " with tag ", tag, " on ", member_.who(), " cannot finish: ", reason)));
+    return std::make_exception_ptr(
+        Error(ErrorKind::kPeerLost, concat(what, number(peer), " with tag ", tag, " on ",
+                                           member_.who(), " cannot finish: ", reason)));
   };
   Link& with = link(peer);
   for (auto* queue : {&with.unannounced, &with.announced, &with.outgoing}) {
@@ -243,7 +249,7 @@ void Mailbox::fail_link(int peer, const std::string& reason) {
 template <typename Message>
 std::exception_ptr Mailbox::late(const char* what, const char* other, int peer,
                                  const Message& message, Clock::time_point until) const {
-  const std::string who = peer < 0 ? "any rank" : concat("rank ", peer);
+  const std::string who = any_or(peer);
   return std::make_exception_ptr(
       Error(ErrorKind::kTimeout,
             concat(what, who, " (", message.data.bytes, " bytes, tag ", message.tag, ") on ",
@@ -266,6 +272,7 @@ void Mailbox::expire(Clock::time_point now, std::optional<std::string>& broken) 
   };
   std::erase_if(posted_, [&](Receiving& r) {
     if (!is_late(r)) return false;
+    if (!r.take()) return true;
     drop(r.peer.value_or(-1), r,
          late("recv from ", "sent it", r.peer.value_or(-1), r, until_of(r)));
     return true;
@@ -285,9 +292,9 @@ void Mailbox::expire(Clock::time_point now, std::optional<std::string>& broken) 
                               : any_late(with.incoming) ? "finished sending"
                                                         : nullptr;
     if (lacks != nullptr) {
-      broken =
-          concat("a message between rank ", member_.rank(), " and rank ", peer, " timed out: rank ",
-                 peer, " has not ", lacks, " it; it ", member_.does(peer, until_of_oldest()));
+      broken = concat("a message between rank ", number(member_.rank()), " and rank ", number(peer),
+                      " timed out: rank ", number(peer), " has not ", lacks, " it; it ",
+                      member_.does(peer, until_of_oldest()));
     }
   }
 }
@@ -295,9 +302,8 @@ void Mailbox::expire(Clock::time_point now, std::optional<std::string>& broken) 
 void Mailbox::fail_all(ErrorKind kind, const std::string& reason) {
   Lock lock(mutex_);
   const auto failure = [&](const char* what, int peer) {
-    const std::string who = peer < 0 ? "any rank" : concat("rank ", peer);
     return std::make_exception_ptr(
-        Error(kind, concat(what, who, " on ", member_.who(), " was ended: ", reason)));
+        Error(kind, concat(what, any_or(peer), " on ", member_.who(), " was ended: ", reason)));
   };
   for (int peer = 0; peer < member_.size(); ++peer) {
     Link& with = link(peer);
@@ -317,7 +323,7 @@ void Mailbox::fail_all(ErrorKind kind, const std::string& reason) {
     }
   }
   for (Receiving& r : std::exchange(posted_, {})) {
-    drop(r.peer.value_or(-1), r, failure("recv from ", r.peer.value_or(-1)));
+    if (r.take()) drop(r.peer.value_or(-1), r, failure("recv from ", r.peer.value_or(-1)));
   }
   settle(lock);
 }

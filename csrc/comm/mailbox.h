@@ -41,6 +41,9 @@ class Mailbox {
   std::shared_ptr<Ticket> receive(Block data, std::optional<int> peer, std::uint64_t tag,
                                   Clock::time_point deadline);
 
+  /// Another host's message was the first to take this receive from any source.
+  void withdraw(const Ticket& ticket);
+
   /// Does what can be done now; whether that was anything.
   bool progress();
   /// Fails what has timed out or waits for a rank that has gone. System calls:
@@ -73,6 +76,9 @@ class Mailbox {
     std::shared_ptr<Ticket> ticket;
     std::size_t moved = 0;
     std::int64_t asked_ns = 0;
+
+    /// Whether no message of another host has got it.
+    bool take() const { return peer || ticket->take(); }
   };
   struct Arrived {            // announced by a peer, not received yet
     std::uint64_t order = 0;  // among all peers: for receives from any source
@@ -100,6 +106,11 @@ class Mailbox {
   };
   using Lock = std::unique_lock<std::mutex>;
 
+  /// In messages and for callers, who know the group's ranks.
+  int number(int peer) const { return peer < 0 ? peer : member_.fabric().number(peer); }
+  std::string any_or(int peer) const {
+    return peer < 0 ? "any rank" : concat("rank ", number(peer));
+  }
   Link& link(int peer) { return links_[static_cast<std::size_t>(peer)]; }
   Outbox& outbox(int owner, int receiver) const;
   Inbox& inbox(int owner, int sender) const;

@@ -78,7 +78,7 @@ bool Mailbox::take_announcements(int peer) {
     }
     taken.publish(taken.read() + 1);
     const auto fits = [&](const Receiving& r) {
-      return r.tag == arrived.tag && (!r.peer || *r.peer == peer);
+      return r.tag == arrived.tag && (!r.peer || *r.peer == peer) && r.take();
     };
     const auto wanted = std::find_if(posted_.begin(), posted_.end(), fits);
     if (wanted == posted_.end()) {
@@ -125,8 +125,8 @@ bool Mailbox::take_grants(int peer) {
            std::make_exception_ptr(Error(
                ErrorKind::kMismatch,
                concat("send of ", sending.data.bytes, " bytes with tag ", sending.tag, " to rank ",
-                      peer, " on ", member_.who(), " was refused: the matching recv expects ",
-                      grant.expected, " bytes"))));
+                      number(peer), " on ", member_.who(),
+                      " was refused: the matching recv expects ", grant.expected, " bytes"))));
     } else {
       to.outgoing.push_back(std::move(sending));
     }

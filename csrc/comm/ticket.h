@@ -1,6 +1,7 @@
 // A message under way. Thread-safe.
 #pragma once
 
+#include <atomic>
 #include <exception>
 #include <functional>
 #include <mutex>
@@ -26,6 +27,11 @@ class Ticket {
     std::scoped_lock lock(mutex_);
     return source_;
   }
+  /// Of a receive that waits in two places, within the host and for other hosts. INVARIANT: it gets
+  /// the message of the place that was the first to take it, and only that one finishes it, but
+  /// for its end without a message.
+  bool take() { return !taken_.exchange(true, std::memory_order_acq_rel); }
+  bool taken() const { return taken_.load(std::memory_order_acquire); }
   /// Runs `callback` once: now if the ticket is done, else when it is, on the
   /// thread that completes it. One callback at the most.
   void then(Callback callback) {
@@ -57,6 +63,7 @@ class Ticket {
   int source_ = -1;
   std::exception_ptr failure_;
   Callback callback_;
+  std::atomic<bool> taken_ = false;
 };
 
 }  // namespace dreamcomm

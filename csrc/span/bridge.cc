@@ -66,22 +66,54 @@ Bridge::Bridge(Communicator& host, Topology topology, int rank, std::unique_ptr<
       rank_(rank),
       link_(std::move(link)),
       options_(std::move(options)),
-      levels_{host_,         topology_,     *link_,
-              nudger_,       options_.heap, spoilt_,
-              options_.told, rank_,         options_.widens_halves} {}
+      vigil_(*link_, nudger_, topology_, rank_),
+      levels_{host_,         topology_, *link_,           nudger_, vigil_,
+              options_.heap, spoilt_,   options_.reasons, rank_,   options_.widens_halves} {}
 
 Bridge::~Bridge() { close(); }
 
 /// The ranks of this host are told first, then the others, who look for it when the link ends.
 void Bridge::give_up(const std::string& reason) {
   host_.abort(reason);
-  if (told_.take() == 0 && options_.tell) options_.tell(reason);
+  if (messages_) messages_->fail_all(ErrorKind::kAborted, reason);
+  if (told_.take() == 0 && options_.reasons.tell) options_.reasons.tell(reason);
   close();
 }
 
 void Bridge::close() {
   link_->close();
   nudger_.nudge();
+  if (messages_) messages_->close("the group was shut down");
+}
+
+void Bridge::carry_messages(std::unique_ptr<Link> link) {
+  messages_ = std::make_unique<FarMailbox>(
+      std::move(link), topology_, rank_,
+      FarMailbox::Options{
+          host_.who(), options_.reasons, [this](const Ticket& ticket) { host_.withdraw(ticket); },
+          [this] { host_.ring(); }, [this](const std::string& reason) { give_up(reason); }});
+}
+
+std::shared_ptr<Ticket> Bridge::send(const Cargo& cargo, int rank, std::uint64_t tag,
+                                     Clock::time_point deadline) {
+  if (is_near(rank)) {
+    return host_.send({cargo.data(), cargo.bytes}, topology_.index_of(rank), tag, deadline);
+  }
+  host_.check_usable("send");
+  return messages_->send(cargo, rank, tag, deadline);
+}
+
+std::shared_ptr<Ticket> Bridge::receive(const Cargo& cargo, std::optional<int> rank,
+                                        std::uint64_t tag, Clock::time_point deadline) {
+  const Block block{cargo.data(), cargo.bytes};
+  if (rank && is_near(*rank)) {
+    return host_.receive(block, topology_.index_of(*rank), tag, deadline);
+  }
+  host_.check_usable("recv");
+  if (rank) return messages_->receive(cargo, *rank, tag, deadline);
+  std::shared_ptr<Ticket> ticket = host_.receive(block, std::nullopt, tag, deadline);
+  messages_->receive_any(cargo, tag, deadline, ticket);
+  return ticket;
 }
 
 void Bridge::run_ordered(const Request& request, const Interrupt& interrupt) {
@@ -208,7 +240,9 @@ std::string Bridge::describe() const {
 
 std::string Bridge::explain(Kind kind, std::size_t bytes) const {
   if (kind == Kind::kSend || kind == Kind::kRecv) {
-    return concat(name(kind), ": torch's Gloo carries messages\n  (", describe(), ')');
+    return concat(name(kind), ": shared memory within a host; a letter, and the bytes once it is ",
+                  "matched, to another (with it up to ", Letter::kInline, ")\n  (", describe(),
+                  ')');
   }
   const Way taken = way(kind, bytes);
   std::ostringstream text;
@@ -230,6 +264,10 @@ std::array<WireTraffic, kKinds> Bridge::traffic() const {
   for (std::size_t i = 0; i < all.size(); ++i) {
     all[i] = {static_cast<std::uint64_t>(sent_[i].read()),
               static_cast<std::uint64_t>(received_[i].read())};
+  }
+  if (messages_) {
+    all[static_cast<std::size_t>(Kind::kSend)].sent = messages_->sent();
+    all[static_cast<std::size_t>(Kind::kRecv)].received = messages_->received();
   }
   return all;
 }

@@ -12,6 +12,7 @@
 
 #include "comm/communicator.h"
 #include "core/flag.h"
+#include "span/far_mailbox.h"
 #include "span/model.h"
 #include "span/nudger.h"
 #include "span/trip.h"
@@ -27,10 +28,7 @@ struct BridgeOptions {
   /// How a call goes, the same on every rank; null: as the model says.
   std::function<Way(Kind kind, std::size_t bytes)> choose{};
   bool widens_halves = true;  // 16-bit floating types are added up, and sent, in float32
-  /// Tells ranks of other hosts why this one gives the group up; may be null.
-  std::function<void(const std::string& reason)> tell{};
-  /// What a rank that has gone has told, or ""; may be null.
-  std::function<std::string(int rank)> told{};
+  Reasons reasons{};
 };
 
 /// Order of reductions: the ranks of a host are combined from left to right in rank order, then
@@ -52,6 +50,14 @@ class Bridge {
   /// Collective, before the first call: chooses by the costs that rank 0's host has and that the
   /// messages between hosts turn out to have, until `deadline`. Without it by fixed ones.
   void tune(Clock::time_point deadline, const Interrupt& interrupt);
+  /// Messages to ranks of other hosts go by `link`, as nothing else does. Once, before the first.
+  void carry_messages(std::unique_ptr<Link> link);
+  /// As Communicator's, with the group's ranks: through shared memory to those of this host.
+  std::shared_ptr<Ticket> send(const Cargo& cargo, int rank, std::uint64_t tag,
+                               Clock::time_point deadline);
+  std::shared_ptr<Ticket> receive(const Cargo& cargo, std::optional<int> rank, std::uint64_t tag,
+                                  Clock::time_point deadline);
+
   /// Ends the calls under way, with the link; the other hosts' ranks are told why. Any thread.
   void give_up(const std::string& reason);
   /// Ends the link, in good order where no call is under way. Any thread.
@@ -69,6 +75,7 @@ class Bridge {
   std::array<WireTraffic, kKinds> traffic() const;
 
  private:
+  bool is_near(int rank) const { return topology_.host_of(rank) == topology_.host_of(rank_); }
   Way way_of(const Request& request);
   void run(Trip& trip, const Request& request, bool leaders);
   void run_uncounted(const Request& request, const Way& way, const Interrupt& interrupt);
@@ -84,6 +91,7 @@ class Bridge {
   const std::unique_ptr<Link> link_;
   const BridgeOptions options_;
   Nudger nudger_;
+  Vigil vigil_;
   const std::shared_ptr<Mark> spoilt_ = std::make_shared<Mark>();
   const Levels levels_;  // of the members before it
   LevelCosts costs_;     // INVARIANT: the same on every rank, as ways are chosen by them
@@ -98,6 +106,7 @@ class Bridge {
   Flag told_;  // how often a reason was told: the first is the one
   std::array<Gauge, kKinds> sent_;
   std::array<Gauge, kKinds> received_;
+  std::unique_ptr<FarMailbox> messages_;
 };
 
 }  // namespace dreamcomm

@@ -7,6 +7,14 @@
 
 namespace dreamcomm {
 
+namespace {
+
+constexpr std::chrono::milliseconds kAsk{40};     // a moment for those who give up at the same time
+constexpr std::chrono::milliseconds kAsked{300};  // with what the store takes
+constexpr int kLooksApart = 6;                    // of the nudger's ticks
+
+}  // namespace
+
 Trip::Trip(const Levels& levels, const Request& request, std::uint64_t number, std::size_t chunk,
            const Interrupt& interrupt)
     : levels_(levels), request_(request), number_(number), chunk_(chunk), interrupt_(interrupt) {}
@@ -15,6 +23,8 @@ Trip::Trip(const Levels& levels, const Request& request, std::uint64_t number, s
 /// deadline; then ranks that wait for it from other hosts; then the ranks of those that do: an
 /// in-host wait that lasts for a rank which itself waits for another host is excused. The first of
 /// these speaks, and the others pass its words on: all within a tenth of the timeout.
+/// Between hosts a rank tells whom it waits for before it asks what that one tells: in a row of
+/// ranks that wait for each other each passes on whom the last one waits for.
 Clock::duration Trip::slack() const {
   constexpr Clock::duration kLeast = std::chrono::milliseconds(150);
   return std::max((request_.deadline - begin_) / 30, kLeast);
@@ -29,7 +39,7 @@ void Trip::here(Kind kind, const Reduction& how, std::span<const Block> in,
   part.out = out;
   part.root = root;
   part.deadline = request_.deadline;
-  if (part.deadline != Clock::time_point::max()) part.excuse = 2 * slack();
+  if (part.deadline != Clock::time_point::max()) part.excuse = 2 * slack() + kAsked;
   try {
     levels_.host.run_ordered(part, interrupt_);
   } catch (...) {
@@ -88,10 +98,14 @@ Trip::Transfers Trip::receives() { return std::exchange(receives_, {}); }
 void Trip::wait(const Transfers& transfers) {
   if (transfers.empty()) return;
   std::size_t come = 0;  // of them
+  int looks = 0;
   const auto wait_on = [&] {
     for (; come < transfers.size(); ++come) {
       try {
-        if (!levels_.nudger.wait(*transfers[come].parcel)) return false;
+        const auto& [parcel, rank] = transfers[come];
+        if (levels_.nudger.wait(*parcel)) continue;
+        if (++looks % kLooksApart == 0 && levels_.vigil.look(rank, *parcel)) continue;
+        return false;
       } catch (const Error& error) {
         fail_for(transfers[come].rank, error);
       }
@@ -99,9 +113,15 @@ void Trip::wait(const Transfers& transfers) {
     return true;
   };
   const std::function<std::string()> what = [&] { return waiting_for(transfers[come].rank); };
-  const bool ends = request_.deadline != Clock::time_point::max();
-  levels_.host.wait_through(wait_on, what, ends ? request_.deadline + slack() : request_.deadline,
-                            interrupt_);
+  try {
+    levels_.host.wait_through(wait_on, what, later(request_.deadline, slack()), interrupt_);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kTimeout) throw;
+    if (levels_.reasons.tell) levels_.reasons.tell(error.what());
+    const std::string told = levels_.reasons.of(transfers[come].rank, kAsk);
+    if (told.empty()) throw;
+    throw Error(ErrorKind::kTimeout, concat(error.what(), "; ", told));
+  }
 }
 
 std::string Trip::waiting_for(int rank) const {
@@ -111,11 +131,9 @@ std::string Trip::waiting_for(int rank) const {
 
 /// With that rank's own reason, if it has told one.
 void Trip::fail_for(int rank, const Error& error) const {
-  const std::string told = levels_.told ? levels_.told(rank) : "";
+  const std::string told = levels_.reasons.of(rank);
   throw Error(error.kind(),
-              concat(waiting_for(rank), " cannot finish: ",
-                     told.empty() ? error.what()
-                                  : concat("rank ", rank, " has given the group up: ", told)));
+              concat(waiting_for(rank), " cannot finish: ", told.empty() ? error.what() : told));
 }
 
 }  // namespace dreamcomm

@@ -1,6 +1,7 @@
 // One collective's way through both levels of a group that spans hosts.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -14,11 +15,26 @@
 #include "core/flag.h"
 #include "core/request.h"
 #include "span/nudger.h"
+#include "span/vigil.h"
 #include "transport/heap.h"
 #include "transport/link.h"
 #include "transport/topology.h"
 
 namespace dreamcomm {
+
+/// How ranks of different hosts learn of each other's reasons to give a group up.
+struct Reasons {
+  /// Of this rank; the last one counts. May be null.
+  std::function<void(const std::string& reason)> tell{};
+  /// What a rank has told so far, for which it has a moment, or ""; may be null.
+  std::function<std::string(int rank, std::chrono::milliseconds moment)> told{};
+
+  static constexpr std::chrono::milliseconds kMoment{160};
+  std::string of(int rank, std::chrono::milliseconds moment = kMoment) const {
+    const std::string reason = told ? told(rank, moment) : "";
+    return reason.empty() ? "" : concat("rank ", rank, " has given the group up: ", reason);
+  }
+};
 
 /// What a rank of such a group has, made once.
 struct Levels {
@@ -26,11 +42,11 @@ struct Levels {
   const Topology& topology;
   Link& link;
   Nudger& nudger;
+  Vigil& vigil;
   const std::shared_ptr<Heap>& heap;  // of this process; null: none
   /// Whether a call within the host has failed, in which a late peer may still write.
   std::shared_ptr<Mark> spoilt;
-  /// What a rank that has gone has told of it, or ""; may be null.
-  const std::function<std::string(int rank)>& told;
+  const Reasons& reasons;
   int rank;  // in the group
   bool widens_halves;
 };

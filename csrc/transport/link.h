@@ -40,8 +40,8 @@ class Link {
   Link& operator=(const Link&) = delete;
 
   /// Both begin at once. What `rank` receives from this one under `tag` is what this one sends it
-  /// under `tag`; a receiver may have room for more. Of two ranks no two messages of one
-  /// direction under way have one tag. Any thread. Throws Error(kPeerLost).
+  /// under `tag`, in that order; a receiver may have room for more. Any thread. Throws
+  /// Error(kPeerLost).
   virtual std::shared_ptr<Parcel> send(int rank, const Cargo& cargo, std::uint32_t tag) = 0;
   virtual std::shared_ptr<Parcel> receive(int rank, const Cargo& cargo, std::uint32_t tag) = 0;
   static constexpr std::uint32_t kMostTag = 0x7fffffff;

@@ -54,27 +54,31 @@ class LocalLink final : public Link {
 
  private:
   std::shared_ptr<Parcel> put(const Post::Key& key, int peer, const Cargo& cargo,
-                              std::map<Post::Key, std::shared_ptr<Post::Item>>& list) {
+                              Post::Items& list) {
     pause(20);
     const std::scoped_lock lock(post_->mutex);
     auto item = std::make_shared<Post::Item>(Post::Item{cargo});
-    const bool fresh = list.emplace(key, item).second;
-    require(fresh, "two messages under way have one tag");
+    list[key].push_back(item);
+    require(!post_->unique || list[key].size() == 1, "two messages under way have one tag");
     match(key);
     return std::make_shared<LocalParcel>(post_, item, peer);
   }
 
   void match(const Post::Key& key) {
-    const auto from = post_->sends.find(key);
-    const auto to = post_->receives.find(key);
-    if (from == post_->sends.end() || to == post_->receives.end()) return;
-    const Cargo& sent = from->second->cargo;
-    require(sent.bytes <= to->second->cargo.bytes, "a message does not fit");
-    std::memcpy(to->second->cargo.data(), sent.data(), sent.bytes);
-    from->second->done = to->second->done = true;
-    post_->sends.erase(from);
-    post_->receives.erase(to);
-    post_->changed.notify_all();
+    auto& sends = post_->sends[key];
+    auto& receives = post_->receives[key];
+    if (!sends.empty() && !receives.empty()) {
+      const Cargo& sent = sends.front()->cargo;
+      const Cargo& room = receives.front()->cargo;
+      require(sent.bytes <= room.bytes, "a message does not fit");
+      if (sent.bytes > 0) std::memcpy(room.data(), sent.data(), sent.bytes);
+      sends.front()->done = receives.front()->done = true;
+      sends.pop_front();
+      receives.pop_front();
+      post_->changed.notify_all();
+    }
+    if (sends.empty()) post_->sends.erase(key);
+    if (receives.empty()) post_->receives.erase(key);
   }
 
   std::shared_ptr<Post> post_;
@@ -83,8 +87,9 @@ class LocalLink final : public Link {
 
 }  // namespace
 
-std::vector<std::unique_ptr<Link>> make_local_links(int size) {
+std::vector<std::unique_ptr<Link>> make_local_links(int size, bool unique) {
   const auto post = std::make_shared<Post>();
+  post->unique = unique;
   post->closed.resize(static_cast<std::size_t>(size));
   std::vector<std::unique_ptr<Link>> links;
   for (int rank = 0; rank < size; ++rank) {

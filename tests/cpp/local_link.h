@@ -3,6 +3,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -22,14 +23,18 @@ struct Post {
   };
   using Key = std::tuple<int, int, std::uint32_t>;  // from, to, tag
 
+  using Items = std::map<Key, std::deque<std::shared_ptr<Item>>>;
+
   std::mutex mutex;
   std::condition_variable changed;
-  std::map<Key, std::shared_ptr<Item>> sends;
-  std::map<Key, std::shared_ptr<Item>> receives;
+  Items sends;
+  Items receives;
   std::vector<bool> closed;
+  bool unique = false;  // of one direction no two with one tag are under way
 };
 
-/// One for each of `size` ranks.
-std::vector<std::unique_ptr<Link>> make_local_links(int size);
+/// One for each of `size` ranks. `unique`: no two messages of one direction and tag may be under
+/// way.
+std::vector<std::unique_ptr<Link>> make_local_links(int size, bool unique);
 
 }  // namespace dreamcomm::testing

@@ -12,94 +12,24 @@
 #include <vector>
 
 #include "calls.h"
-#include "local_link.h"
+#include "hosts.h"
 #include "ranks.h"
 #include "span/bridge.h"
-#include "transport/local.h"
 
 namespace dreamcomm {
 namespace {
 
 using testing::Case;
+using testing::Hosts;
+using testing::kPlaces;
 using testing::require;
-
-using Hosts = std::vector<std::vector<int>>;
-
-int size_of(const Hosts& hosts) {
-  return std::accumulate(hosts.begin(), hosts.end(), 0, [](int sum, const std::vector<int>& host) {
-    return sum + static_cast<int>(host.size());
-  });
-}
-
-/// As ranks would have found out.
-Topology topology_of(const Hosts& hosts) {
-  const auto size = static_cast<std::size_t>(size_of(hosts));
-  std::vector<std::string> shared(size, std::string(size, '0'));
-  std::vector<std::string> names(size);
-  for (std::size_t host = 0; host < hosts.size(); ++host) {
-    for (const int a : hosts[host]) {
-      names[static_cast<std::size_t>(a)] = "h" + std::to_string(host);
-      for (const int b : hosts[host]) {
-        shared[static_cast<std::size_t>(a)][static_cast<std::size_t>(b)] = '1';
-      }
-    }
-  }
-  return Topology(shared, names);
-}
-
-/// Little enough that both ways are gone.
-Way as_tested(Kind kind, std::size_t bytes) {
-  const bool fits = kind == Kind::kAllReduce || kind == Kind::kReduce || kind == Kind::kBroadcast;
-  const bool leaders = kind == Kind::kBarrier || (fits && bytes <= (16U << 10));
-  return {leaders, 4096, 0};
-}
-
-using Body = std::function<void(Communicator& host, Bridge& bridge, int rank)>;
-
-/// Runs `body` as every rank; throws with the texts of those that threw.
-void run_hosts(const Hosts& hosts, const Body& body, std::size_t page_bytes = 64 << 10,
-               const std::function<Way(Kind, std::size_t)>& choose = as_tested) {
-  const int size = size_of(hosts);
-  auto links = testing::make_local_links(size);
-  std::vector<std::unique_ptr<Fabric>> fabrics(static_cast<std::size_t>(size));
-  for (const std::vector<int>& host : hosts) {
-    auto made = make_local(static_cast<int>(host.size()), {.page_bytes = page_bytes, .heaps = {}});
-    for (std::size_t i = 0; i < host.size(); ++i) {
-      fabrics[static_cast<std::size_t>(host[i])] = std::move(made[i]);
-    }
-  }
-  std::mutex mutex;
-  std::string failures;
-  const auto run = [&](int rank) {
-    const auto index = static_cast<std::size_t>(rank);
-    try {
-      Communicator host(std::move(fabrics[index]), {.timeout = std::chrono::seconds(60)});
-      Bridge bridge(host, topology_of(hosts), rank, std::move(links[index]),
-                    {.call_site = [rank] { return concat(" at r", rank, ".py:7"); },
-                     .heap = nullptr,
-                     .choose = choose});
-      body(host, bridge, rank);
-    } catch (const std::exception& error) {
-      const std::scoped_lock lock(mutex);
-      failures += concat("rank ", rank, ": ", error.what(), "\n");
-    }
-  };
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < size; ++rank) threads.emplace_back(run, rank);
-  for (std::thread& thread : threads) thread.join();
-  require(failures.empty(), failures);
-}
+using testing::run_hosts;
 
 void run_spanning(Communicator& host, Bridge& bridge, const Case& one, int rank) {
   testing::run_case_by(one, rank, bridge.topology().size(), [&](const Request& request) {
     host.run_in_turn([&] { bridge.run_ordered(request); });
   });
 }
-
-const std::vector<Hosts> kPlaces{
-    {{0, 1}, {2, 3}}, {{0, 2}, {1, 3}},       {{0}, {1}, {2}, {3}}, {{0, 1, 2}, {3}},
-    {{0}, {1, 2}},    {{0, 3, 4}, {1, 2, 5}}, {{0, 1, 2}, {3, 4}},  {{0, 4}, {1}, {2, 3, 5}},
-};
 
 constexpr Kind kAll[] = {Kind::kBarrier, Kind::kBroadcast,     Kind::kAllReduce,
                          Kind::kReduce,  Kind::kAllGather,     Kind::kGather,

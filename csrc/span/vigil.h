@@ -1,0 +1,52 @@
+// Whether ranks of other hosts that are waited for are still connected.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+
+#include "core/error.h"
+#include "span/nudger.h"
+#include "transport/link.h"
+#include "transport/topology.h"
+
+namespace dreamcomm {
+
+/// An engine tells who waits for a message that has not begun, but may not tell of one that has
+/// come in part when its connection ends (Gloo does not). So receives are left standing for
+/// messages that never come. INVARIANT: they begin with the group. A receive writes to the sender,
+/// and who writes to a rank that has left in good order loses what is still on its way from there.
+class Vigil {
+ public:
+  /// No other message's tag.
+  static constexpr std::uint32_t kTag = 0xfffd;
+
+  /// All must outlive this. Throws Error(kPeerLost).
+  Vigil(Link& link, Nudger& nudger, const Topology& topology, int rank) : nudger_(nudger) {
+    for (int peer = 0; peer < topology.size(); ++peer) {
+      if (topology.host_of(peer) == topology.host_of(rank)) continue;
+      const Cargo room{std::make_shared<std::byte>(), 0, 1};
+      standing_[peer] = link.receive(peer, room, kTag);
+    }
+  }
+
+  /// Whether a parcel of `rank` has come. Throws Error(kPeerLost) if the rank has gone and it has
+  /// not. Takes a nudger's tick. One thread at a time.
+  bool look(int rank, Parcel& parcel) {
+    try {
+      nudger_.wait(*standing_.at(rank));
+      return false;
+    } catch (const Error&) {
+      // The rank may have left in good order: what it sent has come by now. One that was called
+      // back meanwhile says so the second time.
+      if (nudger_.wait(parcel) || nudger_.wait(parcel)) return true;
+      throw;
+    }
+  }
+
+ private:
+  Nudger& nudger_;
+  std::map<int, std::shared_ptr<Parcel>> standing_;
+};
+
+}  // namespace dreamcomm

@@ -1,0 +1,312 @@
+// send and recv in groups that span hosts: matching, order, sizes, any source, what goes wrong.
+#include <doctest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "calls.h"
+#include "comm/ticket.h"
+#include "hosts.h"
+#include "ranks.h"
+
+namespace dreamcomm::testing {
+namespace {
+
+using std::chrono::milliseconds;
+
+Clock::time_point in(milliseconds time) { return Clock::now() + time; }
+Clock::time_point soon() { return in(std::chrono::seconds(60)); }
+
+Cargo cargo_of(std::size_t bytes) {
+  return {{new std::byte[bytes], std::default_delete<std::byte[]>()}, 0, bytes};
+}
+
+/// Bytes that tell who sent them, and as which message.
+Cargo message(std::size_t bytes, int from, int number) {
+  Cargo cargo = cargo_of(bytes);
+  for (std::size_t i = 0; i < bytes; ++i) {
+    const auto value = i % 3 == 0 ? static_cast<std::size_t>(from)
+                                  : static_cast<std::size_t>(number) + (i % 3 == 1 ? 0 : i / 256);
+    cargo.data()[i] = static_cast<std::byte>(value);
+  }
+  return cargo;
+}
+
+/// What was sent: it has to last until it has come.
+class Sent {
+ public:
+  const Cargo& operator()(std::size_t bytes, int from, int number) {
+    return all_.emplace_back(message(bytes, from, number));
+  }
+
+ private:
+  std::deque<Cargo> all_;
+};
+
+void require_message(const Cargo& got, int from, int number) {
+  const Cargo expected = message(got.bytes, from, number);
+  require(std::equal(got.data(), got.data() + got.bytes, expected.data()),
+          concat("message ", number, " of rank ", from, " has other bytes"));
+}
+
+/// The text of what the ticket fails with.
+std::string failure_of(Communicator& host, Ticket& ticket, ErrorKind kind) {
+  try {
+    host.wait(ticket);
+  } catch (const Error& error) {
+    require(error.kind() == kind, concat("another kind of error: ", error.what()));
+    return error.what();
+  }
+  throw std::runtime_error("expected an error");
+}
+
+void require_words(const std::string& text, const std::vector<std::string>& words) {
+  for (const std::string& word : words) {
+    require(text.find(word) != std::string::npos, concat("no '", word, "' in: ", text));
+  }
+}
+
+void barrier(Communicator& host, Bridge& bridge) {
+  host.run_in_turn([&] { bridge.run_ordered({}); });
+}
+
+/// Lets those go that wait for it, however its scope ends.
+class AtEnd {
+ public:
+  explicit AtEnd(std::atomic<bool>& over) : over_(over) {}
+  ~AtEnd() {
+    over_ = true;
+    over_.notify_all();
+  }
+  AtEnd(const AtEnd&) = delete;
+  AtEnd& operator=(const AtEnd&) = delete;
+
+ private:
+  std::atomic<bool>& over_;
+};
+
+constexpr std::size_t kSizes[] = {0, 1, 1000, Letter::kInline, Letter::kInline + 1, 100'000};
+
+TEST_CASE("messages of all sizes arrive, between all ranks at once") {
+  for (const Hosts& hosts : kPlaces) {
+    run_hosts(hosts, [&](Communicator& host, Bridge& bridge, int rank) {
+      Sent sent;
+      const int size = size_of(hosts);
+      for (const std::size_t bytes : kSizes) {
+        std::vector<std::shared_ptr<Ticket>> tickets;
+        std::vector<Cargo> got;
+        for (int peer = 0; peer < size; ++peer) {
+          got.push_back(cargo_of(bytes));
+          if (peer == rank) continue;
+          tickets.push_back(bridge.receive(got.back(), peer, 3, soon()));
+          tickets.push_back(bridge.send(sent(bytes, rank, peer), peer, 3, soon()));
+        }
+        for (const auto& ticket : tickets) host.wait(*ticket);
+        for (int peer = 0; peer < size; ++peer) {
+          if (peer != rank) require_message(got[static_cast<std::size_t>(peer)], peer, rank);
+        }
+      }
+      barrier(host, bridge);
+    });
+  }
+}
+
+/// Each rank sends every other kEach messages of mixed sizes under either tag.
+TEST_CASE("messages come once, in order, by source and from any") {
+  constexpr int kEach = 12;
+  const auto bytes_of = [](int number) { return number % 3 == 0 ? 6000U : 8U * (1 + number); };
+  for (const Hosts& hosts : kPlaces) {
+    run_hosts(hosts, [&](Communicator& host, Bridge& bridge, int rank) {
+      Sent sent;
+      const int size = size_of(hosts);
+      std::vector<std::shared_ptr<Ticket>> tickets;
+      const auto send_all = [&] {
+        for (int number = 0; number < kEach; ++number) {
+          for (int peer = 0; peer < size; ++peer) {
+            if (peer == rank) continue;
+            for (const std::uint64_t tag : {0U, 1U}) {
+              const std::size_t bytes = tag == 0 ? bytes_of(number) : 5000;
+              tickets.push_back(bridge.send(sent(bytes, rank, number), peer, tag, soon()));
+            }
+          }
+        }
+      };
+      std::vector<Cargo> named;
+      std::vector<Cargo> any;
+      std::vector<std::shared_ptr<Ticket>> of_any;
+      const auto receive_all = [&] {
+        for (int number = 0; number < kEach; ++number) {
+          for (int peer = 0; peer < size; ++peer) {
+            if (peer == rank) continue;
+            named.push_back(cargo_of(bytes_of(number)));
+            tickets.push_back(bridge.receive(named.back(), peer, 0, soon()));
+            any.push_back(cargo_of(5000));
+            of_any.push_back(bridge.receive(any.back(), std::nullopt, 1, soon()));
+          }
+        }
+      };
+      // Some are announced before anybody wants them, others after.
+      if (rank % 2 == 0) {
+        send_all();
+        receive_all();
+      } else {
+        receive_all();
+        send_all();
+      }
+      for (const auto& ticket : tickets) host.wait(*ticket);
+      std::vector<int> next(static_cast<std::size_t>(size));
+      for (std::size_t i = 0; i < any.size(); ++i) {
+        host.wait(*of_any[i]);
+        const int source = of_any[i]->source();
+        require(source >= 0 && source < size && source != rank, "a message of nobody");
+        require_message(any[i], source, next[static_cast<std::size_t>(source)]++);
+      }
+      std::size_t i = 0;
+      for (int number = 0; number < kEach; ++number) {
+        for (int peer = 0; peer < size; ++peer) {
+          if (peer != rank) require_message(named[i++], peer, number);
+        }
+      }
+      barrier(host, bridge);
+    });
+  }
+}
+
+TEST_CASE("messages and collectives go on at once") {
+  const Hosts hosts{{0, 1}, {2, 3}};
+  run_hosts(hosts, [&](Communicator& host, Bridge& bridge, int rank) {
+    Sent sent;
+    const int peer = 3 - rank;
+    for (int number = 0; number < 20; ++number) {
+      Cargo got = cargo_of(20'000);
+      const auto in_ticket = bridge.receive(got, peer, 5, soon());
+      barrier(host, bridge);
+      const auto out_ticket = bridge.send(sent(20'000, rank, number), peer, 5, soon());
+      barrier(host, bridge);
+      host.wait(*in_ticket);
+      host.wait(*out_ticket);
+      require_message(got, peer, number);
+    }
+  });
+}
+
+TEST_CASE("a message of another size is refused on both ranks, and harms none after it") {
+  const Hosts hosts{{0}, {1, 2}};
+  run_hosts(hosts, [&](Communicator& host, Bridge& bridge, int rank) {
+    Sent sent;
+    if (rank == 0) {
+      const auto wrong = bridge.send(sent(10'000, 0, 1), 2, 0, soon());
+      const auto right = bridge.send(sent(10'000, 0, 2), 2, 0, soon());
+      require_words(failure_of(host, *wrong, ErrorKind::kMismatch),
+                    {"send of 10000 bytes", "to rank 2 of host h1 (ranks 1, 2)", "rank 0 of 3",
+                     "refused", "expects 5000 bytes"});
+      host.wait(*right);
+    }
+    if (rank == 2) {
+      Cargo little = cargo_of(5000);
+      Cargo enough = cargo_of(10'000);
+      const auto wrong = bridge.receive(little, 0, 0, soon());
+      const auto right = bridge.receive(enough, 0, 0, soon());
+      require_words(failure_of(host, *wrong, ErrorKind::kMismatch),
+                    {"recv of 5000 bytes", "rank 0 of host h0 (rank 0) sent 10000"});
+      host.wait(*right);
+      require_message(enough, 0, 2);
+    }
+    barrier(host, bridge);
+  });
+}
+
+TEST_CASE("a receive in vain is withdrawn, from a rank and from any") {
+  const Hosts hosts{{0, 1}, {2}};
+  run_hosts(hosts, [&](Communicator& host, Bridge& bridge, int rank) {
+    Sent sent;
+    for (const bool any : {false, true}) {
+      const std::optional<int> source = any ? std::nullopt : std::optional(2);
+      if (rank == 0) {
+        Cargo room = cargo_of(100);
+        const auto ticket = bridge.receive(room, source, 9, in(milliseconds(60)));
+        require_words(failure_of(host, *ticket, ErrorKind::kTimeout),
+                      {"reached its timeout", "has not sent it", any ? "any rank" : "rank 2"});
+      }
+      barrier(host, bridge);
+      if (rank == 2) host.wait(*bridge.send(sent(100, 2, 4), 0, 9, soon()));
+      if (rank == 0) {
+        Cargo room = cargo_of(100);
+        const auto ticket = bridge.receive(room, source, 9, soon());
+        host.wait(*ticket);
+        require(ticket->source() == 2, "another source");
+        require_message(room, 2, 4);
+      }
+      barrier(host, bridge);
+    }
+  });
+}
+
+TEST_CASE("a message that nobody takes ends the group at its deadline") {
+  const Hosts hosts{{0}, {1}};
+  std::atomic<bool> over = false;
+  run_hosts(hosts, [&](Communicator& host, Bridge& bridge, int rank) {
+    Sent sent;
+    if (rank != 0) return over.wait(false);
+    const AtEnd tell(over);
+    const auto ticket = bridge.send(sent(100'000, 0, 0), 1, 0, in(milliseconds(80)));
+    const std::string text = failure_of(host, *ticket, ErrorKind::kTimeout);
+    require_words(text, {"send of 100000 bytes with tag 0 to rank 1 of host h1", "not received"});
+    while (!host.failure()) std::this_thread::yield();
+    require_words(*host.failure(), {"rank 1 of host h1", "not received"});
+  });
+}
+
+TEST_CASE("who has gone is told to those who wait for it, and harms no other") {
+  const Hosts hosts{{0}, {1}, {2}};
+  run_hosts(hosts, [&](Communicator& host, Bridge& bridge, int rank) {
+    Sent sent;
+    if (rank == 1) return;  // its bridge ends
+    if (rank == 2) {
+      std::this_thread::sleep_for(milliseconds(30));
+      host.wait(*bridge.send(sent(9000, 2, 7), 0, 1, soon()));
+      Cargo room = cargo_of(1);
+      host.wait(*bridge.receive(room, 0, 2, soon()));
+      return;
+    }
+    Cargo room = cargo_of(9000);
+    const auto any = bridge.receive(room, std::nullopt, 1, soon());
+    Cargo none = cargo_of(10);
+    const auto lost = bridge.receive(none, 1, 0, soon());
+    require_words(failure_of(host, *lost, ErrorKind::kPeerLost),
+                  {"recv of 10 bytes with tag 0 from rank 1 of host h1", "cannot finish"});
+    const auto late = bridge.send(sent(10, 0, 0), 1, 0, soon());
+    require_words(failure_of(host, *late, ErrorKind::kPeerLost), {"to rank 1 of host h1"});
+    host.wait(*any);
+    require_message(room, 2, 7);
+    host.wait(*bridge.send(sent(1, 0, 0), 2, 2, soon()));
+  });
+}
+
+TEST_CASE("the group's end ends the messages under way") {
+  const Hosts hosts{{0, 1}, {2, 3}};
+  std::atomic<bool> over = false;
+  run_hosts(hosts, [&](Communicator& host, Bridge& bridge, int rank) {
+    if (rank != 0) return over.wait(false);
+    const AtEnd tell(over);
+    Cargo room = cargo_of(6000);
+    const auto named = bridge.receive(room, 3, 0, soon());
+    Cargo other = cargo_of(6000);
+    const auto any = bridge.receive(other, std::nullopt, 1, soon());
+    bridge.give_up("a test wants it");
+    for (const auto& ticket : {named, any}) {
+      require_words(failure_of(host, *ticket, ErrorKind::kAborted), {"a test wants it"});
+    }
+  });
+}
+
+}  // namespace
+}  // namespace dreamcomm::testing
