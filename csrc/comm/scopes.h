@@ -45,6 +45,7 @@ class Entered {
     progress_.inside.set(1);
   }
   ~Entered() {
+    if (std::uncaught_exceptions() > before_) progress_.failed_in.set(progress_.sequence.read());
     progress_.inside.set(0);
     progress_.waiting_for.set(-1);
   }
@@ -53,6 +54,7 @@ class Entered {
 
  private:
   Progress& progress_;
+  const int before_ = std::uncaught_exceptions();
 };
 
 /// While a rank waits for ranks of other hosts. It stays so if that fails: it is not to blame until

@@ -81,16 +81,17 @@ FarPeer& FarMailbox::peer(int rank) {
   check(closed_.empty(), ErrorKind::kAborted, closed_);
   const auto lost = lost_.find(rank);
   check(lost == lost_.end(), ErrorKind::kPeerLost, lost == lost_.end() ? "" : lost->second);
-  std::unique_ptr<FarPeer>& known = peers_[rank];
-  if (!known) {
-    known = std::make_unique<FarPeer>(
+  auto known = peers_.find(rank);
+  if (known == peers_.end()) {
+    auto made = std::make_unique<FarPeer>(
         *link_, rank,
         FarPeer::Events{[this, rank](const Letter& letter, std::span<const std::byte> bytes) {
                           hear(rank, letter, bytes);
                         },
                         [this, rank](const std::string& reason) { lose(rank, reason); }});
+    known = peers_.emplace(rank, std::move(made)).first;
   }
-  return *known;
+  return *known->second;
 }
 
 /// But to those that have gone.
@@ -214,10 +215,10 @@ void FarMailbox::refuse(const MessagePtr& message, const Arrived& arrived) {
              arrived.letter.bytes, "; give both sides tensors of the same size and dtype");
   drop(message, ErrorKind::kMismatch, sent);
   if (arrived.letter.is_whole()) return;
-  const Cargo waste{{new std::byte[arrived.letter.bytes], std::default_delete<std::byte[]>()},
-                    0,
-                    arrived.letter.bytes};
   try {
+    const Cargo waste{{new std::byte[arrived.letter.bytes], std::default_delete<std::byte[]>()},
+                      0,
+                      arrived.letter.bytes};
     FarPeer& from = peer(arrived.rank);
     std::shared_ptr<Parcel> parcel = from.receive(waste, message->number);
     from.write({.about = Letter::About::kRefused,
@@ -225,7 +226,7 @@ void FarMailbox::refuse(const MessagePtr& message, const Arrived& arrived) {
                 .expected = message->cargo.bytes},
                {}, {});
     from.follow(std::move(parcel), [waste](const std::exception_ptr&) {});
-  } catch (const Error&) {  // the sender has gone
+  } catch (const std::exception&) {  // the sender has gone, or memory is short: it is told late
   }
 }
 
@@ -310,13 +311,13 @@ void FarMailbox::fail_all(ErrorKind kind, const std::string& reason) {
 }
 
 void FarMailbox::close(const std::string& reason) {
-  fail_all(ErrorKind::kAborted, reason);
-  {
-    const std::scoped_lock lock(mutex_);
-    if (!closed_.empty()) return;
-    closed_ = reason;
-    for (const auto& [rank, peer] : peers_) peer->end();
-  }
+  Lock lock(mutex_);
+  if (!closed_.empty()) return;
+  closed_ = reason;
+  for (const auto& [rank, peer] : peers_) peer->end();
+  drop_where([](const Message&) { return true; }, ErrorKind::kAborted,
+             concat(" was ended: ", reason));
+  settle(lock);
   link_->close();
 }
 

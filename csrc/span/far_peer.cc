@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <system_error>
 #include <utility>
 
 #include "core/error.h"
@@ -35,8 +36,15 @@ FarPeer::FarPeer(Link& link, int rank, Events events)
     });
   };
   running_ = 2;
-  listener_ = run(&FarPeer::listen);
-  worker_ = run(&FarPeer::work);
+  try {
+    worker_ = run(&FarPeer::work);
+    listener_ = run(&FarPeer::listen);
+  } catch (const std::system_error& error) {
+    end();
+    if (worker_.joinable()) worker_.join();
+    throw Error(ErrorKind::kSystem,
+                concat("no thread for messages with rank ", rank, ": ", error.what()));
+  }
 }
 
 /// An interrupt may come just before the wait that it is to end.

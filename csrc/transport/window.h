@@ -29,6 +29,7 @@ struct alignas(kLine) Progress {
   Gauge waiting_for;  // rank it waits for, or -1; of the moment looked_ns
   Gauge cpu;          // where the thread ran that made the call
   Gauge away;         // 1 while it waits for ranks of other hosts
+  Gauge failed_in;    // number of the last call that ended with an error here
   Gauge looked_ns;    // when it last looked about in a long wait, CLOCK_MONOTONIC
 };
 
