@@ -250,8 +250,7 @@ def part_of(recorders: list[Recorder], name: str) -> Event:
         if found is None:
             continue
         collectives, messages, spans, *counts = found
-        ended = [record for record in map(Record.of, collectives) if record.state != "running"]
-        lost = sum(counts) - len(ended) - len(messages) - len(spans)
+        lost = sum(counts) - len(collectives) - len(messages) - len(spans)
         if lost > 0:
             dropped[f"rank {world_rank(one, one.rank)}, group {one.group}"] = lost
         events += events_of(one, lane, list(map(Record.of, collectives)), spans)

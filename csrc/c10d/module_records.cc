@@ -28,17 +28,10 @@ py::tuple as_tuple(const Record& record) {
                         record.in_place);
 }
 
-/// Those after the first `before`, and the one under way.
+/// Those after the first `before`.
 py::list all_of(const Book::Part& part, const Mark& before) {
   py::list list;
-  // This first: it may end before the others are read, and must not be lost.
-  const std::vector<Record> begun = part.now.read();
   for (const Record& record : part.records.read(before.read())) list.append(as_tuple(record));
-  const std::vector<Record> last = part.records.read(part.records.added() - 1);
-  for (const Record& record : begun) {
-    const bool is_over = !last.empty() && last.front().number >= record.number;
-    if (!is_over) list.append(as_tuple(record));
-  }
   return list;
 }
 

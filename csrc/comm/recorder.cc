@@ -39,9 +39,9 @@ void Recorder::note_message(const Record& message) {
 }
 
 void Entry::begin() {
-  if (log_ != nullptr) log_->collectives.now.add(record_);
+  if (log_ != nullptr) log_->collectives.records.add(record_);
   if (trace_ != nullptr) {
-    trace_->collectives.now.add(record_);
+    trace_->collectives.records.add(record_);
     trace_->timeline.begin(record_.number, record_.entered_ns);
   }
 }
@@ -58,10 +58,10 @@ void Entry::write(Record::State state) {
                         trace_->timeline.last_ns() > record_.entered_ns;
   record_.ended_ns = is_known ? trace_->timeline.last_ns() : clock_.now_ns();
   if (log_ != nullptr) {
-    log_->collectives.records.add(record_);
+    log_->collectives.records.amend(record_);
     log_->collectives.log.add(record_);
   }
-  if (trace_ != nullptr) trace_->collectives.records.add(record_);
+  if (trace_ != nullptr) trace_->collectives.records.amend(record_);
 }
 
 }  // namespace dreamcomm

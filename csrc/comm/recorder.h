@@ -26,8 +26,7 @@ namespace dreamcomm {
 struct Book {
   struct Part {
     Part(std::size_t places, int size) : records(places), log(size) {}
-    Ledger<Record> now{1};   // the collective that began last
-    Ledger<Record> records;  // those that have ended
+    Ledger<Record> records;  // of collectives, the last one may still run
     CommLog log;
   };
   struct Room {  // how many of each are kept

@@ -5,18 +5,22 @@
 // the stamp again. If one word is of a later writing than the first stamp, then, as each of these
 // reads acquires what the writes before the word released, the second stamp is that 0 or a later
 // one: the two differ, and the reader looks again or leaves the place out.
+//
+// A thing says itself what its words are (words(), and of() back): it gathers them in registers.
+// Copied as memory, fields that were written just before as smaller ones are not forwarded to the
+// load, which then waits until all writes before have left the processor: half a trace's cost.
 #pragma once
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
 #include <new>
 #include <optional>
-#include <type_traits>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "core/flag.h"
@@ -25,28 +29,34 @@ namespace dreamcomm {
 
 template <typename T>
 class Ledger {
-  static_assert(std::is_trivially_copyable_v<T> && sizeof(T) % sizeof(std::int64_t) == 0);
-  using Words = std::array<std::int64_t, sizeof(T) / sizeof(std::int64_t)>;
+  using Words = decltype(std::declval<const T&>().words());
+  static constexpr std::size_t kWords = std::tuple_size_v<Words>;
 
  public:
   /// Keeps the last `places` things. Memory is taken as they are noted.
   explicit Ledger(std::size_t places)
-      : places_(places), slots_(static_cast<Slot*>(std::calloc(places, sizeof(Slot)))) {
-    if (places > 0 && !slots_) throw std::bad_alloc();
+      : places_(places), memory_(std::calloc(places + 1, sizeof(Slot))) {
+    std::size_t space = (places + 1) * sizeof(Slot);
+    void* start = memory_.get();
+    if (start == nullptr) throw std::bad_alloc();
+    slots_ = static_cast<Slot*>(std::align(alignof(Slot), places * sizeof(Slot), start, space));
+    if (slots_ == nullptr) throw std::bad_alloc();
   }
 
   /// Of the one writer.
   void add(const T& thing) {
     if (places_ == 0) return;
-    const std::int64_t number = added_.read() + 1;
-    write(number, 0, thing);
-    added_.publish(number);
+    if (++place_ == places_) place_ = 0;
     changes_ = 0;
+    const std::int64_t number = added_.read() + 1;
+    write(number, thing);
+    added_.publish(number);
   }
   /// The writer's: `thing` replaces what was added last.
   void amend(const T& thing) {
     if (places_ == 0 || added_.read() == 0) return;
-    write(added_.read(), ++changes_, thing);
+    ++changes_;
+    write(added_.read(), thing);
   }
 
   /// How many were added so far, kept or not.
@@ -66,45 +76,46 @@ class Ledger {
  private:
   static constexpr int kLooks = 100;  // a writer amends a place once in a call
   static constexpr int kChangeBits = 20;
-  struct Slot {  // zeroed memory is one
+  static constexpr std::size_t kCacheLine = 64;  // those of a long ledger are cold when written
+  struct alignas(kCacheLine) Slot {              // zeroed memory is one
     Mark stamp;  // 0: being written; else the number of the thing, and how often it changed
-    std::array<Mark, std::tuple_size_v<Words>> words;
+    std::array<Mark, kWords> words;
   };
 
   struct Free {
-    void operator()(Slot* slots) const { std::free(slots); }
+    void operator()(void* memory) const { std::free(memory); }
   };
 
-  Slot& slot(std::int64_t number) const {
-    return slots_[static_cast<std::size_t>(number) % places_];
-  }
-
-  void write(std::int64_t number, std::uint32_t changes, const T& thing) {
-    const auto words = std::bit_cast<Words>(thing);
-    Slot& place = slot(number);
+  void write(std::int64_t number, const T& thing) {
+    const Words words = thing.words();
+    Slot& place = slots_[place_];
     place.stamp.publish(0);
-    for (std::size_t i = 0; i < words.size(); ++i) place.words[i].publish(words[i]);
+    [&]<std::size_t... I>(std::index_sequence<I...>) {
+      (place.words[I].publish(words[I]), ...);
+    }(std::make_index_sequence<kWords>());
     constexpr std::uint32_t kMost = (1U << kChangeBits) - 1;
-    place.stamp.publish((number << kChangeBits) | (changes & kMost));
+    place.stamp.publish((number << kChangeBits) | (changes_ & kMost));
   }
 
   std::optional<T> look(std::int64_t number) const {
-    const Slot& place = slot(number);
+    const Slot& place = slots_[static_cast<std::size_t>(number) % places_];
     for (int i = 0; i < kLooks; ++i) {
       const std::int64_t stamp = place.stamp.read();
       if (stamp >> kChangeBits > number) return std::nullopt;  // overwritten by now
       if (stamp >> kChangeBits != number) continue;
       Words words;
       for (std::size_t w = 0; w < words.size(); ++w) words[w] = place.words[w].read();
-      if (place.stamp.read() == stamp) return std::bit_cast<T>(words);
+      if (place.stamp.read() == stamp) return T::of(words);
     }
     return std::nullopt;
   }
 
   const std::size_t places_;
-  const std::unique_ptr<Slot[], Free> slots_;
+  const std::unique_ptr<void, Free> memory_;
+  Slot* slots_ = nullptr;
   Mark added_;
-  std::uint32_t changes_ = 0;  // of the thing added last
+  std::size_t place_ = 0;      // of the thing added last: its number, modulo places_
+  std::uint32_t changes_ = 0;  // of that thing
 };
 
 }  // namespace dreamcomm

@@ -26,7 +26,38 @@ struct Record {
   std::uint8_t row = 0;  // of the algorithm table
   State state = State::kRunning;
   bool in_place = false;  // tensors in heaps were used where they lie
-  std::uint16_t unused = 0;
+
+  using Words = std::array<std::int64_t, 7>;
+  /// For a ledger.
+  Words words() const {
+    const auto low = [](auto value) { return static_cast<std::int64_t>(value) & 0xff; };
+    return {number,
+            bytes,
+            entered_ns,
+            arrived_ns,
+            ended_ns,
+            (std::int64_t{peer} & 0xffffffff) | (std::int64_t{root} << 32),
+            low(kind) | (low(op) << 8) | (low(dtype) << 16) | (low(row) << 24) |
+                (low(state) << 32) | (low(in_place) << 40)};
+  }
+  static Record of(const Words& words) {
+    const auto byte = [&](int i) { return static_cast<std::uint8_t>(words[6] >> (8 * i)); };
+    return {.number = words[0],
+            .bytes = words[1],
+            .entered_ns = words[2],
+            .arrived_ns = words[3],
+            .ended_ns = words[4],
+            .peer = static_cast<std::int32_t>(words[5]),
+            .root = static_cast<std::int32_t>(words[5] >> 32),
+            .kind = static_cast<Kind>(byte(0)),
+            .op = static_cast<ReduceOp>(byte(1)),
+            .dtype = static_cast<DType>(byte(2)),
+            .row = byte(3),
+            .state = static_cast<State>(byte(4)),
+            .in_place = byte(5) != 0};
+  }
+
+  bool operator==(const Record&) const = default;
 
   /// How long this rank waited for the last one to come.
   std::int64_t waited_ns() const { return arrived_ns > entered_ns ? arrived_ns - entered_ns : 0; }
@@ -41,7 +72,16 @@ struct Span {
   std::int64_t begin_ns = 0;
   std::int64_t end_ns = 0;
   Phase phase = Phase::kWait;
-  std::array<std::uint8_t, 7> unused{};
+
+  using Words = std::array<std::int64_t, 4>;
+  Words words() const { return {call, begin_ns, end_ns, static_cast<std::int64_t>(phase)}; }
+  static Span of(const Words& words) {
+    return {.call = words[0],
+            .begin_ns = words[1],
+            .end_ns = words[2],
+            .phase = static_cast<Phase>(words[3])};
+  }
+  bool operator==(const Span&) const = default;
 };
 
 }  // namespace dreamcomm

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <atomic>
+#include <bit>
 #include <numeric>
 #include <thread>
 #include <vector>
@@ -24,6 +25,9 @@ struct Thing {
     thing.copies.fill(number);
     return thing;
   }
+  using Words = std::array<std::int64_t, 6>;
+  Words words() const { return std::bit_cast<Words>(*this); }
+  static Thing of(const Words& words) { return std::bit_cast<Thing>(words); }
   bool whole() const {
     for (const std::int64_t copy : copies) {
       if (copy != copies[0]) return false;
@@ -46,6 +50,33 @@ TEST_CASE("a ledger keeps the last things in their order") {
   CHECK(kept[1].number == 4);
   CHECK(kept[2].number == 50);
   CHECK(ledger.added() == 5);
+}
+
+TEST_CASE("a record is the same after its way through a ledger") {
+  Ledger<Record> ledger(1);
+  const Record one{.number = -1,
+                   .bytes = std::int64_t{1} << 62,
+                   .entered_ns = 3,
+                   .arrived_ns = 4,
+                   .ended_ns = 5,
+                   .peer = -1,
+                   .root = 7,
+                   .kind = Kind::kReduceScatter,
+                   .op = ReduceOp::kMax,
+                   .dtype = DType::kBFloat16,
+                   .row = 255,
+                   .state = Record::State::kFailed,
+                   .in_place = true};
+  const Record other{.peer = 8, .root = -2, .state = Record::State::kDone};
+  for (const Record& record : {one, other}) {
+    ledger.add(record);
+    REQUIRE(ledger.read().size() == 1);
+    CHECK(ledger.read()[0] == record);
+  }
+  Ledger<Span> spans(1);
+  const Span span{.call = -1, .begin_ns = 2, .end_ns = 3, .phase = Phase::kCopyOut};
+  spans.add(span);
+  CHECK(spans.read().at(0) == span);
 }
 
 TEST_CASE("a ledger without places keeps nothing") {
