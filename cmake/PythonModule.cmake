@@ -41,6 +41,7 @@ if(DREAMCOMM_TEST_DEVICE)
   target_include_directories(dreamcomm_test_device PRIVATE "${root}" "${tests}/cpp" "${tests}/device")
   target_link_libraries(dreamcomm_test_device PRIVATE dc_bench dc_span dc_gpu torch)
   dreamcomm_compile_options(dreamcomm_test_device -O2)
+  set_target_properties(dreamcomm_test_device PROPERTIES UNITY_BUILD OFF)
   set_target_properties(dreamcomm_test_device PROPERTIES
     BUILD_WITH_INSTALL_RPATH ON
     INSTALL_RPATH "$ORIGIN/torch/lib")

@@ -13,7 +13,7 @@ struct Current {
   std::atomic<bool> ended = false;
 };
 
-Current& current() {
+Current& of_process() {
   static Current only;
   return only;
 }
@@ -21,15 +21,15 @@ Current& current() {
 }  // namespace
 
 std::shared_ptr<Whereabouts> process_whereabouts(const Whereabouts::Tell& tell) {
-  return current().whereabouts.get_or([&]() -> std::shared_ptr<Whereabouts> {
-    return current().ended ? nullptr : Whereabouts::make(tell);
+  return of_process().whereabouts.get_or([&]() -> std::shared_ptr<Whereabouts> {
+    return of_process().ended ? nullptr : Whereabouts::make(tell);
   });
 }
 
-std::shared_ptr<Whereabouts> live_process_whereabouts() { return current().whereabouts.get(); }
+std::shared_ptr<Whereabouts> live_process_whereabouts() { return of_process().whereabouts.get(); }
 
 void end_process_whereabouts() {
-  current().ended = true;
+  of_process().ended = true;
   if (const std::shared_ptr<Whereabouts> one = live_process_whereabouts()) one->stop();
 }
 

@@ -14,10 +14,10 @@ namespace dreamcomm::gpu {
 
 /// A sum of squares is never negative: its sign tells that an element was not finite.
 /// (The sum itself may be infinite without one, of float64.)
-struct Partial {
+struct SquareSum {
   double value = 0.0;
 
-  DREAMCOMM_DEVICE static Partial of(double squares, bool finite) {
+  DREAMCOMM_DEVICE static SquareSum of(double squares, bool finite) {
     const auto bits = std::bit_cast<std::uint64_t>(squares) & ~kSign;
     return {std::bit_cast<double>(finite ? bits : bits | kSign)};
   }
@@ -27,7 +27,7 @@ struct Partial {
   DREAMCOMM_DEVICE bool finite() const {
     return (std::bit_cast<std::uint64_t>(value) & kSign) == 0;
   }
-  DREAMCOMM_DEVICE void add(Partial other) {
+  DREAMCOMM_DEVICE void add(SquareSum other) {
     *this = of(squares() + other.squares(), finite() && other.finite());
   }
 
@@ -44,11 +44,11 @@ class TileSums {
   static constexpr std::size_t kSums = kTile / kBlock * kLanes;
 
  public:
-  static constexpr std::size_t kBytes = kTile * sizeof(W) + kSums * sizeof(Partial);
+  static constexpr std::size_t kBytes = kTile * sizeof(W) + kSums * sizeof(SquareSum);
 
   DREAMCOMM_DEVICE explicit TileSums(std::byte* scratch)
       : values_(reinterpret_cast<W*>(scratch)),
-        sums_(reinterpret_cast<Partial*>(scratch + kTile * sizeof(W))) {}
+        sums_(reinterpret_cast<SquareSum*>(scratch + kTile * sizeof(W))) {}
 
   DREAMCOMM_DEVICE void keep(std::size_t index, W value) { values_[index] = value; }
 
@@ -62,7 +62,7 @@ class TileSums {
     for (std::size_t s = lane; s < kSums; s += lanes) sums_[s] = sum_of(s, count);
     target.meet();
     for (std::size_t b = lane; b * kBlock < count; b += lanes) {
-      Partial* sums = sums_ + b * kLanes;
+      SquareSum* sums = sums_ + b * kLanes;
       for (std::size_t half = kLanes / 2; half > 0; half /= 2) {
         for (std::size_t i = 0; i < half; ++i) sums[i].add(sums[i + half]);
       }
@@ -73,7 +73,7 @@ class TileSums {
 
  private:
   /// Lane s % kLanes of block s / kLanes.
-  DREAMCOMM_DEVICE Partial sum_of(std::size_t s, std::size_t count) const {
+  DREAMCOMM_DEVICE SquareSum sum_of(std::size_t s, std::size_t count) const {
     const std::size_t begin = s / kLanes * kBlock;
     const std::size_t end = begin + kBlock < count ? begin + kBlock : count;
     double sum = 0.0;
@@ -83,14 +83,14 @@ class TileSums {
       sum += value * value;
       finite = finite && value - value == 0;
     }
-    return Partial::of(sum, finite);
+    return SquareSum::of(sum, finite);
   }
 
   W* values_;
-  Partial* sums_;
+  SquareSum* sums_;
 };
 
-inline constexpr std::size_t kFinishScratch = kernels::Inspector::kColumns * sizeof(Partial);
+inline constexpr std::size_t kFinishScratch = kernels::Inspector::kColumns * sizeof(SquareSum);
 
 /// The end of an inspection, by one block: adds up the partials of all blocks of a buffer.
 /// `scratch`: kFinishScratch bytes of the block's own, aligned to 16.
@@ -98,11 +98,11 @@ template <Target T>
 DREAMCOMM_DEVICE void finish_body(const T& target, const double* partials, std::size_t count,
                                   double* squares, bool* finite, std::byte* scratch) {
   constexpr std::size_t kColumns = kernels::Inspector::kColumns;
-  auto* columns = reinterpret_cast<Partial*>(scratch);
+  auto* columns = reinterpret_cast<SquareSum*>(scratch);
   const auto lane = static_cast<std::size_t>(target.lane());
   const auto lanes = static_cast<std::size_t>(target.lanes());
   for (std::size_t c = lane; c < kColumns; c += lanes) {
-    Partial sum;
+    SquareSum sum;
     for (std::size_t i = c; i < count; i += kColumns) sum.add({partials[i]});
     columns[c] = sum;
   }

@@ -53,14 +53,15 @@ std::optional<std::string> FarMailbox::expire(Clock::time_point now) {
   const auto late = std::find_if(under_way_.begin(), under_way_.end(),
                                  [&](const MessagePtr& m) { return is_late(*m); });
   if (late == under_way_.end()) return std::nullopt;
-  const Message& message = **late;
+  const MessagePtr message = *late;
   const bool waits =
-      message.kind == Kind::kSend && (message.parcel || message.cargo.bytes <= Letter::kInline);
+      message->kind == Kind::kSend && (message->parcel || message->cargo.bytes <= Letter::kInline);
   const char* const lacks = waits ? "received" : "finished moving";
-  const std::string reason = concat(words(message), " reached its timeout: rank ", *message.rank,
-                                    " has not ", lacks, " it");
-  drop_where([](const Message&) { return true; }, ErrorKind::kTimeout,
-             concat(" was ended: ", reason));
+  const std::string why =
+      concat(" reached its timeout: rank ", *message->rank, " has not ", lacks, " it");
+  const std::string reason = concat(words(*message), why);
+  drop(message, ErrorKind::kTimeout, why);
+  drop_all(ErrorKind::kTimeout, reason);
   return reason;
 }
 

@@ -283,6 +283,10 @@ void FarMailbox::drop_where(const std::function<bool(const Message&)>& concerns,
   }
 }
 
+void FarMailbox::drop_all(ErrorKind kind, const std::string& reason) {
+  drop_where([](const Message&) { return true; }, kind, concat(" was ended: ", reason));
+}
+
 /// On the peer's thread. Receives from any source may still get other ranks' messages, and what is
 /// followed may have come: that ends by itself.
 void FarMailbox::lose(int rank, const std::string& reason) {
@@ -306,7 +310,7 @@ void FarMailbox::lose(int rank, const std::string& reason) {
 
 void FarMailbox::fail_all(ErrorKind kind, const std::string& reason) {
   Lock lock(mutex_);
-  drop_where([](const Message&) { return true; }, kind, concat(" was ended: ", reason));
+  drop_all(kind, reason);
   settle(lock);
 }
 
@@ -315,8 +319,7 @@ void FarMailbox::close(const std::string& reason) {
   if (!closed_.empty()) return;
   closed_ = reason;
   for (const auto& [rank, peer] : peers_) peer->end();
-  drop_where([](const Message&) { return true; }, ErrorKind::kAborted,
-             concat(" was ended: ", reason));
+  drop_all(ErrorKind::kAborted, reason);
   settle(lock);
   link_->close();
 }

@@ -1,9 +1,9 @@
 // Messages with ranks of other hosts, matched by source and tag as those within a host.
 //
-// A sender writes a letter ahead of each message, in which small ones travel; the bytes of larger
-// ones follow under a tag of their own, once the receiver has matched the letter and said so. A
-// receive from any source waits here and in the mailbox of its host, and goes to the first that
-// takes it (Ticket::take).
+// A sender writes a letter ahead of each message, in which small ones travel. The bytes of larger
+// ones follow under a tag of their own; they move once the receiver has matched the letter, and the
+// sender is told that it has before its part ends. A receive from any source waits here and in the
+// mailbox of its host, and goes to the first that takes it (Ticket::take).
 //
 // INVARIANT: letters of two ranks arrive in the order written, and are matched in that order, so
 // messages of one source and tag do not overtake each other.
@@ -112,6 +112,7 @@ class FarMailbox {
   void drop(const MessagePtr& message, ErrorKind kind, const std::string& text);
   void drop_where(const std::function<bool(const Message&)>& concerns, ErrorKind kind,
                   const std::string& why);
+  void drop_all(ErrorKind kind, const std::string& reason);
   void lose(int rank, const std::string& reason);
   void settle(Lock& lock);
 

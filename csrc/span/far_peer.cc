@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::uint32_t kLetters = Link::kMostTag;
 constexpr std::chrono::milliseconds kMoment{50};
-constexpr std::size_t kMost = sizeof(Letter) + Letter::kInline;
+constexpr std::size_t kLongest = sizeof(Letter) + Letter::kInline;
 
 /// Of the bytes of a message. Far more than can be under way.
 std::uint32_t tag_of(std::uint32_t number) { return number & (Link::kMostTag >> 1U); }
@@ -121,10 +121,10 @@ bool FarPeer::wait(std::shared_ptr<Parcel>& awaited, const std::shared_ptr<Parce
 /// rank, and must not after what lets that one leave (Vigil): that its message was taken.
 void FarPeer::listen() {
   try {
-    Cargo next = room(kMost);
+    Cargo next = room(kLongest);
     std::shared_ptr<Parcel> coming = link_.receive(rank_, next, kLetters);
     while (wait(heard_, coming)) {
-      const Cargo cargo = std::exchange(next, room(kMost));
+      const Cargo cargo = std::exchange(next, room(kLongest));
       coming = link_.receive(rank_, next, kLetters);
       Letter letter;
       std::memcpy(&letter, cargo.data(), sizeof letter);

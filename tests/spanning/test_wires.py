@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,7 @@ for count in (3, 100_000, 1_000_000):
     tensor = torch.full((count,), float(rank))
     dist.all_reduce(tensor)
     assert bool((tensor == 6.0).all())
-print("CLOCK", time.monotonic(), flush=True)
+print("CLOCK", time.monotonic(), time.time(), flush=True)
 if rank == 3:
     time.sleep(8)
     sys.exit()
@@ -91,11 +92,28 @@ except dist.DistBackendError as error:
 """
 
 
-def test_hosts_whose_clocks_differ_by_a_day(tmp_path: Path) -> None:
-    """Deadlines are kept by the clock of each host alone."""
+def since_boot(_: Path) -> list[str]:
+    """What a command follows whose process finds a day more since the machine has started."""
     shifted = ["unshare", "--time", "--monotonic", str(DAY)]
     if subprocess.run([*shifted, "true"], capture_output=True).returncode != 0:
         pytest.skip("this kernel gives processes no clocks of their own")
+    return shifted
+
+
+def of_the_wall(folder: Path) -> list[str]:
+    """The same, for the time of day."""
+    library = folder / "wall_clock.so"
+    source = Path(__file__).with_name("wall_clock.cc")
+    subprocess.run(["c++", "-shared", "-fPIC", "-o", library, source], check=True)
+    return ["env", f"LD_PRELOAD={library}", f"WALL_CLOCK_SHIFT={DAY}"]
+
+
+@pytest.mark.parametrize("clock", [since_boot, of_the_wall])
+def test_hosts_whose_clocks_differ_by_a_day(
+    tmp_path: Path, clock: Callable[[Path], list[str]]
+) -> None:
+    """Deadlines are kept by the clock of each host alone."""
+    shifted = clock(tmp_path)
     script = tmp_path / "clocks.py"
     script.write_text(CLOCKS)
     try:
@@ -116,7 +134,8 @@ def test_hosts_whose_clocks_differ_by_a_day(tmp_path: Path) -> None:
             outputs = [rank.communicate(timeout=90)[0] for rank in ranks]
     except NoNetwork as why:
         pytest.skip(str(why))
-    clocks = [float(output.split("CLOCK ")[1].split()[0]) for output in outputs]
+    which = 0 if clock is since_boot else 1
+    clocks = [float(output.split("CLOCK ")[1].split()[which]) for output in outputs]
     assert clocks[2] - clocks[0] > DAY - 60
     for output in outputs[:3]:
         _, told = output.split("TOLD ")
