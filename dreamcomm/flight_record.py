@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,9 +76,14 @@ def dump_flight_record(prefix: str | os.PathLike[str]) -> Path:
         )
     first = kept[0].recorder
     path = Path(f"{os.fsdecode(prefix)}{world_rank(first, first.rank)}")
-    new = path.with_name(path.name + ".new")
-    new.write_bytes(pickle.dumps(flight_record(kept)))
-    new.rename(path)
+    # Threads may write one at the same time: the last has it.
+    new = path.with_name(f"{path.name}.{threading.get_native_id()}.new")
+    try:
+        new.write_bytes(pickle.dumps(flight_record(kept)))
+        new.rename(path)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
     return path
 
 

@@ -7,6 +7,7 @@ nobody wait.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CommLog", "comm_log", "report"]
 
+LOG = logging.getLogger("dreamcomm")
 MOST_LINES = 40  # of a table
 HEADINGS = (
     "operation",
@@ -56,16 +58,15 @@ class CommLog:
         title = f"Communication of rank {self.rank} of {self.size} in group '{self.group}'"
         if not self.lines:
             return f"{title}: none"
-        rows = [HEADINGS, *(self._row(line) for line in self.lines[:MOST_LINES])]
+        lines = [line for line in self.lines if line.calls]
+        rows = [HEADINGS, *(self._row(line) for line in lines[:MOST_LINES])]
         widths = [max(len(row[i]) for row in rows) for i in range(len(HEADINGS))]
         text = [f"{title} (waited: for the last rank to come)"]
         for row in rows:
             first, *others = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
             text.append("  ".join((row[0].ljust(len(first)), *others)).rstrip())
-        if len(self.lines) > MOST_LINES:
-            text.append(
-                f"... and {len(self.lines) - MOST_LINES} lines more, in its attribute lines"
-            )
+        if len(lines) > MOST_LINES:
+            text.append(f"... and {len(lines) - MOST_LINES} lines more, in its attribute lines")
         failed = sum(line.failed for line in self.lines)
         if failed:
             text.append(f"{failed} failed; they are not in the table")
@@ -151,4 +152,7 @@ def report(recorder: Recorder, failure: str) -> None:
     if failure and prefix:
         from dreamcomm.flight_record import dump_flight_record
 
-        dump_flight_record(prefix)
+        try:
+            dump_flight_record(prefix)
+        except OSError as why:
+            LOG.warning("the flight record of DREAMCOMM_FLIGHT_RECORD is not written: %s", why)

@@ -12,7 +12,6 @@ import logging
 import math
 import os
 import time
-import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -97,6 +96,9 @@ class Trace:
         self._number = _C.start_trace(str(path), calls, spans)
         self._path = path
         self._patience = patience
+        self._stop_trace = _C.stop_trace  # nothing can be imported when the interpreter ends
+        self._warn = LOG.warning
+        self._process = os.getpid()
         self._runs = True
 
     def __enter__(self) -> Trace:
@@ -117,32 +119,24 @@ class Trace:
             LOG.warning("the trace %s could not be written", self._path, exc_info=True)
 
     def __del__(self) -> None:
-        if not self._runs:
+        if not self._runs or os.getpid() != self._process:
             return
-        from dreamcomm import _C
-
         self._runs = False
-        _C.stop_trace()
-        warnings.warn(
-            f"the trace {self._path} is not written: nothing held it, so nobody could stop() it",
-            ResourceWarning,
-            stacklevel=2,
-        )
+        self._stop_trace()
+        self._warn("the trace %s is not written: nobody called its stop()", self._path)
 
     def stop(self) -> None:
         """Ends the trace and writes this rank's part; on rank 0 the file.
 
-        A second call does nothing.
+        A second call does nothing, nor does one in a process forked meanwhile.
 
         Raises:
             OSError: the file cannot be written.
         """
-        from dreamcomm import _C
-
-        if not self._runs:
+        if not self._runs or os.getpid() != self._process:
             return
         self._runs = False
-        recorders = _C.stop_trace()
+        recorders = self._stop_trace()
         if not recorders:
             LOG.warning(
                 "no group of dreamcomm was there while the trace ran: %s is not written", self._path

@@ -33,6 +33,11 @@ Signature signature_of(const Request& request, std::uint64_t sequence, std::uint
 }
 
 std::string words(const Signature& s) {
+  // Nothing else gathers with an operation: what ranks say of sparse tensors before they are
+  // reduced.
+  if (s.kind == Kind::kAllGather && s.op != ReduceOp::kNone) {
+    return concat("all_reduce(", name(s.op), ", a sparse tensor) as call ", s.sequence);
+  }
   const std::size_t row = s.row & ~Signature::kAsks;
   std::string what;
   if (s.op != ReduceOp::kNone) what += concat(name(s.op), ", ");

@@ -207,6 +207,8 @@ class DreamBackend final : public c10d::Backend {
   WorkPtr forward(const Tensor& tensor, Operation&& operation);
   WorkPtr forward_to(const std::string& device_type,
                      const std::function<WorkPtr(c10d::Backend&)>& operation);
+  WorkPtr reduce_sparse(TensorList& tensors, const c10d::AllreduceOptions& opts);
+  void agree_on_sparse(const Tensor& tensor, const c10d::AllreduceOptions& opts);
   const Tensor& only(const Site& site, const char* argument, const TensorList& tensors) const;
 
   void fill_gathered(Call& call, const Site& site, const TensorList& outputs, const Tensor& input);

@@ -46,7 +46,8 @@ WorkPtr DreamBackend::broadcast(TensorList& tensors, const c10d::BroadcastOption
 WorkPtr DreamBackend::allreduce(TensorList& tensors, const c10d::AllreduceOptions& opts) {
   const Site site = at(kAllReduce);
   const Tensor& tensor = only(site, "tensors", tensors);
-  if (!serves(site, tensor, opts.reduceOp) || tensor.layout() != at::kStrided) {
+  if (tensor.layout() != at::kStrided) return reduce_sparse(tensors, opts);
+  if (!serves(site, tensor, opts.reduceOp)) {
     return forward(tensor, [&](c10d::Backend& inner) { return inner.allreduce(tensors, opts); });
   }
   require_writable(site, "tensor", tensor);

@@ -225,6 +225,7 @@ void DreamBackend::close(bool alone) {
   wait_for_calls();
   if (device_) device_->close(!alone);
   report();
+  if (recorder_) recorder_->end();
   if (comm_) comm_->shutdown();
   if (bridge_) bridge_->close();
   executor_->stop();

@@ -35,15 +35,24 @@ py::list all_of(const Book::Part& part, const Mark& before) {
   return list;
 }
 
-/// (call, phase, begin, end) of each, times in nanoseconds.
-py::list spans_of(const Timeline& timeline, const Mark& before) {
+struct Spans {
+  py::list list;  // (call, phase, begin, end) of each, times in nanoseconds
+  std::int64_t others = 0;
+};
+
+/// Those of calls that began in the trace; others are of one that was under way.
+Spans spans_of(const Book& book) {
   constexpr std::array kPhases{"wait", "copy in", "reduce", "copy out"};
-  py::list list;
-  for (const Span& span : timeline.spans().read(before.read())) {
-    list.append(py::make_tuple(span.call, kPhases.at(static_cast<std::size_t>(span.phase)),
-                               span.begin_ns, span.end_ns));
+  Spans spans;
+  for (const Span& span : book.timeline.spans().read(book.before_spans.read())) {
+    if (span.call <= book.before_call.read()) {
+      ++spans.others;
+      continue;
+    }
+    spans.list.append(py::make_tuple(span.call, kPhases.at(static_cast<std::size_t>(span.phase)),
+                                     span.begin_ns, span.end_ns));
   }
-  return list;
+  return spans;
 }
 
 void append_lines(py::list& list, const CommLog& log) {
@@ -76,13 +85,12 @@ py::object log_records(const Recorder& recorder) {
 py::object trace_records(const Recorder& recorder) {
   const auto book = recorder.trace();
   if (!book) return py::none();
-  const Timeline& timeline = book->timeline;
+  const Spans spans = spans_of(*book);
   return py::make_tuple(all_of(book->collectives, book->before_collectives),
-                        all_of(book->messages, book->before_messages),
-                        spans_of(timeline, book->before_spans),
+                        all_of(book->messages, book->before_messages), spans.list,
                         book->collectives.records.added() - book->before_collectives.read(),
                         book->messages.records.added() - book->before_messages.read(),
-                        timeline.spans().added() - book->before_spans.read());
+                        book->timeline.spans().added() - book->before_spans.read() - spans.others);
 }
 
 }  // namespace

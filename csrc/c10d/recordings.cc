@@ -22,7 +22,9 @@ std::vector<std::shared_ptr<Recorder>> Recordings::live() const {
   const std::scoped_lock lock(mutex_);
   std::vector<std::shared_ptr<Recorder>> live;
   for (const std::weak_ptr<Recorder>& one : known_) {
-    if (std::shared_ptr<Recorder> recorder = one.lock()) live.push_back(std::move(recorder));
+    std::shared_ptr<Recorder> recorder = one.lock();
+    // A group that has ended may be held for long, and on one rank only.
+    if (recorder && !recorder->ended()) live.push_back(std::move(recorder));
   }
   return live;
 }

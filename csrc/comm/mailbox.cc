@@ -204,7 +204,10 @@ std::optional<std::string> Mailbox::check_health() {
     }
     const std::string gone = why_gone(member_.fabric(), peer);
     Link& with = link(peer);
-    if (!gone.empty() && with.gone && !with.filling && !with.draining) fail_link(peer, gone);
+    if (!gone.empty() && with.gone && !with.filling && !with.draining) {
+      fail_link(peer, concat(gone, "; rank ", member_.fabric().number(peer), ' ',
+                             member_.last_act(peer)));
+    }
     here += gone.empty() || !with.gone ? 1 : 0;
     with.gone = !gone.empty();
   }

@@ -1,5 +1,7 @@
 #include "comm/recorder.h"
 
+#include <algorithm>
+
 #include "core/request.h"
 
 namespace dreamcomm {
@@ -13,8 +15,12 @@ void Recorder::open_log(std::size_t records) {
 void Recorder::open_trace(const Book::Room& room) {
   const std::scoped_lock lock(mutex_);
   if (trace_.read() != nullptr) return;
-  if (traces_.empty() || traces_.back()->room != room) {
+  const auto known = std::find_if(traces_.begin(), traces_.end(),
+                                  [&](const auto& book) { return book->room == room; });
+  if (known == traces_.end()) {
     traces_.push_back(std::make_shared<Book>(room, origin_.size));
+  } else {
+    std::rotate(known, known + 1, traces_.end());
   }
   traces_.back()->begin_anew();
   trace_.publish(traces_.back().get());

@@ -36,9 +36,13 @@ struct Book {
   };
   Book(const Room& of, int size)
       : room(of), collectives(of.records, size), messages(of.records, size), timeline(of.spans) {}
-  /// What was noted until now does not count any more.
+  /// What was noted until now does not count any more, nor what is still noted of a call that is
+  /// under way.
   void begin_anew() {
-    before_collectives.publish(collectives.records.added());
+    const std::int64_t added = collectives.records.added();
+    before_collectives.publish(added);
+    const std::vector<Record> last = collectives.records.read(added - 1);
+    before_call.publish(last.empty() ? 0 : last.back().number);
     before_messages.publish(messages.records.added());
     before_spans.publish(timeline.spans().added());
   }
@@ -48,6 +52,7 @@ struct Book {
   Part messages;
   Timeline timeline;  // of collectives
   Mark before_collectives, before_messages, before_spans;
+  Mark before_call;  // the number of the last one that does not count
 };
 
 class Recorder {
@@ -62,6 +67,10 @@ class Recorder {
   explicit Recorder(Origin origin) : origin_(std::move(origin)) {}
 
   const Origin& origin() const { return origin_; }
+
+  /// Its group has ended: what is noted stays for those that have begun to trace it.
+  void end() { ended_.publish(1); }
+  bool ended() const { return ended_.read() != 0; }
 
   /// Any thread. Opening what is open does nothing.
   void open_log(std::size_t records);
@@ -82,9 +91,10 @@ class Recorder {
   const Origin origin_;
   mutable std::mutex mutex_;
   std::vector<std::shared_ptr<Book>> logs_;    // one at the most
-  std::vector<std::shared_ptr<Book>> traces_;  // another one only where its room differs
+  std::vector<std::shared_ptr<Book>> traces_;  // one for each room; the last is the last opened
   Signpost<Book> log_;
   Signpost<Book> trace_;
+  Mark ended_;
 };
 
 /// A collective on its way into the open books; failed, unless it is said to be done.

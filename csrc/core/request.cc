@@ -61,6 +61,10 @@ std::string arguments(const Request& request) {
 }  // namespace
 
 std::string describe(const Request& request) {
+  const ReduceOp op = request.reduction.op;
+  if (request.kind == Kind::kAllGather && op != ReduceOp::kNone) {  // as algorithms/signature.cc
+    return concat("all_reduce(", name(op), ", a sparse tensor)");
+  }
   return concat(name(request.kind), "(", arguments(request), ")");
 }
 

@@ -323,6 +323,9 @@ TEST_CASE("a second trace has nothing of the first, and takes no more memory") {
     }
     recorder.open_trace({20, 10});
     require(recorder.trace() != first, "a book of less room");
+    recorder.close_trace();
+    recorder.open_trace({10, 10});
+    require(recorder.trace() == first, "a second book of a room");
   }));
 }
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,20 @@ def some_calls(folder: str) -> str:
     path = dreamcomm.dump_flight_record(f"{folder}/rank_")
     dist.destroy_process_group(group)
     return str(path)
+
+
+def dump_at_once(folder: str) -> int:
+    """Threads that write the same file."""
+    group = dist.new_group(backend="dreamcomm", pg_options=dreamcomm.Options(log=True))
+    dist.all_reduce(torch.ones(8), group=group)
+    with ThreadPoolExecutor(4) as threads:
+        made = [threads.submit(dreamcomm.dump_flight_record, f"{folder}/rank_") for _ in range(100)]
+        return len({one.result() for one in made})
+
+
+def test_threads_may_dump_at_once(pool: Pool, tmp_path: Path) -> None:
+    assert pool.run(dump_at_once, str(tmp_path)) == [1, 1]
+    assert sorted(os.listdir(tmp_path)) == ["rank_0", "rank_1"]
 
 
 def test_torchs_analyser_matches_the_ranks(pool: Pool, tmp_path: Path) -> None:

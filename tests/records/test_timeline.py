@@ -6,6 +6,8 @@ import json
 import logging
 import math
 import os
+import subprocess
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -184,11 +186,88 @@ def test_bad_arguments_are_told(tmp_path: Path) -> None:
         pass  # none of these runs
 
 
-def test_a_dropped_trace_ends(tmp_path: Path) -> None:
-    with pytest.warns(ResourceWarning, match="nobody could stop"):
-        dreamcomm.trace(tmp_path / "run.json")
+def test_a_dropped_trace_ends(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    dreamcomm.trace(tmp_path / "run.json")
+    assert "run.json is not written: nobody called its stop()" in caplog.text
     with dreamcomm.trace(tmp_path / "run.json"):
         pass
+
+
+def test_a_trace_at_the_programs_end_is_told(tmp_path: Path) -> None:
+    code = f"import dreamcomm; kept = dreamcomm.trace({str(tmp_path / 'run.json')!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0
+    lines = [line for line in done.stderr.splitlines() if "Warning" not in line]
+    assert [line for line in lines if "run.json" in line], done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+def trace_and_fork(path: str) -> None:
+    dist.barrier()
+    with dreamcomm.trace(path):
+        dist.all_reduce(torch.ones(10))
+        child = os.fork()
+        if child == 0:
+            sys.exit()  # leaves the block, too
+        os.waitpid(child, 0)
+        dist.all_reduce(torch.ones(10))
+    dist.barrier()
+
+
+def test_a_forked_child_writes_no_part(fresh: Fresh, tmp_path: Path) -> None:
+    fresh.run(trace_and_fork, str(tmp_path / "run.json"))
+    events = load(tmp_path / "run.json")
+    for rank in (0, 1):
+        assert Counter(one["name"] for one in lasting(events, rank))["all_reduce"] == 2
+    assert not [name for name in os.listdir(tmp_path) if ".rank" in name]
+
+
+def hold_an_ended_group(path: str, store: str) -> None:
+    """On one rank only."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    held = dist.group.WORLD if rank == 0 else None
+    dist.all_reduce(torch.ones(10))
+    dist.destroy_process_group()
+    files = dist.FileStore(store, world)
+    dist.init_process_group("dreamcomm", store=files, rank=rank, world_size=world)
+    with dreamcomm.trace(path, patience=5):
+        dist.all_reduce(torch.ones(10))
+    dist.barrier()
+    del held
+
+
+def test_a_group_that_has_ended_is_in_no_trace(fresh: Fresh, tmp_path: Path) -> None:
+    fresh.run(hold_an_ended_group, str(tmp_path / "run.json"), str(tmp_path / "store"))
+    events = load(tmp_path / "run.json")
+    for rank in (0, 1):
+        assert Counter(one["name"] for one in lasting(events, rank))["all_reduce"] == 1
+
+
+def trace_in_the_middle(first: str, second: str) -> None:
+    dist.barrier()
+    trace = dreamcomm.trace(first, patience=0)
+    works = [] if dist.get_rank() == 1 else [dist.all_reduce(torch.ones(10), async_op=True)]
+    time.sleep(0.3)
+    trace.stop()
+    with dreamcomm.trace(second):
+        if dist.get_rank() == 1:
+            time.sleep(0.3)
+            dist.all_reduce(torch.ones(10))
+        for work in works:
+            work.wait()
+        dist.broadcast(torch.ones(10), 0)
+    dist.barrier()
+
+
+def test_a_call_begun_before_a_trace_is_not_in_it(fresh: Fresh, tmp_path: Path) -> None:
+    fresh.run(trace_in_the_middle, str(tmp_path / "first"), str(tmp_path / "second"))
+    found = json.loads((tmp_path / "second").read_text())
+    events = lasting(found["traceEvents"], 0)
+    assert Counter(one["name"] for one in events)["all_reduce"] == 0
+    (call,) = [one for one in events if one["name"] == "broadcast"]
+    assert all(one["ts"] >= call["ts"] for one in events)
+    assert found["otherData"]["dropped"] == {}
 
 
 def trace_and_change(path: str, folder: str) -> list[str]:
