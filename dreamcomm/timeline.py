@@ -51,7 +51,7 @@ def trace(
     Args:
         path: of the file; parts of the ranks lie beside it until they are merged.
         calls: of these, the last are kept, in each group.
-        spans: likewise for the waits, copies and reductions in the calls; 40 bytes each.
+        spans: likewise for the waits, copies and reductions in the calls; 64 bytes each.
         patience: seconds that rank 0 waits for the parts of the others, in all.
 
     Raises:

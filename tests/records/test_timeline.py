@@ -18,6 +18,8 @@ import torch
 import torch.distributed as dist
 
 import dreamcomm
+from dreamcomm.info import backend_of
+from dreamcomm.records import Record
 from helpers.pool import Fresh, Pool
 
 pytestmark = pytest.mark.beyond_gloo("Gloo writes no timeline")
@@ -244,15 +246,33 @@ def test_a_group_that_has_ended_is_in_no_trace(fresh: Fresh, tmp_path: Path) -> 
         assert Counter(one["name"] for one in lasting(events, rank))["all_reduce"] == 1
 
 
+def wait_until_running() -> None:
+    """Until the group's thread has begun a call that a trace sees."""
+    recorder = backend_of(None)._recorder
+    assert recorder is not None
+    deadline = time.monotonic() + 30
+    while True:
+        noted = recorder.trace_records()
+        if noted is not None and any(Record.of(one).state == "running" for one in noted[0]):
+            return
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def trace_in_the_middle(first: str, second: str) -> None:
     dist.barrier()
+    store = dist.distributed_c10d._get_default_store()
     trace = dreamcomm.trace(first, patience=0)
-    works = [] if dist.get_rank() == 1 else [dist.all_reduce(torch.ones(10), async_op=True)]
-    time.sleep(0.3)
+    works = []
+    if dist.get_rank() == 0:
+        works = [dist.all_reduce(torch.ones(10), async_op=True)]
+        wait_until_running()
     trace.stop()
     with dreamcomm.trace(second):
-        if dist.get_rank() == 1:
-            time.sleep(0.3)
+        if dist.get_rank() == 0:
+            store.set("the second trace runs", "")
+        else:
+            store.wait(["the second trace runs"])
             dist.all_reduce(torch.ones(10))
         for work in works:
             work.wait()
