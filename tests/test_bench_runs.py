@@ -140,8 +140,9 @@ def test_a_run_prints_a_table_per_operation(small_run: tuple[str, dict[str, Any]
 @pytest.mark.beyond_gloo("measures dreamcomm")
 def test_odd_worlds_dtypes_and_in_place() -> None:
     done = invoke(
-        "--sizes", "1000", "--world", "3", "--dtype", "bfloat16", "--dtype", "int8", "--in-place",
-        "--placement", "heap", "--seconds", "0.001",
+        "--op", "all_reduce", "--op", "all_gather", "--dtype", "bfloat16", "--dtype", "int8",
+        "--sizes", "1000", "--world", "3", "--in-place", "--placement", "heap",
+        "--seconds", "0.001",
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     assert "all_gather, bfloat16, 3 ranks, heap tensors, in place" in done.output

@@ -64,8 +64,8 @@ void check_result(Kind kind, const Communicator& comm, std::span<const float> ou
     if (kind == Kind::kAllGather || kind == Kind::kAllToAll) {
       expected = static_cast<float>(i / count % static_cast<std::size_t>(size) + 1);
     }
-    require(out[i] == expected,
-            concat(name(kind), " left ", out[i], " in element ", i, ", expected ", expected));
+    if (out[i] == expected) continue;  // the words take longer than all the rest
+    require(false, concat(name(kind), " left ", out[i], " in element ", i, ", not ", expected));
   }
 }
 

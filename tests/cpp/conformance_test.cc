@@ -51,7 +51,7 @@ TEST_CASE("all collectives give the right bits") {
 
 TEST_CASE("tensors in heaps give the same bits as others") {
   // Around the size from which a call asks for heaps, and beyond a block of its loops.
-  static constexpr std::array<std::size_t, 5> kLarge{1, 2047, 2048, 4099, 40'001};
+  static constexpr std::array<std::size_t, 5> kLarge{1, 2047, 2048, 4099, 9'001};
   for (const Transport transport : transports()) {
     for (const int size : kWorlds) {
       Setup setup{.transport = transport, .size = size, .heap_bytes = std::size_t{16} << 20};

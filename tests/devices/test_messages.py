@@ -93,7 +93,7 @@ def test_a_batch_that_fails_leaves_no_batch_behind() -> None:
         with pytest.raises(ValueError, match="coalescing ends that was not started"):
             backend._end_coalescing()
 
-    run_on_devices(2, body, seconds=10)
+    run_on_devices(2, body, seconds=2)
 
 
 def test_a_message_waits_for_work_before_it_and_work_after_it_for_the_message() -> None:
