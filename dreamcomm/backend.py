@@ -76,7 +76,7 @@ def create(dist_opts: _DistributedBackendOptions, backend_options: object = None
     from dreamcomm import _C
 
     options = _options_for(dist_opts, backend_options)
-    _apply_environment(options)
+    apply_environment(options)
     return _C.DreamBackend(
         dist_opts.store, dist_opts.group_rank, dist_opts.group_size, options, make_inner
     )
@@ -107,7 +107,8 @@ def heap_bytes() -> int:
     return _size("DREAMCOMM_HEAP_BYTES", _C.Options().heap_bytes, least=0)
 
 
-def _apply_environment(options: Options) -> None:
+def apply_environment(options: Options) -> None:
+    """Raises ValueError, naming the variable, if one is no flag and no number of bytes."""
     options.algorithm = _text("DREAMCOMM_ALGORITHM") or options.algorithm
     options.costs = _text("DREAMCOMM_COSTS") or options.costs
     options.cuda = _text("DREAMCOMM_CUDA") or options.cuda

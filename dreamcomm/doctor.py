@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from enum import Enum
+from itertools import dropwhile
 from pathlib import Path
 
 __all__ = ["Finding", "State", "examine"]
@@ -248,16 +249,57 @@ def carried_by() -> str:
     return f"{transport()}; 1 + 1 = {data[0].item():g}"
 
 
+def settings() -> Finding:
+    """Whether what the environment says has a meaning; a group of one rank finds that out."""
+    from torch._C._distributed_c10d import HashStore
+
+    from dreamcomm import _C
+    from dreamcomm.backend import apply_environment, make_inner
+
+    given = {name: text for name, text in sorted(os.environ.items()) if name.startswith(PREFIX)}
+    options = _C.Options()
+    try:
+        apply_environment(options)
+        _C.DreamBackend(HashStore(), 0, 1, options, make_inner)
+    except (RuntimeError, ValueError) as error:
+        wrong = [name for name in given if is_named(name, str(error))] or list(given)
+        found = ", ".join(f"{name}={given[name]}" for name in wrong)
+        return Finding("settings", State.BROKEN, found, f"no group can be made: {error}")
+    if not given:
+        return Finding("settings", State.FINE, f"no {PREFIX} variable is set")
+    found = ", ".join(f"{name}={text}" for name, text in given.items())
+    return Finding("settings", State.NOTE, found, "these hold for all groups")
+
+
+PREFIX = "DREAMCOMM_"
+
+
+def is_named(variable: str, error: str) -> bool:
+    """Whether the error is about the variable, or about the option that it sets."""
+    option = variable.removeprefix(PREFIX).lower()
+    return variable in error or f"expected {option} " in error
+
+
 def two_ranks() -> Finding:
     """Two processes that meet and add, as in a job."""
     from dreamcomm.launch import RankError, spawn
 
     try:
         first, _ = spawn(carried_by, 2, timeout=SECONDS, start_method="spawn")
-    except (RankError, OSError, ValueError) as error:
+    except RankError as error:
+        raised = last_words(error.traceback or "")
+        why = f"rank {error.rank} raised {raised}" if raised else str(error)
+        return Finding("two ranks", State.BROKEN, "failed", why)
+    except (OSError, ValueError) as error:
         return Finding("two ranks", State.BROKEN, "failed", str(error))
     state = State.FINE if first.startswith("shm") else State.FALLS_BACK
     return Finding("two ranks", state, first, "" if state is State.FINE else GLOO_INSTEAD)
+
+
+def last_words(traceback: str) -> str:
+    """The error that a traceback ends with, which may have several lines."""
+    lines = traceback.rpartition("Traceback (most recent call last):\n")[2].splitlines()
+    return "\n".join(dropwhile(lambda line: line.startswith(" "), lines))
 
 
 def hosts() -> Finding:
@@ -293,7 +335,7 @@ def read_number(path: Path) -> int | None:
 ALWAYS: tuple[Callable[[], Finding], ...] = (
     shared_memory, descriptors, namespaces, open_files, address_space, memory, costs, gloo,
 )  # fmt: skip
-WITH_BUILD: tuple[Callable[[], Finding], ...] = (processors, cuda, two_ranks)
+WITH_BUILD: tuple[Callable[[], Finding], ...] = (processors, cuda, settings, two_ranks)
 
 
 def examine() -> Iterator[Finding]:
@@ -322,6 +364,10 @@ def examine_here() -> Iterator[Finding]:
     yield first
     for check in ALWAYS:
         yield check()
-    if first.state is not State.BROKEN:
-        for check in WITH_BUILD:
-            yield check()
+    if first.state is State.BROKEN:
+        return
+    for check in WITH_BUILD:
+        found = check()
+        yield found
+        if found.state is State.BROKEN:  # the next would fail of the same
+            return

@@ -93,8 +93,8 @@ def monitored_barrier(
         wait_all_ranks: rank 0 names all missing ranks, not only the first.
 
     Raises:
-        DistBackendError: ranks were missing. Rank 0 names them; the others say what they
-            heard from rank 0.
+        DistBackendError: ranks were missing at the timeout, or, at once, one has ended or left.
+            Rank 0 names them; the others say what they heard from rank 0.
     """
     if timeout is not None and not isinstance(timeout, timedelta):
         timeout = timedelta(seconds=timeout)

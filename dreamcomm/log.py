@@ -59,6 +59,9 @@ class CommLog:
         if not self.lines:
             return f"{title}: none"
         lines = [line for line in self.lines if line.calls]
+        failed = sum(line.failed for line in self.lines)
+        if not lines:
+            return f"{title}: no call has ended well, {failed} failed"
         rows = [HEADINGS, *(self._row(line) for line in lines[:MOST_LINES])]
         widths = [max(len(row[i]) for row in rows) for i in range(len(HEADINGS))]
         text = [f"{title} (waited: for the last rank to come)"]
@@ -67,7 +70,6 @@ class CommLog:
             text.append("  ".join((row[0].ljust(len(first)), *others)).rstrip())
         if len(lines) > MOST_LINES:
             text.append(f"... and {len(lines) - MOST_LINES} lines more, in its attribute lines")
-        failed = sum(line.failed for line in self.lines)
         if failed:
             text.append(f"{failed} failed; they are not in the table")
         return "\n".join(text)

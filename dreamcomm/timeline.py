@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from dreamcomm.info import backend_of
 from dreamcomm.records import Record, size_of_call, world_rank
 
 if TYPE_CHECKING:
@@ -55,7 +56,8 @@ def trace(
         patience: seconds that rank 0 waits for the parts of the others, in all.
 
     Raises:
-        ValueError: a number that has no meaning, a folder that is not there, a path that is one.
+        ValueError: a number that has no meaning, a folder that is not there, a path that is one
+            or that is no regular file.
         TypeError: an argument of another type.
         RuntimeError: a trace of this process runs already.
     """
@@ -81,9 +83,15 @@ def checked(path: str | os.PathLike[str]) -> Path:
         raise ValueError(f"dreamcomm.trace: expected the path of a file, got {path!r}")
     if not target.parent.is_dir():
         raise ValueError(f"dreamcomm.trace: there is no folder {target.parent}")
-    if target.is_dir():
-        raise ValueError(f"dreamcomm.trace: expected the path of a file, but {target} is a folder")
+    check_regular(target, "dreamcomm.trace")
     return target
+
+
+def check_regular(target: Path, call: str) -> None:
+    """What is there will be read, and replaced: no device, and no pipe, which may have no end."""
+    if target.exists() and not target.is_file():
+        what = "a folder" if target.is_dir() else "not a regular file"
+        raise ValueError(f"{call}: expected the path of a file, but {target} is {what}")
 
 
 class Trace:
@@ -112,7 +120,7 @@ class Trace:
     ) -> None:
         try:
             self.stop()
-        except OSError:
+        except (OSError, ValueError):
             if error is None:
                 raise
             # The error on its way out is worth more than this one.
@@ -132,6 +140,7 @@ class Trace:
 
         Raises:
             OSError: the file cannot be written.
+            ValueError: what is there by now is no regular file.
         """
         if not self._runs or os.getpid() != self._process:
             return
@@ -149,6 +158,15 @@ class Trace:
         write_json(parts[ranks[whole.rank]], part_of(recorders, name))
         if whole.rank == 0:
             self._merge(list(parts.values()))
+        elif has_failed(whole):
+            LOG.warning(
+                "the trace %s is made by rank %d, and its group has failed: if that rank is gone, "
+                "this rank's part stays at %s, and dreamcomm.merge_traces(parts, path) makes the "
+                "trace of the parts that are there",
+                self._path,
+                ranks[0],
+                parts[ranks[whole.rank]],
+            )
 
     def _merge(self, parts: list[Path]) -> None:
         deadline = time.monotonic() + self._patience
@@ -162,6 +180,23 @@ class Trace:
                 ", ".join(map(str, missing)),
             )
         merge_traces([part for part in parts if part not in missing], self._path)
+
+
+def has_failed(recorder: Recorder) -> bool:
+    """Whether the recorder's group has failed, or had when it ended: by its last call."""
+    from torch.distributed.distributed_c10d import _world
+
+    for group in _world.pg_map:
+        try:
+            backend = backend_of(group)
+        except ValueError:
+            continue
+        own = backend._recorder
+        if own is not None and own.team == recorder.team:
+            return backend.failure is not None
+    found = recorder.trace_records()
+    calls = [] if found is None else found[0]
+    return bool(calls) and Record.of(calls[-1]).state == "failed"
 
 
 def part_path(path: Path, name: str, rank: int) -> Path:
@@ -200,9 +235,11 @@ def merge_traces(parts: Sequence[str | os.PathLike[str]], path: str | os.PathLik
 
     Raises:
         OSError: a file cannot be read or written.
-        ValueError: a file is no part of a trace, or they are of different ones.
+        ValueError: a file is no part of a trace, or they are of different ones; the path is that
+            of something other than a regular file.
     """
     target = Path(path)
+    check_regular(target, "dreamcomm.merge_traces")
     found = {Path(part): loaded(Path(part)) for part in parts}
     names = {part["otherData"]["trace"] for part in found.values()}
     if len(names) > 1:
@@ -224,6 +261,7 @@ def merge_traces(parts: Sequence[str | os.PathLike[str]], path: str | os.PathLik
 def loaded(path: Path, is_trace: bool = True) -> Event:
     """A part or a trace; what is none is an error, or {} where ``is_trace`` is False."""
     try:
+        check_regular(path, "dreamcomm.merge_traces")
         found = json.loads(path.read_text())
         if "traceEvents" in found and "dropped" in found["otherData"]:
             return dict(found, otherData={"trace": "", **found["otherData"]})

@@ -8,6 +8,7 @@ notice.
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -58,6 +59,8 @@ class RankState:
         counts: for each operation (calls, bytes sent, bytes received).
         messages: how many sends and receives are under way.
         message: the oldest of them, or None.
+        in_monitored_barrier: whether it is in one, which is no collective of the group's order.
+        stopped: its process, by SIGSTOP or a debugger.
     """
 
     pid: int
@@ -76,9 +79,14 @@ class RankState:
     counts: dict[str, tuple[int, int, int]]
     messages: int
     message: Message | None
+    in_monitored_barrier: bool = False
+    stopped: bool = False
 
     def doing(self) -> str:
-        """In words: "in all_reduce", "computes, after all_reduce", ..."""
+        """In words: "in all_reduce", "outside, after all_reduce (stopped)", ..."""
+        return f"{self._doing()} (stopped)" if self.stopped else self._doing()
+
+    def _doing(self) -> str:
         if self.state == "failed":
             return f"failed: {self.reason}"
         if self.state == "left":
@@ -88,6 +96,8 @@ class RankState:
         if self.message is not None:
             others = f" and {self.messages - 1} more" if self.messages > 1 else ""
             return f"{self.message.words()}{others}"
+        if self.in_monitored_barrier:
+            return "in monitored_barrier"
         return f"outside, after {self.operation}" if self.sequence else "has called nothing yet"
 
     def waits_for(self) -> int:
@@ -107,6 +117,7 @@ class RankState:
 def snapshot() -> tuple[list[RankState], list[str]]:
     """All ranks of this user on this host, by group and rank; and what could not be read.
 
+    The default group comes first, and group 2 before group 10.
     Ranks of other users, or in other PID namespaces, do not show.
     """
     from dreamcomm._compat import check_build
@@ -131,7 +142,15 @@ def snapshot() -> tuple[list[RankState], list[str]]:
         key = seen["team"], seen["rank"]
         if seen["pid"] == pid or key not in found:
             found[key] = _state_of(pid, seen, now)
-    return sorted(found.values(), key=lambda one: (one.group, one.team, one.rank)), problems
+    states = sorted(found.values(), key=place)
+    return states, list(dict.fromkeys(problems))  # a process has a window for each group
+
+
+def place(state: RankState) -> tuple[Any, ...]:
+    """Where it stands in a list: numbers in groups' names by their value."""
+    words = re.split(r"(\d+)", state.group)  # every second one is a number
+    name = [(int(word), "") if word.isdecimal() else (-1, word) for word in words]
+    return state.group != "default", name, state.team, state.rank
 
 
 def _state_of(pid: int, seen: dict[str, Any], now: int) -> RankState:
@@ -142,7 +161,18 @@ def _state_of(pid: int, seen: dict[str, Any], now: int) -> RankState:
     if seen["message"] is not None:
         operation, peer, nbytes, since = seen["message"]
         message = Message(operation, peer, nbytes, max((now - since) / 1e9, 0.0))
-    return RankState(pid=pid, seconds=max(seconds, 0.0), message=message, **fields)
+    return RankState(
+        pid=pid, seconds=max(seconds, 0.0), message=message, stopped=is_stopped(pid), **fields
+    )
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether SIGSTOP or a debugger holds the process, as far as /proc tells."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:  # gone
+        return False
+    return text.rpartition(") ")[2][:1] in ("T", "t")
 
 
 def windows(label: str) -> Iterator[tuple[int, Path]]:

@@ -25,7 +25,7 @@ def test_here_all_is_well() -> None:
     done = CliRunner().invoke(commands, ["doctor", "--json"])
     assert done.exit_code == 0, done.output
     found = {finding["about"]: finding for finding in json.loads(done.output)}
-    assert len(found) == 12
+    assert len(found) == 13
     assert {finding["state"] for finding in found.values()} <= {"fine", "note"}
     assert "2 ranks" in found["two ranks"]["found"]
     assert "1 + 1 = 2" in found["two ranks"]["found"]
@@ -114,4 +114,53 @@ def test_a_rank_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DREAMCOMM_PAGE_BYTES", "1")
     found = doctor.two_ranks()
     assert found.state is State.BROKEN
-    assert "page_bytes" in found.meaning
+    assert found.meaning.startswith("rank ")
+    assert "raised ValueError: dreamcomm.Options: expected page_bytes from" in found.meaning
+    assert "\n" not in found.meaning
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "meaning"),
+    [
+        ("DREAMCOMM_LOG", "yes", "to be 0 or 1, got 'yes'"),
+        ("DREAMCOMM_HEAP_BYTES", "much", "to be a number of bytes"),
+        ("DREAMCOMM_PAGE_BYTES", "1", "expected page_bytes from"),
+        ("DREAMCOMM_ALGORITHM", "best", "expected algorithm to be"),
+        ("DREAMCOMM_HOSTS", "a,,b", "expected hosts to be"),
+    ],
+)
+def test_a_setting_without_a_meaning_is_broken_and_named(
+    monkeypatch: pytest.MonkeyPatch, variable: str, text: str, meaning: str
+) -> None:
+    monkeypatch.setenv(variable, text)
+    found = doctor.settings()
+    assert found.state is State.BROKEN
+    assert found.found == f"{variable}={text}"
+    assert meaning in found.meaning
+
+
+def test_settings_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("DREAMCOMM_")]:
+        monkeypatch.delenv(name)
+    assert doctor.settings().state is State.FINE
+    monkeypatch.setenv("DREAMCOMM_LOG", "1")
+    monkeypatch.setenv("DREAMCOMM_COSTS", "fixed")
+    found = doctor.settings()
+    assert found.state is State.NOTE
+    assert found.found == "DREAMCOMM_COSTS=fixed, DREAMCOMM_LOG=1"
+
+
+def test_after_a_bad_setting_no_ranks_are_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DREAMCOMM_LOG", "yes")
+    done = CliRunner().invoke(commands, ["doctor"])
+    assert done.exit_code == 1
+    assert "broken  settings: DREAMCOMM_LOG=yes" in done.output
+    assert "two ranks" not in done.output
+    assert "Traceback" not in done.output
+
+
+def test_an_error_is_told_without_the_way_to_it() -> None:
+    first = 'Traceback (most recent call last):\n  File "a", line 1\n    a()\nKeyError: 1\n\n'
+    then = "Traceback (most recent call last):\n  File\n    b()\nValueError: two\n  lines\n"
+    assert doctor.last_words(f"{first}During it another\n\n{then}") == "ValueError: two\n  lines"
+    assert doctor.last_words("") == ""

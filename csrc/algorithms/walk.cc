@@ -75,8 +75,7 @@ void Walk::end_mismatched(const std::function<std::string(const SiteOf&)>& told)
   std::memcpy(rounds_.page(), text.data(), text.size());
   const std::string& group = scratch_.group;
   const std::string begin =
-      concat("the ranks", group.empty() ? "" : concat(" of group '", group, "'"),
-             " made different calls: ");
+      concat("the ranks", group.empty() ? "" : concat(" of ", group), " made different calls: ");
   const auto own = [&](int rank) { return rank == this->rank() ? mine : ""; };
   try {
     rounds_.turn(Peers::all(), Peers::all(), watch_);

@@ -11,6 +11,15 @@
 namespace dreamcomm {
 namespace {
 
+/// A mismatch of a part: those before it are done.
+[[noreturn]] void end_batch(Calls& calls, std::size_t done, const Error& mismatch) {
+  if (done == 0) throw mismatch;
+  for (std::size_t i = 0; i < done; ++i) calls[i].unstage();
+  throw Error(mismatch.kind(), concat(mismatch.what(), ". Of its batch, the ", done,
+                                      done == 1 ? " call before it was" : " calls before it were",
+                                      " carried out: repeat only the rest"));
+}
+
 /// Runs the parts of one call, in the call's turn. All are staged before the
 /// first is sent: the parts of a coalesced call are one, so no part sees what
 /// another writes, and a tensor that cannot be staged harms nobody.
@@ -27,7 +36,7 @@ void run_parts(Communicator& communicator, Bridge* bridge, Calls& calls, Clock::
   } catch (const Error& error) {
     // A mismatch ends the call on all ranks alike. Else this rank would be parts
     // behind its peers, and its next call would meet one of the parts.
-    if (error.kind() == ErrorKind::kMismatch) throw;
+    if (error.kind() == ErrorKind::kMismatch) end_batch(calls, calls.size() - rest - 1, error);
     communicator.abort(error.what());
     if (bridge) bridge->give_up(error.what());
     throw;

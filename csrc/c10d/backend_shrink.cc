@@ -74,8 +74,9 @@ class Agreement {
   std::string reach(milliseconds timeout) {
     const Clock::time_point deadline = deadline_in(Clock::now(), timeout);
     store_.set(key(site_.rank), own_);
-    std::vector<int> silent = others(excluded_, site_.size);
     while (true) {
+      // All anew: one that has agreed may have been interrupted since, and have begun again.
+      std::vector<int> silent = others(excluded_, site_.size);
       std::erase_if(silent, [this](int rank) { return has_agreed(rank); });
       // Of these none should say anything; one that does has excluded others.
       for (const int rank : excluded_) has_agreed(rank);
@@ -190,10 +191,11 @@ c10::intrusive_ptr<c10d::Backend> DreamBackend::shrink(
         made = create(c10::make_intrusive<c10d::PrefixStore>(name, store),
                       static_cast<int>(own - stay.begin()), static_cast<int>(stay.size()), options,
                       host_);
-      } catch (const Error&) {
-        said_at_shrinks_ = agreement.withdraw();
+      } catch (const c10::DistNetworkError&) {
+        throw;  // nothing can be withdrawn
+      } catch (const c10::DistStoreError&) {
         throw;
-      } catch (const c10::DistBackendError&) {  // of create(): somebody did not come
+      } catch (...) {  // somebody did not come, or Ctrl-C
         said_at_shrinks_ = agreement.withdraw();
         throw;
       }

@@ -145,6 +145,11 @@ void MessageWork::advance(const Interrupt& pause) {
     } catch (const Error& error) {
       if (!ticket_->done()) std::rethrow_exception(to_torch(error));
       // The message failed; the work tells.
+    } catch (const c10::DistBackendError&) {
+      throw;  // wait()'s own timeout: the message goes on
+    } catch (...) {
+      communicator->give_up(*ticket_);  // Ctrl-C
+      throw;
     }
   }
   DreamWork::advance(pause);

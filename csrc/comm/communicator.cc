@@ -67,7 +67,7 @@ struct Communicator::Impl {
   Impl(std::unique_ptr<Fabric> f, CommOptions o)
       : fabric(std::move(f)),
         options(std::move(o)),
-        member(*fabric, options.group, options.warn),
+        member(*fabric, options.group, options.warn, options.world_ranks),
         recorder(std::make_shared<Recorder>(origin_of(*fabric, options))),
         rounds(*fabric),
         mailbox(member, *recorder),
@@ -77,7 +77,7 @@ struct Communicator::Impl {
         tend([this] { tend_messages(); }),
         thread(member, turnstile, mailbox, tend) {
     scratch.call_site = options.call_site;
-    if (options.group != kDefaultGroup) scratch.group = options.group;
+    if (options.group != kDefaultGroup) scratch.group = member.group();
   }
 
   /// What a thread does for messages while it waits for something else.
@@ -98,17 +98,19 @@ struct Communicator::Impl {
   }
 
   template <typename Job>
-  void in_turn(const std::shared_ptr<Impl>& self, const Interrupt& interrupt, Job&& job) {
+  void in_turn(const std::shared_ptr<Impl>& self, const Request* request,
+               const Interrupt& interrupt, Job&& job) {
     const Turnstile::Turn turn = turnstile.take();
-    if (!turnstile.is_up(turn)) wait_for_turn(self, turn, interrupt);
+    if (!turnstile.is_up(turn)) wait_for_turn(self, turn, request, interrupt);
     const Passing passing(turnstile, turn, member);
     job();
   }
 
   void wait_for_turn(const std::shared_ptr<Impl>& self, Turnstile::Turn turn,
-                     const Interrupt& interrupt) {
-    const std::function<std::string()> what = [] {
-      return std::string("a call that waits for the calls before it");
+                     const Request* request, const Interrupt& interrupt) {
+    const std::function<std::string()> what = [request] {
+      return concat(request == nullptr ? "a call" : describe(*request),
+                    ", which waits for the calls before it,");
     };
     Guard guard(member, what, Clock::time_point::max(), tend, interrupt);
     try {
@@ -257,11 +259,11 @@ int Communicator::size() const { return impl_->fabric->size(); }
 
 void Communicator::run(const Request& request, const Interrupt& interrupt) {
   validate(request, rank(), size());
-  impl_->in_turn(impl_, interrupt, [&] { impl_->run_now(request, interrupt); });
+  impl_->in_turn(impl_, &request, interrupt, [&] { impl_->run_now(request, interrupt); });
 }
 
 void Communicator::run_in_turn(const std::function<void()>& job, const Interrupt& interrupt) {
-  impl_->in_turn(impl_, interrupt, job);
+  impl_->in_turn(impl_, nullptr, interrupt, job);
 }
 
 void Communicator::run_ordered(const Request& request, const Interrupt& interrupt) {
@@ -290,19 +292,25 @@ std::shared_ptr<Ticket> Communicator::receive(Block data, std::optional<int> pee
 }
 
 void Communicator::withdraw(const Ticket& ticket) { impl_->mailbox.withdraw(ticket); }
+void Communicator::give_up(const Ticket& ticket) { impl_->mailbox.give_up(ticket); }
 void Communicator::ring() { impl_->member.ring_own(); }
 
 void Communicator::wait(Ticket& ticket, const Interrupt& interrupt) {
   const std::function<std::string()> what = [] { return std::string("a message"); };
   Guard guard(impl_->member, what, Clock::time_point::max(), impl_->tend, interrupt);
-  wait_until(
-      impl_->member.header().doorbell, impl_->member.patience(), guard,
-      [&] {
-        if (ticket.done()) return true;
-        impl_->mailbox.progress();
-        return ticket.done();
-      },
-      [] { return -1; });
+  try {
+    wait_until(
+        impl_->member.header().doorbell, impl_->member.patience(), guard,
+        [&] {
+          if (ticket.done()) return true;
+          impl_->mailbox.progress();
+          return ticket.done();
+        },
+        [] { return -1; });
+  } catch (const Error&) {
+    impl_->tend();  // the message's own end says which it is
+    if (!ticket.done()) throw;
+  }
   if (ticket.failure()) std::rethrow_exception(ticket.failure());
 }
 

@@ -94,6 +94,8 @@ class Communicator {
                                   Clock::time_point deadline);
   /// Of a receive from any source that has got a message of another host.
   void withdraw(const Ticket& ticket);
+  /// Nobody waits for this receive any more: it ends, unless its message has come.
+  void give_up(const Ticket& ticket);
   /// A ticket is done that this communicator has not finished: wakes who waits for it.
   void ring();
   /// Waits for a ticket, helping it along; throws what it failed with.

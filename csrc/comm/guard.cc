@@ -5,13 +5,14 @@
 #include <sstream>
 
 namespace dreamcomm {
-namespace {
 
 std::string in_seconds(Clock::duration time) {
   std::ostringstream text;
   text << std::fixed << std::setprecision(1) << std::chrono::duration<double>(time).count() << " s";
   return text.str();
 }
+
+namespace {
 
 /// The first other rank whose process has ended without a word to the group, or -1.
 int ended_among(const Fabric& fabric) {
@@ -37,12 +38,13 @@ constexpr std::chrono::milliseconds kLong{100};
 
 Guard::Guard(Member& member, const std::function<std::string()>& what, Clock::time_point deadline,
              const std::function<void()>& idle, const std::function<void()>& interrupt,
-             Clock::time_point begin, Clock::duration excuse)
+             Clock::time_point begin, Clock::duration excuse, Clock::duration grace)
     : member_(member),
       what_(what),
       deadline_(deadline),
       begin_(begin),
       excuse_(excuse),
+      grace_(grace),
       idle_(idle),
       interrupt_(interrupt) {}
 
@@ -96,7 +98,7 @@ void Guard::look(int rank) {
 /// A peer that waits for another host is not to blame, while whoever is speaks first: the ranks
 /// that wait for that one itself.
 bool Guard::is_late(int rank, Clock::time_point now) const {
-  if (now < deadline_) return false;
+  if (now < later(deadline_, grace_)) return false;
   if (missed_ >= 0) return false;  // somebody has just gone: the next look tells why
   const Fabric& fabric = member_.fabric();
   const bool away = rank >= 0 && fabric.header(rank).progress.away.read() != 0;

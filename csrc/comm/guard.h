@@ -15,12 +15,14 @@ class Guard final : public Watch {
   /// A wait for a peer is told of when it has lasted a tenth of what it may, but not before.
   static constexpr std::chrono::seconds kLeastToWarn{1};
 
-  /// Peers who wait for ranks of other hosts have `excuse` beyond the deadline.
+  /// Peers who wait for ranks of other hosts have `excuse` beyond the deadline, and all peers
+  /// `grace`, of which nobody is told.
   /// `what` names the call; `idle` runs at each look (messages make progress there);
   /// `interrupt` may throw. All three must outlive the guard.
   Guard(Member& member, const std::function<std::string()>& what, Clock::time_point deadline,
         const std::function<void()>& idle, const std::function<void()>& interrupt,
-        Clock::time_point begin = Clock::now(), Clock::duration excuse = {});
+        Clock::time_point begin = Clock::now(), Clock::duration excuse = {},
+        Clock::duration grace = {});
   Guard(Member& member, const std::function<std::string()>& what, Clock::time_point deadline,
         const std::function<void()>& idle, std::function<void()>&& interrupt) = delete;
 
@@ -38,11 +40,15 @@ class Guard final : public Watch {
   Clock::time_point deadline_;
   Clock::time_point begin_;
   Clock::duration excuse_;
+  Clock::duration grace_;
   const std::function<void()>& idle_;
   const std::function<void()>& interrupt_;
   bool warned_ = false;
   int missed_ = -1;  // a rank that was seen to be gone at the last look
 };
+
+/// "3.1 s"
+std::string in_seconds(Clock::duration time);
 
 /// Why nothing more will come from `peer`, in words, or empty.
 std::string why_gone(const Fabric& fabric, int peer);

@@ -42,6 +42,21 @@ void Mailbox::withdraw(const Ticket& ticket) {
   settle(lock);
 }
 
+void Mailbox::give_up(const Ticket& ticket) {
+  Lock lock(mutex_);
+  std::erase_if(posted_, [&](Receiving& r) {
+    if (r.ticket.get() != &ticket || !r.take()) return false;
+    const int peer = r.peer.value_or(-1);
+    drop(peer, r,
+         std::make_exception_ptr(
+             Error(ErrorKind::kInterrupted,
+                   concat("recv from ", any_or(peer), " with tag ", r.tag, " on ", member_.who(),
+                          " was interrupted before a message came, and takes none any more"))));
+    return true;
+  });
+  settle(lock);
+}
+
 /// Gives the receive the earliest arrived message that fits, if there is one.
 bool Mailbox::match(Receiving& receiving) {
   int best = -1;
@@ -148,6 +163,7 @@ void Mailbox::note(int peer, const Message& message, Record::State state) {
 template void Mailbox::note_moved(int, const Sending&);
 template void Mailbox::note_moved(int, const Receiving&);
 template void Mailbox::drop(int, Sending&, std::exception_ptr);
+template void Mailbox::drop(int, Receiving&, std::exception_ptr);
 
 /// To tools: the message that is under way for longest.
 void Mailbox::show_oldest() const {
@@ -220,8 +236,11 @@ std::optional<std::string> Mailbox::check_health() {
     }
   }
   std::optional<std::string> broken;
-  expire(Clock::now(), broken);
+  const Clock::time_point now = Clock::now();
+  expire(now, broken);
+  const std::vector<Wait> long_ones = lasting(now);
   settle(lock);
+  for (const Wait& wait : long_ones) warn_of(wait, now);
   return broken;
 }
 
@@ -247,59 +266,6 @@ void Mailbox::fail_link(int peer, const std::string& reason) {
     drop(peer, r, lost("recv from rank ", r.tag));
     return true;
   });
-}
-
-template <typename Message>
-std::exception_ptr Mailbox::late(const char* what, const char* other, int peer,
-                                 const Message& message, Clock::time_point until) const {
-  const std::string who = any_or(peer);
-  return std::make_exception_ptr(
-      Error(ErrorKind::kTimeout,
-            concat(what, who, " (", message.data.bytes, " bytes, tag ", message.tag, ") on ",
-                   member_.who(), " reached its timeout: ", who, " has not ", other,
-                   peer < 0 ? "" : concat("; it ", member_.does(peer, until)))));
-}
-
-/// Fails what is past its deadline. A receive that nothing has matched is simply
-/// withdrawn. Anything the peer knows of cannot be: then the group is broken.
-void Mailbox::expire(Clock::time_point now, std::optional<std::string>& broken) {
-  const auto is_late = [&](const auto& message) { return now >= message.deadline; };
-  std::optional<Clock::time_point> until;  // peers may answer: once for all, as the lock is held
-  const auto until_since = [&](std::int64_t asked_ns) {
-    if (!until) until = Member::answer_until(std::chrono::nanoseconds(to_ns(now) - asked_ns));
-    return *until;
-  };
-  const auto until_of = [&](const auto& message) { return until_since(message.asked_ns); };
-  const auto until_of_oldest = [&] {
-    return until_since(member_.header().correspondence.since_ns.read());
-  };
-  std::erase_if(posted_, [&](Receiving& r) {
-    if (!is_late(r)) return false;
-    if (!r.take()) return true;
-    drop(r.peer.value_or(-1), r,
-         late("recv from ", "sent it", r.peer.value_or(-1), r, until_of(r)));
-    return true;
-  });
-  for (int peer = 0; peer < member_.size(); ++peer) {
-    Link& with = link(peer);
-    std::erase_if(with.unannounced, [&](Sending& s) {
-      if (!is_late(s)) return false;
-      drop(peer, s, late("send to ", "taken the messages before it", peer, s, until_of(s)));
-      return true;
-    });
-    const auto any_late = [&](const auto& messages) {
-      return std::any_of(messages.begin(), messages.end(), is_late);
-    };
-    const char* const lacks = any_late(with.announced)  ? "received"
-                              : any_late(with.outgoing) ? "finished receiving"
-                              : any_late(with.incoming) ? "finished sending"
-                                                        : nullptr;
-    if (lacks != nullptr) {
-      broken = concat("a message between rank ", number(member_.rank()), " and rank ", number(peer),
-                      " timed out: rank ", number(peer), " has not ", lacks, " it; it ",
-                      member_.does(peer, until_of_oldest()));
-    }
-  }
 }
 
 void Mailbox::fail_all(ErrorKind kind, const std::string& reason) {

@@ -44,6 +44,10 @@ class Mailbox {
   /// Another host's message was the first to take this receive from any source.
   void withdraw(const Ticket& ticket);
 
+  /// Whoever waited for this receive was interrupted: it ends, unless it is matched. Left waiting,
+  /// it would take the message that the next receive is for.
+  void give_up(const Ticket& ticket);
+
   /// Does what can be done now; whether that was anything.
   bool progress();
   /// Fails what has timed out or waits for a rank that has gone. System calls:
@@ -95,9 +99,20 @@ class Mailbox {
     std::deque<Grant> ungranted;     // decided, no place free yet
     std::deque<Receiving> incoming;  // granted: arrives in this order
     std::uint32_t numbers = 0;
-    bool filling = false;   // a thread copies into our buffers
-    bool draining = false;  // a thread copies out of the peer's
-    bool gone = false;      // the peer was missing at the last look
+    bool filling = false;               // a thread copies into our buffers
+    bool draining = false;              // a thread copies out of the peer's
+    bool gone = false;                  // the peer was missing at the last look
+    std::int64_t told_of_sends_ns = 0;  // when the user was told that one waits for long
+    std::int64_t told_of_receives_ns = 0;
+  };
+  struct Wait {  // of a message, for words
+    const char* what;
+    const char* lacks;  // what the peer has not done
+    int peer;
+    std::uint64_t tag;
+    std::size_t bytes;
+    std::int64_t asked_ns;
+    Clock::time_point deadline;
   };
   struct Finished {
     std::shared_ptr<Ticket> ticket;
@@ -140,8 +155,14 @@ class Mailbox {
   void expire(Clock::time_point now, std::optional<std::string>& broken);
   void fail_link(int peer, const std::string& reason);
   template <typename Message>
-  std::exception_ptr late(const char* what, const char* other, int peer, const Message& message,
+  std::exception_ptr late(const char* lacks, int peer, const Message& message,
                           Clock::time_point until) const;
+  template <typename Message>
+  static Wait wait_of(int peer, const Message& message, const char* lacks);
+  std::string words_on(const Wait& wait, const std::string& has_waited,
+                       Clock::time_point until) const;
+  std::vector<Wait> lasting(Clock::time_point now);
+  void warn_of(const Wait& wait, Clock::time_point now) const;
 
   Member& member_;
   Recorder& recorder_;
@@ -150,6 +171,7 @@ class Mailbox {
   std::deque<Receiving> posted_;
   std::vector<Finished> finished_;  // told to the callers outside the lock
   std::uint64_t arrivals_ = 0;
+  std::int64_t told_of_any_ns_ = 0;
 };
 
 }  // namespace dreamcomm

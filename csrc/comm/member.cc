@@ -11,17 +11,35 @@ namespace dreamcomm {
 
 using std::chrono::milliseconds;
 
-Member::Member(Fabric& fabric, std::string group, Warn warn)
+namespace {
+
+/// " (ranks 2, 3 of the job)", or nothing where they have the same numbers there.
+std::string words_on_job(const std::vector<int>& world_ranks) {
+  constexpr std::size_t kNamed = 16;
+  std::string text;
+  bool same = true;
+  for (std::size_t i = 0; i < world_ranks.size(); ++i) {
+    same = same && world_ranks[i] == static_cast<int>(i);
+    if (i < kNamed) text += concat(i == 0 ? "" : ", ", world_ranks[i]);
+  }
+  if (same) return "";
+  return concat(" (ranks ", text, world_ranks.size() > kNamed ? ", ..." : "", " of the job)");
+}
+
+}  // namespace
+
+Member::Member(Fabric& fabric, std::string group, Warn warn, const std::vector<int>& world_ranks)
     : fabric_(fabric),
       patience_(Patience::of(fabric.size(), fabric.spans())),
       group_(std::move(group)),
+      in_job_(words_on_job(world_ranks)),
       warn_(std::move(warn)) {
   put_text(header().identity.group, group_);
 }
 
 std::string Member::who() const {
-  return concat("rank ", fabric_.number(rank()), " of ", fabric_.size_of_group(), " in group '",
-                group_, "'");
+  return concat("rank ", fabric_.number(rank()), " of ", fabric_.size_of_group(), " in ",
+                this->group());
 }
 
 void Member::fail(ErrorKind kind, const std::string& reason) {
@@ -93,7 +111,9 @@ Clock::time_point Member::answer_until(Clock::duration waited) {
 
 std::string Member::does(int peer, Clock::time_point until) const {
   const auto left = std::chrono::duration_cast<milliseconds>(until - Clock::now());
-  return last_act(peer) + fabric_.elsewhere(peer, std::max(left, milliseconds(0)));
+  const RankView seen = view_of(fabric_.header(peer));  // once, or the halves may disagree
+  return dreamcomm::last_act(seen) +
+         fabric_.elsewhere(peer, is_busy(seen), std::max(left, milliseconds(0)));
 }
 
 }  // namespace dreamcomm

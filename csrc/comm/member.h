@@ -5,6 +5,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "core/error.h"
 #include "core/request.h"
@@ -16,7 +17,9 @@ namespace dreamcomm {
 class Member {
  public:
   using Warn = std::function<void(const std::string&)>;
-  Member(Fabric& fabric, std::string group, Warn warn = {});
+  /// `world_ranks`: of the group's ranks in the job; empty: the same.
+  Member(Fabric& fabric, std::string group, Warn warn = {},
+         const std::vector<int>& world_ranks = {});
 
   int rank() const { return fabric_.rank(); }
   int size() const { return fabric_.size(); }
@@ -29,8 +32,10 @@ class Member {
   void warn(const std::string& text) const {
     if (warn_) warn_(text);
   }
-  /// "rank 1 of 4 in group 'default'".
+  /// "rank 1 of 4 in group 'default'", "rank 0 of 2 in group '1' (ranks 2, 3 of the job)".
   std::string who() const;
+  /// "group '1' (ranks 2, 3 of the job)".
+  std::string group() const { return concat("group '", group_, "'", in_job_); }
 
   /// Marks the group unusable for this rank and tells the peers. The first
   /// reason stays. Any thread.
@@ -67,6 +72,7 @@ class Member {
   Fabric& fabric_;
   const Patience patience_;
   std::string group_;
+  const std::string in_job_;
   const Warn warn_;
   Flag failed_;
   Doorbell bell_;

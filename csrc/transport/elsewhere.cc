@@ -50,7 +50,7 @@ bool is_stopped(pid_t pid) {
   return state == 'T' || state == 't';
 }
 
-std::string words_on_process(pid_t pid, const std::string& team) {
+std::string words_on_process(pid_t pid, const std::string& team, bool inside) {
   if (pid <= 0) return "";
   const fs::path process = folder_of(pid);
   const char state = state_of(process);
@@ -61,6 +61,7 @@ std::string words_on_process(pid_t pid, const std::string& team) {
     if (call->team == team) return "";
     return concat("; its process ", pid, ", in group '", call->group, "', ", last_act(*call));
   }
+  if (inside && state != 'D') return "";
   switch (state) {
     case 'R':
       return concat("; its process ", pid, " computes, outside of all collectives");

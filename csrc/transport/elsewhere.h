@@ -8,9 +8,10 @@
 namespace dreamcomm {
 
 /// "; its process 42 is stopped (SIGSTOP or a debugger)", or that it is in a call of another
-/// group than `team` (RankView), or computes, or sleeps. Empty where /proc tells nothing: for
-/// a process of another user or PID namespace, or one that has ended.
-std::string words_on_process(pid_t pid, const std::string& team);
+/// group than `team` (RankView), or, unless it was just seen `inside` a call of that one, computes,
+/// or sleeps. Empty where /proc tells nothing: for a process of another user or PID namespace, or
+/// one that has ended.
+std::string words_on_process(pid_t pid, const std::string& team, bool inside);
 /// By SIGSTOP or a debugger, as far as /proc tells.
 bool is_stopped(pid_t pid);
 

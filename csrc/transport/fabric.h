@@ -37,9 +37,10 @@ class Fabric {
   /// By SIGSTOP or a debugger, as far as can be known. Reads a file. Any thread.
   virtual bool has_stopped(int /*rank*/) const { return false; }
   /// What else the rank's process does, in words to follow what it last did in this group, or
-  /// nothing. Reads files, and asks the process, which has `patience` to answer: for messages.
-  /// Any thread.
-  virtual std::string elsewhere(int /*rank*/, std::chrono::milliseconds /*patience*/) const {
+  /// nothing; `inside`: there it was seen in a call. Reads files, and asks the process, which has
+  /// `patience` to answer: for messages. Any thread.
+  virtual std::string elsewhere(int /*rank*/, bool /*inside*/,
+                                std::chrono::milliseconds /*patience*/) const {
     return "";
   }
   /// Asks ahead of elsewhere(): several ranks may then answer in the same time. Any thread.

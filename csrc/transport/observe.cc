@@ -59,6 +59,7 @@ RankView view_of(const Header& header) {
   view.entered_ns = progress.entered_ns.read();
   view.inside = progress.inside.read() != 0;
   view.away = progress.away.read() != 0;
+  view.answers_roll = header.present.read() % 2 == 1;
   view.waiting_for = static_cast<int>(progress.waiting_for.read());
   for (std::size_t k = 0; k < view.counts.size(); ++k) {
     const Tally& tally = header.tallies[k];
@@ -73,12 +74,16 @@ RankView view_of(const Header& header) {
 }
 
 std::string last_act(const RankView& rank) {
-  if (rank.sequence == 0) return "has called no collective of this group yet";
+  const bool in_roll = rank.answers_roll && !rank.inside;
+  if (rank.sequence == 0) {
+    return in_roll ? "is in monitored_barrier" : "has called no collective of this group yet";
+  }
   const std::chrono::nanoseconds now = std::chrono::steady_clock::now().time_since_epoch();
   const double ago = static_cast<double>(now.count() - rank.entered_ns) * 1e-9;
   std::ostringstream text;
   const char* const does = rank.away     ? "waits for ranks of other hosts, after "
                            : rank.inside ? "is in "
+                           : in_roll     ? "is in monitored_barrier, after "
                                          : "last called ";
   text << does << name(rank.kind) << " as call " << rank.sequence << ", entered " << std::fixed
        << std::setprecision(1) << ago << " s ago";

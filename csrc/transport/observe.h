@@ -26,7 +26,8 @@ struct RankView {
   std::int64_t bytes = 0;      // of its largest tensor
   std::int64_t entered_ns = 0;
   bool inside = false;
-  bool away = false;  // between two such calls it waits for ranks of other hosts
+  bool away = false;          // between two such calls it waits for ranks of other hosts
+  bool answers_roll = false;  // it is in a monitored barrier
   int waiting_for = -1;
   struct Counts {
     std::int64_t calls = 0;
@@ -45,6 +46,9 @@ struct RankView {
 };
 
 RankView view_of(const Header& header);
+
+/// Whether it was seen in a call of its group.
+inline bool is_busy(const RankView& rank) { return rank.inside || rank.answers_roll; }
 
 /// "is in broadcast as call 3, entered 2.1 s ago" and the like.
 std::string last_act(const RankView& rank);

@@ -73,11 +73,11 @@ class ShmFabric final : public Fabric {
     const Fd& socket = peers_[static_cast<std::size_t>(r)].socket;
     if (whereabouts_ && socket) whereabouts_->inquire(socket);
   }
-  std::string elsewhere(int r, std::chrono::milliseconds patience) const override {
+  std::string elsewhere(int r, bool inside, std::chrono::milliseconds patience) const override {
     if (r == rank()) return "";
     const Fd& socket = peers_[static_cast<std::size_t>(r)].socket;
     const pid_t pid = peer_process(socket).pid;
-    const std::string words = words_on_process(pid, view_of(header(rank())).team);
+    const std::string words = words_on_process(pid, view_of(header(rank())).team, inside);
     if (!whereabouts_ || is_stopped(pid)) return words;
     const std::string at = whereabouts_->ask(socket, patience);
     return at.empty() ? words : concat(words, "; its main thread is", at);

@@ -17,5 +17,7 @@ def app() -> None:
             f"The dreamcomm command needs {' and '.join(missing)}: pip install 'dreamcomm[cli]'"
         )
     from dreamcomm.cli.commands import commands
+    from dreamcomm.cli.output import told_output
 
-    commands()
+    with told_output():
+        commands()

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from helpers.pool import Pool
+from lifecycle.groups import error_of
 
 pytestmark = pytest.mark.beyond_gloo("Gloo does not compare calls")
 
@@ -74,6 +75,44 @@ def call_in_a_group() -> str:
 def test_a_group_is_named(pool: Pool) -> None:
     for text in pool.run(call_in_a_group):
         assert re.match(r"the ranks of group '\d+' made different calls", text), text
+
+
+def differ_in_a_group_of_the_last_two() -> list[str]:
+    group = dist.new_group([1, 2], backend="dreamcomm")
+    rank = dist.get_rank()
+    if rank == 0:
+        return []
+    size = error_of(lambda: dist.all_reduce(torch.ones(3 + rank), group=group))
+    dist.send(torch.ones(1), 3 - rank, group=group)
+    tensor = torch.ones(2)
+    return [size, error_of(lambda: dist.recv(tensor, 3 - rank, group=group))]
+
+
+def test_of_a_group_with_other_numbers_the_ranks_of_the_job_are_named(pool: Pool) -> None:
+    for texts in pool.run(differ_in_a_group_of_the_last_two, world=3)[1:]:
+        for text in texts:
+            assert re.search(r"group '\d+' \(ranks 1, 2 of the job\) ", text), text
+
+
+def differ_in_the_second_of_a_batch() -> tuple[str, list[float]]:
+    first = torch.ones(2, 2).t()  # lies elsewhere during the call
+    second = torch.ones(3 + dist.get_rank())
+
+    def call() -> None:
+        with dist._coalescing_manager():
+            dist.all_reduce(first)
+            dist.all_reduce(second)
+
+    return error_of(call), first.flatten().tolist()
+
+
+def test_of_a_batch_is_told_what_was_carried_out(pool: Pool) -> None:
+    for text, first in pool.run(differ_in_the_second_of_a_batch):
+        assert text.endswith(
+            "No data was moved; the group stays usable. Of its batch, the 1 call before it was "
+            "carried out: repeat only the rest"
+        ), text
+        assert first == [2.0] * 4
 
 
 def call_asynchronously() -> str:

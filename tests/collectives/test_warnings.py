@@ -10,7 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from helpers.logs import Kept
+from dreamcomm import monitored_barrier
+from helpers.logs import Kept, warnings_of_all_threads
 from helpers.pool import Pool
 
 pytestmark = pytest.mark.beyond_gloo("Gloo does not warn")
@@ -43,3 +44,61 @@ def test_a_late_rank_is_told_of_once_at_a_tenth_of_the_timeout(pool: Pool) -> No
 
 def test_a_short_wait_is_not_worth_a_word(pool: Pool) -> None:
     assert pool.run(wait_for_rank_1, 0.4, group_timeout=5.0) == [[], []]
+
+
+def wait_for_messages_of_rank_1(seconds: float) -> list[str]:
+    """One that is received by name, one from any rank, and one that is not taken."""
+    dist.barrier()
+    large, small = torch.ones(300_000), torch.ones(3)
+    with warnings_of_all_threads() as texts:
+        if dist.get_rank() == 1:
+            sleep_for(seconds)
+            dist.recv(large, 0)
+            for tag in (1, 1, 2):
+                dist.send(small, 0, tag=tag)
+        else:
+            works = [dist.isend(large, 1), dist.irecv(small, 1, tag=1), dist.irecv(small, 1, tag=1)]
+            dist.recv(small, tag=2)
+            for work in works:
+                assert work is not None
+                work.wait()
+    return texts
+
+
+def test_of_messages_that_wait_one_of_each_kind_is_told_of(pool: Pool) -> None:
+    """The later of two receives from one rank waits for nothing that the first one did not."""
+    waiting, late = pool.run(wait_for_messages_of_rank_1, 2.5, group_timeout=10.0)
+    assert late == []
+    assert len(waiting) == 3, waiting
+    named, any_rank, taken = sorted(waiting, key=lambda text: text.replace("any", "z"))
+    assert taken.startswith("send to rank 1 (1200000 bytes, tag 0) on rank 0 of 2"), taken
+    assert "rank 1 has not received it; it last called barrier" in taken
+    for text in (any_rank, named):
+        source = "rank 1 (12 bytes, tag 1)" if text is named else "any rank (12 bytes, tag 2)"
+        assert text.startswith(f"recv from {source} on rank 0 of 2"), text
+    assert "s of waiting: no rank has sent one; its timeout" in any_rank
+    assert re.search(r"s of waiting: rank 1 has not sent it; .* in sleep_for;", named), named
+    for text in waiting:
+        assert text.endswith("its timeout is after 10.0 s")
+
+
+def miss_the_roll_call(seconds: float) -> list[str]:
+    kept = Kept()
+    logging.getLogger("dreamcomm").addHandler(kept)
+    dist.all_reduce(torch.ones(3))
+    if dist.get_rank() == 2:
+        sleep_for(seconds)
+    monitored_barrier(timeout=10.0)
+    logging.getLogger("dreamcomm").removeHandler(kept)
+    return kept.texts
+
+
+def test_in_a_monitored_barrier_all_ranks_name_the_one_that_is_missing(pool: Pool) -> None:
+    *waiting, late = pool.run(miss_the_roll_call, 2.0, world=3)
+    assert late == []
+    for rank, texts in enumerate(waiting):
+        (text,) = texts
+        begin = f"monitored_barrier on rank {rank} of 3 in group 'default' has come to 1."
+        assert text.startswith(begin), text
+        assert "s of waiting for rank 2, which last called all_reduce as call" in text
+        assert re.search(r"its timeout is after (10.0|9.\d) s$", text), text

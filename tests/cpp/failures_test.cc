@@ -247,5 +247,48 @@ TEST_CASE("a monitored barrier names the missing and leaves the group usable") {
   });
 }
 
+TEST_CASE("a monitored barrier does not wait for a rank that has gone") {
+  for (const bool all : {false, true}) {
+    on_each_transport(4, [all](Communicator& comm) {
+      run_case(comm, kSum);
+      if (comm.rank() == 2) return comm.shutdown();
+      if (comm.rank() == 3) return comm.abort("enough");
+      const auto error = caught([&] { comm.monitored_barrier(seconds(60), all); });
+      const bool both = all && comm.rank() == 0;
+      expect(error, ErrorKind::kPeerLost,
+             {"failed to pass monitoredBarrier", "given the group up"});
+      if (both) expect(error, ErrorKind::kPeerLost, {"Ranks 2, 3", "rank 2 has left the group"});
+    });
+  }
+}
+
+TEST_CASE("whoever waits in a monitored barrier is told why rank 0 ended it") {
+  on_each_transport(3, [](Communicator& comm) {
+    if (comm.rank() == 2) {  // does not come
+      expect(caught([&] { run_case(comm, kSum); }), ErrorKind::kPeerLost, {"enough"});
+      return;
+    }
+    std::future<void> end;
+    if (comm.rank() == 0) {
+      end = std::async(std::launch::async, [&comm] {
+        std::this_thread::sleep_for(milliseconds(20));
+        comm.abort("enough");
+      });
+    }
+    const auto error = caught([&] { comm.monitored_barrier(seconds(60), false); });
+    const ErrorKind kind = comm.rank() == 0 ? ErrorKind::kAborted : ErrorKind::kPeerLost;
+    expect(error, kind, {"monitored_barrier", "enough"});
+  });
+}
+
+TEST_CASE("of a batch of ranks each makes many monitored barriers, some late") {
+  on_each_transport(3, [](Communicator& comm) {
+    for (int round = 0; round < 200; ++round) {
+      if (round % 3 == comm.rank()) std::this_thread::sleep_for(milliseconds(round % 2));
+      comm.monitored_barrier(seconds(60), round % 2 == 0);
+    }
+  });
+}
+
 }  // namespace
 }  // namespace dreamcomm::testing

@@ -15,6 +15,8 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
+import dreamcomm
+
 VICTIM = 1
 LARGE = 300_000  # elements of a message that waits for its receiver
 
@@ -94,6 +96,10 @@ def barrier(s: Scene) -> Call:
     return lambda: dist.barrier(s.group)
 
 
+def monitored_barrier(s: Scene) -> Call:
+    return lambda: dreamcomm.monitored_barrier(s.group)
+
+
 def send(s: Scene) -> Call:
     """All send to the victim, which receives from all."""
     if not s.is_victim:
@@ -151,6 +157,7 @@ PLACES: dict[str, Callable[[Scene], Call]] = {
     "reduce_scatter": reduce_scatter,
     "all_to_all": all_to_all,
     "barrier": barrier,
+    "monitored_barrier": monitored_barrier,
     "send": send,
     "recv": recv,
     "async all_reduce": asynchronous,

@@ -115,3 +115,27 @@ def test_an_interrupt_while_a_group_is_made_is_told_to_the_others(
     )
     assert found[1] == "interrupted"
     assert "rank 1 could not set the group up: it was interrupted" in found[0]
+
+
+def receive_after_an_interrupt() -> tuple[str, str, list[float]]:
+    store = dist.distributed_c10d._get_default_store()
+    first, second = torch.zeros(1), torch.zeros(1)
+    if dist.get_rank() == 1:
+        store.wait(["interrupted"])
+        dist.send(torch.ones(1), 0)
+        return "peer", "", []
+    work = dist.irecv(first, 1)  # recv() waits as this does
+    assert work is not None
+    ended = interrupt_inside(work.wait)
+    told = error_of(work.wait)
+    store.set("interrupted", "")
+    dist.recv(second, 1)
+    return ended, told, [first.item(), second.item()]
+
+
+def test_an_interrupted_receive_takes_no_message(fresh: Fresh) -> None:
+    ended, told, received = fresh.run(receive_after_an_interrupt)[0]
+    assert ended == "interrupted"
+    assert "recv from rank 1 with tag 0 on rank 0 of 2 in group 'default' was interrupted" in told
+    assert told.endswith("before a message came, and takes none any more")
+    assert received == [0.0, 1.0]

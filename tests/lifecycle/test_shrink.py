@@ -252,6 +252,30 @@ def test_a_rank_that_stays_but_does_not_call(pool: Pool) -> None:
     assert "of the ranks that stay, [1] did not call it within the timeout of 10000 ms" in text
 
 
+def be_interrupted_once() -> str:
+    """Rank 0 while it waits for rank 1 to call; by then rank 2 has seen it calling."""
+    rank = dist.get_rank()
+    store = dist.distributed_c10d._get_default_store()
+    told = ""
+    if rank == 0:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        try:
+            dist.shrink_group([3])
+        except KeyboardInterrupt:
+            told = "interrupted"
+        store.set("was interrupted", "")
+    elif rank == 1:
+        store.wait(["was interrupted"])
+    if rank < 3:
+        dist.shrink_group([3])
+        use_world(3)
+    return told
+
+
+def test_who_was_interrupted_calls_again(pool: Pool) -> None:
+    assert pool.run(be_interrupted_once, world=4)[0] == "interrupted"
+
+
 def be_ahead_of_others(folder: str) -> str:
     """Rank 0 comes when the others have waited in vain; then all try again."""
     rank, told = dist.get_rank(), ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -13,6 +14,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from dreamcomm import monitored_barrier
+from dreamcomm.top import snapshot
 from helpers.pool import Fresh, Pool
 
 pytest.importorskip("typer")
@@ -64,6 +67,33 @@ def test_a_rank_that_waits_is_seen_with_whom_it_waits_for(fresh: Fresh) -> None:
     assert {rank["size"] for rank in seen} == {2}
     assert {rank["state"] for rank in seen} == {"active"}
     assert len({rank["pid"] for rank in seen}) == 2
+
+
+def look_while_others_are_held_up() -> list[str]:
+    """Rank 0 calls the roll, and rank 2 is stopped."""
+    rank, words = dist.get_rank(), []
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 2:
+        store.set("pid", str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if rank == 1:
+        pid = int(store.get("pid"))
+        for _ in range(200):
+            states = snapshot()[0]
+            teams = {state.team for state in states if state.pid == os.getpid()}
+            words = [state.doing() for state in states if state.team in teams]
+            if words[:1] == ["in monitored_barrier"] and words[2].endswith("(stopped)"):
+                break
+            time.sleep(0.05)
+        os.kill(pid, signal.SIGCONT)
+    monitored_barrier()
+    return words
+
+
+def test_a_monitored_barrier_and_a_stopped_process_are_seen(fresh: Fresh) -> None:
+    words = fresh.run(look_while_others_are_held_up, world=3)[1]
+    nothing = "has called nothing yet"
+    assert words == ["in monitored_barrier", nothing, f"{nothing} (stopped)"]
 
 
 def look_while_rank_0_receives() -> list[dict[str, Any]]:
@@ -152,6 +182,20 @@ def test_the_table_shows_each_rank(pool: Pool) -> None:
         assert "waits for" in text
         assert "0 of 2" in text
         assert "1 of 2" in text
+
+
+def test_a_process_of_another_version_is_told_once() -> None:
+    from dreamcomm import _C
+
+    windows = [os.memfd_create(_C.WINDOW_LABEL) for _ in range(3)]
+    try:
+        for window in windows:
+            os.write(window, bytes([1, 2, 3, 4]) * (1 << 14))
+        problems = json.loads(run_top("--json"))["problems"]
+        assert len([one for one in problems if one.startswith(f"process {os.getpid()} ")]) == 1
+    finally:
+        for window in windows:
+            os.close(window)
 
 
 def test_memory_that_is_no_ranks_harms_nothing() -> None:

@@ -120,6 +120,19 @@ def fail_a_call() -> Line:
     return failed
 
 
+def fail_alone() -> str:
+    group = logged()
+    with pytest.raises(dist.DistBackendError):
+        dist.all_reduce(torch.ones(10 + dist.get_rank()), group=group)
+    return str(dreamcomm.comm_log(group))
+
+
+def test_where_all_calls_failed_there_is_no_empty_table(pool: Pool) -> None:
+    for said in pool.run(fail_alone):
+        assert said.endswith(": no call has ended well, 1 failed")
+        assert "\n" not in said
+
+
 def test_failed_calls_count_apart(pool: Pool) -> None:
     for line in pool.run(fail_a_call):
         assert (line.calls, line.failed) == (0, 1)

@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -20,7 +21,9 @@ import torch.distributed as dist
 import dreamcomm
 from dreamcomm.info import backend_of
 from dreamcomm.records import Record
+from helpers.logs import Kept
 from helpers.pool import Fresh, Pool
+from helpers.processes import replies
 
 pytestmark = pytest.mark.beyond_gloo("Gloo writes no timeline")
 
@@ -136,6 +139,60 @@ def test_a_missing_part_is_told_and_the_others_are_there(pool: Pool, tmp_path: P
     assert {event["pid"] for event in load(tmp_path / "run.json")} == {0}
 
 
+def traced_until_rank_0_died(path: str, ended: bool) -> str:
+    """The last warning; with `ended` the group ends before the trace."""
+    kept = Kept()
+    logging.getLogger("dreamcomm").addHandler(kept)
+    with dreamcomm.trace(path):
+        dist.all_reduce(torch.ones(10))
+        if dist.get_rank() == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(dist.DistBackendError):
+            dist.all_reduce(torch.ones(10))
+        if ended:
+            dist.destroy_process_group()
+    return kept.texts[-1]
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_without_rank_0_the_others_say_where_their_parts_are(
+    fresh: Fresh, tmp_path: Path, ended: bool
+) -> None:
+    folder = tmp_path / "trace"
+    folder.mkdir()
+    target = folder / "run.json"
+    ranks = fresh.start(traced_until_rank_0_died, str(target), ended, world=3)
+    _, *others = replies(ranks, 60.0)
+    parts = sorted(str(path) for path in folder.iterdir())
+    assert [part.rsplit(".", 1)[1] for part in parts] == ["rank1", "rank2"]
+    for part, reply in zip(parts, others, strict=True):
+        assert reply.error is None, reply.error
+        assert f"{target} is made by rank 0, and its group has failed" in reply.value
+        assert f"this rank's part stays at {part}, and dreamcomm.merge_traces(" in reply.value
+    dreamcomm.merge_traces(parts, target)
+    assert {event["pid"] for event in load(target)} == {1, 2}
+
+
+def traced_with_an_error(path: str) -> list[str]:
+    kept = Kept()
+    logger = logging.getLogger("dreamcomm")
+    logger.addHandler(kept)
+    try:
+        with dreamcomm.trace(path), pytest.raises(dist.DistBackendError):
+            dist.all_reduce(torch.ones(10 + dist.get_rank()))
+    finally:
+        logger.removeHandler(kept)
+    dist.barrier()
+    return kept.texts
+
+
+def test_an_error_that_leaves_the_group_alive_is_no_reason_to_warn(
+    pool: Pool, tmp_path: Path
+) -> None:
+    assert pool.run(traced_with_an_error, str(tmp_path / "run.json")) == [[], []]
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
 def traced_too_little(path: str) -> None:
     with dreamcomm.trace(path, calls=2, spans=3):
         for _ in range(5):
@@ -186,6 +243,26 @@ def test_bad_arguments_are_told(tmp_path: Path) -> None:
             dreamcomm.trace(path)
     with dreamcomm.trace(tmp_path / "run.json"):
         pass  # none of these runs
+
+
+def test_what_is_no_regular_file_is_left_alone(tmp_path: Path) -> None:
+    pipe, link, file = tmp_path / "pipe", tmp_path / "link", tmp_path / "file"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    for path in (pipe, link, Path("/dev/null")):
+        with pytest.raises(ValueError, match=f"{path} is not a regular file"):
+            dreamcomm.trace(path)
+        with pytest.raises(ValueError, match=f"{path} is not a regular file"):
+            dreamcomm.merge_traces([], path)
+        with pytest.raises(ValueError, match=f"{path} is no part of a trace"):
+            dreamcomm.merge_traces([path], tmp_path / "run.json")
+    assert pipe.is_fifo()
+    assert link.is_symlink()
+    file.touch()
+    link.unlink()
+    link.symlink_to(file)
+    with dreamcomm.trace(link):
+        pass
 
 
 def test_a_dropped_trace_ends(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
