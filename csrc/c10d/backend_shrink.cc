@@ -82,7 +82,7 @@ class Agreement {
       for (const int rank : excluded_) has_agreed(rank);
       if (silent.empty()) return name();
       check(Clock::now() < deadline, ErrorKind::kTimeout, site_, "of the ranks that stay, ",
-            listed(silent), " did not call it within the timeout of ", timeout.count(),
+            listed(blamed(silent)), " did not call it within the timeout of ", timeout.count(),
             " ms. All ranks but the excluded ", listed(excluded_),
             " must call it; exclude those that have ended, too");
       std::this_thread::sleep_for(kLook);
@@ -102,6 +102,13 @@ class Agreement {
   }
 
  private:
+  /// One that has agreed and given up since waited for the others, as this rank does.
+  std::vector<int> blamed(const std::vector<int>& silent) const {
+    std::vector<int> never = silent;
+    std::erase_if(never, [this](int rank) { return !said_[at(rank)].empty(); });
+    return never.empty() ? silent : never;
+  }
+
   static constexpr std::string_view kOver = " over";
 
   static std::string key(int rank) { return concat("excludes/", rank); }
