@@ -396,6 +396,7 @@ def test_a_rank_that_never_calls_is_named(hosts: Hosts, call: str) -> None:
     for rank in (0, 1, 2) if call == "all_reduce" else (0,):
         text, seconds = found[rank]
         assert re.search(r"waiting for rank 3, which|[Rr]anks? 3 failed to pass", text), text
+        assert "of the job" not in text, text  # a host's part of it is no group of its own
         assert seconds < 1.1 * SECONDS + 0.5
 
 
