@@ -34,13 +34,15 @@ if TYPE_CHECKING:
     from dreamcomm.launch import RankError, spawn
     from dreamcomm.log import CommLog, comm_log
     from dreamcomm.memory import empty, empty_like, is_shared, share_, zeros
-    from dreamcomm.timeline import merge_traces, trace
+    from dreamcomm.timeline import trace
+    from dreamcomm.timeline_files import merge_traces
 
 _MODULES = ("hooks", "ops")
 _HOMES = {
     "launch": ("RankError", "spawn"),
     "memory": ("empty", "empty_like", "is_shared", "share_", "zeros"),
-    "timeline": ("merge_traces", "trace"),
+    "timeline": ("trace",),
+    "timeline_files": ("merge_traces",),
     "log": ("CommLog", "comm_log"),
     "flight_record": ("dump_flight_record",),
     "backend": ("Options", "explain", "monitored_barrier", "stats", "transport"),

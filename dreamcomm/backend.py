@@ -27,6 +27,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
+import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -180,9 +181,7 @@ def _make_gloo(store: Store, rank: int, size: int, options: Options, lazy: bool)
     # Lazy is connected at first use: two ranks that exchange messages do not wait for the others.
     names = os.environ.get("GLOO_SOCKET_IFNAME")
     if names:
-        settings._devices = [
-            gloo.create_device(interface=name, lazy_init=lazy) for name in names.split(",")
-        ]
+        settings._devices = [_make_device(name, rank, lazy) for name in names.split(",")]
     else:
         settings._devices = [gloo.create_default_device(lazy_init=lazy)]
     _copy_settings(settings, options)
@@ -197,6 +196,20 @@ def _make_gloo(store: Store, rank: int, size: int, options: Options, lazy: bool)
     inner._set_default_timeout(options.timeout)
     inner._set_sequence_number_for_group()
     return inner
+
+
+def _make_device(name: str, rank: int, lazy: bool) -> Any:
+    import torch.distributed as dist
+
+    try:
+        gloo: Any = dist.ProcessGroupGloo
+        return gloo.create_device(interface=name, lazy_init=lazy)
+    except RuntimeError as error:
+        there = ", ".join(there for _, there in socket.if_nameindex())
+        raise RuntimeError(
+            f"rank {rank}: torch's Gloo, which this call needs, has no address at the network "
+            f"device {name!r} of GLOO_SOCKET_IFNAME; the devices here are {there}: {error}"
+        ) from error
 
 
 def _interruptible(connect: Callable[[], Backend]) -> Backend:

@@ -7,28 +7,26 @@ messages.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
 import time
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dreamcomm.info import backend_of
-from dreamcomm.records import Record, size_of_call, world_rank
+from dreamcomm.records import Record, world_rank
+from dreamcomm.timeline_events import part_of
+from dreamcomm.timeline_files import check_regular, merge_traces, write_json
 
 if TYPE_CHECKING:
     from dreamcomm._C import Recorder
 
-__all__ = ["Trace", "merge_traces", "trace"]
+__all__ = ["Trace", "trace"]
 
 LOG = logging.getLogger("dreamcomm")
 MOST = 100_000_000  # of calls and spans
-PHASES = ("wait", "copy in", "reduce", "copy out")
-Event = dict[str, Any]
 
 
 def trace(
@@ -85,13 +83,6 @@ def checked(path: str | os.PathLike[str]) -> Path:
         raise ValueError(f"dreamcomm.trace: there is no folder {target.parent}")
     check_regular(target, "dreamcomm.trace")
     return target
-
-
-def check_regular(target: Path, call: str) -> None:
-    """What is there will be read, and replaced: no device, and no pipe, which may have no end."""
-    if target.exists() and not target.is_file():
-        what = "a folder" if target.is_dir() else "not a regular file"
-        raise ValueError(f"{call}: expected the path of a file, but {target} is {what}")
 
 
 class Trace:
@@ -211,163 +202,3 @@ def appears(path: Path, deadline: float) -> bool:
             return False
         time.sleep(0.02)
     return True
-
-
-def write_json(path: Path, found: Event) -> None:
-    """Whole or not at all: others wait for the name to appear."""
-    new = path.with_name(path.name + ".new")
-    try:
-        with new.open("w") as file:
-            json.dump(found, file, separators=(",", ":"))
-        new.rename(path)
-    except BaseException:
-        new.unlink(missing_ok=True)
-        raise
-
-
-def merge_traces(parts: Sequence[str | os.PathLike[str]], path: str | os.PathLike[str]) -> None:
-    """Writes the ranks' parts into one trace and removes them.
-
-    Args:
-        parts: files that ranks have left beside a trace.
-        path: the trace. If it is there already and is that of the parts, they are added to it;
-            any other file is replaced.
-
-    Raises:
-        OSError: a file cannot be read or written.
-        ValueError: a file is no part of a trace, or they are of different ones; the path is that
-            of something other than a regular file.
-    """
-    target = Path(path)
-    check_regular(target, "dreamcomm.merge_traces")
-    found = {Path(part): loaded(Path(part)) for part in parts}
-    names = {part["otherData"]["trace"] for part in found.values()}
-    if len(names) > 1:
-        raise ValueError(f"these are parts of different traces: {', '.join(map(str, found))}")
-    together = list(found.values())
-    if target.exists():
-        there = loaded(target, is_trace=False)
-        if there and there["otherData"]["trace"] in names:
-            together.insert(0, there)
-    events = [event for part in together for event in part["traceEvents"]]
-    events.sort(key=lambda event: event.get("ts", -1))
-    dropped = {who: n for part in together for who, n in part["otherData"]["dropped"].items()}
-    other = {"trace": next(iter(names), ""), "dropped": dropped}
-    write_json(target, {"traceEvents": events, "displayTimeUnit": "ns", "otherData": other})
-    for part in found:
-        part.unlink()
-
-
-def loaded(path: Path, is_trace: bool = True) -> Event:
-    """A part or a trace; what is none is an error, or {} where ``is_trace`` is False."""
-    try:
-        check_regular(path, "dreamcomm.merge_traces")
-        found = json.loads(path.read_text())
-        if "traceEvents" in found and "dropped" in found["otherData"]:
-            return dict(found, otherData={"trace": "", **found["otherData"]})
-    except (ValueError, KeyError, TypeError):
-        pass
-    if is_trace:
-        raise ValueError(f"{path} is no part of a trace")
-    return {}
-
-
-def part_of(recorders: list[Recorder], name: str) -> Event:
-    """One rank's events, and how many of each group's were dropped as there were too many."""
-    events: list[Event] = []
-    dropped: dict[str, int] = {}
-    lane = 0
-    for one in recorders:
-        found = one.trace_records()
-        if found is None:
-            continue
-        collectives, messages, spans, *counts = found
-        lost = sum(counts) - len(collectives) - len(messages) - len(spans)
-        if lost > 0:
-            dropped[f"rank {world_rank(one, one.rank)}, group {one.group}"] = lost
-        events += events_of(one, lane, list(map(Record.of, collectives)), spans)
-        events += message_events(one, lane, list(map(Record.of, messages)))
-        lane += len(PHASES) + 1
-    return {"traceEvents": events, "otherData": {"trace": name, "dropped": dropped}}
-
-
-def events_of(
-    recorder: Recorder, lane: int, records: list[Record], spans: list[tuple[int, str, int, int]]
-) -> Iterator[Event]:
-    """Of the collectives of one group: the lanes' names, the calls, and what was done in them."""
-    pid = world_rank(recorder, recorder.rank)
-    yield named("process_name", pid, 0, f"rank {pid}")
-    yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
-    for offset, name in enumerate(("calls", *PHASES)):
-        yield named("thread_name", pid, lane + offset, f"{recorder.group}: {name}")
-        yield {
-            "ph": "M",
-            "name": "thread_sort_index",
-            "pid": pid,
-            "tid": lane + offset,
-            "args": {"sort_index": lane + offset},
-        }
-    now = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-    for record in records:
-        yield lasting(record.operation, pid, lane, record.entered, record.ended or now) | {
-            "args": about(recorder, record)
-        }
-    for call, phase, begin, end in spans:
-        made = lasting(phase, pid, lane + 1 + PHASES.index(phase), begin, end)
-        yield made | {"args": {"call": call}}
-
-
-def about(recorder: Recorder, record: Record) -> Event:
-    """What a click on the call shows."""
-    told: Event = {
-        "call": record.number,
-        "bytes": size_of_call(record.operation, record.nbytes, recorder.size),
-        "dtype": record.dtype,
-        "state": record.state,
-    }
-    if record.op != "none":
-        told["op"] = record.op
-    if record.algorithm:
-        told["algorithm"] = record.algorithm
-    if record.arrived > record.entered:
-        told["waited_us"] = (record.arrived - record.entered) / 1000
-        told["for_rank"] = world_rank(recorder, record.peer)
-    return told
-
-
-def message_events(recorder: Recorder, lane: int, records: list[Record]) -> Iterator[Event]:
-    """Messages overlap: each is a pair of events on a track of their own."""
-    pid = world_rank(recorder, recorder.rank)
-    for record in records:
-        way = "to" if record.operation == "send" else "from"
-        other = "any rank" if record.peer < 0 else f"rank {world_rank(recorder, record.peer)}"
-        both: Event = {
-            "name": f"{record.operation} {way} {other}",
-            "cat": f"{recorder.group}: messages",
-            "id": f"{pid}.{lane}.{record.operation}.{record.peer}.{record.number}",
-            "pid": pid,
-            "tid": lane,
-        }
-        yield both | {
-            "ph": "b",
-            "ts": record.entered / 1000,
-            "args": {"bytes": record.nbytes, "state": record.state},
-        }
-        yield both | {"ph": "e", "ts": record.ended / 1000}
-
-
-def named(what: str, pid: int, tid: int, name: str) -> Event:
-    """A title of a process or lane."""
-    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
-
-
-def lasting(name: str, pid: int, tid: int, begin: int, end: int) -> Event:
-    """Something from begin to end, given in nanoseconds and written in microseconds."""
-    return {
-        "ph": "X",
-        "name": name,
-        "pid": pid,
-        "tid": tid,
-        "ts": begin / 1000,
-        "dur": max(end - begin, 0) / 1000,
-    }

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch._C._distributed_c10d import HashStore
 from typer.testing import CliRunner
 
 from dreamcomm import _build_info, doctor
+from dreamcomm.backend import Options, make_inner
 from dreamcomm.cli.commands import commands
-from dreamcomm.doctor import Finding, State
+from dreamcomm.doctor import Finding, State, installation, machine, ranks
 
 
 def refuse(*_: Any) -> Any:
@@ -61,7 +63,7 @@ def test_what_is_broken_ends_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_memfd_falls_back_to_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "memfd_create", refuse)
-    found = doctor.shared_memory()
+    found = machine.shared_memory()
     assert found.state is State.FALLS_BACK
     assert "Operation not permitted" in found.found
     assert "Gloo" in found.meaning
@@ -69,20 +71,20 @@ def test_no_memfd_falls_back_to_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_descriptors_that_do_not_arrive_fall_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "recv_fds", lambda *_: (b"x", [], 0, None))
-    found = doctor.descriptors()
+    found = machine.descriptors()
     assert found.state is State.FALLS_BACK
     assert "Gloo" in found.meaning
 
 
 def test_limits_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 100))
-    assert doctor.open_files().state is State.NOTE
-    assert "DREAMCOMM_HEAP_BYTES" in doctor.address_space().meaning
+    assert machine.open_files().state is State.NOTE
+    assert "DREAMCOMM_HEAP_BYTES" in machine.address_space().meaning
 
 
 def test_a_control_groups_memory_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "read_number", lambda _: 64 << 20)
-    found = doctor.memory()
+    monkeypatch.setattr(machine, "read_number", lambda _: 64 << 20)
+    found = machine.memory()
     assert found.state is State.NOTE
     assert found.found.startswith("64 MiB of")
 
@@ -91,28 +93,41 @@ def test_a_cache_that_cannot_be_written_is_noted(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert doctor.costs() == Finding("kept costs", State.FINE, str(tmp_path / "dreamcomm"))
+    assert machine.costs() == Finding("kept costs", State.FINE, str(tmp_path / "dreamcomm"))
     monkeypatch.setattr(os, "access", lambda *_: False)
-    found = doctor.costs()
+    found = machine.costs()
     assert found.state is State.NOTE
     assert found.found == f"{tmp_path} cannot be written"
 
 
 def test_a_host_without_an_address_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostbyname", refuse)
-    assert "GLOO_SOCKET_IFNAME" in doctor.gloo().meaning
+    assert "GLOO_SOCKET_IFNAME" in machine.gloo().meaning
+
+
+@pytest.mark.parametrize(("chosen", "state"), [("lo", State.NOTE), ("lo,nope", State.BROKEN)])
+def test_the_devices_that_gloo_is_told_to_use_must_be_there(
+    monkeypatch: pytest.MonkeyPatch, chosen: str, state: State
+) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", chosen)
+    found = machine.gloo()
+    assert found.state is state
+    assert ("there is no nope here" in found.meaning) == (state is State.BROKEN)
+    if state is State.BROKEN:
+        with pytest.raises(RuntimeError, match=r"rank 1: .*'nope' of GLOO_SOCKET_IFNAME.* lo"):
+            make_inner(HashStore(), 1, 2, Options(), "cpu")
 
 
 def test_ranks_that_share_no_memory_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DREAMCOMM_SHARED_MEMORY", "0")
-    found = doctor.two_ranks()
+    found = ranks.two_ranks()
     assert found.state is State.FALLS_BACK
     assert found.found.startswith("gloo")
 
 
 def test_a_rank_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DREAMCOMM_PAGE_BYTES", "1")
-    found = doctor.two_ranks()
+    found = ranks.two_ranks()
     assert found.state is State.BROKEN
     assert found.meaning.startswith("rank ")
     assert "raised ValueError: dreamcomm.Options: expected page_bytes from" in found.meaning
@@ -133,7 +148,7 @@ def test_a_setting_without_a_meaning_is_broken_and_named(
     monkeypatch: pytest.MonkeyPatch, variable: str, text: str, meaning: str
 ) -> None:
     monkeypatch.setenv(variable, text)
-    found = doctor.settings()
+    found = installation.settings()
     assert found.state is State.BROKEN
     assert found.found == f"{variable}={text}"
     assert meaning in found.meaning
@@ -142,10 +157,10 @@ def test_a_setting_without_a_meaning_is_broken_and_named(
 def test_settings_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("DREAMCOMM_")]:
         monkeypatch.delenv(name)
-    assert doctor.settings().state is State.FINE
+    assert installation.settings().state is State.FINE
     monkeypatch.setenv("DREAMCOMM_LOG", "1")
     monkeypatch.setenv("DREAMCOMM_COSTS", "fixed")
-    found = doctor.settings()
+    found = installation.settings()
     assert found.state is State.NOTE
     assert found.found == "DREAMCOMM_COSTS=fixed, DREAMCOMM_LOG=1"
 
@@ -162,5 +177,5 @@ def test_after_a_bad_setting_no_ranks_are_started(monkeypatch: pytest.MonkeyPatc
 def test_an_error_is_told_without_the_way_to_it() -> None:
     first = 'Traceback (most recent call last):\n  File "a", line 1\n    a()\nKeyError: 1\n\n'
     then = "Traceback (most recent call last):\n  File\n    b()\nValueError: two\n  lines\n"
-    assert doctor.last_words(f"{first}During it another\n\n{then}") == "ValueError: two\n  lines"
-    assert doctor.last_words("") == ""
+    assert ranks.last_words(f"{first}During it another\n\n{then}") == "ValueError: two\n  lines"
+    assert ranks.last_words("") == ""

@@ -1,0 +1,39 @@
+"""What a check of the doctor tells."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import Enum
+
+__all__ = ["GLOO_INSTEAD", "Finding", "State"]
+
+GLOO_INSTEAD = "ranks cannot share memory: groups go to torch's Gloo, which is slower"
+
+
+class State(Enum):
+    """How much a finding matters."""
+
+    FINE = "fine"
+    NOTE = "note"  # works; good to know
+    FALLS_BACK = "falls back"  # something slower serves instead
+    BROKEN = "broken"  # dreamcomm does not work here
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        about: what it is, in a word or two.
+        state: how much it matters.
+        found: what was seen.
+        meaning: what follows from it and what to do; empty where all is fine.
+    """
+
+    about: str
+    state: State
+    found: str
+    meaning: str = ""
+
+    def as_dict(self) -> dict[str, str]:
+        return asdict(self) | {"state": self.state.value}

@@ -1,0 +1,91 @@
+"""Checks of what is installed: the compiled module, and what it makes of this machine."""
+
+from __future__ import annotations
+
+import os
+
+from dreamcomm.doctor.finding import Finding, State
+
+__all__ = ["build", "cuda", "processors", "settings"]
+
+PREFIX = "DREAMCOMM_"
+
+
+def build() -> Finding:
+    """Whether the compiled module is there, fits the running torch, and loads."""
+    import torch
+
+    from dreamcomm._compat import check_build
+
+    try:
+        check_build()
+        from dreamcomm import _C
+    except ImportError as error:
+        return Finding("build", State.BROKEN, f"torch {torch.__version__} runs", str(error))
+    return Finding(
+        "build", State.FINE, f"for torch {torch.__version__}; kernels use {_C.instruction_set()}"
+    )
+
+
+def processors() -> Finding:
+    """How many may be used, which decides how ranks wait."""
+    from dreamcomm import _C
+
+    usable, all_of_them = _C.usable_cpus(), os.cpu_count() or 1
+    found = f"{usable} of {all_of_them} may be used"
+    if usable == 1:
+        return Finding("processors", State.NOTE, found, "with several ranks each waits its turn")
+    limited = "by affinity or the control group; more ranks than these take turns"
+    return Finding(
+        "processors",
+        State.NOTE if usable < all_of_them else State.FINE,
+        found,
+        limited if usable < all_of_them else "",
+    )
+
+
+def cuda() -> Finding:
+    """What CUDA tensors have here."""
+    import torch
+
+    from dreamcomm import _C
+
+    count, why = _C.cuda_devices()
+    built = _C.cuda_runtime_version()
+    ours = f"kernels of CUDA {built // 1000}.{built % 1000 // 10}" if built else "no kernels"
+    if count == 0:
+        return Finding("CUDA", State.NOTE, f"{ours}; no device", f"{why}; tensors on cpu only")
+    theirs = torch.version.cuda
+    if theirs is None:
+        meaning = "this torch is a CPU build: it makes no tensors on cuda"
+    else:
+        meaning = "collectives on cuda tensors go to torch's NCCL; ops.pack and unpack run here"
+    return Finding("CUDA", State.NOTE, f"{ours}; {count} device(s); torch has {theirs}", meaning)
+
+
+def settings() -> Finding:
+    """Whether what the environment says has a meaning; a group of one rank finds that out."""
+    from torch._C._distributed_c10d import HashStore
+
+    from dreamcomm import _C
+    from dreamcomm.backend import apply_environment, make_inner
+
+    given = {name: text for name, text in sorted(os.environ.items()) if name.startswith(PREFIX)}
+    options = _C.Options()
+    try:
+        apply_environment(options)
+        _C.DreamBackend(HashStore(), 0, 1, options, make_inner)
+    except (RuntimeError, ValueError) as error:
+        wrong = [name for name in given if is_named(name, str(error))] or list(given)
+        found = ", ".join(f"{name}={given[name]}" for name in wrong)
+        return Finding("settings", State.BROKEN, found, f"no group can be made: {error}")
+    if not given:
+        return Finding("settings", State.FINE, f"no {PREFIX} variable is set")
+    found = ", ".join(f"{name}={text}" for name, text in given.items())
+    return Finding("settings", State.NOTE, found, "these hold for all groups")
+
+
+def is_named(variable: str, error: str) -> bool:
+    """Whether the error is about the variable, or about the option that it sets."""
+    option = variable.removeprefix(PREFIX).lower()
+    return variable in error or f"expected {option} " in error

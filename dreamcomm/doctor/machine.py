@@ -1,0 +1,181 @@
+"""Checks of the machine, which need nothing of dreamcomm."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import resource
+import socket
+import tempfile
+from pathlib import Path
+
+from dreamcomm.doctor.finding import GLOO_INSTEAD, Finding, State
+
+__all__ = [
+    "address_space",
+    "costs",
+    "descriptors",
+    "gloo",
+    "memory",
+    "namespaces",
+    "open_files",
+    "shared_memory",
+]
+
+MIB = 1 << 20
+
+
+def shared_memory() -> Finding:
+    """Whether anonymous memory can be made, sealed and mapped."""
+    seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+    try:
+        descriptor = os.memfd_create("dreamcomm-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(descriptor, mmap.PAGESIZE)
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+            with mmap.mmap(descriptor, mmap.PAGESIZE) as memory:
+                memory[:1] = b"1"
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        return Finding("shared memory", State.FALLS_BACK, f"memfd: {error}", GLOO_INSTEAD)
+    return Finding("shared memory", State.FINE, "memfd can be made, sealed and mapped")
+
+
+def descriptors() -> Finding:
+    """Whether one process can hand memory to another through a socket, as ranks do."""
+    name = f"\0dreamcomm-doctor-{os.getpid()}"
+    try:
+        with socket.socket(socket.AF_UNIX) as server, socket.socket(socket.AF_UNIX) as client:
+            server.bind(name)
+            server.listen(1)
+            client.connect(name)
+            peer, _ = server.accept()
+            with peer, tempfile.TemporaryFile() as file:
+                socket.send_fds(client, [b"x"], [file.fileno()])
+                _, received, _, _ = socket.recv_fds(peer, 1, 1)
+                os.close(received[0])
+    except (OSError, IndexError) as error:
+        return Finding("descriptor passing", State.FALLS_BACK, f"failed: {error}", GLOO_INSTEAD)
+    return Finding("descriptor passing", State.FINE, "works through an abstract Unix socket")
+
+
+def namespaces() -> Finding:
+    """What must be equal for ranks to find each other."""
+    try:
+        name = os.readlink("/proc/self/ns/net")
+    except OSError as error:
+        return Finding("namespaces", State.NOTE, f"unknown: {error}")
+    in_container = Path("/.dockerenv").exists() or Path("/run/.containerenv").exists()
+    meaning = (
+        "ranks in several containers share memory if these share a network namespace (docker: "
+        "--network=host or container:NAME) and run as one user; else they go to Gloo"
+    )
+    return Finding(
+        "namespaces",
+        State.NOTE if in_container else State.FINE,
+        f"{name}{', in a container' if in_container else ''}, user {os.getuid()}",
+        meaning if in_container else "",
+    )
+
+
+def open_files() -> Finding:
+    """A group takes about three descriptors for each pair of ranks."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = soft != resource.RLIM_INFINITY and soft < 256
+    return Finding(
+        "open files",
+        State.NOTE if few else State.FINE,
+        "no limit" if soft == resource.RLIM_INFINITY else f"up to {soft}",
+        "a group takes some three for each rank; raise it with ulimit -n" if few else "",
+    )
+
+
+def address_space() -> Finding:
+    """The heap for shared tensors reserves half of the memory, in addresses."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    strict = read_number(Path("/proc/sys/vm/overcommit_memory")) == 2
+    if soft == resource.RLIM_INFINITY and not strict:
+        return Finding("address space", State.FINE, "no limit")
+    found = "memory is not overcommitted" if strict else f"limited to {soft // MIB} MiB"
+    return Finding(
+        "address space",
+        State.NOTE,
+        found,
+        "if the heap for shared tensors does not fit, collectives copy through pages instead: "
+        "give it a size that fits, DREAMCOMM_HEAP_BYTES",
+    )
+
+
+def memory() -> Finding:
+    """What the control group leaves of the machine's memory."""
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = read_number(Path("/sys/fs/cgroup/memory.max")) or read_number(
+        Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")
+    )
+    if limit is None or limit >= pages:
+        return Finding("memory", State.FINE, f"{pages // MIB} MiB")
+    return Finding(
+        "memory",
+        State.NOTE,
+        f"{limit // MIB} MiB of the machine's {pages // MIB} MiB, by the control group",
+        "shared tensors count towards the limit of the process that touched them first",
+    )
+
+
+def costs() -> Finding:
+    """Whether measured costs can be kept for the next start."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    folder = Path(base) / "dreamcomm"
+    place = next((p for p in (folder, *folder.parents) if p.exists()), Path("/"))
+    if os.access(place, os.W_OK):
+        return Finding("kept costs", State.FINE, str(folder))
+    return Finding(
+        "kept costs",
+        State.NOTE,
+        f"{place} cannot be written",
+        "every group measures its costs anew, up to a second; set XDG_CACHE_HOME",
+    )
+
+
+def gloo() -> Finding:
+    """What torch's Gloo, which carries what falls back, makes of this host's name."""
+    chosen = os.environ.get("GLOO_SOCKET_IFNAME")
+    if chosen:
+        return gloo_device(chosen)
+    name = socket.gethostname()
+    try:
+        address = socket.gethostbyname(name)
+    except OSError as error:
+        return Finding(
+            "host name",
+            State.NOTE,
+            f"{name}: {error}",
+            "Gloo may find no address: set GLOO_SOCKET_IFNAME (lo, if all ranks are here)",
+        )
+    return Finding("host name", State.FINE, f"{name} is {address}")
+
+
+def gloo_device(chosen: str) -> Finding:
+    """Whether the network devices that Gloo is told to use are there."""
+    there = [name for _, name in socket.if_nameindex()]
+    missing = [name for name in chosen.split(",") if name not in there]
+    found = f"GLOO_SOCKET_IFNAME={chosen}"
+    if not missing:
+        return Finding("host name", State.NOTE, found, "Gloo uses these devices, no other address")
+    return Finding(
+        "host name",
+        State.BROKEN,
+        found,
+        f"there is no {' and no '.join(missing)} here, so whatever goes to Gloo fails; the devices "
+        f"are {', '.join(there)}",
+    )
+
+
+def read_number(path: Path) -> int | None:
+    """None if there is no such file, or it holds no number ("max")."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,81 @@
+"""The files of a trace: the ranks' parts, and the one they are merged into."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import os
+
+__all__ = ["check_regular", "merge_traces", "write_json"]
+
+Contents = dict[str, Any]  # of a part, or of a trace
+
+
+def check_regular(target: Path, call: str) -> None:
+    """What is there will be read, and replaced: no device, and no pipe, which may have no end."""
+    if target.exists() and not target.is_file():
+        what = "a folder" if target.is_dir() else "not a regular file"
+        raise ValueError(f"{call}: expected the path of a file, but {target} is {what}")
+
+
+def write_json(path: Path, found: Contents) -> None:
+    """Whole or not at all: others wait for the name to appear."""
+    new = path.with_name(path.name + ".new")
+    try:
+        with new.open("w") as file:
+            json.dump(found, file, separators=(",", ":"))
+        new.rename(path)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
+
+
+def merge_traces(parts: Sequence[str | os.PathLike[str]], path: str | os.PathLike[str]) -> None:
+    """Writes the ranks' parts into one trace and removes them.
+
+    Args:
+        parts: files that ranks have left beside a trace.
+        path: the trace. If it is there already and is that of the parts, they are added to it;
+            any other file is replaced.
+
+    Raises:
+        OSError: a file cannot be read or written.
+        ValueError: a file is no part of a trace, or they are of different ones; the path is that
+            of something other than a regular file.
+    """
+    target = Path(path)
+    check_regular(target, "dreamcomm.merge_traces")
+    found = {Path(part): loaded(Path(part)) for part in parts}
+    names = {part["otherData"]["trace"] for part in found.values()}
+    if len(names) > 1:
+        raise ValueError(f"these are parts of different traces: {', '.join(map(str, found))}")
+    together = list(found.values())
+    if target.exists():
+        there = loaded(target, is_trace=False)
+        if there and there["otherData"]["trace"] in names:
+            together.insert(0, there)
+    events = [event for part in together for event in part["traceContentss"]]
+    events.sort(key=lambda event: event.get("ts", -1))
+    dropped = {who: n for part in together for who, n in part["otherData"]["dropped"].items()}
+    other = {"trace": next(iter(names), ""), "dropped": dropped}
+    write_json(target, {"traceContentss": events, "displayTimeUnit": "ns", "otherData": other})
+    for part in found:
+        part.unlink()
+
+
+def loaded(path: Path, is_trace: bool = True) -> Contents:
+    """A part or a trace; what is none is an error, or {} where ``is_trace`` is False."""
+    try:
+        check_regular(path, "dreamcomm.merge_traces")
+        found = json.loads(path.read_text())
+        if "traceContentss" in found and "dropped" in found["otherData"]:
+            return dict(found, otherData={"trace": "", **found["otherData"]})
+    except (ValueError, KeyError, TypeError):
+        pass
+    if is_trace:
+        raise ValueError(f"{path} is no part of a trace")
+    return {}
