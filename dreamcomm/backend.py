@@ -108,6 +108,13 @@ def heap_bytes() -> int:
     return _size("DREAMCOMM_HEAP_BYTES", _C.Options().heap_bytes, least=0)
 
 
+VARIABLES = (
+    "ALGORITHM", "COSTS", "CUDA", "CUDA_HEAP_BYTES", "FIXED_ORDER", "FLIGHT_RECORD",
+    "HALVES_BETWEEN_HOSTS", "HEAP_BYTES", "HOSTS", "LOG", "MESSAGE_BYTES", "PAGE_BYTES",
+    "SHARED_MEMORY",
+)  # fmt: skip
+
+
 def apply_environment(options: Options) -> None:
     """Raises ValueError, naming the variable, if one is no flag and no number of bytes."""
     options.algorithm = _text("DREAMCOMM_ALGORITHM") or options.algorithm

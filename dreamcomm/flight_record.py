@@ -53,7 +53,7 @@ def dump_flight_record(prefix: str | os.PathLike[str]) -> Path:
         The file's path.
 
     Raises:
-        ValueError: no group of this process keeps a log.
+        ValueError: no group of this process keeps a log, or there is no folder for the file.
         OSError: the file cannot be written.
     """
     from dreamcomm._compat import check_build
@@ -75,7 +75,12 @@ def dump_flight_record(prefix: str | os.PathLike[str]) -> Path:
             ", or set DREAMCOMM_LOG=1"
         )
     first = kept[0].recorder
-    path = Path(f"{os.fsdecode(prefix)}{world_rank(first, first.rank)}")
+    begin = os.fsdecode(prefix)
+    if not begin or "\0" in begin:
+        raise ValueError(f"dump_flight_record: expected the begin of a file's path, got {prefix!r}")
+    path = Path(f"{begin}{world_rank(first, first.rank)}")
+    if not path.parent.is_dir():
+        raise ValueError(f"dump_flight_record: there is no folder {path.parent}")
     # Threads may write one at the same time: the last has it.
     new = path.with_name(f"{path.name}.{threading.get_native_id()}.new")
     try:

@@ -55,8 +55,11 @@ def explain(
         shared: for tensors that lie in the shared heap on all ranks (:func:`dreamcomm.empty`).
 
     Raises:
-        ValueError: the operation or the group is unknown, or ``world`` is below 1.
+        ValueError: the operation or the group is unknown, ``nbytes`` negative, or ``world``
+            below 1.
     """
+    if nbytes < 0:
+        raise ValueError(f"explain: expected nbytes from 0 on, got {nbytes}")
     if world is None:
         return backend_of(group).explain(op, nbytes, shared)
     from dreamcomm._compat import check_build
@@ -89,16 +92,34 @@ def monitored_barrier(
 
     Args:
         group: a group with the backend dreamcomm; None is the default group.
-        timeout: how long to wait, a float in seconds; None is the group's timeout.
-        wait_all_ranks: rank 0 names all missing ranks, not only the first.
+        timeout: how long to wait, a float in seconds; None is the group's timeout. The first of
+            the ranks' timeouts that is over ends the barrier for all who are in it.
+        wait_all_ranks: rank 0 names all missing ranks, not only the first; where one cannot come,
+            the others have half a second more to.
 
     Raises:
-        DistBackendError: ranks were missing at the timeout, or, at once, one has ended or left.
-            Rank 0 names them; the others say what they heard from rank 0.
+        ValueError: the timeout is less than a millisecond, or no finite number.
+        DistBackendError: ranks were missing at the timeout, or, at once, one has ended, left or
+            given the barrier up. Rank 0 names them; the others say what they heard from rank 0.
+            On a rank that comes when rank 0 has given it up: it was late.
     """
-    if timeout is not None and not isinstance(timeout, timedelta):
-        timeout = timedelta(seconds=timeout)
+    if timeout is not None:
+        timeout = as_timeout("monitored_barrier", timeout)
     backend_of(group).monitored_barrier(timeout, wait_all_ranks)
+
+
+def as_timeout(call: str, given: timedelta | float) -> timedelta:
+    """Raises ValueError for what is no timeout."""
+    try:
+        timeout = given if isinstance(given, timedelta) else timedelta(seconds=given)
+    except (OverflowError, ValueError):  # inf, nan
+        timeout = timedelta(0)
+    if timeout < timedelta(milliseconds=1):
+        raise ValueError(
+            f"{call}: expected a timeout of a millisecond at least, in seconds or as timedelta, "
+            f"got {given!r}"
+        )
+    return timeout
 
 
 def backend_of(group: dist.ProcessGroup | None) -> DreamBackend:

@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -21,7 +22,7 @@ from dreamcomm.timeline_events import part_of
 from dreamcomm.timeline_files import check_regular, merge_traces, write_json
 
 if TYPE_CHECKING:
-    from dreamcomm._C import Recorder
+    from dreamcomm._C import DreamBackend, Recorder
 
 __all__ = ["Trace", "trace"]
 
@@ -51,7 +52,8 @@ def trace(
         path: of the file; parts of the ranks lie beside it until they are merged.
         calls: of these, the last are kept, in each group.
         spans: likewise for the waits, copies and reductions in the calls; 64 bytes each.
-        patience: seconds that rank 0 waits for the parts of the others, in all.
+        patience: seconds that rank 0 waits for the parts of the others, in all; for those of
+            ranks whose process has ended not at all.
 
     Raises:
         ValueError: a number that has no meaning, a folder that is not there, a path that is one
@@ -145,10 +147,10 @@ class Trace:
         whole = max(recorders, key=lambda one: one.size)
         name = f"{whole.team[:8]}.{self._number}"  # of this trace among all that have this path
         ranks = [world_rank(whole, rank) for rank in range(whole.size)]
-        parts = {rank: part_path(self._path, name, rank) for rank in ranks}
-        write_json(parts[ranks[whole.rank]], part_of(recorders, name))
+        parts = [part_path(self._path, name, rank) for rank in ranks]
+        write_json(parts[whole.rank], part_of(recorders, name))
         if whole.rank == 0:
-            self._merge(list(parts.values()))
+            self._merge(parts, backend_of_recorder(whole))
         elif has_failed(whole):
             LOG.warning(
                 "the trace %s is made by rank %d, and its group has failed: if that rank is gone, "
@@ -156,16 +158,32 @@ class Trace:
                 "trace of the parts that are there",
                 self._path,
                 ranks[0],
-                parts[ranks[whole.rank]],
+                parts[whole.rank],
             )
 
-    def _merge(self, parts: list[Path]) -> None:
-        deadline = time.monotonic() + self._patience
-        missing = [part for part in parts if not appears(part, deadline)]
+    def _merge(self, parts: list[Path], backend: DreamBackend | None) -> None:
+        begin = time.monotonic()
+
+        def is_hopeless(rank: int) -> bool:
+            late = time.monotonic() - begin > self._patience
+            return late or (backend is not None and backend._has_ended(rank))
+
+        try:
+            missing = [
+                part for rank, part in enumerate(parts) if not appears(part, rank, is_hopeless)
+            ]
+        except KeyboardInterrupt:
+            LOG.warning(
+                "the trace %s is not written; dreamcomm.merge_traces(parts, path) makes it of the "
+                "ranks' parts beside it: %s",
+                self._path,
+                ", ".join(str(part) for part in parts if part.exists()),
+            )
+            raise
         if missing:
             LOG.warning(
-                "the trace %s lacks ranks, as these parts did not appear within %g s: %s; if they "
-                "do later, dreamcomm.merge_traces(parts, path) adds them to it",
+                "the trace %s lacks ranks that have ended, or whose parts did not appear within "
+                "%g s: %s; if they do later, dreamcomm.merge_traces(parts, path) adds them to it",
                 self._path,
                 self._patience,
                 ", ".join(map(str, missing)),
@@ -173,8 +191,8 @@ class Trace:
         merge_traces([part for part in parts if part not in missing], self._path)
 
 
-def has_failed(recorder: Recorder) -> bool:
-    """Whether the recorder's group has failed, or had when it ended: by its last call."""
+def backend_of_recorder(recorder: Recorder) -> DreamBackend | None:
+    """Of the recorder's group, if there still is one."""
     from torch.distributed.distributed_c10d import _world
 
     for group in _world.pg_map:
@@ -184,7 +202,15 @@ def has_failed(recorder: Recorder) -> bool:
             continue
         own = backend._recorder
         if own is not None and own.team == recorder.team:
-            return backend.failure is not None
+            return backend
+    return None
+
+
+def has_failed(recorder: Recorder) -> bool:
+    """Whether the recorder's group has failed, or had when it ended: by its last call."""
+    backend = backend_of_recorder(recorder)
+    if backend is not None:
+        return backend.failure is not None
     found = recorder.trace_records()
     calls = [] if found is None else found[0]
     return bool(calls) and Record.of(calls[-1]).state == "failed"
@@ -195,10 +221,10 @@ def part_path(path: Path, name: str, rank: int) -> Path:
     return path.with_name(f"{path.name}.{name}.rank{rank}")
 
 
-def appears(path: Path, deadline: float) -> bool:
-    """Whether the file is there before the deadline of time.monotonic()."""
+def appears(path: Path, rank: int, is_hopeless: Callable[[int], bool]) -> bool:
+    """Whether the rank's file comes to be there before that is hopeless."""
     while not path.exists():
-        if time.monotonic() > deadline:
-            return False
+        if is_hopeless(rank):
+            return path.exists()  # it may have written it and ended
         time.sleep(0.02)
     return True

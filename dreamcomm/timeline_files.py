@@ -58,11 +58,11 @@ def merge_traces(parts: Sequence[str | os.PathLike[str]], path: str | os.PathLik
         there = loaded(target, is_trace=False)
         if there and there["otherData"]["trace"] in names:
             together.insert(0, there)
-    events = [event for part in together for event in part["traceContentss"]]
+    events = [event for part in together for event in part["traceEvents"]]
     events.sort(key=lambda event: event.get("ts", -1))
     dropped = {who: n for part in together for who, n in part["otherData"]["dropped"].items()}
     other = {"trace": next(iter(names), ""), "dropped": dropped}
-    write_json(target, {"traceContentss": events, "displayTimeUnit": "ns", "otherData": other})
+    write_json(target, {"traceEvents": events, "displayTimeUnit": "ns", "otherData": other})
     for part in found:
         part.unlink()
 
@@ -72,7 +72,7 @@ def loaded(path: Path, is_trace: bool = True) -> Contents:
     try:
         check_regular(path, "dreamcomm.merge_traces")
         found = json.loads(path.read_text())
-        if "traceContentss" in found and "dropped" in found["otherData"]:
+        if "traceEvents" in found and "dropped" in found["otherData"]:
             return dict(found, otherData={"trace": "", **found["otherData"]})
     except (ValueError, KeyError, TypeError):
         pass

@@ -52,14 +52,15 @@ class RankState:
         state: "active", "left" (shut down) or "failed".
         reason: of a failure.
         sequence: the number of its last collective in the group; 0: none yet.
-        operation, nbytes: of that call, as its largest tensor has bytes.
+        operation, nbytes: of that call, as its largest tensor has bytes; "" and 0: none yet.
         inside: whether it is still in that call.
         seconds: since it entered that call.
         waiting_for: the rank that it waits for, or -1; only after a first, short wait.
         counts: for each operation (calls, bytes sent, bytes received).
         messages: how many sends and receives are under way.
         message: the oldest of them, or None.
-        in_monitored_barrier: whether it is in one, which is no collective of the group's order.
+        in_monitored_barrier: whether it is in one, which is no collective of the group's order;
+            then ``seconds`` are since it entered that.
         stopped: its process, by SIGSTOP or a debugger.
     """
 
@@ -93,16 +94,16 @@ class RankState:
             return "has left the group"
         if self.inside:
             return f"in {self.operation}"
+        if self.in_monitored_barrier:
+            return "in monitored_barrier"
         if self.message is not None:
             others = f" and {self.messages - 1} more" if self.messages > 1 else ""
             return f"{self.message.words()}{others}"
-        if self.in_monitored_barrier:
-            return "in monitored_barrier"
         return f"outside, after {self.operation}" if self.sequence else "has called nothing yet"
 
     def waits_for(self) -> int:
         """The rank that a collective or the oldest message waits for; -1: none, or any."""
-        if self.inside:
+        if self.inside or self.in_monitored_barrier:
             return self.waiting_for
         return -1 if self.message is None else self.message.peer
 
@@ -154,9 +155,13 @@ def place(state: RankState) -> tuple[Any, ...]:
 
 
 def _state_of(pid: int, seen: dict[str, Any], now: int) -> RankState:
-    others = ("pid", "version", "entered_ns", "message")
+    others = ("pid", "version", "entered_ns", "barrier_ns", "message")
     fields = {name: seen[name] for name in seen if name not in others}
-    seconds = (now - seen["entered_ns"]) / 1e9 if seen["sequence"] > 0 else 0.0
+    if seen["sequence"] == 0:
+        fields["operation"] = ""
+    in_barrier = seen["in_monitored_barrier"] and not seen["inside"]
+    since = seen["barrier_ns"] if in_barrier else seen["entered_ns"]
+    seconds = (now - since) / 1e9 if in_barrier or seen["sequence"] > 0 else 0.0
     message = None
     if seen["message"] is not None:
         operation, peer, nbytes, since = seen["message"]

@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import socket
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from dreamcomm.cli.commands import commands
 from dreamcomm.doctor import Finding, State, installation, machine, ranks
 
 
-def refuse(*_: Any) -> Any:
+def refuse(*_: Any, **__: Any) -> Any:
     raise OSError(1, "Operation not permitted")
 
 
@@ -94,7 +95,7 @@ def test_a_cache_that_cannot_be_written_is_noted(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert machine.costs() == Finding("kept costs", State.FINE, str(tmp_path / "dreamcomm"))
-    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
     found = machine.costs()
     assert found.state is State.NOTE
     assert found.found == f"{tmp_path} cannot be written"
@@ -179,3 +180,28 @@ def test_an_error_is_told_without_the_way_to_it() -> None:
     then = "Traceback (most recent call last):\n  File\n    b()\nValueError: two\n  lines\n"
     assert ranks.last_words(f"{first}During it another\n\n{then}") == "ValueError: two\n  lines"
     assert ranks.last_words("") == ""
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "meaning"),
+    [
+        ("ALGORITM", "ring", "nothing reads DREAMCOMM_ALGORITM (is DREAMCOMM_ALGORITHM meant?)"),
+        ("FLIGHT_RECORD", "/tmp/x", "set DREAMCOMM_LOG=1"),
+    ],
+)
+def test_settings_without_effect_are_told(
+    monkeypatch: pytest.MonkeyPatch, variable: str, text: str, meaning: str
+) -> None:
+    monkeypatch.delenv("DREAMCOMM_LOG", raising=False)
+    monkeypatch.setenv(f"DREAMCOMM_{variable}", text)
+    found = installation.settings()
+    assert found.state is State.NOTE
+    assert meaning in found.meaning
+
+
+def test_a_folder_that_no_flight_record_can_go_to_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DREAMCOMM_LOG", "1")
+    monkeypatch.setenv("DREAMCOMM_FLIGHT_RECORD", str(tmp_path / "nowhere" / "fr"))
+    assert f"no file can be written in {tmp_path / 'nowhere'}" in installation.settings().meaning

@@ -149,6 +149,8 @@ class DreamBackend final : public c10d::Backend {
   std::string transport() const;
   /// The ranks of each host; none where torch's own groups carry everything.
   std::vector<std::vector<int>> hosts() const;
+  /// Whether the process of a rank is known to have ended; of groups within one host.
+  bool has_ended(int rank) const;
   /// Why these are the hosts, or why there is one: the same on every rank.
   const std::string& reason() const { return reason_; }
   /// The costs that ways between hosts are chosen by, if there are hosts.

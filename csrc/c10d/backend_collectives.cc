@@ -229,7 +229,7 @@ void DreamBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_
                    "Rank 0 timed out in monitoredBarrier: its timeout is ", timeout.count(),
                    " ms, expected a positive one");
   try {
-    comm_->monitored_barrier(timeout, wait_all_ranks, interrupt_);
+    comm_->monitored_barrier(timeout, wait_all_ranks, interrupt_, sequence_.read());
   } catch (...) {
     std::rethrow_exception(current_as_torch());
   }

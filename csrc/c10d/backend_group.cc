@@ -131,6 +131,11 @@ std::string DreamBackend::transport() const {
   return comm_ ? comm_->transport() : concat("gloo, as no memory is shared: ", reason_);
 }
 
+bool DreamBackend::has_ended(int rank) const {
+  require_rank(Site{"has_ended", rank_, size_}, "rank", rank);
+  return comm_ && !bridge_ && comm_->has_ended(rank);
+}
+
 std::vector<std::vector<int>> DreamBackend::hosts() const {
   std::vector<std::vector<int>> found;
   if (!comm_) return found;

@@ -1,5 +1,6 @@
 // The ranks that stay make a smaller group, also after the others were lost.
 #include <algorithm>
+#include <functional>
 #include <numeric>
 #include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -65,13 +66,14 @@ class Agreement {
         excluded_(excluded),
         own_(concat(attempt, ' ', listed(excluded))),
         past_(std::move(past)),
-        said_(static_cast<std::size_t>(site.size)) {
+        said_(static_cast<std::size_t>(site.size)),
+        met_(said_.size()) {
     past_.resize(said_.size());
   }
 
   /// Throws Error unless all that stay exclude the same ranks. Returns a name that no earlier
-  /// attempts of these ranks had.
-  std::string reach(milliseconds timeout) {
+  /// attempts of these ranks had. `has_ended`: of a rank's process.
+  std::string reach(milliseconds timeout, const std::function<bool(int rank)>& has_ended) {
     const Clock::time_point deadline = deadline_in(Clock::now(), timeout);
     store_.set(key(site_.rank), own_);
     while (true) {
@@ -81,6 +83,10 @@ class Agreement {
       // Of these none should say anything; one that does has excluded others.
       for (const int rank : excluded_) has_agreed(rank);
       if (silent.empty()) return name();
+      std::vector<int> ended = silent;
+      std::erase_if(ended, [&](int rank) { return !has_ended(rank) || has_agreed(rank); });
+      check(ended.empty(), ErrorKind::kPeerLost, site_, "of the ranks that stay, ", listed(ended),
+            " cannot call it, as they have ended or destroyed the group; exclude them, too");
       check(Clock::now() < deadline, ErrorKind::kTimeout, site_, "of the ranks that stay, ",
             listed(blamed(silent)), " did not call it within the timeout of ", timeout.count(),
             " ms. All ranks but the excluded ", listed(excluded_),
@@ -105,7 +111,7 @@ class Agreement {
   /// One that has agreed and given up since waited for the others, as this rank does.
   std::vector<int> blamed(const std::vector<int>& silent) const {
     std::vector<int> never = silent;
-    std::erase_if(never, [this](int rank) { return !said_[at(rank)].empty(); });
+    std::erase_if(never, [this](int rank) { return met_[at(rank)]; });
     return never.empty() ? silent : never;
   }
 
@@ -126,6 +132,7 @@ class Agreement {
     const std::string said = without_over(found);
     if (list_in(said) == listed(excluded_)) {
       said_[at(rank)] = said;
+      if (said == found) met_[at(rank)] = true;
       return said == found;
     }
     check(said == past_[at(rank)], ErrorKind::kMismatch, site_, "rank ", site_.rank, " excludes ",
@@ -146,6 +153,7 @@ class Agreement {
   const std::string own_;
   std::vector<std::string> past_;
   std::vector<std::string> said_;
+  std::vector<bool> met_;  // who agreed while this rank was there, and may have given up since
 };
 
 /// A store that cannot be reached any more has gone with the process that served it.
@@ -194,7 +202,8 @@ c10::intrusive_ptr<c10d::Backend> DreamBackend::shrink(
     wait_for_calls();
     talk_through_store(site, [&] {
       try {
-        const std::string name = agreement.reach(meeting_time(*options));
+        const std::string name =
+            agreement.reach(meeting_time(*options), [this](int rank) { return has_ended(rank); });
         made = create(c10::make_intrusive<c10d::PrefixStore>(name, store),
                       static_cast<int>(own - stay.begin()), static_cast<int>(stay.size()), options,
                       host_);

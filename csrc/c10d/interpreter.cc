@@ -3,11 +3,13 @@
 #include <chrono>
 #include <cstdio>
 #include <exception>
+#include <future>
 #include <memory>
 #include <string>
 #include <utility>
 
 #include "c10d/process_whereabouts.h"
+#include "core/flag.h"
 
 namespace dreamcomm {
 namespace {
@@ -104,18 +106,35 @@ std::string call_site() {
 /// For the thread that answers peers. It is ended before the interpreter goes.
 std::string whereabouts() { return site("whereabouts"); }
 
-/// To the logger "dreamcomm"; by the group's own thread, as in call_site(), to stderr.
-void warn(const std::string& text) {
-  if (PyGILState_GetThisThreadState() == nullptr) {
-    std::fprintf(stderr, "dreamcomm: %s\n", text.c_str());
-    return;
-  }
-  const py::gil_scoped_acquire gil;
+/// With the GIL held.
+void log_warning(const std::string& text) {
   try {
     py::module_::import("logging").attr("getLogger")("dreamcomm").attr("warning")("%s", text);
   } catch (py::error_already_set& error) {
     error.discard_as_unraisable("dreamcomm's warning");
   }
+}
+
+/// To the logger "dreamcomm". The group's own thread, as in call_site(), leaves that to the one
+/// that answers peers; if that cannot have the interpreter soon, to stderr.
+void warn(const std::string& text) {
+  if (PyGILState_GetThisThreadState() != nullptr) {
+    const py::gil_scoped_acquire gil;
+    return log_warning(text);
+  }
+  constexpr milliseconds kPatience{500};
+  const auto told = std::make_shared<Flag>();  // by whoever takes it first
+  const auto taken = std::make_shared<std::promise<void>>();
+  if (const std::shared_ptr<Whereabouts> whereabouts = live_process_whereabouts()) {
+    whereabouts->post([text, told, taken] {
+      const py::gil_scoped_acquire gil;
+      if (told->take() != 0) return;
+      taken->set_value();
+      log_warning(text);
+    });
+    taken->get_future().wait_for(kPatience);
+  }
+  if (told->take() == 0) std::fprintf(stderr, "dreamcomm: %s\n", text.c_str());
 }
 
 /// A group that kept a log has ended.

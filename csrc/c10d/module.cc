@@ -225,6 +225,7 @@ py::object observe_rank(const std::string& path) {
   seen["inside"] = view->inside;
   seen["waiting_for"] = view->waiting_for;
   seen["in_monitored_barrier"] = view->answers_roll;
+  seen["barrier_ns"] = view->roll_began_ns;
   py::dict counts;
   for (std::size_t k = 0; k < view->counts.size(); ++k) {
     const RankView::Counts& one = view->counts[k];
@@ -252,6 +253,7 @@ void bind_backend(py::module_& m) {
       .def_property_readonly("shares_memory", &DreamBackend::shares_memory)
       .def_property_readonly("failure", &DreamBackend::failure)
       .def_property_readonly("hosts", &DreamBackend::hosts)
+      .def("_has_ended", &DreamBackend::has_ended, py::arg("rank"))
       .def_property_readonly("_reason", &DreamBackend::reason)
       .def_property_readonly("_level_costs", &level_costs_of)
       .def_property_readonly("_recorder", &DreamBackend::recorder)

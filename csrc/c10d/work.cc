@@ -148,11 +148,17 @@ void MessageWork::advance(const Interrupt& pause) {
     } catch (const c10::DistBackendError&) {
       throw;  // wait()'s own timeout: the message goes on
     } catch (...) {
-      communicator->give_up(*ticket_);  // Ctrl-C
+      give_up();  // Ctrl-C
       throw;
     }
   }
   DreamWork::advance(pause);
+}
+
+void MessageWork::give_up() {
+  if (const std::shared_ptr<Communicator> communicator = communicator_.lock()) {
+    communicator->give_up(*ticket_);
+  }
 }
 
 GroupWork::GroupWork(std::vector<c10::intrusive_ptr<c10d::Work>> works)
@@ -175,8 +181,22 @@ std::exception_ptr GroupWork::exception() const {
 }
 
 bool GroupWork::wait(milliseconds timeout) {
-  for (const auto& work : works_) work->wait(timeout);
+  try {
+    for (const auto& work : works_) work->wait(timeout);
+  } catch (const c10::DistBackendError&) {
+    throw;  // one has failed, or wait()'s own timeout: the others go on
+  } catch (...) {
+    give_up();  // Ctrl-C
+    throw;
+  }
   return true;
+}
+
+/// Who waits for all of them will wait for none again.
+void GroupWork::give_up() const {
+  for (const auto& work : works_) {
+    if (auto* message = dynamic_cast<MessageWork*>(work.get())) message->give_up();
+  }
 }
 
 void GroupWork::synchronize() {

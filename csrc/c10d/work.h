@@ -78,6 +78,8 @@ class MessageWork final : public DreamWork {
   /// Completes this when the ticket is done; `received` runs before.
   void follow(std::shared_ptr<Ticket> ticket, std::function<void()> received);
   int sourceRank() const override;
+  /// Nobody waits for it any more: a receive takes no message, unless its own has come.
+  void give_up();
 
  private:
   void advance(const Interrupt& pause) override;
@@ -100,6 +102,8 @@ class GroupWork final : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
  private:
+  void give_up() const;
+
   const std::vector<c10::intrusive_ptr<c10d::Work>> works_;
 };
 

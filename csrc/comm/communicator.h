@@ -109,9 +109,11 @@ class Communicator {
 
   /// Waits until all ranks called it, without touching the collectives' order:
   /// the group stays usable when it fails. Rank 0 names the missing ranks: the
-  /// first, or with `all` every one; the others learn from rank 0.
+  /// first, or with `all` every one; the others learn from rank 0. `issued`: collectives of this
+  /// rank so far; by default those that have begun.
   void monitored_barrier(std::chrono::milliseconds timeout, bool all,
-                         const Interrupt& interrupt = {});
+                         const Interrupt& interrupt = {},
+                         std::optional<std::int64_t> issued = std::nullopt);
 
   /// Fails all waiting and later calls with `reason`; peers are told. Any thread.
   void abort(const std::string& reason);

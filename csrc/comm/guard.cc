@@ -1,16 +1,8 @@
 #include "comm/guard.h"
 
 #include <algorithm>
-#include <iomanip>
-#include <sstream>
 
 namespace dreamcomm {
-
-std::string in_seconds(Clock::duration time) {
-  std::ostringstream text;
-  text << std::fixed << std::setprecision(1) << std::chrono::duration<double>(time).count() << " s";
-  return text.str();
-}
 
 namespace {
 
@@ -141,7 +133,7 @@ std::string Guard::words_on_wait(int rank, Clock::time_point now) const {
 int Guard::gone_of(int rank, Clock::time_point now) const {
   const Fabric& fabric = member_.fabric();
   if (!why_gone(fabric, rank).empty()) return rank;
-  if (now - begin_ < kLong) return -1;
+  if (awaited_only_ || now - begin_ < kLong) return -1;
   const std::int64_t call = member_.header().progress.sequence.read();
   for (int peer = 0; peer < fabric.size(); ++peer) {
     if (peer == fabric.rank()) continue;

@@ -27,6 +27,8 @@ class Guard final : public Watch {
         const std::function<void()>& idle, std::function<void()>&& interrupt) = delete;
 
   void look(int rank) override;
+  /// Of other ranks that have gone the awaited ones tell.
+  void look_at_awaited_only() { awaited_only_ = true; }
 
  private:
   void look_at(int rank, Clock::time_point now);
@@ -43,12 +45,10 @@ class Guard final : public Watch {
   Clock::duration grace_;
   const std::function<void()>& idle_;
   const std::function<void()>& interrupt_;
+  bool awaited_only_ = false;
   bool warned_ = false;
   int missed_ = -1;  // a rank that was seen to be gone at the last look
 };
-
-/// "3.1 s"
-std::string in_seconds(Clock::duration time);
 
 /// Why nothing more will come from `peer`, in words, or empty.
 std::string why_gone(const Fabric& fabric, int peer);

@@ -2,10 +2,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iomanip>
+#include <sstream>
 #include <utility>
 
 #include "core/text.h"
-#include "transport/observe.h"
 
 namespace dreamcomm {
 
@@ -27,6 +28,12 @@ std::string words_on_job(const std::vector<int>& world_ranks) {
 }
 
 }  // namespace
+
+std::string in_seconds(Clock::duration time) {
+  std::ostringstream text;
+  text << std::fixed << std::setprecision(1) << std::chrono::duration<double>(time).count() << " s";
+  return text.str();
+}
 
 Member::Member(Fabric& fabric, std::string group, Warn warn, const std::vector<int>& world_ranks)
     : fabric_(fabric),
@@ -110,10 +117,21 @@ Clock::time_point Member::answer_until(Clock::duration waited) {
   return Clock::now() + std::clamp(waited / 12, kLeast, kMost);
 }
 
+/// "; its recv from rank 0 has waited 3.1 s", as it may be what this rank waits for.
+std::string Member::words_on_mail(const RankView& seen) const {
+  if (seen.messages == 0 || is_busy(seen)) return "";
+  const RankView::Message& oldest = seen.oldest;
+  const bool sends = oldest.kind == Kind::kSend;
+  const std::string peer =
+      oldest.peer < 0 ? "any rank" : concat("rank ", fabric_.number(oldest.peer));
+  return concat("; its ", sends ? "send to " : "recv from ", peer, " has waited ",
+                in_seconds(std::chrono::nanoseconds(now_ns() - oldest.since_ns)));
+}
+
 std::string Member::does(int peer, Clock::time_point until) const {
   const auto left = std::chrono::duration_cast<milliseconds>(until - Clock::now());
   const RankView seen = view_of(fabric_.header(peer));  // once, or the halves may disagree
-  return dreamcomm::last_act(seen) +
+  return dreamcomm::last_act(seen) + words_on_mail(seen) +
          fabric_.elsewhere(peer, is_busy(seen), std::max(left, milliseconds(0)));
 }
 

@@ -10,9 +10,13 @@
 #include "core/error.h"
 #include "core/request.h"
 #include "transport/fabric.h"
+#include "transport/observe.h"
 #include "transport/wait.h"
 
 namespace dreamcomm {
+
+/// "3.1 s"
+std::string in_seconds(Clock::duration time);
 
 class Member {
  public:
@@ -69,6 +73,8 @@ class Member {
   void inquire(int peer) const { fabric_.inquire(peer); }
 
  private:
+  std::string words_on_mail(const RankView& seen) const;
+
   Fabric& fabric_;
   const Patience patience_;
   std::string group_;

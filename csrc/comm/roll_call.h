@@ -1,19 +1,24 @@
 // The monitored barrier: rank 0 calls the roll and says who is missing.
 //
 // It uses flags of its own, so a failed one leaves the collectives' order intact.
-//   present  of each rank: odd while it is in a roll call
-//   verdict  of rank 0: advances with every roll call it ends; the lowest bits
-//            say what was wrong, the text beside it in words
+//   present    of each rank: advances when it enters a roll call and when it leaves, so
+//              2n + 1 says: in its roll call n (from 0)
+//   roll_calls of each rank: the collectives it had issued when it last left one
+//              (of rank 0 before its verdict)
+//   verdict    of rank 0: (n + 1) << 2 when it has ended roll call n; the lowest bits
+//              say what was wrong, the text beside it in words
 // Rank 0 alone judges who is missing: a rank that gave up by itself would be missing, too.
-// INVARIANT: rank 0 counts a presence once. It remembers the value it ended a
-// roll call with, and a rank that comes again has a higher one.
+// INVARIANT: roll call n of rank 0 passes only if every rank is in its own roll call n then. So
+// one that comes late to a failed one does not pass for the next; it is told. A rank that has left
+// some out goes on to the present one: it has issued more collectives since than those who held
+// it, and one that is late has not.
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <mutex>
 #include <string>
-#include <vector>
 
 #include "comm/guard.h"
 #include "comm/member.h"
@@ -22,11 +27,18 @@ namespace dreamcomm {
 
 class RollCall {
  public:
+  struct Terms {
+    std::chrono::milliseconds timeout{};
+    bool all = false;         // of the missing are to be named
+    std::int64_t issued = 0;  // collectives so far, on this rank
+  };
+
   explicit RollCall(Member& member);
 
   /// Returns when all ranks are in it. Throws Error(kTimeout) on every rank that is, naming the
-  /// missing: the first, or `all` of them; Error(kPeerLost), and soon, where one cannot come.
-  void hold(std::chrono::milliseconds timeout, bool all, const std::function<void()>& idle,
+  /// missing: the first, or `all` of them; Error(kPeerLost), and soon, where one cannot come. Of
+  /// the timeouts of those who are in it the first that ends, ends it for all.
+  void hold(const Terms& terms, const std::function<void()>& idle,
             const std::function<void()>& interrupt);
 
  private:
@@ -37,22 +49,24 @@ class RollCall {
   std::unique_lock<std::mutex> take_turn(std::chrono::milliseconds timeout,
                                          const std::function<void()>& idle,
                                          const std::function<void()>& interrupt);
-  Outcome count(std::chrono::milliseconds timeout, bool all, const std::function<void()>& idle,
+  void skip_to(std::uint32_t ended, std::int64_t by_calls, std::int64_t issued);
+  Outcome count(const Terms& terms, const std::function<void()>& idle,
                 const std::function<void()>& interrupt);
-  void call(std::chrono::milliseconds timeout, bool all, const std::function<void()>& idle,
+  void call(const Terms& terms, const std::function<void()>& idle,
             const std::function<void()>& interrupt);
-  void answer(std::chrono::milliseconds timeout, const std::function<void()>& idle,
+  void answer(const Terms& terms, const std::function<void()>& idle,
               const std::function<void()>& interrupt);
-  void await_all(Guard& guard, bool looks);
+  bool all_present() const;
+  int ender() const;
   bool is_present(int rank) const;
+  bool has_given_up(int rank) const;
   int awaited() const;
   int awaited_beside_rank_0() const;
   std::string missing(std::chrono::milliseconds waited, bool all) const;
-  void give_verdict(const Outcome& found);
+  void give_verdict(const Outcome& found, const Terms& terms);
 
   Member& member_;
-  std::mutex mutex_;                    // one thread of the rank at a time
-  std::vector<std::uint32_t> counted_;  // rank 0: presences of earlier roll calls
+  std::mutex mutex_;  // one thread of the rank at a time
 };
 
 }  // namespace dreamcomm

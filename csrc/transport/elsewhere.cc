@@ -1,11 +1,13 @@
 #include "transport/elsewhere.h"
 
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <optional>
 #include <string_view>
 #include <system_error>
+#include <thread>
 
 #include "core/error.h"
 #include "transport/memfd.h"
@@ -43,6 +45,17 @@ std::optional<RankView> longest_call(pid_t pid, const fs::path& process) {
   return longest;
 }
 
+/// One that has just been woken, as this process was, runs for a moment.
+bool still_runs(const fs::path& process) {
+  constexpr int kLooks = 3;
+  constexpr std::chrono::milliseconds kMoment{2};
+  for (int look = 0; look < kLooks; ++look) {
+    std::this_thread::sleep_for(kMoment);
+    if (state_of(process) != 'R') return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 bool is_stopped(pid_t pid) {
@@ -62,7 +75,7 @@ std::string words_on_process(pid_t pid, const std::string& team, bool inside) {
     return concat("; its process ", pid, ", in group '", call->group, "', ", last_act(*call));
   }
   if (inside && state != 'D') return "";
-  switch (state) {
+  switch (state == 'R' && !still_runs(process) ? 'S' : state) {
     case 'R':
       return concat("; its process ", pid, " computes, outside of all collectives");
     case 'S':

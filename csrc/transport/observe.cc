@@ -60,6 +60,7 @@ RankView view_of(const Header& header) {
   view.inside = progress.inside.read() != 0;
   view.away = progress.away.read() != 0;
   view.answers_roll = header.present.read() % 2 == 1;
+  view.roll_began_ns = header.roll_began_ns.read();
   view.waiting_for = static_cast<int>(progress.waiting_for.read());
   for (std::size_t k = 0; k < view.counts.size(); ++k) {
     const Tally& tally = header.tallies[k];

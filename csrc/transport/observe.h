@@ -28,6 +28,7 @@ struct RankView {
   bool inside = false;
   bool away = false;          // between two such calls it waits for ranks of other hosts
   bool answers_roll = false;  // it is in a monitored barrier
+  std::int64_t roll_began_ns = 0;
   int waiting_for = -1;
   struct Counts {
     std::int64_t calls = 0;

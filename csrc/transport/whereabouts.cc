@@ -111,7 +111,7 @@ std::shared_ptr<Whereabouts::Answer> Whereabouts::question(int fd) {
     if (!answer.told && age < (answer.text ? fresh_ : kLost)) return last->second.answer;
   }
   const std::uint32_t number = ++last_number_;
-  if (!post(fd, Sort::kQuestion, number, "")) return nullptr;
+  if (!write(fd, Sort::kQuestion, number, "")) return nullptr;
   auto answer = std::make_shared<Answer>(Answer{.asked = now});
   asked_[fd] = {number, answer};
   return answer;
@@ -141,6 +141,21 @@ std::string Whereabouts::own(std::chrono::milliseconds patience) {
   return text;
 }
 
+void Whereabouts::post(std::function<void()> job) {
+  const std::scoped_lock lock(mutex_);
+  jobs_.push_back(std::move(job));
+  wake();
+}
+
+void Whereabouts::do_jobs() {
+  std::vector<std::function<void()>> jobs;
+  {
+    const std::scoped_lock lock(mutex_);
+    jobs.swap(jobs_);
+  }
+  for (const std::function<void()>& job : jobs) job();
+}
+
 std::string Whereabouts::await(std::unique_lock<std::mutex>& lock, Answer& answer,
                                std::chrono::milliseconds patience) {
   changed_.wait_for(lock, patience, [&] { return stopping_ || answer.text.has_value(); });
@@ -160,7 +175,7 @@ void Whereabouts::take_answer(int fd, std::uint32_t number, std::string text) {
 }
 
 /// Never waits: a process that does not read must not hold up one that does.
-bool Whereabouts::post(int fd, Sort sort, std::uint32_t number, const std::string& text) {
+bool Whereabouts::write(int fd, Sort sort, std::uint32_t number, const std::string& text) {
   Letter letter{.sort = sort, .number = number};
   put_text(letter.text, text);
   return send(fd, &letter, sizeof letter, MSG_DONTWAIT | MSG_NOSIGNAL) ==
@@ -180,6 +195,7 @@ void Whereabouts::work() {
       eventfd_t rings = 0;
       eventfd_read(bell_.get(), &rings);
     }
+    do_jobs();
     {
       const std::scoped_lock lock(mutex_);
       if (stopping_) return;
@@ -229,7 +245,7 @@ void Whereabouts::answer() {
       changed_.notify_all();
     }
     const auto line = lines_.find(one.from);
-    if (line != lines_.end()) post(line->second, Sort::kAnswer, one.number, text);
+    if (line != lines_.end()) write(line->second, Sort::kAnswer, one.number, text);
   }
 }
 

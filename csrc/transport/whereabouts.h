@@ -51,6 +51,9 @@ class Whereabouts : public std::enable_shared_from_this<Whereabouts> {
   void inquire(const Fd& socket);
   /// What this process says itself: for threads that run no Python.
   std::string own(std::chrono::milliseconds patience);
+  /// Has the thread do something else that needs what `tell` may wait for. Must not throw. It is
+  /// done unless the thread has ended.
+  void post(std::function<void()> job);
 
  private:
   enum class Sort : std::uint32_t { kQuestion = 1, kAnswer = 2 };
@@ -81,10 +84,11 @@ class Whereabouts : public std::enable_shared_from_this<Whereabouts> {
 
   Whereabouts(Tell tell, std::chrono::milliseconds fresh);
   void start();
-  static bool post(int fd, Sort sort, std::uint32_t number, const std::string& text);
+  static bool write(int fd, Sort sort, std::uint32_t number, const std::string& text);
   void work();
   void read(Line line);
   void answer();
+  void do_jobs();
   std::string await(std::unique_lock<std::mutex>& lock, Answer& answer,
                     std::chrono::milliseconds patience);
   void take_answer(int fd, std::uint32_t number, std::string text);
@@ -102,6 +106,7 @@ class Whereabouts : public std::enable_shared_from_this<Whereabouts> {
   Line last_line_ = kOwn;
   std::map<Line, int> lines_;
   std::vector<Question> questions_;  // to this process
+  std::vector<std::function<void()>> jobs_;
   std::uint32_t last_number_ = 0;
   std::map<int, Asked> asked_;                            // by socket: the last question
   std::map<std::uint32_t, std::shared_ptr<Answer>> own_;  // to questions of this process to itself

@@ -14,7 +14,7 @@
 
 namespace dreamcomm {
 
-inline constexpr std::uint32_t kProtocolVersion = 7;
+inline constexpr std::uint32_t kProtocolVersion = 8;
 
 /// Whether a rank is still part of the group. Values of Header::status.
 enum class Status : std::uint32_t { kActive = 0, kLeft = 1, kFailed = 2 };
@@ -71,7 +71,9 @@ struct Header {
   Correspondence correspondence;              // owner, under its mailbox's lock
   std::array<Tally, kKinds> tallies;          // owner
   Flag present;                               // owner: see comm/roll_call.h
-  Gauge roll_ends_ns;                         // owner, rank 0: when its roll call ends
+  Gauge roll_ends_ns;                         // owner: likewise, when its timeout ends
+  Gauge roll_began_ns;                        // owner: likewise
+  Gauge roll_calls;                           // owner: likewise
   Flag verdict;                               // owner, rank 0: likewise
   std::array<char, 16 * kLine> verdict_text;  // owner, before verdict
   Doorbell doorbell;                          // peers ring it, the owner sleeps at it

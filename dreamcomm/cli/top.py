@@ -87,7 +87,7 @@ def moments(interval: float) -> Iterator[Moment]:
         before = {(state.team, state.rank): state.moved() for state in states}
 
 
-ENDING = (signal.SIGTERM, signal.SIGHUP)
+ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 @contextmanager

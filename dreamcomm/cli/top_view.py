@@ -93,7 +93,7 @@ def waiting_seconds(state: RankState) -> float:
     """In a call or for a message; 0 up to what is usual, so that the order keeps still."""
     if state.state != "active":
         return 0.0
-    if state.inside:
+    if state.inside or state.in_monitored_barrier:
         seconds = state.seconds
     else:
         seconds = 0.0 if state.message is None else state.message.seconds
@@ -166,11 +166,13 @@ def table_of(cells: list[dict[str, Text]], columns: tuple[str, ...], cut: bool =
 
 def cells_of(state: RankState, moment: Moment) -> dict[str, Text]:
     """A rank's row, by column."""
-    message = None if state.inside else state.message
+    in_barrier = state.in_monitored_barrier and not state.inside
+    message = None if state.inside or in_barrier else state.message
     nbytes = state.nbytes if message is None else message.nbytes
     seconds = state.seconds if message is None else message.seconds
     waits = f"rank {state.waits_for()}" if state.waits_for() >= 0 else ""
-    stuck = "yellow" if (state.inside or message is not None) and seconds > LONG else ""
+    waiting = state.inside or in_barrier or message is not None
+    stuck = "yellow" if waiting and seconds > LONG else ""
     last = moment.before.get((state.team, state.rank))
     rate = "" if last is None else f"{(state.moved() - last) / moment.interval / 1e9:.2f}"
     return {
@@ -179,8 +181,8 @@ def cells_of(state: RankState, moment: Moment) -> dict[str, Text]:
         "process": Text(str(state.pid)),
         "does": Text(state.doing(), style=STYLES[state.state] or stuck),
         "call": Text(str(state.sequence)),
-        "bytes": Text(f"{nbytes:,}"),
-        "for": Text(f"{seconds:.1f} s" if state.sequence or message else ""),
+        "bytes": Text("" if in_barrier else f"{nbytes:,}"),
+        "for": Text(f"{seconds:.1f} s" if state.sequence or in_barrier or message else ""),
         "waits for": Text(waits, style=stuck),
         "GB/s": Text(rate),
     }

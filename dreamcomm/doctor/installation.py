@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+from difflib import get_close_matches
+from pathlib import Path
 
+from dreamcomm.backend import VARIABLES
 from dreamcomm.doctor.finding import Finding, State
 
 __all__ = ["build", "cuda", "processors", "settings"]
@@ -77,12 +80,34 @@ def settings() -> Finding:
         _C.DreamBackend(HashStore(), 0, 1, options, make_inner)
     except (RuntimeError, ValueError) as error:
         wrong = [name for name in given if is_named(name, str(error))] or list(given)
-        found = ", ".join(f"{name}={given[name]}" for name in wrong)
+        found = ", ".join(f"{name}={given[name]}" for name in wrong) or "none is set"
         return Finding("settings", State.BROKEN, found, f"no group can be made: {error}")
     if not given:
         return Finding("settings", State.FINE, f"no {PREFIX} variable is set")
     found = ", ".join(f"{name}={text}" for name, text in given.items())
-    return Finding("settings", State.NOTE, found, "these hold for all groups")
+    doubts = [*map(unknown, given), flight_record(given)]
+    meaning = "; ".join(["these hold for all groups", *filter(None, doubts)])
+    return Finding("settings", State.NOTE, found, meaning)
+
+
+def unknown(variable: str) -> str:
+    """What is to be said of a variable that nothing reads, or ""."""
+    known = [PREFIX + name for name in VARIABLES]
+    if variable in known:
+        return ""
+    close = get_close_matches(variable, known, n=1)
+    return f"but nothing reads {variable}" + (f" (is {close[0]} meant?)" if close else "")
+
+
+def flight_record(given: dict[str, str]) -> str:
+    """Why no flight record would be written, or ""."""
+    prefix = given.get(f"{PREFIX}FLIGHT_RECORD")
+    if not prefix:
+        return ""
+    if given.get(f"{PREFIX}LOG") != "1":
+        return f"but flight records are written of groups that keep a log: set {PREFIX}LOG=1"
+    folder = Path(prefix + "0").parent
+    return "" if os.access(folder, os.W_OK) else f"but no file can be written in {folder}"
 
 
 def is_named(variable: str, error: str) -> bool:

@@ -34,7 +34,7 @@ def two_ranks() -> Finding:
         raised = last_words(error.traceback or "")
         why = f"rank {error.rank} raised {raised}" if raised else str(error)
         return Finding("two ranks", State.BROKEN, "failed", why)
-    except (OSError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         return Finding("two ranks", State.BROKEN, "failed", str(error))
     state = State.FINE if first.startswith("shm") else State.FALLS_BACK
     return Finding("two ranks", state, first, "" if state is State.FINE else GLOO_INSTEAD)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 
@@ -10,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from dreamcomm import monitored_barrier
-from helpers.logs import warnings_of_all_threads
+from helpers.logs import Kept, warnings_of_all_threads
 from helpers.pool import Pool
 
 pytestmark = pytest.mark.beyond_gloo("Gloo does not warn")
@@ -41,6 +42,54 @@ def test_a_late_rank_is_told_of_once_at_a_tenth_of_the_timeout(pool: Pool) -> No
 
 def test_a_short_wait_is_not_worth_a_word(pool: Pool) -> None:
     assert pool.run(wait_for_rank_1, 0.4, group_timeout=5.0) == [[], []]
+
+
+def wait_aside() -> list[str]:
+    """The group's own thread waits, which has no Python: the logger is told all the same."""
+    kept, logger = Kept(), logging.getLogger("dreamcomm")
+    logger.addHandler(kept)
+    work = dist.all_reduce(torch.ones(3), async_op=dist.get_rank() == 0)
+    if work is not None:
+        deadline = time.monotonic() + 30
+        while not kept.texts and time.monotonic() < deadline:
+            time.sleep(0.02)
+        work.wait()
+    logger.removeHandler(kept)
+    return kept.texts
+
+
+def come_late() -> list[str]:
+    if dist.get_rank() == 1:
+        sleep_for(2.0)
+    return wait_aside()
+
+
+def test_of_an_asynchronous_call_the_logger_is_told(pool: Pool) -> None:
+    ((text,), late) = pool.run(come_late, group_timeout=10.0)
+    assert late == []
+    assert text.startswith("all_reduce(SUM, 3 x float32) on rank 0 of 2"), text
+
+
+def both_receive() -> list[str]:
+    dist.barrier()
+    data = torch.ones(1)
+    with warnings_of_all_threads() as texts:
+        work = dist.irecv(data, 1 - dist.get_rank())
+        assert work is not None
+        deadline = time.monotonic() + 30
+        while not texts and time.monotonic() < deadline:
+            time.sleep(0.02)
+        dist.send(data, 1 - dist.get_rank())
+        work.wait()
+    return texts
+
+
+def test_a_rank_that_waits_for_this_one_is_told_so(pool: Pool) -> None:
+    for rank, texts in enumerate(pool.run(both_receive, group_timeout=10.0)):
+        other = 1 - rank
+        assert re.search(
+            rf"rank {other} has not sent it.*; its recv from rank {rank} has waited", texts[0]
+        )
 
 
 def wait_for_messages_of_rank_1(seconds: float) -> list[str]:

@@ -139,3 +139,23 @@ def test_an_interrupted_receive_takes_no_message(fresh: Fresh) -> None:
     assert "recv from rank 1 with tag 0 on rank 0 of 2 in group 'default' was interrupted" in told
     assert told.endswith("before a message came, and takes none any more")
     assert received == [0.0, 1.0]
+
+
+def receive_after_an_interrupted_batch() -> tuple[str, list[float]]:
+    store = dist.distributed_c10d._get_default_store()
+    abandoned, wanted = torch.zeros(2), torch.zeros(1)
+    if dist.get_rank() == 1:
+        store.wait(["interrupted"])
+        dist.send(torch.ones(1), 0, tag=1)
+        return "peer", []
+    receives = [dist.P2POp(dist.irecv, abandoned[i : i + 1], 1, tag=i) for i in range(2)]
+    (work,) = dist.batch_isend_irecv(receives)
+    ended = interrupt_inside(work.wait)
+    store.set("interrupted", "")
+    dist.recv(wanted, 1, tag=1)
+    return ended, [*abandoned.tolist(), wanted.item()]
+
+
+def test_of_an_interrupted_batch_no_receive_takes_a_message(fresh: Fresh) -> None:
+    found = fresh.run(receive_after_an_interrupted_batch)[0]
+    assert found == ("interrupted", [0.0, 0.0, 1.0])

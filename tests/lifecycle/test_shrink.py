@@ -252,6 +252,24 @@ def test_a_rank_that_stays_but_does_not_call(pool: Pool) -> None:
     assert "of the ranks that stay, [1] did not call it within the timeout of 10000 ms" in text
 
 
+def keep_one_that_has_died() -> str:
+    if dist.get_rank() == 1:
+        os._exit(0)
+    if dist.get_rank() == 2:
+        return "excluded"
+    return error_of(lambda: dist.shrink_group([2]))
+
+
+def test_a_rank_that_stays_but_has_died(fresh: Fresh) -> None:
+    """At once, whatever the timeout: it will not call."""
+    ranks = fresh.start(keep_one_that_has_died, world=3, group_timeout=600)
+    text = replies(ranks, 60.0)[0].value
+    assert (
+        "of the ranks that stay, [1] cannot call it, as they have ended or destroyed the group"
+        in text
+    )
+
+
 def be_interrupted_once() -> str:
     """Rank 0 while it waits for rank 1 to call; by then rank 2 has seen it calling."""
     rank = dist.get_rank()

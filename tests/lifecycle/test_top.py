@@ -69,9 +69,10 @@ def test_a_rank_that_waits_is_seen_with_whom_it_waits_for(fresh: Fresh) -> None:
     assert len({rank["pid"] for rank in seen}) == 2
 
 
-def look_while_others_are_held_up() -> list[str]:
+def look_while_others_are_held_up() -> tuple[list[str], list[int], list[str]]:
     """Rank 0 calls the roll, and rank 2 is stopped."""
-    rank, words = dist.get_rank(), []
+    rank, states = dist.get_rank(), []
+    words: list[str] = []
     store = dist.distributed_c10d._get_default_store()
     if rank == 2:
         store.set("pid", str(os.getpid()))
@@ -79,21 +80,25 @@ def look_while_others_are_held_up() -> list[str]:
     if rank == 1:
         pid = int(store.get("pid"))
         for _ in range(200):
-            states = snapshot()[0]
-            teams = {state.team for state in states if state.pid == os.getpid()}
-            words = [state.doing() for state in states if state.team in teams]
-            if words[:1] == ["in monitored_barrier"] and words[2].endswith("(stopped)"):
+            everyone = snapshot()[0]
+            teams = {state.team for state in everyone if state.pid == os.getpid()}
+            states = [state for state in everyone if state.team in teams]
+            words = [state.doing() for state in states]
+            held_up = states[0].waits_for() > 0 and words[2].endswith("(stopped)")
+            if words[:1] == ["in monitored_barrier"] and held_up:
                 break
             time.sleep(0.05)
         os.kill(pid, signal.SIGCONT)
     monitored_barrier()
-    return words
+    return words, [state.waits_for() for state in states], [state.operation for state in states]
 
 
 def test_a_monitored_barrier_and_a_stopped_process_are_seen(fresh: Fresh) -> None:
-    words = fresh.run(look_while_others_are_held_up, world=3)[1]
+    words, waits, operations = fresh.run(look_while_others_are_held_up, world=3)[1]
     nothing = "has called nothing yet"
     assert words == ["in monitored_barrier", nothing, f"{nothing} (stopped)"]
+    assert waits == [1, -1, -1]  # of the absent the first
+    assert operations == [""] * 3
 
 
 def look_while_rank_0_receives() -> list[dict[str, Any]]:

@@ -173,6 +173,26 @@ def test_without_rank_0_the_others_say_where_their_parts_are(
     assert {event["pid"] for event in load(target)} == {1, 2}
 
 
+def traced_until_rank_1_died(path: str) -> str:
+    kept = Kept()
+    logging.getLogger("dreamcomm").addHandler(kept)
+    with dreamcomm.trace(path, patience=3600.0):
+        dist.all_reduce(torch.ones(10))
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(dist.DistBackendError):
+            dist.all_reduce(torch.ones(10))
+    return kept.texts[-1]
+
+
+def test_for_the_part_of_a_rank_that_has_ended_nobody_waits(fresh: Fresh, tmp_path: Path) -> None:
+    target = tmp_path / "run.json"
+    ranks = fresh.start(traced_until_rank_1_died, str(target), world=2)
+    text = replies(ranks, 60.0)[0].value
+    assert f"the trace {target} lacks ranks that have ended" in text
+    assert {event["pid"] for event in load(target)} == {0}
+
+
 def traced_with_an_error(path: str) -> list[str]:
     kept = Kept()
     logger = logging.getLogger("dreamcomm")
