@@ -204,9 +204,14 @@ class DreamBackend final : public c10d::Backend {
   bool serves(const Tensor& tensor) const;
   bool serves(const Site& site, const Tensor& tensor, const c10d::ReduceOp& op) const;
   bool serves_all(const Site& site, const TensorList& tensors, const c10d::ReduceOp& op) const;
-  /// Has torch's own backend of the tensor's device run `operation`.
+  /// Has torch's own backend of the tensor's device run a collective, or carry a message.
   template <typename Operation>
-  WorkPtr forward(const Tensor& tensor, Operation&& operation);
+  WorkPtr forward(const Tensor& tensor, Operation&& operation) {
+    sequence_.add(1);
+    return forward_message(tensor, operation);
+  }
+  template <typename Operation>
+  WorkPtr forward_message(const Tensor& tensor, Operation&& operation);
   WorkPtr forward_to(const std::string& device_type,
                      const std::function<WorkPtr(c10d::Backend&)>& operation);
   WorkPtr reduce_sparse(TensorList& tensors, const c10d::AllreduceOptions& opts);
@@ -297,7 +302,7 @@ class DreamBackend final : public c10d::Backend {
 };
 
 template <typename Operation>
-WorkPtr DreamBackend::forward(const Tensor& tensor, Operation&& operation) {
+WorkPtr DreamBackend::forward_message(const Tensor& tensor, Operation&& operation) {
   const c10::Device device = tensor.device();
   TORCH_CHECK_VALUE(device.is_cpu() || device.is_cuda(), "rank ", rank_,
                     ": dreamcomm takes tensors on cpu and cuda, got one on ", device);

@@ -211,6 +211,7 @@ WorkPtr DreamBackend::barrier(const c10d::BarrierOptions& opts) {
     if (device_->serves(c10::Device(device_->type(), index))) return issue_on_device(plan, calls);
   }
   if (!comm_ || on_devices) {
+    sequence_.add(1);
     return forward_to(on_devices ? "cuda" : "cpu",
                       [&](c10d::Backend& inner) { return inner.barrier(opts); });
   }

@@ -66,7 +66,7 @@ void DreamBackend::send_put_off() {
 WorkPtr DreamBackend::message_on_device(const Message& message) {
   const Tensor& tensor = message.tensor;
   if (!device_->meets_with(message.peer, tensor.device())) {
-    return forward(tensor, [&](c10d::Backend& inner) {
+    return forward_message(tensor, [&](c10d::Backend& inner) {
       TensorList tensors{tensor};
       return message.sends ? inner.send(tensors, message.peer, message.tag)
                            : inner.recv(tensors, message.peer, message.tag);
@@ -97,7 +97,8 @@ WorkPtr DreamBackend::send(TensorList& tensors, int dst, int tag) {
     return carry({kSend, tensor, dst, tag, true});
   }
   const auto by_torch = [&] {
-    return forward(tensor, [&](c10d::Backend& inner) { return inner.send(tensors, dst, tag); });
+    return forward_message(tensor,
+                           [&](c10d::Backend& inner) { return inner.send(tensors, dst, tag); });
   };
   if (!shares(tensor)) return by_torch();
   require_open();
@@ -132,7 +133,8 @@ WorkPtr DreamBackend::recv(TensorList& tensors, int src, int tag) {
     return carry({kRecv, tensor, src, tag, false});
   }
   const auto by_torch = [&] {
-    return forward(tensor, [&](c10d::Backend& inner) { return inner.recv(tensors, src, tag); });
+    return forward_message(tensor,
+                           [&](c10d::Backend& inner) { return inner.recv(tensors, src, tag); });
   };
   if (!shares(tensor)) return by_torch();
   return receive(kRecv, tensor, require_peer(site, "src", src), tag);
@@ -141,7 +143,8 @@ WorkPtr DreamBackend::recv(TensorList& tensors, int src, int tag) {
 WorkPtr DreamBackend::recvAnysource(TensorList& tensors, int tag) {
   const Tensor& tensor = only(at(kRecvAnySource), "tensors", tensors);
   if (!shares(tensor)) {
-    return forward(tensor, [&](c10d::Backend& inner) { return inner.recvAnysource(tensors, tag); });
+    return forward_message(tensor,
+                           [&](c10d::Backend& inner) { return inner.recvAnysource(tensors, tag); });
   }
   return receive(kRecvAnySource, tensor, std::nullopt, tag);
 }

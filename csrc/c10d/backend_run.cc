@@ -190,7 +190,6 @@ WorkPtr DreamBackend::run_later(const Plan& plan, Calls& calls) {
 WorkPtr DreamBackend::forward_to(const std::string& device_type,
                                  const std::function<WorkPtr(c10d::Backend&)>& operation) {
   const Fallback::Inner inner = fallback_.get(device_type);
-  sequence_.add(1);
   const bool together = inner->supportsCoalescing() && join_coalescing(inner);
   WorkPtr work = operation(*inner);  // without a lock: it may wait for its peers
   return together ? work : collect(work);

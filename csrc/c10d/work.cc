@@ -183,10 +183,8 @@ std::exception_ptr GroupWork::exception() const {
 bool GroupWork::wait(milliseconds timeout) {
   try {
     for (const auto& work : works_) work->wait(timeout);
-  } catch (const c10::DistBackendError&) {
-    throw;  // one has failed, or wait()'s own timeout: the others go on
-  } catch (...) {
-    give_up();  // Ctrl-C
+  } catch (const std::exception& error) {
+    if (is_foreign(error)) give_up();  // Ctrl-C; if one has failed, or is late, the others go on
     throw;
   }
   return true;

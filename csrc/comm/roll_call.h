@@ -5,9 +5,12 @@
 //              2n + 1 says: in its roll call n (from 0)
 //   roll_calls of each rank: the collectives it had issued when it last left one
 //              (of rank 0 before its verdict)
+//   passed     of rank 0: n + 1 when all were in roll call n, before its verdict
 //   verdict    of rank 0: (n + 1) << 2 when it has ended roll call n; the lowest bits
 //              say what was wrong, the text beside it in words
 // Rank 0 alone judges who is missing: a rank that gave up by itself would be missing, too.
+// INVARIANT: the next one cannot pass before all have left this one, so a rank that is slow to
+// look finds `passed` as it was; of a verdict that another has replaced it says no more than that.
 // INVARIANT: roll call n of rank 0 passes only if every rank is in its own roll call n then. So
 // one that comes late to a failed one does not pass for the next; it is told. A rank that has left
 // some out goes on to the present one: it has issued more collectives since than those who held
@@ -19,6 +22,7 @@
 #include <functional>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "comm/guard.h"
 #include "comm/member.h"
@@ -49,7 +53,7 @@ class RollCall {
   std::unique_lock<std::mutex> take_turn(std::chrono::milliseconds timeout,
                                          const std::function<void()>& idle,
                                          const std::function<void()>& interrupt);
-  void skip_to(std::uint32_t ended, std::int64_t by_calls, std::int64_t issued);
+  void catch_up(std::int64_t issued);
   Outcome count(const Terms& terms, const std::function<void()>& idle,
                 const std::function<void()>& interrupt);
   void call(const Terms& terms, const std::function<void()>& idle,
@@ -61,7 +65,11 @@ class RollCall {
   bool is_present(int rank) const;
   bool has_given_up(int rank) const;
   int awaited() const;
+  int foremost(const std::vector<int>& absent) const;
   int awaited_beside_rank_0() const;
+  void await_verdict(std::uint32_t number, std::chrono::milliseconds timeout,
+                     const std::function<void()>& idle, const std::function<void()>& interrupt);
+  void heed_verdict(std::uint32_t number, bool late) const;
   std::string missing(std::chrono::milliseconds waited, bool all) const;
   void give_verdict(const Outcome& found, const Terms& terms);
 

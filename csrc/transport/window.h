@@ -74,6 +74,7 @@ struct Header {
   Gauge roll_ends_ns;                         // owner: likewise, when its timeout ends
   Gauge roll_began_ns;                        // owner: likewise
   Gauge roll_calls;                           // owner: likewise
+  Flag passed;                                // owner, rank 0: likewise
   Flag verdict;                               // owner, rank 0: likewise
   std::array<char, 16 * kLine> verdict_text;  // owner, before verdict
   Doorbell doorbell;                          // peers ring it, the owner sleeps at it

@@ -128,8 +128,9 @@ def costs() -> Finding:
     """Whether measured costs can be kept for the next start."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     folder = Path(base) / "dreamcomm"
-    place = next((p for p in (folder, *folder.parents) if p.exists()), Path("/"))
+    place = folder
     try:
+        place = next(path for path in (folder, *folder.parents) if path.exists())
         with tempfile.TemporaryFile(dir=place):  # permissions alone do not tell
             return Finding("kept costs", State.FINE, str(folder))
     except OSError:
@@ -162,7 +163,10 @@ def gloo() -> Finding:
 
 def gloo_device(chosen: str) -> Finding:
     """Whether the network devices that Gloo is told to use are there."""
-    there = [name for _, name in socket.if_nameindex()]
+    try:
+        there = [name for _, name in socket.if_nameindex()]
+    except OSError as error:
+        return Finding("host name", State.NOTE, f"GLOO_SOCKET_IFNAME={chosen}", str(error))
     missing = [name for name in chosen.split(",") if name not in there]
     found = f"GLOO_SOCKET_IFNAME={chosen}"
     if not missing:

@@ -300,7 +300,7 @@ TEST_CASE("a monitored barrier that failed is not made good by who comes late") 
       failed.publish(0);
     }
     for (int round = 0; round < 3; ++round) {
-      const auto error = caught([&] { comm.monitored_barrier(milliseconds(20), false); });
+      const auto error = caught([&] { comm.monitored_barrier(milliseconds(100), false); });
       const bool late = comm.rank() == 1;
       expect(error, ErrorKind::kTimeout, {late ? "came too late" : "Rank 1 failed to pass"});
       if (!late) failed.take();
@@ -317,6 +317,33 @@ TEST_CASE("the first timeout of those who hold a monitored barrier ends it for a
       const auto error = caught([&] { comm.monitored_barrier(timeout, true); });
       // Rank 0 may come when rank 1 has given up.
       expect(error, ErrorKind::kTimeout, {comm.rank() == 0 ? "failed to pass" : ""});
+    }
+    run_case(comm, kSum);
+    comm.monitored_barrier(seconds(60), true);
+  });
+}
+
+TEST_CASE("where rank 0 dies in a monitored barrier those in it are told at once") {
+  on_each_transport(3, [](Communicator& comm) {
+    run_case(comm, kSum);
+    if (comm.rank() == 2) return std::this_thread::sleep_for(milliseconds(300));
+    if (comm.rank() == 0) {
+      const std::future<void> end = std::async(std::launch::async, [&comm] {
+        std::this_thread::sleep_for(milliseconds(50));
+        comm.abort("enough");
+      });
+    }
+    const auto error = caught([&] { comm.monitored_barrier(seconds(60), false); });
+    expect(error, comm.rank() == 0 ? ErrorKind::kAborted : ErrorKind::kPeerLost, {"enough"});
+  });
+}
+
+TEST_CASE("ranks that have left monitored barriers out take part in the next") {
+  on_each_transport(4, [](Communicator& comm) {
+    for (int round = 0; round < 8; ++round) {
+      run_case(comm, kSum);
+      const bool absent = comm.rank() == round % 4 || comm.rank() == (round + 1) % 4;
+      if (!absent) caught([&] { comm.monitored_barrier(milliseconds(20), true); });
     }
     run_case(comm, kSum);
     comm.monitored_barrier(seconds(60), true);

@@ -1,0 +1,58 @@
+// What the ranks of a roll call show each other; see roll_call.h.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+
+#include "comm/member.h"
+#include "comm/roll_call.h"
+
+namespace dreamcomm::roll {
+
+// The lowest bits of a verdict:
+inline constexpr std::uint32_t kLate = 1;   // somebody has not come
+inline constexpr std::uint32_t kEnded = 2;  // nor will, or rank 0 gave it up
+inline constexpr std::uint32_t kBits = kLate | kEnded;
+inline constexpr std::uint32_t kOne = kBits + 1;  // of a verdict's number
+
+inline Flag& present(const Member& member, int rank) {
+  return member.fabric().header(rank).present;
+}
+
+/// The end of `timeout` from now on the clock of now_ns().
+inline std::int64_t ends_ns(std::chrono::milliseconds timeout) {
+  constexpr std::chrono::hours kLong(24 * 365 * 100);
+  return now_ns() +
+         std::chrono::nanoseconds(std::min<std::chrono::milliseconds>(timeout, kLong)).count();
+}
+
+/// How many roll calls a rank has left.
+inline std::uint32_t ended(const Flag& present) { return present.read() / 2; }
+
+/// What rank 0's verdict is from the end of roll call `number` on.
+inline std::uint32_t verdict_on(std::uint32_t number) { return (number + 1) * kOne; }
+
+/// Holds the rank's presence odd while it lives.
+class Presence {
+ public:
+  Presence(Member& member, const RollCall::Terms& terms) : header_(member.header()), terms_(terms) {
+    header_.roll_ends_ns.set(ends_ns(terms.timeout));
+    header_.roll_began_ns.set(now_ns());
+    if (header_.progress.inside.read() == 0) header_.progress.waiting_for.set(-1);
+    header_.present.take();
+    member.ring_peers();
+  }
+  ~Presence() {
+    header_.roll_calls.set(terms_.issued);  // for rank 0 already there
+    header_.present.take();
+  }
+  Presence(const Presence&) = delete;
+  Presence& operator=(const Presence&) = delete;
+
+ private:
+  Header& header_;
+  const RollCall::Terms& terms_;
+};
+
+}  // namespace dreamcomm::roll

@@ -1,0 +1,167 @@
+// Rank 0's part of a monitored barrier: who is missing, and whether to wait for them.
+#include <algorithm>
+
+#include "comm/guard.h"
+#include "comm/roll_call.h"
+#include "comm/roll_flags.h"
+#include "core/text.h"
+
+namespace dreamcomm {
+
+namespace {
+
+constexpr std::chrono::milliseconds kRest{500};  // to come, once it is known that one cannot
+
+std::chrono::milliseconds since(Clock::time_point begin) {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - begin);
+}
+
+}  // namespace
+
+bool RollCall::has_given_up(int rank) const {
+  const std::uint32_t value = roll::present(member_, rank).read();  // once: it may come meanwhile
+  const std::uint32_t own = member_.header().present.read();
+  return value != own && reached(value, own);
+}
+
+bool RollCall::all_present() const {
+  for (int rank = 1; rank < member_.size(); ++rank) {
+    if (!is_present(rank)) return false;
+  }
+  return true;
+}
+
+/// A rank for which nobody need wait longer, though some have not come: it will not come, or it has
+/// and its time is over; or -1.
+int RollCall::ender() const {
+  const std::int64_t now = now_ns();
+  for (int rank = 1; rank < member_.size(); ++rank) {
+    if (has_given_up(rank)) return rank;
+    // What is read before it came is the end of an earlier one.
+    if (is_present(rank) && now >= member_.fabric().header(rank).roll_ends_ns.read()) return rank;
+  }
+  return -1;
+}
+
+/// A rank that has gone, present or not, or the foremost of the absent ones, or -1.
+int RollCall::awaited() const {
+  std::vector<int> absent;
+  for (int rank = member_.size() - 1; rank > 0; --rank) {
+    if (!why_gone(member_.fabric(), rank).empty()) return rank;
+    if (!is_present(rank)) absent.insert(absent.begin(), rank);
+  }
+  return absent.empty() ? -1 : foremost(absent);
+}
+
+/// One that has gone, or one that has given this roll call up, or the first.
+int RollCall::foremost(const std::vector<int>& absent) const {
+  const auto find = [&](const auto& is_so) {
+    return std::find_if(absent.rbegin(), absent.rend(), is_so);
+  };
+  auto found = find([&](int rank) { return !why_gone(member_.fabric(), rank).empty(); });
+  if (found == absent.rend()) found = find([&](int rank) { return has_given_up(rank); });
+  return found == absent.rend() ? absent.front() : *found;
+}
+
+/// Waits for all. Throws Error where rank 0 is ended itself.
+RollCall::Outcome RollCall::count(const Terms& terms, const std::function<void()>& idle,
+                                  const std::function<void()>& interrupt) {
+  const std::function<std::string()> what = [] { return std::string("monitored_barrier"); };
+  const Clock::time_point begin = Clock::now();
+  const Clock::time_point deadline = deadline_in(begin, terms.timeout);
+  const auto wait = [&](Clock::time_point until, const auto& ready, const auto& blocker) {
+    Guard guard(member_, what, until, idle, interrupt, begin);
+    guard.look_at_awaited_only();
+    wait_until(member_.header().doorbell, member_.patience(), guard, ready, blocker);
+  };
+  const auto rest = [&] {  // there may be more than the one that cannot come
+    if (!terms.all) return;
+    const Clock::time_point until = std::min(deadline, Clock::now() + kRest);
+    const auto over = [&] { return all_present() || Clock::now() >= until; };
+    wait(Clock::time_point::max(), over, [] { return -1; });
+  };
+  bool complete = false;
+  int rank = -1;
+  const auto over = [&] {
+    complete = all_present();
+    if (!complete) rank = ender();
+    return complete || rank >= 0;
+  };
+  try {
+    wait(deadline, over, [&] { return awaited(); });
+    if (complete) return {};
+    const bool waited = is_present(rank);
+    if (!waited) rest();
+    const std::string problem = missing(since(begin), terms.all);
+    if (problem.empty() || !waited) return {roll::kLate, problem};
+    return {roll::kLate, concat(problem, "; the timeout of rank ", rank, " was over")};
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kTimeout)
+      return {roll::kLate, missing(terms.timeout, terms.all)};
+    if (error.kind() != ErrorKind::kPeerLost) throw;
+    const int gone = awaited();
+    if (gone < 0 || is_present(gone)) return {roll::kEnded, error.what()};  // it had come
+  }
+  rest();
+  return {roll::kEnded, missing(since(begin), terms.all)};
+}
+
+void RollCall::call(const Terms& terms, const std::function<void()>& idle,
+                    const std::function<void()>& interrupt) {
+  catch_up(terms.issued);
+  const roll::Presence presence(member_, terms);
+  Outcome found;
+  try {
+    found = count(terms, idle, interrupt);
+  } catch (const Error& error) {
+    give_verdict({roll::kEnded, error.what()}, terms);
+    throw;
+  } catch (...) {
+    give_verdict({roll::kEnded, "rank 0 was interrupted in it"}, terms);
+    throw;
+  }
+  if (found.problem.empty()) found.bits = 0;  // the last one just came
+  give_verdict(found, terms);
+  const bool ended = (found.bits & roll::kEnded) != 0;
+  check(found.bits == 0, ended ? ErrorKind::kPeerLost : ErrorKind::kTimeout, found.problem);
+}
+
+std::string RollCall::missing(std::chrono::milliseconds waited, bool all) const {
+  std::vector<int> ranks;
+  for (int rank = 1; rank < member_.size(); ++rank) {
+    if (!is_present(rank)) ranks.push_back(rank);
+  }
+  if (ranks.empty()) return "";
+  if (!all) ranks = {foremost(ranks)};
+  const Fabric& fabric = member_.fabric();
+  for (const int rank : ranks) {
+    if (why_gone(fabric, rank).empty()) member_.inquire(rank);
+  }
+  const Clock::time_point until = Member::answer_until(waited);
+  std::string names;
+  std::string acts;
+  for (const int rank : ranks) {
+    const std::string gone = why_gone(fabric, rank);
+    names += concat(names.empty() ? "" : ", ", rank);
+    acts += gone.empty() ? "; " : concat("; ", gone, "; ");
+    if (gone.empty() && has_given_up(rank)) acts += concat("rank ", rank, " has given it up; ");
+    acts += concat("rank ", rank, ' ',
+                   gone.empty() ? member_.does(rank, until) : member_.last_act(rank));
+  }
+  return concat(ranks.size() == 1 ? "Rank " : "Ranks ", names,
+                " failed to pass monitoredBarrier in ", waited.count(), " ms (group seen from ",
+                member_.who(), ")", acts);
+}
+
+/// Of the roll call that rank 0 is in.
+void RollCall::give_verdict(const Outcome& found, const Terms& terms) {
+  Header& header = member_.header();
+  header.roll_calls.set(terms.issued);
+  const std::uint32_t number = roll::ended(header.present);
+  if (found.bits == 0) header.passed.publish(number + 1);
+  put_text(header.verdict_text, found.problem);
+  header.verdict.publish(roll::verdict_on(number) + found.bits);
+  member_.ring_peers();
+}
+
+}  // namespace dreamcomm
