@@ -45,6 +45,20 @@ def test_a_full_device_is_told_in_a_line(arguments: list[str]) -> None:
         assert run(arguments, full) == (1, SAID)
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["simulate", "--sizes", "1KiB"],
+        ["bench", "--world", "2", "--sizes", "1KiB", "--op", "broadcast", "--seconds", "0.01"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_file_that_cannot_be_written_is_told_in_a_line(arguments: list[str]) -> None:
+    status, said = run([*arguments, "--json", "/dev/full"], subprocess.DEVNULL)
+    assert status == 1
+    assert said.strip() == "dreamcomm: cannot write /dev/full: No space left on device"
+
+
 def test_what_was_buffered_is_not_complained_of_at_the_end() -> None:
     """Of a print that nobody flushed."""
     code = "from dreamcomm.cli.output import told_output\nwith told_output(): print('a word')"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 
@@ -62,6 +64,7 @@ def run_and_show(
 
     Raises:
         RankError: a rank failed.
+        NotWrittenError: a file could not be written; what was found has been printed.
     """
     run = run_bench(cases, settings)
     if launched_world() is None or os.environ["RANK"] == "0":
@@ -70,11 +73,28 @@ def run_and_show(
             console = Console(width=WIDTH)
         print_run(console, run)
         if json_path is not None:
-            write_json(run, json_path)
+            with written(json_path):
+                write_json(run, json_path)
             console.print(f"Figures: {json_path}", highlight=False, soft_wrap=True)
-        if plot_path is not None and draw(run, plot_path):
-            console.print(f"Picture: {plot_path}", highlight=False, soft_wrap=True)
+        if plot_path is not None:
+            with written(plot_path):
+                is_drawn = draw(run, plot_path)
+            if is_drawn:
+                console.print(f"Picture: {plot_path}", highlight=False, soft_wrap=True)
     return not run.wrong()
+
+
+class NotWrittenError(Exception):
+    """Which file could not be written, and why."""
+
+
+@contextmanager
+def written(path: Path) -> Iterator[None]:
+    """Raises NotWrittenError for what goes wrong with this file."""
+    try:
+        yield
+    except OSError as error:
+        raise NotWrittenError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def check_outputs(json_path: Path | None, plot_path: Path | None) -> None:

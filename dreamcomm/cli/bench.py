@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -103,7 +104,7 @@ def run(
     plot_path: Path | None,
 ) -> None:
     """Plans and runs; errors leave in the command's words and exit codes."""
-    from dreamcomm.bench.run import plan, run_and_show
+    from dreamcomm.bench.run import NotWrittenError, plan, run_and_show
     from dreamcomm.launch import RankError
 
     try:
@@ -115,5 +116,7 @@ def run(
     except RankError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from error
+    except NotWrittenError as error:
+        sys.exit(f"dreamcomm: {error}")
     if not right:
         raise typer.Exit(1)

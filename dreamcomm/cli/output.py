@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -27,6 +28,15 @@ class Output(io.FileIO):
             raise
         except OSError as error:
             raise OutputError(error.strerror or str(error)) from error
+
+
+@contextmanager
+def told_file(path: Path) -> Iterator[None]:
+    """Ends the program with a line on stderr and status 1 where this file cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        sys.exit(f"dreamcomm: cannot write {path}: {error.strerror or error}")
 
 
 @contextmanager

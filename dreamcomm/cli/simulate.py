@@ -68,6 +68,7 @@ def simulate(
     from rich.console import Console
 
     from dreamcomm.bench.sizes import parse_size
+    from dreamcomm.cli.output import told_file
     from dreamcomm.simulate.report import table, to_json
 
     flags: dict[str, Any] = {
@@ -92,11 +93,13 @@ def simulate(
         raise typer.BadParameter(str(error)) from None
     Console().print(table(op, lines))
     if json_file is not None:
-        json_file.write_text(json.dumps(to_json(op, lines), indent=1) + "\n")
+        with told_file(json_file):
+            json_file.write_text(json.dumps(to_json(op, lines), indent=1) + "\n")
     if plot is not None:
         from dreamcomm.simulate.plot import draw
 
-        draw(op, lines, plot)
+        with told_file(plot):
+            draw(op, lines, plot)
 
 
 def cluster_of(path: Path | None, flags: dict[str, Any]) -> Cluster:
