@@ -19,11 +19,14 @@ RollCall::RollCall(Member& member) : member_(member) {}
 void RollCall::hold(const Terms& terms, const std::function<void()>& idle,
                     const std::function<void()>& interrupt) {
   member_.check_usable("monitored_barrier");
+  const Clock::time_point begin = Clock::now();
   const std::unique_lock<std::mutex> lock = take_turn(terms.timeout, idle, interrupt);
+  Terms rest = terms;
+  rest.timeout -= std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - begin);
   if (member_.rank() == 0) {
-    call(terms, idle, interrupt);
+    call(rest, idle, interrupt);
   } else {
-    answer(terms, idle, interrupt);
+    answer(rest, idle, interrupt);
   }
 }
 
@@ -44,22 +47,34 @@ std::unique_lock<std::mutex> RollCall::take_turn(std::chrono::milliseconds timeo
   return lock;
 }
 
-/// Goes on to the roll call that is next for the others, if this rank left some out: where a peer
-/// has ended more of them, the last with fewer collectives issued than this rank has by now.
+/// Goes on to the roll call that is next for the others, if this rank left some out.
 void RollCall::catch_up(std::int64_t issued) {
-  Flag& own = member_.header().present;
-  const auto skip = [&](std::uint32_t more, const Header& peer) {
-    const bool ahead = more != 0 && reached(more, 0);
-    if (ahead && issued > peer.roll_calls.read()) own.publish(own.read() + more);
-  };
-  for (int rank = 0; rank < member_.size(); ++rank) {
-    const Header& peer = member_.fabric().header(rank);
-    skip(2 * roll::ended(peer.present) - own.read(), peer);  // read before roll_calls
+  Header& own = member_.header();
+  while (true) {
+    const std::uint32_t number = roll::ended(own.present);
+    const std::optional<std::int64_t> calls = calls_beyond(number, issued);
+    if (!calls) return;
+    roll::calls_at(own, number).set(*calls);
+    own.present.publish(2 * (number + 1));
   }
-  // Rank 0's verdict comes before it leaves.
-  const Header& caller = member_.fabric().header(0);
-  const std::uint32_t more = (caller.verdict.read() & ~roll::kBits) - own.read() / 2 * roll::kOne;
-  if (member_.rank() != 0 && reached(more, 0)) skip(more / roll::kOne * 2, caller);
+}
+
+/// The collectives that a peer had issued when it left roll call `number`, if this rank has issued
+/// more by now: then it left that one out. One of long ago, too.
+std::optional<std::int64_t> RollCall::calls_beyond(std::uint32_t number,
+                                                   std::int64_t issued) const {
+  for (int rank = 0; rank < member_.size(); ++rank) {
+    Header& peer = member_.fabric().header(rank);
+    std::uint32_t ahead = roll::ended(peer.present) - number;  // read before its calls
+    // Rank 0's verdict comes before it leaves.
+    const bool judged = rank == 0 && peer.verdict.has(roll::verdict_on(number));
+    if (ahead == 0 && judged) ahead = 1;
+    if (!reached(ahead, 1)) continue;
+    const std::int64_t calls = roll::calls_at(peer, number).read();
+    if (ahead > peer.roll_calls.size()) return std::min(calls, issued - 1);
+    if (issued > calls) return calls;
+  }
+  return std::nullopt;
 }
 
 /// In the roll call that rank 0 is in.
@@ -82,7 +97,7 @@ void RollCall::heed_verdict(std::uint32_t number, bool late) const {
   const Header& caller = member_.fabric().header(0);
   if (caller.passed.read() == number + 1) return;
   const std::uint32_t verdict = caller.verdict.read();
-  const auto& text = caller.verdict_text;
+  const auto& text = caller.verdict_text[number % 2];
   const std::string problem(text.begin(), std::find(text.begin(), text.end(), '\0'));
   // Else rank 0 has ended others since, and the text may be theirs, or half of it.
   const bool own =
@@ -122,9 +137,13 @@ void RollCall::await_verdict(std::uint32_t number, std::chrono::milliseconds tim
   // Rank 0 tells of all others. Once it is there it decides within every deadline.
   Guard coming(member_, what_waits, deadline_in(Clock::now(), timeout), idle, interrupt);
   coming.look_at_awaited_only();
-  wait_until(
-      member_.header().doorbell, member_.patience(), coming,
-      [&] { return decided() || caller.present.read() == 2 * number + 1; }, [] { return 0; });
+  const auto has_come = [&] { return decided() || caller.present.read() == 2 * number + 1; };
+  try {
+    wait_until(member_.header().doorbell, member_.patience(), coming, has_come, [] { return 0; });
+  } catch (const Error& error) {
+    // While this rank found its words rank 0 may have come: then it judges.
+    if (error.kind() != ErrorKind::kTimeout || !has_come()) throw;
+  }
   // Unless it is stopped: it has said how long it waits, and kGrace is for its answer.
   const std::int64_t ends =
       std::min(caller.roll_ends_ns.read(), member_.header().roll_ends_ns.read());

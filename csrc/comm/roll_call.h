@@ -3,14 +3,15 @@
 // It uses flags of its own, so a failed one leaves the collectives' order intact.
 //   present    of each rank: advances when it enters a roll call and when it leaves, so
 //              2n + 1 says: in its roll call n (from 0)
-//   roll_calls of each rank: the collectives it had issued when it last left one
+//   roll_calls of each rank: the collectives it had issued when it left roll call n, at n % 8
 //              (of rank 0 before its verdict)
 //   passed     of rank 0: n + 1 when all were in roll call n, before its verdict
 //   verdict    of rank 0: (n + 1) << 2 when it has ended roll call n; the lowest bits
-//              say what was wrong, the text beside it in words
+//              say what was wrong, the text beside it, at n % 2, in words
 // Rank 0 alone judges who is missing: a rank that gave up by itself would be missing, too.
 // INVARIANT: the next one cannot pass before all have left this one, so a rank that is slow to
-// look finds `passed` as it was; of a verdict that another has replaced it says no more than that.
+// look finds `passed` as it was; a text is written anew after the next verdict only, and of a
+// verdict that another has replaced such a rank says no more than that.
 // INVARIANT: roll call n of rank 0 passes only if every rank is in its own roll call n then. So
 // one that comes late to a failed one does not pass for the next; it is told. A rank that has left
 // some out goes on to the present one: it has issued more collectives since than those who held
@@ -21,6 +22,7 @@
 #include <cstdint>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -54,6 +56,7 @@ class RollCall {
                                          const std::function<void()>& idle,
                                          const std::function<void()>& interrupt);
   void catch_up(std::int64_t issued);
+  std::optional<std::int64_t> calls_beyond(std::uint32_t number, std::int64_t issued) const;
   Outcome count(const Terms& terms, const std::function<void()>& idle,
                 const std::function<void()>& interrupt);
   void call(const Terms& terms, const std::function<void()>& idle,
@@ -61,6 +64,7 @@ class RollCall {
   void answer(const Terms& terms, const std::function<void()>& idle,
               const std::function<void()>& interrupt);
   bool all_present() const;
+  bool is_time_over(int rank) const;
   int ender() const;
   bool is_present(int rank) const;
   bool has_given_up(int rank) const;

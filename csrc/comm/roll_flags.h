@@ -30,6 +30,11 @@ inline std::int64_t ends_ns(std::chrono::milliseconds timeout) {
 /// How many roll calls a rank has left.
 inline std::uint32_t ended(const Flag& present) { return present.read() / 2; }
 
+/// Of roll call `number`: the collectives that the rank had issued when it left it.
+inline Gauge& calls_at(Header& header, std::uint32_t number) {
+  return header.roll_calls[number % header.roll_calls.size()];
+}
+
 /// What rank 0's verdict is from the end of roll call `number` on.
 inline std::uint32_t verdict_on(std::uint32_t number) { return (number + 1) * kOne; }
 
@@ -44,7 +49,7 @@ class Presence {
     member.ring_peers();
   }
   ~Presence() {
-    header_.roll_calls.set(terms_.issued);  // for rank 0 already there
+    calls_at(header_, ended(header_.present)).set(terms_.issued);  // for rank 0 already there
     header_.present.take();
   }
   Presence(const Presence&) = delete;

@@ -34,13 +34,15 @@ bool RollCall::all_present() const {
 /// A rank for which nobody need wait longer, though some have not come: it will not come, or it has
 /// and its time is over; or -1.
 int RollCall::ender() const {
-  const std::int64_t now = now_ns();
   for (int rank = 1; rank < member_.size(); ++rank) {
-    if (has_given_up(rank)) return rank;
-    // What is read before it came is the end of an earlier one.
-    if (is_present(rank) && now >= member_.fabric().header(rank).roll_ends_ns.read()) return rank;
+    if (has_given_up(rank) || is_time_over(rank)) return rank;
   }
   return -1;
+}
+
+/// Of one that is in it: what is read before it came is the end of an earlier one.
+bool RollCall::is_time_over(int rank) const {
+  return is_present(rank) && now_ns() >= member_.fabric().header(rank).roll_ends_ns.read();
 }
 
 /// A rank that has gone, present or not, or the foremost of the absent ones, or -1.
@@ -77,7 +79,11 @@ RollCall::Outcome RollCall::count(const Terms& terms, const std::function<void()
   const auto rest = [&] {  // there may be more than the one that cannot come
     if (!terms.all) return;
     const Clock::time_point until = std::min(deadline, Clock::now() + kRest);
-    const auto over = [&] { return all_present() || Clock::now() >= until; };
+    const auto over = [&] {
+      bool is_over = all_present() || Clock::now() >= until;
+      for (int rank = 1; rank < member_.size(); ++rank) is_over = is_over || is_time_over(rank);
+      return is_over;
+    };
     wait(Clock::time_point::max(), over, [] { return -1; });
   };
   bool complete = false;
@@ -156,10 +162,10 @@ std::string RollCall::missing(std::chrono::milliseconds waited, bool all) const 
 /// Of the roll call that rank 0 is in.
 void RollCall::give_verdict(const Outcome& found, const Terms& terms) {
   Header& header = member_.header();
-  header.roll_calls.set(terms.issued);
   const std::uint32_t number = roll::ended(header.present);
+  roll::calls_at(header, number).set(terms.issued);
   if (found.bits == 0) header.passed.publish(number + 1);
-  put_text(header.verdict_text, found.problem);
+  put_text(header.verdict_text[number % 2], found.problem);
   header.verdict.publish(roll::verdict_on(number) + found.bits);
   member_.ring_peers();
 }

@@ -61,23 +61,23 @@ struct Identity {
 };
 
 struct Header {
-  Identity identity;                          // owner, before any call
-  std::array<std::uint8_t, 16> nonce;         // owner, before the window is handed over
-  std::uint32_t rank;                         // owner, likewise
-  Flag round;                                 // owner: rounds published (transport/rounds.h)
-  Flag status;                                // owner: Status
-  std::array<char, 8 * kLine> reason;         // owner, before status says kFailed
-  Progress progress;                          // owner
-  Correspondence correspondence;              // owner, under its mailbox's lock
-  std::array<Tally, kKinds> tallies;          // owner
-  Flag present;                               // owner: see comm/roll_call.h
-  Gauge roll_ends_ns;                         // owner: likewise, when its timeout ends
-  Gauge roll_began_ns;                        // owner: likewise
-  Gauge roll_calls;                           // owner: likewise
-  Flag passed;                                // owner, rank 0: likewise
-  Flag verdict;                               // owner, rank 0: likewise
-  std::array<char, 16 * kLine> verdict_text;  // owner, before verdict
-  Doorbell doorbell;                          // peers ring it, the owner sleeps at it
+  Identity identity;                   // owner, before any call
+  std::array<std::uint8_t, 16> nonce;  // owner, before the window is handed over
+  std::uint32_t rank;                  // owner, likewise
+  Flag round;                          // owner: rounds published (transport/rounds.h)
+  Flag status;                         // owner: Status
+  std::array<char, 8 * kLine> reason;  // owner, before status says kFailed
+  Progress progress;                   // owner
+  Correspondence correspondence;       // owner, under its mailbox's lock
+  std::array<Tally, kKinds> tallies;   // owner
+  Flag present;                        // owner: see comm/roll_call.h
+  Gauge roll_ends_ns;                  // owner: likewise, when its timeout ends
+  Gauge roll_began_ns;                 // owner: likewise
+  std::array<Gauge, 8> roll_calls;     // owner: likewise
+  Flag passed;                         // owner, rank 0: likewise
+  Flag verdict;                        // owner, rank 0: likewise
+  std::array<std::array<char, 16 * kLine>, 2> verdict_text;  // owner, before verdict
+  Doorbell doorbell;  // peers ring it, the owner sleeps at it
 };
 
 /// A message as its receiver hears of it first. Small ones travel inside.

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <array>
 #include <future>
 #include <memory>
 #include <thread>
@@ -248,7 +249,7 @@ TEST_CASE("a monitored barrier names the missing and leaves the group usable") {
     for (int round = 0; round < 5; ++round) comm.monitored_barrier(seconds(30), false);
     const bool absent = comm.rank() == 1 || comm.rank() == 3;
     if (!absent) {
-      const auto error = caught([&] { comm.monitored_barrier(milliseconds(200), true); });
+      const auto error = caught([&] { comm.monitored_barrier(milliseconds(400), true); });
       expect(error, ErrorKind::kTimeout, {"Ranks 1, 3 failed to pass"});
     }
     run_case(comm, kSum);
@@ -260,8 +261,11 @@ TEST_CASE("a monitored barrier does not wait for a rank that has gone") {
   for (const bool all : {false, true}) {
     on_each_transport(4, [all](Communicator& comm) {
       run_case(comm, kSum);
-      if (comm.rank() == 2) return comm.shutdown();
       if (comm.rank() == 3) return comm.abort("enough");
+      if (comm.rank() == 2) {
+        wait_for_end_of(comm, 3);
+        return comm.shutdown();
+      }
       const auto error = caught([&] { comm.monitored_barrier(seconds(60), all); });
       const bool both = all && comm.rank() == 0;
       expect(error, ErrorKind::kPeerLost,
@@ -291,32 +295,47 @@ TEST_CASE("whoever waits in a monitored barrier is told why rank 0 ended it") {
 }
 
 TEST_CASE("a monitored barrier that failed is not made good by who comes late") {
-  const auto shared = shared_between_processes<Flag>();
-  on_each_transport(3, [&shared](Communicator& comm) {
-    Flag& failed = *shared;  // rounds of the ranks that were there
-    run_case(comm, kSum);
-    if (comm.rank() == 1) {
-      while (failed.read() < 6) std::this_thread::sleep_for(milliseconds(1));
-      failed.publish(0);
-    }
-    for (int round = 0; round < 3; ++round) {
-      const auto error = caught([&] { comm.monitored_barrier(milliseconds(100), false); });
-      const bool late = comm.rank() == 1;
-      expect(error, ErrorKind::kTimeout, {late ? "came too late" : "Rank 1 failed to pass"});
-      if (!late) failed.take();
-    }
-    comm.monitored_barrier(seconds(60), true);
-  });
+  for (const bool left_one_out : {false, true}) {
+    const auto failed = shared_between_processes<std::array<Flag, 2>>();  // of each transport
+    const auto used = shared_between_processes<Flag>();
+    on_each_transport(3, [&](Communicator& comm) {
+      run_case(comm, kSum);
+      Flag& rounds = (*failed)[used->read()];
+      comm.monitored_barrier(seconds(60), true);
+      const auto miss = [&] {
+        const auto error = caught([&] { comm.monitored_barrier(milliseconds(400), false); });
+        const bool late = comm.rank() == 1;
+        expect(error, ErrorKind::kTimeout, {late ? "came too late" : "Rank 1 failed to pass"});
+      };
+      if (left_one_out) {
+        if (comm.rank() != 1) miss();
+        run_case(comm, kSum);
+      }
+      const Clock::time_point end = Clock::now() + seconds(60);
+      if (comm.rank() == 1) {
+        while (rounds.read() < 4 && Clock::now() < end) std::this_thread::yield();
+        used->publish(1);
+      }
+      for (int round = 0; round < 2; ++round) {
+        miss();
+        if (comm.rank() != 1) rounds.take();
+      }
+      comm.monitored_barrier(seconds(60), true);
+    });
+  }
 }
 
 TEST_CASE("the first timeout of those who hold a monitored barrier ends it for all") {
   on_each_transport(3, [](Communicator& comm) {
     run_case(comm, kSum);
+    comm.monitored_barrier(seconds(60), true);
+    const Clock::time_point begin = Clock::now();
     if (comm.rank() != 2) {
       const auto timeout = comm.rank() == 1 ? milliseconds(30) : milliseconds(60'000);
       const auto error = caught([&] { comm.monitored_barrier(timeout, true); });
-      // Rank 0 may come when rank 1 has given up.
-      expect(error, ErrorKind::kTimeout, {comm.rank() == 0 ? "failed to pass" : ""});
+      const bool judges = comm.rank() == 0;  // maybe when rank 1 has given up
+      expect(error, ErrorKind::kTimeout, {judges ? "failed to pass" : "onitored"});
+      require(Clock::now() - begin < seconds(8), "rank 1's timeout did not end it");
     }
     run_case(comm, kSum);
     comm.monitored_barrier(seconds(60), true);
@@ -324,18 +343,26 @@ TEST_CASE("the first timeout of those who hold a monitored barrier ends it for a
 }
 
 TEST_CASE("where rank 0 dies in a monitored barrier those in it are told at once") {
-  on_each_transport(3, [](Communicator& comm) {
+  const Setup setup{.transport = Transport::kShm, .size = 3, .page_bytes = tiny_page(3)};
+  const auto body = [](Communicator& comm) {
     run_case(comm, kSum);
-    if (comm.rank() == 2) return std::this_thread::sleep_for(milliseconds(300));
+    if (comm.rank() == 2) {  // neither comes nor goes
+      expect(wait_for_end_of(comm, 1), ErrorKind::kPeerLost, {});
+      return;
+    }
+    std::thread end;
     if (comm.rank() == 0) {
-      const std::future<void> end = std::async(std::launch::async, [&comm] {
+      end = std::thread([] {
         std::this_thread::sleep_for(milliseconds(50));
-        comm.abort("enough");
+        _exit(9);
       });
     }
+    const Clock::time_point begin = Clock::now();
     const auto error = caught([&] { comm.monitored_barrier(seconds(60), false); });
-    expect(error, comm.rank() == 0 ? ErrorKind::kAborted : ErrorKind::kPeerLost, {"enough"});
-  });
+    expect(error, ErrorKind::kPeerLost, {"the process of rank 0 has ended"});
+    require(Clock::now() - begin < seconds(8), "nobody told of it");
+  };
+  CHECK_NOTHROW(run_ranks(setup, body, {0}));
 }
 
 TEST_CASE("ranks that have left monitored barriers out take part in the next") {
@@ -352,8 +379,9 @@ TEST_CASE("ranks that have left monitored barriers out take part in the next") {
 
 TEST_CASE("a death before the first call is told as rank 0 judges it") {
   on_each_transport(4, [](Communicator& comm) {
+    comm.monitored_barrier(seconds(60), true);
     if (comm.rank() == 2) return comm.abort("enough");
-    const auto error = caught([&] { comm.monitored_barrier(seconds(60), true); });
+    const auto error = caught([&] { comm.monitored_barrier(seconds(60), false); });
     expect(error, ErrorKind::kPeerLost, {"Rank 2 failed to pass"});
   });
 }
