@@ -108,6 +108,7 @@ def heap_bytes() -> int:
     return _size("DREAMCOMM_HEAP_BYTES", _C.Options().heap_bytes, least=0)
 
 
+# All that are read, here and elsewhere, after DREAMCOMM_: for the doctor.
 VARIABLES = (
     "ALGORITHM", "COSTS", "CUDA", "CUDA_HEAP_BYTES", "FIXED_ORDER", "FLIGHT_RECORD",
     "HALVES_BETWEEN_HOSTS", "HEAP_BYTES", "HOSTS", "LOG", "MESSAGE_BYTES", "PAGE_BYTES",

@@ -102,7 +102,7 @@ class RankState:
         return f"outside, after {self.operation}" if self.sequence else "has called nothing yet"
 
     def waits_for(self) -> int:
-        """The rank that a collective or the oldest message waits for; -1: none, or any."""
+        """The rank that a call or else the oldest message waits for; -1: none, or any."""
         if self.inside or self.in_monitored_barrier:
             return self.waiting_for
         return -1 if self.message is None else self.message.peer

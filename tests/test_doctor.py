@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import socket
 import tempfile
@@ -14,7 +15,7 @@ import pytest
 from torch._C._distributed_c10d import HashStore
 from typer.testing import CliRunner
 
-from dreamcomm import _build_info, doctor
+from dreamcomm import _build_info, backend, doctor
 from dreamcomm.backend import Options, make_inner
 from dreamcomm.cli.commands import commands
 from dreamcomm.doctor import Finding, State, installation, machine, ranks
@@ -180,6 +181,13 @@ def test_an_error_is_told_without_the_way_to_it() -> None:
     then = "Traceback (most recent call last):\n  File\n    b()\nValueError: two\n  lines\n"
     assert ranks.last_words(f"{first}During it another\n\n{then}") == "ValueError: two\n  lines"
     assert ranks.last_words("") == ""
+
+
+def test_the_doctor_knows_every_variable_that_is_read() -> None:
+    sources = Path(backend.__file__).parent.rglob("*.py")
+    read = re.compile(r"""["\`]DREAMCOMM_([A-Z_]+)["\`]""")
+    found = {name for source in sources for name in read.findall(source.read_text())}
+    assert found - {""} == set(backend.VARIABLES)
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,8 @@ RollCall::RollCall(Member& member) : member_(member) {}
 void RollCall::hold(const Terms& terms, const std::function<void()>& idle,
                     const std::function<void()>& interrupt) {
   member_.check_usable("monitored_barrier");
-  const Clock::time_point begin = Clock::now();
-  const std::unique_lock<std::mutex> lock = take_turn(terms.timeout, idle, interrupt);
   Terms rest = terms;
-  rest.timeout -= std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - begin);
+  const std::unique_lock<std::mutex> lock = take_turn(rest, idle, interrupt);
   if (member_.rank() == 0) {
     call(rest, idle, interrupt);
   } else {
@@ -31,11 +29,12 @@ void RollCall::hold(const Terms& terms, const std::function<void()>& idle,
 }
 
 // Rarely more than one thread of a rank is here: the wait need not be clever.
-std::unique_lock<std::mutex> RollCall::take_turn(std::chrono::milliseconds timeout,
-                                                 const std::function<void()>& idle,
+std::unique_lock<std::mutex> RollCall::take_turn(Terms& terms, const std::function<void()>& idle,
                                                  const std::function<void()>& interrupt) {
-  const Clock::time_point deadline = deadline_in(Clock::now(), timeout);
   std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+  if (lock.owns_lock()) return lock;
+  const Clock::time_point begin = Clock::now();
+  const Clock::time_point deadline = deadline_in(begin, terms.timeout);
   while (!lock.owns_lock()) {
     check(Clock::now() < deadline, ErrorKind::kTimeout, "monitored_barrier on ", member_.who(),
           " reached its timeout while another thread of this rank was in one");
@@ -44,6 +43,7 @@ std::unique_lock<std::mutex> RollCall::take_turn(std::chrono::milliseconds timeo
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
     if (lock.try_lock()) break;
   }
+  terms.timeout -= std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - begin);
   return lock;
 }
 

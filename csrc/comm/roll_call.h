@@ -52,8 +52,8 @@ class RollCall {
     std::uint32_t bits = 0;
     std::string problem = {};
   };
-  std::unique_lock<std::mutex> take_turn(std::chrono::milliseconds timeout,
-                                         const std::function<void()>& idle,
+  /// Takes what it waits off the timeout.
+  std::unique_lock<std::mutex> take_turn(Terms& terms, const std::function<void()>& idle,
                                          const std::function<void()>& interrupt);
   void catch_up(std::int64_t issued);
   std::optional<std::int64_t> calls_beyond(std::uint32_t number, std::int64_t issued) const;
