@@ -29,7 +29,7 @@ std::string TorchStore::get(const std::string& key, milliseconds timeout) {
   milliseconds pause = kFirstPause;
   while (!has(key)) {
     check(Clock::now() < deadline, ErrorKind::kTimeout, "key '", key,
-          "' did not appear in the store in ", timeout.count(), " ms");
+          "' did not appear in the store within the ", timeout.count(), " ms left");
     std::this_thread::sleep_for(pause);
     pause = std::min(2 * pause, kLongestPause);
     check_signals();

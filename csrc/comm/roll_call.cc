@@ -8,12 +8,6 @@
 
 namespace dreamcomm {
 
-namespace {
-
-constexpr std::chrono::seconds kGrace{10};
-
-}  // namespace
-
 RollCall::RollCall(Member& member) : member_(member) {}
 
 void RollCall::hold(const Terms& terms, const std::function<void()>& idle,
@@ -21,10 +15,12 @@ void RollCall::hold(const Terms& terms, const std::function<void()>& idle,
   member_.check_usable("monitored_barrier");
   Terms rest = terms;
   const std::unique_lock<std::mutex> lock = take_turn(rest, idle, interrupt);
+  const Clock::time_point begin = Clock::now();
+  const Round round{rest, idle, interrupt, begin, deadline_in(begin, rest.timeout)};
   if (member_.rank() == 0) {
-    call(rest, idle, interrupt);
+    call(round);
   } else {
-    answer(rest, idle, interrupt);
+    answer(round);
   }
 }
 
@@ -114,46 +110,59 @@ void RollCall::heed_verdict(std::uint32_t number, bool late) const {
               kind == ErrorKind::kTimeout ? problem : concat(who, " cannot finish: ", problem));
 }
 
-void RollCall::answer(const Terms& terms, const std::function<void()>& idle,
-                      const std::function<void()>& interrupt) {
-  catch_up(terms.issued);
+void RollCall::answer(const Round& round) {
+  catch_up(round.terms.issued);
   const std::uint32_t number = roll::ended(member_.header().present);
   // Before rank 0 can see this one present, and let all pass.
   const bool late = member_.fabric().header(0).verdict.has(roll::verdict_on(number));
-  const roll::Presence presence(member_, terms);
-  if (!late) await_verdict(number, terms.timeout, idle, interrupt);
+  const roll::Presence presence(member_, round.terms);
+  if (!late) {
+    await_caller(number, round);
+    await_verdict(number, round);
+  }
   heed_verdict(number, late);
 }
 
-void RollCall::await_verdict(std::uint32_t number, std::chrono::milliseconds timeout,
-                             const std::function<void()>& idle,
-                             const std::function<void()>& interrupt) {
+/// Rank 0 tells of all others. Once it is there it decides within every deadline.
+void RollCall::await_caller(std::uint32_t number, const Round& round) {
   const Header& caller = member_.fabric().header(0);
-  const auto decided = [&] { return caller.verdict.has(roll::verdict_on(number)); };
-  const std::function<std::string()> what = [] { return std::string("monitored_barrier"); };
-  const std::function<std::string()> what_waits = [] {
+  const std::function<std::string()> what = [] {
     return std::string("monitored_barrier (waiting for rank 0 to call the roll)");
   };
-  // Rank 0 tells of all others. Once it is there it decides within every deadline.
-  Guard coming(member_, what_waits, deadline_in(Clock::now(), timeout), idle, interrupt);
-  coming.look_at_awaited_only();
-  const auto has_come = [&] { return decided() || caller.present.read() == 2 * number + 1; };
+  Guard guard(member_, what, round.deadline, round.idle, round.interrupt, round.begin);
+  guard.look_at_awaited_only();
+  const auto has_come = [&] {
+    return caller.verdict.has(roll::verdict_on(number)) || caller.present.read() == 2 * number + 1;
+  };
   try {
-    wait_until(member_.header().doorbell, member_.patience(), coming, has_come, [] { return 0; });
+    wait_until(member_.header().doorbell, member_.patience(), guard, has_come, [] { return 0; });
   } catch (const Error& error) {
     // While this rank found its words rank 0 may have come: then it judges.
     if (error.kind() != ErrorKind::kTimeout || !has_come()) throw;
   }
-  // Unless it is stopped: it has said how long it waits, and kGrace is for its answer.
+}
+
+/// Rank 0 has said how long it waits, and kGrace is for its answer, unless it is stopped.
+void RollCall::await_verdict(std::uint32_t number, const Round& round) {
+  const Fabric& fabric = member_.fabric();
+  const Header& caller = fabric.header(0);
   const std::int64_t ends =
       std::min(caller.roll_ends_ns.read(), member_.header().roll_ends_ns.read());
+  const Clock::time_point begin = Clock::now();
   const auto left = std::chrono::nanoseconds(ends - now_ns());
   const Clock::time_point end =
-      deadline_in(Clock::now(), std::chrono::ceil<std::chrono::milliseconds>(left));
-  Guard deciding(member_, what, end, idle, interrupt, Clock::now(), {}, kGrace);
-  deciding.look_at_awaited_only();
-  wait_until(member_.header().doorbell, member_.patience(), deciding, decided,
-             [&] { return awaited_beside_rank_0(); });
+      deadline_in(begin, std::chrono::ceil<std::chrono::milliseconds>(left));
+  const std::function<std::string()> what = [] { return std::string("monitored_barrier"); };
+  const auto wait = [&](Clock::duration grace, const auto& ready) {
+    Guard guard(member_, what, end, round.idle, round.interrupt, begin, {}, grace);
+    guard.look_at_awaited_only();
+    wait_until(member_.header().doorbell, member_.patience(), guard, ready,
+               [&] { return Clock::now() < end ? awaited_beside_rank_0() : 0; });
+  };
+  const auto decided = [&] { return caller.verdict.has(roll::verdict_on(number)); };
+  const auto has_stopped = [&] { return Clock::now() >= end && fabric.has_stopped(0); };
+  wait(roll::kGrace, [&] { return decided() || has_stopped(); });
+  wait({}, decided);
 }
 
 }  // namespace dreamcomm

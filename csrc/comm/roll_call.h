@@ -52,17 +52,26 @@ class RollCall {
     std::uint32_t bits = 0;
     std::string problem = {};
   };
+  struct Round {
+    const Terms& terms;
+    const std::function<void()>& idle;
+    const std::function<void()>& interrupt;
+    Clock::time_point begin;
+    Clock::time_point deadline;
+  };
   /// Takes what it waits off the timeout.
   std::unique_lock<std::mutex> take_turn(Terms& terms, const std::function<void()>& idle,
                                          const std::function<void()>& interrupt);
   void catch_up(std::int64_t issued);
   std::optional<std::int64_t> calls_beyond(std::uint32_t number, std::int64_t issued) const;
-  Outcome count(const Terms& terms, const std::function<void()>& idle,
-                const std::function<void()>& interrupt);
-  void call(const Terms& terms, const std::function<void()>& idle,
-            const std::function<void()>& interrupt);
-  void answer(const Terms& terms, const std::function<void()>& idle,
-              const std::function<void()>& interrupt);
+  void watch(const Round& round, const std::function<bool()>& ready,
+             const std::function<int()>& blocker);
+  void await_rest(const Round& round);
+  Outcome count(const Round& round);
+  void call(const Round& round);
+  void answer(const Round& round);
+  void await_caller(std::uint32_t number, const Round& round);
+  void await_verdict(std::uint32_t number, const Round& round);
   bool all_present() const;
   bool is_time_over(int rank) const;
   int ender() const;
@@ -71,8 +80,6 @@ class RollCall {
   int awaited() const;
   int foremost(const std::vector<int>& absent) const;
   int awaited_beside_rank_0() const;
-  void await_verdict(std::uint32_t number, std::chrono::milliseconds timeout,
-                     const std::function<void()>& idle, const std::function<void()>& interrupt);
   void heed_verdict(std::uint32_t number, bool late) const;
   std::string missing(std::chrono::milliseconds waited, bool all) const;
   void give_verdict(const Outcome& found, const Terms& terms);

@@ -16,6 +16,9 @@ inline constexpr std::uint32_t kEnded = 2;  // nor will, or rank 0 gave it up
 inline constexpr std::uint32_t kBits = kLate | kEnded;
 inline constexpr std::uint32_t kOne = kBits + 1;  // of a verdict's number
 
+/// Beyond the deadline, for rank 0's verdict.
+inline constexpr std::chrono::seconds kGrace{10};
+
 inline Flag& present(const Member& member, int rank) {
   return member.fabric().header(rank).present;
 }

@@ -65,69 +65,70 @@ int RollCall::foremost(const std::vector<int>& absent) const {
   return found == absent.rend() ? absent.front() : *found;
 }
 
-/// Waits for all. Throws Error where rank 0 is ended itself.
-RollCall::Outcome RollCall::count(const Terms& terms, const std::function<void()>& idle,
-                                  const std::function<void()>& interrupt) {
+/// Past the deadline, too: who calls the roll looks at the clock itself, and asks the missing once.
+void RollCall::watch(const Round& round, const std::function<bool()>& ready,
+                     const std::function<int()>& blocker) {
   const std::function<std::string()> what = [] { return std::string("monitored_barrier"); };
-  const Clock::time_point begin = Clock::now();
-  const Clock::time_point deadline = deadline_in(begin, terms.timeout);
-  const auto wait = [&](Clock::time_point until, const auto& ready, const auto& blocker) {
-    Guard guard(member_, what, until, idle, interrupt, begin);
-    guard.look_at_awaited_only();
-    wait_until(member_.header().doorbell, member_.patience(), guard, ready, blocker);
+  Guard guard(member_, what, round.deadline, round.idle, round.interrupt, round.begin, {},
+              roll::kGrace);
+  guard.look_at_awaited_only();
+  wait_until(member_.header().doorbell, member_.patience(), guard, ready, blocker);
+}
+
+/// Where all of the missing are to be named: there may be more than the one that cannot come.
+void RollCall::await_rest(const Round& round) {
+  if (!round.terms.all) return;
+  const Clock::time_point until = std::min(round.deadline, Clock::now() + kRest);
+  const auto over = [&] {
+    bool is_over = all_present() || Clock::now() >= until;
+    for (int rank = 1; rank < member_.size(); ++rank) is_over = is_over || is_time_over(rank);
+    return is_over;
   };
-  const auto rest = [&] {  // there may be more than the one that cannot come
-    if (!terms.all) return;
-    const Clock::time_point until = std::min(deadline, Clock::now() + kRest);
-    const auto over = [&] {
-      bool is_over = all_present() || Clock::now() >= until;
-      for (int rank = 1; rank < member_.size(); ++rank) is_over = is_over || is_time_over(rank);
-      return is_over;
-    };
-    wait(Clock::time_point::max(), over, [] { return -1; });
-  };
+  watch(round, over, [] { return -1; });
+}
+
+/// Waits for all. Throws Error where rank 0 is ended itself.
+RollCall::Outcome RollCall::count(const Round& round) {
   bool complete = false;
   int rank = -1;
   const auto over = [&] {
     complete = all_present();
     if (!complete) rank = ender();
-    return complete || rank >= 0;
+    return complete || rank >= 0 || Clock::now() >= round.deadline;
   };
   try {
-    wait(deadline, over, [&] { return awaited(); });
-    if (complete) return {};
-    const bool waited = is_present(rank);
-    if (!waited) rest();
-    const std::string problem = missing(since(begin), terms.all);
-    if (problem.empty() || !waited) return {roll::kLate, problem};
-    return {roll::kLate, concat(problem, "; the timeout of rank ", rank, " was over")};
+    watch(round, over, [&] { return awaited(); });
   } catch (const Error& error) {
-    if (error.kind() == ErrorKind::kTimeout)
-      return {roll::kLate, missing(terms.timeout, terms.all)};
     if (error.kind() != ErrorKind::kPeerLost) throw;
     const int gone = awaited();
     if (gone < 0 || is_present(gone)) return {roll::kEnded, error.what()};  // it had come
+    await_rest(round);
+    return {roll::kEnded, missing(since(round.begin), round.terms.all)};
   }
-  rest();
-  return {roll::kEnded, missing(since(begin), terms.all)};
+  if (complete) return {};
+  if (rank < 0) return {roll::kLate, missing(round.terms.timeout, round.terms.all)};
+  const bool waited = is_present(rank);
+  if (!waited) await_rest(round);
+  const std::string problem = missing(since(round.begin), round.terms.all);
+  if (problem.empty() || !waited) return {roll::kLate, problem};
+  return {roll::kLate, concat(problem, "; the timeout of rank ", rank, " was over")};
 }
 
-void RollCall::call(const Terms& terms, const std::function<void()>& idle,
-                    const std::function<void()>& interrupt) {
-  catch_up(terms.issued);
-  const roll::Presence presence(member_, terms);
+void RollCall::call(const Round& round) {
+  catch_up(round.terms.issued);
+  const roll::Presence presence(member_, round.terms);
   Outcome found;
   try {
-    found = count(terms, idle, interrupt);
+    found = count(round);
   } catch (const Error& error) {
-    give_verdict({roll::kEnded, error.what()}, terms);
+    give_verdict({roll::kEnded, error.what()}, round.terms);
     throw;
   } catch (...) {
-    give_verdict({roll::kEnded, "rank 0 was interrupted in it"}, terms);
+    give_verdict({roll::kEnded, "rank 0 was interrupted in it"}, round.terms);
     throw;
   }
   if (found.problem.empty()) found.bits = 0;  // the last one just came
-  give_verdict(found, terms);
+  give_verdict(found, round.terms);
   const bool ended = (found.bits & roll::kEnded) != 0;
   check(found.bits == 0, ended ? ErrorKind::kPeerLost : ErrorKind::kTimeout, found.problem);
 }

@@ -1,6 +1,5 @@
 // What goes wrong, and in which words: mismatch, lateness, death, abort.
 #include <doctest.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <array>
@@ -9,8 +8,7 @@
 #include <thread>
 
 #include "calls.h"
-#include "comm/ticket.h"
-#include "core/flag.h"
+#include "expected_errors.h"
 #include "ranks.h"
 
 namespace dreamcomm::testing {
@@ -18,47 +16,6 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-
-struct Caught {
-  ErrorKind kind;
-  std::string text;
-};
-
-template <typename T>
-std::shared_ptr<T> shared_between_processes() {
-  void* const memory =
-      mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  require(memory != MAP_FAILED, "mmap failed");
-  return {new (memory) T(), [](T* at) { munmap(at, sizeof(T)); }};
-}
-
-Caught caught(const std::function<void()>& run) {
-  try {
-    run();
-  } catch (const Error& error) {
-    return {error.kind(), error.what()};
-  }
-  throw std::runtime_error("expected an error");
-}
-
-void expect(const Caught& error, ErrorKind kind, const std::vector<std::string>& words) {
-  require(error.kind == kind, "another kind of error: " + error.text);
-  for (const std::string& word : words) {
-    require(error.text.find(word) != std::string::npos,
-            "'" + word + "' is missing in: " + error.text);
-  }
-}
-
-void on_each_transport(int size, const std::function<void(Communicator&)>& body,
-                       const std::vector<int>& may_die = {}) {
-  for (const Transport transport : transports()) {
-    const Setup setup{.transport = transport, .size = size, .page_bytes = tiny_page(size)};
-    CAPTURE(setup);
-    CHECK_NOTHROW(run_ranks(setup, body, may_die));
-  }
-}
-
-const Case kSum{Kind::kAllReduce, DType::kFloat32, ReduceOp::kSum, 100};
 
 void run_until(Communicator& comm, Clock::time_point deadline) {
   Bytes data(400);
@@ -78,13 +35,6 @@ Caught failure_after(Communicator& comm) {
   return caught([&] {
     for (int i = 0; i < 2; ++i) run_until(comm, Clock::now() + seconds(60));
   });
-}
-
-/// Returns when `peer` has given the group up or gone, and says with what words.
-Caught wait_for_end_of(Communicator& comm, int peer) {
-  Bytes data(8);
-  const auto ticket = comm.receive({data.data(), 8}, peer, 77, Clock::now() + seconds(60));
-  return caught([&] { comm.wait(*ticket); });
 }
 
 TEST_CASE("different calls raise on every rank, naming both, and harm nothing") {
@@ -240,158 +190,6 @@ TEST_CASE("an interrupt ends a wait") {
     } else {
       expect(wait_for_end_of(comm, 0), ErrorKind::kPeerLost, {"interrupted"});
       expect(failure_after(comm), ErrorKind::kPeerLost, {"interrupted"});
-    }
-  });
-}
-
-TEST_CASE("a monitored barrier names the missing and leaves the group usable") {
-  on_each_transport(4, [](Communicator& comm) {
-    for (int round = 0; round < 5; ++round) comm.monitored_barrier(seconds(30), false);
-    const bool absent = comm.rank() == 1 || comm.rank() == 3;
-    if (!absent) {
-      const auto timeout = comm.rank() == 0 ? milliseconds(400) : milliseconds(60'000);
-      const auto error = caught([&] { comm.monitored_barrier(timeout, true); });
-      expect(error, ErrorKind::kTimeout, {"Ranks 1, 3 failed to pass", "400 ms"});
-    }
-    run_case(comm, kSum);
-    comm.monitored_barrier(seconds(30), true);
-  });
-}
-
-TEST_CASE("a monitored barrier does not wait for a rank that has gone") {
-  for (const bool all : {false, true}) {
-    on_each_transport(4, [all](Communicator& comm) {
-      run_case(comm, kSum);
-      if (comm.rank() == 3) return comm.abort("enough");
-      if (comm.rank() == 2) {
-        wait_for_end_of(comm, 3);
-        return comm.shutdown();
-      }
-      const auto error = caught([&] { comm.monitored_barrier(seconds(60), all); });
-      const bool both = all && comm.rank() == 0;
-      expect(error, ErrorKind::kPeerLost,
-             {"failed to pass monitoredBarrier", "given the group up"});
-      if (both) expect(error, ErrorKind::kPeerLost, {"Ranks 2, 3", "rank 2 has left the group"});
-    });
-  }
-}
-
-TEST_CASE("whoever waits in a monitored barrier is told why rank 0 ended it") {
-  on_each_transport(3, [](Communicator& comm) {
-    if (comm.rank() == 2) {  // does not come
-      expect(caught([&] { run_case(comm, kSum); }), ErrorKind::kPeerLost, {"enough"});
-      return;
-    }
-    std::future<void> end;
-    if (comm.rank() == 0) {
-      end = std::async(std::launch::async, [&comm] {
-        std::this_thread::sleep_for(milliseconds(20));
-        comm.abort("enough");
-      });
-    }
-    const auto error = caught([&] { comm.monitored_barrier(seconds(60), false); });
-    const ErrorKind kind = comm.rank() == 0 ? ErrorKind::kAborted : ErrorKind::kPeerLost;
-    expect(error, kind, {"monitored_barrier", "enough"});
-  });
-}
-
-TEST_CASE("a monitored barrier that failed is not made good by who comes late") {
-  for (const bool left_one_out : {false, true}) {
-    const auto failed = shared_between_processes<std::array<Flag, 2>>();  // of each transport
-    const auto used = shared_between_processes<Flag>();
-    on_each_transport(3, [&](Communicator& comm) {
-      run_case(comm, kSum);
-      Flag& rounds = (*failed)[used->read()];
-      comm.monitored_barrier(seconds(60), true);
-      const auto miss = [&] {
-        const auto error = caught([&] { comm.monitored_barrier(milliseconds(400), false); });
-        const bool late = comm.rank() == 1;
-        expect(error, ErrorKind::kTimeout, {late ? "came too late" : "Rank 1 failed to pass"});
-      };
-      if (left_one_out) {
-        if (comm.rank() != 1) miss();
-        run_case(comm, kSum);
-      }
-      const Clock::time_point end = Clock::now() + seconds(60);
-      if (comm.rank() == 1) {
-        while (rounds.read() < 4 && Clock::now() < end) std::this_thread::yield();
-        used->publish(1);
-      }
-      for (int round = 0; round < 2; ++round) {
-        miss();
-        if (comm.rank() != 1) rounds.take();
-      }
-      comm.monitored_barrier(seconds(60), true);
-    });
-  }
-}
-
-TEST_CASE("the first timeout of those who hold a monitored barrier ends it for all") {
-  on_each_transport(3, [](Communicator& comm) {
-    run_case(comm, kSum);
-    comm.monitored_barrier(seconds(60), true);
-    const Clock::time_point begin = Clock::now();
-    if (comm.rank() != 2) {
-      const auto timeout = comm.rank() == 1 ? milliseconds(30) : milliseconds(60'000);
-      const auto error = caught([&] { comm.monitored_barrier(timeout, true); });
-      const bool judges = comm.rank() == 0;  // maybe when rank 1 has given up
-      expect(error, ErrorKind::kTimeout, {judges ? "failed to pass" : "onitored"});
-      require(Clock::now() - begin < seconds(8), "rank 1's timeout did not end it");
-    }
-    run_case(comm, kSum);
-    comm.monitored_barrier(seconds(60), true);
-  });
-}
-
-TEST_CASE("where rank 0 dies in a monitored barrier those in it are told at once") {
-  const Setup setup{.transport = Transport::kShm, .size = 3, .page_bytes = tiny_page(3)};
-  const auto body = [](Communicator& comm) {
-    run_case(comm, kSum);
-    if (comm.rank() == 2) {  // neither comes nor goes
-      expect(wait_for_end_of(comm, 1), ErrorKind::kPeerLost, {});
-      return;
-    }
-    std::thread end;
-    if (comm.rank() == 0) {
-      end = std::thread([] {
-        std::this_thread::sleep_for(milliseconds(50));
-        _exit(9);
-      });
-    }
-    const Clock::time_point begin = Clock::now();
-    const auto error = caught([&] { comm.monitored_barrier(seconds(60), false); });
-    expect(error, ErrorKind::kPeerLost, {"the process of rank 0 has ended"});
-    require(Clock::now() - begin < seconds(8), "nobody told of it");
-  };
-  CHECK_NOTHROW(run_ranks(setup, body, {0}));
-}
-
-TEST_CASE("ranks that have left monitored barriers out take part in the next") {
-  on_each_transport(4, [](Communicator& comm) {
-    for (int round = 0; round < 8; ++round) {
-      run_case(comm, kSum);
-      const bool absent = comm.rank() == round % 4 || comm.rank() == (round + 1) % 4;
-      if (!absent) caught([&] { comm.monitored_barrier(milliseconds(20), true); });
-    }
-    run_case(comm, kSum);
-    comm.monitored_barrier(seconds(60), true);
-  });
-}
-
-TEST_CASE("a death before the first call is told as rank 0 judges it") {
-  on_each_transport(4, [](Communicator& comm) {
-    comm.monitored_barrier(seconds(60), true);
-    if (comm.rank() == 2) return comm.abort("enough");
-    const auto error = caught([&] { comm.monitored_barrier(seconds(60), false); });
-    expect(error, ErrorKind::kPeerLost, {"Rank 2 failed to pass"});
-  });
-}
-
-TEST_CASE("of a batch of ranks each makes many monitored barriers, some late") {
-  on_each_transport(3, [](Communicator& comm) {
-    for (int round = 0; round < 200; ++round) {
-      if (round % 3 == comm.rank()) std::this_thread::sleep_for(milliseconds(round % 2));
-      comm.monitored_barrier(seconds(60), round % 2 == 0);
     }
   });
 }
