@@ -27,15 +27,10 @@ from __future__ import annotations
 import copy
 import logging
 import os
-import socket
-import threading
-from collections.abc import Callable
-from concurrent.futures import Future
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Backend, Store, _DistributedBackendOptions
+    from torch._C._distributed_c10d import _DistributedBackendOptions
 
     from dreamcomm._C import DreamBackend, Options
     from dreamcomm.info import explain, monitored_barrier, stats, transport
@@ -75,6 +70,7 @@ def create(dist_opts: _DistributedBackendOptions, backend_options: object = None
 
     check_build()
     from dreamcomm import _C
+    from dreamcomm.inner import make_inner
 
     options = _options_for(dist_opts, backend_options)
     apply_environment(options)
@@ -160,107 +156,6 @@ def _size(variable: str, default: int, least: int = 1) -> int:
             f"to {_MOST_BYTES}, got {text!r}"
         )
     return int(text)
-
-
-def make_inner(store: Store, rank: int, size: int, options: Options, device_type: str) -> Backend:
-    """Makes torch's own backend, for what shared memory cannot serve.
-
-    ``device_type`` is "cpu" (Gloo), "cuda" (NCCL) or "hosts", for what goes between hosts (Gloo).
-    Raises RuntimeError if torch has none.
-    """
-    if device_type == "cuda":
-        return _make_nccl(store, rank, size, options)
-    return _make_gloo(store, rank, size, options, lazy=device_type == "cpu")
-
-
-_LEAST_MEETING = timedelta(seconds=10)  # as the ranks of a host
-
-
-def _make_gloo(store: Store, rank: int, size: int, options: Options, lazy: bool) -> Backend:
-    import torch.distributed as dist
-    from torch._C._distributed_c10d import PrefixStore
-
-    if not dist.is_gloo_available():
-        raise RuntimeError(
-            f"rank {rank}: this call needs torch's Gloo group, which this torch was built without"
-        )
-    gloo: Any = dist.ProcessGroupGloo  # the stubs do not know the options class
-    settings = gloo._Options()
-    # Lazy is connected at first use: two ranks that exchange messages do not wait for the others.
-    names = os.environ.get("GLOO_SOCKET_IFNAME")
-    if names:
-        settings._devices = [_make_device(name, rank, lazy) for name in names.split(",")]
-    else:
-        settings._devices = [gloo.create_default_device(lazy_init=lazy)]
-    _copy_settings(settings, options)
-    if not lazy:  # a group for quick calls may still be slow to meet
-        settings._timeout = max(options.timeout, _LEAST_MEETING)
-    prefixed = PrefixStore("dreamcomm/gloo", store)
-    inner: Backend
-    if lazy:
-        inner = gloo(prefixed, rank, size, settings)
-    else:
-        inner = _interruptible(lambda: gloo(prefixed, rank, size, settings))
-    inner._set_default_timeout(options.timeout)
-    inner._set_sequence_number_for_group()
-    return inner
-
-
-def _make_device(name: str, rank: int, lazy: bool) -> Any:
-    import torch.distributed as dist
-
-    try:
-        gloo: Any = dist.ProcessGroupGloo
-        return gloo.create_device(interface=name, lazy_init=lazy)
-    except RuntimeError as error:
-        there = ", ".join(there for _, there in socket.if_nameindex())
-        raise RuntimeError(
-            f"rank {rank}: torch's Gloo, which this call needs, has no address at the network "
-            f"device {name!r} of GLOO_SOCKET_IFNAME; the devices here are {there}: {error}"
-        ) from error
-
-
-def _interruptible(connect: Callable[[], Backend]) -> Backend:
-    """Calls `connect`, which hears no signals, so that Ctrl-C ends the wait for it.
-
-    It goes on then, in a thread that no process waits for, until its own timeout.
-    """
-    done: Future[Backend] = Future()
-
-    def run() -> None:
-        try:
-            done.set_result(connect())
-        except BaseException as error:
-            done.set_exception(error)
-
-    threading.Thread(target=run, name="dreamcomm connects", daemon=True).start()
-    return done.result()
-
-
-def _make_nccl(store: Store, rank: int, size: int, options: Options) -> Backend:
-    import torch
-    import torch.distributed as dist
-    from torch._C._distributed_c10d import PrefixStore
-
-    if not dist.is_nccl_available():
-        raise RuntimeError(
-            f"rank {rank}: dreamcomm hands tensors on cuda to torch's NCCL group, which torch "
-            f"{torch.__version__} was built without; move the tensors to cpu or install a torch "
-            "with CUDA"
-        )
-    nccl: Any = dist.ProcessGroupNCCL
-    settings = nccl.Options()
-    _copy_settings(settings, options)
-    inner: Backend = nccl(PrefixStore("dreamcomm/nccl", store), rank, size, settings)
-    inner._set_sequence_number_for_group()
-    return inner
-
-
-def _copy_settings(settings: Any, options: Options) -> None:
-    timeout: timedelta = options.timeout
-    settings._timeout = timeout
-    settings.global_ranks_in_group = options.global_ranks_in_group
-    settings.group_name = options.group_name
 
 
 def __getattr__(name: str) -> Any:

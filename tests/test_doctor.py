@@ -16,9 +16,10 @@ from torch._C._distributed_c10d import HashStore
 from typer.testing import CliRunner
 
 from dreamcomm import _build_info, backend, doctor
-from dreamcomm.backend import Options, make_inner
+from dreamcomm.backend import Options
 from dreamcomm.cli.commands import commands
 from dreamcomm.doctor import Finding, State, installation, machine, ranks
+from dreamcomm.inner import make_inner
 
 
 def refuse(*_: Any, **__: Any) -> Any:

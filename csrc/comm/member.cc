@@ -56,10 +56,11 @@ void Member::fail(ErrorKind kind, const std::string& reason) {
     if (failed()) return;
     reason_ = reason;
     kind_ = kind;
+    // Before peers can know: this rank's waits would take what they do then for the cause.
+    failed_.publish(1);
     // Peers read the text after they have seen the status.
     put_text(header().reason, reason);
     header().status.publish(static_cast<std::uint32_t>(Status::kFailed));
-    failed_.publish(1);
   }
   ring_peers();
   ring_own();
@@ -89,8 +90,8 @@ void Member::leave() {
     std::scoped_lock lock(mutex_);
     if (failed()) return;
     reason_ = "this rank has left it (shutdown)";
-    header().status.publish(static_cast<std::uint32_t>(Status::kLeft));
     failed_.publish(1);
+    header().status.publish(static_cast<std::uint32_t>(Status::kLeft));
   }
   ring_peers();
   ring_own();

@@ -73,6 +73,7 @@ void RollCall::watch(const Round& round, const std::function<bool()>& ready,
               roll::kGrace);
   guard.look_at_awaited_only();
   wait_until(member_.header().doorbell, member_.patience(), guard, ready, blocker);
+  if (!all_present()) guard.look(-1);  // they may have left as this rank has given the group up
 }
 
 /// Where all of the missing are to be named: there may be more than the one that cannot come.

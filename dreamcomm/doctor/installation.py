@@ -71,7 +71,8 @@ def settings() -> Finding:
     from torch._C._distributed_c10d import HashStore
 
     from dreamcomm import _C
-    from dreamcomm.backend import apply_environment, make_inner
+    from dreamcomm.backend import apply_environment
+    from dreamcomm.inner import make_inner
 
     given = {name: text for name, text in sorted(os.environ.items()) if name.startswith(PREFIX)}
     options = _C.Options()

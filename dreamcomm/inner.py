@@ -1,0 +1,141 @@
+"""torch's own groups: for what shared memory cannot serve, and for what goes between hosts."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Backend, Store
+
+    from dreamcomm._C import Options
+
+__all__ = ["make_inner"]
+
+
+def make_inner(store: Store, rank: int, size: int, options: Options, device_type: str) -> Backend:
+    """Makes torch's own backend, for what shared memory cannot serve.
+
+    ``device_type`` is "cpu" (Gloo), "cuda" (NCCL) or "hosts", for what goes between hosts (Gloo).
+    Raises RuntimeError if torch has none.
+    """
+    if device_type == "cuda":
+        return _make_nccl(store, rank, size, options)
+    return _make_gloo(store, rank, size, options, lazy=device_type == "cpu")
+
+
+_LEAST_MEETING = timedelta(seconds=10)  # as the ranks of a host
+
+
+def _make_gloo(store: Store, rank: int, size: int, options: Options, lazy: bool) -> Backend:
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import PrefixStore
+
+    if not dist.is_gloo_available():
+        raise RuntimeError(
+            f"rank {rank}: this call needs torch's Gloo group, which this torch was built without"
+        )
+    gloo: Any = dist.ProcessGroupGloo  # the stubs do not know the options class
+    settings = gloo._Options()
+    # Lazy is connected at first use: two ranks that exchange messages do not wait for the others.
+    names = os.environ.get("GLOO_SOCKET_IFNAME")
+    with _in_batch():
+        if names:
+            settings._devices = [_make_device(name, rank, lazy) for name in names.split(",")]
+        else:
+            settings._devices = [gloo.create_default_device(lazy_init=lazy)]
+    _copy_settings(settings, options)
+    if not lazy:  # a group for quick calls may still be slow to meet
+        settings._timeout = max(options.timeout, _LEAST_MEETING)
+    prefixed = PrefixStore("dreamcomm/gloo", store)
+    inner: Backend
+    if lazy:
+        inner = gloo(prefixed, rank, size, settings)
+    else:
+        inner = _interruptible(lambda: gloo(prefixed, rank, size, settings))
+    inner._set_default_timeout(options.timeout)
+    inner._set_sequence_number_for_group()
+    return inner
+
+
+@contextmanager
+def _in_batch() -> Iterator[None]:
+    """Threads begun here wait until who runs on a processor leaves it, where the system has that.
+
+    A thread of Gloo that is woken by what another one of its process has just sent would take the
+    processor from it, find a connection's lock held by it, and look again and again until its time
+    is up: milliseconds, where ranks share processors.
+    """
+    policy = os.sched_getscheduler(0) if hasattr(os, "SCHED_BATCH") else None
+    if policy is None or policy != os.SCHED_OTHER:
+        yield
+        return
+    parameters = os.sched_param(0)
+    os.sched_setscheduler(0, os.SCHED_BATCH, parameters)
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, policy, parameters)
+
+
+def _make_device(name: str, rank: int, lazy: bool) -> Any:
+    import torch.distributed as dist
+
+    try:
+        gloo: Any = dist.ProcessGroupGloo
+        return gloo.create_device(interface=name, lazy_init=lazy)
+    except RuntimeError as error:
+        there = ", ".join(there for _, there in socket.if_nameindex())
+        raise RuntimeError(
+            f"rank {rank}: torch's Gloo, which this call needs, has no address at the network "
+            f"device {name!r} of GLOO_SOCKET_IFNAME; the devices here are {there}: {error}"
+        ) from error
+
+
+def _interruptible(connect: Callable[[], Backend]) -> Backend:
+    """Calls `connect`, which hears no signals, so that Ctrl-C ends the wait for it.
+
+    It goes on then, in a thread that no process waits for, until its own timeout.
+    """
+    done: Future[Backend] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(connect())
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="dreamcomm connects", daemon=True).start()
+    return done.result()
+
+
+def _make_nccl(store: Store, rank: int, size: int, options: Options) -> Backend:
+    import torch
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import PrefixStore
+
+    if not dist.is_nccl_available():
+        raise RuntimeError(
+            f"rank {rank}: dreamcomm hands tensors on cuda to torch's NCCL group, which torch "
+            f"{torch.__version__} was built without; move the tensors to cpu or install a torch "
+            "with CUDA"
+        )
+    nccl: Any = dist.ProcessGroupNCCL
+    settings = nccl.Options()
+    _copy_settings(settings, options)
+    inner: Backend = nccl(PrefixStore("dreamcomm/nccl", store), rank, size, settings)
+    inner._set_sequence_number_for_group()
+    return inner
+
+
+def _copy_settings(settings: Any, options: Options) -> None:
+    timeout: timedelta = options.timeout
+    settings._timeout = timeout
+    settings.global_ranks_in_group = options.global_ranks_in_group
+    settings.group_name = options.group_name

@@ -1,0 +1,42 @@
+"""The threads of the groups that calls are handed to."""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from torch._C._distributed_c10d import HashStore
+
+from dreamcomm.backend import Options
+from dreamcomm.inner import make_inner
+
+
+def loops() -> set[int]:
+    """The threads of this process in which Gloo waits for its connections."""
+    names = Path("/proc/self/task").glob("*/comm")
+    return {int(name.parent.name) for name in names if name.read_text().startswith("gloo_tcp")}
+
+
+@pytest.mark.parametrize("device_type", ["cpu", "hosts"])
+def test_threads_of_gloo_take_no_processor_from_who_wakes_them(device_type: str) -> None:
+    before = loops()
+    policy = os.sched_getscheduler(0)
+    inner = make_inner(HashStore(), 0, 1, Options(), device_type)
+    assert inner.size() == 1
+    begun = loops() - before
+    assert begun
+    assert {os.sched_getscheduler(thread) for thread in begun} == {os.SCHED_BATCH}
+    assert os.sched_getscheduler(0) == policy
+
+
+def test_a_policy_that_the_caller_has_chosen_stays() -> None:
+    def run() -> None:
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        before = loops()
+        inner = make_inner(HashStore(), 0, 1, Options(), "cpu")
+        assert inner.size() == 1
+        assert {os.sched_getscheduler(thread) for thread in loops() - before} == {os.SCHED_IDLE}
+        assert os.sched_getscheduler(0) == os.SCHED_IDLE
+
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(run).result()
