@@ -43,7 +43,7 @@ from spanning.network import Network, NoNetwork, enter  # found by the line abov
 SIZES = [1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 8 << 20, 64 << 20]
 SECONDS = 1.5  # for both backends at one size, about
 LEAST_TURNS, MOST_TURNS = 4, 60
-BURST, MOST_BURST = 4 << 20, 20  # bytes and calls of a burst
+BURST, MOST_BURST = 4 << 20, 100  # bytes and calls of a burst
 GIGABIT = 1e9 / 8
 
 
@@ -147,16 +147,27 @@ def run_rank(rank: int, setting: Setting, hosts: list[str], store: str, sizes: l
     dist.destroy_process_group()
 
 
+def congestion() -> str:
+    """TCP's congestion control on the links: the usual one, or the nearest that may be chosen here.
+
+    Some machines come with one that paces what it sends (bbr), which stalls calls of short bursts.
+    """
+    allowed = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control").read_text().split()
+    return "cubic" if "cubic" in allowed else "reno"
+
+
 def wire_seconds(setting: Setting, nbytes: int) -> float:
     """What leaves a host of an all_reduce, at its link's rate."""
     hosts = len(setting.ranks)
     return 2 * (hosts - 1) / hosts * nbytes / (setting.gigabits * GIGABIT)
 
 
-def measured(setting: Setting, sizes: list[int]) -> dict[str, Any]:
+def measured(setting: Setting, sizes: list[int], control: str) -> dict[str, Any]:
     """Raises NoNetwork where there can be none."""
     with (
-        Network(len(setting.ranks), f"{setting.gigabits}gbit", setting.delay) as network,
+        Network(
+            len(setting.ranks), f"{setting.gigabits}gbit", setting.delay, congestion=control
+        ) as network,
         tempfile.TemporaryDirectory() as folder,
     ):
         store = str(Path(folder) / "store")
@@ -215,6 +226,9 @@ def main(
     ] = None,
     most: Annotated[int, typer.Option(help="The largest size in bytes.")] = SIZES[-1],
     json: Annotated[Path | None, typer.Option(help="Where to write the figures.")] = None,
+    control: Annotated[
+        str | None, typer.Option(help="TCP's congestion control.", show_default="cubic, or reno")
+    ] = None,
 ) -> None:
     """Times all_reduce between hosts that are network namespaces; see the head of this file."""
     check_output(json)
@@ -223,15 +237,17 @@ def main(
     if not settings:
         raise typer.BadParameter(f"expected one of: {'; '.join(s.name for s in SETTINGS)}")
     results = []
+    control = control or congestion()
     for setting in settings:
         try:
-            results.append(measured(setting, [size for size in SIZES if size <= most]))
+            results.append(measured(setting, [size for size in SIZES if size <= most], control))
         except NoNetwork as why:
             console.print(str(why), style="red")
             raise typer.Exit(1) from None
         print_rows(console, results[-1])
     if json is not None:
-        write_json(json, {"machine": describe_machine(), "settings": results})
+        machine = {**describe_machine(), "congestion": control}
+        write_json(json, {"machine": machine, "settings": results})
 
 
 if __name__ == "__main__":

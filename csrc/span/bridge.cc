@@ -197,11 +197,12 @@ void Bridge::run_uncounted(const Request& request, const Way& way, const Interru
   watched(request, [&] { run(trip, request, way.leaders); });
 }
 
-/// Of a few, without the first, the second least of this rank: a call that is disturbed takes
-/// longer, and one that profits from something does not come twice.
+/// Of calls in a row, on this rank: of short ones a few bursts, as who calls often sees them.
 double Bridge::time_of_calls(std::size_t bytes, const Way& way, Clock::time_point deadline,
                              const Interrupt& interrupt) {
-  constexpr int kRounds = 6;
+  constexpr int kBursts = 5;
+  constexpr int kMost = 16;         // calls of a burst
+  constexpr double kBurst = 0.002;  // seconds
   std::vector<float> data(bytes / sizeof(float));
   const Block block{reinterpret_cast<std::byte*>(data.data()), bytes};
   Request request;
@@ -211,14 +212,18 @@ double Bridge::time_of_calls(std::size_t bytes, const Way& way, Clock::time_poin
     request.reduction = {.dtype = DType::kFloat32, .op = ReduceOp::kSum};
     request.in = request.out = {&block, 1};
   }
-  std::vector<double> seconds;
-  for (int round = 0; round < kRounds; ++round) {
+  const auto burst = [&](int calls) {
     const Clock::time_point begin = Clock::now();
-    run_uncounted(request, way, interrupt);
-    if (round > 0) seconds.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
-  }
+    for (int i = 0; i < calls; ++i) run_uncounted(request, way, interrupt);
+    return std::chrono::duration<double>(Clock::now() - begin).count() / calls;
+  };
+  burst(1);
+  const double one = slowest(burst(1), deadline, interrupt);
+  const int calls = std::clamp(static_cast<int>(kBurst / one), 1, kMost);
+  std::vector<double> seconds;
+  for (int i = 0; i < kBursts; ++i) seconds.push_back(burst(calls));
   std::sort(seconds.begin(), seconds.end());
-  return seconds[1];
+  return seconds[kBursts / 2];
 }
 
 /// Of all ranks.

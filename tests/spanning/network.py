@@ -23,11 +23,17 @@ class Network:
 
     rate: of each host's link, as tc writes it ("1gbit"), or None for what the machine gives.
     delay: seconds that a frame takes, beyond that. loss: the share of frames that never come.
+    congestion: the name of TCP's congestion control in the hosts, or None for the machine's.
     Raises NoNetwork on entry where the kernel, or a missing program, forbids it.
     """
 
     def __init__(
-        self, hosts: int, rate: str | None = None, delay: float = 0.0, loss: float = 0.0
+        self,
+        hosts: int,
+        rate: str | None = None,
+        delay: float = 0.0,
+        loss: float = 0.0,
+        congestion: str | None = None,
     ) -> None:
         number = next(_numbers)
         self.bridge = f"dcb{os.getpid() % 10**6}x{number}"
@@ -35,6 +41,7 @@ class Network:
         self.rate = rate
         self.delay = delay
         self.loss = loss
+        self.congestion = congestion
         self.relay: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Network:
@@ -57,6 +64,9 @@ class Network:
             _ip("-n", host, "addr", "add", f"10.77.0.{number + 1}/24", "dev", "net0")
             for name in ("lo", "net0"):
                 _ip("-n", host, "link", "set", name, "up")
+            if self.congestion:
+                setting = f"echo {self.congestion} > /proc/sys/net/ipv4/tcp_congestion_control"
+                _run("ip", "netns", "exec", host, "sh", "-c", setting)
             if self.rate:
                 limit = ("tbf", "rate", self.rate, "burst", "256kb", "latency", "100ms")
                 _run(
