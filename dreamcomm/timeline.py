@@ -149,13 +149,14 @@ class Trace:
         ranks = [world_rank(whole, rank) for rank in range(whole.size)]
         parts = [part_path(self._path, name, rank) for rank in ranks]
         write_json(parts[whole.rank], part_of(recorders, name))
+        backend = backend_of_recorder(whole)
         if whole.rank == 0:
-            self._merge(parts, backend_of_recorder(whole))
-        elif has_failed(whole):
+            self._merge(parts, backend)
+        elif is_without_rank_0(whole, backend) and parts[whole.rank].exists():
             LOG.warning(
-                "the trace %s is made by rank %d, and its group has failed: if that rank is gone, "
-                "this rank's part stays at %s, and dreamcomm.merge_traces(parts, path) makes the "
-                "trace of the parts that are there",
+                "the trace %s is made by rank %d, and it has ended or its group has failed: if it "
+                "is gone, this rank's part stays at %s, and dreamcomm.merge_traces(parts, path) "
+                "makes the trace of the parts that are there",
                 self._path,
                 ranks[0],
                 parts[whole.rank],
@@ -206,11 +207,10 @@ def backend_of_recorder(recorder: Recorder) -> DreamBackend | None:
     return None
 
 
-def has_failed(recorder: Recorder) -> bool:
-    """Whether the recorder's group has failed, or had when it ended: by its last call."""
-    backend = backend_of_recorder(recorder)
+def is_without_rank_0(recorder: Recorder, backend: DreamBackend | None) -> bool:
+    """Whether rank 0 has ended or the group has failed, or had when it ended: by its last call."""
     if backend is not None:
-        return backend.failure is not None
+        return backend.failure is not None or backend._has_ended(0)
     found = recorder.trace_records()
     calls = [] if found is None else found[0]
     return bool(calls) and Record.of(calls[-1]).state == "failed"

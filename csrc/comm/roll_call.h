@@ -78,6 +78,7 @@ class RollCall {
   bool is_present(int rank) const;
   bool has_given_up(int rank) const;
   int awaited() const;
+  bool lacks_the_gone() const;
   int foremost(const std::vector<int>& absent) const;
   int awaited_beside_rank_0() const;
   void heed_verdict(std::uint32_t number, bool late) const;

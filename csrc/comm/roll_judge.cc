@@ -55,6 +55,14 @@ int RollCall::awaited() const {
   return absent.empty() ? -1 : foremost(absent);
 }
 
+/// Whether a rank is not in it that will not come.
+bool RollCall::lacks_the_gone() const {
+  for (int rank = 1; rank < member_.size(); ++rank) {
+    if (!is_present(rank) && !why_gone(member_.fabric(), rank).empty()) return true;
+  }
+  return false;
+}
+
 /// One that has gone, or one that has given this roll call up, or the first.
 int RollCall::foremost(const std::vector<int>& absent) const {
   const auto find = [&](const auto& is_so) {
@@ -107,12 +115,14 @@ RollCall::Outcome RollCall::count(const Round& round) {
     return {roll::kEnded, missing(since(round.begin), round.terms.all)};
   }
   if (complete) return {};
-  if (rank < 0) return {roll::kLate, missing(round.terms.timeout, round.terms.all)};
-  const bool waited = is_present(rank);
-  if (!waited) await_rest(round);
-  const std::string problem = missing(since(round.begin), round.terms.all);
-  if (problem.empty() || !waited) return {roll::kLate, problem};
-  return {roll::kLate, concat(problem, "; the timeout of rank ", rank, " was over")};
+  const bool waited = rank >= 0 && is_present(rank);
+  if (rank >= 0 && !waited) await_rest(round);
+  const auto lasted = rank < 0 ? round.terms.timeout : since(round.begin);
+  Outcome found{lacks_the_gone() ? roll::kEnded : roll::kLate, missing(lasted, round.terms.all)};
+  if (waited && !found.problem.empty()) {
+    found.problem += concat("; the timeout of rank ", rank, " was over");
+  }
+  return found;
 }
 
 void RollCall::call(const Round& round) {

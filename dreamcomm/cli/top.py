@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dreamcomm.cli.top_view import Moment, Moved
 
 LEAST, MOST = 0.05, 3600.0
+LEAST_WIDTH = 80  # of what does not fill a window: lines that are folded there can still be read
 
 
 def within_bounds(seconds: float) -> float:
@@ -51,6 +52,8 @@ def top(as_json: Json = False, once: Once = False, interval: Interval = 0.5) -> 
         typer.echo(json.dumps({"ranks": [s.as_dict() for s in states], "problems": problems}))
         return
     console = Console(highlight=False)
+    if once or not console.is_interactive:
+        console.width = max(console.width, LEAST_WIDTH)
     if once:
         console.print(whole(next(moments(interval))))
         return

@@ -24,8 +24,8 @@ pytestmark = pytest.mark.beyond_gloo("Gloo shows nothing")
 TOP = [sys.executable, "-c", "from dreamcomm.cli import app; app()", "top"]
 
 
-def run_top(*arguments: str) -> str:
-    env = {**os.environ, "COLUMNS": "160"}
+def run_top(*arguments: str, columns: int = 160) -> str:
+    env = {**os.environ, "COLUMNS": str(columns)}
     done = subprocess.run([*TOP, *arguments], capture_output=True, text=True, check=True, env=env)
     return done.stdout
 
@@ -175,15 +175,16 @@ def test_a_failed_group_is_seen_with_its_reason(fresh: Fresh) -> None:
         assert "abort() was called" in seen[0]["reason"]
 
 
-def look_as_a_table() -> str:
+def look_as_a_table(columns: int) -> str:
     dist.barrier()
-    text = run_top("--once")
+    text = run_top("--once", columns=columns)
     dist.barrier()
     return text
 
 
-def test_the_table_shows_each_rank(pool: Pool) -> None:
-    for text in pool.run(look_as_a_table):
+@pytest.mark.parametrize("columns", [20, 160])
+def test_the_table_shows_each_rank(pool: Pool, columns: int) -> None:
+    for text in pool.run(look_as_a_table, columns):
         assert "waits for" in text
         assert "0 of 2" in text
         assert "1 of 2" in text

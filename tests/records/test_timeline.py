@@ -139,35 +139,40 @@ def test_a_missing_part_is_told_and_the_others_are_there(pool: Pool, tmp_path: P
     assert {event["pid"] for event in load(tmp_path / "run.json")} == {0}
 
 
-def traced_until_rank_0_died(path: str, ended: bool) -> str:
-    """The last warning; with `ended` the group ends before the trace."""
+def traced_until_rank_0_died(path: str, noticed: str) -> str:
+    """The last warning; rank 0 is noticed by a call, also of a group that ends, or by none."""
     kept = Kept()
     logging.getLogger("dreamcomm").addHandler(kept)
     with dreamcomm.trace(path):
         dist.all_reduce(torch.ones(10))
         if dist.get_rank() == 0:
             os.kill(os.getpid(), signal.SIGKILL)
-        with pytest.raises(dist.DistBackendError):
-            dist.all_reduce(torch.ones(10))
-        if ended:
+        if noticed == "by no call":
+            backend = backend_of(dist.group.WORLD)
+            while not backend._has_ended(0):
+                time.sleep(0.01)
+        else:
+            with pytest.raises(dist.DistBackendError):
+                dist.all_reduce(torch.ones(10))
+        if noticed == "by a call, and the group ends":
             dist.destroy_process_group()
     return kept.texts[-1]
 
 
-@pytest.mark.parametrize("ended", [False, True])
+@pytest.mark.parametrize("noticed", ["by a call", "by a call, and the group ends", "by no call"])
 def test_without_rank_0_the_others_say_where_their_parts_are(
-    fresh: Fresh, tmp_path: Path, ended: bool
+    fresh: Fresh, tmp_path: Path, noticed: str
 ) -> None:
     folder = tmp_path / "trace"
     folder.mkdir()
     target = folder / "run.json"
-    ranks = fresh.start(traced_until_rank_0_died, str(target), ended, world=3)
+    ranks = fresh.start(traced_until_rank_0_died, str(target), noticed, world=3)
     _, *others = replies(ranks, 60.0)
     parts = sorted(str(path) for path in folder.iterdir())
     assert [part.rsplit(".", 1)[1] for part in parts] == ["rank1", "rank2"]
     for part, reply in zip(parts, others, strict=True):
         assert reply.error is None, reply.error
-        assert f"{target} is made by rank 0, and its group has failed" in reply.value
+        assert f"{target} is made by rank 0, and it has ended or its group has f" in reply.value
         assert f"this rank's part stays at {part}, and dreamcomm.merge_traces(" in reply.value
     dreamcomm.merge_traces(parts, target)
     assert {event["pid"] for event in load(target)} == {1, 2}
