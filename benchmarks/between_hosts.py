@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
@@ -174,8 +174,8 @@ def measured(setting: Setting, sizes: list[int], control: str) -> dict[str, Any]
         start: Any = mp.spawn  # type: ignore[attr-defined]
         start(run_rank, (setting, network.hosts, store, sizes), nprocs=sum(setting.ranks))
         found = torch.load(f"{store}.found")
-    here, (latency, message, alone, byte, chunk) = found["costs"]
-    wire = Wire(latency=latency, message=message, alone=1 / alone, bandwidth=1 / byte, chunk=chunk)
+    here, numbers = found["costs"]
+    wire = Wire.of(numbers)
     cluster = Cluster(setting.ranks, here, wire)
     rows = found["rows"]
     for row in rows:
@@ -187,13 +187,7 @@ def measured(setting: Setting, sizes: list[int], control: str) -> dict[str, Any]
         row["error"] = forecast.seconds / row["dreamcomm"] - 1
     return {
         "setting": setting.name,
-        "wire": {
-            "latency": latency,
-            "message": message,
-            "alone": 1 / alone,
-            "bandwidth": 1 / byte,
-            "chunk": chunk,
-        },
+        "wire": asdict(wire),
         "rows": rows,
     }
 

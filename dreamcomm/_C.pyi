@@ -143,9 +143,9 @@ def explain(op: str, nbytes: int, world: int, heap: bool) -> str: ...
 # Costs within a host as text: seconds of a turn and of a byte moved.
 def even_costs(turn: float, byte: float) -> str: ...
 
-# Whether leaders exchange it, bytes at a time and seconds, of each way that a call can go. wire:
-# seconds of latency and of a further message, seconds per byte from one rank and from all that
-# carry, seconds of each of their chunks.
+# Whether leaders exchange it, bytes at a time and seconds, of each way that a call can go, the one
+# taken first. wire: seconds of latency and of a further message, seconds per byte from one rank and
+# from all that carry, seconds of each of their chunks; corrections by leaders, and by carriers.
 def predict_between(
     op: str,
     nbytes: int,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -116,11 +117,22 @@ def test_every_collective_takes_longer_on_more_hosts(op: str) -> None:
 
 
 def test_the_taken_way_is_the_quickest_one() -> None:
-    listed = ways("all_reduce", 64 * 1024, cluster(2, 2))
-    assert len(listed) > 1
-    assert collective("all_reduce", 64 * 1024, cluster(2, 2)) == min(
-        listed, key=lambda forecast: forecast.seconds
-    )
+    listed = ways("all_reduce", 1 << 20, cluster(2, 2))
+    assert len(listed) > 2
+    assert len(set(listed)) == len(listed)
+    assert listed[0] == min(listed, key=lambda forecast: forecast.seconds)
+    assert collective("all_reduce", 1 << 20, cluster(2, 2)) == listed[0]
+
+
+def test_corrections_of_measured_hosts_count() -> None:
+    plain = cluster(2, 2)
+    twice = (1.0, 2.0, *[1.0] * 6)  # at 1 KiB, but not at 4
+    measured = replace(plain.wire, by_leaders=twice, by_carriers=twice)
+    assert Wire.of(measured.numbers()).numbers() == pytest.approx(measured.numbers())
+    slower = replace(plain, wire=measured)
+    for nbytes, factor in ((1 << 10, 2.0), (4 << 10, 1.0)):
+        seconds = collective("all_reduce", nbytes, slower).seconds
+        assert seconds == pytest.approx(factor * collective("all_reduce", nbytes, plain).seconds)
 
 
 def test_an_unknown_collective_is_refused() -> None:

@@ -13,7 +13,9 @@
 namespace dreamcomm {
 namespace {
 
-using Wire = std::array<double, 5>;  // latency, message, alone, byte, chunk
+constexpr std::size_t kSizes = Corrections::kSizes.size();
+/// latency, message, alone, byte, chunk; then the corrections of leaders, and of carriers.
+using Wire = std::array<double, 5 + 2 * kSizes>;
 using Ways = std::vector<std::tuple<bool, std::size_t, double>>;
 
 std::string even_costs(double turn, double byte) {
@@ -32,15 +34,22 @@ Shape shape_of(const std::vector<int>& ranks_on) {
 LevelCosts costs_of(const std::string& here, const Wire& wire) {
   const std::optional<Costs> costs = from_text(here);
   TORCH_CHECK_VALUE(costs, "expected costs as text, as even_costs() writes them");
-  const auto [latency, message, alone, byte, chunk] = wire;
-  return {*costs, {latency, message, alone, byte, chunk}};
+  WireCosts between{wire[0], wire[1], wire[2], wire[3], wire[4], {}, {}};
+  std::copy_n(wire.begin() + 5, kSizes, between.by_leaders.factors.begin());
+  std::copy_n(wire.begin() + 5 + kSizes, kSizes, between.by_carriers.factors.begin());
+  return {*costs, between};
 }
 
+/// The one that is taken is the first.
 Ways predict_between(const std::string& op, std::size_t nbytes, const std::vector<int>& ranks_on,
                      const std::string& here, const Wire& wire) {
-  Ways found;
-  for (const Way& way : ways(kind_named(op), nbytes, shape_of(ranks_on), costs_of(here, wire))) {
-    found.emplace_back(way.leaders, way.chunk, way.seconds);
+  const Shape shape = shape_of(ranks_on);
+  const LevelCosts costs = costs_of(here, wire);
+  const Kind kind = kind_named(op);
+  const Way taken = best_way(kind, nbytes, shape, costs);
+  Ways found{{taken.leaders, taken.chunk, taken.seconds}};
+  for (const Way& way : ways(kind, nbytes, shape, costs)) {
+    if (way != taken) found.emplace_back(way.leaders, way.chunk, way.seconds);
   }
   return found;
 }
@@ -56,8 +65,10 @@ py::object level_costs_of(const DreamBackend& backend) {
   const std::optional<LevelCosts> costs = backend.level_costs();
   if (!costs) return py::none();
   const WireCosts& wire = costs->between;
-  return py::make_tuple(to_text(costs->here),
-                        Wire{wire.latency, wire.message, wire.alone, wire.byte, wire.chunk});
+  Wire numbers{wire.latency, wire.message, wire.alone, wire.byte, wire.chunk};
+  std::copy_n(wire.by_leaders.factors.begin(), kSizes, numbers.begin() + 5);
+  std::copy_n(wire.by_carriers.factors.begin(), kSizes, numbers.begin() + 5 + kSizes);
+  return py::make_tuple(to_text(costs->here), numbers);
 }
 
 void bind_between(py::module_& m) {

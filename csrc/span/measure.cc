@@ -4,6 +4,7 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 namespace dreamcomm {
@@ -15,7 +16,11 @@ constexpr int kMany = 16;  // messages
 /// A slow link is measured with little, a fast one with much.
 constexpr std::array<std::size_t, 4> kSizes{std::size_t{16} << 10, std::size_t{256} << 10,
                                             std::size_t{1} << 20, std::size_t{4} << 20};
-constexpr double kEnough = 0.008;  // seconds of a call beyond which no larger size is tried
+constexpr double kEnough = 0.008;  // seconds of the bytes of a call, beyond which no more are tried
+
+constexpr double kNoise = 1.25;  // what a call may take over a larger one
+
+using WayOf = std::function<Way(std::size_t bytes)>;
 
 /// Sets `value` so that `predicted()`, which grows with it, is `seconds`; or as near as it gets.
 template <typename Predicted>
@@ -46,6 +51,49 @@ double per_byte(const Trials& trials, int senders, double empty) {
     if (seconds > kEnough) break;
   }
   return rate;
+}
+
+struct Tried {
+  std::size_t at;  // of Corrections::kSizes
+  double seconds;
+};
+
+/// Calls of growing size, until the bytes take long.
+std::vector<Tried> try_sizes(const Trials& trials, std::size_t most, const WayOf& way) {
+  constexpr std::size_t kFar = 3;  // sizes at a time where even a call of no bytes takes long
+  std::vector<Tried> tried;
+  std::size_t at = 0;
+  while (at < Corrections::kSizes.size() && Corrections::kSizes[at] <= most) {
+    const std::size_t bytes = Corrections::kSizes[at];
+    tried.push_back({at, trials.calls(bytes, way(bytes))});
+    const double empty = tried.front().seconds;
+    if (tried.back().seconds - empty > kEnough) break;
+    at += empty > kEnough ? kFar : 1;
+  }
+  return tried;
+}
+
+/// Fits `value`, of `costs`, to the largest call of up to `most` bytes, and finds what the model's
+/// times of the smaller ones are to be multiplied by.
+Corrections calibrate(double& value, std::size_t most, const WayOf& way, const Trials& trials,
+                      const Shape& shape, const LevelCosts& costs) {
+  const std::vector<Tried> tried = try_sizes(trials, most, way);
+  const auto predicted = [&](std::size_t at) {
+    const std::size_t bytes = Corrections::kSizes[at];
+    const Kind kind = bytes == 0 ? Kind::kBarrier : Kind::kAllReduce;
+    return predict(kind, bytes, way(bytes), shape, costs);
+  };
+  const Tried& largest = tried.back();
+  if (largest.at > 0) fit(value, largest.seconds, [&] { return predicted(largest.at); });
+  Corrections found;
+  double larger = largest.seconds;
+  for (std::size_t i = tried.size(); i-- > 0;) {
+    larger = std::min(tried[i].seconds, kNoise * larger);  // far longer than a larger one: a hiccup
+    const double factor = larger / predicted(tried[i].at);
+    const std::size_t begin = i == 0 ? 0 : tried[i - 1].at + 1;
+    std::fill(&found.factors[begin], &found.factors[tried[i].at] + 1, factor);
+  }
+  return found;
 }
 
 }  // namespace
@@ -85,21 +133,19 @@ WireCosts measure_wire(const Trials& trials, const Shape& shape, const Costs& he
   const double one = trials.messages({});
   wire.message = std::max(trials.messages({kMany, 1, false}) - one, 0.0) / (kMany - 1);
   wire.byte = per_byte(trials, shape.carriers, one);
-  const auto fitted = [&](double& value, std::size_t bytes, const Way& way) {
-    const Kind kind = bytes == 0 ? Kind::kBarrier : Kind::kAllReduce;
-    const double seconds = trials.calls(bytes, way);
-    fit(value, seconds, [&] { return predict(kind, bytes, way, shape, costs); });
-    return seconds;
-  };
+  const Way leaders{.leaders = true};
+  const double barrier = trials.calls(0, leaders);
+  fit(wire.latency, barrier, [&] { return predict(Kind::kBarrier, 0, leaders, shape, costs); });
   wire.alone = wire.byte;
-  fitted(wire.latency, 0, {.leaders = true});
-  for (const std::size_t bytes : kSizes) {
-    if (bytes > most_brought(shape.hosts)) break;
-    if (fitted(wire.alone, bytes, {.leaders = true}) > kEnough) break;
-  }
-  for (const std::size_t bytes : kSizes) {
-    if (fitted(wire.chunk, bytes, {.chunk = bytes}) > kEnough) break;
-  }
+  const auto by_leaders = [&](std::size_t) { return leaders; };
+  const Corrections of_leaders =
+      calibrate(wire.alone, most_brought(shape.hosts), by_leaders, trials, shape, costs);
+  const auto by_carriers = [&](std::size_t bytes) {
+    return bytes == 0 ? leaders : Way{.chunk = bytes};
+  };
+  wire.by_carriers =
+      calibrate(wire.chunk, Corrections::kSizes.back(), by_carriers, trials, shape, costs);
+  wire.by_leaders = of_leaders;
   return wire;
 }
 

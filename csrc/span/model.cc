@@ -45,8 +45,9 @@ class Model {
   double by_leaders() const {
     const auto size = static_cast<double>(bytes_);
     const bool adds = kind_ == Kind::kAllReduce || kind_ == Kind::kReduce;
-    return opening(size, size) + (adds ? here(Kind::kReduce, size) : 0) +
-           (kind_ == Kind::kBroadcast ? here(Kind::kBroadcast, size) : 0);
+    const double seconds = opening(size, size) + (adds ? here(Kind::kReduce, size) : 0) +
+                           (kind_ == Kind::kBroadcast ? here(Kind::kBroadcast, size) : 0);
+    return seconds * costs_.between.by_leaders.at(size);
   }
 
   double by_carriers(std::size_t chunk) const {
@@ -63,11 +64,15 @@ class Model {
     const double ranks =
         load.here + costs_.between.chunk;  // what the ranks do, while the wire is busy
     // The longer of both is busy all the time; the other's first or last chunk is not hidden.
-    return begin + before + count * std::max(ranks, wire) + std::min(ranks, wire) +
-           load.in_a_row * costs_.between.latency;
+    const double seconds = begin + before + count * std::max(ranks, wire) + std::min(ranks, wire) +
+                           load.in_a_row * costs_.between.latency;
+    return seconds * costs_.between.by_carriers.at(reduced_by(count * load.wire));
   }
 
  private:
+  /// Bytes of an all_reduce in which the busiest host sends so many.
+  double reduced_by(double sent) const { return sent * shape_.hosts / (2.0 * others_); }
+
   /// What stays within the host does so before the rest goes.
   bool moves_first() const {
     return kind_ == Kind::kGather || kind_ == Kind::kScatter || kind_ == Kind::kAllToAll;
@@ -139,7 +144,7 @@ constexpr std::size_t share_bytes(std::size_t bytes, int hosts) {
 }  // namespace
 
 const WireCosts& WireCosts::fixed() {
-  static constexpr WireCosts kCosts{40e-6, 10e-6, 1 / 1.1e9, 1 / 1.1e9, 50e-6};
+  static constexpr WireCosts kCosts{40e-6, 10e-6, 1 / 1.1e9, 1 / 1.1e9, 50e-6, {}, {}};
   return kCosts;
 }
 
@@ -206,10 +211,13 @@ double flat_ring(std::size_t bytes, const Shape& shape, const LevelCosts& costs)
 }
 
 Way best_way(Kind kind, std::size_t bytes, const Shape& shape, const LevelCosts& costs) {
+  constexpr double kClearly = 0.9;
   const std::vector<Way> all = ways(kind, bytes, shape, costs);
-  return *std::min_element(all.begin(), all.end(), [](const Way& one, const Way& other) {
+  const auto least = std::min_element(all.begin(), all.end(), [](const Way& one, const Way& other) {
     return one.seconds < other.seconds;
   });
+  const Way& first = all.front();
+  return first.leaders && least->seconds > kClearly * first.seconds ? first : *least;
 }
 
 }  // namespace dreamcomm

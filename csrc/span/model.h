@@ -8,16 +8,19 @@
 
 #include "algorithms/costs.h"
 #include "core/types.h"
+#include "span/corrections.h"
 
 namespace dreamcomm {
 
 /// Of messages between hosts: measured (span/measure.h), or described (dreamcomm simulate).
 struct WireCosts {
-  double latency = 0;  // seconds that a message is under way, of no bytes
-  double message = 0;  // seconds of the two ranks for each further one
-  double alone = 0;    // seconds per byte that a host sends, where one of its ranks does
-  double byte = 0;     // and where all of its carriers do
-  double chunk = 0;    // seconds of each chunk of these, beyond its bytes
+  double latency = 0;        // seconds that a message is under way, of no bytes
+  double message = 0;        // seconds of the two ranks for each further one
+  double alone = 0;          // seconds per byte that a host sends, where one of its ranks does
+  double byte = 0;           // and where all of its carriers do
+  double chunk = 0;          // seconds of each chunk of these, beyond its bytes
+  Corrections by_leaders{};  // of an all_reduce of so many bytes, and of calls that send as many
+  Corrections by_carriers{};
 
   /// Those of 10 Gbit/s Ethernet, rounded: for choices that do not depend on what was measured.
   static const WireCosts& fixed();
@@ -49,6 +52,8 @@ struct Way {
   bool leaders = false;   // one rank a host exchanges all, as the call opens
   std::size_t chunk = 0;  // else: bytes of a tensor at a time; 0: of one host
   double seconds = 0;
+
+  bool operator==(const Way&) const = default;
 };
 
 /// What a host may bring to the opening of a call, for which all leaders keep room.
@@ -67,7 +72,8 @@ std::vector<Way> ways(Kind kind, std::size_t bytes, const Shape& shape, const Le
 /// within.
 double flat_ring(std::size_t bytes, const Shape& shape, const LevelCosts& costs);
 
-/// The one with the least time; of equal ones the first.
+/// The one with the least time; leaders, who need the fewest messages, unless another takes clearly
+/// less: what was measured varies by some hundredths.
 Way best_way(Kind kind, std::size_t bytes, const Shape& shape, const LevelCosts& costs);
 
 }  // namespace dreamcomm

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,8 @@ class Wire:
     alone: bytes per second that a host sends where one of its ranks does.
     bandwidth: bytes per second that a host sends, and receives, where all of its ranks do.
     chunk: seconds of each chunk that these take of a tensor, beyond its bytes.
+    by_leaders, by_carriers: what the times of measured hosts are multiplied by at some sizes
+        (csrc/span/corrections.h).
     """
 
     latency: float = 40e-6
@@ -25,10 +27,21 @@ class Wire:
     alone: float = 1.1e9
     bandwidth: float = 1.1e9
     chunk: float = 50e-6
+    by_leaders: tuple[float, ...] = (1.0,) * 8
+    by_carriers: tuple[float, ...] = (1.0,) * 8
+
+    @classmethod
+    def of(cls, numbers: Sequence[float]) -> Wire:
+        """Of what :meth:`numbers` gives, or what a group measured."""
+        latency, message, alone, byte, chunk, *rest = numbers
+        half = len(rest) // 2
+        corrections = tuple(rest[:half]), tuple(rest[half:])
+        return cls(latency, message, 1 / alone, 1 / byte, chunk, *corrections)
 
     def numbers(self) -> tuple[float, ...]:
         """As the compiled model takes them."""
-        return self.latency, self.message, 1 / self.alone, 1 / self.bandwidth, self.chunk
+        costs = self.latency, self.message, 1 / self.alone, 1 / self.bandwidth, self.chunk
+        return (*costs, *self.by_leaders, *self.by_carriers)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,10 @@ class Forecast:
 
 
 def ways(op: str, nbytes: int, cluster: Cluster) -> list[Forecast]:
-    """All ways that a call has on the cluster; ``nbytes`` of one rank's block.
+    """All ways that a call has on the cluster, the one it would take first.
+
+    Args:
+        nbytes: of one rank's block.
 
     Raises:
         ValueError: the operation is unknown.
@@ -35,7 +38,7 @@ def ways(op: str, nbytes: int, cluster: Cluster) -> list[Forecast]:
 
 def collective(op: str, nbytes: int, cluster: Cluster) -> Forecast:
     """The way that would be taken. Raises ValueError as :func:`ways`."""
-    return min(ways(op, nbytes, cluster), key=lambda forecast: forecast.seconds)
+    return ways(op, nbytes, cluster)[0]
 
 
 def _words(leaders: bool, chunk: int) -> str:

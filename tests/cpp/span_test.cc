@@ -267,41 +267,6 @@ TEST_CASE("all ranks go by the costs that one of them has measured") {
   CHECK(!(found[0].between == WireCosts::fixed()));
 }
 
-Shape hosts_of(int hosts, int ranks_each) {
-  return Shape(std::vector<int>(static_cast<std::size_t>(hosts), ranks_each));
-}
-
-TEST_CASE("the way of a call follows from what the hosts are like") {
-  const LevelCosts ethernet;
-  const auto taken = [&](std::size_t bytes, const Shape& shape, const LevelCosts& costs) {
-    return best_way(Kind::kAllReduce, bytes, shape, costs);
-  };
-  CHECK(taken(1024, hosts_of(2, 2), ethernet).leaders);
-  CHECK(!taken(64 << 20, hosts_of(2, 2), ethernet).leaders);
-  LevelCosts far = ethernet;
-  far.between.latency = 5e-3;
-  CHECK(taken(128 << 10, hosts_of(2, 2), far).leaders);    // twice more would be waited for else
-  CHECK(!taken(128 << 10, hosts_of(64, 2), far).leaders);  // a leader would send 8 MB
-  CHECK(best_way(Kind::kBarrier, 0, hosts_of(64, 8), far).leaders);
-
-  // The wire bounds a large call: 2 (H - 1) / H of it leaves each host.
-  const double bytes = 512 << 20;
-  for (const int hosts : {2, 3, 8, 64}) {
-    const double wire = 2.0 * (hosts - 1) / hosts * bytes * ethernet.between.byte;
-    const double seconds = taken(512 << 20, hosts_of(hosts, 2), ethernet).seconds;
-    CHECK(seconds >= wire);
-    CHECK(seconds <= 1.2 * wire);
-  }
-  for (const Kind kind : kAll) {
-    for (const std::size_t size : {0U, 1U, 5000U, 3U << 20}) {
-      for (const Way& way : ways(kind, size, hosts_of(3, 4), ethernet)) {
-        CHECK(way.seconds > 0);
-        CHECK((way.leaders || way.chunk > 0));
-      }
-    }
-  }
-}
-
 TEST_CASE("hosts from what ranks can map") {
   const std::vector<std::string> names{"a", "b", "a", "b"};
   const Topology two(std::vector<std::string>{"1010", "0101", "1010", "0101"}, names);
