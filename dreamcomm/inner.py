@@ -72,16 +72,25 @@ def _in_batch() -> Iterator[None]:
     processor from it, find a connection's lock held by it, and look again and again until its time
     is up: milliseconds, where ranks share processors.
     """
-    policy = os.sched_getscheduler(0) if hasattr(os, "SCHED_BATCH") else None
-    if policy is None or policy != os.SCHED_OTHER:
-        yield
-        return
-    parameters = os.sched_param(0)
-    os.sched_setscheduler(0, os.SCHED_BATCH, parameters)
+    is_taken = (
+        hasattr(os, "SCHED_BATCH")
+        and os.sched_getscheduler(0) == os.SCHED_OTHER
+        and _is_scheduled(os.SCHED_BATCH)
+    )
     try:
         yield
     finally:
-        os.sched_setscheduler(0, policy, parameters)
+        if is_taken:
+            _is_scheduled(os.SCHED_OTHER)
+
+
+def _is_scheduled(policy: int) -> bool:
+    """Whether this thread is, from now on: some sandboxes know no other policy than the usual."""
+    try:
+        os.sched_setscheduler(0, policy, os.sched_param(0))
+    except OSError:
+        return False
+    return True
 
 
 def _make_device(name: str, rank: int, lazy: bool) -> Any:

@@ -116,12 +116,22 @@ def test_every_collective_takes_longer_on_more_hosts(op: str) -> None:
     assert times[0] > 0
 
 
-def test_the_taken_way_is_the_quickest_one() -> None:
+def test_the_taken_way_is_told_first() -> None:
     listed = ways("all_reduce", 1 << 20, cluster(2, 2))
     assert len(listed) > 2
     assert len(set(listed)) == len(listed)
     assert listed[0] == min(listed, key=lambda forecast: forecast.seconds)
     assert collective("all_reduce", 1 << 20, cluster(2, 2)) == listed[0]
+
+
+def test_leaders_are_taken_though_another_way_is_a_little_quicker() -> None:
+    hosts = cluster(2, 2)
+    leaders, carriers = ways("all_reduce", 64 * 1024, hosts)
+    factor = 0.95 * leaders.seconds / carriers.seconds
+    close = replace(hosts, wire=replace(hosts.wire, by_carriers=(factor,) * 8))
+    first, second = ways("all_reduce", 64 * 1024, close)
+    assert first == leaders
+    assert second.seconds == pytest.approx(0.95 * leaders.seconds)
 
 
 def test_corrections_of_measured_hosts_count() -> None:

@@ -142,25 +142,30 @@ void RollCall::await_caller(std::uint32_t number, const Round& round) {
   }
 }
 
-/// Rank 0 has said how long it waits, and kGrace is for its answer, unless it is stopped.
+/// Rank 0 has said how long it waits, and kGrace is for its answer, unless it is and stays stopped:
+/// a tool may stop it for a moment to look at it.
 void RollCall::await_verdict(std::uint32_t number, const Round& round) {
   const Fabric& fabric = member_.fabric();
   const Header& caller = fabric.header(0);
   const std::int64_t ends =
       std::min(caller.roll_ends_ns.read(), member_.header().roll_ends_ns.read());
-  const Clock::time_point begin = Clock::now();
   const auto left = std::chrono::nanoseconds(ends - now_ns());
   const Clock::time_point end =
-      deadline_in(begin, std::chrono::ceil<std::chrono::milliseconds>(left));
+      deadline_in(Clock::now(), std::chrono::ceil<std::chrono::milliseconds>(left));
   const std::function<std::string()> what = [] { return std::string("monitored_barrier"); };
   const auto wait = [&](Clock::duration grace, const auto& ready) {
-    Guard guard(member_, what, end, round.idle, round.interrupt, begin, {}, grace);
+    Guard guard(member_, what, end, round.idle, round.interrupt, round.begin, {}, grace);
     guard.look_at_awaited_only();
     wait_until(member_.header().doorbell, member_.patience(), guard, ready,
                [&] { return Clock::now() < end ? awaited_beside_rank_0() : 0; });
   };
   const auto decided = [&] { return caller.verdict.has(roll::verdict_on(number)); };
-  const auto has_stopped = [&] { return Clock::now() >= end && fabric.has_stopped(0); };
+  Clock::time_point runs = end;  // when it was last seen to
+  const auto has_stopped = [&] {
+    const Clock::time_point now = Clock::now();
+    if (now < end || !fabric.has_stopped(0)) runs = now;
+    return now - runs >= roll::kStopped;
+  };
   wait(roll::kGrace, [&] { return decided() || has_stopped(); });
   wait({}, decided);
 }

@@ -73,12 +73,13 @@ int RollCall::foremost(const std::vector<int>& absent) const {
   return found == absent.rend() ? absent.front() : *found;
 }
 
-/// Past the deadline, too: who calls the roll looks at the clock itself, and asks the missing once.
+/// Who calls the roll looks at the clock itself, and asks the missing once: so the guard's is never
+/// over, also where this process was stopped until long after.
 void RollCall::watch(const Round& round, const std::function<bool()>& ready,
                      const std::function<int()>& blocker) {
   const std::function<std::string()> what = [] { return std::string("monitored_barrier"); };
   Guard guard(member_, what, round.deadline, round.idle, round.interrupt, round.begin, {},
-              roll::kGrace);
+              Clock::duration::max());
   guard.look_at_awaited_only();
   wait_until(member_.header().doorbell, member_.patience(), guard, ready, blocker);
   if (!all_present()) guard.look(-1);  // they may have left as this rank has given the group up

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iomanip>
 #include <sstream>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -168,12 +169,16 @@ void Bridge::tune(Clock::time_point deadline, const Interrupt& interrupt) {
   opaque.deadline = deadline;
   const auto all = [&] {
     LevelCosts costs{host_.costs()};
-    const Block block{reinterpret_cast<std::byte*>(&costs.here), sizeof costs.here};
-    Request first = opaque;
-    first.kind = Kind::kBroadcast;
-    first.in = {&block, rank_ == 0 ? 1U : 0U};
-    first.out = {&block, 1};
-    run_uncounted(first, {.leaders = true}, interrupt);
+    static_assert(std::is_trivially_copyable_v<LevelCosts>);
+    const auto take_those_of_rank_0 = [&] {
+      const Block block{reinterpret_cast<std::byte*>(&costs), sizeof costs};
+      Request request = opaque;
+      request.kind = Kind::kBroadcast;
+      request.in = {&block, rank_ == 0 ? 1U : 0U};
+      request.out = {&block, 1};
+      run_uncounted(request, {.leaders = true}, interrupt);
+    };
+    take_those_of_rank_0();
     const Trials trials{[&](const Burst& burst) {
                           double seconds = 0;
                           Trip trip(levels_, opaque, calls_++, 0, interrupt);
@@ -185,6 +190,7 @@ void Bridge::tune(Clock::time_point deadline, const Interrupt& interrupt) {
                                          interrupt);
                         }};
     costs.between = measure_wire(trials, Shape(topology_.ranks_on_hosts()), costs.here);
+    take_those_of_rank_0();  // the same trials might be fitted otherwise by another processor
     costs_ = costs;
     last_.reset();
   };

@@ -22,8 +22,7 @@ struct Corrections {
 
   std::array<double, kSizes.size()> factors = none();
 
-  /// Between two sizes it changes evenly, beyond them not at all. No logarithms: these may differ
-  /// in a bit between hosts, and ranks choose by what comes of it.
+  /// Between two sizes it changes evenly, beyond them not at all.
   double at(double bytes) const;
 
   bool operator==(const Corrections&) const = default;

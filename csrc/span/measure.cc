@@ -16,7 +16,7 @@ constexpr int kMany = 16;  // messages
 /// A slow link is measured with little, a fast one with much.
 constexpr std::array<std::size_t, 4> kSizes{std::size_t{16} << 10, std::size_t{256} << 10,
                                             std::size_t{1} << 20, std::size_t{4} << 20};
-constexpr double kEnough = 0.008;  // seconds of the bytes of a call, beyond which no more are tried
+constexpr double kEnough = 0.008;  // seconds of what is sent, beyond which no more is tried
 
 constexpr double kNoise = 1.25;  // what a call may take over a larger one
 
@@ -48,7 +48,7 @@ double per_byte(const Trials& trials, int senders, double empty) {
     rate = std::max(beyond, whole / 2) / senders;
     before = seconds;
     smaller = bytes;
-    if (seconds > kEnough) break;
+    if (seconds - empty > std::max(kEnough, empty / 2)) break;
   }
   return rate;
 }
@@ -58,8 +58,9 @@ struct Tried {
   double seconds;
 };
 
-/// Calls of growing size, until the bytes take long.
-std::vector<Tried> try_sizes(const Trials& trials, std::size_t most, const WayOf& way) {
+/// Calls of growing size, until their bytes take long at a host's rate of `byte` seconds each.
+std::vector<Tried> try_sizes(const Trials& trials, std::size_t most, const WayOf& way,
+                             double byte) {
   constexpr std::size_t kFar = 3;  // sizes at a time where even a call of no bytes takes long
   std::vector<Tried> tried;
   std::size_t at = 0;
@@ -67,17 +68,17 @@ std::vector<Tried> try_sizes(const Trials& trials, std::size_t most, const WayOf
     const std::size_t bytes = Corrections::kSizes[at];
     tried.push_back({at, trials.calls(bytes, way(bytes))});
     const double empty = tried.front().seconds;
-    if (tried.back().seconds - empty > kEnough) break;
+    if (static_cast<double>(bytes) * byte > std::max(kEnough, empty / 2)) break;
     at += empty > kEnough ? kFar : 1;
   }
   return tried;
 }
 
 /// Fits `value`, of `costs`, to the largest call of up to `most` bytes, and finds what the model's
-/// times of the smaller ones are to be multiplied by.
+/// times of the smaller ones are to be multiplied by. Of larger ones the bytes count, as fitted.
 Corrections calibrate(double& value, std::size_t most, const WayOf& way, const Trials& trials,
                       const Shape& shape, const LevelCosts& costs) {
-  const std::vector<Tried> tried = try_sizes(trials, most, way);
+  const std::vector<Tried> tried = try_sizes(trials, most, way, costs.between.byte);
   const auto predicted = [&](std::size_t at) {
     const std::size_t bytes = Corrections::kSizes[at];
     const Kind kind = bytes == 0 ? Kind::kBarrier : Kind::kAllReduce;

@@ -180,37 +180,69 @@ TEST_CASE("of a batch of ranks each makes many monitored barriers, some late") {
   });
 }
 
+/// Stops this process in a while; others let it go on.
+std::thread stopping(Flag& resumed) {
+  return std::thread([&resumed] {
+    std::this_thread::sleep_for(milliseconds(50));
+    raise(SIGSTOP);  // to this thread, so it is stopped before it goes on
+    resumed.publish(1);
+  });
+}
+
+void let_go_on(const Gauge& process, const Flag& resumed) {
+  const Clock::time_point end = Clock::now() + seconds(60);
+  while (resumed.read() == 0 && Clock::now() < end) {
+    kill(static_cast<pid_t>(process.read()), SIGCONT);
+    std::this_thread::sleep_for(milliseconds(10));
+  }
+}
+
 TEST_CASE("where rank 0 is stopped in a monitored barrier those in it are told at its end") {
   const Setup setup{.transport = Transport::kShm, .size = 3, .page_bytes = tiny_page(3)};
   const auto caller = shared_between_processes<Gauge>();
-  const auto told = shared_between_processes<Flag>();
+  const auto resumed = shared_between_processes<Flag>();
   const auto body = [&](Communicator& comm) {
     run_case(comm, kSum);
     if (comm.rank() == 0) caller->set(getpid());
     comm.monitored_barrier(seconds(60), false);
     std::thread stop;
-    if (comm.rank() == 0) {
-      stop = std::thread([] {
-        std::this_thread::sleep_for(milliseconds(50));
-        kill(getpid(), SIGSTOP);
-      });
-    }
+    if (comm.rank() == 0) stop = stopping(*resumed);
     const Clock::time_point begin = Clock::now();
     if (comm.rank() != 2) {
       const auto error = caught([&] { comm.monitored_barrier(milliseconds(400), false); });
+      const bool in_time = Clock::now() - begin < seconds(8);
+      if (comm.rank() == 1) let_go_on(*caller, *resumed);
       if (comm.rank() == 0) expect(error, ErrorKind::kTimeout, {"failed to pass"});
-      if (comm.rank() == 1) {
+      if (comm.rank() == 1)
         expect(error, ErrorKind::kTimeout, {"waiting for rank 0", "is stopped"});
-        require(Clock::now() - begin < seconds(8), "rank 1 waited on");
-        kill(static_cast<pid_t>(caller->read()), SIGCONT);
-        told->publish(1);
-      }
+      require(comm.rank() == 0 || in_time, "rank 1 waited on");
     }
     if (stop.joinable()) stop.join();
     const Clock::time_point end = Clock::now() + seconds(60);
-    while (told->read() == 0 && Clock::now() < end) std::this_thread::yield();
+    while (resumed->read() == 0 && Clock::now() < end) std::this_thread::yield();
     run_case(comm, kSum);
     comm.monitored_barrier(seconds(60), false);
+  };
+  CHECK_NOTHROW(run_ranks(setup, body));
+}
+
+TEST_CASE("who looks at rank 0 for a moment, with a debugger, changes nothing") {
+  const Setup setup{.transport = Transport::kShm, .size = 3, .page_bytes = tiny_page(3)};
+  const auto caller = shared_between_processes<Gauge>();
+  const auto resumed = shared_between_processes<Flag>();
+  const auto body = [&](Communicator& comm) {
+    if (comm.rank() == 0) caller->set(getpid());
+    comm.monitored_barrier(seconds(60), false);
+    std::thread stop;
+    if (comm.rank() == 0) stop = stopping(*resumed);
+    if (comm.rank() == 2) {
+      std::this_thread::sleep_for(milliseconds(450));  // rank 0 is stopped at its deadline
+      let_go_on(*caller, *resumed);
+    } else {
+      const auto error = caught([&] { comm.monitored_barrier(milliseconds(400), false); });
+      expect(error, ErrorKind::kTimeout, {"Rank 2 failed to pass"});
+    }
+    if (stop.joinable()) stop.join();
   };
   CHECK_NOTHROW(run_ranks(setup, body));
 }

@@ -63,7 +63,7 @@ TEST_CASE("measured hosts are predicted as they were measured") {
 TEST_CASE("a hiccup while costs are measured does not turn calls away from their way") {
   const LevelCosts plain;
   const Shape shape(std::vector{2, 2});
-  const auto hiccup = [](std::size_t bytes) { return bytes == 16 << 10 ? 0.005 : 0.0; };
+  const auto hiccup = [](std::size_t bytes) { return bytes == 16 << 10 ? 0.1 : 0.0; };
   const Trials trials = trials_of(plain, shape, 0, hiccup);
   const LevelCosts found{plain.here, measure_wire(trials, shape, plain.here)};
   const double most = trials.calls(64 << 10, {.leaders = true});
