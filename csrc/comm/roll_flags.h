@@ -18,7 +18,7 @@ inline constexpr std::uint32_t kOne = kBits + 1;  // of a verdict's number
 
 /// Beyond the deadline, for rank 0's verdict.
 inline constexpr std::chrono::seconds kGrace{10};
-inline constexpr std::chrono::milliseconds kStopped{300};
+inline constexpr std::chrono::milliseconds kStopped{1000};
 
 inline Flag& present(const Member& member, int rank) {
   return member.fabric().header(rank).present;
