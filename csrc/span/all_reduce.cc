@@ -95,7 +95,7 @@ class AllReduce {
 
   void begin(std::size_t k) {
     const Range part = elements(k);
-    const Cargo wide = steps_.widened(trip_, in_ + part.begin * steps_.item(), part.size());
+    const Cargo wide = trip_.widened(steps_, in_ + part.begin * steps_.item(), part.size());
     reduce_here(k, wide.data());
     if (!trip_.carries()) return;
     Slot& s = slot(k);
@@ -106,6 +106,7 @@ class AllReduce {
           {s.partial.memory, piece.begin * steps_.wire_item(), piece.size() * steps_.wire_item()},
           number_of(k, 0));
     });
+    trip_.depart(number_of(k, 0));
     keep_sends(s);
   }
 
@@ -136,9 +137,10 @@ class AllReduce {
                             : s.pieces[static_cast<std::size_t>(host)].data());
     }
     const Cargo result = result_of(k, trip_.host());
-    steps_.combine(trip_, sources, result.data(), mine.size());
+    trip_.combine(steps_, sources, result.data(), mine.size());
     trip_.for_other_hosts(
         [&](int host) { trip_.send(trip_.partner(host), result, number_of(k, 1)); });
+    trip_.depart(number_of(k, 1));
     keep_sends(s);
   }
 

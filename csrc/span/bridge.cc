@@ -17,30 +17,6 @@
 namespace dreamcomm {
 namespace {
 
-/// After it was opened.
-void run_large(Trip& trip, const Request& request) {
-  switch (request.kind) {
-    case Kind::kAllReduce:
-      return spans::all_reduce(trip, request);
-    case Kind::kReduce:
-      return spans::reduce(trip, request);
-    case Kind::kReduceScatter:
-      return spans::reduce_scatter(trip, request);
-    case Kind::kAllGather:
-      return spans::all_gather(trip, request);
-    case Kind::kBroadcast:
-      return spans::broadcast(trip, request);
-    case Kind::kGather:
-      return spans::gather(trip, request);
-    case Kind::kScatter:
-      return spans::scatter(trip, request);
-    case Kind::kAllToAll:
-      return spans::all_to_all(trip, request);
-    default:
-      return;
-  }
-}
-
 std::string words_on(Kind kind, const Way& way, int carriers) {
   if (way.leaders) return "one leader per host exchanges it, whole, as the call opens";
   const std::string at_a_time = concat(", ", way.chunk, " bytes at a time");
@@ -120,7 +96,7 @@ std::shared_ptr<Ticket> Bridge::receive(const Cargo& cargo, std::optional<int> r
 void Bridge::run_ordered(const Request& request, const Interrupt& interrupt) {
   validate(request, rank_, topology_.size());
   const Way taken = way_of(request);
-  Trip trip(levels_, request, calls_++, taken.chunk, interrupt);
+  LinkTrip trip(levels_, request, calls_++, taken.chunk, interrupt);
   watched(request, [&] { run(trip, request, taken.leaders); });
   const auto kind = static_cast<std::size_t>(request.kind);
   sent_[kind].grow(static_cast<std::int64_t>(trip.traffic().sent));
@@ -148,7 +124,7 @@ void Bridge::watched(const Request& request, Act&& act) {
 void Bridge::run(Trip& trip, const Request& request, bool leaders) {
   open(trip, signature_of(request, calls_, Signature::kNoRow), options_.call_site,
        opening_part(trip, request, leaders));
-  if (!leaders) run_large(trip, request);
+  if (!leaders) spans::run(trip, request);
 }
 
 Way Bridge::way(Kind kind, std::size_t bytes) const {
@@ -181,7 +157,7 @@ void Bridge::tune(Clock::time_point deadline, const Interrupt& interrupt) {
     take_those_of_rank_0();
     const Trials trials{[&](const Burst& burst) {
                           double seconds = 0;
-                          Trip trip(levels_, opaque, calls_++, 0, interrupt);
+                          LinkTrip trip(levels_, opaque, calls_++, 0, interrupt);
                           watched(opaque, [&] { seconds = time_of_messages(trip, burst); });
                           return slowest(seconds, deadline, interrupt);
                         },
@@ -199,7 +175,7 @@ void Bridge::tune(Clock::time_point deadline, const Interrupt& interrupt) {
 
 /// As a call, for its deadline and its errors.
 void Bridge::run_uncounted(const Request& request, const Way& way, const Interrupt& interrupt) {
-  Trip trip(levels_, request, calls_++, way.chunk, interrupt);
+  LinkTrip trip(levels_, request, calls_++, way.chunk, interrupt);
   watched(request, [&] { run(trip, request, way.leaders); });
 }
 

@@ -13,9 +13,9 @@
 #include "comm/communicator.h"
 #include "core/flag.h"
 #include "span/far_mailbox.h"
+#include "span/link_trip.h"
 #include "span/model.h"
 #include "span/nudger.h"
-#include "span/trip.h"
 #include "transport/link.h"
 #include "transport/topology.h"
 

@@ -32,7 +32,7 @@
 #include "core/flag.h"
 #include "core/request.h"
 #include "span/far_peer.h"
-#include "span/trip.h"
+#include "span/reasons.h"
 #include "transport/link.h"
 #include "transport/topology.h"
 

@@ -3,7 +3,6 @@
 #include <array>
 #include <vector>
 
-#include "algorithms/walk.h"
 #include "core/schedule.h"
 #include "span/rows.h"
 
@@ -11,13 +10,6 @@ namespace dreamcomm::spans {
 namespace {
 
 std::size_t at(int rank) { return static_cast<std::size_t>(rank); }
-
-/// A copy: what has been given to the engine may outlive the call, and the caller's memory not.
-Cargo copied(const Trip& trip, const std::byte* from, std::size_t bytes) {
-  Cargo cargo = trip.room(bytes);
-  copy_bytes(cargo.data(), from, bytes);
-  return cargo;
-}
 
 Block part_of(const Block& block, const Range& part) {
   return {block.data + part.begin, part.size()};
@@ -56,11 +48,12 @@ class AllGather {
     });
     now.receives = trip_.receives();
     const Block in = part_of(request_.in[0], part);
-    const Cargo mine = copied(trip_, in.data, in.bytes);
+    const Cargo mine = trip_.kept({in.data, in.bytes});
     trip_.for_other_hosts([&](int host) {
       const int index = trip_.index() % trip_.topology().ranks_on(host);
       trip_.send(trip_.topology().rank_at(host, index), mine, number_of(k, 0));
     });
+    trip_.depart(number_of(k, 0));
     now.sends = trip_.sends();
     std::vector<Block> out;
     for (const int rank : trip_.topology().ranks(trip_.host())) {
@@ -126,6 +119,7 @@ class Broadcast {
     if (!is_home()) {
       now.room.push_back(trip_.room(mine.size()));
       if (trip_.carries()) trip_.receive(trip_.partner(home_), now.room[0], number_of(k, 0));
+      trip_.depart(number_of(k, 0));
       now.receives = trip_.receives();
       return;
     }
@@ -134,9 +128,10 @@ class Broadcast {
     trip_.here(Kind::kBroadcast, Reduction{}, {&in, root ? 1U : 0U}, {&out, 1},
                trip_.topology().index_of(request_.root));
     if (!trip_.carries()) return;
-    const Cargo sent = copied(trip_, out.data + mine.begin, mine.size());
+    const Cargo sent = trip_.kept({out.data + mine.begin, mine.size()});
     trip_.for_other_hosts(
         [&](int host) { trip_.send(trip_.partner(host), sent, number_of(k, 0)); });
+    trip_.depart(number_of(k, 0));
     now.sends = trip_.sends();
   }
 
@@ -202,8 +197,9 @@ class Exchange {
     for (const Item& item : sends_) {
       const Block part = part_of(item.block, part_of_chunk(item, k));
       if (part.bytes == 0) continue;
-      trip_.send(item.rank, copied(trip_, part.data, part.bytes), number_of(k, 0));
+      trip_.send(item.rank, trip_.kept(part), number_of(k, 0));
     }
+    trip_.depart(number_of(k, 0));
     now.sends = trip_.sends();
   }
 
@@ -212,7 +208,7 @@ class Exchange {
     trip_.wait(now.receives);
     for (std::size_t i = 0; i < receives_.size(); ++i) {
       const Range part = part_of_chunk(receives_[i], k);
-      copy_bytes(receives_[i].block.data + part.begin, now.room[i].data(), part.size());
+      trip_.copy(receives_[i].block.data + part.begin, now.room[i].data(), part.size());
     }
   }
 

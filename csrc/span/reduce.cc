@@ -22,7 +22,7 @@ void combine(Trip& trip, const Steps& steps, Shares& shares, std::byte* out, std
   trip.wait(shares.receives);
   std::vector<const std::byte*> sources;
   for (const Cargo& one : shares.of_hosts) sources.push_back(one.data());
-  steps.combine(trip, sources, out, count);
+  trip.combine(steps, sources, out, count);
 }
 
 /// Each carrier of the root's host combines a shard of a chunk; the root collects them.
@@ -67,7 +67,7 @@ class Reduce {
     s.receives = trip_.receives();
     const Range part = elements(k);
     const Cargo wide =
-        steps_.widened(trip_, request_.in[0].data + part.begin * steps_.item(), part.size());
+        trip_.widened(steps_, request_.in[0].data + part.begin * steps_.item(), part.size());
     const Cargo& own = s.of_hosts[static_cast<std::size_t>(trip_.host())];
     for (int carrier = 0; carrier < carriers_; ++carrier) {
       const Range r = shard_of(k, carrier);
@@ -77,6 +77,7 @@ class Reduce {
                  carrier);
     }
     if (trip_.carries() && !is_home()) trip_.send(trip_.partner(home_), own, number_of(k, 0));
+    trip_.depart(number_of(k, 0));
     s.sends = trip_.sends();
   }
 
@@ -149,14 +150,15 @@ class ReduceScatter {
         add_up(k, all.rank_at(host, index), s.of_hosts[static_cast<std::size_t>(host)]);
       }
     }
+    trip_.depart(number_of(k, 0));
     s.sends = trip_.sends();
   }
 
   /// This host's share of `rank`'s block. Into `own` if it is this rank's.
   void add_up(std::size_t k, int rank, const Cargo& own) {
     const Range part = chunk(count_, per_chunk_, k);
-    const Cargo wide = steps_.widened(
-        trip_, request_.in[static_cast<std::size_t>(rank)].data + part.begin * steps_.item(),
+    const Cargo wide = trip_.widened(
+        steps_, request_.in[static_cast<std::size_t>(rank)].data + part.begin * steps_.item(),
         part.size());
     const int root = trip_.stand_in(rank);
     const bool collects = root == trip_.index();

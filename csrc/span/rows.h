@@ -7,6 +7,9 @@
 
 namespace dreamcomm::spans {
 
+/// The one of the request; none of a barrier.
+void run(Trip& trip, const Request& request);
+
 void all_reduce(Trip& trip, const Request& request);
 void reduce(Trip& trip, const Request& request);
 void reduce_scatter(Trip& trip, const Request& request);

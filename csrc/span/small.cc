@@ -22,13 +22,13 @@ Small small_reduction(Trip& trip, const Request& request) {
   small.brought = count * steps.wire_item();
   small.told = request.in[0].bytes;
   small.bring = [&trip, &request, steps, count](std::byte* bytes) {
-    const Cargo wide = steps.widened(trip, request.in[0].data, count);
+    const Cargo wide = trip.widened(steps, request.in[0].data, count);
     const Block in{wide.data(), count * steps.wire_item()};
     const Block out{bytes, in.bytes};
     trip.here(Kind::kReduce, steps.here, {&in, 1}, {&out, trip.index() == 0 ? 1U : 0U});
   };
   small.judge = [&trip, steps, count](std::span<const std::byte* const> brought, std::byte* told) {
-    steps.combine(trip, brought, told, count);
+    trip.combine(steps, brought, told, count);
   };
   small.take = [&request](const std::byte* told) {
     if (!request.out.empty()) copy_bytes(request.out[0].data, told, request.out[0].bytes);

@@ -1,8 +1,5 @@
 #include "span/steps.h"
 
-#include "kernels/reduce.h"
-#include "kernels/widen.h"
-
 namespace dreamcomm {
 namespace {
 
@@ -24,22 +21,6 @@ Steps::Steps(const Reduction& how, bool widens)
     here.divisor = 1;
   }
   if (how.op == ReduceOp::kPremulSum) between.op = ReduceOp::kSum;  // multiplied once, as it enters
-}
-
-Cargo Steps::widened(const Trip& trip, std::byte* in, std::size_t count) const {
-  if (!widens())
-    return {std::shared_ptr<std::byte>(std::shared_ptr<void>(), in), 0, count * item()};
-  Cargo wide = trip.room(count * sizeof(float));
-  kernels::widen(type, in, reinterpret_cast<float*>(wide.data()), count);
-  return wide;
-}
-
-void Steps::combine(const Trip& trip, std::span<const std::byte* const> of_hosts, std::byte* out,
-                    std::size_t count) const {
-  if (!widens()) return reduce(between, of_hosts, out, count);
-  const Cargo wide = trip.room(count * sizeof(float));
-  reduce(between, of_hosts, wide.data(), count);
-  kernels::narrow(type, reinterpret_cast<const float*>(wide.data()), out, count);
 }
 
 }  // namespace dreamcomm

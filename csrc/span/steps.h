@@ -2,11 +2,8 @@
 #pragma once
 
 #include <cstddef>
-#include <span>
-#include <vector>
 
 #include "core/types.h"
-#include "span/trip.h"
 
 namespace dreamcomm {
 
@@ -22,11 +19,6 @@ struct Steps {
   bool widens() const { return type != wire; }
   std::size_t item() const { return item_size(type); }
   std::size_t wire_item() const { return item_size(wire); }
-  /// `count` elements of a tensor as they are added up: in place, or in room of the trip's.
-  Cargo widened(const Trip& trip, std::byte* in, std::size_t count) const;
-  /// Combines what the hosts have, in their order, into `count` elements of a tensor.
-  void combine(const Trip& trip, std::span<const std::byte* const> of_hosts, std::byte* out,
-               std::size_t count) const;
 };
 
 }  // namespace dreamcomm

@@ -1,55 +1,18 @@
 // One collective's way through both levels of a group that spans hosts.
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
-#include <string>
 #include <vector>
 
-#include "comm/communicator.h"
-#include "core/error.h"
-#include "core/flag.h"
 #include "core/request.h"
-#include "span/nudger.h"
-#include "span/vigil.h"
-#include "transport/heap.h"
+#include "span/steps.h"
 #include "transport/link.h"
 #include "transport/topology.h"
 
 namespace dreamcomm {
-
-/// How ranks of different hosts learn of each other's reasons to give a group up.
-struct Reasons {
-  /// Of this rank; the last one counts. May be null.
-  std::function<void(const std::string& reason)> tell{};
-  /// What a rank has told so far, for which it has a moment, or ""; may be null.
-  std::function<std::string(int rank, std::chrono::milliseconds moment)> told{};
-
-  static constexpr std::chrono::milliseconds kMoment{160};
-  std::string of(int rank, std::chrono::milliseconds moment = kMoment) const {
-    const std::string reason = told ? told(rank, moment) : "";
-    return reason.empty() ? "" : concat("rank ", rank, " has given the group up: ", reason);
-  }
-};
-
-/// What a rank of such a group has, made once.
-struct Levels {
-  Communicator& host;  // the ranks of this one's host
-  const Topology& topology;
-  Link& link;
-  Nudger& nudger;
-  Vigil& vigil;
-  const std::shared_ptr<Heap>& heap;  // of this process; null: none
-  /// Whether a call within the host has failed, in which a late peer may still write.
-  std::shared_ptr<Mark> spoilt;
-  const Reasons& reasons;
-  int rank;  // in the group
-  bool widens_halves;
-};
 
 /// Bytes between hosts, of this rank.
 struct WireTraffic {
@@ -57,15 +20,19 @@ struct WireTraffic {
   std::uint64_t received = 0;
 };
 
+/// What the algorithms between hosts (span/rows.h) are written for. Addresses are those of the
+/// level that a subclass serves: of the host's memory, or of a device's.
 class Trip {
  public:
-  /// `number` counts the group's calls; `chunk` bytes of a tensor go at a time. All references must
-  /// outlive the trip.
-  Trip(const Levels& levels, const Request& request, std::uint64_t number, std::size_t chunk,
-       const Interrupt& interrupt);
+  /// `chunk` bytes of a tensor go at a time; `topology` must outlive the trip.
+  Trip(const Topology& topology, int rank, std::size_t chunk, bool widens_halves)
+      : topology_(topology), rank_(rank), chunk_(chunk), widens_halves_(widens_halves) {}
+  virtual ~Trip() = default;
+  Trip(const Trip&) = delete;
+  Trip& operator=(const Trip&) = delete;
 
-  const Topology& topology() const { return levels_.topology; }
-  int rank() const { return levels_.rank; }
+  const Topology& topology() const { return topology_; }
+  int rank() const { return rank_; }
   int size() const { return topology().size(); }
   int hosts() const { return topology().hosts(); }
   int host() const { return topology().host_of(rank()); }
@@ -81,7 +48,7 @@ class Trip {
   void for_other_hosts(Each&& each) const {
     for (int step = 1; step < hosts(); ++step) each((host() + step) % hosts());
   }
-  bool widens_halves() const { return levels_.widens_halves; }
+  bool widens_halves() const { return widens_halves_; }
   /// Where a rank's share of a host is taken to: a rank of this host, by its local index.
   int stand_in(int rank) const { return topology().index_of(rank) % ranks_here(); }
 
@@ -89,17 +56,27 @@ class Trip {
   std::size_t chunk() const { return chunk_; }
 
   /// A collective among the ranks of this host; `root` by its local index.
-  void here(Kind kind, const Reduction& how, std::span<const Block> in, std::span<const Block> out,
-            int root = 0);
+  virtual void here(Kind kind, const Reduction& how, std::span<const Block> in,
+                    std::span<const Block> out, int root = 0) = 0;
 
-  /// Memory of undefined content that lives as long as anybody uses it, in the heap if there is
-  /// room. Of the heap it is not used again once a call within the host has failed.
-  Cargo room(std::size_t bytes) const;
+  /// Memory of undefined content that lives as long as anybody uses it.
+  virtual Cargo room(std::size_t bytes) const = 0;
+  /// The caller's bytes as a message takes them: its engine may outlive the call.
+  virtual Cargo kept(const Block& block) = 0;
+  virtual void copy(std::byte* to, const std::byte* from, std::size_t bytes) = 0;
+  /// `count` elements of a tensor as they are added up: in place, or in room of the trip's.
+  virtual Cargo widened(const Steps& steps, std::byte* in, std::size_t count) = 0;
+  /// Combines what the hosts have, in their order, into `count` elements of a tensor.
+  virtual void combine(const Steps& steps, std::span<const std::byte* const> of_hosts,
+                       std::byte* out, std::size_t count) = 0;
 
   /// Messages to and from ranks of other hosts, numbered within the call; equal numbers of two
   /// ranks are not under way together. Of no bytes there are none.
-  void send(int rank, const Cargo& cargo, std::uint32_t number);
-  void receive(int rank, const Cargo& cargo, std::uint32_t number);
+  virtual void send(int rank, const Cargo& cargo, std::uint32_t number) = 0;
+  virtual void receive(int rank, const Cargo& cargo, std::uint32_t number) = 0;
+  /// All messages of that number have been named: an engine that takes many at a time takes them
+  /// now. INVARIANT: of any two ranks the numbers of their messages depart in one order.
+  virtual void depart(std::uint32_t number) = 0;
 
   /// Messages that have begun and were not collected yet.
   struct Transfer {
@@ -107,30 +84,21 @@ class Trip {
     int rank;
   };
   using Transfers = std::vector<Transfer>;
-  Transfers sends();
-  Transfers receives();
+  virtual Transfers sends() = 0;
+  virtual Transfers receives() = 0;
   /// Until all have come. Throws Error.
-  void wait(const Transfers& transfers);
+  virtual void wait(const Transfers& transfers) = 0;
 
   const WireTraffic& traffic() const { return traffic_; }
 
- private:
-  std::uint32_t tag(std::uint32_t number) const;
-  Clock::duration slack() const;
-  std::string waiting_for(int rank) const;
-  [[noreturn]] void fail_for(int rank, const Error& error) const;
-  template <typename Begin>
-  std::shared_ptr<Parcel> begun(int rank, Begin&& begin) const;
-
-  const Levels& levels_;
-  const Request& request_;
-  const std::uint64_t number_;
-  const std::size_t chunk_;
-  const Interrupt& interrupt_;
-  const Clock::time_point begin_ = Clock::now();
-  Transfers sends_;
-  Transfers receives_;
+ protected:
   WireTraffic traffic_;
+
+ private:
+  const Topology& topology_;
+  const int rank_;
+  const std::size_t chunk_;
+  const bool widens_halves_;
 };
 
 }  // namespace dreamcomm

@@ -1,9 +1,12 @@
-#include "span/trip.h"
+#include "span/link_trip.h"
 
 #include <algorithm>
 #include <utility>
 
+#include "algorithms/walk.h"
 #include "core/error.h"
+#include "kernels/reduce.h"
+#include "kernels/widen.h"
 
 namespace dreamcomm {
 
@@ -15,9 +18,13 @@ constexpr int kLooksApart = 6;                    // of the nudger's ticks
 
 }  // namespace
 
-Trip::Trip(const Levels& levels, const Request& request, std::uint64_t number, std::size_t chunk,
-           const Interrupt& interrupt)
-    : levels_(levels), request_(request), number_(number), chunk_(chunk), interrupt_(interrupt) {}
+LinkTrip::LinkTrip(const Levels& levels, const Request& request, std::uint64_t number,
+                   std::size_t chunk, const Interrupt& interrupt)
+    : Trip(levels.topology, levels.rank, chunk, levels.widens_halves),
+      levels_(levels),
+      request_(request),
+      number_(number),
+      interrupt_(interrupt) {}
 
 /// INVARIANT: of those who could tell of a late rank its own host's ranks are the first, at the
 /// deadline; then ranks that wait for it from other hosts; then the ranks of those that do: an
@@ -25,13 +32,13 @@ Trip::Trip(const Levels& levels, const Request& request, std::uint64_t number, s
 /// these speaks, and the others pass its words on: all within a tenth of the timeout.
 /// Between hosts a rank tells whom it waits for before it asks what that one tells: in a row of
 /// ranks that wait for each other each passes on whom the last one waits for.
-Clock::duration Trip::slack() const {
+Clock::duration LinkTrip::slack() const {
   constexpr Clock::duration kLeast = std::chrono::milliseconds(150);
   return std::max((request_.deadline - begin_) / 30, kLeast);
 }
 
-void Trip::here(Kind kind, const Reduction& how, std::span<const Block> in,
-                std::span<const Block> out, int root) {
+void LinkTrip::here(Kind kind, const Reduction& how, std::span<const Block> in,
+                    std::span<const Block> out, int root) {
   Request part;
   part.kind = kind;
   part.reduction = how;
@@ -50,7 +57,7 @@ void Trip::here(Kind kind, const Reduction& how, std::span<const Block> in,
 
 /// INVARIANT: what peers of this host write into a room they have written when the call ends for
 /// which it was the output, unless that fails.
-Cargo Trip::room(std::size_t bytes) const {
+Cargo LinkTrip::room(std::size_t bytes) const {
   if (std::shared_ptr<std::byte> own = levels_.heap ? levels_.heap->allocate(bytes) : nullptr) {
     const auto give_back = [own, heap = levels_.heap, spoilt = levels_.spoilt](std::byte* at) {
       if (spoilt->read() != 0) heap->retire(at);
@@ -60,17 +67,44 @@ Cargo Trip::room(std::size_t bytes) const {
   return {{new std::byte[bytes], std::default_delete<std::byte[]>()}, 0, bytes};
 }
 
+Cargo LinkTrip::kept(const Block& block) {
+  Cargo cargo = room(block.bytes);
+  copy_bytes(cargo.data(), block.data, block.bytes);
+  return cargo;
+}
+
+void LinkTrip::copy(std::byte* to, const std::byte* from, std::size_t bytes) {
+  copy_bytes(to, from, bytes);
+}
+
+Cargo LinkTrip::widened(const Steps& steps, std::byte* in, std::size_t count) {
+  if (!steps.widens()) {
+    return {std::shared_ptr<std::byte>(std::shared_ptr<void>(), in), 0, count * steps.item()};
+  }
+  Cargo wide = room(count * sizeof(float));
+  kernels::widen(steps.type, in, reinterpret_cast<float*>(wide.data()), count);
+  return wide;
+}
+
+void LinkTrip::combine(const Steps& steps, std::span<const std::byte* const> of_hosts,
+                       std::byte* out, std::size_t count) {
+  if (!steps.widens()) return reduce(steps.between, of_hosts, out, count);
+  const Cargo wide = room(count * sizeof(float));
+  reduce(steps.between, of_hosts, wide.data(), count);
+  kernels::narrow(steps.type, reinterpret_cast<const float*>(wide.data()), out, count);
+}
+
 /// INVARIANT: messages of one direction between two ranks that may be under way together have
 /// different tags. A call ends on a rank when its own messages have come or been taken over, and
 /// ranks are at most one call apart: each waits for all hosts at the beginning of a call.
-std::uint32_t Trip::tag(std::uint32_t number) const {
+std::uint32_t LinkTrip::tag(std::uint32_t number) const {
   constexpr std::uint32_t kPerCall = 16;  // bits
   const auto call = static_cast<std::uint32_t>(number_) << kPerCall;
   return (call | (number & ((1U << kPerCall) - 1))) & Link::kMostTag;
 }
 
 template <typename Begin>
-std::shared_ptr<Parcel> Trip::begun(int rank, Begin&& begin) const {
+std::shared_ptr<Parcel> LinkTrip::begun(int rank, Begin&& begin) const {
   try {
     return begin();
   } catch (const Error& error) {
@@ -78,24 +112,24 @@ std::shared_ptr<Parcel> Trip::begun(int rank, Begin&& begin) const {
   }
 }
 
-void Trip::send(int rank, const Cargo& cargo, std::uint32_t number) {
+void LinkTrip::send(int rank, const Cargo& cargo, std::uint32_t number) {
   if (cargo.bytes == 0) return;
   const auto begin = [&] { return levels_.link.send(rank, cargo, tag(number)); };
   sends_.push_back({begun(rank, begin), rank});
   traffic_.sent += cargo.bytes;
 }
 
-void Trip::receive(int rank, const Cargo& cargo, std::uint32_t number) {
+void LinkTrip::receive(int rank, const Cargo& cargo, std::uint32_t number) {
   if (cargo.bytes == 0) return;
   const auto begin = [&] { return levels_.link.receive(rank, cargo, tag(number)); };
   receives_.push_back({begun(rank, begin), rank});
   traffic_.received += cargo.bytes;
 }
 
-Trip::Transfers Trip::sends() { return std::exchange(sends_, {}); }
-Trip::Transfers Trip::receives() { return std::exchange(receives_, {}); }
+LinkTrip::Transfers LinkTrip::sends() { return std::exchange(sends_, {}); }
+LinkTrip::Transfers LinkTrip::receives() { return std::exchange(receives_, {}); }
 
-void Trip::wait(const Transfers& transfers) {
+void LinkTrip::wait(const Transfers& transfers) {
   if (transfers.empty()) return;
   std::size_t come = 0;  // of them
   int looks = 0;
@@ -124,13 +158,13 @@ void Trip::wait(const Transfers& transfers) {
   }
 }
 
-std::string Trip::waiting_for(int rank) const {
+std::string LinkTrip::waiting_for(int rank) const {
   return concat(describe(request_), ", in which rank ", this->rank(), " waits for rank ", rank,
                 " of ", topology().words(topology().host_of(rank)), ",");
 }
 
 /// With that rank's own reason, if it has told one.
-void Trip::fail_for(int rank, const Error& error) const {
+void LinkTrip::fail_for(int rank, const Error& error) const {
   const std::string told = levels_.reasons.of(rank);
   throw Error(error.kind(),
               concat(waiting_for(rank), " cannot finish: ", told.empty() ? error.what() : told));

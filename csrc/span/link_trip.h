@@ -1,0 +1,76 @@
+// The way of a call on the host's memory: through shared memory, and a link between hosts.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "comm/communicator.h"
+#include "core/flag.h"
+#include "span/nudger.h"
+#include "span/reasons.h"
+#include "span/trip.h"
+#include "span/vigil.h"
+#include "transport/heap.h"
+
+namespace dreamcomm {
+
+/// What a rank of such a group has, made once.
+struct Levels {
+  Communicator& host;  // the ranks of this one's host
+  const Topology& topology;
+  Link& link;
+  Nudger& nudger;
+  Vigil& vigil;
+  const std::shared_ptr<Heap>& heap;  // of this process; null: none
+  /// Whether a call within the host has failed, in which a late peer may still write.
+  std::shared_ptr<Mark> spoilt;
+  const Reasons& reasons;
+  int rank;  // in the group
+  bool widens_halves;
+};
+
+class LinkTrip final : public Trip {
+ public:
+  /// `number` counts the group's calls. All references must outlive the trip.
+  LinkTrip(const Levels& levels, const Request& request, std::uint64_t number, std::size_t chunk,
+           const Interrupt& interrupt);
+
+  void here(Kind kind, const Reduction& how, std::span<const Block> in, std::span<const Block> out,
+            int root = 0) override;
+  /// In the heap if there is room. Of the heap it is not used again once a call within the host
+  /// has failed.
+  Cargo room(std::size_t bytes) const override;
+  Cargo kept(const Block& block) override;
+  void copy(std::byte* to, const std::byte* from, std::size_t bytes) override;
+  Cargo widened(const Steps& steps, std::byte* in, std::size_t count) override;
+  void combine(const Steps& steps, std::span<const std::byte* const> of_hosts, std::byte* out,
+               std::size_t count) override;
+  void send(int rank, const Cargo& cargo, std::uint32_t number) override;
+  void receive(int rank, const Cargo& cargo, std::uint32_t number) override;
+  void depart(std::uint32_t) override {}  // each was at once
+  Transfers sends() override;
+  Transfers receives() override;
+  void wait(const Transfers& transfers) override;
+
+ private:
+  std::uint32_t tag(std::uint32_t number) const;
+  Clock::duration slack() const;
+  std::string waiting_for(int rank) const;
+  [[noreturn]] void fail_for(int rank, const Error& error) const;
+  template <typename Begin>
+  std::shared_ptr<Parcel> begun(int rank, Begin&& begin) const;
+
+  const Levels& levels_;
+  const Request& request_;
+  const std::uint64_t number_;
+  const Interrupt& interrupt_;
+  const Clock::time_point begin_ = Clock::now();
+  Transfers sends_;
+  Transfers receives_;
+};
+
+}  // namespace dreamcomm
