@@ -20,15 +20,15 @@ bool lie_in_a_row(std::span<const Block> blocks) {
   return true;
 }
 
-/// The block's memory as a tensor of bytes.
-at::Tensor view_of(const Block& block, const at::TensorOptions& bytes) {
-  return at::for_blob(block.data, {static_cast<std::int64_t>(block.bytes)})
-      .options(bytes)
-      .target_device(bytes.device())
+}  // namespace
+
+at::Tensor tensor_at(const std::byte* data, std::size_t count, at::ScalarType type,
+                     c10::Device device) {
+  return at::for_blob(const_cast<std::byte*>(data), {static_cast<std::int64_t>(count)})
+      .options(at::TensorOptions().dtype(type).device(device))
+      .target_device(device)
       .make_tensor();
 }
-
-}  // namespace
 
 Adjacent::Adjacent(std::span<const Block> blocks, c10::Device device)
     : given_(blocks), device_(device), blocks_(blocks.begin(), blocks.end()) {
@@ -45,11 +45,10 @@ Adjacent::Adjacent(std::span<const Block> blocks, c10::Device device)
 
 void Adjacent::copy_all(bool in) const {
   if (!memory_.defined()) return;
-  const at::TensorOptions bytes = memory_.options();
   for (std::size_t i = 0; i < given_.size(); ++i) {
     if (given_[i].bytes == 0) continue;
-    const at::Tensor outside = view_of(given_[i], bytes);
-    const at::Tensor inside = view_of(blocks_[i], bytes);
+    const at::Tensor outside = bytes_at(given_[i], device_);
+    const at::Tensor inside = bytes_at(blocks_[i], device_);
     copy_into(in ? inside : outside, in ? outside : inside);
   }
 }

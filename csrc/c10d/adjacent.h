@@ -10,6 +10,13 @@
 
 namespace dreamcomm {
 
+/// A device's memory as a tensor, which does not keep it.
+at::Tensor tensor_at(const std::byte* data, std::size_t count, at::ScalarType type,
+                     c10::Device device);
+inline at::Tensor bytes_at(const Block& block, c10::Device device) {
+  return tensor_at(block.data, block.bytes, at::kByte, device);
+}
+
 /// Blocks that lie one after the other stay; others get a temporary on the device, which
 /// belongs to the current stream, as do the copies.
 class Adjacent {

@@ -141,6 +141,8 @@ class DreamBackend final : public c10d::Backend {
   /// Whether the tensor lies in the registered memory of the group's device.
   bool holds(const Tensor& tensor) const;
   std::array<Traffic, kKinds> traffic() const;
+  /// Bytes of this rank between hosts.
+  std::array<WireTraffic, kKinds> traffic_between() const;
   /// Null in a group of one host.
   const Bridge* bridge() const { return bridge_.get(); }
   std::string explain(Kind kind, std::size_t bytes, bool in_heaps) const;
@@ -231,6 +233,8 @@ class DreamBackend final : public c10d::Backend {
   WorkPtr carry(const Message& message);
   WorkPtr message_on_device(const Message& message);
   bool put_off(const Message& message);
+  /// A rank as the device's kernels of this host number it; of other hosts none.
+  std::optional<int> near(int rank) const;
   void send_put_off();
   void give_up_coalescing();
   WorkPtr collect(WorkPtr work);
@@ -260,6 +264,8 @@ class DreamBackend final : public c10d::Backend {
   /// Of a group that shares no memory, but for that of the ranks of a host.
   void span(const Topology& topology, const ShmOptions& options);
   void use(std::unique_ptr<Fabric> fabric, const CommOptions& options);
+  /// By this library's kernels, once the first tensor on one comes.
+  void serve_devices();
   /// Agrees on the costs that algorithms are chosen by. Collective.
   void tune();
   void report();
@@ -304,7 +310,9 @@ class DreamBackend final : public c10d::Backend {
 template <typename Operation>
 WorkPtr DreamBackend::forward_message(const Tensor& tensor, Operation&& operation) {
   const c10::Device device = tensor.device();
-  TORCH_CHECK_VALUE(device.is_cpu() || device.is_cuda(), "rank ", rank_,
+  const bool is_known =
+      device.is_cpu() || device.is_cuda() || (device_ && device.type() == device_->type());
+  TORCH_CHECK_VALUE(is_known, "rank ", rank_,
                     ": dreamcomm takes tensors on cpu and cuda, got one on ", device);
   return forward_to(device.is_cpu() ? "cpu" : "cuda", operation);
 }

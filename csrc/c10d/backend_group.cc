@@ -126,6 +126,18 @@ std::array<Traffic, kKinds> DreamBackend::traffic() const {
   return comm_ ? comm_->traffic() : std::array<Traffic, kKinds>{};
 }
 
+std::array<WireTraffic, kKinds> DreamBackend::traffic_between() const {
+  std::array<WireTraffic, kKinds> all{};
+  if (bridge_) all = bridge_->traffic();
+  const std::array<WireTraffic, kKinds> on_devices =
+      device_ ? device_->traffic() : std::array<WireTraffic, kKinds>{};
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    all[i].sent += on_devices[i].sent;
+    all[i].received += on_devices[i].received;
+  }
+  return all;
+}
+
 std::string DreamBackend::transport() const {
   if (bridge_) return bridge_->describe();
   return comm_ ? comm_->transport() : concat("gloo, as no memory is shared: ", reason_);
@@ -165,8 +177,8 @@ std::string DreamBackend::explain(Kind kind, std::size_t bytes, bool in_heaps) c
   const std::string heap = heap_ ? heap_->describe() : concat("none: ", no_heap_);
   if (bridge_) {
     return concat(bridge_->explain(kind, bytes), "\n  (hosts, because ", reason_,
-                  ")\n  (heap of this rank: ", heap,
-                  ")\n  (tensors on cuda and messages: torch's own groups)");
+                  ")\n  (heap of this rank: ", heap, ")\n  (tensors on cuda: ", words_on_devices(),
+                  ')');
   }
   return concat(comm_->explain(kind, bytes, in_heaps), "\n  (costs: ", costs_words_,
                 ")\n  (heap of this rank: ", heap, ")\n  (tensors on cuda: ", words_on_devices(),

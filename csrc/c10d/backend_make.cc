@@ -6,6 +6,7 @@
 #include "c10d/convert.h"
 #include "c10d/costs_file.h"
 #include "c10d/default_group.h"
+#include "c10d/device_exchange.h"
 #include "c10d/gloo_link.h"
 #include "c10d/process_heap.h"
 #include "c10d/process_whereabouts.h"
@@ -121,12 +122,8 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
           {options->group_name, options->algorithm, options->fixed_order, options->timeout,
            host.call_site, host.warn, members_of(*options)});
       if (is_default(*options)) set_default_group(comm_);
-      if (options->cuda == "dreamcomm") {
-        DeviceKind kind = options->device;
-        kind.options.heap_bytes = options->cuda_heap_bytes;
-        device_ = std::make_unique<DeviceCalls>(comm_, kind, interrupt_, meeting_time(*options));
-      }
     }
+    if (comm_ && options->cuda == "dreamcomm") serve_devices();
     // Collective, as far as Gloo is: two ranks that exchange messages must not wait for the others.
     if (!comm_) fallback_.get("cpu");
     if (bridge_) {
@@ -189,6 +186,20 @@ Fallback::Inner DreamBackend::between_hosts(const Topology& topology, const Stor
                        text.substr(0, text.find('\n')),
                        ended.empty() ? "; a rank there may have ended or not been reached" : ""));
   }
+}
+
+void DreamBackend::serve_devices() {
+  DeviceKind kind = options_->device;
+  kind.options.heap_bytes = options_->cuda_heap_bytes;
+  const std::chrono::milliseconds longest = meeting_time(*options_);
+  std::optional<DeviceHosts> hosts;
+  if (bridge_) {
+    const auto store = c10::make_intrusive<c10d::PrefixStore>("between-devices", visit_);
+    hosts = {{bridge_->topology(), rank_, options_->halves_between_hosts != "16bit", kind.chunk},
+             exchange_among_hosts(*comm_, *bridge_, longest, interrupt_),
+             [this, store] { return host_.make_inner(store, rank_, size_, options_, "cuda"); }};
+  }
+  device_ = std::make_unique<DeviceCalls>(comm_, kind, interrupt_, longest, std::move(hosts));
 }
 
 void DreamBackend::tune() {

@@ -56,16 +56,25 @@ void DreamBackend::send_put_off() {
   }
   std::map<int, c10::Device> peers;
   for (const Message& message : messages) peers.emplace(message.peer, message.tensor.device());
-  for (const auto& [peer, device] : peers) device_->meets_with(peer, device);
+  for (const auto& [peer, device] : peers) {
+    if (const std::optional<int> index = near(peer)) device_->meets_with(*index, device);
+  }
   for (const Message& message : messages) {
     const c10::StreamGuard on(*message.stream);
     message_on_device(message);
   }
 }
 
+std::optional<int> DreamBackend::near(int rank) const {
+  if (!bridge_) return rank;
+  const Topology& all = bridge_->topology();
+  return all.host_of(rank) == all.host_of(rank_) ? std::optional(all.index_of(rank)) : std::nullopt;
+}
+
 WorkPtr DreamBackend::message_on_device(const Message& message) {
   const Tensor& tensor = message.tensor;
-  if (!device_->meets_with(message.peer, tensor.device())) {
+  const std::optional<int> peer = near(message.peer);
+  if (!peer || !device_->meets_with(*peer, tensor.device())) {
     return forward_message(tensor, [&](c10d::Backend& inner) {
       TensorList tensors{tensor};
       return message.sends ? inner.send(tensors, message.peer, message.tag)
@@ -78,8 +87,8 @@ WorkPtr DreamBackend::message_on_device(const Message& message) {
                         .deadline = deadline_after(c10d::kUnsetTimeout, timeout()),
                         .async = true,
                         .sequence = static_cast<uint64_t>(sequence_.read())};
-  return collect(message.sends ? device_->send(plan, tensor, message.peer)
-                               : device_->receive(plan, tensor, message.peer));
+  return collect(message.sends ? device_->send(plan, tensor, *peer)
+                               : device_->receive(plan, tensor, *peer));
 }
 
 WorkPtr DreamBackend::carry(const Message& message) {

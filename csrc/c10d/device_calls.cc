@@ -34,18 +34,31 @@ std::function<bool(const c10::Stream&)> capture_test(const DeviceKind& kind) {
 }  // namespace
 
 DeviceCalls::DeviceCalls(std::shared_ptr<Communicator> comm, DeviceKind kind, Interrupt interrupt,
-                         milliseconds meeting_time)
+                         milliseconds meeting_time, std::optional<DeviceHosts> hosts)
     : comm_(std::move(comm)),
       kind_(std::move(kind)),
       interrupt_(std::move(interrupt)),
-      meeting_time_(meeting_time) {}
+      meeting_time_(meeting_time),
+      hosts_(std::move(hosts)) {}
+
+int DeviceCalls::number(int rank) const {
+  if (!hosts_) return rank;
+  const Topology& all = hosts_->place.topology;
+  return all.rank_at(all.host_of(hosts_->place.rank), rank);
+}
+
+std::string DeviceCalls::about_host() const {
+  if (!hosts_) return "";
+  const Topology& all = hosts_->place.topology;
+  return concat("on ", all.words(all.host_of(hosts_->place.rank)), ", here numbered from 0 on: ");
+}
 
 void DeviceCalls::settle_on(c10::Device device) {
   const std::scoped_lock lock(mutex_);
   if (!device_) device_ = device;
-  TORCH_CHECK_VALUE(*device_ == device, "rank ", comm_->rank(), ": this group's calls are on ",
-                    *device_, ", that of its first tensor, got a tensor on ", device,
-                    "; make a group for each device");
+  TORCH_CHECK_VALUE(
+      *device_ == device, "rank ", number(comm_->rank()), ": this group's calls are on ", *device_,
+      ", that of its first tensor, got a tensor on ", device, "; make a group for each device");
 }
 
 bool DeviceCalls::serves(const at::Tensor& tensor, const std::optional<Reduction>& reduction) {
@@ -69,7 +82,7 @@ bool DeviceCalls::serves(c10::Device device) {
 /// Ranks that meet allocate memory, which ends a capture.
 void DeviceCalls::require_no_capture() const {
   const c10::Stream current = c10::impl::VirtualGuardImpl(kind_.type).getStream(*device_);
-  TORCH_CHECK_WITH(DistBackendError, !capture_test(kind_)(current), "rank ", comm_->rank(),
+  TORCH_CHECK_WITH(DistBackendError, !capture_test(kind_)(current), "rank ", number(comm_->rank()),
                    ": a graph cannot capture a group's first call on a device, or the first "
                    "message between two ranks: make one before the capture");
 }
@@ -108,17 +121,34 @@ bool DeviceCalls::meet() {
   } catch (...) {
     std::rethrow_exception(current_as_torch());
   }
+  std::shared_ptr<gpu::Group> group = std::move(meeting.group);
+  std::unique_ptr<DeviceSpan> span = hosts_ ? meet_hosts(group, meeting.why_not) : nullptr;
   const std::scoped_lock lock(mutex_);
   met_ = true;
   why_not_ = std::move(meeting.why_not);
-  if (!meeting.group) return false;
-  const std::shared_ptr<gpu::Group> group = std::move(meeting.group);
+  if (!group) return false;
   if (group->heap()) {
     heap_ = std::make_shared<DeviceHeap>(group->heap(), kind_.options.heap_bytes, *device_,
                                          capture_test(kind_));
   }
-  all_ = std::make_shared<DeviceLane>(group, *device_, ways());
+  all_ = std::make_shared<DeviceLane>(group, *device_, ways(), about_host(), std::move(span));
   return true;
+}
+
+/// After it, `group` is null where it was on any host.
+std::unique_ptr<DeviceSpan> DeviceCalls::meet_hosts(std::shared_ptr<gpu::Group>& group,
+                                                    std::string& why_not) {
+  if (!group) why_not = about_host() + why_not;
+  try {
+    SpanMeeting met = dreamcomm::meet_hosts(group, why_not, *hosts_, *device_);
+    if (met.span) return std::move(met.span);
+    why_not = std::move(met.why_not);
+    if (group) group->close(exchange_among_all(*comm_, meeting_time_, interrupt_));
+  } catch (...) {
+    std::rethrow_exception(current_as_torch());
+  }
+  group = nullptr;
+  return nullptr;
 }
 
 c10::intrusive_ptr<DeviceWork> DeviceCalls::issue(const DevicePlan& plan, Calls& calls) {
@@ -127,7 +157,7 @@ c10::intrusive_ptr<DeviceWork> DeviceCalls::issue(const DevicePlan& plan, Calls&
     const std::scoped_lock lock(mutex_);
     lane = all_;
   }
-  return lane->issue(comm_->rank(), plan, calls);
+  return lane->issue(number(comm_->rank()), plan, calls);
 }
 
 bool DeviceCalls::may_carry(const at::Tensor& tensor) const {
@@ -148,8 +178,8 @@ bool DeviceCalls::meets_with(int peer, c10::Device device) {
     pair = pair_with(peer);
     if (!pair) return meet_pair(peer);
   }
-  TORCH_CHECK_WITH(DistBackendError, pair->broken.empty(), "rank ", comm_->rank(),
-                   ": the first message between this rank and rank ", peer,
+  TORCH_CHECK_WITH(DistBackendError, pair->broken.empty(), "rank ", number(comm_->rank()),
+                   ": the first message between this rank and rank ", number(peer),
                    " was cut off: ", pair->broken, "; make a new group");
   return pair->to && pair->from;
 }
@@ -170,8 +200,8 @@ bool DeviceCalls::meet_pair(int peer) {
       const std::scoped_lock lock(mutex_);
       pairs_[peer].broken = error.what();
     }
-    TORCH_CHECK_WITH(DistBackendError, false, "rank ", me, " did not meet rank ", peer,
-                     " for the first message between them: ", error.what(),
+    TORCH_CHECK_WITH(DistBackendError, false, "rank ", number(me), " did not meet rank ",
+                     number(peer), " for the first message between them: ", error.what(),
                      ". Two ranks wait for each other then: batch first messages "
                      "(batch_isend_irecv), or make them in one order");
   }
@@ -190,12 +220,13 @@ DeviceCalls::LanePtr DeviceCalls::meet_one_way(int from, int to) {
                 exchange_with(*comm_, sends ? to : from, from, meeting_time_, interrupt_));
   if (!meeting.group) {
     const std::scoped_lock lock(mutex_);
-    why_not_ = concat("messages between ranks ", from, " and ", to, ": ", meeting.why_not);
+    why_not_ =
+        concat("messages between ranks ", number(from), " and ", number(to), ": ", meeting.why_not);
     return nullptr;
   }
-  return std::make_shared<DeviceLane>(
-      std::move(meeting.group), *device_, ways(),
-      concat("a message of rank ", from, " to rank ", to, ", here ranks 0 and 1: "));
+  return std::make_shared<DeviceLane>(std::move(meeting.group), *device_, ways(),
+                                      concat("a message of rank ", number(from), " to rank ",
+                                             number(to), ", here ranks 0 and 1: "));
 }
 
 c10::intrusive_ptr<DeviceWork> DeviceCalls::send(const DevicePlan& plan, const at::Tensor& tensor,
@@ -207,14 +238,14 @@ c10::intrusive_ptr<DeviceWork> DeviceCalls::send(const DevicePlan& plan, const a
   }
   Calls calls;
   calls.emplace_back(Kind::kBroadcast, moving(tensor), 0).in_place(memory);
-  return pair_with(to)->to->issue(comm_->rank(), plan, calls);
+  return pair_with(to)->to->issue(number(comm_->rank()), plan, calls);
 }
 
 c10::intrusive_ptr<DeviceWork> DeviceCalls::receive(const DevicePlan& plan,
                                                     const at::Tensor& tensor, int from) {
   Calls calls;
   calls.emplace_back(Kind::kBroadcast, moving(tensor), 0).output(tensor);
-  return pair_with(from)->from->issue(comm_->rank(), plan, calls);
+  return pair_with(from)->from->issue(number(comm_->rank()), plan, calls);
 }
 
 at::Tensor DeviceCalls::allocate(std::int64_t size, const at::TensorOptions& options) {
@@ -313,10 +344,18 @@ void DeviceCalls::close_together() {
   if (all) all->close(exchange_among_all(*comm_, kClosing, interrupt_), pause);
 }
 
+std::array<WireTraffic, kKinds> DeviceCalls::traffic() const {
+  const std::scoped_lock lock(mutex_);
+  if (!all_ || !all_->span()) return {};
+  return all_->span()->traffic();
+}
+
 std::string DeviceCalls::describe() const {
   const std::scoped_lock lock(mutex_);
   if (!all_) return why_not_;
-  return concat(all_->group()->describe(), heap_ ? concat("; ", heap_->describe()) : "");
+  return concat(all_->group()->describe(),
+                hosts_ ? " of this host; between hosts torch's own group" : "",
+                heap_ ? concat("; ", heap_->describe()) : "");
 }
 
 }  // namespace dreamcomm

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <functional>
 #include <map>
 #include <memory>
@@ -11,6 +12,7 @@
 #include <string>
 
 #include "c10d/device_heap.h"
+#include "c10d/device_hosts.h"
 #include "c10d/device_lane.h"
 #include "comm/communicator.h"
 #include "gpu/cuda_driver.h"
@@ -25,6 +27,7 @@ struct DeviceKind {
   /// Whether what a stream, by its native handle, is given goes into a graph.
   std::function<bool(void* stream)> is_capturing = gpu::is_capturing;
   gpu::GroupOptions options;
+  std::size_t chunk = DevicePlace{}.chunk;
 };
 
 /// The part of a backend that serves one device of this rank: that of the first tensor.
@@ -33,7 +36,7 @@ struct DeviceKind {
 class DeviceCalls {
  public:
   DeviceCalls(std::shared_ptr<Communicator> comm, DeviceKind kind, Interrupt interrupt,
-              std::chrono::milliseconds meeting_time);
+              std::chrono::milliseconds meeting_time, std::optional<DeviceHosts> hosts);
 
   /// Whether kernels carry out this reduction, or for none a movement, of such tensors.
   /// Collective at the first tensor that they would serve. Throws c10::ValueError for a
@@ -46,8 +49,9 @@ class DeviceCalls {
   c10::intrusive_ptr<DeviceWork> issue(const DevicePlan& plan, Calls& calls);
 
   /// Whether messages of such tensors may be carried; if so, meets_with() says whether they
-  /// are. Of both ranks, at the first message between them: they meet then, and wait for
-  /// each other. Where several pairs meet, all ranks must take them in the order of ranks.
+  /// are; `peer` of this host, as comm numbers it. Of both ranks, at the first message between
+  /// them: they meet then, and wait for each other. Where several pairs meet, all ranks must take
+  /// them in the order of ranks.
   bool may_carry(const at::Tensor& tensor) const;
   bool meets_with(int peer, c10::Device device);
   /// After meets_with(). Messages to a rank arrive in the order they were sent, whatever
@@ -69,6 +73,8 @@ class DeviceCalls {
   /// Waits for this rank's kernels. `together`: and releases the groups' memory, if the
   /// ranks can agree on it; else ends them if they take long.
   void close(bool together);
+  /// Bytes of this rank between hosts, in calls on devices.
+  std::array<WireTraffic, kKinds> traffic() const;
   /// For people.
   std::string describe() const;
 
@@ -88,6 +94,10 @@ class DeviceCalls {
   c10::Stream make_stream();
   DeviceLane::Ways ways();
   bool meet();
+  std::unique_ptr<DeviceSpan> meet_hosts(std::shared_ptr<gpu::Group>& group, std::string& why_not);
+  /// A rank of `comm`, as people know it.
+  int number(int rank) const;
+  std::string about_host() const;
   bool meet_pair(int peer);
   LanePtr meet_one_way(int from, int to);
   std::vector<LanePtr> lanes() const;
@@ -99,6 +109,7 @@ class DeviceCalls {
   const DeviceKind kind_;
   const Interrupt interrupt_;
   const std::chrono::milliseconds meeting_time_;
+  const std::optional<DeviceHosts> hosts_;
 
   std::mutex meeting_;  // held while all ranks meet
   std::mutex meeting_in_pairs_;

@@ -11,14 +11,12 @@ namespace {
 /// Of messages that no user sends: theirs are 31 bits.
 constexpr std::uint64_t kTag = std::uint64_t{1} << 40;
 
-}  // namespace
-
-gpu::Exchange exchange_among_all(Communicator& comm, std::chrono::milliseconds longest,
-                                 const Interrupt& interrupt) {
-  return [&comm, longest, interrupt](std::span<const std::byte> mine, std::span<std::byte> all) {
+template <typename Run>
+gpu::Exchange exchange_by(int size, std::chrono::milliseconds longest, Run run) {
+  return [size, longest, run](std::span<const std::byte> mine, std::span<std::byte> all) {
     const Block in{const_cast<std::byte*>(mine.data()), mine.size()};
     std::vector<Block> out;
-    for (int rank = 0; rank < comm.size(); ++rank) {
+    for (int rank = 0; rank < size; ++rank) {
       out.push_back({all.data() + static_cast<std::size_t>(rank) * mine.size(), mine.size()});
     }
     Request request;
@@ -26,8 +24,24 @@ gpu::Exchange exchange_among_all(Communicator& comm, std::chrono::milliseconds l
     request.in = std::span(&in, 1);
     request.out = out;
     request.deadline = deadline_in(Clock::now(), longest);
-    comm.run(request, interrupt);
+    run(request);
   };
+}
+
+}  // namespace
+
+gpu::Exchange exchange_among_all(Communicator& comm, std::chrono::milliseconds longest,
+                                 const Interrupt& interrupt) {
+  return exchange_by(comm.size(), longest,
+                     [&comm, interrupt](const Request& request) { comm.run(request, interrupt); });
+}
+
+gpu::Exchange exchange_among_hosts(Communicator& host, Bridge& bridge,
+                                   std::chrono::milliseconds longest, const Interrupt& interrupt) {
+  return exchange_by(bridge.topology().size(), longest,
+                     [&host, &bridge, interrupt](const Request& request) {
+                       host.run_in_turn([&] { bridge.run_ordered(request, interrupt); }, interrupt);
+                     });
 }
 
 gpu::Exchange exchange_with(Communicator& comm, int peer, int first,

@@ -5,12 +5,17 @@
 
 #include "comm/communicator.h"
 #include "gpu/group.h"
+#include "span/bridge.h"
 
 namespace dreamcomm {
 
 /// Among all ranks, in the order of the group's collectives.
 gpu::Exchange exchange_among_all(Communicator& comm, std::chrono::milliseconds longest,
                                  const Interrupt& interrupt);
+
+/// Among the ranks of all hosts, likewise.
+gpu::Exchange exchange_among_hosts(Communicator& host, Bridge& bridge,
+                                   std::chrono::milliseconds longest, const Interrupt& interrupt);
 
 /// Between this rank and another, beside all else: first the bytes of `first`, then of the
 /// other one. `first` is one of the two.

@@ -21,8 +21,8 @@ constexpr milliseconds kLeaving{5'000};
 }  // namespace
 
 DeviceLane::DeviceLane(std::shared_ptr<gpu::Group> group, c10::Device device, Ways ways,
-                       std::string about)
-    : group_(std::move(group)), device_(device), ways_(std::move(ways)) {
+                       std::string about, std::unique_ptr<DeviceSpan> span)
+    : group_(std::move(group)), device_(device), ways_(std::move(ways)), span_(std::move(span)) {
   group_->speak_of(std::move(about));
 }
 
@@ -72,24 +72,35 @@ c10::intrusive_ptr<DeviceWork> DeviceLane::issue(int rank, const DevicePlan& pla
                                          std::move(done), group_, plan.sequence);
 }
 
+void DeviceLane::run_part(const Request& request, void* native) {
+  if (span_) return span_->run(request, native);
+  const Adjacent in(request.in, device_);
+  const Adjacent out(request.out, device_);
+  in.collect();
+  Request adjacent = request;
+  adjacent.in = in.blocks();
+  adjacent.out = out.blocks();
+  group_->run(adjacent, native);
+  out.spread();
+}
+
+void DeviceLane::abort() {
+  group_->abort();
+  if (span_) span_->engine()->abort();
+}
+
 void DeviceLane::run_parts(const DevicePlan& plan, Calls& calls, const c10::Stream& stream) {
   void* const native = c10::impl::VirtualGuardImpl(device_.type()).getStreamNativeHandle(stream);
   bool begun = false;
   try {
     for (Call& call : calls) {
-      Request request = call.request(plan.deadline, 0);
-      const Adjacent in(request.in, device_);
-      const Adjacent out(request.out, device_);
-      in.collect();
-      request.in = in.blocks();
-      request.out = out.blocks();
-      group_->run(request, native);
+      run_part(call.request(plan.deadline, 0), native);
       begun = true;
-      out.spread();
     }
+    if (span_) span_->agree(native);
   } catch (...) {
     // This rank is parts behind its peers: its next call would meet one of them.
-    if (begun) group_->abort();
+    if (begun || (span_ && span_->under_way())) abort();
     throw;
   }
 }
@@ -116,13 +127,14 @@ void DeviceLane::close(const gpu::Exchange& exchange, const Interrupt& pause) {
   const c10::DeviceGuard here(device_);
   ends_within(milliseconds::max(), pause);
   kept_.clear();
+  if (span_) span_->engine()->shutdown();
   group_->close(exchange);
 }
 
 void DeviceLane::leave(const Interrupt& pause) {
   const std::scoped_lock lock(calling_);
   const c10::DeviceGuard here(device_);
-  if (!ends_within(kLeaving, pause)) group_->abort();
+  if (!ends_within(kLeaving, pause)) abort();
   group_->drain();
 }
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "c10d/call.h"
+#include "c10d/device_span.h"
 #include "c10d/device_work.h"
 #include "comm/communicator.h"
 #include "gpu/group.h"
@@ -40,9 +41,9 @@ class DeviceLane {
     Call::IsRegistered is_registered;
     std::function<c10::Stream()> make_stream;
   };
-  /// `about` comes before what errors say.
+  /// `about` comes before what errors say; `span`: null for a group of one host.
   DeviceLane(std::shared_ptr<gpu::Group> group, c10::Device device, Ways ways,
-             std::string about = "");
+             std::string about = "", std::unique_ptr<DeviceSpan> span = nullptr);
 
   /// Puts the calls, parts of one, on their stream. Throws what torch expects.
   c10::intrusive_ptr<DeviceWork> issue(int rank, const DevicePlan& plan, Calls& calls);
@@ -50,7 +51,9 @@ class DeviceLane {
   const std::shared_ptr<gpu::Group>& group() const { return group_; }
   /// Why a call failed, or nothing.
   std::optional<Error> failure() const { return group_->failure(); }
-  void abort() { group_->abort(); }
+  void abort();
+  /// Null: all ranks are of one host.
+  const DeviceSpan* span() const { return span_.get(); }
   /// Collective: waits for this rank's kernels and releases the group's memory. Throws what
   /// `exchange` or `pause` throws; then the memory is kept.
   void close(const gpu::Exchange& exchange, const Interrupt& pause);
@@ -65,12 +68,14 @@ class DeviceLane {
   };
 
   c10::Stream stream_for(const DevicePlan& plan);
+  void run_part(const Request& request, void* native);
   void run_parts(const DevicePlan& plan, Calls& calls, const c10::Stream& stream);
   bool ends_within(std::chrono::milliseconds longest, const Interrupt& pause) const;
 
   const std::shared_ptr<gpu::Group> group_;
   const c10::Device device_;
   const Ways ways_;
+  const std::unique_ptr<DeviceSpan> span_;
   std::mutex calling_;  // one call at a time, and of these:
   std::optional<c10::Stream> side_;
   std::shared_ptr<const c10::Event> last_;  // behind the last call

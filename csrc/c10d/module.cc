@@ -52,7 +52,7 @@ py::dict to_dict(const std::array<Traffic, kKinds>& traffic) {
 py::dict stats_of(const DreamBackend& backend) {
   py::dict stats = to_dict(backend.traffic());
   if (!backend.bridge()) return stats;
-  const auto between = backend.bridge()->traffic();
+  const auto between = backend.traffic_between();
   for (int k = 0; k < kKinds; ++k) {
     const WireTraffic& wire = between[static_cast<std::size_t>(k)];
     const py::dict of_kind = stats[name(static_cast<Kind>(k)).data()];

@@ -127,24 +127,13 @@ class CudaDriver final : public Driver {
     stream_.copy(to, from, bytes);
   }
 
-  // In a graph's capture no event from before can be waited for, nor one recorded that calls
-  // after it wait for. Within one capture, streams are ordered as outside.
   void start(const Task& task, const Grid& grid, void* stream) override {
-    const OnDevice here(device_);
-    const auto on = static_cast<cudaStream_t>(stream);
-    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    unsigned long long capture = 0;
-    check_cuda(cudaStreamGetCaptureInfo(on, &status, &capture), "cudaStreamGetCaptureInfo");
-    const bool captures = status != cudaStreamCaptureStatusNone;
-    const cudaEvent_t last = captures ? last_captured_ : last_;
-    // Also on the stream of the last call: its handle may be another stream's by now.
-    if (!captures || capture == capture_) {
-      check_cuda(cudaStreamWaitEvent(on, last, 0), "cudaStreamWaitEvent");
-    }
-    launch(task, grid, stream);
-    captured_ = captured_ || captures;
-    if (captures) capture_ = capture;
-    check_cuda(cudaEventRecord(last, on), "cudaEventRecord");
+    put_in_order(stream, [&](cudaStream_t) { launch(task, grid, stream); });
+  }
+  void copy_later(void* to, const void* from, std::size_t bytes, void* stream) override {
+    put_in_order(stream, [&](cudaStream_t on) {
+      check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, on), "cudaMemcpyAsync");
+    });
   }
 
   // Replays of graphs are not known one by one. All else on the device is not waited for:
@@ -156,6 +145,27 @@ class CudaDriver final : public Driver {
   }
 
  private:
+  // In a graph's capture no event from before can be waited for, nor one recorded that calls
+  // after it wait for. Within one capture, streams are ordered as outside.
+  template <typename Put>
+  void put_in_order(void* stream, const Put& put) {
+    const OnDevice here(device_);
+    const auto on = static_cast<cudaStream_t>(stream);
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    unsigned long long capture = 0;
+    check_cuda(cudaStreamGetCaptureInfo(on, &status, &capture), "cudaStreamGetCaptureInfo");
+    const bool captures = status != cudaStreamCaptureStatusNone;
+    const cudaEvent_t last = captures ? last_captured_ : last_;
+    // Also on the stream of the last call: its handle may be another stream's by now.
+    if (!captures || capture == capture_) {
+      check_cuda(cudaStreamWaitEvent(on, last, 0), "cudaStreamWaitEvent");
+    }
+    put(on);
+    captured_ = captured_ || captures;
+    if (captures) capture_ = capture;
+    check_cuda(cudaEventRecord(last, on), "cudaEventRecord");
+  }
+
   std::byte* open_here(const MemoryName& name) {
     void* const address = reinterpret_cast<void*>(name.address);
     cudaPointerAttributes attributes{};

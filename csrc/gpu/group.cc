@@ -185,6 +185,16 @@ void Group::run(const Request& request, void* stream) {
   ++sequence_;
 }
 
+void Group::put_verdict(std::byte* word, void* stream) {
+  static_assert(sizeof(Report::reason) == kVerdictBytes);
+  driver_->copy_later(word, &report_of(told_).reason, kVerdictBytes, stream);
+}
+
+void Group::take_verdict(const std::byte* word, void* stream) {
+  static_assert(sizeof(Control::elsewhere) == kVerdictBytes);
+  driver_->copy_later(&control_of(told_).elsewhere, word, kVerdictBytes, stream);
+}
+
 std::optional<Error> Group::refusal() const {
   const std::scoped_lock lock(closing_);
   if (closed_) return Error(ErrorKind::kAborted, "the group was closed");
@@ -203,6 +213,12 @@ std::optional<Error> Group::failure_told() const {
   if (std::atomic_ref(*reason).load(std::memory_order_acquire) != Report::kNone) {
     const Error error = error_of(report, size_);
     return Error(error.kind(), about_ + error.what());
+  }
+  if (std::atomic_ref(control_of(told_).elsewhere).load(std::memory_order_acquire) != 0) {
+    return Error(ErrorKind::kPeerLost,
+                 concat(about_,
+                        "a call on GPUs has failed on a rank of another host, whose error "
+                        "says why: what it gave is not to be used"));
   }
   if (aborted_.load()) return Error(ErrorKind::kAborted, about_ + "abort() was called");
   return std::nullopt;

@@ -62,6 +62,13 @@ class Group {
   /// call failed, which ends the group.
   void run(const Request& request, void* stream);
 
+  /// Of groups on several hosts, in the order of a stream: a word of the device for the ranks of
+  /// other hosts, 0 or that a call has failed here; and theirs, which ends the group if it is not
+  /// 0.
+  static constexpr std::size_t kVerdictBytes = sizeof(std::uint64_t);
+  void put_verdict(std::byte* word, void* stream);
+  void take_verdict(const std::byte* word, void* stream);
+
   /// Why a call failed, as the kernels have told so far; also after close(). Any thread.
   std::optional<Error> failure() const;
   /// Ends this rank's kernels under way, and those of the peers that wait with them; later

@@ -99,7 +99,8 @@ struct Opening {
 
 /// What the host tells a running kernel, likewise.
 struct Control {
-  std::uint64_t abort;  // not 0: give up
+  std::uint64_t abort;      // not 0: give up
+  std::uint64_t elsewhere;  // for the host: not 0: a rank of another host has given up
 };
 
 /// Offsets into a window; equal on all ranks.

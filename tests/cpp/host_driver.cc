@@ -84,6 +84,9 @@ class HostDriver final : public gpu::Driver {
     if (task.in_place != 0) ++kept().calls_in_place;
     run_kernel(task, grid.blocks, grid.lanes, 50);
   }
+  void copy_later(void* to, const void* from, std::size_t bytes, void*) override {
+    copy(to, from, bytes);
+  }
   void drain() override { check(faults_.drains, ErrorKind::kSystem, "the device is lost"); }
 
  private:

@@ -1,12 +1,18 @@
 #include "memory.h"
 
 #include <ATen/native/TensorFactories.h>
+#include <ATen/ops/add.h>
 #include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/div.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/maximum.h>
+#include <ATen/ops/minimum.h>
+#include <ATen/ops/mul.h>
 #include <ATen/ops/view_native.h>
 #include <torch/library.h>
 
 #include <cstring>
+#include <string>
 #include <vector>
 
 namespace dreamcomm::testing {
@@ -72,12 +78,68 @@ at::Tensor as_strided(const at::Tensor& tensor, c10::IntArrayRef sizes, c10::Int
   return at::native::as_strided_tensorimpl(tensor, sizes, strides, offset);
 }
 
+/// The host's operation, on the current stream.
+template <typename Operation>
+void put(const Operation& operation) {
+  queue_of(current_stream()).put(operation);
+}
+
+at::Tensor& add(const at::Tensor& a, const at::Tensor& b, const at::Scalar& by, at::Tensor& out) {
+  put([out = on_host(out), a = on_host(a), b = on_host(b), by]() mutable {
+    at::add_out(out, a, b, by);
+  });
+  return out;
+}
+
+at::Tensor& mul(const at::Tensor& a, const at::Tensor& b, at::Tensor& out) {
+  put([out = on_host(out), a = on_host(a), b = on_host(b)]() mutable { at::mul_out(out, a, b); });
+  return out;
+}
+
+at::Tensor& minimum(const at::Tensor& a, const at::Tensor& b, at::Tensor& out) {
+  put([out = on_host(out), a = on_host(a), b = on_host(b)]() mutable {
+    at::minimum_out(out, a, b);
+  });
+  return out;
+}
+
+at::Tensor& maximum(const at::Tensor& a, const at::Tensor& b, at::Tensor& out) {
+  put([out = on_host(out), a = on_host(a), b = on_host(b)]() mutable {
+    at::maximum_out(out, a, b);
+  });
+  return out;
+}
+
+at::Tensor& div(const at::Tensor& a, const at::Tensor& b, at::Tensor& out) {
+  put([out = on_host(out), a = on_host(a), b = on_host(b)]() mutable { at::div_out(out, a, b); });
+  return out;
+}
+
+at::Tensor& div_rounded(const at::Tensor& a, const at::Tensor& b,
+                        std::optional<c10::string_view> rounding, at::Tensor& out) {
+  put([out = on_host(out), a = on_host(a), b = on_host(b),
+       rounding = std::string(rounding.value())]() mutable { at::div_out(out, a, b, rounding); });
+  return out;
+}
+
+at::Tensor& fill(at::Tensor& tensor, const at::Scalar& number) {
+  put([tensor = on_host(tensor), number] { tensor.fill_(number); });
+  return tensor;
+}
+
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty.memory_format", &empty);
   m.impl("empty_strided", &empty_strided);
   m.impl("_copy_from", &copy_from);
   m.impl("view", &view);
   m.impl("as_strided", &as_strided);
+  m.impl("add.out", &add);
+  m.impl("mul.out", &mul);
+  m.impl("minimum.out", &minimum);
+  m.impl("maximum.out", &maximum);
+  m.impl("div.out", &div);
+  m.impl("div.out_mode", &div_rounded);
+  m.impl("fill_.Scalar", &fill);
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "c10d/device_calls.h"
+#include "engine.h"
 #include "host_driver.h"
 #include "memory.h"
 #include "streams.h"
@@ -41,6 +42,12 @@ class StreamDriver final : public gpu::Driver {
     queue.put([this, task, grid] { host_->start(task, grid, nullptr); });
     last_.record(queue);
   }
+  void copy_later(void* to, const void* from, std::size_t bytes, void* stream) override {
+    Queue& queue = *static_cast<Queue*>(stream);
+    last_.block(queue);
+    queue.put([this, to, from, bytes] { host_->copy(to, from, bytes); });
+    last_.record(queue);
+  }
   void drain() override { last_.wait(); }
 
  private:
@@ -57,12 +64,13 @@ std::unique_ptr<gpu::Driver> make_driver() {
 
 /// For Options._serve_device. The smallest pages make many rounds of few bytes.
 /// `turn`: seconds that a turn is taken to cost; nearly none: all is made in place that can be.
-py::capsule kind(int lanes, int blocks, std::size_t page_bytes, double turn) {
-  auto* made = new DeviceKind{kDeviceType, make_driver, [](void*) { return captures; },
-                              gpu::GroupOptions{.page_bytes = page_bytes,
-                                                .most_blocks = blocks,
-                                                .lanes = lanes,
-                                                .costs = {.turn = turn}}};
+/// `chunk`: bytes of a tensor that go between hosts at a time.
+py::capsule kind(int lanes, int blocks, std::size_t page_bytes, double turn, std::size_t chunk) {
+  auto* made = new DeviceKind{
+      kDeviceType, make_driver, [](void*) { return captures; },
+      gpu::GroupOptions{
+          .page_bytes = page_bytes, .most_blocks = blocks, .lanes = lanes, .costs = {.turn = turn}},
+      chunk};
   return {made, [](void* held) { delete static_cast<DeviceKind*>(held); }};
 }
 
@@ -114,12 +122,19 @@ std::int64_t new_stream() {
 
 PYBIND11_MODULE(dreamcomm_test_device, m) {
   using namespace dreamcomm::testing;
+  py::module_::import("torch.distributed");  // has Engine's base
   m.def("kind", &kind, py::arg("lanes") = 3, py::arg("blocks") = 2, py::arg("page_bytes") = 512,
-        py::arg("turn") = 4e-6);
+        py::arg("turn") = 4e-6, py::arg("chunk") = 1 << 20);
   m.def("capture", [](bool on) { captures = on; });
   m.def("calls_in_place", &host_calls_in_place);
   m.def("delay", &delay);
   py::class_<Gate>(m, "Gate").def(py::init<>()).def("open", &Gate::open);
+  py::class_<Board, std::shared_ptr<Board>>(m, "Board")
+      .def(py::init<>())
+      .def("failure", &Board::failure)
+      .def("traffic", &Board::traffic);
+  py::class_<Engine, c10d::Backend, c10::intrusive_ptr<Engine>>(m, "Engine")
+      .def(py::init<std::shared_ptr<Board>, int, int>());
   m.def("use_device", &use_device);
   m.def("use_stream", &use_stream);
   m.def("new_stream", &new_stream);

@@ -1,0 +1,65 @@
+// The way of a call on a device's memory: this library's kernels within the host, torch's own
+// engine between hosts. All of it is put on one stream; the host waits for nothing.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <memory>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <vector>
+
+#include "gpu/group.h"
+#include "span/trip.h"
+
+namespace dreamcomm {
+
+/// The messages of one number, which the engine takes together: NCCL, that would wait for one
+/// before it begins the next, has all ranks' messages under way at a time.
+class Flight;
+
+class DeviceTrip final : public Trip {
+ public:
+  /// What it goes by: all outlive it.
+  struct Level {
+    gpu::Group& group;  // of the ranks of this host
+    c10d::Backend& engine;
+    const Topology& topology;
+    int rank;
+    bool widens_halves;
+    c10::Device device;
+    void* stream;  // the current one
+  };
+  DeviceTrip(const Level& level, Clock::time_point deadline, std::size_t chunk);
+  /// Orders the stream behind what is still under way, so that no room is used again before.
+  ~DeviceTrip() override;
+
+  void here(Kind kind, const Reduction& how, std::span<const Block> in, std::span<const Block> out,
+            int root = 0) override;
+  Cargo room(std::size_t bytes) const override;
+  /// Itself: the stream will not go on before the message has left.
+  Cargo kept(const Block& block) override;
+  void copy(std::byte* to, const std::byte* from, std::size_t bytes) override;
+  Cargo widened(const Steps& steps, std::byte* in, std::size_t count) override;
+  void combine(const Steps& steps, std::span<const std::byte* const> of_hosts, std::byte* out,
+               std::size_t count) override;
+  void send(int rank, const Cargo& cargo, std::uint32_t number) override;
+  void receive(int rank, const Cargo& cargo, std::uint32_t number) override;
+  void depart(std::uint32_t number) override;
+  Transfers sends() override;
+  Transfers receives() override;
+  /// Orders the stream behind them.
+  void wait(const Transfers& transfers) override;
+
+ private:
+  const std::shared_ptr<Flight>& flight(std::uint32_t number);
+
+  const Level level_;
+  const Clock::time_point deadline_;
+  std::map<std::uint32_t, std::shared_ptr<Flight>> named_;  // not departed
+  std::vector<std::shared_ptr<Flight>> departed_;
+  Transfers sends_;
+  Transfers receives_;
+};
+
+}  // namespace dreamcomm

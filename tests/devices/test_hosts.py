@@ -1,0 +1,223 @@
+"""Collectives on accelerators of several hosts: kernels within each, an engine between them."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import AllgatherOptions
+
+from helpers.device_checks import (
+    SIZES,
+    TYPES,
+    check_all_to_all,
+    check_gathering,
+    check_rooted,
+    check_scattering,
+    operations_on,
+    same,
+)
+from helpers.devices import Engines, device_module, on_device, on_host, run_on_devices
+
+pytest.importorskip("dreamcomm_test_device", reason="built by `make build`")
+
+HOSTS = ("a,a,b,b", "a,b,b", "b,a,b,c", "a,b")
+CHUNK = 256  # bytes at a time: some ten chunks of the largest tensors
+
+
+def world_of(hosts: str) -> int:
+    return hosts.count(",") + 1
+
+
+def numbers(rank: int, size: int, dtype: torch.dtype) -> torch.Tensor:
+    """Of which sums in another order have other bits."""
+    generator = torch.Generator().manual_seed(10 + rank)
+    if dtype.is_floating_point:
+        return torch.randn(size, generator=generator, dtype=torch.float64).to(dtype)
+    return torch.randint(0, 4, (size,), generator=generator).to(dtype)
+
+
+def same_bits(tensor: torch.Tensor, expected: torch.Tensor) -> None:
+    assert torch.equal(on_host(tensor).view(torch.uint8), expected.view(torch.uint8))
+
+
+@pytest.mark.parametrize(
+    ("hosts", "halves", "types"),
+    [(hosts, "float32", TYPES) for hosts in HOSTS]
+    + [(hosts, "16bit", (torch.float16, torch.bfloat16)) for hosts in HOSTS[1:3]],
+    ids=lambda value: value if isinstance(value, str) else f"{len(value)} types",
+)
+def test_sums_have_the_bits_of_the_hosts_tensors(
+    hosts: str, halves: str, types: tuple[torch.dtype, ...]
+) -> None:
+    def body(backend: Any, rank: int) -> None:
+        for dtype in types:
+            for op in operations_on(dtype):
+                check_reductions(backend, rank, dtype, op)
+
+    run_on_devices(world_of(hosts), body, hosts=hosts, halves=halves, chunk=CHUNK)
+
+
+def check_reductions(backend: Any, rank: int, dtype: torch.dtype, op: Any) -> None:
+    world = backend.size()
+    for size in (1, 300):
+        mine = numbers(rank, size, dtype)
+        there = on_device(mine)
+        backend.allreduce([there], op).wait()
+        backend.allreduce([mine], op).wait()
+        same_bits(there, mine)
+        mine = numbers(rank, size, dtype)
+        there = on_device(mine)
+        rooted = dist.ReduceOptions()
+        rooted.reduceOp, rooted.rootRank = op, world - 1
+        backend.reduce([there], rooted).wait()
+        backend.reduce([mine], rooted).wait()
+        same_bits(there, mine)
+        rows = numbers(rank, world * size, dtype)
+        scattered = dist.ReduceScatterOptions()
+        scattered.reduceOp = op
+        shard = torch.zeros(size, dtype=dtype)
+        there = on_device(shard)
+        backend._reduce_scatter_base(there, on_device(rows), scattered).wait()
+        backend._reduce_scatter_base(shard, rows, scattered).wait()
+        same_bits(there, shard)
+
+
+@pytest.mark.parametrize("hosts", HOSTS)
+@pytest.mark.parametrize("chunk", [CHUNK, 1 << 20])
+def test_each_collective_moves_what_it_should(hosts: str, chunk: int) -> None:
+    def body(backend: Any, rank: int) -> None:
+        for size in SIZES:
+            check_rooted(backend, rank, backend.size(), size)
+            check_gathering(backend, rank, backend.size(), size)
+            check_scattering(backend, rank, backend.size(), size)
+            check_all_to_all(backend, rank, backend.size(), size)
+
+    for board in run_on_devices(world_of(hosts), body, hosts=hosts, chunk=chunk):
+        assert board.failure() == ""
+
+
+def test_it_goes_on_registered_memory_as_on_other() -> None:
+    def body(backend: Any, rank: int) -> None:
+        device = torch.device("privateuseone", rank)
+        tensor = backend.allocate_tensor(1000, dtype=torch.float32, device=device)
+        tensor.copy_(torch.arange(1000.0) * (rank + 1))
+        assert backend._holds(tensor)
+        backend.allreduce([tensor]).wait()
+        same(tensor, torch.arange(1000.0) * 10)
+
+    run_on_devices(4, body, hosts="a,a,b,b", registered=1 << 20, turn=1e-9)
+
+
+def test_a_rank_sends_its_share_between_hosts() -> None:
+    """2 (H - 1) / H of S / L bytes, with H hosts of L ranks each."""
+    sent: dict[int, int] = {}
+
+    def body(backend: Any, rank: int) -> None:
+        backend.allreduce([on_device(torch.ones(1200))]).wait()
+        of_call = backend.stats()["all_reduce"]
+        assert of_call["sent_between_hosts"] == of_call["received_between_hosts"]
+        sent[rank] = of_call["sent_between_hosts"]
+
+    boards = run_on_devices(4, body, hosts="a,a,b,b", chunk=CHUNK)
+    assert sent == {rank: 4800 // 2 for rank in range(4)}
+    assert sum(board.traffic()[1] for board in boards) == 4 * 4800 // 2
+
+
+def test_the_host_waits_for_nothing_and_streams_keep_the_order() -> None:
+    def body(backend: Any, rank: int) -> None:
+        held = device_module().Gate()
+        tensor = on_device(torch.zeros(700))
+        tensor.copy_(torch.full((700,), rank + 1.0))
+        gathered = on_device(torch.zeros(4 * 700))
+        options = AllgatherOptions()
+        options.asyncOp = True
+        work = backend.allreduce([tensor])
+        other = backend._allgather_base(gathered, tensor, options)
+        work.wait()
+        other.wait()
+        after = on_device(torch.zeros(700))
+        after.copy_(tensor)
+        tensor.copy_(torch.zeros(700))
+        assert not work.is_completed()
+        held.open()
+        same(after, torch.full((700,), 10.0))
+        same(gathered, torch.full((4 * 700,), 10.0))
+
+    for _ in range(5):
+        run_on_devices(4, body, hosts="a,a,b,b", chunk=CHUNK)
+
+
+def test_tensors_of_host_and_device_take_their_own_paths() -> None:
+    def body(backend: Any, rank: int) -> None:
+        for turn in range(10):
+            on_cpu = torch.full((100,), float(rank + turn))
+            tensor = on_device(on_cpu)
+            work = backend.allreduce([tensor])
+            backend.allreduce([on_cpu]).wait()
+            work.wait()
+            same(tensor, torch.full((100,), 6.0 + 4 * turn))
+            assert torch.equal(on_cpu, torch.full((100,), 6.0 + 4 * turn))
+
+    run_on_devices(4, body, hosts="a,b,a,b")
+
+
+def test_messages_go_to_ranks_of_both_levels() -> None:
+    def body(backend: Any, rank: int) -> None:
+        for peer in range(4):
+            if peer == rank:
+                continue
+            sent, received = on_device(torch.full((9,), float(rank))), on_device(torch.zeros(9))
+            backend._start_coalescing()
+            backend.send([sent], peer, 0)
+            backend.recv([received], peer, 0)
+            backend._end_coalescing().wait()
+            same(received, torch.full((9,), float(peer)))
+
+    run_on_devices(4, body, hosts="a,b,a,b")
+
+
+def test_a_call_that_fails_in_one_host_fails_in_all() -> None:
+    """Ranks 0 and 1, of one host, make different calls, which their kernels notice."""
+    told: dict[int, str] = {}
+
+    def body(backend: Any, rank: int) -> None:
+        tensor = on_device(torch.ones(700))
+        backend.allreduce([tensor]).wait()
+        op = dist.ReduceOp(dist.ReduceOp.MAX if rank == 1 else dist.ReduceOp.SUM)
+        backend.allreduce([tensor], op).wait()
+        device_module().synchronize()
+        with pytest.raises(dist.DistBackendError) as failed:
+            backend.allreduce([tensor]).wait()
+        told[rank] = str(failed.value)
+
+    run_on_devices(4, body, hosts="a,a,b,b", seconds=20)
+    for rank in (0, 1):
+        assert "(ranks 0, 1), here numbered from 0 on: " in told[rank]
+        assert "made another call" in told[rank]
+    for rank in (2, 3):
+        assert "has failed on a rank of another host" in told[rank]
+
+
+def test_where_one_rank_cannot_all_let_torch_carry_whole_calls() -> None:
+    class Broken(Engines):
+        def make(self, store: Any, rank: int, size: int, options: Any, device_type: str) -> Any:
+            if rank == 2 and device_type == "cuda" and not tried.is_set():
+                tried.set()
+                raise RuntimeError("this machine has none")
+            return super().make(store, rank, size, options, device_type)
+
+    tried = threading.Event()
+    engines = Broken()
+
+    def body(backend: Any, rank: int) -> None:
+        tensor = on_device(torch.tensor([rank]))
+        backend.allreduce([tensor], dist.ReduceOp(dist.ReduceOp.MAX)).wait()
+        same(tensor, torch.tensor([3]))
+        text = backend.explain("all_reduce", 8)
+        assert "rank 2: what goes between hosts: RuntimeError: this machine has none" in text.replace("\n", " ")
+
+    run_on_devices(4, body, hosts="a,a,b,b", engines=engines)
