@@ -227,6 +227,35 @@ TEST_CASE("abort ends a GPU group's waiting call on all ranks") {
   });
 }
 
+TEST_CASE("a GPU group tells other hosts whether it has failed, and fails when they have") {
+  with_groups(2, [](gpu::Group& group, Communicator& comm) {
+    std::vector<float> data(4);
+    const Block block{reinterpret_cast<std::byte*>(data.data()), data.size() * sizeof(float)};
+    std::uint64_t own = 1;
+    group.run(sum_of(block), nullptr);
+    group.put_verdict(reinterpret_cast<std::byte*>(&own), nullptr);
+    require(own == 0, "a call that went well failed");
+    std::uint64_t theirs = 0;
+    group.take_verdict(reinterpret_cast<std::byte*>(&theirs), nullptr);
+    require(!group.failure(), "a call that went well elsewhere failed");
+    comm.run(Request{});  // a barrier: the peer may still be in the call
+    theirs = 1;
+    group.take_verdict(reinterpret_cast<std::byte*>(&theirs), nullptr);
+    require(has(group.failure().value().what(), "a rank of another host"), "no word of it");
+    require(has(outcome(group, sum_of(block)), "takes no more tensors"), "a call after it");
+  });
+  with_groups(2, [](gpu::Group& group, Communicator& comm) {
+    std::vector<float> data(4);
+    const Block block{reinterpret_cast<std::byte*>(data.data()), data.size() * sizeof(float)};
+    Request request = sum_of(block);
+    if (comm.rank() == 1) request.reduction.op = ReduceOp::kMax;
+    outcome(group, request);
+    std::uint64_t own = 0;
+    group.put_verdict(reinterpret_cast<std::byte*>(&own), nullptr);
+    require(own != 0, "a mismatch is not told");
+  });
+}
+
 TEST_CASE("a GPU group whose device is lost keeps its memory on all ranks") {
   const int before = host_memory_in_use();
   CHECK_NOTHROW(run_ranks({.size = 2}, [](Communicator& comm) {

@@ -51,6 +51,17 @@ def test_a_killed_rank_ends_the_others_calls() -> None:
         run(cuda_ranks.killed, seconds=3)
 
 
+@pytest.mark.parametrize("hosts", ["a,a,b,b", "a,b,b", "a,b,a,c"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_calls_between_hosts_say_what_the_cpus_do(hosts: str, dtype: torch.dtype) -> None:
+    """Kernels within each of the pretended hosts, NCCL between them."""
+    world = hosts.count(",") + 1
+    for text in spawn(
+        cuda_ranks.between_hosts, world, args=(hosts, dtype), init=False, start_method="spawn"
+    ):
+        assert "of this host; between hosts torch's own group" in text
+
+
 def test_the_group_that_goes_to_nccl() -> None:
     results = spawn(cuda_ranks.over_nccl, 2, init=False, start_method="spawn")
     assert results == [[3.0] * 4] * 2

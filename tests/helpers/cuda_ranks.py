@@ -219,11 +219,26 @@ def killed() -> None:
     work.wait(timedelta(seconds=30))
 
 
-def over_nccl() -> list[float]:
-    """Tensors on GPUs by torch's NCCL group, which must take each rank for a host of its own."""
+def init_with_nccl(options: dreamcomm.Options) -> None:
+    """NCCL must take each rank for a host of its own: they share GPUs."""
     os.environ["NCCL_HOSTID"] = f"host-{os.environ['RANK']}"
-    dist.init_process_group("dreamcomm", pg_options=dreamcomm.Options(cuda="nccl"))
+    dist.init_process_group("dreamcomm", pg_options=options)
     use_gpu()
+
+
+def between_hosts(hosts: str, dtype: torch.dtype) -> str:
+    """Every collective, compared with the CPU's; returns what explain() says."""
+    init_with_nccl(dreamcomm.Options(cuda="dreamcomm", hosts=hosts, costs="fixed"))
+    for size in (1, 1000, 3 << 20):
+        collectives(dtype, size, registered=False)
+    text = dreamcomm.explain("all_reduce", 16)
+    dist.destroy_process_group()
+    return text
+
+
+def over_nccl() -> list[float]:
+    """Tensors on GPUs by torch's NCCL group."""
+    init_with_nccl(dreamcomm.Options(cuda="nccl"))
     tensor = torch.full((4,), dist.get_rank() + 1.0, device="cuda")
     dist.all_reduce(tensor)
     on_cpu = torch.full((4,), dist.get_rank() + 1.0)
