@@ -52,12 +52,11 @@ def test_a_killed_rank_ends_the_others_calls() -> None:
 
 
 @pytest.mark.parametrize("hosts", ["a,a,b,b", "a,b,b", "a,b,a,c"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
-def test_calls_between_hosts_say_what_the_cpus_do(hosts: str, dtype: torch.dtype) -> None:
+def test_calls_between_hosts_say_what_the_cpus_do(hosts: str) -> None:
     """Kernels within each of the pretended hosts, NCCL between them."""
     world = hosts.count(",") + 1
     for text in spawn(
-        cuda_ranks.between_hosts, world, args=(hosts, dtype), init=False, start_method="spawn"
+        cuda_ranks.between_hosts, world, args=(hosts,), init=False, start_method="spawn"
     ):
         assert "of this host; between hosts torch's own group" in text
 

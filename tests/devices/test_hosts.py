@@ -218,6 +218,9 @@ def test_where_one_rank_cannot_all_let_torch_carry_whole_calls() -> None:
         backend.allreduce([tensor], dist.ReduceOp(dist.ReduceOp.MAX)).wait()
         same(tensor, torch.tensor([3]))
         text = backend.explain("all_reduce", 8)
-        assert "rank 2: what goes between hosts: RuntimeError: this machine has none" in text.replace("\n", " ")
+        assert (
+            "rank 2: what goes between hosts: RuntimeError: this machine has none"
+            in text.replace("\n", " ")
+        )
 
     run_on_devices(4, body, hosts="a,a,b,b", engines=engines)

@@ -226,11 +226,12 @@ def init_with_nccl(options: dreamcomm.Options) -> None:
     use_gpu()
 
 
-def between_hosts(hosts: str, dtype: torch.dtype) -> str:
+def between_hosts(hosts: str) -> str:
     """Every collective, compared with the CPU's; returns what explain() says."""
     init_with_nccl(dreamcomm.Options(cuda="dreamcomm", hosts=hosts, costs="fixed"))
-    for size in (1, 1000, 3 << 20):
-        collectives(dtype, size, registered=False)
+    for dtype in (torch.float32, torch.bfloat16, torch.int64):
+        for size in (1, 1000, 3 << 20):
+            collectives(dtype, size, registered=False)
     text = dreamcomm.explain("all_reduce", 16)
     dist.destroy_process_group()
     return text
