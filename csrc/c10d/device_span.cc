@@ -29,10 +29,14 @@ void DeviceSpan::run(const Request& request, void* stream) {
                                 .device = device_,
                                 .stream = stream};
   DeviceTrip trip(level, request.deadline, place_.chunk);
-  if (request.kind == Kind::kBarrier) {  // between hosts the verdict is one
-    trip.here(Kind::kBarrier, Reduction{}, {}, {});
-  } else {
-    spans::run(trip, request);
+  try {
+    if (request.kind == Kind::kBarrier) {  // between hosts the verdict is one
+      trip.here(Kind::kBarrier, Reduction{}, {}, {});
+    } else {
+      spans::run(trip, request);
+    }
+  } catch (const Error& error) {  // of a part
+    throw Error(error.kind(), concat(dreamcomm::describe(request), ": ", error.what()));
   }
   const auto kind = static_cast<std::size_t>(request.kind);
   sent_[kind].grow(static_cast<std::int64_t>(trip.traffic().sent));

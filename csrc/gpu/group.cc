@@ -203,7 +203,9 @@ std::optional<Error> Group::refusal() const {
 
 std::optional<Error> Group::failure() const {
   const std::scoped_lock lock(closing_);
-  return told_ == nullptr ? last_told_ : failure_told();
+  std::optional<Error> failed = told_ == nullptr ? last_told_ : failure_told();
+  if (failed) failed = Error(failed->kind(), about_ + failed->what());
+  return failed;
 }
 
 std::optional<Error> Group::failure_told() const {
@@ -211,16 +213,15 @@ std::optional<Error> Group::failure_told() const {
   const Report& report = report_of(told_);
   auto* reason = const_cast<std::uint64_t*>(&report.reason);
   if (std::atomic_ref(*reason).load(std::memory_order_acquire) != Report::kNone) {
-    const Error error = error_of(report, size_);
-    return Error(error.kind(), about_ + error.what());
+    return error_of(report, size_);
   }
   if (std::atomic_ref(control_of(told_).elsewhere).load(std::memory_order_acquire) != 0) {
-    return Error(ErrorKind::kPeerLost,
-                 concat(about_,
-                        "a call on GPUs has failed on a rank of another host, whose error "
-                        "says why: what it gave is not to be used"));
+    return Error(
+        ErrorKind::kPeerLost,
+        "a call on GPUs has failed on a rank of another host, whose error says why: what it "
+        "gave is not to be used");
   }
-  if (aborted_.load()) return Error(ErrorKind::kAborted, about_ + "abort() was called");
+  if (aborted_.load()) return Error(ErrorKind::kAborted, "abort() was called");
   return std::nullopt;
 }
 

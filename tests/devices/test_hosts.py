@@ -100,6 +100,63 @@ def test_each_collective_moves_what_it_should(hosts: str, chunk: int) -> None:
         assert board.failure() == ""
 
 
+@pytest.mark.parametrize("hosts", ["b,a,b,c", "a,b,b,b"])
+def test_every_rank_may_be_the_root(hosts: str) -> None:
+    def body(backend: Any, rank: int) -> None:
+        for root in range(backend.size()):
+            for size in (0, 1, 300):
+                check_rooted(backend, rank, backend.size(), size, root)
+
+    run_on_devices(4, body, hosts=hosts, chunk=CHUNK)
+
+
+def test_tensors_in_pieces_and_calls_of_many_tensors() -> None:
+    def body(backend: Any, rank: int) -> None:
+        tensor = on_device(torch.arange(1200.0).reshape(30, 40) * (rank + 1))
+        backend.allreduce([tensor.as_strided((40, 30), (1, 40))]).wait()
+        same(tensor, torch.arange(1200.0).reshape(30, 40) * 10)
+        sizes = (1, 300, 0, 7)
+        tensors = [on_device(torch.full((size,), rank + 1.0)) for size in sizes]
+        backend.allreduce_coalesced(tensors, dist.AllreduceCoalescedOptions()).wait()
+        for size, tensor in zip(sizes, tensors, strict=True):
+            same(tensor, torch.full((size,), 10.0))
+
+    run_on_devices(4, body, hosts="b,a,b,c", chunk=CHUNK)
+
+
+def test_sums_of_what_has_the_same_bits_and_blocks_of_no_bytes() -> None:
+    def body(backend: Any, rank: int) -> None:
+        tensor = on_device(torch.tensor([1 + 2j, -3j] * 50) * (rank + 1))
+        backend.allreduce([tensor], dist.ReduceOp(dist.ReduceOp.AVG)).wait()
+        same(tensor, torch.tensor([1 + 2j, -3j] * 50) * 2.5)
+        tensor = on_device(torch.tensor([60_000 + rank], dtype=torch.uint16))
+        backend.allreduce([tensor]).wait()
+        same(tensor, torch.tensor([(240_000 + 6) % 65_536], dtype=torch.uint16))
+        after, before = (rank + 1) % 4, (rank - 1) % 4
+        sent, received = on_device(torch.full((3,), float(rank))), on_device(torch.zeros(3))
+        splits = (
+            [3 if peer == before else 0 for peer in range(4)],
+            [3 if peer == after else 0 for peer in range(4)],
+        )
+        backend.alltoall_base(received, sent, *splits, dist.AllToAllOptions()).wait()
+        same(received, torch.full((3,), float(before)))
+
+    run_on_devices(4, body, hosts="a,b,b,a", chunk=CHUNK)
+
+
+def test_barriers_on_devices_and_a_group_that_closes_while_calls_are_under_way() -> None:
+    def body(backend: Any, rank: int) -> None:
+        on_its_device = dist.BarrierOptions()
+        on_its_device.device_ids = [rank]
+        backend.barrier(on_its_device).wait()
+        options = dist.AllreduceOptions()
+        options.asyncOp = True
+        device_module().delay(0.2)
+        backend.allreduce([on_device(torch.ones(900))], options)
+
+    run_on_devices(4, body, hosts="a,b,a,b", chunk=CHUNK)
+
+
 def test_it_goes_on_registered_memory_as_on_other() -> None:
     def body(backend: Any, rank: int) -> None:
         device = torch.device("privateuseone", rank)
@@ -198,6 +255,8 @@ def test_a_call_that_fails_in_one_host_fails_in_all() -> None:
     for rank in (0, 1):
         assert "(ranks 0, 1), here numbered from 0 on: " in told[rank]
         assert "made another call" in told[rank]
+        assert told[rank].startswith("all_reduce(SUM, 700 x float32): on host ")
+        assert told[rank].count("here numbered") == 1
     for rank in (2, 3):
         assert "has failed on a rank of another host" in told[rank]
 

@@ -53,9 +53,9 @@ def same(tensor: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(on_host(tensor), expected, rtol=0, atol=0)
 
 
-def check_rooted(backend: Any, rank: int, world: int, size: int) -> None:
+def check_rooted(backend: Any, rank: int, world: int, size: int, root: int = -1) -> None:
     parts = [values(r, size) for r in range(world)]
-    root = world - 1
+    root %= world
     broadcast, reduce = dist.BroadcastOptions(), dist.ReduceOptions()
     broadcast.rootRank = reduce.rootRank = root
     tensor = on_device(parts[rank])
