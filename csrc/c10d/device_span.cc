@@ -51,7 +51,8 @@ void DeviceSpan::agree(void* stream) {
   c10d::AllreduceOptions most;
   most.reduceOp = c10d::ReduceOp::MAX;
   most.asyncOp = false;
-  engine_->allreduce(verdict, most)->wait();
+  // NCCL puts it on the current stream, and has no work to return then.
+  if (const auto work = engine_->allreduce(verdict, most)) work->wait();
   group_->take_verdict(word, stream);
   under_way_ = false;
 }

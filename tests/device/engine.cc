@@ -142,10 +142,13 @@ Engine::WorkPtr Engine::recv(std::vector<at::Tensor>& tensors, int from, int) {
 Engine::WorkPtr Engine::allreduce(std::vector<at::Tensor>& tensors,
                                   const c10d::AllreduceOptions& options) {
   TORCH_CHECK(options.reduceOp == c10d::ReduceOp::MAX && tensors.at(0).numel() == 1);
-  return put([board = board_, size = size_, call = calls_++, word = on_host(tensors[0])] {
+  WorkPtr work = put([board = board_, size = size_, call = calls_++, word = on_host(tensors[0])] {
     auto& number = *word.mutable_data_ptr<std::int64_t>();
     number = board->greatest(size, call, number);
   });
+  if (options.asyncOp) return work;
+  work->wait();
+  return nullptr;
 }
 
 }  // namespace dreamcomm::testing

@@ -180,7 +180,7 @@ def test_a_rank_sends_its_share_between_hosts() -> None:
         sent[rank] = of_call["sent_between_hosts"]
 
     boards = run_on_devices(4, body, hosts="a,a,b,b", chunk=CHUNK)
-    assert sent == {rank: 4800 // 2 for rank in range(4)}
+    assert sent == dict.fromkeys(range(4), 4800 // 2)
     assert sum(board.traffic()[1] for board in boards) == 4 * 4800 // 2
 
 
