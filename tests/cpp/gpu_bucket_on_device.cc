@@ -1,9 +1,12 @@
 // Pack and unpack on a GPU. Built with DREAMCOMM_BUILD_GPU_TESTS only, in place of
 // gpu_bucket_on_host.cc.
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
+#include <utility>
 #include <vector>
 
+#include "core/request.h"
 #include "gpu/bucket_launch.h"
 #include "gpu/bucket_plan.h"
 #include "gpu/memory.h"
@@ -12,69 +15,95 @@
 namespace dreamcomm::testing {
 namespace {
 
-/// Memory of the host, and its copy on the device, which is aligned as the original is.
-class Copy {
+/// Memory of the host and its copies on the device, in one allocation: each of its own would
+/// take 2 MiB. A copy is aligned as the original is.
+class Copies {
  public:
-  Copy(const gpu::OwnStream& stream, const void* host, std::size_t bytes)
-      : stream_(stream),
-        bytes_(bytes),
-        skew_(reinterpret_cast<std::uintptr_t>(host) % 16),
-        memory_(bytes + 16) {
-    stream.copy(data(), host, bytes);
-  }
-  std::byte* data() const { return memory_.data() + skew_; }
-  void bring(void* host) const { stream_.copy(host, data(), bytes_); }
-
- private:
-  const gpu::OwnStream& stream_;
-  std::size_t bytes_;
-  std::size_t skew_;
-  gpu::DeviceMemory memory_;
-};
-
-template <typename Tensor>
-struct Copies {
-  std::vector<std::unique_ptr<Copy>> all;
-  std::vector<Tensor> tensors;
-
-  Copies(const gpu::OwnStream& stream, std::span<const Tensor> hosts, std::size_t item) {
-    for (const Tensor& host : hosts) {
-      all.push_back(std::make_unique<Copy>(stream, host.data, host.count * item));
-      tensors.push_back({all.back()->data(), host.count});
+  Copies(const gpu::OwnStream& stream, std::vector<Block> hosts)
+      : stream_(stream), hosts_(std::move(hosts)) {
+    std::size_t end = 0;
+    for (const Block& host : hosts_) {
+      const std::size_t skew = reinterpret_cast<std::uintptr_t>(host.data) % kAlign;
+      offsets_.push_back(chunks(end, kAlign) * kAlign + skew);
+      end = offsets_.back() + host.bytes;
+    }
+    memory_ = std::make_unique<gpu::DeviceMemory>(end + 1);
+    for (std::size_t i = 0; i < hosts_.size(); ++i) {
+      if (hosts_[i].bytes > 0) stream_.copy(at(i), hosts_[i].data, hosts_[i].bytes);
     }
   }
+  std::byte* at(std::size_t index) const { return memory_->data() + offsets_[index]; }
+  void bring(std::size_t index) const {
+    const Block& host = hosts_[index];
+    if (host.bytes > 0) stream_.copy(host.data, at(index), host.bytes);
+  }
+
+ private:
+  static constexpr std::size_t kAlign = 16;
+  const gpu::OwnStream& stream_;
+  std::vector<Block> hosts_;
+  std::vector<std::size_t> offsets_;
+  std::unique_ptr<gpu::DeviceMemory> memory_;
 };
+
+Block block_of(const void* data, std::size_t bytes) {
+  return {static_cast<std::byte*>(const_cast<void*>(data)), bytes};
+}
+
+/// The tensors of a job, one by one, and what comes after them.
+template <typename Tensor>
+std::vector<Block> blocks_of(std::span<const Tensor> tensors, std::size_t item,
+                             std::initializer_list<Block> more) {
+  std::vector<Block> blocks;
+  for (const Tensor& tensor : tensors) blocks.push_back(block_of(tensor.data, tensor.count * item));
+  blocks.insert(blocks.end(), more);
+  return blocks;
+}
+
+template <typename Tensor>
+std::vector<Tensor> tensors_at(const Copies& copies, std::span<const Tensor> hosts) {
+  std::vector<Tensor> tensors;
+  for (std::size_t i = 0; i < hosts.size(); ++i) {
+    tensors.push_back({copies.at(i), hosts[i].count});
+  }
+  return tensors;
+}
 
 }  // namespace
 
 Moved pack_on_gpu(const PackJob& job, const Grid&) {
   const gpu::OwnStream stream;
   const std::size_t count = gpu::count_of(job.tensors);
-  const Copies<Source> sources(stream, job.tensors, item_size(job.from));
-  const Copy out(stream, job.out, count * item_size(job.to));
-  const Copy residual(stream, job.residual, job.residual == nullptr ? 0 : count * sizeof(float));
+  const std::size_t out = job.tensors.size();
+  const std::size_t residual = out + 1;
+  const bool feeds_back = job.residual != nullptr;
+  const Copies copies(stream,
+                      blocks_of(job.tensors, item_size(job.from),
+                                {block_of(job.out, count * item_size(job.to)),
+                                 block_of(job.residual, feeds_back ? count * sizeof(float) : 0)}));
+  const std::vector<Source> sources = tensors_at(copies, job.tensors);
   PackJob there = job;
-  there.tensors = sources.tensors;
-  there.out = out.data();
-  if (job.residual != nullptr) there.residual = reinterpret_cast<float*>(residual.data());
+  there.tensors = sources;
+  there.out = copies.at(out);
+  if (feeds_back) there.residual = reinterpret_cast<float*>(copies.at(residual));
   const Moved moved = gpu::pack(there, stream.get());
   stream.wait();
-  out.bring(job.out);
-  if (job.residual != nullptr) residual.bring(job.residual);
-  stream.wait();
+  copies.bring(out);
+  copies.bring(residual);
   return moved;
 }
 
 Unpacked unpack_on_gpu(const UnpackJob& job, const Grid&) {
   const gpu::OwnStream stream;
   const std::size_t count = gpu::count_of(job.tensors);
-  const Copy in(stream, job.in, count * item_size(job.from));
-  const Copies<Target> targets(stream, job.tensors, item_size(job.to));
+  const Copies copies(stream, blocks_of(job.tensors, item_size(job.to),
+                                        {block_of(job.in, count * item_size(job.from))}));
   const gpu::DeviceMemory partials((gpu::partials_of(count) + 1) * sizeof(double));
   const gpu::DeviceMemory results(2 * sizeof(double));
+  const std::vector<Target> targets = tensors_at(copies, job.tensors);
   UnpackJob there = job;
-  there.in = in.data();
-  there.tensors = targets.tensors;
+  there.in = copies.at(targets.size());
+  there.tensors = targets;
   Unpacked result;
   result.moved = gpu::unpack(
       there,
@@ -82,7 +111,7 @@ Unpacked unpack_on_gpu(const UnpackJob& job, const Grid&) {
        reinterpret_cast<bool*>(results.data() + sizeof(double))},
       stream.get());
   stream.wait();
-  for (std::size_t i = 0; i < targets.all.size(); ++i) targets.all[i]->bring(job.tensors[i].data);
+  for (std::size_t i = 0; i < targets.size(); ++i) copies.bring(i);
   if (job.inspect) {
     stream.copy(&result.squares, results.data(), sizeof(double));
     stream.copy(&result.finite, results.data() + sizeof(double), sizeof(bool));

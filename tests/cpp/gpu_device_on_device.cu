@@ -1,0 +1,8 @@
+#include "gpu/check.cuh"
+#include "gpu_device.h"
+
+namespace dreamcomm::testing {
+
+void use_device(int device) { gpu::check_cuda(cudaSetDevice(device), "cudaSetDevice"); }
+
+}  // namespace dreamcomm::testing

@@ -1,0 +1,82 @@
+// Groups of ranks that are threads, on GPUs: they reach each other's memory by its address, and
+// where there are several GPUs, through peer access between those of one process.
+#include <doctest.h>
+
+#include <stdexcept>
+#include <string>
+
+#include "calls.h"
+#include "gpu/cuda_driver.h"
+#include "gpu/group.h"
+#include "gpu/launch.h"
+#include "gpu_device.h"
+#include "gpu_device_tensors.h"
+#include "gpu_groups.h"
+#include "ranks.h"
+
+namespace dreamcomm::testing {
+namespace {
+
+int devices() {
+  std::string why;
+  const int count = gpu::device_count(why);
+  if (count == 0) throw std::runtime_error("these tests need a GPU: " + why);
+  return count;
+}
+
+/// What a rank has of its own on its device.
+struct Own {
+  gpu::OwnStream stream;
+  gpu::DeviceMemory memory{kTensorBytes};
+};
+
+/// Ranks take the machine's GPUs in turns.
+void with_threads(int size, const gpu::GroupOptions& options,
+                  const std::function<void(gpu::Group&, Communicator&, const Own&)>& body) {
+  const int count = devices();
+  CHECK_NOTHROW(run_ranks({.size = size}, [&](Communicator& comm) {
+    use_device(comm.rank() % count);
+    const Own own;
+    const gpu::Exchange exchange = exchange_over(comm);
+    gpu::Meeting meeting = gpu::meet(comm.rank(), size, gpu::make_cuda_driver, options, exchange);
+    require(meeting.group != nullptr, meeting.why_not);
+    body(*meeting.group, comm, own);
+    meeting.group->close(exchange);
+    // Freeing memory waits for the kernels that run: here none does on any rank.
+  }));
+}
+
+TEST_CASE("threads on GPUs carry out calls of all kinds") {
+  for (const int size : {1, 2, 4}) {
+    CAPTURE(size);
+    with_threads(size, {.most_blocks = 16},
+                 [](gpu::Group& group, Communicator& comm, const Own& own) {
+                   for (const Case& one : cases_of_all_kinds(comm.size())) {
+                     run_case_by(one, comm.rank(), comm.size(), [&](const Request& request) {
+                       run_on(group, own.stream, request, own.memory.data());
+                     });
+                   }
+                 });
+  }
+}
+
+/// Some ranks' tensors in registered memory, and everybody's sometimes.
+TEST_CASE("threads on GPUs carry out calls of all kinds on registered memory") {
+  gpu::GroupOptions options{.most_blocks = 16, .heap_bytes = kTensorBytes};
+  options.costs.turn = 1e-15;  // in place from a few bytes on
+  for (const int size : {2, 4}) {
+    CAPTURE(size);
+    with_threads(size, options, [](gpu::Group& group, Communicator& comm, const Own& own) {
+      int turn = 0;
+      for (const Case& one : cases_of_all_kinds(comm.size())) {
+        std::byte* const memory =
+            turn++ % 4 == comm.rank() ? own.memory.data() : group.heap().get();
+        run_case_by(one, comm.rank(), comm.size(),
+                    [&](const Request& request) { run_on(group, own.stream, request, memory); });
+      }
+    });
+  }
+}
+
+}  // namespace
+}  // namespace dreamcomm::testing
