@@ -4,12 +4,15 @@ Every setting of :class:`Options` can be overridden for all groups of a process 
 environment variable, equal on all ranks:
 
 ===========================  ==========================================================
-``DREAMCOMM_ALGORITHM``      ``auto``, ``direct``, ``one_shot``, ``ring`` or ``master``
+``DREAMCOMM_ALGORITHM``      ``auto``, ``direct``, ``one_shot``, ``ring``, ``master``, ``heap``
 ``DREAMCOMM_FIXED_ORDER``    ``1`` or ``0``
 ``DREAMCOMM_PAGE_BYTES``     bytes of a staging page
 ``DREAMCOMM_MESSAGE_BYTES``  bytes of a message buffer
 ``DREAMCOMM_HEAP_BYTES``     bytes of the heap, ``0`` for none
 ``DREAMCOMM_COSTS``          ``auto``, ``fixed`` or the path of a file of measured costs
+``DREAMCOMM_CUDA``           ``nccl`` or ``dreamcomm``: what carries tensors on GPUs
+``DREAMCOMM_CUDA_HEAP_BYTES``
+                             bytes of each GPU's registered memory, ``0`` for none
 ``DREAMCOMM_LOG``            ``1`` or ``0``, also on some ranks only; with it
                              ``DREAMCOMM_FLIGHT_RECORD`` is the prefix of the files that
                              failed groups leave, see :mod:`dreamcomm.log`
