@@ -2,85 +2,73 @@
 
     python benchmarks/gpu/bucket.py OUT.jsonl
 
-One line for each list of parameters and pass: the median seconds of a pass by each way, the bytes
-that it must move (float32 through bfloat16: 6 an element), their share of the device-to-device
-copy rate measured in the same run, and how many times faster dreamcomm is than torch's best. Times
-are of one device, by CUDA events; nothing in them is the bandwidth of a link.
+One line for each list of parameters, whole and in all of its buckets of 25 MiB, and pass: the
+median seconds of a pass by each way, the bytes that it must move (float32 through bfloat16: 6 an
+element), their share of the device-to-device copy rate measured in the same run, and how many
+times faster dreamcomm is than the best of torch's ways. Before each call other memory is read, far
+more than the L2 cache holds: tensors come from the device's memory, and the host has the time to
+queue the call. Times are of one device, by CUDA events.
+
+"hook" is what DDP's own bf16 hook does beside its all_reduce, on a bucket that holds the gradients
+already (gradient_as_bucket_view): cast, divide, copy back. As it divides before it casts, it is
+compared with both passes together only.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 import torch
+from lines import Line, require_gpu, write_lines
+from lists import buckets, resnet50, tiny, transformer_layer
 from torch import Tensor
 from torch._utils import _flatten_dense_tensors
 
 from dreamcomm import ops
 
 ROUNDS = 20
-CALLS = 5  # in a row, between two events
-BUCKET = 25 << 20  # bytes of float32
-FLUSH = 512 << 20  # bytes written between rounds: no way finds its tensors in the L2 cache
+FLUSH = 512 << 20  # bytes read between calls
+RATIO, SHARE = 1.3, 0.9  # the goals
 
 Way = Callable[[], object]
 
 
-def transformer_layer() -> list[int]:
-    """Parameters of one layer of a 7 B model: hidden 4096, intermediate 11008, gated."""
-    hidden, wide = 4096, 11008
-    return [hidden * hidden] * 4 + [hidden * wide] * 3 + [hidden] * 2
+@dataclass(frozen=True)
+class Bucket:
+    """Gradients, what is sent of them, and views of that for each."""
+
+    tensors: list[Tensor]
+    flat: Tensor
+    views: list[Tensor]
 
 
-def resnet50() -> list[int]:
-    sizes = [64 * 3 * 49, 64, 64]
-    channels = 64
-    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
-        for block in range(blocks):
-            out = 4 * width
-            for weight, features in (
-                (channels * width, width),
-                (width * width * 9, width),
-                (width * out, out),
-            ):
-                sizes += [weight, features, features]
-            if block == 0:
-                sizes += [channels * out, out, out]
-            channels = out
-    return [*sizes, 2048 * 1000, 1000]
-
-
-def buckets(sizes: list[int]) -> list[list[int]]:
-    """As DDP makes them: filled up to 25 MiB."""
-    found: list[list[int]] = [[]]
-    for size in sizes:
-        if found[-1] and 4 * (sum(found[-1]) + size) > BUCKET:
-            found.append([])
-        found[-1].append(size)
-    return found
+def make_bucket(sizes: list[int]) -> Bucket:
+    tensors = [torch.randn(size, device="cuda") for size in sizes]
+    flat = torch.empty(sum(sizes), dtype=torch.bfloat16, device="cuda")
+    return Bucket(tensors, flat, list(torch.split(flat, sizes)))
 
 
 def timed(ways: dict[str, Way]) -> dict[str, float]:
     """Median seconds of a call of each, in turns."""
-    scratch = torch.empty(FLUSH, dtype=torch.uint8, device="cuda")
+    other = torch.ones(FLUSH // 4, device="cuda")
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for way in ways.values():
         way()
-    for round_number in range(ROUNDS):
+    for _ in range(ROUNDS):
         for name, way in ways.items():
-            scratch.fill_(round_number % 256)
+            # Read, not written: what is dirty in the cache would be written back in the call.
+            other.sum()
             begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             begin.record()
-            for _ in range(CALLS):
-                way()
+            way()
             end.record()
             end.synchronize()
-            seconds[name].append(begin.elapsed_time(end) / 1e3 / CALLS)
+            seconds[name].append(begin.elapsed_time(end) / 1e3)
     return {name: median(found) for name, found in seconds.items()}
 
 
@@ -92,79 +80,159 @@ def copy_rate() -> float:
     return 2 * source.numel() / found["copy"]
 
 
-def pack_ways(tensors: list[Tensor], flat: Tensor) -> dict[str, Way]:
-    views = list(torch.split(flat, [t.numel() for t in tensors]))
+def for_all(found: list[Bucket], one: Callable[[Bucket], object]) -> Way:
+    def run() -> None:
+        for bucket in found:
+            one(bucket)
 
-    def foreach() -> None:
-        torch._foreach_copy_(views, tensors)
-        flat.mul_(0.5)
-
-    def flatten() -> Tensor:
-        one: Tensor = _flatten_dense_tensors(tensors)  # type: ignore[no-untyped-call]
-        return one.to(torch.bfloat16).mul_(0.5)
-
-    return {
-        "dreamcomm": lambda: ops.pack(tensors, flat, scale=0.5),
-        "_foreach_copy_, mul_": foreach,
-        "_flatten_dense_tensors, to, mul_": flatten,
-    }
+    return run
 
 
-def unpack_ways(tensors: list[Tensor], flat: Tensor) -> dict[str, Way]:
-    views = list(torch.split(flat, [t.numel() for t in tensors]))
-
-    def foreach() -> None:
-        torch._foreach_copy_(tensors, views)
-        torch._foreach_mul_(tensors, 0.5)
-
-    def norm() -> Tensor:
-        foreach()
-        return torch.nn.utils.get_total_norm(tensors)
-
-    return {
-        "dreamcomm": lambda: ops.unpack(flat, tensors, divisor=2),
-        "_foreach_copy_, _foreach_mul_": foreach,
-        "dreamcomm, norm": lambda: ops.unpack(flat, tensors, divisor=2, inspect=True),
-        "the same, get_total_norm": norm,
-    }
+def pack(bucket: Bucket) -> None:
+    ops.pack(bucket.tensors, bucket.flat, scale=0.5)
 
 
-def measure(name: str, sizes: list[int], rate: float) -> list[dict[str, object]]:
-    tensors = [torch.randn(size, device="cuda") for size in sizes]
-    flat = torch.empty(sum(sizes), dtype=torch.bfloat16, device="cuda")
-    moved = 6 * flat.numel()
-    rows: list[dict[str, object]] = []
-    for what, ways in (("pack", pack_ways(tensors, flat)), ("unpack", unpack_ways(tensors, flat))):
-        seconds = timed(ways)
-        best = min(s for way, s in seconds.items() if "dreamcomm" not in way and "norm" not in way)
-        rows.append(
+def unpack(bucket: Bucket) -> None:
+    ops.unpack(bucket.flat, bucket.tensors, divisor=2)
+
+
+def unpack_and_norm(bucket: Bucket) -> None:
+    ops.unpack(bucket.flat, bucket.tensors, divisor=2, inspect=True)
+
+
+def foreach_pack(bucket: Bucket) -> None:
+    torch._foreach_copy_(bucket.views, bucket.tensors)
+    bucket.flat.mul_(0.5)
+
+
+def foreach_unpack(bucket: Bucket) -> None:
+    torch._foreach_copy_(bucket.tensors, bucket.views)
+    torch._foreach_mul_(bucket.tensors, 0.5)
+
+
+def foreach_unpack_and_norm(bucket: Bucket) -> None:
+    foreach_unpack(bucket)
+    torch.nn.utils.get_total_norm(bucket.tensors)
+
+
+def flatten(bucket: Bucket) -> None:
+    one: Tensor = _flatten_dense_tensors(bucket.tensors)  # type: ignore[no-untyped-call]
+    one.to(torch.bfloat16).mul_(0.5)
+
+
+def both(
+    first: Callable[[Bucket], object], second: Callable[[Bucket], object]
+) -> Callable[..., None]:
+    def one(bucket: Bucket) -> None:
+        first(bucket)
+        second(bucket)
+
+    return one
+
+
+def hook_on(found: list[Bucket]) -> Way:
+    """On buckets of its own, which lie in one piece each."""
+    wholes = [torch.randn(bucket.flat.numel(), device="cuda") for bucket in found]
+
+    def run() -> None:
+        for whole in wholes:
+            compressed = whole.to(torch.bfloat16).div_(2)
+            whole.copy_(compressed)
+
+    return run
+
+
+def is_right(bucket: Bucket) -> bool:
+    """Both passes give what torch's own give."""
+    expected = torch.cat(bucket.tensors).mul(0.5).to(torch.bfloat16)
+    pack(bucket)
+    packed = torch.equal(bucket.flat, expected)
+    unpack(bucket)
+    return packed and torch.equal(torch.cat(bucket.tensors), expected.float() / 2)
+
+
+def measure(name: str, found: list[Bucket], rate: float, bytes_bound: bool) -> list[Line]:
+    right = all(is_right(bucket) for bucket in found)
+    elements = sum(bucket.flat.numel() for bucket in found)
+    passes: dict[str, tuple[int, dict[str, Way]]] = {
+        "pack": (
+            6 * elements,
             {
+                "dreamcomm": for_all(found, pack),
+                "_foreach_copy_, mul_": for_all(found, foreach_pack),
+                "_flatten_dense_tensors, to, mul_": for_all(found, flatten),
+            },
+        ),
+        "unpack": (
+            6 * elements,
+            {
+                "dreamcomm": for_all(found, unpack),
+                "_foreach_copy_, _foreach_mul_": for_all(found, foreach_unpack),
+            },
+        ),
+        "pack and unpack": (
+            12 * elements,
+            {
+                "dreamcomm": for_all(found, both(pack, unpack)),
+                "_foreach_copy_ and mul": for_all(found, both(foreach_pack, foreach_unpack)),
+                "hook": hook_on(found),
+            },
+        ),
+        "unpack, norm": (
+            6 * elements,
+            {
+                "dreamcomm": for_all(found, unpack_and_norm),
+                "the same, get_total_norm": for_all(found, foreach_unpack_and_norm),
+            },
+        ),
+    }
+    lines: list[Line] = []
+    for what, (moved, ways) in passes.items():
+        seconds = timed(ways)
+        best = min((s, way) for way, s in seconds.items() if way != "dreamcomm")
+        lines.append(
+            {
+                "figure": "bucket",
                 "parameters": name,
-                "tensors": len(sizes),
-                "elements": flat.numel(),
+                "tensors": sum(len(bucket.tensors) for bucket in found),
+                "buckets": len(found),
+                "elements": elements,
                 "pass": what,
                 "bytes": moved,
+                "bytes_bound": bytes_bound,
+                "verified": right,
                 "seconds": seconds,
-                "of_copy_rate": moved / seconds["dreamcomm"] / rate,
-                "times_torch": best / seconds["dreamcomm"],
+                "best_peer": best[1],
+                "share": moved / seconds["dreamcomm"] / rate,
+                "share_goal": SHARE,
+                "ratio": best[0] / seconds["dreamcomm"],
+                "ratio_goal": RATIO,
             }
         )
-    return rows
+    return lines
 
 
-def main() -> None:
+def main(out: Path) -> int:
+    require_gpu()
     rate = copy_rate()
-    lists = {"7 B layer": transformer_layer(), "ResNet-50": resnet50(), "tiny": [100] * 10_000}
-    lines: list[dict[str, object]] = [
-        {"device": torch.cuda.get_device_name(0), "copy_bytes_per_s": rate}
+    lines: list[Line] = [
+        {
+            "figure": "copy",
+            "device": torch.cuda.get_device_name(0),
+            "copy_gb_per_s": rate / 1e9,
+        }
     ]
-    for name, sizes in lists.items():
-        lines += measure(f"{name}, whole", sizes, rate)
-        lines += measure(f"{name}, first bucket of 25 MiB", buckets(sizes)[0], rate)
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    Path(sys.argv[1]).write_text(text)
-    print(text, end="")
+    for name, sizes in {"7 B layer": transformer_layer(), "ResNet-50": resnet50()}.items():
+        lines += measure(f"{name}, whole", [make_bucket(sizes)], rate, True)
+        cut = [make_bucket(bucket) for bucket in buckets(sizes)]
+        lines += measure(f"{name}, in buckets of 25 MiB", cut, rate, True)
+    # All in one bucket. So few bytes: what takes time is to start.
+    lines += measure("10,000 tiny tensors", [make_bucket(tiny())], rate, False)
+    write_lines(out, lines)
+    return 0 if all(line.get("verified", True) for line in lines) else 1
 
 
 if __name__ == "__main__":
-    main()
+    if len(sys.argv) != 2:
+        raise SystemExit(__doc__)
+    raise SystemExit(main(Path(sys.argv[1])))

@@ -1,17 +1,19 @@
-"""Times all_reduce of two processes on GPUs beside torch's symmetric memory, interleaved.
+"""Times all_reduce of processes on GPUs beside torch's symmetric memory, interleaved.
 
-    python benchmarks/gpu/collectives.py OUT.jsonl
+    python benchmarks/gpu/collectives.py OUT.jsonl [SECONDS]
 
-One line for each size: the median seconds of a call by each way. With one GPU both ranks' processes
-share it and take turns, by all ways alike: the figures compare ways under the same conditions,
-and say nothing of links.
+One line for each world, dtype and size: the median seconds of a call by each way, and how many
+times faster dreamcomm is on registered memory than the faster of torch's one-shot and two-shot,
+whose memory is registered, too. With one GPU all ranks share it, with the multi-process service if
+that can be started: the figures compare ways under the same conditions, and say nothing of links.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
+import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
@@ -19,38 +21,85 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed._symmetric_memory as symmetric
+from lines import ONE_GPU, Line, require_gpu, write_lines
+from mps import multi_process_service
 
 import dreamcomm
 
-ROUNDS = 15
+ROUNDS = range(3, 16)  # fewest and most
 CALLS = 10  # in a row, between two events
 KIB = 1 << 10
 SIZES = [4 * KIB, 64 * KIB, 1 << 20, 8 << 20, 64 << 20]
+DTYPES = (torch.float32, torch.bfloat16)
+WORLDS = (2, 4)
+OURS, PLAIN, THEIRS = "dreamcomm registered", "dreamcomm", "symm_mem"
 
 Way = Callable[[], object]
 
 
-def ways_for(size: int, device: torch.device) -> dict[str, Way]:
-    group = dist.group.WORLD
-    assert group is not None
-    count = size // 4
-    plain = torch.ones(count, device=device)
-    registered = dreamcomm.empty(count, device=device).fill_(1)
-    theirs = symmetric.empty(count, device=device).fill_(1)
-    symmetric.rendezvous(theirs, group)
-    ops, name = torch.ops.symm_mem, group.group_name
-    return {
-        # torch's sums grow beyond all numbers in the course of it, which takes no longer.
-        "dreamcomm": lambda: dist.all_reduce(plain, dist.ReduceOp.AVG),
-        "dreamcomm registered": lambda: dist.all_reduce(registered, dist.ReduceOp.AVG),
-        "symm_mem one_shot": lambda: ops.one_shot_all_reduce(theirs, "sum", name),
-        "symm_mem two_shot": lambda: ops.two_shot_all_reduce_(theirs, "sum", name),
-    }
+class Case:
+    """The tensors of one size. Zeros: sums stay what they are, however often they are made."""
+
+    def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
+        count = size // dtype.itemsize
+        self.plain = torch.zeros(count, dtype=dtype, device=device)
+        self.registered = dreamcomm.empty(count, dtype=dtype, device=device).zero_()
+        self.tensors = [self.plain, self.registered]
+        self.ways: dict[str, Way] = {
+            PLAIN: lambda: dist.all_reduce(self.plain),
+            OURS: lambda: dist.all_reduce(self.registered),
+        }
+        theirs, self.why_not = symmetric_zeros(count, dtype, device)
+        if self.why_not is None:
+            group = dist.group.WORLD
+            assert theirs is not None
+            assert group is not None
+            ops, name = torch.ops.symm_mem, group.group_name
+            self.tensors.append(theirs)
+            self.ways |= {
+                f"{THEIRS} one_shot": lambda: ops.one_shot_all_reduce(theirs, "sum", name),
+                f"{THEIRS} two_shot": lambda: ops.two_shot_all_reduce_(theirs, "sum", name),
+            }
+
+    def is_right(self) -> bool:
+        """All ways add what the ranks give."""
+        rank, world = dist.get_rank(), dist.get_world_size()
+        found = []
+        for name, way in self.ways.items():
+            for tensor in self.tensors:
+                tensor.fill_(rank + 1)
+            torch.cuda.synchronize()
+            dist.barrier()
+            given = way()
+            result = {PLAIN: self.plain, OURS: self.registered}.get(name, given)
+            assert isinstance(result, torch.Tensor)
+            found.append(bool((result == world * (world + 1) / 2).all()))
+            dist.barrier()
+        for tensor in self.tensors:
+            tensor.zero_()
+        return all(found)
+
+
+def symmetric_zeros(
+    count: int, dtype: torch.dtype, device: torch.device
+) -> tuple[torch.Tensor | None, str | None]:
+    """In torch's symmetric memory; or why some rank has none, on all ranks."""
+    import torch.distributed._symmetric_memory as symmetric
+
+    made = why_not = None
+    try:
+        assert dist.group.WORLD is not None
+        made = symmetric.empty(count, dtype=dtype, device=device).zero_()
+        symmetric.rendezvous(made, dist.group.WORLD)
+    except RuntimeError as error:
+        why_not = str(error).splitlines()[0]
+    told: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(told, why_not)
+    return made, next((words for words in told if words is not None), None)
 
 
 def seconds_of(way: Way) -> float:
-    """Of one call, by this rank's stream."""
+    """Of one call, by the stream of the slowest rank."""
     dist.barrier()
     torch.cuda.synchronize()
     event: Any = torch.cuda.Event
@@ -60,36 +109,95 @@ def seconds_of(way: Way) -> float:
         way()
     end.record()
     torch.cuda.synchronize()
-    return float(begin.elapsed_time(end)) / 1e3 / CALLS
+    seconds = torch.tensor([float(begin.elapsed_time(end)) / 1e3 / CALLS])
+    dist.all_reduce(seconds, dist.ReduceOp.MAX)
+    return seconds.item()
 
 
-def run() -> list[dict[str, object]]:
+def is_over(until: float) -> bool:
+    """The same on all ranks."""
+    over = torch.tensor([time.monotonic() > until])
+    dist.broadcast(over, 0)
+    return bool(over)
+
+
+def time_case(case: Case, seconds: float) -> dict[str, float]:
+    taken: dict[str, list[float]] = {name: [] for name in case.ways}
+    until = time.monotonic() + seconds
+    for turn in range(1 + ROUNDS.stop):
+        for name, way in case.ways.items():
+            found = seconds_of(way)
+            if turn > 0:  # the first is not warm
+                taken[name].append(found)
+        if turn >= ROUNDS.start and is_over(until):
+            break
+    return {name: median(found) for name, found in taken.items()}
+
+
+def run(seconds: float) -> list[Line]:
+    """In every rank; `seconds` for all cases."""
     device = torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
     torch.cuda.set_device(device)
-    lines: list[dict[str, object]] = []
-    for size in SIZES:
-        ways = ways_for(size, device)
-        taken: dict[str, list[float]] = {name: [] for name in ways}
-        for turn in range(2 + ROUNDS):
-            for name, way in ways.items():
-                seconds = torch.tensor([seconds_of(way)])
-                dist.all_reduce(seconds, dist.ReduceOp.MAX)
-                if turn >= 2:
-                    taken[name].append(seconds.item())
-        lines.append({"bytes": size, "seconds": {name: median(t) for name, t in taken.items()}})
+    until = time.monotonic() + seconds
+    cases = [(dtype, size) for dtype in DTYPES for size in SIZES]
+    lines: list[Line] = []
+    for index, (dtype, size) in enumerate(cases):
+        if is_over(until):
+            break
+        case = Case(size, dtype, device)
+        right = case.is_right()
+        share = (until - time.monotonic()) / (len(cases) - index)
+        found = time_case(case, max(share, 0.0))
+        peers = [(s, way) for way, s in found.items() if way.startswith(THEIRS)]
+        best = min(peers, default=(None, f"{THEIRS} could not be used: {case.why_not}"))
+        lines.append(
+            {
+                "figure": "collective",
+                "call": "all_reduce",
+                "ranks": dist.get_world_size(),
+                "dtype": str(dtype).removeprefix("torch."),
+                "bytes": size,
+                "verified": right,
+                "seconds": found,
+                "best_peer": best[1],
+                "ratio": best[0] and best[0] / found[OURS],
+                "ratio_plain": best[0] and best[0] / found[PLAIN],
+                "goal": 1.0,
+                "median_goal": 1.2,
+            }
+        )
     return lines
 
 
-def main() -> None:
+def main(out: Path, seconds: float) -> int:
+    require_gpu()
+    # Before the ranks start. Multicast is for several devices: with one it may wait for ever.
     os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
-    options = dreamcomm.Options(cuda="dreamcomm", cuda_heap_bytes=512 << 20, costs="fixed")
-    lines = dreamcomm.spawn(run, 2, options=options, timeout=60)[0]
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    print(text, end="")
-    Path(sys.argv[1]).write_text(text)
+    os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
+    options = dreamcomm.Options(cuda="dreamcomm", cuda_heap_bytes=256 << 20, costs="fixed")
+    lines: list[Line] = []
+    alone = torch.cuda.device_count() == 1
+    with tempfile.TemporaryDirectory() as folder, multi_process_service(Path(folder)) as sharing:
+        for world in WORLDS:
+            found = dreamcomm.spawn(
+                run,
+                world,
+                args=(seconds / len(WORLDS),),
+                options=options,
+                timeout=60,
+                start_method="spawn",
+            )
+            right = [all(line["verified"] for line in at) for at in zip(*found, strict=True)]
+            lines += [
+                line | {"verified": ok, "sharing": sharing}
+                for line, ok in zip(found[0], right, strict=True)
+            ]
+            label = ONE_GPU if alone else f"{torch.cuda.device_count()} GPUs"
+            write_lines(out, lines, f"{label}; {sharing}")
+    return 0 if all(line["verified"] for line in lines) else 1
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
+    if len(sys.argv) not in (2, 3):
         raise SystemExit(__doc__)
-    main()
+    raise SystemExit(main(Path(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) == 3 else 60.0))

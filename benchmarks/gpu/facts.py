@@ -2,8 +2,8 @@
 
     python benchmarks/gpu/facts.py OUT.json
 
-Every probe runs in processes of its own, with a deadline; one that fails says how, and the others
-go on.
+Every probe runs in processes of its own, all at a time, with a deadline; one that fails says how,
+and the others go on.
 """
 
 from __future__ import annotations
@@ -12,34 +12,39 @@ import json
 import os
 import subprocess
 import sys
-import textwrap
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-DEADLINE_S = 60
+DEADLINE_S = 45
 
+# Each prints one line of JSON, its last.
 VERSIONS = """
-import platform, torch
-print({"python": platform.python_version(), "torch": torch.__version__,
-       "cuda": torch.version.cuda, "nccl": list(torch.cuda.nccl.version()),
-       "device": torch.cuda.get_device_name(0), "capability": torch.cuda.get_device_capability(0),
-       "multiprocessors": torch.cuda.get_device_properties(0).multi_processor_count})
+import json, platform, torch
+properties = torch.cuda.get_device_properties(0)
+print(json.dumps({
+    "python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda,
+    "nccl": ".".join(map(str, torch.cuda.nccl.version())), "device": properties.name,
+    "devices": torch.cuda.device_count(),
+    "capability": [properties.major, properties.minor],
+    "multiprocessors": properties.multi_processor_count, "memory": properties.total_memory}))
 """
 
 # A generic stream of c10 names the cudaStream_t that torch.cuda names.
 STREAMS = """
-import torch
+import json, torch
 found = {}
 for name, stream in {"default": torch.cuda.default_stream(), "side": torch.cuda.Stream()}.items():
     with torch.cuda.stream(stream):
         current = torch.accelerator.current_stream()
         found[name] = {"cuda_stream": stream.cuda_stream, "native": current.native_handle
                        if hasattr(current, "native_handle") else None, "id": current.stream_id}
-print(found)
+print(json.dumps(found))
 """
 
 # The same memory seen by a second process on the one device, by its base and by an offset.
 IPC = """
-import multiprocessing, torch
+import json, multiprocessing, torch
 def child(queue, answer):
     seen = queue.get()
     answer.put((seen[:4].tolist(), seen.data_ptr() % 512))
@@ -51,12 +56,13 @@ if __name__ == "__main__":
     process.start()
     whole = torch.arange(1 << 20, device="cuda", dtype=torch.float32)
     queue.put(whole[128:])
-    print({"seen": answer.get(timeout=50)})
-    process.join(10)
+    values, offset = answer.get(timeout=25)
+    print(json.dumps({"seen": values, "address % 512": offset}))
+    process.join(5)
 """
 
 NCCL = """
-import os, torch, torch.distributed as dist, torch.multiprocessing as mp
+import json, os, tempfile, torch, torch.distributed as dist, torch.multiprocessing as mp
 def run(rank, path):
     os.environ["NCCL_HOSTID"] = f"virtual-{rank}"
     dist.init_process_group("nccl", init_method=f"file://{path}", rank=rank, world_size=2)
@@ -64,16 +70,17 @@ def run(rank, path):
     x = torch.full((4,), float(rank + 1), device="cuda")
     dist.all_reduce(x)
     torch.cuda.synchronize()
-    if rank == 0: print({"two ranks on one device by NCCL_HOSTID": x.tolist()})
+    if rank == 0: print(json.dumps({"two ranks on one device by NCCL_HOSTID": x.tolist()}))
     dist.destroy_process_group()
 if __name__ == "__main__":
-    import tempfile
     mp.spawn(run, args=(tempfile.mktemp(),), nprocs=2)
 """
 
+# Multicast is for several devices: with one it may fail, or wait for the others for ever.
 SYMMETRIC = """
-import os, torch, torch.distributed as dist, torch.multiprocessing as mp
+import json, os, tempfile, torch, torch.distributed as dist, torch.multiprocessing as mp
 os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
+os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
 def run(rank, path):
     import torch.distributed._symmetric_memory as symm
     torch.cuda.set_device(0)
@@ -84,30 +91,11 @@ def run(rank, path):
     torch.cuda.synchronize(); dist.barrier()
     out = torch.ops.symm_mem.one_shot_all_reduce(x, "sum", dist.group.WORLD.group_name)
     torch.cuda.synchronize(); dist.barrier()
-    if rank == 0: print({"one_shot_all_reduce": out[:2].tolist(), "world": handle.world_size})
+    if rank == 0:
+        print(json.dumps({"one_shot_all_reduce": out[:2].tolist(), "world": handle.world_size}))
     dist.destroy_process_group()
 if __name__ == "__main__":
-    import tempfile
     mp.spawn(run, args=(tempfile.mktemp(),), nprocs=2)
-"""
-
-# 25 MiB of float32 in 200 tensors to bfloat16 and back; and a plain copy, read and write counted.
-FOREACH = """
-import torch
-tensors = [torch.randn(32768, device="cuda") for _ in range(200)]
-halves = [torch.empty_like(t, dtype=torch.bfloat16) for t in tensors]
-def rate(call, moved, repeats=50):
-    for _ in range(5): call()
-    begin, end = torch.cuda.Event(True), torch.cuda.Event(True)
-    begin.record()
-    for _ in range(repeats): call()
-    end.record(); torch.cuda.synchronize()
-    return moved * repeats / (begin.elapsed_time(end) * 1e-3) / 1e9
-n = sum(t.numel() for t in tensors)
-big = torch.empty(1 << 28, device="cuda"); other = torch.empty_like(big)
-print({"foreach_copy_to_bf16_gb_s": rate(lambda: torch._foreach_copy_(halves, tensors), 6 * n),
-       "foreach_copy_back_gb_s": rate(lambda: torch._foreach_copy_(tensors, halves), 6 * n),
-       "device_copy_gb_s": rate(lambda: other.copy_(big), 8 * big.numel(), 10)})
 """
 
 PROBES = {
@@ -116,14 +104,13 @@ PROBES = {
     "ipc between processes": IPC,
     "nccl": NCCL,
     "symmetric memory": SYMMETRIC,
-    "foreach copy": FOREACH,
 }
 
 
 def run_probe(name: str, code: str, folder: Path) -> object:
     """What the probe printed, or how it ended."""
     file = folder / f"{name.replace(' ', '_')}.py"
-    file.write_text(textwrap.dedent(code))
+    file.write_text(code)
     try:
         done = subprocess.run(
             [sys.executable, str(file)], capture_output=True, text=True, timeout=DEADLINE_S
@@ -132,7 +119,17 @@ def run_probe(name: str, code: str, folder: Path) -> object:
         return {"failed": f"not done within {DEADLINE_S} s"}
     if done.returncode != 0:
         return {"failed": done.stderr.strip().splitlines()[-8:]}
-    return done.stdout.strip()
+    return read_answer(done.stdout)
+
+
+def read_answer(text: str) -> object:
+    """The last line; libraries may print others."""
+    last = (text.strip().splitlines() or [""])[-1]
+    try:
+        answer: object = json.loads(last)
+    except ValueError:
+        return {"failed": f"printed {last!r}"}
+    return answer
 
 
 def command(*words: str) -> str:
@@ -143,12 +140,13 @@ def command(*words: str) -> str:
     return (done.stdout + done.stderr).strip()
 
 
-def main() -> None:
-    import tempfile
-
-    out = Path(sys.argv[1])
-    found: dict[str, object] = {
-        "nvidia-smi": command("nvidia-smi", "-q", "-d", "COMPUTE,MEMORY,CLOCK").splitlines()[:60],
+def machine() -> dict[str, object]:
+    query = "name,driver_version,memory.total,clocks.max.sm,clocks.max.mem,compute_mode"
+    return {
+        "commit": command("git", "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"),
+        "nvidia-smi": command(
+            "nvidia-smi", f"--query-gpu={query},mig.mode.current", "--format=csv"
+        ).splitlines(),
         "nvcc": command("nvcc", "--version").splitlines()[-2:],
         "mps": {
             "pipe": os.environ.get("CUDA_MPS_PIPE_DIRECTORY"),
@@ -156,12 +154,24 @@ def main() -> None:
         },
         "user limits": command("sh", "-c", "ulimit -l; cat /proc/sys/kernel/yama/ptrace_scope"),
     }
-    with tempfile.TemporaryDirectory() as folder:
-        for name, code in PROBES.items():
-            found[name] = run_probe(name, code, Path(folder))
-            print(f"{name}: {found[name]}", flush=True)
+
+
+def main(out: Path) -> int:
+    found = machine()
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(len(PROBES)) as threads:
+        folder = Path(name)
+        running = {
+            probe: threads.submit(run_probe, probe, code, folder) for probe, code in PROBES.items()
+        }
+        found |= {probe: answer.result() for probe, answer in running.items()}
     out.write_text(json.dumps(found, indent=2) + "\n")
+    print(out.read_text(), end="")
+    failed = [p for p in PROBES if isinstance(a := found[p], dict) and "failed" in a]
+    print(f"probes that failed: {', '.join(failed) or 'none'}")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    main()
+    if len(sys.argv) != 2:
+        raise SystemExit(__doc__)
+    raise SystemExit(main(Path(sys.argv[1])))

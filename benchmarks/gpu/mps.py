@@ -1,0 +1,91 @@
+"""NVIDIA's multi-process service, with which kernels of several processes run on a GPU together.
+
+Without it processes take turns: waits between them then take as long as their slices of time.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+CONTROL = "nvidia-cuda-mps-control"
+SECONDS = 20  # for a command, and twice as long for the first process that uses it
+FOLDERS = ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY")
+RUNS = "kernels of all ranks run together (MPS)"
+
+
+@contextmanager
+def multi_process_service(folder: Path) -> Iterator[str]:
+    """Starts it for the processes that are started within, and says whether that went well.
+
+    One that runs already is used, and left as it is.
+    """
+    why_not = None if ask("get_server_list") is not None else start(folder)
+    if why_not is None:
+        why_not = try_a_process()
+    started = FOLDERS[0] in os.environ and str(folder) in os.environ[FOLDERS[0]]
+    if why_not is not None and started:
+        stop()
+        started = False
+    try:
+        yield RUNS if why_not is None else f"processes take turns (no MPS: {why_not})"
+    finally:
+        if started:
+            stop()
+
+
+def start(folder: Path) -> str | None:
+    """Why it cannot be started, or None."""
+    if shutil.which(CONTROL) is None:
+        return f"{CONTROL} is not installed"
+    for variable in FOLDERS:
+        path = folder / variable.lower()
+        path.mkdir(parents=True, exist_ok=True)
+        os.environ[variable] = str(path)
+    try:
+        done = subprocess.run([CONTROL, "-d"], capture_output=True, text=True, timeout=SECONDS)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return None if done.returncode == 0 else first_line(done.stderr) or "it did not start"
+
+
+def try_a_process() -> str | None:
+    """Why a process cannot use the GPU through it, or None."""
+    code = "import torch; torch.zeros(1, device='cuda').item()"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=2 * SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return "a process that used it did not end"
+    if done.returncode != 0:
+        return done.stderr.strip().splitlines()[-1]
+    return None if ask("get_server_list") else "no server of it runs"
+
+
+def ask(words: str) -> str | None:
+    """What the daemon answers; None where there is none."""
+    if shutil.which(CONTROL) is None:
+        return None
+    try:
+        done = subprocess.run(
+            [CONTROL], input=words + "\n", capture_output=True, text=True, timeout=SECONDS
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def stop() -> None:
+    ask("quit -t 5")
+    for variable in FOLDERS:
+        os.environ.pop(variable, None)
+
+
+def first_line(text: str) -> str:
+    return next(iter(text.strip().splitlines()), "")
