@@ -7,9 +7,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+import dreamcomm
 from dreamcomm.bench.cases import Case
+from dreamcomm.bench.gpus import why_not_carried
 from dreamcomm.bench.rank import run_rank
 from dreamcomm.bench.result import CaseResult, Settings
+from dreamcomm.bench.team import Team
 
 
 def wrong_on_last_rank(cases: list[Case], settings: Settings, group: str) -> list[CaseResult]:
@@ -26,4 +29,15 @@ def wrong_on_last_rank(cases: list[Case], settings: Settings, group: str) -> lis
             tensor[3] += 1
 
     dist.all_reduce = wrong
+    return run_rank(cases, settings)
+
+
+def why_not_carried_here() -> str | None:
+    """From what explain() says in this group."""
+    return why_not_carried(dreamcomm.explain("all_reduce", 16))
+
+
+def carried_by_nccl(cases: list[Case], settings: Settings) -> list[CaseResult]:
+    """Runs the cases where dreamcomm hands the run's tensors to another group."""
+    Team.not_carried = lambda self: self.first_problem("rank 1: no peer access")
     return run_rank(cases, settings)

@@ -225,4 +225,6 @@ def versus(run: dict[str, Any], parts: list[Line]) -> Figure:
         if ratios:
             told = f"{median(ratios):.2f} in the median of {len(ratios)} cases"
             return Figure(name, goal, f"{told}, at worst {min(ratios):.2f}", min(ratios) >= 1)
+        notes = [note for row in run["rows"] for note in row["notes"]]
+        return Figure(name, goal, ": ".join([NOT_MEASURED, *notes[:1]]))
     return Figure(name, goal, NOT_MEASURED + (f": {part['why']}" if part else ""))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from dreamcomm.bench.casefile import read_cases
@@ -72,14 +72,3 @@ def sizes_of(flags: Flags, quick: bool) -> tuple[int, ...]:
     least = parse_size(MIN if flags.least is None else flags.least)
     most = parse_size(MAX if flags.most is None else flags.most)
     return steps(least, most, FACTOR if flags.factor is None else flags.factor)
-
-
-def on_gpus(grids: list[Grid]) -> list[Grid]:
-    """The grids without what is there for CPU tensors only.
-
-    Raises:
-        ValueError: nothing is left of one.
-    """
-    if any("private" not in grid.placements or "dist" not in grid.layers for grid in grids):
-        raise ValueError("tensors on GPUs are private ones, and run through the layer dist only")
-    return [replace(grid, placements=("private",), layers=("dist",)) for grid in grids]

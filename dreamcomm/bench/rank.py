@@ -8,7 +8,7 @@ import torch
 
 from dreamcomm.bench.progress import CaseBar
 from dreamcomm.bench.result import CaseResult, Prediction, Settings
-from dreamcomm.bench.room import available_memory, shortage
+from dreamcomm.bench.room import shortage
 from dreamcomm.bench.statistics import Timing, across_ranks, summarize
 from dreamcomm.bench.team import Team
 from dreamcomm.bench.timing import measure
@@ -23,8 +23,12 @@ def run_rank(cases: list[Case], settings: Settings) -> list[CaseResult]:
     """Runs the cases in this rank of the default group; every rank returns the same results."""
     torch.set_num_threads(1)
     team = Team(settings.versus)
+    why_not = team.not_carried()
+    if why_not is not None:
+        words = f"dreamcomm's kernels do not carry tensors on GPUs here: {why_not}"
+        return [skipped(case, words) for case in cases]
     # Asked once: later, memory that is kept for the next case would count as taken.
-    available: int = team.from_first(available_memory())
+    available: int = team.from_first(team.available())
     results = []
     with CaseBar(team.world, len(cases), show=team.rank == 0) as bar:
         for case in cases:

@@ -14,12 +14,12 @@ from rich.console import Console
 
 from dreamcomm.bench import machine
 from dreamcomm.bench.cases import Case, expand
-from dreamcomm.bench.flags import Flags, grids_of, on_gpus
+from dreamcomm.bench.flags import Flags, grids_of
+from dreamcomm.bench.gpus import check_gpus, device_of, on_gpus, options_for
 from dreamcomm.bench.plot import FORMATS, draw
 from dreamcomm.bench.rank import run_rank
 from dreamcomm.bench.report import WIDTH, print_run
 from dreamcomm.bench.result import CaseResult, Run, Settings, write_json
-from dreamcomm.bench.team import device_of
 from dreamcomm.launch import spawn
 
 # torch's list names them as well: the fake one moves nothing.
@@ -54,6 +54,8 @@ def plan(
             raise ValueError(
                 f"a case asks for {case.world} ranks, but this process is one of {launched}"
             )
+    if device_of(versus) == "cuda" and launched is None:
+        check_gpus(listed)
     return listed
 
 
@@ -148,7 +150,10 @@ def run_bench(cases: list[Case], settings: Settings) -> Run:
     else:
         for world, group in groupby(cases, key=lambda case: case.world):
             arguments = (list(group), settings)
-            results += spawn(run_rank, world, args=arguments, start_method="spawn")[0]
+            options = options_for(arguments[0], settings.versus)
+            results += spawn(
+                run_rank, world, args=arguments, options=options, start_method="spawn"
+            )[0]
     return Run(
         machine.now(),
         machine.this_machine(),
@@ -161,7 +166,7 @@ def run_bench(cases: list[Case], settings: Settings) -> Run:
 
 def run_launched(cases: list[Case], settings: Settings) -> list[CaseResult]:
     """Runs the cases in this process, a rank already."""
-    dist.init_process_group("dreamcomm")
+    dist.init_process_group("dreamcomm", pg_options=options_for(cases, settings.versus))
     results = run_rank(cases, settings)
     dist.destroy_process_group()
     return results

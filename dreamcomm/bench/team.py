@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 
 import dreamcomm
+from dreamcomm.bench.gpus import device_of, why_not_carried
+from dreamcomm.bench.room import available_memory
 from dreamcomm.info import backend_of
 
 
@@ -40,11 +42,32 @@ class Team:
         return torch.empty(rows, columns, dtype=dtype, device=self.device)
 
     def heap(self, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
-        """Memory in the shared heap. Raises MemoryError where it is full."""
-        made = dreamcomm.empty(rows, columns, dtype=dtype)
+        """Memory in the shared heap, or registered on the GPU. Raises MemoryError where it is full.
+
+        That of a GPU is the group's: all ranks have to call this.
+        """
+        made = dreamcomm.empty(rows, columns, dtype=dtype, device=self.device)
         if not dreamcomm.is_shared(made):
-            raise MemoryError("the heap is full: set DREAMCOMM_HEAP_BYTES to a larger size")
+            of = "CUDA_HEAP" if self.device == "cuda" else "HEAP"
+            raise MemoryError(f"the heap is full: set DREAMCOMM_{of}_BYTES to a larger size")
         return made
+
+    def available(self) -> int:
+        """Bytes for the tensors of all ranks, as far as they lie where the run's tensors do."""
+        if self.device == "cpu":
+            return available_memory()
+        return self.world * torch.cuda.mem_get_info()[0]
+
+    def not_carried(self) -> str | None:
+        """Why dreamcomm does not carry the run's tensors itself, on every rank; or None.
+
+        A first call on GPUs lets the ranks meet. Without this, torch's NCCL would be measured in
+        dreamcomm's name.
+        """
+        if self.device == "cpu":
+            return None
+        dist.all_reduce(torch.ones(1, device=self.device))
+        return self.first_problem(why_not_carried(dreamcomm.explain("all_reduce", 4)))
 
     def from_first(self, value: Any) -> Any:
         """Rank 0's value, on every rank."""
@@ -61,8 +84,3 @@ class Team:
     def first_problem(self, problem: str | None) -> str | None:
         """The problem of the lowest rank that has one, on every rank."""
         return next((found for found in self.gather(problem) if found is not None), None)
-
-
-def device_of(versus: str | None) -> str:
-    """Where the tensors of a run lie: NCCL takes those of GPUs only."""
-    return "cuda" if versus == "nccl" else "cpu"
