@@ -9,7 +9,7 @@ import torch
 
 from dreamcomm import ops
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 SHAPES = ((3, 5), (0,), (1,), (1000,), (257, 33), ())
@@ -21,9 +21,22 @@ def tensors(dtype: torch.dtype) -> list[torch.Tensor]:
 
 
 def same(on_gpu: torch.Tensor, on_cpu: torch.Tensor) -> bool:
-    return torch.equal(on_gpu.cpu().view(torch.uint8), on_cpu.view(torch.uint8))
+    """To the last bit. A tensor of no dimension cannot be seen as bytes."""
+    return torch.equal(bits(on_gpu.cpu()), bits(on_cpu))
 
 
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def test_the_bits_of_any_shape_can_be_compared() -> None:
+    for shape in SHAPES:
+        zero = torch.zeros(shape)
+        assert same(zero, zero.clone())
+        assert zero.numel() == 0 or not same(zero, -zero)
+
+
+@on_a_gpu
 @pytest.mark.parametrize(("source", "to"), product(DTYPES, DTYPES))
 def test_pack_and_residual_are_the_cpus(source: torch.dtype, to: torch.dtype) -> None:
     given = tensors(source)
@@ -39,6 +52,7 @@ def test_pack_and_residual_are_the_cpus(source: torch.dtype, to: torch.dtype) ->
     assert same(residual_there, residual)
 
 
+@on_a_gpu
 @pytest.mark.parametrize(("source", "to"), product(DTYPES, DTYPES))
 def test_unpack_and_sums_are_the_cpus(source: torch.dtype, to: torch.dtype) -> None:
     count = sum(t.numel() for t in tensors(to))
@@ -53,6 +67,7 @@ def test_unpack_and_sums_are_the_cpus(source: torch.dtype, to: torch.dtype) -> N
     assert bool(done_there.finite) == done.finite
 
 
+@on_a_gpu
 def test_a_graph_replays_both() -> None:
     given = [torch.randn(5000, device="cuda"), torch.randn(77, device="cuda")]
     buffer = torch.empty(5077, dtype=torch.bfloat16, device="cuda")
@@ -77,6 +92,7 @@ def test_a_graph_replays_both() -> None:
     assert norm.item() == pytest.approx(expected)
 
 
+@on_a_gpu
 def test_devices_must_be_one() -> None:
     with pytest.raises(ValueError, match=r"on cuda:0 like 'out', got a tensor on cpu"):
         ops.pack([torch.zeros(3)], torch.zeros(3, device="cuda"))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
+from copy import deepcopy
 from datetime import timedelta
 from typing import Any
 
@@ -27,11 +29,47 @@ def values(rank: int, size: int, dtype: torch.dtype) -> torch.Tensor:
     return numbers.to(dtype)
 
 
+def each(cases: dict[str, Callable[[], object]]) -> None:
+    """One after another in the processes that run: to start others takes longer than most cases."""
+    for name, case in cases.items():
+        try:
+            case()
+        except Exception as error:
+            raise AssertionError(f"rank {dist.get_rank()}, in the case {name}") from error
+
+
 def transport() -> str:
     """What explain() says of tensors on GPUs, after a call on one."""
     use_gpu()
     dist.all_reduce(torch.ones(4, device="cuda"))
     return dreamcomm.explain("all_reduce", 16)
+
+
+def all_collectives(dtypes: list[torch.dtype], sizes: list[int]) -> None:
+    """Also of tensors in registered memory."""
+    use_gpu()
+    each(
+        {
+            f"{dtype}, {size} elements, {'registered' if registered else 'plain'}": (
+                lambda case=(dtype, size, registered): collectives(*case)
+            )
+            for dtype in dtypes
+            for size in sizes
+            for registered in (False, True)
+        }
+    )
+
+
+def order() -> None:
+    """Messages, streams and graphs."""
+    use_gpu()
+    each({function.__name__: function for function in (messages, streams, graph)})
+
+
+def training() -> None:
+    """What DDP, its hooks and FSDP2 make of the collectives."""
+    use_gpu()
+    each({function.__name__: function for function in (ddp, hooks_bits, hooks_training, fsdp)})
 
 
 def collectives(dtype: torch.dtype, size: int, registered: bool) -> None:
@@ -177,6 +215,70 @@ def ddp() -> None:
     check_weights([parameter.detach() for parameter in wrapped.parameters()])
 
 
+HOOKS = ("average", "bf16", "bf16_feedback")
+
+
+class Linear(nn.Module):
+    """Its gradients are what it is given, to the last bit and on every device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList([torch.zeros(n) for n in (3, 70_001, 1, 300_000)])
+
+    def forward(self, given: list[torch.Tensor]) -> torch.Tensor:
+        products = [(w * x).sum() for w, x in zip(self.weights, given, strict=True)]
+        return torch.stack(products).sum()
+
+
+def hooked(module: nn.Module, name: str) -> tuple[DistributedDataParallel, dreamcomm.hooks.State]:
+    wrapped = DistributedDataParallel(module, bucket_cap_mb=1, gradient_as_bucket_view=True)
+    state = dreamcomm.hooks.State()
+    wrapped.register_comm_hook(state, getattr(dreamcomm.hooks, name))
+    return wrapped, state
+
+
+def gradients(module: nn.Module) -> list[torch.Tensor]:
+    found = [parameter.grad for parameter in module.parameters()]
+    return [gradient.cpu() for gradient in found if gradient is not None]
+
+
+def hooks_bits() -> None:
+    """Equal gradients on the GPU and on the CPU come out of the hooks equal."""
+    torch.manual_seed(20 + dist.get_rank())
+    for name in HOOKS:
+        (there, state_there), (here, state_here) = (
+            hooked(Linear().to(device), name) for device in ("cuda", "cpu")
+        )
+        for step in range(3):  # with feedback a step has what the one before left
+            given = [torch.randn(weight.shape) for weight in here.module.weights]
+            for wrapped, inputs in ((there, [x.cuda() for x in given]), (here, given)):
+                wrapped.zero_grad()
+                wrapped(inputs).backward()
+            for mine, expected in zip(gradients(there), gradients(here), strict=True):
+                assert torch.equal(mine, expected), (name, step, mine, expected)
+        if name == "average":
+            torch.testing.assert_close(state_there.norm(), state_here.norm())
+            assert state_there.finite()
+
+
+def hooks_training() -> None:
+    """A model's gradients are near those of the CPU, and equal on all ranks."""
+    batch = batches(dist.get_world_size())[0].chunk(dist.get_world_size())[dist.get_rank()]
+    for name in HOOKS:
+        module = model()
+        for wrapped, inputs in (
+            (hooked(there := deepcopy(module).cuda(), name)[0], batch.cuda()),
+            (hooked(module, name)[0], batch),
+        ):
+            wrapped(inputs).square().mean().backward()
+        rounding = 2**-7 if name != "average" else 1e-4
+        for mine, expected in zip(gradients(there), gradients(module), strict=True):
+            torch.testing.assert_close(mine, expected, rtol=rounding, atol=1e-5)
+            first = mine.clone()
+            dist.broadcast(first, 0)
+            assert torch.equal(first, mine)
+
+
 def fsdp() -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -209,14 +311,33 @@ def stuck(seconds: float) -> str:
     return told
 
 
-def killed() -> None:
-    """Rank 1 dies in front of a call of the others."""
+def beside_a_killed(rank: int, file: str, answer: Any, seconds: float) -> None:
+    """Rank 1 dies in front of a call of the others, which put what they are told into a queue."""
+    dist.init_process_group(
+        "dreamcomm",
+        init_method=f"file://{file}",
+        rank=rank,
+        world_size=2,
+        timeout=timedelta(seconds=seconds),
+        pg_options=dreamcomm.Options(cuda="dreamcomm", costs="fixed"),
+    )
     use_gpu()
     dist.all_reduce(torch.ones(4, device="cuda"))
-    if dist.get_rank() == 1:
+    torch.cuda.synchronize()
+    if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    work = dist.all_reduce(torch.ones(4, device="cuda"), async_op=True)
-    work.wait(timedelta(seconds=30))
+    told = "nothing"
+    try:
+        work = dist.all_reduce(torch.ones(4, device="cuda"), async_op=True)
+        work.wait(timedelta(seconds=2 * seconds))
+        torch.cuda.synchronize()
+        dist.all_reduce(torch.ones(4, device="cuda"))
+    except RuntimeError as error:
+        told = str(error)
+    answer.put(told)
+    answer.close()
+    answer.join_thread()
+    os._exit(0)  # a broken group might wait for the rank that is gone
 
 
 def init_with_nccl(options: dreamcomm.Options) -> None:
