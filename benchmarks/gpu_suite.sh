@@ -41,6 +41,7 @@ build=$(realpath -m "${DREAMCOMM_GPU_BUILD:-build/gpu}")
 site=$build-module/site
 programs=$build/tests/cpp
 architectures=${DREAMCOMM_GPU_ARCHITECTURES:-native}
+label="one GPU: all ranks share its memory; nothing here is the bandwidth of a link"
 # The deadline of all parts; the table needs no time to speak of.
 deadline=$((SECONDS + ${DREAMCOMM_GPU_SECONDS:-480} - 15))
 failed=0
@@ -57,8 +58,8 @@ note() {
   local name=$1 outcome=$2 seconds=$3 why=${4//[\"\\]/}
   why=${why//[^[:print:]]/ }
   echo "$name: $outcome${why:+: $why}, $seconds s"
-  printf '{"part": "%s", "outcome": "%s", "seconds": %d, "why": "%s"}\n' \
-    "$name" "$outcome" "$seconds" "$why" >>"$out/parts.jsonl"
+  printf '{"label": "%s", "part": "%s", "outcome": "%s", "seconds": %d, "why": "%s"}\n' \
+    "$label" "$name" "$outcome" "$seconds" "$why" >>"$out/parts.jsonl"
 }
 
 # part NAME SECONDS FILE: runs the function NAME with a deadline, output to NAME.log; not if

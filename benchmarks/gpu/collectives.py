@@ -11,6 +11,7 @@ that can be started: the figures compare ways under the same conditions, and say
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -42,12 +43,13 @@ class Case:
 
     def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
         count = size // dtype.itemsize
-        self.plain = torch.zeros(count, dtype=dtype, device=device)
-        self.registered = dreamcomm.empty(count, dtype=dtype, device=device).zero_()
-        self.tensors = [self.plain, self.registered]
+        self.plain = plain = torch.zeros(count, dtype=dtype, device=device)
+        self.registered = registered = dreamcomm.empty(count, dtype=dtype, device=device).zero_()
+        assert dreamcomm.is_shared(registered)
+        self.tensors = [plain, registered]
         self.ways: dict[str, Way] = {
-            PLAIN: lambda: dist.all_reduce(self.plain),
-            OURS: lambda: dist.all_reduce(self.registered),
+            PLAIN: lambda: dist.all_reduce(plain),
+            OURS: lambda: dist.all_reduce(registered),
         }
         theirs, self.why_not = symmetric_zeros(count, dtype, device)
         if self.why_not is None:
@@ -171,6 +173,7 @@ def run(seconds: float) -> list[Line]:
 
 def main(out: Path, seconds: float) -> int:
     require_gpu()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the service is stopped then, too
     # Before the ranks start. Multicast is for several devices: with one it may wait for ever.
     os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
     os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"

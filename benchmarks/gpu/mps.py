@@ -47,11 +47,20 @@ def start(folder: Path) -> str | None:
         path = folder / variable.lower()
         path.mkdir(parents=True, exist_ok=True)
         os.environ[variable] = str(path)
+    # Into a file: a daemon may keep a pipe open.
+    told = folder / "told"
     try:
-        done = subprocess.run([CONTROL, "-d"], capture_output=True, text=True, timeout=SECONDS)
+        with told.open("w") as log:
+            done = subprocess.run(
+                [CONTROL, "-d"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                timeout=SECONDS,
+            )
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
-    return None if done.returncode == 0 else first_line(done.stderr) or "it did not start"
+    return None if done.returncode == 0 else first_line(told.read_text()) or "it did not start"
 
 
 def try_a_process() -> str | None:
@@ -78,7 +87,8 @@ def ask(words: str) -> str | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    told = done.stdout.strip()
+    return None if done.returncode != 0 or told.startswith("Cannot find") else told
 
 
 def stop() -> None:

@@ -43,7 +43,7 @@ def test_what_is_built_on_them(part: str) -> None:
 
 
 def test_a_stuck_rank_is_named() -> None:
-    told = run(cuda_ranks.stuck, args=(12.0,), seconds=6)
+    told = run(cuda_ranks.stuck, args=(9.0,), seconds=6)
     assert "rank 1" in told[0]
     assert "all_reduce(SUM, 4 x float32)" in told[0]
 
