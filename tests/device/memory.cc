@@ -3,7 +3,9 @@
 #include <ATen/native/TensorFactories.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/div.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
@@ -122,10 +124,26 @@ at::Tensor& div_rounded(const at::Tensor& a, const at::Tensor& b,
   return out;
 }
 
+at::Tensor cat(const at::ITensorListRef& tensors, int64_t dim) {
+  std::vector<at::Tensor> parts;
+  std::vector<at::Tensor> shapes;
+  for (const at::Tensor& part : tensors) {
+    parts.push_back(on_host(part));
+    shapes.push_back(
+        at::empty(part.sizes(), at::TensorOptions(part.scalar_type()).device(at::kMeta)));
+  }
+  const at::Tensor shape = at::cat(shapes, dim);
+  at::Tensor out = empty_on_device(shape.sizes(), shape.strides(), shape.scalar_type());
+  put([out = on_host(out), parts, dim]() mutable { at::cat_out(out, parts, dim); });
+  return out;
+}
+
 at::Tensor& fill(at::Tensor& tensor, const at::Scalar& number) {
   put([tensor = on_host(tensor), number] { tensor.fill_(number); });
   return tensor;
 }
+
+at::Tensor& zero(at::Tensor& tensor) { return fill(tensor, 0); }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty.memory_format", &empty);
@@ -139,7 +157,9 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("maximum.out", &maximum);
   m.impl("div.out", &div);
   m.impl("div.out_mode", &div_rounded);
+  m.impl("cat", &cat);
   m.impl("fill_.Scalar", &fill);
+  m.impl("zero_", &zero);
 }
 
 }  // namespace

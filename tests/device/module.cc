@@ -81,6 +81,20 @@ void delay(double seconds) {
   });
 }
 
+/// Calls `task` in the order of the current stream. It must be through before Python ends.
+void put(py::function task) {
+  auto held = std::make_shared<py::function>(std::move(task));
+  queue_of(current_stream()).put([held = std::move(held)]() mutable {
+    const py::gil_scoped_acquire gil;
+    const auto called = std::move(held);
+    try {
+      (*called)();
+    } catch (py::error_already_set& error) {
+      error.discard_as_unraisable("a task of a stream");
+    }
+  });
+}
+
 /// Holds the current stream until it is opened; for ever would hang a test that fails.
 class Gate {
  public:
@@ -128,6 +142,9 @@ PYBIND11_MODULE(dreamcomm_test_device, m) {
   m.def("capture", [](bool on) { captures = on; });
   m.def("calls_in_place", &host_calls_in_place);
   m.def("delay", &delay);
+  m.def("put", &put, py::arg("task"));
+  // The same memory as a tensor of the host, for tasks of streams; it does not keep the memory.
+  m.def("on_host", &on_host, py::arg("tensor"));
   py::class_<Gate>(m, "Gate").def(py::init<>()).def("open", &Gate::open);
   py::class_<Board, std::shared_ptr<Board>>(m, "Board")
       .def(py::init<>())
