@@ -140,6 +140,11 @@ class DreamBackend final : public c10d::Backend {
   // What people and tools ask for.
   /// Whether the tensor lies in the registered memory of the group's device.
   bool holds(const Tensor& tensor) const;
+  /// Whether this library itself averages such tensors: 16 bits in float32, rounded once.
+  /// Collective at a device's first tensor, as an all_reduce of it.
+  bool averages(const Tensor& tensor) const {
+    return serves(Site{"all_reduce", rank_, size_}, tensor, c10d::ReduceOp::AVG);
+  }
   std::array<Traffic, kKinds> traffic() const;
   /// Bytes of this rank between hosts.
   std::array<WireTraffic, kKinds> traffic_between() const;

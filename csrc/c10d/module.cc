@@ -258,6 +258,8 @@ void bind_backend(py::module_& m) {
       .def_property_readonly("_level_costs", &level_costs_of)
       .def_property_readonly("_recorder", &DreamBackend::recorder)
       .def("_holds", &DreamBackend::holds, py::arg("tensor"))
+      .def("_averages", &DreamBackend::averages, py::arg("tensor"),
+           py::call_guard<py::gil_scoped_release>())
       .def("stats", &stats_of)
       .def(
           "explain",
