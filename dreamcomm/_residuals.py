@@ -13,7 +13,11 @@ if TYPE_CHECKING:
 
 
 class Residuals:
-    """In float32; those of one bucket lie in a row, and follow their parameters to another."""
+    """In float32; those of one bucket lie in a row, and follow their parameters to another.
+
+    Rows are on the devices of their buckets. What is done to them is in the order of backward
+    passes, whose streams torch orders one behind the other, so they need no order of their own.
+    """
 
     def __init__(self) -> None:
         self._rows: dict[int, tuple[list[Tensor], Tensor]] = {}  # by bucket, with its parameters
@@ -26,10 +30,10 @@ class Residuals:
         Raises:
             ValueError: loaded residuals do not fit its parameters.
         """
-        parameters = bucket.parameters()
+        parameters, device = bucket.parameters(), bucket.buffer().device
         known, row = self._rows.get(bucket.index(), ([], torch.empty(0)))
-        if not _same(known, parameters):
-            row = self._make_row(parameters)
+        if not _same(known, parameters) or row.device != device:
+            row = self._make_row(parameters, device)
             self._rows[bucket.index()] = parameters, row
         if bucket.is_last():
             for index in [i for i in self._rows if i > bucket.index()]:
@@ -67,9 +71,9 @@ class Residuals:
             part.copy_(tensor.reshape(-1))
         self._loaded = [] if self._parts else [tensor.detach().clone() for tensor in residuals]
 
-    def _make_row(self, parameters: list[Tensor]) -> Tensor:
+    def _make_row(self, parameters: list[Tensor], device: torch.device) -> Tensor:
         sizes = [parameter.numel() for parameter in parameters]
-        row = torch.zeros(sum(sizes), dtype=torch.float32, device="cpu")  # whatever the defaults
+        row = torch.zeros(sum(sizes), dtype=torch.float32, device=device)
         for parameter, part in zip(parameters, torch.split(row, sizes), strict=True):
             if parameter in self._parts:
                 part.copy_(self._parts[parameter])

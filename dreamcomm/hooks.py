@@ -11,9 +11,10 @@
 ``average``        float32 between the ranks; divides and takes the norm in one pass
 =================  ==============================================================================
 
-Parameters and gradients keep their dtype (float32, float64, bfloat16 or float16; on the CPU).
-The hooks run on a dreamcomm group whose ranks share memory, and on any other group as well: then
-each rank divides before it casts, as torch's own hooks do, and sums are the other backend's.
+Parameters and gradients keep their dtype (float32, float64, bfloat16 or float16), on the CPU or
+on CUDA devices. The hooks run on a dreamcomm group whose ranks share memory, for gradients on GPUs
+one whose option ``cuda`` is "dreamcomm", and on any other group as well: then each rank divides
+before it casts, as torch's own hooks do, and sums are the other backend's.
 
 The norm of all gradients comes for a fraction of another pass over them. To clip:
 
@@ -22,11 +23,15 @@ The norm of all gradients comes for a fraction of another pass over them. To cli
     torch.nn.utils.clip_grads_with_norm_(model.parameters(), 1.0, norm)
     if state.finite():
         optimizer.step()
+
+On GPUs a hook puts its work on streams and waits for nothing. There every bucket has a buffer of
+its own, kept for the next pass: 2 bytes per element, in the group's registered memory where there
+is some. ``state.norm()`` and ``state.finite()`` wait for the device.
 """
 
 # No `from __future__ import annotations`: DDP compares the annotations of hooks with classes.
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -35,7 +40,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 
 from dreamcomm._residuals import Residuals
-from dreamcomm.info import shares_memory
+from dreamcomm.info import averages
 from dreamcomm.memory import empty
 from dreamcomm.ops import Transfer, pack, unpack
 
@@ -62,19 +67,19 @@ class State:
         self._residuals = Residuals()
         self._results: dict[int, Transfer] = {}  # of the latest backward pass, by bucket
         self._buckets = 0  # of that pass; 0 until the last one has come
-        self._shares_memory: bool | None = None
+        self._averages: dict[torch.device, bool] = {}
 
     def norm(self) -> Tensor:
         """The 2-norm of all gradients after the latest backward pass that communicated.
 
-        It is that of the averages over all ranks, float32, of no dimension, and equal on all
-        ranks. A parameter that no rank used counts as zero, with error feedback as what was sent
-        of its residuals.
+        It is that of the averages over all ranks, float32, of no dimension, on the CPU, and equal
+        on all ranks. A parameter that no rank used counts as zero, with error feedback as what was
+        sent of its residuals. Of gradients on a GPU it waits for the current stream.
 
         Raises:
             RuntimeError: there was no such pass, it did not end, or nothing was collected in it.
         """
-        squares = sum(float(found.squared_norm or 0.0) for found in self._found())
+        squares = sum(_numbers([found.squared_norm for found in self._found()]))
         return torch.tensor(squares, dtype=torch.float64).sqrt().float()
 
     def finite(self) -> bool:
@@ -83,26 +88,30 @@ class State:
         Raises:
             RuntimeError: as :meth:`norm`.
         """
-        return all(bool(found.finite) for found in self._found())
+        return all(_numbers([found.finite for found in self._found()]))
 
     def residual(self, parameter: Tensor) -> Tensor | None:
         """What this rank has not sent yet of a parameter's gradient: a copy in float32.
 
-        None if no hook of error feedback has seen the parameter. On a group that does not share
-        memory it is what was not sent of the gradient divided by the number of ranks.
+        It is on the gradient's device. None if no hook of error feedback has seen the parameter.
+        Where dreamcomm does not add up the gradients it is what was not sent of the gradient
+        divided by the number of ranks.
         """
         return self._residuals.of(parameter)
 
     def state_dict(self) -> dict[str, Any]:
         """The residuals of this rank: ``{"residuals": [float32 tensors]}``.
 
-        They are in the order in which the first backward pass met their parameters, which is
-        the same whenever the same model is wrapped with the same settings.
+        They are copies on the gradients' devices, in the order in which the first backward pass
+        met their parameters, which is the same whenever the same model is wrapped with the same
+        settings.
         """
         return {"residuals": self._residuals.copies()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes residuals that :meth:`state_dict` gave, on this rank and in a like group.
+
+        They may be on another device than the gradients.
 
         Raises:
             ValueError: they do not fit the parameters. If no backward pass has met those yet,
@@ -136,26 +145,40 @@ class State:
                 )
             self._results = {}
             self._buckets = 0
-            self._buffers.begin_pass()
+            self._buffers.begin_pass(bucket.buffer().device)
         if bucket.is_last():
             self._buckets = bucket.index() + 1
 
-    def _averages(self) -> bool:
-        """Whether the group adds in float32 and divides by itself."""
-        if self._shares_memory is None:
-            self._shares_memory = shares_memory(self.group)
-        return self._shares_memory
+    def _divides(self, gradient: Tensor) -> bool:
+        """Whether the group adds in float32 and divides by itself; of all ranks at first."""
+        known = self._averages.get(gradient.device)
+        if known is None:
+            known = self._averages[gradient.device] = averages(gradient, self.group)
+        return known
+
+    def _buffer(self, gradient: Tensor, dtype: torch.dtype) -> Tensor:
+        """Of as many elements, beside the gradient, for the current stream to write to."""
+        device, numel = gradient.device, gradient.numel()
+        free = self._buffers.take((device, numel, dtype))
+        if free is not None:
+            return free
+        if device.type == "cpu":
+            return empty(numel, dtype=dtype)
+        if self._divides(gradient):
+            return empty(numel, dtype=dtype, device=device, group=self.group)
+        return torch.empty(numel, dtype=dtype, device=device)
 
 
 def bf16(state: State, bucket: GradBucket) -> Future[Tensor]:
     """Averages gradients in bfloat16.
 
-    Each rank rounds its gradient to bfloat16, to nearest even, into a buffer in the shared heap;
-    dreamcomm adds the ranks' values in float32 in rank order, divides, and rounds once; the
-    result is cast back. 12 bytes of memory traffic per float32 element beside the all_reduce.
+    Each rank rounds its gradient to bfloat16, to nearest even, into a buffer in the shared heap or
+    in the group's memory on the GPU; dreamcomm adds the ranks' values in float32 in rank order,
+    divides, and rounds once; the result is cast back. 12 bytes of memory traffic per float32
+    element beside the all_reduce.
 
     Raises:
-        ValueError: the bucket is sparse, or not on the CPU.
+        ValueError: the bucket is sparse, or neither on the CPU nor on a CUDA device.
     """
     return _compressed(state, bucket, torch.bfloat16, feedback=False)
 
@@ -192,7 +215,7 @@ def average(state: State, bucket: GradBucket) -> Future[Tensor]:
     Those of 16 bits are divided before they are rounded, so that their sum cannot overflow.
 
     The bucket is reduced where it lies: without a copy with ``DDP_DISABLE_COMM_MEM=0`` in the
-    environment, as it then lies in the shared heap.
+    environment, as it then lies in the shared heap or in the group's memory on the GPU.
 
     Raises:
         ValueError: as :func:`bf16`.
@@ -204,7 +227,7 @@ def average(state: State, bucket: GradBucket) -> Future[Tensor]:
     op = dist.ReduceOp.SUM
     # A sum of 16 bits may overflow, and is rounded once more when it is divided.
     if buffer.dtype.itemsize == 2:
-        if state._averages():
+        if state._divides(buffer):
             op = dist.ReduceOp.AVG
         else:
             buffer.div_(divisor)
@@ -225,11 +248,10 @@ def _compressed(
     state._enter(bucket)
     gradient, index = bucket.buffer(), bucket.index()
     _require_dense(gradient)
-    averages = state._averages()
-    scale = 1.0 if averages else 1.0 / dist.get_world_size(state.group)
+    divides = state._divides(gradient)
+    scale = 1.0 if divides else 1.0 / dist.get_world_size(state.group)
     residual = state._residuals.row(bucket) if feedback else None
-    buffers = state._buffers
-    buffer = buffers.take(gradient.numel(), dtype)
+    buffers, buffer = state._buffers, state._buffer(gradient, dtype)
     pack([gradient], buffer, scale=scale, residual=residual)
     results, norm = state._results, state.norm_wanted
 
@@ -241,7 +263,7 @@ def _compressed(
             results[index] = result
         return gradient
 
-    op = dist.ReduceOp.AVG if averages else dist.ReduceOp.SUM
+    op = dist.ReduceOp.AVG if divides else dist.ReduceOp.SUM
     return _all_reduce(buffer, op, state.group, receive)
 
 
@@ -255,6 +277,10 @@ def _all_reduce(
 
     It must not hold the group, not even by way of a State: that thread may drop it last, after
     the backward pass, and Gloo's group cannot be destroyed on a thread of its own.
+
+    On a device it is called while the result is still to come, most often before this returns:
+    its current stream, one of torch's, is behind the all_reduce, and whoever waits for the future
+    that is returned is behind that stream.
     """
     work = dist.all_reduce(tensor, op, group=group, async_op=True)
     assert work is not None  # as it is asynchronous
@@ -262,31 +288,82 @@ def _all_reduce(
     return future
 
 
+_DEVICES = ("cpu", "cuda")  # that pack and unpack have kernels for
+
+
 def _require_dense(gradient: Tensor) -> None:
-    if gradient.layout != torch.strided or gradient.device.type != "cpu":
+    if gradient.layout != torch.strided or gradient.device.type not in _DEVICES:
         raise ValueError(
-            "dreamcomm.hooks: expected dense gradients on cpu, got a bucket of layout "
+            "dreamcomm.hooks: expected dense gradients on cpu or cuda, got a bucket of layout "
             f"{gradient.layout} on {gradient.device}; register no hook for this model"
         )
 
 
+def _numbers(found: list[Any]) -> list[float]:
+    """What passes over buckets have found, on the host; from a device in one copy."""
+    if not isinstance(found[0], Tensor):
+        return [float(one or 0.0) for one in found]
+    numbers: list[float] = torch.stack([one.to(found[0].device) for one in found]).tolist()
+    return numbers
+
+
+def _captures(device: torch.device) -> bool:
+    """Whether what the current stream is given goes into a graph."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+_Kind: TypeAlias = tuple[torch.device, int, torch.dtype]  # of a buffer, with its elements
+
+
 class _Buffers:
-    """Buffers in the shared heap, taken again as soon as a bucket is done: few serve all."""
+    """Buffers of 16 bits, to be taken again. Those on the CPU are free as soon as unpack returns.
+
+    On a device unpack returns before it has read the buffer, on another stream than the next pack
+    is for. So a buffer is given back as a future that torch marks done behind unpack, on its
+    stream; and to wait for the future, which stops no host, orders the stream behind unpack that
+    is current then: that of the next pack, or that in whose order the memory is let go. Buffers
+    are taken again from the next pass on, as within one the gradients of the next bucket would
+    wait for the exchange of the last.
+
+    In a graph nothing is kept, as its buffers are its replays', and events do not cross its edge.
+    """
 
     def __init__(self) -> None:
-        self._free: dict[tuple[int, torch.dtype], list[Tensor]] = {}
-        self._wanted: set[tuple[int, torch.dtype]] = set()
+        self._free: dict[_Kind, list[Tensor | Future[Tensor]]] = {}
+        self._given_back: list[tuple[_Kind, Future[Tensor]]] = []  # of devices, in this pass
+        self._wanted: set[_Kind] = set()
 
-    def begin_pass(self) -> None:
-        """Drops buffers of sizes that the last pass did not want."""
-        self._free = {kind: self._free.get(kind, []) for kind in self._wanted}
+    def begin_pass(self, device: torch.device) -> None:
+        """Drops buffers of kinds that the last pass did not want. ``device``: of the gradients."""
+        if _captures(device):
+            return
+        for kind, done in self._given_back:
+            self._free.setdefault(kind, []).append(done)
+        self._given_back = []
+        for kind in self._free.keys() - self._wanted:
+            for dropped in self._free.pop(kind):
+                _now(dropped)
         self._wanted = set()
 
-    def take(self, numel: int, dtype: torch.dtype) -> Tensor:
-        self._wanted.add((numel, dtype))
-        free = self._free.get((numel, dtype))
-        return free.pop() if free else empty(numel, dtype=dtype)
+    def take(self, kind: _Kind) -> Tensor | None:
+        """One that the current stream may write to, or None if there is none."""
+        if _captures(kind[0]):
+            return None
+        self._wanted.add(kind)
+        free = self._free.get(kind)
+        return _now(free.pop()) if free else None
 
     def give_back(self, buffer: Tensor) -> None:
-        """Any thread."""
-        self._free.setdefault((buffer.numel(), buffer.dtype), []).append(buffer)
+        """Any thread, and the stream on which unpack runs."""
+        kind = buffer.device, buffer.numel(), buffer.dtype
+        if buffer.device.type == "cpu":
+            self._free.setdefault(kind, []).append(buffer)
+        elif not _captures(buffer.device):
+            done: Future[Tensor] = Future(devices=[buffer.device])
+            done.set_result(buffer)
+            self._given_back.append((kind, done))
+
+
+def _now(buffer: Tensor | Future[Tensor]) -> Tensor:
+    """The buffer, with the current stream behind what still reads it."""
+    return buffer if isinstance(buffer, Tensor) else buffer.wait()

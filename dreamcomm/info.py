@@ -9,9 +9,11 @@ import torch
 import torch.distributed as dist
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from dreamcomm._C import DreamBackend
 
-__all__ = ["explain", "monitored_barrier", "shares_memory", "stats", "transport"]
+__all__ = ["averages", "explain", "monitored_barrier", "stats", "transport"]
 
 
 def stats(group: dist.ProcessGroup | None = None) -> dict[str, dict[str, int]]:
@@ -75,12 +77,17 @@ def transport(group: dist.ProcessGroup | None = None) -> str:
     return backend_of(group).transport
 
 
-def shares_memory(group: dist.ProcessGroup | None = None) -> bool:
-    """Whether dreamcomm itself carries the group's tensors on the CPU, and not torch's Gloo."""
+def averages(tensor: Tensor, group: dist.ProcessGroup | None = None) -> bool:
+    """Whether dreamcomm itself averages the tensor in that group, in float32 if it has 16 bits.
+
+    Else torch's Gloo or NCCL does, or the backend that the group has for the tensor's device.
+    All ranks get the same answer; on a GPU all have to ask, if it is the group's first call there.
+    """
     try:
-        return backend_of(group).shares_memory
-    except ValueError:
-        return False  # the group has another backend
+        backend = _ours(_checked(group), tensor.device)
+    except RuntimeError:
+        return False  # the group has none for such a device
+    return backend is not None and backend._averages(tensor)
 
 
 def monitored_barrier(
@@ -124,21 +131,33 @@ def as_timeout(call: str, given: timedelta | float) -> timedelta:
 
 def backend_of(group: dist.ProcessGroup | None) -> DreamBackend:
     """The group's backend. Raises ValueError where there is none of dreamcomm."""
-    from dreamcomm._compat import check_build
+    group = _checked(group)
+    for device in group._device_types:
+        backend = _ours(group, torch.device(device))
+        if backend is not None:
+            return backend
+    raise ValueError("the group does not use the backend dreamcomm")
 
-    check_build()
-    from dreamcomm._C import DreamBackend
 
+def _checked(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """The group, or the default one. Raises ValueError where there is none."""
     if group is None:
         group = dist.group.WORLD
     if group is None:
         raise ValueError('no default group: call init_process_group("dreamcomm") first')
     if not isinstance(group, dist.ProcessGroup):
         raise ValueError(f"this rank is not a member of the group {group!r}")
-    for device in group._device_types:
-        backend = group._get_backend(torch.device(device))
-        # TORCH_DISTRIBUTED_DEBUG=DETAIL puts a checking backend around ours.
-        backend = getattr(backend, "wrapped_pg", backend)
-        if isinstance(backend, DreamBackend):
-            return backend
-    raise ValueError("the group does not use the backend dreamcomm")
+    return group
+
+
+def _ours(group: dist.ProcessGroup, device: torch.device) -> DreamBackend | None:
+    """What serves the group's tensors on a device, if that is dreamcomm."""
+    from dreamcomm._compat import check_build
+
+    check_build()
+    from dreamcomm._C import DreamBackend
+
+    backend = group._get_backend(device)
+    # TORCH_DISTRIBUTED_DEBUG=DETAIL puts a checking backend around ours.
+    backend = getattr(backend, "wrapped_pg", backend)
+    return backend if isinstance(backend, DreamBackend) else None

@@ -277,6 +277,28 @@ def test_a_group_without_shared_memory_is_served_as_gloo(pool: Pool) -> None:
     assert pool.run(without_shared_memory) == [True, True]
 
 
+def of_mixed_group() -> bool:
+    group = dist.new_group(backend="cpu:gloo,cuda:dreamcomm")
+    weights = train(wrapped("bf16", hooks.State(group)))
+    gloo = dist.new_group(backend="gloo")
+    return equal(weights, train(wrapped("bf16", hooks.State(gloo))))
+
+
+def test_the_backend_of_the_gradients_device_counts(pool: Pool) -> None:
+    assert pool.run(of_mixed_group) == [True, True]
+
+
+def sparse() -> None:
+    model = DistributedDataParallel(nn.Embedding(4, 3, sparse=True))
+    model.register_comm_hook(hooks.State(), hooks.bf16)
+    model(torch.tensor([1, 2])).sum().backward()
+
+
+def test_sparse_gradients_are_refused(fresh: Fresh) -> None:
+    with pytest.raises(RanksFailed, match="expected dense gradients on cpu or cuda"):
+        fresh.run(sparse)
+
+
 def uneven(name: str) -> list[float]:
     """Rank 0 has two steps fewer; the sums of the weights."""
     model = wrapped(name, hooks.State())
