@@ -276,7 +276,7 @@ class DreamBackend final : public c10d::Backend {
   void report();
   /// `alone`: without asking the peers for anything, who may be elsewhere.
   void close(bool alone);
-  std::string words_on_devices() const;
+  std::string words_on_devices(Kind kind, std::size_t bytes) const;
 
   StorePtr store_;
   StorePtr visit_;  // store_, under keys that no earlier group on it has used

@@ -177,17 +177,19 @@ std::string DreamBackend::explain(Kind kind, std::size_t bytes, bool in_heaps) c
   const std::string heap = heap_ ? heap_->describe() : concat("none: ", no_heap_);
   if (bridge_) {
     return concat(bridge_->explain(kind, bytes), "\n  (hosts, because ", reason_,
-                  ")\n  (heap of this rank: ", heap, ")\n  (tensors on cuda: ", words_on_devices(),
-                  ')');
+                  ")\n  (heap of this rank: ", heap,
+                  ")\n  (tensors on cuda: ", words_on_devices(kind, bytes), ')');
   }
   return concat(comm_->explain(kind, bytes, in_heaps), "\n  (costs: ", costs_words_,
-                ")\n  (heap of this rank: ", heap, ")\n  (tensors on cuda: ", words_on_devices(),
+                ")\n  (heap of this rank: ", heap,
+                ")\n  (tensors on cuda: ", words_on_devices(kind, bytes),
                 "; sparse all_reduce goes to Gloo)");
 }
 
-std::string DreamBackend::words_on_devices() const {
+std::string DreamBackend::words_on_devices(Kind kind, std::size_t bytes) const {
   if (!device_) return "torch's own NCCL group, as the option cuda says";
-  return concat(device_->describe(), "; what it does not do goes to torch's own NCCL group");
+  return concat(device_->describe(), device_->explain(kind, bytes),
+                "; what it does not do goes to torch's own NCCL group");
 }
 
 std::optional<std::string> DreamBackend::failure() const {

@@ -191,6 +191,7 @@ Fallback::Inner DreamBackend::between_hosts(const Topology& topology, const Stor
 void DreamBackend::serve_devices() {
   DeviceKind kind = options_->device;
   kind.options.heap_bytes = options_->cuda_heap_bytes;
+  kind.options.asked = gpu::row_asked(options_->algorithm, options_->fixed_order);
   const std::chrono::milliseconds longest = meeting_time(*options_);
   std::optional<DeviceHosts> hosts;
   if (bridge_) {

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -51,6 +52,23 @@ std::string DeviceCalls::about_host() const {
   if (!hosts_) return "";
   const Topology& all = hosts_->place.topology;
   return concat("on ", all.words(all.host_of(hosts_->place.rank)), ", here numbered from 0 on: ");
+}
+
+/// Kernels know a peer by its number in their group.
+gpu::Hearsay DeviceCalls::hearsay(std::vector<int> ranks) const {
+  return {.lost = [comm = comm_] { return comm->lost(); },
+          .does =
+              [comm = comm_, ranks = std::move(ranks)](int rank) {
+                return concat("of calls on CPU tensors it ",
+                              comm->does(ranks.at(static_cast<std::size_t>(rank))));
+              }};
+}
+
+/// Of all groups: whoever has gone is waited for in vain in each.
+void DeviceCalls::watch() {
+  if (vigil_) return;
+  vigil_ = std::make_unique<DeviceVigil>([comm = comm_] { return !comm->lost().empty(); },
+                                         [this] { abort(); });
 }
 
 void DeviceCalls::settle_on(c10::Device device) {
@@ -117,7 +135,7 @@ bool DeviceCalls::meet() {
   gpu::Meeting meeting;
   try {
     meeting = gpu::meet(comm_->rank(), comm_->size(), kind_.make_driver, kind_.options,
-                        exchange_among_all(*comm_, meeting_time_, interrupt_));
+                        exchange_among_all(*comm_, meeting_time_, interrupt_), meeting_time_);
   } catch (...) {
     std::rethrow_exception(current_as_torch());
   }
@@ -131,7 +149,11 @@ bool DeviceCalls::meet() {
     heap_ = std::make_shared<DeviceHeap>(group->heap(), kind_.options.heap_bytes, *device_,
                                          capture_test(kind_));
   }
-  all_ = std::make_shared<DeviceLane>(group, *device_, ways(), about_host(), std::move(span));
+  std::vector<int> everyone(static_cast<std::size_t>(comm_->size()));
+  std::iota(everyone.begin(), everyone.end(), 0);
+  all_ = std::make_shared<DeviceLane>(group, *device_, ways(), about_host(),
+                                      hearsay(std::move(everyone)), std::move(span));
+  watch();
   return true;
 }
 
@@ -207,6 +229,7 @@ bool DeviceCalls::meet_pair(int peer) {
   }
   const std::scoped_lock lock(mutex_);
   pairs_[peer] = {.to = lower ? up : down, .from = lower ? down : up};
+  if (up || down) watch();
   return up && down;
 }
 
@@ -215,18 +238,19 @@ DeviceCalls::LanePtr DeviceCalls::meet_one_way(int from, int to) {
   gpu::GroupOptions options = kind_.options;
   options.most_blocks = std::min(options.most_blocks, kMessageBlocks);
   options.heap_bytes = 0;
-  gpu::Meeting meeting =
-      gpu::meet(sends ? 0 : 1, 2, kind_.make_driver, options,
-                exchange_with(*comm_, sends ? to : from, from, meeting_time_, interrupt_));
+  gpu::Meeting meeting = gpu::meet(
+      sends ? 0 : 1, 2, kind_.make_driver, options,
+      exchange_with(*comm_, sends ? to : from, from, meeting_time_, interrupt_), meeting_time_);
   if (!meeting.group) {
     const std::scoped_lock lock(mutex_);
     why_not_ =
         concat("messages between ranks ", number(from), " and ", number(to), ": ", meeting.why_not);
     return nullptr;
   }
-  return std::make_shared<DeviceLane>(std::move(meeting.group), *device_, ways(),
-                                      concat("a message of rank ", number(from), " to rank ",
-                                             number(to), ", here ranks 0 and 1: "));
+  return std::make_shared<DeviceLane>(
+      std::move(meeting.group), *device_, ways(),
+      concat("a message of rank ", number(from), " to rank ", number(to), ", here ranks 0 and 1: "),
+      hearsay({from, to}));
 }
 
 c10::intrusive_ptr<DeviceWork> DeviceCalls::send(const DevicePlan& plan, const at::Tensor& tensor,
@@ -306,6 +330,13 @@ void DeviceCalls::leave_all() {
 }
 
 void DeviceCalls::close(bool together) {
+  close_lanes(together);
+  std::unique_ptr<DeviceVigil> over;  // ends behind the lock, which its thread may wait for
+  const std::scoped_lock lock(mutex_);
+  std::swap(over, vigil_);
+}
+
+void DeviceCalls::close_lanes(bool together) {
   if (!together || comm_->failure()) return leave_all();
   try {
     close_together();
@@ -356,6 +387,11 @@ std::string DeviceCalls::describe() const {
   return concat(all_->group()->describe(),
                 hosts_ ? " of this host; between hosts torch's own group" : "",
                 heap_ ? concat("; ", heap_->describe()) : "");
+}
+
+std::string DeviceCalls::explain(Kind kind, std::size_t bytes) const {
+  const std::scoped_lock lock(mutex_);
+  return all_ ? concat("; ", all_->group()->explain(kind, bytes)) : "";
 }
 
 }  // namespace dreamcomm

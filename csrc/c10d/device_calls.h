@@ -10,10 +10,12 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "c10d/device_heap.h"
 #include "c10d/device_hosts.h"
 #include "c10d/device_lane.h"
+#include "c10d/device_vigil.h"
 #include "comm/communicator.h"
 #include "gpu/cuda_driver.h"
 #include "gpu/group.h"
@@ -77,6 +79,8 @@ class DeviceCalls {
   std::array<WireTraffic, kKinds> traffic() const;
   /// For people.
   std::string describe() const;
+  /// How a call would go, if ranks have met.
+  std::string explain(Kind kind, std::size_t bytes) const;
 
  private:
   using LanePtr = std::shared_ptr<DeviceLane>;
@@ -98,9 +102,13 @@ class DeviceCalls {
   /// A rank of `comm`, as people know it.
   int number(int rank) const;
   std::string about_host() const;
+  /// What errors of a group of these ranks of `comm` know of them.
+  gpu::Hearsay hearsay(std::vector<int> ranks) const;
+  void watch();
   bool meet_pair(int peer);
   LanePtr meet_one_way(int from, int to);
   std::vector<LanePtr> lanes() const;
+  void close_lanes(bool together);
   void close_together();
   void leave_all();
   void pause() const;
@@ -121,6 +129,7 @@ class DeviceCalls {
   std::vector<c10::Stream> streams_;  // of the lanes
   std::shared_ptr<DeviceHeap> heap_;  // null: none
   std::string why_not_ = "no tensor on such a device has come yet";
+  std::unique_ptr<DeviceVigil> vigil_;  // once ranks have met; ends before all else
 };
 
 }  // namespace dreamcomm

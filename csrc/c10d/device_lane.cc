@@ -21,9 +21,9 @@ constexpr milliseconds kLeaving{5'000};
 }  // namespace
 
 DeviceLane::DeviceLane(std::shared_ptr<gpu::Group> group, c10::Device device, Ways ways,
-                       std::string about, std::unique_ptr<DeviceSpan> span)
+                       std::string about, gpu::Hearsay hearsay, std::unique_ptr<DeviceSpan> span)
     : group_(std::move(group)), device_(device), ways_(std::move(ways)), span_(std::move(span)) {
-  group_->speak_of(std::move(about));
+  group_->speak_of(std::move(about), std::move(hearsay));
 }
 
 c10::Stream DeviceLane::stream_for(const DevicePlan& plan) {
@@ -69,7 +69,7 @@ c10::intrusive_ptr<DeviceWork> DeviceLane::issue(int rank, const DevicePlan& pla
   }
   if (failure) std::rethrow_exception(failure);
   return c10::make_intrusive<DeviceWork>(rank, plan.label, plan.inputs, plan.outputs, stream,
-                                         std::move(done), group_, plan.sequence);
+                                         std::move(done), captured, group_, plan.sequence);
 }
 
 void DeviceLane::run_part(const Request& request, void* native) {

@@ -41,9 +41,10 @@ class DeviceLane {
     Call::IsRegistered is_registered;
     std::function<c10::Stream()> make_stream;
   };
-  /// `about` comes before what errors say; `span`: null for a group of one host.
-  DeviceLane(std::shared_ptr<gpu::Group> group, c10::Device device, Ways ways,
-             std::string about = "", std::unique_ptr<DeviceSpan> span = nullptr);
+  /// `about` comes before what errors say, `hearsay` is what they know of ranks; `span`: null for
+  /// a group of one host.
+  DeviceLane(std::shared_ptr<gpu::Group> group, c10::Device device, Ways ways, std::string about,
+             gpu::Hearsay hearsay, std::unique_ptr<DeviceSpan> span = nullptr);
 
   /// Puts the calls, parts of one, on their stream. Throws what torch expects.
   c10::intrusive_ptr<DeviceWork> issue(int rank, const DevicePlan& plan, Calls& calls);

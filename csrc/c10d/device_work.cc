@@ -26,12 +26,13 @@ std::optional<std::vector<at::Tensor>> profiled(Tensors inputs) {
 
 DeviceWork::DeviceWork(int rank, const Label& label, Tensors inputs, Tensors outputs,
                        const c10::Stream& stream, std::shared_ptr<const c10::Event> done,
-                       std::shared_ptr<const gpu::Group> group, uint64_t sequence)
+                       bool captured, std::shared_ptr<const gpu::Group> group, uint64_t sequence)
     : Work(rank, label.type, at::hasCallbacks() ? label.title : nullptr, profiled(inputs)),
       label_(label),
       outputs_(outputs.vec()),
       stream_(stream),
       done_(std::move(done)),
+      captured_(captured),
       group_(std::move(group)),
       sequence_(sequence) {
   if (recordFunctionEndCallback_) {  // profiles show the host's part; the device's is in its own
@@ -40,8 +41,16 @@ DeviceWork::DeviceWork(int rank, const Label& label, Tensors inputs, Tensors out
   }
 }
 
+bool DeviceWork::is_done() const {
+  TORCH_CHECK_WITH(
+      DistBackendError, !captured_, label_.name(),
+      ": this call was captured into a graph, and runs when that is replayed: wait for "
+      "the stream of the replay instead");
+  return done_->query();
+}
+
 bool DeviceWork::isCompleted() {
-  if (!done_->query()) return false;
+  if (!is_done()) return false;
   static_cast<void>(exception());
   return true;
 }
@@ -49,8 +58,9 @@ bool DeviceWork::isCompleted() {
 std::exception_ptr DeviceWork::exception() const {
   const std::scoped_lock lock(found_mutex_);
   if (found_) return failure_;
-  const bool done = done_->query();  // first: what the kernel has told is there when it is done
-  const std::optional<Error> failed = group_->failure();
+  // First: what the kernel has told is there when it is done. Who has gone since does not matter.
+  const bool done = !captured_ && done_->query();
+  const std::optional<Error> failed = done ? group_->failure_of_calls() : group_->failure();
   found_ = done || failed;
   if (failed) failure_ = to_torch(*failed);
   return failure_;
@@ -67,7 +77,7 @@ void DeviceWork::synchronize() {
 }
 
 bool DeviceWork::wait(milliseconds timeout) {
-  if (timeout != kNoTimeout || label_.type == c10d::OpType::BARRIER) {
+  if (timeout != kNoTimeout || (label_.type == c10d::OpType::BARRIER && !captured_)) {
     wait_here(timeout);
     rethrow_failure();
   } else if (group_->failure()) {
@@ -79,7 +89,7 @@ bool DeviceWork::wait(milliseconds timeout) {
 
 void DeviceWork::wait_here(milliseconds timeout) {
   const Clock::time_point begin = Clock::now();
-  while (!done_->query()) {
+  while (!is_done()) {
     check_signals();
     TORCH_CHECK_WITH(DistBackendError, timeout == kNoTimeout || Clock::now() - begin < timeout,
                      label_.name(), ": Timed out waiting ", timeout.count(),

@@ -19,9 +19,10 @@ namespace dreamcomm {
 /// isCompleted(), wait() or the group's next call.
 class DeviceWork final : public c10d::Work {
  public:
-  /// `done` has been recorded on `stream` behind the call's last step.
+  /// `done` has been recorded on `stream` behind the call's last step; `captured`: into a graph,
+  /// whose events cannot be asked.
   DeviceWork(int rank, const Label& label, Tensors inputs, Tensors outputs,
-             const c10::Stream& stream, std::shared_ptr<const c10::Event> done,
+             const c10::Stream& stream, std::shared_ptr<const c10::Event> done, bool captured,
              std::shared_ptr<const gpu::Group> group, uint64_t sequence);
 
   bool isCompleted() override;
@@ -35,6 +36,7 @@ class DeviceWork final : public c10d::Work {
   uint64_t getSequencenumber() const override { return sequence_; }
 
  private:
+  bool is_done() const;
   void wait_here(std::chrono::milliseconds timeout);
   void rethrow_failure() const;
 
@@ -42,6 +44,7 @@ class DeviceWork final : public c10d::Work {
   const std::vector<at::Tensor> outputs_;
   const c10::Stream stream_;
   const std::shared_ptr<const c10::Event> done_;
+  const bool captured_;
   const std::shared_ptr<const gpu::Group> group_;
   const uint64_t sequence_;
   // Found when the event was first seen done; a later call's failure is none of this one's.

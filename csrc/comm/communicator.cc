@@ -366,6 +366,12 @@ bool Communicator::has_ended(int rank) const {
   return rank >= 0 && rank < size() && !left && impl_->fabric->has_ended(rank);
 }
 
+std::string Communicator::lost() const { return words_on_lost(impl_->member); }
+
+std::string Communicator::does(int rank) const {
+  return impl_->member.does(rank, Member::answer_until(std::chrono::seconds(12)));
+}
+
 std::uint64_t Communicator::sequence() const { return to_count(impl_->sequence); }
 
 std::array<Traffic, kKinds> Communicator::traffic() const {

@@ -132,6 +132,11 @@ class Communicator {
   /// false once this rank has left it. A system call.
   bool has_ended(int rank) const;
 
+  /// Who has died, or given the group up, and what it did last; or empty. System calls.
+  std::string lost() const;
+  /// What another rank does, in words to follow "rank 1, which"; it is asked, for up to a second.
+  std::string does(int rank) const;
+
   std::uint64_t sequence() const;  // collectives started
   std::array<Traffic, kKinds> traffic() const;
   /// The table's candidates for a call of `bytes` on tensors in heaps or elsewhere,

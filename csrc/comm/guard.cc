@@ -61,6 +61,18 @@ std::string why_gone(const Fabric& fabric, int peer) {
   return "";
 }
 
+std::string words_on_lost(const Member& member) {
+  const Fabric& fabric = member.fabric();
+  for (int rank = 0; rank < fabric.size(); ++rank) {
+    if (rank == fabric.rank()) continue;
+    if (static_cast<Status>(fabric.header(rank).status.read()) == Status::kLeft) continue;
+    const std::string gone = why_gone(fabric, rank);
+    if (gone.empty()) continue;
+    return concat(gone, "; rank ", fabric.number(rank), ' ', member.last_act(rank));
+  }
+  return "";
+}
+
 void Guard::look(int rank) {
   if (idle_) idle_();
   if (interrupt_) interrupt_();

@@ -19,7 +19,8 @@
 //   Giving up. A wait ends after `patience_ns`, when the host says so, or when any rank
 //   or another block of this one has given up. The first lane of the rank that notices
 //   says why in the report; all lanes of the block leave the kernel together, and mark
-//   it in all windows, so that the other blocks and the peers' kernels end as well.
+//   it in all windows, so that the other blocks and the peers' kernels end as well. With it
+//   goes what the call was, so that ranks whose calls differ can name both.
 #pragma once
 
 #include <cstddef>
@@ -168,7 +169,30 @@ class BlockRounds {
     report.turn = turns_;
     report.block = target_.block();
     report.card = task_.card;
+    tell_card();
+    if (reason == Report::kMismatch) hear_card(missing);
     target_.publish(&report.reason, static_cast<std::uint64_t>(reason));
+  }
+
+  /// Whoever made another call finds that out in its own first turn, and says which. INVARIANT:
+  /// one lane of a rank comes here, once, as it has claimed the report.
+  DREAMCOMM_DEVICE void tell_card() const {
+    for (int peer = 0; peer < task_.size; ++peer) {
+      Mark& to = mark(peer, task_.rank);
+      to.card = task_.card;
+      target_.publish(&to.told, 1);
+    }
+  }
+  DREAMCOMM_DEVICE void hear_card(int peer) const {
+    constexpr std::uint64_t kLongestNs = 200'000'000;
+    Mark& from = mark(task_.rank, peer);
+    const std::uint64_t begin = target_.now();
+    while (target_.read(&from.told) == 0) {
+      if (target_.now() - begin > kLongestNs) return;
+      target_.pause();
+    }
+    task_.report->theirs = from.card;
+    task_.report->heard = 1;
   }
 
   DREAMCOMM_DEVICE void tell_all() const {

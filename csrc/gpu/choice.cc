@@ -22,6 +22,8 @@ double expected_seconds(RowId row, const Question& question) {
     case RowId::kPush:
     case RowId::kPull:
       return 2 * turn + 2 * all;
+    case RowId::kRing:
+      return 2 * (n - 1) * turn + (6 * n - 4) / n * all;
     default:
       return turn + (n + 3) * all;
   }
@@ -34,6 +36,11 @@ namespace {
 RowId row_for(const Question& question) {
   const bool reduces = question.kind == Kind::kAllReduce || question.kind == Kind::kReduce;
   if (question.size == 1) return RowId::kStaged;
+  const bool needs_memory = question.asked == RowId::kPush;
+  if (question.kind == Kind::kAllReduce && question.asked &&
+      (question.registered || !needs_memory)) {
+    return *question.asked;
+  }
   if (!reduces) {
     const double saved = static_cast<double>(question.bytes) * question.costs.per_byte;
     const bool pays = saved > question.costs.turn;

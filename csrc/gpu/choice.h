@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 
 #include "core/types.h"
 #include "gpu/launch.h"
@@ -31,7 +32,8 @@ struct Question {
   int size = 1;           // ranks
   int most_blocks = 1;    // that each rank may have
   int lanes = 512;
-  bool registered = false;  // whether the ranks have registered memory
+  bool registered = false;       // whether the ranks have registered memory
+  std::optional<RowId> asked{};  // for all_reduce, whatever the costs
   Costs costs{};
 };
 

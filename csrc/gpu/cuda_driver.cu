@@ -14,6 +14,10 @@ constexpr char kNoIpc[] =
     "; processes in different containers need one IPC namespace (docker: --ipc=host), and slices "
     "of a device (MIG) cannot share memory. Tensors on cuda go to torch's NCCL group instead";
 
+/// CUDA does not outlive a fork.
+constexpr char kForked[] =
+    "; was this process forked from one that had used CUDA? Start it by spawn instead";
+
 cudaIpcMemHandle_t handle_in(const MemoryName& name) {
   static_assert(sizeof(cudaIpcMemHandle_t) == sizeof name.ipc);
   cudaIpcMemHandle_t handle;
@@ -21,12 +25,13 @@ cudaIpcMemHandle_t handle_in(const MemoryName& name) {
   return handle;
 }
 
-/// While it lives, the device is this thread's current one.
+/// While it lives, the device is this thread's current one. What cannot be said of a lost device
+/// the calls that follow say.
 class OnDevice {
  public:
-  explicit OnDevice(int device) {
-    check_cuda(cudaGetDevice(&before_), "cudaGetDevice");
-    if (before_ != device) check_cuda(cudaSetDevice(device), "cudaSetDevice");
+  explicit OnDevice(int device) noexcept {
+    cudaGetDevice(&before_);
+    if (before_ != device) cudaSetDevice(device);
   }
   ~OnDevice() { cudaSetDevice(before_); }
   OnDevice(const OnDevice&) = delete;
@@ -39,9 +44,12 @@ class OnDevice {
 class CudaDriver final : public Driver {
  public:
   CudaDriver() {
-    load_kernels();
     int device = 0;
-    check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+    const cudaError_t found = cudaGetDevice(&device);
+    check(found != cudaErrorInitializationError, ErrorKind::kSystem,
+          "cudaGetDevice: CUDA said cudaErrorInitializationError", kForked);
+    check_cuda(found, "cudaGetDevice");
+    load_kernels();
     check_cuda(cudaGetDeviceProperties(&properties_, device), "cudaGetDeviceProperties");
     device_ = device;
     for (cudaEvent_t* event : {&last_, &last_captured_}) {
@@ -74,7 +82,10 @@ class CudaDriver final : public Driver {
     memory_.emplace(data, std::move(memory));
     return data;
   }
-  void release(std::byte* memory) noexcept override { memory_.erase(memory); }
+  void release(std::byte* memory) noexcept override {
+    const OnDevice here(device_);
+    memory_.erase(memory);
+  }
 
   MemoryName name_of(std::byte* memory) override {
     const OnDevice here(device_);
@@ -110,6 +121,7 @@ class CudaDriver final : public Driver {
   }
 
   void close(std::byte* opened) noexcept override {
+    const OnDevice here(device_);
     if (opened_.erase(opened) > 0) cudaIpcCloseMemHandle(opened);
   }
 
@@ -120,8 +132,12 @@ class CudaDriver final : public Driver {
     host_memory_.emplace(data, std::move(memory));
     return data;
   }
-  void release_host(std::byte* memory) noexcept override { host_memory_.erase(memory); }
+  void release_host(std::byte* memory) noexcept override {
+    const OnDevice here(device_);
+    host_memory_.erase(memory);
+  }
 
+  void* stream() const override { return stream_.get(); }
   void copy(void* to, const void* from, std::size_t bytes) override {
     const OnDevice here(device_);
     stream_.copy(to, from, bytes);

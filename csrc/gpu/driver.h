@@ -54,6 +54,8 @@ class Driver {
   virtual std::byte* allocate_host(std::size_t bytes) = 0;
   virtual void release_host(std::byte* memory) noexcept = 0;
 
+  /// A stream of the driver's own, for calls of nobody's.
+  virtual void* stream() const = 0;
   /// Between the host and devices; waits until it is done, for no kernel.
   virtual void copy(void* to, const void* from, std::size_t bytes) = 0;
 

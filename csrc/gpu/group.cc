@@ -131,18 +131,71 @@ void Group::look_for_stamps() {
   }
 }
 
+/// Kernels reach a peer's memory by other ways than copies of the host do.
+void Group::probe(std::chrono::milliseconds patience) {
+  const Clock::time_point deadline = deadline_in(Clock::now(), patience);
+  const auto words = index_of(size_) + 1;
+  const std::shared_ptr<std::byte> memory{driver_->allocate(words * sizeof(std::uint64_t)),
+                                          [this](std::byte* given) { driver_->release(given); }};
+  std::byte* const all = memory.get() + sizeof(std::uint64_t);
+  gather_words(RowId::kStaged, memory.get(), all, deadline);
+  if (options_.heap_bytes >= sizeof(std::uint64_t)) {
+    gather_words(RowId::kInPlace, heap_.get(), all, deadline);
+    const std::uint64_t none = 0;  // after the call's last turn nobody reads it
+    driver_->copy(heap_.get(), &none, sizeof none);
+  }
+  sequence_ = 0;  // of calls that people know
+}
+
+void Group::gather_words(RowId row, std::byte* word, std::byte* all, Clock::time_point deadline) {
+  const auto mark = [row](int rank) {
+    return kStamp + 16 * (static_cast<std::uint64_t>(row) + 1) + index_of(rank);
+  };
+  const auto place = [all](int rank) { return all + index_of(rank) * sizeof(std::uint64_t); };
+  const std::uint64_t own = mark(rank_);
+  driver_->copy(word, &own, sizeof own);
+  const dreamcomm::Block in{word, sizeof own};
+  std::vector<dreamcomm::Block> out;
+  for (int r = 0; r < size_; ++r) out.push_back({place(r), sizeof own});
+  Request request;
+  request.kind = Kind::kAllGather;
+  request.in = std::span(&in, 1);
+  request.out = out;
+  request.deadline = deadline;
+  Task task = task_of(request);
+  task.card.row = static_cast<std::uint8_t>(row);
+  ++sequence_;
+  driver_->start(task, {static_cast<int>(task.card.blocks), options_.lanes, sharing_},
+                 driver_->stream());
+  driver_->drain();
+  if (const auto failed = failure()) throw Error(failed->kind(), failed->what());
+  for (int r = 0; r < size_; ++r) {
+    std::uint64_t found = 0;
+    driver_->copy(&found, place(r), sizeof found);
+    check(found == mark(r), ErrorKind::kSystem,
+          "a kernel that gathers one word from each rank got ", found, " from rank ", r,
+          " instead of ", mark(r),
+          ": this device's kernels do not see that rank's memory as it is");
+  }
+}
+
+Question Group::question(Kind kind, std::size_t bytes) const {
+  return {.kind = kind,
+          .bytes = bytes,
+          .size = size_,
+          .most_blocks = layout_.blocks,
+          .lanes = options_.lanes,
+          .registered = heap_ != nullptr,
+          .asked = options_.asked,
+          .costs = options_.costs};
+}
+
 Task Group::task_of(const Request& request) const {
   Task task;
   const Reduction reduction = reduction_of(request);
   const bool varies = request.kind == Kind::kAllToAll;
   task.bytes = bytes_of_block(request);
-  const Choice choice = choose({.kind = request.kind,
-                                .bytes = task.bytes,
-                                .size = size_,
-                                .most_blocks = layout_.blocks,
-                                .lanes = options_.lanes,
-                                .registered = heap_ != nullptr,
-                                .costs = options_.costs});
+  const Choice choice = choose(question(request.kind, task.bytes));
   task.card = {.kind = request.kind,
                .op = reduction.op,
                .dtype = reduction.dtype,
@@ -203,17 +256,27 @@ std::optional<Error> Group::refusal() const {
 
 std::optional<Error> Group::failure() const {
   const std::scoped_lock lock(closing_);
-  std::optional<Error> failed = told_ == nullptr ? last_told_ : failure_told();
+  std::optional<Error> failed = failure_told();
   if (failed) failed = Error(failed->kind(), about_ + failed->what());
   return failed;
 }
 
-std::optional<Error> Group::failure_told() const {
+std::optional<Error> Group::failure_of_calls() const {
+  const std::scoped_lock lock(closing_);
+  std::optional<Error> failed = told_by_kernels();
+  if (failed) failed = Error(failed->kind(), about_ + failed->what());
+  return failed;
+}
+
+/// In the words of when it was first asked: who is late then may be gone later.
+std::optional<Error> Group::told_by_kernels() const {
+  if (told_so_far_ || told_ == nullptr) return told_so_far_;
   // A kernel may be writing: the reason comes last.
   const Report& report = report_of(told_);
   auto* reason = const_cast<std::uint64_t*>(&report.reason);
   if (std::atomic_ref(*reason).load(std::memory_order_acquire) != Report::kNone) {
-    return error_of(report, size_);
+    told_so_far_ = error_of(report, size_, hearsay_);
+    return told_so_far_;
   }
   if (std::atomic_ref(control_of(told_).elsewhere).load(std::memory_order_acquire) != 0) {
     return Error(
@@ -221,8 +284,15 @@ std::optional<Error> Group::failure_told() const {
         "a call on GPUs has failed on a rank of another host, whose error says why: what it "
         "gave is not to be used");
   }
-  if (aborted_.load()) return Error(ErrorKind::kAborted, "abort() was called");
   return std::nullopt;
+}
+
+std::optional<Error> Group::failure_told() const {
+  if (std::optional<Error> failed = told_by_kernels()) return failed;
+  if (!aborted_.load()) return std::nullopt;
+  const std::string lost = hearsay_.lost ? hearsay_.lost() : "";
+  if (!lost.empty()) return Error(ErrorKind::kPeerLost, lost);
+  return Error(ErrorKind::kAborted, "abort() was called");
 }
 
 void Group::abort() {
@@ -259,7 +329,7 @@ void Group::close(const Exchange& exchange) {
   std::byte* told = nullptr;
   {
     const std::scoped_lock lock(closing_);
-    if (told_ != nullptr) last_told_ = failure_told();
+    if (told_ != nullptr && !told_so_far_) told_so_far_ = failure_told();
     std::swap(told, told_);
   }
   if (told != nullptr) driver_->release_host(told);
@@ -277,6 +347,19 @@ void Group::let_go_of_peers() {
     }
   }
   heaps_ = {};
+}
+
+std::string Group::explain(Kind kind, std::size_t bytes) const {
+  const Question asked = question(kind, bytes);
+  const Choice choice = choose(asked);
+  std::string text =
+      concat(dreamcomm::name(kind), " of ", bytes, " bytes there: ", name(choice.row), " by ",
+             choice.grid.blocks, " blocks");
+  if (kind == Kind::kAllReduce) {
+    const auto us = static_cast<long>(expected_seconds(choice.row, asked) * 1e6 + 0.5);
+    text += concat(", expected to take ", us, " us by fixed costs of one device's memory");
+  }
+  return text;
 }
 
 std::string Group::describe() const {

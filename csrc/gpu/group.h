@@ -8,6 +8,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -20,6 +21,7 @@
 #include "core/request.h"
 #include "gpu/choice.h"
 #include "gpu/driver.h"
+#include "gpu/report_words.h"
 
 namespace dreamcomm::gpu {
 
@@ -29,10 +31,14 @@ using Exchange = std::function<void(std::span<const std::byte> mine, std::span<s
 
 struct GroupOptions {
   std::size_t page_bytes = std::size_t{64} << 10;
-  int most_blocks = 64;  // of a call's kernel
+  /// Of a call's kernel, whose blocks take a multiprocessor each. Kernels of several groups that
+  /// ranks start in different order must fit beside each other, or each waits for a peer's that
+  /// finds no room: three do on 108 multiprocessors.
+  int most_blocks = 32;
   int lanes = 512;
   std::size_t heap_bytes = 0;  // of registered memory, for each rank
   Costs costs{};
+  std::optional<RowId> asked{};  // for all_reduce, whatever the costs
 
   bool operator==(const GroupOptions&) const = default;
 };
@@ -45,11 +51,13 @@ struct Meeting {
   std::string why_not;           // which rank cannot, and why
 };
 
-/// Collective. Makes the group's memory known to all ranks, and lets every rank write into
-/// every window and its owner look, as what a driver says it can do is not always so.
+/// Collective. Makes the group's memory known to all ranks, lets every rank write into every
+/// window and its owner look, and then all make calls whose results are known, as what a driver
+/// says it can do is not always so. Those may take `patience`: devices may have other work.
 /// `make_driver` may throw. Throws what `exchange` throws.
 Meeting meet(int rank, int size, const std::function<std::unique_ptr<Driver>()>& make_driver,
-             const GroupOptions& options, const Exchange& exchange);
+             const GroupOptions& options, const Exchange& exchange,
+             std::chrono::milliseconds patience = std::chrono::minutes(1));
 
 class Group {
  public:
@@ -69,8 +77,11 @@ class Group {
   void put_verdict(std::byte* word, void* stream);
   void take_verdict(const std::byte* word, void* stream);
 
-  /// Why a call failed, as the kernels have told so far; also after close(). Any thread.
+  /// Why a call failed, as the kernels have told so far, or why none may be made any more; also
+  /// after close(). Any thread.
   std::optional<Error> failure() const;
+  /// Only what kernels have told.
+  std::optional<Error> failure_of_calls() const;
   /// Ends this rank's kernels under way, and those of the peers that wait with them; later
   /// calls fail. Any thread.
   void abort();
@@ -84,13 +95,18 @@ class Group {
   void close(const Exchange& exchange);
 
   std::string describe() const;
+  /// How a call of a kind on so many bytes would go, for people.
+  std::string explain(Kind kind, std::size_t bytes) const;
   /// What errors begin with from now on: whose group it is, where ranks are not those that
-  /// people know. Before the first call.
-  void speak_of(std::string about) { about_ = std::move(about); }
+  /// people know; and what else is known of the ranks. Before the first call.
+  void speak_of(std::string about, Hearsay hearsay) {
+    about_ = std::move(about);
+    hearsay_ = std::move(hearsay);
+  }
 
  private:
   friend Meeting meet(int, int, const std::function<std::unique_ptr<Driver>()>&,
-                      const GroupOptions&, const Exchange&);
+                      const GroupOptions&, const Exchange&, std::chrono::milliseconds);
   Group(int rank, int size, std::unique_ptr<Driver> driver, const GroupOptions& options, int blocks,
         int sharing);
 
@@ -100,14 +116,19 @@ class Group {
   void let_go_of_peers();
   void stamp_all();
   void look_for_stamps();
+  Question question(Kind kind, std::size_t bytes) const;
   Task task_of(const Request& request) const;
   std::optional<Error> refusal() const;
+  std::optional<Error> told_by_kernels() const;
   std::optional<Error> failure_told() const;
+  void probe(std::chrono::milliseconds patience);
+  void gather_words(RowId row, std::byte* word, std::byte* all, Clock::time_point deadline);
 
   const int rank_;
   const int size_;
   const GroupOptions options_;
   std::string about_;
+  Hearsay hearsay_;
   const int sharing_;  // ranks of this rank's device
   std::shared_ptr<Driver> driver_;
   Layout layout_;
@@ -116,8 +137,8 @@ class Group {
   std::shared_ptr<std::byte> heap_;
   std::byte* rounds_ = nullptr;
   mutable std::mutex closing_;
-  std::byte* told_ = nullptr;  // Control, then Report; guarded by closing_, as are:
-  std::optional<Error> last_told_;
+  std::byte* told_ = nullptr;                 // Control, then Report; guarded by closing_, as are:
+  mutable std::optional<Error> told_so_far_;  // as put into words
   bool closed_ = false;
   bool released_ = false;
   std::uint64_t sequence_ = 0;

@@ -66,7 +66,7 @@ std::string difference_among(const std::vector<Hello>& hellos) {
   const auto words = [](const GroupOptions& o) {
     return concat("page_bytes ", o.page_bytes, ", most_blocks ", o.most_blocks, ", lanes ", o.lanes,
                   ", heap_bytes ", o.heap_bytes, ", turn ", o.costs.turn, " s, byte ",
-                  o.costs.per_byte, " s");
+                  o.costs.per_byte, " s, algorithm ", o.asked ? name(*o.asked) : "auto");
   };
   for (std::size_t r = 1; r < hellos.size(); ++r) {
     if (hellos[r].options == hellos[0].options) continue;
@@ -103,7 +103,8 @@ int common_blocks(const std::vector<Hello>& hellos, int most) {
 }  // namespace
 
 Meeting meet(int rank, int size, const std::function<std::unique_ptr<Driver>()>& make_driver,
-             const GroupOptions& options, const Exchange& exchange) {
+             const GroupOptions& options, const Exchange& exchange,
+             std::chrono::milliseconds patience) {
   std::unique_ptr<Driver> driver;
   Hello hello;
   hello.verdict = try_to([&] {
@@ -149,6 +150,10 @@ Meeting meet(int rank, int size, const std::function<std::unique_ptr<Driver>()>&
   if (meeting.why_not.empty()) {
     const Verdict seen = try_to([&] { group.look_for_stamps(); });
     meeting.why_not = failure_among(all_of(seen, size, exchange));
+  }
+  if (meeting.why_not.empty()) {
+    const Verdict called = try_to([&] { group.probe(patience); });
+    meeting.why_not = failure_among(all_of(called, size, exchange));
   }
   if (!meeting.why_not.empty()) {
     group.close(exchange);

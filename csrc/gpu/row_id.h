@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <string_view>
 
 namespace dreamcomm::gpu {
 
@@ -18,5 +20,22 @@ enum class RowId : std::uint8_t {
   kPush,            // inputs and outputs: all_reduce, reduce; else kPull or kTwoShot
   kInPlace,         // inputs: reduce_scatter, all_gather, broadcast; else kStaged
 };
+
+/// For people.
+constexpr std::string_view name(RowId row) {
+  constexpr std::string_view kNames[] = {"one_shot", "two_shot", "ring",    "one_shot in place",
+                                         "pull",     "push",     "in place"};
+  return kNames[static_cast<std::size_t>(row)];
+}
+
+/// The row that the option `algorithm`, whose names are those of the CPU's table, asks for in
+/// all_reduce, if it has one here; the ring only where sums need not be in rank order.
+constexpr std::optional<RowId> row_asked(std::string_view algorithm, bool fixed_order) {
+  if (algorithm == "one_shot") return RowId::kStaged;
+  if (algorithm == "direct") return RowId::kTwoShot;
+  if (algorithm == "heap") return RowId::kPush;
+  if (algorithm == "ring" && !fixed_order) return RowId::kRing;
+  return std::nullopt;
+}
 
 }  // namespace dreamcomm::gpu

@@ -59,6 +59,8 @@ struct alignas(kSector) Slot {
 struct alignas(kSector) Mark {
   std::uint64_t gone;   // not 0: the writer has given the group up
   std::uint64_t stamp;  // what the writer wrote to show that it reaches this window
+  std::uint64_t told;   // not 0: `card` is there
+  CallCard card;        // the call in which the writer gave up
 };
 static_assert(sizeof(Slot) == kSector && sizeof(Mark) == kSector);
 
@@ -86,6 +88,8 @@ struct Report {
   std::uint64_t given;
   std::uint64_t expected;
   CallCard card;
+  std::uint64_t heard;  // of a mismatch: not 0: `theirs` is the call of `missing`
+  CallCard theirs;
 };
 
 /// What lies at the start of a rank's page in the first round of calls that ask whether

@@ -141,6 +141,8 @@ TEST_CASE("GPU groups that cannot meet say why on all ranks, and keep no memory"
   CHECK(why_not({.opens = false}) == "rank 1: no peer access");
   // Rank 0 is the first that misses rank 1's mark.
   CHECK(has(why_not({.reaches = false}), "rank 0: what rank 1 wrote into the memory of this"));
+  CHECK(
+      has(why_not({.reads = false}), "rank 1: a kernel that gathers one word from each rank got"));
   CHECK(has(why_not({}, 2), "more ranks share a device"));
 }
 
@@ -199,7 +201,9 @@ TEST_CASE("different GPU calls are told, and move nothing") {
     const Block block{reinterpret_cast<std::byte*>(data.data()), data.size() * sizeof(float)};
     const std::string text = outcome(group, sum_of(block));
     if (has(text, "made another call")) ++found;
-    require(!text.empty(), "nothing was found");
+    const char* const theirs = comm.rank() == 0 ? "rank 1 made another call: all_reduce(SUM, 11 x"
+                                                : "rank 0 made another call: all_reduce(SUM, 10 x";
+    require(has(text, theirs) || has(text, "has given the group up"), text);
     for (const float value : data) require(value == 1.0F, "data was moved");
     comm.run(Request{});
   });
@@ -223,6 +227,55 @@ TEST_CASE("abort ends a GPU group's waiting call on all ranks") {
       const std::string text = outcome(group, sum_of(block));
       require(has(text, "rank 0 has given the group up"), text);
     }
+    comm.run(Request{});
+  });
+}
+
+TEST_CASE("a GPU group's errors tell what the host knows of its ranks") {
+  with_groups(2, [](gpu::Group& group, Communicator& comm) {
+    std::array<float, 10> data{};
+    const Block block{reinterpret_cast<std::byte*>(data.data()), sizeof data};
+    std::atomic<bool> ended{false};
+    group.speak_of("here: ",
+                   {.lost = [&] { return ended ? "the process of rank 1 has ended" : ""; },
+                    .does = [](int rank) { return concat("rank ", rank, " sleeps"); }});
+    if (comm.rank() == 0) {
+      std::jthread later([&] {
+        pause(1000);
+        ended = true;
+        group.abort();
+      });
+      const std::string text = outcome(group, sum_of(block));
+      require(has(text,
+                  "here: all_reduce(SUM, 10 x float32) on rank 0 of 2 (call 1 on GPUs) cannot "
+                  "finish: the process of rank 1 has ended"),
+              text);
+      ended = false;
+      require(group.failure().value().what() == text, "the words of a failure have changed");
+    }
+    comm.run(Request{});
+  });
+  with_groups(2, [](gpu::Group& group, Communicator& comm) {
+    std::array<float, 10> data{};
+    const Block block{reinterpret_cast<std::byte*>(data.data()), sizeof data};
+    group.speak_of("", {.does = [](int rank) { return concat("rank ", rank, " sleeps"); }});
+    if (comm.rank() == 0) {
+      const std::string text = outcome(group, sum_of(block, std::chrono::milliseconds(50)));
+      require(has(text, "rank 1, which has not come to this call; rank 1 sleeps"), text);
+    }
+    comm.run(Request{});
+  });
+}
+
+TEST_CASE("calls that went well stay so when a GPU group is ended") {
+  with_groups(2, [](gpu::Group& group, Communicator& comm) {
+    std::array<float, 10> data{};
+    const Block block{reinterpret_cast<std::byte*>(data.data()), sizeof data};
+    require(outcome(group, sum_of(block)).empty(), "the call failed");
+    comm.run(Request{});
+    group.abort();
+    require(!group.failure_of_calls(), "a call that went well is told as failed");
+    require(has(group.failure().value().what(), "abort() was called"), "nothing is told");
     comm.run(Request{});
   });
 }
@@ -322,6 +375,36 @@ TEST_CASE("small GPU sums go in one shot, large ones in two") {
   CHECK(blocks(Kind::kAllReduce, 1024) == 1);
   CHECK(blocks(Kind::kAllReduce, std::size_t{1} << 30) == 64);
   CHECK(blocks(Kind::kAllToAll, 0) == 64);
+}
+
+TEST_CASE("all_reduce on GPUs goes by the algorithm that is asked for") {
+  const auto row = [](const char* algorithm, bool fixed_order, bool registered = false) {
+    return gpu::choose({.kind = Kind::kAllReduce,
+                        .bytes = 1 << 20,
+                        .size = 4,
+                        .most_blocks = 8,
+                        .registered = registered,
+                        .asked = gpu::row_asked(algorithm, fixed_order)})
+        .row;
+  };
+  CHECK(row("one_shot", true) == gpu::RowId::kStaged);
+  CHECK(row("direct", true) == gpu::RowId::kTwoShot);
+  CHECK(row("ring", true) == row("auto", true));
+  CHECK(row("ring", false) == gpu::RowId::kRing);
+  CHECK(row("heap", true) != gpu::RowId::kPush);
+  CHECK(row("heap", true, true) == gpu::RowId::kPush);
+  with_groups(
+      3,
+      [](gpu::Group& group, Communicator& comm) {
+        require(has(group.explain(Kind::kAllReduce, 1 << 20), "there: ring by 3 blocks, expected"),
+                group.explain(Kind::kAllReduce, 1 << 20));
+        run_case_by({.kind = Kind::kAllReduce,
+                     .dtype = DType::kFloat32,
+                     .op = ReduceOp::kSum,
+                     .count = 999},
+                    comm.rank(), 3, [&](const Request& request) { run_on(group, request); });
+      },
+      {.page_bytes = 512, .most_blocks = 3, .lanes = 3, .asked = gpu::RowId::kRing});
 }
 
 TEST_CASE("large GPU calls of ranks with registered memory are made in place") {

@@ -12,6 +12,7 @@ struct Faults {
   bool allocates = true;  // else every allocation is refused
   bool opens = true;      // else peers' memory cannot be opened
   bool reaches = true;    // else it is opened, but writes do not arrive
+  bool reads = true;      // else kernels gather other words than the peers gave
   bool drains = true;
 };
 

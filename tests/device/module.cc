@@ -33,10 +33,12 @@ class StreamDriver final : public gpu::Driver {
   void close(std::byte* opened) noexcept override { host_->close(opened); }
   std::byte* allocate_host(std::size_t bytes) override { return host_->allocate_host(bytes); }
   void release_host(std::byte* memory) noexcept override { host_->release_host(memory); }
+  void* stream() const override { return nullptr; }
   void copy(void* to, const void* from, std::size_t bytes) override {
     host_->copy(to, from, bytes);
   }
   void start(const gpu::Task& task, const gpu::Grid& grid, void* stream) override {
+    if (stream == nullptr) return host_->start(task, grid, nullptr);  // before any other
     Queue& queue = *static_cast<Queue*>(stream);
     last_.block(queue);
     queue.put([this, task, grid] { host_->start(task, grid, nullptr); });

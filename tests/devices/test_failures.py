@@ -34,7 +34,8 @@ def test_a_mismatch_is_told_on_both_ranks_and_ends_the_group_for_devices() -> No
         one_works(backend, rank)
         text = told_by(backend.allreduce([on_device(torch.ones(10 + rank))]))
         assert f"all_reduce(SUM, {10 + rank} x float32) on rank {rank}" in text
-        assert f"rank {1 - rank} made another call" in text
+        other = f"all_reduce(SUM, {11 - rank} x float32)"
+        assert f"rank {1 - rank} made another call: {other}" in text
         with pytest.raises(dist.DistBackendError, match="takes no more tensors on GPUs"):
             backend.allreduce([on_device(torch.ones(10))])
         assert backend.failure is not None
@@ -56,7 +57,7 @@ def test_a_late_rank_is_named_at_the_deadline() -> None:
         both.wait()
 
     run_on_devices(2, body, seconds=1)
-    assert "rank 1" in told[0]
+    assert "rank 1, which has not come to this call; of calls on CPU tensors it" in told[0]
     assert "all_reduce(SUM, 10 x float32)" in told[0]
 
 
@@ -74,6 +75,27 @@ def test_abort_ends_a_call_that_waits() -> None:
         both.wait()
 
     run_on_devices(2, body)
+
+
+def test_a_rank_that_gives_the_group_up_outside_of_calls_is_told_of_at_once() -> None:
+    told: dict[int, str] = {}
+    begun, both = threading.Event(), threading.Barrier(2)
+
+    def body(backend: Any, rank: int) -> None:
+        one_works(backend, rank)
+        if rank == 0:
+            work = backend.allreduce([on_device(torch.ones(10))])
+            begun.set()
+            told[0] = told_by(work)  # long before the timeout of 60 s
+            assert "rank 1 has given the group up: abort() was called" in backend.failure
+        else:
+            begun.wait(60)
+            backend.abort()
+        both.wait()
+
+    run_on_devices(2, body)
+    assert "all_reduce(SUM, 10 x float32) on rank 0 of 2 (call 2 on GPUs) cannot finish" in told[0]
+    assert "rank 1 has given the group up: abort() was called" in told[0]
 
 
 def test_a_wait_with_a_timeout_gives_up_and_the_call_goes_on() -> None:

@@ -195,7 +195,10 @@ def test_what_is_captured_into_a_graph_asks_the_device_for_nothing() -> None:
         device.capture(True)
         other = backend.allocate_tensor(1000, dtype=torch.float32, device=where)
         assert not backend._holds(other)
-        backend.allreduce([tensor], options(False)).wait()
+        work = backend.allreduce([tensor], options(False))
+        work.wait()
+        with pytest.raises(dist.DistBackendError, match="was captured into a graph, and runs when"):
+            work.is_completed()
         place = kept.data_ptr()
         del kept
         device.capture(False)
