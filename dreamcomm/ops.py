@@ -5,8 +5,8 @@ the CPU or all on one CUDA device. Arithmetic is float32's, or float64's if eith
 and is rounded once, to nearest even; a NaN becomes the quiet one. Equal inputs give equal bits, on
 every machine and device and however the elements are cut into tensors.
 
-On a CUDA device both run on the current stream and return before they are done: one kernel for up
-to 2000 tensors, and a small second one to inspect. They can be captured in a graph.
+On a CUDA device both run on the current stream and return before they are done: one kernel, and a
+small second one to inspect. They can be captured in a graph, where each 2000 tensors take a kernel.
 
 Both functions write as under :class:`torch.no_grad`: nothing is recorded for a backward pass,
 also if a tensor requires a gradient, and autograd learns that the memory has changed.

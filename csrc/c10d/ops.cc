@@ -4,7 +4,9 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <cstring>
 #include <functional>
+#include <span>
 #include <tuple>
 #include <variant>
 #include <vector>
@@ -13,6 +15,7 @@
 #include "c10d/on_device.h"
 #include "c10d/validate.h"
 #include "gpu/bucket_launch.h"
+#include "gpu/launch.h"
 #include "kernels/bucket.h"
 
 namespace dreamcomm {
@@ -131,8 +134,26 @@ Moved on_device(c10::Device device, const Start& start) {
   }
 }
 
+/// A graph would copy again from memory of the host that has been given to others. What is
+/// returned keeps `kept`: torch gives its memory to nobody before the stream has come there.
+gpu::Stage stage_on(c10::Device device, void* stream, Tensor& kept) {
+  if (gpu::is_capturing(stream)) return {};
+  return [device, &kept](std::span<const std::byte> bytes) -> const void* {
+    const auto size = static_cast<std::int64_t>(bytes.size());
+    const auto options = at::TensorOptions(at::kByte);
+    const Tensor pinned = at::empty({size}, options.pinned_memory(true));
+    std::memcpy(pinned.mutable_data_ptr(), bytes.data(), bytes.size());
+    kept = at::empty({size}, options.device(device));
+    kept.copy_(pinned, /*non_blocking=*/true);
+    return kept.const_data_ptr();
+  };
+}
+
 Moved pack_on_device(const PackJob& job, c10::Device device) {
-  return on_device(device, [&](void* stream) { return gpu::pack(job, stream); });
+  return on_device(device, [&](void* stream) {
+    Tensor table;
+    return gpu::pack(job, stream, stage_on(device, stream, table));
+  });
 }
 
 std::tuple<std::uint64_t, std::uint64_t> pack_tensors(const std::vector<Tensor>& tensors,
@@ -171,7 +192,10 @@ struct Result {
 
 Result unpack_on_device(const UnpackJob& job, std::int64_t count, c10::Device device) {
   const auto start = [&](const gpu::Inspection& inspection) {
-    return on_device(device, [&](void* stream) { return gpu::unpack(job, inspection, stream); });
+    return on_device(device, [&](void* stream) {
+      Tensor table;
+      return gpu::unpack(job, inspection, stream, stage_on(device, stream, table));
+    });
   };
   if (!job.inspect) return {start({}), 0.0, true};
   const auto doubles = at::TensorOptions(at::kDouble).device(device);

@@ -3,7 +3,7 @@
 //
 // The buffer is cut into tiles, dealt out to the blocks; lanes take groups of a tile's
 // elements and find the tensor that each lies in. So the work is even whatever the
-// tensors' sizes are, and one kernel serves as many as its parameters have room for.
+// tensors' sizes are, and one kernel serves any number of them.
 #pragma once
 
 #include <bit>

@@ -28,10 +28,18 @@ __global__ void __launch_bounds__(kBucketLanes)
   bucket_body<kPacks, From, To>(CudaTarget(), task, parts.at, shared_scratch());
 }
 
-/// A kernel for cudaLaunchKernel, in both sizes of its table.
+/// The same with a table in memory of the device, for any number of tensors.
+template <bool kPacks, typename From, typename To>
+__global__ void __launch_bounds__(kBucketLanes)
+    listed_bucket_kernel(const __grid_constant__ BucketTask task, const Part* parts) {
+  bucket_body<kPacks, From, To>(CudaTarget(), task, parts, shared_scratch());
+}
+
+/// A kernel for cudaLaunchKernel, in both sizes of its table, and with one elsewhere.
 struct BucketKernel {
   const void* few = nullptr;
   const void* many = nullptr;
+  const void* listed = nullptr;
   std::size_t scratch = 0;  // bytes that a block shares for an inspection
 };
 
@@ -39,6 +47,7 @@ template <bool kPacks, typename From, typename To>
 BucketKernel bucket_kernel_between() {
   return {reinterpret_cast<const void*>(&bucket_kernel<kPacks, From, To, kFewParts>),
           reinterpret_cast<const void*>(&bucket_kernel<kPacks, From, To, kManyParts>),
+          reinterpret_cast<const void*>(&listed_bucket_kernel<kPacks, From, To>),
           bucket_scratch<To>()};
 }
 

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <memory>
+#include <span>
 
 #include "gpu/bucket_kernels.cuh"
 #include "gpu/bucket_launch.h"
@@ -58,11 +59,30 @@ void start_row(const void* kernel, BucketRow& row, unsigned blocks, std::size_t 
   start(kernel, blocks, arguments, scratch, stream);
 }
 
-void start_all(const BucketKernel& kernel, const Bucket& bucket, void* stream) {
+unsigned blocks_for(std::size_t count) {
+  return std::min(static_cast<unsigned>(chunks(count, kTile)), kBlocksEach * processors());
+}
+
+/// Whether it could be: the table has to be put somewhere.
+bool start_listed(const void* kernel, const Bucket& bucket, std::size_t scratch, void* stream,
+                  const Stage& stage) {
+  if (!stage || bucket.parts.size() <= std::size_t{kManyParts} || bucket.task.count == 0) {
+    return false;
+  }
+  const void* parts = stage(std::as_bytes(std::span(bucket.parts)));
+  if (parts == nullptr) return false;
+  BucketTask task = bucket.task;
+  task.parts = static_cast<int>(bucket.parts.size());
+  void* arguments[] = {&task, &parts};
+  start(kernel, blocks_for(task.count), arguments, scratch, stream);
+  return true;
+}
+
+void start_all(const BucketKernel& kernel, const Bucket& bucket, void* stream, const Stage& stage) {
   const std::size_t scratch = bucket.task.partials == nullptr ? 0 : kernel.scratch;
+  if (start_listed(kernel.listed, bucket, scratch, stream, stage)) return;
   for (BucketRow& row : rows_of(bucket)) {
-    const auto tiles = static_cast<unsigned>(chunks(row.task.count, kTile));
-    const unsigned blocks = std::min(tiles, kBlocksEach * processors());
+    const unsigned blocks = blocks_for(row.task.count);
     if (row.task.parts <= kFewParts) {
       start_row<kFewParts>(kernel.few, row, blocks, scratch, stream);
     } else {
@@ -73,19 +93,19 @@ void start_all(const BucketKernel& kernel, const Bucket& bucket, void* stream) {
 
 }  // namespace
 
-Moved pack(const PackJob& job, void* stream) {
+Moved pack(const PackJob& job, void* stream, const Stage& stage) {
   const BucketKernel kernel = kernel_of(true, job.from, job.to);
   const Bucket bucket = bucket_of(job);
-  start_all(kernel, bucket, stream);
+  start_all(kernel, bucket, stream, stage);
   return moved_by(job);
 }
 
-Moved unpack(const UnpackJob& job, const Inspection& inspection, void* stream) {
+Moved unpack(const UnpackJob& job, const Inspection& inspection, void* stream, const Stage& stage) {
   const BucketKernel kernel = kernel_of(false, job.from, job.to);
   check(job.divisor >= 1, ErrorKind::kInvalid, "expected a divisor of at least 1, got ",
         job.divisor);
   const Bucket bucket = bucket_of(job, job.inspect ? inspection.partials : nullptr);
-  start_all(kernel, bucket, stream);
+  start_all(kernel, bucket, stream, stage);
   if (job.inspect) {
     Inspection to = inspection;
     std::size_t count = partials_of(bucket.task.count);

@@ -101,9 +101,16 @@ DREAMCOMM_DEVICE void finish_body(const T& target, const double* partials, std::
   auto* columns = reinterpret_cast<SquareSum*>(scratch);
   const auto lane = static_cast<std::size_t>(target.lane());
   const auto lanes = static_cast<std::size_t>(target.lanes());
+  constexpr std::size_t kAhead = 8;  // loads under way, as each takes as long as many additions
   for (std::size_t c = lane; c < kColumns; c += lanes) {
     SquareSum sum;
-    for (std::size_t i = c; i < count; i += kColumns) sum.add({partials[i]});
+    std::size_t i = c;
+    for (; i + (kAhead - 1) * kColumns < count; i += kAhead * kColumns) {
+      double next[kAhead];
+      for (std::size_t k = 0; k < kAhead; ++k) next[k] = partials[i + k * kColumns];
+      for (std::size_t k = 0; k < kAhead; ++k) sum.add({next[k]});
+    }
+    for (; i < count; i += kColumns) sum.add({partials[i]});
     columns[c] = sum;
   }
   for (std::size_t half = kColumns / 2; half > 0; half /= 2) {

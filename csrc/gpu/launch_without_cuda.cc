@@ -25,7 +25,7 @@ bool is_capturing(void*) { return false; }
 void load_kernels() { refuse(); }
 void launch(const Task&, Grid, void*) { refuse(); }
 void launch_ranks(std::span<const Task>, const Task*, Grid, void*) { refuse(); }
-Moved pack(const PackJob&, void*) { refuse(); }
-Moved unpack(const UnpackJob&, const Inspection&, void*) { refuse(); }
+Moved pack(const PackJob&, void*, const Stage&) { refuse(); }
+Moved unpack(const UnpackJob&, const Inspection&, void*, const Stage&) { refuse(); }
 
 }  // namespace dreamcomm::gpu

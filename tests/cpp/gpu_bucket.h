@@ -9,6 +9,8 @@ namespace dreamcomm::testing {
 struct Grid {
   int blocks = 1;
   int lanes = 1;
+  /// Any number of tensors by one kernel, whose table lies in memory of the device.
+  bool listed = false;
 };
 
 /// Jobs on memory of the host; they return when all is done. The bytes moved are counted

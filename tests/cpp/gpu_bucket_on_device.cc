@@ -69,10 +69,30 @@ std::vector<Tensor> tensors_at(const Copies& copies, std::span<const Tensor> hos
   return tensors;
 }
 
+/// Where a kernel's table of tensors is put, if the grid asks for that.
+class Table {
+ public:
+  Table(const gpu::OwnStream& stream, const Grid& grid) : stream_(stream), grid_(grid) {}
+  gpu::Stage stage() {
+    if (!grid_.listed) return {};
+    return [this](std::span<const std::byte> bytes) -> const void* {
+      memory_ = std::make_unique<gpu::DeviceMemory>(bytes.size());
+      stream_.copy(memory_->data(), bytes.data(), bytes.size());
+      return memory_->data();
+    };
+  }
+
+ private:
+  const gpu::OwnStream& stream_;
+  const Grid grid_;
+  std::unique_ptr<gpu::DeviceMemory> memory_;
+};
+
 }  // namespace
 
-Moved pack_on_gpu(const PackJob& job, const Grid&) {
+Moved pack_on_gpu(const PackJob& job, const Grid& grid) {
   const gpu::OwnStream stream;
+  Table table(stream, grid);
   const std::size_t count = gpu::count_of(job.tensors);
   const std::size_t out = job.tensors.size();
   const std::size_t residual = out + 1;
@@ -86,15 +106,16 @@ Moved pack_on_gpu(const PackJob& job, const Grid&) {
   there.tensors = sources;
   there.out = copies.at(out);
   if (feeds_back) there.residual = reinterpret_cast<float*>(copies.at(residual));
-  const Moved moved = gpu::pack(there, stream.get());
+  const Moved moved = gpu::pack(there, stream.get(), table.stage());
   stream.wait();
   copies.bring(out);
   copies.bring(residual);
   return moved;
 }
 
-Unpacked unpack_on_gpu(const UnpackJob& job, const Grid&) {
+Unpacked unpack_on_gpu(const UnpackJob& job, const Grid& grid) {
   const gpu::OwnStream stream;
+  Table table(stream, grid);
   const std::size_t count = gpu::count_of(job.tensors);
   const Copies copies(stream, blocks_of(job.tensors, item_size(job.to),
                                         {block_of(job.in, count * item_size(job.from))}));
@@ -109,7 +130,7 @@ Unpacked unpack_on_gpu(const UnpackJob& job, const Grid&) {
       there,
       {reinterpret_cast<double*>(partials.data()), reinterpret_cast<double*>(results.data()),
        reinterpret_cast<bool*>(results.data() + sizeof(double))},
-      stream.get());
+      stream.get(), table.stage());
   stream.wait();
   for (std::size_t i = 0; i < targets.size(); ++i) copies.bring(i);
   if (job.inspect) {

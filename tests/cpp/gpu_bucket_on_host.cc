@@ -43,11 +43,19 @@ Moved run_kernel(const Grid& grid, const Body& body) {
   return moved;
 }
 
+std::vector<gpu::BucketRow> rows_of(const gpu::Bucket& bucket, bool listed) {
+  if (!listed || bucket.parts.empty()) return gpu::rows_of(bucket);
+  gpu::BucketRow whole{bucket.task, bucket.parts};
+  whole.task.parts = static_cast<int>(bucket.parts.size());
+  return {whole};
+}
+
 template <bool kPacks>
 Moved run_rows(const gpu::Bucket& bucket, DType from, DType to, const Grid& grid) {
   Moved all;
-  for (const gpu::BucketRow& row : gpu::rows_of(bucket)) {
-    require(row.parts.size() <= std::size_t{gpu::kManyParts}, "more than a kernel has room for");
+  for (const gpu::BucketRow& row : rows_of(bucket, grid.listed)) {
+    require(grid.listed || row.parts.size() <= std::size_t{gpu::kManyParts},
+            "more than a kernel has room for");
     const bool known = gpu::with_format(from, [&]<typename From>(std::type_identity<From>) {
       gpu::with_format(to, [&]<typename To>(std::type_identity<To>) {
         if constexpr (std::is_floating_point_v<typename From::Accumulator> &&

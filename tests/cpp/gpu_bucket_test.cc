@@ -127,8 +127,11 @@ TEST_CASE("GPU bucket: more tensors than a kernel has room for") {
   for (const auto& cuts : {ones, mixed}) {
     REQUIRE(cuts.size() > std::size_t{gpu::kManyParts});
     const Buffer data = tame_elements(DType::kFloat32, count, 16);
-    compare_packs(DType::kFloat32, DType::kBFloat16, data, cuts, 0, true, {2, 3});
-    compare_unpacks(DType::kFloat32, DType::kFloat32, data, cuts, 3, 1.0, true, {2, 3});
+    for (const bool listed : {false, true}) {
+      CAPTURE(listed);
+      compare_packs(DType::kFloat32, DType::kBFloat16, data, cuts, 0, true, {2, 3, listed});
+      compare_unpacks(DType::kFloat32, DType::kFloat32, data, cuts, 3, 1.0, true, {2, 3, listed});
+    }
   }
 }
 
