@@ -17,7 +17,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL = $(JOBS)
 # The environment's own tools (cmake, ninja) for builds without isolation.
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: demo test lint cpp cpp-plain cpp-thread cpp-address conformance pytest build clean
+.PHONY: demo test lint cpp cpp-plain cpp-thread cpp-address cpp-gpu conformance pytest build clean
 .NOTPARALLEL:
 
 demo: build
@@ -33,7 +33,7 @@ lint: build
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-cpp: cpp-plain cpp-thread cpp-address
+cpp: cpp-plain cpp-thread cpp-address cpp-gpu
 
 cpp-plain: $(READY)
 	$(call cpp_build,plain,-DDREAMCOMM_SANITIZE=)
@@ -46,6 +46,15 @@ cpp-thread: $(READY)
 cpp-address: $(READY)
 	$(call cpp_build,address,-DDREAMCOMM_SANITIZE=address)
 	UBSAN_OPTIONS=print_stacktrace=1 build/cpp-address/tests/cpp/dreamcomm_tests
+
+# What runs on a GPU only is compiled, where there is nvcc, so that it stays fit to be run there.
+cpp-gpu: $(READY)
+	@if command -v nvcc >/dev/null || test -x /usr/local/cuda/bin/nvcc; then \
+	    PATH=$$PATH:/usr/local/cuda/bin $(CMAKE) -S . -B build/cpp-gpu -G Ninja -DDREAMCOMM_BUILD_TESTS=ON \
+	        -DDREAMCOMM_BUILD_GPU_TESTS=ON -DDREAMCOMM_WERROR=ON -DCMAKE_CUDA_ARCHITECTURES=90-real && \
+	    $(CMAKE) --build build/cpp-gpu --target dreamcomm_gpu_tests dreamcomm_gpu_processes \
+	        dreamcomm_gpu_rows; \
+	else echo "No nvcc here: what is for a GPU is not compiled."; fi
 
 define cpp_build
 $(CMAKE) -S . -B build/cpp-$(1) -G Ninja -DDREAMCOMM_BUILD_TESTS=ON -DDREAMCOMM_WERROR=ON $(2)
