@@ -109,7 +109,11 @@ bool Doorkeeper::wait() {
 
 void Doorkeeper::let_in() {
   std::optional<Fd> socket = accept_from(listener_, steady_clock::now());
-  if (socket) silent_.push_back({std::move(*socket), steady_clock::now() + kPatience});
+  if (!socket) return;
+  if (!is_own_user(peer_process(*socket))) {
+    return refuse(*socket, concat("it is another user's, and this rank user ", geteuid(), "'s"));
+  }
+  silent_.push_back({std::move(*socket), steady_clock::now() + kPatience});
 }
 
 void Doorkeeper::hear(Silent& silent) {

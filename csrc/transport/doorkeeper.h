@@ -17,13 +17,14 @@
 
 namespace dreamcomm {
 
-/// Any local process can find the address and connect. What does not begin with a greeting
-/// that knows this rank's nonce is closed, what says nothing for a second likewise.
+/// Any local process can find the address and connect. Those of other users are closed at once,
+/// before anything is heard or said; what does not begin with a greeting that knows this rank's
+/// nonce, or says nothing for a second, likewise.
 class Doorkeeper {
  public:
   struct Guest {
     Fd socket;
-    Greeting greeting;  // for this rank, of this version; who sent it is not checked
+    Greeting greeting;  // for this rank, of this version; which rank sent it is not checked
     Fd memory;
   };
 
@@ -35,6 +36,8 @@ class Doorkeeper {
 
   /// The next guest, or nothing at the deadline. Throws what ended the thread.
   std::optional<Guest> next(SocketDeadline deadline);
+  /// Notes who is refused, and why: one at the door, or at an address where a rank was looked for.
+  void refuse(const Fd& socket, const std::string& why);
   /// In words, who was refused and why: the first few, and how many more.
   std::string refused() const;
 
@@ -48,7 +51,6 @@ class Doorkeeper {
   bool wait();
   void let_in();
   void hear(Silent& silent);
-  void refuse(const Fd& socket, const std::string& why);
 
   const Nonce own_;
   Fd listener_;

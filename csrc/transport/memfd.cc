@@ -14,6 +14,7 @@ namespace dreamcomm {
 namespace {
 
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+constexpr int kSealsOfReaders = F_SEAL_WRITE | F_SEAL_FUTURE_WRITE;
 
 [[noreturn]] void fail(const char* what, std::size_t bytes) {
   throw Error(ErrorKind::kSystem, concat(what, " of ", bytes, " bytes of shared memory failed: ",
@@ -46,8 +47,9 @@ Fd create_memfd(const char* label, std::size_t bytes) {
 bool is_sealed_memfd(const Fd& fd, std::size_t bytes) {
   struct stat status{};
   if (fstat(fd.get(), &status) != 0 || status.st_size != static_cast<off_t>(bytes)) return false;
-  const int seals = fcntl(fd.get(), F_GET_SEALS);
-  return seals >= 0 && (seals & F_SEAL_SHRINK) != 0;
+  if ((fcntl(fd.get(), F_GETFL) & O_ACCMODE) != O_RDWR) return false;
+  const int seals = fcntl(fd.get(), F_GET_SEALS);  // the system may add some of its own
+  return seals >= 0 && (seals & kSeals) == kSeals && (seals & kSealsOfReaders) == 0;
 }
 
 }  // namespace dreamcomm

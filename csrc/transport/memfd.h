@@ -38,7 +38,7 @@ inline constexpr const char* kWindowLabel = "dreamcomm-window";
 /// can shrink it under the others. `label` shows in /proc/PID/maps.
 Fd create_memfd(const char* label, std::size_t bytes);
 
-/// Whether the descriptor is a sealed memfd of exactly `bytes`.
+/// Whether the descriptor is such a memfd, of exactly `bytes`, that can be written.
 bool is_sealed_memfd(const Fd& fd, std::size_t bytes);
 
 }  // namespace dreamcomm

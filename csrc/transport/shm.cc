@@ -4,10 +4,11 @@
 //      publishes both in its card.
 //   2. Each pair connects once, the higher rank to the lower. A connection that
 //      fails means another host (or network namespace). The higher rank sends a
-//      greeting and its window's descriptor without waiting for an answer.
+//      greeting and its window's descriptor without waiting for an answer, unless
+//      who listens there is of another user.
 //   3. Every rank publishes whom it reached, so that all know whom to accept.
-//   4. The lower rank checks the greeting and the user and answers with its own
-//      window. Nobody waits for an answer before it has accepted, so no cycle. What
+//   4. The lower rank checks the user, the greeting and the window, and answers with
+//      its own. Nobody waits for an answer before it has accepted, so no cycle. What
 //      else connects is refused and told of (transport/doorkeeper.h).
 //   5. Both map the other's window and compare the nonce in it with the card's. Heaps
 //      travel in a second message, if the card says that there is one.
@@ -45,6 +46,9 @@ std::string host_name() {
   if (gethostname(name.data(), name.size() - 1) != 0 || name[0] == '\0') return "unknown";
   return name.data();
 }
+
+/// What a rank publishes of each lower one, by its place in a list.
+enum Reached : char { kNobody = '0', kRank = '1', kOtherUser = 'u' };
 
 class Meeting {
  public:
@@ -165,18 +169,15 @@ class Meeting {
     std::string problem;
     std::string reached;
     for (int r = 0; r < rank_; ++r) {
-      const bool ok = dial(r);
-      reached += ok ? '1' : '0';
-      if (!ok && problem.empty()) problem = unreachable(rank_, r);
+      reached += dial(r);
+      if (problem.empty()) problem = obstacle(rank_, r, reached.back());
     }
     board_.publish("dial", reached + '.');
     int expected = 0;
     for (int r = rank_ + 1; r < size_; ++r) {
-      if (board_.get("dial", r)[static_cast<std::size_t>(rank_)] == '1') {
-        ++expected;
-      } else if (problem.empty()) {
-        problem = unreachable(r, rank_);
-      }
+      const char it_reached = listed("dial", r, r + 1)[static_cast<std::size_t>(rank_)];
+      if (it_reached == kRank) ++expected;
+      if (problem.empty()) problem = obstacle(r, rank_, it_reached);
     }
     for (; expected > 0; --expected) {
       const std::string refused = welcome();
@@ -195,7 +196,19 @@ class Meeting {
     return options_.hosts.empty() ? card(r).host : options_.hosts[static_cast<std::size_t>(r)];
   }
 
-  std::string unreachable(int from, int to) {
+  std::string listed(const char* what, int r, int entries) {
+    std::string list = board_.get(what, r);
+    check(list.size() == static_cast<std::size_t>(entries), ErrorKind::kMismatch, "what rank ", r,
+          " published cannot be read: ", list);
+    return list;
+  }
+
+  /// Why the ranks do not share memory, or nothing.
+  std::string obstacle(int from, int to, char reached) {
+    if (reached == kRank) return "";
+    if (reached == kOtherUser) {
+      return concat("rank ", to, " and rank ", from, " run as different users");
+    }
     if (!options_.hosts.empty() && host_of(from) != host_of(to)) {
       return concat("the option hosts puts rank ", from, " on ", host_of(from), " and rank ", to,
                     " on ", host_of(to));
@@ -212,18 +225,20 @@ class Meeting {
     return greeting;
   }
 
-  bool dial(int r) {
-    if (!options_.hosts.empty() && host_of(r) != host_of(rank_)) return false;
+  Reached dial(int r) {
+    if (!options_.hosts.empty() && host_of(r) != host_of(rank_)) return kNobody;
     std::optional<Fd> socket = connect_to(card(r).socket);
-    if (!socket) return false;
+    if (!socket) return kNobody;
+    const PeerProcess process = peer_process(*socket);
+    if (!is_own_user(process)) return kOtherUser;
     const Greeting greeting = greeting_to(r);
-    if (!hand_over(*socket, greeting)) return false;
-    peer(r).process = watch_process(peer_process(*socket).pid);
+    if (!hand_over(*socket, greeting)) return kNobody;
+    peer(r).process = watch_process(process.pid);
     peer(r).socket = std::move(*socket);
-    return true;
+    return kRank;
   }
 
-  /// Sends the greeting with the window, and the heap if there is one.
+  /// Sends the greeting with the window, and the heap if there is one, to a process of this user.
   bool hand_over(const Fd& socket, const Greeting& greeting) {
     return send_with_fd(socket, &greeting, sizeof greeting, own_fd_) &&
            (!options_.heap ||
@@ -238,14 +253,22 @@ class Meeting {
             size_, ": no connection within the timeout of ", options_.timeout.count(),
             " ms from one of the ranks", unconnected());
       const int from = static_cast<int>(guest->greeting.from);
-      if (!is_from_peer(guest->greeting, from) || peer(from).socket) continue;
+      if (!is_from_peer(guest->greeting, from) || peer(from).socket) {
+        door_->refuse(guest->socket, "it is none of the ranks that were to come");
+        continue;
+      }
+      std::optional<Mapping> window = window_of(from, guest->memory);
+      if (!window) {
+        door_->refuse(guest->socket, concat("it came as rank ", from, " with other memory"));
+        continue;
+      }
       peer(from).process = watch_process(peer_process(guest->socket).pid);
       const Greeting answer = greeting_to(from);
       if (!hand_over(guest->socket, answer)) {
         peer(from).socket = std::move(guest->socket);
         return concat("rank ", from, " closed its connection");
       }
-      return adopt(from, std::move(guest->socket), std::move(guest->memory));
+      return adopt(from, std::move(guest->socket), std::move(*window));
     }
   }
 
@@ -271,23 +294,21 @@ class Meeting {
     if (!got || !is_from_peer(greeting, r)) {
       return concat("rank ", r, " did not answer the connection of rank ", rank_);
     }
-    return adopt(r, std::move(peer(r).socket), std::move(memory));
+    std::optional<Mapping> window = window_of(r, memory);
+    if (!window) return concat("rank ", r, " handed over other memory than its own");
+    return adopt(r, std::move(peer(r).socket), std::move(*window));
   }
 
-  /// Maps the peer's window; why that cannot be done, or nothing.
-  std::string adopt(int r, Fd socket, Fd memory) {
-    const PeerProcess process = peer_process(socket);
-    if (process.uid != geteuid()) {
-      return concat("rank ", r, " runs as user ", process.uid, " and rank ", rank_, " as user ",
-                    geteuid());
-    }
-    if (!is_sealed_memfd(memory, layout_.bytes())) {
-      return concat("rank ", r, " handed over memory of the wrong kind or size");
-    }
+  /// The memory as the window of a rank, or nothing if it is not that.
+  std::optional<Mapping> window_of(int r, const Fd& memory) {
+    if (!is_sealed_memfd(memory, layout_.bytes())) return std::nullopt;
     Mapping window(memory, layout_.bytes());
-    if (layout_.header(window.data()).nonce != card(r).nonce) {
-      return concat("the memory handed over as that of rank ", r, " is another one");
-    }
+    if (layout_.header(window.data()).nonce != card(r).nonce) return std::nullopt;
+    return window;
+  }
+
+  /// Takes the peer in with its heap, if it has one; why that cannot be done, or nothing.
+  std::string adopt(int r, Fd socket, Mapping window) {
     std::shared_ptr<const Mapping> heap;
     if (options_.heap && card(r).heap_bytes > 0) {
       const std::optional<Fd> theirs = receive_heap(r, socket);
@@ -296,7 +317,7 @@ class Meeting {
     }
     mapped_[static_cast<std::size_t>(r)] = '1';
     peer(r) =
-        ShmPeer{std::move(socket), watch_process(process.pid), std::move(window), std::move(heap)};
+        ShmPeer{std::move(socket), std::move(peer(r).process), std::move(window), std::move(heap)};
     return "";
   }
 
@@ -362,7 +383,7 @@ class Meeting {
     std::vector<std::string> maps;
     std::vector<std::string> names;
     for (int r = 0; r < size_; ++r) {
-      maps.push_back(board_.get("maps", r));
+      maps.push_back(listed("maps", r, size_));
       names.push_back(host_of(r));
     }
     return Topology(maps, names);

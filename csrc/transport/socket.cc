@@ -107,6 +107,8 @@ PeerProcess peer_process(const Fd& socket) {
   return {credentials.pid, credentials.uid};
 }
 
+bool is_own_user(const PeerProcess& process) { return process.uid == geteuid(); }
+
 bool send_with_fd(const Fd& socket, const void* data, std::size_t size, const Fd& fd) {
   iovec bytes{const_cast<void*>(data), size};
   alignas(cmsghdr) std::byte control[kControl]{};

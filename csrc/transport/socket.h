@@ -45,6 +45,8 @@ struct PeerProcess {
   uid_t uid = 0;
 };
 PeerProcess peer_process(const Fd& socket);
+/// Whether it runs as the user that this process runs as.
+bool is_own_user(const PeerProcess& process);
 
 /// Sends `size` bytes and one descriptor along with them. False if the peer hung up.
 bool send_with_fd(const Fd& socket, const void* data, std::size_t size, const Fd& fd);

@@ -9,10 +9,14 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
 #include <filesystem>
 #include <iterator>
 #include <memory>
 #include <mutex>
+#include <random>
 #include <string>
 #include <thread>
 #include <utility>
@@ -184,6 +188,43 @@ TEST_CASE("the last holder may be dropped by the thread that answers") {
 int open_descriptors() {
   const std::filesystem::directory_iterator all("/proc/self/fd");
   return static_cast<int>(std::distance(begin(all), end(all)));
+}
+
+/// As a peer may send it: with a descriptor, where `fd` is one.
+void send_noise(const Fd& socket, const std::string& noise, int fd) {
+  iovec bytes{const_cast<char*>(noise.data()), noise.size()};
+  alignas(cmsghdr) std::array<std::byte, CMSG_SPACE(sizeof fd)> control{};
+  msghdr message{};
+  message.msg_iov = &bytes;
+  message.msg_iovlen = 1;
+  if (fd >= 0) {
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+    *CMSG_FIRSTHDR(&message) = {CMSG_LEN(sizeof fd), SOL_SOCKET, SCM_RIGHTS};
+    std::memcpy(CMSG_DATA(CMSG_FIRSTHDR(&message)), &fd, sizeof fd);
+  }
+  REQUIRE(sendmsg(socket.get(), &message, MSG_NOSIGNAL) > 0);
+}
+
+TEST_CASE("thousands of letters of garbage harm nobody") {
+  constexpr std::size_t kLetter = 512;
+  Two both([] { return std::string(" at two.py:2"); });
+  CHECK(both.ask() == " at two.py:2");
+  const int before = open_descriptors();
+  std::mt19937 chance(1);
+  for (int i = 0; i < 3000; ++i) {
+    const std::array sizes{kLetter, kLetter, kLetter - 1, kLetter + 1, std::size_t{1}};
+    std::string noise(sizes[chance() % sizes.size()], '\0');
+    for (char& byte : noise) byte = static_cast<char>(chance());
+    if (noise.size() >= 4 && chance() % 2 == 0) {  // a question or an answer, of any number
+      const std::uint32_t sort = 1 + chance() % 2;
+      std::memcpy(noise.data(), &sort, sizeof sort);
+    }
+    send_noise(both.here, noise, chance() % 4 == 0 ? both.there.get() : -1);
+  }
+  CHECK(both.ask() == " at two.py:2");
+  CHECK(both.two->ask(both.there, seconds(60)) == " at one.py:1");
+  CHECK(open_descriptors() == before);
 }
 
 TEST_CASE("nothing stays open where only a weak pointer is left") {
