@@ -128,6 +128,7 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
     if (!comm_) fallback_.get("cpu");
     if (bridge_) {
       bridge_->carry_messages(std::make_unique<GlooLink>(fallback_.get("cpu"), rank_));
+      bridge_->meet(deadline_in(Clock::now(), meeting_time(*options)), interrupt_);
     }
   } catch (...) {
     std::rethrow_exception(current_as_torch());

@@ -173,6 +173,12 @@ void Bridge::tune(Clock::time_point deadline, const Interrupt& interrupt) {
   host_.run_in_turn(all, interrupt);
 }
 
+void Bridge::meet(Clock::time_point deadline, const Interrupt& interrupt) {
+  Request barrier;
+  barrier.deadline = deadline;
+  host_.run_in_turn([&] { run_uncounted(barrier, {.leaders = true}, interrupt); }, interrupt);
+}
+
 /// As a call, for its deadline and its errors.
 void Bridge::run_uncounted(const Request& request, const Way& way, const Interrupt& interrupt) {
   LinkTrip trip(levels_, request, calls_++, way.chunk, interrupt);

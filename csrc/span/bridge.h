@@ -52,6 +52,8 @@ class Bridge {
   void tune(Clock::time_point deadline, const Interrupt& interrupt);
   /// Messages to ranks of other hosts go by `link`, as nothing else does. Once, before the first.
   void carry_messages(std::unique_ptr<Link> link);
+  /// Collective: returns once all ranks have come, so that none leaves while others connect.
+  void meet(Clock::time_point deadline, const Interrupt& interrupt);
   /// As Communicator's, with the group's ranks: through shared memory to those of this host.
   std::shared_ptr<Ticket> send(const Cargo& cargo, int rank, std::uint64_t tag,
                                Clock::time_point deadline);
