@@ -4,12 +4,15 @@
     python tests/conformance/run.py                         # all of it
     python tests/conformance/run.py --quick                 # only what must pass
     python tests/conformance/run.py --worlds 4 -v           # one world, a line per test
+    python tests/conformance/run.py --worlds '' --no-pretend-gpus --hosts a,a,b,b
+                                                            # on two hosts alone, whole
     python tests/conformance/run.py --refresh               # run Gloo again as well
 
 A test fails here when Gloo passes it and the backend fails or skips it, unless
 exclusions.toml names it with a reason. Gloo's results are kept in reference/, one file
-for each torch version and case; a missing one is made first. The last line reads
-'N passed, N failed, N skipped'.
+for each torch version and case; a missing one is made first. On hosts, which the option
+makes of ranks that could share memory, what passes on one has to pass; --quick takes a few
+tests of each kind there. The last line reads 'N passed, N failed, N skipped'.
 """
 
 from __future__ import annotations
@@ -35,6 +38,22 @@ from compare import (
 from outcomes import Outcome
 from selection import Case
 
+# With --quick, on hosts: two seconds each, where four ranks are on two cores.
+QUICK_ON_HOSTS = (
+    "test_DistributedDataParallelCPU",
+    "test_all_gather",
+    "test_all_reduce_coalesced_sum",
+    "test_all_reduce_sum_async",
+    "test_all_to_all_single_unequal_split",
+    "test_barrier_group",
+    "test_batch_isend_irecv_gloo_tags",
+    "test_broadcast",
+    "test_gather_object",
+    "test_scatter",
+    "test_send_recv_any_source",
+    "test_sparse_all_reduce_sum",
+)
+
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
@@ -47,6 +66,11 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         action=argparse.BooleanOptionalAction,
         default=True,
         help="also run world 2 with CPU tensors in place of GPU ones",
+    )
+    parser.add_argument(
+        "--hosts",
+        default="a,a,b,b",
+        help="also run as many ranks as this names, on hosts of these names; '': do not",
     )
     parser.add_argument("--quick", action="store_true", help="only the tests that must pass")
     parser.add_argument("--refresh", action="store_true", help="run Gloo again")
@@ -77,12 +101,17 @@ class Runner:
         cases = [Case(args.backend, world, False, args.timeout) for world in worlds]
         if args.pretend_gpus:
             cases.append(Case(args.backend, 2, True, args.timeout))
+        if args.hosts and args.backend != "gloo":  # which knows none
+            ranks = len(args.hosts.split(","))
+            cases.append(Case(args.backend, ranks, False, args.timeout, args.hosts))
         return cases
 
     def verdict(self, case: Case) -> Verdict:
-        reference = self.reference(case)
+        reference = self.reference(case.plain)
         excluded = {x.test for x in self.exclusions if x.applies(case, self.torch)}
         only = set(self.args.only) or set(reference)
+        if self.args.quick and case.hosts and not self.args.only:
+            only = set(QUICK_ON_HOSTS)
         reference = {name: result for name, result in reference.items() if name in only}
         names = {name for name in reference if name not in excluded}
         if self.args.quick:
@@ -105,6 +134,7 @@ class Runner:
         command += [f"--world={case.world}", f"--timeout={case.timeout}"]
         command += [f"--rank-log={stem}.log"]
         command += ["--pretend-gpus"] if case.pretend_gpus else []
+        command += [f"--hosts={case.hosts}"] if case.hosts else []
         command += ["--verbose"] if self.args.verbose else []
         command += ["--errors"] if self.args.errors else []
         command += [

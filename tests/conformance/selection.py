@@ -10,7 +10,7 @@ read while the module is imported. Here those conditions see a name that equals 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 
 SHOWN = ("gloo", "mpi")
@@ -24,10 +24,17 @@ class Case:
     world: int
     pretend_gpus: bool = False
     timeout: int = 60  # seconds for one test
+    hosts: str = ""  # of the ranks, "a,a,b,b", or as found
+
+    @property
+    def plain(self) -> Case:
+        """That of one host, which tells what has to pass."""
+        return replace(self, hosts="")
 
     @property
     def label(self) -> str:
-        return f"world-{self.world}" + ("-pretend-gpus" if self.pretend_gpus else "")
+        label = f"world-{self.world}" + ("-pretend-gpus" if self.pretend_gpus else "")
+        return f"{label}-hosts-{self.hosts.replace(',', '')}" if self.hosts else label
 
 
 class BackendName(str):

@@ -68,6 +68,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--backend", default="dreamcomm")
     parser.add_argument("--world", type=int, default=2, help="number of ranks")
     parser.add_argument("--pretend-gpus", action="store_true")
+    parser.add_argument("--hosts", default="", help="a host's name for each rank: a,a,b,b")
     parser.add_argument("--only", action="append", default=[], help="a test's name; repeatable")
     parser.add_argument("--only-file", type=Path, help="names of the tests to run, one a line")
     parser.add_argument("--skip", action="append", default=[], help="a test's name; repeatable")
@@ -97,7 +98,9 @@ def main(argv: list[str] | None = None) -> int:
     args = _parse(argv)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    case = Case(args.backend, args.world, args.pretend_gpus, args.timeout)
+    if args.hosts:  # for the ranks, which are forked
+        os.environ["DREAMCOMM_HOSTS"] = args.hosts
+    case = Case(args.backend, args.world, args.pretend_gpus, args.timeout, args.hosts)
     tests = make_tests(case, os.path.abspath(args.rank_log))
     logging.disable(logging.CRITICAL)
 
