@@ -12,13 +12,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch._C._distributed_c10d import HashStore
 from typer.testing import CliRunner
 
 from dreamcomm import _build_info, backend, doctor
 from dreamcomm.backend import Options
 from dreamcomm.cli.commands import commands
-from dreamcomm.doctor import Finding, State, installation, machine, ranks
+from dreamcomm.doctor import (
+    Finding,
+    State,
+    control_groups,
+    gpus,
+    installation,
+    machine,
+    namespaces,
+    ranks,
+)
 from dreamcomm.inner import make_inner
 
 
@@ -30,7 +40,7 @@ def test_here_all_is_well() -> None:
     done = CliRunner().invoke(commands, ["doctor", "--json"])
     assert done.exit_code == 0, done.output
     found = {finding["about"]: finding for finding in json.loads(done.output)}
-    assert len(found) == 13
+    assert len(found) == 14
     assert {finding["state"] for finding in found.values()} <= {"fine", "note"}
     assert "2 ranks" in found["two ranks"]["found"]
     assert "1 + 1 = 2" in found["two ranks"]["found"]
@@ -86,10 +96,87 @@ def test_limits_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_control_groups_memory_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "read_number", lambda _: 64 << 20)
+    monkeypatch.setattr(machine, "least_memory", lambda: (64 << 20, Path("/sys/fs/cgroup/job")))
     found = machine.memory()
     assert found.state is State.NOTE
     assert found.found.startswith("64 MiB of")
+    assert found.found.endswith("by the control group /sys/fs/cgroup/job")
+
+
+@pytest.mark.parametrize(
+    ("membership", "limits", "least"),
+    [
+        ("0::/slurm/job_7/step_0", {"slurm/job_7/memory.max": "500"}, (500, "slurm/job_7")),
+        ("0::/a/b", {"memory.max": "900", "a/b/memory.max": "max"}, (900, "")),
+        ("0::/a/b", {"a/memory.max": "300", "a/b/memory.max": "400"}, (300, "a")),
+        (
+            "4:memory,hugetlb:/job\n1:cpu:/other",
+            {"memory,hugetlb/job/memory.limit_in_bytes": "70"},
+            (70, "memory,hugetlb/job"),
+        ),
+        ("1:cpu:/a\n0::/", {"cpu/a/memory.max": "5"}, None),
+        ("0::/../elsewhere", {}, None),
+    ],
+)
+def test_limits_of_memory_are_found_at_every_level(
+    tmp_path: Path, membership: str, limits: dict[str, str], least: tuple[int, str] | None
+) -> None:
+    for name, text in limits.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n")
+    (tmp_path / "membership").write_text(f"{membership}\n")
+    found = control_groups.least_memory(tmp_path / "membership", tmp_path)
+    assert found == (None if least is None else (least[0], tmp_path / least[1]))
+
+
+def test_namespaces_of_their_own_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    links = {"net": "net:[1]", "pid": "pid:[2]", "user": "user:[4026531837]"}
+    monkeypatch.setattr(os, "readlink", lambda path: links[path.rsplit("/", 1)[1]])
+    monkeypatch.setattr(Path, "exists", lambda _: False)
+    found = namespaces.namespaces()
+    assert found.state is State.NOTE
+    assert found.found == f"net:[1], pid:[2], user:[4026531837], user {os.getuid()}"
+    assert "do not show in dreamcomm top" in found.meaning
+    assert "another user's" not in found.meaning
+
+
+def of_gpus(monkeypatch: pytest.MonkeyPatch, apart: set[frozenset[int]], count: int = 3) -> Finding:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(
+        torch.cuda, "can_device_access_peer", lambda a, b: frozenset((a, b)) not in apart
+    )
+    return gpus.peers()
+
+
+def test_gpus_that_cannot_read_each_other_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DREAMCOMM_CUDA", raising=False)
+    assert of_gpus(monkeypatch, set(), 1) == Finding("GPU peers", State.FINE, "one device")
+    assert of_gpus(monkeypatch, set()).state is State.FINE
+    found = of_gpus(monkeypatch, {frozenset((0, 2))})
+    assert found.state is State.NOTE
+    assert found.found.endswith(": 0 and 2")
+    monkeypatch.setenv("DREAMCOMM_CUDA", "dreamcomm")
+    assert of_gpus(monkeypatch, {frozenset((0, 2))}).state is State.FALLS_BACK
+
+
+@pytest.mark.parametrize(
+    ("chosen", "version", "meaning"),
+    [
+        ("nccl", 13000, "go to torch's NCCL, or by this library's kernels with"),
+        ("dreamcomm", 13000, "go by this library's kernels, as DREAMCOMM_CUDA says"),
+        ("dreamcomm", 0, "DREAMCOMM_CUDA=dreamcomm has no effect"),
+    ],
+)
+def test_what_carries_tensors_on_gpus_is_told(
+    monkeypatch: pytest.MonkeyPatch, chosen: str, version: int, meaning: str
+) -> None:
+    from dreamcomm import _C
+
+    monkeypatch.setenv("DREAMCOMM_CUDA", chosen)
+    monkeypatch.setattr(_C, "cuda_devices", lambda: (2, ""))
+    monkeypatch.setattr(_C, "cuda_runtime_version", lambda: version)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert meaning in gpus.cuda().meaning
 
 
 def test_a_cache_that_cannot_be_written_is_noted(

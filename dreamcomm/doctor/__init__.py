@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 
-from dreamcomm.doctor import installation, machine, ranks
+from dreamcomm.doctor import gpus, installation, machine, namespaces, ranks
 from dreamcomm.doctor.finding import Finding, State
 
 __all__ = ["Finding", "State", "examine"]
@@ -17,7 +17,7 @@ __all__ = ["Finding", "State", "examine"]
 ALWAYS: tuple[Callable[[], Finding], ...] = (
     machine.shared_memory,
     machine.descriptors,
-    machine.namespaces,
+    namespaces.namespaces,
     machine.open_files,
     machine.address_space,
     machine.memory,
@@ -26,7 +26,8 @@ ALWAYS: tuple[Callable[[], Finding], ...] = (
 )
 WITH_BUILD: tuple[Callable[[], Finding], ...] = (
     installation.processors,
-    installation.cuda,
+    gpus.cuda,
+    gpus.peers,
     installation.settings,
     ranks.two_ranks,
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 from dreamcomm.backend import VARIABLES
 from dreamcomm.doctor.finding import Finding, State
 
-__all__ = ["build", "cuda", "processors", "settings"]
+__all__ = ["build", "processors", "settings"]
 
 PREFIX = "DREAMCOMM_"
 
@@ -45,25 +45,6 @@ def processors() -> Finding:
         found,
         limited if usable < all_of_them else "",
     )
-
-
-def cuda() -> Finding:
-    """What CUDA tensors have here."""
-    import torch
-
-    from dreamcomm import _C
-
-    count, why = _C.cuda_devices()
-    built = _C.cuda_runtime_version()
-    ours = f"kernels of CUDA {built // 1000}.{built % 1000 // 10}" if built else "no kernels"
-    if count == 0:
-        return Finding("CUDA", State.NOTE, f"{ours}; no device", f"{why}; tensors on cpu only")
-    theirs = torch.version.cuda
-    if theirs is None:
-        meaning = "this torch is a CPU build: it makes no tensors on cuda"
-    else:
-        meaning = "collectives on cuda tensors go to torch's NCCL; ops.pack and unpack run here"
-    return Finding("CUDA", State.NOTE, f"{ours}; {count} device(s); torch has {theirs}", meaning)
 
 
 def settings() -> Finding:

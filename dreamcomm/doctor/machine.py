@@ -10,6 +10,7 @@ import socket
 import tempfile
 from pathlib import Path
 
+from dreamcomm.doctor.control_groups import least_memory, read_number
 from dreamcomm.doctor.finding import GLOO_INSTEAD, Finding, State
 
 __all__ = [
@@ -18,7 +19,6 @@ __all__ = [
     "descriptors",
     "gloo",
     "memory",
-    "namespaces",
     "open_files",
     "shared_memory",
 ]
@@ -61,25 +61,6 @@ def descriptors() -> Finding:
     return Finding("descriptor passing", State.FINE, "works through an abstract Unix socket")
 
 
-def namespaces() -> Finding:
-    """What must be equal for ranks to find each other."""
-    try:
-        name = os.readlink("/proc/self/ns/net")
-    except OSError as error:
-        return Finding("namespaces", State.NOTE, f"unknown: {error}")
-    in_container = Path("/.dockerenv").exists() or Path("/run/.containerenv").exists()
-    meaning = (
-        "ranks in several containers share memory if these share a network namespace (docker: "
-        "--network=host or container:NAME) and run as one user; else they go to Gloo"
-    )
-    return Finding(
-        "namespaces",
-        State.NOTE if in_container else State.FINE,
-        f"{name}{', in a container' if in_container else ''}, user {os.getuid()}",
-        meaning if in_container else "",
-    )
-
-
 def open_files() -> Finding:
     """A group takes about three descriptors for each pair of ranks."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -111,15 +92,14 @@ def address_space() -> Finding:
 def memory() -> Finding:
     """What the control group leaves of the machine's memory."""
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = read_number(Path("/sys/fs/cgroup/memory.max")) or read_number(
-        Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")
-    )
-    if limit is None or limit >= pages:
+    least = least_memory()
+    if least is None or least[0] >= pages:
         return Finding("memory", State.FINE, f"{pages // MIB} MiB")
+    limit, group = least
     return Finding(
         "memory",
         State.NOTE,
-        f"{limit // MIB} MiB of the machine's {pages // MIB} MiB, by the control group",
+        f"{limit // MIB} MiB of the machine's {pages // MIB} MiB, by the control group {group}",
         "shared tensors count towards the limit of the process that touched them first",
     )
 
@@ -178,11 +158,3 @@ def gloo_device(chosen: str) -> Finding:
         f"there is no {' and no '.join(missing)} here, so whatever goes to Gloo fails; the devices "
         f"are {', '.join(there)}",
     )
-
-
-def read_number(path: Path) -> int | None:
-    """None if there is no such file, or it holds no number ("max")."""
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return None
