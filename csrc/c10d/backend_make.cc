@@ -14,6 +14,7 @@
 #include "c10d/recordings.h"
 #include "c10d/spanning.h"
 #include "c10d/store.h"
+#include "c10d/store_clerk.h"
 
 namespace dreamcomm {
 namespace {
@@ -157,12 +158,13 @@ void DreamBackend::span(const Topology& topology, const ShmOptions& options) {
   meeting->timeout = meeting_time(*options_);
   const auto between = c10::make_intrusive<c10d::PrefixStore>("between", visit_);
   auto link = std::make_unique<GlooLink>(between_hosts(topology, between, meeting), rank_);
+  const auto clerk = std::make_shared<StoreClerk>(between);
   bridge_ = std::make_unique<Bridge>(
       *comm_, topology, rank_, std::move(link),
       BridgeOptions{.call_site = host_.call_site,
                     .heap = heap_,
                     .widens_halves = options_->halves_between_hosts != "16bit",
-                    .reasons = {tell_reason(between, rank_), told_reason(between)}});
+                    .reasons = reasons_through(clerk, rank_)});
   if (options_->costs != "fixed") {
     bridge_->tune(deadline_in(Clock::now(), meeting->timeout), interrupt_);
   }

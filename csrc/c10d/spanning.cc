@@ -1,35 +1,22 @@
 #include "c10d/spanning.h"
 
 #include <chrono>
-#include <future>
 #include <memory>
+#include <optional>
 #include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "c10d/store.h"
 #include "core/error.h"
-#include "core/signals.h"
 
 namespace dreamcomm {
 
 namespace {
 
-std::string key_of(int rank) { return concat("given-up/", rank); }
+std::string reason_key(int rank) { return concat("given-up/", rank); }
 
 constexpr std::chrono::milliseconds kBetween{40};  // looks
-constexpr std::chrono::milliseconds kSlow{500};    // for the answers of a store that is there
-
-/// As TorchStore::get, which is for threads that may handle Python's signals.
-std::string look_for_reason(c10d::Store& store, int rank, std::chrono::milliseconds moment) {
-  try {
-    for (std::chrono::milliseconds past{0}; past <= moment; past += kBetween) {
-      if (past.count() > 0) std::this_thread::sleep_for(kBetween);
-      if (store.check({key_of(rank)})) return store.get_to_str(key_of(rank));
-    }
-  } catch (const std::exception&) {  // it has gone with the rank that kept it
-  }
-  return "";
-}
+constexpr std::chrono::milliseconds kSlow{300};    // for the answers of a store that is there
 
 }  // namespace
 
@@ -62,29 +49,26 @@ std::vector<int> members_on_host(const std::vector<int>& members, const Place& p
   return on_host;
 }
 
-std::function<void(const std::string& reason)> tell_reason(
-    const c10::intrusive_ptr<c10d::Store>& store, int rank) {
-  return [store, rank](const std::string& reason) {
-    try {
-      store->set(key_of(rank), reason);
-    } catch (const std::exception&) {  // it has gone with the rank that kept it
+Reasons reasons_through(const std::shared_ptr<StoreClerk>& clerk, int rank) {
+  const auto tell = [clerk, rank](const std::string& reason) {
+    const auto set = [rank, reason](c10d::Store& at) {
+      at.set(reason_key(rank), reason);
+      return std::string();
+    };
+    clerk->run(set, kSlow);
+  };
+  const auto told = [clerk](int peer, std::chrono::milliseconds moment) -> std::string {
+    const auto look = [peer](c10d::Store& at) {
+      return at.check({reason_key(peer)}) ? at.get_to_str(reason_key(peer)) : std::string();
+    };
+    for (std::chrono::milliseconds past{0}; past <= moment; past += kBetween) {
+      if (past.count() > 0) std::this_thread::sleep_for(kBetween);
+      const std::optional<std::string> found = clerk->run(look, kSlow);
+      if (!found || !found->empty()) return found.value_or("");
     }
+    return "";
   };
-}
-
-std::function<std::string(int rank, std::chrono::milliseconds moment)> told_reason(
-    const c10::intrusive_ptr<c10d::Store>& store) {
-  return [store](int rank, std::chrono::milliseconds moment) -> std::string {
-    const auto answer = std::make_shared<std::promise<std::string>>();
-    std::future<std::string> told = answer->get_future();
-    // Not here: a store whose host has vanished is waited for without end.
-    std::thread([store, rank, moment, answer] {
-      block_signals();
-      answer->set_value(look_for_reason(*store, rank, moment));
-    }).detach();
-    const bool answered = told.wait_for(moment + kSlow) == std::future_status::ready;
-    return answered ? told.get() : "";
-  };
+  return {tell, told};
 }
 
 }  // namespace dreamcomm

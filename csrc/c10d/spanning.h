@@ -1,14 +1,15 @@
 // A group whose ranks are on several hosts: made of the group of this rank's host, and Gloo.
 #pragma once
 
-#include <chrono>
-#include <functional>
 #include <memory>
+#include <vector>
 
 #include "c10d/fallback.h"
 #include "c10d/options.h"
+#include "c10d/store_clerk.h"
 #include "comm/communicator.h"
 #include "span/bridge.h"
+#include "span/reasons.h"
 #include "transport/shm.h"
 
 namespace dreamcomm {
@@ -29,11 +30,8 @@ ShmResult connect_host(const c10::intrusive_ptr<c10d::Store>& store, const Place
 /// A host's ranks in the job; `members` are the group's, empty: the same.
 std::vector<int> members_on_host(const std::vector<int>& members, const Place& place);
 
-/// Tells why a rank gives the group up, where ranks of other hosts learn of it: through the store,
-/// if it still answers. They look for a moment, as the rank may have been killed.
-std::function<void(const std::string& reason)> tell_reason(
-    const c10::intrusive_ptr<c10d::Store>& store, int rank);
-std::function<std::string(int rank, std::chrono::milliseconds moment)> told_reason(
-    const c10::intrusive_ptr<c10d::Store>& store);
+/// How a rank tells, and learns, why ranks of other hosts give the group up: through the store, if
+/// it still answers. They look for a moment, as the rank may have been killed.
+Reasons reasons_through(const std::shared_ptr<StoreClerk>& clerk, int rank);
 
 }  // namespace dreamcomm

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import socket
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -28,6 +29,16 @@ def host_of(placement: Placement, rank: int) -> int:
     return next(host for host, ranks in enumerate(placement) if rank in ranks)
 
 
+def store_of(where: str, rank: int, size: int, seconds: float) -> dist.Store:
+    """At an address of rank 0's host, as torchrun's is kept by one of the hosts, or in a file."""
+    kind, _, at = where.partition(":")
+    if kind == "file":
+        return dist.FileStore(at, size)
+    address, port = at.split(":")
+    # As init_process_group makes it, and as torchrun's: one thread waits while another asks.
+    return dist.TCPStore(address, int(port), size, rank == 0, timedelta(seconds=max(seconds, 30)))
+
+
 def as_rank(
     rank: int,
     placement: Placement,
@@ -46,7 +57,7 @@ def as_rank(
         os.environ["DREAMCOMM_HOSTS"] = ",".join(names)
     dist.init_process_group(
         "dreamcomm",
-        store=dist.FileStore(store, size),
+        store=store_of(store, rank, size, seconds),
         rank=rank,
         world_size=size,
         timeout=timedelta(seconds=seconds),
@@ -65,12 +76,27 @@ class Hosts:
         self.folder = folder
         self.network = network
 
+    def where(self, kind: str) -> str:
+        """Of a store that no other group has."""
+        if kind == "file":
+            return f"file:{self.folder / f'store-{next(_numbers)}'}"
+        if self.network:
+            return f"tcp:10.77.0.1:{29500 + next(_numbers)}"
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            return f"tcp:127.0.0.1:{free.getsockname()[1]}"
+
     def start(
-        self, placement: Placement, function: Callable[..., Any], *args: Any, seconds: float = 30.0
+        self,
+        placement: Placement,
+        function: Callable[..., Any],
+        *args: Any,
+        seconds: float = 30.0,
+        store: str = "file",
     ) -> list[RankProcess]:
-        store = str(self.folder / f"store-{next(_numbers)}")
+        """`store`: "file", or "tcp", which rank 0's process keeps."""
+        where = self.where(store)
         names = self.network.hosts if self.network else []
-        described = (placement, names, store, seconds, function, args)
+        described = (placement, names, where, seconds, function, args)
         return self.fresh.start(as_rank, *described, world=size_of(placement), group=False)
 
     def run(
@@ -80,6 +106,8 @@ class Hosts:
         *args: Any,
         seconds: float = 30.0,
         timeout: float = 120.0,
+        store: str = "file",
     ) -> list[Any]:
         """What `function` returned on each rank."""
-        return values(replies(self.start(placement, function, *args, seconds=seconds), timeout))
+        ranks = self.start(placement, function, *args, seconds=seconds, store=store)
+        return values(replies(ranks, timeout))

@@ -447,11 +447,16 @@ def lose_a_host(gone: str) -> tuple[str, float]:
     return error_of(lambda: dist.all_reduce(torch.ones(100_000))), time.monotonic() - begin
 
 
-def test_a_host_whose_link_is_down_is_named(hosts: Hosts, tmp_path: Path) -> None:
+@pytest.mark.parametrize("placement", [[[0], [1]], TWO_OF_TWO], ids=str)
+@pytest.mark.parametrize("store", ["file", "tcp"])
+def test_a_host_whose_link_is_down_is_named(
+    hosts: Hosts, tmp_path: Path, store: str, placement: Placement
+) -> None:
+    """One of them is cut off from the store, too, where the other keeps it."""
     if hosts.network is None:
         pytest.skip("virtual hosts have no link of their own")
     gone = tmp_path / "gone"
-    ranks = hosts.start(TWO_OF_TWO, lose_a_host, str(gone), seconds=SECONDS)
+    ranks = hosts.start(placement, lose_a_host, str(gone), seconds=SECONDS, store=store)
     while not gone.exists():
         time.sleep(0.05)
     hosts.network.cut(1)
@@ -459,6 +464,7 @@ def test_a_host_whose_link_is_down_is_named(hosts: Hosts, tmp_path: Path) -> Non
     for rank, found in enumerate(replies(ranks, timeout=60)):
         assert found.error is None, found.error
         text, seconds = found.value
-        missing = (2, r"rank 2 of host \S+ \(ranks 2, 3\)") if rank < 2 else (0, "rank 0 of host")
-        assert re.search(missing[1], text), text
+        other = placement[1 if rank in placement[0] else 0]
+        words = f"{'rank' if len(other) == 1 else 'ranks'} {', '.join(map(str, other))}"
+        assert re.search(rf"rank {other[0]} of host \S+ \({words}\)", text), text
         assert seconds < 1.1 * SECONDS + 0.5

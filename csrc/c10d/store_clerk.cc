@@ -1,0 +1,113 @@
+#include "c10d/store_clerk.h"
+
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "core/signals.h"
+
+namespace dreamcomm {
+namespace {
+
+constexpr std::chrono::milliseconds kLeave{200};  // for the thread to end by itself
+
+/// Stores written in Python need not have it.
+c10::intrusive_ptr<c10d::Store> clone_of(const c10::intrusive_ptr<c10d::Store>& store) {
+  try {
+    return store->clone();
+  } catch (const std::exception&) {
+    return store;
+  }
+}
+
+}  // namespace
+
+struct StoreClerk::Desk {
+  struct Order {
+    Job job;
+    std::optional<std::string> result{};
+    bool over = false;
+    bool in_vain = false;  // somebody waited too long for it
+  };
+
+  void work() {
+    std::unique_lock lock(mutex);
+    c10::intrusive_ptr<c10d::Store> own;
+    while (true) {
+      changed.wait(lock, [this] { return ending || !orders.empty(); });
+      if (orders.empty()) break;
+      const std::shared_ptr<Order> order = orders.front();
+      lock.unlock();
+      if (!own) own = clone_of(store);
+      try {
+        order->result = order->job(*own);
+      } catch (const std::exception&) {  // the store has gone with the rank that kept it
+      }
+      lock.lock();
+      order->over = true;
+      if (order->in_vain) --silent;
+      orders.pop_front();
+      changed.notify_all();
+    }
+    lock.unlock();
+    own.reset();
+    store.reset();
+    lock.lock();
+    has_ended = true;
+    changed.notify_all();
+  }
+
+  std::mutex mutex;
+  std::condition_variable changed;
+  c10::intrusive_ptr<c10d::Store> store;  // as given; the thread's once it is there
+  std::deque<std::shared_ptr<Order>> orders;
+  int silent = 0;  // orders that were waited for in vain and are not over
+  bool ending = false;
+  bool has_ended = true;  // there is no thread
+};
+
+StoreClerk::StoreClerk(c10::intrusive_ptr<c10d::Store> store) : desk_(std::make_shared<Desk>()) {
+  desk_->store = std::move(store);
+}
+
+StoreClerk::~StoreClerk() {
+  std::unique_lock lock(desk_->mutex);
+  desk_->ending = true;
+  desk_->changed.notify_all();
+  desk_->changed.wait_for(lock, kLeave, [this] { return desk_->has_ended; });
+}
+
+/// Under the lock. Without a thread to be had the store is one that does not answer.
+bool StoreClerk::hire() {
+  try {
+    std::thread([desk = desk_] {
+      block_signals();
+      desk->work();
+    }).detach();
+  } catch (const std::system_error&) {
+    return false;
+  }
+  desk_->has_ended = false;
+  return true;
+}
+
+std::optional<std::string> StoreClerk::run(Job job, std::chrono::milliseconds patience) {
+  const auto order = std::make_shared<Desk::Order>(Desk::Order{std::move(job)});
+  std::unique_lock lock(desk_->mutex);
+  if (desk_->ending) return std::nullopt;
+  if (desk_->has_ended && !hire()) return std::nullopt;
+  desk_->orders.push_back(order);
+  desk_->changed.notify_all();
+  if (desk_->silent > 0) return std::nullopt;
+  if (!desk_->changed.wait_for(lock, patience, [&] { return order->over; })) {
+    order->in_vain = true;
+    ++desk_->silent;
+    return std::nullopt;
+  }
+  return std::move(order->result);
+}
+
+}  // namespace dreamcomm

@@ -1,0 +1,40 @@
+// Use of a store that may be out of reach: by a thread of its own, for which nobody waits without
+// end.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+namespace dreamcomm {
+
+/// INVARIANT: a thread that calls never is in the store itself, nor waits for its lock: a TCPStore
+/// waits without end for the answer of a host that has vanished, and holds its lock meanwhile. So
+/// the clerk has a connection of its own, made when the first job comes, and nobody waits longer
+/// for it than he likes. Once one has waited in vain nobody waits again, until it answers: the next
+/// ones would only add their patience to his.
+class StoreClerk {
+ public:
+  using Job = std::function<std::string(c10d::Store&)>;
+
+  explicit StoreClerk(c10::intrusive_ptr<c10d::Store> store);
+  /// Leaves the thread alone where the store keeps it.
+  ~StoreClerk();
+  StoreClerk(const StoreClerk&) = delete;
+  StoreClerk& operator=(const StoreClerk&) = delete;
+
+  /// What `job` returned, if it did within `patience` and threw nothing. Jobs are done in the order
+  /// given, also those that nobody waits for any more, so a job must own what it uses. Any thread.
+  std::optional<std::string> run(Job job, std::chrono::milliseconds patience);
+
+ private:
+  struct Desk;
+  bool hire();
+
+  const std::shared_ptr<Desk> desk_;  // the thread's, too
+};
+
+}  // namespace dreamcomm
