@@ -31,6 +31,7 @@ namespace dreamcomm {
 std::string explain_world(Kind kind, std::size_t bytes, int size, bool in_heaps);
 
 class DreamBackend;
+class Roster;  // c10d/roster.h: who has ended
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
@@ -156,7 +157,7 @@ class DreamBackend final : public c10d::Backend {
   std::string transport() const;
   /// The ranks of each host; none where torch's own groups carry everything.
   std::vector<std::vector<int>> hosts() const;
-  /// Whether the process of a rank is known to have ended; of groups within one host.
+  /// Whether the process of a rank of this host is known to have ended; of others it is not.
   bool has_ended(int rank) const;
   /// Why these are the hosts, or why there is one: the same on every rank.
   const std::string& reason() const { return reason_; }
@@ -287,6 +288,7 @@ class DreamBackend final : public c10d::Backend {
   Fallback fallback_;
   std::shared_ptr<Communicator> comm_;  // null: everything goes to fallback_
   std::unique_ptr<Bridge> bridge_;      // null: comm_ is of the whole group, else of this host
+  std::shared_ptr<Roster> roster_;      // likewise
   std::shared_ptr<Recorder> recorder_;  // comm_'s
   std::string costs_words_;             // where the costs come from
   std::string reason_;                  // why memory is shared, or why not

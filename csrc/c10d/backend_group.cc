@@ -7,6 +7,7 @@
 #include "c10d/convert.h"
 #include "c10d/process_heap.h"
 #include "c10d/python.h"
+#include "c10d/roster.h"
 
 namespace dreamcomm {
 namespace {
@@ -40,6 +41,7 @@ void DreamBackend::release_resources() {
     // without ending them, as ending them would end the parent's group.
     new auto(std::move(device_));
     new auto(std::move(bridge_));
+    new auto(std::move(roster_));
     new auto(std::move(comm_));
     new auto(std::move(executor_));
     new auto(fallback_.close());
@@ -53,6 +55,7 @@ void DreamBackend::release_resources() {
     }
     device_.reset();
     bridge_.reset();  // its calls have ended; it uses what follows
+    roster_.reset();
     comm_.reset();
     heap_.reset();
     exit_hook_.reset();
@@ -145,7 +148,8 @@ std::string DreamBackend::transport() const {
 
 bool DreamBackend::has_ended(int rank) const {
   require_rank(Site{"has_ended", rank_, size_}, "rank", rank);
-  return comm_ && !bridge_ && comm_->has_ended(rank);
+  const std::optional<int> index = near(rank);
+  return comm_ && index && comm_->has_ended(*index);
 }
 
 std::vector<std::vector<int>> DreamBackend::hosts() const {

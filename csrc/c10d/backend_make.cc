@@ -5,13 +5,13 @@
 #include "c10d/backend.h"
 #include "c10d/convert.h"
 #include "c10d/costs_file.h"
-#include "c10d/default_group.h"
 #include "c10d/device_exchange.h"
 #include "c10d/gloo_link.h"
 #include "c10d/process_heap.h"
 #include "c10d/process_whereabouts.h"
 #include "c10d/python.h"
 #include "c10d/recordings.h"
+#include "c10d/roster.h"
 #include "c10d/spanning.h"
 #include "c10d/store.h"
 #include "c10d/store_clerk.h"
@@ -34,7 +34,7 @@ bool is_default(const DreamOptions& options) {
 /// Whether the process of a rank of a new group has ended, as the default group sees it.
 std::function<bool(int)> members_watch(const DreamOptions& options) {
   if (is_default(options)) return {};
-  return [members = members_of(options), world = default_group()](int rank) {
+  return [members = members_of(options), world = roster()](int rank) {
     return world && static_cast<std::size_t>(rank) < members.size() &&
            world->has_ended(members[static_cast<std::size_t>(rank)]);
   };
@@ -122,8 +122,9 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
       use(std::move(result.fabric),
           {options->group_name, options->algorithm, options->fixed_order, options->timeout,
            host.call_site, host.warn, members_of(*options)});
-      if (is_default(*options)) set_default_group(comm_);
+      roster_ = std::make_shared<Roster>(comm_);
     }
+    if (is_default(*options) && roster_) set_roster(roster_);
     if (comm_ && options->cuda == "dreamcomm") serve_devices();
     // Collective, as far as Gloo is: two ranks that exchange messages must not wait for the others.
     if (!comm_) fallback_.get("cpu");
@@ -159,6 +160,7 @@ void DreamBackend::span(const Topology& topology, const ShmOptions& options) {
   const auto between = c10::make_intrusive<c10d::PrefixStore>("between", visit_);
   auto link = std::make_unique<GlooLink>(between_hosts(topology, between, meeting), rank_);
   const auto clerk = std::make_shared<StoreClerk>(between);
+  roster_ = std::make_shared<Roster>(comm_, topology, rank_, clerk);
   bridge_ = std::make_unique<Bridge>(
       *comm_, topology, rank_, std::move(link),
       BridgeOptions{.call_site = host_.call_site,

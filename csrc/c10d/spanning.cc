@@ -6,6 +6,7 @@
 #include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "c10d/roster.h"
 #include "c10d/store.h"
 #include "core/error.h"
 
@@ -56,6 +57,7 @@ Reasons reasons_through(const std::shared_ptr<StoreClerk>& clerk, int rank) {
       return std::string();
     };
     clerk->run(set, kSlow);
+    if (const std::shared_ptr<Roster> job = roster()) job->tell_of_host();
   };
   const auto told = [clerk](int peer, std::chrono::milliseconds moment) -> std::string {
     const auto look = [peer](c10d::Store& at) {

@@ -31,7 +31,8 @@ ShmResult connect_host(const c10::intrusive_ptr<c10d::Store>& store, const Place
 std::vector<int> members_on_host(const std::vector<int>& members, const Place& place);
 
 /// How a rank tells, and learns, why ranks of other hosts give the group up: through the store, if
-/// it still answers. They look for a moment, as the rank may have been killed.
+/// it still answers. They look for a moment, as the rank may have been killed. What is known of
+/// ends on this host is told with it.
 Reasons reasons_through(const std::shared_ptr<StoreClerk>& clerk, int rank);
 
 }  // namespace dreamcomm

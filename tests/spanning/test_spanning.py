@@ -341,6 +341,39 @@ def test_a_mismatch_is_told_to_all_and_harms_nobody(hosts: Hosts) -> None:
         assert "in all_to_all rank 3 gives rank 0 12 bytes, and rank 0 expects 8" in texts[2]
 
 
+def make_a_group_with_the_dead(members: list[int], folder: str) -> tuple[str, float]:
+    dist.barrier()
+    rank = dist.get_rank()
+    if rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank == 3 and rank not in members:  # it is told, and tells the others
+        error_of(dist.barrier)
+    text, begin = "", time.monotonic()
+    if rank in members:
+        text = error_of(lambda: dist.new_group(members, use_local_synchronization=True))
+    seconds = time.monotonic() - begin
+    Path(folder, f"over-{rank}").touch()
+    while rank == 0 and not all(Path(folder, f"over-{other}").exists() for other in (1, 3)):
+        time.sleep(0.02)  # it may be the one who keeps the store
+    return text, seconds
+
+
+@pytest.mark.parametrize("store", ["file", "tcp"])
+@pytest.mark.parametrize("members", [[0, 1, 2, 3], [2, 3], [0, 2]], ids=str)
+def test_a_new_group_does_not_wait_for_the_dead(
+    hosts: Hosts, members: list[int], store: str, tmp_path: Path
+) -> None:
+    arguments = (make_a_group_with_the_dead, members, str(tmp_path))
+    ranks = hosts.start(TWO_OF_TWO, *arguments, seconds=60, store=store)
+    found = replies([ranks[rank] for rank in (0, 1, 3)], timeout=50)
+    for rank, reply in zip((0, 1, 3), found, strict=True):
+        assert reply.error is None, reply.error
+        text, seconds = reply.value
+        if rank in members:
+            assert f"the process of rank {members.index(2)} has ended" in text, text
+            assert seconds < 3.0
+
+
 SECONDS = 4.0
 
 
