@@ -15,6 +15,7 @@
 #include "c10d/spanning.h"
 #include "c10d/store.h"
 #include "c10d/store_clerk.h"
+#include "comm/member.h"
 
 namespace dreamcomm {
 namespace {
@@ -38,6 +39,12 @@ std::function<bool(int)> members_watch(const DreamOptions& options) {
     return world && static_cast<std::size_t>(rank) < members.size() &&
            world->has_ended(members[static_cast<std::size_t>(rank)]);
   };
+}
+
+/// As errors name the group, which of the default one they need not.
+std::string group_to_tell(const DreamOptions& options) {
+  if (options.group_name == kDefaultGroup) return "";
+  return words_on_group(options.group_name, members_of(options));
 }
 
 /// What has to be equal on all ranks; paths may differ.
@@ -163,7 +170,8 @@ void DreamBackend::span(const Topology& topology, const ShmOptions& options) {
   roster_ = std::make_shared<Roster>(comm_, topology, rank_, clerk);
   bridge_ = std::make_unique<Bridge>(
       *comm_, topology, rank_, std::move(link),
-      BridgeOptions{.call_site = host_.call_site,
+      BridgeOptions{.group = group_to_tell(*options_),
+                    .call_site = host_.call_site,
                     .heap = heap_,
                     .widens_halves = options_->halves_between_hosts != "16bit",
                     .reasons = reasons_through(clerk, rank_)});

@@ -29,6 +29,10 @@ std::string words_on_job(const std::vector<int>& world_ranks) {
 
 }  // namespace
 
+std::string words_on_group(const std::string& name, const std::vector<int>& world_ranks) {
+  return concat("group '", name, "'", words_on_job(world_ranks));
+}
+
 std::string in_seconds(Clock::duration time) {
   std::ostringstream text;
   text << std::fixed << std::setprecision(1) << std::chrono::duration<double>(time).count() << " s";

@@ -122,8 +122,8 @@ void Bridge::watched(const Request& request, Act&& act) {
 }
 
 void Bridge::run(Trip& trip, const Request& request, bool leaders) {
-  open(trip, signature_of(request, calls_, Signature::kNoRow), options_.call_site,
-       opening_part(trip, request, leaders));
+  open(trip, signature_of(request, calls_ - before_, Signature::kNoRow),
+       {options_.group, options_.call_site}, opening_part(trip, request, leaders));
   if (!leaders) spans::run(trip, request);
 }
 
@@ -169,6 +169,7 @@ void Bridge::tune(Clock::time_point deadline, const Interrupt& interrupt) {
     take_those_of_rank_0();  // the same trials might be fitted otherwise by another processor
     costs_ = costs;
     last_.reset();
+    before_ = calls_;
   };
   host_.run_in_turn(all, interrupt);
 }

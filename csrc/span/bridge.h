@@ -22,6 +22,7 @@
 namespace dreamcomm {
 
 struct BridgeOptions {
+  std::string group{};  // "group '1' (ranks 2, 3 of the job)", or "" where it need not be told
   /// As CommOptions::call_site.
   std::function<std::string()> call_site{};
   std::shared_ptr<Heap> heap{};  // of this process; null: none
@@ -103,9 +104,11 @@ class Bridge {
     Way way;
   };
   std::optional<Chosen>
-      last_;  // choosing takes some microseconds, and calls come in rows of equals
-  std::uint64_t calls_ = 0;
-  Flag told_;  // how often a reason was told: the first is the one
+      last_;                  // choosing takes some microseconds, and calls come in rows of equals
+  std::uint64_t calls_ = 0;   // begun: INVARIANT: the same on every rank, as messages tell calls
+                              // apart by it; with those that measured
+  std::uint64_t before_ = 0;  // of these, those before the first of the program's
+  Flag told_;                 // how often a reason was told: the first is the one
   std::array<Gauge, kKinds> sent_;
   std::array<Gauge, kKinds> received_;
   std::unique_ptr<FarMailbox> messages_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <set>
 #include <vector>
 
 #include "core/error.h"
@@ -13,6 +14,17 @@ namespace dreamcomm {
 namespace {
 
 using Text = std::array<char, 1024>;
+
+/// One of the two ranks between which calls differ.
+struct Side {
+  std::int32_t rank = -1;  // none
+  Signature call;
+  Text words{};
+};
+/// What a host has to say: INVARIANT: of any number of ranks two suffice, so what is told is not
+/// longer for more ranks. Either the host's first rank differs from the group's first, or the first
+/// of its ranks that does is the first that differs from the host's first.
+using Sides = std::array<Side, 2>;
 
 /// The first message of one leader to another; what its host brings follows.
 struct Envelope {
@@ -39,9 +51,8 @@ Block block_of(T& value) {
 
 class Beginning {
  public:
-  Beginning(Trip& trip, const Signature& own, const std::function<std::string()>& site,
-            const Small& small)
-      : trip_(trip), own_(own), site_(site), small_(small) {
+  Beginning(Trip& trip, const Signature& own, const Caller& caller, const Small& small)
+      : trip_(trip), own_(own), caller_(caller), small_(small) {
     most_ =
         sizeof(Envelope) + std::max(most_brought(trip.hosts()), host_table_bytes(trip.topology()));
   }
@@ -63,17 +74,21 @@ class Beginning {
     announce(block);
     std::memcpy(&verdict, told.data(), sizeof verdict);
     if (verdict.agreed == 0) {
-      end_mismatched("", [this](int rank, const Signature& call) {
-        return is_worth_a_word(rank) ? concat("rank ", rank, " called ", words(call)) : "";
-      });
+      std::vector<int> named{first_here()};
+      for (std::size_t i = 0; i < here_.size() && named.size() < Sides().size(); ++i) {
+        if (here_[i] != here_[0]) named.push_back(rank_here(i));
+      }
+      end_mismatched("", named, [](const Signature& call) { return " called " + words(call); });
     }
     if (!small_.take) return;
     const std::optional<Objection> objection = small_.take(told.data() + kVerdict);
     if (!objection) return;
-    end_mismatched(objection->text + ": ", [&](int rank, const Signature&) {
-      return rank == objection->one || rank == objection->other ? concat("rank ", rank, " called")
-                                                                : "";
-    });
+    std::vector<int> named;
+    for (const int rank : std::set{objection->one, objection->other}) {
+      if (trip_.topology().host_of(rank) == trip_.host()) named.push_back(rank);
+    }
+    end_mismatched(objection->text + ": ", named,
+                   [](const Signature&) { return std::string(" called"); });
   }
 
  private:
@@ -136,54 +151,74 @@ class Beginning {
     return all;
   }
 
-  /// What is to be said of a rank of this host, before the place of its call; "": nothing.
-  using Say = std::function<std::string(int rank, const Signature& call)>;
+  int rank_here(std::size_t index) const {
+    return trip_.topology().rank_at(trip_.host(), static_cast<int>(index));
+  }
+  int first_here() const { return rank_here(0); }
 
-  std::string words_here(const Say& say) {
+  /// What is said of a rank after its name, and before the place of its call.
+  using Say = std::function<std::string(const Signature& call)>;
+
+  /// Of those of this host's ranks that are `named`. On every one of them.
+  Sides sides_here(const std::vector<int>& named, const Say& say) {
     Text site{};
-    put_text(site, site_ ? site_() : "");
+    put_text(site, caller_.site ? caller_.site() : "");
     const std::vector<Text> sites = gather(site);
-    std::string text;
-    for (std::size_t i = 0; i < here_.size(); ++i) {
-      const std::string said =
-          say(trip_.topology().rank_at(trip_.host(), static_cast<int>(i)), here_[i]);
-      if (said.empty()) continue;
-      text += concat(text.empty() ? "" : ", ", said, sites[i].data());
+    Sides sides;
+    for (std::size_t i = 0; i < named.size(); ++i) {
+      const auto index = static_cast<std::size_t>(trip_.topology().index_of(named[i]));
+      sides[i].rank = named[i];
+      sides[i].call = here_[index];
+      put_text(sides[i].words, concat("rank ", named[i], say(here_[index]), sites[index].data()));
     }
-    return text;
+    return sides;
   }
 
-  /// Of a host whose ranks make one call the first is told of, else all.
-  bool is_worth_a_word(int rank) const { return !agreed_ || trip_.topology().index_of(rank) == 0; }
-
-  /// On every rank of all hosts.
-  [[noreturn]] void end_mismatched(const std::string& why, const Say& say) {
-    std::string all = words_here(say);
-    if (is_leader()) all = exchange(all);
-    std::array<char, 4096> text{};
-    if (is_leader()) put_text(text, all);
+  /// On every rank of all hosts, the same.
+  [[noreturn]] void end_mismatched(const std::string& why, const std::vector<int>& named,
+                                   const Say& say) {
+    const Sides here = sides_here(named, say);
+    std::array<char, 2 * sizeof(Text) + 2> text{};
+    if (is_leader()) put_text(text, words_on(exchange(here), why.empty()));
     announce(block_of(text));
-    throw Error(ErrorKind::kMismatch, concat("the ranks made different calls: ", why, text.data(),
-                                             ". No data was moved; the group stays usable"));
+    const std::string of_group = caller_.group.empty() ? "" : " of " + caller_.group;
+    throw Error(ErrorKind::kMismatch,
+                concat("the ranks", of_group, " made different calls: ", why, text.data(),
+                       ". No data was moved; the group stays usable"));
   }
 
-  std::string exchange(const std::string& mine) {
-    const Cargo own = trip_.room(sizeof(Text));
-    put_text({reinterpret_cast<char*>(own.data()), own.bytes}, mine);
-    std::vector<Cargo> theirs = swap(own, sizeof(Text), kWords);
-    theirs[static_cast<std::size_t>(trip_.host())] = own;
-    std::string text;
-    for (const Cargo& cargo : theirs) {
-      cargo.data()[cargo.bytes - 1] = std::byte{0};
-      const std::string of_host = reinterpret_cast<const char*>(cargo.data());
-      text += concat(text.empty() || of_host.empty() ? "" : ", ", of_host);
+  /// Of all hosts, by rank.
+  std::vector<Side> exchange(const Sides& here) {
+    const Cargo own = trip_.room(sizeof here);
+    std::memcpy(own.data(), &here, sizeof here);
+    std::vector<Cargo> all = swap(own, sizeof here, kWords);
+    all[static_cast<std::size_t>(trip_.host())] = own;
+    std::vector<Side> found;
+    for (const Cargo& cargo : all) {
+      Sides sides;
+      std::memcpy(&sides, cargo.data(), sizeof sides);
+      for (Side& side : sides) {
+        side.words.back() = '\0';
+        if (side.rank >= 0) found.push_back(side);
+      }
     }
-    return text;
+    std::sort(found.begin(), found.end(),
+              [](const Side& a, const Side& b) { return a.rank < b.rank; });
+    return found;
+  }
+
+  /// Of the first and, where `calls` differ, the first whose call does.
+  static std::string words_on(const std::vector<Side>& sides, bool calls) {
+    const auto other = std::find_if(sides.begin() + 1, sides.end(), [&](const Side& side) {
+      return !calls || side.call != sides[0].call;
+    });
+    return concat(sides[0].words.data(), other == sides.end() ? "" : ", ",
+                  other == sides.end() ? "" : other->words.data());
   }
 
   Trip& trip_;
   Signature own_;
-  const std::function<std::string()>& site_;
+  const Caller& caller_;
   const Small& small_;
   std::size_t most_;             // bytes that any host may send
   std::vector<Signature> here_;  // of the ranks of this host
@@ -192,9 +227,8 @@ class Beginning {
 
 }  // namespace
 
-void open(Trip& trip, const Signature& own, const std::function<std::string()>& site,
-          const Small& small) {
-  Beginning(trip, own, site, small).hold();
+void open(Trip& trip, const Signature& own, const Caller& caller, const Small& small) {
+  Beginning(trip, own, caller, small).hold();
 }
 
 }  // namespace dreamcomm

@@ -42,9 +42,15 @@ struct Small {
   std::function<std::optional<Objection>(const std::byte* told)> take{};
 };
 
-/// Returns when all ranks have called; a barrier. `own` is this rank's call, `site` tells where
-/// it was made. Throws Error(kMismatch) on every rank if two differ.
-void open(Trip& trip, const Signature& own, const std::function<std::string()>& site,
-          const Small& small);
+/// What is said of who calls where calls differ.
+struct Caller {
+  const std::string& group;                  // "group '1'", or "" where it need not be told
+  const std::function<std::string()>& site;  // where the call was made; may be null
+};
+
+/// Returns when all ranks have called; a barrier. `own` is this rank's call. Throws
+/// Error(kMismatch) on every rank if two differ: it names the first rank and the first that
+/// differs from it.
+void open(Trip& trip, const Signature& own, const Caller& caller, const Small& small);
 
 }  // namespace dreamcomm

@@ -143,6 +143,26 @@ std::string error_of(const std::function<void()>& call) {
   return "";
 }
 
+TEST_CASE("of many ranks the first is named, and the first that calls otherwise") {
+  Hosts many_ranks(2);
+  for (int rank = 0; rank < 24; ++rank) many_ranks[rank < 20 ? 0 : 1].push_back(rank);
+  Hosts many_hosts;
+  for (int rank = 0; rank < 24; ++rank) many_hosts.push_back({rank});
+  for (const Hosts& hosts : {many_ranks, many_hosts}) {
+    run_hosts(hosts, [&](Communicator& host, Bridge& bridge, int rank) {
+      std::vector<float> data(rank >= 19 ? 8U : 7U, 1);
+      Block block;
+      const Request request = float_sum(data, block);
+      const std::string told =
+          error_of([&] { host.run_in_turn([&] { bridge.run_ordered(request); }); });
+      const std::string want =
+          "different calls: rank 0 called all_reduce(SUM, 7 x float32) as call 1 at r0.py:7, rank "
+          "19 called all_reduce(SUM, 8 x float32) as call 1 at r19.py:7. No data was moved";
+      require(told.find(want) != std::string::npos, concat("'", want, "' not in: ", told));
+    });
+  }
+}
+
 TEST_CASE("a mismatch is told to all ranks of all hosts, and the group stays usable") {
   for (const int odd : {0, 1, 2, 3}) {  // the rank that calls otherwise
     for (const std::size_t count : {3U, 10'000U}) {
