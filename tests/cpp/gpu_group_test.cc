@@ -314,8 +314,9 @@ TEST_CASE("a GPU group whose device is lost keeps its memory on all ranks") {
   CHECK_NOTHROW(run_ranks({.size = 2}, [](Communicator& comm) {
     const gpu::Exchange exchange = exchange_over(comm);
     const gpu::Meeting meeting = gpu::meet(
-        comm.rank(), 2, [&] { return make_host_driver(0, 8, {.drains = comm.rank() == 0}); },
-        kSmall, exchange);
+        comm.rank(), 2,
+        [&] { return make_host_driver(0, 8, {.drains = comm.rank() == 0 ? -1 : 1}); }, kSmall,
+        exchange);
     require(meeting.group != nullptr, meeting.why_not);
     meeting.group->close(exchange);
   }));
@@ -398,11 +399,9 @@ TEST_CASE("all_reduce on GPUs goes by the algorithm that is asked for") {
       [](gpu::Group& group, Communicator& comm) {
         require(has(group.explain(Kind::kAllReduce, 1 << 20), "there: ring by 3 blocks, expected"),
                 group.explain(Kind::kAllReduce, 1 << 20));
-        run_case_by({.kind = Kind::kAllReduce,
-                     .dtype = DType::kFloat32,
-                     .op = ReduceOp::kSum,
-                     .count = 999},
-                    comm.rank(), 3, [&](const Request& request) { run_on(group, request); });
+        run_case_by(
+            {.kind = Kind::kAllReduce, .dtype = DType::kInt32, .op = ReduceOp::kSum, .count = 999},
+            comm.rank(), 3, [&](const Request& request) { run_on(group, request); });
       },
       {.page_bytes = 512, .most_blocks = 3, .lanes = 3, .asked = gpu::RowId::kRing});
 }

@@ -89,7 +89,10 @@ class HostDriver final : public gpu::Driver {
   void copy_later(void* to, const void* from, std::size_t bytes, void*) override {
     copy(to, from, bytes);
   }
-  void drain() override { check(faults_.drains, ErrorKind::kSystem, "the device is lost"); }
+  void drain() override {
+    check(faults_.drains != 0, ErrorKind::kSystem, "the device is lost");
+    if (faults_.drains > 0) --faults_.drains;
+  }
 
  private:
   gpu::Id device_{};

@@ -13,7 +13,7 @@ struct Faults {
   bool opens = true;      // else peers' memory cannot be opened
   bool reaches = true;    // else it is opened, but writes do not arrive
   bool reads = true;      // else kernels gather other words than the peers gave
-  bool drains = true;
+  int drains = -1;        // times that its kernels are waited for before it is lost; -1: never
 };
 
 /// A device that all drivers of the same number share, with room for so many blocks.
