@@ -26,10 +26,10 @@ def stats(group: dist.ProcessGroup | None = None) -> dict[str, dict[str, int]]:
         For each operation ("all_reduce", "send", ...) a dict with ``calls``, and in bytes
         ``sent`` (what peers read of this rank, once per reader) and ``received`` (what this
         rank read of its peers), and ``in_place``, the calls among them on tensors in the
-        shared heap. Of a group that spans hosts these are of the parts of its calls within this
-        rank's host, and ``sent_between_hosts`` and ``received_between_hosts`` are the bytes of
-        the calls between hosts. Calls on tensors on GPUs, and those that torch's own Gloo or
-        NCCL group carried, count nothing.
+        shared heap. Of a group that spans hosts the last three are of the parts of its calls
+        within this rank's host, under the parts' names, and ``sent_between_hosts`` and
+        ``received_between_hosts`` are the bytes of the calls between hosts. Calls on tensors on
+        GPUs, and those that torch's own Gloo or NCCL group carried, count nothing.
 
     Raises:
         ValueError: the group does not use dreamcomm, or this rank is not in it.

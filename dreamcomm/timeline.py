@@ -20,6 +20,7 @@ from dreamcomm.info import backend_of
 from dreamcomm.records import Record, world_rank
 from dreamcomm.timeline_events import part_of
 from dreamcomm.timeline_files import check_regular, merge_traces, write_json
+from dreamcomm.timeline_hosts import OtherHosts
 
 if TYPE_CHECKING:
     from dreamcomm._C import DreamBackend, Recorder
@@ -43,7 +44,9 @@ def trace(
     calls this with the same path, equally often. Rank 0 of the largest group waits for the
     parts of that group's ranks, merges them and writes the file, so ranks that have no group of
     dreamcomm in common need paths of their own. Nothing is communicated between the ranks for
-    it. ::
+    it. Where the ranks are on several hosts and the folder is not one, the first rank of each
+    other host writes one of its host's ranks, with the host's name in the file's:
+    ``merge_traces`` joins them. ::
 
         with dreamcomm.trace("run.json"):
             train()
@@ -53,7 +56,8 @@ def trace(
         calls: of these, the last are kept, in each group.
         spans: likewise for the waits, copies and reductions in the calls; 64 bytes each.
         patience: seconds that rank 0 waits for the parts of the others, in all; for those of
-            ranks whose process has ended not at all.
+            ranks whose process has ended not at all. So long the first ranks of other hosts wait
+            for rank 0's.
 
     Raises:
         ValueError: a number that has no meaning, a folder that is not there, a path that is one
@@ -150,8 +154,13 @@ class Trace:
         parts = [part_path(self._path, name, rank) for rank in ranks]
         write_json(parts[whole.rank], part_of(recorders, name))
         backend = backend_of_recorder(whole)
+        others = OtherHosts(whole, parts, self._path)
         if whole.rank == 0:
-            self._merge(parts, backend)
+            self._merge(parts, name, backend, others)
+        elif others.is_led_by(whole.rank):
+            text = others.merge_own(whole.rank, self._patience)
+            if text:
+                LOG.warning(text)
         elif is_without_rank_0(whole, backend) and parts[whole.rank].exists():
             LOG.warning(
                 "the trace %s is made by rank %d, and it has ended or its group has failed: if it "
@@ -162,7 +171,9 @@ class Trace:
                 parts[whole.rank],
             )
 
-    def _merge(self, parts: list[Path], backend: DreamBackend | None) -> None:
+    def _merge(
+        self, parts: list[Path], name: str, backend: DreamBackend | None, others: OtherHosts
+    ) -> None:
         begin = time.monotonic()
 
         def is_hopeless(rank: int) -> bool:
@@ -181,6 +192,10 @@ class Trace:
                 ", ".join(str(part) for part in parts if part.exists()),
             )
             raise
+        present = [part for part in parts if part not in missing]
+        missing, of_hosts, text = others.sort_out(missing, name)
+        if text:
+            LOG.warning(text)
         if missing:
             LOG.warning(
                 "the trace %s lacks ranks that have ended, or whose parts did not appear within "
@@ -189,7 +204,7 @@ class Trace:
                 self._patience,
                 ", ".join(map(str, missing)),
             )
-        merge_traces([part for part in parts if part not in missing], self._path)
+        merge_traces([*present, *of_hosts], self._path)
 
 
 def backend_of_recorder(recorder: Recorder) -> DreamBackend | None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from dreamcomm.records import Record, size_of_call, world_rank
+from dreamcomm.timeline_clocks import about_clock
 
 if TYPE_CHECKING:
     from dreamcomm._C import Recorder
@@ -14,37 +15,64 @@ if TYPE_CHECKING:
 __all__ = ["part_of"]
 
 PHASES = ("wait", "copy in", "reduce", "copy out")
+BETWEEN = ("between hosts",)
 Event = dict[str, Any]
+Span = tuple[int, str, int, int]
 
 
 def part_of(recorders: list[Recorder], name: str) -> Event:
     """One rank's events, and how many of each group's were dropped as there were too many."""
     events: list[Event] = []
     dropped: dict[str, int] = {}
+    calls: dict[str, list[Record]] = {}
     lane = 0
     for one in recorders:
-        found = one.trace_records()
-        if found is None:
-            continue
-        collectives, messages, spans, *counts = found
-        lost = sum(counts) - len(collectives) - len(messages) - len(spans)
-        if lost > 0:
-            dropped[f"rank {world_rank(one, one.rank)}, group {one.group}"] = lost
-        events += events_of(one, lane, list(map(Record.of, collectives)), spans)
-        events += message_events(one, lane, list(map(Record.of, messages)))
-        lane += len(PHASES) + 1
-    return {"traceEvents": events, "otherData": {"trace": name, "dropped": dropped}}
+        for part, title, phases in lanes_of(one):
+            found = part.trace_records()
+            if found is None:
+                continue
+            collectives, messages, spans, *counts = found
+            lost = sum(counts) - len(collectives) - len(messages) - len(spans)
+            if lost > 0:
+                who = f"rank {world_rank(one, one.rank)}, group {one.group}"
+                dropped[who] = dropped.get(who, 0) + lost
+            records = list(map(Record.of, collectives))
+            events += events_of(part, lane, title, phases, records, spans)
+            events += message_events(part, lane, list(map(Record.of, messages)))
+            lane += len(phases) + 1
+            if part.hosts:
+                calls[part.team] = records
+    other = {"trace": name, "dropped": dropped, **about_clock(calls)}
+    return {"traceEvents": events, "otherData": other}
+
+
+def lanes_of(recorder: Recorder) -> Iterator[tuple[Recorder, str, tuple[str, ...]]]:
+    """The group's calls with what is done in them, or on several hosts with what these wait for.
+
+    Then the calls' parts within this rank's host follow.
+    """
+    parts = recorder.parts
+    if parts is None:
+        yield recorder, recorder.group, PHASES
+    else:
+        yield recorder, recorder.group, BETWEEN
+        yield parts, f"{recorder.group}, within the host", PHASES
 
 
 def events_of(
-    recorder: Recorder, lane: int, records: list[Record], spans: list[tuple[int, str, int, int]]
+    recorder: Recorder,
+    lane: int,
+    title: str,
+    phases: tuple[str, ...],
+    records: list[Record],
+    spans: list[Span],
 ) -> Iterator[Event]:
-    """Of the collectives of one group: the lanes' names, the calls, and what was done in them."""
+    """Of collectives: the lanes' names, the calls, and what was done in them."""
     pid = world_rank(recorder, recorder.rank)
     yield named("process_name", pid, 0, f"rank {pid}")
     yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
-    for offset, name in enumerate(("calls", *PHASES)):
-        yield named("thread_name", pid, lane + offset, f"{recorder.group}: {name}")
+    for offset, name in enumerate(("calls", *phases)):
+        yield named("thread_name", pid, lane + offset, f"{title}: {name}")
         yield {
             "ph": "M",
             "name": "thread_sort_index",
@@ -58,7 +86,7 @@ def events_of(
             "args": about(recorder, record)
         }
     for call, phase, begin, end in spans:
-        made = lasting(phase, pid, lane + 1 + PHASES.index(phase), begin, end)
+        made = lasting(phase, pid, lane + 1 + phases.index(phase), begin, end)
         yield made | {"args": {"call": call}}
 
 

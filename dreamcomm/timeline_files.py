@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dreamcomm.timeline_clocks import align, joined_clocks
+
 if TYPE_CHECKING:
     import os
 
-__all__ = ["check_regular", "merge_traces", "write_json"]
+__all__ = ["check_regular", "is_of_trace", "merge_traces", "write_json"]
 
 Contents = dict[str, Any]  # of a part, or of a trace
 
@@ -37,8 +39,12 @@ def write_json(path: Path, found: Contents) -> None:
 def merge_traces(parts: Sequence[str | os.PathLike[str]], path: str | os.PathLike[str]) -> None:
     """Writes the ranks' parts into one trace and removes them.
 
+    Those of several hosts get the clock of the first: by what the hosts' wall clocks say, and,
+    where that cannot be, by the calls: no rank has left one before all had entered it.
+
     Args:
-        parts: files that ranks have left beside a trace.
+        parts: files that ranks have left beside a trace, or the traces of hosts with folders of
+            their own.
         path: the trace. If it is there already and is that of the parts, they are added to it;
             any other file is replaced.
 
@@ -58,13 +64,20 @@ def merge_traces(parts: Sequence[str | os.PathLike[str]], path: str | os.PathLik
         there = loaded(target, is_trace=False)
         if there and there["otherData"]["trace"] in names:
             together.insert(0, there)
+    align(together)
     events = [event for part in together for event in part["traceEvents"]]
     events.sort(key=lambda event: event.get("ts", -1))
     dropped = {who: n for part in together for who, n in part["otherData"]["dropped"].items()}
-    other = {"trace": next(iter(names), ""), "dropped": dropped}
+    other = {"trace": next(iter(names), ""), "dropped": dropped, **joined_clocks(together)}
     write_json(target, {"traceEvents": events, "displayTimeUnit": "ns", "otherData": other})
     for part in found:
         part.unlink()
+
+
+def is_of_trace(path: Path, name: str) -> bool:
+    """Whether the file holds something of the trace of that name."""
+    found = loaded(path, is_trace=False)
+    return bool(found) and found["otherData"]["trace"] == name
 
 
 def loaded(path: Path, is_trace: bool = True) -> Contents:

@@ -53,10 +53,12 @@ class RankState:
         reason: of a failure.
         sequence: the number of its last collective in the group; 0: none yet.
         operation, nbytes: of that call, as its largest tensor has bytes; "" and 0: none yet.
+        before: the operation of the call before that one; "": none.
         inside: whether it is still in that call.
         seconds: since it entered that call.
         waiting_for: the rank that it waits for, or -1; only after a first, short wait.
-        counts: for each operation (calls, bytes sent, bytes received).
+        counts: for each operation (calls, bytes sent, bytes received); in a group on several hosts
+            bytes within the host are those of calls' parts, and under these parts' names.
         messages: how many sends and receives are under way.
         message: the oldest of them, or None.
         in_monitored_barrier: whether it is in one, which is no collective of the group's order;
@@ -82,9 +84,10 @@ class RankState:
     message: Message | None
     in_monitored_barrier: bool = False
     stopped: bool = False
+    before: str = ""
 
     def doing(self) -> str:
-        """In words: "in all_reduce", "outside, after all_reduce (stopped)", ..."""
+        """In words: "in all_reduce, after barrier", "outside, after all_reduce (stopped)", ..."""
         return f"{self._doing()} (stopped)" if self.stopped else self._doing()
 
     def _doing(self) -> str:
@@ -93,7 +96,7 @@ class RankState:
         if self.state == "left":
             return "has left the group"
         if self.inside:
-            return f"in {self.operation}"
+            return f"in {self.operation}{f', after {self.before}' if self.before else ''}"
         if self.in_monitored_barrier:
             return "in monitored_barrier"
         if self.message is not None:
@@ -110,6 +113,10 @@ class RankState:
     def moved(self) -> int:
         """Bytes sent and received so far."""
         return sum(sent + received for _, sent, received in self.counts.values())
+
+    def calls(self) -> int:
+        """Collectives that have ended well, and messages that have begun, so far."""
+        return sum(calls for calls, _, _ in self.counts.values())
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

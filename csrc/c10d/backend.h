@@ -16,6 +16,7 @@
 #include "c10d/fork_mark.h"
 #include "c10d/options.h"
 #include "c10d/pending.h"
+#include "c10d/spanning.h"
 #include "c10d/validate.h"
 #include "c10d/work.h"
 #include "comm/communicator.h"
@@ -268,8 +269,9 @@ class DreamBackend final : public c10d::Backend {
   /// Until all that were made have come to an end, good or bad.
   void wait_for_calls();
   /// Of a group that shares no memory, but for that of the ranks of a host.
-  void span(const Topology& topology, const ShmOptions& options);
-  void use(std::unique_ptr<Fabric> fabric, const CommOptions& options);
+  void span(const ShmResult& whole, const ShmOptions& options);
+  /// `place` in a group on several hosts, else null.
+  void use(std::unique_ptr<Fabric> fabric, const CommOptions& options, const Place* place);
   /// By this library's kernels, once the first tensor on one comes.
   void serve_devices();
   /// Agrees on the costs that algorithms are chosen by. Collective.
@@ -289,7 +291,7 @@ class DreamBackend final : public c10d::Backend {
   std::shared_ptr<Communicator> comm_;  // null: everything goes to fallback_
   std::unique_ptr<Bridge> bridge_;      // null: comm_ is of the whole group, else of this host
   std::shared_ptr<Roster> roster_;      // likewise
-  std::shared_ptr<Recorder> recorder_;  // comm_'s
+  std::shared_ptr<Recorder> recorder_;  // of the group
   std::string costs_words_;             // where the costs come from
   std::string reason_;                  // why memory is shared, or why not
   std::shared_ptr<Executor> executor_ = std::make_shared<Executor>();

@@ -8,6 +8,7 @@
 #include "c10d/process_heap.h"
 #include "c10d/python.h"
 #include "c10d/roster.h"
+#include "transport/window.h"
 
 namespace dreamcomm {
 namespace {
@@ -126,7 +127,16 @@ bool DreamBackend::holds(const Tensor& tensor) const { return device_ && device_
 
 std::array<Traffic, kKinds> DreamBackend::traffic() const {
   require_home();  // the counters lie in memory that children do not have
-  return comm_ ? comm_->traffic() : std::array<Traffic, kKinds>{};
+  if (!comm_) return {};
+  std::array<Traffic, kKinds> all = comm_->traffic();
+  if (!bridge_) return all;
+  for (std::size_t i = 0; i < all.size(); ++i) {  // of calls the group's, not their parts
+    const auto kind = static_cast<Kind>(i);
+    const bool is_message = kind == Kind::kSend || kind == Kind::kRecv;
+    const auto calls = static_cast<std::uint64_t>(comm_->whole().tallies[i].calls.read());
+    all[i].calls = calls + (is_message ? all[i].calls : 0);
+  }
+  return all;
 }
 
 std::array<WireTraffic, kKinds> DreamBackend::traffic_between() const {

@@ -124,11 +124,12 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
       heap_.reset();
       no_heap_ = std::move(result.no_heap);
     }
-    if (result.topology.hosts() > 1) span(result.topology, shm);
+    if (result.topology.hosts() > 1) span(result, shm);
     if (result.fabric) {
       use(std::move(result.fabric),
           {options->group_name, options->algorithm, options->fixed_order, options->timeout,
-           host.call_site, host.warn, members_of(*options)});
+           host.call_site, host.warn, members_of(*options)},
+          nullptr);
       roster_ = std::make_shared<Roster>(comm_);
     }
     if (is_default(*options) && roster_) set_roster(roster_);
@@ -144,24 +145,28 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
   }
 }
 
-void DreamBackend::use(std::unique_ptr<Fabric> fabric, const CommOptions& options) {
+void DreamBackend::use(std::unique_ptr<Fabric> fabric, const CommOptions& options,
+                       const Place* place) {
   comm_ = std::make_shared<Communicator>(std::move(fabric), options);
   recorder_ = comm_->recorder();
+  if (place != nullptr) recorder_ = recorder_of_hosts(recorder_, *place, members_of(*options_));
   if (options_->log) recorder_->open_log(kRecords);
   Recordings::of_process().add(recorder_);
   tune();
 }
 
-void DreamBackend::span(const Topology& topology, const ShmOptions& options) {
+void DreamBackend::span(const ShmResult& whole, const ShmOptions& options) {
+  const Topology& topology = whole.topology;
   const Place place{topology, rank_};
-  ShmResult here = connect_host(visit_, place, options);
+  ShmResult here = connect_host(visit_, place, options, whole);
   if (!here.no_heap.empty()) {
     heap_.reset();
     no_heap_ = std::move(here.no_heap);
   }
   use(std::move(here.fabric),
       {options_->group_name, options_->algorithm, options_->fixed_order, options_->timeout,
-       host_.call_site, host_.warn, members_on_host(members_of(*options_), place)});
+       host_.call_site, host_.warn, members_on_host(members_of(*options_), place)},
+      &place);
   const auto meeting = c10::make_intrusive<DreamOptions>(*options_);
   meeting->timeout = meeting_time(*options_);
   const auto between = c10::make_intrusive<c10d::PrefixStore>("between", visit_);
@@ -173,6 +178,7 @@ void DreamBackend::span(const Topology& topology, const ShmOptions& options) {
       BridgeOptions{.group = group_to_tell(*options_),
                     .call_site = host_.call_site,
                     .heap = heap_,
+                    .recorder = recorder_,
                     .widens_halves = options_->halves_between_hosts != "16bit",
                     .reasons = reasons_through(clerk, rank_)});
   if (options_->costs != "fixed") {

@@ -47,8 +47,8 @@ py::dict to_dict(const std::array<Traffic, kKinds>& traffic) {
   return result;
 }
 
-/// Of a group that spans hosts: the counters of the ranks of this one's host, and for the group's
-/// calls the bytes between hosts.
+/// Of a group that spans hosts: its calls, the bytes of their parts within this rank's host, and
+/// those between hosts.
 py::dict stats_of(const DreamBackend& backend) {
   py::dict stats = to_dict(backend.traffic());
   if (!backend.bridge()) return stats;
@@ -220,6 +220,7 @@ py::object observe_rank(const std::string& path) {
   seen["reason"] = view->reason;
   seen["sequence"] = view->sequence;
   seen["operation"] = std::string(name(view->kind));
+  seen["before"] = view->before ? std::string(name(*view->before)) : "";
   seen["nbytes"] = view->bytes;
   seen["entered_ns"] = view->entered_ns;
   seen["inside"] = view->inside;
@@ -229,7 +230,7 @@ py::object observe_rank(const std::string& path) {
   py::dict counts;
   for (std::size_t k = 0; k < view->counts.size(); ++k) {
     const RankView::Counts& one = view->counts[k];
-    if (one.calls == 0) continue;
+    if (one.calls + one.sent + one.received == 0) continue;
     counts[py::str(std::string(name(static_cast<Kind>(k))))] =
         py::make_tuple(one.calls, one.sent, one.received);
   }

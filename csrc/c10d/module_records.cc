@@ -14,7 +14,10 @@ using RecorderPtr = std::shared_ptr<Recorder>;
 std::string row_name(const Record& record) {
   const auto rows = algorithm_table();
   if (record.kind == Kind::kSend || record.kind == Kind::kRecv) return "";
-  if (record.state != Record::State::kDone || record.row >= rows.size()) return "";
+  if (record.state != Record::State::kDone) return "";
+  if (record.row == Record::kByLeaders) return "leaders";
+  if (record.row == Record::kByCarriers) return "carriers";
+  if (record.row >= rows.size()) return "";
   return std::string(rows[record.row].name);
 }
 
@@ -42,7 +45,7 @@ struct Spans {
 
 /// Those of calls that began in the trace; others are of one that was under way.
 Spans spans_of(const Book& book) {
-  constexpr std::array kPhases{"wait", "copy in", "reduce", "copy out"};
+  constexpr std::array kPhases{"wait", "copy in", "reduce", "copy out", "between hosts"};
   Spans spans;
   for (const Span& span : book.timeline.spans().read(book.before_spans.read())) {
     if (span.call <= book.before_call.read()) {
@@ -93,6 +96,15 @@ py::object trace_records(const Recorder& recorder) {
                         book->timeline.spans().added() - book->before_spans.read() - spans.others);
 }
 
+/// (name, ranks) of each; none of a group on one.
+py::list recorder_hosts(const Recorder& recorder) {
+  py::list list;
+  for (const auto& host : recorder.origin().hosts) {
+    list.append(py::make_tuple(host.name, host.ranks));
+  }
+  return list;
+}
+
 }  // namespace
 
 void bind_records(py::module_& m) {
@@ -103,6 +115,8 @@ void bind_records(py::module_& m) {
       .def_property_readonly("size", [](const Recorder& r) { return r.origin().size; })
       .def_property_readonly("world_ranks",
                              [](const Recorder& r) { return r.origin().world_ranks; })
+      .def_property_readonly("parts", &Recorder::parts)
+      .def_property_readonly("hosts", &recorder_hosts)
       .def("open_log", &Recorder::open_log, py::arg("records"))
       .def("log_lines", &log_lines)
       .def("log_records", &log_records)

@@ -22,12 +22,12 @@ constexpr std::chrono::milliseconds kSlow{300};    // for the answers of a store
 }  // namespace
 
 ShmResult connect_host(const c10::intrusive_ptr<c10d::Store>& store, const Place& place,
-                       const ShmOptions& whole) {
-  ShmOptions options = whole;
+                       const ShmOptions& found_by, const ShmResult& whole) {
+  ShmOptions options = found_by;
   options.hosts.clear();
   const std::span<const int> ranks = place.topology.ranks(place.host());
-  if (whole.has_ended) {
-    options.has_ended = [ended = whole.has_ended,
+  if (found_by.has_ended) {
+    options.has_ended = [ended = found_by.has_ended,
                          of_group = std::vector<int>(ranks.begin(), ranks.end())](int index) {
       return ended(of_group[static_cast<std::size_t>(index)]);
     };
@@ -38,8 +38,24 @@ ShmResult connect_host(const c10::intrusive_ptr<c10d::Store>& store, const Place
   check(result.fabric != nullptr, ErrorKind::kSystem, "the ranks of ",
         place.topology.words(place.host()),
         " mapped each other's memory, and then could not: ", result.reason);
-  result.fabric->number_as({ranks.begin(), ranks.end()}, place.topology.size());
+  result.fabric->number_as({ranks.begin(), ranks.end()}, place.topology.size(), whole.team);
   return result;
+}
+
+std::shared_ptr<Recorder> recorder_of_hosts(const std::shared_ptr<Recorder>& parts,
+                                            const Place& place, const std::vector<int>& members) {
+  const Topology& topology = place.topology;
+  Recorder::Origin origin{.team = parts->origin().team,
+                          .group = parts->origin().group,
+                          .rank = place.rank,
+                          .size = topology.size(),
+                          .world_ranks = members};
+  for (int host = 0; host < topology.hosts(); ++host) {
+    const std::span<const int> ranks = topology.ranks(host);
+    origin.hosts.push_back({topology.name(host), {ranks.begin(), ranks.end()}});
+  }
+  const std::vector<int>& numbers = origin.hosts[static_cast<std::size_t>(place.host())].ranks;
+  return Recorder::of_hosts(origin, parts, numbers);
 }
 
 std::vector<int> members_on_host(const std::vector<int>& members, const Place& place) {

@@ -8,6 +8,7 @@
 #include "c10d/options.h"
 #include "c10d/store_clerk.h"
 #include "comm/communicator.h"
+#include "comm/recorder.h"
 #include "span/bridge.h"
 #include "span/reasons.h"
 #include "transport/shm.h"
@@ -22,10 +23,14 @@ struct Place {
   int index() const { return topology.index_of(rank); }
 };
 
-/// The group of the ranks of this one's host. Collective among these. `whole` are the options of
-/// the meeting that found the hosts. Throws Error.
+/// The group of the ranks of this one's host. Collective among these. `options` are those of the
+/// meeting that found the hosts, and `whole` came of it. Throws Error.
 ShmResult connect_host(const c10::intrusive_ptr<c10d::Store>& store, const Place& place,
-                       const ShmOptions& whole);
+                       const ShmOptions& options, const ShmResult& whole);
+
+/// Of the whole group, whose part on this host is `parts`.
+std::shared_ptr<Recorder> recorder_of_hosts(const std::shared_ptr<Recorder>& parts,
+                                            const Place& place, const std::vector<int>& members);
 
 /// A host's ranks in the job; `members` are the group's, empty: the same.
 std::vector<int> members_on_host(const std::vector<int>& members, const Place& place);

@@ -46,19 +46,6 @@ Recorder::Origin origin_of(Fabric& fabric, const CommOptions& options) {
           .world_ranks = options.world_ranks};
 }
 
-Record record_of(const Request& request, std::int64_t number, std::size_t bytes,
-                 std::int64_t entered_ns) {
-  // Its blocks may differ, which is why they are not part of its shape.
-  for (const Block& block : request.in) bytes += request.kind == Kind::kAllToAll ? block.bytes : 0;
-  return {.number = number,
-          .bytes = static_cast<std::int64_t>(bytes),
-          .entered_ns = entered_ns,
-          .root = request.root,
-          .kind = request.kind,
-          .op = request.reduction.op,
-          .dtype = request.reduction.dtype};
-}
-
 std::uint64_t to_count(const Gauge& gauge) { return static_cast<std::uint64_t>(gauge.read()); }
 
 }  // namespace
@@ -183,6 +170,7 @@ struct Communicator::Impl {
     record.peer = walk.arrival().last_rank();
     record.row = static_cast<std::uint8_t>(choice.row);
     record.in_place = walk.was_in_place();
+    last_to_come = {record.arrived_ns, record.peer};
     entry.done();
   }
 
@@ -238,6 +226,7 @@ struct Communicator::Impl {
   Walk::Scratch scratch;
   Chooser chooser;
   Gauge sequence;
+  LastToCome last_to_come;  // to the last call that was recorded
   const std::function<void()> tend;
   ProgressThread thread;
 };
@@ -418,6 +407,8 @@ bool Communicator::tune(const std::optional<Costs>& known, Heap* heap, const Int
 bool Communicator::all_have_heaps() const { return impl_->chooser.heaps(); }
 
 std::shared_ptr<Recorder> Communicator::recorder() const { return impl_->recorder; }
+LastToCome Communicator::last_to_come() const { return impl_->last_to_come; }
+Whole& Communicator::whole() const { return impl_->member.header().whole; }
 
 std::string Communicator::transport() const { return impl_->fabric->describe(); }
 std::span<std::byte> Communicator::heap(int rank) const { return impl_->fabric->heap(rank); }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/record.h"
 #include "core/request.h"
 
 namespace dreamcomm {
@@ -20,6 +21,7 @@ class Fabric;    // transport/fabric.h: the windows of all ranks
 class Heap;      // transport/heap.h: memory that peers map
 class Ticket;    // comm/ticket.h: a message under way
 class Recorder;  // comm/recorder.h: what is noted of operations
+struct Whole;    // transport/window.h: what a rank shows of a group on several hosts
 
 /// The name of a program's first group, which messages need not tell.
 inline constexpr const char* kDefaultGroup = "default";
@@ -147,6 +149,10 @@ class Communicator {
   std::string transport() const;
   /// Outlives the communicator where somebody holds it.
   std::shared_ptr<Recorder> recorder() const;
+  /// To the call that just ended, while there is a log or a trace. In a job.
+  LastToCome last_to_come() const;
+  /// What this rank shows of a group on several hosts, of which this one is that of a host.
+  Whole& whole() const;
   /// A rank's heap as this rank maps it, empty if it has none.
   std::span<std::byte> heap(int rank) const;
 

@@ -1,8 +1,7 @@
 #include "comm/recorder.h"
 
 #include <algorithm>
-
-#include "core/request.h"
+#include <utility>
 
 namespace dreamcomm {
 
@@ -23,7 +22,13 @@ void Recorder::open_trace(const Book::Room& room) {
     std::rotate(known, known + 1, traces_.end());
   }
   traces_.back()->begin_anew();
+  if (parts_) parts_->open_trace(room);
   trace_.publish(traces_.back().get());
+}
+
+void Recorder::close_trace() {
+  trace_.publish(nullptr);
+  if (parts_) parts_->close_trace();
 }
 
 std::shared_ptr<const Book> Recorder::log() const {
@@ -36,12 +41,50 @@ std::shared_ptr<const Book> Recorder::trace() const {
   return traces_.empty() ? nullptr : traces_.back();
 }
 
+/// The parts have a log of their own, whose room is for one: it has no readers, but makes a call
+/// tell who came last (Communicator::last_to_come).
+std::shared_ptr<Recorder> Recorder::of_hosts(Origin origin, std::shared_ptr<Recorder> parts,
+                                             std::vector<int> numbers) {
+  auto made = std::make_shared<Recorder>(std::move(origin));
+  parts->whole_ = std::make_unique<const Whole>(Whole{made, std::move(numbers)});
+  parts->open_log(1);
+  made->parts_ = std::move(parts);
+  return made;
+}
+
+void Recorder::Whole::note_message(Record message) const {
+  const std::shared_ptr<Recorder> whole = recorder.lock();
+  if (!whole) return;
+  if (message.peer >= 0) message.peer = numbers.at(static_cast<std::size_t>(message.peer));
+  whole->note_message(message);
+}
+
 void Recorder::note_message(const Record& message) {
+  if (whole_) return whole_->note_message(message);
+  if (!parts_) return write_message(message);
+  const std::scoped_lock lock(messages_);
+  write_message(message);
+}
+
+void Recorder::write_message(const Record& message) {
   if (Book* const log = open_log_book()) {
     log->messages.records.add(message);
     log->messages.log.add(message);
   }
   if (Book* const trace = open_trace_book()) trace->messages.records.add(message);
+}
+
+Record record_of(const Request& request, std::int64_t number, std::size_t bytes,
+                 std::int64_t entered_ns) {
+  // Its blocks may differ, which is why they are not part of its shape.
+  for (const Block& block : request.in) bytes += request.kind == Kind::kAllToAll ? block.bytes : 0;
+  return {.number = number,
+          .bytes = static_cast<std::int64_t>(bytes),
+          .entered_ns = entered_ns,
+          .root = request.root,
+          .kind = request.kind,
+          .op = request.reduction.op,
+          .dtype = request.reduction.dtype};
 }
 
 void Entry::begin() {

@@ -19,6 +19,7 @@
 #include "core/flag.h"
 #include "core/quick_clock.h"
 #include "core/record.h"
+#include "core/request.h"
 #include "core/timeline.h"
 
 namespace dreamcomm {
@@ -58,15 +59,26 @@ struct Book {
 class Recorder {
  public:
   struct Origin {
-    std::string team;  // equal for the ranks of a group
-    std::string group;
+    std::string team{};  // equal for the ranks of a group
+    std::string group{};
     int rank = 0;
     int size = 1;
-    std::vector<int> world_ranks;  // of its ranks in the job; empty: the same
+    std::vector<int> world_ranks{};  // of its ranks in the job; empty: the same
+    struct HostOf {
+      std::string name;
+      std::vector<int> ranks;  // in the group
+    };
+    std::vector<HostOf> hosts{};  // of a group on several
   };
   explicit Recorder(Origin origin) : origin_(std::move(origin)) {}
+  /// Of a group on several hosts: `parts` is that of its ranks on this host, which `numbers` are in
+  /// the group. It hands on what it notes of messages, and a trace is of both.
+  static std::shared_ptr<Recorder> of_hosts(Origin origin, std::shared_ptr<Recorder> parts,
+                                            std::vector<int> numbers);
 
   const Origin& origin() const { return origin_; }
+  /// Null in a group of one host.
+  const std::shared_ptr<Recorder>& parts() const { return parts_; }
 
   /// Its group has ended: what is noted stays for those that have begun to trace it.
   void end() { ended_.publish(1); }
@@ -75,7 +87,7 @@ class Recorder {
   /// Any thread. Opening what is open does nothing.
   void open_log(std::size_t records);
   void open_trace(const Book::Room& room);
-  void close_trace() { trace_.publish(nullptr); }
+  void close_trace();
   /// The books opened last, closed or not, or null.
   std::shared_ptr<const Book> log() const;
   std::shared_ptr<const Book> trace() const;
@@ -84,11 +96,23 @@ class Recorder {
   Book* open_log_book() const { return log_.read(); }
   Book* open_trace_book() const { return trace_.read(); }
   bool idle() const { return open_log_book() == nullptr && open_trace_book() == nullptr; }
-  /// A message that has ended. Under the mailbox's lock.
+  /// A message that has ended. Under the mailbox's lock; in a group on several hosts, which has two
+  /// mailboxes, any thread.
   void note_message(const Record& message);
 
  private:
+  struct Whole {
+    std::weak_ptr<Recorder> recorder;
+    std::vector<int> numbers;  // of this host's ranks in it
+    void note_message(Record message) const;
+  };
+
+  void write_message(const Record& message);
+
   const Origin origin_;
+  std::shared_ptr<Recorder> parts_;
+  std::unique_ptr<const Whole> whole_;  // of which this one's are parts; null: none
+  std::mutex messages_;                 // of a group with parts
   mutable std::mutex mutex_;
   std::vector<std::shared_ptr<Book>> logs_;    // one at the most
   std::vector<std::shared_ptr<Book>> traces_;  // one for each room; the last is the last opened
@@ -96,6 +120,10 @@ class Recorder {
   Signpost<Book> trace_;
   Mark ended_;
 };
+
+/// Of a call that begins; `bytes` of one of its blocks.
+Record record_of(const Request& request, std::int64_t number, std::size_t bytes,
+                 std::int64_t entered_ns);
 
 /// A collective on its way into the open books; failed, unless it is said to be done.
 class Entry {

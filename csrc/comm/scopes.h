@@ -37,6 +37,7 @@ class Entered {
   Entered(Progress& progress, Kind kind, std::size_t bytes, std::int64_t sequence,
           Clock::time_point now)
       : progress_(progress) {
+    progress_.before.set(progress_.kind.read());
     progress_.sequence.set(sequence);
     progress_.kind.set(static_cast<std::int64_t>(kind));
     progress_.bytes.set(static_cast<std::int64_t>(bytes));

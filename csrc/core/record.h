@@ -23,9 +23,12 @@ struct Record {
   Kind kind = Kind::kBarrier;
   ReduceOp op = ReduceOp::kNone;
   DType dtype = DType::kOpaque;
-  std::uint8_t row = 0;  // of the algorithm table
+  std::uint8_t row = 0;  // of the algorithm table, or one of those below
   State state = State::kRunning;
   bool in_place = false;  // tensors in heaps were used where they lie
+
+  static constexpr std::uint8_t kByLeaders = 0xfe;  // between hosts
+  static constexpr std::uint8_t kByCarriers = 0xff;
 
   using Words = std::array<std::int64_t, 7>;
   /// For a ledger.
@@ -63,8 +66,15 @@ struct Record {
   std::int64_t waited_ns() const { return arrived_ns > entered_ns ? arrived_ns - entered_ns : 0; }
 };
 
-/// What a rank does with a collective's bytes: the lanes of a timeline.
-enum class Phase : std::uint8_t { kWait, kCopyIn, kReduce, kCopyOut };
+/// Who entered a collective last, and when; -1: not known.
+struct LastToCome {
+  std::int64_t at_ns = 0;
+  int rank = -1;
+};
+
+/// What a rank does with a collective's bytes: the lanes of a timeline. kBetween: it waits for
+/// messages between hosts.
+enum class Phase : std::uint8_t { kWait, kCopyIn, kReduce, kCopyOut, kBetween };
 
 /// Consecutive work of one phase.
 struct Span {

@@ -31,6 +31,12 @@ class Timeline {
     ledger_.add(open_);
   }
 
+  /// Something of its own, which neither ends a phase nor begins one. The writer's.
+  void note(const Span& span) {
+    open_ = {};
+    ledger_.add(span);
+  }
+
   /// When the last phase ended, or the call began. The writer's.
   std::int64_t last_ns() const { return last_ns_; }
   const Ledger<Span>& spans() const { return ledger_; }

@@ -13,6 +13,7 @@
 #include "span/opening.h"
 #include "span/rows.h"
 #include "span/small.h"
+#include "span/whole_call.h"
 
 namespace dreamcomm {
 namespace {
@@ -45,7 +46,9 @@ Bridge::Bridge(Communicator& host, Topology topology, int rank, std::unique_ptr<
       options_(std::move(options)),
       vigil_(*link_, nudger_, topology_, rank_),
       levels_{host_,         topology_, *link_,           nudger_, vigil_,
-              options_.heap, spoilt_,   options_.reasons, rank_,   options_.widens_halves} {}
+              options_.heap, spoilt_,   options_.reasons, rank_,   options_.widens_halves},
+      recorder_(options_.recorder ? options_.recorder
+                                  : std::make_shared<Recorder>(Recorder::Origin{})) {}
 
 Bridge::~Bridge() { close(); }
 
@@ -68,7 +71,8 @@ void Bridge::carry_messages(std::unique_ptr<Link> link) {
       std::move(link), topology_, rank_,
       FarMailbox::Options{
           host_.who(), options_.reasons, [this](const Ticket& ticket) { host_.withdraw(ticket); },
-          [this] { host_.ring(); }, [this](const std::string& reason) { give_up(reason); }});
+          [this] { host_.ring(); }, [this](const std::string& reason) { give_up(reason); },
+          host_.whole(), *recorder_});
 }
 
 std::shared_ptr<Ticket> Bridge::send(const Cargo& cargo, int rank, std::uint64_t tag,
@@ -96,11 +100,11 @@ std::shared_ptr<Ticket> Bridge::receive(const Cargo& cargo, std::optional<int> r
 void Bridge::run_ordered(const Request& request, const Interrupt& interrupt) {
   validate(request, rank_, topology_.size());
   const Way taken = way_of(request);
+  WholeCall call(host_.whole(), *recorder_, clock_, request);
   LinkTrip trip(levels_, request, calls_++, taken.chunk, interrupt);
+  trip.note_in(call.timeline(), call.number());
   watched(request, [&] { run(trip, request, taken.leaders); });
-  const auto kind = static_cast<std::size_t>(request.kind);
-  sent_[kind].grow(static_cast<std::int64_t>(trip.traffic().sent));
-  received_[kind].grow(static_cast<std::int64_t>(trip.traffic().received));
+  call.done(trip, taken, costs_.between.latency);
 }
 
 /// Ranks whose calls fail give the group up: they would not meet again.
@@ -275,12 +279,9 @@ std::string Bridge::explain(Kind kind, std::size_t bytes) const {
 std::array<WireTraffic, kKinds> Bridge::traffic() const {
   std::array<WireTraffic, kKinds> all;
   for (std::size_t i = 0; i < all.size(); ++i) {
-    all[i] = {static_cast<std::uint64_t>(sent_[i].read()),
-              static_cast<std::uint64_t>(received_[i].read())};
-  }
-  if (messages_) {
-    all[static_cast<std::size_t>(Kind::kSend)].sent = messages_->sent();
-    all[static_cast<std::size_t>(Kind::kRecv)].received = messages_->received();
+    const Tally& counts = host_.whole().tallies[i];
+    all[i] = {static_cast<std::uint64_t>(counts.sent.read()),
+              static_cast<std::uint64_t>(counts.received.read())};
   }
   return all;
 }

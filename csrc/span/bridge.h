@@ -11,7 +11,9 @@
 #include <string>
 
 #include "comm/communicator.h"
+#include "comm/recorder.h"
 #include "core/flag.h"
+#include "core/quick_clock.h"
 #include "span/far_mailbox.h"
 #include "span/link_trip.h"
 #include "span/model.h"
@@ -25,7 +27,8 @@ struct BridgeOptions {
   std::string group{};  // "group '1' (ranks 2, 3 of the job)", or "" where it need not be told
   /// As CommOptions::call_site.
   std::function<std::string()> call_site{};
-  std::shared_ptr<Heap> heap{};  // of this process; null: none
+  std::shared_ptr<Heap> heap{};          // of this process; null: none
+  std::shared_ptr<Recorder> recorder{};  // of the whole group; null: nobody keeps anything
   /// How a call goes, the same on every rank; null: as the model says.
   std::function<Way(Kind kind, std::size_t bytes)> choose{};
   bool widens_halves = true;  // 16-bit floating types are added up, and sent, in float32
@@ -109,8 +112,8 @@ class Bridge {
                               // apart by it; with those that measured
   std::uint64_t before_ = 0;  // of these, those before the first of the program's
   Flag told_;                 // how often a reason was told: the first is the one
-  std::array<Gauge, kKinds> sent_;
-  std::array<Gauge, kKinds> received_;
+  const std::shared_ptr<Recorder> recorder_;
+  QuickClock clock_;  // of calls, which run one at a time
   std::unique_ptr<FarMailbox> messages_;
 };
 

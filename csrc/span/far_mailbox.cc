@@ -26,6 +26,7 @@ std::shared_ptr<Ticket> FarMailbox::send(const Cargo& cargo, int rank, std::uint
   const auto message = std::make_shared<Message>(
       Message{Kind::kSend, rank, tag, cargo, deadline, std::make_shared<Ticket>()});
   message->number = numbers_[rank]++;
+  tally(Kind::kSend).calls.grow(1);
   under_way_.push_back(message);
   const Letter letter{.number = message->number, .tag = tag, .bytes = cargo.bytes};
   try {
@@ -50,6 +51,7 @@ std::shared_ptr<Ticket> FarMailbox::receive(const Cargo& cargo, int rank, std::u
   Lock lock(mutex_);
   const auto message = std::make_shared<Message>(
       Message{Kind::kRecv, rank, tag, cargo, deadline, std::make_shared<Ticket>()});
+  tally(Kind::kRecv).calls.grow(1);
   try {
     if (!match(message)) {
       peer(rank);
@@ -191,7 +193,7 @@ void FarMailbox::accept(const MessagePtr& message, const Arrived& arrived) {
     if (!arrived.bytes.empty()) {
       std::memcpy(message->cargo.data(), arrived.bytes.data(), arrived.bytes.size());
     }
-    received_.grow(static_cast<std::int64_t>(arrived.bytes.size()));
+    note_moved(*message);
     finished_.push_back({message->ticket, arrived.rank, nullptr});
     return;
   }
@@ -253,8 +255,7 @@ void FarMailbox::end(const MessagePtr& message, std::exception_ptr failure) {
     drop(message, ErrorKind::kPeerLost, concat(" cannot finish: ", why));
   } else {
     under_way_.remove(message);
-    Gauge& bytes = message->kind == Kind::kSend ? sent_ : received_;
-    bytes.grow(static_cast<std::int64_t>(message->cargo.bytes));
+    note_moved(*message);
     finished_.push_back({message->ticket, *message->rank, nullptr});
   }
   settle(lock);
@@ -264,6 +265,7 @@ void FarMailbox::end(const MessagePtr& message, std::exception_ptr failure) {
 void FarMailbox::drop(const MessagePtr& message, ErrorKind kind, const std::string& why) {
   std::erase(wanted_, message);
   under_way_.remove(message);
+  note(*message, Record::State::kFailed);
   finished_.push_back({message->ticket, message->rank.value_or(-1),
                        std::make_exception_ptr(Error(kind, concat(words(*message), why)))});
 }
@@ -328,6 +330,7 @@ void FarMailbox::close(const std::string& reason) {
 void FarMailbox::settle(Lock& lock) {
   const std::vector<Finished> finished = std::exchange(finished_, {});
   const std::vector<std::shared_ptr<Ticket>> taken = std::exchange(taken_, {});
+  show_oldest();
   lock.unlock();
   for (const auto& ticket : taken) options_.taken(*ticket);
   for (const Finished& one : finished) one.ticket->finish(one.rank, one.failure);

@@ -27,6 +27,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/recorder.h"
 #include "comm/ticket.h"
 #include "core/error.h"
 #include "core/flag.h"
@@ -35,6 +36,7 @@
 #include "span/reasons.h"
 #include "transport/link.h"
 #include "transport/topology.h"
+#include "transport/window.h"
 
 namespace dreamcomm {
 
@@ -49,6 +51,8 @@ class FarMailbox {
     std::function<void()> finished{};
     /// The group cannot be used any more: what a peer knows of cannot be taken back.
     std::function<void(const std::string& reason)> broken{};
+    Whole& shown;  // to tools
+    Recorder& recorder;
   };
   FarMailbox(std::unique_ptr<Link> link, const Topology& topology, int rank, Options options);
   ~FarMailbox();
@@ -67,9 +71,6 @@ class FarMailbox {
   void fail_all(ErrorKind kind, const std::string& reason);
   /// The same, and lets the threads end.
   void close(const std::string& reason);
-  /// Bytes of messages.
-  std::uint64_t sent() const { return static_cast<std::uint64_t>(sent_.read()); }
-  std::uint64_t received() const { return static_cast<std::uint64_t>(received_.read()); }
 
  private:
   struct Message {
@@ -82,6 +83,7 @@ class FarMailbox {
     std::uint32_t number = 0;
     bool matched = false;              // a receive
     std::shared_ptr<Parcel> parcel{};  // of a send, until the receiver has taken it
+    std::int64_t asked_ns = now_ns();
   };
   using MessagePtr = std::shared_ptr<Message>;
   struct Arrived {
@@ -116,6 +118,11 @@ class FarMailbox {
   void lose(int rank, const std::string& reason);
   void settle(Lock& lock);
 
+  Tally& tally(Kind kind) const;
+  void note_moved(const Message& message);
+  void note(const Message& message, Record::State state);
+  void show_oldest() const;
+
   void watch(Clock::time_point deadline);
   void work();
   std::optional<std::string> expire(Clock::time_point now);
@@ -135,9 +142,7 @@ class FarMailbox {
   std::list<MessagePtr> under_way_;       // sends, and receives of a message
   std::vector<Finished> finished_;
   std::vector<std::shared_ptr<Ticket>> taken_;
-  std::string closed_;  // why, once it is
-  Gauge sent_;
-  Gauge received_;
+  std::string closed_;                                    // why, once it is
   Clock::time_point watched_ = Clock::time_point::max();  // the clerk wakes then
   bool ending_ = false;
   std::thread clerk_;  // looks after deadlines, from the first one on

@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "kernels/reduce.h"
 #include "kernels/widen.h"
+#include "span/awaiting.h"
 
 namespace dreamcomm {
 
@@ -131,14 +132,20 @@ LinkTrip::Transfers LinkTrip::receives() { return std::exchange(receives_, {}); 
 
 void LinkTrip::wait(const Transfers& transfers) {
   if (transfers.empty()) return;
+  Awaiting awaiting(levels_.host.whole().calls, timeline_, noted_as_);
   std::size_t come = 0;  // of them
   int looks = 0;
   const auto wait_on = [&] {
     for (; come < transfers.size(); ++come) {
       try {
         const auto& [parcel, rank] = transfers[come];
-        if (levels_.nudger.wait(*parcel)) continue;
-        if (++looks % kLooksApart == 0 && levels_.vigil.look(rank, *parcel)) continue;
+        const bool has_come = levels_.nudger.wait(*parcel) ||
+                              (++looks % kLooksApart == 0 && levels_.vigil.look(rank, *parcel));
+        if (has_come) {
+          awaiting.came(rank);
+          continue;
+        }
+        awaiting.lasts(rank);
         return false;
       } catch (const Error& error) {
         fail_for(transfers[come].rank, error);
@@ -149,6 +156,7 @@ void LinkTrip::wait(const Transfers& transfers) {
   const std::function<std::string()> what = [&] { return waiting_for(transfers[come].rank); };
   try {
     levels_.host.wait_through(wait_on, what, later(request_.deadline, slack()), interrupt_);
+    last_between_ = awaiting.last();
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::kTimeout) throw;
     if (levels_.reasons.tell) levels_.reasons.tell(error.what());
@@ -156,6 +164,12 @@ void LinkTrip::wait(const Transfers& transfers) {
     if (told.empty()) throw;
     throw Error(ErrorKind::kTimeout, concat(error.what(), "; ", told));
   }
+}
+
+LastToCome LinkTrip::last_here() const {
+  LastToCome last = levels_.host.last_to_come();
+  if (last.rank >= 0) last.rank = topology().rank_at(host(), last.rank);
+  return last;
 }
 
 std::string LinkTrip::waiting_for(int rank) const {

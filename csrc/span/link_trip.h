@@ -10,6 +10,7 @@
 
 #include "comm/communicator.h"
 #include "core/flag.h"
+#include "core/timeline.h"
 #include "span/nudger.h"
 #include "span/reasons.h"
 #include "span/trip.h"
@@ -55,6 +56,13 @@ class LinkTrip final : public Trip {
   Transfers sends() override;
   Transfers receives() override;
   void wait(const Transfers& transfers) override;
+  LastToCome last_here() const override;
+  LastToCome last_between() const override { return last_between_; }
+  /// Waits for other hosts are noted there as the call's `number`; null: nowhere.
+  void note_in(Timeline* timeline, std::int64_t number) {
+    timeline_ = timeline;
+    noted_as_ = number;
+  }
 
  private:
   std::uint32_t tag(std::uint32_t number) const;
@@ -71,6 +79,9 @@ class LinkTrip final : public Trip {
   const Clock::time_point begin_ = Clock::now();
   Transfers sends_;
   Transfers receives_;
+  LastToCome last_between_;
+  Timeline* timeline_ = nullptr;
+  std::int64_t noted_as_ = 0;
 };
 
 }  // namespace dreamcomm

@@ -27,14 +27,16 @@ struct Side {
 using Sides = std::array<Side, 2>;
 
 /// The first message of one leader to another; what its host brings follows.
-struct Envelope {
+struct Heading {
   Signature signature;
   std::uint32_t agreed = 0;  // whether all ranks of the host made this call
+  std::int32_t last = -1;    // which of them came last; -1: not known
 };
 
 /// What a leader tells the ranks of its host; what all take follows.
 struct Verdict {
   std::uint32_t agreed = 0;
+  LastToCome last{};  // of the other hosts' ranks, if the leader had to wait for one
 };
 constexpr std::size_t kVerdict = 64;
 static_assert(sizeof(Verdict) <= kVerdict);
@@ -54,25 +56,27 @@ class Beginning {
   Beginning(Trip& trip, const Signature& own, const Caller& caller, const Small& small)
       : trip_(trip), own_(own), caller_(caller), small_(small) {
     most_ =
-        sizeof(Envelope) + std::max(most_brought(trip.hosts()), host_table_bytes(trip.topology()));
+        sizeof(Heading) + std::max(most_brought(trip.hosts()), host_table_bytes(trip.topology()));
   }
 
   void hold() {
     compare_here();
-    const Cargo mine = trip_.room(sizeof(Envelope) + small_.brought);
-    const Envelope envelope{own_, agreed_ ? 1U : 0U};
-    std::memcpy(mine.data(), &envelope, sizeof envelope);
-    if (agreed_ && small_.bring) small_.bring(mine.data() + sizeof envelope);
+    const Cargo mine = trip_.room(sizeof(Heading) + small_.brought);
+    const Heading heading{own_, agreed_ ? 1U : 0U, trip_.latest.here.rank};
+    std::memcpy(mine.data(), &heading, sizeof heading);
+    if (agreed_ && small_.bring) small_.bring(mine.data() + sizeof heading);
     const Cargo told = trip_.room(kVerdict + small_.told);
-    Verdict verdict{1};
+    Verdict verdict{1, {}};
     if (is_leader()) {
       verdict.agreed = meet(mine, told.data() + kVerdict) ? 1U : 0U;
+      verdict.last = last_between_;
       std::memcpy(told.data(), &verdict, sizeof verdict);
     }
     // Ranks that differ may differ in their small parts' sizes, too.
     const Block block{told.data(), kVerdict + (agreed_ ? small_.told : 0)};
     announce(block);
     std::memcpy(&verdict, told.data(), sizeof verdict);
+    trip_.latest.between = verdict.last;
     if (verdict.agreed == 0) {
       std::vector<int> named{first_here()};
       for (std::size_t i = 0; i < here_.size() && named.size() < Sides().size(); ++i) {
@@ -113,6 +117,7 @@ class Beginning {
   /// Whether the ranks of this host make one call; the same answer on each.
   void compare_here() {
     here_ = gather(own_);
+    trip_.latest.here = trip_.last_here();
     agreed_ = std::all_of(here_.begin(), here_.end(),
                           [this](const Signature& other) { return other == here_[0]; });
   }
@@ -127,6 +132,7 @@ class Beginning {
       trip_.send(leader(host), mine, number);
     });
     trip_.wait(trip_.receives());
+    last_between_ = trip_.last_between();
     trip_.wait(trip_.sends());
     return theirs;
   }
@@ -135,18 +141,22 @@ class Beginning {
   /// two hosts differ, every host finds one that differs from its own.
   bool meet(const Cargo& mine, std::byte* told) {
     Cargo sent = mine;
-    if (!agreed_) sent.bytes = sizeof(Envelope);
+    if (!agreed_) sent.bytes = sizeof(Heading);
     const std::vector<Cargo> theirs = swap(sent, most_, kEnvelopes);  // may be another call's
     bool all = agreed_;
     std::vector<const std::byte*> brought;
+    int last_of_host = last_between_.rank;  // as its leader says, which is who it is else
     for (int host = 0; host < trip_.hosts(); ++host) {
       const bool own = host == trip_.host();
       const Cargo& from = own ? mine : theirs[static_cast<std::size_t>(host)];
-      Envelope envelope;
-      std::memcpy(&envelope, from.data(), sizeof envelope);
-      all = all && envelope.agreed != 0 && envelope.signature == own_;
-      brought.push_back(from.data() + sizeof envelope);
+      Heading heading;
+      std::memcpy(&heading, from.data(), sizeof heading);
+      all = all && heading.agreed != 0 && heading.signature == own_;
+      brought.push_back(from.data() + sizeof heading);
+      const bool is_last = !own && last_between_.rank >= 0 && last_between_.rank == leader(host);
+      if (is_last && is_rank_of(heading.last, host)) last_of_host = heading.last;
     }
+    last_between_.rank = last_of_host;
     if (all && small_.judge) small_.judge(brought, told);
     return all;
   }
@@ -155,6 +165,9 @@ class Beginning {
     return trip_.topology().rank_at(trip_.host(), static_cast<int>(index));
   }
   int first_here() const { return rank_here(0); }
+  bool is_rank_of(int rank, int host) const {
+    return rank >= 0 && rank < trip_.size() && trip_.topology().host_of(rank) == host;
+  }
 
   /// What is said of a rank after its name, and before the place of its call.
   using Say = std::function<std::string(const Signature& call)>;
@@ -222,6 +235,7 @@ class Beginning {
   const Small& small_;
   std::size_t most_;             // bytes that any host may send
   std::vector<Signature> here_;  // of the ranks of this host
+  LastToCome last_between_;      // of the leaders whose messages this one waited for
   bool agreed_ = false;          // whether they are one
 };
 

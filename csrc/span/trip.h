@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "core/record.h"
 #include "core/request.h"
 #include "span/steps.h"
 #include "transport/link.h"
@@ -90,6 +91,20 @@ class Trip {
   virtual void wait(const Transfers& transfers) = 0;
 
   const WireTraffic& traffic() const { return traffic_; }
+
+  /// Of ranks that wait for each other, who was the last: to the last collective within the host,
+  /// and of the other hosts' ranks whose messages the last wait was for, where they were waited
+  /// for.
+  virtual LastToCome last_here() const { return {}; }
+  virtual LastToCome last_between() const { return {}; }
+
+  /// Who was the last to make this call: of the ranks of this host, and of the others when its word
+  /// of that came.
+  struct Latest {
+    LastToCome here;
+    LastToCome between;
+  };
+  Latest latest;
 
  protected:
   WireTraffic traffic_;

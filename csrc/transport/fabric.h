@@ -1,8 +1,10 @@
 // How the ranks of a group see each other's windows. One subclass per transport.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string>
 #include <utility>
@@ -57,11 +59,8 @@ class Fabric {
   /// Whether they are.
   bool spans() const { return !numbers_.empty(); }
   int size_of_group() const { return numbers_.empty() ? size() : size_of_group_; }
-  /// Before the first message.
-  void number_as(std::vector<int> numbers, int size) {
-    numbers_ = std::move(numbers);
-    size_of_group_ = size;
-  }
+  /// Before the first message. `team` is that of the group.
+  void number_as(std::vector<int> numbers, int size, const std::array<std::uint8_t, 16>& team = {});
 
  protected:
   Fabric(int rank, const WindowLayout& layout) : rank_(rank), layout_(layout) {}

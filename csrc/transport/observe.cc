@@ -39,6 +39,20 @@ std::int64_t whole_bytes(Kind kind, std::int64_t block, int size) {
   return in_blocks ? block * size : block;
 }
 
+Kind kind_of(const Gauge& gauge) {
+  return static_cast<Kind>(std::clamp<std::int64_t>(gauge.read(), 0, kKinds - 1));
+}
+
+std::optional<Kind> before_of(const Progress& progress) {
+  if (progress.sequence.read() < 2) return std::nullopt;
+  return kind_of(progress.before);
+}
+
+RankView::Message oldest_of(const Correspondence& mail) {
+  return {mail.kind.read() == static_cast<std::int64_t>(Kind::kSend) ? Kind::kSend : Kind::kRecv,
+          static_cast<int>(mail.peer.read()), mail.bytes.read(), mail.since_ns.read()};
+}
+
 }  // namespace
 
 RankView view_of(const Header& header) {
@@ -54,7 +68,8 @@ RankView view_of(const Header& header) {
   if (view.status == Status::kFailed) view.reason = text_of(header.reason);
   const Progress& progress = header.progress;
   view.sequence = progress.sequence.read();
-  view.kind = static_cast<Kind>(std::clamp<std::int64_t>(progress.kind.read(), 0, kKinds - 1));
+  view.kind = kind_of(progress.kind);
+  view.before = before_of(progress);
   view.bytes = whole_bytes(view.kind, progress.bytes.read(), view.size);
   view.entered_ns = progress.entered_ns.read();
   view.inside = progress.inside.read() != 0;
@@ -68,9 +83,46 @@ RankView view_of(const Header& header) {
   }
   const Correspondence& mail = header.correspondence;
   view.messages = mail.pending.read();
-  view.oldest = {
-      mail.kind.read() == static_cast<std::int64_t>(Kind::kSend) ? Kind::kSend : Kind::kRecv,
-      static_cast<int>(mail.peer.read()), mail.bytes.read(), mail.since_ns.read()};
+  view.oldest = oldest_of(mail);
+  return view;
+}
+
+RankView whole_view_of(const Header& header) {
+  RankView view = view_of(header);
+  const auto here = static_cast<std::size_t>(std::max(header.identity.here, 0));
+  if (view.version != kProtocolVersion || here == 0) return view;
+  const Whole& whole = header.whole;
+  const auto number = [&](int index) {
+    const auto at = static_cast<std::size_t>(index);
+    return index < 0 || at >= std::min(here, whole.numbers.size()) ? -1 : whole.numbers[at];
+  };
+  // Of a call it waits in a part within the host, or for another host.
+  const int near = number(view.inside || view.answers_roll ? view.waiting_for : -1);
+  const Progress& calls = whole.calls;
+  view.sequence = calls.sequence.read();
+  view.kind = kind_of(calls.kind);
+  view.before = before_of(calls);
+  view.bytes = whole_bytes(view.kind, calls.bytes.read(), view.size);
+  view.entered_ns = calls.entered_ns.read();
+  view.inside = calls.inside.read() != 0;
+  view.away = false;
+  view.waiting_for = near >= 0 ? near : static_cast<int>(calls.waiting_for.read());
+  for (std::size_t k = 0; k < view.counts.size(); ++k) {
+    const Tally& tally = whole.tallies[k];
+    const auto kind = static_cast<Kind>(k);
+    RankView::Counts& counts = view.counts[k];
+    const bool is_message = kind == Kind::kSend || kind == Kind::kRecv;
+    counts.calls = tally.calls.read() + (is_message ? counts.calls : 0);
+    counts.sent += tally.sent.read();
+    counts.received += tally.received.read();
+  }
+  view.oldest.peer = number(view.oldest.peer);
+  const std::int64_t far = whole.mail.pending.read();
+  const RankView::Message oldest = oldest_of(whole.mail);
+  if (far > 0 && (view.messages == 0 || oldest.since_ns < view.oldest.since_ns)) {
+    view.oldest = oldest;
+  }
+  view.messages += far;
   return view;
 }
 
@@ -105,7 +157,7 @@ std::optional<RankView> observe(const std::string& path) {
   };
   const std::unique_ptr<const Header, decltype(unmap)> header(static_cast<const Header*>(mapped),
                                                               unmap);
-  return view_of(*header);
+  return whole_view_of(*header);
 }
 
 }  // namespace dreamcomm

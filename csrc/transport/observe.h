@@ -23,6 +23,7 @@ struct RankView {
   std::string reason;  // of a failure
   std::int64_t sequence = 0;
   Kind kind = Kind::kBarrier;  // of call `sequence`
+  std::optional<Kind> before;  // of the call before
   std::int64_t bytes = 0;      // of its largest tensor
   std::int64_t entered_ns = 0;
   bool inside = false;
@@ -46,7 +47,11 @@ struct RankView {
   Message oldest;             // if there are any
 };
 
+/// Of a group on several hosts: of its part on this one, whose ranks count from 0 on, but for what
+/// whose window it is.
 RankView view_of(const Header& header);
+/// Of the whole group, whose ranks are the group's.
+RankView whole_view_of(const Header& header);
 
 /// Whether it was seen in a call of its group.
 inline bool is_busy(const RankView& rank) { return rank.inside || rank.answers_roll; }

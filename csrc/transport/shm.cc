@@ -362,7 +362,7 @@ class Meeting {
         unshared = outcome;
       }
     }
-    if (!unshared.empty()) return {nullptr, unshared, "", topology()};
+    if (!unshared.empty()) return {nullptr, unshared, "", topology(), card(0).nonce};
     if (!no_heap.empty()) {
       options_.heap.reset();
       for (ShmPeer& one : peers_) one.heap.reset();
@@ -373,7 +373,7 @@ class Meeting {
     return {std::make_unique<ShmFabric>(rank_, layout_, std::move(own_fd_), std::move(own_),
                                         options_.heap, std::move(peers_), words,
                                         std::move(whereabouts_)),
-            words, no_heap, Topology()};
+            words, no_heap, Topology(), card(0).nonce};
   }
 
   /// Step 7, where not all share: who shares with whom.

@@ -2,8 +2,10 @@
 // sockets that stay open so that the kernel reports a peer's death.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -40,6 +42,7 @@ struct ShmResult {
   std::string reason;              // in words, the same on every rank: why, or why not
   std::string no_heap;             // likewise, if heaps that are there are not shared: why
   Topology topology;  // the same on every rank; of no ranks where all share or one refuses
+  std::array<std::uint8_t, 16> team{};  // likewise, and another for each group
 };
 
 /// Collective over all ranks: each tries to map every other's memory. The store

@@ -30,6 +30,7 @@ class Topology {
   /// Ranks of the smallest host: so many of each can carry an equal share between hosts.
   int carriers() const;
   std::vector<int> ranks_on_hosts() const;
+  const std::string& name(int host) const { return names_[static_cast<std::size_t>(host)]; }
   /// "host alpha (ranks 0, 1)".
   std::string words(int host) const;
   /// All hosts, in words.

@@ -60,10 +60,12 @@ void WindowLayout::construct(std::byte* window, int rank, std::uint32_t start) c
                       .pid = static_cast<std::int32_t>(getpid()),
                       .rank = rank,
                       .size = size_,
+                      .here = 0,
                       .team = {},
                       .group = {}};
   header->round.publish(start);
   header->progress.waiting_for.set(-1);
+  header->whole.calls.waiting_for.set(-1);
   header->progress.cpu.set(-1);
   for (int peer = 0; peer < size_; ++peer) {
     auto* out = new (static_cast<void*>(&outbox(window, peer))) Outbox;

@@ -14,7 +14,7 @@
 
 namespace dreamcomm {
 
-inline constexpr std::uint32_t kProtocolVersion = 8;
+inline constexpr std::uint32_t kProtocolVersion = 9;
 
 /// Whether a rank is still part of the group. Values of Header::status.
 enum class Status : std::uint32_t { kActive = 0, kLeft = 1, kFailed = 2 };
@@ -28,6 +28,7 @@ struct alignas(kLine) Progress {
   Gauge inside;       // 1 until the call returned
   Gauge waiting_for;  // rank it waits for, or -1; of the moment looked_ns
   Gauge cpu;          // where the thread ran that made the call
+  Gauge before;       // Kind of the call before that one, if there was one
   Gauge away;         // 1 while it waits for ranks of other hosts
   Gauge failed_in;    // number of the last call that ended with an error here
   Gauge looked_ns;    // when it last looked about in a long wait, CLOCK_MONOTONIC
@@ -50,12 +51,23 @@ struct Tally {
   Gauge in_place;  // of the calls, those on tensors in heaps
 };
 
+/// Of a group on several hosts: what a rank does in it, of which the header's other fields tell the
+/// parts within the host. Ranks in it are the group's.
+struct Whole {
+  static constexpr std::size_t kMostNumbers = 512;
+  std::array<std::int32_t, kMostNumbers> numbers;  // in the group, of the host's ranks
+  Progress calls;                                  // waiting_for: a rank of another host
+  Correspondence mail;                             // with ranks of other hosts
+  std::array<Tally, kKinds> tallies;               // calls, and bytes between hosts
+};
+
 /// Whose window it is, for tools that see nothing but the memory.
 struct Identity {
   std::uint32_t version;  // kProtocolVersion; at the same place in all versions
   std::int32_t pid;       // as the rank's own process sees it
   std::int32_t rank;
   std::int32_t size;                  // ranks of the group
+  std::int32_t here;                  // of these on this host; 0: it has one host
   std::array<std::uint8_t, 16> team;  // equal for the ranks of a group: rank 0's nonce
   std::array<char, 96> group;         // its name
 };
@@ -78,6 +90,7 @@ struct Header {
   Flag verdict;                        // owner, rank 0: likewise
   std::array<std::array<char, 16 * kLine>, 2> verdict_text;  // owner, before verdict
   Doorbell doorbell;  // peers ring it, the owner sleeps at it
+  Whole whole;        // owner; of the messages under their mailbox's lock
 };
 
 /// A message as its receiver hears of it first. Small ones travel inside.

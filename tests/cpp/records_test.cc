@@ -4,6 +4,7 @@
 #include <array>
 #include <atomic>
 #include <bit>
+#include <memory>
 #include <numeric>
 #include <thread>
 #include <vector>
@@ -215,6 +216,43 @@ TEST_CASE("a timeline joins what follows in one phase") {
   CHECK(spans[1].begin_ns == 120);
   CHECK(spans[2].begin_ns == 200);
   CHECK(spans[2].call == 2);
+}
+
+TEST_CASE("a timeline takes in what is no phase of a call") {
+  Timeline timeline(10);
+  timeline.begin(1, 100);
+  timeline.mark(Phase::kWait, 110);
+  timeline.note({.call = 7, .begin_ns = 90, .end_ns = 130, .phase = Phase::kBetween});
+  timeline.mark(Phase::kWait, 140);
+  const std::vector<Span> spans = timeline.spans().read();
+  REQUIRE(spans.size() == 3);
+  CHECK(spans[1].call == 7);
+  CHECK(spans[1].phase == Phase::kBetween);
+  CHECK(spans[2].begin_ns == 110);
+  CHECK(timeline.last_ns() == 140);
+}
+
+TEST_CASE("a group on several hosts notes the messages of both levels, as the group's ranks") {
+  const auto parts = std::make_shared<Recorder>(Recorder::Origin{.rank = 0, .size = 2});
+  const auto whole =
+      Recorder::of_hosts({.rank = 1, .size = 4, .hosts = {{"a", {1, 3}}}}, parts, {1, 3});
+  const Record message{.bytes = 8, .peer = 1, .kind = Kind::kSend, .state = Record::State::kDone};
+  CHECK_FALSE(parts->idle());  // calls within the host tell who came last
+  CHECK(whole->idle());
+  parts->note_message(message);
+  whole->open_log(10);
+  parts->note_message(message);
+  whole->note_message({.bytes = 8, .peer = 2, .kind = Kind::kSend, .state = Record::State::kDone});
+  const std::vector<Record> noted = whole->log()->messages.records.read();
+  REQUIRE(noted.size() == 2);
+  CHECK(noted[0].peer == 3);
+  CHECK(noted[1].peer == 2);
+  CHECK(parts->log()->messages.records.added() == 0);
+  CHECK(whole->log()->messages.log.lines().at(0).calls == 2);
+  whole->open_trace({10, 10});
+  CHECK(parts->open_trace_book() != nullptr);
+  whole->close_trace();
+  CHECK(parts->open_trace_book() == nullptr);
 }
 
 TEST_CASE("the time of the last rank to come is known whatever the clock says") {

@@ -15,6 +15,7 @@
 #include "hosts.h"
 #include "ranks.h"
 #include "span/bridge.h"
+#include "transport/window.h"
 
 namespace dreamcomm {
 namespace {
@@ -102,6 +103,31 @@ TEST_CASE("many chunks under way") {
       run_spanning(host, bridge,
                    {.kind = kind, .op = op, .count = 30'001, .root = 1, .hosts = &hosts}, rank);
     }
+  });
+}
+
+TEST_CASE("tools see the calls of the group, not their parts") {
+  const Hosts hosts{{0, 2}, {1}};
+  run_hosts(hosts, [&](Communicator& host, Bridge& bridge, int rank) {
+    const Whole& shown = host.whole();
+    for (const std::size_t count : {10U, 30'001U}) {
+      run_spanning(
+          host, bridge,
+          {.kind = Kind::kAllReduce, .op = ReduceOp::kSum, .count = count, .hosts = &hosts}, rank);
+      require(shown.calls.bytes.read() == static_cast<std::int64_t>(count * sizeof(float)),
+              "the call has other bytes");
+    }
+    run_spanning(host, bridge, {.kind = Kind::kBarrier, .hosts = &hosts}, rank);
+    const auto calls = [&](Kind kind) {
+      return shown.tallies[static_cast<std::size_t>(kind)].calls.read();
+    };
+    require(calls(Kind::kAllReduce) == 2 && calls(Kind::kBarrier) == 1, "calls are miscounted");
+    require(calls(Kind::kAllGather) == 0 && calls(Kind::kBroadcast) == 0, "parts are counted");
+    require(shown.calls.sequence.read() == 3 && shown.calls.inside.read() == 0, "it is in a call");
+    require(static_cast<Kind>(shown.calls.before.read()) == Kind::kAllReduce,
+            "another call before");
+    require(shown.calls.waiting_for.read() == -1, "it waits for a rank");
+    require(shown.numbers[0] == (rank == 1 ? 1 : 0), "the host's first rank has another number");
   });
 }
 

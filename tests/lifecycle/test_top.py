@@ -56,6 +56,8 @@ def test_a_rank_that_waits_is_seen_with_whom_it_waits_for(fresh: Fresh) -> None:
     assert [rank["rank"] for rank in seen] == [0, 1]
     waiting, outside = seen
     assert waiting["operation"] == "broadcast"
+    assert waiting["before"] == "all_reduce"
+    assert outside["before"] == ""
     assert waiting["nbytes"] == 1024
     assert waiting["inside"]
     assert waiting["waiting_for"] == 1

@@ -1,0 +1,49 @@
+// A wait for messages of other hosts, as people see it: whom it is for, and how long it was.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+
+#include "core/record.h"
+#include "core/request.h"
+#include "core/timeline.h"
+#include "transport/window.h"
+
+namespace dreamcomm {
+
+class Awaiting {
+ public:
+  /// `timeline` may be null.
+  Awaiting(Progress& shown, Timeline* timeline, std::int64_t number)
+      : shown_(shown), timeline_(timeline), number_(number) {}
+  ~Awaiting() {
+    shown_.waiting_for.set(-1);
+    if (timeline_ == nullptr) return;
+    timeline_->note(
+        {.call = number_, .begin_ns = begin_, .end_ns = now_ns(), .phase = Phase::kBetween});
+  }
+  Awaiting(const Awaiting&) = delete;
+  Awaiting& operator=(const Awaiting&) = delete;
+
+  /// It has taken a while, and is for `rank`.
+  void lasts(int rank) { shown_.waiting_for.set(rank); }
+  /// What that rank sends, or takes, has moved.
+  void came(int rank) {
+    constexpr std::int64_t kFelt = 2000;  // nanoseconds; what takes less was there
+    const std::int64_t now = now_ns();
+    if (now - before_ > kFelt) last_ = {now, rank};
+    before_ = now;
+  }
+  /// Who was waited for, and came last.
+  LastToCome last() const { return last_; }
+
+ private:
+  Progress& shown_;
+  Timeline* const timeline_;
+  const std::int64_t number_;
+  const std::int64_t begin_ = now_ns();
+  std::int64_t before_ = begin_;
+  LastToCome last_;
+};
+
+}  // namespace dreamcomm

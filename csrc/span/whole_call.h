@@ -1,0 +1,40 @@
+// What a call of a group on several hosts leaves for people to look at: to tools that look from
+// outside while it runs, and in the books of the group's recorder.
+#pragma once
+
+#include <cstdint>
+
+#include "comm/recorder.h"
+#include "comm/scopes.h"
+#include "core/quick_clock.h"
+#include "core/request.h"
+#include "span/link_trip.h"
+#include "span/model.h"
+#include "transport/window.h"
+
+namespace dreamcomm {
+
+class WholeCall {
+ public:
+  /// One at a time of a group. All references must outlive it. It has failed, unless it is said to
+  /// be done.
+  WholeCall(Whole& shown, const Recorder& recorder, QuickClock& clock, const Request& request);
+  WholeCall(const WholeCall&) = delete;
+  WholeCall& operator=(const WholeCall&) = delete;
+
+  /// Where its waits for other hosts are noted, or null.
+  Timeline* timeline() const { return entry_.timeline(); }
+  std::int64_t number() const { return number_; }
+  /// Over by `trip`, in that way, where a message between hosts takes so many seconds.
+  void done(const LinkTrip& trip, const Way& way, double latency);
+
+ private:
+  Whole& shown_;
+  const Clock::time_point now_;
+  const Kind kind_;
+  const std::int64_t number_;
+  const Entered entered_;
+  Entry entry_;
+};
+
+}  // namespace dreamcomm
