@@ -160,8 +160,6 @@ class DreamBackend final : public c10d::Backend {
   std::vector<std::vector<int>> hosts() const;
   /// Whether the process of a rank of this host is known to have ended; of others it is not.
   bool has_ended(int rank) const;
-  /// Why these are the hosts, or why there is one: the same on every rank.
-  const std::string& reason() const { return reason_; }
   /// The costs that ways between hosts are chosen by, if there are hosts.
   std::optional<LevelCosts> level_costs() const;
   /// Whether the ranks share memory; else torch's own backends carry everything.
@@ -294,6 +292,7 @@ class DreamBackend final : public c10d::Backend {
   std::shared_ptr<Recorder> recorder_;  // of the group
   std::string costs_words_;             // where the costs come from
   std::string reason_;                  // why memory is shared, or why not
+  std::string hosts_words_;             // of a group on several hosts: lines on these
   std::shared_ptr<Executor> executor_ = std::make_shared<Executor>();
   std::shared_ptr<Pending> pending_ = std::make_shared<Pending>();
   std::unique_ptr<DeviceCalls> device_;  // null: torch's own backends serve accelerators

@@ -190,8 +190,7 @@ std::string DreamBackend::explain(Kind kind, std::size_t bytes, bool in_heaps) c
   }
   const std::string heap = heap_ ? heap_->describe() : concat("none: ", no_heap_);
   if (bridge_) {
-    return concat(bridge_->explain(kind, bytes), "\n  (hosts, because ", reason_,
-                  ")\n  (heap of this rank: ", heap,
+    return concat(bridge_->explain(kind, bytes), hosts_words_, "\n  (heap of this rank: ", heap,
                   ")\n  (tensors on cuda: ", words_on_devices(kind, bytes), ')');
   }
   return concat(comm_->explain(kind, bytes, in_heaps), "\n  (costs: ", costs_words_,

@@ -120,6 +120,7 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
   try {
     ShmResult result = connect_shm(meeting, rank, size, shm);
     reason_ = std::move(result.reason);
+    if (result.topology.hosts() > 1) hosts_words_ = map_of_hosts(result.topology, result.apart);
     if (!result.no_heap.empty()) {
       heap_.reset();
       no_heap_ = std::move(result.no_heap);

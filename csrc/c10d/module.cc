@@ -255,7 +255,6 @@ void bind_backend(py::module_& m) {
       .def_property_readonly("failure", &DreamBackend::failure)
       .def_property_readonly("hosts", &DreamBackend::hosts)
       .def("_has_ended", &DreamBackend::has_ended, py::arg("rank"))
-      .def_property_readonly("_reason", &DreamBackend::reason)
       .def_property_readonly("_level_costs", &level_costs_of)
       .def_property_readonly("_recorder", &DreamBackend::recorder)
       .def("_holds", &DreamBackend::holds, py::arg("tensor"))

@@ -58,6 +58,23 @@ std::shared_ptr<Recorder> recorder_of_hosts(const std::shared_ptr<Recorder>& par
   return Recorder::of_hosts(origin, parts, numbers);
 }
 
+std::string map_of_hosts(const Topology& topology, const std::vector<std::string>& apart) {
+  std::string text;
+  for (int host = 0; host < topology.hosts(); ++host) {
+    std::string ranks;
+    std::string why;
+    for (const int rank : topology.ranks(host)) {
+      ranks +=
+          concat(ranks.empty() ? "" : ", ", "rank ", rank, " is local ", topology.index_of(rank));
+      if (why.empty()) why = apart.at(static_cast<std::size_t>(rank));
+    }
+    text += concat("\n  host ", topology.name(host), ": ", ranks,
+                   topology.ranks_on(host) > 1 ? "; they map each other's memory" : "; alone",
+                   why.empty() ? "" : concat(", and no other host's: ", why));
+  }
+  return text;
+}
+
 std::vector<int> members_on_host(const std::vector<int>& members, const Place& place) {
   std::vector<int> on_host;
   for (const int rank : place.topology.ranks(place.host())) {

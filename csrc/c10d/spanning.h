@@ -32,6 +32,10 @@ ShmResult connect_host(const c10::intrusive_ptr<c10d::Store>& store, const Place
 std::shared_ptr<Recorder> recorder_of_hosts(const std::shared_ptr<Recorder>& parts,
                                             const Place& place, const std::vector<int>& members);
 
+/// For each host a line on its ranks, with their local indices, and why they share no memory with
+/// others; `apart` is what ranks have found of that.
+std::string map_of_hosts(const Topology& topology, const std::vector<std::string>& apart);
+
 /// A host's ranks in the job; `members` are the group's, empty: the same.
 std::vector<int> members_on_host(const std::vector<int>& members, const Place& place);
 

@@ -354,15 +354,17 @@ class Meeting {
     board_.publish("outcome", problem.empty() ? shared + no_heap_ : problem);
     std::string unshared;
     std::string no_heap;
+    std::vector<std::string> apart;
     for (int r = 0; r < size_; ++r) {  // of all: one may look unreachable because it has died
       const std::string outcome = board_.get("outcome", r);
+      apart.push_back(outcome.starts_with(shared) ? "" : outcome);
       if (outcome.starts_with(shared)) {
         if (no_heap.empty()) no_heap = outcome.substr(shared.size());
       } else if (unshared.empty()) {
         unshared = outcome;
       }
     }
-    if (!unshared.empty()) return {nullptr, unshared, "", topology(), card(0).nonce};
+    if (!unshared.empty()) return {nullptr, unshared, "", topology(), card(0).nonce, apart};
     if (!no_heap.empty()) {
       options_.heap.reset();
       for (ShmPeer& one : peers_) one.heap.reset();
@@ -373,7 +375,11 @@ class Meeting {
     return {std::make_unique<ShmFabric>(rank_, layout_, std::move(own_fd_), std::move(own_),
                                         options_.heap, std::move(peers_), words,
                                         std::move(whereabouts_)),
-            words, no_heap, Topology(), card(0).nonce};
+            words,
+            no_heap,
+            Topology(),
+            card(0).nonce,
+            {}};
   }
 
   /// Step 7, where not all share: who shares with whom.

@@ -43,6 +43,7 @@ struct ShmResult {
   std::string no_heap;             // likewise, if heaps that are there are not shared: why
   Topology topology;  // the same on every rank; of no ranks where all share or one refuses
   std::array<std::uint8_t, 16> team{};  // likewise, and another for each group
+  std::vector<std::string> apart{};     // likewise: why each rank does not share with all, or ""
 };
 
 /// Collective over all ranks: each tries to map every other's memory. The store

@@ -62,7 +62,7 @@ def hosts() -> Finding:
             return Finding("hosts", State.FALLS_BACK, transport(), GLOO_INSTEAD)
         if len(backend.hosts) == 1:
             return Finding("hosts", State.FINE, transport())
-        meaning = f"{backend._reason}\n{explain('all_reduce', 1 << 20)}"
+        meaning = explain("all_reduce", 1 << 20)
         return Finding("hosts", State.NOTE, transport(), meaning)
     finally:
         dist.destroy_process_group()

@@ -254,3 +254,13 @@ def test_top_shows_messages_between_hosts(hosts: Hosts) -> None:
     assert seen.doing() == "recv from rank 2"
     assert seen.message is not None
     assert seen.message.nbytes == 20000
+
+
+def explained() -> str:
+    return dreamcomm.explain("all_reduce", 1000)
+
+
+def test_explain_maps_the_hosts(hosts: Hosts) -> None:
+    for text in hosts.run([[0, 2], [1]], explained):
+        assert "rank 0 is local 0, rank 2 is local 1; they map each other's memory" in text
+        assert "rank 1 is local 0; alone, and no other host's: " in text
