@@ -55,14 +55,14 @@ def top(as_json: Json = False, once: Once = False, interval: Interval = 0.5) -> 
     if once or not console.is_interactive:
         console.width = max(console.width, LEAST_WIDTH)
     if once:
-        console.print(whole(next(moments(interval))))
+        console.print(whole(next(moments(interval)), console.width))
         return
     try:
         if console.is_interactive:
             watch(console, interval)
         else:
             for moment in moments(interval):
-                console.print(whole(moment), "")
+                console.print(whole(moment, console.width), "")
     except KeyboardInterrupt:
         return
 

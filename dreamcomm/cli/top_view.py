@@ -16,11 +16,15 @@ if TYPE_CHECKING:
 
 STYLES = {"active": "", "left": "dim", "failed": "bold red"}
 LONG = 1.0  # seconds in a call that are worth a colour
-COLUMNS = ("group", "rank", "process", "does", "call", "bytes", "for", "waits for", "GB/s")
+COLUMNS = (
+    *("group", "rank", "process", "does", "call", "bytes", "for", "waits for", "GB/s"),
+    *("calls", "moved"),
+)
+COUNTERS = ("moved", "calls")  # since the group was made
 WORDS = ("group", "does", "waits for")  # the others are numbers
 # Where the window is narrow: what is cut, at these widths, and what is left out, in this order.
 CUT = {"group": 12, "does": 26}
-DISPENSABLE = ("bytes", "GB/s", "call", "process")
+DISPENSABLE = (*COUNTERS, "bytes", "GB/s", "call", "process")
 GAP = 2  # between columns
 NOTHING = "No rank of dreamcomm of this user runs on this host."
 
@@ -43,13 +47,13 @@ class Moment:
     interval: float
 
 
-def whole(moment: Moment) -> Group:
-    """Every rank and every word, on as many lines as that takes."""
+def whole(moment: Moment, width: int) -> Group:
+    """Every rank and every word, on as many lines as that takes; counters where there is room."""
     notes = [Text(problem, style="yellow") for problem in moment.problems]
     if not moment.states:
         return Group(Text(NOTHING), *notes)
     cells = [cells_of(state, moment) for state in moment.states]
-    return Group(table_of(cells, COLUMNS), *notes)
+    return Group(table_of(cells, columns_in(width, cells, COUNTERS)), *notes)
 
 
 def fitted(moment: Moment, width: int, height: int) -> Group:
@@ -130,10 +134,12 @@ def in_a_line(text: Text) -> Text:
     return text
 
 
-def columns_in(width: int, cells: list[dict[str, Text]]) -> tuple[str, ...]:
+def columns_in(
+    width: int, cells: list[dict[str, Text]], dispensable: tuple[str, ...] = DISPENSABLE
+) -> tuple[str, ...]:
     """Those for which there is room; the same from look to look."""
     columns: tuple[str, ...] = COLUMNS
-    for column in DISPENSABLE:
+    for column in dispensable:
         widths = [widest(name, cells) for name in columns]
         if sum(widths) + GAP * (len(widths) - 1) <= width:
             break
@@ -185,4 +191,16 @@ def cells_of(state: RankState, moment: Moment) -> dict[str, Text]:
         "for": Text(f"{seconds:.1f} s" if state.sequence or in_barrier or message else ""),
         "waits for": Text(waits, style=stuck),
         "GB/s": Text(rate),
+        "calls": Text(f"{state.calls():,}"),
+        "moved": Text(in_bytes(state.moved())),
     }
+
+
+def in_bytes(number: int) -> str:
+    """Three digits and a unit: "1.23 GB"."""
+    value = float(number)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 999.5:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.3g} TB" if value < 999.5 else f"{value:.0f} TB"

@@ -24,7 +24,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from dreamcomm.cli.commands import commands
-from dreamcomm.cli.top_view import Moment, fitted, whole
+from dreamcomm.cli.top_view import Moment, fitted, in_bytes, whole
 from dreamcomm.top import Message, RankState, place
 
 TOP = [sys.executable, "-c", "from dreamcomm.cli import app; app()", "top"]
@@ -103,6 +103,36 @@ def test_a_rank_has_one_line_whatever_the_width(width: int) -> None:
     assert shown[2].split("100.0 s")[1].split()[:2] == ["rank", "0"]
     assert ("process" in shown[0]) == (width >= 80)
     assert ("bytes" in shown[0]) == (width >= 100)
+    assert ("moved" in shown[0]) == (width >= 160)
+
+
+def test_calls_and_bytes_are_counted_where_there_is_room() -> None:
+    counts = {"all_reduce": (1200, 1 << 30, 1 << 30), "send": (34, 4000, 0)}
+    first, *others = group_of("default")
+    ranks = [replace(first, counts=counts), *others]
+    heading, line, *_ = lines(ranks, rows=24, width=160)
+    assert heading.endswith("calls    moved")
+    assert line.endswith("1,234  2.15 GB")
+    assert "moved" not in lines(ranks, rows=24, width=90)[0]
+    console = Console(width=160)
+    with console.capture() as shown:
+        console.print(whole(Moment(ranks, [], {}, 0.5), 160))
+    assert "1,234  2.15 GB" in shown.get()
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0, "0 B"), (999, "999 B"), (999_600, "1 MB"), (1_234_567, "1.23 MB"), (10**16, "10000 TB")],
+)
+def test_bytes_have_three_digits(number: int, text: str) -> None:
+    assert in_bytes(number) == text
+
+
+def test_a_call_is_shown_with_the_one_before() -> None:
+    one = replace(stuck(state("default", 0), 3.0, 1), before="broadcast")
+    assert one.doing() == "in reduce_scatter, after broadcast"
+    assert replace(one, before="").doing() == "in reduce_scatter"
+    assert replace(one, inside=False).doing() == "outside, after reduce_scatter"
 
 
 def test_where_all_do_not_fit_the_troubled_come_first_and_the_others_are_counted() -> None:
@@ -146,7 +176,7 @@ def test_once_cuts_nothing() -> None:
     states[7] = replace(states[7], state="failed", reason="rank 1 has died " * 20)
     console = Console(width=80, height=10)
     with console.capture() as shown:
-        console.print(whole(Moment(states, ["a problem"], {}, 0.5)))
+        console.print(whole(Moment(states, ["a problem"], {}, 0.5), 80))
     text = shown.get()
     assert text.count(" of 4 ") == 120
     assert text.count("died") == 20
