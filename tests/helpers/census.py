@@ -51,5 +51,5 @@ def child_ids(pid: int) -> set[int]:
 
 
 def shared_memory_files() -> set[str]:
-    """Names in /dev/shm, less those that torch's own tensor sharing makes."""
-    return {name for name in os.listdir("/dev/shm") if not name.startswith("torch_")}
+    """Names in /dev/shm, less those of torch's own tensor sharing and of Python's semaphores."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith(("torch_", "sem.mp-"))}
