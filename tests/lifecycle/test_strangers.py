@@ -155,8 +155,8 @@ def test_two_versions_in_one_job_refuse_each_other() -> None:
     """A rank whose card, where dreamcomm's ranks look for it, tells of another protocol."""
 
     store = dist.HashStore()
-    card = f"dreamcomm 9 beta 1 2 1 1 0 {'0' * 32} 0 {'0' * 32} socket none"
+    card = f"dreamcomm {VERSION + 1} beta 1 2 1 1 0 {'0' * 32} 0 {'0' * 32} socket none"
     dist.PrefixStore("shm", dist.PrefixStore("dreamcomm/visit/2/1", store)).set("card/1", card)
-    words = "rank 1 on host beta runs a dreamcomm with protocol 9, this rank one with protocol "
-    with pytest.raises(dist.DistBackendError, match=f"{words}{VERSION}"):
+    words = f"runs a dreamcomm with protocol {VERSION + 1}, this rank one with protocol {VERSION}"
+    with pytest.raises(dist.DistBackendError, match=f"rank 1 on host beta {words}"):
         _C.DreamBackend(store, 0, 2, _C.Options(heap_bytes=0), None)
