@@ -78,7 +78,7 @@ def reduce(op: str, dtype: str, inputs: Sequence[Array], factors: Sequence[float
         for term in terms[1:]:
             total = _combine(op, total, term)
     if op == "AVG":
-        total = _divide(total, len(inputs))
+        total = divide(total, len(inputs))
     with np.errstate(over="ignore"):
         return narrow(total, dtype) if dtype in HALVES else total
 
@@ -101,7 +101,7 @@ def _combine(op: str, left: Array, right: Array) -> Array:
     return bitwise[op]
 
 
-def _divide(total: Array, count: int) -> Array:
+def divide(total: Array, count: int) -> Array:
     """total / count; integers toward zero."""
     divisor = total.dtype.type(count)
     if total.dtype.kind == "f":

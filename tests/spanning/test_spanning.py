@@ -15,17 +15,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from helpers.pool import Fresh
 from helpers.processes import replies
 from lifecycle.groups import error_of
 from spanning.hosts import Hosts, Placement, size_of
 from spanning.network import Network, NoNetwork
-from training.models import Mlp, sgd, train_alone
-from training.test_ddp import check, compare, train
 
 pytestmark = pytest.mark.beyond_gloo("gloo knows no hosts")
 
@@ -222,42 +217,6 @@ def test_an_interrupt_ends_the_wait_for_another_host(hosts: Hosts, tmp_path: Pat
     assert found[0][1] < 1.5
     for text, _ in found[1:]:
         assert "barrier() was interrupted on rank 0" in text, text
-
-
-def train_by_ddp() -> dict[str, list[float]]:
-    return compare({})
-
-
-@pytest.mark.parametrize("placement", [TWO_OF_TWO, [[0], [1], [2, 3]]], ids=str)
-def test_ddp_trains_as_one_process_does(hosts: Hosts, placement: Placement) -> None:
-    check(hosts.run(placement, train_by_ddp))
-
-
-def train_by_fsdp() -> tuple[list[float], list[float]]:
-    model, alone = Mlp(), Mlp()
-    fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
-    return train(model, dist.group.WORLD), train_alone(alone, sgd(alone.parameters()))
-
-
-def test_fsdp_trains_as_one_process_does(hosts: Hosts) -> None:
-    for losses, alone in hosts.run(TWO_OF_TWO, train_by_fsdp):
-        assert losses == pytest.approx(alone, rel=1e-5)
-
-
-def multiply_dtensors() -> bool:
-    """A matrix product sharded by columns and rows, on a mesh of both levels."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("hosts", "ranks"))
-    torch.manual_seed(0)
-    left, right = torch.randn(64, 48), torch.randn(48, 32)
-    a = distribute_tensor(left, mesh, [Shard(0), Shard(1)])
-    b = distribute_tensor(right, mesh, [Replicate(), Shard(0)])
-    product = (a @ b).redistribute(mesh, [Replicate(), Replicate()])
-    assert isinstance(product, DTensor)
-    return torch.allclose(product.to_local(), left @ right, atol=1e-4)
-
-
-def test_dtensors_on_a_mesh_of_both_levels(hosts: Hosts) -> None:
-    assert hosts.run(TWO_OF_TWO, multiply_dtensors) == [True] * 4
 
 
 def count_bytes(elements: int) -> tuple[int, int]:
