@@ -35,6 +35,7 @@ from endurance.orders import (
 )
 from endurance.walker import OwnFault, Walker
 from helpers.census import Census, census
+from helpers.memory import private_bytes
 
 PR_SET_PDEATHSIG = 1
 HEAP = "memfd:dreamcomm-heap"
@@ -143,20 +144,3 @@ def differences(before: Census, after: Census) -> list[str]:
         for name in ("descriptors", "threads", "children", "shared_mappings")
         if getattr(before, name) != getattr(after, name)
     ]
-
-
-class MallocInfo(ctypes.Structure):
-    """glibc's struct mallinfo2."""
-
-    _fields_ = [(name, ctypes.c_size_t) for name in (
-        "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks",
-        "fordblks", "keepcost",
-    )]  # fmt: skip
-
-
-def private_bytes() -> int:
-    """What malloc has given out: what it keeps of memory that was freed does not count."""
-    mallinfo = ctypes.CDLL(None).mallinfo2
-    mallinfo.restype = MallocInfo
-    info = mallinfo()
-    return int(info.uordblks + info.hblkhd)

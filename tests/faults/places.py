@@ -124,12 +124,42 @@ def exchange(works: list[Any]) -> None:
 
 
 def asynchronous(s: Scene) -> Call:
+    return lambda: wait_for(dist.all_reduce(s.tensor(), s.op, group=s.group, async_op=True))
+
+
+def async_broadcast(s: Scene) -> Call:
+    return lambda: wait_for(dist.broadcast(s.tensor(), s.root, group=s.group, async_op=True))
+
+
+def async_reduce_scatter(s: Scene) -> Call:
     def call() -> None:
-        work = dist.all_reduce(s.tensor(), s.op, group=s.group, async_op=True)
-        assert work is not None
-        work.wait()
+        wait_for(dist.reduce_scatter(s.tensor(), s.tensors(), s.op, group=s.group, async_op=True))
 
     return call
+
+
+def wait_for(work: Any) -> None:
+    work.wait()
+
+
+def sum_otherwise(twist: str) -> Callable[[Any, Any], Any]:
+    """A hook that makes one call for a bucket, as torch's own do, but another one."""
+
+    def hook(group, bucket):  # type: ignore[no-untyped-def] # torch compares annotations
+        data, op = bucket.buffer(), dist.ReduceOp.SUM
+        if twist == "size":
+            data = torch.cat([data, data[:1]])
+        if twist == "op":
+            op = dist.ReduceOp.MAX
+        if twist == "kind":
+            work = dist.broadcast(data, 0, group=group, async_op=True)
+        else:
+            work = dist.all_reduce(data, op, group=group, async_op=True)
+        assert work is not None
+        # value() has the error of a call that failed.
+        return work.get_future().then(lambda done: done.value()[0][: bucket.buffer().numel()])
+
+    return hook
 
 
 def ddp(s: Scene) -> Call:
@@ -138,6 +168,8 @@ def ddp(s: Scene) -> Call:
     wrapped = DistributedDataParallel(model, process_group=s.group)
     if s.twist == "dtype":
         wrapped.register_comm_hook(s.group, fp16_compress_hook)
+    elif s.twist:
+        wrapped.register_comm_hook(s.group, sum_otherwise(s.twist))
     loss = wrapped(torch.ones(2, 60)).sum()
 
     def backward() -> None:
@@ -161,8 +193,12 @@ PLACES: dict[str, Callable[[Scene], Call]] = {
     "send": send,
     "recv": recv,
     "async all_reduce": asynchronous,
+    "async broadcast": async_broadcast,
+    "async reduce_scatter": async_reduce_scatter,
     "DDP backward": ddp,
     "subgroup all_reduce": all_reduce,
+    "subgroup reduce": reduce,
+    "subgroup all_to_all": all_to_all,
     "subgroup recv": recv,
 }
 
@@ -176,15 +212,24 @@ TWISTS: dict[str, tuple[str, ...]] = {
     "scatter": ("kind", "dtype", "size", "root"),
     "reduce_scatter": ("kind", "dtype", "size", "op"),
     "all_to_all": ("kind", "dtype", "split"),
+    # A monitored barrier is no collective, and compared with none: whoever calls another is late.
     "barrier": ("kind",),
+    "send": ("size",),
+    "recv": ("size",),
     "async all_reduce": ("kind", "dtype", "size", "op"),
-    "DDP backward": ("dtype",),
+    "async broadcast": ("kind", "dtype", "size", "root"),
+    "async reduce_scatter": ("kind", "dtype", "size", "op"),
+    "DDP backward": ("kind", "dtype", "size", "op"),
     "subgroup all_reduce": ("kind", "dtype", "size", "op"),
+    "subgroup reduce": ("kind", "dtype", "size", "op", "root"),
+    "subgroup all_to_all": ("kind", "dtype", "split"),
+    "subgroup recv": ("size",),
 }
+MESSAGES = ("send", "recv", "subgroup recv")
 
 
 def twisted(place: str, scene: Scene) -> Call:
     """The victim's call where it differs in ``scene.twist``."""
-    if scene.twist != "kind":
+    if scene.twist != "kind" or place == "DDP backward":
         return PLACES[place](scene)
     return all_reduce(scene) if place == "barrier" else barrier(scene)

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from faults.places import PLACES, VICTIM, Scene, twisted
+from faults.strikes import ENDS, FAULTS, INSIDE, LATE_FAULTS, RETURNS, Stage
 from helpers.census import Census, census
+from helpers.memory import private_bytes
 
 LATE = 1.0  # seconds: the timeout of the group where a rank is late
 PATIENT = 120.0  # where none is: no death may be noticed by it
-ENDS = 60.0  # seconds after which a rank that has told nothing is given up
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,18 @@ class Cell:
     world: int
 
     @property
+    def is_in_subgroup(self) -> bool:
+        return self.place.startswith("subgroup")
+
+    @property
     def members(self) -> list[int]:
-        """The ranks of the group where it strikes: in a subgroup, one is missing."""
+        """The ranks of the group where it strikes: of four, one is missing in a subgroup."""
         everyone = list(range(self.world))
-        return [r for r in everyone if r != 2] if self.place.startswith("subgroup") else everyone
+        return [r for r in everyone if r != 2] if self.is_in_subgroup else everyone
 
     @property
     def is_late(self) -> bool:
-        return self.fault in ("sleeps", "is stopped", "is in another group")
+        return self.fault in LATE_FAULTS
 
     @property
     def seconds(self) -> float:
@@ -51,63 +55,18 @@ class Told:
 
     error: str = ""
     kind: str = ""
-    at: float = 0.0  # of the clock that all processes share
-    seconds: float = 0.0  # in the call
+    begun: float = 0.0  # of the clock that all processes share
+    at: float = 0.0
     after: str = ""
     before_census: Census | None = None
     after_census: Census | None = None
+    growth: int = 0  # bytes that malloc has given out and did not before the group
     problems: list[str] = field(default_factory=list)
 
-
-def die(number: int) -> Callable[[Any, Any], str]:
-    def end(*_: Any) -> str:
-        os.kill(os.getpid(), number)
-        return ""
-
-    return end
-
-
-def leave(*_: Any) -> str:
-    os._exit(3)
-
-
-def sleep(released: Any, _: Any) -> str:
-    released.wait(ENDS)
-    return ""
-
-
-def call_another_group(_: Any, elsewhere: Any) -> str:
-    """The order of two groups is another one than on the other ranks."""
-    try:
-        dist.barrier(elsewhere)
-    except RuntimeError as error:
-        return str(error)
-    return ""
-
-
-def raise_error(*_: Any) -> str:
-    raise ArithmeticError("from the test")
-
-
-def be_interrupted(*_: Any) -> str:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.kill(os.getpid(), signal.SIGINT)
-    time.sleep(ENDS)
-    return ""
-
-
-# What the victim does instead of its call, given an event of its end and another group, and the
-# error that it was told there.
-FAULTS: dict[str, Callable[[Any, Any], str]] = {
-    "sleeps": sleep,
-    "is in another group": call_another_group,
-    "is stopped": die(signal.SIGSTOP),
-    "kill -9": die(signal.SIGKILL),
-    "segfault": die(signal.SIGSEGV),
-    "os._exit": leave,
-    "exception": raise_error,
-    "Ctrl-C": be_interrupted,
-}
+    @property
+    def seconds(self) -> float:
+        """In the call."""
+        return self.at - self.begun
 
 
 def play(cell: Cell, rank: int, folder: str, struck: Any, released: Any, answer: Any) -> None:
@@ -124,18 +83,18 @@ def play(cell: Cell, rank: int, folder: str, struck: Any, released: Any, answer:
 
 def take_part(cell: Cell, rank: int, folder: str, struck: Any, released: Any, told: Told) -> None:
     warm_up(cell, rank, f"{folder}/warm")
-    told.before_census = census()
+    told.before_census, before = census(), private_bytes()
     join(rank, cell.world, f"{folder}/group", cell.seconds)
-    strike(cell, rank, struck, released, told)
+    strike(cell, rank, folder, struck, released, told)
     dist.destroy_process_group()
-    told.after_census = census()
+    told.after_census, told.growth = census(), private_bytes() - before
     if cell.fault in FAULTS:
         start_anew(cell, rank, f"{folder}/anew", told)
 
 
-def strike(cell: Cell, rank: int, struck: Any, released: Any, told: Told) -> None:
+def strike(cell: Cell, rank: int, folder: str, struck: Any, released: Any, told: Told) -> None:
     group = default_group()
-    if len(cell.members) < cell.world:  # torch does not hand the default group's timeout down
+    if cell.is_in_subgroup:  # torch does not hand the default group's timeout down
         group = dist.new_group(cell.members, timeout=timedelta(seconds=cell.seconds))
     elsewhere = None
     if cell.fault == "is in another group":
@@ -149,17 +108,27 @@ def strike(cell: Cell, rank: int, struck: Any, released: Any, told: Told) -> Non
     call = twisted(cell.place, scene) if twist else PLACES[cell.place](scene)
     dist.barrier(group)
     if is_victim and cell.fault in FAULTS:
-        struck.value = time.monotonic()
-        told.error = FAULTS[cell.fault](released, elsewhere)
+        stage = Stage(struck, released, elsewhere, call, Path(folder))
+        if cell.fault not in INSIDE:
+            stage.note()
+        told.error = FAULTS[cell.fault](stage)
         return
-    begin = time.monotonic()
+    while cell.fault in INSIDE and not struck.value:
+        time.sleep(0.001)
+    notice(call, told)
+    if cell.fault in INSIDE and not told.error:
+        # The victim had published its part of a small call: the next one has to tell.
+        notice(lambda: dist.barrier(group), told)
+    told.after = use(group, len(cell.members))
+
+
+def notice(call: Any, told: Told) -> None:
+    told.begun = time.monotonic()
     try:
         call()
     except RuntimeError as error:
         told.error, told.kind = str(error), type(error).__name__
     told.at = time.monotonic()
-    told.seconds = told.at - begin
-    told.after = use(group, len(cell.members))
 
 
 def use(group: Any, world: int) -> str:
@@ -241,10 +210,6 @@ def run_cell(cell: Cell, folder: str) -> Outcome:
                 process.kill()
     exits = {rank: process.exitcode for rank, process in enumerate(processes)}
     return Outcome(told, exits, struck.value)
-
-
-# The victim goes on after these.
-RETURNS = ("sleeps", "is in another group")
 
 
 def gather_told(cell: Cell, ends: list[Any], released: Any) -> dict[int, Told]:

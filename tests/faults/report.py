@@ -24,7 +24,9 @@ class Line:
         if cell.is_late:
             seconds = max(outcome.told[rank].seconds for rank in ranks) - LATE
         elif outcome.struck:
-            seconds = max(outcome.told[rank].at for rank in ranks) - outcome.struck
+            since = [max(outcome.struck, outcome.told[rank].begun) for rank in ranks]
+            at = [outcome.told[rank].at for rank in ranks]
+            seconds = max(end - begin for begin, end in zip(since, at, strict=True))
         else:
             seconds = max(outcome.told[rank].seconds for rank in ranks)
         return cls(cell, seconds, outcome.told[first].error)
