@@ -104,7 +104,7 @@ void Bridge::run_ordered(const Request& request, const Interrupt& interrupt) {
   LinkTrip trip(levels_, request, calls_++, taken.chunk, interrupt);
   trip.note_in(call.timeline(), call.number());
   watched(request, [&] { run(trip, request, taken.leaders); });
-  call.done(trip, taken, costs_.between.latency);
+  call.done(trip, taken, std::max(costs_.between.latency, taken.leaders ? taken.seconds : 0));
 }
 
 /// Ranks whose calls fail give the group up: they would not meet again.

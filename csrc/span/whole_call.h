@@ -25,8 +25,9 @@ class WholeCall {
   /// Where its waits for other hosts are noted, or null.
   Timeline* timeline() const { return entry_.timeline(); }
   std::int64_t number() const { return number_; }
-  /// Over by `trip`, in that way, where a message between hosts takes so many seconds.
-  void done(const LinkTrip& trip, const Way& way, double latency);
+  /// Over by `trip`, in that way, where the other hosts' word takes so many seconds to come: of a
+  /// call by leaders it brings their data.
+  void done(const LinkTrip& trip, const Way& way, double word);
 
  private:
   Whole& shown_;
