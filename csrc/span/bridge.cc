@@ -181,7 +181,11 @@ void Bridge::tune(Clock::time_point deadline, const Interrupt& interrupt) {
 void Bridge::meet(Clock::time_point deadline, const Interrupt& interrupt) {
   Request barrier;
   barrier.deadline = deadline;
-  host_.run_in_turn([&] { run_uncounted(barrier, {.leaders = true}, interrupt); }, interrupt);
+  const auto all = [&] {
+    run_uncounted(barrier, {.leaders = true}, interrupt);
+    before_ = calls_;
+  };
+  host_.run_in_turn(all, interrupt);
 }
 
 /// As a call, for its deadline and its errors.
