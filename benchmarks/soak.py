@@ -57,16 +57,20 @@ class Progress:
 def main(
     minutes: Annotated[float, typer.Option(min=0.05, help="How long.")] = 20.0,
     seed: Annotated[int, typer.Option(help="Of everything random but the clock.")] = 1,
+    hosts: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of episodes with a virtual host per rank.")
+    ] = 0.0,
     json: Annotated[Path | None, typer.Option(help="Where to write the figures.")] = None,
 ) -> None:
     """Runs a soak; see the head of this file."""
     check_output(json)
     figures = Figures()
     with tempfile.TemporaryDirectory(prefix="dreamcomm-soak-") as folder:
-        Supervisor(seed, Path(folder), figures).run(60 * minutes, Progress(figures).show)
+        supervisor = Supervisor(seed, Path(folder), figures, hosts)
+        supervisor.run(60 * minutes, Progress(figures).show)
     print(figures)
     if json is not None:
-        settings = {"minutes": minutes, "seed": seed}
+        settings = {"minutes": minutes, "seed": seed, "hosts": hosts}
         write_json(json, {"machine": describe_machine(), "settings": settings, **figures.as_dict()})
     if not figures.is_clean:
         raise typer.Exit(1)

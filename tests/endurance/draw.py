@@ -28,15 +28,16 @@ EXPOSED_KINDS = tuple(kind for kind in KINDS if kind != "send_any")
 Groups = tuple[tuple[int, ...], ...]
 
 
-def draw_episode(seed: int, number: int, world: int | None) -> Episode:
-    """``world``: of the processes that are there already."""
+def draw_episode(seed: int, number: int, world: int | None, spanning: float = 0.0) -> Episode:
+    """``world``: of the processes that are there already; ``spanning``: of the episodes so many
+    are on several hosts."""
     rng = Random(f"{seed} {number}")
     world = rng.choice(WORLDS) if world is None else world
     return Episode(
         seed=seed,
         number=number,
         world=world,
-        options=draw_options(rng),
+        options=draw_options(rng) | draw_hosts(seed, number, world, spanning),
         sheltered=rng.randint(0, 2),
         exposed=rng.randint(1, 3),
         fault=draw_fault(rng, world),
@@ -51,6 +52,13 @@ def draw_options(rng: Random) -> dict[str, Any]:
         "page_bytes": rng.choice((1 << 12, 1 << 16, 1 << 19, 1 << 19)),
         "message_bytes": rng.choice((1 << 12, 1 << 16, 1 << 16)),
     }
+
+
+def draw_hosts(seed: int, number: int, world: int, spanning: float) -> dict[str, Any]:
+    """A host for each rank: so results have the bits of one host."""
+    if Random(f"{seed} {number} hosts").random() >= spanning:
+        return {}
+    return {"hosts": ",".join("abcd"[:world])}
 
 
 def draw_fault(rng: Random, world: int) -> Fault:

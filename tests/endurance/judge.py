@@ -71,11 +71,13 @@ def names_the_right_rank(episode: Episode, told: Told) -> bool:
     """One of those whose processes ended, as a rank of the group. Where none was in it, or where
     the victim left in good order, another that has left may be named: it really has."""
     lost = {told.members.index(v) for v in episode.fault.victims if v in told.members}
-    named = {int(number) for number in GONE.findall(told.text)}
+    words = (GONE, CUT_OFF) if "hosts" in episode.options else (GONE,)
+    named = {int(number) for one in words for number in one.findall(told.text)}
     if lost and episode.fault.kind != "exception":
         return bool(named & lost)
     return bool(named or LEFT.search(told.text))
 
 
 GONE = re.compile(r"the process of rank (\d+) has ended")
+CUT_OFF = re.compile(r"the connection to rank (\d+) has failed")  # all that is known of it
 LEFT = re.compile(r"rank \d+ has left the group")

@@ -36,8 +36,9 @@ MOST_PROBLEMS = 10
 class Supervisor:
     """Runs a soak. What it finds is in `figures`."""
 
-    def __init__(self, seed: int, folder: Path, figures: Figures) -> None:
+    def __init__(self, seed: int, folder: Path, figures: Figures, spanning: float = 0.0) -> None:
         self.seed = seed
+        self.spanning = spanning  # of the episodes, so many are on several hosts
         self.folder = folder
         self.figures = figures
         self.starter = Starter(folder)
@@ -56,7 +57,7 @@ class Supervisor:
             self.disband(self.team)
 
     def play(self) -> None:
-        episode = draw_episode(self.seed, self.number, len(self.team) or None)
+        episode = draw_episode(self.seed, self.number, len(self.team) or None, self.spanning)
         while len(self.team) < episode.world:
             self.team.append(self.starter.start())
         self.figures.begun_anew += sum(member.has_lost for member in self.team)

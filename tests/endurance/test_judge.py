@@ -106,6 +106,16 @@ def test_ranks_are_those_of_the_group() -> None:
     assert judge(EPISODE, heard) == []
 
 
+def test_between_hosts_a_connection_is_all_that_is_seen_of_a_rank() -> None:
+    heard = good()
+    heard.told[2].text = "the connection to rank 1 has failed: Connection reset by peer"
+    assert len(judge(EPISODE, heard)) == 1
+    spanning = replace(EPISODE, options={"hosts": "a,b,c"})
+    assert judge(spanning, heard) == []
+    heard.told[2].text = "the connection to rank 0 has failed: Connection reset by peer"
+    assert len(judge(spanning, heard)) == 1
+
+
 @pytest.mark.parametrize("kind", [NOTHING, "pause"])
 def test_nothing_may_come_of_what_is_harmless(kind: str) -> None:
     episode = replace(EPISODE, fault=Fault(kind, (1,)))
