@@ -42,8 +42,9 @@ std::size_t read_tables(Walk& walk) {
       const std::size_t expected = table_entry(walk, taker, n + static_cast<std::size_t>(giver));
       if (given != expected) [[unlikely]] {
         walk.end_mismatched([&](const Walk::SiteOf& site_of) {
-          return concat("in all_to_all rank ", giver, site_of(giver), " gives rank ", taker, ' ',
-                        given, " bytes, and rank ", taker, site_of(taker), " expects ", expected);
+          return concat("in all_to_all as call ", walk.sequence(), " rank ", giver, site_of(giver),
+                        " gives rank ", taker, ' ', given, " bytes, and rank ", taker,
+                        site_of(taker), " expects ", expected);
         });
       }
       if (giver != taker) largest = std::max(largest, given);

@@ -129,6 +129,8 @@ class Walk {
   void count_received(std::size_t bytes) { received_ += bytes; }
   std::uint64_t sent() const { return sent_; }
   std::uint64_t received() const { return received_; }
+  /// The call's number in its group, as texts say it.
+  std::uint64_t sequence() const { return opening_.signature.sequence; }
   /// Who entered the call last, and when. After the first turn.
   const Arrival& arrival() const { return arrival_; }
 

@@ -52,6 +52,21 @@ std::string costs_kind(const std::string& costs) {
   return costs == "auto" || costs == "fixed" ? costs : "file";
 }
 
+/// Who is in the group, as ranks of the job: groups that ranks make in different orders may meet
+/// under one name, and be of one size. Of many ranks a number that tells them from others.
+std::string members_text(const DreamOptions& options) {
+  constexpr std::size_t kMostNamed = 16;
+  const std::vector<int> members = members_of(options);
+  std::string text;
+  std::uint64_t mixed = 0xcbf29ce484222325;  // FNV-1a
+  for (const int member : members) {
+    text += concat(text.empty() ? "" : "/", member);
+    mixed = (mixed ^ static_cast<std::uint64_t>(member)) * 0x100000001b3;
+  }
+  if (members.size() > kMostNamed) return concat(members.size(), '/', mixed);
+  return members.empty() ? "all" : text;
+}
+
 /// `heap` may be null. `host` must outlive the meeting.
 ShmOptions meeting_options(const DreamOptions& options, int size, const Host& host,
                            const std::shared_ptr<Heap>& heap) {
@@ -63,7 +78,8 @@ ShmOptions meeting_options(const DreamOptions& options, int size, const Host& ho
                              options.fixed_order ? 1 : 0, ",costs=", costs_kind(options.costs),
                              ",cuda=", options.cuda, ",cuda_heap_bytes=", options.cuda_heap_bytes,
                              ",hosts=", options.hosts.empty() ? "found" : options.hosts,
-                             ",halves_between_hosts=", options.halves_between_hosts),
+                             ",halves_between_hosts=", options.halves_between_hosts,
+                             ",ranks=", members_text(options)),
           .warn = host.warn,
           .make_whereabouts = [&host] { return process_whereabouts(host.whereabouts); },
           .has_ended = members_watch(options),

@@ -70,7 +70,7 @@ TEST_CASE("all_to_all whose splits contradict each other raises on every rank") 
     request.in = in;
     request.out = out;
     expect(caught([&] { comm.run(request); }), ErrorKind::kMismatch,
-           {"rank 1 gives rank 2 8 bytes", "rank 2 expects 16"});
+           {"in all_to_all as call 1 rank 1 gives rank 2 8 bytes", "rank 2 expects 16"});
     run_case(comm, kSum);
   });
 }
