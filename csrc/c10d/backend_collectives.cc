@@ -219,7 +219,7 @@ WorkPtr DreamBackend::barrier(const c10d::BarrierOptions& opts) {
 }
 
 void DreamBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
-  if (!comm_ || bridge_) {
+  if (!comm_) {
     fallback_.get("cpu")->monitoredBarrier(opts, wait_all_ranks);
     return;
   }
@@ -230,7 +230,11 @@ void DreamBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_
                    "Rank 0 timed out in monitoredBarrier: its timeout is ", timeout.count(),
                    " ms, expected a positive one");
   try {
-    comm_->monitored_barrier(timeout, wait_all_ranks, interrupt_, sequence_.read());
+    if (bridge_) {
+      bridge_->monitored_barrier(timeout, wait_all_ranks, interrupt_, sequence_.read());
+    } else {
+      comm_->monitored_barrier(timeout, wait_all_ranks, interrupt_, sequence_.read());
+    }
   } catch (...) {
     std::rethrow_exception(current_as_torch());
   }

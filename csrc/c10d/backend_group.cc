@@ -258,6 +258,7 @@ void DreamBackend::close(bool alone) {
   if (device_) device_->close(!alone);
   report();
   if (recorder_) recorder_->end();
+  if (bridge_ && !failure()) bridge_->stay_until_heard();
   if (comm_) comm_->shutdown();
   if (bridge_) bridge_->close();
   executor_->stop();

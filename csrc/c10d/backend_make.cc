@@ -14,6 +14,7 @@
 #include "c10d/roster.h"
 #include "c10d/spanning.h"
 #include "c10d/store.h"
+#include "c10d/store_bulletin.h"
 #include "c10d/store_clerk.h"
 #include "comm/member.h"
 
@@ -118,7 +119,6 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
       interrupt_(check_signals),
       fallback_([this, store = visit_, rank, size, options,
                  make = host.make_inner](const std::string& device) {
-        // Gloo's monitored barrier cannot miss who has not connected.
         if (bridge_ && device == "cpu") return between_hosts(bridge_->topology(), store, options);
         return make(store, rank, size, options, device);
       }),
@@ -192,12 +192,13 @@ void DreamBackend::span(const ShmResult& whole, const ShmOptions& options) {
   roster_ = std::make_shared<Roster>(comm_, topology, rank_, clerk);
   bridge_ = std::make_unique<Bridge>(
       *comm_, topology, rank_, std::move(link),
-      BridgeOptions{.group = group_to_tell(*options_),
-                    .call_site = host_.call_site,
-                    .heap = heap_,
-                    .recorder = recorder_,
-                    .widens_halves = options_->halves_between_hosts != "16bit",
-                    .reasons = reasons_through(clerk, rank_)});
+      BridgeOptions{
+          .group = group_to_tell(*options_),
+          .call_site = host_.call_site,
+          .heap = heap_,
+          .widens_halves = options_->halves_between_hosts != "16bit",
+          .reasons = reasons_through(clerk, rank_),
+          .bulletin = leaders_bulletin(clerk, topology, rank_, [this] { comm_->ring(); })});
   if (options_->costs != "fixed") {
     bridge_->tune(deadline_in(Clock::now(), meeting->timeout), interrupt_);
   }

@@ -94,6 +94,13 @@ bool StoreClerk::hire() {
   return true;
 }
 
+void StoreClerk::begin(Job job) {
+  const std::scoped_lock lock(desk_->mutex);
+  if (desk_->ending || (desk_->has_ended && !hire())) return;
+  desk_->orders.push_back(std::make_shared<Desk::Order>(Desk::Order{std::move(job)}));
+  desk_->changed.notify_all();
+}
+
 std::optional<std::string> StoreClerk::run(Job job, std::chrono::milliseconds patience) {
   const auto order = std::make_shared<Desk::Order>(Desk::Order{std::move(job)});
   std::unique_lock lock(desk_->mutex);

@@ -29,6 +29,8 @@ class StoreClerk {
   /// What `job` returned, if it did within `patience` and threw nothing. Jobs are done in the order
   /// given, also those that nobody waits for any more, so a job must own what it uses. Any thread.
   std::optional<std::string> run(Job job, std::chrono::milliseconds patience);
+  /// Likewise, but waits for nothing.
+  void begin(Job job);
 
  private:
   struct Desk;

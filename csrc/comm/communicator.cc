@@ -324,10 +324,10 @@ void Communicator::wait_through(const std::function<bool()>& wait,
 }
 
 void Communicator::monitored_barrier(std::chrono::milliseconds timeout, bool all,
-                                     const Interrupt& interrupt,
-                                     std::optional<std::int64_t> issued) {
-  impl_->roll_call.hold({timeout, all, issued.value_or(impl_->sequence.read())}, impl_->tend,
-                        interrupt);
+                                     const Interrupt& interrupt, std::optional<std::int64_t> issued,
+                                     RollElsewhere* elsewhere) {
+  impl_->roll_call.hold({timeout, all, issued.value_or(impl_->sequence.read()), elsewhere},
+                        impl_->tend, interrupt);
 }
 
 void Communicator::abort(const std::string& reason) {

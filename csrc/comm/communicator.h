@@ -16,12 +16,13 @@
 
 namespace dreamcomm {
 
-struct Costs;    // algorithms/costs.h: what algorithms are chosen by
-class Fabric;    // transport/fabric.h: the windows of all ranks
-class Heap;      // transport/heap.h: memory that peers map
-class Ticket;    // comm/ticket.h: a message under way
-class Recorder;  // comm/recorder.h: what is noted of operations
-struct Whole;    // transport/window.h: what a rank shows of a group on several hosts
+struct Costs;         // algorithms/costs.h: what algorithms are chosen by
+class Fabric;         // transport/fabric.h: the windows of all ranks
+class Heap;           // transport/heap.h: memory that peers map
+class Ticket;         // comm/ticket.h: a message under way
+class Recorder;       // comm/recorder.h: what is noted of operations
+struct Whole;         // transport/window.h: what a rank shows of a group on several hosts
+class RollElsewhere;  // comm/roll_elsewhere.h: a monitored barrier on other hosts
 
 /// The name of a program's first group, which messages need not tell.
 inline constexpr const char* kDefaultGroup = "default";
@@ -112,10 +113,12 @@ class Communicator {
   /// Waits until all ranks called it, without touching the collectives' order:
   /// the group stays usable when it fails. Rank 0 names the missing ranks: the
   /// first, or with `all` every one; the others learn from rank 0. `issued`: collectives of this
-  /// rank so far; by default those that have begun.
+  /// rank so far; by default those that have begun. `elsewhere`: of rank 0, where the group has
+  /// other hosts.
   void monitored_barrier(std::chrono::milliseconds timeout, bool all,
                          const Interrupt& interrupt = {},
-                         std::optional<std::int64_t> issued = std::nullopt);
+                         std::optional<std::int64_t> issued = std::nullopt,
+                         RollElsewhere* elsewhere = nullptr);
 
   /// Fails all waiting and later calls with `reason`; peers are told. Any thread.
   void abort(const std::string& reason);

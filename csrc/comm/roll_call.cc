@@ -102,10 +102,11 @@ void RollCall::heed_verdict(std::uint32_t number, bool late) const {
       own && (verdict & roll::kEnded) != 0 ? ErrorKind::kPeerLost : ErrorKind::kTimeout;
   const std::string who = concat("monitored_barrier on ", member_.who());
   if (late) {
-    throw Error(kind, concat(who, " came too late: rank 0 has ended it without this rank",
-                             own ? concat(": ", problem) : ""));
+    throw Error(kind, concat(who, " came too late: rank ", member_.fabric().number(0),
+                             " has ended it without this rank", own ? concat(": ", problem) : ""));
   }
-  check(own, kind, who, " was ended by rank 0, and others since, before this rank could hear why");
+  check(own, kind, who, " was ended by rank ", member_.fabric().number(0),
+        ", and others since, before this rank could hear why");
   throw Error(kind,
               kind == ErrorKind::kTimeout ? problem : concat(who, " cannot finish: ", problem));
 }
@@ -126,8 +127,9 @@ void RollCall::answer(const Round& round) {
 /// Rank 0 tells of all others. Once it is there it decides within every deadline.
 void RollCall::await_caller(std::uint32_t number, const Round& round) {
   const Header& caller = member_.fabric().header(0);
-  const std::function<std::string()> what = [] {
-    return std::string("monitored_barrier (waiting for rank 0 to call the roll)");
+  const std::function<std::string()> what = [this] {
+    return concat("monitored_barrier (waiting for rank ", member_.fabric().number(0),
+                  " to call the roll)");
   };
   Guard guard(member_, what, round.deadline, round.idle, round.interrupt, round.begin);
   guard.look_at_awaited_only();

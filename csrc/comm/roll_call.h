@@ -28,6 +28,7 @@
 
 #include "comm/guard.h"
 #include "comm/member.h"
+#include "comm/roll_elsewhere.h"
 
 namespace dreamcomm {
 
@@ -35,8 +36,9 @@ class RollCall {
  public:
   struct Terms {
     std::chrono::milliseconds timeout{};
-    bool all = false;         // of the missing are to be named
-    std::int64_t issued = 0;  // collectives so far, on this rank
+    bool all = false;                    // of the missing are to be named
+    std::int64_t issued = 0;             // collectives so far, on this rank
+    RollElsewhere* elsewhere = nullptr;  // of rank 0, where the group has other hosts
   };
 
   explicit RollCall(Member& member);
@@ -48,10 +50,7 @@ class RollCall {
             const std::function<void()>& interrupt);
 
  private:
-  struct Outcome {
-    std::uint32_t bits = 0;
-    std::string problem = {};
-  };
+  using Outcome = RollOutcome;
   struct Round {
     const Terms& terms;
     const std::function<void()>& idle;
@@ -67,7 +66,9 @@ class RollCall {
   void watch(const Round& round, const std::function<bool()>& ready,
              const std::function<int()>& blocker);
   void await_rest(const Round& round);
-  Outcome count(const Round& round);
+  RollCount count(const Round& round);
+  Outcome count_all(const Round& round);
+  int time_over(const Round& round) const;
   void call(const Round& round);
   void answer(const Round& round);
   void await_caller(std::uint32_t number, const Round& round);
@@ -82,7 +83,7 @@ class RollCall {
   int foremost(const std::vector<int>& absent) const;
   int awaited_beside_rank_0() const;
   void heed_verdict(std::uint32_t number, bool late) const;
-  std::string missing(std::chrono::milliseconds waited, bool all) const;
+  RollCount missing(std::chrono::milliseconds waited, bool all) const;
   void give_verdict(const Outcome& found, const Terms& terms);
 
   Member& member_;

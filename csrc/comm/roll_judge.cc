@@ -98,78 +98,141 @@ void RollCall::await_rest(const Round& round) {
 }
 
 /// Waits for all. Throws Error where rank 0 is ended itself.
-RollCall::Outcome RollCall::count(const Round& round) {
+RollCount RollCall::count(const Round& round) {
   bool complete = false;
+  bool elsewhere = false;
   int rank = -1;
   const auto over = [&] {
     complete = all_present();
     if (!complete) rank = ender();
-    return complete || rank >= 0 || Clock::now() >= round.deadline;
+    if (complete || rank >= 0 || Clock::now() >= round.deadline) return true;
+    return elsewhere = round.terms.elsewhere != nullptr && round.terms.elsewhere->is_over();
   };
   try {
     watch(round, over, [&] { return awaited(); });
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::kPeerLost) throw;
     const int gone = awaited();
-    if (gone < 0 || is_present(gone)) return {roll::kEnded, error.what()};  // it had come
+    if (gone < 0 || is_present(gone)) {  // it had come
+      return {.bits = roll::kEnded, .problem = error.what()};
+    }
     await_rest(round);
-    return {roll::kEnded, missing(since(round.begin), round.terms.all)};
+    RollCount found = missing(since(round.begin), round.terms.all);
+    if (!found.is_complete()) found.bits = roll::kEnded;
+    return found;
   }
   if (complete) return {};
   const bool waited = rank >= 0 && is_present(rank);
   if (rank >= 0 && !waited) await_rest(round);
-  const auto lasted = rank < 0 ? round.terms.timeout : since(round.begin);
-  Outcome found{lacks_the_gone() ? roll::kEnded : roll::kLate, missing(lasted, round.terms.all)};
-  if (waited && !found.problem.empty()) {
-    found.problem += concat("; the timeout of rank ", rank, " was over");
+  const auto lasted = rank < 0 && !elsewhere ? round.terms.timeout : since(round.begin);
+  RollCount found = missing(lasted, round.terms.all);
+  if (found.is_complete()) return {};  // the last one just came
+  found.bits = lacks_the_gone() ? roll::kEnded : roll::kLate;
+  if (waited && round.terms.elsewhere == nullptr) {  // else the judge says it
+    found.acts.back() +=
+        concat("; the timeout of rank ", member_.fabric().number(rank), " was over");
   }
   return found;
+}
+
+/// A rank of this host that is in it and waits no longer, as the group numbers it, or -1.
+int RollCall::time_over(const Round& round) const {
+  if (Clock::now() >= round.deadline) return member_.fabric().number(0);
+  for (int rank = 1; rank < member_.size(); ++rank) {
+    if (is_time_over(rank)) return member_.fabric().number(rank);
+  }
+  return -1;
+}
+
+/// This host's ranks, and then all others.
+RollCall::Outcome RollCall::count_all(const Round& round) {
+  RollElsewhere& others = *round.terms.elsewhere;
+  std::optional<Outcome> found =
+      others.enter({round.terms.all, round.terms.issued, round.terms.timeout, round.begin});
+  try {
+    if (!found) others.report(count(round));
+    const auto over = [&] {
+      if (!found) found = others.outcome(time_over(round));
+      return found.has_value();
+    };
+    watch(round, over, [] { return -1; });
+  } catch (const Error& error) {
+    others.leave(error.what());
+    throw;
+  } catch (...) {
+    others.leave(concat("rank ", member_.fabric().number(0), " was interrupted in it"));
+    throw;
+  }
+  others.leave("");
+  return *found;
 }
 
 void RollCall::call(const Round& round) {
   catch_up(round.terms.issued);
   const roll::Presence presence(member_, round.terms);
+  const int number = member_.fabric().number(0);
   Outcome found;
   try {
-    found = count(round);
+    if (round.terms.elsewhere != nullptr) {
+      found = count_all(round);
+    } else {
+      const RollCount count = this->count(round);
+      const bool told = !count.problem.empty() || count.is_complete();
+      found = {count.bits, told ? count.problem : words_on_missing(count, member_.who())};
+    }
   } catch (const Error& error) {
     give_verdict({roll::kEnded, error.what()}, round.terms);
     throw;
   } catch (...) {
-    give_verdict({roll::kEnded, "rank 0 was interrupted in it"}, round.terms);
+    give_verdict({roll::kEnded, concat("rank ", number, " was interrupted in it")}, round.terms);
     throw;
   }
-  if (found.problem.empty()) found.bits = 0;  // the last one just came
   give_verdict(found, round.terms);
+  if (found.bits == 0) return;
   const bool ended = (found.bits & roll::kEnded) != 0;
-  check(found.bits == 0, ended ? ErrorKind::kPeerLost : ErrorKind::kTimeout, found.problem);
+  const bool of_others = ended && number != 0;  // who hear it in the same words
+  throw Error(
+      ended ? ErrorKind::kPeerLost : ErrorKind::kTimeout,
+      of_others ? concat("monitored_barrier on ", member_.who(), " cannot finish: ", found.problem)
+                : found.problem);
 }
 
-std::string RollCall::missing(std::chrono::milliseconds waited, bool all) const {
+RollCount RollCall::missing(std::chrono::milliseconds waited, bool all) const {
   std::vector<int> ranks;
   for (int rank = 1; rank < member_.size(); ++rank) {
     if (!is_present(rank)) ranks.push_back(rank);
   }
-  if (ranks.empty()) return "";
+  if (ranks.empty()) return {};
   if (!all) ranks = {foremost(ranks)};
   const Fabric& fabric = member_.fabric();
   for (const int rank : ranks) {
     if (why_gone(fabric, rank).empty()) member_.inquire(rank);
   }
   const Clock::time_point until = Member::answer_until(waited);
-  std::string names;
-  std::string acts;
+  RollCount found{.lasted = waited};
   for (const int rank : ranks) {
     const std::string gone = why_gone(fabric, rank);
-    names += concat(names.empty() ? "" : ", ", rank);
-    acts += gone.empty() ? "; " : concat("; ", gone, "; ");
-    if (gone.empty() && has_given_up(rank)) acts += concat("rank ", rank, " has given it up; ");
-    acts += concat("rank ", rank, ' ',
-                   gone.empty() ? member_.does(rank, until) : member_.last_act(rank));
+    const int number = fabric.number(rank);
+    std::string act = gone.empty() ? "" : concat(gone, "; ");
+    if (gone.empty() && has_given_up(rank)) act += concat("rank ", number, " has given it up; ");
+    act += concat("rank ", number, ' ',
+                  gone.empty() ? member_.does(rank, until) : member_.last_act(rank));
+    found.missing.push_back(number);
+    found.acts.push_back(act);
   }
-  return concat(ranks.size() == 1 ? "Rank " : "Ranks ", names,
-                " failed to pass monitoredBarrier in ", waited.count(), " ms (group seen from ",
-                member_.who(), ")", acts);
+  return found;
+}
+
+std::string words_on_missing(const RollCount& count, const std::string& who) {
+  std::string names;
+  std::string acts;
+  for (std::size_t i = 0; i < count.missing.size(); ++i) {
+    names += concat(names.empty() ? "" : ", ", count.missing[i]);
+    acts += concat("; ", count.acts[i]);
+  }
+  return concat(count.missing.size() == 1 ? "Rank " : "Ranks ", names,
+                " failed to pass monitoredBarrier in ", count.lasted.count(),
+                " ms (group seen from ", who, ")", acts);
 }
 
 /// Of the roll call that rank 0 is in.

@@ -48,7 +48,9 @@ Bridge::Bridge(Communicator& host, Topology topology, int rank, std::unique_ptr<
       levels_{host_,         topology_, *link_,           nudger_, vigil_,
               options_.heap, spoilt_,   options_.reasons, rank_,   options_.widens_halves},
       recorder_(options_.recorder ? options_.recorder
-                                  : std::make_shared<Recorder>(Recorder::Origin{})) {}
+                                  : std::make_shared<Recorder>(Recorder::Origin{})) {
+  if (options_.bulletin) roll_.emplace(options_.bulletin, topology_, rank_, host_.who());
+}
 
 Bridge::~Bridge() { close(); }
 
@@ -95,6 +97,18 @@ std::shared_ptr<Ticket> Bridge::receive(const Cargo& cargo, std::optional<int> r
   std::shared_ptr<Ticket> ticket = host_.receive(block, std::nullopt, tag, deadline);
   messages_->receive_any(cargo, tag, deadline, ticket);
   return ticket;
+}
+
+void Bridge::monitored_barrier(std::chrono::milliseconds timeout, bool all,
+                               const Interrupt& interrupt, std::int64_t issued) {
+  const bool leads = topology_.index_of(rank_) == 0;
+  check(!leads || roll_, ErrorKind::kInvalid, "monitored_barrier on ", host_.who(),
+        ": its leaders have nothing to post on");
+  host_.monitored_barrier(timeout, all, interrupt, issued, leads ? &*roll_ : nullptr);
+}
+
+void Bridge::stay_until_heard() {
+  if (roll_) roll_->stay_until_heard();
 }
 
 void Bridge::run_ordered(const Request& request, const Interrupt& interrupt) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -18,6 +19,7 @@
 #include "span/link_trip.h"
 #include "span/model.h"
 #include "span/nudger.h"
+#include "span/span_roll.h"
 #include "transport/link.h"
 #include "transport/topology.h"
 
@@ -33,6 +35,7 @@ struct BridgeOptions {
   std::function<Way(Kind kind, std::size_t bytes)> choose{};
   bool widens_halves = true;  // 16-bit floating types are added up, and sent, in float32
   Reasons reasons{};
+  std::shared_ptr<Bulletin> bulletin{};  // of a host's leader, see SpanRoll
 };
 
 /// Order of reductions: the ranks of a host are combined from left to right in rank order, then
@@ -63,6 +66,12 @@ class Bridge {
                                Clock::time_point deadline);
   std::shared_ptr<Ticket> receive(const Cargo& cargo, std::optional<int> rank, std::uint64_t tag,
                                   Clock::time_point deadline);
+
+  /// As Communicator's, with the group's ranks, of which rank 0 judges.
+  void monitored_barrier(std::chrono::milliseconds timeout, bool all, const Interrupt& interrupt,
+                         std::int64_t issued);
+  /// The group ends in good order: what this rank has said last is heard. Takes a moment at most.
+  void stay_until_heard();
 
   /// Ends the calls under way, with the link; the other hosts' ranks are told why. Any thread.
   void give_up(const std::string& reason);
@@ -115,6 +124,7 @@ class Bridge {
   const std::shared_ptr<Recorder> recorder_;
   QuickClock clock_;  // of calls, which run one at a time
   std::unique_ptr<FarMailbox> messages_;
+  std::optional<SpanRoll> roll_;  // of the host's leader
 };
 
 }  // namespace dreamcomm

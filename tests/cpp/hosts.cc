@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <exception>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <numeric>
@@ -47,6 +48,44 @@ Way as_tested(Kind kind, std::size_t bytes) {
   return {leaders, 4096, 0};
 }
 
+namespace {
+
+/// What the leaders have posted.
+struct Wall {
+  std::mutex mutex;
+  std::map<std::string, std::string> texts;
+};
+
+class WallBulletin final : public Bulletin {
+ public:
+  WallBulletin(std::shared_ptr<Wall> wall, std::vector<std::string> keys)
+      : wall_(std::move(wall)), keys_(std::move(keys)) {}
+
+  void post(const std::string& key, const std::string& text) override {
+    const std::scoped_lock lock(wall_->mutex);
+    wall_->texts[key] = text;
+  }
+  bool has_news() override { return true; }
+  std::vector<std::string> read(std::chrono::milliseconds) override {
+    const std::scoped_lock lock(wall_->mutex);
+    std::vector<std::string> found;
+    for (const std::string& key : keys_) found.push_back(wall_->texts[key]);
+    return found;
+  }
+
+ private:
+  const std::shared_ptr<Wall> wall_;
+  const std::vector<std::string> keys_;
+};
+
+std::shared_ptr<Bulletin> bulletin_of(const std::shared_ptr<Wall>& wall, const Topology& topology,
+                                      int rank) {
+  if (topology.index_of(rank) != 0) return nullptr;
+  return std::make_shared<WallBulletin>(wall, SpanRoll::keys(topology, rank));
+}
+
+}  // namespace
+
 void run_hosts(const Hosts& hosts, const Body& body, std::size_t page_bytes,
                const std::function<Way(Kind, std::size_t)>& choose) {
   const int size = size_of(hosts);
@@ -60,16 +99,19 @@ void run_hosts(const Hosts& hosts, const Body& body, std::size_t page_bytes,
       fabrics[static_cast<std::size_t>(host[i])] = std::move(made[i]);
     }
   }
+  const auto wall = std::make_shared<Wall>();
   std::mutex mutex;
   std::string failures;
   const auto run = [&](int rank) {
     const auto index = static_cast<std::size_t>(rank);
     try {
       Communicator host(std::move(fabrics[index]), {.timeout = std::chrono::seconds(60)});
-      Bridge bridge(host, topology_of(hosts), rank, std::move(links[index]),
+      const Topology topology = topology_of(hosts);
+      Bridge bridge(host, topology, rank, std::move(links[index]),
                     {.call_site = [rank] { return concat(" at r", rank, ".py:7"); },
                      .heap = nullptr,
-                     .choose = choose});
+                     .choose = choose,
+                     .bulletin = bulletin_of(wall, topology, rank)});
       bridge.carry_messages(std::move(messages[index]));
       body(host, bridge, rank);
     } catch (const std::exception& error) {

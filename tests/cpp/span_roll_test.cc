@@ -1,0 +1,159 @@
+// Monitored barriers of groups on several hosts: who is named, and that the next one passes.
+#include <doctest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "calls.h"
+#include "expected_errors.h"
+#include "hosts.h"
+
+namespace dreamcomm::testing {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+/// A rank with its count of collectives.
+struct Rank {
+  Communicator& host;
+  Bridge& bridge;
+  int number;
+  std::int64_t issued = 0;
+
+  void collective() {
+    ++issued;
+    Request request;
+    request.deadline = Clock::now() + seconds(60);
+    host.run_in_turn([&] { bridge.run_ordered(request); });
+  }
+  void hold(milliseconds timeout, bool all) { bridge.monitored_barrier(timeout, all, {}, issued); }
+};
+
+void on_hosts(const Hosts& hosts, const std::function<void(Rank&)>& body) {
+  CHECK_NOTHROW(run_hosts(hosts, [&](Communicator& host, Bridge& bridge, int number) {
+    Rank rank{host, bridge, number};
+    body(rank);
+  }));
+}
+
+const std::vector<Hosts> kSome{{{0, 1}, {2, 3}}, {{0}, {1}, {2}, {3}}, {{0, 3}, {1, 2}}};
+
+TEST_CASE("a monitored barrier between hosts waits for all ranks") {
+  for (const Hosts& hosts : kSome) {
+    Gauge come;
+    std::mutex mutex;
+    on_hosts(hosts, [&](Rank& rank) {
+      for (int round = 0; round < 30; ++round) {
+        if (round % 4 == rank.number) std::this_thread::sleep_for(milliseconds(round % 3));
+        {
+          const std::scoped_lock lock(mutex);
+          come.set(come.read() + 1);
+        }
+        rank.hold(seconds(60), round % 2 == 0);
+        require(come.read() >= 4 * (round + 1), "it passed before all had come");
+      }
+    });
+  }
+}
+
+TEST_CASE("a monitored barrier between hosts names the missing and leaves the group usable") {
+  for (const Hosts& hosts : kSome) {
+    for (const std::vector<int>& absent :
+         std::vector<std::vector<int>>{{1}, {3}, {2}, {1, 3}, {1, 2, 3}}) {
+      for (const bool all : {false, true}) {
+        CAPTURE(absent.size());
+        on_hosts(hosts, [&](Rank& rank) {
+          rank.collective();
+          const bool comes = std::find(absent.begin(), absent.end(), rank.number) == absent.end();
+          if (comes) {
+            const auto timeout = rank.number == 0 ? milliseconds(300) : milliseconds(1500);
+            const auto error = caught([&] { rank.hold(timeout, all); });
+            expect(error, ErrorKind::kTimeout, {"onitored"});
+            if (rank.number == 0) {
+              const std::string first = "Rank " + std::to_string(absent[0]);
+              if (!all || absent.size() == 1) {
+                expect(error, ErrorKind::kTimeout, {first + " failed to pass", " 300 ms"});
+              } else {
+                expect(error, ErrorKind::kTimeout, {"Ranks " + std::to_string(absent[0])});
+              }
+            }
+          }
+          rank.collective();
+          rank.hold(seconds(60), true);
+        });
+      }
+    }
+  }
+}
+
+TEST_CASE("ranks that have left monitored barriers between hosts out take part in the next") {
+  for (const Hosts& hosts : kSome) {
+    on_hosts(hosts, [](Rank& rank) {
+      for (int round = 0; round < 8; ++round) {
+        rank.collective();
+        const bool absent = rank.number == round % 4 || rank.number == (round + 1) % 4;
+        if (!absent) caught([&] { rank.hold(milliseconds(20), true); });
+      }
+      rank.collective();
+      rank.hold(seconds(60), true);
+    });
+  }
+}
+
+TEST_CASE("who comes late to a monitored barrier of other hosts is told, and is in the next") {
+  const Hosts hosts{{0, 1}, {2, 3}};
+  Flag over;
+  on_hosts(hosts, [&](Rank& rank) {
+    rank.collective();
+    const bool late = rank.number >= 2;
+    const Clock::time_point end = Clock::now() + seconds(60);
+    while (late && over.read() < 2 && Clock::now() < end) std::this_thread::yield();
+    const auto error = caught([&] { rank.hold(milliseconds(200), true); });
+    if (!late) over.take();
+    if (late)
+      expect(error, ErrorKind::kTimeout, {"too late: rank 0 has ended it", "Rank 2 failed"});
+    if (!late) expect(error, ErrorKind::kTimeout, {"Rank 2 failed", "nothing has been heard of"});
+    rank.hold(seconds(60), true);
+  });
+}
+
+TEST_CASE("the first timeout on any host ends a monitored barrier for all") {
+  const Hosts hosts{{0, 1}, {2, 3}};
+  for (const int hasty : {1, 2, 3}) {
+    on_hosts(hosts, [&](Rank& rank) {
+      rank.collective();
+      const Clock::time_point begin = Clock::now();
+      const int absent = hasty == 1 ? 3 : 1;
+      if (rank.number != absent) {
+        const auto timeout = rank.number == hasty ? milliseconds(100) : milliseconds(60'000);
+        const auto error = caught([&] { rank.hold(timeout, false); });
+        expect(error, ErrorKind::kTimeout, {"onitored"});
+        require(Clock::now() - begin < seconds(8), "it was not ended");
+      }
+      rank.collective();
+      rank.hold(seconds(60), true);
+    });
+  }
+}
+
+TEST_CASE("a monitored barrier between hosts does not wait for a rank that has gone") {
+  const Hosts hosts{{0, 1}, {2, 3}};
+  for (const int gone : {1, 3}) {
+    on_hosts(hosts, [&](Rank& rank) {
+      rank.hold(seconds(60), true);
+      if (rank.number == gone) return rank.host.abort("enough");
+      const Clock::time_point begin = Clock::now();
+      const auto error = caught([&] { rank.hold(seconds(60), false); });
+      expect(error, ErrorKind::kPeerLost,
+             {"Rank " + std::to_string(gone) + " failed to pass", "given the group up: enough"});
+      require(Clock::now() - begin < seconds(8), "it waited");
+    });
+  }
+}
+
+}  // namespace
+}  // namespace dreamcomm::testing

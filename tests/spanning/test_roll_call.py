@@ -1,0 +1,191 @@
+"""Monitored barriers of groups that span hosts: who is named, in which words, and what stays."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import dreamcomm
+from helpers.processes import replies
+from lifecycle.groups import error_of
+from spanning.hosts import Hosts, Placement
+from spanning.test_spanning import TWO_OF_TWO
+
+pytestmark = pytest.mark.beyond_gloo("gloo knows no hosts")
+
+SHORT = timedelta(seconds=1)
+LONG = timedelta(seconds=30)
+ONE_EACH: Placement = [[0], [1], [2], [3]]
+
+
+def hold(timeout: timedelta = LONG, wait_all: bool = False) -> str:
+    return error_of(lambda: dreamcomm.monitored_barrier(None, timeout, wait_all))
+
+
+def send_ahead() -> list[float]:
+    """A message waits for its receiver while all are in a monitored barrier."""
+    data = torch.full((100_000,), 5.0)
+    sent = dist.isend(data, 0) if dist.get_rank() == 1 else None
+    for _ in range(3):
+        assert hold() == "no error"
+    if sent is not None:
+        sent.wait()
+    if dist.get_rank() != 0:
+        return []
+    room = torch.zeros(100_000)
+    dist.recv(room, 1)
+    return [room[0].item(), room[-1].item()]
+
+
+@pytest.mark.parametrize("store", ["file", "tcp"])
+def test_messages_and_monitored_barriers_do_not_meet(hosts: Hosts, store: str) -> None:
+    found = hosts.run([[0], [1]], send_ahead, store=store)
+    assert found == [[5.0, 5.0], []]
+
+
+def miss(absent: list[int], wait_all: bool) -> tuple[str, float]:
+    dist.all_reduce(torch.ones(3))
+    text, seconds = "", 0.0
+    if dist.get_rank() not in absent:
+        begin = time.monotonic()
+        text = hold(SHORT, wait_all)
+        seconds = time.monotonic() - begin
+    else:
+        time.sleep(2.5)
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    assert total.item() == 4
+    assert hold() == "no error"
+    return text, seconds
+
+
+@pytest.mark.parametrize("wait_all", [False, True])
+@pytest.mark.parametrize("absent", [[1], [3], [2], [1, 3]], ids=str)
+def test_the_missing_are_named_in_the_words_of_one_host(
+    hosts: Hosts, absent: list[int], wait_all: bool
+) -> None:
+    found = hosts.run(TWO_OF_TWO, miss, absent, wait_all)
+    named = absent if wait_all else absent[:1]
+    names = f"Rank{'s' if len(named) > 1 else ''} {', '.join(map(str, named))}"
+    begin = rf"{names} failed to pass monitoredBarrier in \d+ ms \(group seen from rank 0 of 4 in"
+    for rank, (text, seconds) in enumerate(found):
+        if rank in absent:
+            continue
+        assert seconds < 1.1 * SHORT.total_seconds() + 1, (rank, seconds)
+        if absent == [2] and rank == 3:  # who calls its host's roll has not come
+            assert "waiting for rank 2 to call the roll" in text, text
+        else:
+            assert re.search(begin, text), (rank, text)
+    if absent == [2]:
+        assert "nothing has been heard of rank 2 of host" in found[0][0]
+    else:
+        assert re.search(rf"rank {named[-1]} last called \S+ as call \d+, entered", found[0][0])
+        assert "its main thread is at" in found[0][0]
+
+
+def lose(victim: int) -> tuple[str, float]:
+    assert hold() == "no error"
+    if dist.get_rank() == victim:
+        os.kill(os.getpid(), signal.SIGKILL)
+    begin = time.monotonic()
+    return hold(), time.monotonic() - begin
+
+
+@pytest.mark.parametrize("victim", [1, 3])
+def test_a_monitored_barrier_does_not_wait_for_the_dead(hosts: Hosts, victim: int) -> None:
+    found = replies(hosts.start(TWO_OF_TWO, lose, victim), timeout=60)
+    for rank in {0, 1, 2, 3} - {victim}:
+        assert found[rank].error is None, found[rank].error
+        text, seconds = found[rank].value
+        assert f"Rank {victim} failed to pass monitoredBarrier" in text, text
+        assert f"the process of rank {victim} has ended" in text, text
+        assert seconds < 2.5, (rank, seconds)
+
+
+def interrupt(victim: int, folder: str) -> tuple[str, float]:
+    """While the others wait for rank 3, which waits until that is over."""
+    rank = dist.get_rank()
+    assert hold() == "no error"
+    told = Path(folder, "told")
+    text, begin = "", time.monotonic()
+    if rank == 3:
+        while not told.exists():
+            time.sleep(0.02)
+    else:
+        if rank == victim:
+            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        try:
+            text = hold()
+        except KeyboardInterrupt:
+            text = "interrupted"
+    seconds = time.monotonic() - begin
+    told.touch()
+    dist.all_reduce(torch.ones(3))
+    assert hold() == "no error"
+    return text, seconds
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_an_interrupt_ends_a_monitored_barrier(hosts: Hosts, tmp_path: Path, victim: int) -> None:
+    found = hosts.run(TWO_OF_TWO, interrupt, victim, str(tmp_path))
+    assert found[victim][0] == "interrupted"
+    for rank in range(3):
+        text, seconds = found[rank]
+        assert seconds < 3.0, (rank, seconds)
+        if rank != victim:
+            assert f"rank {victim} was interrupted in it" in text, text
+
+
+def hold_and_go() -> float:
+    begin = time.monotonic()
+    for _ in range(20):
+        assert hold() == "no error"
+    return time.monotonic() - begin
+
+
+@pytest.mark.parametrize("placement", [TWO_OF_TWO, ONE_EACH], ids=str)
+def test_the_last_one_passes_though_rank_0_keeps_the_store_and_goes(
+    hosts: Hosts, placement: Placement
+) -> None:
+    for _ in range(3):
+        for seconds in hosts.run(placement, hold_and_go, store="tcp"):
+            assert seconds < 10
+
+
+def cut_off(gone: str) -> tuple[str, float]:
+    assert hold() == "no error"
+    if dist.get_rank() == 0:
+        Path(gone).touch()
+    while not Path(gone + "-cut").exists():
+        time.sleep(0.01)
+    begin = time.monotonic()
+    return hold(SHORT), time.monotonic() - begin
+
+
+def test_a_host_that_is_cut_off_is_named(hosts: Hosts, tmp_path: Path) -> None:
+    if hosts.network is None:
+        pytest.skip("virtual hosts have no link of their own")
+    gone = tmp_path / "gone"
+    ranks = hosts.start(TWO_OF_TWO, cut_off, str(gone), store="tcp")
+    while not gone.exists():
+        time.sleep(0.05)
+    hosts.network.cut(1)
+    Path(f"{gone}-cut").touch()
+    for rank, found in enumerate(replies(ranks, timeout=60)):
+        assert found.error is None, found.error
+        text, seconds = found.value
+        if rank < 2:
+            assert "Rank 2 failed to pass monitoredBarrier" in text, text
+            assert re.search(r"nothing has been heard of rank 2 of host \S+ \(ranks 2, 3\)", text)
+        else:
+            assert re.search(r"waiting for rank 0 of host \S+ \(ranks 0, 1\)", text), text
+        assert seconds < 3.0, (rank, seconds)
