@@ -304,10 +304,11 @@ void Communicator::wait(Ticket& ticket, const Interrupt& interrupt) {
 }
 
 void Communicator::wait_through(const std::function<bool()>& wait,
-                                const std::function<std::string()>& what,
-                                Clock::time_point deadline, const Interrupt& interrupt) {
+                                const std::function<std::string()>& what, const LongWait& terms,
+                                const Interrupt& interrupt) {
   Member& member = impl_->member;
-  Guard guard(member, what, deadline, impl_->tend, interrupt);
+  Guard guard(member, what, terms.deadline, impl_->tend, interrupt, Clock::now(), {}, terms.grace);
+  guard.warn_without_rank(terms.warned);
   const Away away(member.header().progress);
   const auto amiss = [&] {
     int stopped = -1;
@@ -345,6 +346,8 @@ void Communicator::check_usable(const char* operation) const {
   impl_->member.check_usable(operation);
 }
 std::string Communicator::who() const { return impl_->member.who(); }
+
+void Communicator::warn(const std::string& text) const { impl_->member.warn(text); }
 
 std::optional<std::string> Communicator::failure() const { return impl_->member.failure(); }
 

@@ -107,8 +107,15 @@ class Communicator {
   /// Waits in a job by `wait()`, which returns whether its wait is over, or false now and then:
   /// with the deadline, the failures and the deaths of a wait for peers, who may leave in good
   /// order meanwhile. `what` names the call and what it waits for.
+  struct LongWait {
+    Clock::time_point deadline;
+    Clock::duration grace;  // beyond it, of which nobody is told
+    bool& warned;           // whether the user has been, in this call
+  };
   void wait_through(const std::function<bool()>& wait, const std::function<std::string()>& what,
-                    Clock::time_point deadline, const Interrupt& interrupt = {});
+                    const LongWait& terms, const Interrupt& interrupt = {});
+  /// Tells the user what may become an error. Any thread.
+  void warn(const std::string& text) const;
 
   /// Waits until all ranks called it, without touching the collectives' order:
   /// the group stays usable when it fails. Rank 0 names the missing ranks: the

@@ -92,11 +92,18 @@ void Guard::look(int rank) {
     throw Error(ErrorKind::kTimeout,
                 concat(what_(), " on ", member_.who(), " reached its timeout after ", words));
   }
+  warn_if_long(rank, now);
+}
+
+void Guard::warn_if_long(int rank, Clock::time_point now) {
+  bool& warned = rank < 0 && warned_without_rank_ != nullptr ? *warned_without_rank_ : warned_;
+  const bool for_none = rank < 0 && warned_without_rank_ == nullptr;
   const Clock::duration tenth = std::max<Clock::duration>((deadline_ - begin_) / 10, kLeastToWarn);
-  if (warned_ || rank < 0 || now - begin_ < tenth) return;
-  warned_ = true;
+  if (warned || for_none || now - begin_ < tenth) return;
+  warned = true;
   member_.warn(concat(what_(), " on ", member_.who(), " has come to ", words_on_wait(rank, now),
-                      "; its timeout is after ", in_seconds(deadline_ - begin_)));
+                      rank < 0 ? " of waiting" : "", "; its timeout is after ",
+                      in_seconds(deadline_ - begin_)));
 }
 
 /// A peer that waits for another host is not to blame, while whoever is speaks first: the ranks

@@ -29,8 +29,12 @@ class Guard final : public Watch {
   void look(int rank) override;
   /// Of other ranks that have gone the awaited ones tell.
   void look_at_awaited_only() { awaited_only_ = true; }
+  /// `what` names whom the wait is for: the user is warned though it is for none of these ranks.
+  /// `warned`: that it was, in this call.
+  void warn_without_rank(bool& warned) { warned_without_rank_ = &warned; }
 
  private:
+  void warn_if_long(int rank, Clock::time_point now);
   void look_at(int rank, Clock::time_point now);
   int gone_of(int rank, Clock::time_point now) const;
   int awaited_by(int rank, Clock::time_point now) const;
@@ -47,6 +51,7 @@ class Guard final : public Watch {
   const std::function<void()>& interrupt_;
   bool awaited_only_ = false;
   bool warned_ = false;
+  bool* warned_without_rank_ = nullptr;
   int missed_ = -1;  // a rank that was seen to be gone at the last look
 };
 

@@ -74,7 +74,7 @@ void Bridge::carry_messages(std::unique_ptr<Link> link) {
       FarMailbox::Options{
           host_.who(), options_.reasons, [this](const Ticket& ticket) { host_.withdraw(ticket); },
           [this] { host_.ring(); }, [this](const std::string& reason) { give_up(reason); },
-          host_.whole(), *recorder_});
+          [this](const std::string& text) { host_.warn(text); }, host_.whole(), *recorder_});
 }
 
 std::shared_ptr<Ticket> Bridge::send(const Cargo& cargo, int rank, std::uint64_t tag,

@@ -1,13 +1,23 @@
 // The deadlines of messages between hosts.
 #include <algorithm>
 
+#include "comm/guard.h"
 #include "core/signals.h"
 #include "span/far_mailbox.h"
 
 namespace dreamcomm {
 
-/// Wakes the clerk in time.
+/// As a wait within a host.
+Clock::time_point FarMailbox::Message::warns_at() const {
+  if (warned) return Clock::time_point::max();
+  return begin + std::max<Clock::duration>((deadline - begin) / 10, Guard::kLeastToWarn);
+}
+
+/// Wakes the clerk in time for a message's first warning, and so for its deadline.
 void FarMailbox::watch(Clock::time_point deadline) {
+  const Clock::time_point now = Clock::now();
+  deadline = std::min(deadline,
+                      now + std::max<Clock::duration>((deadline - now) / 10, Guard::kLeastToWarn));
   if (deadline >= watched_) return;
   watched_ = deadline;
   if (!clerk_.joinable()) clerk_ = std::thread([this] { work(); });
@@ -17,9 +27,9 @@ void FarMailbox::watch(Clock::time_point deadline) {
 Clock::time_point FarMailbox::next_deadline() const {
   Clock::time_point next = Clock::time_point::max();
   for (const MessagePtr& m : wanted_) {
-    if (m->rank) next = std::min(next, m->deadline);
+    if (m->rank) next = std::min({next, m->deadline, m->warns_at()});
   }
-  for (const MessagePtr& m : under_way_) next = std::min(next, m->deadline);
+  for (const MessagePtr& m : under_way_) next = std::min({next, m->deadline, m->warns_at()});
   return next;
 }
 
@@ -33,11 +43,39 @@ void FarMailbox::work() {
     } else {
       changed_.wait_until(lock, watched_);
     }
-    const std::optional<std::string> broken = expire(Clock::now());
+    const Clock::time_point now = Clock::now();
+    const std::optional<std::string> broken = expire(now);
+    const std::vector<std::string> told = broken ? std::vector<std::string>() : warnings(now);
     settle(lock);
     if (broken) options_.broken(*broken);
+    for (const std::string& text : told) options_.warn(text);
     lock.lock();
   }
+}
+
+/// What a message waits for.
+std::string FarMailbox::lacks(const Message& message) {
+  if (message.kind == Kind::kRecv && !message.matched) {
+    return concat("rank ", *message.rank, " has not sent it");
+  }
+  const bool waits =
+      message.kind == Kind::kSend && (message.parcel || message.cargo.bytes <= Letter::kInline);
+  return concat("rank ", *message.rank, " has not ", waits ? "received" : "finished moving", " it");
+}
+
+/// Of those that are late and not over, once of each.
+std::vector<std::string> FarMailbox::warnings(Clock::time_point now) {
+  std::vector<std::string> told;
+  const auto tell = [&](const MessagePtr& m) {
+    if (!m->rank || now < m->warns_at()) return;
+    m->warned = true;
+    if (!options_.warn) return;
+    told.push_back(concat(words(*m), " has waited ", in_seconds(now - m->begin), ": ", lacks(*m),
+                          "; its timeout is after ", in_seconds(m->deadline - m->begin)));
+  };
+  std::for_each(wanted_.begin(), wanted_.end(), tell);
+  std::for_each(under_way_.begin(), under_way_.end(), tell);
+  return told;
 }
 
 /// A receive that nothing has matched is simply withdrawn. What the peer knows of cannot be: then
@@ -47,18 +85,13 @@ std::optional<std::string> FarMailbox::expire(Clock::time_point now) {
   const std::vector<MessagePtr> wanted(wanted_.begin(), wanted_.end());
   for (const MessagePtr& m : wanted) {
     if (!m->rank || !is_late(*m)) continue;  // this host's mailbox looks after those of any source
-    drop(m, ErrorKind::kTimeout,
-         concat(" reached its timeout: rank ", *m->rank, " has not sent it"));
+    drop(m, ErrorKind::kTimeout, concat(" reached its timeout: ", lacks(*m)));
   }
   const auto late = std::find_if(under_way_.begin(), under_way_.end(),
                                  [&](const MessagePtr& m) { return is_late(*m); });
   if (late == under_way_.end()) return std::nullopt;
   const MessagePtr message = *late;
-  const bool waits =
-      message->kind == Kind::kSend && (message->parcel || message->cargo.bytes <= Letter::kInline);
-  const char* const lacks = waits ? "received" : "finished moving";
-  const std::string why =
-      concat(" reached its timeout: rank ", *message->rank, " has not ", lacks, " it");
+  const std::string why = concat(" reached its timeout: ", lacks(*message));
   const std::string reason = concat(words(*message), why);
   drop(message, ErrorKind::kTimeout, why);
   drop_all(ErrorKind::kTimeout, reason);

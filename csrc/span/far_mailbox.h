@@ -51,6 +51,8 @@ class FarMailbox {
     std::function<void()> finished{};
     /// The group cannot be used any more: what a peer knows of cannot be taken back.
     std::function<void(const std::string& reason)> broken{};
+    /// Tells the user that a message is late.
+    std::function<void(const std::string& text)> warn{};
     Whole& shown;  // to tools
     Recorder& recorder;
   };
@@ -84,6 +86,9 @@ class FarMailbox {
     bool matched = false;              // a receive
     std::shared_ptr<Parcel> parcel{};  // of a send, until the receiver has taken it
     std::int64_t asked_ns = now_ns();
+    Clock::time_point begin = Clock::now();
+    bool warned = false;  // the user, that it is late
+    Clock::time_point warns_at() const;
   };
   using MessagePtr = std::shared_ptr<Message>;
   struct Arrived {
@@ -126,6 +131,8 @@ class FarMailbox {
   void watch(Clock::time_point deadline);
   void work();
   std::optional<std::string> expire(Clock::time_point now);
+  std::vector<std::string> warnings(Clock::time_point now);
+  static std::string lacks(const Message& message);
   Clock::time_point next_deadline() const;
 
   const std::unique_ptr<Link> link_;

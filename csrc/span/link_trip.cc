@@ -155,7 +155,7 @@ void LinkTrip::wait(const Transfers& transfers) {
   };
   const std::function<std::string()> what = [&] { return waiting_for(transfers[come].rank); };
   try {
-    levels_.host.wait_through(wait_on, what, later(request_.deadline, slack()), interrupt_);
+    levels_.host.wait_through(wait_on, what, {request_.deadline, slack(), warned_}, interrupt_);
     last_between_ = awaiting.last();
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::kTimeout) throw;

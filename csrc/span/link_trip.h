@@ -82,6 +82,7 @@ class LinkTrip final : public Trip {
   LastToCome last_between_;
   Timeline* timeline_ = nullptr;
   std::int64_t noted_as_ = 0;
+  bool warned_ = false;  // of a wait for another host
 };
 
 }  // namespace dreamcomm
