@@ -196,6 +196,7 @@ void DreamBackend::span(const ShmResult& whole, const ShmOptions& options) {
           .group = group_to_tell(*options_),
           .call_site = host_.call_site,
           .heap = heap_,
+          .recorder = recorder_,
           .widens_halves = options_->halves_between_hosts != "16bit",
           .reasons = reasons_through(clerk, rank_),
           .bulletin = leaders_bulletin(clerk, topology, rank_, [this] { comm_->ring(); })});

@@ -216,11 +216,11 @@ TEST_CASE("abort ends a GPU group's waiting call on all ranks") {
     const Block block{reinterpret_cast<std::byte*>(data.data()), sizeof data};
     if (comm.rank() == 0) {
       std::jthread later([&] {
-        pause(1000);
+        pause(100'000);
         group.abort();
       });
       const std::string text = outcome(group, sum_of(block));
-      require(has(text, "was ended by abort()"), text);
+      require(has(text, "was ended by abort()") || has(text, "abort() was called"), text);
     }
     comm.run(Request{});
     if (comm.rank() == 1) {
@@ -241,17 +241,19 @@ TEST_CASE("a GPU group's errors tell what the host knows of its ranks") {
                     .does = [](int rank) { return concat("rank ", rank, " sleeps"); }});
     if (comm.rank() == 0) {
       std::jthread later([&] {
-        pause(1000);
+        pause(100'000);
         ended = true;
         group.abort();
       });
       const std::string text = outcome(group, sum_of(block));
-      require(has(text,
-                  "here: all_reduce(SUM, 10 x float32) on rank 0 of 2 (call 1 on GPUs) cannot "
-                  "finish: the process of rank 1 has ended"),
+      const bool waited = has(text,
+                              "here: all_reduce(SUM, 10 x float32) on rank 0 of 2 (call 1 on GPUs) "
+                              "cannot finish: the process of rank 1 has ended");
+      // Or the end has come before the call.
+      require(waited || has(text, "takes no more tensors on GPUs: the process of rank 1 has ended"),
               text);
       ended = false;
-      require(group.failure().value().what() == text, "the words of a failure have changed");
+      require(!waited || group.failure().value().what() == text, "a failure's words have changed");
     }
     comm.run(Request{});
   });
