@@ -3,6 +3,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <string>
 #include <thread>
 #include <vector>
@@ -216,7 +217,7 @@ TEST_CASE("abort ends a GPU group's waiting call on all ranks") {
     const Block block{reinterpret_cast<std::byte*>(data.data()), sizeof data};
     if (comm.rank() == 0) {
       std::jthread later([&] {
-        pause(100'000);
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));  // the call has begun
         group.abort();
       });
       const std::string text = outcome(group, sum_of(block));
@@ -241,7 +242,7 @@ TEST_CASE("a GPU group's errors tell what the host knows of its ranks") {
                     .does = [](int rank) { return concat("rank ", rank, " sleeps"); }});
     if (comm.rank() == 0) {
       std::jthread later([&] {
-        pause(100'000);
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));  // the call has begun
         ended = true;
         group.abort();
       });
