@@ -33,7 +33,7 @@ lint: build
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-cpp: cpp-plain cpp-thread cpp-address cpp-gpu
+cpp: cpp-plain cpp-thread cpp-address
 
 cpp-plain: $(READY)
 	$(call cpp_build,plain,-DDREAMCOMM_SANITIZE=)
