@@ -1,17 +1,15 @@
-// Groups for tensors on GPUs, on devices made of threads: how they meet, call, fail, end.
+// Groups for tensors on GPUs, on devices made of threads: how they meet, call, and keep memory.
 #include <doctest.h>
 
 #include <array>
-#include <atomic>
 #include <chrono>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "calls.h"
 #include "gpu/choice.h"
 #include "gpu/group.h"
-#include "gpu_groups.h"
+#include "gpu_host_groups.h"
 #include "host_driver.h"
 #include "ranks.h"
 
@@ -19,93 +17,6 @@ namespace dreamcomm::testing {
 namespace {
 
 using Driver = std::unique_ptr<gpu::Driver>;
-
-constexpr gpu::GroupOptions kSmall{.page_bytes = 512, .most_blocks = 3, .lanes = 3};
-
-void with_groups(int size, const std::function<void(gpu::Group&, Communicator&)>& body,
-                 const gpu::GroupOptions& options = kSmall) {
-  const int before = host_memory_in_use();
-  CHECK_NOTHROW(run_ranks({.size = size}, [&](Communicator& comm) {
-    const gpu::Exchange exchange = exchange_over(comm);
-    gpu::Meeting meeting = gpu::meet(
-        comm.rank(), size, [&] { return make_host_driver(comm.rank() % 2, 8); }, options, exchange);
-    require(meeting.group != nullptr, meeting.why_not);
-    body(*meeting.group, comm);
-    meeting.group->close(exchange);
-  }));
-  CHECK(host_memory_in_use() == before);
-}
-
-/// The tensors of the call in memory of their own, or that which is given, block after block.
-class Rows {
- public:
-  Rows(const Request& request, std::byte* memory) {
-    std::size_t bytes = 0;
-    for (const Block& block : request.in) bytes += block.bytes;
-    for (const Block& block : request.out) bytes += block.bytes;
-    memory_.resize(bytes + 1);
-    if (memory == nullptr) memory = memory_.data();
-    const bool same =
-        !request.in.empty() && !request.out.empty() && request.in[0].data == request.out[0].data;
-    std::byte* at = place(request.in, in_, memory);
-    place(request.out, out_, same ? memory : at);
-  }
-  Request request_like(const Request& request) const {
-    Request mine = request;
-    mine.in = in_;
-    mine.out = out_;
-    for (std::size_t i = 0; i < in_.size(); ++i) {
-      std::copy_n(request.in[i].data, in_[i].bytes, in_[i].data);
-    }
-    return mine;
-  }
-  void bring(const Request& request) const {
-    for (std::size_t i = 0; i < out_.size(); ++i) {
-      std::copy_n(out_[i].data, out_[i].bytes, request.out[i].data);
-    }
-  }
-
- private:
-  static std::byte* place(std::span<const Block> blocks, std::vector<Block>& to, std::byte* at) {
-    for (const Block& block : blocks) {
-      to.push_back({at, block.bytes});
-      at += block.bytes;
-    }
-    return at;
-  }
-  std::vector<std::byte> memory_;
-  std::vector<Block> in_;
-  std::vector<Block> out_;
-};
-
-void run_on(gpu::Group& group, const Request& request, std::byte* memory = nullptr) {
-  const Rows rows(request, memory);
-  group.run(rows.request_like(request), nullptr);
-  if (const auto failed = group.failure()) throw *failed;
-  rows.bring(request);
-}
-
-Request sum_of(const Block& data, std::chrono::milliseconds time = std::chrono::seconds(60)) {
-  Request request;
-  request.kind = Kind::kAllReduce;
-  request.reduction = {.dtype = DType::kFloat32, .op = ReduceOp::kSum};
-  request.in = request.out = std::span(&data, 1);
-  request.deadline = Clock::now() + time;
-  return request;
-}
-
-/// What making the call, or the kernel, says.
-std::string outcome(gpu::Group& group, const Request& request) {
-  try {
-    group.run(request, nullptr);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  const auto failed = group.failure();
-  return failed ? failed->what() : "";
-}
-
-bool has(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
 
 TEST_CASE("GPU groups carry out calls of all kinds") {
   for (const int size : {1, 2, 3, 4}) {
@@ -177,141 +88,6 @@ TEST_CASE("a GPU group needs a driver on every rank") {
   }));
 }
 
-TEST_CASE("a late rank is named, and the group's later calls say why they fail") {
-  with_groups(3, [](gpu::Group& group, Communicator& comm) {
-    std::array<float, 10> data{};
-    const Block block{reinterpret_cast<std::byte*>(data.data()), sizeof data};
-    if (comm.rank() != 2) {
-      const std::string text = outcome(group, sum_of(block, std::chrono::milliseconds(60)));
-      const bool told = has(text, "all_reduce(SUM, 10 x float32) on rank") &&
-                        has(text, "(call 1 on GPUs)") &&
-                        (has(text, "after 0.1 s of waiting for rank 2, which has not come") ||
-                         has(text, "has given the group up"));
-      require(told, text);
-      const std::string again = outcome(group, sum_of(block));
-      require(has(again, "takes no more tensors on GPUs: all_reduce(SUM"), again);
-    }
-    comm.run(Request{});
-  });
-}
-
-TEST_CASE("different GPU calls are told, and move nothing") {
-  std::atomic<int> found{0};
-  with_groups(2, [&](gpu::Group& group, Communicator& comm) {
-    std::vector<float> data(comm.rank() == 0 ? 10 : 11, 1.0F);
-    const Block block{reinterpret_cast<std::byte*>(data.data()), data.size() * sizeof(float)};
-    const std::string text = outcome(group, sum_of(block));
-    if (has(text, "made another call")) ++found;
-    const char* const theirs = comm.rank() == 0 ? "rank 1 made another call: all_reduce(SUM, 11 x"
-                                                : "rank 0 made another call: all_reduce(SUM, 10 x";
-    require(has(text, theirs) || has(text, "has given the group up"), text);
-    for (const float value : data) require(value == 1.0F, "data was moved");
-    comm.run(Request{});
-  });
-  CHECK(found >= 1);
-}
-
-TEST_CASE("abort ends a GPU group's waiting call on all ranks") {
-  with_groups(2, [](gpu::Group& group, Communicator& comm) {
-    std::array<float, 10> data{};
-    const Block block{reinterpret_cast<std::byte*>(data.data()), sizeof data};
-    if (comm.rank() == 0) {
-      std::jthread later([&] {
-        std::this_thread::sleep_for(std::chrono::milliseconds(100));  // the call has begun
-        group.abort();
-      });
-      const std::string text = outcome(group, sum_of(block));
-      require(has(text, "was ended by abort()") || has(text, "abort() was called"), text);
-    }
-    comm.run(Request{});
-    if (comm.rank() == 1) {
-      const std::string text = outcome(group, sum_of(block));
-      require(has(text, "rank 0 has given the group up"), text);
-    }
-    comm.run(Request{});
-  });
-}
-
-TEST_CASE("a GPU group's errors tell what the host knows of its ranks") {
-  with_groups(2, [](gpu::Group& group, Communicator& comm) {
-    std::array<float, 10> data{};
-    const Block block{reinterpret_cast<std::byte*>(data.data()), sizeof data};
-    std::atomic<bool> ended{false};
-    group.speak_of("here: ",
-                   {.lost = [&] { return ended ? "the process of rank 1 has ended" : ""; },
-                    .does = [](int rank) { return concat("rank ", rank, " sleeps"); }});
-    if (comm.rank() == 0) {
-      std::jthread later([&] {
-        std::this_thread::sleep_for(std::chrono::milliseconds(100));  // the call has begun
-        ended = true;
-        group.abort();
-      });
-      const std::string text = outcome(group, sum_of(block));
-      const bool waited = has(text,
-                              "here: all_reduce(SUM, 10 x float32) on rank 0 of 2 (call 1 on GPUs) "
-                              "cannot finish: the process of rank 1 has ended");
-      // Or the end has come before the call.
-      require(waited || has(text, "takes no more tensors on GPUs: the process of rank 1 has ended"),
-              text);
-      ended = false;
-      require(!waited || group.failure().value().what() == text, "a failure's words have changed");
-    }
-    comm.run(Request{});
-  });
-  with_groups(2, [](gpu::Group& group, Communicator& comm) {
-    std::array<float, 10> data{};
-    const Block block{reinterpret_cast<std::byte*>(data.data()), sizeof data};
-    group.speak_of("", {.does = [](int rank) { return concat("rank ", rank, " sleeps"); }});
-    if (comm.rank() == 0) {
-      const std::string text = outcome(group, sum_of(block, std::chrono::milliseconds(50)));
-      require(has(text, "rank 1, which has not come to this call; rank 1 sleeps"), text);
-    }
-    comm.run(Request{});
-  });
-}
-
-TEST_CASE("calls that went well stay so when a GPU group is ended") {
-  with_groups(2, [](gpu::Group& group, Communicator& comm) {
-    std::array<float, 10> data{};
-    const Block block{reinterpret_cast<std::byte*>(data.data()), sizeof data};
-    require(outcome(group, sum_of(block)).empty(), "the call failed");
-    comm.run(Request{});
-    group.abort();
-    require(!group.failure_of_calls(), "a call that went well is told as failed");
-    require(has(group.failure().value().what(), "abort() was called"), "nothing is told");
-    comm.run(Request{});
-  });
-}
-
-TEST_CASE("a GPU group tells other hosts whether it has failed, and fails when they have") {
-  with_groups(2, [](gpu::Group& group, Communicator& comm) {
-    std::vector<float> data(4);
-    const Block block{reinterpret_cast<std::byte*>(data.data()), data.size() * sizeof(float)};
-    std::uint64_t own = 1;
-    group.run(sum_of(block), nullptr);
-    group.put_verdict(reinterpret_cast<std::byte*>(&own), nullptr);
-    require(own == 0, "a call that went well failed");
-    std::uint64_t theirs = 0;
-    group.take_verdict(reinterpret_cast<std::byte*>(&theirs), nullptr);
-    require(!group.failure(), "a call that went well elsewhere failed");
-    comm.run(Request{});  // a barrier: the peer may still be in the call
-    theirs = 1;
-    group.take_verdict(reinterpret_cast<std::byte*>(&theirs), nullptr);
-    require(has(group.failure().value().what(), "a rank of another host"), "no word of it");
-    require(has(outcome(group, sum_of(block)), "takes no more tensors"), "a call after it");
-  });
-  with_groups(2, [](gpu::Group& group, Communicator& comm) {
-    std::vector<float> data(4);
-    const Block block{reinterpret_cast<std::byte*>(data.data()), data.size() * sizeof(float)};
-    Request request = sum_of(block);
-    if (comm.rank() == 1) request.reduction.op = ReduceOp::kMax;
-    outcome(group, request);
-    std::uint64_t own = 0;
-    group.put_verdict(reinterpret_cast<std::byte*>(&own), nullptr);
-    require(own != 0, "a mismatch is not told");
-  });
-}
-
 TEST_CASE("a GPU group whose device is lost keeps its memory on all ranks") {
   const int before = host_memory_in_use();
   CHECK_NOTHROW(run_ranks({.size = 2}, [](Communicator& comm) {
@@ -364,23 +140,6 @@ TEST_CASE("GPU blocks of no bytes lie nowhere") {
   });
 }
 
-TEST_CASE("small GPU sums go in one shot, large ones in two") {
-  const auto row = [](std::size_t bytes, int size) {
-    return gpu::choose({.kind = Kind::kAllReduce, .bytes = bytes, .size = size, .most_blocks = 64})
-        .row;
-  };
-  for (const int size : {2, 4, 8}) {
-    CHECK(row(1024, size) == gpu::RowId::kStaged);
-    CHECK(row(std::size_t{256} << 20, size) == gpu::RowId::kTwoShot);
-  }
-  const auto blocks = [](Kind kind, std::size_t bytes) {
-    return gpu::choose({.kind = kind, .bytes = bytes, .size = 2, .most_blocks = 64}).grid.blocks;
-  };
-  CHECK(blocks(Kind::kAllReduce, 1024) == 1);
-  CHECK(blocks(Kind::kAllReduce, std::size_t{1} << 30) == 64);
-  CHECK(blocks(Kind::kAllToAll, 0) == 64);
-}
-
 TEST_CASE("all_reduce on GPUs goes by the algorithm that is asked for") {
   const auto row = [](const char* algorithm, bool fixed_order, bool registered = false) {
     return gpu::choose({.kind = Kind::kAllReduce,
@@ -407,22 +166,6 @@ TEST_CASE("all_reduce on GPUs goes by the algorithm that is asked for") {
             comm.rank(), 3, [&](const Request& request) { run_on(group, request); });
       },
       {.page_bytes = 512, .most_blocks = 3, .lanes = 3, .asked = gpu::RowId::kRing});
-}
-
-TEST_CASE("large GPU calls of ranks with registered memory are made in place") {
-  const auto row = [](Kind kind, std::size_t bytes) {
-    return gpu::choose(
-               {.kind = kind, .bytes = bytes, .size = 4, .most_blocks = 64, .registered = true})
-        .row;
-  };
-  const std::size_t large = std::size_t{64} << 20;
-  CHECK(row(Kind::kAllReduce, large) == gpu::RowId::kPush);
-  CHECK(row(Kind::kReduce, large) == gpu::RowId::kPush);
-  CHECK(row(Kind::kReduceScatter, large) == gpu::RowId::kInPlace);
-  CHECK(row(Kind::kAllGather, large) == gpu::RowId::kInPlace);
-  CHECK(row(Kind::kBroadcast, large) == gpu::RowId::kInPlace);
-  CHECK(row(Kind::kAllReduce, 1024) == gpu::RowId::kStaged);
-  CHECK(row(Kind::kAllGather, 1024) == gpu::RowId::kStaged);
 }
 
 /// Some ranks' tensors in registered memory, and everybody's sometimes.

@@ -64,7 +64,8 @@ void call_alone(gpu::Group& group) {
   std::vector<float> data(100, 1.0F);
   const Block block{reinterpret_cast<std::byte*>(data.data()), data.size() * sizeof(float)};
   const gpu::DeviceMemory memory(kTensorBytes);
-  const OnDevice there(stream, sum_of(block, std::chrono::milliseconds(300)), memory.data());
+  const Copied there =
+      on_device(stream, sum_of(block, std::chrono::milliseconds(300)), memory.data());
   group.run(there.request(), stream.get());
   stream.wait();
   const auto failed = group.failure();

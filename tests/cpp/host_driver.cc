@@ -21,6 +21,7 @@ struct Kept {
   std::set<const void*> memory;
   std::set<const void*> drivers;
   std::atomic<int> calls_in_place{0};
+  std::atomic<int> kernels_begun{0};
 };
 Kept& kept() {
   static auto* const all = new Kept;
@@ -83,6 +84,8 @@ class HostDriver final : public gpu::Driver {
   }
   void start(const gpu::Task& task, const gpu::Grid& grid, void*) override {
     if (task.in_place != 0) ++kept().calls_in_place;
+    ++kept().kernels_begun;
+    kept().kernels_begun.notify_all();
     run_kernel(task, grid.blocks, grid.lanes, 50);
     if (!faults_.reads && task.card.kind == Kind::kAllGather) *task.out ^= std::byte{1};
   }
@@ -108,6 +111,10 @@ std::unique_ptr<gpu::Driver> make_host_driver(int device, int room, Faults fault
 }
 
 int host_calls_in_place() { return kept().calls_in_place; }
+
+int host_kernels_begun() { return kept().kernels_begun; }
+
+void await_host_kernel(int begun) { kept().kernels_begun.wait(begun); }
 
 int host_memory_in_use() {
   const std::scoped_lock lock(kept().mutex);

@@ -1,0 +1,76 @@
+// Groups for tensors on GPUs whose devices are made of threads of the process.
+#pragma once
+
+#include <doctest.h>
+
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "gpu/group.h"
+#include "gpu_groups.h"
+#include "gpu_tensors.h"
+#include "host_driver.h"
+#include "ranks.h"
+
+namespace dreamcomm::testing {
+
+inline constexpr gpu::GroupOptions kSmall{.page_bytes = 512, .most_blocks = 3, .lanes = 3};
+
+inline void with_groups(int size, const std::function<void(gpu::Group&, Communicator&)>& body,
+                        const gpu::GroupOptions& options = kSmall) {
+  const int before = host_memory_in_use();
+  CHECK_NOTHROW(run_ranks({.size = size}, [&](Communicator& comm) {
+    const gpu::Exchange exchange = exchange_over(comm);
+    gpu::Meeting meeting = gpu::meet(
+        comm.rank(), size, [&] { return make_host_driver(comm.rank() % 2, 8); }, options, exchange);
+    require(meeting.group != nullptr, meeting.why_not);
+    body(*meeting.group, comm);
+    meeting.group->close(exchange);
+  }));
+  CHECK(host_memory_in_use() == before);
+}
+
+/// With the tensors in memory of their own, or in that which is given.
+inline void run_on(gpu::Group& group, const Request& request, std::byte* memory = nullptr) {
+  std::vector<std::byte> own;
+  if (memory == nullptr) {
+    own.resize(bytes_of(request) + 1);
+    memory = own.data();
+  }
+  const Copied there(request, memory, std::memmove);
+  group.run(there.request(), nullptr);
+  if (const auto failed = group.failure()) throw *failed;
+  there.bring();
+}
+
+inline Request sum_of(const Block& data,
+                      std::chrono::milliseconds time = std::chrono::seconds(60)) {
+  Request request;
+  request.kind = Kind::kAllReduce;
+  request.reduction = {.dtype = DType::kFloat32, .op = ReduceOp::kSum};
+  request.in = request.out = std::span(&data, 1);
+  request.deadline = Clock::now() + time;
+  return request;
+}
+
+/// What making the call, or the kernel, says.
+inline std::string outcome(gpu::Group& group, const Request& request) {
+  try {
+    group.run(request, nullptr);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  const auto failed = group.failure();
+  return failed ? failed->what() : "";
+}
+
+inline bool has(const std::string& text, const char* part) {
+  return text.find(part) != std::string::npos;
+}
+
+}  // namespace dreamcomm::testing
