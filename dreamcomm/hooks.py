@@ -26,7 +26,8 @@ The norm of all gradients comes for a fraction of another pass over them. To cli
 
 On GPUs a hook puts its work on streams and waits for nothing. There every bucket has a buffer of
 its own, kept for the next pass: 2 bytes per element, in the group's registered memory where there
-is some. ``state.norm()`` and ``state.finite()`` wait for the device.
+is some. ``state.norm()`` and ``state.finite()`` wait for the device, and raise if a call of the
+pass has failed there; without them, the next pass does.
 """
 
 # No `from __future__ import annotations`: DDP compares the annotations of hooks with classes.
@@ -39,10 +40,11 @@ from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 
+from dreamcomm._passes import Pass
 from dreamcomm._residuals import Residuals
 from dreamcomm.info import averages
 from dreamcomm.memory import empty
-from dreamcomm.ops import Transfer, pack, unpack
+from dreamcomm.ops import pack, unpack
 
 __all__ = ["State", "average", "bf16", "bf16_feedback", "fp16", "fp16_feedback"]
 
@@ -65,8 +67,7 @@ class State:
         self.norm_wanted = norm
         self._buffers = _Buffers()
         self._residuals = Residuals()
-        self._results: dict[int, Transfer] = {}  # of the latest backward pass, by bucket
-        self._buckets = 0  # of that pass; 0 until the last one has come
+        self._pass = Pass()
         self._averages: dict[torch.device, bool] = {}
 
     def norm(self) -> Tensor:
@@ -78,8 +79,10 @@ class State:
 
         Raises:
             RuntimeError: there was no such pass, it did not end, or nothing was collected in it.
+            DistBackendError: a call of that pass has failed on the GPU, and the gradients are not
+                averages.
         """
-        squares = sum(_numbers([found.squared_norm for found in self._found()]))
+        squares = sum(self._numbers("squared_norm"))
         return torch.tensor(squares, dtype=torch.float64).sqrt().float()
 
     def finite(self) -> bool:
@@ -88,7 +91,7 @@ class State:
         Raises:
             RuntimeError: as :meth:`norm`.
         """
-        return all(_numbers([found.finite for found in self._found()]))
+        return all(self._numbers("finite"))
 
     def residual(self, parameter: Tensor) -> Tensor | None:
         """What this rank has not sent yet of a parameter's gradient: a copy in float32.
@@ -125,29 +128,26 @@ class State:
             )
         self._residuals.load(state["residuals"])
 
-    def _found(self) -> list[Transfer]:
-        found = [self._results[index] for index in sorted(self._results)]
-        if not found or len(found) != self._buckets:
-            raise RuntimeError(
-                "no norm was collected: call this after a backward pass that communicated, with "
-                "the hook dreamcomm.hooks.average or with State(norm=True)"
-                + (f"; the latest pass ended after {len(found)} buckets" if found else "")
-            )
-        return found
+    def _numbers(self, name: str) -> list[float]:
+        """What passes over buckets have found, on the host; from a device in one copy."""
+        found: list[Any] = [getattr(one, name) for one in self._pass.found()]
+        if not isinstance(found[0], Tensor):
+            numbers = [float(one or 0.0) for one in found]
+        else:
+            numbers = torch.stack([one.to(found[0].device) for one in found]).tolist()
+        # The device is done with the call by now; what befell its kernel is told by waiting.
+        if self._pass.work is not None:
+            self._pass.work.wait()
+        return numbers
 
     def _enter(self, bucket: GradBucket) -> None:
-        """Buckets come in the order of their index; after the first pass there may be others."""
-        if bucket.index() == 0:
+        if self._pass.enter(bucket):
             if dist.get_rank(self.group) < 0:
                 raise ValueError(
                     "dreamcomm.hooks: this rank is not in the group that State was given; give the "
                     "one that DistributedDataParallel has"
                 )
-            self._results = {}
-            self._buckets = 0
             self._buffers.begin_pass(bucket.buffer().device)
-        if bucket.is_last():
-            self._buckets = bucket.index() + 1
 
     def _divides(self, gradient: Tensor) -> bool:
         """Whether the group adds in float32 and divides by itself; of all ranks at first."""
@@ -220,9 +220,7 @@ def average(state: State, bucket: GradBucket) -> Future[Tensor]:
     Raises:
         ValueError: as :func:`bf16`.
     """
-    state._enter(bucket)
-    buffer, index = bucket.buffer(), bucket.index()
-    _require_dense(buffer)
+    buffer = _entered(state, bucket)
     divisor = dist.get_world_size(state.group)
     op = dist.ReduceOp.SUM
     # A sum of 16 bits may overflow, and is rounded once more when it is divided.
@@ -232,58 +230,58 @@ def average(state: State, bucket: GradBucket) -> Future[Tensor]:
         else:
             buffer.div_(divisor)
         divisor = 1
-    results = state._results
+    results, number = state._pass.results, state._pass.latest
 
     def receive(done: Future[list[Tensor]]) -> Tensor:
         done.value()  # raises what the collective raised
-        results[index] = unpack(buffer, [buffer], divisor=divisor, inspect=True)
+        results[number] = unpack(buffer, [buffer], divisor=divisor, inspect=True)
         return buffer
 
-    return _all_reduce(buffer, op, state.group, receive)
+    return _all_reduce(buffer, op, state, receive)
 
 
 def _compressed(
     state: State, bucket: GradBucket, dtype: torch.dtype, *, feedback: bool
 ) -> Future[Tensor]:
-    state._enter(bucket)
-    gradient, index = bucket.buffer(), bucket.index()
-    _require_dense(gradient)
+    gradient = _entered(state, bucket)
     divides = state._divides(gradient)
     scale = 1.0 if divides else 1.0 / dist.get_world_size(state.group)
     residual = state._residuals.row(bucket) if feedback else None
     buffers, buffer = state._buffers, state._buffer(gradient, dtype)
     pack([gradient], buffer, scale=scale, residual=residual)
-    results, norm = state._results, state.norm_wanted
+    results, number, norm = state._pass.results, state._pass.latest, state.norm_wanted
 
     def receive(done: Future[list[Tensor]]) -> Tensor:
         done.value()  # raises what the collective raised
         result = unpack(buffer, [gradient], inspect=norm)
         buffers.give_back(buffer)
         if norm:
-            results[index] = result
+            results[number] = result
         return gradient
 
     op = dist.ReduceOp.AVG if divides else dist.ReduceOp.SUM
-    return _all_reduce(buffer, op, state.group, receive)
+    return _all_reduce(buffer, op, state, receive)
 
 
 def _all_reduce(
     tensor: Tensor,
     op: dist.ReduceOp.RedOpType,
-    group: dist.ProcessGroup | None,
+    state: State,
     receive: Callable[[Future[list[Tensor]]], Tensor],
 ) -> Future[Tensor]:
     """Calls ``receive`` with the result, on a thread of the backend.
 
-    It must not hold the group, not even by way of a State: that thread may drop it last, after
+    That must not hold the group, not even by way of a State: that thread may drop it last, after
     the backward pass, and Gloo's group cannot be destroyed on a thread of its own.
 
     On a device it is called while the result is still to come, most often before this returns:
     its current stream, one of torch's, is behind the all_reduce, and whoever waits for the future
     that is returned is behind that stream.
     """
-    work = dist.all_reduce(tensor, op, group=group, async_op=True)
+    work = dist.all_reduce(tensor, op, group=state.group, async_op=True)
     assert work is not None  # as it is asynchronous
+    if tensor.device.type != "cpu" and not _captures(tensor.device):
+        state._pass.work = work
     future: Future[Tensor] = work.get_future().then(receive)
     return future
 
@@ -291,20 +289,21 @@ def _all_reduce(
 _DEVICES = ("cpu", "cuda")  # that pack and unpack have kernels for
 
 
-def _require_dense(gradient: Tensor) -> None:
+def _entered(state: State, bucket: GradBucket) -> Tensor:
+    """The bucket's gradients, dense and flat."""
+    if not isinstance(state, State):
+        raise TypeError(
+            "dreamcomm.hooks: expected a dreamcomm.hooks.State as the hook's state, got "
+            f"{type(state).__name__}; call register_comm_hook(dreamcomm.hooks.State(group), hook)"
+        )
+    state._enter(bucket)
+    gradient = bucket.buffer()
     if gradient.layout != torch.strided or gradient.device.type not in _DEVICES:
         raise ValueError(
             "dreamcomm.hooks: expected dense gradients on cpu or cuda, got a bucket of layout "
             f"{gradient.layout} on {gradient.device}; register no hook for this model"
         )
-
-
-def _numbers(found: list[Any]) -> list[float]:
-    """What passes over buckets have found, on the host; from a device in one copy."""
-    if not isinstance(found[0], Tensor):
-        return [float(one or 0.0) for one in found]
-    numbers: list[float] = torch.stack([one.to(found[0].device) for one in found]).tolist()
-    return numbers
+    return gradient
 
 
 def _captures(device: torch.device) -> bool:

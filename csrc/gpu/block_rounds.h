@@ -48,7 +48,11 @@ class BlockRounds {
   /// may still read its pages of the call that failed, which later kernels, queued already,
   /// must not write. If it is another, its words of that call may wait here for us.
   DREAMCOMM_DEVICE bool may_begin() const {
-    const int gone = one_gone();
+    int gone = -1;
+    // A mark for each lane: such reads do not overlap, and all calls wait for them.
+    for (int r = target_.lane(); r < task_.size; r += target_.lanes()) {
+      if (target_.read(&mark(task_.rank, r).gone) != 0) gone = r;
+    }
     if (gone >= 0) give_up(Report::kPeerGone, gone, last_ + 1);
     return !target_.any(gone >= 0);
   }

@@ -86,7 +86,8 @@ Group::~Group() {
 void Group::allocate() {
   std::byte*& window = windows_[index_of(rank_)];
   window = driver_->allocate(layout_.bytes());
-  rounds_ = driver_->allocate(index_of(layout_.blocks) * sizeof(std::uint64_t));
+  // And words for probe(), in which peers' kernels may wait already: nothing is allocated then.
+  rounds_ = driver_->allocate(index_of(layout_.blocks + size_ + 1) * sizeof(std::uint64_t));
   told_ = driver_->allocate_host(kSector + sizeof(Report));
   if (options_.heap_bytes > 0) {
     heap_ = {driver_->allocate(options_.heap_bytes),
@@ -134,11 +135,9 @@ void Group::look_for_stamps() {
 /// Kernels reach a peer's memory by other ways than copies of the host do.
 void Group::probe(std::chrono::milliseconds patience) {
   const Clock::time_point deadline = deadline_in(Clock::now(), patience);
-  const auto words = index_of(size_) + 1;
-  const std::shared_ptr<std::byte> memory{driver_->allocate(words * sizeof(std::uint64_t)),
-                                          [this](std::byte* given) { driver_->release(given); }};
-  std::byte* const all = memory.get() + sizeof(std::uint64_t);
-  gather_words(RowId::kStaged, memory.get(), all, deadline);
+  std::byte* const word = rounds_ + index_of(layout_.blocks) * sizeof(std::uint64_t);
+  std::byte* const all = word + sizeof(std::uint64_t);
+  gather_words(RowId::kStaged, word, all, deadline);
   if (options_.heap_bytes >= sizeof(std::uint64_t)) {
     gather_words(RowId::kInPlace, heap_.get(), all, deadline);
     const std::uint64_t none = 0;  // after the call's last turn nobody reads it

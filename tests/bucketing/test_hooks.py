@@ -455,6 +455,48 @@ def test_what_is_no_state_is_refused(state: Any, message: str) -> None:
         hooks.State().load_state_dict(state)
 
 
+class TwoTypes(nn.Module):
+    """Whose gradients do not fit into one bucket."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.single = nn.Parameter(torch.ones(5))
+        self.halved = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+
+    def forward(self, factor: float) -> Tensor:
+        return (self.single.sum() + self.halved.float().sum()) * factor
+
+
+def norms_of_a_static_graph() -> list[float]:
+    ddp = DistributedDataParallel(TwoTypes(), static_graph=True)
+    state = hooks.State()
+    ddp.register_comm_hook(state, hooks.average)
+    norms = []
+    for factor in (1.0, 2.0, 3.0):
+        ddp.zero_grad()
+        ddp(factor).backward()
+        norms.append(state.norm().item())
+    return norms
+
+
+def test_the_first_pass_of_a_static_graph_has_a_norm(pool: Pool) -> None:
+    """torch numbers its buckets in another way."""
+    expected = [8**0.5 * factor for factor in (1.0, 2.0, 3.0)]
+    for norms in pool.run(norms_of_a_static_graph):
+        assert norms == pytest.approx(expected)
+
+
+def stateless() -> None:
+    ddp = DistributedDataParallel(nn.Linear(2, 2))
+    ddp.register_comm_hook(None, hooks.bf16)
+    with pytest.raises(TypeError, match=r"expected a dreamcomm\.hooks\.State .* got NoneType"):
+        ddp(torch.ones(1, 2)).sum().backward()
+
+
+def test_a_hook_without_its_state_is_refused(fresh: Fresh) -> None:
+    fresh.run(stateless)
+
+
 def interrupted() -> str:
     """What norm() says after a backward pass that raised in its middle."""
     first, last = nn.Linear(8, 64), nn.Linear(64, 8)

@@ -80,6 +80,11 @@ def test_a_pass_after_one_that_failed(run: Run) -> None:
     run(device_hooks.a_pass_that_failed)
 
 
+@pytest.mark.parametrize("name", ["average", "bf16"])
+def test_no_norm_of_what_failed_on_the_device(run: Run, name: str) -> None:
+    run(device_hooks.a_call_that_failed, name)
+
+
 def test_a_checkpoint_between_devices(run: Run) -> None:
     run(device_hooks.a_checkpoint_between_devices)
 

@@ -95,7 +95,7 @@ def run_ranks(world: int, body: Body, **settings: Any) -> None:
                 )
                 body(rank)
                 dist.destroy_process_group()
-        except Exception:
+        except BaseException:  # also what pytest fails with
             failures[rank] = traceback.format_exc()
 
     torch._C._distributed_c10d._set_thread_isolation_mode(True)
@@ -392,6 +392,30 @@ def a_pass_that_failed() -> None:
 
     with with_kernels():
         run_ranks(2, body, registered=REGISTERED)
+
+
+def a_call_that_failed(name: str) -> None:
+    """The passes before had a norm; that one has none, and says why."""
+    under_way = threading.Barrier(2)
+
+    def body(rank: int) -> None:
+        state = hooks.State(norm=True)
+        _, ddp = wrapped(name, state)
+        for step in range(2):  # buckets are made anew after the first
+            backward(ddp, step)
+            assert state.norm() > 0
+        if rank == 0:
+            backward(ddp, 2)
+        under_way.wait()
+        if rank == 1:
+            dist.distributed_c10d._get_default_group()._get_backend(torch.device(NAME)).abort()
+            return
+        for ask in (state.norm, state.finite):
+            with pytest.raises(dist.DistBackendError, match="rank 1 has given the group up"):
+                ask()
+
+    with with_kernels():
+        run_ranks(2, body)
 
 
 def a_checkpoint_between_devices() -> None:

@@ -78,7 +78,7 @@ def run_on_devices(
             backend = _C.DreamBackend(prefix, rank, size, options, make)
             body(backend, rank)
             backend.shutdown()
-        except Exception:
+        except BaseException:  # also what pytest fails with
             failures[rank] = traceback.format_exc()
 
     threads = [threading.Thread(target=run_rank, args=(rank,)) for rank in range(size)]
