@@ -91,7 +91,8 @@ class Beginning {
     for (const int rank : std::set{objection->one, objection->other}) {
       if (trip_.topology().host_of(rank) == trip_.host()) named.push_back(rank);
     }
-    end_mismatched(objection->text + ": ", named,
+    const std::string where = concat("in ", name(own_.kind), " as call ", own_.sequence, ' ');
+    end_mismatched(where + objection->text + ": ", named,
                    [](const Signature&) { return std::string(" called"); });
   }
 

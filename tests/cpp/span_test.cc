@@ -238,7 +238,7 @@ TEST_CASE("blocks of other sizes than expected are told to all ranks") {
       request.out = outs;
       const std::string told =
           error_of([&] { host.run_in_turn([&] { bridge.run_ordered(request); }); });
-      const std::string wanted = concat("in all_to_all rank ", giver,
+      const std::string wanted = concat("in all_to_all as call 1 rank ", giver,
                                         " gives rank 1 5 bytes, and rank 1 expects 4: rank ");
       require(told.find(wanted) != std::string::npos, told);
       require(
