@@ -190,7 +190,8 @@ void RollCall::call(const Round& round) {
   give_verdict(found, round.terms);
   if (found.bits == 0) return;
   const bool ended = (found.bits & roll::kEnded) != 0;
-  const bool of_others = ended && number != 0;  // who hear it in the same words
+  const bool missed = (found.bits & roll::kMissed) != 0;
+  const bool of_others = ended && !missed && number != 0;  // who hear it in the same words
   throw Error(
       ended ? ErrorKind::kPeerLost : ErrorKind::kTimeout,
       of_others ? concat("monitored_barrier on ", member_.who(), " cannot finish: ", found.problem)

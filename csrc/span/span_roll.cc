@@ -112,13 +112,14 @@ void SpanRoll::catch_up_with_rank_0() {
   while (read_.ended > number_ && read_.passed <= number_ && left_out()) ++number_;
 }
 
-/// How the roll call has ended to which this leader comes late.
+/// How the roll call has ended to which this leader comes late, in words for all of its host.
 RollOutcome SpanRoll::late() const {
   const bool own = read_.ended == number_ + 1;
   const std::uint32_t bits = own && read_.outcome.bits != 0 ? read_.outcome.bits : roll::kLate;
-  return {bits, concat("monitored_barrier on ", who_,
-                       " came too late: rank 0 has ended it without this host",
-                       own ? concat(": ", read_.outcome.problem) : "")};
+  return {bits | roll::kMissed,
+          concat("monitored_barrier on ", topology_.words(topology_.host_of(rank_)),
+                 " came too late: rank 0 has ended it without this host",
+                 own ? concat(": ", read_.outcome.problem) : "")};
 }
 
 std::optional<RollOutcome> SpanRoll::enter(const Terms& terms) {
