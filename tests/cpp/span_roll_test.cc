@@ -112,7 +112,7 @@ TEST_CASE("who comes late to a monitored barrier of other hosts is told, and is 
     const bool late = rank.number >= 2;
     const Clock::time_point end = Clock::now() + seconds(60);
     while (late && over.read() < 2 && Clock::now() < end) std::this_thread::yield();
-    const auto error = caught([&] { rank.hold(milliseconds(200), true); });
+    const auto error = caught([&] { rank.hold(milliseconds(1500), true); });
     if (!late) over.take();
     if (late) {
       expect(error, ErrorKind::kTimeout, {});
