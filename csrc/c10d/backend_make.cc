@@ -198,7 +198,7 @@ void DreamBackend::span(const ShmResult& whole, const ShmOptions& options) {
           .heap = heap_,
           .recorder = recorder_,
           .widens_halves = options_->halves_between_hosts != "16bit",
-          .reasons = reasons_through(clerk, rank_),
+          .reasons = reasons_through(clerk),
           .bulletin = leaders_bulletin(clerk, topology, rank_, [this] { comm_->ring(); })});
   if (options_->costs != "fixed") {
     bridge_->tune(deadline_in(Clock::now(), meeting->timeout), interrupt_);

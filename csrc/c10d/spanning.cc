@@ -14,7 +14,7 @@ namespace dreamcomm {
 
 namespace {
 
-std::string reason_key(int rank) { return concat("given-up/", rank); }
+std::string telling_key(int rank) { return concat("told-of/", rank); }
 
 constexpr std::chrono::milliseconds kBetween{40};  // looks
 constexpr std::chrono::milliseconds kSlow{300};    // for the answers of a store that is there
@@ -83,10 +83,10 @@ std::vector<int> members_on_host(const std::vector<int>& members, const Place& p
   return on_host;
 }
 
-Reasons reasons_through(const std::shared_ptr<StoreClerk>& clerk, int rank) {
-  const auto tell = [clerk, rank](const std::string& reason) {
-    const auto set = [rank, reason](c10d::Store& at) {
-      at.set(reason_key(rank), reason);
+Reasons reasons_through(const std::shared_ptr<StoreClerk>& clerk) {
+  const auto tell = [clerk](int rank, const std::string& words) {
+    const auto set = [rank, words](c10d::Store& at) {
+      at.set(telling_key(rank), words);
       return std::string();
     };
     clerk->run(set, kSlow);
@@ -94,7 +94,7 @@ Reasons reasons_through(const std::shared_ptr<StoreClerk>& clerk, int rank) {
   };
   const auto told = [clerk](int peer, std::chrono::milliseconds moment) -> std::string {
     const auto look = [peer](c10d::Store& at) {
-      return at.check({reason_key(peer)}) ? at.get_to_str(reason_key(peer)) : std::string();
+      return at.check({telling_key(peer)}) ? at.get_to_str(telling_key(peer)) : std::string();
     };
     for (std::chrono::milliseconds past{0}; past <= moment; past += kBetween) {
       if (past.count() > 0) std::this_thread::sleep_for(kBetween);

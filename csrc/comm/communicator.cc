@@ -360,6 +360,8 @@ bool Communicator::has_ended(int rank) const {
 
 std::string Communicator::lost() const { return words_on_lost(impl_->member); }
 
+std::string Communicator::lost(int rank) const { return words_on_end(impl_->member, rank); }
+
 std::string Communicator::does(int rank) const {
   return impl_->member.does(rank, Member::answer_until(std::chrono::seconds(12)));
 }

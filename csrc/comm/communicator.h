@@ -146,6 +146,8 @@ class Communicator {
 
   /// Who has died, or given the group up, and what it did last; or empty. System calls.
   std::string lost() const;
+  /// That rank, if it has, or has left; or empty.
+  std::string lost(int rank) const;
   /// What another rank does, in words to follow "rank 1, which"; it is asked, for up to a second.
   std::string does(int rank) const;
 

@@ -61,14 +61,19 @@ std::string why_gone(const Fabric& fabric, int peer) {
   return "";
 }
 
+std::string words_on_end(const Member& member, int peer) {
+  const std::string gone = why_gone(member.fabric(), peer);
+  if (gone.empty()) return "";
+  return concat(gone, "; rank ", member.fabric().number(peer), ' ', member.last_act(peer));
+}
+
 std::string words_on_lost(const Member& member) {
   const Fabric& fabric = member.fabric();
   for (int rank = 0; rank < fabric.size(); ++rank) {
     if (rank == fabric.rank()) continue;
     if (static_cast<Status>(fabric.header(rank).status.read()) == Status::kLeft) continue;
-    const std::string gone = why_gone(fabric, rank);
-    if (gone.empty()) continue;
-    return concat(gone, "; rank ", fabric.number(rank), ' ', member.last_act(rank));
+    const std::string words = words_on_end(member, rank);
+    if (!words.empty()) return words;
   }
   return "";
 }
@@ -175,10 +180,8 @@ void Guard::look_at(int rank, Clock::time_point now) {
   progress.looked_ns.set(to_ns(now));
   const int gone = gone_of(rank, now);
   if (gone >= 0 && gone == missed_) {
-    throw Error(
-        ErrorKind::kPeerLost,
-        concat(what_(), " on ", member_.who(), " cannot finish: ", why_gone(member_.fabric(), gone),
-               "; rank ", member_.fabric().number(gone), ' ', member_.last_act(gone)));
+    throw Error(ErrorKind::kPeerLost, concat(what_(), " on ", member_.who(),
+                                             " cannot finish: ", words_on_end(member_, gone)));
   }
   missed_ = gone;
 }

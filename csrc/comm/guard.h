@@ -58,6 +58,9 @@ class Guard final : public Watch {
 /// Why nothing more will come from `peer`, in words, or empty.
 std::string why_gone(const Fabric& fabric, int peer);
 
+/// Why nothing more will come from `peer`, in words with what it did last, or empty.
+std::string words_on_end(const Member& member, int peer);
+
 /// The first other rank that has died or given the group up, but for those that left in good
 /// order, in words with what it did last; or empty.
 std::string words_on_lost(const Member& member);

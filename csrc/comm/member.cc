@@ -112,9 +112,13 @@ void Member::ring_own() {
   header().doorbell.ring();
 }
 
-std::string Member::last_act(int peer) const {
-  return dreamcomm::last_act(view_of(fabric_.header(peer)));
+/// In calls of the program: where the group has other hosts, of the whole group.
+RankView Member::view_of(int peer) const {
+  const Header& header = fabric_.header(peer);
+  return fabric_.spans() ? whole_view_of(header) : dreamcomm::view_of(header);
 }
+
+std::string Member::last_act(int peer) const { return dreamcomm::last_act(view_of(peer)); }
 
 Clock::time_point Member::answer_until(Clock::duration waited) {
   constexpr Clock::duration kLeast = milliseconds(20);
@@ -122,20 +126,23 @@ Clock::time_point Member::answer_until(Clock::duration waited) {
   return Clock::now() + std::clamp(waited / 12, kLeast, kMost);
 }
 
+namespace {
+
 /// "; its recv from rank 0 has waited 3.1 s", as it may be what this rank waits for.
-std::string Member::words_on_mail(const RankView& seen) const {
+std::string words_on_mail(const RankView& seen) {
   if (seen.messages == 0 || is_busy(seen)) return "";
   const RankView::Message& oldest = seen.oldest;
   const bool sends = oldest.kind == Kind::kSend;
-  const std::string peer =
-      oldest.peer < 0 ? "any rank" : concat("rank ", fabric_.number(oldest.peer));
+  const std::string peer = oldest.peer < 0 ? "any rank" : concat("rank ", oldest.peer);
   return concat("; its ", sends ? "send to " : "recv from ", peer, " has waited ",
                 in_seconds(std::chrono::nanoseconds(now_ns() - oldest.since_ns)));
 }
 
+}  // namespace
+
 std::string Member::does(int peer, Clock::time_point until) const {
   const auto left = std::chrono::duration_cast<milliseconds>(until - Clock::now());
-  const RankView seen = view_of(fabric_.header(peer));  // once, or the halves may disagree
+  const RankView seen = view_of(peer);  // once, or the halves may disagree
   return dreamcomm::last_act(seen) + words_on_mail(seen) +
          fabric_.elsewhere(peer, is_busy(seen), std::max(left, milliseconds(0)));
 }

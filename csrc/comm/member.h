@@ -76,7 +76,7 @@ class Member {
   void inquire(int peer) const { fabric_.inquire(peer); }
 
  private:
-  std::string words_on_mail(const RankView& seen) const;
+  RankView view_of(int peer) const;
 
   Fabric& fabric_;
   const Patience patience_;

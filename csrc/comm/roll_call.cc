@@ -100,6 +100,8 @@ void RollCall::heed_verdict(std::uint32_t number, bool late) const {
       (verdict & ~roll::kBits) == roll::verdict_on(number) && caller.verdict.read() == verdict;
   const ErrorKind kind =
       own && (verdict & roll::kEnded) != 0 ? ErrorKind::kPeerLost : ErrorKind::kTimeout;
+  // Then the words are of all ranks of this host, in time or not.
+  if (own && (verdict & roll::kMissed) != 0) throw Error(kind, problem);
   const std::string who = concat("monitored_barrier on ", member_.who());
   if (late) {
     throw Error(kind, concat(who, " came too late: rank ", member_.fabric().number(0),

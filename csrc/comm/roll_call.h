@@ -65,6 +65,8 @@ class RollCall {
   std::optional<std::int64_t> calls_beyond(std::uint32_t number, std::int64_t issued) const;
   void watch(const Round& round, const std::function<bool()>& ready,
              const std::function<int()>& blocker);
+  void watch_others(const Round& round, const std::function<bool()>& ready, bool complete);
+  void watch(Guard& guard, const std::function<bool()>& ready, const std::function<int()>& blocker);
   void await_rest(const Round& round);
   RollCount count(const Round& round);
   Outcome count_all(const Round& round);
@@ -79,6 +81,7 @@ class RollCall {
   bool is_present(int rank) const;
   bool has_given_up(int rank) const;
   int awaited() const;
+  int gone() const;
   bool lacks_the_gone() const;
   int foremost(const std::vector<int>& absent) const;
   int awaited_beside_rank_0() const;

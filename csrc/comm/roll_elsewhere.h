@@ -30,7 +30,8 @@ struct RollCount {
 /// "Ranks 1, 3 failed to pass monitoredBarrier in 2000 ms (...); rank 1 ...; rank 3 ..."
 std::string words_on_missing(const RollCount& count, const std::string& who);
 
-/// All but enter() never wait. One thread at a time; in the order of a roll call.
+/// All but enter() wait no longer than for a moment, where a host has just gone. One thread at a
+/// time; in the order of a roll call.
 class RollElsewhere {
  public:
   struct Terms {
@@ -51,6 +52,8 @@ class RollElsewhere {
   /// Whether to count no longer: it has ended elsewhere, or somebody wants to know who is missing.
   virtual bool is_over() = 0;
   virtual void report(const RollCount& count) = 0;
+  /// Whom this host, which is counted, waits for: "rank 2 of host beta (ranks 2, 3)".
+  virtual std::string awaited() = 0;
   /// What all hosts have come to, once that is known. `over`: a rank of this host whose timeout has
   /// ended, or -1.
   virtual std::optional<RollOutcome> outcome(int over) = 0;

@@ -11,9 +11,10 @@
 namespace dreamcomm::roll {
 
 // The lowest bits of a verdict:
-inline constexpr std::uint32_t kLate = 1;   // somebody has not come
-inline constexpr std::uint32_t kEnded = 2;  // nor will, or rank 0 gave it up
-inline constexpr std::uint32_t kBits = kLate | kEnded;
+inline constexpr std::uint32_t kLate = 1;    // somebody has not come
+inline constexpr std::uint32_t kEnded = 2;   // nor will, or rank 0 gave it up
+inline constexpr std::uint32_t kMissed = 4;  // it had ended without this host, as the words say
+inline constexpr std::uint32_t kBits = kLate | kEnded | kMissed;
 inline constexpr std::uint32_t kOne = kBits + 1;  // of a verdict's number
 
 /// Beyond the deadline, for rank 0's verdict.

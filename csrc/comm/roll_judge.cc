@@ -12,6 +12,10 @@ namespace {
 
 constexpr std::chrono::milliseconds kRest{500};  // to come, once it is known that one cannot
 
+/// Who calls the roll looks at the clock itself, and asks the missing once: so the guard's is never
+/// over, also where this process was stopped until long after.
+constexpr Clock::duration kNeverOver = Clock::duration::max();
+
 std::chrono::milliseconds since(Clock::time_point begin) {
   return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - begin);
 }
@@ -48,11 +52,19 @@ bool RollCall::is_time_over(int rank) const {
 /// A rank that has gone, present or not, or the foremost of the absent ones, or -1.
 int RollCall::awaited() const {
   std::vector<int> absent;
+  for (int rank = 1; rank < member_.size(); ++rank) {
+    if (!is_present(rank)) absent.push_back(rank);
+  }
+  const int one = gone();
+  return one >= 0 || absent.empty() ? one : foremost(absent);
+}
+
+/// A rank that has gone, or -1.
+int RollCall::gone() const {
   for (int rank = member_.size() - 1; rank > 0; --rank) {
     if (!why_gone(member_.fabric(), rank).empty()) return rank;
-    if (!is_present(rank)) absent.insert(absent.begin(), rank);
   }
-  return absent.empty() ? -1 : foremost(absent);
+  return -1;
 }
 
 /// Whether a rank is not in it that will not come.
@@ -73,13 +85,30 @@ int RollCall::foremost(const std::vector<int>& absent) const {
   return found == absent.rend() ? absent.front() : *found;
 }
 
-/// Who calls the roll looks at the clock itself, and asks the missing once: so the guard's is never
-/// over, also where this process was stopped until long after.
 void RollCall::watch(const Round& round, const std::function<bool()>& ready,
                      const std::function<int()>& blocker) {
   const std::function<std::string()> what = [] { return std::string("monitored_barrier"); };
   Guard guard(member_, what, round.deadline, round.idle, round.interrupt, round.begin, {},
-              Clock::duration::max());
+              kNeverOver);
+  watch(guard, ready, blocker);
+}
+
+/// For other hosts, once the ranks of this one have been counted: a wait of its own, of which the
+/// user is told where it lasts, and not as it begins. `complete`: all had come, and none may go.
+void RollCall::watch_others(const Round& round, const std::function<bool()>& ready, bool complete) {
+  const std::function<std::string()> what = [&] {
+    return concat("monitored_barrier, in which rank ", member_.fabric().number(0), " waits for ",
+                  round.terms.elsewhere->awaited(), ",");
+  };
+  Guard guard(member_, what, round.deadline, round.idle, round.interrupt, Clock::now(), {},
+              kNeverOver);
+  bool warned = false;
+  guard.warn_without_rank(warned);
+  watch(guard, ready, [&] { return complete ? gone() : -1; });
+}
+
+void RollCall::watch(Guard& guard, const std::function<bool()>& ready,
+                     const std::function<int()>& blocker) {
   guard.look_at_awaited_only();
   wait_until(member_.header().doorbell, member_.patience(), guard, ready, blocker);
   if (!all_present()) guard.look(-1);  // they may have left as this rank has given the group up
@@ -149,13 +178,18 @@ RollCall::Outcome RollCall::count_all(const Round& round) {
   RollElsewhere& others = *round.terms.elsewhere;
   std::optional<Outcome> found =
       others.enter({round.terms.all, round.terms.issued, round.terms.timeout, round.begin});
+  bool complete = false;
   try {
-    if (!found) others.report(count(round));
+    if (!found) {
+      const RollCount here = count(round);
+      complete = here.is_complete();
+      others.report(here);
+    }
     const auto over = [&] {
       if (!found) found = others.outcome(time_over(round));
       return found.has_value();
     };
-    watch(round, over, [] { return -1; });
+    watch_others(round, over, complete);
   } catch (const Error& error) {
     others.leave(error.what());
     throw;
@@ -190,7 +224,8 @@ void RollCall::call(const Round& round) {
   give_verdict(found, round.terms);
   if (found.bits == 0) return;
   const bool ended = (found.bits & roll::kEnded) != 0;
-  const bool of_others = ended && number != 0;  // who hear it in the same words
+  const bool missed = (found.bits & roll::kMissed) != 0;
+  const bool of_others = ended && !missed && number != 0;  // who hear it in the same words
   throw Error(
       ended ? ErrorKind::kPeerLost : ErrorKind::kTimeout,
       of_others ? concat("monitored_barrier on ", member_.who(), " cannot finish: ", found.problem)

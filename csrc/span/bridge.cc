@@ -49,7 +49,10 @@ Bridge::Bridge(Communicator& host, Topology topology, int rank, std::unique_ptr<
               options_.heap, spoilt_,   options_.reasons, rank_,   options_.widens_halves},
       recorder_(options_.recorder ? options_.recorder
                                   : std::make_shared<Recorder>(Recorder::Origin{})) {
-  if (options_.bulletin) roll_.emplace(options_.bulletin, topology_, rank_, host_.who());
+  if (options_.bulletin) {
+    roll_.emplace(SpanRoll::Means{options_.bulletin, vigil_, options_.reasons}, topology_, rank_,
+                  host_.who());
+  }
 }
 
 Bridge::~Bridge() { close(); }
@@ -58,7 +61,10 @@ Bridge::~Bridge() { close(); }
 void Bridge::give_up(const std::string& reason) {
   host_.abort(reason);
   if (messages_) messages_->fail_all(ErrorKind::kAborted, reason);
-  if (told_.take() == 0 && options_.reasons.tell) options_.reasons.tell(reason);
+  if (told_.take() == 0) {
+    tell_of_leader();
+    options_.reasons.give_up(rank_, reason);
+  }
   close();
 }
 
@@ -104,7 +110,20 @@ void Bridge::monitored_barrier(std::chrono::milliseconds timeout, bool all,
   const bool leads = topology_.index_of(rank_) == 0;
   check(!leads || roll_, ErrorKind::kInvalid, "monitored_barrier on ", host_.who(),
         ": its leaders have nothing to post on");
-  host_.monitored_barrier(timeout, all, interrupt, issued, leads ? &*roll_ : nullptr);
+  try {
+    host_.monitored_barrier(timeout, all, interrupt, issued, leads ? &*roll_ : nullptr);
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kPeerLost) tell_of_leader();
+    throw;
+  }
+}
+
+/// A leader that was killed cannot tell the other hosts: its host's ranks know what it did last.
+void Bridge::tell_of_leader() const {
+  if (topology_.index_of(rank_) == 0) return;
+  const std::string words = host_.lost(0);
+  if (words.empty() || !options_.reasons.tell) return;
+  options_.reasons.tell(topology_.rank_at(topology_.host_of(rank_), 0), words);
 }
 
 void Bridge::stay_until_heard() {

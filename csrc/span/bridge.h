@@ -97,6 +97,7 @@ class Bridge {
   double time_of_calls(std::size_t bytes, const Way& way, Clock::time_point deadline,
                        const Interrupt& interrupt);
   double slowest(double seconds, Clock::time_point deadline, const Interrupt& interrupt);
+  void tell_of_leader() const;
   template <typename Act>
   void watched(const Request& request, Act&& act);
 

@@ -159,7 +159,7 @@ void LinkTrip::wait(const Transfers& transfers) {
     last_between_ = awaiting.last();
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::kTimeout) throw;
-    if (levels_.reasons.tell) levels_.reasons.tell(error.what());
+    levels_.reasons.give_up(this->rank(), error.what());
     const std::string told = levels_.reasons.of(transfers[come].rank, kAsk);
     if (told.empty()) throw;
     throw Error(ErrorKind::kTimeout, concat(error.what(), "; ", told));

@@ -58,7 +58,7 @@ void Nudger::work() {
     if (idle_) changed_.wait(lock, [this] { return ending_ || awaited_ != nullptr; });
     idle_ = false;
     const std::uint64_t last = waits_;
-    changed_.wait_for(lock, kTick, [this] { return ending_; });
+    changed_.wait_for(lock, tick_, [this] { return ending_; });
     if (ending_) return;
     if (awaited_ != nullptr && waits_ == last) awaited_->interrupt();
   }

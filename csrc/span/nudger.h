@@ -15,10 +15,10 @@ namespace dreamcomm {
 /// for.
 class Nudger {
  public:
-  /// A wait is called back after one to two of these.
   static constexpr std::chrono::milliseconds kTick{50};
 
-  Nudger() = default;
+  /// A wait is called back after one to two ticks.
+  explicit Nudger(std::chrono::milliseconds tick = kTick) : tick_(tick) {}
   ~Nudger();
   Nudger(const Nudger&) = delete;
   Nudger& operator=(const Nudger&) = delete;
@@ -32,6 +32,7 @@ class Nudger {
  private:
   void work();
 
+  const std::chrono::milliseconds tick_;
   std::mutex mutex_;
   std::condition_variable changed_;
   Parcel* awaited_ = nullptr;

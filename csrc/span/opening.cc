@@ -29,8 +29,9 @@ using Sides = std::array<Side, 2>;
 /// The first message of one leader to another; what its host brings follows.
 struct Heading {
   Signature signature;
-  std::uint32_t agreed = 0;  // whether all ranks of the host made this call
-  std::int32_t last = -1;    // which of them came last; -1: not known
+  std::uint32_t agreed = 0;   // whether all ranks of the host made this call
+  std::int32_t last = -1;     // which of them came last; -1: not known
+  std::uint32_t brought = 0;  // bytes that follow
 };
 
 /// What a leader tells the ranks of its host; what all take follows.
@@ -62,7 +63,8 @@ class Beginning {
   void hold() {
     compare_here();
     const Cargo mine = trip_.room(sizeof(Heading) + small_.brought);
-    const Heading heading{own_, agreed_ ? 1U : 0U, trip_.latest.here.rank};
+    const auto brought = static_cast<std::uint32_t>(agreed_ ? small_.brought : 0);
+    const Heading heading{own_, agreed_ ? 1U : 0U, trip_.latest.here.rank, brought};
     std::memcpy(mine.data(), &heading, sizeof heading);
     if (agreed_ && small_.bring) small_.bring(mine.data() + sizeof heading);
     const Cargo told = trip_.room(kVerdict + small_.told);
@@ -91,7 +93,8 @@ class Beginning {
     for (const int rank : std::set{objection->one, objection->other}) {
       if (trip_.topology().host_of(rank) == trip_.host()) named.push_back(rank);
     }
-    end_mismatched(objection->text + ": ", named,
+    const std::string where = concat("in ", name(own_.kind), " as call ", own_.sequence, ' ');
+    end_mismatched(where + objection->text + ": ", named,
                    [](const Signature&) { return std::string(" called"); });
   }
 
@@ -155,6 +158,7 @@ class Beginning {
       brought.push_back(from.data() + sizeof heading);
       const bool is_last = !own && last_between_.rank >= 0 && last_between_.rank == leader(host);
       if (is_last && is_rank_of(heading.last, host)) last_of_host = heading.last;
+      if (!own) trip_.left_empty(from.bytes - sizeof heading - heading.brought);
     }
     last_between_.rank = last_of_host;
     if (all && small_.judge) small_.judge(brought, told);

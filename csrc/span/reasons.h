@@ -1,4 +1,4 @@
-// Why ranks of a group that spans hosts have given it up.
+// Why ranks of a group that spans hosts have given it up, or are gone.
 #pragma once
 
 #include <chrono>
@@ -9,17 +9,21 @@
 
 namespace dreamcomm {
 
-/// How ranks of different hosts learn of each other's reasons to give a group up.
+/// How ranks of different hosts learn of each other's ends.
 struct Reasons {
-  /// Of this rank; the last one counts. May be null.
-  std::function<void(const std::string& reason)> tell{};
-  /// What a rank has told so far, for which it has a moment, or ""; may be null.
+  /// In a sentence that names `rank`: this one, or one of its host that cannot tell itself. The
+  /// last one counts. May be null.
+  std::function<void(int rank, const std::string& words)> tell{};
+  /// What has been told of a rank so far, for which it has a moment, or ""; may be null.
   std::function<std::string(int rank, std::chrono::milliseconds moment)> told{};
 
+  /// Of this rank, which gives the group up.
+  void give_up(int rank, const std::string& reason) const {
+    if (tell) tell(rank, concat("rank ", rank, " has given the group up: ", reason));
+  }
   static constexpr std::chrono::milliseconds kMoment{160};
   std::string of(int rank, std::chrono::milliseconds moment = kMoment) const {
-    const std::string reason = told ? told(rank, moment) : "";
-    return reason.empty() ? "" : concat("rank ", rank, " has given the group up: ", reason);
+    return told ? told(rank, moment) : "";
   }
 };
 

@@ -86,7 +86,7 @@ std::optional<Objection> objection_to(const Table& table, int size) {
       const std::uint64_t given = table.given(giver, taker);
       const std::uint64_t expected = table.expected(taker, giver);
       if (given == expected) continue;
-      return Objection{concat("in all_to_all rank ", giver, " gives rank ", taker, ' ', given,
+      return Objection{concat("rank ", giver, " gives rank ", taker, ' ', given,
                               " bytes, and rank ", taker, " expects ", expected),
                        giver, taker};
     }

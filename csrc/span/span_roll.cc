@@ -27,17 +27,16 @@ std::vector<std::string> SpanRoll::keys(const Topology& topology, int rank) {
   return keys;
 }
 
-SpanRoll::SpanRoll(std::shared_ptr<Bulletin> bulletin, const Topology& topology, int rank,
-                   std::string who)
-    : bulletin_(std::move(bulletin)), topology_(topology), rank_(rank), who_(std::move(who)) {}
+SpanRoll::SpanRoll(Means means, const Topology& topology, int rank, std::string who)
+    : means_(std::move(means)), topology_(topology), rank_(rank), who_(std::move(who)) {}
 
 std::string SpanRoll::place(int rank) const {
   return concat("rank ", rank, " of ", topology_.words(topology_.host_of(rank)));
 }
 
 void SpanRoll::look(milliseconds patience) {
-  if (patience.count() == 0 && !bulletin_->has_news()) return;
-  const std::vector<std::string> texts = bulletin_->read(patience);
+  if (patience.count() == 0 && !means_.bulletin->has_news()) return;
+  const std::vector<std::string> texts = means_.bulletin->read(patience);
   if (judges()) {
     reports_.clear();
     for (const std::string& text : texts) reports_.push_back(roll::report_from(text));
@@ -48,8 +47,8 @@ void SpanRoll::look(milliseconds patience) {
 }
 
 void SpanRoll::post() {
-  bulletin_->post(key_of(topology_.host_of(rank_)),
-                  judges() ? roll::to_text(verdict_) : roll::to_text(own_));
+  means_.bulletin->post(key_of(topology_.host_of(rank_)),
+                        judges() ? roll::to_text(verdict_) : roll::to_text(own_));
 }
 
 bool SpanRoll::is_in(const Report& report) const {
@@ -112,13 +111,14 @@ void SpanRoll::catch_up_with_rank_0() {
   while (read_.ended > number_ && read_.passed <= number_ && left_out()) ++number_;
 }
 
-/// How the roll call has ended to which this leader comes late.
+/// How the roll call has ended to which this leader comes late, in words for all of its host.
 RollOutcome SpanRoll::late() const {
   const bool own = read_.ended == number_ + 1;
   const std::uint32_t bits = own && read_.outcome.bits != 0 ? read_.outcome.bits : roll::kLate;
-  return {bits, concat("monitored_barrier on ", who_,
-                       " came too late: rank 0 has ended it without this host",
-                       own ? concat(": ", read_.outcome.problem) : "")};
+  return {bits | roll::kMissed,
+          concat("monitored_barrier on ", topology_.words(topology_.host_of(rank_)),
+                 " came too late: rank 0 has ended it without this host",
+                 own ? concat(": ", read_.outcome.problem) : "")};
 }
 
 std::optional<RollOutcome> SpanRoll::enter(const Terms& terms) {
@@ -145,6 +145,8 @@ std::optional<RollOutcome> SpanRoll::enter(const Terms& terms) {
 bool SpanRoll::is_over() {
   const std::scoped_lock lock(mutex_);
   look();
+  look_for_gone();
+  if (!gone_.empty()) return true;
   if (!judges()) return read_.ended > number_ || read_.asks == number_ + 1;
   return std::any_of(reports_.begin(), reports_.end(), [this](const Report& report) {
     const bool lacks = report.has_count() && !report.count.is_complete();
@@ -162,6 +164,7 @@ void SpanRoll::report(const RollCount& count) {
 std::optional<RollOutcome> SpanRoll::outcome(int over) {
   const std::scoped_lock lock(mutex_);
   look();
+  look_for_gone();
   return judges() ? judge(over) : heed(over);
 }
 
@@ -173,6 +176,9 @@ std::optional<RollOutcome> SpanRoll::heed(int over) {
   if (read_.ended > number_) {
     return RollOutcome{roll::kLate, concat(who, " was ended by rank 0, and others since, before ",
                                            "this rank could hear why")};
+  }
+  if (const auto gone = gone_.find(0); gone != gone_.end()) {
+    return RollOutcome{roll::kEnded, gone->second};
   }
   if (over < 0) return std::nullopt;
   if (!deciding_) {

@@ -7,16 +7,21 @@
 //                    that the time of one of them is over; and at the end that it has left n
 //   rank 0           posts that it is in n; then, if it has to name ranks, that it asks who is
 //                    missing; and at the end its verdict, with the collectives that it had issued
+// One that has gone posts no more: the end of its connection says that, and those of its host's
+// ranks that have come tell what it did last (Reasons).
 // INVARIANT: each text says of which roll call it is, and rank 0 passes n only if every leader says
 // that all of its ranks are in n. So it does not matter how old a text is, nor whether one between
 // two others is never seen: who has not read yet that a leader came waits a little longer.
 // INVARIANT: the next one cannot pass before all leaders have left this one; so the verdict that a
 // leader finds is of its roll call, or it has failed there and rank 0 has gone on.
+// INVARIANT: a leader posts before it goes, and is taken to be missing only where its texts have
+// been read since it was seen to be gone; so who has judged, and left in good order, is believed.
 // As within a host, a leader that comes late to a failed one is told, and does not pass for the
 // next, unless it has issued more collectives since: then it has left that one out.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -25,7 +30,9 @@
 
 #include "comm/roll_elsewhere.h"
 #include "span/bulletin.h"
+#include "span/reasons.h"
 #include "span/roll_posts.h"
+#include "span/vigil.h"
 #include "transport/topology.h"
 
 namespace dreamcomm {
@@ -36,12 +43,19 @@ class SpanRoll final : public RollElsewhere {
   /// Whose posts a leader reads: rank 0 those of the other hosts' leaders, in the order of the
   /// hosts, and these rank 0's.
   static std::vector<std::string> keys(const Topology& topology, int rank);
-  /// `bulletin` reads these keys; `who` is this rank, in words. `topology` must outlive this.
-  SpanRoll(std::shared_ptr<Bulletin> bulletin, const Topology& topology, int rank, std::string who);
+  /// How it hears of the other leaders.
+  struct Means {
+    std::shared_ptr<Bulletin> bulletin;  // reads these keys
+    Vigil& vigil;
+    const Reasons& reasons;
+  };
+  /// `who` is this rank, in words. All references must outlive this.
+  SpanRoll(Means means, const Topology& topology, int rank, std::string who);
 
   std::optional<RollOutcome> enter(const Terms& terms) override;
   bool is_over() override;
   void report(const RollCount& count) override;
+  std::string awaited() override;
   std::optional<RollOutcome> outcome(int over) override;
   void leave(const std::string& interrupted) override;
 
@@ -55,6 +69,9 @@ class SpanRoll final : public RollElsewhere {
 
   bool judges() const { return rank_ == 0; }
   std::string place(int rank) const;
+  int leader(std::size_t report) const {
+    return topology_.rank_at(static_cast<int>(report) + 1, 0);
+  }
   void look(std::chrono::milliseconds patience = {});
   void post();
   bool has_met();
@@ -62,6 +79,9 @@ class SpanRoll final : public RollElsewhere {
   void catch_up_with_leaders();
   void catch_up_with_rank_0();
   RollOutcome late() const;
+  void look_for_gone();
+  std::map<int, std::string> newly_gone();
+  bool needs(int leader) const;
   bool is_in(const Report& report) const;
   bool has_left(const Report& report) const;
   std::optional<RollOutcome> judge(int over);
@@ -74,7 +94,7 @@ class SpanRoll final : public RollElsewhere {
   std::vector<Absent> absent() const;
   std::optional<RollOutcome> heed(int over);
 
-  const std::shared_ptr<Bulletin> bulletin_;
+  const Means means_;
   const Topology& topology_;
   const int rank_;
   const std::string who_;
@@ -90,6 +110,8 @@ class SpanRoll final : public RollElsewhere {
   roll::Verdict read_;           // as another leader has
   /// Since when rank 0 wants to name somebody, or another leader's time is over.
   std::optional<Clock::time_point> deciding_;
+  std::map<int, std::string> gone_;  // other leaders, with why
+  Clock::time_point next_glance_;    // whether one has gone
 };
 
 }  // namespace dreamcomm

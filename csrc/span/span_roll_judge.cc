@@ -18,15 +18,16 @@ constexpr milliseconds kAnswer{500};  // to rank 0's question who is missing
 /// Of rank 0. It waits while all may still come, and for answers where it has to name somebody.
 std::optional<RollOutcome> SpanRoll::judge(int over) {
   bool complete = own_.count.is_complete();
-  bool fails = over >= 0 || !complete;
+  bool fails = over >= 0 || !complete || !gone_.empty();
   bool answered = true;  // those that are in it have counted their ranks
-  bool named = !own_.count.missing.empty();
-  for (const Report& report : reports_) {
+  bool named = !own_.count.missing.empty() || !gone_.empty();
+  for (std::size_t i = 0; i < reports_.size(); ++i) {
+    const Report& report = reports_[i];
     const bool counted = is_in(report) && report.has_count();
     const bool lacks = counted && !report.count.is_complete();
     complete = complete && counted && !lacks;
     fails = fails || has_left(report) || lacks || (is_in(report) && report.state == State::kOver);
-    answered = answered && (!is_in(report) || counted);
+    answered = answered && (!is_in(report) || counted || gone_.contains(leader(i)));
     named = named || (counted && !report.count.missing.empty());
   }
   if (complete) return RollOutcome{};
@@ -42,24 +43,29 @@ std::optional<RollOutcome> SpanRoll::judge(int over) {
   return outcome_;
 }
 
-/// Of a host whose leader has not come, or has left, only that is known.
+/// Of a host whose leader has not come, or has left, only that is known. All hosts are named: who
+/// reads it may be on any.
 std::vector<SpanRoll::Absent> SpanRoll::absent() const {
   std::vector<Absent> found;
-  const auto add = [&](const RollCount& count) {
+  const auto add = [&](const RollCount& count, std::size_t host) {
+    const std::string where = concat("on ", topology_.words(static_cast<int>(host)), ": ");
     const bool gone = (count.bits & roll::kEnded) != 0;
     for (std::size_t i = 0; i < count.missing.size(); ++i) {
-      found.push_back(
-          {gone ? Absent::Why::kGone : Absent::Why::kLate, count.missing[i], count.acts[i]});
+      found.push_back({gone ? Absent::Why::kGone : Absent::Why::kLate, count.missing[i],
+                       where + count.acts[i]});
     }
   };
-  add(own_.count);
+  add(own_.count, 0);
   for (std::size_t i = 0; i < reports_.size(); ++i) {
     const Report& report = reports_[i];
+    const int leader = this->leader(i);
+    const auto gone = gone_.find(leader);
+    if (gone != gone_.end()) found.push_back({Absent::Why::kGone, leader, gone->second});
     if (is_in(report) && report.has_count()) {
-      add(report.count);
+      add(report.count, i + 1);
       continue;
     }
-    const int leader = topology_.rank_at(static_cast<int>(i) + 1, 0);
+    if (gone != gone_.end()) continue;
     const std::string& why = report.count.problem;
     if (has_left(report)) {
       found.push_back({Absent::Why::kLeft, leader,

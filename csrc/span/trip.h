@@ -75,6 +75,8 @@ class Trip {
   /// ranks are not under way together. Of no bytes there are none.
   virtual void send(int rank, const Cargo& cargo, std::uint32_t number) = 0;
   virtual void receive(int rank, const Cargo& cargo, std::uint32_t number) = 0;
+  /// So many bytes of the room for a message that has come: it was not known how long it would be.
+  void left_empty(std::size_t bytes) { traffic_.received -= bytes; }
   /// All messages of that number have been named: an engine that takes many at a time takes them
   /// now. INVARIANT: of any two ranks the numbers of their messages depart in one order.
   virtual void depart(std::uint32_t number) = 0;

@@ -1,9 +1,11 @@
 // Whether ranks of other hosts that are waited for are still connected.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
 
 #include "core/error.h"
 #include "span/nudger.h"
@@ -30,11 +32,16 @@ class Vigil {
     }
   }
 
-  /// Whether a parcel of `rank` has come. Throws Error(kPeerLost) if the rank has gone and it has
-  /// not. Takes a nudger's tick. One thread at a time.
+  /// Throws Error(kPeerLost) if `rank` has gone. Takes a glance's tick or two. Any thread.
+  void glance(int rank) {
+    const std::scoped_lock lock(mutex_);
+    glances_.wait(*standing_.at(rank));
+  }
+  /// Whether a parcel of `rank` has come, if the rank has gone. Throws Error(kPeerLost) if it has
+  /// and the parcel has not come. One thread at a time.
   bool look(int rank, Parcel& parcel) {
     try {
-      nudger_.wait(*standing_.at(rank));
+      glance(rank);
       return false;
     } catch (const Error&) {
       // The rank may have left in good order: what it sent has come by now. One that was called
@@ -46,6 +53,8 @@ class Vigil {
 
  private:
   Nudger& nudger_;
+  std::mutex mutex_;  // a monitored barrier may run beside a collective
+  Nudger glances_{std::chrono::milliseconds(1)};
   std::map<int, std::shared_ptr<Parcel>> standing_;
 };
 

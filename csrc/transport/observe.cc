@@ -105,7 +105,7 @@ RankView whole_view_of(const Header& header) {
   view.bytes = whole_bytes(view.kind, calls.bytes.read(), view.size);
   view.entered_ns = calls.entered_ns.read();
   view.inside = calls.inside.read() != 0;
-  view.away = false;
+  view.away = view.away && view.inside;
   view.waiting_for = near >= 0 ? near : static_cast<int>(calls.waiting_for.read());
   for (std::size_t k = 0; k < view.counts.size(); ++k) {
     const Tally& tally = whole.tallies[k];
@@ -134,7 +134,7 @@ std::string last_act(const RankView& rank) {
   const std::chrono::nanoseconds now = std::chrono::steady_clock::now().time_since_epoch();
   const double ago = static_cast<double>(now.count() - rank.entered_ns) * 1e-9;
   std::ostringstream text;
-  const char* const does = rank.away     ? "waits for ranks of other hosts, after "
+  const char* const does = rank.away     ? "waits for ranks of other hosts in "
                            : rank.inside ? "is in "
                            : in_roll     ? "is in monitored_barrier, after "
                                          : "last called ";

@@ -27,7 +27,7 @@ struct RankView {
   std::int64_t bytes = 0;      // of its largest tensor
   std::int64_t entered_ns = 0;
   bool inside = false;
-  bool away = false;          // between two such calls it waits for ranks of other hosts
+  bool away = false;          // it waits for ranks of other hosts there
   bool answers_roll = false;  // it is in a monitored barrier
   std::int64_t roll_began_ns = 0;
   int waiting_for = -1;

@@ -74,4 +74,7 @@ def test_a_late_rank_is_described_by_its_host(hosts: Hosts) -> None:
     found = hosts.run(TWO_OF_TWO, wait_for_rank_3, 2.0, seconds=10.0)
     assert found[3] == []
     assert any("waits for rank 2 of host" in text for text in found[0]), found[0]
-    assert any("of waiting for rank 3, which last called" in text for text in found[2]), found[2]
+    late = "of waiting for rank 3, which last called all_reduce as call 1, entered"
+    assert any(late in text for text in found[2]), found[2]
+    waits = "for rank 0, which waits for ranks of other hosts in broadcast as call 2, entered"
+    assert any(waits in text for text in found[1]), found[1]

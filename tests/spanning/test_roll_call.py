@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 import dreamcomm
+from helpers.logs import warnings_of_all_threads
 from helpers.processes import replies
 from lifecycle.groups import error_of
 from spanning.hosts import Hosts, Placement
@@ -25,6 +26,7 @@ pytestmark = pytest.mark.beyond_gloo("gloo knows no hosts")
 SHORT = timedelta(seconds=1)
 LONG = timedelta(seconds=30)
 ONE_EACH: Placement = [[0], [1], [2], [3]]
+RANKS_OF = ["ranks 0, 1", "ranks 0, 1", "ranks 2, 3", "ranks 2, 3"]  # the host of each
 
 
 def hold(timeout: timedelta = LONG, wait_all: bool = False) -> str:
@@ -93,22 +95,75 @@ def test_the_missing_are_named_in_the_words_of_one_host(
 
 
 def lose(victim: int) -> tuple[str, float]:
+    dist.all_reduce(torch.ones(3))
     assert hold() == "no error"
     if dist.get_rank() == victim:
+        time.sleep(0.5)  # the others wait
         os.kill(os.getpid(), signal.SIGKILL)
     begin = time.monotonic()
     return hold(), time.monotonic() - begin
 
 
-@pytest.mark.parametrize("victim", [1, 3])
+@pytest.mark.parametrize("victim", [0, 1, 2, 3])
 def test_a_monitored_barrier_does_not_wait_for_the_dead(hosts: Hosts, victim: int) -> None:
     found = replies(hosts.start(TWO_OF_TWO, lose, victim), timeout=60)
     for rank in {0, 1, 2, 3} - {victim}:
         assert found[rank].error is None, found[rank].error
         text, seconds = found[rank].value
-        assert f"Rank {victim} failed to pass monitoredBarrier" in text, text
+        if rank // 2 != victim // 2:  # its own host's ranks may see it first
+            assert re.search(rf"host \S+ \({RANKS_OF[victim]}\): the process of rank", text), text
+            assert victim == 0 or f"Rank {victim} failed to pass monitoredBarrier" in text, text
         assert f"the process of rank {victim} has ended" in text, text
+        assert f"rank {victim} last called all_reduce as call 1, entered" in text, text
         assert seconds < 2.5, (rank, seconds)
+
+
+@pytest.mark.parametrize("store", ["file", "tcp"])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_dead_rank_that_was_alone_on_its_host_is_named(
+    hosts: Hosts, victim: int, store: str
+) -> None:
+    """Also where it kept the store."""
+    found = replies(hosts.start(ONE_EACH, lose, victim, store=store), timeout=60)
+    for rank in {0, 1, 2, 3} - {victim}:
+        assert found[rank].error is None, found[rank].error
+        text, seconds = found[rank].value
+        place = rf"rank {victim} of host \S+ \(rank {victim}\)"
+        assert re.search(f"{place}: the connection to rank {victim} has failed", text), text
+        if victim == 1:
+            assert "Rank 1 failed to pass monitoredBarrier" in text, text
+        assert seconds < 2.5, (rank, seconds)
+
+
+def wait_long(absent: int, seconds: float) -> tuple[list[str], str]:
+    dist.all_reduce(torch.ones(3))
+    with warnings_of_all_threads() as texts:
+        if dist.get_rank() == absent:
+            time.sleep(seconds)
+        said = hold()
+    return texts, said
+
+
+@pytest.mark.parametrize("absent", [0, 1, 2, 3])
+def test_a_long_wait_for_another_host_is_told_of(hosts: Hosts, absent: int) -> None:
+    found = hosts.run(TWO_OF_TWO, wait_long, absent, 4.5)
+    assert [said for _, said in found] == ["no error"] * 4
+    assert found[absent][0] == []
+    for rank in {0, 2} - {absent}:  # those that call a roll
+        (text,) = found[rank][0]
+        what, whom = "monitored_barrier", ""
+        if RANKS_OF[rank] == RANKS_OF[absent]:
+            whom = rf" for rank {absent}, which last called all_reduce as call 1, entered .*"
+        else:
+            leader = 2 - rank
+            what += rf", in which rank {rank} waits for rank {leader} of host \S+ "
+            what += rf"\({RANKS_OF[leader]}\),"
+            what += "" if absent == leader else f" which waits for others{' there' * (rank == 0)},"
+        assert re.match(
+            rf"{what} on rank {rank} of 4 in group 'default' has come to 3\.\d s of "
+            rf"waiting{whom}; its timeout is after (29\.9|30\.0) s$",
+            text,
+        ), text
 
 
 def interrupt(victim: int, folder: str) -> tuple[str, float]:
