@@ -1,9 +1,11 @@
-// Whether ranks of other hosts that are waited for are still connected.
+// Whether ranks of other hosts are still connected.
 #pragma once
 
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
+#include <string>
 
 #include "core/error.h"
 #include "span/nudger.h"
@@ -34,6 +36,7 @@ class Vigil {
   /// not. Takes a nudger's tick. One thread at a time.
   bool look(int rank, Parcel& parcel) {
     try {
+      const std::scoped_lock lock(mutex_);
       nudger_.wait(*standing_.at(rank));
       return false;
     } catch (const Error&) {
@@ -44,8 +47,24 @@ class Vigil {
     }
   }
 
+  /// The ranks whose connections have ended, and how. Waits for no rank. Any thread.
+  std::map<int, std::string> lost() {
+    const std::scoped_lock lock(mutex_);
+    std::map<int, std::string> found;
+    for (const auto& [rank, parcel] : standing_) {
+      try {
+        parcel->interrupt();
+        parcel->wait();
+      } catch (const Error& error) {
+        found.emplace(rank, error.what());
+      }
+    }
+    return found;
+  }
+
  private:
   Nudger& nudger_;
+  std::mutex mutex_;  // of the waits for these:
   std::map<int, std::shared_ptr<Parcel>> standing_;
 };
 
