@@ -7,8 +7,8 @@
 #include "c10d/costs_file.h"
 #include "c10d/device_exchange.h"
 #include "c10d/gloo_link.h"
+#include "c10d/meet.h"
 #include "c10d/process_heap.h"
-#include "c10d/process_whereabouts.h"
 #include "c10d/python.h"
 #include "c10d/recordings.h"
 #include "c10d/roster.h"
@@ -24,68 +24,10 @@ namespace {
 /// Operations that a log keeps for a post-mortem, as torch's Flight Recorder does.
 constexpr std::size_t kRecords = 2000;
 
-std::vector<int> members_of(const DreamOptions& options) {
-  return {options.global_ranks_in_group.begin(), options.global_ranks_in_group.end()};
-}
-
-/// torch gives the members of other groups as ranks of this one, of which it has one at a time.
-bool is_default(const DreamOptions& options) {
-  return options.group_name == kDefaultGroup && options.global_ranks_in_group.empty();
-}
-
-/// Whether the process of a rank of a new group has ended, as the default group sees it.
-std::function<bool(int)> members_watch(const DreamOptions& options) {
-  if (is_default(options)) return {};
-  return [members = members_of(options), world = roster()](int rank) {
-    return world && static_cast<std::size_t>(rank) < members.size() &&
-           world->has_ended(members[static_cast<std::size_t>(rank)]);
-  };
-}
-
 /// As errors name the group, which of the default one they need not.
 std::string group_to_tell(const DreamOptions& options) {
   if (options.group_name == kDefaultGroup) return "";
   return words_on_group(options.group_name, members_of(options));
-}
-
-/// What has to be equal on all ranks; paths may differ.
-std::string costs_kind(const std::string& costs) {
-  return costs == "auto" || costs == "fixed" ? costs : "file";
-}
-
-/// Who is in the group, as ranks of the job: groups that ranks make in different orders may meet
-/// under one name, and be of one size. Of many ranks a number that tells them from others.
-std::string members_text(const DreamOptions& options) {
-  constexpr std::size_t kMostNamed = 16;
-  const std::vector<int> members = members_of(options);
-  std::string text;
-  std::uint64_t mixed = 0xcbf29ce484222325;  // FNV-1a
-  for (const int member : members) {
-    text += concat(text.empty() ? "" : "/", member);
-    mixed = (mixed ^ static_cast<std::uint64_t>(member)) * 0x100000001b3;
-  }
-  if (members.size() > kMostNamed) return concat(members.size(), '/', mixed);
-  return members.empty() ? "all" : text;
-}
-
-/// `heap` may be null. `host` must outlive the meeting.
-ShmOptions meeting_options(const DreamOptions& options, int size, const Host& host,
-                           const std::shared_ptr<Heap>& heap) {
-  return {.page_bytes = options.page_bytes,
-          .message_bytes = options.message_bytes,
-          .timeout = meeting_time(options),
-          .heap = heap,
-          .settings = concat("algorithm=", options.algorithm, ",fixed_order=",
-                             options.fixed_order ? 1 : 0, ",costs=", costs_kind(options.costs),
-                             ",cuda=", options.cuda, ",cuda_heap_bytes=", options.cuda_heap_bytes,
-                             ",hosts=", options.hosts.empty() ? "found" : options.hosts,
-                             ",halves_between_hosts=", options.halves_between_hosts,
-                             ",ranks=", members_text(options)),
-          .warn = host.warn,
-          .make_whereabouts = [&host] { return process_whereabouts(host.whereabouts); },
-          .has_ended = members_watch(options),
-          .hosts = hosts_of(options, size),
-          .refuse = !options.shared_memory};
 }
 
 /// torch reuses a store when a group is destroyed and made anew, and then the
@@ -134,7 +76,7 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
   const ShmOptions shm = meeting_options(*options, size, host, heap_);
   TorchStore meeting(c10::make_intrusive<c10d::PrefixStore>("shm", visit_));
   try {
-    ShmResult result = connect_shm(meeting, rank, size, shm);
+    ShmResult result = meet(meeting, rank, size, shm, *options);
     reason_ = std::move(result.reason);
     if (result.topology.hosts() > 1) hosts_words_ = map_of_hosts(result.topology, result.apart);
     if (!result.no_heap.empty()) {
@@ -147,7 +89,8 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
           {options->group_name, options->algorithm, options->fixed_order, options->timeout,
            host.call_site, host.warn, members_of(*options)},
           nullptr);
-      roster_ = std::make_shared<Roster>(comm_);
+      const auto job = c10::make_intrusive<c10d::PrefixStore>("job", visit_);
+      roster_ = std::make_shared<Roster>(comm_, std::make_shared<StoreClerk>(job));
     }
     if (is_default(*options) && roster_) set_roster(roster_);
     if (comm_ && options->cuda == "dreamcomm") serve_devices();

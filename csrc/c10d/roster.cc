@@ -1,7 +1,5 @@
 #include "c10d/roster.h"
 
-#include <chrono>
-#include <optional>
 #include <utility>
 
 #include "c10d/process_wide.h"
@@ -9,8 +7,6 @@
 
 namespace dreamcomm {
 namespace {
-
-constexpr std::chrono::milliseconds kSlowStore{300};  // for the answers of a store that is there
 
 std::string end_key(int rank) { return concat("ended/", rank); }
 
@@ -24,14 +20,16 @@ ProcessWide<Roster>& roster_of_process() {
 void set_roster(const std::shared_ptr<Roster>& one) { roster_of_process().set(one); }
 std::shared_ptr<Roster> roster() { return roster_of_process().get(); }
 
-Roster::Roster(std::shared_ptr<Communicator> all) : host_(std::move(all)), rank_(0) {}
+Roster::Roster(std::shared_ptr<Communicator> all, std::shared_ptr<StoreClerk> clerk)
+    : Roster(all, Topology(), all->rank(), std::move(clerk)) {}
 
 Roster::Roster(std::shared_ptr<Communicator> host, Topology topology, int rank,
                std::shared_ptr<StoreClerk> clerk)
     : host_(std::move(host)),
       topology_(std::move(topology)),
       rank_(rank),
-      clerk_(std::move(clerk)) {}
+      clerk_(std::move(clerk)),
+      makings_(rank, clerk_) {}
 
 bool Roster::has_ended(int rank) {
   if (topology_.size() == 0) return host_->has_ended(rank);
@@ -45,10 +43,7 @@ bool Roster::has_ended(int rank) {
     const std::scoped_lock lock(mutex_);
     if (told_.contains(rank)) return true;
   }
-  const auto look = [rank](c10d::Store& store) {
-    return std::string(store.check({end_key(rank)}) ? "ended" : "");
-  };
-  if (clerk_->run(look, kSlowStore).value_or("").empty()) return false;
+  if (clerk_->read(end_key(rank)).value_or("").empty()) return false;
   const std::scoped_lock lock(mutex_);
   told_.insert(rank);
   return true;
@@ -71,11 +66,7 @@ void Roster::tell(int rank) {
     const std::scoped_lock lock(mutex_);
     if (!told_.insert(rank).second) return;
   }
-  const auto set = [rank](c10d::Store& store) {
-    store.set(end_key(rank), "1");
-    return std::string();
-  };
-  clerk_->run(set, kSlowStore);
+  clerk_->set(end_key(rank), "1");
 }
 
 }  // namespace dreamcomm

@@ -1,5 +1,5 @@
-// Who of the job has ended, as its default group knows: torch tells the members of other groups by
-// their ranks in it.
+// What its default group knows of a job's ranks: who has ended, and what groups they make. torch
+// tells the members of other groups by their ranks in it.
 #pragma once
 
 #include <memory>
@@ -7,6 +7,7 @@
 #include <set>
 #include <string>
 
+#include "c10d/makings.h"
 #include "c10d/store_clerk.h"
 #include "comm/communicator.h"
 #include "transport/topology.h"
@@ -17,9 +18,9 @@ namespace dreamcomm {
 /// through the store.
 class Roster {
  public:
-  /// All ranks share memory.
-  explicit Roster(std::shared_ptr<Communicator> all);
-  /// `host` is of the ranks of this one's host, `clerk` of a store that all ranks write to.
+  /// All ranks share memory. `clerk` is of a store that all ranks write to.
+  Roster(std::shared_ptr<Communicator> all, std::shared_ptr<StoreClerk> clerk);
+  /// `host` is of the ranks of this one's host.
   Roster(std::shared_ptr<Communicator> host, Topology topology, int rank,
          std::shared_ptr<StoreClerk> clerk);
 
@@ -27,6 +28,7 @@ class Roster {
   bool has_ended(int rank);
   /// Of those who have ended on this host, the other hosts. Bounded. Any thread.
   void tell_of_host();
+  Makings& makings() { return makings_; }
 
  private:
   bool has_ended_here(int rank) const;
@@ -38,6 +40,7 @@ class Roster {
   const std::shared_ptr<StoreClerk> clerk_;
   std::mutex mutex_;
   std::set<int> told_;  // to the others, or by them
+  Makings makings_;
 };
 
 /// The process's. From now on, as long as it lives.

@@ -17,7 +17,6 @@ namespace {
 std::string telling_key(int rank) { return concat("told-of/", rank); }
 
 constexpr std::chrono::milliseconds kBetween{40};  // looks
-constexpr std::chrono::milliseconds kSlow{300};    // for the answers of a store that is there
 
 }  // namespace
 
@@ -26,10 +25,10 @@ ShmResult connect_host(const c10::intrusive_ptr<c10d::Store>& store, const Place
   ShmOptions options = found_by;
   options.hosts.clear();
   const std::span<const int> ranks = place.topology.ranks(place.host());
-  if (found_by.has_ended) {
-    options.has_ended = [ended = found_by.has_ended,
-                         of_group = std::vector<int>(ranks.begin(), ranks.end())](int index) {
-      return ended(of_group[static_cast<std::size_t>(index)]);
+  if (found_by.will_not_come) {
+    options.will_not_come = [why = found_by.will_not_come,
+                             of_group = std::vector<int>(ranks.begin(), ranks.end())](int index) {
+      return why(of_group[static_cast<std::size_t>(index)]);
     };
   }
   TorchStore meeting(c10::make_intrusive<c10d::PrefixStore>(concat("host/", place.host()), store));
@@ -85,20 +84,13 @@ std::vector<int> members_on_host(const std::vector<int>& members, const Place& p
 
 Reasons reasons_through(const std::shared_ptr<StoreClerk>& clerk) {
   const auto tell = [clerk](int rank, const std::string& words) {
-    const auto set = [rank, words](c10d::Store& at) {
-      at.set(telling_key(rank), words);
-      return std::string();
-    };
-    clerk->run(set, kSlow);
+    clerk->set(telling_key(rank), words);
     if (const std::shared_ptr<Roster> job = roster()) job->tell_of_host();
   };
   const auto told = [clerk](int peer, std::chrono::milliseconds moment) -> std::string {
-    const auto look = [peer](c10d::Store& at) {
-      return at.check({telling_key(peer)}) ? at.get_to_str(telling_key(peer)) : std::string();
-    };
     for (std::chrono::milliseconds past{0}; past <= moment; past += kBetween) {
       if (past.count() > 0) std::this_thread::sleep_for(kBetween);
-      const std::optional<std::string> found = clerk->run(look, kSlow);
+      const std::optional<std::string> found = clerk->read(telling_key(peer));
       if (!found || !found->empty()) return found.value_or("");
     }
     return "";

@@ -55,10 +55,7 @@ StoreBulletin::~StoreBulletin() {
 }
 
 void StoreBulletin::post(const std::string& key, const std::string& text) {
-  clerk_->begin([key, text](c10d::Store& store) {
-    store.set(key, text);
-    return std::string();
-  });
+  clerk_->post(key, text);
 }
 
 bool StoreBulletin::has_news() {

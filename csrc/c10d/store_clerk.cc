@@ -23,6 +23,13 @@ c10::intrusive_ptr<c10d::Store> clone_of(const c10::intrusive_ptr<c10d::Store>& 
   }
 }
 
+StoreClerk::Job setting(const std::string& key, const std::string& text) {
+  return [key, text](c10d::Store& store) {
+    store.set(key, text);
+    return std::string();
+  };
+}
+
 }  // namespace
 
 struct StoreClerk::Desk {
@@ -99,6 +106,21 @@ void StoreClerk::begin(Job job) {
   if (desk_->ending || (desk_->has_ended && !hire())) return;
   desk_->orders.push_back(std::make_shared<Desk::Order>(Desk::Order{std::move(job)}));
   desk_->changed.notify_all();
+}
+
+std::optional<std::string> StoreClerk::read(const std::string& key) {
+  const auto look = [key](c10d::Store& store) {
+    return store.check({key}) ? store.get_to_str(key) : std::string();
+  };
+  return run(look, kPatience);
+}
+
+void StoreClerk::post(const std::string& key, const std::string& text) {
+  begin(setting(key, text));
+}
+
+void StoreClerk::set(const std::string& key, const std::string& text) {
+  run(setting(key, text), kPatience);
 }
 
 std::optional<std::string> StoreClerk::run(Job job, std::chrono::milliseconds patience) {

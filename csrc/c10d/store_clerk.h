@@ -32,6 +32,14 @@ class StoreClerk {
   /// Likewise, but waits for nothing.
   void begin(Job job);
 
+  /// For the answers of a store that is there.
+  static constexpr std::chrono::milliseconds kPatience{300};
+  /// What is under the key, "" for nothing, if the store says so within its patience.
+  std::optional<std::string> read(const std::string& key);
+  /// Puts a text there, for which post() does not wait, and set() as long.
+  void post(const std::string& key, const std::string& text);
+  void set(const std::string& key, const std::string& text);
+
  private:
   struct Desk;
   bool hire();

@@ -45,8 +45,17 @@ Bridge::Bridge(Communicator& host, Topology topology, int rank, std::unique_ptr<
       link_(std::move(link)),
       options_(std::move(options)),
       vigil_(*link_, nudger_, topology_, rank_),
-      levels_{host_,         topology_, *link_,           nudger_, vigil_,
-              options_.heap, spoilt_,   options_.reasons, rank_,   options_.widens_halves},
+      levels_{host_,
+              topology_,
+              *link_,
+              nudger_,
+              vigil_,
+              options_.heap,
+              spoilt_,
+              options_.reasons,
+              causes_,
+              rank_,
+              options_.widens_halves},
       recorder_(options_.recorder ? options_.recorder
                                   : std::make_shared<Recorder>(Recorder::Origin{})) {
   if (options_.bulletin) {
@@ -78,7 +87,7 @@ void Bridge::carry_messages(std::unique_ptr<Link> link) {
   messages_ = std::make_unique<FarMailbox>(
       std::move(link), topology_, rank_,
       FarMailbox::Options{
-          host_.who(), options_.reasons, [this](const Ticket& ticket) { host_.withdraw(ticket); },
+          host_.who(), causes_, [this](const Ticket& ticket) { host_.withdraw(ticket); },
           [this] { host_.ring(); }, [this](const std::string& reason) { give_up(reason); },
           [this](const std::string& text) { host_.warn(text); }, host_.whole(), *recorder_});
 }

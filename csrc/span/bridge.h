@@ -15,6 +15,7 @@
 #include "comm/recorder.h"
 #include "core/flag.h"
 #include "core/quick_clock.h"
+#include "span/causes.h"
 #include "span/far_mailbox.h"
 #include "span/link_trip.h"
 #include "span/model.h"
@@ -108,6 +109,7 @@ class Bridge {
   const BridgeOptions options_;
   Nudger nudger_;
   Vigil vigil_;
+  const Causes causes_{options_.reasons, vigil_};
   const std::shared_ptr<Mark> spoilt_ = std::make_shared<Mark>();
   const Levels levels_;  // of the members before it
   LevelCosts costs_;     // INVARIANT: the same on every rank, as ways are chosen by them

@@ -246,8 +246,7 @@ void FarMailbox::end(const MessagePtr& message, std::exception_ptr failure) {
     try {
       std::rethrow_exception(failure);
     } catch (const std::exception& error) {
-      why = options_.reasons.of(*message->rank);
-      if (why.empty()) why = error.what();
+      why = options_.causes.of(*message->rank, error.what());
     }
   }
   Lock lock(mutex_);
@@ -303,8 +302,7 @@ void FarMailbox::lose(int rank, const std::string& reason) {
   lost_.emplace(rank, reason);
   if (!any_waits(wanted_) && !any_waits(under_way_)) return;  // it may have left in good order
   lock.unlock();
-  std::string why = options_.reasons.of(rank);  // asks, which takes a while
-  if (why.empty()) why = reason;
+  const std::string why = options_.causes.of(rank, reason);  // asks, which takes a while
   lock.lock();
   drop_where(waits, ErrorKind::kPeerLost, concat(" cannot finish: ", why));
   settle(lock);

@@ -32,8 +32,8 @@
 #include "core/error.h"
 #include "core/flag.h"
 #include "core/request.h"
+#include "span/causes.h"
 #include "span/far_peer.h"
-#include "span/reasons.h"
 #include "transport/link.h"
 #include "transport/topology.h"
 #include "transport/window.h"
@@ -44,7 +44,7 @@ class FarMailbox {
  public:
   struct Options {
     std::string who;  // "rank 0 of 4 in group 'default'"
-    const Reasons& reasons;
+    const Causes& causes;
     /// A receive from any source was taken here.
     std::function<void(const Ticket& ticket)> taken{};
     /// Tickets are done.

@@ -50,6 +50,11 @@ void LinkTrip::here(Kind kind, const Reduction& how, std::span<const Block> in,
   if (part.deadline != Clock::time_point::max()) part.excuse = 2 * slack() + kAsked;
   try {
     levels_.host.run_ordered(part, interrupt_);
+  } catch (const Error& error) {
+    levels_.spoilt->publish(1);
+    // Where none of this host has died, one has left in good order (Causes).
+    if (error.kind() != ErrorKind::kPeerLost || !levels_.host.lost().empty()) throw;
+    throw Error(error.kind(), error.what() + levels_.causes.others());
   } catch (...) {
     levels_.spoilt->publish(1);
     throw;
@@ -177,11 +182,9 @@ std::string LinkTrip::waiting_for(int rank) const {
                 " of ", topology().words(topology().host_of(rank)), ",");
 }
 
-/// With that rank's own reason, if it has told one.
 void LinkTrip::fail_for(int rank, const Error& error) const {
-  const std::string told = levels_.reasons.of(rank);
   throw Error(error.kind(),
-              concat(waiting_for(rank), " cannot finish: ", told.empty() ? error.what() : told));
+              concat(waiting_for(rank), " cannot finish: ", levels_.causes.of(rank, error.what())));
 }
 
 }  // namespace dreamcomm

@@ -11,6 +11,7 @@
 #include "comm/communicator.h"
 #include "core/flag.h"
 #include "core/timeline.h"
+#include "span/causes.h"
 #include "span/nudger.h"
 #include "span/reasons.h"
 #include "span/trip.h"
@@ -30,6 +31,7 @@ struct Levels {
   /// Whether a call within the host has failed, in which a late peer may still write.
   std::shared_ptr<Mark> spoilt;
   const Reasons& reasons;
+  const Causes& causes;
   int rank;  // in the group
   bool widens_halves;
 };

@@ -1,4 +1,4 @@
-// Whether ranks of other hosts that are waited for are still connected.
+// Whether ranks of other hosts are still connected.
 #pragma once
 
 #include <chrono>
@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 
 #include "core/error.h"
 #include "span/nudger.h"
@@ -51,9 +52,24 @@ class Vigil {
     }
   }
 
+  /// The ranks whose connections have ended, and how. Waits for no rank. Any thread.
+  std::map<int, std::string> lost() {
+    const std::scoped_lock lock(mutex_);
+    std::map<int, std::string> found;
+    for (const auto& [rank, parcel] : standing_) {
+      try {
+        parcel->interrupt();
+        parcel->wait();
+      } catch (const Error& error) {
+        found.emplace(rank, error.what());
+      }
+    }
+    return found;
+  }
+
  private:
   Nudger& nudger_;
-  std::mutex mutex_;  // a monitored barrier may run beside a collective
+  std::mutex mutex_;  // of the waits for these, as several threads look:
   Nudger glances_{std::chrono::milliseconds(1)};
   std::map<int, std::shared_ptr<Parcel>> standing_;
 };

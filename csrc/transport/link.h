@@ -28,7 +28,7 @@ class Parcel {
   /// Until the memory may be used again: true. False after interrupt(): the message is still under
   /// way, and may be waited for again. Throws Error(kPeerLost). One thread.
   virtual bool wait() = 0;
-  /// Ends a wait() that is on; a later one may overlook it. Any thread.
+  /// Ends a wait() that is on, or the next one at once, unless the message has come. Any thread.
   virtual void interrupt() = 0;
 };
 

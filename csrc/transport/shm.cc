@@ -86,11 +86,12 @@ class Meeting {
     board_.give_up(error);
   }
 
-  /// Which rank has gone, of those that have come, for which `awaited` may be waiting, or
-  /// `awaited`, in words. A rank closes its connections before it tells of trouble, so one that
-  /// has hung up counts from the second look on.
+  /// Which rank has gone, of those that have come, for which `awaited` may be waiting, or why
+  /// `awaited` does not come, in words. A rank closes its connections before it tells of trouble,
+  /// so one that has hung up counts from the second look on.
   std::string lost(int awaited) {
-    if (options_.has_ended && options_.has_ended(awaited)) return words_on_end(awaited);
+    const std::string why = options_.will_not_come ? options_.will_not_come(awaited) : "";
+    if (!why.empty()) return why;
     for (int r = 0; r < static_cast<int>(peers_.size()); ++r) {
       if (has_ended(peer(r).process)) return words_on_end(r);
       if (hung_up_.contains(r))
@@ -102,7 +103,7 @@ class Meeting {
   static std::string words_on_end(int r) { return concat("the process of rank ", r, " has ended"); }
 
   void create_window() {
-    if (options_.make_whereabouts && size_ > 1) whereabouts_ = options_.make_whereabouts();
+    if (options_.make_whereabouts) whereabouts_ = options_.make_whereabouts();
     own_fd_ = create_memfd(kWindowLabel, layout_.bytes());
     own_ = Mapping(own_fd_, layout_.bytes());
     layout_.construct(own_.data(), rank_, 0);

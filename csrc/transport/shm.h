@@ -28,8 +28,8 @@ struct ShmOptions {
   std::function<void(const std::string&)> warn{};  // of what the user should know; may be null
   /// What asks late ranks where they are; may be null, or give null: then nobody does.
   std::function<std::shared_ptr<Whereabouts>()> make_whereabouts{};
-  /// Whether the process of a rank that has not come is known to have ended; may be null.
-  std::function<bool(int rank)> has_ended{};
+  /// Why a rank that has not come will not, as far as is known, or ""; may be null.
+  std::function<std::string(int rank)> will_not_come{};
   /// The host that each rank counts to, by name: ranks of different ones share nothing, as if
   /// they could not. Empty: whoever can does.
   std::vector<std::string> hosts{};

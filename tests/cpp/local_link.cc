@@ -17,9 +17,9 @@ class LocalParcel final : public Parcel {
   bool wait() override {
     pause(20);
     std::unique_lock lock(post_->mutex);
-    item_->interrupted = false;
     const auto gone = [&] { return post_->closed[static_cast<std::size_t>(peer_)]; };
     post_->changed.wait(lock, [&] { return item_->done || item_->interrupted || gone(); });
+    item_->interrupted = false;
     check(item_->done || !gone(), ErrorKind::kPeerLost, "rank ", peer_, " has closed its link");
     return item_->done;
   }

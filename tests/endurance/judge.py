@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from endurance.orders import ERROR, FINISHED, RAISED, Episode, Told
 
 NOTICED = 1.0  # seconds within which a death has to be told
+# Between hosts one rank hears it of another, after that has asked the store.
+NOTICED_BETWEEN = 2.0
 
 
 @dataclass
@@ -63,7 +65,7 @@ def of_survivor(episode: Episode, heard: Heard, rank: int) -> Iterator[str]:
         return
     if not names_the_right_rank(episode, told):
         yield f"names none of {episode.fault.victims} of {told.members}: {told.text}\n{told.step}"
-    if heard.notice(told) > NOTICED:
+    if heard.notice(told) > (NOTICED_BETWEEN if "hosts" in episode.options else NOTICED):
         yield f"was told after {heard.notice(told):.2f} s: {told.text}\n{told.step}"
 
 

@@ -112,6 +112,8 @@ def test_between_hosts_a_connection_is_all_that_is_seen_of_a_rank() -> None:
     assert len(judge(EPISODE, heard)) == 1
     spanning = replace(EPISODE, options={"hosts": "a,b,c"})
     assert judge(spanning, heard) == []
+    heard.told[2].at += 1.5
+    assert judge(spanning, heard) == []
     heard.told[2].text = "the connection to rank 0 has failed: Connection reset by peer"
     assert len(judge(spanning, heard)) == 1
 

@@ -15,11 +15,12 @@ pytestmark = pytest.mark.beyond_gloo("gloo names no rank")
 SECONDS = 105.0  # and some more, for the last episode and for processes to start and to end
 LONG_SECONDS = 1200.0
 SEED = 1
+SPANNING = 0.2  # of the episodes
 
 
 def test_everything_is_right_whatever_befalls_the_ranks(tmp_path: Path, soak: bool) -> None:
     figures = Figures()
-    Supervisor(SEED, tmp_path, figures).run(LONG_SECONDS if soak else SECONDS)
+    Supervisor(SEED, tmp_path, figures, SPANNING).run(LONG_SECONDS if soak else SECONDS)
     print(figures)
     assert figures.is_clean, str(figures)
     assert set(figures.calls) == set(KINDS)

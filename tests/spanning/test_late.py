@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from collectives.test_warnings import come_late
 from helpers.logs import warnings_of_all_threads
 from spanning.hosts import Hosts
 from spanning.test_spanning import TWO_OF_TWO
@@ -59,6 +60,13 @@ def test_a_late_host_is_told_of_once_at_a_tenth_of_the_timeout(hosts: Hosts) -> 
 
 def test_a_short_wait_is_not_worth_a_word(hosts: Hosts) -> None:
     assert hosts.run([[0], [1]], wait_for_rank_1, 0.4, seconds=5.0) == [[], []]
+
+
+def test_of_an_asynchronous_call_the_logger_is_told(hosts: Hosts) -> None:
+    """Also on a host of one rank, where nobody else of the group is to be answered."""
+    ((text,), late) = hosts.run([[0], [1]], come_late, seconds=10.0)
+    assert late == []
+    assert text.startswith("all_reduce(SUM, 3 x float32), in which rank 0 waits for rank 1"), text
 
 
 def wait_for_rank_3(seconds: float) -> list[str]:

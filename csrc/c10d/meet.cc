@@ -1,0 +1,104 @@
+#include "c10d/meet.h"
+
+#include <charconv>
+#include <functional>
+#include <optional>
+#include <utility>
+
+#include "c10d/backend.h"
+#include "c10d/process_whereabouts.h"
+#include "c10d/roster.h"
+#include "core/error.h"
+
+namespace dreamcomm {
+namespace {
+
+/// Why a rank of a new group does not come to make it, as the default group sees it.
+std::function<std::string(int)> members_watch(const DreamOptions& options) {
+  const std::shared_ptr<Roster> job = is_default(options) ? nullptr : roster();
+  if (!job) return {};
+  return [members = members_of(options), job](int rank) -> std::string {
+    if (static_cast<std::size_t>(rank) >= members.size()) return "";
+    const int member = members[static_cast<std::size_t>(rank)];
+    if (std::string why = job->makings().contradiction(member); !why.empty()) return why;
+    return job->has_ended(member) ? concat("the process of rank ", rank, " has ended") : "";
+  };
+}
+
+/// Of a group that torch counts; others have names of other kinds.
+std::optional<Making> making_of(const DreamOptions& options) {
+  const std::string& name = options.group_name;
+  Making making{.members = members_of(options)};
+  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), making.number);
+  const bool counted = error == std::errc() && end == name.data() + name.size();
+  return counted && !making.members.empty() ? std::optional(making) : std::nullopt;
+}
+
+/// What has to be equal on all ranks; paths may differ.
+std::string costs_kind(const std::string& costs) {
+  return costs == "auto" || costs == "fixed" ? costs : "file";
+}
+
+/// Who is in the group, as ranks of the job: groups that ranks make in different orders may meet
+/// under one name, and be of one size. Of many ranks a number that tells them from others.
+std::string members_text(const DreamOptions& options) {
+  constexpr std::size_t kMostNamed = 16;
+  const std::vector<int> members = members_of(options);
+  std::string text;
+  std::uint64_t mixed = 0xcbf29ce484222325;  // FNV-1a
+  for (const int member : members) {
+    text += concat(text.empty() ? "" : "/", member);
+    mixed = (mixed ^ static_cast<std::uint64_t>(member)) * 0x100000001b3;
+  }
+  if (members.size() > kMostNamed) return concat(members.size(), '/', mixed);
+  return members.empty() ? "all" : text;
+}
+
+}  // namespace
+
+std::vector<int> members_of(const DreamOptions& options) {
+  return {options.global_ranks_in_group.begin(), options.global_ranks_in_group.end()};
+}
+
+bool is_default(const DreamOptions& options) {
+  return options.group_name == kDefaultGroup && options.global_ranks_in_group.empty();
+}
+
+ShmOptions meeting_options(const DreamOptions& options, int size, const Host& host,
+                           const std::shared_ptr<Heap>& heap) {
+  ShmOptions shm{
+      .page_bytes = options.page_bytes,
+      .message_bytes = options.message_bytes,
+      .timeout = meeting_time(options),
+      .heap = heap,
+      .settings = concat(
+          "algorithm=", options.algorithm, ",fixed_order=", options.fixed_order ? 1 : 0,
+          ",costs=", costs_kind(options.costs), ",cuda=", options.cuda, ",cuda_heap_bytes=",
+          options.cuda_heap_bytes, ",hosts=", options.hosts.empty() ? "found" : options.hosts,
+          ",halves_between_hosts=", options.halves_between_hosts, ",ranks=", members_text(options)),
+      .warn = host.warn,
+      .will_not_come = members_watch(options),
+      .hosts = hosts_of(options, size),
+      .refuse = !options.shared_memory};
+  // Also for a rank that is alone on its host: what its own threads have to say goes by it.
+  if (size > 1) shm.make_whereabouts = [&host] { return process_whereabouts(host.whereabouts); };
+  return shm;
+}
+
+ShmResult meet(Store& store, int rank, int size, const ShmOptions& shm,
+               const DreamOptions& options) {
+  const std::optional<Making> making = making_of(options);
+  const std::shared_ptr<Roster> job = making ? roster() : nullptr;
+  if (!job) return connect_shm(store, rank, size, shm);
+  job->makings().begin(*making);
+  try {
+    ShmResult result = connect_shm(store, rank, size, shm);
+    job->makings().end(true);
+    return result;
+  } catch (...) {
+    job->makings().end(false);
+    throw;
+  }
+}
+
+}  // namespace dreamcomm

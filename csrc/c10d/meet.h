@@ -1,0 +1,28 @@
+// How the ranks of a new group find each other.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "c10d/options.h"
+#include "core/store.h"
+#include "transport/heap.h"
+#include "transport/shm.h"
+
+namespace dreamcomm {
+
+struct Host;
+
+/// As ranks of the job; of the default group none.
+std::vector<int> members_of(const DreamOptions& options);
+/// torch gives the members of other groups as ranks of this one, of which it has one at a time.
+bool is_default(const DreamOptions& options);
+
+/// `heap` may be null. `host` must outlive the meeting.
+ShmOptions meeting_options(const DreamOptions& options, int size, const Host& host,
+                           const std::shared_ptr<Heap>& heap);
+/// As connect_shm(), and meanwhile ranks of the job can learn what this one makes.
+ShmResult meet(Store& store, int rank, int size, const ShmOptions& shm,
+               const DreamOptions& options);
+
+}  // namespace dreamcomm

@@ -1,0 +1,52 @@
+// Why a rank of another host has gone, as far as this one can know.
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <string>
+
+#include "core/error.h"
+#include "span/reasons.h"
+#include "span/vigil.h"
+
+namespace dreamcomm {
+
+/// A rank that gives the group up tells why, before its connections end. One that has learned of
+/// a death in another group, or in a message, leaves this group in good order and tells nothing:
+/// the cause is whom it lost. INVARIANT: who waits for it is told of that one, too. Its connection
+/// to this rank had ended before the other could learn of it and leave, and the moment in which
+/// the other is asked is left for word of that to come.
+class Causes {
+ public:
+  /// Both must outlive this.
+  Causes(const Reasons& reasons, Vigil& vigil) : reasons_(reasons), vigil_(vigil) {}
+
+  /// Of a rank that is waited for, whose connection has ended by `failure`. Takes a moment. Any
+  /// thread.
+  std::string of(int rank, const std::string& failure) const {
+    const std::string told = reasons_.of(rank);
+    return told.empty() ? failure + others(rank) : told;
+  }
+
+  /// Of ranks of other hosts that have gone, but for `rank`: "; ..." or "". Any thread.
+  std::string others(int rank = -1) const {
+    constexpr int kMostNamed = 4;
+    std::map<int, std::string> lost = vigil_.lost();
+    lost.erase(rank);
+    std::string text;
+    int named = 0;
+    for (const auto& [other, failure] : lost) {
+      if (++named > kMostNamed) break;
+      const std::string told = reasons_.of(other, std::chrono::milliseconds(0));
+      text += concat("; ", told.empty() ? failure : told);
+    }
+    if (named > kMostNamed) text += "; and more have gone";
+    return text;
+  }
+
+ private:
+  const Reasons& reasons_;
+  Vigil& vigil_;
+};
+
+}  // namespace dreamcomm

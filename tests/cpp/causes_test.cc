@@ -1,0 +1,66 @@
+// Why ranks of other hosts have gone: by their own words, or by whose connections have ended.
+#include "span/causes.h"
+
+#include <doctest.h>
+
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "local_link.h"
+
+namespace dreamcomm::testing {
+namespace {
+
+/// Of five ranks, each alone on its host.
+Topology five_hosts() {
+  std::vector<std::string> maps(5, "00000");
+  std::vector<std::string> names;
+  for (std::size_t r = 0; r < maps.size(); ++r) {
+    maps[r][r] = '1';
+    names.push_back(concat('h', r));
+  }
+  return Topology(maps, names);
+}
+
+}  // namespace
+
+TEST_CASE("span: of a rank that has told nothing the others that have gone are the cause") {
+  const std::vector<std::unique_ptr<Link>> links = make_local_links(5, false);
+  const Topology topology = five_hosts();
+  Nudger nudger;
+  Vigil vigil(*links[0], nudger, topology, 0);
+  Reasons reasons;
+  reasons.told = [](int rank, std::chrono::milliseconds) {
+    return std::string(rank == 3 ? "Ctrl-C" : "");
+  };
+  const Causes causes(reasons, vigil);
+  CHECK(causes.others() == "");
+  CHECK(causes.of(1, "closed") == "closed");
+  links[2]->close();
+  links[3]->close();
+  links[1]->close();
+  CHECK(causes.of(1, "closed") ==
+        "closed; rank 2 has closed its link; rank 3 has given the group up: Ctrl-C");
+  CHECK(causes.of(3, "closed") == "rank 3 has given the group up: Ctrl-C");
+}
+
+TEST_CASE("span: who has gone can be asked while a rank waits") {
+  const std::vector<std::unique_ptr<Link>> links = make_local_links(5, false);
+  const Topology topology = five_hosts();
+  Nudger nudger;
+  Vigil vigil(*links[0], nudger, topology, 0);
+  const Cargo room{std::make_shared<std::byte>(), 0, 1};
+  const std::shared_ptr<Parcel> awaited = links[0]->receive(4, room, 1);
+  std::thread other([&] {
+    while (vigil.lost().empty()) std::this_thread::yield();
+    links[4]->close();
+  });
+  CHECK(!vigil.look(4, *awaited));
+  links[2]->close();
+  CHECK_THROWS_AS(while (true) vigil.look(4, *awaited), Error);
+  other.join();
+}
+
+}  // namespace dreamcomm::testing

@@ -1,0 +1,69 @@
+"""Ranks that leave because a third one has died: who waits for them is told of that one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from helpers.processes import replies
+from lifecycle.groups import error_of
+from spanning.hosts import Hosts, Placement, size_of
+
+pytestmark = pytest.mark.beyond_gloo("gloo knows no hosts")
+
+ALONE = [[0], [1], [2]]
+IN_TWO = [[0, 1], [2, 3]]
+BESIDE = [[0, 1], [2]]
+
+
+def lose_the_last(learns: str, waits: str) -> tuple[str, float]:
+    """The last rank dies. The one before it learns of that elsewhere, and leaves the group in good
+    order; the others wait for that one."""
+    last = dist.get_world_size() - 1
+    rank, data = dist.get_rank(), torch.ones(3)
+    pair = dist.new_group([last - 1, last])
+    if rank >= last - 1:
+        dist.all_reduce(data, group=pair)
+    dist.barrier()
+    if rank == last:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def call() -> None:
+        if rank == last - 1 and learns == "in a group":
+            dist.all_reduce(data, group=pair)
+        elif rank == last - 1:
+            dist.recv(data, last)
+        elif waits == "in a call":
+            dist.all_reduce(data)
+        else:
+            dist.recv(data, last - 1)
+
+    begin = time.monotonic()
+    return error_of(call), time.monotonic() - begin
+
+
+@pytest.mark.parametrize(
+    ("placement", "learns", "waits"),
+    [
+        (ALONE, "in a group", "in a call"),
+        (ALONE, "in a message", "for a message"),
+        (IN_TWO, "in a message", "in a call"),
+        (IN_TWO, "in a group", "for a message"),
+        (BESIDE, "in a group", "in a call"),
+    ],
+)
+def test_the_dead_rank_is_named(
+    hosts: Hosts, placement: Placement, learns: str, waits: str
+) -> None:
+    dead = size_of(placement) - 1
+    ranks = hosts.start(placement, lose_the_last, learns, waits, seconds=60)
+    for reply in replies(ranks, 60)[: dead - 1]:
+        assert reply.error is None, reply.error
+        error, seconds = reply.value
+        assert f"the connection to rank {dead} has failed" in error, error
+        assert seconds < 2, (seconds, error)
