@@ -40,14 +40,16 @@ void Board::publish(const char* what, const std::string& value) {
 }
 
 std::string Board::get(const char* what, int r) {
+  const std::string key = concat(what, '/', r);
   while (true) {
     try {
-      return store_.get(concat(what, '/', r), std::min(left(), kLook));
+      return store_.get(key, std::min(left(), kLook));
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::kTimeout) throw;
       look_for_trouble();
       if (const std::string lost = lost_(r); !lost.empty()) {
         look_for_trouble();  // it may have told before it went
+        if (store_.has(key) && Clock::now() < deadline_) continue;  // or come, and be gone since
         throw Error(ErrorKind::kPeerLost, concat(where(), lost));
       }
       check(Clock::now() < deadline_, ErrorKind::kTimeout, where(), "rank ", r,

@@ -33,7 +33,7 @@ TEST_CASE("span: of a rank that has told nothing the others that have gone are t
   Vigil vigil(*links[0], nudger, topology, 0);
   Reasons reasons;
   reasons.told = [](int rank, std::chrono::milliseconds) {
-    return std::string(rank == 3 ? "Ctrl-C" : "");
+    return std::string(rank == 3 ? "rank 3 has given the group up: Ctrl-C" : "");
   };
   const Causes causes(reasons, vigil);
   CHECK(causes.others() == "");

@@ -1,0 +1,42 @@
+// What ranks of a group that is being made read of each other.
+#include "transport/board.h"
+
+#include <doctest.h>
+
+#include <map>
+#include <string>
+
+namespace dreamcomm::testing {
+namespace {
+
+using std::chrono::milliseconds;
+
+/// Whose first wait for a key ends before it looks, as that of a process that was stopped may.
+class LateStore final : public Store {
+ public:
+  void set(const std::string& key, const std::string& value) override { values_[key] = value; }
+  bool has(const std::string& key) override { return values_.contains(key); }
+  std::string get(const std::string& key, milliseconds) override {
+    if (waits_++ == 0 || !has(key)) throw Error(ErrorKind::kTimeout, "no key");
+    return values_.at(key);
+  }
+
+ private:
+  std::map<std::string, std::string> values_;
+  int waits_ = 0;
+};
+
+TEST_CASE("a rank that has come, and is elsewhere since, is not missed") {
+  LateStore store;
+  const auto elsewhere = [](int) { return "rank 1 makes another group"; };
+  Board board(store, 0, 2, std::chrono::seconds(30), elsewhere);
+  CHECK_THROWS_WITH_AS(board.get("card", 1),
+                       "setting up a group on rank 0 of 2: rank 1 makes another group", Error);
+  LateStore again;
+  again.set("card/1", "here");
+  Board met(again, 0, 2, std::chrono::seconds(30), elsewhere);
+  CHECK(met.get("card", 1) == "here");
+}
+
+}  // namespace
+}  // namespace dreamcomm::testing
