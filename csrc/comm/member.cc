@@ -47,6 +47,7 @@ Member::Member(Fabric& fabric, std::string group, Warn warn, const std::vector<i
       in_job_(fabric.spans() ? "" : words_on_job(world_ranks)),
       warn_(std::move(warn)) {
   put_text(header().identity.group, group_);
+  header().named.publish(1);
 }
 
 std::string Member::who() const {

@@ -60,6 +60,7 @@ RankView view_of(const Header& header) {
   view.version = header.identity.version;
   if (view.version != kProtocolVersion) return view;
   view.pid = header.identity.pid;
+  if (header.named.read() == 0) return view;
   view.rank = header.identity.rank;
   view.size = header.identity.size;
   view.team = digits_of(header.identity.team);
@@ -89,8 +90,9 @@ RankView view_of(const Header& header) {
 
 RankView whole_view_of(const Header& header) {
   RankView view = view_of(header);
+  if (view.version != kProtocolVersion || header.named.read() == 0) return view;
   const auto here = static_cast<std::size_t>(std::max(header.identity.here, 0));
-  if (view.version != kProtocolVersion || here == 0) return view;
+  if (here == 0) return view;
   const Whole& whole = header.whole;
   const auto number = [&](int index) {
     const auto at = static_cast<std::size_t>(index);
@@ -157,7 +159,9 @@ std::optional<RankView> observe(const std::string& path) {
   };
   const std::unique_ptr<const Header, decltype(unmap)> header(static_cast<const Header*>(mapped),
                                                               unmap);
-  return whole_view_of(*header);
+  RankView view = whole_view_of(*header);
+  if (view.version == kProtocolVersion && view.size == 0) return std::nullopt;  // not named yet
+  return view;
 }
 
 }  // namespace dreamcomm

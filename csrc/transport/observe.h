@@ -48,7 +48,7 @@ struct RankView {
 };
 
 /// Of a group on several hosts: of its part on this one, whose ranks count from 0 on, but for what
-/// whose window it is.
+/// whose window it is. Of a rank that has not made the group yet: version and pid alone.
 RankView view_of(const Header& header);
 /// Of the whole group, whose ranks are the group's.
 RankView whole_view_of(const Header& header);

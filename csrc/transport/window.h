@@ -73,9 +73,10 @@ struct Identity {
 };
 
 struct Header {
-  Identity identity;                   // owner, before any call
+  Identity identity;                   // owner, but for version and pid before `named`
   std::array<std::uint8_t, 16> nonce;  // owner, before the window is handed over
   std::uint32_t rank;                  // owner, likewise
+  Flag named;                          // owner: 1 once the group is made on its side
   Flag round;                          // owner: rounds published (transport/rounds.h)
   Flag status;                         // owner: Status
   std::array<char, 8 * kLine> reason;  // owner, before status says kFailed
