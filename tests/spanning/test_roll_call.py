@@ -218,8 +218,7 @@ def test_the_last_one_passes_though_rank_0_keeps_the_store_and_goes(
 
 def cut_off(gone: str) -> tuple[str, float]:
     assert hold() == "no error"
-    if dist.get_rank() == 0:
-        Path(gone).touch()
+    Path(f"{gone}-{dist.get_rank()}").touch()
     while not Path(gone + "-cut").exists():
         time.sleep(0.01)
     begin = time.monotonic()
@@ -231,7 +230,8 @@ def test_a_host_that_is_cut_off_is_named(hosts: Hosts, tmp_path: Path) -> None:
         pytest.skip("virtual hosts have no link of their own")
     gone = tmp_path / "gone"
     ranks = hosts.start(TWO_OF_TWO, cut_off, str(gone), store="tcp")
-    while not gone.exists():
+    # Who has not passed the first one yet would wait for its end in vain.
+    while not all(Path(f"{gone}-{rank}").exists() for rank in range(4)):
         time.sleep(0.05)
     hosts.network.cut(1)
     Path(f"{gone}-cut").touch()
