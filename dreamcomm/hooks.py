@@ -89,7 +89,7 @@ class State:
         """Whether every gradient was finite after the latest backward pass that communicated.
 
         Raises:
-            RuntimeError: as :meth:`norm`.
+            RuntimeError, DistBackendError: as :meth:`norm`.
         """
         return all(self._numbers("finite"))
 

@@ -1,6 +1,8 @@
 // What tests of groups for tensors on GPUs share.
 #pragma once
 
+#include <chrono>
+#include <span>
 #include <vector>
 
 #include "calls.h"
@@ -23,6 +25,16 @@ inline gpu::Exchange exchange_over(Communicator& comm) {
     request.out = out;
     comm.run(request);
   };
+}
+
+inline Request sum_of(const Block& data,
+                      std::chrono::milliseconds time = std::chrono::seconds(60)) {
+  Request request;
+  request.kind = Kind::kAllReduce;
+  request.reduction = {.dtype = DType::kFloat32, .op = ReduceOp::kSum};
+  request.in = request.out = std::span(&data, 1);
+  request.deadline = Clock::now() + time;
+  return request;
 }
 
 /// Calls of all kinds, empty to many pages long.

@@ -48,16 +48,6 @@ inline void run_on(gpu::Group& group, const Request& request, std::byte* memory 
   there.bring();
 }
 
-inline Request sum_of(const Block& data,
-                      std::chrono::milliseconds time = std::chrono::seconds(60)) {
-  Request request;
-  request.kind = Kind::kAllReduce;
-  request.reduction = {.dtype = DType::kFloat32, .op = ReduceOp::kSum};
-  request.in = request.out = std::span(&data, 1);
-  request.deadline = Clock::now() + time;
-  return request;
-}
-
 /// What making the call, or the kernel, says.
 inline std::string outcome(gpu::Group& group, const Request& request) {
   try {

@@ -35,15 +35,6 @@ void with_processes(int size, const std::function<void(gpu::Group&, Communicator
       may_die));
 }
 
-Request sum_of(const Block& data, std::chrono::milliseconds time) {
-  Request request;
-  request.kind = Kind::kAllReduce;
-  request.reduction = {.dtype = DType::kFloat32, .op = ReduceOp::kSum};
-  request.in = request.out = std::span(&data, 1);
-  request.deadline = Clock::now() + time;
-  return request;
-}
-
 TEST_CASE("processes on one GPU carry out calls of all kinds over CUDA IPC") {
   for (const int size : {2, 4}) {
     CAPTURE(size);

@@ -1,11 +1,13 @@
 #include "host_driver.h"
 
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <memory>
 #include <mutex>
 #include <new>
 #include <set>
+#include <thread>
 #include <vector>
 
 #include "core/error.h"
@@ -85,7 +87,6 @@ class HostDriver final : public gpu::Driver {
   void start(const gpu::Task& task, const gpu::Grid& grid, void*) override {
     if (task.in_place != 0) ++kept().calls_in_place;
     ++kept().kernels_begun;
-    kept().kernels_begun.notify_all();
     run_kernel(task, grid.blocks, grid.lanes, 50);
     if (!faults_.reads && task.card.kind == Kind::kAllGather) *task.out ^= std::byte{1};
   }
@@ -114,7 +115,12 @@ int host_calls_in_place() { return kept().calls_in_place; }
 
 int host_kernels_begun() { return kept().kernels_begun; }
 
-void await_host_kernel(int begun) { kept().kernels_begun.wait(begun); }
+void await_host_kernel(int begun) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  while (host_kernels_begun() == begun && std::chrono::steady_clock::now() < end) {
+    std::this_thread::yield();
+  }
+}
 
 int host_memory_in_use() {
   const std::scoped_lock lock(kept().mutex);

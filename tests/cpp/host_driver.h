@@ -26,7 +26,8 @@ int host_memory_in_use();
 /// Calls of host drivers so far on tensors in registered memory.
 int host_calls_in_place();
 
-/// Kernels that host drivers have begun so far, and waiting for one more than so many.
+/// Kernels that host drivers have begun so far, and waiting, for a minute at the most, for one
+/// more than so many.
 int host_kernels_begun();
 void await_host_kernel(int begun);
 
