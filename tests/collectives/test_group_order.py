@@ -62,7 +62,9 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_all_ranks_hear_soon_that_their_orders_differ(fresh: Fresh, case: str) -> None:
+def test_all_ranks_hear_soon_that_their_orders_differ(
+    fresh: Fresh, case: str, slack: float
+) -> None:
     groups, orders = CASES[case]
     found = fresh.run(make_both, groups, orders, world=len(orders))
     told = [(error, seconds) for error, seconds in found if error != NONE]
@@ -71,7 +73,7 @@ def test_all_ranks_hear_soon_that_their_orders_differ(fresh: Fresh, case: str) -
     for error, seconds in told:
         differ = "the ranks of the job make groups in different orders" in error
         assert differ or "set up the same group differently" in error, error
-        assert seconds < SOON, (seconds, error)
+        assert seconds < SOON + slack, (seconds, error)
 
 
 def fail_and_go_on() -> list[str]:

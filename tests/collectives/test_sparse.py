@@ -58,9 +58,9 @@ def left_alone() -> tuple[str, float]:
     return error_of(lambda: dist.all_reduce(eye())), time.monotonic() - begin
 
 
-def test_a_dead_rank_is_told(fresh: Fresh) -> None:
+def test_a_dead_rank_is_told(fresh: Fresh, slack: float) -> None:
     ranks = fresh.start(left_alone, world=3)
     for found in replies(ranks[:2], 60):
         text, seconds = found.value
         assert "the process of rank 2 has ended" in text
-        assert seconds < 1.3
+        assert seconds < 1.3 + slack

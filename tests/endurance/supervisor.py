@@ -36,9 +36,12 @@ MOST_PROBLEMS = 10
 class Supervisor:
     """Runs a soak. What it finds is in `figures`."""
 
-    def __init__(self, seed: int, folder: Path, figures: Figures, spanning: float = 0.0) -> None:
+    def __init__(
+        self, seed: int, folder: Path, figures: Figures, spanning: float = 0.0, slack: float = 0.0
+    ) -> None:
         self.seed = seed
         self.spanning = spanning  # of the episodes, so many are on several hosts
+        self.slack = slack  # seconds, as the judge has it
         self.folder = folder
         self.figures = figures
         self.starter = Starter(folder)
@@ -66,7 +69,7 @@ class Supervisor:
             member.order(Order(episode, rank, store))
         heard = self.watch(episode)
         Path(store).unlink(missing_ok=True)
-        self.figures.add(episode, heard, judge(episode, heard))
+        self.figures.add(episode, heard, judge(episode, heard, self.slack))
         self.lead_on(episode)
         self.number += 1
 

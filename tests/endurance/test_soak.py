@@ -18,9 +18,12 @@ SEED = 1
 SPANNING = 0.2  # of the episodes
 
 
-def test_everything_is_right_whatever_befalls_the_ranks(tmp_path: Path, soak: bool) -> None:
+def test_everything_is_right_whatever_befalls_the_ranks(
+    tmp_path: Path, soak: bool, slack: float
+) -> None:
     figures = Figures()
-    Supervisor(SEED, tmp_path, figures, SPANNING).run(LONG_SECONDS if soak else SECONDS)
+    supervisor = Supervisor(SEED, tmp_path, figures, SPANNING, slack)
+    supervisor.run(LONG_SECONDS if soak else SECONDS)
     print(figures)
     assert figures.is_clean, str(figures)
     assert set(figures.calls) == set(KINDS)

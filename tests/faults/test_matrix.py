@@ -63,7 +63,9 @@ def check_left(cell: Cell, outcome: Outcome, ranks: list[int]) -> None:
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=name_of)
-def test_a_rank_is_late_or_gone(cell: Cell, tmp_path: Path, report: Report, soak: bool) -> None:
+def test_a_rank_is_late_or_gone(
+    cell: Cell, tmp_path: Path, report: Report, soak: bool, slack: float
+) -> None:
     if not soak and not is_short(cell):
         pytest.skip("only with --soak")
     if cell.fault == "out of memory":
@@ -84,7 +86,8 @@ def test_a_rank_is_late_or_gone(cell: Cell, tmp_path: Path, report: Report, soak
     check_left(cell, outcome, others)
     line = Line.of(cell, outcome, others)
     report.add(line)
-    assert line.seconds < (AFTER_THE_TIMEOUT if cell.is_late else NOTICED), name_of(cell)
+    promised = AFTER_THE_TIMEOUT if cell.is_late else NOTICED
+    assert line.seconds < promised + slack, name_of(cell)
 
 
 def run_out_of_memory(cell: Cell, folder: Path) -> Outcome:
@@ -109,7 +112,9 @@ def is_short(cell: Cell) -> bool:
 
 
 @pytest.mark.parametrize("cell", MISMATCHES, ids=name_of)
-def test_ranks_disagree(cell: Cell, tmp_path: Path, report: Report, soak: bool) -> None:
+def test_ranks_disagree(
+    cell: Cell, tmp_path: Path, report: Report, soak: bool, slack: float
+) -> None:
     if not soak and not is_short(cell):
         pytest.skip("only with --soak")
     outcome = run_cell(cell, str(tmp_path))
@@ -129,4 +134,4 @@ def test_ranks_disagree(cell: Cell, tmp_path: Path, report: Report, soak: bool) 
     check_left(cell, outcome, cell.members)
     line = Line.of(cell, outcome, cell.members)
     report.add(line)
-    assert line.seconds < MISMATCH_TOLD, name_of(cell)
+    assert line.seconds < MISMATCH_TOLD + slack, name_of(cell)

@@ -109,11 +109,11 @@ def stop_midway(seconds: float) -> tuple[str, float]:
             return text, time.monotonic() - begin
 
 
-def test_who_waits_for_the_late_rank_is_not_blamed(fresh: Fresh, soak: bool) -> None:
+def test_who_waits_for_the_late_rank_is_not_blamed(fresh: Fresh, soak: bool, slack: float) -> None:
     for round_ in range(12 if soak else 3):
         ranks = fresh.start(stop_midway, 0.2 + 0.007 * round_, world=4, group_timeout=SECONDS)
         for reply in replies(ranks, timeout=60)[1:]:
             assert reply.error is None, reply.error
             text, seconds = reply.value
             assert "rank 0" in text.split("in group", 1)[1], text
-            assert seconds < 1.1 * SECONDS + 0.2
+            assert seconds < 1.1 * SECONDS + 0.2 + slack

@@ -36,7 +36,7 @@ def connect_in_vain(rank: int, network: list[str], path: str) -> tuple[str, floa
     return text, time.monotonic() - begin
 
 
-def test_hosts_that_cannot_connect(fresh: Fresh, tmp_path: Path) -> None:
+def test_hosts_that_cannot_connect(fresh: Fresh, tmp_path: Path, slack: float) -> None:
     try:
         with Network(2) as network:
             network.cut(1)
@@ -48,7 +48,7 @@ def test_hosts_that_cannot_connect(fresh: Fresh, tmp_path: Path) -> None:
         pytest.skip(str(why))
     (interrupted, seconds), (told, soon) = found
     assert interrupted == "interrupted"
-    assert seconds < 4.0
-    assert soon < 2.0
+    assert seconds < 4.0 + slack
+    assert soon < 2.0 + slack
     for words in ("rank 1 of 2", "could not connect with the ranks of other hosts", "unreachable"):
         assert words in told, told

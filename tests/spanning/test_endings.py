@@ -69,7 +69,7 @@ def lose_the_last_rank(rank: int, folder: str, world: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("hosts", ["a,b,b", "a,b,c", "a,a,b,b"])
-def test_those_left_begin_anew(fresh: Fresh, tmp_path: Any, hosts: str) -> None:
+def test_those_left_begin_anew(fresh: Fresh, tmp_path: Any, hosts: str, slack: float) -> None:
     world = len(hosts.split(","))
     env = {"DREAMCOMM_HOSTS": hosts}
     ranks = fresh.start(lose_the_last_rank, str(tmp_path), world, world=world, group=False, env=env)
@@ -78,7 +78,7 @@ def test_those_left_begin_anew(fresh: Fresh, tmp_path: Any, hosts: str) -> None:
         told = reply.value
         assert f"rank {world - 1}" in told["error"], told
         assert told["before"] == told["after"]
-        assert told["seconds"] < 2, told
+        assert told["seconds"] < 2 + slack, told
 
 
 def abort_from_another_thread(rank: int, folder: str, world: int) -> list[Any]:

@@ -43,7 +43,8 @@ def test_a_late_host_is_told_of_once_at_a_tenth_of_the_timeout(hosts: Hosts) -> 
     place = r"rank 1 of host \S+ \(rank 1\)"
     assert re.match(
         rf"broadcast\(4 x float32, root 1\), in which rank 0 waits for {place}, on rank 0 of 2 in "
-        r"group 'default' has come to 3\.\d s of waiting; its timeout is after (29\.9|30\.0) s$",
+        r"group 'default' has come to [3-5]\.\d s of waiting; "
+        r"its timeout is after (29\.9|30\.0) s$",
         call,
     ), call
     assert re.match(

@@ -98,13 +98,13 @@ def wait_in_vain(source: int | None, folder: str) -> tuple[str, float, float]:
 
 @pytest.mark.parametrize("source", [FAR, None])
 def test_a_receive_in_vain_is_told_and_withdrawn(
-    hosts: Hosts, source: int | None, tmp_path: Path
+    hosts: Hosts, source: int | None, tmp_path: Path, slack: float
 ) -> None:
     found = hosts.run(TWO_OF_TWO, wait_in_vain, source, str(tmp_path), seconds=SECONDS)
     text, seconds, value = found[TO]
     assert "reached its timeout" in text, text
     assert ("any rank" if source is None else f"rank {FAR} of host") in text, text
-    assert SECONDS <= seconds < 1.1 * SECONDS + 0.1
+    assert SECONDS <= seconds < 1.1 * SECONDS + 0.1 + slack
     assert value == 8.0
 
 
@@ -136,13 +136,15 @@ def lose_a_sender(peer: int, folder: str) -> tuple[str, float, float]:
 
 
 @pytest.mark.parametrize("peer", [NEAR, FAR])
-def test_a_dead_sender_is_told_and_harms_no_other(hosts: Hosts, peer: int, tmp_path: Path) -> None:
+def test_a_dead_sender_is_told_and_harms_no_other(
+    hosts: Hosts, peer: int, tmp_path: Path, slack: float
+) -> None:
     ranks = hosts.start(TWO_OF_TWO, lose_a_sender, peer, str(tmp_path))
     found = replies(ranks, timeout=60)
     assert found[TO].error is None, found[TO].error
     text, seconds, total = found[TO].value
     assert f"rank {peer}" in text, text
-    assert seconds < 1.0
+    assert seconds < 1.0 + slack
     assert total == 2000.0
 
 

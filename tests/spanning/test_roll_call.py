@@ -73,7 +73,7 @@ def miss(absent: list[int], wait_all: bool) -> tuple[str, float]:
 @pytest.mark.parametrize("wait_all", [False, True])
 @pytest.mark.parametrize("absent", [[1], [3], [2], [1, 3]], ids=str)
 def test_the_missing_are_named_in_the_words_of_one_host(
-    hosts: Hosts, absent: list[int], wait_all: bool
+    hosts: Hosts, absent: list[int], wait_all: bool, slack: float
 ) -> None:
     found = hosts.run(TWO_OF_TWO, miss, absent, wait_all)
     named = absent if wait_all else absent[:1]
@@ -82,7 +82,7 @@ def test_the_missing_are_named_in_the_words_of_one_host(
     for rank, (text, seconds) in enumerate(found):
         if rank in absent:
             continue
-        assert seconds < 1.1 * SHORT.total_seconds() + 1, (rank, seconds)
+        assert seconds < 1.1 * SHORT.total_seconds() + 1 + slack, (rank, seconds)
         if absent == [2] and rank == 3:  # who calls its host's roll has not come
             assert "waiting for rank 2 to call the roll" in text, text
         else:
@@ -105,7 +105,9 @@ def lose(victim: int) -> tuple[str, float]:
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2, 3])
-def test_a_monitored_barrier_does_not_wait_for_the_dead(hosts: Hosts, victim: int) -> None:
+def test_a_monitored_barrier_does_not_wait_for_the_dead(
+    hosts: Hosts, victim: int, slack: float
+) -> None:
     found = replies(hosts.start(TWO_OF_TWO, lose, victim), timeout=60)
     for rank in {0, 1, 2, 3} - {victim}:
         assert found[rank].error is None, found[rank].error
@@ -115,13 +117,13 @@ def test_a_monitored_barrier_does_not_wait_for_the_dead(hosts: Hosts, victim: in
             assert victim == 0 or f"Rank {victim} failed to pass monitoredBarrier" in text, text
         assert f"the process of rank {victim} has ended" in text, text
         assert f"rank {victim} last called all_reduce as call 1, entered" in text, text
-        assert seconds < 2.5, (rank, seconds)
+        assert seconds < 2.5 + slack, (rank, seconds)
 
 
 @pytest.mark.parametrize("store", ["file", "tcp"])
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_dead_rank_that_was_alone_on_its_host_is_named(
-    hosts: Hosts, victim: int, store: str
+    hosts: Hosts, victim: int, store: str, slack: float
 ) -> None:
     """Also where it kept the store."""
     found = replies(hosts.start(ONE_EACH, lose, victim, store=store), timeout=60)
@@ -132,7 +134,7 @@ def test_a_dead_rank_that_was_alone_on_its_host_is_named(
         assert re.search(f"{place}: the connection to rank {victim} has failed", text), text
         if victim == 1:
             assert "Rank 1 failed to pass monitoredBarrier" in text, text
-        assert seconds < 2.5, (rank, seconds)
+        assert seconds < 2.5 + slack, (rank, seconds)
 
 
 def wait_long(absent: int, seconds: float) -> tuple[list[str], str]:
@@ -160,7 +162,7 @@ def test_a_long_wait_for_another_host_is_told_of(hosts: Hosts, absent: int) -> N
             what += rf"\({RANKS_OF[leader]}\),"
             what += "" if absent == leader else f" which waits for others{' there' * (rank == 0)},"
         assert re.match(
-            rf"{what} on rank {rank} of 4 in group 'default' has come to 3\.\d s of "
+            rf"{what} on rank {rank} of 4 in group 'default' has come to [3-5]\.\d s of "
             rf"waiting{whom}; its timeout is after (29\.9|30\.0) s$",
             text,
         ), text
@@ -190,12 +192,14 @@ def interrupt(victim: int, folder: str) -> tuple[str, float]:
 
 
 @pytest.mark.parametrize("victim", [0, 2])
-def test_an_interrupt_ends_a_monitored_barrier(hosts: Hosts, tmp_path: Path, victim: int) -> None:
+def test_an_interrupt_ends_a_monitored_barrier(
+    hosts: Hosts, tmp_path: Path, victim: int, slack: float
+) -> None:
     found = hosts.run(TWO_OF_TWO, interrupt, victim, str(tmp_path))
     assert found[victim][0] == "interrupted"
     for rank in range(3):
         text, seconds = found[rank]
-        assert seconds < 3.0, (rank, seconds)
+        assert seconds < 3.0 + slack, (rank, seconds)
         if rank != victim:
             assert f"rank {victim} was interrupted in it" in text, text
 
@@ -225,7 +229,7 @@ def cut_off(gone: str) -> tuple[str, float]:
     return hold(SHORT), time.monotonic() - begin
 
 
-def test_a_host_that_is_cut_off_is_named(hosts: Hosts, tmp_path: Path) -> None:
+def test_a_host_that_is_cut_off_is_named(hosts: Hosts, tmp_path: Path, slack: float) -> None:
     if hosts.network is None:
         pytest.skip("virtual hosts have no link of their own")
     gone = tmp_path / "gone"
@@ -245,4 +249,4 @@ def test_a_host_that_is_cut_off_is_named(hosts: Hosts, tmp_path: Path) -> None:
             assert re.search(r"nothing has been heard of rank 2 of host \S+ \(ranks 2, 3\)", text)
         else:
             assert re.search(r"waiting for rank 0 of host \S+ \(ranks 0, 1\)", text), text
-        assert seconds < 3.0, (rank, seconds)
+        assert seconds < 3.0 + slack, (rank, seconds)

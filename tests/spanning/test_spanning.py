@@ -339,7 +339,7 @@ def make_a_group_with_the_dead(members: list[int], folder: str) -> tuple[str, fl
 @pytest.mark.parametrize("store", ["file", "tcp"])
 @pytest.mark.parametrize("members", [[0, 1, 2, 3], [2, 3], [0, 2]], ids=str)
 def test_a_new_group_does_not_wait_for_the_dead(
-    hosts: Hosts, members: list[int], store: str, tmp_path: Path
+    hosts: Hosts, members: list[int], store: str, tmp_path: Path, slack: float
 ) -> None:
     arguments = (make_a_group_with_the_dead, members, str(tmp_path))
     ranks = hosts.start(TWO_OF_TWO, *arguments, seconds=60, store=store)
@@ -349,7 +349,7 @@ def test_a_new_group_does_not_wait_for_the_dead(
         text, seconds = reply.value
         if rank in members:
             assert f"the process of rank {members.index(2)} has ended" in text, text
-            assert seconds < 3.0
+            assert seconds < 3.0 + slack
 
 
 SECONDS = 4.0
@@ -371,7 +371,7 @@ def lose_rank_3(how: str) -> tuple[str, float]:
 
 
 @pytest.mark.parametrize("how", ["is killed", "is long dead", "is late"])
-def test_a_lost_rank_is_named_on_all_hosts(hosts: Hosts, how: str) -> None:
+def test_a_lost_rank_is_named_on_all_hosts(hosts: Hosts, how: str, slack: float) -> None:
     ranks = hosts.start(TWO_OF_TWO, lose_rank_3, how, seconds=SECONDS)
     found = replies(ranks, timeout=60)
     for rank in (0, 1, 2):
@@ -380,10 +380,10 @@ def test_a_lost_rank_is_named_on_all_hosts(hosts: Hosts, how: str) -> None:
         assert text.startswith("DistBackendError: all_reduce(SUM, 100000 x float32)")
         if how != "is late":
             assert "the process of rank 3 has ended" in text
-            assert seconds < 0.5 + 1
+            assert seconds < 0.5 + 1 + slack
         else:
-            assert f"{SECONDS} s of waiting for rank 3, which" in text
-            assert SECONDS <= seconds < 1.1 * SECONDS + 0.1
+            assert re.search(r"\d\.\d s of waiting for rank 3, which", text), text
+            assert SECONDS <= seconds < 1.1 * SECONDS + 0.1 + slack
 
 
 def miss_rank_3(call: str) -> tuple[str, float]:
@@ -402,13 +402,13 @@ def miss_rank_3(call: str) -> tuple[str, float]:
 
 
 @pytest.mark.parametrize("call", ["all_reduce", "monitored_barrier"])
-def test_a_rank_that_never_calls_is_named(hosts: Hosts, call: str) -> None:
+def test_a_rank_that_never_calls_is_named(hosts: Hosts, call: str, slack: float) -> None:
     found = hosts.run(TWO_OF_TWO, miss_rank_3, call, seconds=SECONDS)
     for rank in (0, 1, 2) if call == "all_reduce" else (0,):
         text, seconds = found[rank]
         assert re.search(r"waiting for rank 3, which|[Rr]anks? 3 failed to pass", text), text
         assert "of the job" not in text, text  # a host's part of it is no group of its own
-        assert seconds < 1.1 * SECONDS + 0.5
+        assert seconds < 1.1 * SECONDS + 0.5 + slack
 
 
 def send_between_two(pair: tuple[int, int]) -> float:
@@ -461,7 +461,7 @@ def lose_a_host(gone: str) -> tuple[str, float]:
 @pytest.mark.parametrize("placement", [[[0], [1]], TWO_OF_TWO], ids=str)
 @pytest.mark.parametrize("store", ["file", "tcp"])
 def test_a_host_whose_link_is_down_is_named(
-    hosts: Hosts, tmp_path: Path, store: str, placement: Placement
+    hosts: Hosts, tmp_path: Path, store: str, placement: Placement, slack: float
 ) -> None:
     """One of them is cut off from the store, too, where the other keeps it."""
     if hosts.network is None:
@@ -478,4 +478,4 @@ def test_a_host_whose_link_is_down_is_named(
         other = placement[1 if rank in placement[0] else 0]
         words = f"{'rank' if len(other) == 1 else 'ranks'} {', '.join(map(str, other))}"
         assert re.search(rf"rank {other[0]} of host \S+ \({words}\)", text), text
-        assert seconds < 1.1 * SECONDS + 0.5
+        assert seconds < 1.1 * SECONDS + 0.5 + slack

@@ -36,7 +36,7 @@ def reduce_until_it_fails(begun: str) -> tuple[str, float]:
 @pytest.mark.parametrize("store", ["file", "tcp"])
 @pytest.mark.parametrize("victim", [0, 1, 2])
 def test_the_stopped_rank_is_named_by_all(
-    hosts: Hosts, tmp_path: Path, victim: int, store: str
+    hosts: Hosts, tmp_path: Path, victim: int, store: str, slack: float
 ) -> None:
     """Also where it is the one whose process keeps the store, which answers nobody then."""
     begun = tmp_path / "begun"
@@ -51,7 +51,8 @@ def test_the_stopped_rank_is_named_by_all(
     for rank, reply in zip(others, found, strict=True):
         assert reply.error is None, reply.error
         text, seconds = reply.value
-        assert SECONDS - 0.1 <= seconds <= SECONDS * 1.1 + (1.1 if silent else 0.5), (rank, text)
+        latest = SECONDS * 1.1 + (1.1 if silent else 0.5) + slack
+        assert SECONDS - 0.1 <= seconds <= latest, (rank, text)
         # Those who wait for it know no more than that; its host knows that it is stopped. Without a
         # store the other host may know whom it waits for, and not for whom that one does.
         named = [rf"rank {victim}\b", *(["waits for rank 1 of host"] if silent else [])]

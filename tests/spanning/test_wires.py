@@ -48,7 +48,9 @@ def wait_for_a_slow_link() -> tuple[str, float]:
     return error_of(lambda: dist.all_reduce(torch.ones(1_000_000))), time.monotonic() - begin
 
 
-def test_a_link_too_slow_for_the_timeout_is_told(fresh: Fresh, tmp_path: Path) -> None:
+def test_a_link_too_slow_for_the_timeout_is_told(
+    fresh: Fresh, tmp_path: Path, slack: float
+) -> None:
     try:
         with Network(2, rate="2mbit") as slow:
             ranks = Hosts(fresh, tmp_path, slow).start(
@@ -59,7 +61,7 @@ def test_a_link_too_slow_for_the_timeout_is_told(fresh: Fresh, tmp_path: Path) -
         pytest.skip(str(why))
     for rank, (text, seconds) in enumerate(found):
         assert "all_reduce(SUM, 1000000 x float32)" in text, text
-        assert 2.9 <= seconds <= 4.5, (rank, seconds)
+        assert 2.9 <= seconds <= 4.5 + slack, (rank, seconds)
         assert "timeout" in text, text
     # Those that wait for a host say so, whichever of them is the first; the others pass it on.
     told = " ".join(text for text, _ in found)
