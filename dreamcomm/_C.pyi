@@ -152,7 +152,8 @@ def even_costs(turn: float, byte: float) -> str: ...
 
 # Whether leaders exchange it, bytes at a time and seconds, of each way that a call can go, the one
 # taken first. wire: seconds of latency and of a further message, seconds per byte from one rank and
-# from all that carry, seconds of each of their chunks; corrections by leaders, and by carriers.
+# from all that carry, seconds of each of their chunks and what of these overlaps (0 to 1);
+# corrections by leaders, and by carriers.
 def predict_between(
     op: str,
     nbytes: int,

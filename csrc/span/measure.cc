@@ -22,7 +22,8 @@ constexpr double kNoise = 1.25;  // what a call may take over a larger one
 
 using WayOf = std::function<Way(std::size_t bytes)>;
 
-/// Sets `value` so that `predicted()`, which grows with it, is `seconds`; or as near as it gets.
+/// Sets `value`, up to 1, so that `predicted()`, which grows with it, is `seconds`; or as near as
+/// it gets.
 template <typename Predicted>
 void fit(double& value, double seconds, Predicted&& predicted) {
   constexpr double kLeast = 1e-13;
@@ -97,6 +98,20 @@ Corrections calibrate(double& value, std::size_t most, const WayOf& way, const T
   return found;
 }
 
+/// What of the chunks of a large call overlaps, by one of a few: its bytes in one chunk have been
+/// timed. On a slow link the wire's part is nearly all, and what is shorter does not count.
+void fit_overlap(const Trials& trials, const Shape& shape, LevelCosts& costs) {
+  constexpr std::size_t kBytes = Corrections::kSizes.back();
+  constexpr Way kWay{.chunk = kBytes / 4};
+  const double sent = 2.0 * (shape.hosts - 1) / shape.hosts * static_cast<double>(kBytes);
+  if (sent * costs.between.byte > kEnough) return;
+  double apart = 0;
+  fit(apart, trials.calls(kBytes, kWay), [&] {
+    costs.between.overlap = 1 - apart;
+    return predict(Kind::kAllReduce, kBytes, kWay, shape, costs);
+  });
+}
+
 }  // namespace
 
 double time_of_messages(Trip& trip, const Burst& burst) {
@@ -147,6 +162,7 @@ WireCosts measure_wire(const Trials& trials, const Shape& shape, const Costs& he
   wire.by_carriers =
       calibrate(wire.chunk, Corrections::kSizes.back(), by_carriers, trials, shape, costs);
   wire.by_leaders = of_leaders;
+  fit_overlap(trials, shape, costs);
   return wire;
 }
 

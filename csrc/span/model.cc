@@ -63,9 +63,11 @@ class Model {
     const double wire = load.wire * costs_.between.byte + load.messages * costs_.between.message;
     const double ranks =
         load.here + costs_.between.chunk;  // what the ranks do, while the wire is busy
-    // The longer of both is busy all the time; the other's first or last chunk is not hidden.
-    const double seconds = begin + before + count * std::max(ranks, wire) + std::min(ranks, wire) +
-                           load.in_a_row * costs_.between.latency;
+    // The longer of both is busy all the time; the other's first or last chunk is not hidden, nor
+    // is what both need the same processors for.
+    const double shown = 1 + (count - 1) * (1 - costs_.between.overlap);
+    const double seconds = begin + before + count * std::max(ranks, wire) +
+                           shown * std::min(ranks, wire) + load.in_a_row * costs_.between.latency;
     return seconds * costs_.between.by_carriers.at(reduced_by(count * load.wire));
   }
 
@@ -144,7 +146,7 @@ constexpr std::size_t share_bytes(std::size_t bytes, int hosts) {
 }  // namespace
 
 const WireCosts& WireCosts::fixed() {
-  static constexpr WireCosts kCosts{40e-6, 10e-6, 1 / 1.1e9, 1 / 1.1e9, 50e-6, {}, {}};
+  static constexpr WireCosts kCosts{40e-6, 10e-6, 1 / 1.1e9, 1 / 1.1e9, 50e-6, 1, {}, {}};
   return kCosts;
 }
 
@@ -152,8 +154,8 @@ std::string WireCosts::words() const {
   std::ostringstream text;
   text << std::fixed << std::setprecision(0) << "latency " << latency * 1e6 << " us, "
        << message * 1e6 << " us for each further message, " << 1e-6 / alone
-       << " MB/s from one rank of a host, " << 1e-6 / byte << " MB/s from all that carry, and "
-       << chunk * 1e6 << " us for each of their chunks";
+       << " MB/s from one rank of a host, " << 1e-6 / byte << " MB/s from all that carry, "
+       << chunk * 1e6 << " us for each of their chunks, " << overlap * 100 << " % of which overlap";
   return text.str();
 }
 

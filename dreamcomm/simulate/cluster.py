@@ -18,6 +18,8 @@ class Wire:
     alone: bytes per second that a host sends where one of its ranks does.
     bandwidth: bytes per second that a host sends, and receives, where all of its ranks do.
     chunk: seconds of each chunk that these take of a tensor, beyond its bytes.
+    overlap: how much of the ranks' part of the chunks, or of the wire's where that is shorter, goes
+        on during the other: 1 is all, 0 is none, as where both need the same processors.
     by_leaders, by_carriers: what the times of measured hosts are multiplied by at some sizes
         (csrc/span/corrections.h).
     """
@@ -27,20 +29,22 @@ class Wire:
     alone: float = 1.1e9
     bandwidth: float = 1.1e9
     chunk: float = 50e-6
+    overlap: float = 1.0
     by_leaders: tuple[float, ...] = (1.0,) * 8
     by_carriers: tuple[float, ...] = (1.0,) * 8
 
     @classmethod
     def of(cls, numbers: Sequence[float]) -> Wire:
         """Of what :meth:`numbers` gives, or what a group measured."""
-        latency, message, alone, byte, chunk, *rest = numbers
+        latency, message, alone, byte, chunk, overlap, *rest = numbers
         half = len(rest) // 2
         corrections = tuple(rest[:half]), tuple(rest[half:])
-        return cls(latency, message, 1 / alone, 1 / byte, chunk, *corrections)
+        return cls(latency, message, 1 / alone, 1 / byte, chunk, overlap, *corrections)
 
     def numbers(self) -> tuple[float, ...]:
         """As the compiled model takes them."""
-        costs = self.latency, self.message, 1 / self.alone, 1 / self.bandwidth, self.chunk
+        rates = 1 / self.alone, 1 / self.bandwidth
+        costs = self.latency, self.message, *rates, self.chunk, self.overlap
         return (*costs, *self.by_leaders, *self.by_carriers)
 
 

@@ -35,11 +35,14 @@ Trials trials_of(const LevelCosts& costs, const Shape& shape, double bucket,
 
 TEST_CASE("measured hosts are predicted as they were measured") {
   LevelCosts gigabit;
-  gigabit.between = {60e-6, 20e-6, 8e-9, 8e-9, 100e-6, {}, {}};
+  gigabit.between = {60e-6, 20e-6, 8e-9, 8e-9, 100e-6, 1, {}, {}};
   LevelCosts far = gigabit;
   far.between.latency = 0.1;
+  LevelCosts shared = gigabit;  // the wire's processors are the ranks'
+  shared.between.byte = shared.between.alone = 0.6e-9;
+  shared.between.overlap = 0.2;
   const std::array links{std::pair{gigabit, 0.0}, std::pair{gigabit, 256.0 * 1024},
-                         std::pair{far, 0.0}};
+                         std::pair{far, 0.0}, std::pair{shared, 0.0}};
   for (const auto& [link, bucket] : links) {
     for (const Shape& shape : {Shape(std::vector{2, 2}), Shape(std::vector{1, 1, 1, 2})}) {
       const Trials trials = trials_of(link, shape, bucket, [](std::size_t) { return 0.0; });
