@@ -99,8 +99,8 @@ void check_blocks(const Communicator& communicator, const Trial& trial) {
   check(in.bytes * gives == out.bytes * takes && in.bytes % (parts * item_size(trial.dtype)) == 0,
         ErrorKind::kInvalid, name(trial.kind), " of ", size, " ranks cannot have rows of ",
         in.bytes, " bytes in and ", out.bytes, " bytes out");
-  check(!reduces(trial.kind) || trial.dtype != DType::kOpaque, ErrorKind::kInvalid,
-        name(trial.kind), " cannot add elements of this type");
+  check(!reduces(trial.kind) || !only_moves(trial.dtype), ErrorKind::kInvalid, name(trial.kind),
+        " cannot add elements of this type");
 }
 
 std::vector<double> time_rows(Communicator& communicator, const Trial& trial,

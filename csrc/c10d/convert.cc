@@ -82,6 +82,20 @@ DType to_dtype(c10::ScalarType type) {
       return DType::kComplex64;
     case c10::ScalarType::ComplexDouble:
       return DType::kComplex128;
+    case c10::ScalarType::Float8_e5m2:
+      return DType::kFloat8E5M2;
+    case c10::ScalarType::Float8_e4m3fn:
+      return DType::kFloat8E4M3FN;
+    case c10::ScalarType::Float8_e5m2fnuz:
+      return DType::kFloat8E5M2FNUZ;
+    case c10::ScalarType::Float8_e4m3fnuz:
+      return DType::kFloat8E4M3FNUZ;
+    case c10::ScalarType::Float8_e8m0fnu:
+      return DType::kFloat8E8M0FNU;
+    case c10::ScalarType::Float4_e2m1fn_x2:
+      return DType::kFloat4E2M1FNX2;
+    case c10::ScalarType::ComplexHalf:
+      return DType::kComplex32;
     default:
       return DType::kOpaque;
   }

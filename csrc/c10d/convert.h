@@ -14,7 +14,7 @@
 
 namespace dreamcomm {
 
-/// kOpaque for types that are only moved (float8, quantized, complex32, ...).
+/// kOpaque for types that no call tells apart (quantized ones, bits).
 DType to_dtype(c10::ScalarType type);
 
 /// "float32", as Python writes it where this library knows the type.

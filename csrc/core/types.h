@@ -23,8 +23,18 @@ enum class DType : std::uint8_t {
   kBool,
   kComplex64,
   kComplex128,
-  kOpaque,  // bytes that are moved and never computed with (item size 1)
+  kOpaque,  // from here on: moved and never computed with; this one: bytes of any type
+  kFloat8E5M2,
+  kFloat8E4M3FN,
+  kFloat8E5M2FNUZ,
+  kFloat8E4M3FNUZ,
+  kFloat8E8M0FNU,
+  kFloat4E2M1FNX2,  // two in a byte
+  kComplex32,
 };
+
+/// Whether no operation is defined on it.
+constexpr bool only_moves(DType t) { return t >= DType::kOpaque; }
 
 enum class ReduceOp : std::uint8_t {
   kSum,
@@ -61,6 +71,12 @@ constexpr std::size_t item_size(DType t) {
     case DType::kInt8:
     case DType::kBool:
     case DType::kOpaque:
+    case DType::kFloat8E5M2:
+    case DType::kFloat8E4M3FN:
+    case DType::kFloat8E5M2FNUZ:
+    case DType::kFloat8E4M3FNUZ:
+    case DType::kFloat8E8M0FNU:
+    case DType::kFloat4E2M1FNX2:
       return 1;
     case DType::kUInt16:
     case DType::kInt16:
@@ -70,6 +86,7 @@ constexpr std::size_t item_size(DType t) {
     case DType::kUInt32:
     case DType::kInt32:
     case DType::kFloat32:
+    case DType::kComplex32:
       return 4;
     case DType::kUInt64:
     case DType::kInt64:
@@ -83,9 +100,29 @@ constexpr std::size_t item_size(DType t) {
 }
 
 constexpr std::string_view name(DType t) {
-  constexpr std::string_view names[] = {
-      "uint8",   "int8",     "uint16",  "int16",   "uint32", "int32",     "uint64",     "int64",
-      "float16", "bfloat16", "float32", "float64", "bool",   "complex64", "complex128", "bytes"};
+  constexpr std::string_view names[] = {"uint8",
+                                        "int8",
+                                        "uint16",
+                                        "int16",
+                                        "uint32",
+                                        "int32",
+                                        "uint64",
+                                        "int64",
+                                        "float16",
+                                        "bfloat16",
+                                        "float32",
+                                        "float64",
+                                        "bool",
+                                        "complex64",
+                                        "complex128",
+                                        "bytes",
+                                        "float8_e5m2",
+                                        "float8_e4m3fn",
+                                        "float8_e5m2fnuz",
+                                        "float8_e4m3fnuz",
+                                        "float8_e8m0fnu",
+                                        "float4_e2m1fn_x2",
+                                        "complex32"};
   return names[static_cast<int>(t)];
 }
 
@@ -109,9 +146,9 @@ constexpr bool is_floating(DType t) {
 }
 
 /// Whether `op` has a meaning on `t`: no order on complex numbers, no bits on
-/// floating ones, no average of booleans, nothing at all on opaque bytes.
+/// floating ones, no average of booleans, nothing at all on what only moves.
 constexpr bool is_defined(ReduceOp op, DType t) {
-  if (t == DType::kOpaque || op == ReduceOp::kNone) return false;
+  if (only_moves(t) || op == ReduceOp::kNone) return false;
   switch (op) {
     case ReduceOp::kSum:
     case ReduceOp::kProduct:
