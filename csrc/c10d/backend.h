@@ -62,12 +62,16 @@ class DreamBackend final : public c10d::Backend {
   using Tensor = at::Tensor;
   using TensorList = std::vector<at::Tensor>;
 
-  /// Collective: all ranks of the group make theirs. Throws what torch expects.
+  /// Why a rank of the new group will not come to make it, or "".
+  using Watch = std::function<std::string(int rank)>;
+  /// Collective: all ranks of the group make theirs. Throws what torch expects. `watch`: by default
+  /// the job's roster's.
   static c10::intrusive_ptr<DreamBackend> create(const StorePtr& store, int rank, int size,
                                                  const c10::intrusive_ptr<DreamOptions>& options,
-                                                 const Host& host);
+                                                 const Host& host, const Watch& watch = {});
   DreamBackend(const StorePtr& store, int rank, int size,
-               const c10::intrusive_ptr<DreamOptions>& options, const Host& host);
+               const c10::intrusive_ptr<DreamOptions>& options, const Host& host,
+               const Watch& watch);
   ~DreamBackend() override;
 
   // The group (backend_make.cc, backend_group.cc).
@@ -258,6 +262,7 @@ class DreamBackend final : public c10d::Backend {
   c10::intrusive_ptr<DreamBackend> child(const StorePtr& store, int rank, int size,
                                          const c10::intrusive_ptr<DreamOptions>& options);
   /// Of a group of those `ranks` of this one; without given options, with this one's.
+  std::string why_ended(int rank) const;
   c10::intrusive_ptr<DreamOptions> options_for(
       const std::vector<int>& ranks, const c10::intrusive_ptr<c10d::Backend::Options>& given) const;
   void abort_for(const std::string& reason);

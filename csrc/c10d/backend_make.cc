@@ -44,15 +44,16 @@ StorePtr visit(const StorePtr& store, int rank, int size) {
 
 c10::intrusive_ptr<DreamBackend> DreamBackend::create(
     const StorePtr& store, int rank, int size, const c10::intrusive_ptr<DreamOptions>& options,
-    const Host& host) {
+    const Host& host, const Watch& watch) {
   require_valid(*options);
-  auto backend = c10::make_intrusive<DreamBackend>(store, rank, size, options, host);
+  auto backend = c10::make_intrusive<DreamBackend>(store, rank, size, options, host, watch);
   backend->exit_hook_ = host.register_exit(backend);
   return backend;
 }
 
 DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
-                           const c10::intrusive_ptr<DreamOptions>& options, const Host& host)
+                           const c10::intrusive_ptr<DreamOptions>& options, const Host& host,
+                           const Watch& watch)
     : Backend(rank, size),
       store_(store),
       visit_(visit(store, rank, size)),
@@ -73,7 +74,8 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
       no_heap_ = error.what();
     }
   }
-  const ShmOptions shm = meeting_options(*options, size, host, heap_);
+  ShmOptions shm = meeting_options(*options, size, host, heap_);
+  if (watch) shm.will_not_come = watch;
   TorchStore meeting(c10::make_intrusive<c10d::PrefixStore>("shm", visit_));
   try {
     ShmResult result = meet(meeting, rank, size, shm, *options);

@@ -206,7 +206,8 @@ c10::intrusive_ptr<c10d::Backend> DreamBackend::shrink(
             agreement.reach(meeting_time(*options), [this](int rank) { return has_ended(rank); });
         made = create(c10::make_intrusive<c10d::PrefixStore>(name, store),
                       static_cast<int>(own - stay.begin()), static_cast<int>(stay.size()), options,
-                      host_);
+                      host_,
+                      [&](int rank) { return why_ended(stay.at(static_cast<std::size_t>(rank))); });
       } catch (const c10::DistNetworkError&) {
         throw;  // nothing can be withdrawn
       } catch (const c10::DistStoreError&) {
@@ -219,6 +220,13 @@ c10::intrusive_ptr<c10d::Backend> DreamBackend::shrink(
   });
   shrunk_.set(1);
   return made;
+}
+
+/// Of a rank that has agreed to make a smaller group, and died.
+std::string DreamBackend::why_ended(int rank) const {
+  if (!has_ended(rank)) return "";
+  return concat("the process of rank ", rank, " of the group that shrinks has ended, where it ",
+                comm_->does(rank));
 }
 
 c10::intrusive_ptr<DreamOptions> DreamBackend::options_for(

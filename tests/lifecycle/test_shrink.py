@@ -451,3 +451,65 @@ def test_a_store_that_is_lost(fresh: Fresh) -> None:
         assert "cannot meet, as the store of their group does not answer" in text
         assert "End all ranks and start anew" in text
         assert seconds < 30
+
+
+class Deadly(dist.Store):
+    """A file that kills who publishes its card there, once it is armed."""
+
+    def __init__(self, path: str, world: int) -> None:
+        super().__init__()
+        self.file = dist.FileStore(path, world)
+        self.armed = False
+
+    def set(self, key: str, value: Any) -> None:
+        if self.armed and "card/" in key:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.file.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        return bytes(self.file.get(key))
+
+    def add(self, key: str, amount: int) -> int:
+        return int(self.file.add(key, amount))
+
+    def check(self, keys: list[str]) -> bool:
+        return bool(self.file.check(keys))
+
+    def wait(self, keys: list[str], timeout: Any = None) -> None:
+        if timeout is None:
+            self.file.wait(keys)
+        else:
+            self.file.wait(keys, timeout)
+
+    def set_timeout(self, timeout: Any) -> None:
+        self.file.set_timeout(timeout)
+
+
+def die_once_agreed(rank: int, path: str) -> tuple[str, float]:
+    deadly = Deadly(path, 4)
+    store = deadly if rank == 2 else dist.FileStore(path, 4)
+    dist.init_process_group("dreamcomm", store=store, rank=rank, world_size=4)
+    use_everything()
+    if rank == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    deadly.armed = True
+    error_of(lambda: dist.all_reduce(torch.ones(3)))
+    begin = time.monotonic()
+    text = error_of(lambda: dist.shrink_group([3], shrink_flags=SHRINK_ABORT))
+    seconds = time.monotonic() - begin
+    dist.shrink_group([2, 3], shrink_flags=SHRINK_ABORT)
+    use_world(2)
+    dist.destroy_process_group()
+    return text, seconds
+
+
+def test_a_rank_that_dies_once_it_has_agreed(fresh: Fresh, tmp_path: Path, slack: float) -> None:
+    """The others wait for it in the smaller group that they make, and hear of it there."""
+    path = str(tmp_path / "store")
+    found = replies(fresh.start(die_once_agreed, path, world=4, group=False), timeout=60)
+    assert "process ended with -9" in str(found[2].error)
+    for rank in (0, 1):
+        assert found[rank].error is None, found[rank].error
+        text, seconds = found[rank].value
+        assert "the process of rank 2 of the group that shrinks has ended, where it last" in text
+        assert seconds < 1 + slack
