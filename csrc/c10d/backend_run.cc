@@ -177,8 +177,8 @@ void DreamBackend::run_here(Calls& calls, Clock::time_point deadline) {
 }
 
 WorkPtr DreamBackend::run_later(const Plan& plan, Calls& calls) {
-  auto work =
-      c10::make_intrusive<DreamWork>(rank_, plan.label, plan.inputs, plan.outputs, executor_);
+  auto work = c10::make_intrusive<DreamWork>(rank_, plan.label, plan.inputs, plan.outputs,
+                                             executor_, comm_);
   work->set_sequence(static_cast<uint64_t>(sequence_.read()));
   auto job = std::make_shared<Job>(work, std::move(calls), timeout_of(plan.timeout), pending_);
   comm_->submit([job, communicator = comm_.get(), bridge = bridge_.get()] {

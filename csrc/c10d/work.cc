@@ -24,24 +24,15 @@ std::optional<std::vector<at::Tensor>> profiled(Tensors inputs) {
 
 c10::TypePtr tensor_list() { return c10::ListType::create(c10::TensorType::get()); }
 
-Interrupt pause_until(const char* name, milliseconds timeout) {
-  const Clock::time_point begin = Clock::now();
-  return [name, timeout, begin] {
-    check_signals();
-    TORCH_CHECK_WITH(DistBackendError, timeout == kNoTimeout || Clock::now() - begin < timeout,
-                     name, ": Timed out waiting ", timeout.count(),
-                     " ms for this work; the call itself goes on");
-  };
-}
-
 }  // namespace
 
 DreamWork::DreamWork(int rank, const Label& label, Tensors inputs, Tensors outputs,
-                     std::shared_ptr<Executor> executor)
+                     std::shared_ptr<Executor> executor, std::weak_ptr<Communicator> communicator)
     : Work(rank, label.type, at::hasCallbacks() ? label.title : nullptr, profiled(inputs)),
       label_(label),
       outputs_(outputs.begin(), outputs.end()),
-      executor_(std::move(executor)) {
+      executor_(std::move(executor)),
+      communicator_(std::move(communicator)) {
   if (executor_) caller_.emplace();
 }
 
@@ -94,7 +85,7 @@ std::vector<at::Tensor> DreamWork::result() {
 
 bool DreamWork::wait(milliseconds timeout) {
   if (was_done_) return true;
-  if (!isCompleted()) advance(pause_until(name(), timeout));
+  if (!isCompleted()) advance(pause_until(timeout));
   std::unique_lock lock(mutex_);
   const c10::intrusive_ptr<c10::ivalue::Future> future = future_;
   const std::exception_ptr error = exception_;
@@ -103,6 +94,30 @@ bool DreamWork::wait(milliseconds timeout) {
   if (future) future->wait();
   if (error) std::rethrow_exception(error);
   return true;
+}
+
+Interrupt DreamWork::pause_until(milliseconds timeout) const {
+  const Clock::time_point begin = Clock::now();
+  return [this, timeout, begin] {
+    check_signals();
+    if (timeout == kNoTimeout || Clock::now() - begin < timeout) return;
+    TORCH_CHECK_WITH(DistBackendError, false, name(), ": Timed out waiting ", timeout.count(),
+                     " ms for this work", awaited(timeout), "; the call itself goes on");
+  };
+}
+
+std::string DreamWork::awaited(milliseconds waited) const {
+  const std::shared_ptr<Communicator> group = communicator();
+  if (!group) return "";
+  const std::string whom = group->awaited(waited);
+  return concat(" on ", group->who(), whom.empty() ? "" : ", which waits for ", whom);
+}
+
+std::string MessageWork::awaited(milliseconds waited) const {
+  const std::shared_ptr<Communicator> group = communicator();
+  if (!group) return "";
+  const std::string lacks = group->awaited(*ticket_, waited);
+  return concat(" on ", group->who(), lacks.empty() ? "" : ": ", lacks);
 }
 
 void DreamWork::advance(const Interrupt& pause) {
@@ -117,8 +132,7 @@ void DreamWork::advance(const Interrupt& pause) {
 MessageWork::MessageWork(int rank, const Label& label, const at::Tensor& tensor,
                          std::shared_ptr<Executor> executor,
                          std::weak_ptr<Communicator> communicator)
-    : DreamWork(rank, label, tensor, tensor, std::move(executor)),
-      communicator_(std::move(communicator)) {}
+    : DreamWork(rank, label, tensor, tensor, std::move(executor), std::move(communicator)) {}
 
 void MessageWork::follow(std::shared_ptr<Ticket> ticket, std::function<void()> received) {
   ticket_ = std::move(ticket);
@@ -139,9 +153,9 @@ void MessageWork::follow(std::shared_ptr<Ticket> ticket, std::function<void()> r
 int MessageWork::sourceRank() const { return ticket_->source(); }
 
 void MessageWork::advance(const Interrupt& pause) {
-  if (const std::shared_ptr<Communicator> communicator = communicator_.lock()) {
+  if (const std::shared_ptr<Communicator> group = communicator()) {
     try {
-      communicator->wait(*ticket_, pause);
+      group->wait(*ticket_, pause);
     } catch (const Error& error) {
       if (!ticket_->done()) std::rethrow_exception(to_torch(error));
       // The message failed; the work tells.
@@ -156,9 +170,7 @@ void MessageWork::advance(const Interrupt& pause) {
 }
 
 void MessageWork::give_up() {
-  if (const std::shared_ptr<Communicator> communicator = communicator_.lock()) {
-    communicator->give_up(*ticket_);
-  }
+  if (const std::shared_ptr<Communicator> group = communicator()) group->give_up(*ticket_);
 }
 
 GroupWork::GroupWork(std::vector<c10::intrusive_ptr<c10d::Work>> works)

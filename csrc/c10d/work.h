@@ -33,7 +33,7 @@ class DreamWork : public c10d::Work {
  public:
   /// `executor` may be null for a call that is done before torch sees its work.
   DreamWork(int rank, const Label& label, Tensors inputs, Tensors outputs,
-            std::shared_ptr<Executor> executor);
+            std::shared_ptr<Executor> executor, std::weak_ptr<Communicator> communicator = {});
 
   void complete(std::exception_ptr error);
   /// The same without an error, before anyone else has seen the work: no locks.
@@ -54,13 +54,20 @@ class DreamWork : public c10d::Work {
   /// Helps the call along until it is done; throws only what `pause` throws.
   virtual void advance(const Interrupt& pause);
   const char* name() const { return label_.name(); }
+  /// Where this rank waits for whom, after so long: " on rank 0 of 2 in group 'default', ..."; or
+  /// "".
+  virtual std::string awaited(std::chrono::milliseconds waited) const;
+  std::shared_ptr<Communicator> communicator() const { return communicator_.lock(); }
 
  private:
+  Interrupt pause_until(std::chrono::milliseconds timeout) const;
   void settle(c10::ivalue::Future& future);
 
   const Label label_;
   const c10::SmallVector<at::Tensor, 1> outputs_;
   const std::shared_ptr<Executor> executor_;
+  // Not kept alive: its progress thread may drop the last reference to a work.
+  const std::weak_ptr<Communicator> communicator_;
   std::optional<at::ThreadLocalState> caller_;  // what callbacks run under
   uint64_t sequence_ = 0;
   bool was_done_ = false;                           // before torch saw it
@@ -68,8 +75,7 @@ class DreamWork : public c10d::Work {
   bool settled_ = false;                            // nobody else will complete future_
 };
 
-/// A message. The communicator is not kept alive: its progress thread may drop
-/// the last reference to a work.
+/// A message.
 class MessageWork final : public DreamWork {
  public:
   MessageWork(int rank, const Label& label, const at::Tensor& tensor,
@@ -83,8 +89,8 @@ class MessageWork final : public DreamWork {
 
  private:
   void advance(const Interrupt& pause) override;
+  std::string awaited(std::chrono::milliseconds waited) const override;
 
-  std::weak_ptr<Communicator> communicator_;
   std::shared_ptr<Ticket> ticket_;
 };
 

@@ -366,6 +366,22 @@ std::string Communicator::does(int rank) const {
   return impl_->member.does(rank, Member::answer_until(std::chrono::seconds(12)));
 }
 
+std::string Communicator::awaited(Clock::duration waited) const {
+  const Header& header = impl_->member.header();
+  const Progress& elsewhere = header.whole.calls;
+  const std::int64_t far = elsewhere.inside.read() != 0 ? elsewhere.waiting_for.read() : -1;
+  if (impl_->fabric->spans() && far >= 0) return concat("rank ", far, " of another host");
+  const auto peer = static_cast<int>(header.progress.waiting_for.read());
+  const bool waits = header.progress.inside.read() != 0;
+  if (!waits || peer < 0 || peer >= size() || peer == rank()) return "";
+  return concat("rank ", impl_->fabric->number(peer), ", which ",
+                impl_->member.does(peer, Member::answer_until(waited)));
+}
+
+std::string Communicator::awaited(const Ticket& ticket, Clock::duration waited) const {
+  return impl_->mailbox.lacks(ticket, Member::answer_until(waited));
+}
+
 std::uint64_t Communicator::sequence() const { return to_count(impl_->sequence); }
 
 std::array<Traffic, kKinds> Communicator::traffic() const {

@@ -148,6 +148,11 @@ class Communicator {
   std::string lost() const;
   /// That rank, if it has, or has left; or empty.
   std::string lost(int rank) const;
+  /// "rank 1, which last called ...", whom this rank's call waits for, or "". That rank is asked,
+  /// for a part of what the wait has lasted.
+  std::string awaited(Clock::duration waited) const;
+  /// The same of a message: "rank 1 has not sent it; it last called ...".
+  std::string awaited(const Ticket& ticket, Clock::duration waited) const;
   /// What another rank does, in words to follow "rank 1, which"; it is asked, for up to a second.
   std::string does(int rank) const;
 

@@ -47,6 +47,9 @@ class Mailbox {
   /// Whoever waited for this receive was interrupted: it ends, unless it is matched. Left waiting,
   /// it would take the message that the next receive is for.
   void give_up(const Ticket& ticket);
+  /// "rank 1 has not sent it; it last called ...", or "" if it is not under way here. The peer is
+  /// asked, until then.
+  std::string lacks(const Ticket& ticket, Clock::time_point until);
 
   /// Does what can be done now; whether that was anything.
   bool progress();
@@ -161,6 +164,9 @@ class Mailbox {
   static Wait wait_of(int peer, const Message& message, const char* lacks);
   std::string words_on(const Wait& wait, const std::string& has_waited,
                        Clock::time_point until) const;
+  std::string lacks(const Wait& wait, Clock::time_point until) const;
+  template <typename Visit>
+  void each_waiting(Visit&& look);
   std::vector<Wait> lasting(Clock::time_point now);
   void warn_of(const Wait& wait, Clock::time_point now) const;
 

@@ -11,12 +11,26 @@ namespace dreamcomm {
 /// not sent it; it last called barrier as call 3, entered 4.1 s ago"
 std::string Mailbox::words_on(const Wait& wait, const std::string& has_waited,
                               Clock::time_point until) const {
-  const std::string lacks = wait.peer < 0
-                                ? "no rank has sent one"
-                                : concat("rank ", number(wait.peer), " has not ", wait.lacks,
-                                         "; it ", member_.does(wait.peer, until));
   return concat(wait.what, any_or(wait.peer), " (", wait.bytes, " bytes, tag ", wait.tag, ") on ",
-                member_.who(), ' ', has_waited, ": ", lacks);
+                member_.who(), ' ', has_waited, ": ", lacks(wait, until));
+}
+
+std::string Mailbox::lacks(const Wait& wait, Clock::time_point until) const {
+  if (wait.peer < 0) return "no rank has sent one";
+  return concat("rank ", number(wait.peer), " has not ", wait.lacks, "; it ",
+                member_.does(wait.peer, until));
+}
+
+std::string Mailbox::lacks(const Ticket& ticket, Clock::time_point until) {
+  std::optional<Wait> found;
+  Lock lock(mutex_);
+  each_waiting([&](std::int64_t&, int peer, const auto& messages, const char* lacks) {
+    for (const auto& message : messages) {
+      if (message.ticket.get() == &ticket) found = wait_of(peer, message, lacks);
+    }
+  });
+  lock.unlock();  // the peer is asked, which takes a while
+  return found ? lacks(*found, until) : "";
 }
 
 template <typename Message>
@@ -42,7 +56,7 @@ Mailbox::Wait Mailbox::wait_of(int peer, const Message& message, const char* lac
 /// was asked for before the last of which was told.
 std::vector<Mailbox::Wait> Mailbox::lasting(Clock::time_point now) {
   std::vector<Wait> found;
-  const auto look = [&](std::int64_t& told_ns, int peer, const auto& messages, const char* lacks) {
+  each_waiting([&](std::int64_t& told_ns, int peer, const auto& messages, const char* lacks) {
     for (const auto& message : messages) {
       const Wait wait = wait_of(peer, message, lacks);
       const Clock::time_point asked{std::chrono::nanoseconds(wait.asked_ns)};
@@ -52,14 +66,18 @@ std::vector<Mailbox::Wait> Mailbox::lasting(Clock::time_point now) {
       told_ns = to_ns(now);
       found.push_back(wait);
     }
-  };
-  const auto look_at_receive = [&](std::int64_t& told_ns, int peer, const Receiving& receive) {
-    look(told_ns, peer, std::span(&receive, 1), "sent it");
-  };
+  });
+  return found;
+}
+
+/// Visits (when it was told of such ones, the peer or -1, messages, what the peer has not done).
+template <typename Visit>
+void Mailbox::each_waiting(Visit&& look) {
   for (const Receiving& receive : posted_) {
     if (receive.ticket->taken()) continue;  // by a message of another host
     const int peer = receive.peer.value_or(-1);
-    look_at_receive(peer < 0 ? told_of_any_ns_ : link(peer).told_of_receives_ns, peer, receive);
+    std::int64_t& told_ns = peer < 0 ? told_of_any_ns_ : link(peer).told_of_receives_ns;
+    look(told_ns, peer, std::span(&receive, 1), "sent it");
   }
   for (int peer = 0; peer < member_.size(); ++peer) {
     Link& with = link(peer);
@@ -68,7 +86,6 @@ std::vector<Mailbox::Wait> Mailbox::lasting(Clock::time_point now) {
     look(with.told_of_sends_ns, peer, with.unannounced, "taken the messages before it");
     look(with.told_of_receives_ns, peer, with.incoming, "finished sending it");
   }
-  return found;
 }
 
 /// Outside the lock: it asks the peer, which takes a while.

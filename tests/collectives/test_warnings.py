@@ -15,6 +15,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 from dreamcomm import monitored_barrier
 from helpers.logs import Kept, warnings_of_all_threads
 from helpers.pool import Pool
+from lifecycle.groups import error_of
 
 pytestmark = pytest.mark.beyond_gloo("Gloo does not warn")
 
@@ -156,3 +157,27 @@ def test_in_a_monitored_barrier_all_ranks_name_the_one_that_is_missing(pool: Poo
         assert text.startswith(begin), text
         assert "s of waiting for rank 2, which last called all_reduce as call" in text
         assert re.search(r"its timeout is after (10.0|9.\d) s$", text), text
+
+
+def wait_for_a_part_of_the_timeout(message: bool) -> str:
+    dist.all_reduce(torch.ones(3))
+    data = torch.ones(4)
+    if dist.get_rank() == 1:
+        sleep_for(1.5)
+        dist.send(data, 0) if message else dist.all_reduce(data)
+        return ""
+    work = dist.irecv(data, 1) if message else dist.all_reduce(data, async_op=True)
+    assert work is not None
+    text = error_of(lambda: work.wait(timedelta(seconds=0.5)))
+    work.wait()
+    return text
+
+
+@pytest.mark.parametrize("message", [False, True])
+def test_a_wait_for_a_part_of_the_timeout_says_for_whom(pool: Pool, message: bool) -> None:
+    text = pool.run(wait_for_a_part_of_the_timeout, message)[0]
+    assert "Timed out waiting 500 ms for this work on rank 0 of 2 in group 'default'" in text
+    whom = ": rank 1 has not sent it; it " if message else ", which waits for rank 1, which "
+    assert whom + "last called all_reduce as call 1, entered 0." in text, text
+    assert re.search(r"its main thread is at \S*test_warnings.py:\d+ in sleep_for", text), text
+    assert text.rstrip().endswith("; the call itself goes on"), text
