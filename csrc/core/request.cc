@@ -61,11 +61,12 @@ std::string arguments(const Request& request) {
 }  // namespace
 
 std::string describe(const Request& request) {
+  const std::string whole = request.part_of ? concat(describe(*request.part_of), ": ") : "";
   const ReduceOp op = request.reduction.op;
   if (request.kind == Kind::kAllGather && op != ReduceOp::kNone) {  // as algorithms/signature.cc
-    return concat("all_reduce(", name(op), ", a sparse tensor)");
+    return concat(whole, "all_reduce(", name(op), ", a sparse tensor)");
   }
-  return concat(name(request.kind), "(", arguments(request), ")");
+  return concat(whole, name(request.kind), "(", arguments(request), ")");
 }
 
 std::size_t payload_bytes(const Request& request) {

@@ -49,6 +49,7 @@ struct Request {
   std::uint32_t rest = 0;  // how many parts of the same coalesced call follow this one
   Clock::time_point deadline = Clock::time_point::max();
   Clock::duration excuse{};  // by so much longer are peers waited for who wait for other hosts
+  const Request* part_of = nullptr;  // the program's call, where this is what a host does of it
 };
 
 /// The moment `timeout` from now; the latest there is if that lies beyond it.
@@ -63,7 +64,8 @@ constexpr Clock::time_point later(Clock::time_point deadline, Clock::duration by
   return deadline > Clock::time_point::max() - by ? Clock::time_point::max() : deadline + by;
 }
 
-/// "all_reduce(SUM, 1024 x float32)": the call in words, for error messages.
+/// "all_reduce(SUM, 1024 x float32)": the call in words, for error messages; a part behind the call
+/// that it is of: "all_reduce(SUM, 1024 x float32): broadcast(64 bytes, root 0)".
 std::string describe(const Request& request);
 
 /// Bytes that decide the cost: those of one block times the blocks it is one of.

@@ -16,6 +16,7 @@ namespace {
 constexpr std::chrono::milliseconds kAsk{40};     // a moment for those who give up at the same time
 constexpr std::chrono::milliseconds kAsked{300};  // with what the store takes
 constexpr int kLooksApart = 6;                    // of the nudger's ticks
+constexpr std::chrono::milliseconds kLookElsewhere{100};  // nearly every wait is shorter
 
 }  // namespace
 
@@ -46,19 +47,67 @@ void LinkTrip::here(Kind kind, const Reduction& how, std::span<const Block> in,
   part.in = in;
   part.out = out;
   part.root = root;
+  run_here(part, interrupt_);
+}
+
+/// A death elsewhere, too, has to be told within a second while a rank of this host is late.
+/// INVARIANT: that a rank has gone is told on the second look: who is waited for here has not come
+/// between the two, so none has returned from this call (opening.cc).
+void LinkTrip::gather_here(std::span<const Block> in, std::span<const Block> out) {
+  Clock::time_point next = Clock::now() + kLookElsewhere;
+  bool seen = false;
+  const Interrupt look = [&] {
+    if (interrupt_) interrupt_();
+    if (Clock::now() < next) return;
+    const bool gone = !levels_.vigil.lost().empty();
+    if (gone && seen) fail_for_elsewhere();
+    seen = gone;
+    if (!seen) next = Clock::now() + kLookElsewhere;
+  };
+  Request part;
+  part.kind = Kind::kAllGather;
+  part.in = in;
+  part.out = out;
+  run_here(part, look);
+}
+
+void LinkTrip::run_here(Request& part, const Interrupt& interrupt) {
+  part.part_of = &request_;
   part.deadline = request_.deadline;
   if (part.deadline != Clock::time_point::max()) part.excuse = 2 * slack() + kAsked;
   try {
-    levels_.host.run_ordered(part, interrupt_);
+    levels_.host.run_ordered(part, interrupt);
   } catch (const Error& error) {
     levels_.spoilt->publish(1);
     // Where none of this host has died, one has left in good order (Causes).
-    if (error.kind() != ErrorKind::kPeerLost || !levels_.host.lost().empty()) throw;
+    if (error.kind() != ErrorKind::kPeerLost || lost_elsewhere_) throw;
+    if (!levels_.host.lost().empty()) throw;
     throw Error(error.kind(), error.what() + levels_.causes.others());
   } catch (...) {
     levels_.spoilt->publish(1);
     throw;
   }
+}
+
+/// Who has gone of the other hosts' ranks, the first of which is told of with its host.
+void LinkTrip::fail_for_elsewhere() {
+  lost_elsewhere_ = true;
+  const auto [rank, failure] = *levels_.vigil.lost().begin();
+  throw Error(
+      ErrorKind::kPeerLost,
+      concat(describe(request_), " on ", levels_.host.who(), " cannot finish: rank ", rank, " of ",
+             topology().words(topology().host_of(rank)), ": ", levels_.causes.of(rank, failure)));
+}
+
+/// Why a rank has not sent, or taken, a message: as it says itself, else as its host's others do,
+/// who give the group up at the same time and know what it does.
+std::string LinkTrip::told_by_host_of(int rank) const {
+  std::string told = levels_.reasons.of(rank, kAsk);
+  for (const int mate : topology().ranks(topology().host_of(rank))) {
+    if (!told.empty()) break;
+    if (mate != rank) told = levels_.reasons.of(mate, std::chrono::milliseconds(0));
+  }
+  return told;
 }
 
 /// INVARIANT: what peers of this host write into a room they have written when the call ends for
@@ -165,7 +214,7 @@ void LinkTrip::wait(const Transfers& transfers) {
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::kTimeout) throw;
     levels_.reasons.give_up(this->rank(), error.what());
-    const std::string told = levels_.reasons.of(transfers[come].rank, kAsk);
+    const std::string told = told_by_host_of(transfers[come].rank);
     if (told.empty()) throw;
     throw Error(ErrorKind::kTimeout, concat(error.what(), "; ", told));
   }

@@ -44,6 +44,7 @@ class LinkTrip final : public Trip {
 
   void here(Kind kind, const Reduction& how, std::span<const Block> in, std::span<const Block> out,
             int root = 0) override;
+  void gather_here(std::span<const Block> in, std::span<const Block> out) override;
   /// In the heap if there is room. Of the heap it is not used again once a call within the host
   /// has failed.
   Cargo room(std::size_t bytes) const override;
@@ -69,6 +70,9 @@ class LinkTrip final : public Trip {
  private:
   std::uint32_t tag(std::uint32_t number) const;
   Clock::duration slack() const;
+  void run_here(Request& part, const Interrupt& interrupt);
+  [[noreturn]] void fail_for_elsewhere();
+  std::string told_by_host_of(int rank) const;
   std::string waiting_for(int rank) const;
   [[noreturn]] void fail_for(int rank, const Error& error) const;
   template <typename Begin>
@@ -84,7 +88,8 @@ class LinkTrip final : public Trip {
   LastToCome last_between_;
   Timeline* timeline_ = nullptr;
   std::int64_t noted_as_ = 0;
-  bool warned_ = false;  // of a wait for another host
+  bool warned_ = false;          // of a wait for another host
+  bool lost_elsewhere_ = false;  // a rank of one, while one of this host was waited for
 };
 
 }  // namespace dreamcomm

@@ -107,19 +107,24 @@ class Beginning {
     trip_.here(Kind::kBroadcast, kBytes, is_leader() ? one : std::span<const Block>(), one);
   }
 
+  using Gather = std::function<void(std::span<const Block> in, std::span<const Block> out)>;
+
   template <typename T>
-  std::vector<T> gather(T& mine) {
+  std::vector<T> gather(T& mine, const Gather& by) {
     std::vector<T> all(static_cast<std::size_t>(trip_.ranks_here()));
     std::vector<Block> blocks;
     for (T& one : all) blocks.push_back(block_of(one));
     const Block own = block_of(mine);
-    trip_.here(Kind::kAllGather, kBytes, {&own, 1}, blocks);
+    by({&own, 1}, blocks);
     return all;
   }
 
   /// Whether the ranks of this host make one call; the same answer on each.
   void compare_here() {
-    here_ = gather(own_);
+    // INVARIANT: a leader sends nothing to other hosts before all ranks of its own have come here,
+    // and no rank returns before it has heard of all hosts: as long as one here is waited for, no
+    // rank anywhere has returned from this call.
+    here_ = gather(own_, [this](const auto& in, const auto& out) { trip_.gather_here(in, out); });
     trip_.latest.here = trip_.last_here();
     agreed_ = std::all_of(here_.begin(), here_.end(),
                           [this](const Signature& other) { return other == here_[0]; });
@@ -180,7 +185,9 @@ class Beginning {
   Sides sides_here(const std::vector<int>& named, const Say& say) {
     Text site{};
     put_text(site, caller_.site ? caller_.site() : "");
-    const std::vector<Text> sites = gather(site);
+    const std::vector<Text> sites = gather(site, [this](const auto& in, const auto& out) {
+      trip_.here(Kind::kAllGather, kBytes, in, out);
+    });
     Sides sides;
     for (std::size_t i = 0; i < named.size(); ++i) {
       const auto index = static_cast<std::size_t>(trip_.topology().index_of(named[i]));

@@ -59,6 +59,11 @@ class Trip {
   /// A collective among the ranks of this host; `root` by its local index.
   virtual void here(Kind kind, const Reduction& how, std::span<const Block> in,
                     std::span<const Block> out, int root = 0) = 0;
+  /// The first of a call, of which no rank of another host returns before it: so it is given up if
+  /// one of them has gone.
+  virtual void gather_here(std::span<const Block> in, std::span<const Block> out) {
+    here(Kind::kAllGather, {}, in, out);
+  }
 
   /// Memory of undefined content that lives as long as anybody uses it.
   virtual Cargo room(std::size_t bytes) const = 0;

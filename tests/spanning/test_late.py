@@ -85,5 +85,7 @@ def test_a_late_rank_is_described_by_its_host(hosts: Hosts) -> None:
     assert any("waits for rank 2 of host" in text for text in found[0]), found[0]
     late = "of waiting for rank 3, which last called all_reduce as call 1, entered"
     assert any(late in text for text in found[2]), found[2]
+    for text in (*found[0], *found[1], *found[2]):  # the program's call, whatever its parts are
+        assert text.startswith("broadcast(4 x float32, root 1)"), text
     waits = "for rank 0, which waits for ranks of other hosts in broadcast as call 2, entered"
     assert any(waits in text for text in found[1]), found[1]

@@ -386,6 +386,37 @@ def test_a_lost_rank_is_named_on_all_hosts(hosts: Hosts, how: str, slack: float)
             assert SECONDS <= seconds < 1.1 * SECONDS + 0.1 + slack
 
 
+def die_while_a_mate_is_late(told: str) -> tuple[str, float]:
+    """Rank 3 dies in a call of the other host's that its rank 1 has not made yet."""
+    dist.barrier()
+    rank = dist.get_rank()
+    if rank == 3:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    if rank == 1:
+        end = time.monotonic() + 20
+        while not Path(told).exists() and time.monotonic() < end:
+            time.sleep(0.02)
+    begin = time.monotonic()
+    text = error_of(lambda: dist.all_reduce(torch.ones(3)))
+    seconds = time.monotonic() - begin
+    if rank == 0:
+        Path(told).touch()
+    return text, seconds
+
+
+def test_a_death_elsewhere_is_told_while_a_mate_is_late(
+    hosts: Hosts, tmp_path: Path, slack: float
+) -> None:
+    told = str(tmp_path / "told")
+    found = replies(hosts.start(TWO_OF_TWO, die_while_a_mate_is_late, told, seconds=300), 60)
+    for rank in (0, 1, 2):
+        assert found[rank].error is None, found[rank].error
+        text, seconds = found[rank].value
+        assert "the process of rank 3 has ended" in text, text
+        assert seconds < 0.3 + 1 + slack, text
+    assert "all_reduce(SUM, 3 x float32) on rank 0 of 4" in found[0].value[0]
+
+
 def miss_rank_3(call: str) -> tuple[str, float]:
     """The very first call of the group: nobody has heard of anybody."""
     import dreamcomm
