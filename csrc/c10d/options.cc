@@ -52,10 +52,10 @@ void require_valid(const DreamOptions& options) {
       "dreamcomm.Options: expected halves_between_hosts to be float32 or 16bit, got '",
       options.halves_between_hosts, "'");
   for (const std::string& name : names_in(options.hosts)) {
-    TORCH_CHECK_VALUE(
-        !name.empty() && name.find_first_of(" \t\n") == std::string::npos,
-        "dreamcomm.Options: expected hosts to be names without blanks, one for every ",
-        "rank of the job, as a,a,b,b, got '", options.hosts, "'");
+    TORCH_CHECK_VALUE(!name.empty() && name.find_first_of(" \t\n") == std::string::npos,
+                      "dreamcomm.Options (or DREAMCOMM_HOSTS): expected hosts to be names without "
+                      "blanks, one for every ",
+                      "rank of the job, as a,a,b,b, got '", options.hosts, "'");
   }
   require_bytes("page_bytes", options.page_bytes, 1536);
   require_bytes("message_bytes", options.message_bytes, 128);
@@ -80,14 +80,15 @@ std::vector<std::string> hosts_of(const DreamOptions& options, int size) {
   std::vector<std::string> of_group;
   const std::vector<uint64_t>& members = options.global_ranks_in_group;
   const bool is_job = options.group_name == kDefaultGroup && members.empty();
-  TORCH_CHECK_VALUE(
-      !is_job || of_job.size() <= static_cast<std::size_t>(size),
-      "dreamcomm.Options: expected hosts to name one for every rank of the job, got '",
-      options.hosts, "', which names ", of_job.size(), " for ", size, " ranks");
+  TORCH_CHECK_VALUE(!is_job || of_job.size() <= static_cast<std::size_t>(size),
+                    "dreamcomm.Options (or DREAMCOMM_HOSTS): expected hosts to name one for every "
+                    "rank of the job, got '",
+                    options.hosts, "', which names ", of_job.size(), " for ", size, " ranks");
   for (int rank = 0; rank < size; ++rank) {
     const auto index = static_cast<std::size_t>(rank);
     const std::size_t member = members.empty() ? index : members.at(index);
-    TORCH_CHECK_VALUE(member < of_job.size(), "dreamcomm.Options: expected hosts to name one for ",
+    TORCH_CHECK_VALUE(member < of_job.size(),
+                      "dreamcomm.Options (or DREAMCOMM_HOSTS): expected hosts to name one for ",
                       "every rank of the job, got '", options.hosts, "', which names ",
                       of_job.size(), " and none for rank ", member);
     of_group.push_back(of_job[member]);

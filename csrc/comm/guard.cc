@@ -104,7 +104,8 @@ void Guard::warn_if_long(int rank, Clock::time_point now) {
   bool& warned = rank < 0 && warned_without_rank_ != nullptr ? *warned_without_rank_ : warned_;
   const bool for_none = rank < 0 && warned_without_rank_ == nullptr;
   const Clock::duration tenth = std::max<Clock::duration>((deadline_ - begin_) / 10, kLeastToWarn);
-  if (warned || for_none || now - begin_ < tenth) return;
+  // Past its deadline, as of a rank that was stopped, the error says it all.
+  if (warned || for_none || now - begin_ < tenth || now >= deadline_) return;
   warned = true;
   member_.warn(concat(what_(), " on ", member_.who(), " has come to ", words_on_wait(rank, now),
                       rank < 0 ? " of waiting" : "", "; its timeout is after ",

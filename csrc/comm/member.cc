@@ -34,8 +34,15 @@ std::string words_on_group(const std::string& name, const std::vector<int>& worl
 }
 
 std::string in_seconds(Clock::duration time) {
+  constexpr double kShort = 0.1;
+  const double seconds = std::chrono::duration<double>(time).count();
   std::ostringstream text;
-  text << std::fixed << std::setprecision(1) << std::chrono::duration<double>(time).count() << " s";
+  text << std::fixed;
+  if (seconds < kShort) {
+    text << std::setprecision(0) << seconds * 1e3 << " ms";
+  } else {
+    text << std::setprecision(1) << seconds << " s";
+  }
   return text.str();
 }
 

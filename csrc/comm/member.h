@@ -15,7 +15,7 @@
 
 namespace dreamcomm {
 
-/// "3.1 s"
+/// "3.1 s", "50 ms"
 std::string in_seconds(Clock::duration time);
 
 /// "group '1' (ranks 2, 3 of the job)"; `world_ranks` of its ranks in the job, empty: the same.

@@ -90,7 +90,7 @@ RankView view_of(const Header& header) {
 
 RankView whole_view_of(const Header& header) {
   RankView view = view_of(header);
-  if (view.version != kProtocolVersion || header.named.read() == 0) return view;
+  if (view.size == 0) return view;
   const auto here = static_cast<std::size_t>(std::max(header.identity.here, 0));
   if (here == 0) return view;
   const Whole& whole = header.whole;

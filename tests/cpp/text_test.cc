@@ -6,6 +6,8 @@
 #include <array>
 #include <string>
 
+#include "comm/member.h"
+
 namespace dreamcomm {
 namespace {
 
@@ -23,6 +25,13 @@ TEST_CASE("text that fits is kept, and other text cut") {
   CHECK(put<4>("abc") == "abc");
   CHECK(put<4>("abcd") == "abc");
   CHECK(put<1>("abcd").empty());
+}
+
+TEST_CASE("a short time is told in milliseconds") {
+  CHECK(in_seconds(std::chrono::milliseconds(0)) == "0 ms");
+  CHECK(in_seconds(std::chrono::milliseconds(50)) == "50 ms");
+  CHECK(in_seconds(std::chrono::milliseconds(100)) == "0.1 s");
+  CHECK(in_seconds(std::chrono::milliseconds(3140)) == "3.1 s");
 }
 
 TEST_CASE("no character is cut in two") {
