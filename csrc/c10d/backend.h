@@ -261,8 +261,8 @@ class DreamBackend final : public c10d::Backend {
   void require_open() const;
   c10::intrusive_ptr<DreamBackend> child(const StorePtr& store, int rank, int size,
                                          const c10::intrusive_ptr<DreamOptions>& options);
-  /// Of a group of those `ranks` of this one; without given options, with this one's.
   std::string why_ended(int rank) const;
+  /// Of a group of those `ranks` of this one; without given options, with this one's.
   c10::intrusive_ptr<DreamOptions> options_for(
       const std::vector<int>& ranks, const c10::intrusive_ptr<c10d::Backend::Options>& given) const;
   void abort_for(const std::string& reason);

@@ -366,6 +366,14 @@ std::string Communicator::does(int rank) const {
   return impl_->member.does(rank, Member::answer_until(std::chrono::seconds(12)));
 }
 
+bool Communicator::all_have_come() const {
+  const std::int64_t call = impl_->member.header().progress.sequence.read();
+  for (int peer = 0; peer < size(); ++peer) {
+    if (impl_->fabric->header(peer).progress.sequence.read() < call) return false;
+  }
+  return true;
+}
+
 std::string Communicator::awaited(Clock::duration waited) const {
   const Header& header = impl_->member.header();
   const Progress& elsewhere = header.whole.calls;

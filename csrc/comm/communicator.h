@@ -148,6 +148,8 @@ class Communicator {
   std::string lost() const;
   /// That rank, if it has, or has left; or empty.
   std::string lost(int rank) const;
+  /// Whether all ranks have entered the call that this rank is in.
+  bool all_have_come() const;
   /// "rank 1, which last called ...", whom this rank's call waits for, or "". That rank is asked,
   /// for a part of what the wait has lasted.
   std::string awaited(Clock::duration waited) const;

@@ -17,6 +17,30 @@ constexpr std::chrono::milliseconds kAsk{40};     // a moment for those who give
 constexpr std::chrono::milliseconds kAsked{300};  // with what the store takes
 constexpr int kLooksApart = 6;                    // of the nudger's ticks
 constexpr std::chrono::milliseconds kLookElsewhere{100};  // nearly every wait is shorter
+constexpr std::chrono::milliseconds kUntilTold{450};      // by the mates of who has gone
+
+/// A rank that has given the group up may stay, with all its connections. INVARIANT: what it sent
+/// before has had a while to come when that is told, between two looks.
+class GivenUp {
+ public:
+  explicit GivenUp(const Reasons& reasons) : reasons_(reasons) {}
+
+  /// Throws Error(kPeerLost) if `rank` has. Reads the store now and then.
+  void look(int rank) {
+    const Clock::time_point now = Clock::now();
+    if (now < next_) return;
+    next_ = now + kBetween;
+    const bool given_up = !reasons_.of(rank, std::chrono::milliseconds(0)).empty();
+    if (given_up && seen_ == rank) throw Error(ErrorKind::kPeerLost, "it has given the group up");
+    seen_ = given_up ? rank : -1;
+  }
+
+ private:
+  static constexpr std::chrono::milliseconds kBetween{350};
+  const Reasons& reasons_;
+  Clock::time_point next_ = Clock::now() + kBetween;
+  int seen_ = -1;
+};
 
 }  // namespace
 
@@ -51,18 +75,19 @@ void LinkTrip::here(Kind kind, const Reduction& how, std::span<const Block> in,
 }
 
 /// A death elsewhere, too, has to be told within a second while a rank of this host is late.
-/// INVARIANT: that a rank has gone is told on the second look: who is waited for here has not come
-/// between the two, so none has returned from this call (opening.cc).
+/// INVARIANT: one that has gone is told of only if a rank of this host is seen after that not to
+/// have come to this gathering: the leader had not got what that one brings, so no rank anywhere
+/// had returned from the call (opening.cc).
 void LinkTrip::gather_here(std::span<const Block> in, std::span<const Block> out) {
-  Clock::time_point next = Clock::now() + kLookElsewhere;
-  bool seen = false;
+  const Clock::time_point begin = Clock::now();
+  Clock::time_point next = begin + kLookElsewhere;
   const Interrupt look = [&] {
     if (interrupt_) interrupt_();
     if (Clock::now() < next) return;
-    const bool gone = !levels_.vigil.lost().empty();
-    if (gone && seen) fail_for_elsewhere();
-    seen = gone;
-    if (!seen) next = Clock::now() + kLookElsewhere;
+    next = Clock::now() + kLookElsewhere;
+    const std::map<int, std::string> lost = levels_.vigil.lost();
+    if (lost.empty() || levels_.host.all_have_come()) return;
+    fail_for_elsewhere(lost.begin()->first, lost.begin()->second, Clock::now() - begin);
   };
   Request part;
   part.kind = Kind::kAllGather;
@@ -89,25 +114,31 @@ void LinkTrip::run_here(Request& part, const Interrupt& interrupt) {
   }
 }
 
-/// Who has gone of the other hosts' ranks, the first of which is told of with its host.
-void LinkTrip::fail_for_elsewhere() {
+/// Of a rank of another host that has gone, while one of this host was waited for so long: that one
+/// may be why the other has given up.
+void LinkTrip::fail_for_elsewhere(int rank, const std::string& failure, Clock::duration waited) {
   lost_elsewhere_ = true;
-  const auto [rank, failure] = *levels_.vigil.lost().begin();
-  throw Error(
-      ErrorKind::kPeerLost,
-      concat(describe(request_), " on ", levels_.host.who(), " cannot finish: rank ", rank, " of ",
-             topology().words(topology().host_of(rank)), ": ", levels_.causes.of(rank, failure)));
+  const std::string told = told_by_host_of(rank, kUntilTold);
+  const std::string late = levels_.host.awaited(waited);
+  throw Error(ErrorKind::kPeerLost,
+              concat(describe(request_), " on ", levels_.host.who(), " cannot finish: rank ", rank,
+                     " of ", topology().words(topology().host_of(rank)), ": ",
+                     told.empty() ? failure + levels_.causes.others(rank) : told,
+                     late.empty() ? "" : concat("; rank ", this->rank(), " waits for ", late)));
 }
 
 /// Why a rank has not sent, or taken, a message: as it says itself, else as its host's others do,
-/// who give the group up at the same time and know what it does.
-std::string LinkTrip::told_by_host_of(int rank) const {
-  std::string told = levels_.reasons.of(rank, kAsk);
-  for (const int mate : topology().ranks(topology().host_of(rank))) {
-    if (!told.empty()) break;
-    if (mate != rank) told = levels_.reasons.of(mate, std::chrono::milliseconds(0));
+/// who give the group up at about the same time and know what it does.
+std::string LinkTrip::told_by_host_of(int rank, std::chrono::milliseconds moment) const {
+  constexpr std::chrono::milliseconds kNone{0};
+  const Clock::time_point until = Clock::now() + moment;
+  while (true) {
+    std::string told = levels_.reasons.of(rank, std::min(moment, kAsk));
+    for (const int mate : topology().ranks(topology().host_of(rank))) {
+      if (told.empty() && mate != rank) told = levels_.reasons.of(mate, kNone);
+    }
+    if (!told.empty() || Clock::now() >= until) return told;
   }
-  return told;
 }
 
 /// INVARIANT: what peers of this host write into a room they have written when the call ends for
@@ -189,6 +220,7 @@ void LinkTrip::wait(const Transfers& transfers) {
   Awaiting awaiting(levels_.host.whole().calls, timeline_, noted_as_);
   std::size_t come = 0;  // of them
   int looks = 0;
+  GivenUp given_up(levels_.reasons);
   const auto wait_on = [&] {
     for (; come < transfers.size(); ++come) {
       try {
@@ -200,6 +232,7 @@ void LinkTrip::wait(const Transfers& transfers) {
           continue;
         }
         awaiting.lasts(rank);
+        given_up.look(rank);
         return false;
       } catch (const Error& error) {
         fail_for(transfers[come].rank, error);
@@ -214,7 +247,7 @@ void LinkTrip::wait(const Transfers& transfers) {
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::kTimeout) throw;
     levels_.reasons.give_up(this->rank(), error.what());
-    const std::string told = told_by_host_of(transfers[come].rank);
+    const std::string told = told_by_host_of(transfers[come].rank, kAsk);
     if (told.empty()) throw;
     throw Error(ErrorKind::kTimeout, concat(error.what(), "; ", told));
   }

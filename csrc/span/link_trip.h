@@ -71,8 +71,9 @@ class LinkTrip final : public Trip {
   std::uint32_t tag(std::uint32_t number) const;
   Clock::duration slack() const;
   void run_here(Request& part, const Interrupt& interrupt);
-  [[noreturn]] void fail_for_elsewhere();
-  std::string told_by_host_of(int rank) const;
+  [[noreturn]] void fail_for_elsewhere(int rank, const std::string& failure,
+                                       Clock::duration waited);
+  std::string told_by_host_of(int rank, std::chrono::milliseconds moment) const;
   std::string waiting_for(int rank) const;
   [[noreturn]] void fail_for(int rank, const Error& error) const;
   template <typename Begin>

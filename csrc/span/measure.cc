@@ -99,12 +99,13 @@ Corrections calibrate(double& value, std::size_t most, const WayOf& way, const T
 }
 
 /// What of the chunks of a large call overlaps, by one of a few: its bytes in one chunk have been
-/// timed. On a slow link the wire's part is nearly all, and what is shorter does not count.
-void fit_overlap(const Trials& trials, const Shape& shape, LevelCosts& costs) {
+/// timed. On a slow link the wire's part is nearly all, and what is shorter does not count; on one
+/// where already a barrier takes long that size was not tried.
+void fit_overlap(const Trials& trials, double barrier, const Shape& shape, LevelCosts& costs) {
   constexpr std::size_t kBytes = Corrections::kSizes.back();
   constexpr Way kWay{.chunk = kBytes / 4};
   const double sent = 2.0 * (shape.hosts - 1) / shape.hosts * static_cast<double>(kBytes);
-  if (sent * costs.between.byte > kEnough) return;
+  if (sent * costs.between.byte > kEnough || barrier > kEnough) return;
   double apart = 0;
   fit(apart, trials.calls(kBytes, kWay), [&] {
     costs.between.overlap = 1 - apart;
@@ -162,7 +163,7 @@ WireCosts measure_wire(const Trials& trials, const Shape& shape, const Costs& he
   wire.by_carriers =
       calibrate(wire.chunk, Corrections::kSizes.back(), by_carriers, trials, shape, costs);
   wire.by_leaders = of_leaders;
-  fit_overlap(trials, shape, costs);
+  fit_overlap(trials, barrier, shape, costs);
   return wire;
 }
 

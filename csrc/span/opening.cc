@@ -122,7 +122,7 @@ class Beginning {
   /// Whether the ranks of this host make one call; the same answer on each.
   void compare_here() {
     // INVARIANT: a leader sends nothing to other hosts before all ranks of its own have come here,
-    // and no rank returns before it has heard of all hosts: as long as one here is waited for, no
+    // and no rank returns before it has heard of all hosts: as long as one has not come here, no
     // rank anywhere has returned from this call.
     here_ = gather(own_, [this](const auto& in, const auto& out) { trip_.gather_here(in, out); });
     trip_.latest.here = trip_.last_here();

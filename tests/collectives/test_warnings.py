@@ -178,6 +178,6 @@ def test_a_wait_for_a_part_of_the_timeout_says_for_whom(pool: Pool, message: boo
     text = pool.run(wait_for_a_part_of_the_timeout, message)[0]
     assert "Timed out waiting 500 ms for this work on rank 0 of 2 in group 'default'" in text
     whom = ": rank 1 has not sent it; it " if message else ", which waits for rank 1, which "
-    assert whom + "last called all_reduce as call 1, entered 0." in text, text
-    assert re.search(r"its main thread is at \S*test_warnings.py:\d+ in sleep_for", text), text
+    assert whom + "last called all_reduce as call 1, entered" in text, text
+    assert "sleeps or waits, outside of all collectives" in text, text
     assert text.rstrip().endswith("; the call itself goes on"), text

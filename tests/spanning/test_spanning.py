@@ -417,6 +417,57 @@ def test_a_death_elsewhere_is_told_while_a_mate_is_late(
     assert "all_reduce(SUM, 3 x float32) on rank 0 of 4" in found[0].value[0]
 
 
+def outlive_the_others_error(folder: str) -> tuple[str, float]:
+    """Rank 3 dies; rank 2 hears of it, and keeps the group until rank 0 has heard of it, too."""
+    dist.barrier()
+    rank = dist.get_rank()
+    if rank == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    begin = time.monotonic()
+    text = error_of(lambda: dist.all_reduce(torch.ones(3)))
+    seconds = time.monotonic() - begin
+    Path(folder, f"told-{rank}").touch()
+    end = time.monotonic() + 20
+    while not all(Path(folder, f"told-{r}").exists() for r in range(3)) and time.monotonic() < end:
+        time.sleep(0.02)
+    return text, seconds
+
+
+def test_who_gives_the_group_up_and_keeps_it_is_not_waited_for(
+    hosts: Hosts, tmp_path: Path, slack: float
+) -> None:
+    ranks = hosts.start(TWO_OF_TWO, outlive_the_others_error, str(tmp_path), seconds=300)
+    for found in replies(ranks, 60)[:3]:
+        assert found.error is None, found.error
+        text, seconds = found.value
+        assert "the process of rank 3 has ended" in text, text
+        assert seconds < 1.2 + slack, text
+
+
+def come_late_to_the_late(told: str) -> tuple[str, float]:
+    """Rank 1 never calls; rank 0 calls so late that the other host's timeout comes first."""
+    dist.barrier()
+    rank = dist.get_rank()
+    if rank == 1:
+        end = time.monotonic() + 20
+        while not Path(told).exists() and time.monotonic() < end:
+            time.sleep(0.02)
+        return "", 0.0
+    if rank == 0:
+        time.sleep(SECONDS / 2)
+    begin = time.monotonic()
+    text = error_of(lambda: dist.all_reduce(torch.ones(3)))
+    if rank == 0:
+        Path(told).touch()
+    return text, time.monotonic() - begin
+
+
+def test_the_late_rank_is_named_though_others_gave_up_before(hosts: Hosts, tmp_path: Path) -> None:
+    found = hosts.run(TWO_OF_TWO, come_late_to_the_late, str(tmp_path / "told"), seconds=SECONDS)
+    text = found[0][0]
+    assert re.search(r"wait(s|ing) for rank 1, which last called barrier as call 1", text), text
+
+
 def miss_rank_3(call: str) -> tuple[str, float]:
     """The very first call of the group: nobody has heard of anybody."""
     import dreamcomm
@@ -440,6 +491,21 @@ def test_a_rank_that_never_calls_is_named(hosts: Hosts, call: str, slack: float)
         assert re.search(r"waiting for rank 3, which|[Rr]anks? 3 failed to pass", text), text
         assert "of the job" not in text, text  # a host's part of it is no group of its own
         assert seconds < 1.1 * SECONDS + 0.5 + slack
+
+
+def miss_a_leader() -> str:
+    if dist.get_rank() == 0:
+        time.sleep(2 * SECONDS)
+        return ""
+    return error_of(lambda: dist.all_reduce(torch.ones(10)))
+
+
+def test_what_a_late_leader_does_is_known_to_other_hosts(hosts: Hosts) -> None:
+    """They wait for it itself; the rank that knows what it does is another of its host."""
+    for text in hosts.run(TWO_OF_TWO, miss_a_leader, seconds=SECONDS)[1:]:
+        assert re.search(r"waiting for rank 0, which .*its main thread is at \S+test_span", text), (
+            text
+        )
 
 
 def send_between_two(pair: tuple[int, int]) -> float:
