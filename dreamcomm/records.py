@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["Line", "Record", "size_of_call", "world_rank"]
 
 IN_BLOCKS = ("all_gather", "gather", "scatter", "reduce_scatter")
-PARTS = ("all_gather", "reduce_scatter", "all_to_all")
+PARTS = (*IN_BLOCKS, "all_to_all")
 
 
 @dataclass(frozen=True)

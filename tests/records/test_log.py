@@ -190,7 +190,9 @@ def test_bandwidths_are_nccl_tests() -> None:
 
     assert line("all_reduce").algbw(4) == 2.0
     assert line("all_reduce").busbw(4) == 3.0
-    assert line("all_gather").algbw(4) == 8.0
-    assert line("all_gather").busbw(4) == 6.0
+    for operation in ("all_gather", "reduce_scatter", "gather", "scatter"):
+        assert line(operation).algbw(4) == 8.0
+        assert line(operation).busbw(4) == 6.0
+    assert line("all_to_all").busbw(4) == 1.5
     assert line("broadcast").busbw(4) == 2.0
     assert line("send").busbw(4) == 2.0
