@@ -71,9 +71,16 @@ def test_a_cluster_in_a_file(tmp_path: Path) -> None:
     ("table", "words"),
     [
         ({"hosts": 0}, "one host at least"),
-        ({"hosts": "two"}, "one host at least"),
-        ({"ranks_per_host": 0}, "one rank at least"),
+        ({"hosts": "two"}, "one host at least: expected hosts = 2 or the like, got 'two'"),
+        ({"hosts": True}, "got True"),
+        ({"ranks_per_host": -3}, "one rank at least: expected ranks_per_host = 8 .*, got -3"),
         ({"hosts": 2, "ranks_on_hosts": [1]}, "leave hosts"),
+        ({"ranks_on_hosts": 3}, "lists the ranks .*, got 3"),
+        ({"hosts": 10**11}, "up to 16,384 ranks in all, got 800,000,000,000"),
+        ({"hosts": 1, "ranks_per_host": 16_385}, "up to 16,384 ranks"),
+        ({"ranks_on_hosts": [16_384, 1]}, "up to 16,384 ranks in all, got 16,385"),
+        ({"within": 3}, r"within is a section: write \[within\] and below it .*, got within = 3"),
+        ({"between": [{}]}, r"between is a section: write \[between\]"),
         ({"machines": 2}, "unknown: machines"),
         ({"betwen": {}}, r"no section \[betwen\]"),
         ({"between": {"speed": "1us"}}, r"unknown in \[between\]: speed"),
@@ -83,6 +90,19 @@ def test_a_cluster_in_a_file(tmp_path: Path) -> None:
 def test_wrong_descriptions_are_told(table: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         described(table)
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.toml"
+    path.write_bytes("# Münster\nhosts = 2\n".encode("latin-1"))
+    with pytest.raises(
+        ValueError, match=r"cluster\.toml is not UTF-8 text, as TOML is: see byte 3"
+    ):
+        read_cluster(path)
+
+
+def test_a_cluster_has_as_many_ranks_as_the_model_is_for() -> None:
+    assert described({"hosts": 2048}).size == 16_384
 
 
 def test_a_ring_does_not_grow_with_its_ranks_at_large_sizes() -> None:
@@ -210,6 +230,8 @@ def test_people_get_a_table_a_picture_and_figures(tmp_path: Path) -> None:
         (("--sizes", "many"), "is not a size"),
         (("--latency-between", "soon"), "is not a time"),
         (("--up-to", "1"), "ranks, got 1"),
+        (("--hosts", "9" * 22), "up to 16,384 ranks"),
+        (("--hosts", "4", "--ranks-per-host", "4097"), "up to 16,384 ranks"),
     ],
 )
 def test_what_cannot_be_predicted_is_said(words: tuple[str, ...], said: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dreamcomm.simulate.cluster import Cluster
+from dreamcomm.simulate.cluster import MOST_RANKS, Cluster
 from dreamcomm.simulate.predict import (
     Forecast,
     Step,
@@ -13,8 +13,6 @@ from dreamcomm.simulate.predict import (
     ddp_step,
     ring_all_reduce,
 )
-
-MOST_RANKS = 16_384
 
 
 @dataclass(frozen=True)
