@@ -188,6 +188,29 @@ def test_work_hides_what_is_reduced_meanwhile() -> None:
     assert ddp_step(training, cluster(1)).efficiency == 1.0
 
 
+@pytest.mark.parametrize("forward", [0.0, 0.01])
+@pytest.mark.parametrize("backward", [0.0, 0.001, 0.05, 0.1, 100.0])
+@pytest.mark.parametrize("gradients", [5, 64, 65, 100])
+def test_a_step_is_the_same_bucket_for_bucket(
+    forward: float, backward: float, gradients: int
+) -> None:
+    both, bucket = cluster(2, 2), 8 * MIB
+    training = Training(gradients * MIB, bucket, forward, backward)
+    end, ready = forward, 0
+    while ready < training.gradients:
+        nbytes = min(bucket, training.gradients - ready)
+        ready += nbytes
+        there = forward + backward * ready / training.gradients
+        end = max(end, there) + collective("all_reduce", nbytes, both).seconds
+    assert ddp_step(training, both).seconds == pytest.approx(end)
+
+
+def test_many_buckets_take_no_time_to_predict() -> None:
+    both, gradients = cluster(2, 2), 1 << 50
+    step = ddp_step(Training(gradients, bucket=1), both)
+    assert step.seconds > gradients * collective("all_reduce", 1, both).seconds
+
+
 def test_hosts_double_up_to_the_ranks_asked_for() -> None:
     assert host_counts(cluster(8, 8), 16_384) == [2**n for n in range(12)]
     assert host_counts(cluster(3, 1), 20) == [1, 2, 4]
@@ -230,6 +253,8 @@ def test_people_get_a_table_a_picture_and_figures(tmp_path: Path) -> None:
         (("--sizes", "many"), "is not a size"),
         (("--latency-between", "soon"), "is not a time"),
         (("--up-to", "1"), "ranks, got 1"),
+        (("--sizes", "1KiB,99999999999GiB"), "got '99999999999GiB'"),
+        (("--gradients", "262145GiB"), "up to 262144 GiB"),
         (("--hosts", "9" * 22), "up to 16,384 ranks"),
         (("--hosts", "4", "--ranks-per-host", "4097"), "up to 16,384 ranks"),
     ],

@@ -67,9 +67,9 @@ def simulate(
     """
     from rich.console import Console
 
-    from dreamcomm.bench.sizes import parse_size
     from dreamcomm.cli.output import told_file
     from dreamcomm.simulate.report import table, to_json
+    from dreamcomm.simulate.units import parse_bytes
 
     flags: dict[str, Any] = {
         "hosts": hosts,
@@ -84,7 +84,7 @@ def simulate(
     try:
         lines = predicted(
             op,
-            [parse_size(size) for size in sizes.split(",")],
+            [parse_bytes(size) for size in sizes.split(",")],
             cluster_of(cluster, flags),
             up_to,
             training_of(gradients, bucket, forward, backward),
@@ -112,15 +112,14 @@ def cluster_of(path: Path | None, flags: dict[str, Any]) -> Cluster:
 
 def training_of(gradients: str | None, bucket: str, forward: str, backward: str) -> Training | None:
     """Raises ValueError if a size or a time is none."""
-    from dreamcomm.bench.sizes import parse_size
     from dreamcomm.simulate.predict import Training
-    from dreamcomm.simulate.units import parse_time
+    from dreamcomm.simulate.units import parse_bytes, parse_time
 
     if gradients is None:
         return None
     return Training(
-        gradients=parse_size(gradients),
-        bucket=parse_size(bucket),
+        gradients=parse_bytes(gradients),
+        bucket=parse_bytes(bucket),
         forward=parse_time(forward),
         backward=parse_time(backward),
     )

@@ -86,11 +86,12 @@ def ddp_step(training: Training, cluster: Cluster) -> Step:
     if cluster.size == 1:
         return Step(own, 1.0)
     full, rest = divmod(training.gradients, training.bucket)
-    buckets = [training.bucket] * full + [rest] * (rest > 0)
-    times = {nbytes: collective("all_reduce", nbytes, cluster).seconds for nbytes in set(buckets)}
-    ready, end = 0, training.forward
-    for nbytes in buckets:
-        ready += nbytes
-        there = training.forward + training.backward * ready / training.gradients
-        end = max(end, there) + times[nbytes]
+    end = training.forward
+    if full:
+        apart = training.backward * training.bucket / training.gradients
+        each = collective("all_reduce", training.bucket, cluster).seconds
+        # All alike: either each waits for the one before, or each for its own gradients.
+        end += max(apart + full * each, full * apart + each)
+    if rest:
+        end = max(end, own) + collective("all_reduce", rest, cluster).seconds
     return Step(max(end, own), own / max(end, own))
