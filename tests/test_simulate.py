@@ -12,16 +12,19 @@ from typer.testing import CliRunner
 
 from dreamcomm.cli.commands import commands
 from dreamcomm.simulate.cluster import Cluster, Wire, described, within
-from dreamcomm.simulate.predict import Training, collective, ddp_step, ring_all_reduce, ways
+from dreamcomm.simulate.predict import (
+    COLLECTIVES,
+    Training,
+    collective,
+    ddp_step,
+    ring_all_reduce,
+    ways,
+)
 from dreamcomm.simulate.read import read_cluster
 from dreamcomm.simulate.scaling import host_counts, scaling
 from dreamcomm.simulate.units import parse_rate, parse_time
 
 MIB = 1 << 20
-OPS = (
-    "all_reduce", "reduce", "broadcast", "all_gather", "gather", "scatter", "reduce_scatter",
-    "all_to_all", "barrier",
-)  # fmt: skip
 
 
 def cluster(*ranks_on: int, bandwidth: float = 1e9, latency: float = 50e-6) -> Cluster:
@@ -129,7 +132,7 @@ def test_a_flat_ring_sends_more_of_a_host_than_its_carriers_do() -> None:
         assert ring_all_reduce(512 * MIB, both) / ours == pytest.approx(more, rel=0.05)
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", COLLECTIVES)
 def test_every_collective_takes_longer_on_more_hosts(op: str) -> None:
     times = [collective(op, 64 * 1024, cluster(*[8] * hosts)).seconds for hosts in (1, 2, 8, 2048)]
     assert times == sorted(times)
@@ -165,9 +168,21 @@ def test_corrections_of_measured_hosts_count() -> None:
         assert seconds == pytest.approx(factor * collective("all_reduce", nbytes, plain).seconds)
 
 
-def test_an_unknown_collective_is_refused() -> None:
-    with pytest.raises(ValueError, match="all_rduce"):
-        collective("all_rduce", 1, cluster(2, 2))
+@pytest.mark.parametrize("hosts", [1, 2])
+@pytest.mark.parametrize("op", ["all_rduce", "send", "recv"])
+def test_what_is_no_collective_is_refused(op: str, hosts: int) -> None:
+    with pytest.raises(ValueError, match=f"'{op}' is no collective: choose from all_reduce, .*r$"):
+        collective(op, 1, cluster(*[2] * hosts))
+
+
+def test_a_barrier_is_predicted_once_and_has_no_size(tmp_path: Path) -> None:
+    figures, picture = tmp_path / "found.json", tmp_path / "found.svg"
+    code, output = run("--op", "barrier", "--json", str(figures), "--plot", str(picture))
+    assert code == 0, output
+    assert "KiB" not in output
+    assert " 0 B" not in picture.read_text() + output
+    (line,) = json.loads(figures.read_text())["lines"]
+    assert list(line["by_size"]) == ["0"]
 
 
 def test_a_step_without_work_is_its_buckets_in_turn() -> None:

@@ -26,7 +26,7 @@ WithinRate = Annotated[str, typer.Option(help="Of a rank's copies, as 10GB/s.")]
 Between = Annotated[str, typer.Option(help="Of a message between hosts, as 40us.")]
 Message = Annotated[str, typer.Option(help="What a further message costs its ranks, as 10us.")]
 BetweenRate = Annotated[str, typer.Option(help="Of a host's link, as 10Gbit/s.")]
-Op = Annotated[str, typer.Option(help="A collective.")]
+Op = Annotated[str, typer.Option(help="A collective, as all_gather.")]
 Sizes = Annotated[str, typer.Option(help="Bytes of one rank's block: a list, as 1KiB,64MiB.")]
 UpTo = Annotated[
     int | None,

@@ -33,7 +33,8 @@ def draw(op: str, lines: list[Line], path: Path) -> None:
     axes[0].set_title(f"{op}{dashed}", loc="left", fontsize=10, color=INK)
     axes[0].set_yscale("log")
     axes[0].yaxis.set_major_formatter(FuncFormatter(lambda y, _: format_time(y)))
-    axes[0].legend(frameon=False, fontsize=8)
+    if any(lines[0].by_size):  # a barrier has no bytes
+        axes[0].legend(frameon=False, fontsize=8)
     if trains:
         steps = [(line.ranks, line.step.efficiency) for line in lines if line.step is not None]
         axes[1].plot(*zip(*steps, strict=True), "o-", ms=4, color=COLOURS[0])

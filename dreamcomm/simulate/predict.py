@@ -10,6 +10,11 @@ from dataclasses import dataclass
 
 from dreamcomm.simulate.cluster import Cluster
 
+COLLECTIVES = (
+    "all_reduce", "reduce", "broadcast", "all_gather", "gather", "scatter", "reduce_scatter",
+    "all_to_all", "barrier",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Forecast:
@@ -23,11 +28,13 @@ def ways(op: str, nbytes: int, cluster: Cluster) -> list[Forecast]:
     """All ways that a call has on the cluster, the one it would take first.
 
     Args:
-        nbytes: of one rank's block.
+        nbytes: of one rank's block; a barrier has 0.
 
     Raises:
-        ValueError: the operation is unknown.
+        ValueError: the operation is no collective; the model knows nothing of messages.
     """
+    if op not in COLLECTIVES:
+        raise ValueError(f"{op!r} is no collective: choose from {', '.join(COLLECTIVES)}")
     from dreamcomm._C import predict_between
 
     found = predict_between(

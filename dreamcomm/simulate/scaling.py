@@ -19,8 +19,8 @@ from dreamcomm.simulate.predict import (
 class Line:
     """What is predicted for a cluster of some size.
 
-    by_size: for each number of bytes how the collective goes. ring: likewise the seconds of a flat
-    ring, for all_reduce only. step: None where no training was described.
+    by_size: for each number of bytes how the collective goes; a barrier has 0 alone. ring: likewise
+    the seconds of a flat ring, for all_reduce only. step: None where no training was described.
     """
 
     hosts: int
@@ -31,7 +31,8 @@ class Line:
 
 
 def line_of(op: str, sizes: list[int], cluster: Cluster, training: Training | None) -> Line:
-    """Raises ValueError if the operation is unknown."""
+    """Raises ValueError if the operation is no collective."""
+    sizes = [0] if op == "barrier" else sizes
     rings = sizes if op == "all_reduce" and cluster.size > 1 else []
     return Line(
         hosts=len(cluster.ranks_on),
