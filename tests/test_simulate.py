@@ -261,10 +261,22 @@ def test_people_get_a_table_a_picture_and_figures(tmp_path: Path) -> None:
     assert set(found["lines"][1]["by_size"]) == {"1024", "1048576", "67108864"}
 
 
+@pytest.mark.parametrize("name", ["x.xyz", "x.pgf", "picture"])
+def test_a_picture_that_cannot_be_written_is_told_before_all_else(
+    tmp_path: Path, name: str
+) -> None:
+    code, output = run("--plot", str(tmp_path / name))
+    assert code == 2
+    assert "a picture ends in" in output
+    assert "predicted" not in output
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (("--op", "all_rduce"), "all_rduce"),
+        (("--op", "send"), "is no collective"),
         (("--sizes", "many"), "is not a size"),
         (("--latency-between", "soon"), "is not a time"),
         (("--up-to", "1"), "ranks, got 1"),

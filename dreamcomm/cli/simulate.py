@@ -82,6 +82,7 @@ def simulate(
         },
     }
     try:
+        check_plot(plot)
         lines = predicted(
             op,
             [parse_bytes(size) for size in sizes.split(",")],
@@ -100,6 +101,14 @@ def simulate(
 
         with told_file(plot):
             draw(op, lines, plot)
+
+
+def check_plot(path: Path | None) -> None:
+    """Raises ValueError if no picture can be written there; matplotlib is loaded for one only."""
+    if path is not None:
+        from dreamcomm.simulate.plot import check_ending
+
+        check_ending(path)
 
 
 def cluster_of(path: Path | None, flags: dict[str, Any]) -> Cluster:
