@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dreamcomm.info import backend_of
-from dreamcomm.records import Line, size_of_call
+from dreamcomm.records import MESSAGES, Line, size_of_call
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -77,7 +77,8 @@ class CommLog:
     def _row(self, line: Line) -> tuple[str, ...]:
         moved = line.nbytes > 0
         nbytes = size_of_call(line.operation, line.nbytes, self.size)
-        waited = f"{line.waited / line.total:.0%}" if line.total else ""
+        met = line.operation not in MESSAGES  # of a message it is not known when the other came
+        waited = f"{line.waited / line.total:.0%}" if met and line.total else ""
         share = line.for_slowest / line.waited if line.waited else 0.0
         return (
             line.operation,

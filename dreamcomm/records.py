@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dreamcomm._C import Recorder
 
-__all__ = ["Line", "Record", "size_of_call", "world_rank"]
+__all__ = ["MESSAGES", "Line", "Record", "size_of_call", "world_rank"]
 
+MESSAGES = ("send", "recv")
 IN_BLOCKS = ("all_gather", "gather", "scatter", "reduce_scatter")
-PARTS = ("all_gather", "reduce_scatter", "all_to_all")
+PARTS = (*IN_BLOCKS, "all_to_all")
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Line:
         nbytes: as in :class:`Record`; -1: the operation's sizes beyond the first 64.
         calls, failed: how many were done, and failed.
         total: of the calls' durations.
-        waited: of that, for the last rank to come.
+        waited: of that, for the last rank to come; 0 for messages, of which it is not known.
         p50, p99: of the durations, to 6 %.
         in_place: calls on tensors in the shared heap, without a copy.
         slowest, for_slowest: the rank that was waited for longest in all, and how long; -1: none.

@@ -12,16 +12,19 @@ from typer.testing import CliRunner
 
 from dreamcomm.cli.commands import commands
 from dreamcomm.simulate.cluster import Cluster, Wire, described, within
-from dreamcomm.simulate.predict import Training, collective, ddp_step, ring_all_reduce, ways
+from dreamcomm.simulate.predict import (
+    COLLECTIVES,
+    Training,
+    collective,
+    ddp_step,
+    ring_all_reduce,
+    ways,
+)
 from dreamcomm.simulate.read import read_cluster
 from dreamcomm.simulate.scaling import host_counts, scaling
 from dreamcomm.simulate.units import parse_rate, parse_time
 
 MIB = 1 << 20
-OPS = (
-    "all_reduce", "reduce", "broadcast", "all_gather", "gather", "scatter", "reduce_scatter",
-    "all_to_all", "barrier",
-)  # fmt: skip
 
 
 def cluster(*ranks_on: int, bandwidth: float = 1e9, latency: float = 50e-6) -> Cluster:
@@ -71,9 +74,16 @@ def test_a_cluster_in_a_file(tmp_path: Path) -> None:
     ("table", "words"),
     [
         ({"hosts": 0}, "one host at least"),
-        ({"hosts": "two"}, "one host at least"),
-        ({"ranks_per_host": 0}, "one rank at least"),
+        ({"hosts": "two"}, "one host at least: expected hosts = 2 or the like, got 'two'"),
+        ({"hosts": True}, "got True"),
+        ({"ranks_per_host": -3}, "one rank at least: expected ranks_per_host = 8 .*, got -3"),
         ({"hosts": 2, "ranks_on_hosts": [1]}, "leave hosts"),
+        ({"ranks_on_hosts": 3}, "lists the ranks .*, got 3"),
+        ({"hosts": 10**11}, "up to 16,384 ranks in all, got 800,000,000,000"),
+        ({"hosts": 1, "ranks_per_host": 16_385}, "up to 16,384 ranks"),
+        ({"ranks_on_hosts": [16_384, 1]}, "up to 16,384 ranks in all, got 16,385"),
+        ({"within": 3}, r"within is a section: write \[within\] and below it .*, got within = 3"),
+        ({"between": [{}]}, r"between is a section: write \[between\]"),
         ({"machines": 2}, "unknown: machines"),
         ({"betwen": {}}, r"no section \[betwen\]"),
         ({"between": {"speed": "1us"}}, r"unknown in \[between\]: speed"),
@@ -83,6 +93,19 @@ def test_a_cluster_in_a_file(tmp_path: Path) -> None:
 def test_wrong_descriptions_are_told(table: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         described(table)
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.toml"
+    path.write_bytes("# Münster\nhosts = 2\n".encode("latin-1"))
+    with pytest.raises(
+        ValueError, match=r"cluster\.toml is not UTF-8 text, as TOML is: see byte 3"
+    ):
+        read_cluster(path)
+
+
+def test_a_cluster_has_as_many_ranks_as_the_model_is_for() -> None:
+    assert described({"hosts": 2048}).size == 16_384
 
 
 def test_a_ring_does_not_grow_with_its_ranks_at_large_sizes() -> None:
@@ -109,7 +132,7 @@ def test_a_flat_ring_sends_more_of_a_host_than_its_carriers_do() -> None:
         assert ring_all_reduce(512 * MIB, both) / ours == pytest.approx(more, rel=0.05)
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", COLLECTIVES)
 def test_every_collective_takes_longer_on_more_hosts(op: str) -> None:
     times = [collective(op, 64 * 1024, cluster(*[8] * hosts)).seconds for hosts in (1, 2, 8, 2048)]
     assert times == sorted(times)
@@ -145,9 +168,21 @@ def test_corrections_of_measured_hosts_count() -> None:
         assert seconds == pytest.approx(factor * collective("all_reduce", nbytes, plain).seconds)
 
 
-def test_an_unknown_collective_is_refused() -> None:
-    with pytest.raises(ValueError, match="all_rduce"):
-        collective("all_rduce", 1, cluster(2, 2))
+@pytest.mark.parametrize("hosts", [1, 2])
+@pytest.mark.parametrize("op", ["all_rduce", "send", "recv"])
+def test_what_is_no_collective_is_refused(op: str, hosts: int) -> None:
+    with pytest.raises(ValueError, match=f"'{op}' is no collective: choose from all_reduce, .*r$"):
+        collective(op, 1, cluster(*[2] * hosts))
+
+
+def test_a_barrier_is_predicted_once_and_has_no_size(tmp_path: Path) -> None:
+    figures, picture = tmp_path / "found.json", tmp_path / "found.svg"
+    code, output = run("--op", "barrier", "--json", str(figures), "--plot", str(picture))
+    assert code == 0, output
+    assert "KiB" not in output
+    assert " 0 B" not in picture.read_text() + output
+    (line,) = json.loads(figures.read_text())["lines"]
+    assert list(line["by_size"]) == ["0"]
 
 
 def test_a_step_without_work_is_its_buckets_in_turn() -> None:
@@ -166,6 +201,29 @@ def test_work_hides_what_is_reduced_meanwhile() -> None:
     assert step.seconds == pytest.approx(11.0 + last)
     assert step.efficiency == pytest.approx(11.0 / step.seconds)
     assert ddp_step(training, cluster(1)).efficiency == 1.0
+
+
+@pytest.mark.parametrize("forward", [0.0, 0.01])
+@pytest.mark.parametrize("backward", [0.0, 0.001, 0.05, 0.1, 100.0])
+@pytest.mark.parametrize("gradients", [5, 64, 65, 100])
+def test_a_step_is_the_same_bucket_for_bucket(
+    forward: float, backward: float, gradients: int
+) -> None:
+    both, bucket = cluster(2, 2), 8 * MIB
+    training = Training(gradients * MIB, bucket, forward, backward)
+    end, ready = forward, 0
+    while ready < training.gradients:
+        nbytes = min(bucket, training.gradients - ready)
+        ready += nbytes
+        there = forward + backward * ready / training.gradients
+        end = max(end, there) + collective("all_reduce", nbytes, both).seconds
+    assert ddp_step(training, both).seconds == pytest.approx(end)
+
+
+def test_many_buckets_take_no_time_to_predict() -> None:
+    both, gradients = cluster(2, 2), 1 << 50
+    step = ddp_step(Training(gradients, bucket=1), both)
+    assert step.seconds > gradients * collective("all_reduce", 1, both).seconds
 
 
 def test_hosts_double_up_to_the_ranks_asked_for() -> None:
@@ -203,13 +261,29 @@ def test_people_get_a_table_a_picture_and_figures(tmp_path: Path) -> None:
     assert set(found["lines"][1]["by_size"]) == {"1024", "1048576", "67108864"}
 
 
+@pytest.mark.parametrize("name", ["x.xyz", "x.pgf", "picture"])
+def test_a_picture_that_cannot_be_written_is_told_before_all_else(
+    tmp_path: Path, name: str
+) -> None:
+    code, output = run("--plot", str(tmp_path / name))
+    assert code == 2
+    assert "a picture ends in" in output
+    assert "predicted" not in output
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (("--op", "all_rduce"), "all_rduce"),
+        (("--op", "send"), "is no collective"),
         (("--sizes", "many"), "is not a size"),
         (("--latency-between", "soon"), "is not a time"),
         (("--up-to", "1"), "ranks, got 1"),
+        (("--sizes", "1KiB,99999999999GiB"), "got '99999999999GiB'"),
+        (("--gradients", "262145GiB"), "up to 262144 GiB"),
+        (("--hosts", "9" * 22), "up to 16,384 ranks"),
+        (("--hosts", "4", "--ranks-per-host", "4097"), "up to 16,384 ranks"),
     ],
 )
 def test_what_cannot_be_predicted_is_said(words: tuple[str, ...], said: str) -> None:

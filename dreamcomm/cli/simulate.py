@@ -26,7 +26,7 @@ WithinRate = Annotated[str, typer.Option(help="Of a rank's copies, as 10GB/s.")]
 Between = Annotated[str, typer.Option(help="Of a message between hosts, as 40us.")]
 Message = Annotated[str, typer.Option(help="What a further message costs its ranks, as 10us.")]
 BetweenRate = Annotated[str, typer.Option(help="Of a host's link, as 10Gbit/s.")]
-Op = Annotated[str, typer.Option(help="A collective.")]
+Op = Annotated[str, typer.Option(help="A collective, as all_gather.")]
 Sizes = Annotated[str, typer.Option(help="Bytes of one rank's block: a list, as 1KiB,64MiB.")]
 UpTo = Annotated[
     int | None,
@@ -67,9 +67,9 @@ def simulate(
     """
     from rich.console import Console
 
-    from dreamcomm.bench.sizes import parse_size
     from dreamcomm.cli.output import told_file
     from dreamcomm.simulate.report import table, to_json
+    from dreamcomm.simulate.units import parse_bytes
 
     flags: dict[str, Any] = {
         "hosts": hosts,
@@ -82,9 +82,10 @@ def simulate(
         },
     }
     try:
+        check_plot(plot)
         lines = predicted(
             op,
-            [parse_size(size) for size in sizes.split(",")],
+            [parse_bytes(size) for size in sizes.split(",")],
             cluster_of(cluster, flags),
             up_to,
             training_of(gradients, bucket, forward, backward),
@@ -102,6 +103,14 @@ def simulate(
             draw(op, lines, plot)
 
 
+def check_plot(path: Path | None) -> None:
+    """Raises ValueError if no picture can be written there; matplotlib is loaded for one only."""
+    if path is not None:
+        from dreamcomm.simulate.plot import check_ending
+
+        check_ending(path)
+
+
 def cluster_of(path: Path | None, flags: dict[str, Any]) -> Cluster:
     """Raises ValueError if there is none."""
     from dreamcomm.simulate.cluster import described
@@ -112,15 +121,14 @@ def cluster_of(path: Path | None, flags: dict[str, Any]) -> Cluster:
 
 def training_of(gradients: str | None, bucket: str, forward: str, backward: str) -> Training | None:
     """Raises ValueError if a size or a time is none."""
-    from dreamcomm.bench.sizes import parse_size
     from dreamcomm.simulate.predict import Training
-    from dreamcomm.simulate.units import parse_time
+    from dreamcomm.simulate.units import parse_bytes, parse_time
 
     if gradients is None:
         return None
     return Training(
-        gradients=parse_size(gradients),
-        bucket=parse_size(bucket),
+        gradients=parse_bytes(gradients),
+        bucket=parse_bytes(bucket),
         forward=parse_time(forward),
         backward=parse_time(backward),
     )

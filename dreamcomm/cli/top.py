@@ -82,11 +82,13 @@ def moments(interval: float) -> Iterator[Moment]:
     from dreamcomm.top import snapshot
 
     before: Moved = {}
+    looked = time.monotonic()
     for number in itertools.count():
         if number:
             time.sleep(interval)
+        last, looked = looked, time.monotonic()
         states, problems = snapshot()
-        yield Moment(states, problems, before, interval)
+        yield Moment(states, problems, before, looked - last)
         before = {(state.team, state.rank): state.moved() for state in states}
 
 

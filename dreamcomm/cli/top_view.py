@@ -38,13 +38,14 @@ class Moment:
     Attributes:
         states: of all ranks, in their order.
         problems: what could not be read.
-        before: the bytes that each rank had moved ``interval`` seconds earlier.
+        before: the bytes that each rank had moved at the look before.
+        elapsed: seconds since that look: the interval, and what looking and drawing took.
     """
 
     states: list[RankState]
     problems: list[str]
     before: Moved
-    interval: float
+    elapsed: float
 
 
 def whole(moment: Moment, width: int) -> Group:
@@ -180,7 +181,7 @@ def cells_of(state: RankState, moment: Moment) -> dict[str, Text]:
     waiting = state.inside or in_barrier or message is not None
     stuck = "yellow" if waiting and seconds > LONG else ""
     last = moment.before.get((state.team, state.rank))
-    rate = "" if last is None else f"{(state.moved() - last) / moment.interval / 1e9:.2f}"
+    rate = "" if last is None else f"{(state.moved() - last) / moment.elapsed / 1e9:.2f}"
     return {
         "group": Text(state.group),
         "rank": Text(f"{state.rank} of {state.size}"),

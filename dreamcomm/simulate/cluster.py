@@ -8,6 +8,8 @@ from typing import Any
 
 from dreamcomm.simulate.units import parse_rate, parse_time
 
+MOST_RANKS = 16_384
+
 
 @dataclass(frozen=True)
 class Wire:
@@ -89,6 +91,12 @@ def described(table: Mapping[str, Any]) -> Cluster:
     Raises:
         ValueError: something is unknown, missing or out of range; the text says what.
     """
+    for name in ("within", "between"):
+        if not isinstance(table.get(name, {}), Mapping):
+            raise ValueError(
+                f'{name} is a section: write [{name}] and below it bandwidth = "10GB/s" or the '
+                f"like, got {name} = {table[name]!r}"
+            )
     sections = {"": {k: v for k, v in table.items() if not isinstance(v, Mapping)}}
     sections |= {k: dict(v) for k, v in table.items() if isinstance(v, Mapping)}
     for section, entries in sections.items():
@@ -108,15 +116,32 @@ def described(table: Mapping[str, Any]) -> Cluster:
 def _hosts(entries: dict[str, Any]) -> tuple[int, ...]:
     listed = entries.get("ranks_on_hosts")
     if listed is None:
-        hosts, ranks = entries.get("hosts", 2), entries.get("ranks_per_host", 8)
-        listed = [ranks] * hosts if isinstance(hosts, int) else []
-    elif len(entries) > 1:
+        hosts = _count(entries, "hosts", 2, "a cluster has one host at least")
+        ranks = _count(entries, "ranks_per_host", 8, "every host has one rank at least")
+        _check_ranks(hosts * ranks)  # before there is a list as long as that
+        return (ranks,) * hosts
+    if len(entries) > 1:
         raise ValueError("ranks_on_hosts says it all: leave hosts and ranks_per_host out")
     if not isinstance(listed, list) or not listed:
-        raise ValueError("a cluster has one host at least: hosts = 2, or ranks_on_hosts = [1, 2]")
+        raise ValueError(
+            f"ranks_on_hosts lists the ranks of one host at least, as [1, 2], got {listed!r}"
+        )
     if any(type(ranks) is not int or ranks < 1 for ranks in listed):
         raise ValueError(f"every host has one rank at least, got {listed[:8]}")
+    _check_ranks(sum(listed))
     return tuple(listed)
+
+
+def _count(entries: dict[str, Any], key: str, default: int, rule: str) -> int:
+    found = entries.get(key, default)
+    if type(found) is not int or found < 1:  # True is an int, too, but no number of hosts
+        raise ValueError(f"{rule}: expected {key} = {default} or the like, got {found!r}")
+    return found
+
+
+def _check_ranks(ranks: int) -> None:
+    if ranks > MOST_RANKS:
+        raise ValueError(f"the model is for up to {MOST_RANKS:,} ranks in all, got {ranks:,}")
 
 
 def _within(entries: dict[str, Any]) -> str:

@@ -14,6 +14,14 @@ from dreamcomm.bench.sizes import format_size
 from dreamcomm.simulate.scaling import Line
 
 COLOURS = ("#c2410c", "#1d4ed8", "#15803d", "#7e22ce", "#a16207", "#0e7490")
+# matplotlib's own, but for what it can write only where there is TeX.
+ENDINGS = tuple(f".{kind}" for kind in FigureCanvasAgg.get_supported_filetypes() if kind != "pgf")
+
+
+def check_ending(path: Path) -> None:
+    """Raises ValueError if no picture can be written under this name."""
+    if path.suffix.lower() not in ENDINGS:
+        raise ValueError(f"a picture ends in {', '.join(sorted(ENDINGS))}, got {path.name!r}")
 
 
 def draw(op: str, lines: list[Line], path: Path) -> None:
@@ -33,7 +41,8 @@ def draw(op: str, lines: list[Line], path: Path) -> None:
     axes[0].set_title(f"{op}{dashed}", loc="left", fontsize=10, color=INK)
     axes[0].set_yscale("log")
     axes[0].yaxis.set_major_formatter(FuncFormatter(lambda y, _: format_time(y)))
-    axes[0].legend(frameon=False, fontsize=8)
+    if any(lines[0].by_size):  # a barrier has no bytes
+        axes[0].legend(frameon=False, fontsize=8)
     if trains:
         steps = [(line.ranks, line.step.efficiency) for line in lines if line.step is not None]
         axes[1].plot(*zip(*steps, strict=True), "o-", ms=4, color=COLOURS[0])

@@ -10,6 +10,11 @@ from dataclasses import dataclass
 
 from dreamcomm.simulate.cluster import Cluster
 
+COLLECTIVES = (
+    "all_reduce", "reduce", "broadcast", "all_gather", "gather", "scatter", "reduce_scatter",
+    "all_to_all", "barrier",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Forecast:
@@ -23,11 +28,13 @@ def ways(op: str, nbytes: int, cluster: Cluster) -> list[Forecast]:
     """All ways that a call has on the cluster, the one it would take first.
 
     Args:
-        nbytes: of one rank's block.
+        nbytes: of one rank's block; a barrier has 0.
 
     Raises:
-        ValueError: the operation is unknown.
+        ValueError: the operation is no collective; the model knows nothing of messages.
     """
+    if op not in COLLECTIVES:
+        raise ValueError(f"{op!r} is no collective: choose from {', '.join(COLLECTIVES)}")
     from dreamcomm._C import predict_between
 
     found = predict_between(
@@ -86,11 +93,12 @@ def ddp_step(training: Training, cluster: Cluster) -> Step:
     if cluster.size == 1:
         return Step(own, 1.0)
     full, rest = divmod(training.gradients, training.bucket)
-    buckets = [training.bucket] * full + [rest] * (rest > 0)
-    times = {nbytes: collective("all_reduce", nbytes, cluster).seconds for nbytes in set(buckets)}
-    ready, end = 0, training.forward
-    for nbytes in buckets:
-        ready += nbytes
-        there = training.forward + training.backward * ready / training.gradients
-        end = max(end, there) + times[nbytes]
+    end = training.forward
+    if full:
+        apart = training.backward * training.bucket / training.gradients
+        each = collective("all_reduce", training.bucket, cluster).seconds
+        # All alike: either each waits for the one before, or each for its own gradients.
+        end += max(apart + full * each, full * apart + each)
+    if rest:
+        end = max(end, own) + collective("all_reduce", rest, cluster).seconds
     return Step(max(end, own), own / max(end, own))

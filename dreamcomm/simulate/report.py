@@ -38,7 +38,8 @@ def rows_of(line: Line, rings: bool) -> list[list[str]]:
     for nbytes, forecast in line.by_size.items():
         first = not rows
         row = [str(line.hosts), str(line.ranks)] if first else ["", ""]
-        row += [format_size(nbytes), format_time(forecast.seconds), forecast.way.split(",")[0]]
+        size = format_size(nbytes) if nbytes else ""  # a barrier has none
+        row += [size, format_time(forecast.seconds), forecast.way.split(",")[0]]
         if rings:
             row.append(format_time(line.ring[nbytes]) if nbytes in line.ring else "")
         if first and line.step is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dreamcomm.simulate.cluster import Cluster
+from dreamcomm.simulate.cluster import MOST_RANKS, Cluster
 from dreamcomm.simulate.predict import (
     Forecast,
     Step,
@@ -14,15 +14,13 @@ from dreamcomm.simulate.predict import (
     ring_all_reduce,
 )
 
-MOST_RANKS = 16_384
-
 
 @dataclass(frozen=True)
 class Line:
     """What is predicted for a cluster of some size.
 
-    by_size: for each number of bytes how the collective goes. ring: likewise the seconds of a flat
-    ring, for all_reduce only. step: None where no training was described.
+    by_size: for each number of bytes how the collective goes; a barrier has 0 alone. ring: likewise
+    the seconds of a flat ring, for all_reduce only. step: None where no training was described.
     """
 
     hosts: int
@@ -33,7 +31,8 @@ class Line:
 
 
 def line_of(op: str, sizes: list[int], cluster: Cluster, training: Training | None) -> Line:
-    """Raises ValueError if the operation is unknown."""
+    """Raises ValueError if the operation is no collective."""
+    sizes = [0] if op == "barrier" else sizes
     rings = sizes if op == "all_reduce" and cluster.size > 1 else []
     return Line(
         hosts=len(cluster.ranks_on),

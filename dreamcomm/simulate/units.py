@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 
+from dreamcomm.bench.sizes import format_size, parse_size
+
+MOST_BYTES = 1 << 48  # of each of the most ranks: the model counts in 64 bits
 _WRITTEN = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-zµ/]+)")
 _TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 _RATES = {
@@ -23,6 +26,18 @@ def parse_time(text: str) -> float:
     if found is None or found[2] not in _TIMES:
         raise ValueError(f"{text!r} is not a time: write 0.5s, 1ms, 50us or 800ns")
     return float(found[1]) * _TIMES[found[2]]
+
+
+def parse_bytes(text: str) -> int:
+    """Reads a number of bytes.
+
+    Raises:
+        ValueError: it is none, or more than the model is for.
+    """
+    found = parse_size(text)
+    if found > MOST_BYTES:
+        raise ValueError(f"the model is for up to {format_size(MOST_BYTES)}, got {text!r}")
+    return found
 
 
 def parse_rate(text: str) -> float:

@@ -15,6 +15,7 @@ import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -24,7 +25,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from dreamcomm.cli.commands import commands
-from dreamcomm.cli.top_view import Moment, fitted, in_bytes, whole
+from dreamcomm.cli.top import moments
+from dreamcomm.cli.top_view import Moment, cells_of, fitted, in_bytes, whole
 from dreamcomm.top import Message, RankState, place
 
 TOP = [sys.executable, "-c", "from dreamcomm.cli import app; app()", "top"]
@@ -182,6 +184,32 @@ def test_once_cuts_nothing() -> None:
     assert text.count("died") == 20
     assert "…" not in text
     assert text.rstrip().endswith("a problem")
+
+
+def test_rates_are_of_the_time_between_two_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is longer than the interval, as looking and drawing take time, too."""
+    now, gigabytes = 100.0, 0
+
+    def pass_time(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    def look() -> tuple[list[RankState], list[str]]:
+        nonlocal gigabytes
+        pass_time(0.05)
+        gigabytes += 6
+        return [replace(state("default", 0), counts={"send": (1, gigabytes * 10**9, 0)})], []
+
+    monkeypatch.setattr("dreamcomm.top.snapshot", look)
+    monkeypatch.setattr(
+        "dreamcomm.cli.top.time", SimpleNamespace(sleep=pass_time, monotonic=lambda: now)
+    )
+    seen = moments(0.1)
+    first = next(seen)
+    pass_time(0.05)  # of drawing
+    second = next(seen)
+    assert cells_of(first.states[0], first)["GB/s"].plain == ""
+    assert cells_of(second.states[0], second)["GB/s"].plain == "30.00"
 
 
 @pytest.mark.parametrize("interval", ["inf", "nan", "1e400", "0", "-1", "-inf", "1e9"])

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 import dreamcomm
-from dreamcomm.log import in_time
+from dreamcomm.log import CommLog, in_time
 from dreamcomm.records import Line
 from helpers.pool import Fresh, Pool
 
@@ -109,6 +109,15 @@ def test_the_environment_turns_it_on(pool: Pool) -> None:
     assert pool.run(count_by_environment, env={"DREAMCOMM_LOG": "1"}) == [1, 1]
 
 
+def test_what_a_message_waited_is_not_said_to_be_nothing() -> None:
+    lines = [
+        Line(operation, 1000, 1, 0, 190_000_000, 0, 1, 1, 0, -1, 0)
+        for operation in ("send", "recv", "broadcast")
+    ]
+    rows = str(CommLog("default", 0, 2, lines)).splitlines()[2:]
+    assert [row.split()[0] for row in rows if row.endswith("0%")] == ["broadcast"]
+
+
 def fail_a_call() -> Line:
     group = logged()
     with pytest.raises(dist.DistBackendError):
@@ -190,7 +199,9 @@ def test_bandwidths_are_nccl_tests() -> None:
 
     assert line("all_reduce").algbw(4) == 2.0
     assert line("all_reduce").busbw(4) == 3.0
-    assert line("all_gather").algbw(4) == 8.0
-    assert line("all_gather").busbw(4) == 6.0
+    for operation in ("all_gather", "reduce_scatter", "gather", "scatter"):
+        assert line(operation).algbw(4) == 8.0
+        assert line(operation).busbw(4) == 6.0
+    assert line("all_to_all").busbw(4) == 1.5
     assert line("broadcast").busbw(4) == 2.0
     assert line("send").busbw(4) == 2.0
