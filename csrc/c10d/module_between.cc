@@ -47,6 +47,7 @@ Ways predict_between(const std::string& op, std::size_t nbytes, const std::vecto
   const Shape shape = shape_of(ranks_on);
   const LevelCosts costs = costs_of(here, wire);
   const Kind kind = kind_named(op);
+  TORCH_CHECK_VALUE(kind != Kind::kSend && kind != Kind::kRecv, "no time is predicted for ", op);
   const Way taken = best_way(kind, nbytes, shape, costs);
   Ways found{{taken.leaders, taken.chunk, taken.seconds}};
   for (const Way& way : ways(kind, nbytes, shape, costs)) {
