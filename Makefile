@@ -37,15 +37,15 @@ cpp: cpp-plain cpp-thread cpp-address
 
 cpp-plain: $(READY)
 	$(call cpp_build,plain,-DDREAMCOMM_SANITIZE=)
-	build/cpp-plain/tests/cpp/dreamcomm_tests
+	$(call cpp_run,plain)
 
 cpp-thread: $(READY)
 	$(call cpp_build,thread,-DDREAMCOMM_SANITIZE=thread)
-	TSAN_OPTIONS=halt_on_error=1 $(FIXED_LAYOUT) build/cpp-thread/tests/cpp/dreamcomm_tests
+	TSAN_OPTIONS=halt_on_error=1 $(FIXED_LAYOUT) $(call cpp_run,thread)
 
 cpp-address: $(READY)
 	$(call cpp_build,address,-DDREAMCOMM_SANITIZE=address)
-	UBSAN_OPTIONS=print_stacktrace=1 build/cpp-address/tests/cpp/dreamcomm_tests
+	UBSAN_OPTIONS=print_stacktrace=1 $(call cpp_run,address)
 
 # What runs on a GPU only is compiled, where there is nvcc, so that it stays fit to be run there.
 cpp-gpu: $(READY)
@@ -61,12 +61,15 @@ $(CMAKE) -S . -B build/cpp-$(1) -G Ninja -DDREAMCOMM_BUILD_TESTS=ON -DDREAMCOMM_
 $(CMAKE) --build build/cpp-$(1)
 endef
 
+cpp_run = $(BIN)/ctest --test-dir build/cpp-$(1) --parallel $(JOBS) --output-on-failure --no-tests=error
+
 # PyTorch's own distributed suite, run on this backend: what must pass.
 conformance: build
 	$(PY) tests/conformance/run.py --quick
 
+# Two at a time, as most of what tests do is to wait; a file's stay together.
 pytest: build
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile
 
 # An editable install: Python changes need no rebuild, C++ changes only their own files.
 build: $(READY)

@@ -33,7 +33,7 @@ if(DREAMCOMM_SANITIZE)
   else()
     dreamcomm_stop("DREAMCOMM_SANITIZE must be empty, thread or address; got ${DREAMCOMM_SANITIZE}.")
   endif()
-  add_compile_options(-g -fno-omit-frame-pointer ${sanitizers})
+  add_compile_options(-g1 -fno-omit-frame-pointer ${sanitizers}) # lines for stacks, no variables
   add_link_options(${sanitizers})
 endif()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
@@ -14,6 +15,20 @@ REPORT = pytest.StashKey[Report]()
 @pytest.fixture(scope="session")
 def report(pytestconfig: pytest.Config) -> Report:
     return pytestconfig.stash.setdefault(REPORT, Report())
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Of several processes that run tests, each tells the first what it has found."""
+    found = session.config.stash.get(REPORT, None)
+    if found and hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["faults"] = pickle.dumps(found.lines)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    lines = getattr(node, "workeroutput", {}).get("faults")
+    if lines:
+        node.config.stash.setdefault(REPORT, Report()).lines.extend(pickle.loads(lines))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -1,0 +1,12 @@
+// What most of the tests include, read once for all of them. Each includes what it needs itself, too.
+#pragma once
+
+#include <doctest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
