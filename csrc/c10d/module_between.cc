@@ -14,8 +14,9 @@ namespace dreamcomm {
 namespace {
 
 constexpr std::size_t kSizes = Corrections::kSizes.size();
-/// latency, message, alone, byte, chunk, overlap; then the corrections of leaders, and of carriers.
-constexpr std::size_t kPlain = 6;
+/// latency, message, alone, byte, chunk, handling, overlap; then the corrections of leaders, and of
+/// carriers.
+constexpr std::size_t kPlain = 7;
 using Wire = std::array<double, kPlain + 2 * kSizes>;
 using Ways = std::vector<std::tuple<bool, std::size_t, double>>;
 
@@ -35,7 +36,7 @@ Shape shape_of(const std::vector<int>& ranks_on) {
 LevelCosts costs_of(const std::string& here, const Wire& wire) {
   const std::optional<Costs> costs = from_text(here);
   TORCH_CHECK_VALUE(costs, "expected costs as text, as even_costs() writes them");
-  WireCosts between{wire[0], wire[1], wire[2], wire[3], wire[4], wire[5], {}, {}};
+  WireCosts between{wire[0], wire[1], wire[2], wire[3], wire[4], wire[5], wire[6], {}, {}};
   std::copy_n(wire.begin() + kPlain, kSizes, between.by_leaders.factors.begin());
   std::copy_n(wire.begin() + kPlain + kSizes, kSizes, between.by_carriers.factors.begin());
   return {*costs, between};
@@ -67,7 +68,8 @@ py::object level_costs_of(const DreamBackend& backend) {
   const std::optional<LevelCosts> costs = backend.level_costs();
   if (!costs) return py::none();
   const WireCosts& wire = costs->between;
-  Wire numbers{wire.latency, wire.message, wire.alone, wire.byte, wire.chunk, wire.overlap};
+  Wire numbers{wire.latency, wire.message,  wire.alone,  wire.byte,
+               wire.chunk,   wire.handling, wire.overlap};
   std::copy_n(wire.by_leaders.factors.begin(), kSizes, numbers.begin() + kPlain);
   std::copy_n(wire.by_carriers.factors.begin(), kSizes, numbers.begin() + kPlain + kSizes);
   return py::make_tuple(to_text(costs->here), numbers);

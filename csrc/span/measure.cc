@@ -75,20 +75,14 @@ std::vector<Tried> try_sizes(const Trials& trials, std::size_t most, const WayOf
   return tried;
 }
 
-/// Fits `value`, of `costs`, to the largest call of up to `most` bytes, and finds what the model's
-/// times of the smaller ones are to be multiplied by. Of larger ones the bytes count, as fitted.
-Corrections calibrate(double& value, std::size_t most, const WayOf& way, const Trials& trials,
-                      const Shape& shape, const LevelCosts& costs) {
-  const std::vector<Tried> tried = try_sizes(trials, most, way, costs.between.byte);
-  const auto predicted = [&](std::size_t at) {
-    const std::size_t bytes = Corrections::kSizes[at];
-    const Kind kind = bytes == 0 ? Kind::kBarrier : Kind::kAllReduce;
-    return predict(kind, bytes, way(bytes), shape, costs);
-  };
-  const Tried& largest = tried.back();
-  if (largest.at > 0) fit(value, largest.seconds, [&] { return predicted(largest.at); });
+/// What the model says of a size that was tried.
+using Predicted = std::function<double(std::size_t at)>;
+
+/// What the model's times of the sizes that were tried are to be multiplied by. Of larger ones the
+/// bytes count, as they were fitted.
+Corrections correct(const std::vector<Tried>& tried, const Predicted& predicted) {
   Corrections found;
-  double larger = largest.seconds;
+  double larger = tried.back().seconds;
   for (std::size_t i = tried.size(); i-- > 0;) {
     larger = std::min(tried[i].seconds, kNoise * larger);  // far longer than a larger one: a hiccup
     const double factor = larger / predicted(tried[i].at);
@@ -96,6 +90,58 @@ Corrections calibrate(double& value, std::size_t most, const WayOf& way, const T
     std::fill(&found.factors[begin], &found.factors[tried[i].at] + 1, factor);
   }
   return found;
+}
+
+/// What the ranks take for a chunk and for each of its bytes, by what the two largest of those that
+/// were tried, of one chunk each, take beyond what the model knows already. All of it for the chunk
+/// would make large calls too quick, and large chunks too good.
+void fit_ranks(const std::vector<Tried>& tried, const Predicted& predicted, const Shape& shape,
+               WireCosts& wire) {
+  wire.chunk = wire.handling = 0;
+  const auto beyond = [&](const Tried& one) { return one.seconds - predicted(one.at); };
+  const auto sent = [&](const Tried& one) {
+    const auto bytes = static_cast<double>(Corrections::kSizes[one.at]);
+    return 2.0 * (shape.hosts - 1) / shape.hosts * bytes;
+  };
+  const Tried& largest = tried.back();
+  if (largest.at == 0) return;
+  const double most = std::max(beyond(largest), 0.0);
+  const Tried& smaller = tried[tried.size() - 2];
+  const double slope = (most - beyond(smaller)) / (sent(largest) - sent(smaller));
+  wire.handling = std::clamp(slope, 0.0, most / sent(largest));
+  wire.chunk = most - wire.handling * sent(largest);
+}
+
+Predicted prediction(const WayOf& way, const Shape& shape, const LevelCosts& costs) {
+  return [&costs, shape, way](std::size_t at) {
+    const std::size_t bytes = Corrections::kSizes[at];
+    const Kind kind = bytes == 0 ? Kind::kBarrier : Kind::kAllReduce;
+    return predict(kind, bytes, way(bytes), shape, costs);
+  };
+}
+
+Corrections calibrate_leaders(const Trials& trials, const Shape& shape, LevelCosts& costs) {
+  const WayOf way = [](std::size_t) { return Way{.leaders = true}; };
+  const std::vector<Tried> tried =
+      try_sizes(trials, most_brought(shape.hosts), way, costs.between.byte);
+  const Predicted predicted = prediction(way, shape, costs);
+  const Tried& largest = tried.back();
+  costs.between.alone = costs.between.byte;
+  if (largest.at > 0) {
+    fit(costs.between.alone, largest.seconds, [&] { return predicted(largest.at); });
+  }
+  return correct(tried, predicted);
+}
+
+Corrections calibrate_carriers(const Trials& trials, const Shape& shape, LevelCosts& costs) {
+  const WayOf way = [](std::size_t bytes) {
+    return bytes == 0 ? Way{.leaders = true} : Way{.chunk = bytes};
+  };
+  const std::vector<Tried> tried =
+      try_sizes(trials, Corrections::kSizes.back(), way, costs.between.byte);
+  const Predicted predicted = prediction(way, shape, costs);
+  fit_ranks(tried, predicted, shape, costs.between);
+  return correct(tried, predicted);
 }
 
 /// What of the chunks of a large call overlaps, by one of a few: its bytes in one chunk have been
@@ -153,15 +199,8 @@ WireCosts measure_wire(const Trials& trials, const Shape& shape, const Costs& he
   const Way leaders{.leaders = true};
   const double barrier = trials.calls(0, leaders);
   fit(wire.latency, barrier, [&] { return predict(Kind::kBarrier, 0, leaders, shape, costs); });
-  wire.alone = wire.byte;
-  const auto by_leaders = [&](std::size_t) { return leaders; };
-  const Corrections of_leaders =
-      calibrate(wire.alone, most_brought(shape.hosts), by_leaders, trials, shape, costs);
-  const auto by_carriers = [&](std::size_t bytes) {
-    return bytes == 0 ? leaders : Way{.chunk = bytes};
-  };
-  wire.by_carriers =
-      calibrate(wire.chunk, Corrections::kSizes.back(), by_carriers, trials, shape, costs);
+  const Corrections of_leaders = calibrate_leaders(trials, shape, costs);
+  wire.by_carriers = calibrate_carriers(trials, shape, costs);
   wire.by_leaders = of_leaders;
   fit_overlap(trials, barrier, shape, costs);
   return wire;

@@ -61,8 +61,8 @@ class Model {
     const double before = moves_first() ? here(kind_, whole * shape_.ranks / shape_.size) : 0;
     const Load load = load_of(part);
     const double wire = load.wire * costs_.between.byte + load.messages * costs_.between.message;
-    const double ranks =
-        load.here + costs_.between.chunk;  // what the ranks do, while the wire is busy
+    // What the ranks do, while the wire is busy.
+    const double ranks = load.here + costs_.between.chunk + load.wire * costs_.between.handling;
     // The longer of both is busy all the time; the other's first or last chunk is not hidden, nor
     // is what both need the same processors for.
     const double shown = 1 + (count - 1) * (1 - costs_.between.overlap);
@@ -146,7 +146,7 @@ constexpr std::size_t share_bytes(std::size_t bytes, int hosts) {
 }  // namespace
 
 const WireCosts& WireCosts::fixed() {
-  static constexpr WireCosts kCosts{40e-6, 10e-6, 1 / 1.1e9, 1 / 1.1e9, 50e-6, 1, {}, {}};
+  static constexpr WireCosts kCosts{40e-6, 10e-6, 1 / 1.1e9, 1 / 1.1e9, 50e-6, 0, 1, {}, {}};
   return kCosts;
 }
 
@@ -155,7 +155,8 @@ std::string WireCosts::words() const {
   text << std::fixed << std::setprecision(0) << "latency " << latency * 1e6 << " us, "
        << message * 1e6 << " us for each further message, " << 1e-6 / alone
        << " MB/s from one rank of a host, " << 1e-6 / byte << " MB/s from all that carry, "
-       << chunk * 1e6 << " us for each of their chunks, " << overlap * 100 << " % of which overlap";
+       << chunk * 1e6 << " us for each of their chunks and " << handling * 1e9
+       << " us for each KB of it, " << overlap * 100 << " % of which overlap";
   return text.str();
 }
 
@@ -193,7 +194,7 @@ std::vector<Way> ways(Kind kind, std::size_t bytes, const Shape& shape, const Le
     if (kind == Kind::kAllToAll && chunk != kOfAllToAll) continue;
     const std::size_t size = is_shared(kind) ? share_bytes(chunk, shape.hosts) : chunk;
     add({.chunk = size});
-    if (bytes <= chunk) break;
+    if (bytes <= size) break;
   }
   return all;
 }

@@ -19,6 +19,7 @@ struct WireCosts {
   double alone = 0;          // seconds per byte that a host sends, where one of its ranks does
   double byte = 0;           // and where all of its carriers do
   double chunk = 0;          // seconds of each chunk of these, beyond its bytes
+  double handling = 0;       // seconds per such byte that ranks take, beyond their host's copies
   double overlap = 1;        // of the shorter of both, the wire's part and the ranks'
   Corrections by_leaders{};  // of an all_reduce of so many bytes, and of calls that send as many
   Corrections by_carriers{};

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dreamcomm.simulate import defaults
 from dreamcomm.simulate.units import parse_rate, parse_time
 
 MOST_RANKS = 16_384
@@ -13,13 +14,14 @@ MOST_RANKS = 16_384
 
 @dataclass(frozen=True)
 class Wire:
-    """Messages between hosts.
+    """Messages between hosts; without numbers those of WireCosts::fixed (csrc/span/model.cc).
 
     latency: seconds that a message is under way, of no bytes.
     message: seconds of the two ranks for each further one.
     alone: bytes per second that a host sends where one of its ranks does.
     bandwidth: bytes per second that a host sends, and receives, where all of its ranks do.
     chunk: seconds of each chunk that these take of a tensor, beyond its bytes.
+    handling: seconds that they take for each byte that a host sends, beyond copies within it.
     overlap: how much of the ranks' part of the chunks, or of the wire's where that is shorter, goes
         on during the other: 1 is all, 0 is none, as where both need the same processors.
     by_leaders, by_carriers: what the times of measured hosts are multiplied by at some sizes
@@ -31,6 +33,7 @@ class Wire:
     alone: float = 1.1e9
     bandwidth: float = 1.1e9
     chunk: float = 50e-6
+    handling: float = 0.0
     overlap: float = 1.0
     by_leaders: tuple[float, ...] = (1.0,) * 8
     by_carriers: tuple[float, ...] = (1.0,) * 8
@@ -38,15 +41,16 @@ class Wire:
     @classmethod
     def of(cls, numbers: Sequence[float]) -> Wire:
         """Of what :meth:`numbers` gives, or what a group measured."""
-        latency, message, alone, byte, chunk, overlap, *rest = numbers
+        latency, message, alone, byte, chunk, handling, overlap, *rest = numbers
         half = len(rest) // 2
         corrections = tuple(rest[:half]), tuple(rest[half:])
-        return cls(latency, message, 1 / alone, 1 / byte, chunk, overlap, *corrections)
+        costs = chunk, handling, overlap
+        return cls(latency, message, 1 / alone, 1 / byte, *costs, *corrections)
 
     def numbers(self) -> tuple[float, ...]:
         """As the compiled model takes them."""
         rates = 1 / self.alone, 1 / self.bandwidth
-        costs = self.latency, self.message, *rates, self.chunk, self.overlap
+        costs = self.latency, self.message, *rates, self.chunk, self.handling, self.overlap
         return (*costs, *self.by_leaders, *self.by_carriers)
 
 
@@ -67,8 +71,8 @@ class Cluster:
         return sum(self.ranks_on)
 
     def with_hosts(self, hosts: int) -> Cluster:
-        """So many hosts like the largest of these."""
-        return replace(self, ranks_on=(max(self.ranks_on),) * hosts)
+        """So many hosts like the first of these."""
+        return replace(self, ranks_on=self.ranks_on[:1] * hosts)
 
 
 def within(turn: float, bandwidth: float) -> str:
@@ -116,8 +120,9 @@ def described(table: Mapping[str, Any]) -> Cluster:
 def _hosts(entries: dict[str, Any]) -> tuple[int, ...]:
     listed = entries.get("ranks_on_hosts")
     if listed is None:
-        hosts = _count(entries, "hosts", 2, "a cluster has one host at least")
-        ranks = _count(entries, "ranks_per_host", 8, "every host has one rank at least")
+        hosts = _count(entries, "hosts", defaults.HOSTS, "a cluster has one host at least")
+        default = defaults.RANKS_PER_HOST
+        ranks = _count(entries, "ranks_per_host", default, "every host has one rank at least")
         _check_ranks(hosts * ranks)  # before there is a list as long as that
         return (ranks,) * hosts
     if len(entries) > 1:
@@ -146,27 +151,32 @@ def _check_ranks(ranks: int) -> None:
 
 def _within(entries: dict[str, Any]) -> str:
     return within(
-        _number(entries, "latency", parse_time, 1e-6),
-        _number(entries, "bandwidth", parse_rate, 1e10),
+        _number(entries, "latency", parse_time, defaults.LATENCY_WITHIN),
+        _number(entries, "bandwidth", parse_rate, defaults.BANDWIDTH_WITHIN),
     )
 
 
 def _wire(entries: dict[str, Any]) -> Wire:
-    default = Wire()
-    bandwidth = _number(entries, "bandwidth", parse_rate, default.bandwidth)
+    host = entries.get("bandwidth", defaults.BANDWIDTH_BETWEEN)
+    bandwidth = _number(entries, "bandwidth", parse_rate, defaults.BANDWIDTH_BETWEEN)
+    alone = _number(entries, "bandwidth_of_a_rank", parse_rate, host)
+    if alone > bandwidth:
+        raise ValueError(
+            "a rank sends no more alone than its host does with all: bandwidth_of_a_rank = "
+            f"{entries['bandwidth_of_a_rank']!r} is above bandwidth = {host!r}"
+        )
     return Wire(
-        latency=_number(entries, "latency", parse_time, default.latency),
-        message=_number(entries, "message", parse_time, default.message),
-        alone=_number(entries, "bandwidth_of_a_rank", parse_rate, bandwidth),
+        latency=_number(entries, "latency", parse_time, defaults.LATENCY_BETWEEN),
+        message=_number(entries, "message", parse_time, defaults.MESSAGE_BETWEEN),
+        alone=alone,
         bandwidth=bandwidth,
-        chunk=_number(entries, "chunk", parse_time, default.chunk),
+        chunk=_number(entries, "chunk", parse_time, defaults.CHUNK_BETWEEN),
     )
 
 
-def _number(entries: dict[str, Any], key: str, parse: Any, default: float) -> float:
-    if key not in entries:
-        return default
-    if not isinstance(entries[key], str):
-        raise ValueError(f"{key} needs a unit: write it as text, got {entries[key]!r}")
-    number: float = parse(entries[key])
+def _number(entries: dict[str, Any], key: str, parse: Any, default: str) -> float:
+    text = entries.get(key, default)
+    if not isinstance(text, str):
+        raise ValueError(f"{key} needs a unit: write it as text, got {text!r}")
+    number: float = parse(text)
     return number

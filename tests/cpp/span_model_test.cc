@@ -35,14 +35,16 @@ Trials trials_of(const LevelCosts& costs, const Shape& shape, double bucket,
 
 TEST_CASE("measured hosts are predicted as they were measured") {
   LevelCosts gigabit;
-  gigabit.between = {60e-6, 20e-6, 8e-9, 8e-9, 100e-6, 1, {}, {}};
+  gigabit.between = {60e-6, 20e-6, 8e-9, 8e-9, 100e-6, 0, 1, {}, {}};
   LevelCosts far = gigabit;
   far.between.latency = 0.1;
   LevelCosts shared = gigabit;  // the wire's processors are the ranks'
   shared.between.byte = shared.between.alone = 0.6e-9;
   shared.between.overlap = 0.2;
+  LevelCosts busy = shared;
+  busy.between.handling = 0.8e-9;
   const std::array links{std::pair{gigabit, 0.0}, std::pair{gigabit, 256.0 * 1024},
-                         std::pair{far, 0.0}, std::pair{shared, 0.0}};
+                         std::pair{far, 0.0}, std::pair{shared, 0.0}, std::pair{busy, 0.0}};
   for (const auto& [link, bucket] : links) {
     for (const Shape& shape : {Shape(std::vector{2, 2}), Shape(std::vector{1, 1, 1, 2})}) {
       const Trials trials = trials_of(link, shape, bucket, [](std::size_t) { return 0.0; });
@@ -130,6 +132,16 @@ TEST_CASE("the way of a call follows from what the hosts are like") {
         CHECK((way.leaders || way.chunk > 0));
       }
     }
+  }
+}
+
+TEST_CASE("the ways of a call between many hosts do not end before the best one") {
+  const LevelCosts ethernet;
+  for (const Kind kind : {Kind::kAllGather, Kind::kReduceScatter}) {
+    const auto seconds = [&](std::size_t bytes) {
+      return best_way(kind, bytes, hosts_of(64, 1), ethernet).seconds;
+    };
+    CHECK(seconds(4U << 20) <= seconds((4U << 20) + 4));
   }
 }
 
