@@ -111,6 +111,8 @@ void log_warning(const std::string& text) {
   try {
     py::module_::import("logging").attr("getLogger")("dreamcomm").attr("warning")("%s", text);
   } catch (py::error_already_set& error) {
+    // Ctrl-C just now: it is for what this was told of, which looks for signals again.
+    if (error.matches(PyExc_KeyboardInterrupt)) return PyErr_SetInterrupt();
     error.discard_as_unraisable("dreamcomm's warning");
   }
 }

@@ -59,6 +59,14 @@ std::string Board::get(const char* what, int r) {
   }
 }
 
+bool Board::await(const std::function<bool(Deadline)>& come) {
+  while (!come(std::min(deadline_, Clock::now() + kLook))) {
+    if (Clock::now() >= deadline_) return false;
+    look_for_trouble();
+  }
+  return true;
+}
+
 void Board::look_for_trouble() {
   if (!store_.has("trouble")) return;
   throw Error(ErrorKind::kPeerLost, concat(where(), store_.get("trouble", left())));

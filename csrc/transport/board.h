@@ -23,6 +23,9 @@ class Board {
   /// rank has told of trouble, or has gone.
   std::string get(const char* what, int r);
   Deadline deadline() const { return deadline_; }
+  /// Until `come(until)`, which looks until then, says so; false at the deadline. Throws Error as
+  /// get() does where another rank has told of trouble, and what ends a wait for the store.
+  bool await(const std::function<bool(Deadline until)>& come);
 
   /// This rank cannot make the group: the others need not wait for their timeouts. The first to
   /// fail tells why. If the ranks contradict each other it stays until all have seen that, as it

@@ -1,5 +1,6 @@
 // Keeps strangers out: takes every connection to a rank's address while the ranks meet, on a
-// thread of its own, so that no number of them holds up a rank.
+// thread of its own. Many that say something, or end, hold up nobody; who says nothing has one of
+// 64 places for a second.
 #pragma once
 
 #include <condition_variable>

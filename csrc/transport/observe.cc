@@ -148,8 +148,10 @@ std::string last_act(const RankView& rank) {
 std::optional<RankView> observe(const std::string& path) {
   const Fd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat found{};
+  const int seals = fcntl(fd.get(), F_GET_SEALS);
   if (fd.get() < 0 || fstat(fd.get(), &found) != 0 || found.st_uid != geteuid() ||
-      !S_ISREG(found.st_mode) || static_cast<std::size_t>(found.st_size) < sizeof(Header)) {
+      !S_ISREG(found.st_mode) || static_cast<std::size_t>(found.st_size) < sizeof(Header) ||
+      seals < 0 || (seals & F_SEAL_SHRINK) == 0) {  // what might shrink is nobody's window
     return std::nullopt;
   }
   void* mapped = mmap(nullptr, sizeof(Header), PROT_READ, MAP_SHARED, fd.get(), 0);

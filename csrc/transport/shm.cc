@@ -249,9 +249,13 @@ class Meeting {
   /// Accepts one of the expected higher ranks and answers; why it cannot share.
   std::string welcome() {
     while (true) {
-      std::optional<Doorkeeper::Guest> guest = door_->next(board_.deadline());
-      check(guest.has_value(), ErrorKind::kTimeout, "setting up a group on rank ", rank_, " of ",
-            size_, ": no connection within the timeout of ", options_.timeout.count(),
+      std::optional<Doorkeeper::Guest> guest;
+      const bool came = board_.await([&](Board::Deadline until) {
+        guest = door_->next(until);
+        return guest.has_value();
+      });
+      check(came, ErrorKind::kTimeout, "setting up a group on rank ", rank_, " of ", size_,
+            ": no connection within the timeout of ", options_.timeout.count(),
             " ms from one of the ranks", unconnected());
       const int from = static_cast<int>(guest->greeting.from);
       if (!is_from_peer(guest->greeting, from) || peer(from).socket) {
@@ -290,14 +294,18 @@ class Meeting {
   std::string take_answer(int r) {
     Greeting greeting;
     Fd memory;
-    const bool got =
-        receive_with_fd(peer(r).socket, &greeting, sizeof greeting, memory, board_.deadline());
-    if (!got || !is_from_peer(greeting, r)) {
+    if (!receive(peer(r).socket, greeting, memory) || !is_from_peer(greeting, r)) {
       return concat("rank ", r, " did not answer the connection of rank ", rank_);
     }
     std::optional<Mapping> window = window_of(r, memory);
     if (!window) return concat("rank ", r, " handed over other memory than its own");
     return adopt(r, std::move(peer(r).socket), std::move(*window));
+  }
+
+  /// A greeting with its memory; false if none comes.
+  bool receive(const Fd& socket, Greeting& greeting, Fd& memory) {
+    return board_.await([&](Board::Deadline until) { return readable(socket, until); }) &&
+           receive_with_fd(socket, &greeting, sizeof greeting, memory, board_.deadline());
   }
 
   /// The memory as the window of a rank, or nothing if it is not that.
@@ -326,8 +334,8 @@ class Meeting {
   std::optional<Fd> receive_heap(int r, const Fd& socket) {
     Greeting greeting;
     Fd memory;
-    const bool got = receive_with_fd(socket, &greeting, sizeof greeting, memory, board_.deadline());
-    if (!got || !is_from_peer(greeting, r) || !is_sealed_memfd(memory, card(r).heap_bytes)) {
+    if (!receive(socket, greeting, memory) || !is_from_peer(greeting, r) ||
+        !is_sealed_memfd(memory, card(r).heap_bytes)) {
       return std::nullopt;
     }
     return memory;

@@ -48,7 +48,14 @@ Fd make_socket() {
   return fd;
 }
 
-/// Waits until the descriptor is readable; false at the deadline.
+constexpr std::size_t kControl = CMSG_SPACE(sizeof(int));
+
+}  // namespace
+
+Fd::~Fd() {
+  if (fd_ >= 0) close(fd_);
+}
+
 bool readable(const Fd& fd, SocketDeadline deadline) {
   while (true) {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
@@ -60,14 +67,6 @@ bool readable(const Fd& fd, SocketDeadline deadline) {
     if (ready < 0 && errno != EINTR) fail("poll");
     if (ready == 0 && left.count() <= 1000) return false;
   }
-}
-
-constexpr std::size_t kControl = CMSG_SPACE(sizeof(int));
-
-}  // namespace
-
-Fd::~Fd() {
-  if (fd_ >= 0) close(fd_);
 }
 
 Fd listen_at(const std::string& name, int backlog) {

@@ -58,6 +58,9 @@ bool receive_with_fd(const Fd& socket, void* data, std::size_t size, Fd& fd,
 /// Whether the other end has closed the connection. Does not wait.
 bool hung_up(const Fd& socket);
 
+/// Waits until the descriptor is readable; false at the deadline.
+bool readable(const Fd& fd, SocketDeadline deadline);
+
 /// A descriptor that becomes readable when the process ends; empty where the
 /// kernel or the pid namespace does not give one.
 Fd watch_process(pid_t pid);

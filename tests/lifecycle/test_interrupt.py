@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -159,3 +160,58 @@ def receive_after_an_interrupted_batch() -> tuple[str, list[float]]:
 def test_of_an_interrupted_batch_no_receive_takes_a_message(fresh: Fresh) -> None:
     found = fresh.run(receive_after_an_interrupted_batch)[0]
     assert found == ("interrupted", [0.0, 0.0, 1.0])
+
+
+class Interrupted(logging.Handler):
+    """Ctrl-C comes while a warning is written."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        raise KeyboardInterrupt
+
+
+def be_interrupted_while_told() -> str:
+    dist.barrier()
+    store = dist.distributed_c10d._get_default_store()
+    if dist.get_rank() == 1:
+        store.wait(["interrupted"])
+        return "peer"
+    logging.getLogger("dreamcomm").addHandler(Interrupted())
+    try:
+        return error_of(lambda: dist.all_reduce(torch.ones(1)))
+    except KeyboardInterrupt:
+        return "interrupted"
+    finally:
+        store.set("interrupted", "")
+
+
+def test_an_interrupt_while_the_user_is_told_of_a_wait_ends_it(fresh: Fresh) -> None:
+    assert fresh.run(be_interrupted_while_told, group_timeout=20)[0] == "interrupted"
+
+
+def be_interrupted_while_a_rank_that_has_come_is_stopped(rank: int, path: str) -> str:
+    """Rank 0 is stopped once its peer has connected to it, and does not answer."""
+    store: dist.Store = dist.FileStore(path, 2)
+    if rank == 0:
+        Path(f"{path}-pid").write_text(str(os.getpid()))
+        store = Deadly(store, "dial/0", signal.SIGSTOP)
+    else:
+        threading.Timer(2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    try:
+        return error_of(
+            lambda: dist.init_process_group("dreamcomm", store=store, rank=rank, world_size=2)
+        )
+    except KeyboardInterrupt:
+        return "interrupted"
+    finally:
+        if rank == 1:
+            os.kill(int(Path(f"{path}-pid").read_text()), signal.SIGCONT)
+
+
+def test_an_interrupt_ends_a_wait_for_a_rank_that_has_stopped_while_they_met(
+    fresh: Fresh, tmp_path: Path
+) -> None:
+    found = fresh.run(
+        be_interrupted_while_a_rank_that_has_come_is_stopped, str(tmp_path / "store"), group=False
+    )
+    assert found[1] == "interrupted"
+    assert "rank 1 could not set the group up: it was interrupted" in found[0]
