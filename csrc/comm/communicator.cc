@@ -221,6 +221,7 @@ struct Communicator::Impl {
   const std::shared_ptr<Recorder> recorder;
   Rounds rounds;
   Mailbox mailbox;
+  std::function<std::string(const Ticket&)> far_lacks;  // of messages to other hosts
   RollCall roll_call;
   Turnstile turnstile;
   Walk::Scratch scratch;
@@ -387,7 +388,12 @@ std::string Communicator::awaited(Clock::duration waited) const {
 }
 
 std::string Communicator::awaited(const Ticket& ticket, Clock::duration waited) const {
-  return impl_->mailbox.lacks(ticket, Member::answer_until(waited));
+  const std::string near = impl_->mailbox.lacks(ticket, Member::answer_until(waited));
+  return near.empty() && impl_->far_lacks ? impl_->far_lacks(ticket) : near;
+}
+
+void Communicator::set_far_messages(std::function<std::string(const Ticket&)> lacks) {
+  impl_->far_lacks = std::move(lacks);
 }
 
 std::uint64_t Communicator::sequence() const { return to_count(impl_->sequence); }

@@ -84,12 +84,16 @@ void Bridge::close() {
 }
 
 void Bridge::carry_messages(std::unique_ptr<Link> link) {
-  messages_ = std::make_unique<FarMailbox>(
+  messages_ = std::make_shared<FarMailbox>(
       std::move(link), topology_, rank_,
       FarMailbox::Options{
           host_.who(), causes_, [this](const Ticket& ticket) { host_.withdraw(ticket); },
           [this] { host_.ring(); }, [this](const std::string& reason) { give_up(reason); },
           [this](const std::string& text) { host_.warn(text); }, host_.whole(), *recorder_});
+  host_.set_far_messages([far = std::weak_ptr(messages_)](const Ticket& ticket) {
+    const std::shared_ptr<FarMailbox> messages = far.lock();
+    return messages ? messages->lacks(ticket) : "";
+  });
 }
 
 std::shared_ptr<Ticket> Bridge::send(const Cargo& cargo, int rank, std::uint64_t tag,

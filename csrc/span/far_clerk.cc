@@ -53,14 +53,25 @@ void FarMailbox::work() {
   }
 }
 
-/// What a message waits for.
-std::string FarMailbox::lacks(const Message& message) {
-  if (message.kind == Kind::kRecv && !message.matched) {
-    return concat("rank ", *message.rank, " has not sent it");
-  }
+/// What a message waits for `who` to do.
+std::string FarMailbox::lacks(const Message& message, const std::string& who) {
+  if (message.kind == Kind::kRecv && !message.matched) return concat(who, " has not sent it");
   const bool waits =
       message.kind == Kind::kSend && (message.parcel || message.cargo.bytes <= Letter::kInline);
-  return concat("rank ", *message.rank, " has not ", waits ? "received" : "finished moving", " it");
+  return concat(who, " has not ", waits ? "received" : "finished moving", " it");
+}
+
+std::string FarMailbox::lacks(const Message& message) {
+  return lacks(message, concat("rank ", *message.rank));
+}
+
+std::string FarMailbox::lacks(const Ticket& ticket) const {
+  const std::scoped_lock lock(mutex_);
+  const auto is_of = [&](const MessagePtr& m) { return m->rank && m->ticket.get() == &ticket; };
+  const auto wanted = std::find_if(wanted_.begin(), wanted_.end(), is_of);
+  if (wanted != wanted_.end()) return lacks(**wanted, place(*(*wanted)->rank));
+  const auto moved = std::find_if(under_way_.begin(), under_way_.end(), is_of);
+  return moved == under_way_.end() ? "" : lacks(**moved, place(*(*moved)->rank));
 }
 
 /// Of those that are late and not over, once of each.

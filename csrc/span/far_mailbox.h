@@ -69,6 +69,9 @@ class FarMailbox {
   void receive_any(const Cargo& cargo, std::uint64_t tag, Clock::time_point deadline,
                    std::shared_ptr<Ticket> ticket);
 
+  /// Whom a message waits for, and to do what, in words; "" if it is none of these.
+  std::string lacks(const Ticket& ticket) const;
+
   /// Fails all messages under way.
   void fail_all(ErrorKind kind, const std::string& reason);
   /// The same, and lets the threads end.
@@ -133,6 +136,7 @@ class FarMailbox {
   std::optional<std::string> expire(Clock::time_point now);
   std::vector<std::string> warnings(Clock::time_point now);
   static std::string lacks(const Message& message);
+  static std::string lacks(const Message& message, const std::string& who);
   Clock::time_point next_deadline() const;
 
   const std::unique_ptr<Link> link_;

@@ -16,6 +16,14 @@ using std::chrono::milliseconds;
 constexpr milliseconds kFirstLook{300};  // for what has been posted before
 constexpr milliseconds kHeard{1000};     // for the leaders to read the last verdict
 
+/// How long after its own timeout a leader stays for rank 0 to judge, who first asks the others
+/// who is missing and reads their answers: no longer than its host's ranks stay for this one.
+Clock::duration grace_of(milliseconds timeout) {
+  constexpr milliseconds kLeast{300};
+  constexpr milliseconds kToJudge{1100};
+  return std::min<Clock::duration>(std::max(timeout / 10, kLeast) + kToJudge, roll::kGrace / 2);
+}
+
 std::string key_of(int host) { return concat("roll/", host); }
 
 }  // namespace
@@ -189,7 +197,7 @@ std::optional<RollOutcome> SpanRoll::heed(int over) {
   }
   const bool there = read_.in == number_ + 1;
   // Before the ranks of this host give this one up.
-  const Clock::duration grace = there ? roll::kGrace / 2 : Clock::duration(kFirstLook);
+  const Clock::duration grace = there ? grace_of(terms_.timeout) : kFirstLook;
   if (Clock::now() < *deciding_ + grace) return std::nullopt;
   const char* const does =
       there ? ", which has been in it, to judge; nothing is heard of it now" : " to call the roll";

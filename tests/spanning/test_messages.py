@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +108,27 @@ def test_a_receive_in_vain_is_told_and_withdrawn(
     assert ("any rank" if source is None else f"rank {FAR} of host") in text, text
     assert SECONDS <= seconds < 1.1 * SECONDS + 0.1 + slack
     assert value == 8.0
+
+
+def wait_for_a_part_of_the_timeout() -> str:
+    rank, data = dist.get_rank(), torch.ones(100)
+    dist.barrier()
+    if rank == 1:
+        time.sleep(1)
+        dist.send(data, 0)
+    if rank != 0:
+        return ""
+    work = dist.irecv(data, 1)
+    assert work is not None
+    text = error_of(lambda: work.wait(timedelta(seconds=0.4)))
+    work.wait()
+    return text
+
+
+def test_a_wait_for_a_part_of_the_timeout_says_for_whom(hosts: Hosts) -> None:
+    text = hosts.run([[0], [1]], wait_for_a_part_of_the_timeout)[0]
+    assert "Timed out waiting 400 ms for this work on rank 0 of 2 in group 'default': " in text
+    assert re.search(r": rank 1 of host \S+ \(rank 1\) has not sent it; the call itself", text), text
 
 
 def lose_a_sender(peer: int, folder: str) -> tuple[str, float, float]:

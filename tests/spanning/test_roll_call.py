@@ -250,3 +250,37 @@ def test_a_host_that_is_cut_off_is_named(hosts: Hosts, tmp_path: Path, slack: fl
         else:
             assert re.search(r"waiting for rank 0 of host \S+ \(ranks 0, 1\)", text), text
         assert seconds < 3.0 + slack, (rank, seconds)
+
+
+def lose_the_judge(begun: str) -> tuple[str, float]:
+    """Rank 0 waits for rank 1, who does not come, and is not heard of any more from then on."""
+    rank = dist.get_rank()
+    assert hold() == "no error"
+    if rank == 1:
+        time.sleep(8)
+        return "", 0.0
+    Path(f"{begun}-{rank}").touch()
+    begin = time.monotonic()
+    return hold(timedelta(seconds=3)), time.monotonic() - begin
+
+
+def test_a_judge_that_falls_silent_is_not_waited_for_long(
+    hosts: Hosts, tmp_path: Path, slack: float
+) -> None:
+    if hosts.network is None:
+        pytest.skip("virtual hosts have no link of their own")
+    begun = tmp_path / "begun"
+    ranks = hosts.start(TWO_OF_TWO, lose_the_judge, str(begun), store="tcp")
+    end = time.monotonic() + 60
+    while not all(Path(f"{begun}-{rank}").exists() for rank in (0, 2, 3)):
+        assert time.monotonic() < end, "a rank has not come"
+        time.sleep(0.05)
+    time.sleep(1)  # for the leaders to hear of each other
+    hosts.network.cut(0)
+    found = replies(ranks, timeout=60)
+    for rank in (2, 3):
+        assert found[rank].error is None, found[rank].error
+        text, seconds = found[rank].value
+        assert re.search(r"of waiting for rank 0 of host \S+ \(ranks 0, 1\), which has been in it", text)
+        # A tenth more, what rank 0 would take to judge, and what a store takes not to answer.
+        assert seconds < 3.3 + 1.1 + 0.6 + slack, (rank, seconds)
