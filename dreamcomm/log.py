@@ -147,15 +147,21 @@ def report(recorder: Recorder, failure: str) -> None:
     """At the end of a group that kept a log; called by the backend.
 
     Rank 0 prints the table to stderr. If the group has failed and ``DREAMCOMM_FLIGHT_RECORD``
-    names a prefix, each rank writes its flight record there.
+    names a prefix, each rank writes its flight record there, in a folder made for it if need be.
     """
     if recorder.rank == 0 and sys.stderr is not None:
         print(log_of(recorder), file=sys.stderr)
     prefix = os.environ.get("DREAMCOMM_FLIGHT_RECORD")
     if failure and prefix:
-        from dreamcomm.flight_record import dump_flight_record
+        write_record(prefix)
 
-        try:
-            dump_flight_record(prefix)
-        except OSError as why:
-            LOG.warning("the flight record of DREAMCOMM_FLIGHT_RECORD is not written: %s", why)
+
+def write_record(prefix: str) -> None:
+    """Nobody can ask again for the record of a group that has ended: a missing folder is made."""
+    from dreamcomm.flight_record import dump_flight_record
+
+    try:
+        os.makedirs(os.path.dirname(prefix) or ".", exist_ok=True)
+        dump_flight_record(prefix)
+    except (OSError, ValueError) as why:
+        LOG.warning("the flight record of DREAMCOMM_FLIGHT_RECORD is not written: %s", why)

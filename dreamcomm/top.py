@@ -11,7 +11,7 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +45,13 @@ class RankState:
     """One rank of one group, at one moment.
 
     Attributes:
-        pid: the rank's process.
+        pid: the rank's process; of one that has ended the number it had in its PID namespace.
         rank, size: its rank, and the number of ranks in the group.
         team: equal for the ranks of one group, and for no others.
         group: the group's name.
-        state: "active", "left" (shut down) or "failed".
-        reason: of a failure.
+        state: "active", "left" (shut down), "failed" or "ended": without leaving, and a child that
+            it forked still holds its memory, so that its peers may not have noticed.
+        reason: of a failure, or which child that is.
         sequence: the number of its last collective in the group; 0: none yet.
         operation, nbytes: of that call, as its largest tensor has bytes; "" and 0: none yet.
         before: the operation of the call before that one; "": none.
@@ -93,6 +94,8 @@ class RankState:
     def _doing(self) -> str:
         if self.state == "failed":
             return f"failed: {self.reason}"
+        if self.state == "ended":
+            return f"has ended ({self.reason})"
         if self.state == "left":
             return "has left the group"
         if self.inside:
@@ -126,7 +129,7 @@ def snapshot() -> tuple[list[RankState], list[str]]:
     """All ranks of this user on this host, by group and rank; and what could not be read.
 
     The default group comes first, and group 2 before group 10.
-    Ranks of other users, or in other PID namespaces, do not show.
+    Ranks of other users, or in PID namespaces that are not below this one, do not show.
     """
     from dreamcomm._compat import check_build
 
@@ -146,10 +149,13 @@ def snapshot() -> tuple[list[RankState], list[str]]:
                 f"this one is {_C.PROTOCOL_VERSION})"
             )
             continue
-        # A forked child holds its parent's window open, too: the parent counts.
         key = seen["team"], seen["rank"]
-        if seen["pid"] == pid or key not in found:
+        own = pid_in_its_namespace(pid)
+        if own == seen["pid"]:
             found[key] = _state_of(pid, seen, now)
+        elif own is not None and seen["state"] == "active":
+            # A forked child holds its parent's window open, too: the parent counts, if it is there.
+            found.setdefault(key, _ended(seen["pid"], pid, _state_of(pid, seen, now)))
     states = sorted(found.values(), key=place)
     return states, list(dict.fromkeys(problems))  # a process has a window for each group
 
@@ -176,6 +182,32 @@ def _state_of(pid: int, seen: dict[str, Any], now: int) -> RankState:
     return RankState(
         pid=pid, seconds=max(seconds, 0.0), message=message, stopped=is_stopped(pid), **fields
     )
+
+
+def _ended(pid: int, child: int, last: RankState) -> RankState:
+    """What remains of a rank whose process is gone: it is in no call, and waits for nobody."""
+    return replace(
+        last,
+        pid=pid,
+        state="ended",
+        reason=f"its child {child} holds its memory",
+        inside=False,
+        waiting_for=-1,
+        messages=0,
+        message=None,
+        in_monitored_barrier=False,
+        stopped=False,
+    )
+
+
+def pid_in_its_namespace(pid: int) -> int | None:
+    """The process's number as it knows it itself, which its window has; None: it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text(errors="replace")
+    except OSError:
+        return None
+    numbers = re.search(r"^NSpid:(.*)$", text, re.MULTILINE)  # the last is the innermost
+    return int(numbers[1].split()[-1]) if numbers else pid
 
 
 def is_stopped(pid: int) -> bool:

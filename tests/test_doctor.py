@@ -7,13 +7,18 @@ import os
 import re
 import resource
 import socket
+import subprocess
+import sys
 import tempfile
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch._C import _distributed_c10d
 from torch._C._distributed_c10d import HashStore
+from torch.distributed import DistNetworkError
 from typer.testing import CliRunner
 
 from dreamcomm import _build_info, backend, doctor
@@ -30,6 +35,7 @@ from dreamcomm.doctor import (
     ranks,
 )
 from dreamcomm.inner import make_inner
+from dreamcomm.launch import parent
 
 
 def refuse(*_: Any, **__: Any) -> Any:
@@ -40,7 +46,7 @@ def test_here_all_is_well() -> None:
     done = CliRunner().invoke(commands, ["doctor", "--json"])
     assert done.exit_code == 0, done.output
     found = {finding["about"]: finding for finding in json.loads(done.output)}
-    assert len(found) == 14
+    assert len(found) == 15
     assert {finding["state"] for finding in found.values()} <= {"fine", "note"}
     assert "2 ranks" in found["two ranks"]["found"]
     assert "1 + 1 = 2" in found["two ranks"]["found"]
@@ -195,6 +201,17 @@ def test_a_host_without_an_address_is_noted(monkeypatch: pytest.MonkeyPatch) -> 
     assert "GLOO_SOCKET_IFNAME" in machine.gloo().meaning
 
 
+def test_a_host_name_that_is_too_long_for_an_address_is_noted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setattr(socket, "gethostname", lambda: "h" * 64)
+    found = machine.gloo()
+    assert found.state is State.NOTE
+    assert found.found.startswith("h" * 64 + ": ")
+    assert "GLOO_SOCKET_IFNAME" in found.meaning
+
+
 @pytest.mark.parametrize(("chosen", "state"), [("lo", State.NOTE), ("lo,nope", State.BROKEN)])
 def test_the_devices_that_gloo_is_told_to_use_must_be_there(
     monkeypatch: pytest.MonkeyPatch, chosen: str, state: State
@@ -206,6 +223,53 @@ def test_the_devices_that_gloo_is_told_to_use_must_be_there(
     if state is State.BROKEN:
         with pytest.raises(RuntimeError, match=r"rank 1: .*'nope' of GLOO_SOCKET_IFNAME.* lo"):
             make_inner(HashStore(), 1, 2, Options(), "cpu")
+
+
+def without_loopback(*words: str) -> subprocess.CompletedProcess[str]:
+    """Runs Python where the device lo is down."""
+    alone = ["unshare", "--net"] if os.geteuid() == 0 else ["unshare", "--net", "--map-root-user"]
+    try:
+        subprocess.run([*alone, "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("no network namespace can be made here")
+    return subprocess.run(
+        [*alone, sys.executable, *words], capture_output=True, text=True, timeout=60
+    )
+
+
+def test_a_host_that_cannot_reach_itself_is_told() -> None:
+    done = without_loopback("-c", "from dreamcomm.cli import app; app()", "doctor", "--json")
+    assert done.returncode == 1, done.stderr
+    *_, last = json.loads(done.stdout)  # two ranks would not meet
+    assert (last["about"], last["state"]) == ("loopback", "broken")
+    assert last["meaning"].startswith("127.0.0.1 cannot be reached over TCP")
+    assert "ip link set lo up" in last["meaning"]
+
+
+def test_spawn_tells_of_a_host_that_cannot_reach_itself() -> None:
+    done = without_loopback("-c", "import dreamcomm; dreamcomm.spawn(print, 2)")
+    assert done.returncode == 1
+    assert "\nConnectionError: 127.0.0.1 cannot be reached over TCP" in done.stderr
+    assert "ip link set lo up" in done.stderr
+
+
+def test_a_store_that_does_not_answer_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a firewall lets the one connection through and not the next."""
+    patience = []
+
+    def store(*_: Any, timeout: timedelta, **__: Any) -> Any:
+        patience.append(timeout.total_seconds())
+        raise DistNetworkError("timed out")
+
+    monkeypatch.setattr(_distributed_c10d, "TCPStore", store)
+    found = ranks.two_ranks()
+    assert found.state is State.BROKEN
+    assert found.meaning.startswith("127.0.0.1 cannot be reached over TCP")
+    assert patience == [10.0]
+
+
+def test_the_time_for_the_connection_is_not_that_of_later_waits() -> None:
+    assert parent.host_store().timeout == timedelta(minutes=5)
 
 
 def test_ranks_that_share_no_memory_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,5 +363,9 @@ def test_a_folder_that_no_flight_record_can_go_to_is_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("DREAMCOMM_LOG", "1")
-    monkeypatch.setenv("DREAMCOMM_FLIGHT_RECORD", str(tmp_path / "nowhere" / "fr"))
-    assert f"no file can be written in {tmp_path / 'nowhere'}" in installation.settings().meaning
+    monkeypatch.setenv("DREAMCOMM_FLIGHT_RECORD", str(tmp_path / "to" / "make" / "fr"))
+    assert "no file can be written" not in installation.settings().meaning
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        monkeypatch.setenv("DREAMCOMM_FLIGHT_RECORD", str(folder / "fr"))
+        assert f"no file can be written in {folder}" in installation.settings().meaning

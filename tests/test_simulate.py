@@ -40,13 +40,15 @@ def test_times(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "rate"), [("10Gbit/s", 1.25e9), ("12.5GB/s", 12.5e9), ("800MB", 8e8)]
+    ("text", "rate"), [("10Gbit/s", 1.25e9), ("12.5GB/s", 12.5e9), ("800MB/s", 8e8)]
 )
 def test_rates(text: str, rate: float) -> None:
     assert parse_rate(text) == pytest.approx(rate)
 
 
-@pytest.mark.parametrize("text", ["", "fast", "10", "-1Gbit/s", "0Gbit/s", "10 parsecs"])
+@pytest.mark.parametrize(
+    "text", ["", "fast", "10", "-1Gbit/s", "0Gbit/s", "10 parsecs", "10GB", "10Gbit"]
+)
 def test_what_is_no_rate_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a bandwidth: write"):
         parse_rate(text)
@@ -88,11 +90,24 @@ def test_a_cluster_in_a_file(tmp_path: Path) -> None:
         ({"betwen": {}}, r"no section \[betwen\]"),
         ({"between": {"speed": "1us"}}, r"unknown in \[between\]: speed"),
         ({"between": {"latency": 5}}, "latency needs a unit"),
+        ({"between": {"bandwidth": 5}}, "bandwidth needs a unit"),
+        (
+            {"between": {"bandwidth": "10Gbit/s", "bandwidth_of_a_rank": "2GB/s"}},
+            "bandwidth_of_a_rank = '2GB/s' is above bandwidth = '10Gbit/s'",
+        ),
+        ({"between": {"bandwidth_of_a_rank": "1.3GB/s"}}, "above bandwidth = '10Gbit/s'"),
     ],
 )
 def test_wrong_descriptions_are_told(table: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         described(table)
+
+
+def test_a_file_that_says_nothing_is_the_cluster_without_flags(tmp_path: Path) -> None:
+    (tmp_path / "empty.toml").touch()
+    _, by_flags = run("--sizes", "64MiB")
+    assert run("--sizes", "64MiB", "--cluster", str(tmp_path / "empty.toml")) == (0, by_flags)
+    assert described({}).wire.alone == described({}).wire.bandwidth == 1.25e9
 
 
 def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
@@ -228,10 +243,19 @@ def test_many_buckets_take_no_time_to_predict() -> None:
 
 def test_hosts_double_up_to_the_ranks_asked_for() -> None:
     assert host_counts(cluster(8, 8), 16_384) == [2**n for n in range(12)]
-    assert host_counts(cluster(3, 1), 20) == [1, 2, 4]
+    assert host_counts(cluster(3, 3), 20) == [1, 2, 4]
     for wrong in (2, 16_385):
         with pytest.raises(ValueError, match="ranks, got"):
             host_counts(cluster(8), wrong)
+
+
+def test_hosts_that_are_not_alike_do_not_double(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.toml"
+    path.write_text("ranks_on_hosts = [4, 2]\n")
+    assert run("--cluster", str(path))[0] == 0
+    code, output = run("--cluster", str(path), "--up-to", "64")
+    assert code == 2
+    assert "a cluster grows by hosts that are alike" in output
 
 
 def test_large_clusters_are_predicted() -> None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dreamcomm.simulate import defaults
+
 if TYPE_CHECKING:
     from dreamcomm.simulate.cluster import Cluster
     from dreamcomm.simulate.predict import Training
@@ -30,7 +32,10 @@ Op = Annotated[str, typer.Option(help="A collective, as all_gather.")]
 Sizes = Annotated[str, typer.Option(help="Bytes of one rank's block: a list, as 1KiB,64MiB.")]
 UpTo = Annotated[
     int | None,
-    typer.Option(help="1, 2, 4, ... such hosts, up to so many ranks.", show_default="as described"),
+    typer.Option(
+        help="1, 2, 4, ... such hosts, all alike, up to so many ranks.",
+        show_default="as described",
+    ),
 ]
 Gradients = Annotated[
     str | None, typer.Option(help="Bytes of all gradients: predicts steps of DDP, too.")
@@ -44,13 +49,13 @@ Plot = Annotated[Path | None, typer.Option("--plot", help="Draw here (png, svg o
 
 def simulate(
     cluster: Described = None,
-    hosts: Hosts = 2,
-    ranks_per_host: RanksPerHost = 8,
-    latency_within: Within = "1us",
-    bandwidth_within: WithinRate = "10GB/s",
-    latency_between: Between = "40us",
-    message_between: Message = "10us",
-    bandwidth_between: BetweenRate = "10Gbit/s",
+    hosts: Hosts = defaults.HOSTS,
+    ranks_per_host: RanksPerHost = defaults.RANKS_PER_HOST,
+    latency_within: Within = defaults.LATENCY_WITHIN,
+    bandwidth_within: WithinRate = defaults.BANDWIDTH_WITHIN,
+    latency_between: Between = defaults.LATENCY_BETWEEN,
+    message_between: Message = defaults.MESSAGE_BETWEEN,
+    bandwidth_between: BetweenRate = defaults.BANDWIDTH_BETWEEN,
     op: Op = "all_reduce",
     sizes: Sizes = "1KiB,1MiB,64MiB",
     up_to: UpTo = None,

@@ -14,7 +14,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from dreamcomm.top import RankState
 
-STYLES = {"active": "", "left": "dim", "failed": "bold red"}
+STYLES = {"active": "", "left": "dim", "failed": "bold red", "ended": "bold red"}
 LONG = 1.0  # seconds in a call that are worth a colour
 COLUMNS = (
     *("group", "rank", "process", "does", "call", "bytes", "for", "waits for", "GB/s"),
@@ -85,7 +85,10 @@ def choose(states: list[RankState], room: int) -> list[RankState]:
 
 def troubles(states: list[RankState]) -> dict[tuple[str, int], tuple[bool, float]]:
     """How much each rank is in need of a look: failed, and how long it waits or is waited for."""
-    found = {(one.team, one.rank): (one.state == "failed", waiting_seconds(one)) for one in states}
+    found = {
+        (one.team, one.rank): (one.state in ("failed", "ended"), waiting_seconds(one))
+        for one in states
+    }
     for one in states:
         guilty = one.team, one.waits_for()
         if guilty in found:

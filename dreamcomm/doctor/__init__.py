@@ -29,6 +29,7 @@ WITH_BUILD: tuple[Callable[[], Finding], ...] = (
     gpus.cuda,
     gpus.peers,
     installation.settings,
+    machine.loopback,
     ranks.two_ranks,
 )
 

@@ -1,4 +1,4 @@
-"""Checks of the machine, which need nothing of dreamcomm."""
+"""Checks of the machine, which need nothing of the compiled module."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ __all__ = [
     "costs",
     "descriptors",
     "gloo",
+    "loopback",
     "memory",
     "open_files",
     "shared_memory",
@@ -131,7 +132,7 @@ def gloo() -> Finding:
     name = socket.gethostname()
     try:
         address = socket.gethostbyname(name)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter of a name that is too long for DNS
         return Finding(
             "host name",
             State.NOTE,
@@ -139,6 +140,17 @@ def gloo() -> Finding:
             "Gloo may find no address: set GLOO_SOCKET_IFNAME (lo, if all ranks are here)",
         )
     return Finding("host name", State.FINE, f"{name} is {address}")
+
+
+def loopback() -> Finding:
+    """Whether the ranks of a host can meet by TCP, as those of torchrun and spawn do."""
+    from dreamcomm.launch.loopback import LOOPBACK, check_loopback
+
+    try:
+        check_loopback()
+    except ConnectionError as error:
+        return Finding("loopback", State.BROKEN, "no TCP connection", str(error))
+    return Finding("loopback", State.FINE, f"{LOOPBACK} can be reached over TCP")
 
 
 def gloo_device(chosen: str) -> Finding:

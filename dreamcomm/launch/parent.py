@@ -16,6 +16,7 @@ from multiprocessing import connection
 from multiprocessing import spawn as mp_spawn
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from dreamcomm.launch.loopback import LOOPBACK, check_loopback, unreachable
 from dreamcomm.launch.rank_main import Job
 from dreamcomm.launch.rank_process import RankProcess, start_forked, start_fresh
 
@@ -33,6 +34,9 @@ R = TypeVar("R")
 ECHO_SECONDS = 0.5
 # What a rank gets to clean up after SIGINT or SIGTERM before SIGKILL.
 GRACE_SECONDS = 5.0
+# What the store, which is in this very process, gets to answer.
+CONNECT_SECONDS = 10.0
+STORE_TIMEOUT = timedelta(minutes=5)  # of what is asked of it then; torch's own
 
 
 class RankError(RuntimeError):
@@ -90,6 +94,7 @@ def spawn(
     Raises:
         RankError: a rank raised, was killed or ended early; the others have been ended.
         ValueError, TypeError: a bad argument, before any process is started.
+        ConnectionError: 127.0.0.1 cannot be reached, before any process is started.
         KeyboardInterrupt: Ctrl-C, after the ranks have ended.
     """
     check_arguments(fn, nprocs, args, kwargs)
@@ -165,8 +170,18 @@ def pickle_job(job: Job) -> bytes:
 def host_store() -> TCPStore:
     """The ranks' store, on a port the kernel picks: two spawns never race for one."""
     from torch._C._distributed_c10d import TCPStore
+    from torch.distributed import DistError
 
-    return TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
+    check_loopback()
+    patience = timedelta(seconds=CONNECT_SECONDS)
+    try:
+        store = TCPStore(
+            LOOPBACK, 0, None, is_master=True, timeout=patience, wait_for_workers=False
+        )
+    except DistError as error:
+        raise unreachable(error) from error
+    store.set_timeout(STORE_TIMEOUT)  # that patience is for the connection alone
+    return store
 
 
 def rank_variables(rank: int, nprocs: int, port: int, threads: int | None) -> dict[str, str]:
@@ -176,7 +191,7 @@ def rank_variables(rank: int, nprocs: int, port: int, threads: int | None) -> di
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(nprocs),
         "LOCAL_WORLD_SIZE": str(nprocs),
-        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_ADDR": LOOPBACK,
         "MASTER_PORT": str(port),
         # Tells env:// that the store is up already, so that rank 0 does not host another.
         "TORCHELASTIC_USE_AGENT_STORE": "True",

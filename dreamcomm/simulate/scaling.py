@@ -44,12 +44,18 @@ def line_of(op: str, sizes: list[int], cluster: Cluster, training: Training | No
 
 
 def host_counts(cluster: Cluster, up_to: int) -> list[int]:
-    """1, 2, 4, ... hosts of the cluster's largest kind, up to ``up_to`` ranks.
+    """1, 2, 4, ... hosts like the cluster's, up to ``up_to`` ranks.
 
     Raises:
-        ValueError: not even one host has so few ranks, or they are more than the model is for.
+        ValueError: the hosts are not alike, not even one has so few ranks, or they are more than
+            the model is for.
     """
-    ranks = max(cluster.ranks_on)
+    if len(set(cluster.ranks_on)) > 1:
+        raise ValueError(
+            f"a cluster grows by hosts that are alike, and these have {min(cluster.ranks_on)} to "
+            f"{max(cluster.ranks_on)} ranks: give hosts and ranks_per_host, or leave --up-to out"
+        )
+    ranks = cluster.ranks_on[0]
     if not ranks <= up_to <= MOST_RANKS:
         raise ValueError(f"expected {ranks} (one host) to {MOST_RANKS} ranks, got {up_to}")
     counts = [1]

@@ -10,7 +10,7 @@ MOST_BYTES = 1 << 48  # of each of the most ranks: the model counts in 64 bits
 _WRITTEN = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-zµ/]+)")
 _TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 _RATES = {
-    f"{prefix}{unit}": factor / bits
+    f"{prefix}{unit}/s": factor / bits
     for prefix, factor in (("k", 1e3), ("m", 1e6), ("g", 1e9), ("t", 1e12), ("", 1.0))
     for unit, bits in (("bit", 8.0), ("b", 1.0))
 }
@@ -47,7 +47,7 @@ def parse_rate(text: str) -> float:
         ValueError: it is none, or 0.
     """
     found = _WRITTEN.fullmatch(text.strip())
-    unit = found[2].lower().removesuffix("/s") if found else ""
+    unit = found[2].lower() if found else ""
     if found is None or unit not in _RATES or float(found[1]) == 0:
         raise ValueError(f"{text!r} is not a bandwidth: write 10Gbit/s, 12.5GB/s or 800MB/s")
     return float(found[1]) * _RATES[unit]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ import torch.distributed as dist
 from dreamcomm import monitored_barrier
 from dreamcomm.top import snapshot
 from helpers.pool import Fresh, Pool
+from helpers.processes import replies
 
 pytest.importorskip("typer")
 pytestmark = pytest.mark.beyond_gloo("Gloo shows nothing")
@@ -177,6 +180,94 @@ def test_a_failed_group_is_seen_with_its_reason(fresh: Fresh) -> None:
         assert "abort() was called" in seen[0]["reason"]
 
 
+def look_after_an_end(how: str) -> tuple[int, int, list[dict[str, Any]], str]:
+    """Rank 0 ends or leaves, and a child that it forked, as for loading data, stays."""
+    dist.all_reduce(torch.ones(1000))
+    store = dist.distributed_c10d._get_default_store()
+    if dist.get_rank() == 0:
+        child = os.fork()
+        if child == 0:
+            time.sleep(60)
+            os._exit(0)
+        store.set("pids", f"{os.getpid()} {child}")
+        if how == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.destroy_process_group()
+        return 0, 0, [], ""
+    own, child = map(int, store.get("pids").split())
+    try:
+        for _ in range(200):
+            seen = ranks_of_this_job()
+            if seen[0]["rank"] != 0 or seen[0]["state"] != "active":
+                break
+            time.sleep(0.05)
+        return own, child, seen, run_top("--once")
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_a_child_that_holds_a_ranks_memory_is_not_taken_for_the_rank(fresh: Fresh) -> None:
+    _, rank_1 = replies(fresh.start(look_after_an_end, "killed"), 60.0)
+    own, child, (ended, other), text = rank_1.value
+    assert (ended["rank"], ended["state"]) == (0, "ended")
+    assert ended["pid"] == own
+    assert not ended["inside"]
+    assert ended["waiting_for"] == -1
+    assert other["state"] == "active"
+    assert f"has ended (its child {child} holds its memory)" in text
+
+
+def test_a_child_of_a_rank_that_has_left_is_no_rank(fresh: Fresh) -> None:
+    _, (_, _, seen, _) = fresh.run(look_after_an_end, "left")
+    assert [rank["rank"] for rank in seen] == [1]
+
+
+APART_JOB = """
+import sys, time
+import torch.distributed as dist
+import dreamcomm
+
+def meet(folder):
+    dist.barrier()
+    open(f"{folder}/there{dist.get_rank()}", "w").close()
+    while True:
+        time.sleep(1)
+
+if __name__ == "__main__":
+    dreamcomm.spawn(meet, 2, args=(sys.argv[1],))
+"""
+
+
+def test_ranks_in_a_pid_namespace_of_their_own_are_alive(tmp_path: Path) -> None:
+    """There they have other numbers than here."""
+    apart = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    if subprocess.run([*apart, "true"], capture_output=True).returncode != 0:
+        pytest.skip("no PID namespace can be made here")
+    script = tmp_path / "job.py"
+    script.write_text(APART_JOB)
+    job = subprocess.Popen([*apart, sys.executable, str(script), str(tmp_path)])
+    try:
+        deadline = time.monotonic() + 60
+        while not all((tmp_path / f"there{rank}").exists() for rank in range(2)):
+            assert job.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        seen = [one for one in snapshot()[0] if is_below(one.pid, job.pid)]
+    finally:
+        job.kill()
+        job.wait()
+    assert {one.rank for one in seen} == {0, 1}
+    assert {one.state for one in seen} == {"active"}
+
+
+def is_below(pid: int, above: int) -> bool:
+    """Whether the process descends from the other."""
+    while pid not in (0, above):
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        pid = int(stat.rpartition(") ")[2].split()[1])
+    return pid == above
+
+
 def look_as_a_table(columns: int) -> str:
     dist.barrier()
     text = run_top("--once", columns=columns)
@@ -192,13 +283,19 @@ def test_the_table_shows_each_rank(pool: Pool, columns: int) -> None:
         assert "1 of 2" in text
 
 
-def test_a_process_of_another_version_is_told_once() -> None:
+def named_as_a_window() -> int:
+    """Memory that can be sealed, as windows are."""
     from dreamcomm import _C
 
-    windows = [os.memfd_create(_C.WINDOW_LABEL) for _ in range(3)]
+    return os.memfd_create(_C.WINDOW_LABEL, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+
+
+def test_a_process_of_another_version_is_told_once() -> None:
+    windows = [named_as_a_window() for _ in range(3)]
     try:
         for window in windows:
             os.write(window, bytes([1, 2, 3, 4]) * (1 << 14))
+            fcntl.fcntl(window, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
         problems = json.loads(run_top("--json"))["problems"]
         assert len([one for one in problems if one.startswith(f"process {os.getpid()} ")]) == 1
     finally:
@@ -210,11 +307,13 @@ def test_memory_that_is_no_ranks_harms_nothing() -> None:
     """A memory of the right name that holds anything else is not taken for a rank."""
     from dreamcomm import _C
 
-    strange = os.memfd_create(_C.WINDOW_LABEL)
+    strange = named_as_a_window()
     try:
         os.write(strange, os.urandom(64))
         assert _C.observe_rank(f"/proc/self/fd/{strange}") is None  # too short
         os.write(strange, os.urandom(1 << 16))
+        assert _C.observe_rank(f"/proc/self/fd/{strange}") is None  # it might shrink
+        fcntl.fcntl(strange, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
         found = json.loads(run_top("--json"))
         assert any("another version" in problem for problem in found["problems"])
         assert all(rank["pid"] != os.getpid() for rank in found["ranks"])

@@ -34,7 +34,7 @@ def look_beside(garbled: bool, sealed: bool) -> tuple[int, list[str]]:
     assert GROUP in copy
     if garbled:
         copy = copy.replace(GROUP, b"\xff\xfe" + GROUP[2:])
-    team = snapshot()[0][0].team
+    (team,) = [state.team for state in snapshot()[0] if state.pid == os.getpid()]
     copy = copy.replace(bytes.fromhex(team), bytes(len(team) // 2))  # another group's
     fd = os.memfd_create(_C.WINDOW_LABEL, os.MFD_ALLOW_SEALING)
     os.write(fd, copy)

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 import dreamcomm
+from dreamcomm.log import write_record
 from helpers.pool import Fresh, Pool
 
 pytestmark = pytest.mark.beyond_gloo("Gloo's operations are not in the Flight Recorder")
@@ -121,8 +122,7 @@ def diverge(folder: str) -> None:
 
 
 def test_a_failed_group_leaves_its_record(fresh: Fresh, tmp_path: Path) -> None:
-    folder = tmp_path / "records"
-    folder.mkdir()
+    folder = tmp_path / "records" / "of_this_job"  # which nobody has made
     env = {"DREAMCOMM_LOG": "1", "DREAMCOMM_FLIGHT_RECORD": str(folder / "rank_")}
     fresh.run(diverge, str(folder), env=env, group_timeout=2.0)
     with (folder / "rank_0").open("rb") as file:
@@ -131,6 +131,15 @@ def test_a_failed_group_leaves_its_record(fresh: Fresh, tmp_path: Path) -> None:
     assert states == [("gloo:all_reduce", "completed"), ("gloo:all_reduce", "started")]
     assert record["pg_status"]["0"]["last_completed_collective"] == 1
     assert record["pg_status"]["0"]["last_started_collective"] == 2
+
+
+@pytest.mark.parametrize("prefix", ["/dev/null/rank_", "nul\0"])
+def test_a_record_that_cannot_be_written_is_told_in_words(
+    caplog: pytest.LogCaptureFixture, prefix: str
+) -> None:
+    write_record(prefix)
+    (warning,) = caplog.messages
+    assert warning.startswith("the flight record of DREAMCOMM_FLIGHT_RECORD is not written: ")
 
 
 def ask_without_a_log(folder: str) -> None:

@@ -128,7 +128,9 @@ def wait_for_a_part_of_the_timeout() -> str:
 def test_a_wait_for_a_part_of_the_timeout_says_for_whom(hosts: Hosts) -> None:
     text = hosts.run([[0], [1]], wait_for_a_part_of_the_timeout)[0]
     assert "Timed out waiting 400 ms for this work on rank 0 of 2 in group 'default': " in text
-    assert re.search(r": rank 1 of host \S+ \(rank 1\) has not sent it; the call itself", text), text
+    assert re.search(r": rank 1 of host \S+ \(rank 1\) has not sent it; the call itself", text), (
+        text
+    )
 
 
 def lose_a_sender(peer: int, folder: str) -> tuple[str, float, float]:

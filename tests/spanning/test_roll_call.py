@@ -281,6 +281,8 @@ def test_a_judge_that_falls_silent_is_not_waited_for_long(
     for rank in (2, 3):
         assert found[rank].error is None, found[rank].error
         text, seconds = found[rank].value
-        assert re.search(r"of waiting for rank 0 of host \S+ \(ranks 0, 1\), which has been in it", text)
+        assert re.search(
+            r"of waiting for rank 0 of host \S+ \(ranks 0, 1\), which has been in it", text
+        )
         # A tenth more, what rank 0 would take to judge, and what a store takes not to answer.
         assert seconds < 3.3 + 1.1 + 0.6 + slack, (rank, seconds)
