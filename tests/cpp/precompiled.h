@@ -1,4 +1,4 @@
-// What most of the tests include, read once for all of them. Each includes what it needs itself, too.
+// What most of the tests include, read once for all. Each includes what it needs itself, too.
 #pragma once
 
 #include <doctest.h>
