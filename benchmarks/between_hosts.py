@@ -73,6 +73,8 @@ SETTINGS = [
     Setting((4, 4), 1),
     Setting((1, 1, 1, 2), 1),
     Setting((1, 1, 1, 1), 1),
+    Setting((1, 1), 1),
+    Setting((1, 1), 10),
 ]
 
 

@@ -21,8 +21,11 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 # The same choices on every machine, and nothing written into the user's cache.
 os.environ.setdefault("DREAMCOMM_COSTS", "fixed")
 
+from faults.table import pytest_sessionfinish, pytest_terminal_summary, pytest_testnodedown
 from helpers.nursery import Nursery
 from helpers.pool import Fresh, Pool
+
+__all__ = ["pytest_sessionfinish", "pytest_terminal_summary", "pytest_testnodedown"]  # hooks
 
 DEFAULT_BACKEND = "dreamcomm"
 

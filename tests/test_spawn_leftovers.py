@@ -15,6 +15,7 @@ import pytest
 import spawn_ranks
 
 from dreamcomm import RankError, spawn
+from helpers.census import shared_memory_files
 
 HANG_SECONDS = 120  # No test waits that long; a hang fails here and not in CI's limit.
 
@@ -42,7 +43,7 @@ def belongings() -> dict[str, object]:
         "children": children(),
         "file descriptors": set(os.listdir("/proc/self/fd")),
         "threads": len(os.listdir("/proc/self/task")),
-        "shared memory": set(os.listdir("/dev/shm")),
+        "shared memory": shared_memory_files(),
     }
 
 

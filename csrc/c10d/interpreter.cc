@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "c10d/process_whereabouts.h"
+#include "c10d/python.h"
 #include "core/flag.h"
 
 namespace dreamcomm {
@@ -111,8 +112,8 @@ void log_warning(const std::string& text) {
   try {
     py::module_::import("logging").attr("getLogger")("dreamcomm").attr("warning")("%s", text);
   } catch (py::error_already_set& error) {
-    // Ctrl-C just now: it is for what this was told of, which looks for signals again.
-    if (error.matches(PyExc_KeyboardInterrupt)) return PyErr_SetInterrupt();
+    // Ctrl-C just now, or what another signal's handler raised: it ends the wait that this told of.
+    if (on_main_thread() && !error.matches(PyExc_Exception)) throw;
     error.discard_as_unraisable("dreamcomm's warning");
   }
 }

@@ -203,8 +203,7 @@ bool is_in_heap(const at::Tensor& tensor) {
   return heap && heap->holds(static_cast<const std::byte*>(tensor.const_data_ptr()));
 }
 
-/// A rank's state as tools see it, or None; or {"version": n} of another version.
-/// Of memory that need not be a rank's: what is no text is left out of it.
+/// Of memory that need not be a rank's: U+FFFD stands for what is no text.
 py::str text_of(const std::string& bytes) {
   PyObject* text =
       PyUnicode_DecodeUTF8(bytes.data(), static_cast<Py_ssize_t>(bytes.size()), "replace");
@@ -212,6 +211,7 @@ py::str text_of(const std::string& bytes) {
   return py::reinterpret_steal<py::str>(text);
 }
 
+/// A rank's state as tools see it, or None; or {"version": n} of another version.
 py::object observe_rank(const std::string& path) {
   const std::optional<RankView> view = observe(path);
   if (!view) return py::none();

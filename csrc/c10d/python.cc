@@ -5,12 +5,8 @@
 #include <unistd.h>
 
 namespace dreamcomm {
-namespace {
 
-/// Python runs signal handlers on its main thread only; it is the process's.
 bool on_main_thread() { return syscall(SYS_gettid) == getpid(); }
-
-}  // namespace
 
 void check_signals() {
   if (!on_main_thread() || Py_IsInitialized() == 0) return;

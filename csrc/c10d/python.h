@@ -7,6 +7,9 @@
 
 namespace dreamcomm {
 
+/// Python runs signal handlers on its main thread only; it is the process's.
+bool on_main_thread();
+
 /// Lets Python run its signal handlers if this is the main thread; throws what
 /// they raised (Ctrl-C: KeyboardInterrupt) as a Python exception.
 void check_signals();

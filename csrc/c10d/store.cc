@@ -20,10 +20,7 @@ constexpr milliseconds kLongestPause{50};
 
 void TorchStore::set(const std::string& key, const std::string& value) { store_->set(key, value); }
 
-bool TorchStore::has(const std::string& key) {
-  check_signals();
-  return store_->check({key});
-}
+bool TorchStore::has(const std::string& key) { return store_->check({key}); }
 
 // Not store_->wait(): that one cannot be interrupted, and a TCPStore's prints
 // warnings when its time is up.
@@ -35,6 +32,7 @@ std::string TorchStore::get(const std::string& key, milliseconds timeout) {
           "' did not appear in the store within the ", timeout.count(), " ms left");
     std::this_thread::sleep_for(pause);
     pause = std::min(2 * pause, kLongestPause);
+    check_signals();
   }
   return store_->get_to_str(key);
 }

@@ -221,6 +221,7 @@ struct Communicator::Impl {
   const std::shared_ptr<Recorder> recorder;
   Rounds rounds;
   Mailbox mailbox;
+  std::mutex far_mutex;
   std::function<std::string(const Ticket&)> far_lacks;  // of messages to other hosts
   RollCall roll_call;
   Turnstile turnstile;
@@ -389,10 +390,12 @@ std::string Communicator::awaited(Clock::duration waited) const {
 
 std::string Communicator::awaited(const Ticket& ticket, Clock::duration waited) const {
   const std::string near = impl_->mailbox.lacks(ticket, Member::answer_until(waited));
+  const std::scoped_lock lock(impl_->far_mutex);
   return near.empty() && impl_->far_lacks ? impl_->far_lacks(ticket) : near;
 }
 
 void Communicator::set_far_messages(std::function<std::string(const Ticket&)> lacks) {
+  const std::scoped_lock lock(impl_->far_mutex);
   impl_->far_lacks = std::move(lacks);
 }
 

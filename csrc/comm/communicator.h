@@ -155,7 +155,8 @@ class Communicator {
   std::string awaited(Clock::duration waited) const;
   /// The same of a message: "rank 1 has not sent it; it last called ...".
   std::string awaited(const Ticket& ticket, Clock::duration waited) const;
-  /// What is said there of messages that are not this communicator's; before the first of them.
+  /// What is said there of messages that are not this communicator's. Returns once nobody uses the
+  /// one before any more.
   void set_far_messages(std::function<std::string(const Ticket& ticket)> lacks);
   /// What another rank does, in words to follow "rank 1, which"; it is asked, for up to a second.
   std::string does(int rank) const;

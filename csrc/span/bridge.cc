@@ -64,7 +64,10 @@ Bridge::Bridge(Communicator& host, Topology topology, int rank, std::unique_ptr<
   }
 }
 
-Bridge::~Bridge() { close(); }
+Bridge::~Bridge() {
+  close();
+  host_.set_far_messages({});
+}
 
 /// The ranks of this host are told first, then the others, who look for it when the link ends.
 void Bridge::give_up(const std::string& reason) {
@@ -84,16 +87,13 @@ void Bridge::close() {
 }
 
 void Bridge::carry_messages(std::unique_ptr<Link> link) {
-  messages_ = std::make_shared<FarMailbox>(
+  messages_ = std::make_unique<FarMailbox>(
       std::move(link), topology_, rank_,
       FarMailbox::Options{
           host_.who(), causes_, [this](const Ticket& ticket) { host_.withdraw(ticket); },
           [this] { host_.ring(); }, [this](const std::string& reason) { give_up(reason); },
           [this](const std::string& text) { host_.warn(text); }, host_.whole(), *recorder_});
-  host_.set_far_messages([far = std::weak_ptr(messages_)](const Ticket& ticket) {
-    const std::shared_ptr<FarMailbox> messages = far.lock();
-    return messages ? messages->lacks(ticket) : "";
-  });
+  host_.set_far_messages([this](const Ticket& ticket) { return messages_->lacks(ticket); });
 }
 
 std::shared_ptr<Ticket> Bridge::send(const Cargo& cargo, int rank, std::uint64_t tag,

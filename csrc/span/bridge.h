@@ -126,7 +126,7 @@ class Bridge {
   Flag told_;                 // how often a reason was told: the first is the one
   const std::shared_ptr<Recorder> recorder_;
   QuickClock clock_;  // of calls, which run one at a time
-  std::shared_ptr<FarMailbox> messages_;
+  std::unique_ptr<FarMailbox> messages_;
   std::optional<SpanRoll> roll_;  // of the host's leader
 };
 

@@ -107,9 +107,11 @@ void fit_ranks(const std::vector<Tried>& tried, const Predicted& predicted, cons
   if (largest.at == 0) return;
   const double most = std::max(beyond(largest), 0.0);
   const Tried& smaller = tried[tried.size() - 2];
-  const double slope = (most - beyond(smaller)) / (sent(largest) - sent(smaller));
-  wire.handling = std::clamp(slope, 0.0, most / sent(largest));
-  wire.chunk = most - wire.handling * sent(largest);
+  if (smaller.at > 0) {  // else it was a barrier, which has no chunk
+    const double slope = (most - beyond(smaller)) / (sent(largest) - sent(smaller));
+    wire.handling = std::clamp(slope, 0.0, most / sent(largest));
+  }
+  wire.chunk = std::max(most - wire.handling * sent(largest), 0.0);
 }
 
 Predicted prediction(const WayOf& way, const Shape& shape, const LevelCosts& costs) {

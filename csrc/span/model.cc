@@ -193,7 +193,8 @@ std::vector<Way> ways(Kind kind, std::size_t bytes, const Shape& shape, const Le
     // The blocks of an all_to_all may differ, and with them what each rank would choose.
     if (kind == Kind::kAllToAll && chunk != kOfAllToAll) continue;
     const std::size_t size = is_shared(kind) ? share_bytes(chunk, shape.hosts) : chunk;
-    add({.chunk = size});
+    const bool is_new = all.empty() || size != all.back().chunk;  // of many hosts some are alike
+    if (is_new) add({.chunk = size});
     if (bytes <= size) break;
   }
   return all;

@@ -20,7 +20,7 @@ constexpr milliseconds kHeard{1000};     // for the leaders to read the last ver
 /// who is missing and reads their answers: no longer than its host's ranks stay for this one.
 Clock::duration grace_of(milliseconds timeout) {
   constexpr milliseconds kLeast{300};
-  constexpr milliseconds kToJudge{1100};
+  constexpr milliseconds kToJudge{1600};
   return std::min<Clock::duration>(std::max(timeout / 10, kLeast) + kToJudge, roll::kGrace / 2);
 }
 

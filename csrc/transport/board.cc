@@ -62,9 +62,21 @@ std::string Board::get(const char* what, int r) {
 bool Board::await(const std::function<bool(Deadline)>& come) {
   while (!come(std::min(deadline_, Clock::now() + kLook))) {
     if (Clock::now() >= deadline_) return false;
-    look_for_trouble();
+    listen();
   }
   return true;
+}
+
+/// Looks for trouble by a wait, in which Ctrl-C is heard, too.
+void Board::listen() {
+  std::string trouble;
+  try {
+    trouble = store_.get("trouble", milliseconds(1));
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kTimeout) return;
+    throw;
+  }
+  throw Error(ErrorKind::kPeerLost, concat(where(), trouble));
 }
 
 void Board::look_for_trouble() {

@@ -89,7 +89,7 @@ def flight_record(given: dict[str, str]) -> str:
     if given.get(f"{PREFIX}LOG") != "1":
         return f"but flight records are written of groups that keep a log: set {PREFIX}LOG=1"
     folder = Path(prefix + "0").parent
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    there = next(path for path in (folder, *folder.absolute().parents) if os.path.exists(path))
     if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
         return ""  # what is missing of the folder is made
     return f"but no file can be written in {folder}"

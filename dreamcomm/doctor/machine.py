@@ -148,7 +148,7 @@ def loopback() -> Finding:
 
     try:
         check_loopback()
-    except ConnectionError as error:
+    except OSError as error:
         return Finding("loopback", State.BROKEN, "no TCP connection", str(error))
     return Finding("loopback", State.FINE, f"{LOOPBACK} can be reached over TCP")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 
 __all__ = ["LOOPBACK", "check_loopback"]
@@ -15,12 +16,15 @@ def check_loopback() -> None:
 
     Raises:
         ConnectionError: it cannot; the text says what to look at.
+        OSError: this process may open no more files.
     """
     try:
         with socket.create_server((LOOPBACK, 0)) as server:
             port = server.getsockname()[1]
             socket.create_connection((LOOPBACK, port), timeout=SECONDS).close()
     except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise
         raise unreachable(error) from error
 
 

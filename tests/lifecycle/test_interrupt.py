@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from dreamcomm.top import is_stopped
 from helpers.census import census
 from helpers.pool import Fresh
 from lifecycle.groups import Deadly, error_of, use_everything
@@ -176,6 +178,7 @@ def be_interrupted_while_told() -> str:
         store.wait(["interrupted"])
         return "peer"
     logging.getLogger("dreamcomm").addHandler(Interrupted())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as spawn's ranks do once they heard of one
     try:
         return error_of(lambda: dist.all_reduce(torch.ones(1)))
     except KeyboardInterrupt:
@@ -188,14 +191,24 @@ def test_an_interrupt_while_the_user_is_told_of_a_wait_ends_it(fresh: Fresh) -> 
     assert fresh.run(be_interrupted_while_told, group_timeout=20)[0] == "interrupted"
 
 
+def interrupt_once_it_is_stopped(written: Path) -> None:
+    """Sends this process SIGINT when the one whose number is written there has been stopped."""
+    while not (written.exists() and written.read_text()):
+        time.sleep(0.01)
+    while not is_stopped(int(written.read_text())):
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
 def be_interrupted_while_a_rank_that_has_come_is_stopped(rank: int, path: str) -> str:
     """Rank 0 is stopped once its peer has connected to it, and does not answer."""
     store: dist.Store = dist.FileStore(path, 2)
+    stopped = Path(f"{path}-pid")
     if rank == 0:
-        Path(f"{path}-pid").write_text(str(os.getpid()))
+        stopped.write_text(str(os.getpid()))
         store = Deadly(store, "dial/0", signal.SIGSTOP)
     else:
-        threading.Timer(2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        threading.Thread(target=interrupt_once_it_is_stopped, args=(stopped,)).start()
     try:
         return error_of(
             lambda: dist.init_process_group("dreamcomm", store=store, rank=rank, world_size=2)
@@ -204,7 +217,7 @@ def be_interrupted_while_a_rank_that_has_come_is_stopped(rank: int, path: str) -
         return "interrupted"
     finally:
         if rank == 1:
-            os.kill(int(Path(f"{path}-pid").read_text()), signal.SIGCONT)
+            os.kill(int(stopped.read_text()), signal.SIGCONT)
 
 
 def test_an_interrupt_ends_a_wait_for_a_rank_that_has_stopped_while_they_met(

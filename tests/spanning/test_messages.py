@@ -110,23 +110,24 @@ def test_a_receive_in_vain_is_told_and_withdrawn(
     assert value == 8.0
 
 
-def wait_for_a_part_of_the_timeout() -> str:
+def wait_for_a_part_of_the_timeout(waited: str) -> str:
     rank, data = dist.get_rank(), torch.ones(100)
     dist.barrier()
     if rank == 1:
-        time.sleep(1)
+        wait_for(waited)
         dist.send(data, 0)
     if rank != 0:
         return ""
     work = dist.irecv(data, 1)
     assert work is not None
     text = error_of(lambda: work.wait(timedelta(seconds=0.4)))
+    Path(waited).touch()
     work.wait()
     return text
 
 
-def test_a_wait_for_a_part_of_the_timeout_says_for_whom(hosts: Hosts) -> None:
-    text = hosts.run([[0], [1]], wait_for_a_part_of_the_timeout)[0]
+def test_a_wait_for_a_part_of_the_timeout_says_for_whom(hosts: Hosts, tmp_path: Path) -> None:
+    text = hosts.run([[0], [1]], wait_for_a_part_of_the_timeout, str(tmp_path / "waited"))[0]
     assert "Timed out waiting 400 ms for this work on rank 0 of 2 in group 'default': " in text
     assert re.search(r": rank 1 of host \S+ \(rank 1\) has not sent it; the call itself", text), (
         text
