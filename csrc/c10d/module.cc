@@ -204,11 +204,8 @@ bool is_in_heap(const at::Tensor& tensor) {
 }
 
 /// Of memory that need not be a rank's: U+FFFD stands for what is no text.
-py::str text_of(const std::string& bytes) {
-  PyObject* text =
-      PyUnicode_DecodeUTF8(bytes.data(), static_cast<Py_ssize_t>(bytes.size()), "replace");
-  if (text == nullptr) throw py::error_already_set();
-  return py::reinterpret_steal<py::str>(text);
+py::object decoded(const std::string& text) {
+  return py::bytes(text).attr("decode")("utf-8", "replace");
 }
 
 /// A rank's state as tools see it, or None; or {"version": n} of another version.
@@ -222,10 +219,10 @@ py::object observe_rank(const std::string& path) {
   seen["rank"] = view->rank;
   seen["size"] = view->size;
   seen["team"] = view->team;
-  seen["group"] = text_of(view->group);
+  seen["group"] = decoded(view->group);
   constexpr const char* kStates[] = {"active", "left", "failed"};
   seen["state"] = kStates[std::min(static_cast<std::uint32_t>(view->status), 2U)];
-  seen["reason"] = text_of(view->reason);
+  seen["reason"] = decoded(view->reason);
   seen["sequence"] = view->sequence;
   seen["operation"] = std::string(name(view->kind));
   seen["before"] = view->before ? std::string(name(*view->before)) : "";

@@ -62,13 +62,13 @@ std::string Board::get(const char* what, int r) {
 bool Board::await(const std::function<bool(Deadline)>& come) {
   while (!come(std::min(deadline_, Clock::now() + kLook))) {
     if (Clock::now() >= deadline_) return false;
-    listen();
+    look_for_trouble();
   }
   return true;
 }
 
-/// Looks for trouble by a wait, in which Ctrl-C is heard, too.
-void Board::listen() {
+/// By a short wait, in which Ctrl-C is heard, too.
+void Board::look_for_trouble() {
   std::string trouble;
   try {
     trouble = store_.get("trouble", milliseconds(1));
@@ -77,11 +77,6 @@ void Board::listen() {
     throw;
   }
   throw Error(ErrorKind::kPeerLost, concat(where(), trouble));
-}
-
-void Board::look_for_trouble() {
-  if (!store_.has("trouble")) return;
-  throw Error(ErrorKind::kPeerLost, concat(where(), store_.get("trouble", left())));
 }
 
 void Board::give_up(const Error& error) {

@@ -34,7 +34,6 @@ class Board {
 
  private:
   std::chrono::milliseconds left() const;
-  void listen();
   void look_for_trouble();
   void tell_trouble(const Error& error);
   void stay_until_heard();

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 
-__all__ = ["LOOPBACK", "check_loopback"]
+__all__ = ["LOOPBACK", "check_loopback", "unreachable"]
 
 LOOPBACK = "127.0.0.1"
 SECONDS = 5.0  # for a connection that a firewall swallows; one that is refused fails at once

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -193,9 +194,10 @@ def test_an_interrupt_while_the_user_is_told_of_a_wait_ends_it(fresh: Fresh) -> 
 
 def interrupt_once_it_is_stopped(written: Path) -> None:
     """Sends this process SIGINT when the one whose number is written there has been stopped."""
-    while not (written.exists() and written.read_text()):
-        time.sleep(0.01)
-    while not is_stopped(int(written.read_text())):
+    end = time.monotonic() + 60
+    while not (written.exists() and written.read_text() and is_stopped(int(written.read_text()))):
+        if time.monotonic() > end:
+            return  # this process's own wait ends at its timeout, and the test fails
         time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGINT)
 
@@ -209,9 +211,12 @@ def be_interrupted_while_a_rank_that_has_come_is_stopped(rank: int, path: str) -
         store = Deadly(store, "dial/0", signal.SIGSTOP)
     else:
         threading.Thread(target=interrupt_once_it_is_stopped, args=(stopped,)).start()
+    brief = timedelta(seconds=90)
     try:
         return error_of(
-            lambda: dist.init_process_group("dreamcomm", store=store, rank=rank, world_size=2)
+            lambda: dist.init_process_group(
+                "dreamcomm", store=store, rank=rank, world_size=2, timeout=brief
+            )
         )
     except KeyboardInterrupt:
         return "interrupted"

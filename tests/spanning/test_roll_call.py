@@ -254,14 +254,18 @@ def test_a_host_that_is_cut_off_is_named(hosts: Hosts, tmp_path: Path, slack: fl
 
 def lose_the_judge(begun: str) -> tuple[str, float]:
     """Rank 0 waits for rank 1, who does not come, and is not heard of any more from then on."""
-    rank = dist.get_rank()
+    rank, over = dist.get_rank(), [Path(f"{begun}-over-{rank}") for rank in (2, 3)]
     assert hold() == "no error"
     if rank == 1:
-        time.sleep(8)
+        end = time.monotonic() + 60
+        while not all(one.exists() for one in over) and time.monotonic() < end:
+            time.sleep(0.05)
         return "", 0.0
     Path(f"{begun}-{rank}").touch()
     begin = time.monotonic()
-    return hold(timedelta(seconds=3)), time.monotonic() - begin
+    text, seconds = hold(timedelta(seconds=3)), time.monotonic() - begin
+    Path(f"{begun}-over-{rank}").touch()
+    return text, seconds
 
 
 def test_a_judge_that_falls_silent_is_not_waited_for_long(
