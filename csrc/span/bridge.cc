@@ -250,7 +250,7 @@ double Bridge::time_of_calls(std::size_t bytes, const Way& way, Clock::time_poin
   constexpr int kMost = 16;                         // calls of a burst
   constexpr double kBurst = 0.008;                  // seconds
   constexpr double kLong = 0.05;                    // of a call that is timed alone
-  constexpr std::chrono::microseconds kBetween{8};  // that a caller in Python takes
+  constexpr std::chrono::microseconds kBetween{65};  // of a caller in Python, its caches cold
   constexpr std::size_t kBytes = std::size_t{4} << 20;
   const std::size_t tensors =
       std::clamp<std::size_t>(kBytes / std::max<std::size_t>(bytes, 1), 1, kMost);
