@@ -1,6 +1,7 @@
 #include "span/bridge.h"
 
 #include <algorithm>
+#include <array>
 #include <iomanip>
 #include <sstream>
 #include <type_traits>
@@ -33,6 +34,12 @@ std::string words_on(Kind kind, const Way& way, int carriers) {
     default:
       return concat(carriers, " ranks of each host carry a share between hosts", at_a_time);
   }
+}
+
+template <std::size_t kCount>
+double median(std::array<double, kCount> values) {
+  std::sort(values.begin(), values.end());
+  return values[kCount / 2];
 }
 
 }  // namespace
@@ -240,16 +247,18 @@ void Bridge::run_uncounted(const Request& request, const Way& way, const Interru
   watched(request, [&] { run(trip, request, way.leaders); });
 }
 
-/// Of calls in a row, on this rank: of short ones a few bursts, as who calls often sees them. Each
-/// is of another tensor while these are few bytes, and all are written anew before a burst: a
-/// buffer that the last call has left in all caches would be faster than what is reduced in
-/// training.
+/// Of calls in a row, on this rank: of short ones a few bursts, as who calls often sees them, and
+/// what these take beyond bursts of one call: a link that was idle lets some bytes through at once,
+/// and ranks do not begin together. Each call is of another tensor while these are few bytes, and
+/// all are written anew before a burst: a buffer that the last call has left in all caches would be
+/// faster than what is reduced in training.
 double Bridge::time_of_calls(std::size_t bytes, const Way& way, Clock::time_point deadline,
                              const Interrupt& interrupt) {
-  constexpr int kBursts = 3;
-  constexpr int kMost = 16;                         // calls of a burst
-  constexpr double kBurst = 0.008;                  // seconds
-  constexpr double kLong = 0.05;                    // of a call that is timed alone
+  constexpr std::size_t kBursts = 3;
+  constexpr std::size_t kLeast = 3;  // calls of a burst
+  constexpr std::size_t kMost = 16;
+  constexpr double kBurst = 0.008;                   // seconds
+  constexpr double kLong = 0.05;                     // of a call that is timed alone
   constexpr std::chrono::microseconds kBetween{65};  // of a caller in Python, its caches cold
   constexpr std::size_t kBytes = std::size_t{4} << 20;
   const std::size_t tensors =
@@ -275,16 +284,21 @@ double Bridge::time_of_calls(std::size_t bytes, const Way& way, Clock::time_poin
       while (Clock::now() < ready) continue;
       run_uncounted(request, way, interrupt);
     }
-    return std::chrono::duration<double>(Clock::now() - begin).count() / static_cast<double>(calls);
+    return std::chrono::duration<double>(Clock::now() - begin).count();
   };
   burst(1);
   const double one = slowest(burst(1), deadline, interrupt);
   if (one > kLong) return one;
-  const auto calls = static_cast<std::size_t>(std::clamp(kBurst / one, 1.0, 1.0 * kMost));
-  std::vector<double> seconds;
-  for (int i = 0; i < kBursts; ++i) seconds.push_back(burst(calls));
-  std::sort(seconds.begin(), seconds.end());
-  return seconds[kBursts / 2];
+  const auto calls = static_cast<std::size_t>(std::clamp(kBurst / one, 1.0 * kLeast, 1.0 * kMost));
+  std::array<double, kBursts> all;
+  std::array<double, kBursts> firsts;
+  for (std::size_t i = 0; i < kBursts; ++i) {
+    all[i] = burst(calls);
+    firsts[i] = burst(1);
+  }
+  const double whole = median(all) / static_cast<double>(calls);
+  const double beyond = (median(all) - median(firsts)) / static_cast<double>(calls - 1);
+  return std::max(beyond, whole / 2);
 }
 
 /// Of all ranks.
