@@ -334,7 +334,7 @@ std::string Bridge::explain(Kind kind, std::size_t bytes) const {
     text << (is_taken ? "  * " : "    ") << one.seconds * 1e6 << " us: ";
     text << words_on(kind, one, topology_.carriers()) << '\n';
   }
-  text << "  (the least predicted time is taken, or leaders where they take a tenth more at the "
+  text << "  (the least predicted time is taken, or leaders where they take 3 % more at the "
           "most; "
        << "between hosts " << costs_.between.words() << "; " << describe() << ')';
   return text.str();

@@ -215,7 +215,7 @@ double flat_ring(std::size_t bytes, const Shape& shape, const LevelCosts& costs)
 }
 
 Way best_way(Kind kind, std::size_t bytes, const Shape& shape, const LevelCosts& costs) {
-  constexpr double kClearly = 0.9;
+  constexpr double kClearly = 0.97;
   const std::vector<Way> all = ways(kind, bytes, shape, costs);
   const auto least = std::min_element(all.begin(), all.end(), [](const Way& one, const Way& other) {
     return one.seconds < other.seconds;

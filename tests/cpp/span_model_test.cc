@@ -81,9 +81,9 @@ TEST_CASE("leaders are left for what takes clearly less") {
   const std::size_t bytes = 64 << 10;
   const double leaders = predict(Kind::kAllReduce, bytes, {.leaders = true}, shape, costs);
   const double carriers = predict(Kind::kAllReduce, bytes, {.chunk = 512 << 10}, shape, costs);
-  costs.between.by_carriers.factors.fill(0.95 * leaders / carriers);
+  costs.between.by_carriers.factors.fill(0.98 * leaders / carriers);
   CHECK(best_way(Kind::kAllReduce, bytes, shape, costs).leaders);
-  costs.between.by_carriers.factors.fill(0.85 * leaders / carriers);
+  costs.between.by_carriers.factors.fill(0.94 * leaders / carriers);
   CHECK(!best_way(Kind::kAllReduce, bytes, shape, costs).leaders);
 }
 
