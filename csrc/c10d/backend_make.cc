@@ -40,6 +40,17 @@ StorePtr visit(const StorePtr& store, int rank, int size) {
                                                 store);
 }
 
+/// A failure while costs are measured is one of making the group: the program made no such call.
+template <typename Measure>
+void measured(int rank, int size, Measure&& measure) {
+  try {
+    measure();
+  } catch (const Error& error) {
+    throw Error(error.kind(), concat("setting up a group on rank ", rank, " of ", size,
+                                     ", whose costs were being measured: ", error.what()));
+  }
+}
+
 }  // namespace
 
 c10::intrusive_ptr<DreamBackend> DreamBackend::create(
@@ -146,7 +157,8 @@ void DreamBackend::span(const ShmResult& whole, const ShmOptions& options) {
           .reasons = reasons_through(clerk),
           .bulletin = leaders_bulletin(clerk, topology, rank_, [this] { comm_->ring(); })});
   if (options_->costs != "fixed") {
-    bridge_->tune(deadline_in(Clock::now(), meeting->timeout), interrupt_);
+    measured(rank_, size_,
+             [&] { bridge_->tune(deadline_in(Clock::now(), meeting->timeout), interrupt_); });
   }
 }
 
@@ -195,7 +207,8 @@ void DreamBackend::tune() {
   const std::string path =
       measures ? costs_path(size, options_->page_bytes, comm_->all_have_heaps()) : options_->costs;
   const auto known = first ? load_costs(path) : std::nullopt;
-  const bool complete = comm_->tune(known, heap_.get(), interrupt_);
+  bool complete = false;
+  measured(rank_, size_, [&] { complete = comm_->tune(known, heap_.get(), interrupt_); });
   costs_words_ = concat("those of rank 0's ", path.empty() ? "measuring" : path);
   if (!first || known) return;
   if (!measures || !complete || !save_costs(path, comm_->costs())) {

@@ -319,6 +319,7 @@ std::string Bridge::describe() const {
 }
 
 std::string Bridge::explain(Kind kind, std::size_t bytes) const {
+  if (kind == Kind::kBarrier) bytes = 0;
   if (kind == Kind::kSend || kind == Kind::kRecv) {
     return concat(name(kind), ": shared memory within a host; a letter, and the bytes once it is ",
                   "matched, to another (with it up to ", Letter::kInline, ")\n  (", describe(),
@@ -329,8 +330,7 @@ std::string Bridge::explain(Kind kind, std::size_t bytes) const {
   text << std::fixed << std::setprecision(0);
   text << name(kind) << " of " << bytes << " bytes a rank: hierarchical\n";
   for (const Way& one : ways(kind, bytes, Shape(topology_.ranks_on_hosts()), costs_)) {
-    const bool is_taken =
-        one.leaders == taken.leaders && (one.leaders || one.seconds == taken.seconds);
+    const bool is_taken = one.leaders == taken.leaders && one.chunk == taken.chunk;
     text << (is_taken ? "  * " : "    ") << one.seconds * 1e6 << " us: ";
     text << words_on(kind, one, topology_.carriers()) << '\n';
   }
