@@ -118,19 +118,26 @@ bool FarPeer::wait(std::shared_ptr<Parcel>& awaited, const std::shared_ptr<Parce
 }
 
 /// INVARIANT: the next letter's receive begins before this one is heard. It writes to the other
-/// rank, and must not after what lets that one leave (Vigil): that its message was taken.
+/// rank, and must not after what lets that one leave (Vigil): that its message was taken. One that
+/// has left already, as its last message was small, is told of once that was heard.
 void FarPeer::listen() {
   try {
     Cargo next = room(kLongest);
     std::shared_ptr<Parcel> coming = link_.receive(rank_, next, kLetters);
     while (wait(heard_, coming)) {
       const Cargo cargo = std::exchange(next, room(kLongest));
-      coming = link_.receive(rank_, next, kLetters);
+      std::exception_ptr gone;
+      try {
+        coming = link_.receive(rank_, next, kLetters);
+      } catch (const Error&) {
+        gone = std::current_exception();
+      }
       Letter letter;
       std::memcpy(&letter, cargo.data(), sizeof letter);
       const std::size_t bytes =
           letter.about == Letter::About::kMessage && letter.is_whole() ? letter.bytes : 0;
       events_.arrived(letter, {cargo.data() + sizeof letter, bytes});
+      if (gone) std::rethrow_exception(gone);
     }
   } catch (const std::exception& error) {
     std::unique_lock lock(mutex_);
