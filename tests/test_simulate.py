@@ -40,14 +40,23 @@ def test_times(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "rate"), [("10Gbit/s", 1.25e9), ("12.5GB/s", 12.5e9), ("800MB/s", 8e8)]
+    ("text", "rate"),
+    [
+        ("10Gbit/s", 1.25e9),
+        ("100 mbit/s", 12.5e6),
+        ("10Gb/s", 1.25e9),
+        ("10 gbps", 1.25e9),
+        ("12.5GB/s", 12.5e9),
+        ("800MB/s", 8e8),
+        ("10GBps", 1e10),
+    ],
 )
 def test_rates(text: str, rate: float) -> None:
     assert parse_rate(text) == pytest.approx(rate)
 
 
 @pytest.mark.parametrize(
-    "text", ["", "fast", "10", "-1Gbit/s", "0Gbit/s", "10 parsecs", "10GB", "10Gbit"]
+    "text", ["", "fast", "10", "-1Gbit/s", "0Gbit/s", "10 parsecs", "10GB", "10Gbit", "1000/s"]
 )
 def test_what_is_no_rate_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a bandwidth: write"):

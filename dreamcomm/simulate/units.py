@@ -9,11 +9,8 @@ from dreamcomm.bench.sizes import format_size, parse_size
 MOST_BYTES = 1 << 48  # of each of the most ranks: the model counts in 64 bits
 _WRITTEN = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-zµ/]+)")
 _TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
-_RATES = {
-    f"{prefix}{unit}/s": factor / bits
-    for prefix, factor in (("k", 1e3), ("m", 1e6), ("g", 1e9), ("t", 1e12), ("", 1.0))
-    for unit, bits in (("bit", 8.0), ("b", 1.0))
-}
+_PREFIXES = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "": 1.0}
+_RATE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([kKmMgGtT]?)([Bb]it|b|B)(?:/s|ps)")
 
 
 def parse_time(text: str) -> float:
@@ -43,11 +40,13 @@ def parse_bytes(text: str) -> int:
 def parse_rate(text: str) -> float:
     """Reads a bandwidth, decimal as networks have it; returns bytes per second.
 
+    "b" are bits, as in 10Gb/s or 10Gbps, and "B" bytes.
+
     Raises:
         ValueError: it is none, or 0.
     """
-    found = _WRITTEN.fullmatch(text.strip())
-    unit = found[2].lower() if found else ""
-    if found is None or unit not in _RATES or float(found[1]) == 0:
+    found = _RATE.fullmatch(text.strip())
+    if found is None or float(found[1]) == 0:
         raise ValueError(f"{text!r} is not a bandwidth: write 10Gbit/s, 12.5GB/s or 800MB/s")
-    return float(found[1]) * _RATES[unit]
+    per_second = float(found[1]) * _PREFIXES[found[2].lower()]
+    return per_second if found[3] == "B" else per_second / 8
