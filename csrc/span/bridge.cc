@@ -1,12 +1,10 @@
 #include "span/bridge.h"
 
-#include <algorithm>
 #include <array>
 #include <iomanip>
 #include <sstream>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 #include "comm/validate.h"
 #include "core/error.h"
@@ -14,6 +12,7 @@
 #include "span/opening.h"
 #include "span/rows.h"
 #include "span/small.h"
+#include "span/timed_calls.h"
 #include "span/whole_call.h"
 
 namespace dreamcomm {
@@ -34,12 +33,6 @@ std::string words_on(Kind kind, const Way& way, int carriers) {
     default:
       return concat(carriers, " ranks of each host carry a share between hosts", at_a_time);
   }
-}
-
-template <std::size_t kCount>
-double median(std::array<double, kCount> values) {
-  std::sort(values.begin(), values.end());
-  return values[kCount / 2];
 }
 
 }  // namespace
@@ -212,15 +205,18 @@ void Bridge::tune(Clock::time_point deadline, const Interrupt& interrupt) {
       run_uncounted(request, {.leaders = true}, interrupt);
     };
     take_those_of_rank_0();
+    const auto of_all = [&](double seconds) { return slowest(seconds, deadline, interrupt); };
+    const InStep in_step{
+        [&](const Request& request, const Way& way) { run_uncounted(request, way, interrupt); },
+        of_all};
     const Trials trials{[&](const Burst& burst) {
                           double seconds = 0;
                           LinkTrip trip(levels_, opaque, calls_++, 0, interrupt);
                           watched(opaque, [&] { seconds = time_of_messages(trip, burst); });
-                          return slowest(seconds, deadline, interrupt);
+                          return of_all(seconds);
                         },
                         [&](std::size_t bytes, const Way& way) {
-                          return slowest(time_of_calls(bytes, way, deadline, interrupt), deadline,
-                                         interrupt);
+                          return of_all(time_of_calls(in_step, bytes, way, deadline));
                         }};
     costs.between = measure_wire(trials, Shape(topology_.ranks_on_hosts()), costs.here);
     take_those_of_rank_0();  // the same trials might be fitted otherwise by another processor
@@ -245,60 +241,6 @@ void Bridge::meet(Clock::time_point deadline, const Interrupt& interrupt) {
 void Bridge::run_uncounted(const Request& request, const Way& way, const Interrupt& interrupt) {
   LinkTrip trip(levels_, request, calls_++, way.chunk, interrupt);
   watched(request, [&] { run(trip, request, way.leaders); });
-}
-
-/// Of calls in a row, on this rank: of short ones a few bursts, as who calls often sees them, and
-/// what these take beyond bursts of one call: a link that was idle lets some bytes through at once,
-/// and ranks do not begin together. Each call is of another tensor while these are few bytes, and
-/// all are written anew before a burst: a buffer that the last call has left in all caches would be
-/// faster than what is reduced in training.
-double Bridge::time_of_calls(std::size_t bytes, const Way& way, Clock::time_point deadline,
-                             const Interrupt& interrupt) {
-  constexpr std::size_t kBursts = 3;
-  constexpr std::size_t kLeast = 3;  // calls of a burst
-  constexpr std::size_t kMost = 16;
-  constexpr double kBurst = 0.008;                   // seconds
-  constexpr double kLong = 0.05;                     // of a call that is timed alone
-  constexpr std::chrono::microseconds kBetween{65};  // of a caller in Python, its caches cold
-  constexpr std::size_t kBytes = std::size_t{4} << 20;
-  const std::size_t tensors =
-      std::clamp<std::size_t>(kBytes / std::max<std::size_t>(bytes, 1), 1, kMost);
-  const std::size_t count = bytes / sizeof(float);
-  std::vector<float> data(tensors * count);
-  Block block;
-  Request request;
-  request.deadline = deadline;
-  const Request barrier = request;
-  if (bytes > 0) {
-    request.kind = Kind::kAllReduce;
-    request.reduction = {.dtype = DType::kFloat32, .op = ReduceOp::kSum};
-    request.in = request.out = {&block, 1};
-  }
-  const auto burst = [&](std::size_t calls) {
-    std::fill(data.begin(), data.end(), 0.0F);
-    run_uncounted(barrier, {.leaders = true}, interrupt);
-    const Clock::time_point begin = Clock::now();
-    for (std::size_t i = 0; i < calls; ++i) {
-      block = {reinterpret_cast<std::byte*>(data.data() + i % tensors * count), bytes};
-      const Clock::time_point ready = Clock::now() + kBetween;
-      while (Clock::now() < ready) continue;
-      run_uncounted(request, way, interrupt);
-    }
-    return std::chrono::duration<double>(Clock::now() - begin).count();
-  };
-  burst(1);
-  const double one = slowest(burst(1), deadline, interrupt);
-  if (one > kLong) return one;
-  const auto calls = static_cast<std::size_t>(std::clamp(kBurst / one, 1.0 * kLeast, 1.0 * kMost));
-  std::array<double, kBursts> all;
-  std::array<double, kBursts> firsts;
-  for (std::size_t i = 0; i < kBursts; ++i) {
-    all[i] = burst(calls);
-    firsts[i] = burst(1);
-  }
-  const double whole = median(all) / static_cast<double>(calls);
-  const double beyond = (median(all) - median(firsts)) / static_cast<double>(calls - 1);
-  return std::max(beyond, whole / 2);
 }
 
 /// Of all ranks.

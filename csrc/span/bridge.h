@@ -95,8 +95,6 @@ class Bridge {
   Way way_of(const Request& request);
   void run(Trip& trip, const Request& request, bool leaders);
   void run_uncounted(const Request& request, const Way& way, const Interrupt& interrupt);
-  double time_of_calls(std::size_t bytes, const Way& way, Clock::time_point deadline,
-                       const Interrupt& interrupt);
   double slowest(double seconds, Clock::time_point deadline, const Interrupt& interrupt);
   void tell_of_leader() const;
   template <typename Act>

@@ -1,4 +1,4 @@
-"""Hosts that cannot reach each other when a group is made."""
+"""Hosts that cannot reach each other when a group is made, or hardly."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -51,4 +52,36 @@ def test_hosts_that_cannot_connect(fresh: Fresh, tmp_path: Path, slack: float) -
     assert seconds < 4.0 + slack
     assert soon < 2.0 + slack
     for words in ("rank 1 of 2", "could not connect with the ranks of other hosts", "unreachable"):
+        assert words in told, told
+
+
+def connect_hardly(rank: int, network: list[str], path: str) -> str:
+    enter(network[rank])
+    os.environ["DREAMCOMM_COSTS"] = "auto"
+    timeout = timedelta(seconds=1)  # a group is waited for longer, but not as long as this takes
+    return error_of(
+        lambda: dist.init_process_group(
+            "dreamcomm",
+            store=dist.FileStore(path, 2),
+            rank=rank,
+            world_size=2,
+            timeout=timeout,
+        )
+    )
+
+
+def test_what_fails_while_costs_are_measured_is_told_as_of_the_group(
+    fresh: Fresh, tmp_path: Path
+) -> None:
+    """The program has made no call yet: what the group measures with is none of its own."""
+    try:
+        with Network(2, rate="64kbit") as network:
+            ranks = fresh.start(
+                connect_hardly, network.hosts, str(tmp_path / "store"), world=2, group=False
+            )
+            found = [reply.value for reply in replies(ranks, 60)]
+    except NoNetwork as why:
+        pytest.skip(str(why))
+    for rank, told in enumerate(found):
+        words = f"setting up a group on rank {rank} of 2, whose costs were being measured: "
         assert words in told, told
