@@ -37,4 +37,10 @@ def check_build() -> None:
             f"dreamcomm is not built in {Path(__file__).parent}: run `pip install .` in its "
             "source folder, and start Python in another folder"
         ) from None
+    if not hasattr(torch, "__version__"):
+        found = getattr(torch, "__file__", None) or next(iter(torch.__path__))
+        raise ImportError(
+            f"the first torch that Python finds is not PyTorch: {found}; rename it, or start "
+            "Python where it does not stand before PyTorch"
+        )
     check_torch(TORCH_VERSION, torch.__version__)

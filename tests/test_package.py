@@ -12,6 +12,7 @@ import tarfile
 import venv
 import zipfile
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -82,6 +83,14 @@ print("dreamcomm._C" in sys.modules)
     assert "built for torch 2.99.1+cpu" in line
     assert f"torch {torch.__version__} is installed" in line
     assert loaded == "False"
+
+
+def test_what_stands_before_torch_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = ModuleType("torch")
+    other.__file__ = "/home/me/torch.py"
+    monkeypatch.setitem(sys.modules, "torch", other)
+    with pytest.raises(ImportError, match="is not PyTorch: /home/me/torch"):
+        _compat.check_build()
 
 
 def test_torch_can_be_imported_beside_a_foreign_build() -> None:

@@ -206,6 +206,7 @@ class DreamBackend final : public c10d::Backend {
     std::vector<WorkPtr> works;
     std::vector<Message> messages;
     std::vector<Fallback::Inner> inners;  // that were told to coalesce, too
+    std::exception_ptr refused;           // what the first that was raised
   };
 
   Site at(const Label& label) const { return {label.name(), rank_, size_}; }
@@ -245,6 +246,10 @@ class DreamBackend final : public c10d::Backend {
   /// A rank as the device's kernels of this host number it; of other hosts none.
   std::optional<int> near(int rank) const;
   void send_put_off();
+  WorkPtr part_of_batch(const std::function<WorkPtr()>& act);
+  std::exception_ptr refused();
+  WorkPtr send_one(const Tensor& tensor, int dst, int tag);
+  WorkPtr receive_one(const Tensor& tensor, int src, int tag);
   void give_up_coalescing();
   WorkPtr collect(WorkPtr work);
   /// Looks before locking: one thread makes the calls that it coalesces.
@@ -259,6 +264,7 @@ class DreamBackend final : public c10d::Backend {
   }
   void require_home() const;
   void require_open() const;
+  void require_turn(const Label& label) const;
   c10::intrusive_ptr<DreamBackend> child(const StorePtr& store, int rank, int size,
                                          const c10::intrusive_ptr<DreamOptions>& options);
   std::string why_ended(int rank) const;
@@ -289,6 +295,7 @@ class DreamBackend final : public c10d::Backend {
   const c10::intrusive_ptr<DreamOptions> options_;
   Host host_;
   const ForkMark process_;  // a forked child must not touch the group
+  Gauge handling_;          // whether Python handles signals in the midst of a call of this group
   const Interrupt interrupt_;
   Fallback fallback_;
   std::shared_ptr<Communicator> comm_;  // null: everything goes to fallback_

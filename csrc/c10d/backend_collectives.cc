@@ -6,6 +6,7 @@
 #include "c10d/backend.h"
 #include "c10d/convert.h"
 #include "c10d/labels.h"
+#include "c10d/python.h"
 
 namespace dreamcomm {
 namespace {
@@ -231,9 +232,9 @@ void DreamBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_
                    " ms, expected a positive one");
   try {
     if (bridge_) {
-      bridge_->monitored_barrier(timeout, wait_all_ranks, interrupt_, sequence_.read());
+      bridge_->monitored_barrier(timeout, wait_all_ranks, check_signals, sequence_.read());
     } else {
-      comm_->monitored_barrier(timeout, wait_all_ranks, interrupt_, sequence_.read());
+      comm_->monitored_barrier(timeout, wait_all_ranks, check_signals, sequence_.read());
     }
   } catch (...) {
     std::rethrow_exception(current_as_torch());

@@ -40,6 +40,21 @@ StorePtr visit(const StorePtr& store, int rank, int size) {
                                                 store);
 }
 
+/// Handlers of signals run in the midst of a call, which their own calls would wait for. Only the
+/// main thread counts: no other runs them.
+void handle_signals(Gauge& depth) {
+  if (!on_main_thread()) return;
+  struct Within {
+    explicit Within(Gauge& held) : depth(held) { depth.add(1); }
+    ~Within() { depth.add(-1); }
+    Within(const Within&) = delete;
+    Within& operator=(const Within&) = delete;
+    Gauge& depth;
+  };
+  const Within within(depth);
+  check_signals();
+}
+
 /// A failure while costs are measured is one of making the group: the program made no such call.
 template <typename Measure>
 void measured(int rank, int size, Measure&& measure) {
@@ -48,6 +63,22 @@ void measured(int rank, int size, Measure&& measure) {
   } catch (const Error& error) {
     throw Error(error.kind(), concat("setting up a group on rank ", rank, " of ", size,
                                      ", whose costs were being measured: ", error.what()));
+  }
+}
+
+/// A rank that cannot connect tells the others why: they would only find that it does not come.
+template <typename Connect>
+Fallback::Inner connected(const Place& place, const Reasons& reasons, Connect&& connect) {
+  constexpr std::chrono::milliseconds kNow{0};
+  try {
+    return connect();
+  } catch (const Error& error) {
+    for (int peer = 0; peer < place.topology.size(); ++peer) {
+      const std::string told = peer == place.rank ? "" : reasons.of(peer, kNow);
+      if (!told.empty()) throw Error(error.kind(), concat(error.what(), "; ", told));
+    }
+    reasons.give_up(place.rank, error.what());
+    throw;
   }
 }
 
@@ -70,7 +101,7 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
       visit_(visit(store, rank, size)),
       options_(options),
       host_(host),
-      interrupt_(check_signals),
+      interrupt_([this] { handle_signals(handling_); }),
       fallback_([this, store = visit_, rank, size, options,
                  make = host.make_inner](const std::string& device) {
         if (bridge_ && device == "cpu") return between_hosts(bridge_->topology(), store, options);
@@ -138,13 +169,16 @@ void DreamBackend::span(const ShmResult& whole, const ShmOptions& options) {
   }
   use(std::move(here.fabric),
       {options_->group_name, options_->algorithm, options_->fixed_order, options_->timeout,
-       host_.call_site, host_.warn, members_on_host(members_of(*options_), place)},
+       host_.call_site, host_.warn, members_on_host(members_of(*options_), place),
+       members_of(*options_)},
       &place);
   const auto meeting = c10::make_intrusive<DreamOptions>(*options_);
   meeting->timeout = meeting_time(*options_);
   const auto between = c10::make_intrusive<c10d::PrefixStore>("between", visit_);
-  auto link = std::make_unique<GlooLink>(between_hosts(topology, between, meeting), rank_);
   const auto clerk = std::make_shared<StoreClerk>(between);
+  const Reasons reasons = reasons_through(clerk);
+  auto link = std::make_unique<GlooLink>(
+      connected(place, reasons, [&] { return between_hosts(topology, between, meeting); }), rank_);
   roster_ = std::make_shared<Roster>(comm_, topology, rank_, clerk);
   bridge_ = std::make_unique<Bridge>(
       *comm_, topology, rank_, std::move(link),
@@ -154,7 +188,7 @@ void DreamBackend::span(const ShmResult& whole, const ShmOptions& options) {
           .heap = heap_,
           .recorder = recorder_,
           .widens_halves = options_->halves_between_hosts != "16bit",
-          .reasons = reasons_through(clerk),
+          .reasons = reasons,
           .bulletin = leaders_bulletin(clerk, topology, rank_, [this] { comm_->ring(); })});
   if (options_->costs != "fixed") {
     measured(rank_, size_,

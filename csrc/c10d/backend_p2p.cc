@@ -97,15 +97,43 @@ WorkPtr DreamBackend::carry(const Message& message) {
   return message_on_device(message);
 }
 
+/// A message that is refused while calls are coalesced is so at their end, and those behind it are
+/// not sent: torch forgets a batch only there, and takes the group's later calls for more of one
+/// that an exception has left.
+WorkPtr DreamBackend::part_of_batch(const std::function<WorkPtr()>& act) {
+  if (!coalescing()) return act();
+  try {
+    if (!refused()) return act();
+  } catch (...) {
+    const std::scoped_lock lock(coalescing_mutex_);
+    if (!coalescing_) throw;
+    coalescing_->refused = std::current_exception();
+  }
+  return c10::make_intrusive<GroupWork>(std::vector<WorkPtr>());
+}
+
+std::exception_ptr DreamBackend::refused() {
+  const std::scoped_lock lock(coalescing_mutex_);
+  return coalescing_ ? coalescing_->refused : nullptr;
+}
+
 WorkPtr DreamBackend::send(TensorList& tensors, int dst, int tag) {
+  return part_of_batch([&] { return send_one(only(at(kSend), "tensors", tensors), dst, tag); });
+}
+
+WorkPtr DreamBackend::recv(TensorList& tensors, int src, int tag) {
+  return part_of_batch([&] { return receive_one(only(at(kRecv), "tensors", tensors), src, tag); });
+}
+
+WorkPtr DreamBackend::send_one(const Tensor& tensor, int dst, int tag) {
   const Site site = at(kSend);
-  const Tensor& tensor = only(site, "tensors", tensors);
   if (device_ && device_->may_carry(tensor)) {
     require_peer(site, "dst", dst);
     require_tag(site, tag);
     return carry({kSend, tensor, dst, tag, true});
   }
   const auto by_torch = [&] {
+    TensorList tensors{tensor};
     return forward_message(tensor,
                            [&](c10d::Backend& inner) { return inner.send(tensors, dst, tag); });
   };
@@ -132,9 +160,8 @@ WorkPtr DreamBackend::send(TensorList& tensors, int dst, int tag) {
   return collect(work);
 }
 
-WorkPtr DreamBackend::recv(TensorList& tensors, int src, int tag) {
+WorkPtr DreamBackend::receive_one(const Tensor& tensor, int src, int tag) {
   const Site site = at(kRecv);
-  const Tensor& tensor = only(site, "tensors", tensors);
   if (device_ && device_->may_carry(tensor)) {
     require_peer(site, "src", src);
     require_tag(site, tag);
@@ -142,6 +169,7 @@ WorkPtr DreamBackend::recv(TensorList& tensors, int src, int tag) {
     return carry({kRecv, tensor, src, tag, false});
   }
   const auto by_torch = [&] {
+    TensorList tensors{tensor};
     return forward_message(tensor,
                            [&](c10d::Backend& inner) { return inner.recv(tensors, src, tag); });
   };

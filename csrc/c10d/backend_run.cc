@@ -7,6 +7,7 @@
 #include "c10d/backend.h"
 #include "c10d/convert.h"
 #include "c10d/labels.h"
+#include "c10d/python.h"
 
 namespace dreamcomm {
 namespace {
@@ -140,6 +141,7 @@ const at::Tensor& DreamBackend::only(const Site& site, const char* argument,
 WorkPtr DreamBackend::issue(const Plan& plan, Calls& calls) {
   if (on_device(plan.inputs, plan.outputs)) return issue_on_device(plan, calls);
   require_open();
+  require_turn(plan.label);
   sequence_.add(1);
   if (plan.async || coalescing()) return collect(run_later(plan, calls));
   const auto sequence = static_cast<uint64_t>(sequence_.read());
@@ -157,6 +159,7 @@ WorkPtr DreamBackend::issue(const Plan& plan, Calls& calls) {
 
 WorkPtr DreamBackend::issue_on_device(const Plan& plan, Calls& calls) {
   require_open();
+  require_turn(plan.label);
   sequence_.add(1);
   return collect(device_->issue({.label = plan.label,
                                  .inputs = plan.inputs,
@@ -165,6 +168,15 @@ WorkPtr DreamBackend::issue_on_device(const Plan& plan, Calls& calls) {
                                  .async = plan.async || coalescing(),
                                  .sequence = static_cast<uint64_t>(sequence_.read())},
                                 calls));
+}
+
+/// Of a call that a signal's handler makes: its turn would come after that of the call in whose
+/// midst the handler runs, which waits for the handler.
+void DreamBackend::require_turn(const Label& label) const {
+  TORCH_CHECK_WITH(DistBackendError, handling_.read() == 0 || !on_main_thread(), label.name(),
+                   " on rank ", rank_, " of ", size_, " was called by a signal's handler while ",
+                   "this rank waits in a call of the same group, which it would have to wait for: "
+                   "let the handler set a flag, and make the call after that one");
 }
 
 void DreamBackend::run_here(Calls& calls, Clock::time_point deadline) {
@@ -242,6 +254,7 @@ void DreamBackend::give_up_coalescing() {
 
 WorkPtr DreamBackend::endCoalescing() {
   try {
+    if (const std::exception_ptr error = refused()) std::rethrow_exception(error);
     send_put_off();
   } catch (...) {
     give_up_coalescing();

@@ -5,6 +5,8 @@
 #include <functional>
 #include <memory>
 
+#include "c10d/fork_mark.h"
+
 namespace dreamcomm {
 
 /// Runs tasks, each on an idle thread if there is one, else on a new one: a task
@@ -21,9 +23,12 @@ class Executor {
   /// Waits until all tasks have run and the threads ended, but for the thread
   /// that calls this, if a task does. Idempotent.
   void stop();
+  /// Whether this is the process that has the threads, and no child that it forked.
+  bool at_home() const { return process_.at_home(); }
 
  private:
   struct State;
+  const ForkMark process_;
   std::shared_ptr<State> state_;
 };
 

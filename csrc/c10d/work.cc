@@ -85,7 +85,10 @@ std::vector<at::Tensor> DreamWork::result() {
 
 bool DreamWork::wait(milliseconds timeout) {
   if (was_done_) return true;
-  if (!isCompleted()) advance(pause_until(timeout));
+  if (!isCompleted()) {
+    require_home();
+    advance(pause_until(timeout));
+  }
   std::unique_lock lock(mutex_);
   const c10::intrusive_ptr<c10::ivalue::Future> future = future_;
   const std::exception_ptr error = exception_;
@@ -94,6 +97,13 @@ bool DreamWork::wait(milliseconds timeout) {
   if (future) future->wait();
   if (error) std::rethrow_exception(error);
   return true;
+}
+
+/// A forked child has neither the memory of the group nor a thread that would complete the work.
+void DreamWork::require_home() const {
+  TORCH_CHECK_WITH(DistBackendError, !executor_ || executor_->at_home(), name(),
+                   ": this process was forked from the rank that made the call, and is none "
+                   "itself: wait for it there");
 }
 
 Interrupt DreamWork::pause_until(milliseconds timeout) const {

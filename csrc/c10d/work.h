@@ -60,6 +60,7 @@ class DreamWork : public c10d::Work {
   std::shared_ptr<Communicator> communicator() const { return communicator_.lock(); }
 
  private:
+  void require_home() const;
   Interrupt pause_until(std::chrono::milliseconds timeout) const;
   void settle(c10::ivalue::Future& future);
 

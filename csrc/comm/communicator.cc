@@ -54,7 +54,8 @@ struct Communicator::Impl {
   Impl(std::unique_ptr<Fabric> f, CommOptions o)
       : fabric(std::move(f)),
         options(std::move(o)),
-        member(*fabric, options.group, options.warn, options.world_ranks),
+        member(*fabric, options.group, options.warn,
+               fabric->spans() ? options.world_ranks_of_whole : options.world_ranks),
         recorder(std::make_shared<Recorder>(origin_of(*fabric, options))),
         rounds(*fabric),
         mailbox(member, *recorder),
@@ -75,9 +76,15 @@ struct Communicator::Impl {
       return;
     }
     const auto broken = mailbox.check_health();
+    if (fabric->spans() && mailbox.alone()) tell_far_messages();
     if (!broken) return;
     member.fail(ErrorKind::kTimeout, *broken);
     mailbox.fail_all(ErrorKind::kTimeout, *broken);
+  }
+
+  void tell_far_messages() {
+    const std::scoped_lock lock(far_mutex);
+    if (far.alone) far.alone();
   }
 
   Clock::time_point deadline_of(Clock::time_point given, Clock::time_point now) const {
@@ -222,7 +229,7 @@ struct Communicator::Impl {
   Rounds rounds;
   Mailbox mailbox;
   std::mutex far_mutex;
-  std::function<std::string(const Ticket&)> far_lacks;  // of messages to other hosts
+  FarMessages far;
   RollCall roll_call;
   Turnstile turnstile;
   Walk::Scratch scratch;
@@ -391,12 +398,12 @@ std::string Communicator::awaited(Clock::duration waited) const {
 std::string Communicator::awaited(const Ticket& ticket, Clock::duration waited) const {
   const std::string near = impl_->mailbox.lacks(ticket, Member::answer_until(waited));
   const std::scoped_lock lock(impl_->far_mutex);
-  return near.empty() && impl_->far_lacks ? impl_->far_lacks(ticket) : near;
+  return near.empty() && impl_->far.lacks ? impl_->far.lacks(ticket) : near;
 }
 
-void Communicator::set_far_messages(std::function<std::string(const Ticket&)> lacks) {
+void Communicator::set_far_messages(FarMessages messages) {
   const std::scoped_lock lock(impl_->far_mutex);
-  impl_->far_lacks = std::move(lacks);
+  impl_->far = std::move(messages);
 }
 
 std::uint64_t Communicator::sequence() const { return to_count(impl_->sequence); }

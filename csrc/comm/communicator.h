@@ -39,6 +39,8 @@ struct CommOptions {
   std::function<void(const std::string&)> warn{};
   /// The ranks of its members in the job, for what is recorded; empty: the same.
   std::vector<int> world_ranks{};
+  /// Of a host's part: those of the whole group, as messages name it.
+  std::vector<int> world_ranks_of_whole{};
 };
 
 /// Bytes this rank handed to and took from its peers in one kind of operation.
@@ -155,9 +157,13 @@ class Communicator {
   std::string awaited(Clock::duration waited) const;
   /// The same of a message: "rank 1 has not sent it; it last called ...".
   std::string awaited(const Ticket& ticket, Clock::duration waited) const;
-  /// What is said there of messages that are not this communicator's. Returns once nobody uses the
-  /// one before any more.
-  void set_far_messages(std::function<std::string(const Ticket& ticket)> lacks);
+  /// Of the messages that are not this communicator's.
+  struct FarMessages {
+    std::function<std::string(const Ticket& ticket)> lacks{};  // what is said there of one
+    std::function<void()> alone{};  // told, again and again, once all other ranks here have gone
+  };
+  /// Returns once nobody uses those before any more.
+  void set_far_messages(FarMessages messages);
   /// What another rank does, in words to follow "rank 1, which"; it is asked, for up to a second.
   std::string does(int rank) const;
 

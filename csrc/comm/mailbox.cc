@@ -227,6 +227,7 @@ std::optional<std::string> Mailbox::check_health() {
     here += gone.empty() || !with.gone ? 1 : 0;
     with.gone = !gone.empty();
   }
+  alone_.set(here == 0 ? 1 : 0);
   if (here == 0 && !member_.fabric().spans()) {  // receives from any source wait for nobody
     for (Receiving& r : std::exchange(posted_, {})) {
       drop(-1, r,

@@ -29,6 +29,7 @@
 #include "comm/member.h"
 #include "comm/recorder.h"
 #include "comm/ticket.h"
+#include "core/flag.h"
 #include "core/request.h"
 
 namespace dreamcomm {
@@ -59,6 +60,8 @@ class Mailbox {
   std::optional<std::string> check_health();
   /// Whether messages are under way.
   bool busy() const;
+  /// Whether all other ranks had gone when health was last checked.
+  bool alone() const { return alone_.read() != 0; }
   /// Fails all messages under way.
   void fail_all(ErrorKind kind, const std::string& reason);
 
@@ -178,6 +181,7 @@ class Mailbox {
   std::vector<Finished> finished_;  // told to the callers outside the lock
   std::uint64_t arrivals_ = 0;
   std::int64_t told_of_any_ns_ = 0;
+  Gauge alone_;
 };
 
 }  // namespace dreamcomm

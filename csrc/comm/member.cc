@@ -50,8 +50,7 @@ Member::Member(Fabric& fabric, std::string group, Warn warn, const std::vector<i
     : fabric_(fabric),
       patience_(Patience::of(fabric.size(), fabric.spans())),
       group_(std::move(group)),
-      // Of a host's part of a group the world's ranks are not the group's.
-      in_job_(fabric.spans() ? "" : words_on_job(world_ranks)),
+      in_job_(words_on_job(world_ranks)),
       warn_(std::move(warn)) {
   put_text(header().identity.group, group_);
   header().named.publish(1);

@@ -24,7 +24,7 @@ std::string words_on_group(const std::string& name, const std::vector<int>& worl
 class Member {
  public:
   using Warn = std::function<void(const std::string&)>;
-  /// `world_ranks`: of the group's ranks in the job; empty: the same.
+  /// `world_ranks`: of the ranks of the (whole) group in the job; empty: the same.
   Member(Fabric& fabric, std::string group, Warn warn = {},
          const std::vector<int>& world_ranks = {});
 

@@ -35,6 +35,10 @@ std::string words_on(Kind kind, const Way& way, int carriers) {
   }
 }
 
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
 }  // namespace
 
 Bridge::Bridge(Communicator& host, Topology topology, int rank, std::unique_ptr<Link> link,
@@ -93,7 +97,8 @@ void Bridge::carry_messages(std::unique_ptr<Link> link) {
           host_.who(), causes_, [this](const Ticket& ticket) { host_.withdraw(ticket); },
           [this] { host_.ring(); }, [this](const std::string& reason) { give_up(reason); },
           [this](const std::string& text) { host_.warn(text); }, host_.whole(), *recorder_});
-  host_.set_far_messages([this](const Ticket& ticket) { return messages_->lacks(ticket); });
+  host_.set_far_messages({[this](const Ticket& ticket) { return messages_->lacks(ticket); },
+                          [this] { messages_->be_alone(); }});
 }
 
 std::shared_ptr<Ticket> Bridge::send(const Cargo& cargo, int rank, std::uint64_t tag,
@@ -205,6 +210,7 @@ void Bridge::tune(Clock::time_point deadline, const Interrupt& interrupt) {
       run_uncounted(request, {.leaders = true}, interrupt);
     };
     take_those_of_rank_0();
+    const Clock::time_point begin = Clock::now();
     const auto of_all = [&](double seconds) { return slowest(seconds, deadline, interrupt); };
     const InStep in_step{
         [&](const Request& request, const Way& way) { run_uncounted(request, way, interrupt); },
@@ -217,7 +223,8 @@ void Bridge::tune(Clock::time_point deadline, const Interrupt& interrupt) {
                         },
                         [&](std::size_t bytes, const Way& way) {
                           return of_all(time_of_calls(in_step, bytes, way, deadline));
-                        }};
+                        },
+                        [&] { return of_all(seconds_since(begin)); }};
     costs.between = measure_wire(trials, Shape(topology_.ranks_on_hosts()), costs.here);
     take_those_of_rank_0();  // the same trials might be fitted otherwise by another processor
     costs_ = costs;

@@ -1,4 +1,4 @@
-// The deadlines of messages between hosts.
+// The deadlines of messages between hosts, and receives that nobody is left to send to.
 #include <algorithm>
 
 #include "comm/guard.h"
@@ -20,8 +20,12 @@ void FarMailbox::watch(Clock::time_point deadline) {
                       now + std::max<Clock::duration>((deadline - now) / 10, Guard::kLeastToWarn));
   if (deadline >= watched_) return;
   watched_ = deadline;
-  if (!clerk_.joinable()) clerk_ = std::thread([this] { work(); });
+  start_clerk();
   changed_.notify_all();
+}
+
+void FarMailbox::start_clerk() {
+  if (!clerk_.joinable()) clerk_ = std::thread([this] { work(); });
 }
 
 Clock::time_point FarMailbox::next_deadline() const {
@@ -37,6 +41,11 @@ void FarMailbox::work() {
   block_signals();
   Lock lock(mutex_);
   while (!ending_) {
+    if (drop_hopeless(lock)) {
+      settle(lock);
+      lock.lock();
+      continue;
+    }
     watched_ = next_deadline();
     if (watched_ == Clock::time_point::max()) {
       changed_.wait(lock);
@@ -51,6 +60,35 @@ void FarMailbox::work() {
     for (const std::string& text : told) options_.warn(text);
     lock.lock();
   }
+}
+
+void FarMailbox::be_alone() {
+  const std::scoped_lock lock(mutex_);
+  if (std::exchange(alone_, true)) return;
+  changed_.notify_all();
+}
+
+/// Receives from any source, once no rank is left. INVARIANT: what a rank of another host sent
+/// before it left has been heard when it is lost, and what one of this host sent has been taken
+/// when that one is seen to have gone; a receive stands here only if no message was there for it.
+/// Whether there were some; the lock was released meanwhile.
+bool FarMailbox::drop_hopeless(Lock& lock) {
+  const auto is_hopeless = [this](const MessagePtr& m) {
+    const int far = topology_.size() - topology_.ranks_on(topology_.host_of(rank_));
+    return !m->rank && !m->ticket->taken() && alone_ && closed_.empty() &&
+           static_cast<int>(lost_.size()) == far;
+  };
+  if (std::none_of(wanted_.begin(), wanted_.end(), is_hopeless)) return false;
+  lock.unlock();
+  const std::string why = options_.causes.others();  // asks, which takes a while
+  lock.lock();
+  const std::vector<MessagePtr> wanted(wanted_.begin(), wanted_.end());
+  for (const MessagePtr& m : wanted) {
+    if (!is_hopeless(m) || !m->ticket->take()) continue;
+    taken_.push_back(m->ticket);
+    drop(m, ErrorKind::kPeerLost, concat(": every other rank has gone", why));
+  }
+  return true;
 }
 
 /// What a message waits for `who` to do.

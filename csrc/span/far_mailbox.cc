@@ -74,6 +74,8 @@ void FarMailbox::receive_any(const Cargo& cargo, std::uint64_t tag, Clock::time_
   if (!match(message)) {
     listen_to_all();
     wanted_.push_back(message);
+    start_clerk();
+    changed_.notify_all();
   }
   settle(lock);
 }
@@ -300,6 +302,7 @@ void FarMailbox::lose(int rank, const std::string& reason) {
   };
   Lock lock(mutex_);
   lost_.emplace(rank, reason);
+  changed_.notify_all();
   if (!any_waits(wanted_) && !any_waits(under_way_)) return;  // it may have left in good order
   lock.unlock();
   const std::string why = options_.causes.of(rank, reason);  // asks, which takes a while

@@ -69,6 +69,8 @@ class FarMailbox {
   void receive_any(const Cargo& cargo, std::uint64_t tag, Clock::time_point deadline,
                    std::shared_ptr<Ticket> ticket);
 
+  /// The other ranks of this host have gone. Calls nobody back.
+  void be_alone();
   /// Whom a message waits for, and to do what, in words; "" if it is none of these.
   std::string lacks(const Ticket& ticket) const;
 
@@ -132,7 +134,9 @@ class FarMailbox {
   void show_oldest() const;
 
   void watch(Clock::time_point deadline);
+  void start_clerk();
   void work();
+  bool drop_hopeless(Lock& lock);
   std::optional<std::string> expire(Clock::time_point now);
   std::vector<std::string> warnings(Clock::time_point now);
   static std::string lacks(const Message& message);
@@ -155,6 +159,7 @@ class FarMailbox {
   std::vector<std::shared_ptr<Ticket>> taken_;
   std::string closed_;                                    // why, once it is
   Clock::time_point watched_ = Clock::time_point::max();  // the clerk wakes then
+  bool alone_ = false;                                    // on this host
   bool ending_ = false;
   std::thread clerk_;  // looks after deadlines, from the first one on
 };

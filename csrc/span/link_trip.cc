@@ -265,8 +265,8 @@ std::string LinkTrip::waiting_for(int rank) const {
 }
 
 void LinkTrip::fail_for(int rank, const Error& error) const {
-  throw Error(error.kind(),
-              concat(waiting_for(rank), " cannot finish: ", levels_.causes.of(rank, error.what())));
+  throw Error(error.kind(), concat(waiting_for(rank), " on ", levels_.host.who(),
+                                   " cannot finish: ", levels_.causes.of(rank, error.what())));
 }
 
 }  // namespace dreamcomm

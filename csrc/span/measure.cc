@@ -18,7 +18,11 @@ constexpr std::array<std::size_t, 4> kSizes{std::size_t{16} << 10, std::size_t{2
                                             std::size_t{1} << 20, std::size_t{4} << 20};
 constexpr double kEnough = 0.008;  // seconds of what is sent, beyond which no more is tried
 
+constexpr double kPatience = 2;  // seconds of all that is tried
+
 constexpr double kNoise = 1.25;  // what a call may take over a larger one
+
+bool is_long(const Trials& trials) { return trials.spent && trials.spent() > kPatience; }
 
 using WayOf = std::function<Way(std::size_t bytes)>;
 
@@ -49,7 +53,7 @@ double per_byte(const Trials& trials, int senders, double empty) {
     rate = std::max(beyond, whole / 2) / senders;
     before = seconds;
     smaller = bytes;
-    if (seconds - empty > std::max(kEnough, empty / 2)) break;
+    if (seconds - empty > std::max(kEnough, empty / 2) || is_long(trials)) break;
   }
   return rate;
 }
@@ -70,6 +74,7 @@ std::vector<Tried> try_sizes(const Trials& trials, std::size_t most, const WayOf
     tried.push_back({at, trials.calls(bytes, way(bytes))});
     const double empty = tried.front().seconds;
     if (static_cast<double>(bytes) * byte > std::max(kEnough, empty / 2)) break;
+    if (is_long(trials)) break;
     at += empty > kEnough ? kFar : 1;
   }
   return tried;
@@ -153,7 +158,7 @@ void fit_overlap(const Trials& trials, double barrier, const Shape& shape, Level
   constexpr std::size_t kBytes = Corrections::kSizes.back();
   constexpr Way kWay{.chunk = kBytes / 4};
   const double sent = 2.0 * (shape.hosts - 1) / shape.hosts * static_cast<double>(kBytes);
-  if (sent * costs.between.byte > kEnough || barrier > kEnough) return;
+  if (sent * costs.between.byte > kEnough || barrier > kEnough || is_long(trials)) return;
   double apart = 0;
   fit(apart, trials.calls(kBytes, kWay), [&] {
     costs.between.overlap = 1 - apart;
@@ -198,6 +203,9 @@ WireCosts measure_wire(const Trials& trials, const Shape& shape, const Costs& he
   const double one = trials.messages({});
   wire.message = std::max(trials.messages({kMany, 1, false}) - one, 0.0) / (kMany - 1);
   wire.byte = per_byte(trials, shape.carriers, one);
+  wire.latency = one;
+  wire.alone = wire.byte;
+  if (is_long(trials)) return wire;
   const Way leaders{.leaders = true};
   const double barrier = trials.calls(0, leaders);
   fit(wire.latency, barrier, [&] { return predict(Kind::kBarrier, 0, leaders, shape, costs); });

@@ -21,13 +21,16 @@ struct Trials {
   std::function<double(const Burst& burst)> messages;
   /// Calls of so many bytes that go so; 0 bytes: a barrier.
   std::function<double(std::size_t bytes, const Way& way)> calls;
+  /// Since they began; null: no time worth counting.
+  std::function<double()> spent{};
 };
 
 /// Of ranks that take part: the median of a few rounds, in seconds; of others 0.
 double time_of_messages(Trip& trip, const Burst& burst);
 
 /// The costs with which the model predicts what was timed: so they contain what the ranks, and what
-/// carries their messages, take from each other. The same on every rank, as the trials are.
+/// carries their messages, take from each other. The same on every rank, as the trials are. Once
+/// they have taken 2 s, as they may on a link that loses much, no more are made than are needed.
 WireCosts measure_wire(const Trials& trials, const Shape& shape, const Costs& here);
 
 }  // namespace dreamcomm

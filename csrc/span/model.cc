@@ -152,11 +152,18 @@ const WireCosts& WireCosts::fixed() {
 
 std::string WireCosts::words() const {
   std::ostringstream text;
+  const auto rate = [](double seconds_per_byte) {
+    constexpr double kSlow = 10;
+    const double megabytes = 1e-6 / seconds_per_byte;
+    std::ostringstream words;
+    words << std::fixed << std::setprecision(megabytes < kSlow ? 2 : 0) << megabytes << " MB/s";
+    return words.str();
+  };
   text << std::fixed << std::setprecision(0) << "latency " << latency * 1e6 << " us, "
-       << message * 1e6 << " us for each further message, " << 1e-6 / alone
-       << " MB/s from one rank of a host, " << 1e-6 / byte << " MB/s from all that carry, "
-       << chunk * 1e6 << " us for each of their chunks and " << handling * 1e9
-       << " us for each KB of it, " << overlap * 100 << " % of which overlap";
+       << message * 1e6 << " us for each further message, " << rate(alone)
+       << " from one rank of a host, " << rate(byte) << " from all that carry, " << chunk * 1e6
+       << " us for each of their chunks and " << handling * 1e9 << " us for each KB of it, "
+       << overlap * 100 << " % of which overlap";
   return text.str();
 }
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from helpers.pool import Pool
+from helpers.pool import Fresh, Pool
 
 
 def one(value: float) -> torch.Tensor:
@@ -119,6 +119,34 @@ def batch() -> list[float]:
 def test_a_batch_of_messages(pool: Pool) -> None:
     found = pool.run(batch, world=4)
     assert found == [[10.0 * r + rank for r in range(4) if r != rank] for rank in range(4)]
+
+
+def go_on_after_a_refused_batch() -> tuple[str, float, float]:
+    other = 1 - dist.get_rank()
+    got, data = torch.zeros(1), one(dist.get_rank() + 1.0)
+    refused = dist.P2POp(dist.irecv, torch.zeros(1).expand(4), other)
+    behind = dist.P2POp(dist.isend, one(7.0), other, tag=2)
+    text = ""
+    try:
+        dist.batch_isend_irecv([refused, behind])
+    except ValueError as error:
+        text = str(error)
+    dist.all_reduce(data)
+    ops = [
+        dist.P2POp(dist.isend, one(8.0), other, tag=2),
+        dist.P2POp(dist.irecv, got, other, tag=2),
+    ]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    return text, data.item(), got.item()
+
+
+@pytest.mark.beyond_gloo("gloo makes no batches")
+def test_calls_after_a_refused_batch_are_no_part_of_it(fresh: Fresh) -> None:
+    """torch keeps a batch that an exception leaves, and would add the group's later calls to it."""
+    for text, summed, got in fresh.run(go_on_after_a_refused_batch):
+        assert "expected 'tensor' to have memory of its own" in text, text
+        assert (summed, got) == (3.0, 8.0)
 
 
 def to_a_group_rank() -> float:

@@ -292,6 +292,28 @@ TEST_CASE("who has gone is told to those who wait for it, and harms no other") {
   });
 }
 
+TEST_CASE("a receive from any source is told that every other rank has gone") {
+  const std::vector<Hosts> shapes{{{0}, {1}}, {{0, 1}, {2}}, {{0, 2}, {1}, {3}}};
+  for (const Hosts& hosts : shapes) {
+    run_hosts(hosts, [&](Communicator& host, Bridge& bridge, int rank) {
+      Sent sent;
+      std::this_thread::sleep_for(milliseconds(rank * rank % 5));
+      if (rank == 1) host.wait(*bridge.send(sent(9000, 1, 7), 0, 1, soon()));
+      if (rank != 0) return;  // its bridge ends
+      Cargo room = cargo_of(9000);
+      Cargo none = cargo_of(10);
+      const auto some = bridge.receive(room, std::nullopt, 1, soon());
+      const auto lost = bridge.receive(none, std::nullopt, 1, soon());
+      const std::string text = failure_of(host, *lost, ErrorKind::kPeerLost);
+      require_words(text, {"rank 0 of", "every other rank has gone"});
+      host.wait(*some);
+      require_message(room, 1, 7);
+      const auto late = bridge.receive(none, std::nullopt, 1, soon());
+      require_words(failure_of(host, *late, ErrorKind::kPeerLost), {"every other rank has gone"});
+    });
+  }
+}
+
 TEST_CASE("the group's end ends the messages under way") {
   const Hosts hosts{{0, 1}, {2, 3}};
   std::atomic<bool> over = false;

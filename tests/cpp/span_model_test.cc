@@ -30,7 +30,7 @@ Trials trials_of(const LevelCosts& costs, const Shape& shape, double bucket,
     return wire.latency + (burst.messages - 1) * wire.message +
            static_cast<double>(burst.bytes) * wire.byte * (burst.all ? shape.carriers : 1);
   };
-  return {messages, calls};
+  return {messages, calls, {}};
 }
 
 TEST_CASE("measured hosts are predicted as they were measured") {
@@ -73,6 +73,32 @@ TEST_CASE("a hiccup while costs are measured does not turn calls away from their
   const LevelCosts found{plain.here, measure_wire(trials, shape, plain.here)};
   const double most = trials.calls(64 << 10, {.leaders = true});
   CHECK(predict(Kind::kAllReduce, 16 << 10, {.leaders = true}, shape, found) <= 1.3 * most);
+}
+
+TEST_CASE("where trials take long no more are made than are needed") {
+  const LevelCosts plain;
+  const Shape shape(std::vector{2, 2});
+  Trials trials = trials_of(plain, shape, 0, [](std::size_t) { return 0.0; });
+  int made = 0;
+  const auto count = [&made](auto trial) {
+    return [&made, trial](const auto&... what) {
+      ++made;
+      return trial(what...);
+    };
+  };
+  trials.messages = count(trials.messages);
+  trials.calls = count(trials.calls);
+  measure_wire(trials, shape, plain.here);
+  const int all = std::exchange(made, 0);
+  trials.spent = [] { return 3.0; };
+  const LevelCosts found{plain.here, measure_wire(trials, shape, plain.here)};
+  CHECK(made < all / 2);
+  for (const std::size_t bytes : {std::size_t{1} << 10, std::size_t{64} << 20}) {
+    for (const Way& way : ways(Kind::kAllReduce, bytes, shape, found)) {
+      CHECK(way.seconds > 0);
+      CHECK(way.seconds < 10);
+    }
+  }
 }
 
 TEST_CASE("leaders are left for what takes clearly less") {

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from datetime import timedelta
+from functools import partial
 
 import pytest
 import torch
@@ -64,6 +66,35 @@ def fork_and_leave(how: str) -> int:
     _, status = os.waitpid(child, 0)
     use_everything()
     return os.waitstatus_to_exitcode(status)
+
+
+def wait_in_a_child() -> int:
+    """For calls that rank 0 began, and rank 1 makes once the child has ended."""
+    store = dist.distributed_c10d._get_default_store()
+    data = torch.ones(3)
+    if dist.get_rank() == 1:
+        store.wait(["ended"])
+        dist.all_reduce(data)
+        dist.send(data, 0)
+        return 0
+    works = [dist.all_reduce(data, async_op=True), dist.irecv(torch.ones(3), 1)]
+    child = os.fork()
+    if child == 0:
+        waits = [partial(work.wait, *time) for work in works for time in ((), (timedelta(1),))]
+        refused = [error_of(wait) for wait in waits]
+        os._exit(0 if all("forked" in text for text in refused) else 3)
+    _, status = os.waitpid(child, 0)
+    store.set("ended", "")
+    for work in works:
+        assert work is not None
+        work.wait()
+    assert data.tolist() == [2.0, 2.0, 2.0]
+    return os.waitstatus_to_exitcode(status)
+
+
+@pytest.mark.beyond_gloo("gloo waits on")
+def test_a_child_that_waits_for_a_call_of_its_parent_is_refused(fresh: Fresh) -> None:
+    assert fresh.run(wait_in_a_child) == [0, 0]
 
 
 @pytest.mark.beyond_gloo("gloo shares its sockets with the child")

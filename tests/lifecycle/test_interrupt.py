@@ -192,6 +192,56 @@ def test_an_interrupt_while_the_user_is_told_of_a_wait_ends_it(fresh: Fresh) -> 
     assert fresh.run(be_interrupted_while_told, group_timeout=20)[0] == "interrupted"
 
 
+def call_in_a_handler(call: str) -> tuple[str, float]:
+    """Rank 0's handler makes a call in the midst of one, which rank 1 comes to later."""
+    store = dist.distributed_c10d._get_default_store()
+    dist.barrier()
+    begin = time.monotonic()
+    if dist.get_rank() == 1:
+        store.wait(["handled"])
+        return error_of(lambda: dist.all_reduce(torch.ones(10))), time.monotonic() - begin
+
+    def handle(*_: object) -> None:
+        store.set("handled", "")
+        CALLS[call]()
+
+    signal.signal(signal.SIGUSR1, handle)
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+    return error_of(lambda: dist.all_reduce(torch.ones(10))), time.monotonic() - begin
+
+
+@pytest.mark.parametrize("call", ["all_reduce", "asynchronous"])
+def test_a_handler_is_refused_a_call_that_would_wait_for_it(fresh: Fresh, call: str) -> None:
+    (mine, seconds), (other, _) = fresh.run(call_in_a_handler, call, group_timeout=300)
+    assert "all_reduce on rank 0 of 2 was called by a signal's handler while this rank" in mine
+    assert seconds < 60
+    assert "rank 0 has given the group up" in other, other
+
+
+def call_in_a_handler_of_a_wait() -> list[float]:
+    """What a handler does in the midst of a wait for a message holds nothing up."""
+    store = dist.distributed_c10d._get_default_store()
+    found, data = torch.zeros(1), torch.ones(1)
+    if dist.get_rank() == 1:
+        store.wait(["handled"])
+        dist.all_reduce(data)
+        dist.send(data, 0)
+        return data.tolist()
+
+    def handle(*_: object) -> None:
+        store.set("handled", "")
+        dist.all_reduce(data)
+
+    signal.signal(signal.SIGUSR1, handle)
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+    dist.recv(found, 1)
+    return found.tolist()
+
+
+def test_a_handler_may_make_calls_while_a_message_is_waited_for(fresh: Fresh) -> None:
+    assert fresh.run(call_in_a_handler_of_a_wait) == [[2.0], [2.0]]
+
+
 def interrupt_once_it_is_stopped(written: Path) -> None:
     """Sends this process SIGINT when the one whose number is written there has been stopped."""
     end = time.monotonic() + 60

@@ -55,33 +55,44 @@ def test_hosts_that_cannot_connect(fresh: Fresh, tmp_path: Path, slack: float) -
         assert words in told, told
 
 
-def connect_hardly(rank: int, network: list[str], path: str) -> str:
+def join(rank: int, network: list[str], path: str, env: list[dict[str, str]]) -> str:
+    """Makes a group, each rank in an environment of its own; returns what went wrong."""
     enter(network[rank])
-    os.environ["DREAMCOMM_COSTS"] = "auto"
-    timeout = timedelta(seconds=1)  # a group is waited for longer, but not as long as this takes
+    os.environ.update(env[rank])
+    timeout = timedelta(seconds=1)  # a group is waited for longer
+    store = dist.FileStore(path, 2)
     return error_of(
         lambda: dist.init_process_group(
-            "dreamcomm",
-            store=dist.FileStore(path, 2),
-            rank=rank,
-            world_size=2,
-            timeout=timeout,
+            "dreamcomm", store=store, rank=rank, world_size=2, timeout=timeout
         )
     )
+
+
+def errors_of(fresh: Fresh, folder: Path, rate: str | None, env: list[dict[str, str]]) -> list[str]:
+    try:
+        with Network(2, rate=rate) as network:
+            store = str(folder / "store")
+            ranks = fresh.start(join, network.hosts, store, env, world=2, group=False)
+            return [str(reply.value) for reply in replies(ranks, 60)]
+    except NoNetwork as why:
+        pytest.skip(str(why))
+
+
+def test_why_one_rank_cannot_connect_is_told_to_the_other(fresh: Fresh, tmp_path: Path) -> None:
+    env = [{"GLOO_SOCKET_IFNAME": "nowhere0"}, {}]
+    mine, other = errors_of(fresh, tmp_path, None, env)
+    assert "rank 0 of 2" in mine, mine
+    assert "nowhere0" in mine, mine
+    assert "rank 1 of 2" in other, other
+    assert "rank 0 has given the group up" in other, other
+    assert "nowhere0" in other, other
 
 
 def test_what_fails_while_costs_are_measured_is_told_as_of_the_group(
     fresh: Fresh, tmp_path: Path
 ) -> None:
     """The program has made no call yet: what the group measures with is none of its own."""
-    try:
-        with Network(2, rate="64kbit") as network:
-            ranks = fresh.start(
-                connect_hardly, network.hosts, str(tmp_path / "store"), world=2, group=False
-            )
-            found = [reply.value for reply in replies(ranks, 60)]
-    except NoNetwork as why:
-        pytest.skip(str(why))
-    for rank, told in enumerate(found):
+    env = [{"DREAMCOMM_COSTS": "auto"}] * 2
+    for rank, told in enumerate(errors_of(fresh, tmp_path, "64kbit", env)):
         words = f"setting up a group on rank {rank} of 2, whose costs were being measured: "
         assert words in told, told

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 
@@ -45,6 +46,25 @@ def lose_the_last(learns: str, waits: str) -> tuple[str, float]:
 
     begin = time.monotonic()
     return error_of(call), time.monotonic() - begin
+
+
+def lose_the_other_of_a_pair() -> tuple[str, str]:
+    rank = dist.get_rank()
+    pair = dist.new_group([1, 3])
+    dist.barrier()
+    if rank == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank != 1:
+        return "", ""
+    call = error_of(lambda: dist.all_reduce(torch.ones(3), group=pair))
+    return call, error_of(lambda: dist.recv(torch.ones(3), 3, group=pair))
+
+
+def test_the_ranks_of_some_of_the_job_are_told_as_the_jobs(hosts: Hosts) -> None:
+    found = replies(hosts.start(IN_TWO, lose_the_other_of_a_pair), 60)[1]
+    assert found.error is None, found.error
+    for text in found.value:
+        assert re.search(r"on rank 0 of 2 in group '\d+' \(ranks 1, 3 of the job\)", text), text
 
 
 @pytest.mark.parametrize(
