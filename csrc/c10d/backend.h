@@ -246,7 +246,8 @@ class DreamBackend final : public c10d::Backend {
   /// A rank as the device's kernels of this host number it; of other hosts none.
   std::optional<int> near(int rank) const;
   void send_put_off();
-  WorkPtr part_of_batch(const std::function<WorkPtr()>& act);
+  template <typename Act>
+  WorkPtr part_of_batch(Act&& act);
   std::exception_ptr refused();
   WorkPtr send_one(const Tensor& tensor, int dst, int tag);
   WorkPtr receive_one(const Tensor& tensor, int src, int tag);

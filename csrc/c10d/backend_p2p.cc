@@ -7,6 +7,7 @@
 #include "c10d/backend.h"
 #include "c10d/convert.h"
 #include "c10d/labels.h"
+#include "c10d/python.h"
 
 namespace dreamcomm {
 namespace {
@@ -97,14 +98,16 @@ WorkPtr DreamBackend::carry(const Message& message) {
   return message_on_device(message);
 }
 
-/// A message that is refused while calls are coalesced is so at their end, and those behind it are
-/// not sent: torch forgets a batch only there, and takes the group's later calls for more of one
+/// A message that is refused while calls are coalesced is so at their end, and no message behind it
+/// is begun: torch forgets a batch only there, and takes the group's later calls for more of one
 /// that an exception has left.
-WorkPtr DreamBackend::part_of_batch(const std::function<WorkPtr()>& act) {
+template <typename Act>
+WorkPtr DreamBackend::part_of_batch(Act&& act) {
   if (!coalescing()) return act();
   try {
     if (!refused()) return act();
-  } catch (...) {
+  } catch (const std::exception& error) {
+    if (is_foreign(error)) throw;  // Ctrl-C
     const std::scoped_lock lock(coalescing_mutex_);
     if (!coalescing_) throw;
     coalescing_->refused = std::current_exception();
@@ -178,12 +181,12 @@ WorkPtr DreamBackend::receive_one(const Tensor& tensor, int src, int tag) {
 }
 
 WorkPtr DreamBackend::recvAnysource(TensorList& tensors, int tag) {
-  const Tensor& tensor = only(at(kRecvAnySource), "tensors", tensors);
-  if (!shares(tensor)) {
+  return part_of_batch([&] {
+    const Tensor& tensor = only(at(kRecvAnySource), "tensors", tensors);
+    if (shares(tensor)) return receive(kRecvAnySource, tensor, std::nullopt, tag);
     return forward_message(tensor,
                            [&](c10d::Backend& inner) { return inner.recvAnysource(tensors, tag); });
-  }
-  return receive(kRecvAnySource, tensor, std::nullopt, tag);
+  });
 }
 
 WorkPtr DreamBackend::receive(const Label& label, const Tensor& tensor, std::optional<int> source,

@@ -249,6 +249,7 @@ void DreamBackend::give_up_coalescing() {
     coalesces_.set(0);
   }
   if (!abandoned) return;
+  GroupWork(std::move(abandoned->works)).give_up();
   for (const Fallback::Inner& inner : abandoned->inners) inner->endCoalescing();
 }
 

@@ -107,10 +107,10 @@ class GroupWork final : public c10d::Work {
   void synchronize() override;
   std::vector<at::Tensor> result() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
-
- private:
+  /// As MessageWork's, of each message.
   void give_up() const;
 
+ private:
   const std::vector<c10::intrusive_ptr<c10d::Work>> works_;
 };
 

@@ -206,8 +206,11 @@ bool Mailbox::busy() const {
 }
 
 std::optional<std::string> Mailbox::check_health() {
-  // What a peer left behind before it went still counts: look for it after its
-  // absence was first seen, and fail only at the second sight.
+  // What a peer left behind before it went still counts: INVARIANT: only a thread that has looked
+  // for that after its absence was first seen, by whom ever, takes the peer for gone.
+  Lock before(mutex_);
+  const std::uint64_t begun = ++looks_;
+  before.unlock();
   progress();
   Lock lock(mutex_);
   const bool any_posted = !posted_.empty();
@@ -220,12 +223,17 @@ std::optional<std::string> Mailbox::check_health() {
     }
     const std::string gone = why_gone(member_.fabric(), peer);
     Link& with = link(peer);
-    if (!gone.empty() && with.gone && !with.filling && !with.draining) {
+    const bool seen_gone = !gone.empty() && with.gone_since != 0 && with.gone_since < begun;
+    if (seen_gone && !with.filling && !with.draining) {
       fail_link(peer, concat(gone, "; rank ", member_.fabric().number(peer), ' ',
                              member_.last_act(peer)));
     }
-    here += gone.empty() || !with.gone ? 1 : 0;
-    with.gone = !gone.empty();
+    here += seen_gone ? 0 : 1;
+    if (gone.empty()) {
+      with.gone_since = 0;
+    } else if (with.gone_since == 0) {
+      with.gone_since = ++looks_;
+    }
   }
   alone_.set(here == 0 ? 1 : 0);
   if (here == 0 && !member_.fabric().spans()) {  // receives from any source wait for nobody

@@ -107,7 +107,7 @@ class Mailbox {
     std::uint32_t numbers = 0;
     bool filling = false;               // a thread copies into our buffers
     bool draining = false;              // a thread copies out of the peer's
-    bool gone = false;                  // the peer was missing at the last look
+    std::uint64_t gone_since = 0;       // the look that first missed the peer; 0: it is there
     std::int64_t told_of_sends_ns = 0;  // when the user was told that one waits for long
     std::int64_t told_of_receives_ns = 0;
   };
@@ -181,6 +181,7 @@ class Mailbox {
   std::vector<Finished> finished_;  // told to the callers outside the lock
   std::uint64_t arrivals_ = 0;
   std::int64_t told_of_any_ns_ = 0;
+  std::uint64_t looks_ = 0;  // at who is there, by all threads
   Gauge alone_;
 };
 

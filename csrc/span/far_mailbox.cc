@@ -73,9 +73,9 @@ void FarMailbox::receive_any(const Cargo& cargo, std::uint64_t tag, Clock::time_
   forget_taken();
   if (!match(message)) {
     listen_to_all();
-    wanted_.push_back(message);
     start_clerk();
-    changed_.notify_all();
+    wanted_.push_back(message);
+    if (alone_) changed_.notify_all();
   }
   settle(lock);
 }

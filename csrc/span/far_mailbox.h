@@ -161,7 +161,7 @@ class FarMailbox {
   Clock::time_point watched_ = Clock::time_point::max();  // the clerk wakes then
   bool alone_ = false;                                    // on this host
   bool ending_ = false;
-  std::thread clerk_;  // looks after deadlines, from the first one on
+  std::thread clerk_;  // of far_clerk.cc, from the first message on that it is needed for
 };
 
 }  // namespace dreamcomm

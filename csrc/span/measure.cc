@@ -209,9 +209,13 @@ WireCosts measure_wire(const Trials& trials, const Shape& shape, const Costs& he
   const Way leaders{.leaders = true};
   const double barrier = trials.calls(0, leaders);
   fit(wire.latency, barrier, [&] { return predict(Kind::kBarrier, 0, leaders, shape, costs); });
+  if (is_long(trials)) return wire;
   const Corrections of_leaders = calibrate_leaders(trials, shape, costs);
-  wire.by_carriers = calibrate_carriers(trials, shape, costs);
+  // What is measured of the one way only would turn calls to the other.
+  const Corrections of_carriers =
+      is_long(trials) ? of_leaders : calibrate_carriers(trials, shape, costs);
   wire.by_leaders = of_leaders;
+  wire.by_carriers = of_carriers;
   fit_overlap(trials, barrier, shape, costs);
   return wire;
 }

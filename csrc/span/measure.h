@@ -30,7 +30,8 @@ double time_of_messages(Trip& trip, const Burst& burst);
 
 /// The costs with which the model predicts what was timed: so they contain what the ranks, and what
 /// carries their messages, take from each other. The same on every rank, as the trials are. Once
-/// they have taken 2 s, as they may on a link that loses much, no more are made than are needed.
+/// they have taken 2 s, as they may on a link that loses much, hardly more are made than are
+/// needed.
 WireCosts measure_wire(const Trials& trials, const Shape& shape, const Costs& here);
 
 }  // namespace dreamcomm

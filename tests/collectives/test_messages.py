@@ -124,11 +124,12 @@ def test_a_batch_of_messages(pool: Pool) -> None:
 def go_on_after_a_refused_batch() -> tuple[str, float, float]:
     other = 1 - dist.get_rank()
     got, data = torch.zeros(1), one(dist.get_rank() + 1.0)
+    before = dist.P2POp(dist.irecv, torch.zeros(1), other, tag=2)
     refused = dist.P2POp(dist.irecv, torch.zeros(1).expand(4), other)
     behind = dist.P2POp(dist.isend, one(7.0), other, tag=2)
     text = ""
     try:
-        dist.batch_isend_irecv([refused, behind])
+        dist.batch_isend_irecv([before, refused, behind])
     except ValueError as error:
         text = str(error)
     dist.all_reduce(data)
