@@ -305,6 +305,14 @@ def test_a_picture_that_cannot_be_written_is_told_before_all_else(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("option", ["--plot", "--json"])
+def test_a_folder_that_is_not_there_is_told_before_all_else(tmp_path: Path, option: str) -> None:
+    code, output = run(option, str(tmp_path / "none" / "found.svg"))
+    assert code == 2
+    assert "there is no folder" in output
+    assert "predicted" not in output
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -312,6 +320,7 @@ def test_a_picture_that_cannot_be_written_is_told_before_all_else(
         (("--op", "send"), "is no collective"),
         (("--sizes", "many"), "is not a size"),
         (("--latency-between", "soon"), "is not a time"),
+        (("--forward", "-1ms"), "'-1ms' is not a time"),
         (("--up-to", "1"), "ranks, got 1"),
         (("--sizes", "1KiB,99999999999GiB"), "got '99999999999GiB'"),
         (("--gradients", "262145GiB"), "up to 262144 GiB"),

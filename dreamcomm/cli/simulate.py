@@ -87,7 +87,7 @@ def simulate(
         },
     }
     try:
-        check_plot(plot)
+        check_files(json_file, plot)
         lines = predicted(
             op,
             [parse_bytes(size) for size in sizes.split(",")],
@@ -108,12 +108,15 @@ def simulate(
             draw(op, lines, plot)
 
 
-def check_plot(path: Path | None) -> None:
-    """Raises ValueError if no picture can be written there; matplotlib is loaded for one only."""
-    if path is not None:
+def check_files(json_file: Path | None, plot: Path | None) -> None:
+    """Raises ValueError if they cannot be written; matplotlib is loaded for a picture only."""
+    for path in (json_file, plot):
+        if path is not None and not path.parent.is_dir():
+            raise ValueError(f"there is no folder {path.parent}")
+    if plot is not None:
         from dreamcomm.simulate.plot import check_ending
 
-        check_ending(path)
+        check_ending(plot)
 
 
 def cluster_of(path: Path | None, flags: dict[str, Any]) -> Cluster:
@@ -129,14 +132,13 @@ def training_of(gradients: str | None, bucket: str, forward: str, backward: str)
     from dreamcomm.simulate.predict import Training
     from dreamcomm.simulate.units import parse_bytes, parse_time
 
-    if gradients is None:
-        return None
-    return Training(
-        gradients=parse_bytes(gradients),
+    training = Training(
+        gradients=parse_bytes(bucket if gradients is None else gradients),
         bucket=parse_bytes(bucket),
         forward=parse_time(forward),
         backward=parse_time(backward),
     )
+    return training if gradients is not None else None
 
 
 def predicted(
