@@ -82,12 +82,15 @@ def trace(
 
 def checked(path: str | os.PathLike[str]) -> Path:
     """Where the file will be, whatever folder the process is in by then."""
-    target = Path(os.path.abspath(os.fsdecode(path)))
-    if not os.fsdecode(path) or "\0" in str(target):
+    if not os.fsdecode(path) or "\0" in os.fsdecode(path):
         raise ValueError(f"dreamcomm.trace: expected the path of a file, got {path!r}")
-    if not target.parent.is_dir():
-        raise ValueError(f"dreamcomm.trace: there is no folder {target.parent}")
-    check_regular(target, "dreamcomm.trace")
+    try:
+        target = Path(os.path.abspath(os.fsdecode(path)))
+        if not target.parent.is_dir():
+            raise ValueError(f"dreamcomm.trace: there is no folder {target.parent}")
+        check_regular(target, "dreamcomm.trace")
+    except OSError as error:  # the name is too long, or this process's folder was deleted
+        raise ValueError(f"dreamcomm.trace: no file can be at {path!r}: {error.strerror}") from None
     return target
 
 

@@ -266,8 +266,19 @@ def test_bad_arguments_are_told(tmp_path: Path) -> None:
     for path in (tmp_path, "", "a\0b"):
         with pytest.raises(ValueError, match="the path of a file"):
             dreamcomm.trace(path)
+    with pytest.raises(ValueError, match=r"no file can be at .*: File name too long"):
+        dreamcomm.trace(tmp_path / ("a" * 300))
     with dreamcomm.trace(tmp_path / "run.json"):
         pass  # none of these runs
+
+
+def test_a_deleted_folder_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "deleted"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    with pytest.raises(ValueError, match=r"no file can be at 'run\.json': No such file"):
+        dreamcomm.trace("run.json")
 
 
 def test_what_is_no_regular_file_is_left_alone(tmp_path: Path) -> None:
