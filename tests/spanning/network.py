@@ -6,7 +6,7 @@ import ctypes
 import itertools
 import os
 import subprocess
-import sys
+import tempfile
 from pathlib import Path
 from types import TracebackType
 
@@ -82,15 +82,18 @@ class Network:
             _ip("link", "set", outside, "master", self.bridge, "up")
 
     def _make_relay(self) -> None:
-        program = [sys.executable, str(Path(__file__).with_name("relay.py"))]
-        self.relay = subprocess.Popen(
-            [*program, str(self.delay), str(self.loss), *self.hosts],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        assert self.relay.stdout is not None
-        if not self.relay.stdout.readline():
-            raise OSError("the relay could not make its interfaces")
+        source = Path(__file__).with_name("relay.cc")
+        with tempfile.TemporaryDirectory() as folder:
+            program = f"{folder}/relay"
+            _run("c++", "-std=c++20", "-O2", "-o", program, str(source))
+            self.relay = subprocess.Popen(
+                [program, str(self.delay), str(self.loss), *self.hosts],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+            assert self.relay.stdout is not None
+            if not self.relay.stdout.readline():
+                raise OSError("the relay could not make its interfaces")
 
     def cut(self, host: int) -> None:
         """The host's link is down from now on."""
