@@ -57,11 +57,14 @@ def explain(
         shared: for tensors that lie in the shared heap on all ranks (:func:`dreamcomm.empty`).
 
     Raises:
-        ValueError: the operation or the group is unknown, ``nbytes`` negative, or ``world``
-            below 1.
+        TypeError: ``nbytes`` is no int.
+        ValueError: the operation or the group is unknown, ``nbytes`` negative or beyond 64 bits,
+            or ``world`` below 1.
     """
-    if nbytes < 0:
-        raise ValueError(f"explain: expected nbytes from 0 on, got {nbytes}")
+    if isinstance(nbytes, bool) or not isinstance(nbytes, int):
+        raise TypeError(f"explain: expected nbytes to be an int, got {nbytes!r}")
+    if not 0 <= nbytes < 1 << 63:
+        raise ValueError(f"explain: expected nbytes from 0 to 2**63 - 1, got {nbytes}")
     if world is None:
         return backend_of(group).explain(op, nbytes, shared)
     from dreamcomm._compat import check_build

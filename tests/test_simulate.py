@@ -305,6 +305,20 @@ def test_a_picture_that_cannot_be_written_is_told_before_all_else(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_cluster_is_described_once(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.toml"
+    path.write_text("hosts = 2\n")
+    code, output = run("--cluster", str(path), "--ranks-per-host", "3")
+    assert code == 2
+    assert "--cluster describes the whole cluster" in output
+
+
+def test_figures_do_not_go_into_a_folder(tmp_path: Path) -> None:
+    code, output = run("--json", str(tmp_path))
+    assert code == 2
+    assert "expected the path of a file" in output
+
+
 @pytest.mark.parametrize("option", ["--plot", "--json"])
 def test_a_folder_that_is_not_there_is_told_before_all_else(tmp_path: Path, option: str) -> None:
     code, output = run(option, str(tmp_path / "none" / "found.svg"))

@@ -47,7 +47,14 @@ Json = Annotated[Path | None, typer.Option("--json", help="Write the figures her
 Plot = Annotated[Path | None, typer.Option("--plot", help="Draw here (png, svg or pdf).")]
 
 
+DESCRIBING = (
+    "hosts", "ranks_per_host", "latency_within", "bandwidth_within", "latency_between",
+    "message_between", "bandwidth_between",
+)  # fmt: skip
+
+
 def simulate(
+    context: typer.Context,
     cluster: Described = None,
     hosts: Hosts = defaults.HOSTS,
     ranks_per_host: RanksPerHost = defaults.RANKS_PER_HOST,
@@ -88,6 +95,8 @@ def simulate(
     }
     try:
         check_files(json_file, plot)
+        if cluster is not None:
+            check_no_flags(context)
         lines = predicted(
             op,
             [parse_bytes(size) for size in sizes.split(",")],
@@ -113,10 +122,21 @@ def check_files(json_file: Path | None, plot: Path | None) -> None:
     for path in (json_file, plot):
         if path is not None and not path.parent.is_dir():
             raise ValueError(f"there is no folder {path.parent}")
+        if path is not None and path.is_dir():
+            raise ValueError(f"expected the path of a file, got that of the folder {path}")
     if plot is not None:
         from dreamcomm.simulate.plot import check_ending
 
         check_ending(plot)
+
+
+def check_no_flags(context: typer.Context) -> None:
+    """Raises ValueError if flags describe a cluster, too."""
+    for name in DESCRIBING:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            flag = "--" + name.replace("_", "-")
+            raise ValueError(f"--cluster describes the whole cluster: leave {flag} away")
 
 
 def cluster_of(path: Path | None, flags: dict[str, Any]) -> Cluster:

@@ -107,6 +107,10 @@ def test_the_choice_of_a_world_needs_no_group() -> None:
 def test_what_cannot_be_explained_is_refused(op: str, world: int) -> None:
     with pytest.raises(ValueError, match=r"unknown operation|at least 1 rank"):
         dreamcomm.explain(op, 1024, world)
+    with pytest.raises(ValueError, match=r"expected nbytes from 0 to 2\*\*63 - 1"):
+        dreamcomm.explain(op, 1 << 63, world)
+    with pytest.raises(TypeError, match="expected nbytes to be an int, got '1KiB'"):
+        dreamcomm.explain(op, "1KiB", world)  # type: ignore[arg-type]
 
 
 def shapes() -> list[tuple[int, ...]]:
