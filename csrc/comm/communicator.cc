@@ -418,6 +418,14 @@ std::array<Traffic, kKinds> Communicator::traffic() const {
   return result;
 }
 
+void Communicator::count_anew() {
+  for (Tally& counter : impl_->member.header().tallies) {
+    for (Gauge* gauge : {&counter.calls, &counter.sent, &counter.received, &counter.in_place}) {
+      gauge->set(0);
+    }
+  }
+}
+
 std::string Communicator::explain(Kind kind, std::size_t bytes, bool in_heaps) const {
   CallShape call{kind, ReduceOp::kSum, bytes, size(), impl_->room()};
   call.in_heap = call.out_heap = in_heaps && impl_->chooser.heaps();

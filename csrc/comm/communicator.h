@@ -169,6 +169,8 @@ class Communicator {
 
   std::uint64_t sequence() const;  // collectives started
   std::array<Traffic, kKinds> traffic() const;
+  /// What this rank has moved was for the group to be made, which no user asked for.
+  void count_anew();
   /// The table's candidates for a call of `bytes` on tensors in heaps or elsewhere,
   /// the pick and the reason.
   std::string explain(Kind kind, std::size_t bytes, bool in_heaps) const;

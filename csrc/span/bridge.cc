@@ -31,6 +31,7 @@ std::string words_on(Kind kind, const Way& way, int carriers) {
     case Kind::kAllToAll:
       return "blocks go straight from rank to rank" + at_a_time;
     default:
+      if (carriers == 1) return "one rank of each host carries it between hosts" + at_a_time;
       return concat(carriers, " ranks of each host carry a share between hosts", at_a_time);
   }
 }
@@ -230,6 +231,7 @@ void Bridge::tune(Clock::time_point deadline, const Interrupt& interrupt) {
     costs_ = costs;
     last_.reset();
     before_ = calls_;
+    host_.count_anew();
   };
   host_.run_in_turn(all, interrupt);
 }
@@ -240,6 +242,7 @@ void Bridge::meet(Clock::time_point deadline, const Interrupt& interrupt) {
   const auto all = [&] {
     run_uncounted(barrier, {.leaders = true}, interrupt);
     before_ = calls_;
+    host_.count_anew();
   };
   host_.run_in_turn(all, interrupt);
 }

@@ -242,6 +242,19 @@ def test_every_carrier_sends_its_share(hosts: Hosts, placement: Placement) -> No
             assert opening < 200
 
 
+def stats_of_a_new_group(costs: str) -> dict[str, dict[str, int]]:
+    from dreamcomm import stats
+
+    os.environ["DREAMCOMM_COSTS"] = costs
+    return stats(dist.new_group())
+
+
+@pytest.mark.parametrize("costs", ["auto", "fixed"])
+def test_what_a_group_measures_is_no_traffic(hosts: Hosts, costs: str) -> None:
+    for stats in hosts.run(TWO_OF_TWO, stats_of_a_new_group, costs):
+        assert not any(number for row in stats.values() for number in row.values()), stats
+
+
 def describe() -> tuple[str, str]:
     from dreamcomm.info import explain, transport
 
