@@ -80,6 +80,7 @@ class RollCall {
   int ender() const;
   bool is_present(int rank) const;
   bool has_given_up(int rank) const;
+  bool some_have_given_up() const;
   int awaited() const;
   int gone() const;
   bool lacks_the_gone() const;

@@ -28,6 +28,13 @@ bool RollCall::has_given_up(int rank) const {
   return value != own && reached(value, own);
 }
 
+bool RollCall::some_have_given_up() const {
+  for (int rank = 1; rank < member_.size(); ++rank) {
+    if (has_given_up(rank)) return true;
+  }
+  return false;
+}
+
 bool RollCall::all_present() const {
   for (int rank = 1; rank < member_.size(); ++rank) {
     if (!is_present(rank)) return false;
@@ -130,6 +137,7 @@ void RollCall::await_rest(const Round& round) {
 RollCount RollCall::count(const Round& round) {
   bool complete = false;
   bool elsewhere = false;
+  const bool late = some_have_given_up();
   int rank = -1;
   const auto over = [&] {
     complete = all_present();
@@ -157,6 +165,7 @@ RollCount RollCall::count(const Round& round) {
   RollCount found = missing(lasted, round.terms.all);
   if (found.is_complete()) return {};  // the last one just came
   found.bits = lacks_the_gone() ? roll::kEnded : roll::kLate;
+  found.late = late && found.bits == roll::kLate;
   if (waited && round.terms.elsewhere == nullptr) {  // else the judge says it
     found.acts.back() +=
         concat("; the timeout of rank ", member_.fabric().number(rank), " was over");
@@ -265,6 +274,7 @@ std::string words_on_missing(const RollCount& count, const std::string& who) {
     names += concat(names.empty() ? "" : ", ", count.missing[i]);
     acts += concat("; ", count.acts[i]);
   }
+  if (count.late) return concat("monitored_barrier on ", who, " came too late", acts);
   return concat(count.missing.size() == 1 ? "Rank " : "Ranks ", names,
                 " failed to pass monitoredBarrier in ", count.lasted.count(),
                 " ms (group seen from ", who, ")", acts);

@@ -143,6 +143,8 @@ std::optional<RollOutcome> SpanRoll::enter(const Terms& terms) {
   verdict_.came = terms.issued;
   catch_up();
   if (!judges() && read_.ended > number_) return late();
+  too_late_ = std::any_of(reports_.begin(), reports_.end(),
+                          [this](const Report& report) { return has_left(report); });
   own_.state = State::kIn;
   under_way_ = true;
   has_met_ = false;

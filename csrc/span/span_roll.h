@@ -101,7 +101,8 @@ class SpanRoll final : public RollElsewhere {
   std::mutex mutex_;          // the end of the group comes from another thread
   std::uint32_t number_ = 0;  // of the roll call that is next, or under way
   bool under_way_ = false;
-  bool has_met_ = false;  // somebody in it
+  bool has_met_ = false;   // somebody in it
+  bool too_late_ = false;  // rank 0 came when another leader had given it up
   Terms terms_;
   Report own_;                   // of rank 0 for its count
   roll::Verdict verdict_;        // by rank 0

@@ -104,6 +104,9 @@ RollOutcome SpanRoll::conclude(int over) {
     if (over < 0 && report.state == State::kOver) over = report.over;
   }
   if (all.bits == 0) all.bits = roll::kLate;
+  const auto has_left = [](const Absent& one) { return one.why == Absent::Why::kLeft; };
+  all.late = (all.late || (too_late_ && std::any_of(absent.begin(), absent.end(), has_left))) &&
+             (all.bits & roll::kEnded) == 0;
   std::string problem = all.problem.empty() ? words_on_missing(all, who_) : all.problem;
   if (over > 0) problem += concat("; the timeout of rank ", over, " was over");
   return {all.bits, problem};

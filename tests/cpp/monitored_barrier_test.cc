@@ -79,6 +79,30 @@ TEST_CASE("whoever waits in a monitored barrier is told why rank 0 ended it") {
   });
 }
 
+TEST_CASE("who calls the roll of a monitored barrier too late is told so") {
+  const auto given_up = shared_between_processes<std::array<Flag, 2>>();  // of each transport
+  const auto used = shared_between_processes<Flag>();
+  on_each_transport(3, [&](Communicator& comm) {
+    Flag& count = (*given_up)[used->read()];
+    comm.monitored_barrier(seconds(60), true);
+    if (comm.rank() != 0) {
+      const auto error = caught([&] { comm.monitored_barrier(milliseconds(300), true); });
+      expect(error, ErrorKind::kTimeout, {"waiting for rank 0 to call the roll"});
+      count.take();
+    } else {
+      const Clock::time_point end = Clock::now() + seconds(60);
+      while (count.read() < 2 && Clock::now() < end) std::this_thread::yield();
+      used->publish(1);
+      const auto error = caught([&] { comm.monitored_barrier(seconds(60), true); });
+      expect(error, ErrorKind::kTimeout,
+             {"monitored_barrier on rank 0 of 3 in group 'default' came too late",
+              "rank 1 has given it up", "rank 2 has given it up"});
+    }
+    run_case(comm, kSum);
+    comm.monitored_barrier(seconds(60), true);
+  });
+}
+
 TEST_CASE("a monitored barrier that failed is not made good by who comes late") {
   for (const bool left_one_out : {false, true}) {
     const auto failed = shared_between_processes<std::array<Flag, 2>>();  // of each transport

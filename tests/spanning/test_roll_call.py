@@ -94,6 +94,26 @@ def test_the_missing_are_named_in_the_words_of_one_host(
         assert "its main thread is at" in found[0][0]
 
 
+def come_last() -> str:
+    if dist.get_rank() == 0:
+        time.sleep(2.5)
+    text = hold(SHORT)
+    dist.all_reduce(torch.ones(3))
+    assert hold() == "no error"
+    return text
+
+
+def test_a_late_rank_0_is_told_so(hosts: Hosts) -> None:
+    late, *others = hosts.run(TWO_OF_TWO, come_last)
+    begin = r"monitored_barrier on rank 0 of 4 in group '\w+' came too late; .*"
+    assert re.search(begin + "rank [123].* has given it up", late), late
+    for rank, text in enumerate(others, 1):
+        assert "failed to pass" not in text, text
+        assert f"waiting for rank {0 if rank < 3 else 2} to call the roll" in text or (
+            "of waiting for rank 0 of host" in text
+        ), text
+
+
 def lose(victim: int) -> tuple[str, float]:
     dist.all_reduce(torch.ones(3))
     assert hold() == "no error"
