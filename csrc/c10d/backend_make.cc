@@ -57,11 +57,11 @@ void handle_signals(Gauge& depth) {
 
 /// A failure while costs are measured is one of making the group: the program made no such call.
 template <typename Measure>
-void measured(int rank, int size, Measure&& measure) {
+void measured(const std::string& group, int rank, int size, Measure&& measure) {
   try {
     measure();
   } catch (const Error& error) {
-    throw Error(error.kind(), concat("setting up a group on rank ", rank, " of ", size,
+    throw Error(error.kind(), concat("setting up ", group, " on rank ", rank, " of ", size,
                                      ", whose costs were being measured: ", error.what()));
   }
 }
@@ -191,7 +191,7 @@ void DreamBackend::span(const ShmResult& whole, const ShmOptions& options) {
           .reasons = reasons,
           .bulletin = leaders_bulletin(clerk, topology, rank_, [this] { comm_->ring(); })});
   if (options_->costs != "fixed") {
-    measured(rank_, size_,
+    measured(group_being_made(*options_), rank_, size_,
              [&] { bridge_->tune(deadline_in(Clock::now(), meeting->timeout), interrupt_); });
   }
 }
@@ -242,7 +242,8 @@ void DreamBackend::tune() {
       measures ? costs_path(size, options_->page_bytes, comm_->all_have_heaps()) : options_->costs;
   const auto known = first ? load_costs(path) : std::nullopt;
   bool complete = false;
-  measured(rank_, size_, [&] { complete = comm_->tune(known, heap_.get(), interrupt_); });
+  measured(group_being_made(*options_), rank_, size_,
+           [&] { complete = comm_->tune(known, heap_.get(), interrupt_); });
   costs_words_ = concat("those of rank 0's ", path.empty() ? "measuring" : path);
   if (!first || known) return;
   if (!measures || !complete || !save_costs(path, comm_->costs())) {

@@ -8,6 +8,7 @@
 #include "c10d/backend.h"
 #include "c10d/process_whereabouts.h"
 #include "c10d/roster.h"
+#include "comm/member.h"
 #include "core/error.h"
 
 namespace dreamcomm {
@@ -64,6 +65,11 @@ bool is_default(const DreamOptions& options) {
   return options.group_name == kDefaultGroup && options.global_ranks_in_group.empty();
 }
 
+std::string group_being_made(const DreamOptions& options) {
+  if (is_default(options)) return "a group";
+  return words_on_group(options.group_name, members_of(options));
+}
+
 ShmOptions meeting_options(const DreamOptions& options, int size, const Host& host,
                            const std::shared_ptr<Heap>& heap) {
   ShmOptions shm{
@@ -76,6 +82,7 @@ ShmOptions meeting_options(const DreamOptions& options, int size, const Host& ho
           ",costs=", costs_kind(options.costs), ",cuda=", options.cuda, ",cuda_heap_bytes=",
           options.cuda_heap_bytes, ",hosts=", options.hosts.empty() ? "found" : options.hosts,
           ",halves_between_hosts=", options.halves_between_hosts, ",ranks=", members_text(options)),
+      .group = group_being_made(options),
       .warn = host.warn,
       .will_not_come = members_watch(options),
       .hosts = hosts_of(options, size),

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "c10d/options.h"
@@ -17,6 +18,9 @@ struct Host;
 std::vector<int> members_of(const DreamOptions& options);
 /// torch gives the members of other groups as ranks of this one, of which it has one at a time.
 bool is_default(const DreamOptions& options);
+
+/// As errors of its making name it: "a group", "group '1' (ranks 2, 3 of the job)".
+std::string group_being_made(const DreamOptions& options);
 
 /// `heap` may be null. `host` must outlive the meeting.
 ShmOptions meeting_options(const DreamOptions& options, int size, const Host& host,

@@ -24,6 +24,7 @@ ShmResult connect_host(const c10::intrusive_ptr<c10d::Store>& store, const Place
                        const ShmOptions& found_by, const ShmResult& whole) {
   ShmOptions options = found_by;
   options.hosts.clear();
+  options.group = concat("the part on ", place.topology.words(place.host()), " of ", options.group);
   const std::span<const int> ranks = place.topology.ranks(place.host());
   if (found_by.will_not_come) {
     options.will_not_come = [why = found_by.will_not_come,

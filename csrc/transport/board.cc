@@ -18,16 +18,17 @@ constexpr milliseconds kStay{3000};
 
 }  // namespace
 
-Board::Board(Store& store, int rank, int size, milliseconds timeout, Lost lost)
+Board::Board(Store& store, int rank, int size, milliseconds timeout, Lost lost, std::string group)
     : store_(store),
       rank_(rank),
       size_(size),
       timeout_(timeout),
       deadline_(deadline_in(Clock::now(), timeout)),
-      lost_(std::move(lost)) {}
+      lost_(std::move(lost)),
+      group_(std::move(group)) {}
 
 std::string Board::where() const {
-  return concat("setting up a group on rank ", rank_, " of ", size_, ": ");
+  return concat("setting up ", group_, " on rank ", rank_, " of ", size_, ": ");
 }
 
 milliseconds Board::left() const {

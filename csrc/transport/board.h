@@ -16,8 +16,12 @@ class Board {
   /// Which rank has gone, and so keeps `awaited` or those behind it from coming, in words; or "".
   using Lost = std::function<std::string(int awaited)>;
 
-  Board(Store& store, int rank, int size, std::chrono::milliseconds timeout, Lost lost);
+  /// `group` as errors name it.
+  Board(Store& store, int rank, int size, std::chrono::milliseconds timeout, Lost lost,
+        std::string group = "a group");
 
+  /// What errors of making the group begin with.
+  std::string where() const;
   void publish(const char* what, const std::string& value);
   /// What rank `r` has published. Throws Error: kTimeout at the deadline; kPeerLost where another
   /// rank has told of trouble, or has gone.
@@ -37,7 +41,6 @@ class Board {
   void look_for_trouble();
   void tell_trouble(const Error& error);
   void stay_until_heard();
-  std::string where() const;
 
   Store& store_;
   const int rank_;
@@ -45,6 +48,7 @@ class Board {
   const std::chrono::milliseconds timeout_;
   const Deadline deadline_;
   const Lost lost_;
+  const std::string group_;
 };
 
 }  // namespace dreamcomm

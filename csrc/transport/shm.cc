@@ -56,7 +56,8 @@ class Meeting {
       : rank_(rank),
         size_(size),
         options_(options),
-        board_(store, rank, size, options.timeout, [this](int r) { return lost(r); }),
+        board_(
+            store, rank, size, options.timeout, [this](int r) { return lost(r); }, options.group),
         layout_(size, options.page_bytes, options.message_bytes) {}
 
   ShmResult hold() {
@@ -254,9 +255,8 @@ class Meeting {
         guest = door_->next(until);
         return guest.has_value();
       });
-      check(came, ErrorKind::kTimeout, "setting up a group on rank ", rank_, " of ", size_,
-            ": no connection within the timeout of ", options_.timeout.count(),
-            " ms from one of the ranks", unconnected());
+      check(came, ErrorKind::kTimeout, board_.where(), "no connection within the timeout of ",
+            options_.timeout.count(), " ms from one of the ranks", unconnected());
       const int from = static_cast<int>(guest->greeting.from);
       if (!is_from_peer(guest->greeting, from) || peer(from).socket) {
         door_->refuse(guest->socket, "it is none of the ranks that were to come");

@@ -25,6 +25,7 @@ struct ShmOptions {
   std::chrono::milliseconds timeout{30 * 60 * 1000};  // for the others to appear
   std::shared_ptr<Heap> heap;     // of this process, for the peers to map; null: none
   std::string settings = "none";  // whatever else has to be equal on all ranks; no spaces
+  std::string group = "a group";  // as errors of its making name it
   std::function<void(const std::string&)> warn{};  // of what the user should know; may be null
   /// What asks late ranks where they are; may be null, or give null: then nobody does.
   std::function<std::shared_ptr<Whereabouts>()> make_whereabouts{};

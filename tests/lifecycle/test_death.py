@@ -94,6 +94,10 @@ def test_a_rank_that_dies_before_a_new_group_is_made(
         error = found[rank].value["error"]
         assert error.startswith("DistBackendError"), error
         assert f"the process of rank {members.index(2)} has ended" in error
+        numbers = f" (ranks {', '.join(map(str, members))} of the job)"
+        if members == list(range(len(members))):
+            numbers = ""
+        assert re.search(rf"setting up group '\w+'{re.escape(numbers)} on rank", error), error
 
 
 def make_a_group_that_loses_a_rank(rank: int, path: str, last: str) -> list[str]:
