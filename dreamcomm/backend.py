@@ -50,6 +50,9 @@ def autoload() -> None:
 
         if dist.is_available() and not hasattr(dist.Backend, NAME.upper()):
             dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu", "cuda"])
+            from dreamcomm._batches import mend_batches
+
+            mend_batches()
     except Exception:
         logging.getLogger(NAME).warning(
             "the backend %r could not be registered", NAME, exc_info=True

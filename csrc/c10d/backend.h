@@ -97,6 +97,9 @@ class DreamBackend final : public c10d::Backend {
   void enableCollectivesTiming() override {}  // as Gloo: there is nothing to turn on
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
+  /// In place of its end, where an exception has left it: receives are withdrawn, and sends stay
+  /// under way. Of none it does nothing.
+  void give_up_coalescing();
   void abort() override;
   void shutdown() override;
   bool supportsTensorAlloc(c10::DeviceIndex index) override;
@@ -251,7 +254,6 @@ class DreamBackend final : public c10d::Backend {
   std::exception_ptr refused();
   WorkPtr send_one(const Tensor& tensor, int dst, int tag);
   WorkPtr receive_one(const Tensor& tensor, int src, int tag);
-  void give_up_coalescing();
   WorkPtr collect(WorkPtr work);
   /// Looks before locking: one thread makes the calls that it coalesces.
   bool coalescing() const { return coalesces_.read() != 0; }

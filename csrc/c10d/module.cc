@@ -265,6 +265,8 @@ void bind_backend(py::module_& m) {
       .def("_holds", &DreamBackend::holds, py::arg("tensor"))
       .def("_averages", &DreamBackend::averages, py::arg("tensor"),
            py::call_guard<py::gil_scoped_release>())
+      .def("_give_up_batch", &DreamBackend::give_up_coalescing,
+           py::call_guard<py::gil_scoped_release>())
       .def("stats", &stats_of)
       .def(
           "explain",

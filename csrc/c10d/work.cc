@@ -67,6 +67,7 @@ void DreamWork::settle(c10::ivalue::Future& future) {
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> DreamWork::getFuture() {
+  if (!isCompleted()) require_home();
   const std::scoped_lock lock(mutex_);
   if (!future_) {
     future_ = c10::make_intrusive<c10::ivalue::Future>(tensor_list());

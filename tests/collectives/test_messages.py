@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -148,6 +149,54 @@ def test_calls_after_a_refused_batch_are_no_part_of_it(fresh: Fresh) -> None:
     for text, summed, got in fresh.run(go_on_after_a_refused_batch):
         assert "expected 'tensor' to have memory of its own" in text, text
         assert (summed, got) == (3.0, 8.0)
+
+
+def batch_with_a_sparse_tensor(other: int) -> None:
+    sparse = dist.P2POp(dist.isend, torch.eye(3).to_sparse(), other)
+    dist.batch_isend_irecv([dist.P2POp(dist.irecv, torch.zeros(1), other, tag=2), sparse])
+
+
+def interrupted_batch(other: int) -> None:
+    with dist._coalescing_manager(None, torch.device("cpu"), async_ops=True):  # type: ignore[attr-defined]
+        dist.irecv(torch.zeros(1), other, tag=2)
+        raise KeyboardInterrupt
+
+
+def interrupted_block(other: int) -> None:
+    with dist._coalescing_manager():  # type: ignore[attr-defined]
+        dist.all_reduce(torch.ones(1))
+        raise KeyboardInterrupt
+
+
+def go_on_after(fails: Callable[[int], None]) -> tuple[str, float, float]:
+    other = 1 - dist.get_rank()
+    got, data = torch.zeros(1), one(dist.get_rank() + 1.0)
+    found = "no error"
+    try:
+        fails(other)
+    except BaseException as error:
+        found = type(error).__name__
+    dist.all_reduce(data)
+    ops = [
+        dist.P2POp(dist.isend, one(8.0), other, tag=2),
+        dist.P2POp(dist.irecv, got, other, tag=2),
+    ]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    return found, data.item(), got.item()
+
+
+@pytest.mark.beyond_gloo("gloo makes no batches")
+@pytest.mark.parametrize(
+    ("fails", "error"),
+    [
+        (batch_with_a_sparse_tensor, "NotImplementedError"),
+        (interrupted_batch, "KeyboardInterrupt"),
+        (interrupted_block, "KeyboardInterrupt"),
+    ],
+)
+def test_an_exception_ends_a_batch(fresh: Fresh, fails: Callable[[int], None], error: str) -> None:
+    assert fresh.run(go_on_after, fails) == [(error, 3.0, 8.0)] * 2
 
 
 def to_a_group_rank() -> float:

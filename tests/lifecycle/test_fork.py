@@ -81,6 +81,7 @@ def wait_in_a_child() -> int:
     child = os.fork()
     if child == 0:
         waits = [partial(work.wait, *time) for work in works for time in ((), (timedelta(1),))]
+        waits += [work.get_future for work in works]
         refused = [error_of(wait) for wait in waits]
         os._exit(0 if all("forked" in text for text in refused) else 3)
     _, status = os.waitpid(child, 0)
