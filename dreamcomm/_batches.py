@@ -9,6 +9,7 @@ batch of a group of dreamcomm is given up then; those of other backends are left
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -50,6 +51,8 @@ def mend_batches() -> None:
 
 def give_up(group: dist.ProcessGroup, batches: dict[dist.ProcessGroup, Any]) -> None:
     """Forgets the group's batch: receives are withdrawn, and sends stay under way."""
+    if "dreamcomm._C" not in sys.modules:  # no group is of dreamcomm
+        return
     from dreamcomm.info import backend_of
 
     try:

@@ -138,6 +138,20 @@ def test_the_entry_point_loads_neither_the_compiled_module_nor_the_launcher() ->
     assert "'dreamcomm.launch'" not in loaded
 
 
+def test_batches_of_other_backends_are_left_as_they_are() -> None:
+    code = """
+import sys, torch, torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+try:
+    with dist._coalescing_manager():
+        raise KeyError("the program's own")
+except KeyError as error:
+    print(error, "dreamcomm._C" in sys.modules)
+dist.destroy_process_group()
+"""
+    assert run_python(code) == '"the program\'s own" False'
+
+
 def test_an_import_registers_where_torch_was_told_not_to() -> None:
     code = """
 import torch
