@@ -9,9 +9,10 @@ batch of a group of dreamcomm is given up then; those of other backends are left
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,6 +20,51 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 MANAGER = "_coalescing_manager"
+Batches = dict["dist.ProcessGroup", Any]  # torch's, that have begun
+
+
+class Batch(AbstractContextManager[Any, None]):
+    """One batch of a group. No generator: Ctrl-C may come before one is told that it has begun."""
+
+    def __init__(
+        self,
+        manager: AbstractContextManager[Any],
+        group: dist.ProcessGroup | None,
+        batches: Batches,
+    ) -> None:
+        self._manager = manager
+        self._group = group
+        self._batches = batches
+        self._begins = group is not None and group not in batches  # it is in no other of the group
+
+    def __enter__(self) -> Any:
+        try:
+            return self._manager.__enter__()
+        except BaseException:
+            self._give_up()
+            raise
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        ends_well = False
+        try:
+            self._manager.__exit__(kind, error, trace)
+            ends_well = error is None
+        finally:
+            if not ends_well:
+                self._give_up()
+
+    def _give_up(self) -> None:
+        if not self._begins or self._group is None:
+            return
+        try:
+            give_up(self._group, self._batches)
+        except Exception:  # the one on its way out is worth more
+            logging.getLogger("dreamcomm").warning("a batch could not be given up", exc_info=True)
 
 
 def mend_batches() -> None:
@@ -29,27 +75,19 @@ def mend_batches() -> None:
     if manage is None:
         return
 
-    @contextmanager
     def _coalescing_manager(
         group: dist.ProcessGroup | None = None,
         device: torch.device | None = None,
         async_ops: bool = False,
-    ) -> Iterator[Any]:
+    ) -> Batch:
         meant = group or whole.group.WORLD
-        begins = meant is not None and meant not in torchs._world.pg_coalesce_state
-        try:
-            with manage(group, device, async_ops) as manager:
-                yield manager
-        except BaseException:
-            if begins:
-                give_up(meant, torchs._world.pg_coalesce_state)
-            raise
+        return Batch(manage(group, device, async_ops), meant, torchs._world.pg_coalesce_state)
 
     for module in (torchs, whole):
         setattr(module, MANAGER, _coalescing_manager)
 
 
-def give_up(group: dist.ProcessGroup, batches: dict[dist.ProcessGroup, Any]) -> None:
+def give_up(group: dist.ProcessGroup, batches: Batches) -> None:
     """Forgets the group's batch: receives are withdrawn, and sends stay under way."""
     if "dreamcomm._C" not in sys.modules:  # no group is of dreamcomm
         return

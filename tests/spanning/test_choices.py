@@ -66,7 +66,9 @@ def test_all_ranks_choose_alike(hosts: Hosts) -> None:
     assert [text.count("\n  * ") for text in texts] == [1] * len(texts)
     assert "one leader per host exchanges it" in texts[0]
     assert "one leader per host" not in texts[-1]
-    assert "carry a share between hosts" in texts[-1].split("* ")[1].split("\n")[0]
+    assert (
+        "one rank of each host carries it between hosts" in texts[-1].split("* ")[1].split("\n")[0]
+    )
 
 
 def explain_all() -> dict[str, str]:
