@@ -50,17 +50,8 @@ Bridge::Bridge(Communicator& host, Topology topology, int rank, std::unique_ptr<
       link_(std::move(link)),
       options_(std::move(options)),
       vigil_(*link_, nudger_, topology_, rank_),
-      levels_{host_,
-              topology_,
-              *link_,
-              nudger_,
-              vigil_,
-              options_.heap,
-              spoilt_,
-              options_.reasons,
-              causes_,
-              rank_,
-              options_.widens_halves},
+      levels_{host_,         topology_, *link_,           nudger_, vigil_, envelopes_,
+              options_.heap, spoilt_,   options_.reasons, causes_, rank_,  options_.widens_halves},
       recorder_(options_.recorder ? options_.recorder
                                   : std::make_shared<Recorder>(Recorder::Origin{})) {
   if (options_.bulletin) {
@@ -177,7 +168,7 @@ void Bridge::watched(const Request& request, Act&& act) {
   }
 }
 
-void Bridge::run(Trip& trip, const Request& request, bool leaders) {
+void Bridge::run(LinkTrip& trip, const Request& request, bool leaders) {
   open(trip, signature_of(request, calls_ - before_, Signature::kNoRow),
        {options_.group, options_.call_site}, opening_part(trip, request, leaders));
   if (!leaders) spans::run(trip, request);

@@ -93,7 +93,7 @@ class Bridge {
  private:
   bool is_near(int rank) const { return topology_.host_of(rank) == topology_.host_of(rank_); }
   Way way_of(const Request& request);
-  void run(Trip& trip, const Request& request, bool leaders);
+  void run(LinkTrip& trip, const Request& request, bool leaders);
   void run_uncounted(const Request& request, const Way& way, const Interrupt& interrupt);
   double slowest(double seconds, Clock::time_point deadline, const Interrupt& interrupt);
   void tell_of_leader() const;
@@ -107,6 +107,7 @@ class Bridge {
   const BridgeOptions options_;
   Nudger nudger_;
   Vigil vigil_;
+  Envelopes envelopes_;
   const Causes causes_{options_.reasons, vigil_};
   const std::shared_ptr<Mark> spoilt_ = std::make_shared<Mark>();
   const Levels levels_;  // of the members before it

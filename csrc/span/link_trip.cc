@@ -199,8 +199,11 @@ std::shared_ptr<Parcel> LinkTrip::begun(int rank, Begin&& begin) const {
 }
 
 void LinkTrip::send(int rank, const Cargo& cargo, std::uint32_t number) {
-  if (cargo.bytes == 0) return;
-  const auto begin = [&] { return levels_.link.send(rank, cargo, tag(number)); };
+  if (cargo.bytes > 0) send_as(rank, cargo, tag(number));
+}
+
+void LinkTrip::send_as(int rank, const Cargo& cargo, std::uint32_t tag) {
+  const auto begin = [&] { return levels_.link.send(rank, cargo, tag); };
   sends_.push_back({begun(rank, begin), rank});
   traffic_.sent += cargo.bytes;
 }
@@ -210,6 +213,24 @@ void LinkTrip::receive(int rank, const Cargo& cargo, std::uint32_t number) {
   const auto begin = [&] { return levels_.link.receive(rank, cargo, tag(number)); };
   receives_.push_back({begun(rank, begin), rank});
   traffic_.received += cargo.bytes;
+}
+
+std::vector<Cargo> LinkTrip::exchange_openings(const Cargo& mine, std::size_t most) {
+  std::vector<Cargo> theirs(static_cast<std::size_t>(hosts()));
+  for_other_hosts([&](int host) {
+    const int leader = topology().rank_at(host, 0);
+    Envelopes::Expected one = levels_.envelopes.from(leader, [&](std::uint32_t tag) {
+      const Cargo cargo = room(most);
+      const auto begin = [&] { return levels_.link.receive(leader, cargo, tag); };
+      return Envelopes::Expected{cargo, begun(leader, begin)};
+    });
+    theirs[static_cast<std::size_t>(host)] = one.room;
+    receives_.push_back({std::move(one.parcel), leader});
+    traffic_.received += most;
+    send_as(leader, mine, levels_.envelopes.tag());
+  });
+  levels_.envelopes.opened();
+  return theirs;
 }
 
 LinkTrip::Transfers LinkTrip::sends() { return std::exchange(sends_, {}); }

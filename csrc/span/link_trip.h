@@ -12,6 +12,7 @@
 #include "core/flag.h"
 #include "core/timeline.h"
 #include "span/causes.h"
+#include "span/envelopes.h"
 #include "span/nudger.h"
 #include "span/reasons.h"
 #include "span/trip.h"
@@ -27,6 +28,7 @@ struct Levels {
   Link& link;
   Nudger& nudger;
   Vigil& vigil;
+  Envelopes& envelopes;
   const std::shared_ptr<Heap>& heap;  // of this process; null: none
   /// Whether a call within the host has failed, in which a late peer may still write.
   std::shared_ptr<Mark> spoilt;
@@ -56,6 +58,9 @@ class LinkTrip final : public Trip {
   void send(int rank, const Cargo& cargo, std::uint32_t number) override;
   void receive(int rank, const Cargo& cargo, std::uint32_t number) override;
   void depart(std::uint32_t) override {}  // each was at once
+  /// Among leaders, as the call opens: `mine` to those of the other hosts, and what they send is
+  /// received, in up to `most` bytes, into what is returned, by host.
+  std::vector<Cargo> exchange_openings(const Cargo& mine, std::size_t most);
   Transfers sends() override;
   Transfers receives() override;
   void wait(const Transfers& transfers) override;
@@ -76,6 +81,7 @@ class LinkTrip final : public Trip {
   std::string told_by_host_of(int rank, std::chrono::milliseconds moment) const;
   std::string waiting_for(int rank) const;
   [[noreturn]] void fail_for(int rank, const Error& error) const;
+  void send_as(int rank, const Cargo& cargo, std::uint32_t tag);
   template <typename Begin>
   std::shared_ptr<Parcel> begun(int rank, Begin&& begin) const;
 

@@ -17,6 +17,7 @@ constexpr std::size_t kPage = std::size_t{256} << 10;  // of a rank: where stage
 constexpr std::array<std::size_t, 5> kChunks{std::size_t{512} << 10, std::size_t{1} << 20,
                                              std::size_t{2} << 20, std::size_t{4} << 20,
                                              std::size_t{8} << 20};
+constexpr double kAsks = 1;  // a first chunk's receive is told of, before it is sent
 constexpr std::size_t kOfAllToAll = kChunks[1];
 
 /// What a chunk takes, but for its opening.
@@ -67,7 +68,8 @@ class Model {
     // is what both need the same processors for.
     const double shown = 1 + (count - 1) * (1 - costs_.between.overlap);
     const double seconds = begin + before + count * std::max(ranks, wire) +
-                           shown * std::min(ranks, wire) + load.in_a_row * costs_.between.latency;
+                           shown * std::min(ranks, wire) +
+                           (kAsks + load.in_a_row) * costs_.between.latency;
     return seconds * costs_.between.by_carriers.at(reduced_by(count * load.wire));
   }
 

@@ -42,8 +42,7 @@ struct Verdict {
 constexpr std::size_t kVerdict = 64;
 static_assert(sizeof(Verdict) <= kVerdict);
 
-constexpr std::uint32_t kEnvelopes = 0xffff;  // numbers of messages that no algorithm uses
-constexpr std::uint32_t kWords = 0xfffe;
+constexpr std::uint32_t kWords = 0xfffe;  // a message's number that no algorithm uses
 
 const Reduction kBytes{};  // moved, not computed
 
@@ -54,7 +53,7 @@ Block block_of(T& value) {
 
 class Beginning {
  public:
-  Beginning(Trip& trip, const Signature& own, const Caller& caller, const Small& small)
+  Beginning(LinkTrip& trip, const Signature& own, const Caller& caller, const Small& small)
       : trip_(trip), own_(own), caller_(caller), small_(small) {
     most_ =
         sizeof(Heading) + std::max(most_brought(trip.hosts()), host_table_bytes(trip.topology()));
@@ -130,19 +129,11 @@ class Beginning {
                           [this](const Signature& other) { return other == here_[0]; });
   }
 
-  /// What the other hosts' leaders send this one, in up to `most` bytes, which sends them `mine`.
-  std::vector<Cargo> swap(const Cargo& mine, std::size_t most, std::uint32_t number) {
-    std::vector<Cargo> theirs(static_cast<std::size_t>(trip_.hosts()));
-    trip_.for_other_hosts([&](int host) {
-      Cargo& cargo = theirs[static_cast<std::size_t>(host)];
-      cargo = trip_.room(most);
-      trip_.receive(leader(host), cargo, number);
-      trip_.send(leader(host), mine, number);
-    });
+  /// Until the other hosts' leaders have sent what they send, and taken what this one does.
+  void wait() {
     trip_.wait(trip_.receives());
     last_between_ = trip_.last_between();
     trip_.wait(trip_.sends());
-    return theirs;
   }
 
   /// Whether the hosts make one call. INVARIANT: all leaders give the same answer: if the calls of
@@ -150,7 +141,8 @@ class Beginning {
   bool meet(const Cargo& mine, std::byte* told) {
     Cargo sent = mine;
     if (!agreed_) sent.bytes = sizeof(Heading);
-    const std::vector<Cargo> theirs = swap(sent, most_, kEnvelopes);  // may be another call's
+    const std::vector<Cargo> theirs = trip_.exchange_openings(sent, most_);
+    wait();  // what has come may be another call's
     bool all = agreed_;
     std::vector<const std::byte*> brought;
     int last_of_host = last_between_.rank;  // as its leader says, which is who it is else
@@ -215,7 +207,14 @@ class Beginning {
   std::vector<Side> exchange(const Sides& here) {
     const Cargo own = trip_.room(sizeof here);
     std::memcpy(own.data(), &here, sizeof here);
-    std::vector<Cargo> all = swap(own, sizeof here, kWords);
+    std::vector<Cargo> all(static_cast<std::size_t>(trip_.hosts()));
+    trip_.for_other_hosts([&](int host) {
+      Cargo& cargo = all[static_cast<std::size_t>(host)];
+      cargo = trip_.room(sizeof here);
+      trip_.receive(leader(host), cargo, kWords);
+      trip_.send(leader(host), own, kWords);
+    });
+    wait();
     all[static_cast<std::size_t>(trip_.host())] = own;
     std::vector<Side> found;
     for (const Cargo& cargo : all) {
@@ -240,7 +239,7 @@ class Beginning {
                   other == sides.end() ? "" : other->words.data());
   }
 
-  Trip& trip_;
+  LinkTrip& trip_;
   Signature own_;
   const Caller& caller_;
   const Small& small_;
@@ -252,7 +251,7 @@ class Beginning {
 
 }  // namespace
 
-void open(Trip& trip, const Signature& own, const Caller& caller, const Small& small) {
+void open(LinkTrip& trip, const Signature& own, const Caller& caller, const Small& small) {
   Beginning(trip, own, caller, small).hold();
 }
 

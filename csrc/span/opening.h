@@ -10,7 +10,7 @@
 #include <string>
 
 #include "algorithms/signature.h"
-#include "span/trip.h"
+#include "span/link_trip.h"
 
 namespace dreamcomm {
 
@@ -51,6 +51,6 @@ struct Caller {
 /// Returns when all ranks have called; a barrier. `own` is this rank's call. Throws
 /// Error(kMismatch) on every rank if two differ: it names the first rank and the first that
 /// differs from it.
-void open(Trip& trip, const Signature& own, const Caller& caller, const Small& small);
+void open(LinkTrip& trip, const Signature& own, const Caller& caller, const Small& small);
 
 }  // namespace dreamcomm

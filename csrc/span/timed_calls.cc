@@ -13,7 +13,7 @@ constexpr std::size_t kLeast = 3;  // calls of a burst
 constexpr std::size_t kMost = 16;
 constexpr double kBurst = 0.008;                   // seconds
 constexpr double kLong = 0.05;                     // of a call that is timed alone
-constexpr std::chrono::microseconds kBetween{65};  // of a caller in Python, its caches cold
+constexpr std::chrono::microseconds kBetween{90};  // of a caller in Python, its caches cold
 constexpr std::size_t kBytes = std::size_t{4} << 20;
 
 using Times = std::array<double, kBursts>;
