@@ -148,8 +148,11 @@ def _checked(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
         group = dist.group.WORLD
     if group is None:
         raise ValueError('no default group: call init_process_group("dreamcomm") first')
+    given: object = group
+    if given == dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError(f"this rank is not a member of the group {given!r}")
     if not isinstance(group, dist.ProcessGroup):
-        raise ValueError(f"this rank is not a member of the group {group!r}")
+        raise ValueError(f"expected a process group or None, got {given!r}")
     return group
 
 

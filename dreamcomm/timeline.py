@@ -151,7 +151,7 @@ class Trace:
                 "no group of dreamcomm was there while the trace ran: %s is not written", self._path
             )
             return
-        whole = max(recorders, key=lambda one: one.size)
+        whole = whole_of(recorders)
         name = f"{whole.team[:8]}.{self._number}"  # of this trace among all that have this path
         ranks = [world_rank(whole, rank) for rank in range(whole.size)]
         parts = [part_path(self._path, name, rank) for rank in ranks]
@@ -208,6 +208,16 @@ class Trace:
                 ", ".join(map(str, missing)),
             )
         merge_traces([*present, *of_hosts], self._path)
+
+
+def whole_of(recorders: list[Recorder]) -> Recorder:
+    """The largest group's; of several the default group's, which all ranks of it choose alike."""
+    try:
+        default = backend_of(None)._recorder
+    except ValueError:  # it is another's, or gone
+        default = None
+    team = None if default is None else default.team
+    return max(recorders, key=lambda one: (one.size, one.team == team))
 
 
 def backend_of_recorder(recorder: Recorder) -> DreamBackend | None:

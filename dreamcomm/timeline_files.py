@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dreamcomm.timeline_clocks import align, joined_clocks
-
-if TYPE_CHECKING:
-    import os
 
 __all__ = ["check_regular", "is_of_trace", "merge_traces", "write_json"]
 
@@ -50,9 +48,14 @@ def merge_traces(parts: Sequence[str | os.PathLike[str]], path: str | os.PathLik
 
     Raises:
         OSError: a file cannot be read or written.
-        ValueError: a file is no part of a trace, or they are of different ones; the path is that
-            of something other than a regular file.
+        ValueError: there are no parts; a file is no part of a trace, or they are of different ones;
+            the path is that of something other than a regular file.
+        TypeError: the parts are one path.
     """
+    if isinstance(parts, str | os.PathLike):
+        raise TypeError(f"dreamcomm.merge_traces: expected a list of parts, got the path {parts!r}")
+    if not parts:
+        raise ValueError("dreamcomm.merge_traces: expected a trace's parts, got none")
     target = Path(path)
     check_regular(target, "dreamcomm.merge_traces")
     found = {Path(part): loaded(Path(part)) for part in parts}

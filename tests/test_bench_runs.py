@@ -56,9 +56,24 @@ def test_a_missing_backend_names_those_that_are_there() -> None:
         check_versus("nonsense")
 
 
+@pytest.mark.parametrize("found", [{}, {"WORLD_SIZE": "x"}, {"WORLD_SIZE": "2"}], ids=str)
+def test_half_an_environment_of_a_rank_is_explained(
+    monkeypatch: pytest.MonkeyPatch, found: dict[str, str]
+) -> None:
+    for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"RANK": "0", "COLUMNS": "200", **found}.items():
+        monkeypatch.setenv(name, value)
+    done = invoke()
+    assert done.exit_code == 2
+    assert "unset RANK, or start the ranks by torchrun" in done.output
+
+
 def test_ranks_that_run_already_have_to_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", "29500")
     monkeypatch.setenv("COLUMNS", "200")
     done = invoke("--world", "2")
     assert done.exit_code == 2

@@ -52,6 +52,16 @@ def test_here_all_is_well() -> None:
     assert "1 + 1 = 2" in found["two ranks"]["found"]
 
 
+def test_ranks_of_one_host_share_memory() -> None:
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*run, "--no-python", str(Path(sys.executable).with_name("dreamcomm")), "doctor"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False, cwd=tempfile.gettempdir()
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"fine  hosts: .*2 ranks", done.stdout), done.stdout
+
+
 def test_people_get_a_line_for_each_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     findings = [
         Finding("cellar", State.FINE, "dry [really]"),

@@ -170,6 +170,8 @@ def test_bad_arguments_are_named(nprocs: int, start_method: str, text: str) -> N
         ({"kwargs": [1]}, "kwargs must be a dict"),
         ({"timeout": 0}, "timeout must be a positive"),
         ({"timeout": "5"}, "timeout must be a positive"),
+        ({"timeout": float("nan")}, "timeout must be a positive"),
+        ({"timeout": float("inf")}, "timeout must be a positive"),
     ],
 )
 def test_what_could_only_fail_in_the_ranks_is_refused_before(

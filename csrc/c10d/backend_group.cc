@@ -166,7 +166,8 @@ std::vector<std::vector<int>> DreamBackend::hosts() const {
   std::vector<std::vector<int>> found;
   if (!comm_) return found;
   if (!bridge_) {
-    std::iota(found.emplace_back(static_cast<std::size_t>(size_)).begin(), found[0].end(), 0);
+    std::vector<int>& all = found.emplace_back(static_cast<std::size_t>(size_));
+    std::iota(all.begin(), all.end(), 0);
     return found;
   }
   const Topology& all = bridge_->topology();

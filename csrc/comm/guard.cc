@@ -151,8 +151,8 @@ std::string Guard::words_on_wait(int rank, Clock::time_point now) const {
   return text;
 }
 
-/// The awaited rank, or after a while any rank that has died, or given the group up, before or
-/// inside of this call, if one has; or -1. INVARIANT: that is told of within a second wherever a
+/// The awaited rank, or after a while any rank that has died, left, or given the group up, before
+/// or inside of this call, if one has; or -1. INVARIANT: that is told of within a second wherever a
 /// rank waits, whomever it waits for. A rank that has gone after it returned from this call has
 /// done its part.
 int Guard::gone_of(int rank, Clock::time_point now) const {
@@ -162,12 +162,11 @@ int Guard::gone_of(int rank, Clock::time_point now) const {
   const std::int64_t call = member_.header().progress.sequence.read();
   for (int peer = 0; peer < fabric.size(); ++peer) {
     if (peer == fabric.rank()) continue;
-    const auto status = static_cast<Status>(fabric.header(peer).status.read());
-    if (status == Status::kLeft) continue;
+    if (why_gone(fabric, peer).empty()) continue;  // before the next, which are its last words
     const Progress& last = fabric.header(peer).progress;
     const bool returned =
         last.sequence.read() >= call && last.inside.read() == 0 && last.failed_in.read() < call;
-    if (!returned && !why_gone(fabric, peer).empty()) return peer;
+    if (!returned) return peer;
   }
   return -1;
 }

@@ -33,7 +33,7 @@ std::unique_lock<std::mutex> RollCall::take_turn(Terms& terms, const std::functi
   const Clock::time_point deadline = deadline_in(begin, terms.timeout);
   while (!lock.owns_lock()) {
     check(Clock::now() < deadline, ErrorKind::kTimeout, "monitored_barrier on ", member_.who(),
-          " reached its timeout while another thread of this rank was in one");
+          " reached its timeout while this rank was in another one");
     if (idle) idle();
     if (interrupt) interrupt();
     std::this_thread::sleep_for(std::chrono::milliseconds(1));

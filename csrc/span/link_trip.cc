@@ -144,13 +144,20 @@ std::string LinkTrip::told_by_host_of(int rank, std::chrono::milliseconds moment
 /// INVARIANT: what peers of this host write into a room they have written when the call ends for
 /// which it was the output, unless that fails.
 Cargo LinkTrip::room(std::size_t bytes) const {
-  if (std::shared_ptr<std::byte> own = levels_.heap ? levels_.heap->allocate(bytes) : nullptr) {
-    const auto give_back = [own, heap = levels_.heap, spoilt = levels_.spoilt](std::byte* at) {
-      if (spoilt->read() != 0) heap->retire(at);
-    };
-    return {std::shared_ptr<std::byte>(own.get(), give_back), 0, bytes};
-  }
-  return {{new std::byte[bytes], std::default_delete<std::byte[]>()}, 0, bytes};
+  Cargo room = room_of_its_own(bytes);
+  if (!levels_.heap || !levels_.heap->holds(room.data())) return room;
+  const auto give_back = [own = room.memory, heap = levels_.heap,
+                          spoilt = levels_.spoilt](std::byte* at) {
+    if (spoilt->read() != 0) heap->retire(at);
+  };
+  return {std::shared_ptr<std::byte>(room.data(), give_back), 0, bytes};
+}
+
+/// Into which no peer writes.
+Cargo LinkTrip::room_of_its_own(std::size_t bytes) const {
+  std::shared_ptr<std::byte> memory = levels_.heap ? levels_.heap->allocate(bytes) : nullptr;
+  if (!memory) memory = {new std::byte[bytes], std::default_delete<std::byte[]>()};
+  return {std::move(memory), 0, bytes};
 }
 
 Cargo LinkTrip::kept(const Block& block) {
@@ -220,7 +227,7 @@ std::vector<Cargo> LinkTrip::exchange_openings(const Cargo& mine, std::size_t mo
   for_other_hosts([&](int host) {
     const int leader = topology().rank_at(host, 0);
     Envelopes::Expected one = levels_.envelopes.from(leader, [&](std::uint32_t tag) {
-      const Cargo cargo = room(most);
+      const Cargo cargo = room_of_its_own(most);
       const auto begin = [&] { return levels_.link.receive(leader, cargo, tag); };
       return Envelopes::Expected{cargo, begun(leader, begin)};
     });

@@ -118,8 +118,21 @@ def check_outputs(json_path: Path | None, plot_path: Path | None) -> None:
 
 
 def launched_world() -> int | None:
-    """The world size if torchrun or the like started this process as one of its ranks."""
-    return int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ else None
+    """The world size if torchrun or the like started this process as one of its ranks.
+
+    Raises:
+        ValueError: what it has set in the environment is no rank of a world.
+    """
+    if "RANK" not in os.environ:
+        return None
+    rank, world = os.environ["RANK"], os.environ.get("WORLD_SIZE", "")
+    is_rank = rank.isdecimal() and world.isdecimal() and int(rank) < int(world)
+    if not is_rank or not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+        raise ValueError(
+            f"the environment says RANK={rank!r} and WORLD_SIZE={world!r}, and that or MASTER_ADDR "
+            "and MASTER_PORT make no rank of a world: unset RANK, or start the ranks by torchrun"
+        )
+    return int(world)
 
 
 def check_versus(versus: str) -> None:

@@ -11,6 +11,7 @@ import pickle
 import signal
 import sys
 import time
+from contextlib import suppress
 from datetime import timedelta
 from multiprocessing import connection
 from multiprocessing import spawn as mp_spawn
@@ -104,7 +105,8 @@ def spawn(
             f"dreamcomm.spawn: start_method must be 'spawn', 'fork' or None, got {method!r}"
         )
     if isinstance(timeout, (int, float)):
-        timeout = timedelta(seconds=timeout)
+        with suppress(OverflowError, ValueError):  # refused below
+            timeout = timedelta(seconds=timeout)
     if timeout is not None and not (isinstance(timeout, timedelta) and timeout > timedelta()):
         raise ValueError(
             "dreamcomm.spawn: timeout must be a positive number of seconds or timedelta, "

@@ -66,6 +66,52 @@ def test_survivors_learn_who_died(fresh: Fresh, name: str) -> None:
     assert shared_memory_files() <= files
 
 
+def leave_while_another_is_late(name: str) -> str:
+    """Rank 1 leaves, rank 0 comes late: rank 2 waits for both."""
+    use_everything()
+    if dist.get_rank() == VICTIM:
+        dist.destroy_process_group()
+        return "left"
+    if dist.get_rank() == 0:
+        time.sleep(1.5)
+    begin = time.monotonic()
+    error = error_of(CALLS[name])
+    return error if time.monotonic() - begin < 1 else f"late: {error}"
+
+
+@pytest.mark.beyond_gloo("gloo names no rank")
+@pytest.mark.parametrize("name", ["all_reduce", "barrier", "asynchronous", "large"])
+def test_a_rank_that_leaves_is_told_of_while_another_is_late(fresh: Fresh, name: str) -> None:
+    ranks = fresh.start(leave_while_another_is_late, name, world=3, group_timeout=30)
+    found = replies(ranks, timeout=60)
+    assert found[VICTIM].value == "left"
+    assert "cannot finish: rank 1 has left the group" in found[2].value, found[2].value
+    assert found[0].value.startswith("DistBackendError"), found[0].value
+
+
+def end_one_after_the_other(kind: str) -> str:
+    """Who has done its part may leave while others wait for a third."""
+    rank = dist.get_rank()
+    if rank == 2:
+        time.sleep(0.5)
+    if kind == "messages":
+        if rank == 0:
+            dist.recv(torch.ones(10), 2)
+        if rank == 2:
+            dist.send(torch.ones(10), 0)
+    else:
+        value = torch.ones(10)
+        dist.broadcast(value, VICTIM)
+    dist.destroy_process_group()
+    return "no error"
+
+
+@pytest.mark.parametrize("kind", ["messages", "broadcast"])
+def test_a_rank_that_leaves_in_time_is_no_loss(fresh: Fresh, kind: str) -> None:
+    found = replies(fresh.start(end_one_after_the_other, kind, world=3), timeout=60)
+    assert [reply.value for reply in found] == ["no error"] * 3
+
+
 def lose_a_rank_in_new_group(members: list[int], how: str) -> dict[str, Any]:
     """The new group has to find out by itself."""
     use_everything()

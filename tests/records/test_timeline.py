@@ -289,7 +289,7 @@ def test_what_is_no_regular_file_is_left_alone(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=f"{path} is not a regular file"):
             dreamcomm.trace(path)
         with pytest.raises(ValueError, match=f"{path} is not a regular file"):
-            dreamcomm.merge_traces([], path)
+            dreamcomm.merge_traces([Path(__file__)], path)
         with pytest.raises(ValueError, match=f"{path} is no part of a trace"):
             dreamcomm.merge_traces([path], tmp_path / "run.json")
     assert pipe.is_fifo()
@@ -473,6 +473,35 @@ def test_a_late_part_is_added(pool: Pool, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [target]
     with pytest.raises(ValueError, match="no part of a trace"):
         dreamcomm.merge_traces([__file__], target)
+
+
+def test_a_trace_is_made_of_parts(tmp_path: Path) -> None:
+    target = tmp_path / "run.json"
+    target.write_text("kept")
+    with pytest.raises(ValueError, match="expected a trace's parts, got none"):
+        dreamcomm.merge_traces([], target)
+    with pytest.raises(TypeError, match="expected a list of parts, got the path"):
+        dreamcomm.merge_traces(str(target), target)
+    assert target.read_text() == "kept"
+
+
+def trace_after_a_shrink(path: str) -> None:
+    """A group beside the default one is as large as that, and older."""
+    group = dist.new_group([1, 2])
+    if dist.get_rank() == 1:
+        return
+    dist.shrink_group([1])
+    with dreamcomm.trace(path):
+        dist.all_reduce(torch.ones(10))
+    del group
+
+
+def test_a_trace_is_of_the_default_group(fresh: Fresh, tmp_path: Path) -> None:
+    target = tmp_path / "run.json"
+    found = replies(fresh.start(trace_after_a_shrink, str(target), world=3), timeout=60)
+    assert not any(reply.error for reply in found), found
+    assert list(tmp_path.glob("run.json*")) == [target]
+    assert {event["pid"] for event in load(target)} >= {0, 1}  # as the shrunk group counts
 
 
 def test_one_trace_at_a_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

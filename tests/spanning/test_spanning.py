@@ -9,6 +9,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +220,30 @@ def test_an_interrupt_ends_the_wait_for_another_host(hosts: Hosts, tmp_path: Pat
     assert found[0][1] < 1.5
     for text, _ in found[1:]:
         assert "barrier() was interrupted on rank 0" in text, text
+
+
+def fail_groups() -> list[str]:
+    """What is in use of the heap after the first of some groups that fail, and after the last."""
+    from dreamcomm.info import explain
+
+    in_use = []
+    for number in range(6):
+        group = dist.new_group([0, 1, 2], timeout=timedelta(seconds=0.3))
+        dist.all_reduce(torch.ones(10), group=group)
+        if dist.get_rank() != 2:
+            assert "timeout" in error_of(
+                lambda group=group: dist.all_reduce(torch.ones(10), group=group)
+            )
+        dist.barrier()
+        dist.destroy_process_group(group)
+        if number in (0, 5):
+            in_use += re.findall(r"heap of this rank: .* in use", explain("all_reduce", 100))
+    return in_use
+
+
+def test_groups_that_fail_leave_no_memory_in_the_heap(hosts: Hosts) -> None:
+    for first, last in hosts.run([[0], [1, 2]], fail_groups):
+        assert first == last
 
 
 def count_bytes(elements: int) -> list[tuple[int, int]]:
