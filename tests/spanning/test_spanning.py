@@ -222,6 +222,22 @@ def test_an_interrupt_ends_the_wait_for_another_host(hosts: Hosts, tmp_path: Pat
         assert "barrier() was interrupted on rank 0" in text, text
 
 
+def profile_each_call() -> set[str]:
+    names = set()
+    for number in range(60):
+        with torch.autograd.profiler.profile() as run:
+            dist.all_reduce(torch.ones(10 if number % 2 else 500_000))
+        names |= {event.name for event in run.function_events}
+    return names
+
+
+def test_a_profiler_sees_calls_and_not_their_messages(hosts: Hosts) -> None:
+    """A message that is received ahead ends in another run of the profiler than it began in."""
+    for names in hosts.run([[0], [1, 2]], profile_each_call):
+        assert "dreamcomm:all_reduce" in names
+        assert not any(name.startswith("gloo:") for name in names), names
+
+
 def fail_groups() -> list[str]:
     """What is in use of the heap after the first of some groups that fail, and after the last."""
     from dreamcomm.info import explain
