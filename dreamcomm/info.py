@@ -149,7 +149,7 @@ def _checked(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     if group is None:
         raise ValueError('no default group: call init_process_group("dreamcomm") first')
     given: object = group
-    if given == dist.GroupMember.NON_GROUP_MEMBER:
+    if given is dist.GroupMember.NON_GROUP_MEMBER:
         raise ValueError(f"this rank is not a member of the group {given!r}")
     if not isinstance(group, dist.ProcessGroup):
         raise ValueError(f"expected a process group or None, got {given!r}")

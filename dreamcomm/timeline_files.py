@@ -54,11 +54,12 @@ def merge_traces(parts: Sequence[str | os.PathLike[str]], path: str | os.PathLik
     """
     if isinstance(parts, str | os.PathLike):
         raise TypeError(f"dreamcomm.merge_traces: expected a list of parts, got the path {parts!r}")
-    if not parts:
+    paths = [Path(part) for part in parts]
+    if not paths:
         raise ValueError("dreamcomm.merge_traces: expected a trace's parts, got none")
     target = Path(path)
     check_regular(target, "dreamcomm.merge_traces")
-    found = {Path(part): loaded(Path(part)) for part in parts}
+    found = {part: loaded(part) for part in paths}
     names = {part["otherData"]["trace"] for part in found.values()}
     if len(names) > 1:
         raise ValueError(f"these are parts of different traces: {', '.join(map(str, found))}")

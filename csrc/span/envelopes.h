@@ -11,10 +11,10 @@
 
 namespace dreamcomm {
 
-/// A message finds its way at once where the receiver has said before that there is room for it;
-/// else it asks, and waits for the answer: three ways over the wire instead of one. INVARIANT: what
-/// is said of a call's room is sent before this rank's own first message of the call before, for
-/// which the peer waits: it comes before the peer can have left, see Vigil.
+/// A message leaves at once where the receiver has said before that there is room for it; else when
+/// that comes: a second way over the wire. INVARIANT: what is said of a call's room is sent before
+/// this rank's own first message of the call before, for which the peer waits: it comes before the
+/// peer can have left, see Vigil.
 class Envelopes {
  public:
   struct Expected {

@@ -46,7 +46,9 @@ class LinkTrip final : public Trip {
 
   void here(Kind kind, const Reduction& how, std::span<const Block> in, std::span<const Block> out,
             int root = 0) override;
-  void gather_here(std::span<const Block> in, std::span<const Block> out) override;
+  /// The first of a call, of which no rank of another host returns before it: so it is given up if
+  /// one of them has gone.
+  void gather_here(std::span<const Block> in, std::span<const Block> out);
   /// In the heap if there is room. Of the heap it is not used again once a call within the host
   /// has failed.
   Cargo room(std::size_t bytes) const override;
@@ -64,8 +66,22 @@ class LinkTrip final : public Trip {
   Transfers sends() override;
   Transfers receives() override;
   void wait(const Transfers& transfers) override;
-  LastToCome last_here() const override;
-  LastToCome last_between() const override { return last_between_; }
+  /// So many bytes of the room for a message that has come: it was not known how long it would be.
+  void left_empty(std::size_t bytes) { traffic_.received -= bytes; }
+
+  /// Of ranks that wait for each other, who was the last: to the last collective within the host,
+  /// and of the other hosts' ranks whose messages the last wait was for, where they were waited
+  /// for.
+  LastToCome last_here() const;
+  LastToCome last_between() const { return last_between_; }
+  /// Who was the last to make this call: of the ranks of this host, and of the others when its word
+  /// of that came.
+  struct Latest {
+    LastToCome here;
+    LastToCome between;
+  };
+  Latest latest;
+
   /// Waits for other hosts are noted there as the call's `number`; null: nowhere.
   void note_in(Timeline* timeline, std::int64_t number) {
     timeline_ = timeline;

@@ -59,11 +59,6 @@ class Trip {
   /// A collective among the ranks of this host; `root` by its local index.
   virtual void here(Kind kind, const Reduction& how, std::span<const Block> in,
                     std::span<const Block> out, int root = 0) = 0;
-  /// The first of a call, of which no rank of another host returns before it: so it is given up if
-  /// one of them has gone.
-  virtual void gather_here(std::span<const Block> in, std::span<const Block> out) {
-    here(Kind::kAllGather, {}, in, out);
-  }
 
   /// Memory of undefined content that lives as long as anybody uses it.
   virtual Cargo room(std::size_t bytes) const = 0;
@@ -80,8 +75,6 @@ class Trip {
   /// ranks are not under way together. Of no bytes there are none.
   virtual void send(int rank, const Cargo& cargo, std::uint32_t number) = 0;
   virtual void receive(int rank, const Cargo& cargo, std::uint32_t number) = 0;
-  /// So many bytes of the room for a message that has come: it was not known how long it would be.
-  void left_empty(std::size_t bytes) { traffic_.received -= bytes; }
   /// All messages of that number have been named: an engine that takes many at a time takes them
   /// now. INVARIANT: of any two ranks the numbers of their messages depart in one order.
   virtual void depart(std::uint32_t number) = 0;
@@ -98,20 +91,6 @@ class Trip {
   virtual void wait(const Transfers& transfers) = 0;
 
   const WireTraffic& traffic() const { return traffic_; }
-
-  /// Of ranks that wait for each other, who was the last: to the last collective within the host,
-  /// and of the other hosts' ranks whose messages the last wait was for, where they were waited
-  /// for.
-  virtual LastToCome last_here() const { return {}; }
-  virtual LastToCome last_between() const { return {}; }
-
-  /// Who was the last to make this call: of the ranks of this host, and of the others when its word
-  /// of that came.
-  struct Latest {
-    LastToCome here;
-    LastToCome between;
-  };
-  Latest latest;
 
  protected:
   WireTraffic traffic_;

@@ -10,7 +10,7 @@ namespace {
 /// The last of all hosts' ranks. The others' word takes `word` seconds, in which nobody is
 /// waited for, and at times somewhat more: beside a long wait for a rank of this host that says
 /// nothing.
-LastToCome last_of(const Trip::Latest& latest, std::int64_t entered_ns, double word) {
+LastToCome last_of(const LinkTrip::Latest& latest, std::int64_t entered_ns, double word) {
   constexpr int kMuch = 4;
   LastToCome far = latest.between;
   far.at_ns -= static_cast<std::int64_t>(word * 1e9);

@@ -129,8 +129,8 @@ def launched_world() -> int | None:
     is_rank = rank.isdecimal() and world.isdecimal() and int(rank) < int(world)
     if not is_rank or not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
         raise ValueError(
-            f"the environment says RANK={rank!r} and WORLD_SIZE={world!r}, and that or MASTER_ADDR "
-            "and MASTER_PORT make no rank of a world: unset RANK, or start the ranks by torchrun"
+            f"the environment says RANK={rank!r} and WORLD_SIZE={world!r}, which does not fit, or "
+            "MASTER_ADDR or MASTER_PORT is missing: unset RANK, or start the ranks by torchrun"
         )
     return int(world)
 

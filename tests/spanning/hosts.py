@@ -17,6 +17,7 @@ from helpers.processes import RankProcess, replies, values
 from spanning.network import Network, enter
 
 Placement = list[list[int]]  # the ranks of each host
+TWO_OF_TWO: Placement = [[0, 1], [2, 3]]
 
 _numbers = itertools.count()
 

@@ -9,13 +9,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from spanning.hosts import Hosts, Placement
+from spanning.hosts import TWO_OF_TWO, Hosts, Placement
 from training.models import Mlp, sgd, train_alone
 from training.test_ddp import check, compare, train
 
 pytestmark = pytest.mark.beyond_gloo("gloo knows no hosts")
 
-TWO_OF_TWO: Placement = [[0, 1], [2, 3]]
 UNEVEN: Placement = [[0], [1], [2], [3, 4]]
 FOUR_OF_ONE: Placement = [[0], [1], [2], [3]]
 

@@ -9,11 +9,10 @@ import pytest
 import torch.distributed as dist
 
 from collectives import bits
-from spanning.hosts import Hosts, Placement, size_of
+from spanning.hosts import TWO_OF_TWO, Hosts, Placement, size_of
 
 pytestmark = pytest.mark.beyond_gloo("gloo knows no hosts")
 
-TWO_OF_TWO: Placement = [[0, 1], [2, 3]]
 COUNTS = (1, 5001, 100_001)
 # The halves, which are added up and sent in float32, are tested with all collectives.
 DTYPES = tuple(dtype for dtype in bits.DTYPES if dtype not in bits.HALVES)
