@@ -82,12 +82,17 @@ def is_shared(tensor: Tensor, *, group: dist.ProcessGroup | None = None) -> bool
     Args:
         tensor: of any kind.
         group: for a tensor that is not on the CPU; None is the default group.
+
+    Raises:
+        TypeError: it is no tensor.
     """
     from dreamcomm._compat import check_build
 
     check_build()
     from dreamcomm import _C
 
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"dreamcomm.is_shared: expected a tensor, got {type(tensor).__name__}")
     if tensor.device.type == "cpu":
         return _C.is_in_heap(tensor)
     from dreamcomm.info import backend_of
@@ -113,7 +118,13 @@ def share_(module: M) -> M:
     Raises:
         ValueError: one of them is no ordinary tensor: sparse, quantized, lazy, a DTensor. Nothing
             has been moved then.
+        TypeError: it is no module.
     """
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(
+            "dreamcomm.share_: expected a module (torch.nn.Module), got "
+            f"{type(module).__name__}; dreamcomm.empty_like makes single tensors in shared memory"
+        )
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         _check_movable(f"{type(module).__name__}.{name}", tensor)
         if tensor.is_leaf and tensor.grad is not None:

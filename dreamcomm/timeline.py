@@ -7,6 +7,7 @@ messages.
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import os
@@ -29,6 +30,7 @@ __all__ = ["Trace", "trace"]
 
 LOG = logging.getLogger("dreamcomm")
 MOST = 100_000_000  # of calls and spans
+ADDED = 80  # characters that the names of ranks' parts and hosts' files have beyond the trace's
 
 
 def trace(
@@ -89,8 +91,12 @@ def checked(path: str | os.PathLike[str]) -> Path:
         if not target.parent.is_dir():
             raise ValueError(f"dreamcomm.trace: there is no folder {target.parent}")
         check_regular(target, "dreamcomm.trace")
+        target.with_name(target.name + "-" * ADDED).exists()
     except OSError as error:  # the name is too long, or this process's folder was deleted
-        raise ValueError(f"dreamcomm.trace: no file can be at {path!r}: {error.strerror}") from None
+        room = f" ({ADDED} characters are added)" if error.errno == errno.ENAMETOOLONG else ""
+        raise ValueError(
+            f"dreamcomm.trace: no file can be at {path!r}: {error.strerror}{room}"
+        ) from None
     return target
 
 

@@ -63,9 +63,21 @@ def test_what_is_no_rate_is_refused(text: str) -> None:
         parse_rate(text)
 
 
+@pytest.mark.parametrize("text", ["0.1B/s", "7bit/s", "9" * 400 + "GB/s"])
+def test_rates_beyond_all_sums_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"bandwidths from 1B/s on, got .{,42}$"):
+        parse_rate(text)
+
+
 def test_what_is_no_time_is_refused() -> None:
     with pytest.raises(ValueError, match="'5 minutes' is not a time"):
         parse_time("5 minutes")
+
+
+@pytest.mark.parametrize("text", ["1000001s", "9" * 400 + "ns"])
+def test_times_beyond_all_sums_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"the model is for up to 1000000s, got .{,42}$"):
+        parse_time(text)
 
 
 def test_a_cluster_in_a_file(tmp_path: Path) -> None:

@@ -303,6 +303,13 @@ def test_a_module_that_cannot_be_shared_stays_as_it_is(kind: str) -> None:
     assert not any(dreamcomm.is_shared(p) for p in module.first.parameters())
 
 
+def test_what_is_no_module_or_tensor_is_told() -> None:
+    with pytest.raises(TypeError, match=r"share_: expected a module .*, got Tensor; .*empty_like"):
+        dreamcomm.share_(torch.ones(2))  # type: ignore[type-var]
+    with pytest.raises(TypeError, match="is_shared: expected a tensor, got int"):
+        dreamcomm.is_shared(3)  # type: ignore[arg-type]
+
+
 def share_with_little_room(rank: int, folder: str) -> list[Any]:
     """Own heaps fit into the address space, those of the peers do not."""
     heap = 8 << 30
