@@ -7,6 +7,7 @@
 #include "c10d/backend.h"
 #include "c10d/convert.h"
 #include "c10d/labels.h"
+#include "c10d/profiled.h"
 #include "c10d/python.h"
 
 namespace dreamcomm {
@@ -82,8 +83,8 @@ WorkPtr DreamBackend::message_on_device(const Message& message) {
                            : inner.recv(tensors, message.peer, message.tag);
     });
   }
+  const Profiled seen(message.label, tensor);
   const DevicePlan plan{.label = message.label,
-                        .inputs = tensor,
                         .outputs = tensor,
                         .deadline = deadline_after(c10d::kUnsetTimeout, timeout()),
                         .async = true,
@@ -150,6 +151,7 @@ WorkPtr DreamBackend::send_one(const Tensor& tensor, int dst, int tag) {
     memory = blank_like(tensor);
     copy_into(memory, tensor);
   }
+  const Profiled seen(kSend, tensor);
   auto work = c10::make_intrusive<MessageWork>(rank_, kSend, tensor, executor_, comm_);
   try {
     const Clock::time_point deadline = deadline_after(c10d::kUnsetTimeout, timeout());
@@ -196,6 +198,7 @@ WorkPtr DreamBackend::receive(const Label& label, const Tensor& tensor, std::opt
   const std::uint64_t number = require_tag(site, tag);
   const bool plain = is_plain(tensor);
   const Tensor memory = plain ? tensor : blank_like(tensor);
+  const Profiled seen(label, tensor);
   auto work = c10::make_intrusive<MessageWork>(rank_, label, tensor, executor_, comm_);
   try {
     const Clock::time_point deadline = deadline_after(c10d::kUnsetTimeout, timeout());

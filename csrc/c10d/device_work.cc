@@ -1,12 +1,12 @@
 #include "c10d/device_work.h"
 
-#include <ATen/record_function.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <thread>
 
 #include "c10d/convert.h"
+#include "c10d/profiled.h"
 #include "c10d/python.h"
 
 namespace dreamcomm {
@@ -17,29 +17,19 @@ using std::chrono::milliseconds;
 /// Between looks at whether the device is done.
 constexpr std::chrono::microseconds kLook{20};
 
-std::optional<std::vector<at::Tensor>> profiled(Tensors inputs) {
-  if (!at::hasCallbacks()) return std::nullopt;
-  return inputs.vec();
-}
-
 }  // namespace
 
-DeviceWork::DeviceWork(int rank, const Label& label, Tensors inputs, Tensors outputs,
-                       const c10::Stream& stream, std::shared_ptr<const c10::Event> done,
-                       bool captured, std::shared_ptr<const gpu::Group> group, uint64_t sequence)
-    : Work(rank, label.type, at::hasCallbacks() ? label.title : nullptr, profiled(inputs)),
+DeviceWork::DeviceWork(int rank, const Label& label, Tensors outputs, const c10::Stream& stream,
+                       std::shared_ptr<const c10::Event> done, bool captured,
+                       std::shared_ptr<const gpu::Group> group, uint64_t sequence)
+    : Work(rank, label.type),
       label_(label),
       outputs_(outputs.vec()),
       stream_(stream),
       done_(std::move(done)),
       captured_(captured),
       group_(std::move(group)),
-      sequence_(sequence) {
-  if (recordFunctionEndCallback_) {  // profiles show the host's part; the device's is in its own
-    recordFunctionEndCallback_();
-    recordFunctionEndCallback_ = nullptr;
-  }
-}
+      sequence_(sequence) {}
 
 bool DeviceWork::is_done() const {
   TORCH_CHECK_WITH(
@@ -88,6 +78,7 @@ bool DeviceWork::wait(milliseconds timeout) {
 }
 
 void DeviceWork::wait_here(milliseconds timeout) {
+  const Profiled seen(label_);
   const Clock::time_point begin = Clock::now();
   while (!is_done()) {
     check_signals();

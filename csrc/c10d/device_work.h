@@ -21,8 +21,8 @@ class DeviceWork final : public c10d::Work {
  public:
   /// `done` has been recorded on `stream` behind the call's last step; `captured`: into a graph,
   /// whose events cannot be asked.
-  DeviceWork(int rank, const Label& label, Tensors inputs, Tensors outputs,
-             const c10::Stream& stream, std::shared_ptr<const c10::Event> done, bool captured,
+  DeviceWork(int rank, const Label& label, Tensors outputs, const c10::Stream& stream,
+             std::shared_ptr<const c10::Event> done, bool captured,
              std::shared_ptr<const gpu::Group> group, uint64_t sequence);
 
   bool isCompleted() override;

@@ -1,11 +1,11 @@
 #include "c10d/work.h"
 
-#include <ATen/record_function.h>
 #include <c10/util/Exception.h>
 
 #include <utility>
 
 #include "c10d/convert.h"
+#include "c10d/profiled.h"
 #include "c10d/python.h"
 
 namespace dreamcomm {
@@ -16,19 +16,13 @@ using std::chrono::milliseconds;
 /// How long a waiting thread sleeps between looks at Python's signals.
 constexpr milliseconds kLook{50};
 
-/// The inputs, for the profiler, if anything listens.
-std::optional<std::vector<at::Tensor>> profiled(Tensors inputs) {
-  if (!at::hasCallbacks()) return std::nullopt;
-  return inputs.vec();
-}
-
 c10::TypePtr tensor_list() { return c10::ListType::create(c10::TensorType::get()); }
 
 }  // namespace
 
-DreamWork::DreamWork(int rank, const Label& label, Tensors inputs, Tensors outputs,
+DreamWork::DreamWork(int rank, const Label& label, Tensors outputs,
                      std::shared_ptr<Executor> executor, std::weak_ptr<Communicator> communicator)
-    : Work(rank, label.type, at::hasCallbacks() ? label.title : nullptr, profiled(inputs)),
+    : Work(rank, label.type),
       label_(label),
       outputs_(outputs.begin(), outputs.end()),
       executor_(std::move(executor)),
@@ -52,10 +46,6 @@ void DreamWork::complete(std::exception_ptr error) {
 void DreamWork::complete_unshared() {
   completed_ = true;
   was_done_ = true;
-  if (recordFunctionEndCallback_) {
-    recordFunctionEndCallback_();
-    recordFunctionEndCallback_ = nullptr;
-  }
 }
 
 void DreamWork::settle(c10::ivalue::Future& future) {
@@ -88,6 +78,7 @@ bool DreamWork::wait(milliseconds timeout) {
   if (was_done_) return true;
   if (!isCompleted()) {
     require_home();
+    const Profiled seen(label_);
     advance(pause_until(timeout));
   }
   std::unique_lock lock(mutex_);
@@ -143,7 +134,7 @@ void DreamWork::advance(const Interrupt& pause) {
 MessageWork::MessageWork(int rank, const Label& label, const at::Tensor& tensor,
                          std::shared_ptr<Executor> executor,
                          std::weak_ptr<Communicator> communicator)
-    : DreamWork(rank, label, tensor, tensor, std::move(executor), std::move(communicator)) {}
+    : DreamWork(rank, label, tensor, std::move(executor), std::move(communicator)) {}
 
 void MessageWork::follow(std::shared_ptr<Ticket> ticket, std::function<void()> received) {
   ticket_ = std::move(ticket);
@@ -151,7 +142,7 @@ void MessageWork::follow(std::shared_ptr<Ticket> ticket, std::function<void()> r
   ticket_->then([self, received = std::move(received)](std::exception_ptr error) {
     try {
       if (error) std::rethrow_exception(error);
-      const at::ThreadLocalStateGuard as_caller(*self->caller());
+      const AsCaller as_caller(*self->caller());
       if (received) received();
     } catch (...) {
       self->complete(current_as_torch());

@@ -32,8 +32,8 @@ struct Label {
 class DreamWork : public c10d::Work {
  public:
   /// `executor` may be null for a call that is done before torch sees its work.
-  DreamWork(int rank, const Label& label, Tensors inputs, Tensors outputs,
-            std::shared_ptr<Executor> executor, std::weak_ptr<Communicator> communicator = {});
+  DreamWork(int rank, const Label& label, Tensors outputs, std::shared_ptr<Executor> executor,
+            std::weak_ptr<Communicator> communicator = {});
 
   void complete(std::exception_ptr error);
   /// The same without an error, before anyone else has seen the work: no locks.
