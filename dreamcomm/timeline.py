@@ -116,6 +116,11 @@ class Trace:
         self._runs = True
 
     def __enter__(self) -> Trace:
+        if not self._runs:
+            raise RuntimeError(
+                f"the trace {self._path} has ended, and begins no second time: call "
+                "dreamcomm.trace() for each"
+            )
         return self
 
     def __exit__(

@@ -44,7 +44,7 @@ def merge_traces(parts: Sequence[str | os.PathLike[str]], path: str | os.PathLik
         parts: files that ranks have left beside a trace, or the traces of hosts with folders of
             their own.
         path: the trace. If it is there already and is that of the parts, they are added to it;
-            any other file is replaced.
+            any other file is replaced. It may be among the parts, as of a pattern for both.
 
     Raises:
         OSError: a file cannot be read or written.
@@ -63,7 +63,8 @@ def merge_traces(parts: Sequence[str | os.PathLike[str]], path: str | os.PathLik
     names = {part["otherData"]["trace"] for part in found.values()}
     if len(names) > 1:
         raise ValueError(f"these are parts of different traces: {', '.join(map(str, found))}")
-    together = list(found.values())
+    others = [part for part in found if not (target.exists() and part.samefile(target))]
+    together = [found[part] for part in others]
     if target.exists():
         there = loaded(target, is_trace=False)
         if there and there["otherData"]["trace"] in names:
@@ -74,8 +75,8 @@ def merge_traces(parts: Sequence[str | os.PathLike[str]], path: str | os.PathLik
     dropped = {who: n for part in together for who, n in part["otherData"]["dropped"].items()}
     other = {"trace": next(iter(names), ""), "dropped": dropped, **joined_clocks(together)}
     write_json(target, {"traceEvents": events, "displayTimeUnit": "ns", "otherData": other})
-    for part in found:
-        part.unlink()
+    for part in others:
+        part.unlink(missing_ok=True)  # it may be named twice
 
 
 def is_of_trace(path: Path, name: str) -> bool:

@@ -236,21 +236,6 @@ def test_the_last_are_kept_and_the_lost_are_counted(pool: Pool, tmp_path: Path) 
         assert lost >= 3 + 5 * 2 - 3
 
 
-def profiled() -> list[str]:
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        dist.all_reduce(torch.ones(100))
-        work = dist.broadcast(torch.ones(100), 0, async_op=True)
-        assert work is not None
-        work.wait()
-    return [event.key for event in profile.key_averages()]
-
-
-def test_operations_show_in_torchs_profiler(pool: Pool) -> None:
-    for keys in pool.run(profiled):
-        assert "dreamcomm:all_reduce" in keys
-        assert "dreamcomm:broadcast" in keys
-
-
 def test_bad_arguments_are_told(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no folder"):
         dreamcomm.trace(tmp_path / "none" / "run.json")
@@ -476,6 +461,20 @@ def test_a_late_part_is_added(pool: Pool, tmp_path: Path) -> None:
         dreamcomm.merge_traces([__file__], target)
 
 
+def test_the_trace_may_be_among_its_parts(pool: Pool, tmp_path: Path) -> None:
+    """As where a pattern finds both."""
+    target = tmp_path / "run.json"
+    pool.run(traced_late, str(target))
+    before = load(target)
+    again = f"{tmp_path}/../{tmp_path.name}/run.json"
+    dreamcomm.merge_traces([again], target)
+    assert load(target) == before
+    dreamcomm.merge_traces([*tmp_path.iterdir(), again], target)
+    assert len(load(target)) > len(before)
+    assert {event["pid"] for event in load(target)} == {0, 1}
+    assert list(tmp_path.iterdir()) == [target]
+
+
 def test_a_trace_is_made_of_parts(tmp_path: Path) -> None:
     target = tmp_path / "run.json"
     target.write_text("kept")
@@ -511,3 +510,10 @@ def test_one_trace_at_a_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
             dreamcomm.trace(tmp_path / "other.json")
     assert "no group of dreamcomm was there" in caplog.text
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_trace_begins_once(tmp_path: Path) -> None:
+    with dreamcomm.trace(tmp_path / "run.json") as ended:
+        pass
+    with pytest.raises(RuntimeError, match="has ended, and begins no second time"), ended:
+        pass
