@@ -298,6 +298,14 @@ def test_a_rank_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\n" not in found.meaning
 
 
+def test_hosts_of_a_larger_job_are_not_those_of_two_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("DREAMCOMM_HOSTS", "a,b,c")
+    found = ranks.two_ranks()
+    assert found.state is State.FINE, found
+
+
 @pytest.mark.parametrize(
     ("variable", "text", "meaning"),
     [

@@ -6,6 +6,11 @@
 #include "comm/guard.h"
 
 namespace dreamcomm {
+namespace {
+
+constexpr std::size_t kReadable = 300;  // letters of reasons, beyond which no more are listed
+
+}  // namespace
 
 Mailbox::Mailbox(Member& member, Recorder& recorder)
     : member_(member), recorder_(recorder), links_(static_cast<std::size_t>(member.size())) {}
@@ -215,6 +220,7 @@ std::optional<std::string> Mailbox::check_health() {
   Lock lock(mutex_);
   const bool any_posted = !posted_.empty();
   int here = 0;
+  std::string reasons;  // of those that are not, as many as can be read
   for (int peer = 0; peer < member_.size(); ++peer) {
     if (peer == member_.rank()) continue;
     if (!any_posted && !pending_with(peer)) {
@@ -229,6 +235,8 @@ std::optional<std::string> Mailbox::check_health() {
                              member_.last_act(peer)));
     }
     here += seen_gone ? 0 : 1;
+    if (seen_gone && reasons.size() < kReadable)
+      reasons += concat(reasons.empty() ? "" : "; ", gone);
     if (gone.empty()) {
       with.gone_since = 0;
     } else if (with.gone_since == 0) {
@@ -240,8 +248,9 @@ std::optional<std::string> Mailbox::check_health() {
     for (Receiving& r : std::exchange(posted_, {})) {
       drop(-1, r,
            std::make_exception_ptr(
-               Error(ErrorKind::kPeerLost, concat("recv from any source with tag ", r.tag, " on ",
-                                                  member_.who(), ": every other rank has gone"))));
+               Error(ErrorKind::kPeerLost,
+                     concat("recv from any source with tag ", r.tag, " on ", member_.who(),
+                            ": no other rank can send it: ", reasons))));
     }
   }
   std::optional<std::string> broken;

@@ -120,6 +120,33 @@ def test_a_rank_that_leaves_in_time_is_no_loss(fresh: Fresh, tmp_path: Path) -> 
     assert [reply.value for reply in found] == ["no error"] * 3
 
 
+def receive_from_any_when_one_has_left() -> str:
+    """Rank 1 leaves; rank 0 gives the group up for that, and lives on."""
+    use_everything()
+    rank = dist.get_rank()
+    text = "left"
+    if rank == 0:
+        text = error_of(lambda: dist.all_reduce(torch.ones(10)))
+    if rank == 2:
+        text = error_of(lambda: dist.recv(torch.ones(10)))
+        dist.distributed_c10d._get_default_store().set("told", "")
+    if rank == VICTIM:
+        store = dist.distributed_c10d._get_default_store()
+        dist.destroy_process_group()
+        store.wait(["told"])
+    if rank == 0:
+        dist.distributed_c10d._get_default_store().wait(["told"])
+    return text
+
+
+@pytest.mark.beyond_gloo("gloo names no rank")
+def test_a_receive_from_any_source_says_why_nobody_can_send(fresh: Fresh) -> None:
+    ranks = fresh.start(receive_from_any_when_one_has_left, world=3, group_timeout=30)
+    found = [reply.value for reply in replies(ranks, timeout=60)]
+    assert "no other rank can send it: rank 0 has given the group up" in found[2], found
+    assert "; rank 1 has left the group (" in found[2], found
+
+
 def lose_a_rank_in_new_group(members: list[int], how: str) -> dict[str, Any]:
     """The new group has to find out by itself."""
     use_everything()
