@@ -13,6 +13,7 @@ import math
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -91,7 +92,8 @@ def checked(path: str | os.PathLike[str]) -> Path:
         if not target.parent.is_dir():
             raise ValueError(f"dreamcomm.trace: there is no folder {target.parent}")
         check_regular(target, "dreamcomm.trace")
-        target.with_name(target.name + "-" * ADDED).exists()
+        with suppress(FileNotFoundError):
+            os.stat(target.with_name(target.name + "-" * ADDED))
     except OSError as error:  # the name is too long, or this process's folder was deleted
         room = f" ({ADDED} characters are added)" if error.errno == errno.ENAMETOOLONG else ""
         raise ValueError(

@@ -59,13 +59,13 @@ def merge_traces(parts: Sequence[str | os.PathLike[str]], path: str | os.PathLik
         raise ValueError("dreamcomm.merge_traces: expected a trace's parts, got none")
     target = Path(path)
     check_regular(target, "dreamcomm.merge_traces")
-    found = {part: loaded(part) for part in paths}
+    found = {part: loaded(part) for part in distinct(paths)}
     names = {part["otherData"]["trace"] for part in found.values()}
     if len(names) > 1:
         raise ValueError(f"these are parts of different traces: {', '.join(map(str, found))}")
-    others = [part for part in found if not (target.exists() and part.samefile(target))]
-    together = [found[part] for part in others]
-    if target.exists():
+    is_there = target.exists()
+    together = [found[part] for part in found if not (is_there and part.samefile(target))]
+    if is_there:
         there = loaded(target, is_trace=False)
         if there and there["otherData"]["trace"] in names:
             together.insert(0, there)
@@ -75,8 +75,15 @@ def merge_traces(parts: Sequence[str | os.PathLike[str]], path: str | os.PathLik
     dropped = {who: n for part in together for who, n in part["otherData"]["dropped"].items()}
     other = {"trace": next(iter(names), ""), "dropped": dropped, **joined_clocks(together)}
     write_json(target, {"traceEvents": events, "displayTimeUnit": "ns", "otherData": other})
-    for part in others:
-        part.unlink(missing_ok=True)  # it may be named twice
+    for part in paths:
+        if not (part.exists() and part.samefile(target)):
+            part.unlink(missing_ok=True)  # it may be named twice
+
+
+def distinct(paths: list[Path]) -> list[Path]:
+    """One of those that are the same file."""
+    files = {(found.st_dev, found.st_ino): path for path in paths for found in [path.stat()]}
+    return list(files.values())
 
 
 def is_of_trace(path: Path, name: str) -> bool:

@@ -7,7 +7,6 @@
 #include "c10d/backend.h"
 #include "c10d/convert.h"
 #include "c10d/labels.h"
-#include "c10d/profiled.h"
 #include "c10d/python.h"
 
 namespace dreamcomm {
@@ -83,8 +82,8 @@ WorkPtr DreamBackend::message_on_device(const Message& message) {
                            : inner.recv(tensors, message.peer, message.tag);
     });
   }
-  const Profiled seen(message.label, tensor);
   const DevicePlan plan{.label = message.label,
+                        .inputs = tensor,
                         .outputs = tensor,
                         .deadline = deadline_after(c10d::kUnsetTimeout, timeout()),
                         .async = true,
@@ -151,8 +150,8 @@ WorkPtr DreamBackend::send_one(const Tensor& tensor, int dst, int tag) {
     memory = blank_like(tensor);
     copy_into(memory, tensor);
   }
-  const Profiled seen(kSend, tensor);
   auto work = c10::make_intrusive<MessageWork>(rank_, kSend, tensor, executor_, comm_);
+  const ProfiledWork::Record shown = work->take_record();
   try {
     const Clock::time_point deadline = deadline_after(c10d::kUnsetTimeout, timeout());
     auto ticket = bridge_ ? bridge_->send(cargo_of(site, memory), dst, number, deadline)
@@ -198,8 +197,8 @@ WorkPtr DreamBackend::receive(const Label& label, const Tensor& tensor, std::opt
   const std::uint64_t number = require_tag(site, tag);
   const bool plain = is_plain(tensor);
   const Tensor memory = plain ? tensor : blank_like(tensor);
-  const Profiled seen(label, tensor);
   auto work = c10::make_intrusive<MessageWork>(rank_, label, tensor, executor_, comm_);
+  const ProfiledWork::Record shown = work->take_record();
   try {
     const Clock::time_point deadline = deadline_after(c10d::kUnsetTimeout, timeout());
     auto ticket = bridge_ ? bridge_->receive(cargo_of(site, memory), source, number, deadline)

@@ -5,7 +5,6 @@
 #include "c10d/backend.h"
 #include "c10d/convert.h"
 #include "c10d/labels.h"
-#include "c10d/profiled.h"
 #include "c10d/python.h"
 
 namespace dreamcomm {
@@ -138,14 +137,13 @@ const at::Tensor& DreamBackend::only(const Site& site, const char* argument,
 }
 
 WorkPtr DreamBackend::issue(const Plan& plan, Calls& calls) {
-  const Profiled seen(plan.label, plan.inputs);
   if (on_device(plan.inputs, plan.outputs)) return issue_on_device(plan, calls);
   require_open();
   require_turn(plan.label);
   sequence_.add(1);
   if (plan.async || coalescing()) return collect(run_later(plan, calls));
   const auto sequence = static_cast<uint64_t>(sequence_.read());
-  auto work = c10::make_intrusive<DreamWork>(rank_, plan.label, plan.outputs, nullptr);
+  auto work = c10::make_intrusive<DreamWork>(rank_, plan.label, plan.inputs, plan.outputs, nullptr);
   work->set_sequence(sequence);
   try {
     run_here(calls, deadline_after(plan.timeout, timeout()));
@@ -162,6 +160,7 @@ WorkPtr DreamBackend::issue_on_device(const Plan& plan, Calls& calls) {
   require_turn(plan.label);
   sequence_.add(1);
   return collect(device_->issue({.label = plan.label,
+                                 .inputs = plan.inputs,
                                  .outputs = plan.outputs,
                                  .deadline = deadline_after(plan.timeout, timeout()),
                                  .async = plan.async || coalescing(),
@@ -188,8 +187,10 @@ void DreamBackend::run_here(Calls& calls, Clock::time_point deadline) {
 }
 
 WorkPtr DreamBackend::run_later(const Plan& plan, Calls& calls) {
-  auto work = c10::make_intrusive<DreamWork>(rank_, plan.label, plan.outputs, executor_, comm_);
+  auto work = c10::make_intrusive<DreamWork>(rank_, plan.label, plan.inputs, plan.outputs,
+                                             executor_, comm_);
   work->set_sequence(static_cast<uint64_t>(sequence_.read()));
+  const ProfiledWork::Record shown = work->take_record();
   auto job = std::make_shared<Job>(work, std::move(calls), timeout_of(plan.timeout), pending_);
   comm_->submit([job, communicator = comm_.get(), bridge = bridge_.get()] {
     job->run(*communicator, bridge);

@@ -68,8 +68,8 @@ c10::intrusive_ptr<DeviceWork> DeviceLane::issue(int rank, const DevicePlan& pla
     if (keeps) kept_.push_back({done, std::move(calls)});
   }
   if (failure) std::rethrow_exception(failure);
-  return c10::make_intrusive<DeviceWork>(rank, plan.label, plan.outputs, stream, std::move(done),
-                                         captured, group_, plan.sequence);
+  return c10::make_intrusive<DeviceWork>(rank, plan.label, plan.inputs, plan.outputs, stream,
+                                         std::move(done), captured, group_, plan.sequence);
 }
 
 void DeviceLane::run_part(const Request& request, void* native) {

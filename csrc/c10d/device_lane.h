@@ -22,6 +22,7 @@ namespace dreamcomm {
 /// One call, checked, as it goes to a device.
 struct DevicePlan {
   const Label& label;
+  Tensors inputs;
   Tensors outputs;
   Clock::time_point deadline;
   bool async;

@@ -6,7 +6,6 @@
 #include <thread>
 
 #include "c10d/convert.h"
-#include "c10d/profiled.h"
 #include "c10d/python.h"
 
 namespace dreamcomm {
@@ -17,19 +16,26 @@ using std::chrono::milliseconds;
 /// Between looks at whether the device is done.
 constexpr std::chrono::microseconds kLook{20};
 
+std::optional<std::vector<at::Tensor>> profiled(Tensors inputs) {
+  if (!at::hasCallbacks()) return std::nullopt;
+  return inputs.vec();
+}
+
 }  // namespace
 
-DeviceWork::DeviceWork(int rank, const Label& label, Tensors outputs, const c10::Stream& stream,
-                       std::shared_ptr<const c10::Event> done, bool captured,
-                       std::shared_ptr<const gpu::Group> group, uint64_t sequence)
-    : Work(rank, label.type),
+DeviceWork::DeviceWork(int rank, const Label& label, Tensors inputs, Tensors outputs,
+                       const c10::Stream& stream, std::shared_ptr<const c10::Event> done,
+                       bool captured, std::shared_ptr<const gpu::Group> group, uint64_t sequence)
+    : ProfiledWork(rank, label.type, at::hasCallbacks() ? label.title : nullptr, profiled(inputs)),
       label_(label),
       outputs_(outputs.vec()),
       stream_(stream),
       done_(std::move(done)),
       captured_(captured),
       group_(std::move(group)),
-      sequence_(sequence) {}
+      sequence_(sequence) {
+  take_record();  // profiles show the host's part; the device's is in its own
+}
 
 bool DeviceWork::is_done() const {
   TORCH_CHECK_WITH(
@@ -78,7 +84,7 @@ bool DeviceWork::wait(milliseconds timeout) {
 }
 
 void DeviceWork::wait_here(milliseconds timeout) {
-  const Profiled seen(label_);
+  const ProfiledWait seen(label_.name());
   const Clock::time_point begin = Clock::now();
   while (!is_done()) {
     check_signals();

@@ -17,12 +17,12 @@ namespace dreamcomm {
 /// it, as with NCCL, and does not stop the host, unless it has a timeout or the call is a
 /// barrier. What befalls the kernel is told by whichever looks first after it has ended:
 /// isCompleted(), wait() or the group's next call.
-class DeviceWork final : public c10d::Work {
+class DeviceWork final : public ProfiledWork {
  public:
   /// `done` has been recorded on `stream` behind the call's last step; `captured`: into a graph,
   /// whose events cannot be asked.
-  DeviceWork(int rank, const Label& label, Tensors outputs, const c10::Stream& stream,
-             std::shared_ptr<const c10::Event> done, bool captured,
+  DeviceWork(int rank, const Label& label, Tensors inputs, Tensors outputs,
+             const c10::Stream& stream, std::shared_ptr<const c10::Event> done, bool captured,
              std::shared_ptr<const gpu::Group> group, uint64_t sequence);
 
   bool isCompleted() override;

@@ -1,34 +1,54 @@
-// What torch's profiler sees of a call.
+// What torch's profiler sees of calls. Invariant: a record ends on the thread, and within the
+// function, that began it. If the profiler's run is over when a record ends, torch writes to memory
+// that it has freed.
 #pragma once
 
 #include <ATen/ThreadLocalState.h>
 #include <ATen/record_function.h>
 
+#include <functional>
 #include <optional>
 #include <string>
-
-#include "c10d/work.h"
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <utility>
 
 namespace dreamcomm {
 
-/// Shows a call, or a wait for one, from here to the end of the scope. Invariant: a record ends in
-/// the scope that began it. One of c10d::Work ends with the work, on any thread, and if the
-/// profiler's run is over by then, torch writes to memory that it has freed.
-class Profiled {
+/// Its constructor begins a record, under the title or the name that the caller has set
+/// (torch.distributed.record_comm), and would leave it open until the work is done, on any thread.
+class ProfiledWork : public c10d::Work {
  public:
-  Profiled(const Label& label, Tensors inputs) {
-    if (at::hasCallbacks()) show_call(label, inputs);
-  }
-  /// A wait for it.
-  explicit Profiled(const Label& label) {
-    if (at::hasCallbacks()) show_wait(label);
+  using Work::Work;
+
+  /// Ends the record with the scope.
+  class Record {
+   public:
+    explicit Record(std::function<void()> end) : end_(std::move(end)) {}
+    ~Record() {
+      if (end_) end_();
+    }
+    Record(const Record&) = delete;
+    Record& operator=(const Record&) = delete;
+
+   private:
+    const std::function<void()> end_;
+  };
+
+  /// To be called before another thread sees the work.
+  Record take_record() { return Record(std::exchange(recordFunctionEndCallback_, nullptr)); }
+};
+
+/// Shows a wait for a call of this name.
+class ProfiledWait {
+ public:
+  explicit ProfiledWait(const char* name) {
+    if (at::hasCallbacks()) show(name);
   }
 
  private:
-  void show_call(const Label& label, Tensors inputs);
-  void show_wait(const Label& label);
+  void show(const char* name);
 
-  std::string title_;  // outlives the record, which refers to it
+  std::string title_;  // outlives a record that refers to it
   std::optional<at::RecordFunction> record_;
 };
 

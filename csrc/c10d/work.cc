@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "c10d/convert.h"
-#include "c10d/profiled.h"
 #include "c10d/python.h"
 
 namespace dreamcomm {
@@ -16,13 +15,19 @@ using std::chrono::milliseconds;
 /// How long a waiting thread sleeps between looks at Python's signals.
 constexpr milliseconds kLook{50};
 
+/// The inputs, for the profiler, if anything listens.
+std::optional<std::vector<at::Tensor>> profiled(Tensors inputs) {
+  if (!at::hasCallbacks()) return std::nullopt;
+  return inputs.vec();
+}
+
 c10::TypePtr tensor_list() { return c10::ListType::create(c10::TensorType::get()); }
 
 }  // namespace
 
-DreamWork::DreamWork(int rank, const Label& label, Tensors outputs,
+DreamWork::DreamWork(int rank, const Label& label, Tensors inputs, Tensors outputs,
                      std::shared_ptr<Executor> executor, std::weak_ptr<Communicator> communicator)
-    : Work(rank, label.type),
+    : ProfiledWork(rank, label.type, at::hasCallbacks() ? label.title : nullptr, profiled(inputs)),
       label_(label),
       outputs_(outputs.begin(), outputs.end()),
       executor_(std::move(executor)),
@@ -38,7 +43,7 @@ void DreamWork::complete(std::exception_ptr error) {
     settled_ = true;
   }
   executor_->post([work = c10::intrusive_ptr<DreamWork>::reclaim_copy(this)] {
-    const at::ThreadLocalStateGuard guard(*work->caller_);
+    const at::ThreadLocalStateGuard guard(*work->caller_);  // callbacks are the user's: they show
     work->settle(*work->future_);
   });
 }
@@ -46,6 +51,7 @@ void DreamWork::complete(std::exception_ptr error) {
 void DreamWork::complete_unshared() {
   completed_ = true;
   was_done_ = true;
+  take_record();
 }
 
 void DreamWork::settle(c10::ivalue::Future& future) {
@@ -78,7 +84,7 @@ bool DreamWork::wait(milliseconds timeout) {
   if (was_done_) return true;
   if (!isCompleted()) {
     require_home();
-    const Profiled seen(label_);
+    const ProfiledWait seen(name());
     advance(pause_until(timeout));
   }
   std::unique_lock lock(mutex_);
@@ -134,7 +140,7 @@ void DreamWork::advance(const Interrupt& pause) {
 MessageWork::MessageWork(int rank, const Label& label, const at::Tensor& tensor,
                          std::shared_ptr<Executor> executor,
                          std::weak_ptr<Communicator> communicator)
-    : DreamWork(rank, label, tensor, std::move(executor), std::move(communicator)) {}
+    : DreamWork(rank, label, tensor, tensor, std::move(executor), std::move(communicator)) {}
 
 void MessageWork::follow(std::shared_ptr<Ticket> ticket, std::function<void()> received) {
   ticket_ = std::move(ticket);
@@ -176,7 +182,9 @@ void MessageWork::give_up() {
 }
 
 GroupWork::GroupWork(std::vector<c10::intrusive_ptr<c10d::Work>> works)
-    : Work(-1, c10d::OpType::COALESCED), works_(std::move(works)) {}
+    : ProfiledWork(-1, c10d::OpType::COALESCED), works_(std::move(works)) {
+  take_record();  // it has one only where the caller has set a name
+}
 
 bool GroupWork::isCompleted() {
   for (const auto& work : works_) {

@@ -8,9 +8,9 @@
 #include <memory>
 #include <optional>
 #include <string_view>
-#include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "c10d/executor.h"
+#include "c10d/profiled.h"
 #include "comm/communicator.h"
 #include "comm/ticket.h"
 
@@ -29,11 +29,11 @@ struct Label {
 /// Completed once, by whoever ran the call, on any thread. Its Future holds the
 /// outputs as List[Tensor]; a Future asked for before the call is done completes
 /// on a thread of the executor, never on the progress thread.
-class DreamWork : public c10d::Work {
+class DreamWork : public ProfiledWork {
  public:
   /// `executor` may be null for a call that is done before torch sees its work.
-  DreamWork(int rank, const Label& label, Tensors outputs, std::shared_ptr<Executor> executor,
-            std::weak_ptr<Communicator> communicator = {});
+  DreamWork(int rank, const Label& label, Tensors inputs, Tensors outputs,
+            std::shared_ptr<Executor> executor, std::weak_ptr<Communicator> communicator = {});
 
   void complete(std::exception_ptr error);
   /// The same without an error, before anyone else has seen the work: no locks.
@@ -96,7 +96,7 @@ class MessageWork final : public DreamWork {
 };
 
 /// Several works as one: done when all are, failed with the first that failed.
-class GroupWork final : public c10d::Work {
+class GroupWork final : public ProfiledWork {
  public:
   explicit GroupWork(std::vector<c10::intrusive_ptr<c10d::Work>> works);
 

@@ -8,7 +8,14 @@
 namespace dreamcomm {
 namespace {
 
-constexpr std::size_t kReadable = 300;  // letters of reasons, beyond which no more are listed
+/// Why no peer can send, for people: the first of the reasons, and how many there are beyond.
+std::string listed(const std::vector<std::string>& reasons) {
+  constexpr std::size_t kMost = 4;
+  if (reasons.empty()) return "it is the only rank";
+  std::string text = reasons[0];
+  for (std::size_t i = 1; i < std::min(kMost, reasons.size()); ++i) text += "; " + reasons[i];
+  return reasons.size() <= kMost ? text : concat(text, "; and ", reasons.size() - kMost, " more");
+}
 
 }  // namespace
 
@@ -220,7 +227,7 @@ std::optional<std::string> Mailbox::check_health() {
   Lock lock(mutex_);
   const bool any_posted = !posted_.empty();
   int here = 0;
-  std::string reasons;  // of those that are not, as many as can be read
+  std::vector<std::string> reasons;  // why the others are not
   for (int peer = 0; peer < member_.size(); ++peer) {
     if (peer == member_.rank()) continue;
     if (!any_posted && !pending_with(peer)) {
@@ -235,8 +242,7 @@ std::optional<std::string> Mailbox::check_health() {
                              member_.last_act(peer)));
     }
     here += seen_gone ? 0 : 1;
-    if (seen_gone && reasons.size() < kReadable)
-      reasons += concat(reasons.empty() ? "" : "; ", gone);
+    if (seen_gone) reasons.push_back(gone);
     if (gone.empty()) {
       with.gone_since = 0;
     } else if (with.gone_since == 0) {
@@ -244,15 +250,7 @@ std::optional<std::string> Mailbox::check_health() {
     }
   }
   alone_.set(here == 0 ? 1 : 0);
-  if (here == 0 && !member_.fabric().spans()) {  // receives from any source wait for nobody
-    for (Receiving& r : std::exchange(posted_, {})) {
-      drop(-1, r,
-           std::make_exception_ptr(
-               Error(ErrorKind::kPeerLost,
-                     concat("recv from any source with tag ", r.tag, " on ", member_.who(),
-                            ": no other rank can send it: ", reasons))));
-    }
-  }
+  if (here == 0 && !member_.fabric().spans()) drop_from_any(listed(reasons));
   std::optional<std::string> broken;
   const Clock::time_point now = Clock::now();
   expire(now, broken);
@@ -260,6 +258,17 @@ std::optional<std::string> Mailbox::check_health() {
   settle(lock);
   for (const Wait& wait : long_ones) warn_of(wait, now);
   return broken;
+}
+
+/// Ends receives from any source, as nobody is left to send.
+void Mailbox::drop_from_any(const std::string& reason) {
+  std::erase_if(posted_, [&](Receiving& r) {
+    if (r.peer) return false;
+    const std::string text = concat("recv from any source with tag ", r.tag, " on ", member_.who(),
+                                    ": no other rank can send it: ", reason);
+    drop(-1, r, std::make_exception_ptr(Error(ErrorKind::kPeerLost, text)));
+    return true;
+  });
 }
 
 /// Fails everything that waits for a peer that has gone.

@@ -160,6 +160,7 @@ class Mailbox {
   bool pending_with(int peer) const;
   void expire(Clock::time_point now, std::optional<std::string>& broken);
   void fail_link(int peer, const std::string& reason);
+  void drop_from_any(const std::string& reason);
   template <typename Message>
   std::exception_ptr late(const char* lacks, int peer, const Message& message,
                           Clock::time_point until) const;

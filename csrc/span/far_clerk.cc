@@ -86,7 +86,7 @@ bool FarMailbox::drop_hopeless(Lock& lock) {
   for (const MessagePtr& m : wanted) {
     if (!is_hopeless(m) || !m->ticket->take()) continue;
     taken_.push_back(m->ticket);
-    drop(m, ErrorKind::kPeerLost, concat(": every other rank has gone", why));
+    drop(m, ErrorKind::kPeerLost, concat(": no other rank can send it", why));
   }
   return true;
 }

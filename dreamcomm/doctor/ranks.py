@@ -20,7 +20,7 @@ def carried_by() -> str:
 
     from dreamcomm.info import transport
 
-    os.environ.pop("DREAMCOMM_HOSTS", None)  # it names the ranks of a job: these two are none
+    os.environ.pop("DREAMCOMM_HOSTS", None)  # it names the hosts of a job's ranks, not of these
     dist.init_process_group("dreamcomm", timeout=timedelta(seconds=SECONDS))
     data = torch.ones(1000)
     dist.all_reduce(data)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
 
 from dreamcomm.bench.sizes import format_size, parse_size
 
 MOST_BYTES = 1 << 48  # of each of the most ranks: the model counts in 64 bits
 MOST_SECONDS = 1e6  # of anything; beyond doubt, and its sums and products have an end
+MOST_PER_SECOND = 1e24  # bytes
 _WRITTEN = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-zµ/]+)")
 _TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 _PREFIXES = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "": 1.0}
@@ -48,7 +48,7 @@ def parse_rate(text: str) -> float:
     "b" are bits, as in 10Gb/s or 10Gbps, and "B" bytes.
 
     Raises:
-        ValueError: it is none, or less than a byte per second.
+        ValueError: it is none, or beyond what the model is for.
     """
     found = _RATE.fullmatch(text.strip())
     number = 0.0 if found is None else float(found[1])
@@ -57,8 +57,10 @@ def parse_rate(text: str) -> float:
             f"{shortened(text)!r} is not a bandwidth: write 10Gbit/s, 12.5GB/s or 800MB/s"
         )
     per_second = number * _PREFIXES[found[2].lower()] / (1 if found[3] == "B" else 8)
-    if not 1 <= per_second < math.inf:
-        raise ValueError(f"the model is for bandwidths from 1B/s on, got {shortened(text)!r}")
+    if not 1 <= per_second <= MOST_PER_SECOND:
+        raise ValueError(
+            f"the model is for 1B/s to {MOST_PER_SECOND:.0e}B/s, got {shortened(text)!r}"
+        )
     return per_second
 
 

@@ -470,9 +470,23 @@ def test_the_trace_may_be_among_its_parts(pool: Pool, tmp_path: Path) -> None:
     dreamcomm.merge_traces([again], target)
     assert load(target) == before
     dreamcomm.merge_traces([*tmp_path.iterdir(), again], target)
-    assert len(load(target)) > len(before)
-    assert {event["pid"] for event in load(target)} == {0, 1}
+    after = load(target)
+    assert [event for event in after if event["pid"] == 0] == before
+    assert {event["pid"] for event in after} == {0, 1}
     assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_part_may_be_named_twice(pool: Pool, tmp_path: Path) -> None:
+    target, other = tmp_path / "run.json", tmp_path / "other.json"
+    pool.run(traced_late, str(target))
+    os.link(target, tmp_path / "link")
+    before = load(target)
+    dreamcomm.merge_traces(
+        [target, tmp_path / "link", f"{tmp_path}/../{tmp_path.name}/link"], other
+    )
+    assert load(other) == before
+    assert not target.exists()
+    assert not (tmp_path / "link").exists()
 
 
 def test_a_trace_is_made_of_parts(tmp_path: Path) -> None:
