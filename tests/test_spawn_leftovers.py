@@ -15,7 +15,7 @@ import pytest
 import spawn_ranks
 
 from dreamcomm import RankError, spawn
-from helpers.census import shared_memory_files
+from helpers.census import child_ids, shared_memory_files
 
 HANG_SECONDS = 120  # No test waits that long; a hang fails here and not in CI's limit.
 
@@ -23,24 +23,11 @@ both_methods = pytest.mark.parametrize("start_method", ["spawn", "fork"])
 every_end = pytest.mark.parametrize("how", ["return", "raise", "kill"])
 
 
-def children() -> set[int]:
-    """The processes that this one has started and not yet buried."""
-    found = set()
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            after_name = stat.read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # Gone between the listing and the reading: none of ours left over.
-        if int(after_name[1]) == os.getpid():
-            found.add(int(stat.parent.name))
-    return found
-
-
 def belongings() -> dict[str, object]:
     """All that a careless launcher would leave behind."""
     gc.collect()  # what earlier tests dropped is not for this one to lose
     return {
-        "children": children(),
+        "children": child_ids(os.getpid()),
         "file descriptors": set(os.listdir("/proc/self/fd")),
         "threads": len(os.listdir("/proc/self/task")),
         "shared memory": shared_memory_files(),

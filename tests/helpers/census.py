@@ -40,13 +40,13 @@ def shared_mappings() -> list[str]:
 def child_ids(pid: int) -> set[int]:
     """The processes whose parent is `pid`."""
     found = set()
-    for stat in Path("/proc").glob("[0-9]*/stat"):
+    for other in filter(str.isdigit, os.listdir("/proc")):
         try:
-            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            parent = int(Path("/proc", other, "stat").read_text().rpartition(")")[2].split()[1])
         except (FileNotFoundError, ProcessLookupError):
             continue  # it ended meanwhile
         if parent == pid:
-            found.add(int(stat.parent.name))
+            found.add(int(other))
     return found
 
 
