@@ -97,10 +97,15 @@ def loaded(path: Path, is_trace: bool = True) -> Contents:
     try:
         check_regular(path, "dreamcomm.merge_traces")
         found = json.loads(path.read_text())
-        if "traceEvents" in found and "dropped" in found["otherData"]:
-            return dict(found, otherData={"trace": "", **found["otherData"]})
-    except (ValueError, KeyError, TypeError):
-        pass
+        other = {"trace": "", **found["otherData"]}
+        if (
+            isinstance(other["dropped"], dict)
+            and isinstance(other["trace"], str)
+            and all(isinstance(event.get("ts", 0), int | float) for event in found["traceEvents"])
+        ):
+            return dict(found, otherData=other)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        pass  # it is something else
     if is_trace:
         raise ValueError(f"{path} is no part of a trace")
     return {}

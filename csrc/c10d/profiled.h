@@ -5,6 +5,7 @@
 
 #include <ATen/ThreadLocalState.h>
 #include <ATen/record_function.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <functional>
 #include <optional>
@@ -52,8 +53,8 @@ class ProfiledWait {
   std::optional<at::RecordFunction> record_;
 };
 
-/// The state that the caller's thread had, for what another does of its call: unseen by profilers,
-/// as it may go on when the caller ends their run.
+/// The state that the caller's thread had, for what another does of its call, or after it. Neither
+/// operations nor memory show in profiles, as they may go on when the caller ends the run.
 class AsCaller {
  public:
   explicit AsCaller(const at::ThreadLocalState& caller) : state_(caller) {}
@@ -61,6 +62,7 @@ class AsCaller {
  private:
   const at::ThreadLocalStateGuard state_;
   const at::DisableRecordFunctionGuard unseen_;
+  const c10::DebugInfoGuard without_memory_{c10::DebugInfoKind::PROFILER_STATE, nullptr};
 };
 
 }  // namespace dreamcomm

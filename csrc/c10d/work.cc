@@ -43,7 +43,7 @@ void DreamWork::complete(std::exception_ptr error) {
     settled_ = true;
   }
   executor_->post([work = c10::intrusive_ptr<DreamWork>::reclaim_copy(this)] {
-    const at::ThreadLocalStateGuard guard(*work->caller_);  // callbacks are the user's: they show
+    const AsCaller as_caller(*work->caller_);
     work->settle(*work->future_);
   });
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,16 +14,36 @@ from torch.profiler import ProfilerActivity, profile
 from helpers.pool import Pool
 
 
-def begin_calls(name: str) -> list[Any]:
+def begin_dense() -> list[Any]:
     """Of plain tensors and of such as are staged, all under way together."""
     rank = dist.get_rank()
     works: list[Any] = []
-    with dist.record_comm(name) if name else nullcontext():
-        for _ in range(10):
-            works.append(dist.all_reduce(torch.ones(10), async_op=True))
-            works.append(dist.all_reduce(torch.ones(200, 100).t(), async_op=True))
-            works.append(dist.isend(torch.ones(3000), 1 - rank))
-            works.append(dist.irecv(torch.ones(60, 50).t(), 1 - rank))
+    for _ in range(10):
+        works.append(dist.all_reduce(torch.ones(10), async_op=True))
+        works.append(dist.all_reduce(torch.ones(200, 100).t(), async_op=True))
+        works.append(dist.isend(torch.ones(3000), 1 - rank))
+        works.append(dist.irecv(torch.ones(60, 50).t(), 1 - rank))
+    return works
+
+
+def begin_named() -> list[Any]:
+    with dist.record_comm("dreamcomm: gradients"):
+        return begin_dense()
+
+
+def begin_futures() -> list[Any]:
+    """What callbacks do goes on after a call, on a thread of the library's."""
+
+    def add(done: Any) -> Any:
+        value = done.value()[0]
+        for _ in range(100):
+            value = value + 1
+        return value
+
+    works: list[Any] = []
+    for _ in range(40):
+        work: Any = dist.all_reduce(torch.ones(40, 3).t(), async_op=True)
+        works.append(work.get_future().then(add))
     return works
 
 
@@ -67,34 +87,35 @@ def test_calls_show_under_the_callers_name(pool: Pool) -> None:
         assert "dreamcomm:all_reduce" not in names
 
 
-def outlast_runs(name: str) -> list[int]:
-    """How many operations each of rank 0's runs has seen, which end before any call does."""
+def outlast_runs(begin: Callable[[], list[Any]]) -> list[int]:
+    """How many calls each of rank 0's runs has seen, which end before any call does."""
     seen = []
-    for _ in range(10):
+    for number in range(10):
         dist.barrier()
-        run = profile(activities=[ProfilerActivity.CPU])
+        run = profile(activities=[ProfilerActivity.CPU], profile_memory=number % 2 == 1)
         run.start()
         if dist.get_rank() == 0:
-            works = begin_calls(name)
+            works = begin()
             run.stop()
-            shown = name or "dreamcomm:"
-            seen.append(sum(event.name.startswith(shown) for event in run.events()))
+            seen.append(sum(event.name.startswith("dreamcomm:") for event in run.events()))
             del run
-            kept = [{str(number): [number]} for number in range(20_000)]  # where it was
+            kept = [{str(key): [key]} for key in range(20_000)]  # where it was
         else:
             time.sleep(0.1)
-            works = begin_calls(name)
+            works = begin()
             run.stop()
         for work in works:
             work.wait()
         if dist.get_rank() == 0:
-            assert all(kept[number] == {str(number): [number]} for number in range(20_000))
+            assert all(kept[key] == {str(key): [key]} for key in range(20_000))
     return seen
 
 
-@pytest.mark.parametrize("name", ["", "gradients"])
-def test_calls_may_outlast_a_run_of_the_profiler(pool: Pool, name: str) -> None:
+@pytest.mark.parametrize("begin", [begin_dense, begin_named, begin_futures])
+def test_calls_may_outlast_a_run_of_the_profiler(
+    pool: Pool, begin: Callable[[], list[Any]]
+) -> None:
     """A record that ended with its call would write to where the run was: to `kept`, say."""
-    if name and not hasattr(dist, "record_comm"):
+    if begin is begin_named and not hasattr(dist, "record_comm"):
         pytest.skip("this torch names no calls")
-    assert pool.run(outlast_runs, name)[0] == [40] * 10
+    assert pool.run(outlast_runs, begin)[0] == [40] * 10

@@ -489,6 +489,27 @@ def test_a_part_may_be_named_twice(pool: Pool, tmp_path: Path) -> None:
     assert not (tmp_path / "link").exists()
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "5",
+        '{"traceEvents": [], "otherData": 5}',
+        '{"traceEvents": [1], "otherData": {"dropped": {}}}',
+        '{"traceEvents": 5, "otherData": {"dropped": {}}}',
+        '{"traceEvents": [{"ts": "1"}], "otherData": {"dropped": {}}}',
+        '{"traceEvents": [], "otherData": {"dropped": 5}}',
+        '{"traceEvents": [], "otherData": {"dropped": {}, "trace": []}}',
+        "[" * 100_000,
+    ],
+)
+def test_what_is_no_part_is_told(tmp_path: Path, text: str) -> None:
+    part = tmp_path / "part"
+    part.write_text(text)
+    with pytest.raises(ValueError, match="part is no part of a trace"):
+        dreamcomm.merge_traces([part], tmp_path / "run.json")
+    assert part.read_text() == text
+
+
 def test_a_trace_is_made_of_parts(tmp_path: Path) -> None:
     target = tmp_path / "run.json"
     target.write_text("kept")
