@@ -16,17 +16,12 @@ using std::chrono::milliseconds;
 /// Between looks at whether the device is done.
 constexpr std::chrono::microseconds kLook{20};
 
-std::optional<std::vector<at::Tensor>> profiled(Tensors inputs) {
-  if (!at::hasCallbacks()) return std::nullopt;
-  return inputs.vec();
-}
-
 }  // namespace
 
 DeviceWork::DeviceWork(int rank, const Label& label, Tensors inputs, Tensors outputs,
                        const c10::Stream& stream, std::shared_ptr<const c10::Event> done,
                        bool captured, std::shared_ptr<const gpu::Group> group, uint64_t sequence)
-    : ProfiledWork(rank, label.type, at::hasCallbacks() ? label.title : nullptr, profiled(inputs)),
+    : ProfiledWork(rank, label.type, label.title, inputs),
       label_(label),
       outputs_(outputs.vec()),
       stream_(stream),

@@ -20,6 +20,9 @@ namespace dreamcomm {
 class ProfiledWork : public c10d::Work {
  public:
   using Work::Work;
+  /// Title and inputs matter only where a profiler listens.
+  ProfiledWork(int rank, c10d::OpType type, const char* title, c10::ArrayRef<at::Tensor> inputs)
+      : ProfiledWork(rank, type, title, inputs, at::hasCallbacks()) {}
 
   /// Ends the record with the scope.
   class Record {
@@ -37,6 +40,12 @@ class ProfiledWork : public c10d::Work {
 
   /// To be called before another thread sees the work.
   Record take_record() { return Record(std::exchange(recordFunctionEndCallback_, nullptr)); }
+
+ private:
+  ProfiledWork(int rank, c10d::OpType type, const char* title, c10::ArrayRef<at::Tensor> inputs,
+               bool shows)
+      : Work(rank, type, shows ? title : nullptr,
+             shows ? std::optional(inputs.vec()) : std::nullopt) {}
 };
 
 /// Shows a wait for a call of this name.

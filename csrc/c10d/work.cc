@@ -15,19 +15,13 @@ using std::chrono::milliseconds;
 /// How long a waiting thread sleeps between looks at Python's signals.
 constexpr milliseconds kLook{50};
 
-/// The inputs, for the profiler, if anything listens.
-std::optional<std::vector<at::Tensor>> profiled(Tensors inputs) {
-  if (!at::hasCallbacks()) return std::nullopt;
-  return inputs.vec();
-}
-
 c10::TypePtr tensor_list() { return c10::ListType::create(c10::TensorType::get()); }
 
 }  // namespace
 
 DreamWork::DreamWork(int rank, const Label& label, Tensors inputs, Tensors outputs,
                      std::shared_ptr<Executor> executor, std::weak_ptr<Communicator> communicator)
-    : ProfiledWork(rank, label.type, at::hasCallbacks() ? label.title : nullptr, profiled(inputs)),
+    : ProfiledWork(rank, label.type, label.title, inputs),
       label_(label),
       outputs_(outputs.begin(), outputs.end()),
       executor_(std::move(executor)),
