@@ -76,15 +76,17 @@ struct Communicator::Impl {
       return;
     }
     const auto broken = mailbox.check_health();
-    if (fabric->spans() && mailbox.alone()) tell_far_messages();
+    if (fabric->spans()) tell_far_messages();
     if (!broken) return;
     member.fail(ErrorKind::kTimeout, *broken);
     mailbox.fail_all(ErrorKind::kTimeout, *broken);
   }
 
   void tell_far_messages() {
+    const std::optional<std::string> why = mailbox.why_alone();
+    if (!why) return;
     const std::scoped_lock lock(far_mutex);
-    if (far.alone) far.alone();
+    if (far.alone) far.alone(*why);
   }
 
   Clock::time_point deadline_of(Clock::time_point given, Clock::time_point now) const {

@@ -160,7 +160,8 @@ class Communicator {
   /// Of the messages that are not this communicator's.
   struct FarMessages {
     std::function<std::string(const Ticket& ticket)> lacks{};  // what is said there of one
-    std::function<void()> alone{};  // told, again and again, once all other ranks here have gone
+    /// Told, again and again, why once all other ranks here have gone.
+    std::function<void(const std::string& why)> alone{};
   };
   /// Returns once nobody uses those before any more.
   void set_far_messages(FarMessages messages);

@@ -40,18 +40,13 @@ Guard::Guard(Member& member, const std::function<std::string()>& what, Clock::ti
       idle_(idle),
       interrupt_(interrupt) {}
 
-std::string why_gone(const Fabric& fabric, int peer) {
+std::string fate_of(const Fabric& fabric, int peer) {
   switch (static_cast<Status>(fabric.header(peer).status.read())) {
     case Status::kFailed:
       return why_failed(fabric, peer);
-    case Status::kLeft: {
-      // A rank that learns of a death in another group or in a message leaves this one in good
-      // order: the cause is whom it lost.
-      const int ended = ended_among(fabric);
-      return concat(
-          ended < 0 ? "" : concat("the process of rank ", fabric.number(ended), " has ended, and "),
-          "rank ", fabric.number(peer), " has left the group (destroyed it or shut it down)");
-    }
+    case Status::kLeft:
+      return concat("rank ", fabric.number(peer),
+                    " has left the group (destroyed it or shut it down)");
     case Status::kActive:
       break;
   }
@@ -59,6 +54,16 @@ std::string why_gone(const Fabric& fabric, int peer) {
     return concat("the process of rank ", fabric.number(peer), " has ended");
   }
   return "";
+}
+
+std::string why_gone(const Fabric& fabric, int peer) {
+  const std::string fate = fate_of(fabric, peer);
+  if (static_cast<Status>(fabric.header(peer).status.read()) != Status::kLeft) return fate;
+  // A rank that learns of a death in another group or in a message leaves this one in good order:
+  // the cause is whom it lost.
+  const int ended = ended_among(fabric);
+  if (ended < 0) return fate;
+  return concat("the process of rank ", fabric.number(ended), " has ended, and ", fate);
 }
 
 std::string words_on_end(const Member& member, int peer) {

@@ -55,7 +55,10 @@ class Guard final : public Watch {
   int missed_ = -1;  // a rank that was seen to be gone at the last look
 };
 
-/// Why nothing more will come from `peer`, in words, or empty.
+/// What has become of `peer`, from which nothing more will come, in words; or empty.
+std::string fate_of(const Fabric& fabric, int peer);
+
+/// The same, with whom a rank that has left had lost.
 std::string why_gone(const Fabric& fabric, int peer);
 
 /// Why nothing more will come from `peer`, in words with what it did last, or empty.

@@ -8,11 +8,10 @@
 namespace dreamcomm {
 namespace {
 
-/// Why no peer can send, for people: the first of the reasons, and how many there are beyond.
+/// For people: the first of the reasons, and how many there are beyond.
 std::string listed(const std::vector<std::string>& reasons) {
   constexpr std::size_t kMost = 4;
-  if (reasons.empty()) return "it is the only rank";
-  std::string text = reasons[0];
+  std::string text = reasons.empty() ? "" : reasons[0];
   for (std::size_t i = 1; i < std::min(kMost, reasons.size()); ++i) text += "; " + reasons[i];
   return reasons.size() <= kMost ? text : concat(text, "; and ", reasons.size() - kMost, " more");
 }
@@ -217,40 +216,36 @@ bool Mailbox::busy() const {
   return false;
 }
 
+std::optional<std::string> Mailbox::why_alone() const {
+  std::scoped_lock lock(mutex_);
+  return why_alone_;
+}
+
 std::optional<std::string> Mailbox::check_health() {
-  // What a peer left behind before it went still counts: INVARIANT: only a thread that has looked
-  // for that after its absence was first seen, by whom ever, takes the peer for gone.
-  Lock before(mutex_);
-  const std::uint64_t begun = ++looks_;
-  before.unlock();
   progress();
   Lock lock(mutex_);
   const bool any_posted = !posted_.empty();
   int here = 0;
-  std::vector<std::string> reasons;  // why the others are not
+  std::vector<std::string> fates;
   for (int peer = 0; peer < member_.size(); ++peer) {
     if (peer == member_.rank()) continue;
-    if (!any_posted && !pending_with(peer)) {
+    // INVARIANT: a peer is taken for gone only if it had gone before we looked for what it left
+    // behind, and nothing of that is left: what it sent in full still counts.
+    const bool concerned = any_posted || pending_with(peer);
+    const std::string fate = concerned ? fate_of(member_.fabric(), peer) : "";
+    if (fate.empty() || left_behind(peer)) {
       ++here;
       continue;
     }
-    const std::string gone = why_gone(member_.fabric(), peer);
-    Link& with = link(peer);
-    const bool seen_gone = !gone.empty() && with.gone_since != 0 && with.gone_since < begun;
-    if (seen_gone && !with.filling && !with.draining) {
-      fail_link(peer, concat(gone, "; rank ", member_.fabric().number(peer), ' ',
-                             member_.last_act(peer)));
-    }
-    here += seen_gone ? 0 : 1;
-    if (seen_gone) reasons.push_back(gone);
-    if (gone.empty()) {
-      with.gone_since = 0;
-    } else if (with.gone_since == 0) {
-      with.gone_since = ++looks_;
-    }
+    fates.push_back(fate);
+    if (link(peer).filling) continue;  // by a thread that holds on to the message
+    fail_link(peer, words_on_end(member_, peer));
   }
-  alone_.set(here == 0 ? 1 : 0);
-  if (here == 0 && !member_.fabric().spans()) drop_from_any(listed(reasons));
+  why_alone_.reset();
+  if (here == 0) why_alone_ = listed(fates);
+  if (why_alone_ && !member_.fabric().spans()) {
+    drop_from_any(fates.empty() ? "it is the only rank" : *why_alone_);
+  }
   std::optional<std::string> broken;
   const Clock::time_point now = Clock::now();
   expire(now, broken);

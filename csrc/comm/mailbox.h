@@ -60,8 +60,8 @@ class Mailbox {
   std::optional<std::string> check_health();
   /// Whether messages are under way.
   bool busy() const;
-  /// Whether all other ranks had gone when health was last checked.
-  bool alone() const { return alone_.read() != 0; }
+  /// What had become of the other ranks when health was last checked, if all had gone.
+  std::optional<std::string> why_alone() const;
   /// Fails all messages under way.
   void fail_all(ErrorKind kind, const std::string& reason);
 
@@ -107,7 +107,6 @@ class Mailbox {
     std::uint32_t numbers = 0;
     bool filling = false;               // a thread copies into our buffers
     bool draining = false;              // a thread copies out of the peer's
-    std::uint64_t gone_since = 0;       // the look that first missed the peer; 0: it is there
     std::int64_t told_of_sends_ns = 0;  // when the user was told that one waits for long
     std::int64_t told_of_receives_ns = 0;
   };
@@ -158,6 +157,7 @@ class Mailbox {
   void show_oldest() const;
 
   bool pending_with(int peer) const;
+  bool left_behind(int peer) const;
   void expire(Clock::time_point now, std::optional<std::string>& broken);
   void fail_link(int peer, const std::string& reason);
   void drop_from_any(const std::string& reason);
@@ -182,8 +182,7 @@ class Mailbox {
   std::vector<Finished> finished_;  // told to the callers outside the lock
   std::uint64_t arrivals_ = 0;
   std::int64_t told_of_any_ns_ = 0;
-  std::uint64_t looks_ = 0;  // at who is there, by all threads
-  Gauge alone_;
+  std::optional<std::string> why_alone_;
 };
 
 }  // namespace dreamcomm

@@ -168,6 +168,15 @@ bool Mailbox::fill(int peer, Lock& lock) {
   return true;
 }
 
+/// Whether there is something from this peer that is being taken, or is still to be.
+bool Mailbox::left_behind(int peer) const {
+  const Outbox& box = outbox(peer, member_.rank());
+  const Inbox& taken = inbox(member_.rank(), peer);
+  const Link& from = links_[static_cast<std::size_t>(peer)];
+  return from.draining || taken.envelopes_taken.read() != box.announced.read() ||
+         (!from.incoming.empty() && taken.drained.read() != box.filled.read());
+}
+
 /// Copies filled buffers into the first granted receive; `draining` as above.
 bool Mailbox::drain(int peer, Lock& lock) {
   Link& from = link(peer);

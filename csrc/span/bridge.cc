@@ -90,7 +90,7 @@ void Bridge::carry_messages(std::unique_ptr<Link> link) {
           [this] { host_.ring(); }, [this](const std::string& reason) { give_up(reason); },
           [this](const std::string& text) { host_.warn(text); }, host_.whole(), *recorder_});
   host_.set_far_messages({[this](const Ticket& ticket) { return messages_->lacks(ticket); },
-                          [this] { messages_->be_alone(); }});
+                          [this](const std::string& why) { messages_->be_alone(why); }});
 }
 
 std::shared_ptr<Ticket> Bridge::send(const Cargo& cargo, int rank, std::uint64_t tag,

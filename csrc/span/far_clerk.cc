@@ -62,9 +62,9 @@ void FarMailbox::work() {
   }
 }
 
-void FarMailbox::be_alone() {
+void FarMailbox::be_alone(const std::string& why) {
   const std::scoped_lock lock(mutex_);
-  if (std::exchange(alone_, true)) return;
+  if (std::exchange(why_alone_, why)) return;
   changed_.notify_all();
 }
 
@@ -75,12 +75,14 @@ void FarMailbox::be_alone() {
 bool FarMailbox::drop_hopeless(Lock& lock) {
   const auto is_hopeless = [this](const MessagePtr& m) {
     const int far = topology_.size() - topology_.ranks_on(topology_.host_of(rank_));
-    return !m->rank && !m->ticket->taken() && alone_ && closed_.empty() &&
+    return !m->rank && !m->ticket->taken() && why_alone_ && closed_.empty() &&
            static_cast<int>(lost_.size()) == far;
   };
   if (std::none_of(wanted_.begin(), wanted_.end(), is_hopeless)) return false;
+  const std::string here = why_alone_->empty() ? "" : "; " + *why_alone_;
   lock.unlock();
-  const std::string why = options_.causes.others();  // asks, which takes a while
+  std::string why = here + options_.causes.others();  // asks, which takes a while
+  if (!why.empty()) why.front() = ':';
   lock.lock();
   const std::vector<MessagePtr> wanted(wanted_.begin(), wanted_.end());
   for (const MessagePtr& m : wanted) {

@@ -75,7 +75,7 @@ void FarMailbox::receive_any(const Cargo& cargo, std::uint64_t tag, Clock::time_
     listen_to_all();
     start_clerk();
     wanted_.push_back(message);
-    if (alone_) changed_.notify_all();
+    if (why_alone_) changed_.notify_all();
   }
   settle(lock);
 }

@@ -69,8 +69,8 @@ class FarMailbox {
   void receive_any(const Cargo& cargo, std::uint64_t tag, Clock::time_point deadline,
                    std::shared_ptr<Ticket> ticket);
 
-  /// The other ranks of this host have gone. Calls nobody back.
-  void be_alone();
+  /// The other ranks of this host have gone, if there were any, and why. Calls nobody back.
+  void be_alone(const std::string& why);
   /// Whom a message waits for, and to do what, in words; "" if it is none of these.
   std::string lacks(const Ticket& ticket) const;
 
@@ -159,7 +159,7 @@ class FarMailbox {
   std::vector<std::shared_ptr<Ticket>> taken_;
   std::string closed_;                                    // why, once it is
   Clock::time_point watched_ = Clock::time_point::max();  // the clerk wakes then
-  bool alone_ = false;                                    // on this host
+  std::optional<std::string> why_alone_;                  // on this host
   bool ending_ = false;
   std::thread clerk_;  // of far_clerk.cc, from the first message on that it is needed for
 };

@@ -305,7 +305,10 @@ TEST_CASE("a receive from any source is told that every other rank has gone") {
       const auto some = bridge.receive(room, std::nullopt, 1, soon());
       const auto lost = bridge.receive(none, std::nullopt, 1, soon());
       const std::string text = failure_of(host, *lost, ErrorKind::kPeerLost);
-      require_words(text, {"rank 0 of", "no other rank can send it"});
+      require_words(text, {"rank 0 of", "no other rank can send it: "});
+      for (std::size_t near = 1; near < hosts[0].size(); ++near) {
+        require_words(text, {concat("rank ", hosts[0][near], " has left the group")});
+      }
       host.wait(*some);
       require_message(room, 1, 7);
       const auto late = bridge.receive(none, std::nullopt, 1, soon());

@@ -147,6 +147,41 @@ def test_a_receive_from_any_source_says_why_nobody_can_send(fresh: Fresh) -> Non
     assert "; rank 1 has left the group (" in found[2], found
 
 
+def receive_from_any_when_all_are_gone() -> str:
+    """Ranks 1 and 3 are killed, and rank 2 leaves."""
+    use_everything()
+    rank = dist.get_rank()
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 0:
+        text = error_of(lambda: dist.recv(torch.ones(10)))
+        store.set("told", "")
+        return text
+    if rank != 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.destroy_process_group()
+    store.wait(["told"])
+    return "left"
+
+
+@pytest.mark.beyond_gloo("gloo names no rank")
+@pytest.mark.parametrize("hosts", ["a,a,a,a", "a,b,a,b", "a,a,a,b"])
+def test_a_receive_from_any_source_tells_of_every_rank_once(fresh: Fresh, hosts: str) -> None:
+    ranks = fresh.start(
+        receive_from_any_when_all_are_gone, world=4, group_timeout=30, options={"hosts": hosts}
+    )
+    text = str(replies(ranks, timeout=60)[0].value)
+    words, listed = text.split("no other rank can send it: ")
+    assert words.startswith("recv from any source"), text
+    fates = listed.split("; ")
+    assert len(fates) == 3, text
+    for rank in (1, 2, 3):
+        assert sum(f"rank {rank} " in fate for fate in fates) == 1, text
+    near = [rank for rank in (1, 2, 3) if hosts.split(",")[rank] == "a"]
+    for rank in near:
+        fate = "rank 2 has left the group" if rank == 2 else f"the process of rank {rank} has ended"
+        assert any(one.startswith(fate) for one in fates), text
+
+
 def lose_a_rank_in_new_group(members: list[int], how: str) -> dict[str, Any]:
     """The new group has to find out by itself."""
     use_everything()
