@@ -24,6 +24,7 @@ VERIFIED = {
 CALLS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
 VIRTUAL_WORLDS = (2, 4, 8)
 WORLDS, DTYPES = (2, 4), ("float32", "bfloat16")
+MADE = ("by Python", "by a graph")  # calls of collectives
 LISTS = (
     "7 B layer, whole",
     "7 B layer, in buckets of 25 MiB",
@@ -164,24 +165,28 @@ def collectives(lines: list[Line]) -> list[Figure]:
     timed = [line for line in lines if line["ratio"] is not None]
     why = next((f": {line['best_peer']}" for line in lines if line["ratio"] is None), "")
     sharing = next((f"; {line['sharing']}" for line in lines), "")
-    groups = grouped(timed, "ranks", "dtype")
+    groups = grouped(timed, "ranks", "dtype", "made")
     found = [
         judged(
-            f"all_reduce beside symmetric memory, {ranks} processes, {dtype}{sharing}",
+            f"all_reduce {made} beside symmetric memory, {ranks} processes, {dtype}{sharing}",
             never,
-            at := groups.get((ranks, dtype), []),
+            at := groups.get((ranks, dtype, made), []),
             lambda line: f"{size(line['bytes'])}: {line['ratio']:.2f}",
             all(line["ratio"] >= line["goal"] for line in at),
         )
+        for made in MADE
         for ranks in WORLDS
         for dtype in DTYPES
     ]
-    name = "the same, all cases"
-    if not timed:
-        return [*found, Figure(name, mostly, NOT_MEASURED + why)]
-    middle = median(line["ratio"] for line in timed)
-    reached = all(line["verified"] for line in timed) and middle >= timed[0]["median_goal"]
-    return [*found, Figure(name, mostly, f"{middle:.2f}, of {len(timed)} cases", reached)]
+    for made in MADE:
+        name, at = f"the same, all cases {made}", [line for line in timed if line["made"] == made]
+        if not at:
+            found.append(Figure(name, mostly, NOT_MEASURED + why))
+            continue
+        middle = median(line["ratio"] for line in at)
+        reached = all(line["verified"] for line in at) and middle >= at[0]["median_goal"]
+        found.append(Figure(name, mostly, f"{middle:.2f}, of {len(at)} cases", reached))
+    return found
 
 
 def bucket(lines: list[Line]) -> list[Figure]:

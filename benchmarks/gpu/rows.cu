@@ -142,8 +142,8 @@ bool time_small() {
           "{\"label\": \"%s\", \"figure\": \"small\", \"call\": \"all_reduce\", \"row\": \"%s\", "
           "\"ranks\": %d, \"bytes\": %zu, \"blocks\": %d, \"verified\": %s, \"us\": %.3f, "
           "\"barrier_us\": %.3f, \"ratio\": %.3f, \"goal\": 1.5}\n",
-          kLabel, choice.row == gpu::RowId::kTwoShot ? "two_shot staged" : "one_shot staged", size,
-          bytes, choice.grid.blocks, words(well), 1e6 * seconds, 1e6 * barrier, seconds / barrier);
+          kLabel, gpu::name(choice.row).data(), size, bytes, choice.grid.blocks, words(well),
+          1e6 * seconds, 1e6 * barrier, seconds / barrier);
       std::fflush(stdout);
     }
   }

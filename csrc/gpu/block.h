@@ -2,6 +2,7 @@
 #pragma once
 
 #include "gpu/block_rounds.h"
+#include "gpu/copy.h"
 #include "gpu/fold.h"
 #include "gpu/parts.h"
 
@@ -14,8 +15,8 @@ struct Block {
   const Task& task;
   BlockRounds<T> rounds;
   // After open(): the ranks' registered tensors as mapped here, or null.
-  Sources ins = {};
-  Pointers outs = {};
+  Sources ins;
+  Pointers outs;
 
   DREAMCOMM_DEVICE Block(const T& t, const Task& a) : target(t), task(a), rounds(t, a) {}
 
@@ -30,6 +31,14 @@ struct Block {
             static_cast<std::size_t>(target.blocks())};
   }
 
+  /// The same in chunks as equal as whole sectors allow: no block waits for one that has more.
+  DREAMCOMM_DEVICE BlockChunks spread(std::size_t bytes, std::size_t most) const {
+    const std::size_t blocks = static_cast<std::size_t>(target.blocks());
+    const std::size_t parts = chunks(bytes, most * blocks) * blocks;
+    const std::size_t each = parts == 0 ? most : chunks(chunks(bytes, parts), kSector) * kSector;
+    return share(bytes, each < most ? each : most);
+  }
+
   /// One part for each block, as equal as whole rows of its lanes' packs allow.
   DREAMCOMM_DEVICE BlockChunks even_share(std::size_t bytes) const {
     const std::size_t unit = kPackBytes * static_cast<std::size_t>(target.lanes());
@@ -41,6 +50,12 @@ struct Block {
   DREAMCOMM_DEVICE void copy(std::byte* to, const std::byte* from, std::size_t bytes,
                              std::byte* also = nullptr) const {
     gpu::copy(target, to, also, from, bytes);
+  }
+  /// A copy for each rank but this one.
+  template <typename JobOf>
+  DREAMCOMM_DEVICE void copy_each_peer(const JobOf& job_of) const {
+    copy_each(target, task.size - 1,
+              [&](int number) { return job_of(number < task.rank ? number : number + 1); });
   }
   template <typename F>
   DREAMCOMM_DEVICE void fold(const Sources& in, const Pointers& out, int outs,
@@ -72,10 +87,21 @@ struct Block {
       opening->out = task.out_place;
     }
     if (!turn_all()) return false;
-    for (int r = 0; r < task.size; ++r) {
-      const Opening& theirs = opening_of(r);
-      ins.at[r] = theirs.in == 0 ? nullptr : task.heaps[r] + theirs.in - 1;
-      outs.at[r] = theirs.out == 0 ? nullptr : task.heaps[r] + theirs.out - 1;
+    constexpr int kAhead = 4;  // under way
+    for (int first = 0; first < task.size; first += kAhead) {
+      std::uint64_t in[kAhead] = {};
+      std::uint64_t out[kAhead] = {};
+      for (int i = 0; i < kAhead; ++i) {
+        if (first + i >= task.size) continue;
+        in[i] = opening_of(first + i).in;
+        out[i] = opening_of(first + i).out;
+      }
+      for (int i = 0; i < kAhead; ++i) {
+        const int r = first + i;
+        if (r >= task.size) continue;
+        ins.at[r] = in[i] == 0 ? nullptr : task.heaps[r] + in[i] - 1;
+        outs.at[r] = out[i] == 0 ? nullptr : task.heaps[r] + out[i] - 1;
+      }
     }
     return true;
   }

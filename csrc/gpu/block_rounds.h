@@ -16,6 +16,14 @@
 //   the same place (a word for each parity), of equal calls. So a peer that made another
 //   call is found by every rank that goes no further, before data moves.
 //
+//   Letters. A call of few bytes writes them into its peers' windows, each eight with the
+//   flag of the round (Letter), and then its word, which none of the call's own accesses has
+//   to be ordered before. Those of calls before are: kernels of a rank end one after another.
+//   Two places in turns suffice, as for pages: who writes round r has seen all ranks in the
+//   call before, so that they have left the one before that, and with it whatever letters
+//   of r-2 they had. The reader empties the places, as calls without letters leave old ones
+//   there for any time. Words are compared before anything that letters carried is stored.
+//
 //   Giving up. A wait ends after `patience_ns`, when the host says so, or when any rank
 //   or another block of this one has given up. The first lane of the rank that notices
 //   says why in the report; all lanes of the block leave the kernel together, and mark
@@ -40,18 +48,17 @@ class BlockRounds {
   DREAMCOMM_DEVICE BlockRounds(const T& target, const Task& task)
       : target_(target),
         task_(task),
-        last_(static_cast<std::uint32_t>(task.rounds[target.block()])) {
-    target_.meet();  // nobody stores the number before all have read it
-  }
+        last_(static_cast<std::uint32_t>(task.rounds[target.block()])) {}
 
   /// Before anything else: false if a rank has given the group up. If it is this one, peers
   /// may still read its pages of the call that failed, which later kernels, queued already,
   /// must not write. If it is another, its words of that call may wait here for us.
+  /// Here all lanes meet: nobody stores the last round before all have read it.
   DREAMCOMM_DEVICE bool may_begin() const {
     int gone = -1;
-    // A mark for each lane: such reads do not overlap, and all calls wait for them.
+    // A mark for each lane: all calls wait for them.
     for (int r = target_.lane(); r < task_.size; r += target_.lanes()) {
-      if (target_.read(&mark(task_.rank, r).gone) != 0) gone = r;
+      if (target_.peek(&mark(task_.rank, r).gone) != 0) gone = r;
     }
     if (gone >= 0) give_up(Report::kPeerGone, gone, last_ + 1);
     return !target_.any(gone >= 0);
@@ -79,13 +86,57 @@ class BlockRounds {
       const bool awaited = turns_ == 0 || reads.has(peer) || readers_.has(peer);
       if (awaited && peer != task_.rank) lost = !await(peer, round);
     }
-    if (target_.any(lost)) {
-      tell_all();
-      return false;
-    }
+    if (!stays(!lost)) return false;
     last_ = round;
     readers_ = readers;
     ++turns_;
+    return true;
+  }
+
+  DREAMCOMM_DEVICE std::uint64_t flag() const { return std::uint64_t{2 * (last_ + 1) + 1} << 32U; }
+  /// Those that `writer` writes to `owner` in the coming round.
+  DREAMCOMM_DEVICE Letter* letters(int owner, int writer) const {
+    return reinterpret_cast<Letter*>(task_.windows[owner] +
+                                     task_.layout.letters(target_.block(), last_ + 1, writer));
+  }
+  /// A rank's letter for this one, which may have been read before; false to give up.
+  DREAMCOMM_DEVICE bool take(int peer, std::size_t number, Letter& letter) const {
+    Letter* const place = letters(task_.rank, peer) + number;
+    const auto is_there = [&] { return has_come(letter = target_.read_letter(place)); };
+    return has_come(letter) || await(peer, last_ + 1, is_there);
+  }
+  /// After its letters were taken: their places are free again.
+  DREAMCOMM_DEVICE void empty(std::size_t number) const {
+    for (int peer = 0; peer < task_.size; ++peer) {
+      if (peer == task_.rank) continue;
+      target_.tell_letter(letters(task_.rank, peer) + number, Letter{});
+    }
+  }
+  DREAMCOMM_DEVICE bool has_come(const Letter& letter) const {
+    constexpr std::uint64_t kFlag = std::uint64_t{0xFFFFFFFF} << 32U;
+    return (letter.half[0] & kFlag) == flag() && (letter.half[1] & kFlag) == flag();
+  }
+
+  /// The only turn of a call by letters, all of which are on their way: `take` takes this lane's
+  /// first ones meanwhile, and returns false to give up.
+  template <typename Take>
+  DREAMCOMM_DEVICE bool turn_by_letters(const Take& take) {
+    const std::uint32_t round = last_ + 1;
+    for (int peer = target_.lane(); peer < task_.size; peer += target_.lanes()) {
+      if (peer == task_.rank) continue;
+      target_.tell(&slot(peer, task_.rank).published[round & 1U], word(round));
+    }
+    bool lost = !take();
+    for (int peer = target_.lane(); peer < task_.size && !lost; peer += target_.lanes()) {
+      if (peer != task_.rank) lost = !await(peer, round);
+    }
+    return stays(!lost);
+  }
+  /// After that turn, and once all lanes have taken the rest: false to give up.
+  DREAMCOMM_DEVICE bool close_letters(bool all_taken) {
+    if (!stays(all_taken)) return false;
+    ++last_;
+    close();
     return true;
   }
 
@@ -121,21 +172,52 @@ class BlockRounds {
     return std::uint64_t{round} << 32U | digest(task_.card);
   }
 
-  /// A reason to stop makes it look once more: the peer may have come in the meantime.
+  /// Whether no lane has lost a peer; else all ranks are told.
+  DREAMCOMM_DEVICE bool stays(bool well) const {
+    if (!target_.any(!well)) return true;
+    tell_all();
+    return false;
+  }
+
+  /// What a peer has published: whether its call is another one, and whether it has come.
+  struct Sight {
+    bool differs;
+    bool has_come;
+  };
+  DREAMCOMM_DEVICE Sight look_at(int peer, std::uint64_t expected) const {
+    const auto round = static_cast<std::uint32_t>(expected >> 32U);
+    const std::uint64_t seen = target_.read(&slot(task_.rank, peer).published[round & 1U]);
+    const auto theirs = static_cast<std::uint32_t>(seen >> 32U);
+    return {theirs == round && seen != expected, reached(theirs, round)};
+  }
   DREAMCOMM_DEVICE bool await(int peer, std::uint32_t round) const {
-    std::uint64_t* const published = &slot(task_.rank, peer).published[round & 1U];
     const std::uint64_t expected = word(round);
-    const std::uint64_t begin = target_.now();
+    bool differs = false;
+    const auto is_there = [&] {
+      const Sight sight = look_at(peer, expected);
+      differs = sight.differs;
+      return sight.has_come;
+    };
+    if (!await(peer, round, is_there)) return false;
+    return !differs || give_up(Report::kMismatch, peer, round);
+  }
+
+  /// A reason to stop makes it look once more: what it waits for may have come in the meantime.
+  template <typename IsThere>
+  DREAMCOMM_DEVICE bool await(int peer, std::uint32_t round, const IsThere& is_there) const {
+    std::uint64_t begin = 0;  // not known before a while has passed: clocks are slow to read
     int stop = Report::kNone;
     int missing = peer;
     for (std::uint32_t looks = 1;; ++looks) {
-      const std::uint64_t seen = target_.read(published);
-      const auto theirs = static_cast<std::uint32_t>(seen >> 32U);
-      if (theirs == round && seen != expected) return give_up(Report::kMismatch, peer, round);
-      if (reached(theirs, round)) return true;
+      if (is_there()) return true;
+      if (looks % 64 == 0 || stop != Report::kNone) {
+        const int other = one_that_differs(round);
+        if (other >= 0) return give_up(Report::kMismatch, other, round);
+      }
       if (stop != Report::kNone) return give_up(stop, missing, round);
       target_.pause();
       if (looks % 64 != 0) continue;
+      if (begin == 0) begin = target_.now();
       const int gone = one_gone();
       if (gone >= 0) {
         stop = Report::kPeerGone;
@@ -146,6 +228,14 @@ class BlockRounds {
         stop = Report::kTimeout;
       }
     }
+  }
+
+  /// A rank that has made another call in this round, also one that is not waited for; or -1.
+  DREAMCOMM_DEVICE int one_that_differs(std::uint32_t round) const {
+    for (int r = 0; r < task_.size; ++r) {
+      if (r != task_.rank && look_at(r, word(round)).differs) return r;
+    }
+    return -1;
   }
 
   /// A rank that has given up, also one that is not waited for: it may be why the awaited

@@ -34,6 +34,9 @@ struct BucketTask {
   double divisor = 1.0;  // of unpacking
 };
 
+/// Groups of elements that a lane reads before it writes the first.
+inline constexpr unsigned kGroupsUnderWay = 4;
+
 namespace bucket {
 
 /// The last of parts [low, high) that begins at or before an element.
@@ -45,36 +48,33 @@ DREAMCOMM_DEVICE int part_at(const Part* parts, int low, int high, std::size_t e
   return low;
 }
 
-/// Elements one after another, in whole packs where their address allows it.
+/// Elements one after another, in as few accesses as there can be.
 template <typename E, int kCount>
 struct Group {
-  static constexpr int kPerPack = Pack<E>::kItems;
-  static_assert(kCount % kPerPack == 0);
+  static constexpr std::size_t kBytes = sizeof(E) * kCount;
+  static constexpr std::size_t kAccess = kBytes < kPackBytes ? kBytes : kPackBytes;
+  static constexpr int kPerAccess = static_cast<int>(kAccess / sizeof(E));
+  static_assert(kBytes % kAccess == 0);
+  struct alignas(kAccess) Piece {
+    E item[kPerAccess];
+  };
   E item[kCount];
 
+  /// Whether it can be accessed whole there.
+  DREAMCOMM_DEVICE static bool fits(const std::byte* data) {
+    return reinterpret_cast<std::uintptr_t>(data) % kAccess == 0;
+  }
   DREAMCOMM_DEVICE void load_from(const std::byte* data) {
-    if (is_packed(data)) return load_as<true>(data);
-    load_as<false>(data);
-  }
-  DREAMCOMM_DEVICE void store_to(std::byte* data) const {
-    if (is_packed(data)) return store_as<true>(data);
-    store_as<false>(data);
-  }
-
- private:
-  template <bool kAligned>
-  DREAMCOMM_DEVICE void load_as(const std::byte* data) {
-    for (int p = 0; p < kCount / kPerPack; ++p) {
-      const auto pack = load<kAligned, E>(data, static_cast<std::size_t>(p));
-      for (int i = 0; i < kPerPack; ++i) item[p * kPerPack + i] = pack.item[i];
+    for (int p = 0; p < kCount / kPerAccess; ++p) {
+      const Piece piece = reinterpret_cast<const Piece*>(data)[p];
+      for (int i = 0; i < kPerAccess; ++i) item[p * kPerAccess + i] = piece.item[i];
     }
   }
-  template <bool kAligned>
-  DREAMCOMM_DEVICE void store_as(std::byte* data) const {
-    for (int p = 0; p < kCount / kPerPack; ++p) {
-      Pack<E> pack;
-      for (int i = 0; i < kPerPack; ++i) pack.item[i] = item[p * kPerPack + i];
-      store<kAligned>(data, static_cast<std::size_t>(p), pack);
+  DREAMCOMM_DEVICE void store_to(std::byte* data) const {
+    for (int p = 0; p < kCount / kPerAccess; ++p) {
+      Piece piece;
+      for (int i = 0; i < kPerAccess; ++i) piece.item[i] = item[p * kPerAccess + i];
+      reinterpret_cast<Piece*>(data)[p] = piece;
     }
   }
 };
@@ -139,31 +139,27 @@ class Mover {
  public:
   using In = typename From::Element;
   using Out = typename To::Element;
-  /// As many as make a pack of the smaller type.
+  /// As many as make a pack of the larger type: then neighbouring lanes access neighbouring packs.
   static constexpr int kGroup =
-      static_cast<int>(kPackBytes / (sizeof(In) < sizeof(Out) ? sizeof(In) : sizeof(Out)));
+      static_cast<int>(kPackBytes / (sizeof(In) < sizeof(Out) ? sizeof(Out) : sizeof(In)));
 
   DREAMCOMM_DEVICE Mover(const BucketTask& task, const Part* parts)
       : places_{task, parts}, step_(task), residual_(task.residual) {}
 
-  /// The elements of `range`, at most kGroup, of which the first lies in `part`; `wrote`
-  /// is told each with its number and what was written.
-  template <typename Wrote>
-  DREAMCOMM_DEVICE void move(const Range& range, int part, const Wrote& wrote) const {
-    if (range.size() == kGroup && range.end <= places_.end_of(part)) {
-      return move_whole(range.begin, part, wrote);
+  DREAMCOMM_DEVICE std::size_t end_of(int part) const { return places_.end_of(part); }
+
+  /// Elements of one part, by all lanes. `sums` keeps what was written, as elements from `first`
+  /// on, unless it is null.
+  template <Lanes L, typename Sums>
+  DREAMCOMM_DEVICE void move(const L& lanes, const Range& range, int part, Sums* sums,
+                             std::size_t first) const {
+    const std::size_t whole = is_even(range.begin, part, first) ? range.size() / kGroup : 0;
+    if (whole > 0) {
+      move_groups(lanes, range.begin, static_cast<unsigned>(whole), part, sums, first);
     }
-    for (std::size_t i = range.begin; i < range.end; ++i) {
-      while (i >= places_.end_of(part)) ++part;
-      const In in = *reinterpret_cast<const In*>(source(part, i));
-      Out out;
-      if (residual_ == nullptr) {
-        out = step_(in);
-      } else {
-        out = step_(in, residual_[i]);
-      }
-      *reinterpret_cast<Out*>(target(part, i)) = out;
-      wrote(i, out);
+    for (std::size_t i = range.begin + whole * kGroup + static_cast<std::size_t>(lanes.lane());
+         i < range.end; i += static_cast<std::size_t>(lanes.lanes())) {
+      move_item(i, part, sums, first);
     }
   }
 
@@ -174,34 +170,68 @@ class Mover {
   DREAMCOMM_DEVICE std::byte* target(int part, std::size_t element) const {
     return kPacks ? places_.flat(element) : places_.own(part, element);
   }
+  DREAMCOMM_DEVICE std::byte* carried(std::size_t element) const {
+    return reinterpret_cast<std::byte*>(residual_ + element);
+  }
 
-  template <typename Wrote>
-  DREAMCOMM_DEVICE void move_whole(std::size_t first, int part, const Wrote& wrote) const {
-    Group<In, kGroup> in;
+  /// Whether lanes may take groups from this element on.
+  DREAMCOMM_DEVICE bool is_even(std::size_t begin, int part, std::size_t first) const {
+    return Group<In, kGroup>::fits(source(part, begin)) &&
+           Group<Out, kGroup>::fits(target(part, begin)) && (begin - first) % kGroup == 0 &&
+           (residual_ == nullptr || Group<float, kGroup>::fits(carried(begin)));
+  }
+
+  template <Lanes L, typename Sums>
+  DREAMCOMM_DEVICE void move_groups(const L& lanes, std::size_t begin, unsigned groups, int part,
+                                    Sums* sums, std::size_t first) const {
+    const std::byte* const from = source(part, begin);
+    std::byte* const to = target(part, begin);
+    const auto step = static_cast<unsigned>(lanes.lanes());
+    for (auto at = static_cast<unsigned>(lanes.lane()); at < groups; at += kGroupsUnderWay * step) {
+      Group<In, kGroup> in[kGroupsUnderWay];
+      for (unsigned d = 0; d < kGroupsUnderWay; ++d) {
+        const unsigned group = at + d * step;
+        if (group < groups) in[d].load_from(from + group * sizeof in[d]);
+      }
+      for (unsigned d = 0; d < kGroupsUnderWay; ++d) {
+        const unsigned group = at + d * step;
+        if (group >= groups) continue;
+        const std::size_t element = begin + std::size_t{group} * kGroup;
+        const Group<Out, kGroup> out = result_of(in[d], element);
+        out.store_to(to + group * sizeof out);
+        if (sums != nullptr) keep(out, *sums, element - first);
+      }
+    }
+  }
+
+  DREAMCOMM_DEVICE Group<Out, kGroup> result_of(const Group<In, kGroup>& in,
+                                                std::size_t element) const {
     Group<Out, kGroup> out;
-    in.load_from(source(part, first));
     if (residual_ == nullptr) {
       for (int i = 0; i < kGroup; ++i) out.item[i] = step_(in.item[i]);
     } else {
-      move_with_residual(first, in, out);
+      Group<float, kGroup> left;
+      left.load_from(carried(element));
+      for (int i = 0; i < kGroup; ++i) out.item[i] = step_(in.item[i], left.item[i]);
+      left.store_to(carried(element));
     }
-    out.store_to(target(part, first));
-    for (int i = 0; i < kGroup; ++i) wrote(first + static_cast<std::size_t>(i), out.item[i]);
+    return out;
   }
 
-  DREAMCOMM_DEVICE void move_with_residual(std::size_t first, const Group<In, kGroup>& in,
-                                           Group<Out, kGroup>& out) const {
-    if constexpr (kGroup < 4) {  // float64 on both sides
-      for (int i = 0; i < kGroup; ++i) {
-        out.item[i] = step_(in.item[i], residual_[first + static_cast<std::size_t>(i)]);
-      }
-    } else {
-      auto* place = reinterpret_cast<std::byte*>(residual_ + first);
-      Group<float, kGroup> carried;
-      carried.load_from(place);
-      for (int i = 0; i < kGroup; ++i) out.item[i] = step_(in.item[i], carried.item[i]);
-      carried.store_to(place);
-    }
+  template <typename Sums>
+  DREAMCOMM_DEVICE static void keep(const Group<Out, kGroup>& out, Sums& sums, std::size_t place) {
+    Group<typename To::Accumulator, kGroup> written;
+    for (int i = 0; i < kGroup; ++i) written.item[i] = To::read(out.item[i]);
+    written.store_to(sums.place(place));
+  }
+
+  template <typename Sums>
+  DREAMCOMM_DEVICE void move_item(std::size_t element, int part, Sums* sums,
+                                  std::size_t first) const {
+    const In in = *reinterpret_cast<const In*>(source(part, element));
+    const Out out = residual_ == nullptr ? step_(in) : step_(in, residual_[element]);
+    *reinterpret_cast<Out*>(target(part, element)) = out;
+    if (sums != nullptr) sums->keep(element - first, To::read(out));
   }
 
   const Places<kPacks, From, To> places_;
@@ -211,13 +241,16 @@ class Mover {
 
 }  // namespace bucket
 
-/// Elements that a block takes at a time: whole blocks of the sum of squares.
-inline constexpr std::size_t kTile = 4 * kernels::Inspector::kBlock;
+/// Elements that a block takes at a time: whole blocks of the sum of squares, as many as the memory
+/// has room for that the lanes of a block share without being asked for more (48 KiB).
+template <typename To>
+inline constexpr std::size_t kTile = std::size_t{32768} / sizeof(typename To::Accumulator) /
+                                     kernels::Inspector::kBlock * kernels::Inspector::kBlock;
 
 /// Bytes that the lanes of a block share where elements are inspected.
 template <typename To>
 constexpr std::size_t bucket_scratch() {
-  return TileSums<typename To::Accumulator, kTile>::kBytes;
+  return TileSums<typename To::Accumulator, kTile<To>>::kBytes;
 }
 
 /// Packs (the parts are read) or unpacks (they are written). `scratch`: bucket_scratch()
@@ -225,22 +258,18 @@ constexpr std::size_t bucket_scratch() {
 template <bool kPacks, typename From, typename To, Target T>
 DREAMCOMM_DEVICE void bucket_body(const T& target, const BucketTask& task, const Part* parts,
                                   std::byte* scratch) {
-  const bucket::Mover<kPacks, From, To> mover(task, parts);
-  TileSums<typename To::Accumulator, kTile> sums(scratch);
-  const auto lane = static_cast<std::size_t>(target.lane());
-  const auto lanes = static_cast<std::size_t>(target.lanes());
-  constexpr std::size_t kGroup = bucket::Mover<kPacks, From, To>::kGroup;
-  for (auto tile = static_cast<std::size_t>(target.block()); tile < chunks(task.count, kTile);
+  using Mover = bucket::Mover<kPacks, From, To>;
+  const Mover mover(task, parts);
+  TileSums<typename To::Accumulator, kTile<To>> sums(scratch);
+  auto* const inspected = task.partials == nullptr ? nullptr : &sums;
+  for (auto tile = static_cast<std::size_t>(target.block()); tile < chunks(task.count, kTile<To>);
        tile += static_cast<std::size_t>(target.blocks())) {
-    const Range all = chunk(task.count, kTile, tile);
-    const int first = bucket::part_at(parts, 0, task.parts, all.begin);
-    const int last = bucket::part_at(parts, first, task.parts, all.end - 1);
-    for (std::size_t at = all.begin + lane * kGroup; at < all.end; at += lanes * kGroup) {
-      const Range group{at, at + kGroup < all.end ? at + kGroup : all.end};
-      mover.move(group, bucket::part_at(parts, first, last + 1, at),
-                 [&](std::size_t i, typename To::Element written) {
-                   if (task.partials != nullptr) sums.keep(i - all.begin, To::read(written));
-                 });
+    const Range all = chunk(task.count, kTile<To>, tile);
+    int part = bucket::part_at(parts, 0, task.parts, all.begin);
+    for (Range range{all.begin, all.begin}; range.end < all.end; ++part) {
+      range.begin = range.end;
+      range.end = mover.end_of(part) < all.end ? mover.end_of(part) : all.end;
+      mover.move(target, range, part, inspected, all.begin);
     }
     target.count(all.size() * sizeof(typename From::Element), 1, 0);
     target.count(all.size() * sizeof(typename To::Element), 0, 1);

@@ -41,6 +41,7 @@ struct BucketKernel {
   const void* many = nullptr;
   const void* listed = nullptr;
   std::size_t scratch = 0;  // bytes that a block shares for an inspection
+  std::size_t tile = 1;     // elements that it takes at a time
 };
 
 template <bool kPacks, typename From, typename To>
@@ -48,7 +49,7 @@ BucketKernel bucket_kernel_between() {
   return {reinterpret_cast<const void*>(&bucket_kernel<kPacks, From, To, kFewParts>),
           reinterpret_cast<const void*>(&bucket_kernel<kPacks, From, To, kManyParts>),
           reinterpret_cast<const void*>(&listed_bucket_kernel<kPacks, From, To>),
-          bucket_scratch<To>()};
+          bucket_scratch<To>(), kTile<To>};
 }
 
 template <typename From>

@@ -59,13 +59,13 @@ void start_row(const void* kernel, BucketRow& row, unsigned blocks, std::size_t 
   start(kernel, blocks, arguments, scratch, stream);
 }
 
-unsigned blocks_for(std::size_t count) {
-  return std::min(static_cast<unsigned>(chunks(count, kTile)), kBlocksEach * processors());
+unsigned blocks_for(std::size_t count, const BucketKernel& kernel) {
+  return std::min(static_cast<unsigned>(chunks(count, kernel.tile)), kBlocksEach * processors());
 }
 
 /// Whether it could be: the table has to be put somewhere.
-bool start_listed(const void* kernel, const Bucket& bucket, std::size_t scratch, void* stream,
-                  const Stage& stage) {
+bool start_listed(const BucketKernel& kernel, const Bucket& bucket, std::size_t scratch,
+                  void* stream, const Stage& stage) {
   if (!stage || bucket.parts.size() <= std::size_t{kManyParts} || bucket.task.count == 0) {
     return false;
   }
@@ -74,15 +74,15 @@ bool start_listed(const void* kernel, const Bucket& bucket, std::size_t scratch,
   BucketTask task = bucket.task;
   task.parts = static_cast<int>(bucket.parts.size());
   void* arguments[] = {&task, &parts};
-  start(kernel, blocks_for(task.count), arguments, scratch, stream);
+  start(kernel.listed, blocks_for(task.count, kernel), arguments, scratch, stream);
   return true;
 }
 
 void start_all(const BucketKernel& kernel, const Bucket& bucket, void* stream, const Stage& stage) {
   const std::size_t scratch = bucket.task.partials == nullptr ? 0 : kernel.scratch;
-  if (start_listed(kernel.listed, bucket, scratch, stream, stage)) return;
+  if (start_listed(kernel, bucket, scratch, stream, stage)) return;
   for (BucketRow& row : rows_of(bucket)) {
-    const unsigned blocks = blocks_for(row.task.count);
+    const unsigned blocks = blocks_for(row.task.count, kernel);
     if (row.task.parts <= kFewParts) {
       start_row<kFewParts>(kernel.few, row, blocks, scratch, stream);
     } else {

@@ -11,7 +11,7 @@
 namespace dreamcomm::gpu {
 
 /// What the parameters of a kernel have room for: two sizes, as each launch copies all.
-inline constexpr int kFewParts = 120;
+inline constexpr int kFewParts = 240;
 inline constexpr int kManyParts = 2000;
 
 /// The row of a buffer that one kernel serves, and its tensors.

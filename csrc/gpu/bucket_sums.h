@@ -42,18 +42,26 @@ class TileSums {
   static constexpr std::size_t kBlock = kernels::Inspector::kBlock;
   static constexpr std::size_t kLanes = kernels::Inspector::kLanes;
   static constexpr std::size_t kSums = kTile / kBlock * kLanes;
+  /// Each block begins in another half of the banks of a GPU's shared memory than the one before.
+  static constexpr std::size_t kPadding = kLanes;
+  static constexpr std::size_t kValues = kTile / kBlock * (kBlock + kPadding);
 
  public:
-  static constexpr std::size_t kBytes = kTile * sizeof(W) + kSums * sizeof(SquareSum);
+  static constexpr std::size_t kBytes = kValues * sizeof(W) + kSums * sizeof(SquareSum);
 
   DREAMCOMM_DEVICE explicit TileSums(std::byte* scratch)
       : values_(reinterpret_cast<W*>(scratch)),
-        sums_(reinterpret_cast<SquareSum*>(scratch + kTile * sizeof(W))) {}
+        sums_(reinterpret_cast<SquareSum*>(scratch + kValues * sizeof(W))) {}
 
-  DREAMCOMM_DEVICE void keep(std::size_t index, W value) { values_[index] = value; }
+  DREAMCOMM_DEVICE void keep(std::size_t index, W value) { values_[padded(index)] = value; }
+  /// Where to keep elements from `index` on that are in one block.
+  DREAMCOMM_DEVICE std::byte* place(std::size_t index) {
+    return reinterpret_cast<std::byte*>(values_ + padded(index));
+  }
 
   /// All lanes, when each has kept its own; `count` of the tile. Afterwards they may keep
-  /// the next tile's.
+  /// the next tile's: INVARIANT: nobody reads a value after the second meeting, and nobody
+  /// writes a sum again before the next tile's first, to which who still reads them comes, too.
   template <Target T>
   DREAMCOMM_DEVICE void add_up(const T& target, std::size_t count, double* partials) {
     const auto lane = static_cast<std::size_t>(target.lane());
@@ -61,28 +69,43 @@ class TileSums {
     target.meet();
     for (std::size_t s = lane; s < kSums; s += lanes) sums_[s] = sum_of(s, count);
     target.meet();
-    for (std::size_t b = lane; b * kBlock < count; b += lanes) {
-      SquareSum* sums = sums_ + b * kLanes;
-      for (std::size_t half = kLanes / 2; half > 0; half /= 2) {
-        for (std::size_t i = 0; i < half; ++i) sums[i].add(sums[i + half]);
+    for (std::size_t half = kLanes / 2; half > 0; half /= 2) {
+      for (std::size_t s = lane; s < kTile / kBlock * half; s += lanes) {
+        SquareSum* const sums = sums_ + s / half * kLanes + s % half;
+        sums[0].add(sums[half]);
+        if (half == 1 && s * kBlock < count) partials[s] = sums[0].value;
       }
-      partials[b] = sums[0].value;
+      if (half > 1) target.meet();
     }
-    target.meet();
   }
 
  private:
+  DREAMCOMM_DEVICE static std::size_t padded(std::size_t index) {
+    return index + index / kBlock * kPadding;
+  }
+
   /// Lane s % kLanes of block s / kLanes.
   DREAMCOMM_DEVICE SquareSum sum_of(std::size_t s, std::size_t count) const {
+    constexpr std::size_t kAhead = 8;  // loads under way
     const std::size_t begin = s / kLanes * kBlock;
-    const std::size_t end = begin + kBlock < count ? begin + kBlock : count;
+    const std::size_t size = begin >= count ? 0 : begin + kBlock < count ? kBlock : count - begin;
+    const W* const values = values_ + padded(begin);
     double sum = 0.0;
     bool finite = true;
-    for (std::size_t i = begin + s % kLanes; i < end; i += kLanes) {
-      const auto value = static_cast<double>(values_[i]);
+    const auto add = [&](W next) {
+      const auto value = static_cast<double>(next);
       sum += value * value;
-      finite = finite && value - value == 0;
+      if constexpr (sizeof(W) == sizeof(double)) finite = finite && value - value == 0;
+    };
+    std::size_t i = s % kLanes;
+    for (; i + (kAhead - 1) * kLanes < size; i += kAhead * kLanes) {
+      W next[kAhead];
+      for (std::size_t k = 0; k < kAhead; ++k) next[k] = values[i + k * kLanes];
+      for (std::size_t k = 0; k < kAhead; ++k) add(next[k]);
     }
+    for (; i < size; i += kLanes) add(values[i]);
+    // As many squares of float32 are finite in float64.
+    if constexpr (sizeof(W) < sizeof(double)) finite = sum - sum == 0;
     return SquareSum::of(sum, finite);
   }
 

@@ -19,6 +19,8 @@ double expected_seconds(RowId row, const Question& question) {
   switch (row) {
     case RowId::kTwoShot:
       return 2 * turn + (5 * n - 2) / n * all;
+    case RowId::kFlagged:  // no fence, nothing to be fetched after it, and all ranks side by side
+      return turn / 2 + 2 * n * all;
     case RowId::kPush:
     case RowId::kPull:
       return 2 * turn + 2 * all;
@@ -47,10 +49,13 @@ RowId row_for(const Question& question) {
     return question.registered && pays ? RowId::kInPlace : RowId::kStaged;
   }
   const auto seconds = [&](RowId row) { return expected_seconds(row, question); };
-  const RowId staged =
+  RowId staged =
       question.kind == Kind::kReduce || seconds(RowId::kTwoShot) < seconds(RowId::kStaged)
           ? RowId::kTwoShot
           : RowId::kStaged;
+  const bool fits = fits_letters(question.bytes, std::min(question.most_blocks, kLetterBlocks)) &&
+                    question.kind == Kind::kAllReduce;
+  if (fits && seconds(RowId::kFlagged) < seconds(staged)) staged = RowId::kFlagged;
   return question.registered && seconds(RowId::kPush) < seconds(staged) ? RowId::kPush : staged;
 }
 
@@ -59,10 +64,13 @@ RowId row_for(const Question& question) {
 Choice choose(const Question& question) {
   Choice choice;
   choice.row = row_for(question);
-  const std::size_t worth = std::max<std::size_t>(1, chunks(question.bytes, kBlockBytes));
+  const std::size_t each = choice.row == RowId::kFlagged ? kBytesByLetters / 2 : kBlockBytes;
+  const std::size_t worth = std::max<std::size_t>(1, chunks(question.bytes, each));
   // The sizes of all_to_all differ among the ranks, so they cannot tell.
   const bool all = question.kind == Kind::kAllToAll;
-  const auto most = static_cast<std::size_t>(question.most_blocks);
+  const auto most = static_cast<std::size_t>(choice.row == RowId::kFlagged
+                                                 ? std::min(question.most_blocks, kLetterBlocks)
+                                                 : question.most_blocks);
   choice.grid.blocks = static_cast<int>(all ? most : std::min(worth, most));
   choice.grid.lanes = question.lanes;
   return choice;

@@ -164,8 +164,7 @@ void Group::gather_words(RowId row, std::byte* word, std::byte* all, Clock::time
   Task task = task_of(request);
   task.card.row = static_cast<std::uint8_t>(row);
   ++sequence_;
-  driver_->start(task, {static_cast<int>(task.card.blocks), options_.lanes, sharing_},
-                 driver_->stream());
+  driver_->start(task, {static_cast<int>(task.card.blocks), options_.lanes}, driver_->stream());
   driver_->drain();
   if (const auto failed = failure()) throw Error(failed->kind(), failed->what());
   for (int r = 0; r < size_; ++r) {
@@ -232,7 +231,7 @@ void Group::run(const Request& request, void* stream) {
                        ": the group takes no more tensors on GPUs: ", failed->what()));
   }
   const Task task = task_of(request);
-  const Grid grid{static_cast<int>(task.card.blocks), options_.lanes, sharing_};
+  const Grid grid{static_cast<int>(task.card.blocks), options_.lanes};
   driver_->start(task, grid, stream);
   ++sequence_;
 }

@@ -30,7 +30,7 @@ namespace dreamcomm::gpu {
 using Exchange = std::function<void(std::span<const std::byte> mine, std::span<std::byte> all)>;
 
 struct GroupOptions {
-  std::size_t page_bytes = std::size_t{64} << 10;
+  std::size_t page_bytes = Layout{}.page_bytes;
   /// Of a call's kernel, whose blocks take a multiprocessor each. Kernels of several groups that
   /// ranks start in different order must fit beside each other, or each waits for a peer's that
   /// finds no room: three do on 108 multiprocessors.

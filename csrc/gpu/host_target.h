@@ -4,30 +4,39 @@
 // compiles, with as many ranks, blocks and lanes as a case asks for.
 #pragma once
 
+#include <pthread.h>
+
 #include <atomic>
-#include <barrier>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <thread>
 
+#include "gpu/window.h"
+
 namespace dreamcomm::gpu {
 
-/// What the lanes of one block share.
+/// What the lanes of one block share. (std::barrier has counters that all barriers of a process
+/// share: what they order is hidden from ThreadSanitizer.)
 class HostBlock {
  public:
-  explicit HostBlock(int lanes) : lanes_(lanes), barrier_(lanes) {}
+  explicit HostBlock(int lanes) : lanes_(lanes) {
+    pthread_barrier_init(&barrier_, nullptr, static_cast<unsigned>(lanes));
+  }
+  ~HostBlock() { pthread_barrier_destroy(&barrier_); }
+  HostBlock(const HostBlock&) = delete;
+  HostBlock& operator=(const HostBlock&) = delete;
 
   std::size_t bytes_read() const { return read_; }
   std::size_t bytes_written() const { return written_; }
-  /// Of one lane only.
+  /// By any lane.
   void count(std::size_t read, std::size_t written) {
-    read_ += read;
-    written_ += written;
+    read_.fetch_add(read, std::memory_order_relaxed);
+    written_.fetch_add(written, std::memory_order_relaxed);
   }
 
   int lanes() const { return lanes_; }
-  void meet() { barrier_.arrive_and_wait(); }
+  void meet() { pthread_barrier_wait(&barrier_); }
   bool any(bool mine) {
     if (mine) flag_.store(true, std::memory_order_relaxed);
     meet();
@@ -40,10 +49,10 @@ class HostBlock {
 
  private:
   const int lanes_;
-  std::barrier<> barrier_;
+  pthread_barrier_t barrier_{};
   std::atomic<bool> flag_{false};
-  std::size_t read_ = 0;
-  std::size_t written_ = 0;
+  std::atomic<std::size_t> read_{0};
+  std::atomic<std::size_t> written_{0};
 };
 
 /// One lane.
@@ -65,6 +74,22 @@ class HostTarget {
   std::uint64_t read(std::uint64_t* word) const {
     return std::atomic_ref(*word).load(std::memory_order_acquire);
   }
+  // Releases: here nothing else orders what the rank's kernels before this one have accessed, as
+  // the end of a kernel does on a GPU.
+  void tell(std::uint64_t* word, std::uint64_t value) const { publish(word, value); }
+  std::uint64_t peek(std::uint64_t* word) const {
+    return std::atomic_ref(*word).load(std::memory_order_relaxed);
+  }
+  void tell_letter(Letter* to, const Letter& letter) const {
+    for (int i = 0; i < 2; ++i) tell(&to->half[i], letter.half[i]);
+  }
+  Letter read_letter(Letter* from) const {
+    Letter letter;
+    for (int i = 0; i < 2; ++i) {
+      letter.half[i] = peek(&from->half[i]);
+    }
+    return letter;
+  }
   bool claim(std::uint64_t* word, std::uint64_t value) const {
     std::uint64_t expected = 0;
     return std::atomic_ref(*word).compare_exchange_strong(expected, value);
@@ -76,7 +101,9 @@ class HostTarget {
   }
   void pause() const { std::this_thread::sleep_for(std::chrono::microseconds(20)); }
   void count(std::size_t bytes, int reads, int writes) const {
-    if (lane_ != 0) return;
+    if (lane_ == 0) count_by_one(bytes, reads, writes);
+  }
+  void count_by_one(std::size_t bytes, int reads, int writes) const {
     shared_.count(bytes * static_cast<std::size_t>(reads),
                   bytes * static_cast<std::size_t>(writes));
   }

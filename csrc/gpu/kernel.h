@@ -3,15 +3,25 @@
 
 #include "gpu/row_id.h"
 #include "gpu/rows_all_to_all.h"
+#include "gpu/rows_flagged.h"
 #include "gpu/rows_in_place.h"
 #include "gpu/rows_ring.h"
 #include "gpu/rows_staged.h"
 
 namespace dreamcomm::gpu {
 
+/// Whether a call goes by letters: equal on all blocks of all ranks.
+constexpr bool goes_by_letters(const Task& task) {
+  return static_cast<RowId>(task.card.row) == RowId::kFlagged && task.size > 1 &&
+         task.card.kind == Kind::kAllReduce &&
+         fits_letters(task.bytes, static_cast<int>(task.card.blocks));
+}
+
 template <typename F, Target T>
 DREAMCOMM_DEVICE void all_reduce_body(Block<T>& block, RowId row) {
-  if (block.task.size == 1 || row == RowId::kStaged) return rows::one_shot<F>(block);
+  if (block.task.size == 1 || row == RowId::kStaged || row == RowId::kFlagged) {
+    return rows::one_shot<F>(block);
+  }
   if (row == RowId::kTwoShot) return rows::two_shot<F>(block);
   if (row == RowId::kRing) return rows::ring_all_reduce<F>(block);
   if (!block.open()) return;
@@ -42,6 +52,7 @@ DREAMCOMM_DEVICE void reduce_scatter_body(Block<T>& block, RowId row) {
 /// Calls that reduce elements of the format F.
 template <typename F, Target T>
 DREAMCOMM_DEVICE void reduce_body(Block<T>& block) {
+  if (goes_by_letters(block.task)) return rows::one_shot_flagged<F>(block);
   if (!block.rounds.may_begin()) return;
   const auto row = static_cast<RowId>(block.task.card.row);
   switch (block.task.card.kind) {

@@ -32,11 +32,14 @@ int resident(Kernel kernel, int lanes) {
   return each * processors;
 }
 
-/// All ranks' blocks wait for each other: they have to run at the same time.
-void check_grid(const Grid& grid, const Layout& layout, Kernel kernel, int ranks) {
+void check_shape(const Grid& grid, const Layout& layout) {
   check(grid.blocks >= 1 && grid.blocks <= layout.blocks && grid.lanes >= 1 && grid.lanes <= kLanes,
         ErrorKind::kInvalid, "a kernel has 1 to ", layout.blocks, " blocks of 1 to ", kLanes,
         " lanes; got ", grid.blocks, " of ", grid.lanes);
+}
+
+/// All ranks' blocks wait for each other: they have to run at the same time.
+void check_room(const Grid& grid, Kernel kernel, int ranks) {
   const int room = resident(kernel, grid.lanes);
   check(grid.blocks * ranks <= room, ErrorKind::kInvalid, ranks, " ranks of ", grid.blocks,
         " blocks wait for each other, but the device runs only ", room,
@@ -89,7 +92,7 @@ bool is_capturing(void* stream) {
 
 void launch(const Task& task, Grid grid, void* stream) {
   const Kernel kernel = kernel_of(task.card);
-  check_grid(grid, task.layout, kernel, grid.sharing);
+  check_shape(grid, task.layout);
   Task copy = task;
   const Task* none = nullptr;
   void* arguments[] = {&copy, &none};
@@ -103,7 +106,8 @@ void launch_ranks(std::span<const Task> calls, const Task* tasks, Grid grid, voi
   check(calls.size() > 1, ErrorKind::kInvalid, "launch_ranks is for several ranks; got ",
         calls.size());
   const Kernel kernel = kernel_of(calls[0].card);
-  check_grid(grid, calls[0].layout, kernel, static_cast<int>(calls.size()));
+  check_shape(grid, calls[0].layout);
+  check_room(grid, kernel, static_cast<int>(calls.size()));
   Task first = calls[0];
   void* arguments[] = {&first, &tasks};
   const dim3 shape(static_cast<unsigned>(grid.blocks), static_cast<unsigned>(calls.size()));

@@ -21,12 +21,10 @@ int device_count(std::string& why);
 /// Whether what a stream (a cudaStream_t) is given goes into a graph, and does not run.
 bool is_capturing(void* stream);
 
-/// Blocks of `lanes` threads. `sharing`: the ranks whose kernels run on the device at the
-/// same time, each of which waits for all.
+/// Blocks of `lanes` threads.
 struct Grid {
   int blocks = 1;
   int lanes = 512;
-  int sharing = 1;
 };
 
 /// Most lanes that a block has.
@@ -38,9 +36,10 @@ int most_lanes();
 void load_kernels();
 
 /// Starts the kernel of one rank's call on a stream (a cudaStream_t) of the current
-/// device, and returns. Throws Error(kInvalid) for types and operations that GPUs do not
-/// compute with here, and for more blocks than run at the same time; Error(kSystem) with
-/// CUDA's words for what CUDA refuses.
+/// device, and returns. All blocks of all ranks that share the device wait for each other: that
+/// they run at the same time is for the caller to see to (Driver::room()); asking CUDA each time
+/// takes as long as the launch. Throws Error(kInvalid) for types and operations that GPUs do not
+/// compute with here; Error(kSystem) with CUDA's words for what CUDA refuses.
 void launch(const Task& task, Grid grid, void* stream);
 
 /// Starts one kernel for the calls of several ranks on one device; `tasks` is memory of

@@ -19,12 +19,13 @@ enum class RowId : std::uint8_t {
   kPull,            // inputs: all_reduce; else kTwoShot
   kPush,            // inputs and outputs: all_reduce, reduce; else kPull or kTwoShot
   kInPlace,         // inputs: reduce_scatter, all_gather, broadcast; else kStaged
+  kFlagged,         // any tensors of few bytes: all_reduce; else kStaged
 };
 
 /// For people.
 constexpr std::string_view name(RowId row) {
-  constexpr std::string_view kNames[] = {"one_shot", "two_shot", "ring",    "one_shot in place",
-                                         "pull",     "push",     "in place"};
+  constexpr std::string_view kNames[] = {"one_shot", "two_shot", "ring",     "one_shot in place",
+                                         "pull",     "push",     "in place", "one_shot flagged"};
   return kNames[static_cast<std::size_t>(row)];
 }
 

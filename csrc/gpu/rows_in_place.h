@@ -52,17 +52,17 @@ template <typename F, Target T>
 DREAMCOMM_DEVICE void pull(Block<T>& block) {
   const Task& task = block.task;
   const std::size_t page = round_down(block.rounds.page_bytes());
-  const BlockChunks mine = block.share(task.bytes, page * block.index_of(task.size));
+  const BlockChunks mine = block.spread(task.bytes, page * block.index_of(task.size));
   for (std::size_t k = 0; k < mine.count(); ++k) {
     const Range part = mine.at(k);
     const Range own = shard_bytes(part.size(), task.size, task.rank);
     block.template fold<F>(block.inputs(part.begin + own.begin), to_one(block.rounds.page()), 1,
                            own.size());
     if (!block.turn_all()) return;
-    for (int r = 0; r < task.size; ++r) {
+    copy_each(block.target, task.size, [&](int r) {
       const Range of = shard_bytes(part.size(), task.size, r);
-      block.copy(task.out + part.begin + of.begin, block.rounds.from(r), of.size());
-    }
+      return CopyJob{task.out + part.begin + of.begin, block.rounds.from(r), of.size()};
+    });
   }
   block.end();
 }

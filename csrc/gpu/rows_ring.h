@@ -50,7 +50,7 @@ DREAMCOMM_DEVICE void ring_all_reduce(Block<T>& block) {
   const Ring<T> ring(block);
   const int half = ring_steps(task.size);
   const BlockChunks mine =
-      block.share(task.bytes, round_down(block.rounds.page_bytes()) * block.index_of(task.size));
+      block.spread(task.bytes, round_down(block.rounds.page_bytes()) * block.index_of(task.size));
   if (!block.turn_all()) return;  // compares the calls
   for (std::size_t k = 0; k < mine.count(); ++k) {
     const Range part = mine.at(k);

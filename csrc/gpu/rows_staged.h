@@ -20,7 +20,7 @@ DREAMCOMM_DEVICE void barrier(Block<T>& block) {
 template <typename F, Target T>
 DREAMCOMM_DEVICE void one_shot(Block<T>& block) {
   const Task& task = block.task;
-  const BlockChunks mine = block.share(task.bytes, round_down(block.rounds.page_bytes()));
+  const BlockChunks mine = block.spread(task.bytes, round_down(block.rounds.page_bytes()));
   if (mine.count() == 0) return barrier(block);
   for (std::size_t k = 0; k < mine.count(); ++k) {
     const Range part = mine.at(k);
@@ -41,26 +41,24 @@ DREAMCOMM_DEVICE void two_shot(Block<T>& block) {
   const bool collects = everyone || task.rank == task.card.root;
   const Peers collectors = everyone ? Peers::all() : Peers::only(task.card.root);
   const std::size_t stage = round_down(block.rounds.page_bytes() / 2);
-  const BlockChunks mine = block.share(task.bytes, stage);
+  const BlockChunks mine = block.spread(task.bytes, stage);
   const std::size_t total = mine.count();
   if (total == 0) return barrier(block);
   for (std::size_t k = 0; k <= total; ++k) {
     const bool last = k == total;
     const Range now = last ? Range{} : mine.at(k);
-    for (int r = 0; r < task.size; ++r) {
+    block.copy_each_peer([&](int r) {
       const Range of = shard_bytes(now.size(), task.size, r);
-      if (r == task.rank) continue;
-      block.copy(block.rounds.page() + of.begin, task.in + now.begin + of.begin, of.size());
-    }
+      return CopyJob{block.rounds.page() + of.begin, task.in + now.begin + of.begin, of.size()};
+    });
     const Peers reads = last && !collects ? Peers::none() : Peers::all();
     if (!block.rounds.turn(reads, last ? collectors : Peers::all())) return;
     const Range before = k > 0 && collects ? mine.at(k - 1) : Range{};
-    for (int r = 0; r < task.size; ++r) {
+    block.copy_each_peer([&](int r) {
       const Range of = shard_bytes(before.size(), task.size, r);
-      if (r == task.rank) continue;
-      block.copy(task.out + before.begin + of.begin, block.rounds.from(r) + stage + of.begin,
-                 of.size());
-    }
+      return CopyJob{task.out + before.begin + of.begin, block.rounds.from(r) + stage + of.begin,
+                     of.size()};
+    });
     const Range own = shard_bytes(now.size(), task.size, task.rank);
     Pointers outs = to_one(block.rounds.page() + stage + own.begin);
     if (collects) outs.at[1] = task.out + now.begin + own.begin;
@@ -75,15 +73,14 @@ template <typename F, Target T>
 DREAMCOMM_DEVICE void reduce_scatter(Block<T>& block) {
   const Task& task = block.task;
   const std::size_t piece = round_down(block.rounds.page_bytes() / block.index_of(task.size));
-  const BlockChunks mine = block.share(task.bytes, piece);
+  const BlockChunks mine = block.spread(task.bytes, piece);
   if (mine.count() == 0) return barrier(block);
   for (std::size_t k = 0; k < mine.count(); ++k) {
     const Range part = mine.at(k);
-    for (int r = 0; r < task.size; ++r) {
-      if (r == task.rank) continue;
-      block.copy(block.rounds.page() + block.index_of(r) * piece,
-                 task.in + block.index_of(r) * task.bytes + part.begin, part.size());
-    }
+    block.copy_each_peer([&](int r) {
+      return CopyJob{block.rounds.page() + block.index_of(r) * piece,
+                     task.in + block.index_of(r) * task.bytes + part.begin, part.size()};
+    });
     if (!block.turn_all()) return;
     const std::byte* own = task.in + block.index_of(task.rank) * task.bytes + part.begin;
     block.template fold<F>(block.pages(block.index_of(task.rank) * piece, own),
@@ -100,16 +97,16 @@ DREAMCOMM_DEVICE void gather(Block<T>& block) {
   const bool everyone = task.card.kind == Kind::kAllGather;
   const bool reads = everyone || task.rank == task.card.root;
   const Peers readers = everyone ? Peers::all() : Peers::only(task.card.root);
-  const BlockChunks mine = block.share(task.bytes, round_down(block.rounds.page_bytes()));
+  const BlockChunks mine = block.spread(task.bytes, round_down(block.rounds.page_bytes()));
   if (mine.count() == 0) return barrier(block);
   for (std::size_t k = 0; k < mine.count(); ++k) {
     const Range part = mine.at(k);
     block.copy(block.rounds.page(), task.in + part.begin, part.size());
     if (!block.rounds.turn(reads ? Peers::all() : Peers::none(), readers)) return;
-    for (int r = 0; reads && r < task.size; ++r) {
+    copy_each(block.target, reads ? task.size : 0, [&](int r) {
       const std::byte* from = r == task.rank ? task.in + part.begin : block.rounds.from(r);
-      block.copy(task.out + block.index_of(r) * task.bytes + part.begin, from, part.size());
-    }
+      return CopyJob{task.out + block.index_of(r) * task.bytes + part.begin, from, part.size()};
+    });
   }
   block.rounds.close();
 }
@@ -123,14 +120,14 @@ DREAMCOMM_DEVICE void from_root(Block<T>& block) {
   const int blocks = task.card.kind == Kind::kScatter ? task.size : 1;
   const std::size_t piece = round_down(block.rounds.page_bytes() / block.index_of(blocks));
   const std::size_t own = block.index_of(blocks == 1 ? 0 : task.rank);
-  const BlockChunks mine = block.share(task.bytes, piece);
+  const BlockChunks mine = block.spread(task.bytes, piece);
   if (mine.count() == 0) return barrier(block);
   for (std::size_t k = 0; k < mine.count(); ++k) {
     const Range part = mine.at(k);
-    for (int r = 0; root && r < blocks; ++r) {
-      block.copy(block.rounds.page() + block.index_of(r) * piece,
-                 task.in + block.index_of(r) * task.bytes + part.begin, part.size());
-    }
+    copy_each(block.target, root ? blocks : 0, [&](int r) {
+      return CopyJob{block.rounds.page() + block.index_of(r) * piece,
+                     task.in + block.index_of(r) * task.bytes + part.begin, part.size()};
+    });
     if (!block.rounds.turn(root ? Peers::none() : Peers::only(task.card.root),
                            root ? Peers::all() : Peers::none())) {
       return;

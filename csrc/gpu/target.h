@@ -10,13 +10,24 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "gpu/window.h"
+
 namespace dreamcomm::gpu {
 
+/// What a loop needs that lanes share.
+template <typename L>
+concept Lanes = requires(const L& lanes, std::size_t bytes, int reads, int writes) {
+  { lanes.lane() } -> std::same_as<int>;   // of this thread, within its block
+  { lanes.lanes() } -> std::same_as<int>;  // of a block
+  // They read `bytes` of memory `reads` times and write them `writes` times; for those who check
+  // the formulas, told by all lanes.
+  lanes.count(bytes, reads, writes);
+};
+
 template <typename T>
-concept Target = requires(const T& t, std::uint64_t* word, std::uint64_t value, bool flag,
-                          std::size_t bytes, int reads, int writes) {
-  { t.lane() } -> std::same_as<int>;    // of this thread, within its block
-  { t.lanes() } -> std::same_as<int>;   // of a block
+concept Target = Lanes<T> && requires(const T& t, std::uint64_t* word, std::uint64_t value,
+                                      bool flag, std::size_t bytes, int reads, int writes,
+                                      Letter* letter, const Letter& told) {
   { t.block() } -> std::same_as<int>;   // of this thread
   { t.blocks() } -> std::same_as<int>;  // of the kernel
   // All lanes of the block come here; what each wrote before, all see after.
@@ -28,13 +39,16 @@ concept Target = requires(const T& t, std::uint64_t* word, std::uint64_t value, 
   // all processors that map the memory.
   t.publish(word, value);
   { t.read(word) } -> std::same_as<std::uint64_t>;
+  // The same without an order among what this kernel accesses: what is told is the value alone.
+  t.tell(word, value);
+  { t.peek(word) } -> std::same_as<std::uint64_t>;
+  t.tell_letter(letter, told);
+  { t.read_letter(letter) } -> std::same_as<Letter>;
   // Takes a word from 0 to `value`; whether it was this lane that did.
   { t.claim(word, value) } -> std::same_as<bool>;
   { t.now() } -> std::same_as<std::uint64_t>;  // nanoseconds, of a clock that all lanes share
   t.pause();                                   // between two looks at a word
-  // The block reads `bytes` of memory `reads` times and writes them `writes` times; for
-  // those who check the formulas, told by all lanes.
-  t.count(bytes, reads, writes);
+  t.count_by_one(bytes, reads, writes);        // told by one lane
 };
 
 }  // namespace dreamcomm::gpu

@@ -2,7 +2,8 @@
 // between a kernel and the host.
 //
 //   Mark of rank 0, 1, ... | Slot of (block 0, rank 0), (0, 1) ... (block 1, rank 0) ...
-//   | two pages of block 0, of block 1, ...
+//   | two pages of block 0, of block 1, ... | letters of (block 0, even rounds, rank 0),
+//   (0, even, 1) ... (0, odd, 0) ... (1, even, 0) ...
 //
 // Each block of a kernel has flags and pages of its own: block b of all ranks is a
 // little world that needs no other block. So calls may have any number of blocks, and
@@ -15,6 +16,7 @@
 
 #include "core/types.h"
 #include "gpu/device.h"
+#include "gpu/pack.h"
 
 namespace dreamcomm::gpu {
 
@@ -54,6 +56,19 @@ constexpr std::uint32_t digest(const CallCard& card) {
 struct alignas(kSector) Slot {
   std::uint64_t published[2];
 };
+
+/// Eight bytes of a tensor, written by one rank into another's window. Each half is a number that
+/// is read and written as one: four bytes, and above them the flag of the round, so that who sees
+/// the flag has the bytes. 0: nothing has come.
+struct alignas(kPackBytes) Letter {
+  std::uint64_t half[2];
+};
+
+/// Letters of a block from each rank in a round carry so much.
+inline constexpr std::size_t kLetterBytes = 8;
+inline constexpr std::size_t kLetters = 512;
+inline constexpr std::size_t kBytesByLetters = kLetters * kLetterBytes;
+inline constexpr int kLetterBlocks = 16;  // that have them, the first ones
 
 /// Written by one rank into all windows, its own as well.
 struct alignas(kSector) Mark {
@@ -109,8 +124,8 @@ struct Control {
 
 /// Offsets into a window; equal on all ranks.
 struct Layout {
-  std::size_t page_bytes = std::size_t{64} << 10;  // of one block; a multiple of kSector
-  int blocks = kMaxBlocks;                         // that have pages
+  std::size_t page_bytes = std::size_t{512} << 10;  // of one block; a multiple of kSector
+  int blocks = kMaxBlocks;                          // that have pages
 
   static constexpr std::size_t mark(int writer) {
     return static_cast<std::size_t>(writer) * sizeof(Mark);
@@ -121,8 +136,20 @@ struct Layout {
   constexpr std::size_t page(int block, std::uint32_t round) const {
     return slot(blocks, 0) + (2 * static_cast<std::size_t>(block) + (round & 1U)) * page_bytes;
   }
-  constexpr std::size_t bytes() const { return page(blocks, 0); }
+  constexpr std::size_t letters(int block, std::uint32_t round, int writer) const {
+    const std::size_t row = (2 * static_cast<std::size_t>(block) + (round & 1U)) * kMaxRanks +
+                            static_cast<std::size_t>(writer);
+    return page(blocks, 0) + row * kLetters * sizeof(Letter);
+  }
+  constexpr std::size_t bytes() const {
+    return letters(blocks < kLetterBlocks ? blocks : kLetterBlocks, 0, 0);
+  }
 };
+
+/// Whether letters of so many blocks carry a tensor.
+constexpr bool fits_letters(std::size_t bytes, int blocks) {
+  return blocks <= kLetterBlocks && bytes <= static_cast<std::size_t>(blocks) * kBytesByLetters;
+}
 
 /// Makes a window of memory of the host, before any rank maps it (and to be copied to a
 /// device): as if round `start` had been published by all.

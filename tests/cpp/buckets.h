@@ -109,42 +109,45 @@ inline std::vector<std::size_t> random_cuts(std::size_t count, unsigned seed) {
   return counts;
 }
 
-/// The parts of `data`, each in memory of its own that is not aligned to a vector.
+/// The parts of `data`, each in memory of its own; with a skew of so many elements they are not
+/// aligned to a vector.
 class Tensors {
  public:
-  Tensors(DType type, const Buffer& data, const std::vector<std::size_t>& counts)
-      : item_(item_size(type)), counts_(counts) {
+  Tensors(DType type, const Buffer& data, const std::vector<std::size_t>& counts,
+          std::size_t skew = 1)
+      : skipped_(skew * item_size(type)), counts_(counts) {
+    const std::size_t item = item_size(type);
     std::size_t at = 0;
     for (const std::size_t count : counts) {
-      Buffer& part = parts_.emplace_back((count + 1) * item_);
-      if (count > 0) std::memcpy(part.data() + item_, data.data() + at, count * item_);
-      at += count * item_;
+      Buffer& part = parts_.emplace_back(count * item + skipped_);
+      if (count > 0) std::memcpy(part.data() + skipped_, data.data() + at, count * item);
+      at += count * item;
     }
   }
   std::vector<Source> sources() const {
     std::vector<Source> found;
     for (std::size_t i = 0; i < parts_.size(); ++i) {
-      found.push_back({parts_[i].data() + item_, counts_[i]});
+      found.push_back({parts_[i].data() + skipped_, counts_[i]});
     }
     return found;
   }
   std::vector<Target> targets() {
     std::vector<Target> found;
     for (std::size_t i = 0; i < parts_.size(); ++i) {
-      found.push_back({parts_[i].data() + item_, counts_[i]});
+      found.push_back({parts_[i].data() + skipped_, counts_[i]});
     }
     return found;
   }
   Buffer joined() const {
     Buffer all;
     for (const Buffer& part : parts_) {
-      all.insert(all.end(), part.begin() + static_cast<std::ptrdiff_t>(item_), part.end());
+      all.insert(all.end(), part.begin() + static_cast<std::ptrdiff_t>(skipped_), part.end());
     }
     return all;
   }
 
  private:
-  std::size_t item_;
+  std::size_t skipped_;  // bytes
   std::vector<std::size_t> counts_;
   std::vector<Buffer> parts_;
 };

@@ -18,7 +18,7 @@ constexpr Grid kGrids[] = {{1, 1}, {2, 3}, {1, 8}};
 void compare_packs(DType from, DType to, const Buffer& data, const std::vector<std::size_t>& cuts,
                    std::size_t skew, bool feedback, const Grid& grid) {
   const std::size_t count = data.size() / item_size(from);
-  const Tensors tensors(from, data, cuts);
+  const Tensors tensors(from, data, cuts, skew);
   const std::vector<Source> sources = tensors.sources();
   std::vector<float> residuals[2];
   Buffer outs[2];
@@ -42,10 +42,11 @@ void compare_packs(DType from, DType to, const Buffer& data, const std::vector<s
 }
 
 void compare_unpacks(DType from, DType to, const Buffer& data, const std::vector<std::size_t>& cuts,
-                     int divisor, double factor, bool inspect, const Grid& grid) {
+                     int divisor, double factor, bool inspect, const Grid& grid,
+                     std::size_t skew = 1) {
   const std::size_t count = data.size() / item_size(from);
   const Buffer nothing(count * item_size(to), std::byte{0xa5});
-  Tensors tensors[2] = {Tensors(to, nothing, cuts), Tensors(to, nothing, cuts)};
+  Tensors tensors[2] = {Tensors(to, nothing, cuts, skew), Tensors(to, nothing, cuts, skew)};
   Unpacked found[2];
   for (int way = 0; way < 2; ++way) {
     const std::vector<Target> targets = tensors[way].targets();
@@ -77,6 +78,9 @@ TEST_CASE("GPU bucket: pack gives the CPU's bits and moves as many bytes") {
       for (const Grid& grid : kGrids) {
         compare_packs(from, to, data, {count}, 0, false, grid);
         compare_packs(from, to, data, random_cuts(count, 3), 1, true, grid);
+        for (const bool feedback : {false, true}) {  // most of it in whole groups
+          compare_packs(from, to, data, {count / 2, count - count / 2}, 0, feedback, grid);
+        }
       }
     }
   });
@@ -91,6 +95,10 @@ TEST_CASE("GPU bucket: unpack gives the CPU's bits and sums") {
         compare_unpacks(from, to, data, {count}, 1, 1.0, true, grid);
         compare_unpacks(from, to, data, random_cuts(count, 4), 3, 0.3, true, grid);
         compare_unpacks(from, to, data, random_cuts(count, 5), 2, 1.0, false, grid);
+        for (const bool inspect : {false, true}) {
+          const std::vector<std::size_t> halves{count / 2, count - count / 2};
+          compare_unpacks(from, to, data, halves, 2, 1.0, inspect, grid, 0);
+        }
       }
     }
   });

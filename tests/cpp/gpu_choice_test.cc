@@ -6,13 +6,14 @@
 namespace dreamcomm::testing {
 namespace {
 
-TEST_CASE("small GPU sums go in one shot, large ones in two") {
+TEST_CASE("small GPU sums go in one shot, the smallest by letters, large ones in two") {
   const auto row = [](std::size_t bytes, int size) {
     return gpu::choose({.kind = Kind::kAllReduce, .bytes = bytes, .size = size, .most_blocks = 64})
         .row;
   };
   for (const int size : {2, 4, 8}) {
-    CHECK(row(1024, size) == gpu::RowId::kStaged);
+    CHECK(row(1024, size) == gpu::RowId::kFlagged);
+    CHECK(row(std::size_t{128} << 10, size) == gpu::RowId::kStaged);
     CHECK(row(std::size_t{256} << 20, size) == gpu::RowId::kTwoShot);
   }
   const auto blocks = [](Kind kind, std::size_t bytes) {
@@ -35,7 +36,7 @@ TEST_CASE("large GPU calls of ranks with registered memory are made in place") {
   CHECK(row(Kind::kReduceScatter, large) == gpu::RowId::kInPlace);
   CHECK(row(Kind::kAllGather, large) == gpu::RowId::kInPlace);
   CHECK(row(Kind::kBroadcast, large) == gpu::RowId::kInPlace);
-  CHECK(row(Kind::kAllReduce, 1024) == gpu::RowId::kStaged);
+  CHECK(row(Kind::kAllReduce, 1024) == gpu::RowId::kFlagged);
   CHECK(row(Kind::kAllGather, 1024) == gpu::RowId::kStaged);
 }
 

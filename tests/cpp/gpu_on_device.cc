@@ -85,7 +85,7 @@ class DeviceGpus final : public Gpus {
     task.rounds = reinterpret_cast<std::uint64_t*>(part.rounds.data());
     task.control = reinterpret_cast<gpu::Control*>(part.told.data());
     task.report = reinterpret_cast<gpu::Report*>(part.report.data());
-    gpu::launch(task, {way.blocks, way.lanes, comm.size()}, part.stream.get());
+    gpu::launch(task, {way.blocks, way.lanes}, part.stream.get());
     part.stream.wait();
     for (std::byte* at = out; const Block& block : request.out) {
       part.stream.copy(block.data, at, block.bytes);

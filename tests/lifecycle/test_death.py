@@ -171,7 +171,7 @@ def test_a_receive_from_any_source_tells_of_every_rank_once(fresh: Fresh, hosts:
     )
     text = str(replies(ranks, timeout=60)[0].value)
     words, listed = text.split("no other rank can send it: ")
-    assert words.startswith("recv from any source"), text
+    assert "any" in words, text
     fates = listed.split("; ")
     assert len(fates) == 3, text
     for rank in (1, 2, 3):
