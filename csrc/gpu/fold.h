@@ -84,18 +84,23 @@ DREAMCOMM_DEVICE void fold_item(const Recipe& recipe, const Sources& in, int ope
   for (int k = 0; k < outs; ++k) reinterpret_cast<Element*>(out.at[k])[index] = result;
 }
 
-/// Packs of one operand that are under way: those of one lane from `first` on, `lanes` apart. What
-/// would be beyond the last one is the last one again: a load that depends on a condition would be
-/// waited for before the next.
+/// Packs of one operand that are under way: those of one lane from `first` on, `lanes` apart.
 template <typename E>
 struct Packs {
-  Pack<E> at[kFoldDeep<E>];
+  Pack<E> at[kFoldDeep<E>] = {};
 
+  /// Small elements are taken apart as they are loaded; under a condition each load would be waited
+  /// for before the next. So what would be beyond the last pack is that one again.
   DREAMCOMM_DEVICE void load(const std::byte* from, std::size_t first, std::size_t lanes,
                              std::size_t count) {
+    const auto* packs = reinterpret_cast<const Pack<E>*>(from);
     for (int d = 0; d < kFoldDeep<E>; ++d) {
       const std::size_t index = first + static_cast<std::size_t>(d) * lanes;
-      at[d] = reinterpret_cast<const Pack<E>*>(from)[index < count ? index : count - 1];
+      if constexpr (sizeof(E) < 4) {
+        at[d] = packs[index < count ? index : count - 1];
+      } else if (index < count) {
+        at[d] = packs[index];
+      }
     }
   }
 };

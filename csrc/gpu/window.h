@@ -124,7 +124,7 @@ struct Control {
 
 /// Offsets into a window; equal on all ranks.
 struct Layout {
-  std::size_t page_bytes = std::size_t{512} << 10;  // of one block; a multiple of kSector
+  std::size_t page_bytes = std::size_t{256} << 10;  // of one block; a multiple of kSector
   int blocks = kMaxBlocks;                          // that have pages
 
   static constexpr std::size_t mark(int writer) {
