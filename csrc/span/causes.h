@@ -28,11 +28,21 @@ class Causes {
     return told.empty() ? failure + others(rank) : told;
   }
 
+  /// Whether a rank has given the group up, as far as the store knows now. Any thread.
+  bool has_given_up(int rank) const {
+    return !reasons_.of(rank, std::chrono::milliseconds(0)).empty();
+  }
+
   /// Of ranks of other hosts that have gone, but for `rank`: "; ..." or "". Any thread.
   std::string others(int rank = -1) const {
-    constexpr int kMostNamed = 4;
     std::map<int, std::string> lost = vigil_.lost();
     lost.erase(rank);
+    return all_of(lost);
+  }
+
+  /// Of these ranks, as they have told, else as is said beside each: "; ..." or "". Any thread.
+  std::string all_of(const std::map<int, std::string>& lost) const {
+    constexpr int kMostNamed = 4;
     std::string text;
     int named = 0;
     for (const auto& [other, failure] : lost) {

@@ -6,6 +6,13 @@
 #include "span/far_mailbox.h"
 
 namespace dreamcomm {
+namespace {
+
+/// Nearly every message comes sooner: only then does it cost a look into the store.
+constexpr std::chrono::milliseconds kAsk{350};
+constexpr std::chrono::milliseconds kAsked{400};  // with what a store takes that is out of reach
+
+}  // namespace
 
 /// As a wait within a host.
 Clock::time_point FarMailbox::Message::warns_at() const {
@@ -18,6 +25,8 @@ void FarMailbox::watch(Clock::time_point deadline) {
   const Clock::time_point now = Clock::now();
   deadline = std::min(deadline,
                       now + std::max<Clock::duration>((deadline - now) / 10, Guard::kLeastToWarn));
+  if (asks_at_ == Clock::time_point::max()) asks_at_ = now + kAsk;
+  deadline = std::min(deadline, asks_at_);
   if (deadline >= watched_) return;
   watched_ = deadline;
   start_clerk();
@@ -29,7 +38,7 @@ void FarMailbox::start_clerk() {
 }
 
 Clock::time_point FarMailbox::next_deadline() const {
-  Clock::time_point next = Clock::time_point::max();
+  Clock::time_point next = asks_at_;
   for (const MessagePtr& m : wanted_) {
     if (m->rank) next = std::min({next, m->deadline, m->warns_at()});
   }
@@ -53,6 +62,7 @@ void FarMailbox::work() {
       changed_.wait_until(lock, watched_);
     }
     const Clock::time_point now = Clock::now();
+    if (now >= asks_at_) ask(lock, now);
     const std::optional<std::string> broken = expire(now);
     const std::vector<std::string> told = broken ? std::vector<std::string>() : warnings(now);
     settle(lock);
@@ -60,6 +70,43 @@ void FarMailbox::work() {
     for (const std::string& text : told) options_.warn(text);
     lock.lock();
   }
+}
+
+/// Ranks of other hosts for which messages have waited for a while; none where a deadline is near.
+std::vector<int> FarMailbox::awaited(Clock::time_point now) const {
+  const auto ends = [now](const MessagePtr& m) { return m->deadline < later(now, kAsked); };
+  if (std::any_of(wanted_.begin(), wanted_.end(), ends)) return {};
+  if (std::any_of(under_way_.begin(), under_way_.end(), ends)) return {};
+  std::set<int> found;
+  const auto look = [&](const Message& m) {
+    if (!m.waits_for_peer() || now - m.begin < kAsk) return;
+    for (int rank = 0; rank < topology_.size(); ++rank) {
+      const bool may_be =
+          m.rank ? *m.rank == rank : topology_.host_of(rank) != topology_.host_of(rank_);
+      if (may_be && lost_.count(rank) == 0) found.insert(rank);
+    }
+  };
+  for (const MessagePtr& m : wanted_) look(*m);
+  for (const MessagePtr& m : under_way_) look(*m);
+  return {found.begin(), found.end()};
+}
+
+/// A rank that has given the group up may stay, with all its connections. INVARIANT: what it sent
+/// before has had a while to come when it is taken for lost: the time between two looks.
+void FarMailbox::ask(Lock& lock, Clock::time_point now) {
+  const std::vector<int> ranks = awaited(now);
+  const std::set<int> before = std::exchange(given_up_, {});
+  lock.unlock();
+  std::set<int> found;
+  for (const int rank : ranks) {
+    if (!options_.causes.has_given_up(rank)) continue;
+    found.insert(rank);
+    if (before.count(rank) > 0) lose(rank, concat("rank ", rank, " has given the group up"));
+  }
+  lock.lock();
+  given_up_ = std::move(found);
+  const bool any = !wanted_.empty() || !under_way_.empty();
+  asks_at_ = any ? Clock::now() + kAsk : Clock::time_point::max();
 }
 
 void FarMailbox::be_alone(const std::string& why) {
@@ -80,8 +127,9 @@ bool FarMailbox::drop_hopeless(Lock& lock) {
   };
   if (std::none_of(wanted_.begin(), wanted_.end(), is_hopeless)) return false;
   const std::string here = why_alone_->empty() ? "" : "; " + *why_alone_;
+  const std::map<int, std::string> lost = lost_;
   lock.unlock();
-  std::string why = here + options_.causes.others();  // asks, which takes a while
+  std::string why = here + options_.causes.all_of(lost);  // asks, which takes a while
   if (!why.empty()) why.front() = ':';
   lock.lock();
   const std::vector<MessagePtr> wanted(wanted_.begin(), wanted_.end());

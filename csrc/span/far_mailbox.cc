@@ -75,6 +75,7 @@ void FarMailbox::receive_any(const Cargo& cargo, std::uint64_t tag, Clock::time_
     listen_to_all();
     start_clerk();
     wanted_.push_back(message);
+    watch(deadline);
     if (why_alone_) changed_.notify_all();
   }
   settle(lock);
@@ -293,9 +294,7 @@ void FarMailbox::drop_all(ErrorKind kind, const std::string& reason) {
 /// On the peer's thread. Receives from any source may still get other ranks' messages, and what is
 /// followed may have come: that ends by itself.
 void FarMailbox::lose(int rank, const std::string& reason) {
-  const auto waits = [rank](const Message& m) {
-    return m.rank == rank && (m.kind == Kind::kSend ? m.parcel != nullptr : !m.matched);
-  };
+  const auto waits = [rank](const Message& m) { return m.rank == rank && m.waits_for_peer(); };
   const auto any_waits = [&](const auto& messages) {
     return std::any_of(messages.begin(), messages.end(),
                        [&](const MessagePtr& m) { return waits(*m); });

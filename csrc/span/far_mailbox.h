@@ -21,6 +21,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <thread>
@@ -94,6 +95,8 @@ class FarMailbox {
     Clock::time_point begin = Clock::now();
     bool warned = false;  // the user, that it is late
     Clock::time_point warns_at() const;
+    /// And not for bytes that are on their way.
+    bool waits_for_peer() const { return kind == Kind::kSend ? parcel != nullptr : !matched; }
   };
   using MessagePtr = std::shared_ptr<Message>;
   struct Arrived {
@@ -142,6 +145,8 @@ class FarMailbox {
   static std::string lacks(const Message& message);
   static std::string lacks(const Message& message, const std::string& who);
   Clock::time_point next_deadline() const;
+  std::vector<int> awaited(Clock::time_point now) const;
+  void ask(Lock& lock, Clock::time_point now);
 
   const std::unique_ptr<Link> link_;
   const Topology& topology_;
@@ -159,7 +164,9 @@ class FarMailbox {
   std::vector<std::shared_ptr<Ticket>> taken_;
   std::string closed_;                                    // why, once it is
   Clock::time_point watched_ = Clock::time_point::max();  // the clerk wakes then
-  std::optional<std::string> why_alone_;                  // on this host
+  Clock::time_point asks_at_ = Clock::time_point::max();  // and asks for ranks that are waited for
+  std::set<int> given_up_;                // those that had given up when it last did
+  std::optional<std::string> why_alone_;  // on this host
   bool ending_ = false;
   std::thread clerk_;  // of far_clerk.cc, from the first message on that it is needed for
 };

@@ -145,3 +145,42 @@ def test_a_group_may_end_as_soon_as_it_is_made(fresh: Fresh, tmp_path: Any) -> N
         group=False,
         env={"DREAMCOMM_HOSTS": "a,a,b,b"},
     )
+
+
+WAITS: dict[str, Any] = {
+    "recv": lambda peer: dist.recv(torch.ones(10), peer),
+    "recv from any source": lambda peer: dist.recv(torch.ones(10)),
+    "send": lambda peer: dist.send(torch.ones(100_000), peer),
+}
+
+
+def wait_for_one_that_has_given_up(name: str) -> str:
+    """All ranks but the first give the group up, and stay."""
+    use_everything()
+    store = dist.distributed_c10d._get_default_store()
+    if dist.get_rank() > 0:
+        cast(Any, dist.group.WORLD).abort()
+        store.wait(["told"])
+        return ""
+    error = error_of(lambda: WAITS[name](dist.get_world_size() - 1))
+    store.set("told", "")
+    return error
+
+
+@pytest.mark.parametrize("name", WAITS)
+@pytest.mark.parametrize("hosts", ["a,b", "a,a,b,b"])
+def test_a_message_is_not_waited_for_when_its_rank_has_given_up(
+    fresh: Fresh, hosts: str, name: str, slack: float
+) -> None:
+    world = len(hosts.split(","))
+    begin = time.monotonic()
+    ranks = fresh.start(
+        wait_for_one_that_has_given_up,
+        name,
+        world=world,
+        group_timeout=60,
+        env={"DREAMCOMM_HOSTS": hosts},
+    )
+    told = str(replies(ranks, timeout=90)[0].value)
+    assert f"rank {world - 1} has given the group up: abort() was called" in told, told
+    assert time.monotonic() - begin < 20 + slack
