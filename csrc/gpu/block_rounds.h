@@ -16,13 +16,7 @@
 //   the same place (a word for each parity), of equal calls. So a peer that made another
 //   call is found by every rank that goes no further, before data moves.
 //
-//   Letters. A call of few bytes writes them into its peers' windows, each eight with the
-//   flag of the round (Letter), and then its word, which none of the call's own accesses has
-//   to be ordered before. Those of calls before are: kernels of a rank end one after another.
-//   Two places in turns suffice, as for pages: who writes round r has seen all ranks in the
-//   call before, so that they have left the one before that, and with it whatever letters
-//   of r-2 they had. The reader empties the places, as calls without letters leave old ones
-//   there for any time. Words are compared before anything that letters carried is stored.
+//   Letters (letters.h) go beside a word that nothing in the call is ordered before.
 //
 //   Giving up. A wait ends after `patience_ns`, when the host says so, or when any rank
 //   or another block of this one has given up. The first lane of the rank that notices
@@ -93,30 +87,13 @@ class BlockRounds {
     return true;
   }
 
-  DREAMCOMM_DEVICE std::uint64_t flag() const { return std::uint64_t{2 * (last_ + 1) + 1} << 32U; }
-  /// Those that `writer` writes to `owner` in the coming round.
-  DREAMCOMM_DEVICE Letter* letters(int owner, int writer) const {
-    return reinterpret_cast<Letter*>(task_.windows[owner] +
-                                     task_.layout.letters(target_.block(), last_ + 1, writer));
+  /// The number of the coming round.
+  DREAMCOMM_DEVICE std::uint32_t coming() const { return last_ + 1; }
+  /// Waits in the coming round for what a peer writes; false to give up, and then with all lanes.
+  template <typename IsThere>
+  DREAMCOMM_DEVICE bool wait_for(int peer, const IsThere& is_there) const {
+    return await(peer, coming(), is_there);
   }
-  /// A rank's letter for this one, which may have been read before; false to give up.
-  DREAMCOMM_DEVICE bool take(int peer, std::size_t number, Letter& letter) const {
-    Letter* const place = letters(task_.rank, peer) + number;
-    const auto is_there = [&] { return has_come(letter = target_.read_letter(place)); };
-    return has_come(letter) || await(peer, last_ + 1, is_there);
-  }
-  /// After its letters were taken: their places are free again.
-  DREAMCOMM_DEVICE void empty(std::size_t number) const {
-    for (int peer = 0; peer < task_.size; ++peer) {
-      if (peer == task_.rank) continue;
-      target_.tell_letter(letters(task_.rank, peer) + number, Letter{});
-    }
-  }
-  DREAMCOMM_DEVICE bool has_come(const Letter& letter) const {
-    constexpr std::uint64_t kFlag = std::uint64_t{0xFFFFFFFF} << 32U;
-    return (letter.half[0] & kFlag) == flag() && (letter.half[1] & kFlag) == flag();
-  }
-
   /// The only turn of a call by letters, all of which are on their way: `take` takes this lane's
   /// first ones meanwhile, and returns false to give up.
   template <typename Take>

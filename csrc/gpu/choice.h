@@ -11,8 +11,8 @@
 
 namespace dreamcomm::gpu {
 
-/// What the choice goes by, in seconds; equal on all ranks. Fixed: with them ranks that share an H200
-/// change from one row to the next at about the sizes where these take as long.
+/// What the choice goes by, in seconds; equal on all ranks. Fixed: with them ranks that share an
+/// H200 change from one row to the next at about the sizes where these take as long.
 struct Costs {
   double turn = 4e-6;  // a store and a load across the memory of two kernels
   double per_byte = 0.5e-12;

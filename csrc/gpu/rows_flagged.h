@@ -5,6 +5,7 @@
 
 #include <bit>
 
+#include "gpu/letters.h"
 #include "gpu/rows_staged.h"
 
 namespace dreamcomm::gpu::rows {
@@ -37,6 +38,7 @@ struct Flagged {
   using Carried = Items<Element>;
   static constexpr auto kItems = static_cast<std::size_t>(Carried::kCount);
   Block<T>& block;
+  Letters<T> post;
   const Element* in;
   Element* out;
   std::size_t count;  // elements
@@ -50,11 +52,7 @@ struct Flagged {
     return items;
   }
   DREAMCOMM_DEVICE void send(std::size_t number, const Carried& items) const {
-    const Letter letter = letter_of(items, block.rounds.flag());
-    for (int peer = 0; peer < block.size(); ++peer) {
-      if (peer == block.rank()) continue;
-      block.target.tell_letter(block.rounds.letters(peer, block.rank()) + number, letter);
-    }
+    post.send_all(number, letter_of(items, post.flag()));
   }
   /// In rank order; false to give up.
   DREAMCOMM_DEVICE bool add_up(std::size_t number, const Carried& mine, Carried& sum) const {
@@ -65,13 +63,13 @@ struct Flagged {
       for (int i = 0; i < kAhead; ++i) {
         const int peer = first + i;
         if (peer >= block.size() || peer == block.rank()) continue;
-        letters[i] = block.target.read_letter(block.rounds.letters(block.rank(), peer) + number);
+        letters[i] = post.look(peer, number);
       }
       for (int i = 0; i < kAhead; ++i) {
         const int peer = first + i;
         if (peer >= block.size()) break;
         const bool is_own = peer == block.rank();
-        if (!is_own && !block.rounds.take(peer, number, letters[i])) return false;
+        if (!is_own && !post.take(peer, number, letters[i])) return false;
         const Carried operand = is_own ? mine : items_in<Element>(letters[i]);
         peer == 0 ? partial.start(operand.item) : partial.join(block.task.card.op, operand.item);
       }
@@ -84,7 +82,7 @@ struct Flagged {
     for (std::size_t i = 0; i < kItems; ++i) {
       if (number * kItems + i < count) out[number * kItems + i] = sum.item[i];
     }
-    block.rounds.empty(number);
+    post.empty(number);
   }
 };
 
@@ -95,7 +93,8 @@ DREAMCOMM_DEVICE void one_shot_flagged(Block<T>& block) {
   const Task& task = block.task;
   const BlockChunks mine = block.spread(task.bytes, kBytesByLetters);
   const Range part = mine.count() > 0 ? mine.at(0) : Range{};
-  const Flagged<F, T> flagged{block, reinterpret_cast<const Element*>(task.in + part.begin),
+  const Letters<T> post(block.target, task, block.rounds);
+  const Flagged<F, T> flagged{block, post, reinterpret_cast<const Element*>(task.in + part.begin),
                               reinterpret_cast<Element*>(task.out + part.begin),
                               part.size() / sizeof(Element)};
   const std::size_t letters = flagged.letters();
