@@ -8,7 +8,6 @@
 // the number of blocks and lanes.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 
 #include "core/types.h"
@@ -21,7 +20,7 @@ namespace dreamcomm::gpu {
 
 /// Packs of an operand: as many as leave their partial results in registers.
 template <typename E>
-inline constexpr int kFoldDeep = std::clamp(32 / Pack<E>::kItems, 2, 4);
+inline constexpr int kFoldDeep = sizeof(E) > 1 ? 4 : 1;
 
 /// Addresses, one for each rank.
 struct Pointers {

@@ -56,7 +56,7 @@ struct Flagged {
   }
   /// In rank order; false to give up.
   DREAMCOMM_DEVICE bool add_up(std::size_t number, const Carried& mine, Carried& sum) const {
-    constexpr int kAhead = 8;  // ranks whose letters are read at once
+    constexpr int kAhead = 4;  // ranks whose letters are read at once
     Partial<F, Carried::kCount> partial{};
     for (int first = 0; first < block.size(); first += kAhead) {
       Letter letters[kAhead] = {};
