@@ -37,9 +37,9 @@ void load_kernels();
 
 /// Starts the kernel of one rank's call on a stream (a cudaStream_t) of the current
 /// device, and returns. All blocks of all ranks that share the device wait for each other: that
-/// they run at the same time is for the caller to see to (Driver::room()); asking CUDA each time
-/// takes as long as the launch. Throws Error(kInvalid) for types and operations that GPUs do not
-/// compute with here; Error(kSystem) with CUDA's words for what CUDA refuses.
+/// they run at the same time is for the caller to see to, once (Driver::room()). Throws
+/// Error(kInvalid) for types and operations that GPUs do not compute with here; Error(kSystem) with
+/// CUDA's words for what CUDA refuses.
 void launch(const Task& task, Grid grid, void* stream);
 
 /// Starts one kernel for the calls of several ranks on one device; `tasks` is memory of
