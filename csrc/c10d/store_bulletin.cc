@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <mutex>
-#include <thread>
 #include <utility>
 
 #include "span/span_roll.h"
@@ -18,8 +17,7 @@ constexpr std::chrono::milliseconds kLongestBetween{32};
 
 /// INVARIANT: one look is under way at the most, so what it finds is newer than what is there.
 struct StoreBulletin::Board {
-  std::string look(c10d::Store& store, std::chrono::milliseconds pause) {
-    std::this_thread::sleep_for(pause);
+  std::string look(c10d::Store& store) {
     std::vector<std::string> found;
     for (const std::string& key : keys) {
       found.push_back(store.check({key}) ? store.get_to_str(key) : std::string());
@@ -65,16 +63,15 @@ bool StoreBulletin::has_news() {
 
 std::vector<std::string> StoreBulletin::read(std::chrono::milliseconds patience) {
   if (patience.count() > 0) {
-    clerk_->run([board = board_](c10d::Store& store) { return board->look(store, {}); }, patience);
+    clerk_->run([board = board_](c10d::Store& store) { return board->look(store); }, patience);
   }
   const std::scoped_lock lock(board_->mutex);
   board_->pause =
       patience.count() > 0 ? kShortestBetween : std::min(2 * board_->pause, kLongestBetween);
   if (!board_->looks) {
     board_->looks = true;
-    clerk_->begin([board = board_, pause = board_->pause](c10d::Store& store) {
-      return board->look(store, pause);
-    });
+    clerk_->begin([board = board_](c10d::Store& store) { return board->look(store); },
+                  board_->pause);
   }
   board_->news = false;
   return board_->texts;

@@ -2,11 +2,13 @@
 
 #include <condition_variable>
 #include <deque>
+#include <map>
 #include <mutex>
 #include <system_error>
 #include <thread>
 #include <utility>
 
+#include "core/request.h"
 #include "core/signals.h"
 
 namespace dreamcomm {
@@ -43,9 +45,7 @@ struct StoreClerk::Desk {
   void work() {
     std::unique_lock lock(mutex);
     c10::intrusive_ptr<c10d::Store> own;
-    while (true) {
-      changed.wait(lock, [this] { return ending || !orders.empty(); });
-      if (orders.empty()) break;
+    while (await_order(lock)) {
       const std::shared_ptr<Order> order = orders.front();
       lock.unlock();
       if (!own) own = clone_of(store);
@@ -67,10 +67,28 @@ struct StoreClerk::Desk {
     changed.notify_all();
   }
 
+  /// Whether there is another one.
+  bool await_order(std::unique_lock<std::mutex>& lock) {
+    while (true) {
+      const Clock::time_point now = Clock::now();
+      while (!later.empty() && later.begin()->first <= now) {
+        orders.push_back(later.extract(later.begin()).mapped());
+      }
+      if (!orders.empty()) return true;
+      if (ending) return false;
+      if (later.empty()) {
+        changed.wait(lock);
+      } else {
+        changed.wait_until(lock, later.begin()->first);
+      }
+    }
+  }
+
   std::mutex mutex;
   std::condition_variable changed;
   c10::intrusive_ptr<c10d::Store> store;  // as given; the thread's once it is there
   std::deque<std::shared_ptr<Order>> orders;
+  std::multimap<Clock::time_point, std::shared_ptr<Order>> later;  // not yet due
   int silent = 0;  // orders that were waited for in vain and are not over
   bool ending = false;
   bool has_ended = true;  // there is no thread
@@ -101,10 +119,15 @@ bool StoreClerk::hire() {
   return true;
 }
 
-void StoreClerk::begin(Job job) {
+void StoreClerk::begin(Job job, std::chrono::milliseconds pause) {
   const std::scoped_lock lock(desk_->mutex);
   if (desk_->ending || (desk_->has_ended && !hire())) return;
-  desk_->orders.push_back(std::make_shared<Desk::Order>(Desk::Order{std::move(job)}));
+  const auto order = std::make_shared<Desk::Order>(Desk::Order{std::move(job)});
+  if (pause.count() > 0) {
+    desk_->later.emplace(Clock::now() + pause, order);
+  } else {
+    desk_->orders.push_back(order);
+  }
   desk_->changed.notify_all();
 }
 

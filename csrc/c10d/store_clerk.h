@@ -29,8 +29,9 @@ class StoreClerk {
   /// What `job` returned, if it did within `patience` and threw nothing. Jobs are done in the order
   /// given, also those that nobody waits for any more, so a job must own what it uses. Any thread.
   std::optional<std::string> run(Job job, std::chrono::milliseconds patience);
-  /// Likewise, but waits for nothing.
-  void begin(Job job);
+  /// Likewise, but waits for nothing. After `pause`, in which others are done; not at all if this
+  /// goes meanwhile.
+  void begin(Job job, std::chrono::milliseconds pause = {});
 
   /// For the answers of a store that is there.
   static constexpr std::chrono::milliseconds kPatience{300};
