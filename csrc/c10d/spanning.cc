@@ -15,6 +15,7 @@ namespace dreamcomm {
 namespace {
 
 std::string telling_key(int rank) { return concat("told-of/", rank); }
+constexpr const char* kAnyToldKey = "told-of/any";
 
 constexpr std::chrono::milliseconds kBetween{40};  // looks
 
@@ -85,6 +86,7 @@ std::vector<int> members_on_host(const std::vector<int>& members, const Place& p
 
 Reasons reasons_through(const std::shared_ptr<StoreClerk>& clerk) {
   const auto tell = [clerk](int rank, const std::string& words) {
+    clerk->post(kAnyToldKey, words);
     clerk->set(telling_key(rank), words);
     if (const std::shared_ptr<Roster> job = roster()) job->tell_of_host();
   };
@@ -96,7 +98,8 @@ Reasons reasons_through(const std::shared_ptr<StoreClerk>& clerk) {
     }
     return "";
   };
-  return {tell, told};
+  const auto told_any = [clerk] { return !clerk->read(kAnyToldKey).value_or("").empty(); };
+  return {tell, told, told_any};
 }
 
 }  // namespace dreamcomm

@@ -55,7 +55,7 @@ Bridge::Bridge(Communicator& host, Topology topology, int rank, std::unique_ptr<
       recorder_(options_.recorder ? options_.recorder
                                   : std::make_shared<Recorder>(Recorder::Origin{})) {
   if (options_.bulletin) {
-    roll_.emplace(SpanRoll::Means{options_.bulletin, vigil_, options_.reasons}, topology_, rank_,
+    roll_.emplace(SpanRoll::Means{options_.bulletin, vigil_, causes_}, topology_, rank_,
                   host_.who());
   }
 }

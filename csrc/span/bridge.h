@@ -108,7 +108,7 @@ class Bridge {
   Nudger nudger_;
   Vigil vigil_;
   Envelopes envelopes_;
-  const Causes causes_{options_.reasons, vigil_};
+  const Causes causes_{options_.reasons, vigil_, [this] { return host_.lost(); }};
   const std::shared_ptr<Mark> spoilt_ = std::make_shared<Mark>();
   const Levels levels_;  // of the members before it
   LevelCosts costs_;     // INVARIANT: the same on every rank, as ways are chosen by them

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <map>
 #include <string>
+#include <utility>
 
 #include "core/error.h"
 #include "span/reasons.h"
@@ -18,26 +20,33 @@ namespace dreamcomm {
 /// the other is asked is left for word of that to come.
 class Causes {
  public:
-  /// Both must outlive this.
-  Causes(const Reasons& reasons, Vigil& vigil) : reasons_(reasons), vigil_(vigil) {}
+  /// Both must outlive this. `here` says who of this rank's own host has died or given the group
+  /// up.
+  Causes(const Reasons& reasons, Vigil& vigil, std::function<std::string()> here = {})
+      : reasons_(reasons), vigil_(vigil), here_(std::move(here)) {}
 
   /// Of a rank that is waited for, whose connection has ended by `failure`. Takes a moment. Any
   /// thread.
-  std::string of(int rank, const std::string& failure) const {
-    const std::string told = reasons_.of(rank);
+  std::string of(int rank, const std::string& failure,
+                 std::chrono::milliseconds moment = Reasons::kMoment) const {
+    const std::string told = reasons_.of(rank, moment);
     return told.empty() ? failure + others(rank) : told;
   }
 
-  /// Whether a rank has given the group up, as far as the store knows now. Any thread.
+  /// Whether a rank, or any rank, has given the group up, as far as the store knows now. Any
+  /// thread.
   bool has_given_up(int rank) const {
     return !reasons_.of(rank, std::chrono::milliseconds(0)).empty();
   }
 
-  /// Of ranks of other hosts that have gone, but for `rank`: "; ..." or "". Any thread.
+  bool has_any_given_up() const { return reasons_.any(); }
+
+  /// Of ranks that have gone, but for `rank` of another host: "; ..." or "". Any thread.
   std::string others(int rank = -1) const {
     std::map<int, std::string> lost = vigil_.lost();
     lost.erase(rank);
-    return all_of(lost);
+    const std::string here = here_ ? here_() : "";
+    return all_of(lost) + (here.empty() ? "" : "; " + here);
   }
 
   /// Of these ranks, as they have told, else as is said beside each: "; ..." or "". Any thread.
@@ -57,6 +66,7 @@ class Causes {
  private:
   const Reasons& reasons_;
   Vigil& vigil_;
+  const std::function<std::string()> here_;
 };
 
 }  // namespace dreamcomm

@@ -8,8 +8,6 @@
 namespace dreamcomm {
 namespace {
 
-/// Nearly every message comes sooner: only then does it cost a look into the store.
-constexpr std::chrono::milliseconds kAsk{350};
 constexpr std::chrono::milliseconds kAsked{400};  // with what a store takes that is out of reach
 
 }  // namespace
@@ -25,7 +23,7 @@ void FarMailbox::watch(Clock::time_point deadline) {
   const Clock::time_point now = Clock::now();
   deadline = std::min(deadline,
                       now + std::max<Clock::duration>((deadline - now) / 10, Guard::kLeastToWarn));
-  if (asks_at_ == Clock::time_point::max()) asks_at_ = now + kAsk;
+  if (asks_at_ == Clock::time_point::max()) asks_at_ = now + GivenUp::kBetween;
   deadline = std::min(deadline, asks_at_);
   if (deadline >= watched_) return;
   watched_ = deadline;
@@ -79,7 +77,7 @@ std::vector<int> FarMailbox::awaited(Clock::time_point now) const {
   if (std::any_of(under_way_.begin(), under_way_.end(), ends)) return {};
   std::set<int> found;
   const auto look = [&](const Message& m) {
-    if (!m.waits_for_peer() || now - m.begin < kAsk) return;
+    if (!m.waits_for_peer() || now - m.begin < GivenUp::kBetween) return;
     for (int rank = 0; rank < topology_.size(); ++rank) {
       const bool may_be =
           m.rank ? *m.rank == rank : topology_.host_of(rank) != topology_.host_of(rank_);
@@ -91,22 +89,16 @@ std::vector<int> FarMailbox::awaited(Clock::time_point now) const {
   return {found.begin(), found.end()};
 }
 
-/// A rank that has given the group up may stay, with all its connections. INVARIANT: what it sent
-/// before has had a while to come when it is taken for lost: the time between two looks.
+/// For ranks that have given the group up: the lock is released meanwhile.
 void FarMailbox::ask(Lock& lock, Clock::time_point now) {
   const std::vector<int> ranks = awaited(now);
-  const std::set<int> before = std::exchange(given_up_, {});
   lock.unlock();
-  std::set<int> found;
-  for (const int rank : ranks) {
-    if (!options_.causes.has_given_up(rank)) continue;
-    found.insert(rank);
-    if (before.count(rank) > 0) lose(rank, concat("rank ", rank, " has given the group up"));
+  for (const int rank : given_up_.among(ranks)) {
+    lose(rank, concat("rank ", rank, " has given the group up"));
   }
   lock.lock();
-  given_up_ = std::move(found);
   const bool any = !wanted_.empty() || !under_way_.empty();
-  asks_at_ = any ? Clock::now() + kAsk : Clock::time_point::max();
+  asks_at_ = any ? Clock::now() + GivenUp::kBetween : Clock::time_point::max();
 }
 
 void FarMailbox::be_alone(const std::string& why) {

@@ -35,6 +35,7 @@
 #include "core/request.h"
 #include "span/causes.h"
 #include "span/far_peer.h"
+#include "span/given_up.h"
 #include "transport/link.h"
 #include "transport/topology.h"
 #include "transport/window.h"
@@ -165,8 +166,8 @@ class FarMailbox {
   std::string closed_;                                    // why, once it is
   Clock::time_point watched_ = Clock::time_point::max();  // the clerk wakes then
   Clock::time_point asks_at_ = Clock::time_point::max();  // and asks for ranks that are waited for
-  std::set<int> given_up_;                // those that had given up when it last did
-  std::optional<std::string> why_alone_;  // on this host
+  GivenUp given_up_{options_.causes};                     // the clerk's own
+  std::optional<std::string> why_alone_;                  // on this host
   bool ending_ = false;
   std::thread clerk_;  // of far_clerk.cc, from the first message on that it is needed for
 };

@@ -8,6 +8,7 @@
 #include "kernels/reduce.h"
 #include "kernels/widen.h"
 #include "span/awaiting.h"
+#include "span/given_up.h"
 
 namespace dreamcomm {
 
@@ -19,28 +20,7 @@ constexpr int kLooksApart = 6;                    // of the nudger's ticks
 constexpr std::chrono::milliseconds kLookElsewhere{100};  // nearly every wait is shorter
 constexpr std::chrono::milliseconds kUntilTold{450};      // by the mates of who has gone
 
-/// A rank that has given the group up may stay, with all its connections. INVARIANT: what it sent
-/// before has had a while to come when that is told, between two looks.
-class GivenUp {
- public:
-  explicit GivenUp(const Reasons& reasons) : reasons_(reasons) {}
-
-  /// Throws Error(kPeerLost) if `rank` has. Reads the store now and then.
-  void look(int rank) {
-    const Clock::time_point now = Clock::now();
-    if (now < next_) return;
-    next_ = now + kBetween;
-    const bool given_up = !reasons_.of(rank, std::chrono::milliseconds(0)).empty();
-    if (given_up && seen_ == rank) throw Error(ErrorKind::kPeerLost, "it has given the group up");
-    seen_ = given_up ? rank : -1;
-  }
-
- private:
-  static constexpr std::chrono::milliseconds kBetween{350};
-  const Reasons& reasons_;
-  Clock::time_point next_ = Clock::now() + kBetween;
-  int seen_ = -1;
-};
+constexpr const char* kHasGivenUp = "it has given the group up";
 
 }  // namespace
 
@@ -74,18 +54,23 @@ void LinkTrip::here(Kind kind, const Reduction& how, std::span<const Block> in,
   run_here(part, interrupt_);
 }
 
-/// A death elsewhere, too, has to be told within a second while a rank of this host is late.
+/// A death elsewhere, too, and that a rank there has given up, has to be told within a second while
+/// a rank of this host is late.
 /// INVARIANT: one that has gone is told of only if a rank of this host is seen after that not to
 /// have come to this gathering: the leader had not got what that one brings, so no rank anywhere
 /// had returned from the call (opening.cc).
 void LinkTrip::gather_here(std::span<const Block> in, std::span<const Block> out) {
   const Clock::time_point begin = Clock::now();
   Clock::time_point next = begin + kLookElsewhere;
+  GivenUp given_up(levels_.causes, begin);
   const Interrupt look = [&] {
     if (interrupt_) interrupt_();
     if (Clock::now() < next) return;
     next = Clock::now() + kLookElsewhere;
-    const std::map<int, std::string> lost = levels_.vigil.lost();
+    std::map<int, std::string> lost = levels_.vigil.lost();
+    if (lost.empty() && request_.deadline - Clock::now() > kAsked) {
+      for (const int rank : given_up.among(elsewhere())) lost.emplace(rank, kHasGivenUp);
+    }
     if (lost.empty() || levels_.host.all_have_come()) return;
     fail_for_elsewhere(lost.begin()->first, lost.begin()->second, Clock::now() - begin);
   };
@@ -94,6 +79,15 @@ void LinkTrip::gather_here(std::span<const Block> in, std::span<const Block> out
   part.in = in;
   part.out = out;
   run_here(part, look);
+}
+
+std::vector<int> LinkTrip::elsewhere() const {
+  std::vector<int> ranks;
+  for_other_hosts([&](int host) {
+    const std::span<const int> of_host = topology().ranks(host);
+    ranks.insert(ranks.end(), of_host.begin(), of_host.end());
+  });
+  return ranks;
 }
 
 void LinkTrip::run_here(Request& part, const Interrupt& interrupt) {
@@ -248,7 +242,7 @@ void LinkTrip::wait(const Transfers& transfers) {
   Awaiting awaiting(levels_.host.whole().calls, timeline_, noted_as_);
   std::size_t come = 0;  // of them
   int looks = 0;
-  GivenUp given_up(levels_.reasons);
+  GivenUp given_up(levels_.causes);
   const auto wait_on = [&] {
     for (; come < transfers.size(); ++come) {
       try {
@@ -260,7 +254,7 @@ void LinkTrip::wait(const Transfers& transfers) {
           continue;
         }
         awaiting.lasts(rank);
-        given_up.look(rank);
+        if (!given_up.among({&rank, 1}).empty()) throw Error(ErrorKind::kPeerLost, kHasGivenUp);
         return false;
       } catch (const Error& error) {
         fail_for(transfers[come].rank, error);

@@ -92,6 +92,7 @@ class LinkTrip final : public Trip {
   std::uint32_t tag(std::uint32_t number) const;
   Clock::duration slack() const;
   Cargo room_of_its_own(std::size_t bytes) const;
+  std::vector<int> elsewhere() const;
   void run_here(Request& part, const Interrupt& interrupt);
   [[noreturn]] void fail_for_elsewhere(int rank, const std::string& failure,
                                        Clock::duration waited);

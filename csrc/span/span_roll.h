@@ -30,7 +30,7 @@
 
 #include "comm/roll_elsewhere.h"
 #include "span/bulletin.h"
-#include "span/reasons.h"
+#include "span/causes.h"
 #include "span/roll_posts.h"
 #include "span/vigil.h"
 #include "transport/topology.h"
@@ -47,7 +47,7 @@ class SpanRoll final : public RollElsewhere {
   struct Means {
     std::shared_ptr<Bulletin> bulletin;  // reads these keys
     Vigil& vigil;
-    const Reasons& reasons;
+    const Causes& causes;
   };
   /// `who` is this rank, in words. All references must outlive this.
   SpanRoll(Means means, const Topology& topology, int rank, std::string who);

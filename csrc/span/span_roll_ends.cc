@@ -51,8 +51,8 @@ void SpanRoll::look_for_gone() {
   for (const auto& [one, connection] : found) {
     if (!needs(one)) continue;
     const auto left = std::chrono::duration_cast<milliseconds>(until - Clock::now());
-    const std::string told = means_.reasons.of(one, std::max(left, milliseconds(0)));
-    gone_[one] = concat(place(one), ": ", told.empty() ? connection : told);
+    gone_[one] = concat(place(one), ": ",
+                        means_.causes.of(one, connection, std::max(left, milliseconds(0))));
   }
   next_glance_ = Clock::now() + kGlancesApart;
 }

@@ -3,12 +3,14 @@
 
 #include <doctest.h>
 
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "local_link.h"
+#include "span/given_up.h"
 
 namespace dreamcomm::testing {
 namespace {
@@ -44,6 +46,37 @@ TEST_CASE("span: of a rank that has told nothing the others that have gone are t
   CHECK(causes.of(1, "closed") ==
         "closed; rank 2 has closed its link; rank 3 has given the group up: Ctrl-C");
   CHECK(causes.of(3, "closed") == "rank 3 has given the group up: Ctrl-C");
+}
+
+TEST_CASE("span: who gives up and lives on is seen twice before it is taken for lost") {
+  const std::vector<std::unique_ptr<Link>> links = make_local_links(5, false);
+  const Topology topology = five_hosts();
+  Nudger nudger;
+  Vigil vigil(*links[0], nudger, topology, 0);
+  std::map<int, std::string> told;
+  int asked = 0;
+  Reasons reasons;
+  reasons.told = [&](int rank, std::chrono::milliseconds) {
+    ++asked;
+    return told.count(rank) > 0 ? told[rank] : std::string();
+  };
+  reasons.told_any = [&] { return !told.empty(); };
+  const Causes causes(reasons, vigil);
+  const std::vector<int> ranks = {1, 2, 3};
+  GivenUp given_up(causes);
+  const auto next = [&] {
+    std::this_thread::sleep_for(GivenUp::kBetween);
+    return given_up.among(ranks);
+  };
+  CHECK(next().empty());
+  CHECK(asked == 0);  // of none, where none has told anything
+  told = {{2, "Ctrl-C"}, {4, "not asked for"}};
+  CHECK(given_up.among(ranks).empty());  // not yet due
+  CHECK(next().empty());
+  told[3] = "out of memory";
+  CHECK(next() == std::vector<int>{2});
+  CHECK(next() == std::vector<int>{2, 3});
+  CHECK(asked == 9);
 }
 
 TEST_CASE("span: who has gone can be asked while a rank waits") {

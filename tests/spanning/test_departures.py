@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import dreamcomm
 from helpers.processes import replies
 from lifecycle.groups import error_of
 from spanning.hosts import Hosts, Placement, size_of
@@ -87,3 +88,34 @@ def test_the_dead_rank_is_named(
         error, seconds = reply.value
         assert f"the connection to rank {dead} has failed" in error, error
         assert seconds < 2 + slack, (seconds, error)
+
+
+def lose_the_second(waits: str) -> str:
+    """Rank 1 dies. Rank 0 learns of that in a message, and leaves; rank 2 waits for rank 0."""
+    rank, data = dist.get_rank(), torch.ones(3)
+    assert error_of(dreamcomm.monitored_barrier) == "no error"
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank == 0 or waits == "for a message":
+        return error_of(lambda: dist.recv(data, 1 if rank == 0 else 0))
+    if waits == "for a receiver":
+        return error_of(lambda: dist.send(torch.ones(300_000), 0))
+    return error_of(dreamcomm.monitored_barrier)
+
+
+@pytest.mark.parametrize(
+    ("placement", "waits", "words"),
+    [
+        ([[0], [1, 2]], "for a message", "the process of rank 1 has ended"),
+        ([[0], [1, 2]], "for a receiver", "the process of rank 1 has ended"),
+        (ALONE, "in a monitored barrier", "the connection to rank 1 has failed"),
+        ([[0, 1], [2]], "in a monitored barrier", "the connection to rank 1 has failed"),
+    ],
+)
+def test_a_dead_rank_is_named_to_whom_it_was_no_concern_of(
+    hosts: Hosts, placement: Placement, waits: str, words: str
+) -> None:
+    reply = replies(hosts.start(placement, lose_the_second, waits, seconds=60), 60)[2]
+    assert reply.error is None, reply.error
+    assert "rank 0" in reply.value, reply.value
+    assert words in reply.value, reply.value

@@ -147,6 +147,12 @@ def test_a_group_may_end_as_soon_as_it_is_made(fresh: Fresh, tmp_path: Any) -> N
     )
 
 
+def give_up(told_by: str) -> None:
+    """And stay, with all connections."""
+    cast(Any, dist.group.WORLD).abort()
+    dist.distributed_c10d._get_default_store().wait([told_by])
+
+
 WAITS: dict[str, Any] = {
     "recv": lambda peer: dist.recv(torch.ones(10), peer),
     "recv from any source": lambda peer: dist.recv(torch.ones(10)),
@@ -159,8 +165,7 @@ def wait_for_one_that_has_given_up(name: str) -> str:
     use_everything()
     store = dist.distributed_c10d._get_default_store()
     if dist.get_rank() > 0:
-        cast(Any, dist.group.WORLD).abort()
-        store.wait(["told"])
+        give_up("told")
         return ""
     error = error_of(lambda: WAITS[name](dist.get_world_size() - 1))
     store.set("told", "")
@@ -183,4 +188,38 @@ def test_a_message_is_not_waited_for_when_its_rank_has_given_up(
     )
     told = str(replies(ranks, timeout=90)[0].value)
     assert f"rank {world - 1} has given the group up: abort() was called" in told, told
+    assert time.monotonic() - begin < 20 + slack
+
+
+def wait_for_one_of_this_host(given_up: list[int]) -> str:
+    """The first rank waits for the second, while those of the other host give the group up."""
+    use_everything()
+    rank = dist.get_rank()
+    store = dist.distributed_c10d._get_default_store()
+    if rank in given_up:
+        give_up("told")
+    elif rank > 0:
+        store.wait(["told"])
+    else:
+        error = error_of(lambda: dist.all_reduce(torch.ones(1000)))
+        store.set("told", "")
+        return error
+    return ""
+
+
+@pytest.mark.parametrize("given_up", [[2, 3], [3]])
+def test_a_late_rank_is_not_waited_for_when_one_elsewhere_has_given_up(
+    fresh: Fresh, given_up: list[int], slack: float
+) -> None:
+    begin = time.monotonic()
+    ranks = fresh.start(
+        wait_for_one_of_this_host,
+        given_up,
+        world=4,
+        group_timeout=60,
+        env={"DREAMCOMM_HOSTS": "a,a,b,b"},
+    )
+    told = str(replies(ranks, timeout=90)[0].value)
+    assert f"rank {given_up[0]} has given the group up: abort() was called" in told, told
+    assert "rank 0 waits for rank 1" in told, told
     assert time.monotonic() - begin < 20 + slack
