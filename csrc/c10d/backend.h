@@ -17,6 +17,7 @@
 #include "c10d/options.h"
 #include "c10d/pending.h"
 #include "c10d/spanning.h"
+#include "c10d/store.h"
 #include "c10d/validate.h"
 #include "c10d/work.h"
 #include "comm/communicator.h"
@@ -33,7 +34,6 @@ std::string explain_world(Kind kind, std::size_t bytes, int size, bool in_heaps)
 
 class DreamBackend;
 class Roster;  // c10d/roster.h: who has ended
-using StorePtr = c10::intrusive_ptr<c10d::Store>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 /// What the backend has Python do for it. Called with or without the GIL.
@@ -275,8 +275,10 @@ class DreamBackend final : public c10d::Backend {
   c10::intrusive_ptr<DreamOptions> options_for(
       const std::vector<int>& ranks, const c10::intrusive_ptr<c10d::Backend::Options>& given) const;
   void abort_for(const std::string& reason);
-  Fallback::Inner between_hosts(const Topology& topology, const StorePtr& store,
-                                const c10::intrusive_ptr<DreamOptions>& options);
+  Fallback::Inner between_hosts(const Place& place, const StorePtr& store,
+                                const std::string& carries);
+  Fallback::Inner gloo_between_hosts(const Place& place, const StorePtr& store,
+                                     const c10::intrusive_ptr<DreamOptions>& options);
   void require_one_host(const char* what) const;
   /// Until all that were made have come to an end, good or bad.
   void wait_for_calls();
@@ -304,6 +306,7 @@ class DreamBackend final : public c10d::Backend {
   std::shared_ptr<Communicator> comm_;  // null: everything goes to fallback_
   std::unique_ptr<Bridge> bridge_;      // null: comm_ is of the whole group, else of this host
   std::shared_ptr<Roster> roster_;      // likewise
+  std::shared_ptr<StoreClerk> clerk_;   // of a group on several hosts
   std::shared_ptr<Recorder> recorder_;  // of the group
   std::string costs_words_;             // where the costs come from
   std::string reason_;                  // why memory is shared, or why not

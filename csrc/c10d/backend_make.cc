@@ -3,6 +3,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "c10d/backend.h"
+#include "c10d/connecting.h"
 #include "c10d/convert.h"
 #include "c10d/costs_file.h"
 #include "c10d/device_exchange.h"
@@ -55,32 +56,18 @@ void handle_signals(Gauge& depth) {
   check_signals();
 }
 
-/// A failure while costs are measured is one of making the group: the program made no such call.
-template <typename Measure>
-void measured(const std::string& group, int rank, int size, Measure&& measure) {
+/// What fails while a group is made is no call of the program: `does` says what its ranks did then.
+template <typename Do>
+void while_made(const std::string& group, int rank, int size, const char* does, Do&& run) {
   try {
-    measure();
+    run();
   } catch (const Error& error) {
-    throw Error(error.kind(), concat("setting up ", group, " on rank ", rank, " of ", size,
-                                     ", whose costs were being measured: ", error.what()));
+    throw Error(error.kind(), concat("setting up ", group, " on rank ", rank, " of ", size, does,
+                                     ": ", error.what()));
   }
 }
-
-/// A rank that cannot connect tells the others why: they would only find that it does not come.
-template <typename Connect>
-Fallback::Inner connected(const Place& place, const Reasons& reasons, Connect&& connect) {
-  constexpr std::chrono::milliseconds kNow{0};
-  try {
-    return connect();
-  } catch (const Error& error) {
-    for (int peer = 0; peer < place.topology.size(); ++peer) {
-      const std::string told = peer == place.rank ? "" : reasons.of(peer, kNow);
-      if (!told.empty()) throw Error(error.kind(), concat(error.what(), "; ", told));
-    }
-    reasons.give_up(place.rank, error.what());
-    throw;
-  }
-}
+constexpr const char* kMeasured = ", whose costs were being measured";
+constexpr const char* kMet = ", whose ranks were meeting";
 
 }  // namespace
 
@@ -104,7 +91,9 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
       interrupt_([this] { handle_signals(handling_); }),
       fallback_([this, store = visit_, rank, size, options,
                  make = host.make_inner](const std::string& device) {
-        if (bridge_ && device == "cpu") return between_hosts(bridge_->topology(), store, options);
+        if (bridge_ && device == "cpu") {
+          return between_hosts({bridge_->topology(), rank_}, store, "messages");
+        }
         return make(store, rank, size, options, device);
       }),
       last_child_(c10::intrusive_ptr<c10d::Backend>()) {
@@ -142,7 +131,9 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
     if (!comm_) fallback_.get("cpu");
     if (bridge_) {
       bridge_->carry_messages(std::make_unique<GlooLink>(fallback_.get("cpu"), rank_));
-      bridge_->meet(deadline_in(Clock::now(), meeting_time(*options)), interrupt_);
+      while_made(group_being_made(*options_), rank_, size_, kMet, [&] {
+        bridge_->meet(deadline_in(Clock::now(), meeting_time(*options)), interrupt_);
+      });
     }
   } catch (...) {
     std::rethrow_exception(current_as_torch());
@@ -172,14 +163,10 @@ void DreamBackend::span(const ShmResult& whole, const ShmOptions& options) {
        host_.call_site, host_.warn, members_on_host(members_of(*options_), place),
        members_of(*options_)},
       &place);
-  const auto meeting = c10::make_intrusive<DreamOptions>(*options_);
-  meeting->timeout = meeting_time(*options_);
   const auto between = c10::make_intrusive<c10d::PrefixStore>("between", visit_);
-  const auto clerk = std::make_shared<StoreClerk>(between);
-  const Reasons reasons = reasons_through(clerk);
-  auto link = std::make_unique<GlooLink>(
-      connected(place, reasons, [&] { return between_hosts(topology, between, meeting); }), rank_);
-  roster_ = std::make_shared<Roster>(comm_, topology, rank_, clerk);
+  clerk_ = std::make_shared<StoreClerk>(between);
+  auto link = std::make_unique<GlooLink>(between_hosts(place, between, "calls"), rank_);
+  roster_ = std::make_shared<Roster>(comm_, topology, rank_, clerk_);
   bridge_ = std::make_unique<Bridge>(
       *comm_, topology, rank_, std::move(link),
       BridgeOptions{
@@ -188,31 +175,43 @@ void DreamBackend::span(const ShmResult& whole, const ShmOptions& options) {
           .heap = heap_,
           .recorder = recorder_,
           .widens_halves = options_->halves_between_hosts != "16bit",
-          .reasons = reasons,
-          .bulletin = leaders_bulletin(clerk, topology, rank_, [this] { comm_->ring(); })});
+          .reasons = reasons_through(clerk_),
+          .bulletin = leaders_bulletin(clerk_, topology, rank_, [this] { comm_->ring(); })});
   if (options_->costs != "fixed") {
-    measured(group_being_made(*options_), rank_, size_,
-             [&] { bridge_->tune(deadline_in(Clock::now(), meeting->timeout), interrupt_); });
+    while_made(group_being_made(*options_), rank_, size_, kMeasured, [&] {
+      bridge_->tune(deadline_in(Clock::now(), meeting_time(*options_)), interrupt_);
+    });
   }
 }
 
+Fallback::Inner DreamBackend::between_hosts(const Place& place, const StorePtr& store,
+                                            const std::string& carries) {
+  const auto options = c10::make_intrusive<DreamOptions>(*options_);
+  options->timeout = time_to_connect(meeting_time(*options_));
+  return connect_hosts({place, carries, options->timeout}, *clerk_, reasons_through(clerk_),
+                       [&] { return gloo_between_hosts(place, store, options); });
+}
+
 /// Torch names nobody whom it could not reach; who has ended on this host is known.
-Fallback::Inner DreamBackend::between_hosts(const Topology& topology, const StorePtr& store,
-                                            const c10::intrusive_ptr<DreamOptions>& options) {
+Fallback::Inner DreamBackend::gloo_between_hosts(const Place& place, const StorePtr& store,
+                                                 const c10::intrusive_ptr<DreamOptions>& options) {
+  const Topology& topology = place.topology;
   try {
-    return host_.make_inner(store, rank_, size_, options, "hosts");
+    Fallback::Inner made =
+        host_.make_inner(patient_store(store, options->timeout), rank_, size_, options, "hosts");
+    made->setTimeout(options_->timeout);
+    return made;
   } catch (const std::exception& error) {
     if (is_foreign(error)) throw;
     std::string ended;
-    for (const int peer : topology.ranks(topology.host_of(rank_))) {
+    for (const int peer : topology.ranks(place.host())) {
       if (!comm_->has_ended(topology.index_of(peer))) continue;
       ended = concat("the process of rank ", peer, " has ended: ");
     }
-    const std::string text = error.what();
     throw Error(ErrorKind::kPeerLost,
                 concat("rank ", rank_, " of ", size_, " in group '", options_->group_name,
                        "' could not connect with the ranks of other hosts: ", ended,
-                       text.substr(0, text.find('\n')),
+                       words_of_gloo(error.what()),
                        ended.empty() ? "; a rank there may have ended or not been reached" : ""));
   }
 }
@@ -242,8 +241,8 @@ void DreamBackend::tune() {
       measures ? costs_path(size, options_->page_bytes, comm_->all_have_heaps()) : options_->costs;
   const auto known = first ? load_costs(path) : std::nullopt;
   bool complete = false;
-  measured(group_being_made(*options_), rank_, size_,
-           [&] { complete = comm_->tune(known, heap_.get(), interrupt_); });
+  while_made(group_being_made(*options_), rank_, size_, kMeasured,
+             [&] { complete = comm_->tune(known, heap_.get(), interrupt_); });
   costs_words_ = concat("those of rank 0's ", path.empty() ? "measuring" : path);
   if (!first || known) return;
   if (!measures || !complete || !save_costs(path, comm_->costs())) {

@@ -3,22 +3,19 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/record_function.h>
 
-#include <algorithm>
 #include <chrono>
 #include <utility>
 #include <vector>
 
+#include "c10d/connecting.h"
 #include "core/error.h"
 
 namespace dreamcomm {
 namespace {
 
-/// Gloo's words, without where in its sources it found them.
 std::string in_short(const std::exception& error) {
-  std::string text = error.what();
-  text = text.substr(0, std::min(text.find('\n'), text.find(". This is typically")));
-  const auto end = text.starts_with('[') ? text.find("] ") : std::string::npos;
-  return end == std::string::npos ? text : text.substr(end + 2);
+  const std::string text = words_of_gloo(error.what());
+  return text.substr(0, text.find(". This is typically"));
 }
 
 [[noreturn]] void fail(int rank, const std::exception& error) {

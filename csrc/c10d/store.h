@@ -9,9 +9,11 @@
 
 namespace dreamcomm {
 
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
 class TorchStore final : public Store {
  public:
-  explicit TorchStore(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
+  explicit TorchStore(StorePtr store) : store_(std::move(store)) {}
 
   void set(const std::string& key, const std::string& value) override;
   bool has(const std::string& key) override;
@@ -19,7 +21,7 @@ class TorchStore final : public Store {
   std::string get(const std::string& key, std::chrono::milliseconds timeout) override;
 
  private:
-  c10::intrusive_ptr<c10d::Store> store_;
+  StorePtr store_;
 };
 
 }  // namespace dreamcomm

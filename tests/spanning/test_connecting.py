@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
@@ -14,7 +15,7 @@ import torch.distributed as dist
 
 from helpers.pool import Fresh
 from helpers.processes import replies
-from lifecycle.groups import error_of
+from lifecycle.groups import Deadly, error_of
 from spanning.network import Network, NoNetwork, enter
 
 pytestmark = pytest.mark.beyond_gloo("gloo knows no hosts")
@@ -96,3 +97,47 @@ def test_what_fails_while_costs_are_measured_is_told_as_of_the_group(
     for rank, told in enumerate(errors_of(fresh, tmp_path, "64kbit", env)):
         words = f"setting up a group on rank {rank} of 2, whose costs were being measured: "
         assert words in told, told
+
+
+def connect_with_one_that_stops(rank: int, port: int, stops_at: str) -> tuple[str, float]:
+    """Rank 2 stops when the others know its address."""
+    store: dist.Store = dist.TCPStore("127.0.0.1", port, 3, False)
+    if rank == 2:
+        store = Deadly(store, stops_at, signal.SIGSTOP)
+    begin = time.monotonic()
+    text = error_of(
+        lambda: dist.init_process_group(
+            "dreamcomm", store=store, rank=rank, world_size=3, timeout=timedelta(seconds=1)
+        )
+    )
+    return text, time.monotonic() - begin
+
+
+STOPS = {"calls": "between/dreamcomm/gloo/0/2", "messages": "1/dreamcomm/gloo/0/2"}
+
+
+@pytest.mark.parametrize("carries", STOPS)
+def test_a_rank_that_stops_while_hosts_connect_is_named(
+    fresh: Fresh, carries: str, soak: bool, slack: float
+) -> None:
+    """Gloo tries five times to connect with each rank, and names none."""
+    if carries != "messages" and not soak:
+        pytest.skip("only with --soak")
+    store = dist.TCPStore("127.0.0.1", 0, 3, True, wait_for_workers=False)
+    ranks = fresh.start(
+        connect_with_one_that_stops,
+        store.port,
+        STOPS[carries],
+        world=3,
+        group=False,
+        env={"DREAMCOMM_HOSTS": "a,b,c"},
+    )
+    found = replies(ranks[:2], 60)
+    os.kill(ranks[2].pid, signal.SIGKILL)
+    for reply in found:
+        assert reply.error is None, reply.error
+        text, seconds = reply.value
+        assert re.search(r"could not connect .* other hosts|setting up a group", text), text
+        assert "rank 2 of host c (rank 2)" in text, text
+        assert not re.search(r"\.(cc|h):\d", text), text  # places in Gloo's sources
+        assert seconds < 11 + slack, text  # the least that a group is waited for is 10 s

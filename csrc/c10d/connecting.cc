@@ -1,0 +1,158 @@
+#include "c10d/connecting.h"
+
+#include <algorithm>
+#include <regex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "core/error.h"
+#include "core/request.h"
+
+namespace dreamcomm {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kAtOnce{0};
+constexpr milliseconds kToHear{1500};  // a FileStore's waits end up to a second late
+constexpr milliseconds kHearEvery{40};
+
+std::string connected_key(const std::string& carries, int rank) {
+  return concat("connected/", carries, '/', rank);
+}
+
+class PatientStore final : public c10d::Store {
+ public:
+  PatientStore(StorePtr store, milliseconds patience)
+      : store_(std::move(store)), patience_(patience) {
+    timeout_ = patience;
+  }
+
+  c10::intrusive_ptr<c10d::Store> clone() override {
+    return c10::make_intrusive<PatientStore>(store_->clone(), patience_);
+  }
+  void set(const std::string& key, const std::vector<std::uint8_t>& value) override {
+    store_->set(key, value);
+  }
+  std::vector<std::uint8_t> get(const std::string& key) override {
+    wait({key});
+    return store_->get(key);
+  }
+  std::int64_t add(const std::string& key, std::int64_t value) override {
+    return store_->add(key, value);
+  }
+  bool deleteKey(const std::string& key) override { return store_->deleteKey(key); }
+  bool check(const std::vector<std::string>& keys) override { return store_->check(keys); }
+  std::int64_t getNumKeys() override { return store_->getNumKeys(); }
+  void wait(const std::vector<std::string>& keys) override { store_->wait(keys, patience_); }
+  void wait(const std::vector<std::string>& keys, const milliseconds& timeout) override {
+    store_->wait(keys, std::max(timeout, patience_));
+  }
+  bool hasExtendedApi() const override { return store_->hasExtendedApi(); }
+  void append(const std::string& key, const std::vector<std::uint8_t>& value) override {
+    store_->append(key, value);
+  }
+  std::vector<std::vector<std::uint8_t>> multiGet(const std::vector<std::string>& keys) override {
+    wait(keys);
+    return store_->multiGet(keys);
+  }
+  void multiSet(const std::vector<std::string>& keys,
+                const std::vector<std::vector<std::uint8_t>>& values) override {
+    store_->multiSet(keys, values);
+  }
+
+ private:
+  const StorePtr store_;
+  const milliseconds patience_;
+};
+
+/// The other ranks of whom nothing is heard, after `moment` at the latest; none if the store does
+/// not answer.
+std::optional<std::vector<int>> silent(const Connection& connection, StoreClerk& clerk,
+                                       const Reasons& reasons, milliseconds moment) {
+  std::vector<int> ranks;
+  for (int peer = 0; peer < connection.place.topology.size(); ++peer) {
+    if (peer != connection.place.rank) ranks.push_back(peer);
+  }
+  bool answers = true;
+  const auto is_heard = [&](int peer) {
+    const std::optional<std::string> found = clerk.read(connected_key(connection.carries, peer));
+    answers = answers && found;
+    return (found && !found->empty()) || !reasons.of(peer, kAtOnce).empty();
+  };
+  const Clock::time_point until = Clock::now() + moment;
+  while (true) {
+    std::erase_if(ranks, is_heard);
+    if (!answers) return std::nullopt;
+    if (ranks.empty() || Clock::now() >= until) return ranks;
+    std::this_thread::sleep_for(kHearEvery);
+  }
+}
+
+std::string words_on(const Place& place, const std::optional<std::vector<int>>& silent) {
+  constexpr std::size_t kMostNamed = 4;
+  if (!silent) return "; and the store does not answer";
+  const std::vector<int>& ranks = *silent;
+  if (ranks.empty()) return "";
+  std::string names;
+  for (std::size_t i = 0; i < std::min(ranks.size(), kMostNamed); ++i) {
+    const std::string host = place.topology.words(place.topology.host_of(ranks[i]));
+    names += concat(i > 0 ? ", " : "", "rank ", ranks[i], " of ", host);
+  }
+  if (ranks.size() > kMostNamed) names += concat(" and ", ranks.size() - kMostNamed, " more");
+  return concat("; nothing was heard in that time of ", names);
+}
+
+/// Why another rank has failed: if some are silent, as a rank of their hosts tells it.
+std::string told_by_another(const Place& place, const Reasons& reasons,
+                            const std::vector<int>& ranks) {
+  const Topology& topology = place.topology;
+  for (int peer = 0; peer < topology.size(); ++peer) {
+    const auto is_mate = [&](int rank) { return topology.host_of(rank) == topology.host_of(peer); };
+    if (peer == place.rank) continue;
+    if (!ranks.empty() && std::none_of(ranks.begin(), ranks.end(), is_mate)) continue;
+    const std::string told = reasons.of(peer, kAtOnce);
+    if (!told.empty()) return "; " + told;
+  }
+  return "";
+}
+
+}  // namespace
+
+StorePtr patient_store(const StorePtr& store, milliseconds patience) {
+  return c10::make_intrusive<PatientStore>(store, patience);
+}
+
+Fallback::Inner connect_hosts(const Connection& connection, StoreClerk& clerk,
+                              const Reasons& reasons,
+                              const std::function<Fallback::Inner()>& connect) {
+  const Place& place = connection.place;
+  const Clock::time_point begin = Clock::now();
+  try {
+    Fallback::Inner made = connect();
+    clerk.post(connected_key(connection.carries, place.rank), "yes");
+    return made;
+  } catch (const Error& error) {
+    // Before the time is over others may connect yet.
+    const bool is_over = Clock::now() - begin > connection.time * 9 / 10;
+    std::optional<std::vector<int>> found = std::vector<int>();
+    std::string words = error.what();
+    // Those that have connected with this one have seen its connections end.
+    for (const milliseconds moment : {kAtOnce, kToHear}) {
+      if (is_over) found = silent(connection, clerk, reasons, moment);
+      words = error.what() + words_on(place, found);
+      reasons.give_up(place.rank, words);
+      if (!is_over) break;
+    }
+    throw Error(error.kind(),
+                words + told_by_another(place, reasons, found.value_or(std::vector<int>())));
+  }
+}
+
+std::string words_of_gloo(const std::string& text) {
+  static const std::regex source(R"(\[[^\]\s]*\.(cc|h):\d+\] ?)");
+  return std::regex_replace(text.substr(0, text.find('\n')), source, "");
+}
+
+}  // namespace dreamcomm

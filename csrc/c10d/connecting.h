@@ -1,0 +1,44 @@
+// Connecting the ranks of several hosts through torch's Gloo, which names nobody who does not come.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "c10d/fallback.h"
+#include "c10d/spanning.h"
+#include "c10d/store.h"
+#include "c10d/store_clerk.h"
+#include "span/reasons.h"
+
+namespace dreamcomm {
+
+/// Of the time for making a group, what Gloo gets: those who wait for a rank that cannot connect
+/// are to hear why before their own time is over.
+constexpr std::chrono::milliseconds time_to_connect(std::chrono::milliseconds meeting) {
+  return meeting * 4 / 5;
+}
+
+/// A store whose users wait for a key for `patience`, if they asked for less.
+StorePtr patient_store(const StorePtr& store, std::chrono::milliseconds patience);
+
+/// What is connected.
+struct Connection {
+  Place place;
+  std::string carries;             // "calls" or "messages"
+  std::chrono::milliseconds time;  // that it takes at the most
+};
+
+/// What `connect` returns, which makes `connection`. Where it throws Error, the others are told
+/// why, and with it is thrown what is known of them. INVARIANT: the ranks have met just before, and
+/// each says when it has connected or failed; so of whom nothing is heard a moment after the time
+/// is over has been held up, or has ended.
+Fallback::Inner connect_hosts(const Connection& connection, StoreClerk& clerk,
+                              const Reasons& reasons,
+                              const std::function<Fallback::Inner()>& connect);
+
+/// Gloo's words: the first line, without where in its sources it found them.
+std::string words_of_gloo(const std::string& text);
+
+}  // namespace dreamcomm
