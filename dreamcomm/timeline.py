@@ -88,6 +88,12 @@ def checked(path: str | os.PathLike[str]) -> Path:
     if not os.fsdecode(path) or "\0" in os.fsdecode(path):
         raise ValueError(f"dreamcomm.trace: expected the path of a file, got {path!r}")
     try:
+        os.fsdecode(path).encode()
+    except UnicodeEncodeError:
+        raise ValueError(
+            f"dreamcomm.trace: expected a path in UTF-8, which other ranks can read, got {path!r}"
+        ) from None
+    try:
         target = Path(os.path.abspath(os.fsdecode(path)))
         if not target.parent.is_dir():
             raise ValueError(f"dreamcomm.trace: there is no folder {target.parent}")

@@ -140,6 +140,13 @@ def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
         read_cluster(path)
 
 
+def test_a_file_that_is_nested_too_deeply_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.toml"
+    path.write_text("hosts = " + "[" * 100_000)
+    with pytest.raises(ValueError, match=r"cluster\.toml is no TOML of a cluster: it is nested"):
+        read_cluster(path)
+
+
 def test_a_cluster_has_as_many_ranks_as_the_model_is_for() -> None:
     assert described({"hosts": 2048}).size == 16_384
 

@@ -98,17 +98,20 @@ void RollCall::heed_verdict(std::uint32_t number, bool late) const {
   // Else rank 0 has ended others since, and the text may be theirs, or half of it.
   const bool own =
       (verdict & ~roll::kBits) == roll::verdict_on(number) && caller.verdict.read() == verdict;
-  const ErrorKind kind =
-      own && (verdict & roll::kEnded) != 0 ? ErrorKind::kPeerLost : ErrorKind::kTimeout;
+  const std::string dead = own ? "" : words_on_lost(member_);
+  const std::string lost = dead.empty() ? "" : "; " + dead;
+  const bool ended = own ? (verdict & roll::kEnded) != 0 : !dead.empty();
+  const ErrorKind kind = ended ? ErrorKind::kPeerLost : ErrorKind::kTimeout;
   // Then the words are of all ranks of this host, in time or not.
   if (own && (verdict & roll::kMissed) != 0) throw Error(kind, problem);
   const std::string who = concat("monitored_barrier on ", member_.who());
   if (late) {
     throw Error(kind, concat(who, " came too late: rank ", member_.fabric().number(0),
-                             " has ended it without this rank", own ? concat(": ", problem) : ""));
+                             " has ended it without this rank",
+                             own ? concat(": ", problem) : concat(", and others since", lost)));
   }
   check(own, kind, who, " was ended by rank ", member_.fabric().number(0),
-        ", and others since, before this rank could hear why");
+        ", and others since, before this rank could hear why", lost);
   throw Error(kind,
               kind == ErrorKind::kTimeout ? problem : concat(who, " cannot finish: ", problem));
 }

@@ -21,6 +21,8 @@ def read_cluster(path: Path) -> Cluster:
         raise ValueError(
             f"{path} is not UTF-8 text, as TOML is: see byte {error.start}, or save it as UTF-8"
         ) from None
+    except RecursionError:
+        raise ValueError(f"{path} is no TOML of a cluster: it is nested too deeply") from None
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path} is no TOML: {error}") from None
     except ValueError as error:

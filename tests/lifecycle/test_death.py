@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import dreamcomm
 from helpers.census import census, shared_memory_files
 from helpers.pool import Fresh
 from helpers.processes import replies
@@ -339,3 +340,30 @@ def test_all_ranks_killed_at_once_leave_no_file(fresh: Fresh, tmp_path: Path) ->
     for process in ranks:
         process.kill()
     assert shared_memory_files() <= files
+
+
+def come_late_to_the_first(folder: str) -> str:
+    """Rank 1 dies, and the others end two monitored barriers before the last one comes."""
+    rank, ended = dist.get_rank(), Path(folder) / "ended"
+    use_everything()
+    if rank == VICTIM:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank == 3:
+        while not ended.exists():
+            time.sleep(0.01)
+    text = error_of(dreamcomm.monitored_barrier)
+    if rank == 0:
+        error_of(dreamcomm.monitored_barrier)
+        ended.touch()
+    return text
+
+
+@pytest.mark.beyond_gloo("gloo knows no verdict")
+def test_who_comes_late_to_a_monitored_barrier_learns_who_died(
+    fresh: Fresh, tmp_path: Path
+) -> None:
+    ranks = fresh.start(come_late_to_the_first, str(tmp_path), world=4, group_timeout=60)
+    told = str(replies(ranks, 60)[3].value)
+    assert "came too late: rank 0 has ended it without this rank, and others since" in told, told
+    assert "the process of rank 1 has ended" in told, told
+    assert "give a longer timeout" not in told, told

@@ -251,6 +251,9 @@ def test_bad_arguments_are_told(tmp_path: Path) -> None:
     for path in (tmp_path, "", "a\0b"):
         with pytest.raises(ValueError, match="the path of a file"):
             dreamcomm.trace(path)
+    for name in (os.fsencode(tmp_path) + b"/caf\xe9", os.fsdecode(b"caf\xe9")):
+        with pytest.raises(ValueError, match="expected a path in UTF-8"):
+            dreamcomm.trace(name)  # type: ignore[arg-type]
     for length in (300, 250):  # with 250 the trace could be written, and its parts could not
         with pytest.raises(ValueError, match=r"no file can be at .*: File name too long"):
             dreamcomm.trace(tmp_path / ("a" * length))
