@@ -88,12 +88,6 @@ def checked(path: str | os.PathLike[str]) -> Path:
     if not os.fsdecode(path) or "\0" in os.fsdecode(path):
         raise ValueError(f"dreamcomm.trace: expected the path of a file, got {path!r}")
     try:
-        os.fsdecode(path).encode()
-    except UnicodeEncodeError:
-        raise ValueError(
-            f"dreamcomm.trace: expected a path in UTF-8, which other ranks can read, got {path!r}"
-        ) from None
-    try:
         target = Path(os.path.abspath(os.fsdecode(path)))
         if not target.parent.is_dir():
             raise ValueError(f"dreamcomm.trace: there is no folder {target.parent}")
@@ -104,6 +98,12 @@ def checked(path: str | os.PathLike[str]) -> Path:
         room = f" ({ADDED} characters are added)" if error.errno == errno.ENAMETOOLONG else ""
         raise ValueError(
             f"dreamcomm.trace: no file can be at {path!r}: {error.strerror}{room}"
+        ) from None
+    try:
+        str(target).encode()
+    except UnicodeEncodeError:
+        raise ValueError(
+            f"dreamcomm.trace: expected a path in UTF-8, which other ranks can read, got {target!r}"
         ) from None
     return target
 

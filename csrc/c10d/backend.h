@@ -277,8 +277,7 @@ class DreamBackend final : public c10d::Backend {
   void abort_for(const std::string& reason);
   Fallback::Inner between_hosts(const Place& place, const StorePtr& store,
                                 const std::string& carries);
-  Fallback::Inner gloo_between_hosts(const Place& place, const StorePtr& store,
-                                     const c10::intrusive_ptr<DreamOptions>& options);
+  Fallback::Inner gloo_between_hosts(const Place& place, const StorePtr& store);
   void require_one_host(const char* what) const;
   /// Until all that were made have come to an end, good or bad.
   void wait_for_calls();

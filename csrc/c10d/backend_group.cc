@@ -43,6 +43,7 @@ void DreamBackend::release_resources() {
     new auto(std::move(device_));
     new auto(std::move(bridge_));
     new auto(std::move(roster_));
+    new auto(std::move(clerk_));
     new auto(std::move(comm_));
     new auto(std::move(executor_));
     new auto(fallback_.close());
@@ -57,6 +58,7 @@ void DreamBackend::release_resources() {
     device_.reset();
     bridge_.reset();  // its calls have ended; it uses what follows
     roster_.reset();
+    clerk_.reset();
     comm_.reset();
     heap_.reset();
     exit_hook_.reset();

@@ -186,21 +186,16 @@ void DreamBackend::span(const ShmResult& whole, const ShmOptions& options) {
 
 Fallback::Inner DreamBackend::between_hosts(const Place& place, const StorePtr& store,
                                             const std::string& carries) {
-  const auto options = c10::make_intrusive<DreamOptions>(*options_);
-  options->timeout = time_to_connect(meeting_time(*options_));
-  return connect_hosts({place, carries, options->timeout}, *clerk_, reasons_through(clerk_),
-                       [&] { return gloo_between_hosts(place, store, options); });
+  const std::chrono::milliseconds time = time_to_connect(meeting_time(*options_));
+  return connect_hosts({place, carries, time, interrupt_}, *clerk_, reasons_through(clerk_),
+                       [&] { return gloo_between_hosts(place, patient_store(store, time)); });
 }
 
 /// Torch names nobody whom it could not reach; who has ended on this host is known.
-Fallback::Inner DreamBackend::gloo_between_hosts(const Place& place, const StorePtr& store,
-                                                 const c10::intrusive_ptr<DreamOptions>& options) {
+Fallback::Inner DreamBackend::gloo_between_hosts(const Place& place, const StorePtr& store) {
   const Topology& topology = place.topology;
   try {
-    Fallback::Inner made =
-        host_.make_inner(patient_store(store, options->timeout), rank_, size_, options, "hosts");
-    made->setTimeout(options_->timeout);
-    return made;
+    return host_.make_inner(store, rank_, size_, options_, "hosts");
   } catch (const std::exception& error) {
     if (is_foreign(error)) throw;
     std::string ended;

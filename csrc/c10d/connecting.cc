@@ -24,13 +24,12 @@ std::string connected_key(const std::string& carries, int rank) {
 
 class PatientStore final : public c10d::Store {
  public:
-  PatientStore(StorePtr store, milliseconds patience)
-      : store_(std::move(store)), patience_(patience) {
-    timeout_ = patience;
+  PatientStore(StorePtr store, Clock::time_point until) : store_(std::move(store)), until_(until) {
+    timeout_ = left();
   }
 
   c10::intrusive_ptr<c10d::Store> clone() override {
-    return c10::make_intrusive<PatientStore>(store_->clone(), patience_);
+    return c10::make_intrusive<PatientStore>(store_->clone(), until_);
   }
   void set(const std::string& key, const std::vector<std::uint8_t>& value) override {
     store_->set(key, value);
@@ -45,9 +44,9 @@ class PatientStore final : public c10d::Store {
   bool deleteKey(const std::string& key) override { return store_->deleteKey(key); }
   bool check(const std::vector<std::string>& keys) override { return store_->check(keys); }
   std::int64_t getNumKeys() override { return store_->getNumKeys(); }
-  void wait(const std::vector<std::string>& keys) override { store_->wait(keys, patience_); }
-  void wait(const std::vector<std::string>& keys, const milliseconds& timeout) override {
-    store_->wait(keys, std::max(timeout, patience_));
+  void wait(const std::vector<std::string>& keys) override { store_->wait(keys, left()); }
+  void wait(const std::vector<std::string>& keys, const milliseconds& /*timeout*/) override {
+    wait(keys);
   }
   bool hasExtendedApi() const override { return store_->hasExtendedApi(); }
   void append(const std::string& key, const std::vector<std::uint8_t>& value) override {
@@ -63,8 +62,14 @@ class PatientStore final : public c10d::Store {
   }
 
  private:
+  milliseconds left() const {
+    constexpr milliseconds kLeast{1};  // what is there is found
+    const auto left = std::chrono::duration_cast<milliseconds>(until_ - Clock::now());
+    return std::max(left, kLeast);
+  }
+
   const StorePtr store_;
-  const milliseconds patience_;
+  const Clock::time_point until_;
 };
 
 /// The other ranks of whom nothing is heard, after `moment` at the latest; none if the store does
@@ -75,7 +80,7 @@ std::optional<std::vector<int>> silent(const Connection& connection, StoreClerk&
   for (int peer = 0; peer < connection.place.topology.size(); ++peer) {
     if (peer != connection.place.rank) ranks.push_back(peer);
   }
-  bool answers = true;
+  bool answers = true;  // in the last round
   const auto is_heard = [&](int peer) {
     const std::optional<std::string> found = clerk.read(connected_key(connection.carries, peer));
     answers = answers && found;
@@ -83,9 +88,11 @@ std::optional<std::vector<int>> silent(const Connection& connection, StoreClerk&
   };
   const Clock::time_point until = Clock::now() + moment;
   while (true) {
+    answers = true;
     std::erase_if(ranks, is_heard);
-    if (!answers) return std::nullopt;
-    if (ranks.empty() || Clock::now() >= until) return ranks;
+    if (ranks.empty()) return ranks;
+    if (Clock::now() >= until) return answers ? std::optional(ranks) : std::nullopt;
+    if (connection.interrupt) connection.interrupt();
     std::this_thread::sleep_for(kHearEvery);
   }
 }
@@ -121,7 +128,7 @@ std::string told_by_another(const Place& place, const Reasons& reasons,
 }  // namespace
 
 StorePtr patient_store(const StorePtr& store, milliseconds patience) {
-  return c10::make_intrusive<PatientStore>(store, patience);
+  return c10::make_intrusive<PatientStore>(store, deadline_in(Clock::now(), patience));
 }
 
 Fallback::Inner connect_hosts(const Connection& connection, StoreClerk& clerk,
@@ -135,16 +142,13 @@ Fallback::Inner connect_hosts(const Connection& connection, StoreClerk& clerk,
     return made;
   } catch (const Error& error) {
     // Before the time is over others may connect yet.
-    const bool is_over = Clock::now() - begin > connection.time * 9 / 10;
-    std::optional<std::vector<int>> found = std::vector<int>();
-    std::string words = error.what();
+    const auto past = std::chrono::duration_cast<milliseconds>(Clock::now() - begin);
     // Those that have connected with this one have seen its connections end.
-    for (const milliseconds moment : {kAtOnce, kToHear}) {
-      if (is_over) found = silent(connection, clerk, reasons, moment);
-      words = error.what() + words_on(place, found);
-      reasons.give_up(place.rank, words);
-      if (!is_over) break;
-    }
+    reasons.give_up(place.rank, error.what());
+    std::optional<std::vector<int>> found = std::vector<int>();
+    if (past > connection.time * 9 / 10) found = silent(connection, clerk, reasons, kToHear);
+    const std::string words = error.what() + words_on(place, found);
+    if (words != error.what()) reasons.give_up(place.rank, words);
     throw Error(error.kind(),
                 words + told_by_another(place, reasons, found.value_or(std::vector<int>())));
   }

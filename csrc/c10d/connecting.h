@@ -20,20 +20,22 @@ constexpr std::chrono::milliseconds time_to_connect(std::chrono::milliseconds me
   return meeting * 4 / 5;
 }
 
-/// A store whose users wait for a key for `patience`, if they asked for less.
+/// A store whose users wait for keys until `patience` from now is over.
 StorePtr patient_store(const StorePtr& store, std::chrono::milliseconds patience);
 
 /// What is connected.
 struct Connection {
   Place place;
   std::string carries;             // "calls" or "messages"
-  std::chrono::milliseconds time;  // that it takes at the most
+  std::chrono::milliseconds time;  // that it takes where one does not come
+  const std::function<void()>& interrupt;
 };
 
 /// What `connect` returns, which makes `connection`. Where it throws Error, the others are told
 /// why, and with it is thrown what is known of them. INVARIANT: the ranks have met just before, and
 /// each says when it has connected or failed; so of whom nothing is heard a moment after the time
-/// is over has been held up, or has ended.
+/// is over has been held up, or has ended. (Gloo waits for one rank after the other: with several
+/// late ones it may take longer.)
 Fallback::Inner connect_hosts(const Connection& connection, StoreClerk& clerk,
                               const Reasons& reasons,
                               const std::function<Fallback::Inner()>& connect);

@@ -27,10 +27,14 @@ class Causes {
 
   /// Of a rank that is waited for, whose connection has ended by `failure`. Takes a moment. Any
   /// thread.
-  std::string of(int rank, const std::string& failure,
-                 std::chrono::milliseconds moment = Reasons::kMoment) const {
-    const std::string told = reasons_.of(rank, moment);
+  std::string of(int rank, const std::string& failure) const {
+    const std::string told = told_by(rank);
     return told.empty() ? failure + others(rank) : told;
+  }
+
+  /// As it says itself, or ""; takes up to a moment. Any thread.
+  std::string told_by(int rank, std::chrono::milliseconds moment = Reasons::kMoment) const {
+    return reasons_.of(rank, moment);
   }
 
   /// Whether a rank, or any rank, has given the group up, as far as the store knows now. Any

@@ -29,9 +29,10 @@ class GivenUp {
     if (now < next_) return {};
     next_ = now + kBetween;
     const std::set<int> before = std::exchange(seen_, {});
-    if (!causes_.has_any_given_up()) return {};
+    if (ranks.empty() || !causes_.has_any_given_up()) return {};
     std::vector<int> found;
     for (const int rank : ranks) {
+      if (Clock::now() - now > kLongest) break;
       if (!causes_.has_given_up(rank)) continue;
       seen_.insert(rank);
       if (before.count(rank) > 0) found.push_back(rank);
@@ -40,6 +41,8 @@ class GivenUp {
   }
 
  private:
+  static constexpr std::chrono::milliseconds kLongest{250};  // of a look
+
   const Causes& causes_;
   Clock::time_point next_;
   std::set<int> seen_;

@@ -51,8 +51,10 @@ void SpanRoll::look_for_gone() {
   for (const auto& [one, connection] : found) {
     if (!needs(one)) continue;
     const auto left = std::chrono::duration_cast<milliseconds>(until - Clock::now());
-    gone_[one] = concat(place(one), ": ",
-                        means_.causes.of(one, connection, std::max(left, milliseconds(0))));
+    const std::string told = means_.causes.told_by(one, std::max(left, milliseconds(0)));
+    // Where all are named each stands for itself.
+    const std::string others = judges() && terms_.all ? "" : means_.causes.others(one);
+    gone_[one] = concat(place(one), ": ", told.empty() ? connection + others : told);
   }
   next_glance_ = Clock::now() + kGlancesApart;
 }
