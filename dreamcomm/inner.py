@@ -30,14 +30,14 @@ def make_inner(store: Store, rank: int, size: int, options: Options, device_type
     return _make_gloo(store, rank, size, options, lazy=device_type == "cpu")
 
 
-_LEAST_MEETING = timedelta(seconds=10)  # as the ranks of a host
-_SHARE = 4 / 5  # of that time: as csrc/c10d/connecting.h
 _TRIES = 5  # for so many times its timeout Gloo waits for a rank to connect
 
 
 def _make_gloo(store: Store, rank: int, size: int, options: Options, lazy: bool) -> Backend:
     import torch.distributed as dist
     from torch._C._distributed_c10d import PrefixStore
+
+    from dreamcomm._C import time_to_connect
 
     if not dist.is_gloo_available():
         raise RuntimeError(
@@ -53,8 +53,8 @@ def _make_gloo(store: Store, rank: int, size: int, options: Options, lazy: bool)
         else:
             settings._devices = [gloo.create_default_device(lazy_init=lazy)]
     _copy_settings(settings, options)
-    if not lazy:  # a group for quick calls may still be slow to meet
-        settings._timeout = max(options.timeout, _LEAST_MEETING) * _SHARE / _TRIES
+    if not lazy:
+        settings._timeout = time_to_connect(options) / _TRIES
     prefixed = PrefixStore("dreamcomm/gloo", store)
     inner: Backend
     if lazy:

@@ -42,12 +42,14 @@ def reports() -> dict[str, str]:
     return found
 
 
-def most_spilled(function: str) -> int:
+def most_spilled(function: str, architecture: str) -> int:
     """Bytes of registers that a function may put into memory: none where it loops over much data
     (a bucket's kernel has the loop in itself, and calls a division that keeps some)."""
     if "bucket_kernel" in function:
         return 32
-    return 512 if "reduce_kernel" in function else 0
+    if "reduce_kernel" not in function:
+        return 0
+    return 512 if "7Float16" in function and architecture == "sm_100" else 48
 
 
 @needs_cuda
@@ -67,7 +69,11 @@ def test_kernels_are_compiled_for_every_architecture_and_their_loops_spill_nothi
             )
             assert properties
             for function, spilled in properties:
-                assert int(spilled) <= most_spilled(function), (name, architecture, function)
+                assert int(spilled) <= most_spilled(function, architecture), (
+                    name,
+                    architecture,
+                    function,
+                )
     # Nine types and the kernel that moves bytes; pack and unpack between four types, with
     # tables of two sizes or elsewhere, and the end of an inspection.
     assert kernels == 3 * (10 + 2 * 4 * 4 * 3 + 1)

@@ -186,7 +186,7 @@ void DreamBackend::span(const ShmResult& whole, const ShmOptions& options) {
 
 Fallback::Inner DreamBackend::between_hosts(const Place& place, const StorePtr& store,
                                             const std::string& carries) {
-  const std::chrono::milliseconds time = time_to_connect(meeting_time(*options_));
+  const std::chrono::milliseconds time = time_to_connect(*options_);
   return connect_hosts({place, carries, time, interrupt_}, *clerk_, reasons_through(clerk_),
                        [&] { return gloo_between_hosts(place, patient_store(store, time)); });
 }

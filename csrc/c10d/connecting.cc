@@ -17,6 +17,7 @@ using std::chrono::milliseconds;
 constexpr milliseconds kAtOnce{0};
 constexpr milliseconds kToHear{1500};  // a FileStore's waits end up to a second late
 constexpr milliseconds kHearEvery{40};
+constexpr milliseconds kLongestRound{1000};  // of very many ranks, at a slow store
 
 std::string connected_key(const std::string& carries, int rank) {
   return concat("connected/", carries, '/', rank);
@@ -73,7 +74,7 @@ class PatientStore final : public c10d::Store {
 };
 
 /// The other ranks of whom nothing is heard, after `moment` at the latest; none if the store does
-/// not answer.
+/// not answer, or not for all of them in that time.
 std::optional<std::vector<int>> silent(const Connection& connection, StoreClerk& clerk,
                                        const Reasons& reasons, milliseconds moment) {
   std::vector<int> ranks;
@@ -81,12 +82,14 @@ std::optional<std::vector<int>> silent(const Connection& connection, StoreClerk&
     if (peer != connection.place.rank) ranks.push_back(peer);
   }
   bool answers = true;  // in the last round
+  const Clock::time_point until = Clock::now() + moment;
   const auto is_heard = [&](int peer) {
+    answers = answers && Clock::now() < until + kLongestRound;
+    if (!answers) return false;
     const std::optional<std::string> found = clerk.read(connected_key(connection.carries, peer));
-    answers = answers && found;
+    answers = found.has_value();
     return (found && !found->empty()) || !reasons.of(peer, kAtOnce).empty();
   };
-  const Clock::time_point until = Clock::now() + moment;
   while (true) {
     answers = true;
     std::erase_if(ranks, is_heard);

@@ -14,12 +14,6 @@
 
 namespace dreamcomm {
 
-/// Of the time for making a group, what Gloo gets: those who wait for a rank that cannot connect
-/// are to hear why before their own time is over.
-constexpr std::chrono::milliseconds time_to_connect(std::chrono::milliseconds meeting) {
-  return meeting * 4 / 5;
-}
-
 /// A store whose users wait for keys until `patience` from now is over.
 StorePtr patient_store(const StorePtr& store, std::chrono::milliseconds patience);
 

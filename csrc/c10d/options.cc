@@ -101,4 +101,8 @@ std::chrono::milliseconds meeting_time(const DreamOptions& options) {
   return std::max(options.timeout, kLeastMeeting);
 }
 
+std::chrono::milliseconds time_to_connect(const DreamOptions& options) {
+  return meeting_time(options) * 4 / 5;
+}
+
 }  // namespace dreamcomm

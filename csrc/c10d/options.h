@@ -49,4 +49,8 @@ std::vector<std::string> hosts_of(const DreamOptions& options, int size);
 /// How long ranks wait for each other to make a group.
 std::chrono::milliseconds meeting_time(const DreamOptions& options);
 
+/// Of that, what Gloo gets to connect the ranks of different hosts: those who wait for a rank that
+/// cannot connect are to hear why before their own time is over.
+std::chrono::milliseconds time_to_connect(const DreamOptions& options);
+
 }  // namespace dreamcomm

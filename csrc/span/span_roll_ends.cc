@@ -52,9 +52,9 @@ void SpanRoll::look_for_gone() {
     if (!needs(one)) continue;
     const auto left = std::chrono::duration_cast<milliseconds>(until - Clock::now());
     const std::string told = means_.causes.told_by(one, std::max(left, milliseconds(0)));
+    gone_[one] = concat(place(one), ": ", told.empty() ? connection : told);
     // Where all are named each stands for itself.
-    const std::string others = judges() && terms_.all ? "" : means_.causes.others(one);
-    gone_[one] = concat(place(one), ": ", told.empty() ? connection + others : told);
+    if (told.empty() && !(judges() && terms_.all)) gone_[one] += means_.causes.others(one);
   }
   next_glance_ = Clock::now() + kGlancesApart;
 }

@@ -342,27 +342,24 @@ def test_all_ranks_killed_at_once_leave_no_file(fresh: Fresh, tmp_path: Path) ->
     assert shared_memory_files() <= files
 
 
-def come_late_to_the_first(folder: str) -> str:
+def come_late_to_the_first() -> str:
     """Rank 1 dies, and the others end two monitored barriers before the last one comes."""
-    rank, ended = dist.get_rank(), Path(folder) / "ended"
+    rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
     use_everything()
     if rank == VICTIM:
         os.kill(os.getpid(), signal.SIGKILL)
     if rank == 3:
-        while not ended.exists():
-            time.sleep(0.01)
+        store.wait(["ended"], timedelta(seconds=30))
     text = error_of(dreamcomm.monitored_barrier)
     if rank == 0:
         error_of(dreamcomm.monitored_barrier)
-        ended.touch()
+        store.set("ended", "")
     return text
 
 
 @pytest.mark.beyond_gloo("gloo knows no verdict")
-def test_who_comes_late_to_a_monitored_barrier_learns_who_died(
-    fresh: Fresh, tmp_path: Path
-) -> None:
-    ranks = fresh.start(come_late_to_the_first, str(tmp_path), world=4, group_timeout=60)
+def test_who_comes_late_to_a_monitored_barrier_learns_who_died(fresh: Fresh) -> None:
+    ranks = fresh.start(come_late_to_the_first, world=4, group_timeout=60)
     told = str(replies(ranks, 60)[3].value)
     assert "came too late: rank 0 has ended it without this rank, and others since" in told, told
     assert "the process of rank 1 has ended" in told, told
