@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "c10d/call.h"
+#include "c10d/connecting.h"
 #include "c10d/device_calls.h"
 #include "c10d/executor.h"
 #include "c10d/fallback.h"
@@ -275,8 +276,8 @@ class DreamBackend final : public c10d::Backend {
   c10::intrusive_ptr<DreamOptions> options_for(
       const std::vector<int>& ranks, const c10::intrusive_ptr<c10d::Backend::Options>& given) const;
   void abort_for(const std::string& reason);
-  Fallback::Inner between_hosts(const Place& place, const StorePtr& store,
-                                const std::string& carries);
+  Connection connection(const Topology& topology, const std::string& carries) const;
+  Fallback::Inner between_hosts(const Connection& made, const StorePtr& store);
   Fallback::Inner gloo_between_hosts(const Place& place, const StorePtr& store);
   void require_one_host(const char* what) const;
   /// Until all that were made have come to an end, good or bad.

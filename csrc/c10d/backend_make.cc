@@ -3,7 +3,6 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "c10d/backend.h"
-#include "c10d/connecting.h"
 #include "c10d/convert.h"
 #include "c10d/costs_file.h"
 #include "c10d/device_exchange.h"
@@ -92,7 +91,7 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
       fallback_([this, store = visit_, rank, size, options,
                  make = host.make_inner](const std::string& device) {
         if (bridge_ && device == "cpu") {
-          return between_hosts({bridge_->topology(), rank_}, store, "messages");
+          return between_hosts(connection(bridge_->topology(), "messages"), store);
         }
         return make(store, rank, size, options, device);
       }),
@@ -130,9 +129,12 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
     // Collective, as far as Gloo is: two ranks that exchange messages must not wait for the others.
     if (!comm_) fallback_.get("cpu");
     if (bridge_) {
+      const Connection messages = connection(bridge_->topology(), "messages");
       bridge_->carry_messages(std::make_unique<GlooLink>(fallback_.get("cpu"), rank_));
       while_made(group_being_made(*options_), rank_, size_, kMet, [&] {
-        bridge_->meet(deadline_in(Clock::now(), meeting_time(*options)), interrupt_);
+        first_use(messages, *clerk_, reasons_through(clerk_), [&] {
+          bridge_->meet(deadline_in(Clock::now(), meeting_time(*options)), interrupt_);
+        });
       });
     }
   } catch (...) {
@@ -165,7 +167,8 @@ void DreamBackend::span(const ShmResult& whole, const ShmOptions& options) {
       &place);
   const auto between = c10::make_intrusive<c10d::PrefixStore>("between", visit_);
   clerk_ = std::make_shared<StoreClerk>(between);
-  auto link = std::make_unique<GlooLink>(between_hosts(place, between, "calls"), rank_);
+  const Connection calls = connection(topology, "calls");
+  auto link = std::make_unique<GlooLink>(between_hosts(calls, between), rank_);
   roster_ = std::make_shared<Roster>(comm_, topology, rank_, clerk_);
   bridge_ = std::make_unique<Bridge>(
       *comm_, topology, rank_, std::move(link),
@@ -179,16 +182,21 @@ void DreamBackend::span(const ShmResult& whole, const ShmOptions& options) {
           .bulletin = leaders_bulletin(clerk_, topology, rank_, [this] { comm_->ring(); })});
   if (options_->costs != "fixed") {
     while_made(group_being_made(*options_), rank_, size_, kMeasured, [&] {
-      bridge_->tune(deadline_in(Clock::now(), meeting_time(*options_)), interrupt_);
+      first_use(calls, *clerk_, reasons_through(clerk_), [&] {
+        bridge_->tune(deadline_in(Clock::now(), meeting_time(*options_)), interrupt_);
+      });
     });
   }
 }
 
-Fallback::Inner DreamBackend::between_hosts(const Place& place, const StorePtr& store,
-                                            const std::string& carries) {
-  const std::chrono::milliseconds time = time_to_connect(*options_);
-  return connect_hosts({place, carries, time, interrupt_}, *clerk_, reasons_through(clerk_),
-                       [&] { return gloo_between_hosts(place, patient_store(store, time)); });
+Connection DreamBackend::connection(const Topology& topology, const std::string& carries) const {
+  return {{topology, rank_}, carries, time_to_connect(*options_), interrupt_};
+}
+
+Fallback::Inner DreamBackend::between_hosts(const Connection& made, const StorePtr& store) {
+  return connect_hosts(made, *clerk_, reasons_through(clerk_), [&] {
+    return gloo_between_hosts(made.place, patient_store(store, made.time));
+  });
 }
 
 /// Torch names nobody whom it could not reach; who has ended on this host is known.

@@ -73,18 +73,27 @@ class PatientStore final : public c10d::Store {
   const Clock::time_point until_;
 };
 
-/// The other ranks of whom nothing is heard, after `moment` at the latest; none if the store does
-/// not answer, or not for all of them in that time.
+std::string name_of(const Place& place, int rank) {
+  return concat("rank ", rank, " of ", place.topology.words(place.topology.host_of(rank)));
+}
+
+/// The other ranks of whom nothing is heard until that time, and that the text does not name; not
+/// known if the store does not answer, or not for all of them in that time.
 std::optional<std::vector<int>> silent(const Connection& connection, StoreClerk& clerk,
-                                       const Reasons& reasons, milliseconds moment) {
+                                       const Reasons& reasons, const std::string& told,
+                                       Clock::time_point until) {
+  const Place& place = connection.place;
   std::vector<int> ranks;
-  for (int peer = 0; peer < connection.place.topology.size(); ++peer) {
-    if (peer != connection.place.rank) ranks.push_back(peer);
+  // Before the time is over others may connect yet.
+  if (Clock::now() < connection.begin + connection.time * 9 / 10) return ranks;
+  for (int peer = 0; peer < place.topology.size(); ++peer) {
+    const bool is_named = told.find(name_of(place, peer)) != std::string::npos;
+    if (peer != place.rank && !is_named) ranks.push_back(peer);
   }
+  const Clock::time_point end = std::max(until, Clock::now()) + kLongestRound;
   bool answers = true;  // in the last round
-  const Clock::time_point until = Clock::now() + moment;
   const auto is_heard = [&](int peer) {
-    answers = answers && Clock::now() < until + kLongestRound;
+    answers = answers && Clock::now() < end;
     if (!answers) return false;
     const std::optional<std::string> found = clerk.read(connected_key(connection.carries, peer));
     answers = found.has_value();
@@ -107,8 +116,7 @@ std::string words_on(const Place& place, const std::optional<std::vector<int>>& 
   if (ranks.empty()) return "";
   std::string names;
   for (std::size_t i = 0; i < std::min(ranks.size(), kMostNamed); ++i) {
-    const std::string host = place.topology.words(place.topology.host_of(ranks[i]));
-    names += concat(i > 0 ? ", " : "", "rank ", ranks[i], " of ", host);
+    names += concat(i > 0 ? ", " : "", name_of(place, ranks[i]));
   }
   if (ranks.size() > kMostNamed) names += concat(" and ", ranks.size() - kMostNamed, " more");
   return concat("; nothing was heard in that time of ", names);
@@ -138,22 +146,31 @@ Fallback::Inner connect_hosts(const Connection& connection, StoreClerk& clerk,
                               const Reasons& reasons,
                               const std::function<Fallback::Inner()>& connect) {
   const Place& place = connection.place;
-  const Clock::time_point begin = Clock::now();
   try {
     Fallback::Inner made = connect();
     clerk.post(connected_key(connection.carries, place.rank), "yes");
     return made;
   } catch (const Error& error) {
-    // Before the time is over others may connect yet.
-    const auto past = std::chrono::duration_cast<milliseconds>(Clock::now() - begin);
     // Those that have connected with this one have seen its connections end.
     reasons.give_up(place.rank, error.what());
-    std::optional<std::vector<int>> found = std::vector<int>();
-    if (past > connection.time * 9 / 10) found = silent(connection, clerk, reasons, kToHear);
+    const std::optional<std::vector<int>> found =
+        silent(connection, clerk, reasons, "", Clock::now() + kToHear);
     const std::string words = error.what() + words_on(place, found);
     if (words != error.what()) reasons.give_up(place.rank, words);
     throw Error(error.kind(),
                 words + told_by_another(place, reasons, found.value_or(std::vector<int>())));
+  }
+}
+
+void first_use(const Connection& connection, StoreClerk& clerk, const Reasons& reasons,
+               const std::function<void()>& use) {
+  try {
+    use();
+  } catch (const Error& error) {
+    const std::string told = error.what();
+    const Clock::time_point until = connection.begin + connection.time + kToHear;
+    const auto found = silent(connection, clerk, reasons, told, until);
+    throw Error(error.kind(), told + words_on(connection.place, found));
   }
 }
 

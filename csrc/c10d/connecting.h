@@ -23,6 +23,7 @@ struct Connection {
   std::string carries;             // "calls" or "messages"
   std::chrono::milliseconds time;  // that it takes where one does not come
   const std::function<void()>& interrupt;
+  Clock::time_point begin = Clock::now();
 };
 
 /// What `connect` returns, which makes `connection`. Where it throws Error, the others are told
@@ -33,6 +34,12 @@ struct Connection {
 Fallback::Inner connect_hosts(const Connection& connection, StoreClerk& clerk,
                               const Reasons& reasons,
                               const std::function<Fallback::Inner()>& connect);
+
+/// The first thing that is done with what connect_hosts() returned; where it throws Error, with it
+/// is thrown of whom nothing is heard. Others' words do not do: one that could not connect tells so
+/// at once, and only later, when it has listened, with whom.
+void first_use(const Connection& connection, StoreClerk& clerk, const Reasons& reasons,
+               const std::function<void()>& use);
 
 /// Gloo's words: the first line, without where in its sources it found them.
 std::string words_of_gloo(const std::string& text);
