@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Backend, Store
 
-    from dreamcomm._C import Options
+    from dreamcomm._C import Options, PatientStore
 
 __all__ = ["make_inner"]
 
@@ -37,7 +37,7 @@ def _make_gloo(store: Store, rank: int, size: int, options: Options, lazy: bool)
     import torch.distributed as dist
     from torch._C._distributed_c10d import PrefixStore
 
-    from dreamcomm._C import time_to_connect
+    from dreamcomm._C import PatientStore
 
     if not dist.is_gloo_available():
         raise RuntimeError(
@@ -53,14 +53,13 @@ def _make_gloo(store: Store, rank: int, size: int, options: Options, lazy: bool)
         else:
             settings._devices = [gloo.create_default_device(lazy_init=lazy)]
     _copy_settings(settings, options)
-    if not lazy:
-        settings._timeout = time_to_connect(options) / _TRIES
     prefixed = PrefixStore("dreamcomm/gloo", store)
     inner: Backend
-    if lazy:
-        inner = gloo(prefixed, rank, size, settings)
+    if isinstance(store, PatientStore):
+        settings._timeout = max(store.timeout / _TRIES, timedelta(milliseconds=1))
+        inner = _connect(store, lambda: gloo(prefixed, rank, size, settings))
     else:
-        inner = _interruptible(lambda: gloo(prefixed, rank, size, settings))
+        inner = gloo(prefixed, rank, size, settings)
     inner._set_default_timeout(options.timeout)
     inner._set_sequence_number_for_group()
     return inner
@@ -109,10 +108,13 @@ def _make_device(name: str, rank: int, lazy: bool) -> Any:
         ) from error
 
 
-def _interruptible(connect: Callable[[], Backend]) -> Backend:
-    """Calls `connect`, which hears no signals, so that Ctrl-C ends the wait for it.
+_LOOK = 0.2  # seconds between looks for trouble
 
-    It goes on then, in a thread that no process waits for, until its own timeout.
+
+def _connect(store: PatientStore, connect: Callable[[], Backend]) -> Backend:
+    """Calls `connect`, which hears no signals, so that Ctrl-C or trouble ends the wait for it.
+
+    It goes on then, in a thread that no process waits for, until its own timeout at the latest.
     """
     done: Future[Backend] = Future()
 
@@ -123,7 +125,14 @@ def _interruptible(connect: Callable[[], Backend]) -> Backend:
             done.set_exception(error)
 
     threading.Thread(target=run, name="dreamcomm connects", daemon=True).start()
-    return done.result()
+    try:
+        while not wait([done], _LOOK).done:
+            if trouble := store.trouble():
+                raise RuntimeError(trouble)
+        return done.result()
+    except BaseException:
+        store.leave()
+        raise
 
 
 def _make_nccl(store: Store, rank: int, size: int, options: Options) -> Backend:

@@ -16,6 +16,7 @@
 #include "c10d/fallback.h"
 #include "c10d/fork_mark.h"
 #include "c10d/options.h"
+#include "c10d/patient_store.h"
 #include "c10d/pending.h"
 #include "c10d/spanning.h"
 #include "c10d/store.h"
@@ -278,18 +279,23 @@ class DreamBackend final : public c10d::Backend {
   void abort_for(const std::string& reason);
   Connection connection(const Topology& topology, const std::string& carries) const;
   Fallback::Inner between_hosts(const Connection& made, const StorePtr& store);
-  Fallback::Inner gloo_between_hosts(const Place& place, const StorePtr& store);
+  Fallback::Inner gloo_between_hosts(const Connection& made,
+                                     const c10::intrusive_ptr<PatientStore>& store);
   void require_one_host(const char* what) const;
   /// Until all that were made have come to an end, good or bad.
   void wait_for_calls();
   /// Of a group that shares no memory, but for that of the ranks of a host.
   void span(const ShmResult& whole, const ShmOptions& options);
-  /// `place` in a group on several hosts, else null.
-  void use(std::unique_ptr<Fabric> fabric, const CommOptions& options, const Place* place);
+  /// What `does` names is done with what connects the ranks of different hosts, for the first time.
+  void use_first(const Connection& connection, const char* does, const std::function<void()>& use);
+  /// The part of this host, which is made while all connect.
+  void make_part(const Connection& all, const ShmOptions& options, const ShmResult& whole);
+  /// In a group on several hosts the fabric of a part.
+  void use(std::unique_ptr<Fabric> fabric, const CommOptions& options, const Connection* all);
   /// By this library's kernels, once the first tensor on one comes.
   void serve_devices();
   /// Agrees on the costs that algorithms are chosen by. Collective.
-  void tune();
+  void tune(std::optional<Clock::time_point> deadline);
   void report();
   /// `alone`: without asking the peers for anything, who may be elsewhere.
   void close(bool alone);

@@ -130,11 +130,10 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
     if (!comm_) fallback_.get("cpu");
     if (bridge_) {
       const Connection messages = connection(bridge_->topology(), "messages");
-      bridge_->carry_messages(std::make_unique<GlooLink>(fallback_.get("cpu"), rank_));
-      while_made(group_being_made(*options_), rank_, size_, kMet, [&] {
-        first_use(messages, *clerk_, reasons_through(clerk_), [&] {
-          bridge_->meet(deadline_in(Clock::now(), meeting_time(*options)), interrupt_);
-        });
+      auto link = std::make_unique<GlooLink>(fallback_.get("cpu"), rank_);
+      use_first(messages, kMet, [&] {
+        bridge_->carry_messages(std::move(link));
+        bridge_->meet(deadline_in(Clock::now(), meeting_time(*options)), interrupt_);
       });
     }
   } catch (...) {
@@ -143,50 +142,67 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
 }
 
 void DreamBackend::use(std::unique_ptr<Fabric> fabric, const CommOptions& options,
-                       const Place* place) {
+                       const Connection* all) {
   comm_ = std::make_shared<Communicator>(std::move(fabric), options);
   recorder_ = comm_->recorder();
-  if (place != nullptr) recorder_ = recorder_of_hosts(recorder_, *place, members_of(*options_));
+  if (all) recorder_ = recorder_of_hosts(recorder_, all->place, members_of(*options_));
   if (options_->log) recorder_->open_log(kRecords);
   Recordings::of_process().add(recorder_);
-  tune();
+  tune(all ? std::optional(all->end()) : std::nullopt);
 }
 
-void DreamBackend::span(const ShmResult& whole, const ShmOptions& options) {
-  const Topology& topology = whole.topology;
-  const Place place{topology, rank_};
-  ShmResult here = connect_host(visit_, place, options, whole);
+void DreamBackend::make_part(const Connection& all, const ShmOptions& options,
+                             const ShmResult& whole) {
+  ShmOptions in_time = options;
+  in_time.timeout = all.time;
+  ShmResult here = connect_host(visit_, all.place, in_time, whole);
   if (!here.no_heap.empty()) {
     heap_.reset();
     no_heap_ = std::move(here.no_heap);
   }
   use(std::move(here.fabric),
       {options_->group_name, options_->algorithm, options_->fixed_order, options_->timeout,
-       host_.call_site, host_.warn, members_on_host(members_of(*options_), place),
+       host_.call_site, host_.warn, members_on_host(members_of(*options_), all.place),
        members_of(*options_)},
-      &place);
+      &all);
+}
+
+void DreamBackend::span(const ShmResult& whole, const ShmOptions& options) {
+  const Topology& topology = whole.topology;
   const auto between = c10::make_intrusive<c10d::PrefixStore>("between", visit_);
   clerk_ = std::make_shared<StoreClerk>(between);
   const Connection calls = connection(topology, "calls");
+  try {
+    make_part(calls, options, whole);
+  } catch (const Error& error) {
+    reasons_through(clerk_).give_up(rank_, error.what());
+    throw;
+  }
   auto link = std::make_unique<GlooLink>(between_hosts(calls, between), rank_);
   roster_ = std::make_shared<Roster>(comm_, topology, rank_, clerk_);
-  bridge_ = std::make_unique<Bridge>(
-      *comm_, topology, rank_, std::move(link),
-      BridgeOptions{
-          .group = group_to_tell(*options_),
-          .call_site = host_.call_site,
-          .heap = heap_,
-          .recorder = recorder_,
-          .widens_halves = options_->halves_between_hosts != "16bit",
-          .reasons = reasons_through(clerk_),
-          .bulletin = leaders_bulletin(clerk_, topology, rank_, [this] { comm_->ring(); })});
-  if (options_->costs != "fixed") {
-    while_made(group_being_made(*options_), rank_, size_, kMeasured, [&] {
-      first_use(calls, *clerk_, reasons_through(clerk_), [&] {
-        bridge_->tune(deadline_in(Clock::now(), meeting_time(*options_)), interrupt_);
-      });
-    });
-  }
+  use_first(calls, kMet, [&] {
+    bridge_ = std::make_unique<Bridge>(
+        *comm_, topology, rank_, std::move(link),
+        BridgeOptions{
+            .group = group_to_tell(*options_),
+            .call_site = host_.call_site,
+            .heap = heap_,
+            .recorder = recorder_,
+            .widens_halves = options_->halves_between_hosts != "16bit",
+            .reasons = reasons_through(clerk_),
+            .bulletin = leaders_bulletin(clerk_, topology, rank_, [this] { comm_->ring(); })});
+  });
+  if (options_->costs == "fixed") return;
+  use_first(calls, kMeasured,
+            [&] { bridge_->tune(deadline_in(Clock::now(), meeting_time(*options_)), interrupt_); });
+}
+
+void DreamBackend::use_first(const Connection& connection, const char* does,
+                             const std::function<void()>& use) {
+  while_made(group_being_made(*options_), rank_, size_, does, [&] {
+    first_use(connection, *clerk_, reasons_through(clerk_), watch_on(connection, comm_, clerk_),
+              use);
+  });
 }
 
 Connection DreamBackend::connection(const Topology& topology, const std::string& carries) const {
@@ -194,28 +210,27 @@ Connection DreamBackend::connection(const Topology& topology, const std::string&
 }
 
 Fallback::Inner DreamBackend::between_hosts(const Connection& made, const StorePtr& store) {
+  const PatientStore::Watch watch = watch_on(made, comm_, clerk_);
   return connect_hosts(made, *clerk_, reasons_through(clerk_), [&] {
-    return gloo_between_hosts(made.place, patient_store(store, made.time));
+    return gloo_between_hosts(made, c10::make_intrusive<PatientStore>(store, made.end(), watch));
   });
 }
 
-/// Torch names nobody whom it could not reach; who has ended on this host is known.
-Fallback::Inner DreamBackend::gloo_between_hosts(const Place& place, const StorePtr& store) {
-  const Topology& topology = place.topology;
+/// Torch names nobody whom it could not reach; what is known of others says more.
+Fallback::Inner DreamBackend::gloo_between_hosts(const Connection& made,
+                                                 const c10::intrusive_ptr<PatientStore>& store) {
   try {
     return host_.make_inner(store, rank_, size_, options_, "hosts");
   } catch (const std::exception& error) {
     if (is_foreign(error)) throw;
-    std::string ended;
-    for (const int peer : topology.ranks(place.host())) {
-      if (!comm_->has_ended(topology.index_of(peer))) continue;
-      ended = concat("the process of rank ", peer, " has ended: ");
-    }
+    const auto watch = [&] { return store->trouble(); };
+    const std::string known = made.is_nearly_over() ? watch() : cause_soon(watch);
     throw Error(ErrorKind::kPeerLost,
                 concat("rank ", rank_, " of ", size_, " in group '", options_->group_name,
-                       "' could not connect with the ranks of other hosts: ", ended,
-                       words_of_gloo(error.what()),
-                       ended.empty() ? "; a rank there may have ended or not been reached" : ""));
+                       "' could not connect with the ranks of other hosts: ",
+                       known.empty() ? concat(words_of_gloo(error.what()),
+                                              "; a rank there may have ended or not been reached")
+                                     : known));
   }
 }
 
@@ -234,7 +249,7 @@ void DreamBackend::serve_devices() {
   device_ = std::make_unique<DeviceCalls>(comm_, kind, interrupt_, longest, std::move(hosts));
 }
 
-void DreamBackend::tune() {
+void DreamBackend::tune(std::optional<Clock::time_point> deadline) {
   costs_words_ = "fixed ones, as the option costs says";
   const int size = comm_->size();
   const bool first = comm_->rank() == 0;
@@ -245,7 +260,7 @@ void DreamBackend::tune() {
   const auto known = first ? load_costs(path) : std::nullopt;
   bool complete = false;
   while_made(group_being_made(*options_), rank_, size_, kMeasured,
-             [&] { complete = comm_->tune(known, heap_.get(), interrupt_); });
+             [&] { complete = comm_->tune(known, heap_.get(), interrupt_, deadline); });
   costs_words_ = concat("those of rank 0's ", path.empty() ? "measuring" : path);
   if (!first || known) return;
   if (!measures || !complete || !save_costs(path, comm_->costs())) {

@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <regex>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "core/error.h"
-#include "core/request.h"
 
 namespace dreamcomm {
 namespace {
@@ -17,61 +17,12 @@ using std::chrono::milliseconds;
 constexpr milliseconds kAtOnce{0};
 constexpr milliseconds kToHear{1500};  // a FileStore's waits end up to a second late
 constexpr milliseconds kHearEvery{40};
+constexpr milliseconds kForWord{500};
 constexpr milliseconds kLongestRound{1000};  // of very many ranks, at a slow store
 
 std::string connected_key(const std::string& carries, int rank) {
   return concat("connected/", carries, '/', rank);
 }
-
-class PatientStore final : public c10d::Store {
- public:
-  PatientStore(StorePtr store, Clock::time_point until) : store_(std::move(store)), until_(until) {
-    timeout_ = left();
-  }
-
-  c10::intrusive_ptr<c10d::Store> clone() override {
-    return c10::make_intrusive<PatientStore>(store_->clone(), until_);
-  }
-  void set(const std::string& key, const std::vector<std::uint8_t>& value) override {
-    store_->set(key, value);
-  }
-  std::vector<std::uint8_t> get(const std::string& key) override {
-    wait({key});
-    return store_->get(key);
-  }
-  std::int64_t add(const std::string& key, std::int64_t value) override {
-    return store_->add(key, value);
-  }
-  bool deleteKey(const std::string& key) override { return store_->deleteKey(key); }
-  bool check(const std::vector<std::string>& keys) override { return store_->check(keys); }
-  std::int64_t getNumKeys() override { return store_->getNumKeys(); }
-  void wait(const std::vector<std::string>& keys) override { store_->wait(keys, left()); }
-  void wait(const std::vector<std::string>& keys, const milliseconds& /*timeout*/) override {
-    wait(keys);
-  }
-  bool hasExtendedApi() const override { return store_->hasExtendedApi(); }
-  void append(const std::string& key, const std::vector<std::uint8_t>& value) override {
-    store_->append(key, value);
-  }
-  std::vector<std::vector<std::uint8_t>> multiGet(const std::vector<std::string>& keys) override {
-    wait(keys);
-    return store_->multiGet(keys);
-  }
-  void multiSet(const std::vector<std::string>& keys,
-                const std::vector<std::vector<std::uint8_t>>& values) override {
-    store_->multiSet(keys, values);
-  }
-
- private:
-  milliseconds left() const {
-    constexpr milliseconds kLeast{1};  // what is there is found
-    const auto left = std::chrono::duration_cast<milliseconds>(until_ - Clock::now());
-    return std::max(left, kLeast);
-  }
-
-  const StorePtr store_;
-  const Clock::time_point until_;
-};
 
 std::string name_of(const Place& place, int rank) {
   return concat("rank ", rank, " of ", place.topology.words(place.topology.host_of(rank)));
@@ -84,8 +35,7 @@ std::optional<std::vector<int>> silent(const Connection& connection, StoreClerk&
                                        Clock::time_point until) {
   const Place& place = connection.place;
   std::vector<int> ranks;
-  // Before the time is over others may connect yet.
-  if (Clock::now() < connection.begin + connection.time * 9 / 10) return ranks;
+  if (!connection.is_nearly_over()) return ranks;
   for (int peer = 0; peer < place.topology.size(); ++peer) {
     const bool is_named = told.find(name_of(place, peer)) != std::string::npos;
     if (peer != place.rank && !is_named) ranks.push_back(peer);
@@ -122,6 +72,13 @@ std::string words_on(const Place& place, const std::optional<std::vector<int>>& 
   return concat("; nothing was heard in that time of ", names);
 }
 
+constexpr std::string_view kGivenUp = " has given the group up: ";
+
+/// Whether something is told that no other rank told before.
+bool is_first_hand(const std::string& told) {
+  return !told.empty() && told.find(kGivenUp) == told.rfind(kGivenUp);
+}
+
 /// Why another rank has failed: if some are silent, as a rank of their hosts tells it.
 std::string told_by_another(const Place& place, const Reasons& reasons,
                             const std::vector<int>& ranks) {
@@ -131,15 +88,57 @@ std::string told_by_another(const Place& place, const Reasons& reasons,
     if (peer == place.rank) continue;
     if (!ranks.empty() && std::none_of(ranks.begin(), ranks.end(), is_mate)) continue;
     const std::string told = reasons.of(peer, kAtOnce);
-    if (!told.empty()) return "; " + told;
+    if (is_first_hand(told)) return "; " + told;
   }
   return "";
 }
 
+/// Why some other rank has given the group up: the one that does so because of none, if it is
+/// there.
+std::string first_told(const Reasons& reasons, int own, int size) {
+  std::string found;
+  if (!reasons.any()) return found;
+  for (int rank = 0; rank < size; ++rank) {
+    const std::string told = rank == own ? "" : reasons.of(rank, kAtOnce);
+    if (is_first_hand(told)) return told;
+    if (found.empty()) found = told;
+  }
+  return found;
+}
+
+/// Its words name the other side only, not why it has gone.
+bool is_connection_lost(const Error& error) {
+  const std::string_view words = error.what();
+  return error.kind() == ErrorKind::kPeerLost && words.find(kGivenUp) == std::string_view::npos &&
+         words.find(" has ended") == std::string_view::npos;
+}
+
 }  // namespace
 
-StorePtr patient_store(const StorePtr& store, milliseconds patience) {
-  return c10::make_intrusive<PatientStore>(store, deadline_in(Clock::now(), patience));
+PatientStore::Watch watch_on(const Connection& connection,
+                             const std::shared_ptr<Communicator>& part,
+                             const std::shared_ptr<StoreClerk>& clerk) {
+  return [weak_part = std::weak_ptr(part), weak_clerk = std::weak_ptr(clerk),
+          topology = connection.place.topology, rank = connection.place.rank]() -> std::string {
+    const std::shared_ptr<Communicator> here = weak_part.lock();
+    const std::shared_ptr<StoreClerk> store = weak_clerk.lock();
+    if (!here || !store) return "";
+    for (const int peer : topology.ranks(topology.host_of(rank))) {
+      if (here->has_ended(topology.index_of(peer))) {
+        return concat("the process of rank ", peer, " has ended");
+      }
+    }
+    return first_told(reasons_through(store), rank, topology.size());
+  };
+}
+
+std::string cause_soon(const PatientStore::Watch& watch) {
+  const Clock::time_point until = Clock::now() + kForWord;
+  while (true) {
+    std::string cause = watch();
+    if (!cause.empty() || Clock::now() >= until) return cause;
+    std::this_thread::sleep_for(kHearEvery);
+  }
 }
 
 Fallback::Inner connect_hosts(const Connection& connection, StoreClerk& clerk,
@@ -157,19 +156,25 @@ Fallback::Inner connect_hosts(const Connection& connection, StoreClerk& clerk,
         silent(connection, clerk, reasons, "", Clock::now() + kToHear);
     const std::string words = error.what() + words_on(place, found);
     if (words != error.what()) reasons.give_up(place.rank, words);
+    const bool is_told = words.find(kGivenUp) != std::string::npos;
     throw Error(error.kind(),
-                words + told_by_another(place, reasons, found.value_or(std::vector<int>())));
+                is_told
+                    ? words
+                    : words + told_by_another(place, reasons, found.value_or(std::vector<int>())));
   }
 }
 
 void first_use(const Connection& connection, StoreClerk& clerk, const Reasons& reasons,
-               const std::function<void()>& use) {
+               const PatientStore::Watch& watch, const std::function<void()>& use) {
   try {
     use();
   } catch (const Error& error) {
-    const std::string told = error.what();
-    const Clock::time_point until = connection.begin + connection.time + kToHear;
-    const auto found = silent(connection, clerk, reasons, told, until);
+    std::string told = error.what();
+    const int rank = connection.place.rank;
+    const std::string cause = is_connection_lost(error) ? cause_soon(watch) : "";
+    if (!cause.empty()) told += "; " + cause;
+    if (reasons.of(rank, kAtOnce).empty()) reasons.give_up(rank, told);
+    const auto found = silent(connection, clerk, reasons, told, later(connection.end(), kToHear));
     throw Error(error.kind(), told + words_on(connection.place, found));
   }
 }

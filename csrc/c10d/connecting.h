@@ -7,39 +7,54 @@
 #include <string>
 
 #include "c10d/fallback.h"
+#include "c10d/patient_store.h"
 #include "c10d/spanning.h"
 #include "c10d/store.h"
 #include "c10d/store_clerk.h"
+#include "comm/communicator.h"
+#include "core/request.h"
 #include "span/reasons.h"
 
 namespace dreamcomm {
 
-/// A store whose users wait for keys until `patience` from now is over.
-StorePtr patient_store(const StorePtr& store, std::chrono::milliseconds patience);
-
-/// What is connected.
+/// What is connected. INVARIANT: all ranks have met just before it begins, and each says when it
+/// has connected or failed, also where that was with those of its host only; so of whom nothing is
+/// heard a moment after the time is over has been held up, or has ended. (Gloo waits for one rank
+/// after the other: with several late ones it may take longer.)
 struct Connection {
   Place place;
   std::string carries;             // "calls" or "messages"
   std::chrono::milliseconds time;  // that it takes where one does not come
   const std::function<void()>& interrupt;
   Clock::time_point begin = Clock::now();
+
+  Clock::time_point end() const { return deadline_in(begin, time); }
+  /// Before others may connect yet.
+  bool is_nearly_over() const { return Clock::now() >= deadline_in(begin, time / 10 * 9); }
 };
 
+/// Why a connection will not come about, as far as is known: a rank of this host has ended, or some
+/// rank has given the group up. It keeps neither of them, as Gloo may go on with it for long after.
+PatientStore::Watch watch_on(const Connection& connection,
+                             const std::shared_ptr<Communicator>& part,
+                             const std::shared_ptr<StoreClerk>& clerk);
+
+/// What the watch says within a moment: connections end, and are refused, before it is known what
+/// became of their process, and word of it takes a while.
+std::string cause_soon(const PatientStore::Watch& watch);
+
 /// What `connect` returns, which makes `connection`. Where it throws Error, the others are told
-/// why, and with it is thrown what is known of them. INVARIANT: the ranks have met just before, and
-/// each says when it has connected or failed; so of whom nothing is heard a moment after the time
-/// is over has been held up, or has ended. (Gloo waits for one rank after the other: with several
-/// late ones it may take longer.)
+/// why, and with it is thrown what is known of them.
 Fallback::Inner connect_hosts(const Connection& connection, StoreClerk& clerk,
                               const Reasons& reasons,
                               const std::function<Fallback::Inner()>& connect);
 
-/// The first thing that is done with what connect_hosts() returned; where it throws Error, with it
-/// is thrown of whom nothing is heard. Others' words do not do: one that could not connect tells so
-/// at once, and only later, when it has listened, with whom.
+/// The first thing that is done with what connect_hosts() returned. Where it throws Error, the
+/// others are told why, and with it is thrown what `watch` says by then, and of whom nothing is
+/// heard. Others' words do not do: one that could not connect tells so at once, and only later,
+/// when it has listened, with whom.
 void first_use(const Connection& connection, StoreClerk& clerk, const Reasons& reasons,
-               const std::function<void()>& use);
+               const PatientStore::Watch& watch, const std::function<void()>& use);
 
 /// Gloo's words: the first line, without where in its sources it found them.
 std::string words_of_gloo(const std::string& text);

@@ -335,7 +335,6 @@ PYBIND11_MODULE(_C, m) {
   m.attr("WINDOW_LABEL") = dreamcomm::kWindowLabel;
   m.attr("PROTOCOL_VERSION") = dreamcomm::kProtocolVersion;
   m.def("observe_rank", &dreamcomm::observe_rank, py::arg("path"));
-  m.def("time_to_connect", &dreamcomm::time_to_connect);
   m.def("cuda_runtime_version", &dreamcomm::gpu::runtime_version);
   m.def(
       "cuda_devices",

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "c10d/convert.h"
+#include "c10d/patient_store.h"
 #include "span/model.h"
 
 namespace dreamcomm {
@@ -76,6 +77,10 @@ py::object level_costs_of(const DreamBackend& backend) {
 }
 
 void bind_between(py::module_& m) {
+  py::class_<PatientStore, c10d::Store, c10::intrusive_ptr<PatientStore>>(m, "PatientStore")
+      .def("trouble", &PatientStore::trouble, py::call_guard<py::gil_scoped_release>())
+      .def("leave", &PatientStore::leave);
+
   m.def("even_costs", &even_costs, py::arg("turn"), py::arg("byte"));
   m.def("predict_between", &predict_between, py::arg("op"), py::arg("nbytes"), py::arg("ranks_on"),
         py::arg("here"), py::arg("wire"));

@@ -49,8 +49,9 @@ std::vector<std::string> hosts_of(const DreamOptions& options, int size);
 /// How long ranks wait for each other to make a group.
 std::chrono::milliseconds meeting_time(const DreamOptions& options);
 
-/// Of that, what Gloo gets to connect the ranks of different hosts: those who wait for a rank that
-/// cannot connect are to hear why before their own time is over.
+/// Of that, what making the parts on each host takes at most, and Gloo's connecting the ranks of
+/// different hosts with it: those who wait for a rank that cannot connect are to hear why before
+/// their own time is over.
 std::chrono::milliseconds time_to_connect(const DreamOptions& options);
 
 }  // namespace dreamcomm

@@ -25,6 +25,9 @@
 namespace dreamcomm {
 namespace {
 
+/// A group for quick calls may still take this long to agree on costs.
+constexpr std::chrono::milliseconds kLeastTuning{10'000};
+
 /// Equal on all ranks: the cards at set-up said who has one.
 bool each_has_heap(const Fabric& fabric) {
   for (int rank = 0; rank < fabric.size(); ++rank) {
@@ -450,11 +453,13 @@ Prediction Communicator::predict(Kind kind, std::size_t bytes, bool in_heaps) co
 
 const Costs& Communicator::costs() const { return impl_->chooser.costs(); }
 
-bool Communicator::tune(const std::optional<Costs>& known, Heap* heap, const Interrupt& interrupt) {
+bool Communicator::tune(const std::optional<Costs>& known, Heap* heap, const Interrupt& interrupt,
+                        std::optional<Clock::time_point> deadline) {
   Impl& i = *impl_;
+  const auto longest = std::max(i.options.timeout, kLeastTuning);
   const Measured measured =
       agree_on_costs(i.member, i.rounds, i.scratch, known, i.chooser.heaps() ? heap : nullptr,
-                     {i.options.timeout, i.tend, interrupt});
+                     {deadline.value_or(deadline_in(Clock::now(), longest)), i.tend, interrupt});
   i.chooser.use(measured.costs);
   return measured.complete || !i.chooser.heaps();
 }

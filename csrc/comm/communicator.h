@@ -74,8 +74,10 @@ class Communicator {
   /// rank 0 knows, or, if it knows none, measured here in under a second. Collective,
   /// before any other call; without it the fixed ones serve. `heap` is this rank's.
   /// Says whether the costs hold for other groups, too: heaps were not too full to be
-  /// measured. Throws Error, after which the group is unusable.
-  bool tune(const std::optional<Costs>& known, Heap* heap, const Interrupt& interrupt = {});
+  /// measured. Waits until `deadline`, by default for the group's timeout, 10 s at the least.
+  /// Throws Error, after which the group is unusable.
+  bool tune(const std::optional<Costs>& known, Heap* heap, const Interrupt& interrupt = {},
+            std::optional<Clock::time_point> deadline = std::nullopt);
   bool all_have_heaps() const;
   const Costs& costs() const;
 

@@ -1,26 +1,18 @@
 #include "comm/tuning.h"
 
-#include <algorithm>
 #include <cstring>
 #include <type_traits>
 
 #include "comm/guard.h"
 
 namespace dreamcomm {
-namespace {
-
-/// A group for quick calls may still take this long to agree.
-constexpr std::chrono::milliseconds kLeastTuning{10'000};
-
-}  // namespace
 
 Measured agree_on_costs(Member& member, Rounds& rounds, Walk::Scratch& scratch,
                         const std::optional<Costs>& known, Heap* heap, const TuningWaits& waits) {
   const std::function<std::string()> what = [] {
     return std::string("agreeing on the costs of algorithms");
   };
-  Guard guard(member, what, deadline_in(Clock::now(), std::max(waits.timeout, kLeastTuning)),
-              waits.idle, waits.interrupt);
+  Guard guard(member, what, waits.deadline, waits.idle, waits.interrupt);
   static_assert(std::is_trivially_copyable_v<std::optional<Costs>>);
   try {
     std::memcpy(rounds.page(), &known, sizeof known);

@@ -11,7 +11,7 @@ namespace dreamcomm {
 
 /// What the waits of an agreement go by.
 struct TuningWaits {
-  std::chrono::milliseconds timeout;
+  Clock::time_point deadline;
   const std::function<void()>& idle;       // as Guard has it
   const std::function<void()>& interrupt;  // likewise
 };

@@ -18,17 +18,20 @@ constexpr milliseconds kStay{3000};
 
 }  // namespace
 
-Board::Board(Store& store, int rank, int size, milliseconds timeout, Lost lost, std::string group)
+Board::Board(Store& store, int rank, int size, milliseconds timeout, Lost lost, std::string group,
+             Numbering numbers)
     : store_(store),
       rank_(rank),
       size_(size),
       timeout_(timeout),
       deadline_(deadline_in(Clock::now(), timeout)),
       lost_(std::move(lost)),
-      group_(std::move(group)) {}
+      group_(std::move(group)),
+      numbers_(std::move(numbers)) {}
 
 std::string Board::where() const {
-  return concat("setting up ", group_, " on rank ", rank_, " of ", size_, ": ");
+  return concat("setting up ", group_, " on rank ", numbers_.of(rank_), " of ",
+                numbers_.size(size_), ": ");
 }
 
 milliseconds Board::left() const {
@@ -53,7 +56,7 @@ std::string Board::get(const char* what, int r) {
         if (store_.has(key) && Clock::now() < deadline_) continue;  // or come, and be gone since
         throw Error(ErrorKind::kPeerLost, concat(where(), lost));
       }
-      check(Clock::now() < deadline_, ErrorKind::kTimeout, where(), "rank ", r,
+      check(Clock::now() < deadline_, ErrorKind::kTimeout, where(), "rank ", numbers_.of(r),
             " has not come within the timeout of ", timeout_.count(),
             " ms. All ranks must make the group (", error.what(), ')');
     }
@@ -92,7 +95,8 @@ void Board::give_up(const Error& error) {
 
 void Board::tell_trouble(const Error& error) {
   if (!store_.has("trouble")) {
-    store_.set("trouble", concat("rank ", rank_, " could not set the group up: ", error.what()));
+    store_.set("trouble",
+               concat("rank ", numbers_.of(rank_), " could not set the group up: ", error.what()));
   }
   publish("heard", "");
 }

@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "core/store.h"
+#include "transport/numbering.h"
 
 namespace dreamcomm {
 
@@ -16,9 +17,9 @@ class Board {
   /// Which rank has gone, and so keeps `awaited` or those behind it from coming, in words; or "".
   using Lost = std::function<std::string(int awaited)>;
 
-  /// `group` as errors name it.
+  /// `group` as errors name it, and its ranks as they number them.
   Board(Store& store, int rank, int size, std::chrono::milliseconds timeout, Lost lost,
-        std::string group = "a group");
+        std::string group = "a group", Numbering numbers = {});
 
   /// What errors of making the group begin with.
   std::string where() const;
@@ -49,6 +50,7 @@ class Board {
   const Deadline deadline_;
   const Lost lost_;
   const std::string group_;
+  const Numbering numbers_;
 };
 
 }  // namespace dreamcomm

@@ -57,7 +57,8 @@ class Meeting {
         size_(size),
         options_(options),
         board_(
-            store, rank, size, options.timeout, [this](int r) { return lost(r); }, options.group),
+            store, rank, size, options.timeout, [this](int r) { return lost(r); }, options.group,
+            options.numbers),
         layout_(size, options.page_bytes, options.message_bytes) {}
 
   ShmResult hold() {
@@ -77,6 +78,7 @@ class Meeting {
   }
 
  private:
+  int number(int r) const { return options_.numbers.of(r); }
   Card& card(int r) { return cards_[static_cast<std::size_t>(r)]; }
   ShmPeer& peer(int r) { return peers_[static_cast<std::size_t>(r)]; }
 
@@ -96,12 +98,14 @@ class Meeting {
     for (int r = 0; r < static_cast<int>(peers_.size()); ++r) {
       if (has_ended(peer(r).process)) return words_on_end(r);
       if (hung_up_.contains(r))
-        return concat("rank ", r, " has hung up without a word, as those do that end");
+        return concat("rank ", number(r), " has hung up without a word, as those do that end");
       if (peer(r).socket && hung_up(peer(r).socket)) hung_up_.insert(r);
     }
     return "";
   }
-  static std::string words_on_end(int r) { return concat("the process of rank ", r, " has ended"); }
+  std::string words_on_end(int r) const {
+    return concat("the process of rank ", number(r), " has ended");
+  }
 
   void create_window() {
     if (options_.make_whereabouts) whereabouts_ = options_.make_whereabouts();
@@ -136,8 +140,8 @@ class Meeting {
       cards_.push_back(card_from(board_.get("card", r), r));
       const Card& theirs = cards_.back();
       const std::string differences = differences_to(theirs);
-      check(differences.empty(), ErrorKind::kMismatch, "rank ", rank_, " and rank ", r,
-            " set up the same group differently: ", differences,
+      check(differences.empty(), ErrorKind::kMismatch, "rank ", number(rank_), " and rank ",
+            number(r), " set up the same group differently: ", differences,
             "; give every rank the same ranks and options");
     }
     peers_.resize(static_cast<std::size_t>(size_));
@@ -161,7 +165,7 @@ class Meeting {
   /// The first rank that takes part in no sharing, in words, or nothing.
   std::string refusal() {
     for (int r = 0; r < size_; ++r) {
-      if (card(r).refuses) return concat("rank ", r, " has shared_memory switched off");
+      if (card(r).refuses) return concat("rank ", number(r), " has shared_memory switched off");
     }
     return "";
   }
@@ -200,8 +204,8 @@ class Meeting {
 
   std::string listed(const char* what, int r, int entries) {
     std::string list = board_.get(what, r);
-    check(list.size() == static_cast<std::size_t>(entries), ErrorKind::kMismatch, "what rank ", r,
-          " published cannot be read: ", list);
+    check(list.size() == static_cast<std::size_t>(entries), ErrorKind::kMismatch, "what rank ",
+          number(r), " published cannot be read: ", list);
     return list;
   }
 
@@ -209,14 +213,14 @@ class Meeting {
   std::string obstacle(int from, int to, char reached) {
     if (reached == kRank) return "";
     if (reached == kOtherUser) {
-      return concat("rank ", to, " and rank ", from, " run as different users");
+      return concat("rank ", number(to), " and rank ", number(from), " run as different users");
     }
     if (!options_.hosts.empty() && host_of(from) != host_of(to)) {
-      return concat("the option hosts puts rank ", from, " on ", host_of(from), " and rank ", to,
-                    " on ", host_of(to));
+      return concat("the option hosts puts rank ", number(from), " on ", host_of(from),
+                    " and rank ", number(to), " on ", host_of(to));
     }
-    return concat("rank ", from, " (host ", card(from).host, ") and rank ", to, " (host ",
-                  card(to).host, ") are not in one host or network namespace");
+    return concat("rank ", number(from), " (host ", card(from).host, ") and rank ", number(to),
+                  " (host ", card(to).host, ") are not in one host or network namespace");
   }
 
   Greeting greeting_to(int r) {
@@ -264,14 +268,15 @@ class Meeting {
       }
       std::optional<Mapping> window = window_of(from, guest->memory);
       if (!window) {
-        door_->refuse(guest->socket, concat("it came as rank ", from, " with other memory"));
+        door_->refuse(guest->socket,
+                      concat("it came as rank ", number(from), " with other memory"));
         continue;
       }
       peer(from).process = watch_process(peer_process(guest->socket).pid);
       const Greeting answer = greeting_to(from);
       if (!hand_over(guest->socket, answer)) {
         peer(from).socket = std::move(guest->socket);
-        return concat("rank ", from, " closed its connection");
+        return concat("rank ", number(from), " closed its connection");
       }
       return adopt(from, std::move(guest->socket), std::move(*window));
     }
@@ -280,7 +285,7 @@ class Meeting {
   std::string unconnected() {
     std::string ranks;
     for (int r = rank_ + 1; r < size_; ++r) {
-      if (!peer(r).socket) ranks += concat(' ', r);
+      if (!peer(r).socket) ranks += concat(' ', number(r));
     }
     return ranks;
   }
@@ -295,10 +300,10 @@ class Meeting {
     Greeting greeting;
     Fd memory;
     if (!receive(peer(r).socket, greeting, memory) || !is_from_peer(greeting, r)) {
-      return concat("rank ", r, " did not answer the connection of rank ", rank_);
+      return concat("rank ", number(r), " did not answer the connection of rank ", number(rank_));
     }
     std::optional<Mapping> window = window_of(r, memory);
-    if (!window) return concat("rank ", r, " handed over other memory than its own");
+    if (!window) return concat("rank ", number(r), " handed over other memory than its own");
     return adopt(r, std::move(peer(r).socket), std::move(*window));
   }
 
@@ -321,7 +326,7 @@ class Meeting {
     std::shared_ptr<const Mapping> heap;
     if (options_.heap && card(r).heap_bytes > 0) {
       const std::optional<Fd> theirs = receive_heap(r, socket);
-      if (!theirs) return concat("rank ", r, " did not hand over its heap");
+      if (!theirs) return concat("rank ", number(r), " did not hand over its heap");
       heap = map_heap(r, *theirs);
     }
     mapped_[static_cast<std::size_t>(r)] = '1';
@@ -346,8 +351,9 @@ class Meeting {
     try {
       return options_.heap->map_peer(card(r).heap, memory, card(r).heap_bytes);
     } catch (const Error& error) {
-      no_heap_ = concat("rank ", rank_, " has no room for that of rank ", r, " (", error.what(),
-                        "); give a smaller heap_bytes, or raise the limit: ulimit -v");
+      no_heap_ =
+          concat("rank ", number(rank_), " has no room for that of rank ", number(r), " (",
+                 error.what(), "); give a smaller heap_bytes, or raise the limit: ulimit -v");
       return nullptr;
     }
   }
@@ -356,8 +362,8 @@ class Meeting {
   ShmResult conclude(const std::string& problem) {
     const std::string refused = door_->refused();
     if (!refused.empty() && options_.warn) {
-      options_.warn(concat("rank ", rank_, " of ", size_, " refused connections of strangers to ",
-                           "its address: ", refused));
+      options_.warn(concat("rank ", number(rank_), " of ", options_.numbers.size(size_),
+                           " refused connections of strangers to ", "its address: ", refused));
     }
     const std::string shared = "shared";
     board_.publish("outcome", problem.empty() ? shared + no_heap_ : problem);

@@ -14,6 +14,7 @@
 #include "core/store.h"
 #include "transport/fabric.h"
 #include "transport/heap.h"
+#include "transport/numbering.h"
 #include "transport/topology.h"
 #include "transport/whereabouts.h"
 
@@ -26,6 +27,7 @@ struct ShmOptions {
   std::shared_ptr<Heap> heap;     // of this process, for the peers to map; null: none
   std::string settings = "none";  // whatever else has to be equal on all ranks; no spaces
   std::string group = "a group";  // as errors of its making name it
+  Numbering numbers{};            // and its ranks
   std::function<void(const std::string&)> warn{};  // of what the user should know; may be null
   /// What asks late ranks where they are; may be null, or give null: then nobody does.
   std::function<std::shared_ptr<Whereabouts>()> make_whereabouts{};

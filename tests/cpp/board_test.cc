@@ -50,5 +50,17 @@ TEST_CASE("a wait for what is not in the store ends with another rank's trouble,
   CHECK(!late.await([](Board::Deadline) { return false; }));
 }
 
+TEST_CASE("a part of a group numbers ranks as the group does") {
+  LateStore store;
+  const Numbering numbers({4, 7}, 9);
+  Board board(store, 1, 2, milliseconds(0), [](int) { return ""; }, "the part", numbers);
+  CHECK_THROWS_WITH_AS(board.get("card", 0),
+                       "setting up the part on rank 7 of 9: rank 4 has not come within the timeout "
+                       "of 0 ms. All ranks must make the group (no key)",
+                       Error);
+  board.give_up(Error(ErrorKind::kSystem, "no memory"));
+  CHECK(store.get("trouble", milliseconds(0)) == "rank 7 could not set the group up: no memory");
+}
+
 }  // namespace
 }  // namespace dreamcomm::testing

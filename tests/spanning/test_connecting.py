@@ -9,6 +9,7 @@ import threading
 import time
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -22,19 +23,14 @@ pytestmark = pytest.mark.beyond_gloo("gloo knows no hosts")
 
 
 def connect_in_vain(rank: int, network: list[str], path: str) -> tuple[str, float]:
-    """A rank on each host, of which rank 0's user loses patience."""
+    """A rank on each host."""
     enter(network[rank])
-    if rank == 0:
-        threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGINT)).start()
     begin = time.monotonic()
-    try:
-        text = error_of(
-            lambda: dist.init_process_group(
-                "dreamcomm", store=dist.FileStore(path, 2), rank=rank, world_size=2
-            )
+    text = error_of(
+        lambda: dist.init_process_group(
+            "dreamcomm", store=dist.FileStore(path, 2), rank=rank, world_size=2
         )
-    except KeyboardInterrupt:
-        text = "interrupted"
+    )
     return text, time.monotonic() - begin
 
 
@@ -48,12 +44,38 @@ def test_hosts_that_cannot_connect(fresh: Fresh, tmp_path: Path, slack: float) -
             found = [reply.value for reply in replies(ranks, 60)]
     except NoNetwork as why:
         pytest.skip(str(why))
-    (interrupted, seconds), (told, soon) = found
-    assert interrupted == "interrupted"
+    for text, seconds in found:  # one finds out, and tells the other
+        assert seconds < 2.0 + slack
+        for words in ("could not connect with the ranks of other hosts", "unreachable"):
+            assert words in text, text
+    assert any("rank 1 of 2" in text for text, _ in found), found
+
+
+def connect_until_interrupted(rank: int, port: int) -> tuple[str, float]:
+    """Rank 1 stops once it has told where it can be reached, and rank 0's user loses patience."""
+    store: dist.Store = dist.TCPStore("127.0.0.1", port, 2, False)
+    if rank == 1:
+        store = Deadly(store, "between/dreamcomm/gloo/0/1", signal.SIGSTOP)
+    threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    begin = time.monotonic()
+    try:
+        text = error_of(
+            lambda: dist.init_process_group("dreamcomm", store=store, rank=rank, world_size=2)
+        )
+    except KeyboardInterrupt:
+        text = "interrupted"
+    return text, time.monotonic() - begin
+
+
+def test_ctrl_c_ends_the_wait_for_a_host(fresh: Fresh, slack: float) -> None:
+    store = dist.TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False)
+    env = {"DREAMCOMM_HOSTS": "a,b"}
+    ranks = fresh.start(connect_until_interrupted, store.port, world=2, group=False, env=env)
+    (reply,) = replies(ranks[:1], 60)
+    assert reply.error is None, reply.error
+    text, seconds = reply.value
+    assert text == "interrupted"
     assert seconds < 4.0 + slack
-    assert soon < 2.0 + slack
-    for words in ("rank 1 of 2", "could not connect with the ranks of other hosts", "unreachable"):
-        assert words in told, told
 
 
 def join(rank: int, network: list[str], path: str, env: list[dict[str, str]]) -> str:
@@ -99,21 +121,43 @@ def test_what_fails_while_costs_are_measured_is_told_as_of_the_group(
         assert words in told, told
 
 
-def connect_with_one_that_stops(rank: int, port: int, stops_at: str) -> tuple[str, float]:
-    """Rank 2 stops when the others know its address."""
+def connect_with_one_in_trouble(
+    rank: int, port: int, at: str, number: int, patience: float
+) -> tuple[str, float]:
+    """Rank 2 gets the signal of that number once it has told `at`."""
     store: dist.Store = dist.TCPStore("127.0.0.1", port, 3, False)
     if rank == 2:
-        store = Deadly(store, stops_at, signal.SIGSTOP)
+        store = Deadly(store, at, number)
     begin = time.monotonic()
+    timeout = timedelta(seconds=patience)
     text = error_of(
         lambda: dist.init_process_group(
-            "dreamcomm", store=store, rank=rank, world_size=3, timeout=timedelta(seconds=1)
+            "dreamcomm", store=store, rank=rank, world_size=3, timeout=timeout
         )
     )
     return text, time.monotonic() - begin
 
 
-STOPS = {"calls": "between/dreamcomm/gloo/0/2", "messages": "1/dreamcomm/gloo/0/2"}
+def told_to_others(fresh: Fresh, hosts: str, *trouble: Any) -> list[tuple[str, float]]:
+    ranks = fresh.start(
+        connect_with_one_in_trouble,
+        *trouble,
+        world=3,
+        group=False,
+        env={"DREAMCOMM_HOSTS": hosts},
+    )
+    found = replies(ranks[:2], 60)
+    os.kill(ranks[2].pid, signal.SIGKILL)
+    for reply in found:
+        assert reply.error is None, reply.error
+    return [reply.value for reply in found]
+
+
+STOPS = {
+    "calls": ("a,b,c", "between/dreamcomm/gloo/0/2"),
+    "messages": ("a,b,c", "1/dreamcomm/gloo/0/2"),
+    "part": ("a,b,b", "host/1/card/1"),
+}
 
 
 @pytest.mark.parametrize("carries", STOPS)
@@ -121,23 +165,26 @@ def test_a_rank_that_stops_while_hosts_connect_is_named(
     fresh: Fresh, carries: str, soak: bool, slack: float
 ) -> None:
     """Gloo tries five times to connect with each rank, and names none."""
-    if carries != "messages" and not soak:
+    hosts, last = STOPS[carries]
+    if carries == "calls" and not soak:
         pytest.skip("only with --soak")
     store = dist.TCPStore("127.0.0.1", 0, 3, True, wait_for_workers=False)
-    ranks = fresh.start(
-        connect_with_one_that_stops,
-        store.port,
-        STOPS[carries],
-        world=3,
-        group=False,
-        env={"DREAMCOMM_HOSTS": "a,b,c"},
-    )
-    found = replies(ranks[:2], 60)
-    os.kill(ranks[2].pid, signal.SIGKILL)
-    for reply in found:
-        assert reply.error is None, reply.error
-        text, seconds = reply.value
-        assert re.search(r"could not connect .* other hosts|setting up a group", text), text
-        assert "rank 2 of host c (rank 2)" in text, text
+    for text, seconds in told_to_others(fresh, hosts, store.port, last, signal.SIGSTOP, 1.0):
+        assert re.search(r"could not connect .* other hosts|setting up (a|the part)", text), text
+        named = r"rank 2 of host c \(rank 2\)|rank 2 of host b|rank 2 has not come"
+        assert re.search(named, text), text
+        assert not re.search("nothing was heard in that time of rank [01]", text), text
         assert not re.search(r"\.(cc|h):\d", text), text  # places in Gloo's sources
         assert seconds < 11 + slack, text  # the least that a group is waited for is 10 s
+
+
+@pytest.mark.parametrize("told_last", ["host/1/dial/1", "between/dreamcomm/gloo/0/2"])
+def test_a_rank_that_dies_while_hosts_connect_is_told_of_soon(
+    fresh: Fresh, told_last: str, slack: float
+) -> None:
+    """By its host's ranks: Gloo would wait for it until the timeout."""
+    store = dist.TCPStore("127.0.0.1", 0, 3, True, wait_for_workers=False)
+    told = told_to_others(fresh, "a,b,b", store.port, told_last, signal.SIGKILL, 60.0)
+    for text, seconds in told:
+        assert "the process of rank 2 has ended" in text, text
+        assert seconds < 2 + slack, text

@@ -1,0 +1,65 @@
+#include "c10d/patient_store.h"
+
+#include <algorithm>
+#include <thread>
+
+namespace dreamcomm {
+namespace {
+
+using std::chrono::milliseconds;
+
+/// Pauses between looks: short at first, as the others are mostly near.
+constexpr milliseconds kFirstPause{1};
+constexpr milliseconds kLongestPause{50};
+
+milliseconds left_until(Clock::time_point until) {
+  constexpr milliseconds kLeast{1};
+  return std::max(std::chrono::duration_cast<milliseconds>(until - Clock::now()), kLeast);
+}
+
+}  // namespace
+
+PatientStore::PatientStore(StorePtr store, Clock::time_point until, Watch watch)
+    : PatientStore(std::move(store), until, std::move(watch), std::make_shared<Mark>()) {}
+
+PatientStore::PatientStore(StorePtr store, Clock::time_point until, Watch watch,
+                           std::shared_ptr<Mark> left)
+    : store_(std::move(store)), until_(until), watch_(std::move(watch)), left_(std::move(left)) {
+  timeout_ = left_until(until_);
+}
+
+std::string PatientStore::trouble() {
+  std::string words = watch_();
+  if (!words.empty()) leave();
+  return words;
+}
+
+c10::intrusive_ptr<c10d::Store> PatientStore::clone() {
+  return c10::intrusive_ptr<PatientStore>::unsafe_steal_from_new(
+      new PatientStore(store_->clone(), until_, watch_, left_));
+}
+
+std::vector<std::uint8_t> PatientStore::get(const std::string& key) {
+  wait({key});
+  return store_->get(key);
+}
+
+std::vector<std::vector<std::uint8_t>> PatientStore::multiGet(
+    const std::vector<std::string>& keys) {
+  wait(keys);
+  return store_->multiGet(keys);
+}
+
+void PatientStore::wait(const std::vector<std::string>& keys) {
+  milliseconds pause = kFirstPause;
+  while (!store_->check(keys)) {
+    TORCH_CHECK_WITH(DistStoreError, left_->read() == 0, "nobody waits for ", keys.front(),
+                     " any longer");
+    TORCH_CHECK_WITH(DistStoreError, Clock::now() < until_, "an address has not come within ",
+                     timeout_.count(), " ms (", keys.front(), ")");
+    std::this_thread::sleep_for(std::min(pause, left_until(until_)));
+    pause = std::min(2 * pause, kLongestPause);
+  }
+}
+
+}  // namespace dreamcomm
