@@ -173,7 +173,7 @@ def allocate(size: int, dtype: torch.dtype, heap_bytes: int) -> Tensor: ...
 class PatientStore(Store):
     """Gloo's, to connect the ranks of different hosts: waits for keys until a moment."""
 
-    # What is left until then.
+    # What was left until then when it was made.
     timeout: timedelta
     # Why what is waited for will not come, or "". Once it says something all waits end.
     def trouble(self) -> str: ...

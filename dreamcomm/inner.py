@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
@@ -109,12 +110,14 @@ def _make_device(name: str, rank: int, lazy: bool) -> Any:
 
 
 _LOOK = 0.2  # seconds between looks for trouble
+_MORE = 0.3  # seconds that Gloo may take beyond its time: it says more of why it has failed
 
 
 def _connect(store: PatientStore, connect: Callable[[], Backend]) -> Backend:
-    """Calls `connect`, which hears no signals, so that Ctrl-C or trouble ends the wait for it.
+    """Calls `connect`, which hears no signals; Ctrl-C, trouble and its time end the wait for it.
 
-    It goes on then, in a thread that no process waits for, until its own timeout at the latest.
+    It goes on then in a thread that no process waits for: not for long, unless it is in the midst
+    of reaching a rank, or in a store that does not answer.
     """
     done: Future[Backend] = Future()
 
@@ -125,13 +128,19 @@ def _connect(store: PatientStore, connect: Callable[[], Backend]) -> Backend:
             done.set_exception(error)
 
     threading.Thread(target=run, name="dreamcomm connects", daemon=True).start()
+    end = time.monotonic() + store.timeout.total_seconds() + _MORE
     try:
         while not wait([done], _LOOK).done:
             if trouble := store.trouble():
                 raise RuntimeError(trouble)
+            if time.monotonic() > end:
+                raise RuntimeError(
+                    f"Gloo has not connected within {store.timeout.total_seconds()} s"
+                )
         return done.result()
     except BaseException:
         store.leave()
+        wait([done], _LOOK)  # mostly it ends at once
         raise
 
 

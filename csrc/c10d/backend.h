@@ -281,6 +281,7 @@ class DreamBackend final : public c10d::Backend {
   Fallback::Inner between_hosts(const Connection& made, const StorePtr& store);
   Fallback::Inner gloo_between_hosts(const Connection& made,
                                      const c10::intrusive_ptr<PatientStore>& store);
+  void tell_why_not_made(const std::string& reason);
   void require_one_host(const char* what) const;
   /// Until all that were made have come to an end, good or bad.
   void wait_for_calls();

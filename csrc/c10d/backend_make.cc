@@ -136,9 +136,20 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
         bridge_->meet(deadline_in(Clock::now(), meeting_time(*options)), interrupt_);
       });
     }
+  } catch (const Error& error) {
+    tell_why_not_made(error.what());
+    std::rethrow_exception(current_as_torch());
   } catch (...) {
+    tell_why_not_made("it was interrupted, or failed otherwise, while the group was made");
     std::rethrow_exception(current_as_torch());
   }
+}
+
+/// The ranks of other hosts, unless they have been told: by Ctrl-C, too, they would wait for it.
+void DreamBackend::tell_why_not_made(const std::string& reason) {
+  if (!clerk_) return;
+  const Reasons reasons = reasons_through(clerk_);
+  if (reasons.of(rank_, std::chrono::milliseconds(0)).empty()) reasons.give_up(rank_, reason);
 }
 
 void DreamBackend::use(std::unique_ptr<Fabric> fabric, const CommOptions& options,
@@ -172,12 +183,7 @@ void DreamBackend::span(const ShmResult& whole, const ShmOptions& options) {
   const auto between = c10::make_intrusive<c10d::PrefixStore>("between", visit_);
   clerk_ = std::make_shared<StoreClerk>(between);
   const Connection calls = connection(topology, "calls");
-  try {
-    make_part(calls, options, whole);
-  } catch (const Error& error) {
-    reasons_through(clerk_).give_up(rank_, error.what());
-    throw;
-  }
+  make_part(calls, options, whole);
   auto link = std::make_unique<GlooLink>(between_hosts(calls, between), rank_);
   roster_ = std::make_shared<Roster>(comm_, topology, rank_, clerk_);
   use_first(calls, kMet, [&] {
@@ -225,12 +231,13 @@ Fallback::Inner DreamBackend::gloo_between_hosts(const Connection& made,
     if (is_foreign(error)) throw;
     const auto watch = [&] { return store->trouble(); };
     const std::string known = made.is_nearly_over() ? watch() : cause_soon(watch);
-    throw Error(ErrorKind::kPeerLost,
-                concat("rank ", rank_, " of ", size_, " in group '", options_->group_name,
-                       "' could not connect with the ranks of other hosts: ",
-                       known.empty() ? concat(words_of_gloo(error.what()),
-                                              "; a rank there may have ended or not been reached")
-                                     : known));
+    const std::string own = words_of_gloo(error.what());
+    const bool is_all = !known.empty() && own.find(known) != std::string::npos;
+    throw Error(
+        ErrorKind::kPeerLost,
+        concat("rank ", rank_, " of ", size_, " in group '", options_->group_name,
+               "' could not connect with the ranks of other hosts: ", is_all ? "" : own + "; ",
+               known.empty() ? "a rank there may have ended or not been reached" : known));
   }
 }
 

@@ -15,7 +15,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kAtOnce{0};
-constexpr milliseconds kToHear{1500};  // a FileStore's waits end up to a second late
+constexpr milliseconds kToHear{1500};  // who asks a late rank first waits for up to a second
 constexpr milliseconds kHearEvery{40};
 constexpr milliseconds kForWord{500};
 constexpr milliseconds kLongestRound{1000};  // of very many ranks, at a slow store

@@ -1,6 +1,7 @@
 // Connecting the ranks of several hosts through torch's Gloo, which names nobody who does not come.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -19,8 +20,7 @@ namespace dreamcomm {
 
 /// What is connected. INVARIANT: all ranks have met just before it begins, and each says when it
 /// has connected or failed, also where that was with those of its host only; so of whom nothing is
-/// heard a moment after the time is over has been held up, or has ended. (Gloo waits for one rank
-/// after the other: with several late ones it may take longer.)
+/// heard a moment after the time is over has been held up, or has ended.
 struct Connection {
   Place place;
   std::string carries;             // "calls" or "messages"
@@ -29,8 +29,11 @@ struct Connection {
   Clock::time_point begin = Clock::now();
 
   Clock::time_point end() const { return deadline_in(begin, time); }
-  /// Before others may connect yet.
-  bool is_nearly_over() const { return Clock::now() >= deadline_in(begin, time / 10 * 9); }
+  /// Before, others may connect yet.
+  bool is_nearly_over() const {
+    return Clock::now() >= deadline_in(begin, time - std::min(time / 10, kLastMoment));
+  }
+  static constexpr std::chrono::milliseconds kLastMoment{800};
 };
 
 /// Why a connection will not come about, as far as is known: a rank of this host has ended, or some

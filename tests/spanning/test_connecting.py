@@ -53,29 +53,33 @@ def test_hosts_that_cannot_connect(fresh: Fresh, tmp_path: Path, slack: float) -
 
 def connect_until_interrupted(rank: int, port: int) -> tuple[str, float]:
     """Rank 1 stops once it has told where it can be reached, and rank 0's user loses patience."""
-    store: dist.Store = dist.TCPStore("127.0.0.1", port, 2, False)
+    store: dist.Store = dist.TCPStore("127.0.0.1", port, 3, False)
     if rank == 1:
         store = Deadly(store, "between/dreamcomm/gloo/0/1", signal.SIGSTOP)
-    threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    if rank == 0:
+        threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGINT)).start()
     begin = time.monotonic()
     try:
         text = error_of(
-            lambda: dist.init_process_group("dreamcomm", store=store, rank=rank, world_size=2)
+            lambda: dist.init_process_group("dreamcomm", store=store, rank=rank, world_size=3)
         )
     except KeyboardInterrupt:
         text = "interrupted"
     return text, time.monotonic() - begin
 
 
-def test_ctrl_c_ends_the_wait_for_a_host(fresh: Fresh, slack: float) -> None:
-    store = dist.TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False)
-    env = {"DREAMCOMM_HOSTS": "a,b"}
-    ranks = fresh.start(connect_until_interrupted, store.port, world=2, group=False, env=env)
-    (reply,) = replies(ranks[:1], 60)
-    assert reply.error is None, reply.error
-    text, seconds = reply.value
-    assert text == "interrupted"
+def test_ctrl_c_ends_the_wait_for_a_host_on_all(fresh: Fresh, slack: float) -> None:
+    store = dist.TCPStore("127.0.0.1", 0, 3, True, wait_for_workers=False)
+    env = {"DREAMCOMM_HOSTS": "a,b,c"}
+    ranks = fresh.start(connect_until_interrupted, store.port, world=3, group=False, env=env)
+    found = replies([ranks[0], ranks[2]], 60)
+    for reply in found:
+        assert reply.error is None, reply.error
+    (own, seconds), (told, after) = (reply.value for reply in found)
+    assert own == "interrupted"
     assert seconds < 4.0 + slack
+    assert "rank 0 has given the group up: it was interrupted" in told, told
+    assert after < 4.0 + slack, told
 
 
 def join(rank: int, network: list[str], path: str, env: list[dict[str, str]]) -> str:
