@@ -20,7 +20,9 @@ namespace dreamcomm {
 
 /// What is connected. INVARIANT: all ranks have met just before it begins, and each says when it
 /// has connected or failed, also where that was with those of its host only; so of whom nothing is
-/// heard a moment after the time is over has been held up, or has ended.
+/// heard a moment after the time is over has been held up, or has ended. (With fixed costs what
+/// carries messages begins where a rank's calls have connected, so not on all at one time: then
+/// some may name nobody.)
 struct Connection {
   Place place;
   std::string carries;             // "calls" or "messages"
