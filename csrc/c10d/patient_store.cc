@@ -1,16 +1,11 @@
 #include "c10d/patient_store.h"
 
 #include <algorithm>
-#include <thread>
 
 namespace dreamcomm {
 namespace {
 
 using std::chrono::milliseconds;
-
-/// Pauses between looks: short at first, as the others are mostly near.
-constexpr milliseconds kFirstPause{1};
-constexpr milliseconds kLongestPause{50};
 
 milliseconds left_until(Clock::time_point until) {
   constexpr milliseconds kLeast{1};
@@ -51,15 +46,12 @@ std::vector<std::vector<std::uint8_t>> PatientStore::multiGet(
 }
 
 void PatientStore::wait(const std::vector<std::string>& keys) {
-  milliseconds pause = kFirstPause;
-  while (!store_->check(keys)) {
+  await_keys(*store_, keys, [&] {
     TORCH_CHECK_WITH(DistStoreError, left_->read() == 0, "nobody waits for ", keys.front(),
                      " any longer");
     TORCH_CHECK_WITH(DistStoreError, Clock::now() < until_, "an address has not come within ",
                      timeout_.count(), " ms (", keys.front(), ")");
-    std::this_thread::sleep_for(std::min(pause, left_until(until_)));
-    pause = std::min(2 * pause, kLongestPause);
-  }
+  });
 }
 
 }  // namespace dreamcomm

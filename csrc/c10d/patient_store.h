@@ -15,8 +15,7 @@
 
 namespace dreamcomm {
 
-/// Waits for keys until a moment; its timeout is what was left until then when it was made. Waits
-/// look and sleep: a TCPStore is its process's no longer while one waits in it.
+/// Waits for keys until a moment; its timeout is what was left until then when it was made.
 class PatientStore final : public c10d::Store {
  public:
   /// Why what is waited for will not come, in words, or "".

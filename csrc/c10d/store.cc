@@ -18,6 +18,16 @@ constexpr milliseconds kLongestPause{50};
 
 }  // namespace
 
+void await_keys(c10d::Store& store, const std::vector<std::string>& keys,
+                const std::function<void()>& meanwhile) {
+  milliseconds pause = kFirstPause;
+  while (!store.check(keys)) {
+    meanwhile();
+    std::this_thread::sleep_for(pause);
+    pause = std::min(2 * pause, kLongestPause);
+  }
+}
+
 void TorchStore::set(const std::string& key, const std::string& value) { store_->set(key, value); }
 
 bool TorchStore::has(const std::string& key) { return store_->check({key}); }
@@ -26,14 +36,11 @@ bool TorchStore::has(const std::string& key) { return store_->check({key}); }
 // warnings when its time is up.
 std::string TorchStore::get(const std::string& key, milliseconds timeout) {
   const Clock::time_point deadline = deadline_in(Clock::now(), timeout);
-  milliseconds pause = kFirstPause;
-  while (!has(key)) {
+  await_keys(*store_, {key}, [&] {
     check(Clock::now() < deadline, ErrorKind::kTimeout, "key '", key,
           "' did not appear in the store within the ", timeout.count(), " ms left");
-    std::this_thread::sleep_for(pause);
-    pause = std::min(2 * pause, kLongestPause);
     check_signals();
-  }
+  });
   return store_->get_to_str(key);
 }
 

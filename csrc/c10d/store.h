@@ -2,14 +2,21 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
 
 #include "core/store.h"
 
 namespace dreamcomm {
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+/// Returns once the store has the keys. Looks and sleeps, as a TCPStore is its process's no longer
+/// while one waits in it; `meanwhile` is called before each pause, and ends the wait by throwing.
+void await_keys(c10d::Store& store, const std::vector<std::string>& keys,
+                const std::function<void()>& meanwhile);
 
 class TorchStore final : public Store {
  public:
