@@ -40,6 +40,10 @@ StorePtr visit(const StorePtr& store, int rank, int size) {
                                                 store);
 }
 
+StorePtr store_between(const StorePtr& visit) {
+  return c10::make_intrusive<c10d::PrefixStore>("between", visit);
+}
+
 /// Handlers of signals run in the midst of a call, which their own calls would wait for. Only the
 /// main thread counts: no other runs them.
 void handle_signals(Gauge& depth) {
@@ -95,6 +99,7 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
         }
         return make(store, rank, size, options, device);
       }),
+      clerk_(std::make_shared<StoreClerk>(store_between(visit_))),
       last_child_(c10::intrusive_ptr<c10d::Backend>()) {
   timeout_ms_.set(options->timeout.count());
   if (options->shared_memory && options->heap_bytes > 0) {
@@ -145,9 +150,9 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
   }
 }
 
-/// The ranks of other hosts, unless they have been told: by Ctrl-C, too, they would wait for it.
+/// The other ranks, unless they have been told: by Ctrl-C, too, they would wait for it. Also before
+/// this one knows that there are several hosts: they may know already, and look nowhere else.
 void DreamBackend::tell_why_not_made(const std::string& reason) {
-  if (!clerk_) return;
   const Reasons reasons = reasons_through(clerk_);
   if (reasons.of(rank_, std::chrono::milliseconds(0)).empty()) reasons.give_up(rank_, reason);
 }
@@ -166,6 +171,8 @@ void DreamBackend::make_part(const Connection& all, const ShmOptions& options,
                              const ShmResult& whole) {
   ShmOptions in_time = options;
   in_time.timeout = all.time;
+  in_time.will_not_come =
+      watch_on_mates(all, options.will_not_come, whole, reasons_through(clerk_));
   ShmResult here = connect_host(visit_, all.place, in_time, whole);
   if (!here.no_heap.empty()) {
     heap_.reset();
@@ -180,11 +187,9 @@ void DreamBackend::make_part(const Connection& all, const ShmOptions& options,
 
 void DreamBackend::span(const ShmResult& whole, const ShmOptions& options) {
   const Topology& topology = whole.topology;
-  const auto between = c10::make_intrusive<c10d::PrefixStore>("between", visit_);
-  clerk_ = std::make_shared<StoreClerk>(between);
   const Connection calls = connection(topology, "calls");
   make_part(calls, options, whole);
-  auto link = std::make_unique<GlooLink>(between_hosts(calls, between), rank_);
+  auto link = std::make_unique<GlooLink>(between_hosts(calls, store_between(visit_)), rank_);
   roster_ = std::make_shared<Roster>(comm_, topology, rank_, clerk_);
   use_first(calls, kMet, [&] {
     bridge_ = std::make_unique<Bridge>(

@@ -106,6 +106,8 @@ std::string first_told(const Reasons& reasons, int own, int size) {
   return found;
 }
 
+std::string words_on_end(int rank) { return concat("the process of rank ", rank, " has ended"); }
+
 /// Its words name the other side only, not why it has gone.
 bool is_connection_lost(const Error& error) {
   const std::string_view words = error.what();
@@ -114,6 +116,21 @@ bool is_connection_lost(const Error& error) {
 }
 
 }  // namespace
+
+/// An end is looked at before what was told, as that was told before. Not at the end of the time:
+/// what others tell then is that they, too, have waited, and for whom they do not know.
+std::function<std::string(int)> watch_on_mates(const Connection& connection,
+                                               const std::function<std::string(int)>& known,
+                                               const ShmResult& whole, const Reasons& reasons) {
+  return [&connection, known, &whole, reasons](int rank) -> std::string {
+    const bool ended = has_ended(whole.processes.at(static_cast<std::size_t>(rank)));
+    if (std::string why = known ? known(rank) : ""; !why.empty()) return why;
+    const Place& place = connection.place;
+    std::string told =
+        connection.is_nearly_over() ? "" : first_told(reasons, place.rank, place.topology.size());
+    return told.empty() && ended ? words_on_end(rank) : told;
+  };
+}
 
 PatientStore::Watch watch_on(const Connection& connection,
                              const std::shared_ptr<Communicator>& part,
@@ -125,7 +142,7 @@ PatientStore::Watch watch_on(const Connection& connection,
     if (!here || !store) return "";
     for (const int peer : topology.ranks(topology.host_of(rank))) {
       if (here->has_ended(topology.index_of(peer))) {
-        return concat("the process of rank ", peer, " has ended");
+        return words_on_end(peer);
       }
     }
     return first_told(reasons_through(store), rank, topology.size());

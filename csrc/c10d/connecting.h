@@ -38,6 +38,13 @@ struct Connection {
   static constexpr std::chrono::milliseconds kLastMoment{800};
 };
 
+/// Why a rank of this one's host does not come to the meeting of that host's, which `connection`
+/// begins with: as `known` says, or as it has ended since all met, of which `whole` came, or some
+/// rank has given the group up since. The references must outlive what is returned.
+std::function<std::string(int rank)> watch_on_mates(
+    const Connection& connection, const std::function<std::string(int rank)>& known,
+    const ShmResult& whole, const Reasons& reasons);
+
 /// Why a connection will not come about, as far as is known: a rank of this host has ended, or some
 /// rank has given the group up. It keeps neither of them, as Gloo may go on with it for long after.
 PatientStore::Watch watch_on(const Connection& connection,

@@ -379,7 +379,9 @@ class Meeting {
         unshared = outcome;
       }
     }
-    if (!unshared.empty()) return {nullptr, unshared, "", topology(), card(0).nonce, apart};
+    if (!unshared.empty()) {
+      return {nullptr, unshared, "", topology(), card(0).nonce, apart, take_processes()};
+    }
     if (!no_heap.empty()) {
       options_.heap.reset();
       for (ShmPeer& one : peers_) one.heap.reset();
@@ -394,6 +396,7 @@ class Meeting {
             no_heap,
             Topology(),
             card(0).nonce,
+            {},
             {}};
   }
 
@@ -408,6 +411,12 @@ class Meeting {
       names.push_back(host_of(r));
     }
     return Topology(maps, names);
+  }
+
+  std::vector<Fd> take_processes() {
+    std::vector<Fd> processes;
+    for (ShmPeer& one : peers_) processes.push_back(std::move(one.process));
+    return processes;
   }
 
   int rank_;

@@ -15,6 +15,7 @@
 #include "transport/fabric.h"
 #include "transport/heap.h"
 #include "transport/numbering.h"
+#include "transport/socket.h"
 #include "transport/topology.h"
 #include "transport/whereabouts.h"
 
@@ -47,6 +48,7 @@ struct ShmResult {
   Topology topology;  // the same on every rank; of no ranks where all share or one refuses
   std::array<std::uint8_t, 16> team{};  // likewise, and another for each group
   std::vector<std::string> apart{};     // likewise: why each rank does not share with all, or ""
+  std::vector<Fd> processes{};  // where there are hosts: tells the end of each rank of this one's
 };
 
 /// Collective over all ranks: each tries to map every other's memory. The store

@@ -134,11 +134,14 @@ def connect_with_one_in_trouble(
         store = Deadly(store, at, number)
     begin = time.monotonic()
     timeout = timedelta(seconds=patience)
-    text = error_of(
-        lambda: dist.init_process_group(
-            "dreamcomm", store=store, rank=rank, world_size=3, timeout=timeout
+    try:
+        text = error_of(
+            lambda: dist.init_process_group(
+                "dreamcomm", store=store, rank=rank, world_size=3, timeout=timeout
+            )
         )
-    )
+    except KeyboardInterrupt:
+        text = "interrupted"
     return text, time.monotonic() - begin
 
 
@@ -182,7 +185,11 @@ def test_a_rank_that_stops_while_hosts_connect_is_named(
         assert seconds < 11 + slack, text  # the least that a group is waited for is 10 s
 
 
-@pytest.mark.parametrize("told_last", ["host/1/dial/1", "between/dreamcomm/gloo/0/2"])
+# Of the meeting of all ranks, of its host's ranks twice, and where Gloo can reach it.
+STEPS = ["shm/maps/2", "host/1/card/1", "host/1/dial/1", "between/dreamcomm/gloo/0/2"]
+
+
+@pytest.mark.parametrize("told_last", STEPS)
 def test_a_rank_that_dies_while_hosts_connect_is_told_of_soon(
     fresh: Fresh, told_last: str, slack: float
 ) -> None:
@@ -191,4 +198,16 @@ def test_a_rank_that_dies_while_hosts_connect_is_told_of_soon(
     told = told_to_others(fresh, "a,b,b", store.port, told_last, signal.SIGKILL, 60.0)
     for text, seconds in told:
         assert "the process of rank 2 has ended" in text, text
+        assert seconds < 2 + slack, text
+
+
+@pytest.mark.parametrize("hosts", ["a,b,b", "a,b,c"])
+def test_a_rank_that_is_interrupted_between_two_meetings_is_told_of_soon(
+    fresh: Fresh, hosts: str, slack: float
+) -> None:
+    """It lives on, and the others have left the meeting on whose board it tells so."""
+    store = dist.TCPStore("127.0.0.1", 0, 3, True, wait_for_workers=False)
+    told = told_to_others(fresh, hosts, store.port, "shm/maps/2", signal.SIGINT, 60.0)
+    for text, seconds in told:
+        assert "rank 2 has given the group up: it was interrupted" in text, text
         assert seconds < 2 + slack, text
