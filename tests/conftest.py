@@ -21,6 +21,10 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 # The same choices on every machine, and nothing written into the user's cache.
 os.environ.setdefault("DREAMCOMM_COSTS", "fixed")
 
+# torch's TCPStore looks up the name of each address, 127.0.0.1's too, on both ends of a connection.
+# A nameserver that drops some of many requests would hold ranks up for 5 s each time.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+
 from faults.table import pytest_sessionfinish, pytest_terminal_summary, pytest_testnodedown
 from helpers.nursery import Nursery
 from helpers.pool import Fresh, Pool
