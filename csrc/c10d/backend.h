@@ -313,7 +313,7 @@ class DreamBackend final : public c10d::Backend {
   std::shared_ptr<Communicator> comm_;  // null: everything goes to fallback_
   std::unique_ptr<Bridge> bridge_;      // null: comm_ is of the whole group, else of this host
   std::shared_ptr<Roster> roster_;      // likewise
-  std::shared_ptr<StoreClerk> clerk_;   // for what hosts tell each other
+  std::shared_ptr<StoreClerk> clerk_;   // once there may be several hosts
   std::shared_ptr<Recorder> recorder_;  // of the group
   std::string costs_words_;             // where the costs come from
   std::string reason_;                  // why memory is shared, or why not

@@ -99,7 +99,6 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
         }
         return make(store, rank, size, options, device);
       }),
-      clerk_(std::make_shared<StoreClerk>(store_between(visit_))),
       last_child_(c10::intrusive_ptr<c10d::Backend>()) {
   timeout_ms_.set(options->timeout.count());
   if (options->shared_memory && options->heap_bytes > 0) {
@@ -111,6 +110,10 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
   }
   ShmOptions shm = meeting_options(*options, size, host, heap_);
   if (watch) shm.will_not_come = watch;
+  shm.on_hosts = [this] {
+    clerk_ = std::make_shared<StoreClerk>(store_between(visit_));
+    clerk_->greet();
+  };
   TorchStore meeting(c10::make_intrusive<c10d::PrefixStore>("shm", visit_));
   try {
     ShmResult result = meet(meeting, rank, size, shm, *options);
@@ -153,6 +156,7 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
 /// The other ranks, unless they have been told: by Ctrl-C, too, they would wait for it. Also before
 /// this one knows that there are several hosts: they may know already, and look nowhere else.
 void DreamBackend::tell_why_not_made(const std::string& reason) {
+  if (!clerk_) return;
   const Reasons reasons = reasons_through(clerk_);
   if (reasons.of(rank_, std::chrono::milliseconds(0)).empty()) reasons.give_up(rank_, reason);
 }

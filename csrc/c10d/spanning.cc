@@ -25,6 +25,7 @@ ShmResult connect_host(const c10::intrusive_ptr<c10d::Store>& store, const Place
                        const ShmOptions& found_by, const ShmResult& whole) {
   ShmOptions options = found_by;
   options.hosts.clear();
+  options.on_hosts = nullptr;
   options.group = concat("the part on ", place.topology.words(place.host()), " of ", options.group);
   const std::span<const int> ranks = place.topology.ranks(place.host());
   options.numbers = Numbering({ranks.begin(), ranks.end()}, place.topology.size());
@@ -94,8 +95,8 @@ Reasons reasons_through(const std::shared_ptr<StoreClerk>& clerk) {
   const auto told = [clerk](int peer, std::chrono::milliseconds moment) -> std::string {
     for (std::chrono::milliseconds past{0}; past <= moment; past += kBetween) {
       if (past.count() > 0) std::this_thread::sleep_for(kBetween);
-      const std::optional<std::string> found = clerk->read(telling_key(peer));
-      if (!found || !found->empty()) return found.value_or("");
+      const std::string found = clerk->read(telling_key(peer)).value_or("");
+      if (!found.empty()) return found;
     }
     return "";
   };

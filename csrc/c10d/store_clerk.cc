@@ -1,5 +1,6 @@
 #include "c10d/store_clerk.h"
 
+#include <algorithm>
 #include <condition_variable>
 #include <deque>
 #include <map>
@@ -15,6 +16,8 @@ namespace dreamcomm {
 namespace {
 
 constexpr std::chrono::milliseconds kLeave{200};  // for the thread to end by itself
+constexpr std::chrono::seconds kLeaveOfPython{10};
+constexpr int kPatienceForAnswers = 4;  // one may take three times as long as another
 
 /// Stores written in Python need not have it.
 c10::intrusive_ptr<c10d::Store> clone_of(const c10::intrusive_ptr<c10d::Store>& store) {
@@ -48,7 +51,7 @@ struct StoreClerk::Desk {
     while (await_order(lock)) {
       const std::shared_ptr<Order> order = orders.front();
       lock.unlock();
-      if (!own) own = clone_of(store);
+      if (!own) connect(own);
       try {
         order->result = order->job(*own);
       } catch (const std::exception&) {  // the store has gone with the rank that kept it
@@ -65,6 +68,12 @@ struct StoreClerk::Desk {
     lock.lock();
     has_ended = true;
     changed.notify_all();
+  }
+
+  void connect(c10::intrusive_ptr<c10d::Store>& own) {
+    own = clone_of(store);
+    const std::scoped_lock lock(mutex);
+    is_in_python = own == store;
   }
 
   /// Whether there is another one.
@@ -89,7 +98,9 @@ struct StoreClerk::Desk {
   c10::intrusive_ptr<c10d::Store> store;  // as given; the thread's once it is there
   std::deque<std::shared_ptr<Order>> orders;
   std::multimap<Clock::time_point, std::shared_ptr<Order>> later;  // not yet due
-  int silent = 0;  // orders that were waited for in vain and are not over
+  std::chrono::milliseconds patience = kPatience;
+  bool is_in_python = false;  // where the thread works
+  int silent = 0;             // orders that were waited for in vain and are not over
   bool ending = false;
   bool has_ended = true;  // there is no thread
 };
@@ -102,7 +113,9 @@ StoreClerk::~StoreClerk() {
   std::unique_lock lock(desk_->mutex);
   desk_->ending = true;
   desk_->changed.notify_all();
-  desk_->changed.wait_for(lock, kLeave, [this] { return desk_->has_ended; });
+  const auto has_ended = [this] { return desk_->has_ended; };
+  if (desk_->changed.wait_for(lock, kLeave, has_ended) || !desk_->is_in_python) return;
+  desk_->changed.wait_for(lock, kLeaveOfPython, has_ended);
 }
 
 /// Under the lock. Without a thread to be had the store is one that does not answer.
@@ -131,12 +144,28 @@ void StoreClerk::begin(Job job, std::chrono::milliseconds pause) {
   desk_->changed.notify_all();
 }
 
-std::optional<std::string> StoreClerk::read(const std::string& key) {
-  const auto look = [key](c10d::Store& store) {
-    return store.check({key}) ? store.get_to_str(key) : std::string();
+StoreClerk::Job StoreClerk::looking(const std::string& key) const {
+  return [key, desk = desk_.get()](c10d::Store& store) {
+    const Clock::time_point begin = Clock::now();
+    std::string found = store.check({key}) ? store.get_to_str(key) : std::string();
+    const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - begin);
+    const std::scoped_lock lock(desk->mutex);
+    desk->patience = std::clamp(kPatienceForAnswers * took, kPatience, kLongestPatience);
+    return found;
   };
-  return run(look, kPatience);
 }
+
+std::optional<std::string> StoreClerk::read(const std::string& key) {
+  std::chrono::milliseconds patience;
+  {
+    const std::scoped_lock lock(desk_->mutex);
+    if (desk_->silent > 0) return std::nullopt;  // nor would anybody take the answer
+    patience = desk_->patience;
+  }
+  return run(looking(key), patience);
+}
+
+void StoreClerk::greet() { begin(looking("greeting")); }
 
 void StoreClerk::post(const std::string& key, const std::string& text) {
   begin(setting(key, text));

@@ -13,15 +13,16 @@ namespace dreamcomm {
 
 /// INVARIANT: a thread that calls never is in the store itself, nor waits for its lock: a TCPStore
 /// waits without end for the answer of a host that has vanished, and holds its lock meanwhile. So
-/// the clerk has a connection of its own, made when the first job comes, and nobody waits longer
-/// for it than he likes. Once one has waited in vain nobody waits again, until it answers: the next
-/// ones would only add their patience to his.
+/// the clerk has a connection of its own, made when it is greeted or the first job comes, and
+/// nobody waits longer for it than he likes. Once one has waited in vain nobody waits again, until
+/// it answers: the next ones would only add their patience to his.
 class StoreClerk {
  public:
   using Job = std::function<std::string(c10d::Store&)>;
 
   explicit StoreClerk(c10::intrusive_ptr<c10d::Store> store);
-  /// Leaves the thread alone where the store keeps it.
+  /// Leaves the thread alone where the store keeps it, but for long in a store written in Python,
+  /// which must not be in use when the interpreter ends.
   ~StoreClerk();
   StoreClerk(const StoreClerk&) = delete;
   StoreClerk& operator=(const StoreClerk&) = delete;
@@ -33,10 +34,14 @@ class StoreClerk {
   /// goes meanwhile.
   void begin(Job job, std::chrono::milliseconds pause = {});
 
-  /// For the answers of a store that is there.
+  /// For the answers of a store that is there, and the longest for one that is far away.
   static constexpr std::chrono::milliseconds kPatience{300};
-  /// What is under the key, "" for nothing, if the store says so within its patience.
+  static constexpr std::chrono::milliseconds kLongestPatience{2000};
+  /// What is under the key, "" for nothing, if the store says so within its patience, which grows
+  /// with the time that it took before. A key that is there takes three round trips, others one.
   std::optional<std::string> read(const std::string& key);
+  /// Connects meanwhile, and learns how far the store is.
+  void greet();
   /// Puts a text there, for which post() does not wait, and set() as long.
   void post(const std::string& key, const std::string& text);
   void set(const std::string& key, const std::string& text);
@@ -44,6 +49,7 @@ class StoreClerk {
  private:
   struct Desk;
   bool hire();
+  Job looking(const std::string& key) const;
 
   const std::shared_ptr<Desk> desk_;  // the thread's, too
 };

@@ -1,10 +1,12 @@
 // Ranks of other hosts that have given the group up and live on, with all their connections.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
+#include <cstddef>
+#include <iterator>
 #include <set>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "core/request.h"
@@ -23,29 +25,37 @@ class GivenUp {
   explicit GivenUp(const Causes& causes, Clock::time_point begin = Clock::now())
       : causes_(causes), next_(begin + kBetween) {}
 
-  /// Those of `ranks` that had also given up at the look before; none if the next look is not due.
+  /// Those of `ranks` of whom a look before has shown it; none if the next look is not due.
   std::vector<int> among(std::span<const int> ranks) {
     const Clock::time_point now = Clock::now();
-    if (now < next_) return {};
-    next_ = now + kBetween;
-    const std::set<int> before = std::exchange(seen_, {});
-    if (ranks.empty() || !causes_.has_any_given_up()) return {};
+    if (now < next_ || ranks.empty()) return {};
     std::vector<int> found;
-    for (const int rank : ranks) {
-      if (Clock::now() - now > kLongest) break;
-      if (!causes_.has_given_up(rank)) continue;
-      seen_.insert(rank);
-      if (before.count(rank) > 0) found.push_back(rank);
-    }
+    std::copy_if(ranks.begin(), ranks.end(), std::back_inserter(found),
+                 [this](int rank) { return seen_.contains(rank); });
+    if (found.empty()) look(ranks);
+    next_ = Clock::now() + kBetween;
     return found;
   }
 
  private:
-  static constexpr std::chrono::milliseconds kLongest{250};  // of a look
+  /// Goes on where the one before had to end: a store that is far away answers for few in the time.
+  void look(std::span<const int> ranks) {
+    if (!any_) any_ = causes_.has_any_given_up();
+    if (!any_) return;
+    const Clock::time_point end = Clock::now() + kLongest;
+    for (std::size_t i = 0; i < ranks.size() && (i == 0 || Clock::now() < end); ++i) {
+      const int rank = ranks[at_++ % ranks.size()];
+      if (!seen_.contains(rank) && causes_.has_given_up(rank)) seen_.insert(rank);
+    }
+  }
+
+  static constexpr std::chrono::milliseconds kLongest{250};  // of a look at more than one
 
   const Causes& causes_;
   Clock::time_point next_;
-  std::set<int> seen_;
+  bool any_ = false;    // as nobody takes it back
+  std::set<int> seen_;  // likewise
+  std::size_t at_ = 0;  // counts those looked at
 };
 
 }  // namespace dreamcomm

@@ -403,6 +403,7 @@ class Meeting {
   /// Step 7, where not all share: who shares with whom.
   Topology topology() {
     if (!refusal().empty()) return Topology();
+    if (options_.on_hosts) options_.on_hosts();
     board_.publish("maps", mapped_);
     std::vector<std::string> maps;
     std::vector<std::string> names;

@@ -37,6 +37,9 @@ struct ShmOptions {
   /// The host that each rank counts to, by name: ranks of different ones share nothing, as if
   /// they could not. Empty: whoever can does.
   std::vector<std::string> hosts{};
+  /// Called where not all share; may be null. INVARIANT: no rank has left this meeting for its
+  /// host's before all have called it, as it needs what each publishes then.
+  std::function<void()> on_hosts{};
   bool refuse = false;  // act as if no memory could be shared (tests, measurements)
 };
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -57,6 +58,16 @@ def error_of(call: Any) -> str:
     except RuntimeError as error:  # DistBackendError is one
         return f"{type(error).__name__}: {error}"
     return "no error"
+
+
+def end_of(call: Any) -> tuple[str, float]:
+    """What went wrong, also "interrupted", and after how many seconds."""
+    begin = time.monotonic()
+    try:
+        text = error_of(call)
+    except KeyboardInterrupt:
+        text = "interrupted"
+    return text, time.monotonic() - begin
 
 
 class Deadly(dist.Store):
