@@ -241,7 +241,10 @@ void DreamBackend::close_at_exit() {
     comm_->abort(reason);
     if (bridge_) bridge_->give_up(reason);
   }
-  without_gil([this] { close(true); });
+  without_gil([this] {
+    close(true);
+    if (clerk_) clerk_->leave();
+  });
 }
 
 /// Once, and before the group is shut down, which makes it look failed.

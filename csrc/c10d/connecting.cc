@@ -94,11 +94,13 @@ std::string told_by_another(const Place& place, const Reasons& reasons,
 }
 
 /// Why some other rank has given the group up: the one that does so because of none, if it is
-/// there.
+/// there, and the store says so in the time.
 std::string first_told(const Reasons& reasons, int own, int size) {
-  std::string found;
-  if (!reasons.any()) return found;
-  for (int rank = 0; rank < size; ++rank) {
+  const std::string last = reasons.last();
+  if (last.empty()) return "";
+  const Clock::time_point end = Clock::now() + kLongestRound;
+  std::string found = last.starts_with(concat("rank ", own, ' ')) ? "" : last;
+  for (int rank = 0; rank < size && Clock::now() < end; ++rank) {
     const std::string told = rank == own ? "" : reasons.of(rank, kAtOnce);
     if (is_first_hand(told)) return told;
     if (found.empty()) found = told;

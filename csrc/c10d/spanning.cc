@@ -9,13 +9,14 @@
 #include "c10d/roster.h"
 #include "c10d/store.h"
 #include "core/error.h"
+#include "core/request.h"
 
 namespace dreamcomm {
 
 namespace {
 
 std::string telling_key(int rank) { return concat("told-of/", rank); }
-constexpr const char* kAnyToldKey = "told-of/any";
+constexpr const char* kLastToldKey = "told-of/any";
 
 constexpr std::chrono::milliseconds kBetween{40};  // looks
 
@@ -88,20 +89,20 @@ std::vector<int> members_on_host(const std::vector<int>& members, const Place& p
 
 Reasons reasons_through(const std::shared_ptr<StoreClerk>& clerk) {
   const auto tell = [clerk](int rank, const std::string& words) {
-    clerk->post(kAnyToldKey, words);
+    clerk->post(kLastToldKey, words);
     clerk->set(telling_key(rank), words);
     if (const std::shared_ptr<Roster> job = roster()) job->tell_of_host();
   };
   const auto told = [clerk](int peer, std::chrono::milliseconds moment) -> std::string {
-    for (std::chrono::milliseconds past{0}; past <= moment; past += kBetween) {
-      if (past.count() > 0) std::this_thread::sleep_for(kBetween);
-      const std::string found = clerk->read(telling_key(peer)).value_or("");
-      if (!found.empty()) return found;
+    const Clock::time_point until = Clock::now() + moment;
+    while (true) {
+      std::string found = clerk->read(telling_key(peer)).value_or("");
+      if (!found.empty() || Clock::now() + kBetween > until) return found;
+      std::this_thread::sleep_for(kBetween);
     }
-    return "";
   };
-  const auto told_any = [clerk] { return !clerk->read(kAnyToldKey).value_or("").empty(); };
-  return {tell, told, told_any};
+  const auto told_last = [clerk] { return clerk->read(kLastToldKey).value_or(""); };
+  return {tell, told, told_last, [clerk] { return clerk->patience(); }};
 }
 
 }  // namespace dreamcomm

@@ -37,9 +37,9 @@ bool TorchStore::has(const std::string& key) { return store_->check({key}); }
 std::string TorchStore::get(const std::string& key, milliseconds timeout) {
   const Clock::time_point deadline = deadline_in(Clock::now(), timeout);
   await_keys(*store_, {key}, [&] {
+    check_signals();
     check(Clock::now() < deadline, ErrorKind::kTimeout, "key '", key,
           "' did not appear in the store within the ", timeout.count(), " ms left");
-    check_signals();
   });
   return store_->get_to_str(key);
 }

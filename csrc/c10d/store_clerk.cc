@@ -98,6 +98,7 @@ struct StoreClerk::Desk {
   c10::intrusive_ptr<c10d::Store> store;  // as given; the thread's once it is there
   std::deque<std::shared_ptr<Order>> orders;
   std::multimap<Clock::time_point, std::shared_ptr<Order>> later;  // not yet due
+  std::chrono::milliseconds took{0};                               // the last answer
   std::chrono::milliseconds patience = kPatience;
   bool is_in_python = false;  // where the thread works
   int silent = 0;             // orders that were waited for in vain and are not over
@@ -109,7 +110,9 @@ StoreClerk::StoreClerk(c10::intrusive_ptr<c10d::Store> store) : desk_(std::make_
   desk_->store = std::move(store);
 }
 
-StoreClerk::~StoreClerk() {
+StoreClerk::~StoreClerk() { leave(); }
+
+void StoreClerk::leave() {
   std::unique_lock lock(desk_->mutex);
   desk_->ending = true;
   desk_->changed.notify_all();
@@ -150,22 +153,29 @@ StoreClerk::Job StoreClerk::looking(const std::string& key) const {
     std::string found = store.check({key}) ? store.get_to_str(key) : std::string();
     const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - begin);
     const std::scoped_lock lock(desk->mutex);
-    desk->patience = std::clamp(kPatienceForAnswers * took, kPatience, kLongestPatience);
+    const auto quicker = std::min(std::exchange(desk->took, took), took);
+    desk->patience = std::clamp(kPatienceForAnswers * quicker, kPatience, kLongestPatience);
     return found;
   };
 }
 
 std::optional<std::string> StoreClerk::read(const std::string& key) {
-  std::chrono::milliseconds patience;
   {
     const std::scoped_lock lock(desk_->mutex);
     if (desk_->silent > 0) return std::nullopt;  // nor would anybody take the answer
-    patience = desk_->patience;
   }
-  return run(looking(key), patience);
+  return run(looking(key), patience());
 }
 
-void StoreClerk::greet() { begin(looking("greeting")); }
+std::chrono::milliseconds StoreClerk::patience() const {
+  const std::scoped_lock lock(desk_->mutex);
+  return desk_->patience;
+}
+
+void StoreClerk::greet() {
+  begin(looking("greeting"));
+  begin(looking("greeting"));
+}
 
 void StoreClerk::post(const std::string& key, const std::string& text) {
   begin(setting(key, text));

@@ -21,8 +21,7 @@ class StoreClerk {
   using Job = std::function<std::string(c10d::Store&)>;
 
   explicit StoreClerk(c10::intrusive_ptr<c10d::Store> store);
-  /// Leaves the thread alone where the store keeps it, but for long in a store written in Python,
-  /// which must not be in use when the interpreter ends.
+  /// As leave().
   ~StoreClerk();
   StoreClerk(const StoreClerk&) = delete;
   StoreClerk& operator=(const StoreClerk&) = delete;
@@ -34,12 +33,18 @@ class StoreClerk {
   /// goes meanwhile.
   void begin(Job job, std::chrono::milliseconds pause = {});
 
+  /// Takes no more orders. Leaves the thread alone where the store keeps it, but for long in a
+  /// store written in Python, which must not be in use when the interpreter ends.
+  void leave();
+
   /// For the answers of a store that is there, and the longest for one that is far away.
   static constexpr std::chrono::milliseconds kPatience{300};
   static constexpr std::chrono::milliseconds kLongestPatience{2000};
-  /// What is under the key, "" for nothing, if the store says so within its patience, which grows
-  /// with the time that it took before. A key that is there takes three round trips, others one.
+  /// What is under the key, "" for nothing, if the store says so within its patience.
   std::optional<std::string> read(const std::string& key);
+  /// It grows with the time that the quicker one of the last two answers took: a key that is there
+  /// takes a TCPStore three round trips, one that is not takes one.
+  std::chrono::milliseconds patience() const;
   /// Connects meanwhile, and learns how far the store is.
   void greet();
   /// Puts a text there, for which post() does not wait, and set() as long.

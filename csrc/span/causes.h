@@ -45,6 +45,11 @@ class Causes {
 
   bool has_any_given_up() const { return reasons_.any(); }
 
+  /// For an answer to one of these questions.
+  std::chrono::milliseconds patience() const {
+    return reasons_.patience ? reasons_.patience() : std::chrono::milliseconds(0);
+  }
+
   /// Of ranks that have gone, but for `rank` of another host: "; ..." or "". Any thread.
   std::string others(int rank = -1) const {
     std::map<int, std::string> lost = vigil_.lost();

@@ -8,7 +8,7 @@
 namespace dreamcomm {
 namespace {
 
-constexpr std::chrono::milliseconds kAsked{400};  // with what a store takes that is out of reach
+constexpr std::chrono::milliseconds kSpare{100};  // beside a look into the store
 
 }  // namespace
 
@@ -72,7 +72,8 @@ void FarMailbox::work() {
 
 /// Ranks of other hosts for which messages have waited for a while; none where a deadline is near.
 std::vector<int> FarMailbox::awaited(Clock::time_point now) const {
-  const auto ends = [now](const MessagePtr& m) { return m->deadline < later(now, kAsked); };
+  const Clock::time_point look_ends = later(now, given_up_.longest() + kSpare);
+  const auto ends = [look_ends](const MessagePtr& m) { return m->deadline < look_ends; };
   if (std::any_of(wanted_.begin(), wanted_.end(), ends)) return {};
   if (std::any_of(under_way_.begin(), under_way_.end(), ends)) return {};
   std::set<int> found;
@@ -93,7 +94,7 @@ std::vector<int> FarMailbox::awaited(Clock::time_point now) const {
 void FarMailbox::ask(Lock& lock, Clock::time_point now) {
   const std::vector<int> ranks = awaited(now);
   lock.unlock();
-  for (const int rank : given_up_.among(ranks)) {
+  for (const int rank : given_up_.among(ranks, Clock::time_point::max())) {
     lose(rank, concat("rank ", rank, " has given the group up"));
   }
   lock.lock();

@@ -25,10 +25,11 @@ class GivenUp {
   explicit GivenUp(const Causes& causes, Clock::time_point begin = Clock::now())
       : causes_(causes), next_(begin + kBetween) {}
 
-  /// Those of `ranks` of whom a look before has shown it; none if the next look is not due.
-  std::vector<int> among(std::span<const int> ranks) {
+  /// Those of `ranks` of whom a look before has shown it; none if the next look is not due, or
+  /// could last beyond the deadline of what is waited for.
+  std::vector<int> among(std::span<const int> ranks, Clock::time_point deadline) {
     const Clock::time_point now = Clock::now();
-    if (now < next_ || ranks.empty()) return {};
+    if (now < next_ || ranks.empty() || deadline - now < longest()) return {};
     std::vector<int> found;
     std::copy_if(ranks.begin(), ranks.end(), std::back_inserter(found),
                  [this](int rank) { return seen_.contains(rank); });
@@ -37,19 +38,22 @@ class GivenUp {
     return found;
   }
 
+  /// Of a look: a store that does not answer is waited for once, one that is far away twice.
+  std::chrono::milliseconds longest() const { return 2 * causes_.patience(); }
+
  private:
   /// Goes on where the one before had to end: a store that is far away answers for few in the time.
   void look(std::span<const int> ranks) {
     if (!any_) any_ = causes_.has_any_given_up();
     if (!any_) return;
-    const Clock::time_point end = Clock::now() + kLongest;
+    const Clock::time_point end = Clock::now() + kForMore;
     for (std::size_t i = 0; i < ranks.size() && (i == 0 || Clock::now() < end); ++i) {
       const int rank = ranks[at_++ % ranks.size()];
       if (!seen_.contains(rank) && causes_.has_given_up(rank)) seen_.insert(rank);
     }
   }
 
-  static constexpr std::chrono::milliseconds kLongest{250};  // of a look at more than one
+  static constexpr std::chrono::milliseconds kForMore{250};  // than one rank
 
   const Causes& causes_;
   Clock::time_point next_;

@@ -68,8 +68,10 @@ void LinkTrip::gather_here(std::span<const Block> in, std::span<const Block> out
     if (Clock::now() < next) return;
     next = Clock::now() + kLookElsewhere;
     std::map<int, std::string> lost = levels_.vigil.lost();
-    if (lost.empty() && request_.deadline - Clock::now() > kAsked) {
-      for (const int rank : given_up.among(elsewhere())) lost.emplace(rank, kHasGivenUp);
+    if (lost.empty()) {
+      for (const int rank : given_up.among(elsewhere(), request_.deadline)) {
+        lost.emplace(rank, kHasGivenUp);
+      }
     }
     if (lost.empty() || levels_.host.all_have_come()) return;
     fail_for_elsewhere(lost.begin()->first, lost.begin()->second, Clock::now() - begin);
@@ -254,7 +256,9 @@ void LinkTrip::wait(const Transfers& transfers) {
           continue;
         }
         awaiting.lasts(rank);
-        if (!given_up.among({&rank, 1}).empty()) throw Error(ErrorKind::kPeerLost, kHasGivenUp);
+        if (!given_up.among({&rank, 1}, request_.deadline).empty()) {
+          throw Error(ErrorKind::kPeerLost, kHasGivenUp);
+        }
         return false;
       } catch (const Error& error) {
         fail_for(transfers[come].rank, error);

@@ -16,15 +16,17 @@ struct Reasons {
   std::function<void(int rank, const std::string& words)> tell{};
   /// What has been told of a rank so far, for which it has a moment, or ""; may be null.
   std::function<std::string(int rank, std::chrono::milliseconds moment)> told{};
-  /// Whether anything has been told of any rank so far: one look instead of one for each. May be
-  /// null.
-  std::function<bool()> told_any{};
+  /// What has been told last of any rank, or "": one look instead of one for each. May be null.
+  std::function<std::string()> told_last{};
+  /// How long the store may take for an answer to one look. May be null.
+  std::function<std::chrono::milliseconds()> patience{};
 
   /// Of this rank, which gives the group up.
   void give_up(int rank, const std::string& reason) const {
     if (tell) tell(rank, concat("rank ", rank, " has given the group up: ", reason));
   }
-  bool any() const { return !told_any || told_any(); }
+  std::string last() const { return told_last ? told_last() : ""; }
+  bool any() const { return !told_last || !last().empty(); }
   static constexpr std::chrono::milliseconds kMoment{160};
   std::string of(int rank, std::chrono::milliseconds moment = kMoment) const {
     return told ? told(rank, moment) : "";

@@ -57,19 +57,21 @@ struct Told {
       std::this_thread::sleep_for(a_while);
       return words.count(rank) > 0 ? words[rank] : std::string();
     };
-    found.told_any = [this] { return !words.empty(); };
+    found.told_last = [this] { return words.empty() ? "" : words.begin()->second; };
+    found.patience = [this] { return patience; };
     return found;
   }
 
   std::map<int, std::string> words;
   int asked = 0;
   std::chrono::milliseconds a_while{0};
+  std::chrono::milliseconds patience{400};
 };
 
 /// Of these ranks, once the next look is due.
 std::vector<int> next_among(GivenUp& given_up, const std::vector<int>& ranks) {
   std::this_thread::sleep_for(GivenUp::kBetween);
-  return given_up.among(ranks);
+  return given_up.among(ranks, Clock::time_point::max());
 }
 
 TEST_CASE("span: who gives up and lives on is taken for lost a look after it was seen") {
@@ -85,7 +87,7 @@ TEST_CASE("span: who gives up and lives on is taken for lost a look after it was
   CHECK(next_among(given_up, ranks).empty());
   CHECK(told.asked == 0);  // of none, where none has told anything
   told.words = {{2, "Ctrl-C"}, {4, "not asked for"}};
-  CHECK(given_up.among(ranks).empty());  // not yet due
+  CHECK(given_up.among(ranks, Clock::time_point::max()).empty());  // not yet due
   CHECK(next_among(given_up, ranks).empty());
   told.words[3] = "out of memory";
   CHECK(next_among(given_up, ranks) == std::vector<int>{2});
@@ -109,6 +111,22 @@ TEST_CASE("span: who gives up and lives on is found in a store that is far away"
     CHECK(told.asked == look);
   }
   CHECK(next_among(given_up, ranks) == std::vector<int>{4});
+}
+
+TEST_CASE("span: who gives up is not looked for where that could last beyond the deadline") {
+  const std::vector<std::unique_ptr<Link>> links = make_local_links(5, false);
+  const Topology topology = five_hosts();
+  Nudger nudger;
+  Vigil vigil(*links[0], nudger, topology, 0);
+  Told told{.words = {{1, "Ctrl-C"}}};
+  const Reasons reasons = told.reasons();
+  const Causes causes(reasons, vigil);
+  GivenUp given_up(causes);
+  std::this_thread::sleep_for(GivenUp::kBetween);
+  CHECK(given_up.among(std::vector<int>{1}, Clock::now() + told.patience).empty());
+  CHECK(told.asked == 0);
+  CHECK(given_up.among(std::vector<int>{1}, Clock::now() + 3 * told.patience).empty());
+  CHECK(told.asked == 1);
 }
 
 TEST_CASE("span: who has gone can be asked while a rank waits") {
