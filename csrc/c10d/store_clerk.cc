@@ -7,6 +7,10 @@
 #include <mutex>
 #include <system_error>
 #include <thread>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <utility>
 
 #include "core/request.h"
@@ -26,6 +30,15 @@ c10::intrusive_ptr<c10d::Store> clone_of(const c10::intrusive_ptr<c10d::Store>& 
   } catch (const std::exception&) {
     return store;
   }
+}
+
+/// Others may be written in Python, also where they can be cloned.
+bool is_of_torch(const c10::intrusive_ptr<c10d::Store>& store) {
+  const auto prefixed = c10::dynamic_intrusive_pointer_cast<c10d::PrefixStore>(store);
+  const auto root = prefixed ? prefixed->getUnderlyingNonPrefixStore() : store;
+  const c10d::Store* one = root.get();
+  return dynamic_cast<const c10d::TCPStore*>(one) || dynamic_cast<const c10d::FileStore*>(one) ||
+         dynamic_cast<const c10d::HashStore*>(one);
 }
 
 StoreClerk::Job setting(const std::string& key, const std::string& text) {
@@ -51,7 +64,7 @@ struct StoreClerk::Desk {
     while (await_order(lock)) {
       const std::shared_ptr<Order> order = orders.front();
       lock.unlock();
-      if (!own) connect(own);
+      if (!own) own = clone_of(store);
       try {
         order->result = order->job(*own);
       } catch (const std::exception&) {  // the store has gone with the rank that kept it
@@ -68,12 +81,6 @@ struct StoreClerk::Desk {
     lock.lock();
     has_ended = true;
     changed.notify_all();
-  }
-
-  void connect(c10::intrusive_ptr<c10d::Store>& own) {
-    own = clone_of(store);
-    const std::scoped_lock lock(mutex);
-    is_in_python = own == store;
   }
 
   /// Whether there is another one.
@@ -100,13 +107,14 @@ struct StoreClerk::Desk {
   std::multimap<Clock::time_point, std::shared_ptr<Order>> later;  // not yet due
   std::chrono::milliseconds took{0};                               // the last answer
   std::chrono::milliseconds patience = kPatience;
-  bool is_in_python = false;  // where the thread works
-  int silent = 0;             // orders that were waited for in vain and are not over
+  bool may_be_python = false;  // where the thread works
+  int silent = 0;              // orders that were waited for in vain and are not over
   bool ending = false;
   bool has_ended = true;  // there is no thread
 };
 
 StoreClerk::StoreClerk(c10::intrusive_ptr<c10d::Store> store) : desk_(std::make_shared<Desk>()) {
+  desk_->may_be_python = !is_of_torch(store);
   desk_->store = std::move(store);
 }
 
@@ -117,7 +125,7 @@ void StoreClerk::leave() {
   desk_->ending = true;
   desk_->changed.notify_all();
   const auto has_ended = [this] { return desk_->has_ended; };
-  if (desk_->changed.wait_for(lock, kLeave, has_ended) || !desk_->is_in_python) return;
+  if (desk_->changed.wait_for(lock, kLeave, has_ended) || !desk_->may_be_python) return;
   desk_->changed.wait_for(lock, kLeaveOfPython, has_ended);
 }
 

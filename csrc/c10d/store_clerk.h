@@ -33,8 +33,8 @@ class StoreClerk {
   /// goes meanwhile.
   void begin(Job job, std::chrono::milliseconds pause = {});
 
-  /// Takes no more orders. Leaves the thread alone where the store keeps it, but for long in a
-  /// store written in Python, which must not be in use when the interpreter ends.
+  /// Takes no more orders. Leaves the thread alone where the store keeps it, but for long in one
+  /// that may be written in Python, which must not be in use when the interpreter ends.
   void leave();
 
   /// For the answers of a store that is there, and the longest for one that is far away.
@@ -45,7 +45,7 @@ class StoreClerk {
   /// It grows with the time that the quicker one of the last two answers took: a key that is there
   /// takes a TCPStore three round trips, one that is not takes one.
   std::chrono::milliseconds patience() const;
-  /// Connects meanwhile, and learns how far the store is.
+  /// Connects meanwhile, and learns by two answers how far the store is.
   void greet();
   /// Puts a text there, for which post() does not wait, and set() as long.
   void post(const std::string& key, const std::string& text);

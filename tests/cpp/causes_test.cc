@@ -26,6 +26,35 @@ Topology five_hosts() {
   return Topology(maps, names);
 }
 
+/// Rank 0 of five, which waits for others, and what these have told in a store that answers a
+/// question in a while.
+struct Waiting {
+  /// Of these ranks, once the next look is due.
+  std::vector<int> next_among(const std::vector<int>& ranks) {
+    std::this_thread::sleep_for(GivenUp::kBetween);
+    return given_up.among(ranks, Clock::time_point::max());
+  }
+
+  std::map<int, std::string> told;
+  int asked = 0;
+  std::chrono::milliseconds a_while{0};
+  const std::chrono::milliseconds patience{400};
+  const std::vector<std::unique_ptr<Link>> links = make_local_links(5, false);
+  const Topology topology = five_hosts();
+  Nudger nudger;
+  Vigil vigil{*links[0], nudger, topology, 0};
+  const Reasons reasons{.told =
+                            [this](int rank, std::chrono::milliseconds) {
+                              ++asked;
+                              std::this_thread::sleep_for(a_while);
+                              return told.count(rank) > 0 ? told[rank] : std::string();
+                            },
+                        .told_last = [this] { return told.empty() ? "" : told.begin()->second; },
+                        .patience = [this] { return patience; }};
+  const Causes causes{reasons, vigil};
+  GivenUp given_up{causes};
+};
+
 }  // namespace
 
 TEST_CASE("span: of a rank that has told nothing the others that have gone are the cause") {
@@ -48,85 +77,42 @@ TEST_CASE("span: of a rank that has told nothing the others that have gone are t
   CHECK(causes.of(3, "closed") == "rank 3 has given the group up: Ctrl-C");
 }
 
-/// What ranks have told, in a store that answers a question in a while.
-struct Told {
-  Reasons reasons() {
-    Reasons found;
-    found.told = [this](int rank, std::chrono::milliseconds) {
-      ++asked;
-      std::this_thread::sleep_for(a_while);
-      return words.count(rank) > 0 ? words[rank] : std::string();
-    };
-    found.told_last = [this] { return words.empty() ? "" : words.begin()->second; };
-    found.patience = [this] { return patience; };
-    return found;
-  }
-
-  std::map<int, std::string> words;
-  int asked = 0;
-  std::chrono::milliseconds a_while{0};
-  std::chrono::milliseconds patience{400};
-};
-
-/// Of these ranks, once the next look is due.
-std::vector<int> next_among(GivenUp& given_up, const std::vector<int>& ranks) {
-  std::this_thread::sleep_for(GivenUp::kBetween);
-  return given_up.among(ranks, Clock::time_point::max());
-}
-
 TEST_CASE("span: who gives up and lives on is taken for lost a look after it was seen") {
-  const std::vector<std::unique_ptr<Link>> links = make_local_links(5, false);
-  const Topology topology = five_hosts();
-  Nudger nudger;
-  Vigil vigil(*links[0], nudger, topology, 0);
-  Told told;
-  const Reasons reasons = told.reasons();
-  const Causes causes(reasons, vigil);
+  Waiting waiting;
   const std::vector<int> ranks = {1, 2, 3};
-  GivenUp given_up(causes);
-  CHECK(next_among(given_up, ranks).empty());
-  CHECK(told.asked == 0);  // of none, where none has told anything
-  told.words = {{2, "Ctrl-C"}, {4, "not asked for"}};
-  CHECK(given_up.among(ranks, Clock::time_point::max()).empty());  // not yet due
-  CHECK(next_among(given_up, ranks).empty());
-  told.words[3] = "out of memory";
-  CHECK(next_among(given_up, ranks) == std::vector<int>{2});
-  CHECK(next_among(given_up, {{1, 3}}).empty());
-  CHECK(next_among(given_up, {{1, 3}}) == std::vector<int>{3});
-  CHECK(told.asked == 5);
+  CHECK(waiting.next_among(ranks).empty());
+  CHECK(waiting.asked == 0);  // of none, where none has told anything
+  waiting.told = {{2, "Ctrl-C"}, {4, "not asked for"}};
+  CHECK(waiting.given_up.among(ranks, Clock::time_point::max()).empty());  // not yet due
+  CHECK(waiting.next_among(ranks).empty());
+  waiting.told[3] = "out of memory";
+  CHECK(waiting.next_among(ranks) == std::vector<int>{2});
+  CHECK(waiting.next_among({1, 3}).empty());
+  CHECK(waiting.next_among({1, 3}) == std::vector<int>{3});
+  CHECK(waiting.asked == 5);
 }
 
 TEST_CASE("span: who gives up and lives on is found in a store that is far away") {
-  const std::vector<std::unique_ptr<Link>> links = make_local_links(5, false);
-  const Topology topology = five_hosts();
-  Nudger nudger;
-  Vigil vigil(*links[0], nudger, topology, 0);
-  Told told{.words = {{4, "Ctrl-C"}}, .a_while = std::chrono::milliseconds(300)};
-  const Reasons reasons = told.reasons();
-  const Causes causes(reasons, vigil);
+  Waiting waiting;
+  waiting.told = {{4, "Ctrl-C"}};
+  waiting.a_while = std::chrono::milliseconds(300);
   const std::vector<int> ranks = {1, 2, 3, 4};
-  GivenUp given_up(causes);
   for (int look = 1; look <= 4; ++look) {  // of one rank, as that takes so long
-    CHECK(next_among(given_up, ranks).empty());
-    CHECK(told.asked == look);
+    CHECK(waiting.next_among(ranks).empty());
+    CHECK(waiting.asked == look);
   }
-  CHECK(next_among(given_up, ranks) == std::vector<int>{4});
+  CHECK(waiting.next_among(ranks) == std::vector<int>{4});
 }
 
 TEST_CASE("span: who gives up is not looked for where that could last beyond the deadline") {
-  const std::vector<std::unique_ptr<Link>> links = make_local_links(5, false);
-  const Topology topology = five_hosts();
-  Nudger nudger;
-  Vigil vigil(*links[0], nudger, topology, 0);
-  Told told{.words = {{1, "Ctrl-C"}}};
-  const Reasons reasons = told.reasons();
-  const Causes causes(reasons, vigil);
-  GivenUp given_up(causes);
+  Waiting waiting;
+  waiting.told = {{1, "Ctrl-C"}};
+  const std::vector<int> ranks = {1};
   std::this_thread::sleep_for(GivenUp::kBetween);
-  CHECK(given_up.among(std::vector<int>{1}, Clock::now() + told.patience).empty());
-  CHECK(told.asked == 0);
-  CHECK(given_up.among(std::vector<int>{1}, Clock::now() + 3 * told.patience).empty());
-  CHECK(told.asked == 1);
+  CHECK(waiting.given_up.among(ranks, Clock::now() + waiting.patience).empty());
+  CHECK(waiting.asked == 0);
+  CHECK(waiting.given_up.among(ranks, Clock::now() + 3 * waiting.patience).empty());
+  CHECK(waiting.asked == 1);
 }
 
 TEST_CASE("span: who has gone can be asked while a rank waits") {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import signal
@@ -34,6 +35,13 @@ class Far(Deadly):
     def check(self, keys: list[str]) -> bool:
         travel()
         return super().check(keys)
+
+
+class Cloned(Far):
+    """One that can be cloned, as torch's can."""
+
+    def clone(self) -> dist.Store:
+        return self
 
 
 def travel() -> None:
@@ -94,3 +102,21 @@ def test_a_rank_that_gives_up_and_lives_on_is_told_of_far_from_the_store(
         text, seconds = reply.value
         assert "the process of rank 2 has ended" in text, text
         assert seconds < 5 + slack, text
+
+
+def make_a_group_to_end_with(rank: int, port: int, kind: type[Far]) -> None:
+    store = kind(dist.TCPStore("127.0.0.1", port, 2, False), "no such key", 0)
+    atexit.register(id, store)  # kept as long
+    dist.init_process_group("dreamcomm", store=store, rank=rank, world_size=2)
+
+
+@pytest.mark.parametrize("kind", [Far, Cloned])
+def test_nobody_is_left_in_a_store_written_in_python_when_the_interpreter_ends(
+    fresh: Fresh, kind: type[Far]
+) -> None:
+    """What was told last while the group was made is still under way then."""
+    store = dist.TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False)
+    env = {"DREAMCOMM_HOSTS": "a,b"}
+    ranks = fresh.start(make_a_group_to_end_with, store.port, kind, group=False, env=env)
+    assert [reply.error for reply in replies(ranks, 60)] == [None, None]
+    assert [rank.finish() for rank in ranks] == [0, 0]
