@@ -8,6 +8,7 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
+from dreamcomm.bench import busy
 from training_variants import DREAMCOMM, GLOO, PLAIN, VARIANTS
 
 CAPTION = (
@@ -32,6 +33,7 @@ class Timing:
     model: str
     wrapper: str
     world: int
+    beside: int  # busy processes
     parameters: int
     steps: int
     largest_weight_difference: float
@@ -43,6 +45,7 @@ class Timing:
         model: str,
         wrapper: str,
         world: int,
+        beside: int,
         parameters: int,
         seconds: dict[str, list[float]],
         difference: float,
@@ -58,7 +61,7 @@ class Timing:
         }
         ratio = middle[GLOO] / middle[DREAMCOMM]
         steps = len(seconds[PLAIN])
-        return Timing(model, wrapper, world, parameters, steps, difference, ratio, rows)
+        return Timing(model, wrapper, world, beside, parameters, steps, difference, ratio, rows)
 
 
 def percentile(values: list[float], share: float) -> float:
@@ -68,11 +71,18 @@ def percentile(values: list[float], share: float) -> float:
 
 
 def print_timing(console: Console, timing: Timing) -> None:
-    title = (
-        f"{timing.model}, {timing.parameters / 1e6:.1f} M parameters, under {timing.wrapper}, "
-        f"{timing.world} ranks, {timing.steps} steps of each"
+    title = [
+        f"{timing.model}, {timing.parameters / 1e6:.1f} M parameters, under {timing.wrapper}",
+        f"{timing.world} ranks",
+        busy.words(timing.beside),
+        f"{timing.steps} steps of each",
+    ]
+    table = Table(
+        title=", ".join(filter(None, title)),
+        title_justify="left",
+        caption=CAPTION,
+        caption_justify="left",
     )
-    table = Table(title=title, title_justify="left", caption=CAPTION, caption_justify="left")
     table.add_column("")
     for heading in ("p50", "p99", "exposed"):
         table.add_column(heading, justify="right")

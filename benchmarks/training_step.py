@@ -2,6 +2,7 @@
 
     python benchmarks/training_step.py                      # MLP and GPT, DDP and FSDP2, 2 ranks
     python benchmarks/training_step.py --model mlp --wrapper ddp --steps 20
+    python benchmarks/training_step.py --beside 2           # on a machine that others use
 
 All variants take turns, step by step, in one run of the same processes. Before anything is timed
 the weights after a few steps are compared: equal on all ranks, and as with Gloo.
@@ -20,6 +21,7 @@ import typer
 from rich.console import Console
 
 import dreamcomm
+from dreamcomm.bench.busy import busy_processes
 from machine import check_output, describe_machine, write_json
 from models import MODELS, make_task
 from training_report import Timing, print_timing
@@ -89,8 +91,9 @@ def verify(trainers: dict[str, Trainer], group: dist.ProcessGroup) -> float:
     return difference
 
 
-def measure(model: str, wrapper: str, world: int, steps: int) -> Timing:
-    ranks = dreamcomm.spawn(run_rank, world, args=(model, wrapper, steps))
+def measure(model: str, wrapper: str, world: int, steps: int, beside: int) -> Timing:
+    with busy_processes(beside):
+        ranks = dreamcomm.spawn(run_rank, world, args=(model, wrapper, steps))
     # A step is over when the last rank has ended it.
     slowest = {
         variant: [
@@ -99,7 +102,7 @@ def measure(model: str, wrapper: str, world: int, steps: int) -> Timing:
         for variant in VARIANTS
     }
     difference = max(rank.largest_difference for rank in ranks)
-    return Timing.of(model, wrapper, world, ranks[0].parameters, slowest, difference)
+    return Timing.of(model, wrapper, world, beside, ranks[0].parameters, slowest, difference)
 
 
 def chosen(given: list[str] | None, known: list[str], option: str) -> list[str]:
@@ -114,6 +117,7 @@ def main(
     wrapper: Annotated[list[str] | None, typer.Option(help="ddp or fsdp2; or both.")] = None,
     world: Annotated[int, typer.Option(min=2, max=16, help="Ranks.")] = 2,
     steps: Annotated[int, typer.Option(min=1, help="Timed steps of each variant.")] = 40,
+    beside: Annotated[int, typer.Option(min=0, help="Busy processes beside the ranks.")] = 0,
     json: Annotated[Path | None, typer.Option(help="Where to write the figures.")] = None,
 ) -> None:
     """Times training steps; see the head of this file."""
@@ -124,7 +128,7 @@ def main(
     timings = []
     for name in chosen(model, [*MODELS], "--model"):
         for wrapping in chosen(wrapper, [*WRAPPERS], "--wrapper"):
-            timings.append(measure(name, wrapping, world, steps))
+            timings.append(measure(name, wrapping, world, steps, beside))
             print_timing(console, timings[-1])
     if json is not None:
         found = [asdict(timing) for timing in timings]

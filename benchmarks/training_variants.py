@@ -103,8 +103,11 @@ class Trainer:
         self.optimizer = torch.optim.SGD(task.model.parameters(), lr=LEARNING_RATE)
 
     def step(self) -> None:
+        self.train_on(self.task.inputs, self.task.targets)
+
+    def train_on(self, inputs: Tensor, targets: Tensor) -> None:
         self.optimizer.zero_grad()
-        loss = self.task.loss(self.model(self.task.inputs), self.task.targets)
+        loss = self.task.loss(self.model(inputs), targets)
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
 

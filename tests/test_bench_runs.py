@@ -121,7 +121,7 @@ def test_a_run_writes_what_is_needed_to_repeat_it(
     assert picture.startswith(b"\x89PNG")
     assert document["versions"]["torch"] == torch.__version__
     assert document["machine"]["cores"] > 0
-    assert document["settings"] == {"seconds": 0.01, "versus": "gloo"}
+    assert document["settings"] == {"seconds": 0.01, "versus": "gloo", "beside": 0}
     assert {"date", "commit", "units", "prediction_errors"} <= set(document)
 
 

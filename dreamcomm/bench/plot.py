@@ -10,6 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from dreamcomm.bench import busy
 from dreamcomm.bench.report import by_title, format_time
 from dreamcomm.bench.sizes import format_size
 from dreamcomm.bench.variants import CEILING, CORE, DREAMCOMM
@@ -57,11 +58,7 @@ def draw(run: Run, path: Path) -> bool:
         figsize=(PANEL_WIDTH * columns, height), dpi=130, facecolor="white", layout="constrained"
     )
     FigureCanvasAgg(figure)
-    figure.suptitle(
-        f"Time of one call over its size\n{run.machine.cpu}, {run.machine.cores} cores",
-        fontsize=12,
-        color=INK,
-    )
+    figure.suptitle(title_of(run), fontsize=12, color=INK)
     grid = figure.subplots(rows, columns, squeeze=False).flat
     for axes, (title, results) in zip(grid, panels, strict=False):
         draw_panel(axes, title, results)
@@ -69,6 +66,12 @@ def draw(run: Run, path: Path) -> bool:
         axes.set_axis_off()
     figure.savefig(path)
     return True
+
+
+def title_of(run: Run) -> str:
+    """What is drawn, and where it was measured."""
+    here = [run.machine.cpu, f"{run.machine.cores} cores", busy.words(run.settings.beside)]
+    return f"Time of one call over its size\n{', '.join(filter(None, here))}"
 
 
 def panels_of(run: Run) -> list[tuple[str, list[CaseResult]]]:

@@ -8,6 +8,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from dreamcomm.bench import busy
 from dreamcomm.bench.cases import Case
 from dreamcomm.bench.result import CaseResult, Prediction, Run, prediction_errors
 from dreamcomm.bench.sizes import format_size
@@ -28,6 +29,8 @@ def print_run(console: Console, run: Run) -> None:
         f"Linux {versions.kernel}",
         highlight=False,
     )
+    if run.settings.beside:
+        console.print(f"Measured {busy.words(run.settings.beside)}.", highlight=False)
     for title, results in by_title(run.results).items():
         console.print(f"\n{title}", style="bold", highlight=False)
         console.print(table(results, run.settings.versus, console.width >= ROOMY))

@@ -17,10 +17,14 @@ UNITS = {"p50": "s", "p99": "s", "algbw": "1e9 B/s", "busbw": "1e9 B/s", "bytes"
 
 @dataclass(frozen=True)
 class Settings:
-    """How a run measures. ``seconds``: the time for one case, about."""
+    """How a run measures.
+
+    ``seconds``: the time for one case, about. ``beside``: busy processes on the ranks' machine.
+    """
 
     seconds: float = 1.0
     versus: str | None = "gloo"
+    beside: int = 0
 
 
 @dataclass(frozen=True)

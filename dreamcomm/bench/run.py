@@ -13,6 +13,7 @@ import torch.distributed as dist
 from rich.console import Console
 
 from dreamcomm.bench import machine
+from dreamcomm.bench.busy import busy_processes
 from dreamcomm.bench.cases import Case, expand
 from dreamcomm.bench.flags import Flags, grids_of
 from dreamcomm.bench.gpus import check_gpus, device_of, on_gpus, options_for
@@ -66,6 +67,7 @@ def run_and_show(
 
     Raises:
         RankError: a rank failed.
+        BusyProcessError: a busy process did not run all the time.
         NotWrittenError: a file could not be written; what was found has been printed.
     """
     run = run_bench(cases, settings)
@@ -157,16 +159,9 @@ def is_usable(backend: str) -> bool:
 
 def run_bench(cases: list[Case], settings: Settings) -> Run:
     """Runs the cases: in this rank if it is one, else in one set of ranks per world size."""
-    results: list[CaseResult] = []
-    if launched_world() is not None:
-        results = run_launched(cases, settings)
-    else:
-        for world, group in groupby(cases, key=lambda case: case.world):
-            arguments = (list(group), settings)
-            options = options_for(arguments[0], settings.versus)
-            results += spawn(
-                run_rank, world, args=arguments, options=options, start_method="spawn"
-            )[0]
+    with busy_processes(busy_here(settings.beside)):
+        run_all = run_spawned if launched_world() is None else run_launched
+        results = run_all(cases, settings)
     return Run(
         machine.now(),
         machine.this_machine(),
@@ -175,6 +170,22 @@ def run_bench(cases: list[Case], settings: Settings) -> Run:
         settings,
         tuple(results),
     )
+
+
+def busy_here(asked: int) -> int:
+    """The busy processes that this process starts: one rank of each machine starts them."""
+    rank = os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0"))
+    return asked if launched_world() is None or rank == "0" else 0
+
+
+def run_spawned(cases: list[Case], settings: Settings) -> list[CaseResult]:
+    """Runs the cases in one set of ranks per world size."""
+    results: list[CaseResult] = []
+    for world, group in groupby(cases, key=lambda case: case.world):
+        arguments = (list(group), settings)
+        options = options_for(arguments[0], settings.versus)
+        results += spawn(run_rank, world, args=arguments, options=options, start_method="spawn")[0]
+    return results
 
 
 def run_launched(cases: list[Case], settings: Settings) -> list[CaseResult]:

@@ -47,6 +47,10 @@ InPlace = Annotated[
     ),
 ]
 Versus = Annotated[str, typer.Option(help="A torch backend to take turns with, or none.")]
+Beside = Annotated[
+    int,
+    typer.Option(min=0, max=256, help="Busy processes that run beside the ranks of each machine."),
+]
 Seconds = Annotated[
     float | None,
     typer.Option(min=0.001, max=3600, help="Time for one case, about.", show_default="1.0"),
@@ -72,6 +76,7 @@ def bench(
     layers: Layers = None,
     in_place: InPlace = None,
     versus: Versus = "gloo",
+    beside: Beside = 0,
     seconds: Seconds = None,
     cases: Cases = None,
     json_path: Json = None,
@@ -90,7 +95,9 @@ def bench(
         tuple(placements or ()), tuple(layers or ()), in_place,
     )  # fmt: skip
     settings = Settings(
-        seconds or (QUICK_SECONDS if quick else SECONDS), None if versus == NO_BACKEND else versus
+        seconds or (QUICK_SECONDS if quick else SECONDS),
+        None if versus == NO_BACKEND else versus,
+        beside,
     )
     run(asked, cases, quick, settings, json_path, plot_path)
 
@@ -104,6 +111,7 @@ def run(
     plot_path: Path | None,
 ) -> None:
     """Plans and runs; errors leave in the command's words and exit codes."""
+    from dreamcomm.bench.busy import BusyProcessError
     from dreamcomm.bench.run import NotWrittenError, plan, run_and_show
     from dreamcomm.launch import RankError
 
@@ -113,7 +121,7 @@ def run(
         raise typer.BadParameter(str(error)) from error
     try:
         right = run_and_show(listed, settings, json_path, plot_path)
-    except RankError as error:
+    except (RankError, BusyProcessError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from error
     except NotWrittenError as error:
