@@ -49,6 +49,16 @@ Recorder::Origin origin_of(Fabric& fabric, const CommOptions& options) {
           .world_ranks = options.world_ranks};
 }
 
+/// A line of explain() on a machine that other programs use, or nothing.
+std::string words_on_waits(const Patience& patience) {
+  if (patience.long_yields() == 0) return "";
+  return concat("\n  (other programs use the processors: ", patience.long_yields(),
+                " times a wait of this rank that offered its processor got it back a millisecond ",
+                "or more later; ",
+                patience.avoids_yields() ? "waits sleep at once now, and seldom try it again)"
+                                         : "not of late: waits offer it again)");
+}
+
 std::uint64_t to_count(const Gauge& gauge) { return static_cast<std::uint64_t>(gauge.read()); }
 
 }  // namespace
@@ -114,7 +124,7 @@ struct Communicator::Impl {
     Guard guard(member, what, Clock::time_point::max(), tend, interrupt);
     try {
       wait_until(
-          member.bell(), Patience{0, 2}, guard, [&] { return turnstile.is_up(turn); },
+          member.bell(), between_calls, guard, [&] { return turnstile.is_up(turn); },
           [] { return -1; });
     } catch (...) {
       thread.skip(turn, self);  // those behind us must get theirs
@@ -240,6 +250,7 @@ struct Communicator::Impl {
   Walk::Scratch scratch;
   Chooser chooser;
   Gauge sequence;
+  Patience between_calls{0, 2};  // of waits for this rank's own calls before
   LastToCome last_to_come;  // to the last call that was recorded
   const std::function<void()> tend;
   ProgressThread thread;
@@ -438,7 +449,8 @@ std::string Communicator::explain(Kind kind, std::size_t bytes, bool in_heaps) c
   return concat(
       dreamcomm::explain(call, impl_->chooser.preference(), transport(), impl_->chooser.heaps()),
       "\n  (of this rank's ", writer.writes(), " larger writes of pages, ", writer.streamed(),
-      " went past the caches: where that was faster, or to try it)");
+      " went past the caches: where that was faster, or to try it)",
+      words_on_waits(impl_->rounds.patience()));
 }
 
 Prediction Communicator::predict(Kind kind, std::size_t bytes, bool in_heaps) const {

@@ -33,7 +33,7 @@ class Member {
   Fabric& fabric() const { return fabric_; }
   Header& header() const { return fabric_.header(rank()); }
   /// Of waits for peers. Found out once: it takes a look into files.
-  const Patience& patience() const { return patience_; }
+  Patience& patience() { return patience_; }
 
   /// Tells the user what may become an error. Any thread.
   void warn(const std::string& text) const {
@@ -79,7 +79,7 @@ class Member {
   RankView view_of(int peer) const;
 
   Fabric& fabric_;
-  const Patience patience_;
+  Patience patience_;
   std::string group_;
   const std::string in_job_;
   const Warn warn_;

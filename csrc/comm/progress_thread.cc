@@ -103,7 +103,7 @@ bool ProgressThread::run_next() {
 
 void ProgressThread::work() {
   Tending tending(tend_);
-  constexpr Patience kPatience{0, 2};
+  Patience patience(0, 2);
   constexpr int kBusyRounds = 64;
   int busy = 0;
   while (true) {
@@ -114,13 +114,13 @@ void ProgressThread::work() {
     if (++busy % kBusyRounds == 0) tend_();
     if (mailbox_.busy()) {
       wait_until(
-          member_.header().doorbell, kPatience, tending,
+          member_.header().doorbell, patience, tending,
           [&] { return mailbox_.progress() || !mailbox_.busy() || has_turn() || is_finished(); },
           [] { return -1; });
     } else {
       // Nothing to hear from peers: sleep where they do not ring.
       wait_until(
-          member_.bell(), kPatience, tending,
+          member_.bell(), patience, tending,
           [&] { return mailbox_.busy() || has_turn() || is_finished(); }, [] { return -1; },
           std::chrono::seconds(1));
     }

@@ -26,7 +26,7 @@ void Rounds::turn(Peers reads, Peers readers, Watch& watch) {
     blocker = behind(reads);
     return blocker < 0;
   };
-  if (!spin_until(std::min(patience_.spins, Patience::kGlance), ready)) {
+  if (!spin_until(std::min(patience_.spins(), Patience::kGlance), ready)) {
     placement_.look(blocker);
     wait_until(fabric_.header(rank_).doorbell, patience_, watch, ready, [&] { return blocker; });
   }

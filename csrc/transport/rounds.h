@@ -44,6 +44,9 @@ class Rounds {
   std::size_t page_bytes() const { return page_bytes_; }
   std::span<std::byte> heap(int rank) const { return fabric_.heap(rank); }
 
+  /// Of this rank's waits in turns.
+  const Patience& patience() const { return patience_; }
+
   /// The number of the coming round, the same on all ranks.
   std::uint32_t coming() const { return next_; }
   /// This rank's page of the coming round.

@@ -1,8 +1,6 @@
 // Waiting for what other ranks do: spin, then yield, then sleep at the doorbell.
 #pragma once
 
-#include <sched.h>
-
 #include <chrono>
 
 #include "core/flag.h"
@@ -18,10 +16,22 @@ class Watch {
   virtual void look(int rank) = 0;
 };
 
-/// How long a waiting thread stays on its processor.
-struct Patience {
-  int spins;   // looks with a pause between; more than kGlance: nobody needs our processor
-  int yields;  // looks with sched_yield between
+/// How long a waiting thread stays on its processor, and whether it offers that to others.
+///
+/// sched_yield is cheap where only ranks share the processors: the awaited one runs at once, and
+/// yields in its turn. Beside another busy program it is not: the kernel takes a yield as the end
+/// of the thread's slice, and the other program keeps the processor for all of its own, some 3 ms
+/// a yield. A thread that sleeps instead is run as soon as it is woken. So yields are timed, and
+/// left out for a while after one that took long. Thread-safe: the times are hints.
+class Patience {
+ public:
+  /// How to let another thread run, and what time it is, in nanoseconds.
+  struct Means {
+    int (*yield)();
+    std::int64_t (*now)();
+  };
+  Patience(int spins, int yields, Means means = real_means())
+      : spins_(spins), yields_(yields), means_(means) {}
 
   static constexpr int kGlance = 100;  // looks that nearly all waits need at the most
 
@@ -29,6 +39,28 @@ struct Patience {
   /// than ranks the awaited one may need ours, so do not spin. `spans`: they are one host's of
   /// several.
   static Patience of(int ranks, bool spans);
+
+  /// Looks with a pause between; more than kGlance: no other rank needs our processor.
+  int spins() const { return spins_; }
+  /// Looks with a yield between, at the most.
+  int yields() const { return yields_; }
+  /// Lets another thread run; false where yields take too long at present: sleep instead.
+  bool yield();
+  /// So many took too long until now.
+  std::int64_t long_yields() const { return long_yields_.read(); }
+  /// Whether one did of late, so that some waits go without.
+  bool avoids_yields() const { return pause_ns_.read() > 0; }
+
+ private:
+  static Means real_means();
+
+  int spins_;
+  int yields_;
+  Means means_;
+  Gauge resume_ns_;  // no yield before this time
+  Gauge pause_ns_;   // from the last long yield until then; 0: there was none of late
+  Gauge quick_;      // yields since then that did not take long
+  Gauge long_yields_;
 };
 
 inline void relax() {
@@ -60,12 +92,12 @@ inline constexpr std::chrono::milliseconds kSlice{10};
 /// sleeping, and a writer that published after that evaluation sees the sleeper
 /// (see Flag). Even then a sleep ends after `slice`.
 template <typename Ready, typename Blocker>
-void wait_until(Doorbell& doorbell, const Patience& patience, Watch& watch, Ready&& ready,
+void wait_until(Doorbell& doorbell, Patience& patience, Watch& watch, Ready&& ready,
                 Blocker&& blocker, std::chrono::nanoseconds slice = kSlice) {
-  if (spin_until(patience.spins, ready)) return;
-  for (int i = 0; i < patience.yields; ++i) {
+  if (spin_until(patience.spins(), ready)) return;
+  for (int i = 0; i < patience.yields(); ++i) {
     if (ready()) return;
-    sched_yield();
+    if (!patience.yield()) break;
   }
   while (true) {
     const std::uint32_t seen = doorbell.approach();
