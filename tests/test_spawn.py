@@ -124,6 +124,19 @@ def test_a_killed_rank_is_named_with_its_signal(backend: str, start_method: str)
     assert (caught.value.rank, caught.value.signal) == (2, signal.SIGKILL)
 
 
+def die_of(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize(
+    ("number", "name"), [(40, r"signal 40 \(SIGRTMIN\+6\)"), (64, "SIGRTMAX"), (32, "signal 32")]
+)
+def test_a_signal_that_python_has_no_name_for_is_told(number: int, name: str) -> None:
+    with pytest.raises(RankError, match=f"^rank 0 was killed by {name}$") as caught:
+        spawn(die_of, 1, args=(number,), init=False, start_method="fork")
+    assert caught.value.signal == number
+
+
 @both_methods
 def test_a_rank_that_exits_is_named_with_its_code(backend: str, start_method: str) -> None:
     with pytest.raises(RankError, match="rank 0 ended with exit code 3"):

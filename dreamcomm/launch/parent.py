@@ -46,7 +46,8 @@ class RankError(RuntimeError):
     Attributes:
         rank: the rank that failed first.
         traceback: the text of its Python traceback, or None if it left none.
-        signal: the signal that killed it, or None.
+        signal: the number of the signal that killed it, or None; one of ``signal.Signals`` where
+            Python has a name for it, which real-time signals mostly lack.
     """
 
     def __init__(self, first: Failure, others: Sequence[Failure] = ()) -> None:

@@ -30,8 +30,9 @@ class Failure:
     exitcode: int = 0
 
     @property
-    def signal(self) -> signal.Signals | None:
-        return signal.Signals(-self.exitcode) if self.exitcode < 0 else None
+    def signal(self) -> int | None:
+        """One of ``signal.Signals`` where Python has a name for it."""
+        return known_signal(-self.exitcode) if self.exitcode < 0 else None
 
     def order(self) -> tuple[bool, float]:
         """Sorts causes before echoes: peers notice a killed rank, perhaps before the parent does.
@@ -47,7 +48,7 @@ class Failure:
         if self.traceback is not None:
             return f"raised:\n\n{self.traceback.rstrip()}\n"
         if self.signal is not None:
-            return f"was killed by {self.signal.name}"
+            return f"was killed by {signal_name(self.signal)}"
         return f"ended with exit code {self.exitcode} before its function returned"
 
     def summary(self) -> str:
@@ -55,6 +56,23 @@ class Failure:
         if self.traceback is None:
             return self.text()
         return f"raised: {self.traceback.rstrip().splitlines()[-1]}"
+
+
+def known_signal(number: int) -> int:
+    """The number as Python names it; of real-time signals it names the first and the last."""
+    try:
+        return signal.Signals(number)
+    except ValueError:
+        return number
+
+
+def signal_name(number: int) -> str:
+    """ "SIGKILL", "signal 40 (SIGRTMIN+6)"."""
+    if isinstance(number, signal.Signals):
+        return number.name
+    if signal.SIGRTMIN < number < signal.SIGRTMAX:
+        return f"signal {number} (SIGRTMIN+{number - signal.SIGRTMIN})"
+    return f"signal {number}"
 
 
 class Child(Protocol):
