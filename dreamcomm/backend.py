@@ -33,6 +33,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch._C._distributed_c10d import _DistributedBackendOptions
 
     from dreamcomm._C import DreamBackend, Options
@@ -50,6 +52,7 @@ def autoload() -> None:
 
         if dist.is_available() and not hasattr(dist.Backend, NAME.upper()):
             dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu", "cuda"])
+            dist.Backend.backend_capability[NAME] = _Devices()
             from dreamcomm._batches import mend_batches
 
             mend_batches()
@@ -57,6 +60,22 @@ def autoload() -> None:
         logging.getLogger(NAME).warning(
             "the backend %r could not be registered", NAME, exc_info=True
         )
+
+
+class _Devices(list[str]):
+    """Which devices a group serves that is made by the name alone: those that there are.
+
+    torch takes tensors of its own (``ShardedTensor.gather``) to the first that is not the CPU, and
+    fails where a torch with or without CUDA finds no GPU. Devices are counted at each use, as a
+    program may hide some after ``import torch``, and as counting at import would be slow.
+    """
+
+    def __iter__(self) -> Iterator[str]:
+        import torch
+
+        yield "cpu"
+        if torch.cuda.device_count() > 0:
+            yield "cuda"
 
 
 def create(dist_opts: _DistributedBackendOptions, backend_options: object = None) -> DreamBackend:

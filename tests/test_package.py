@@ -130,6 +130,15 @@ print(config.get_device_backend_map())
     assert mapping == "{'cpu': 'dreamcomm', 'cuda': 'nccl'}"
 
 
+def test_a_group_of_the_name_alone_serves_the_devices_that_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for count, devices in ((0, ["cpu"]), (2, ["cpu", "cuda"])):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda found=count: found)
+        made = torch.distributed.BackendConfig(torch.distributed.Backend("dreamcomm"))
+        assert list(made.get_device_backend_map()) == devices
+
+
 def test_the_entry_point_loads_neither_the_compiled_module_nor_the_launcher() -> None:
     code = "import sys, torch; print(sorted(m for m in sys.modules if m.startswith('dreamcomm.')))"
     loaded = run_python(code)

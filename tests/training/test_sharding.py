@@ -137,3 +137,21 @@ def two_dimensional() -> tuple[list[float], list[float]]:
 def test_fsdp_and_tensor_parallel(pool: Pool) -> None:
     for ours, expected in pool.run(two_dimensional, world=4):
         assert ours == pytest.approx(expected, rel=1e-5)
+
+
+def gather_shards() -> list[float]:
+    """Of a tensor of two rows, one on each rank."""
+    from torch.distributed._shard import sharded_tensor
+    from torch.distributed._shard.sharding_spec import ChunkShardingSpec
+
+    rank = dist.get_rank()
+    spec = ChunkShardingSpec(dim=0, placements=["rank:0/cpu", "rank:1/cpu"])
+    sharded = sharded_tensor.empty(spec, 2, 3)
+    sharded.local_shards()[0].tensor.fill_(rank + 1)
+    whole = torch.zeros(2, 3) if rank == 0 else None
+    sharded.gather(dst=0, out=whole)
+    return [] if whole is None else whole[:, 0].tolist()
+
+
+def test_a_sharded_tensor_is_gathered_where_there_is_no_gpu(pool: Pool) -> None:
+    assert pool.run(gather_shards) == [[1.0, 2.0], []]
