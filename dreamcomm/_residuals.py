@@ -31,7 +31,7 @@ class Residuals:
             ValueError: loaded residuals do not fit its parameters.
         """
         parameters, device = bucket.parameters(), bucket.buffer().device
-        known, row = self._rows.get(bucket.index(), ([], torch.empty(0)))
+        known, row = self._rows.get(bucket.index(), ([], torch.empty(0, device="cpu")))
         if not _same(known, parameters) or row.device != device:
             row = self._make_row(parameters, device)
             self._rows[bucket.index()] = parameters, row

@@ -83,7 +83,7 @@ class State:
                 averages.
         """
         squares = sum(self._numbers("squared_norm"))
-        return torch.tensor(squares, dtype=torch.float64).sqrt().float()
+        return torch.tensor(squares, dtype=torch.float64, device="cpu").sqrt().float()
 
     def finite(self) -> bool:
         """Whether every gradient was finite after the latest backward pass that communicated.

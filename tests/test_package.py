@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import json
 import os
@@ -185,6 +186,27 @@ except AttributeError as error:
     found, missing = run_python(code).splitlines()
     assert found == "True"
     assert missing == "module 'dreamcomm' has no attribute 'no_such_name'"
+
+
+FACTORIES = (
+    *("arange", "as_tensor", "empty", "eye", "full", "linspace", "ones", "rand", "randint"),
+    *("randn", "scalar_tensor", "tensor", "zeros"),
+)
+
+
+def test_every_tensor_is_made_on_a_device_that_is_named() -> None:
+    """Under torch.set_default_device it would be made elsewhere."""
+    unnamed = [
+        f"{path.relative_to(ROOT)}:{call.lineno}"
+        for path in (ROOT / "dreamcomm").rglob("*.py")
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and ast.unparse(call.func.value) == "torch"
+        and call.func.attr in FACTORIES
+        and not {"device", None} & {given.arg for given in call.keywords}
+    ]
+    assert unnamed == []
 
 
 def test_the_compiled_module_needs_no_cuda_library() -> None:

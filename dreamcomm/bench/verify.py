@@ -35,7 +35,12 @@ class RandomInputs:
         if (rank, row) not in self.made:
             generator = torch.Generator().manual_seed(1000 * rank + row)
             period = torch.randint(
-                self.least, self.limit + 1, (PERIOD,), generator=generator, dtype=torch.int16
+                self.least,
+                self.limit + 1,
+                (PERIOD,),
+                generator=generator,
+                dtype=torch.int16,
+                device="cpu",
             )
             self.made[rank, row] = period.repeat(2 + CHUNK // PERIOD)
         offset = start % PERIOD
@@ -44,7 +49,7 @@ class RandomInputs:
 
 def rewritten_inputs(rank: int, _row: int, _start: int, length: int) -> Tensor:
     """The :data:`Source` of what ``Buffers.rewrite`` and the timers of the core write."""
-    return torch.full((length,), rank + 1, dtype=torch.int16)
+    return torch.full((length,), rank + 1, dtype=torch.int16, device="cpu")
 
 
 def chunks(piece: Piece) -> Iterator[tuple[int, int]]:
@@ -81,7 +86,7 @@ def find_error(
 
 def sum_of(piece: Piece, row: int, offset: int, length: int, source: Source) -> Tensor:
     """The reference: adds the ranks' values one after the other."""
-    total = torch.zeros(length, dtype=torch.int16)
+    total = torch.zeros(length, dtype=torch.int16, device="cpu")
     for rank in piece.ranks:
         total += source(rank, row, piece.start + offset, length)
     return total

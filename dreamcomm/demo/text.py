@@ -40,6 +40,6 @@ def sample_batch(
     text: Tensor, batch: int, context: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """Random windows of the text and the same windows one byte on: two (batch, context) int64."""
-    starts = torch.randint(len(text) - context, (batch, 1), generator=generator)
-    windows = text[starts + torch.arange(context + 1)]
+    starts = torch.randint(len(text) - context, (batch, 1), generator=generator, device=text.device)
+    windows = text[starts + torch.arange(context + 1, device=text.device)]
     return windows[:, :-1], windows[:, 1:]

@@ -22,7 +22,7 @@ def carried_by() -> str:
 
     os.environ.pop("DREAMCOMM_HOSTS", None)  # it names the hosts of a job's ranks, not of these
     dist.init_process_group("dreamcomm", timeout=timedelta(seconds=SECONDS))
-    data = torch.ones(1000)
+    data = torch.ones(1000, device="cpu")
     dist.all_reduce(data)
     found = f"{transport()}; 1 + 1 = {data[0].item():g}"
     dist.destroy_process_group()

@@ -441,6 +441,26 @@ def test_residuals_are_float32_whatever_the_default(pool: Pool) -> None:
     assert set(pool.run(of_another_default)) == {torch.float32}
 
 
+def under_another_default_device(name: str) -> tuple[float, str, str]:
+    """As users have it who make their models on the meta device."""
+    state = hooks.State(norm=True)
+    model = nn.Linear(3, 2)
+    ddp = DistributedDataParallel(model)
+    ddp.register_comm_hook(state, getattr(hooks, name))
+    data = torch.ones(1, 3)
+    with torch.device("meta"):
+        ddp(data).sum().backward()
+        norm = state.norm()
+        shared = dreamcomm.empty(3)
+    return norm.item(), norm.device.type, shared.device.type
+
+
+@pytest.mark.parametrize("name", ["average", "bf16", "bf16_feedback"])
+def test_the_default_device_has_no_say(pool: Pool, name: str) -> None:
+    for norm, *devices in pool.run(under_another_default_device, name):
+        assert (norm, devices) == (pytest.approx(8**0.5), ["cpu", "cpu"])
+
+
 @pytest.mark.parametrize(
     ("state", "message"),
     [
