@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -42,11 +44,29 @@ def refuse(*_: Any, **__: Any) -> Any:
     raise OSError(1, "Operation not permitted")
 
 
+def examined_where(call: str, error: int) -> dict[str, Finding]:
+    """What the doctor says in a process that the system refuses a call."""
+    program = (
+        "import sys; from helpers.seccomp import refuse; from dreamcomm.cli import app\n"
+        "refuse(sys.argv.pop(1), int(sys.argv.pop(1))); app()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, call, str(error), "doctor", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=Path(__file__).parent,
+    )
+    findings = [Finding(**one) for one in json.loads(done.stdout)]
+    return {one.about: replace(one, state=State(one.state)) for one in findings}
+
+
 def test_here_all_is_well() -> None:
     done = CliRunner().invoke(commands, ["doctor", "--json"])
     assert done.exit_code == 0, done.output
     found = {finding["about"]: finding for finding in json.loads(done.output)}
-    assert len(found) == 15
+    assert len(found) == 16
     assert {finding["state"] for finding in found.values()} <= {"fine", "note"}
     assert "2 ranks" in found["two ranks"]["found"]
     assert "1 + 1 = 2" in found["two ranks"]["found"]
@@ -103,6 +123,14 @@ def test_descriptors_that_do_not_arrive_fall_back(monkeypatch: pytest.MonkeyPatc
     found = machine.descriptors()
     assert found.state is State.FALLS_BACK
     assert "Gloo" in found.meaning
+
+
+@pytest.mark.parametrize("error", [errno.EPERM, errno.ENOSYS])
+def test_ranks_are_watched_where_no_pidfd_is_given(error: int) -> None:
+    found = examined_where("pidfd_open", error)
+    assert found["watching processes"].state is State.NOTE
+    assert os.strerror(error) in found["watching processes"].found
+    assert found["two ranks"].state is State.FINE
 
 
 def test_limits_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -195,14 +196,35 @@ def test_what_could_only_fail_in_the_ranks_is_refused_before(
         spawn(call.pop("fn"), call.pop("nprocs"), **call)
 
 
-def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run_python(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *arguments],
+        cwd=cwd,
         capture_output=True,
         text=True,
         timeout=HANG_SECONDS,
         check=False,
     )
+
+
+@both_methods
+@pytest.mark.parametrize("error", [errno.EPERM, errno.ENOSYS])
+def test_ranks_run_and_fail_the_same_where_no_pidfd_is_given(error: int, start_method: str) -> None:
+    """Threads wait for them, and are gone as well."""
+    program = (
+        "import threading; import spawn_ranks; from helpers.seccomp import refuse\n"
+        "from dreamcomm import RankError, spawn\n"
+        f"refuse('pidfd_open', {error})\n"
+        f"how = dict(start_method='{start_method}')\n"
+        "print([rank for rank, _, _ in spawn(spawn_ranks.describe, 2, args=(0,), **how)])\n"
+        "try:\n"
+        "    spawn(spawn_ranks.leave_early, 3, args=(2, 'kill'), **how)\n"
+        "except RankError as error:\n"
+        "    print(str(error).splitlines()[0])\n"
+        "print([thread for thread in threading.enumerate() if 'dreamcomm' in thread.name])\n"
+    )
+    done = run_python("-c", program, cwd=Path(__file__).parent)
+    assert done.stdout == "[0, 1]\nrank 2 was killed by SIGKILL\n[]\n", done.stderr
 
 
 def test_a_prompt_or_notebook_gets_forked_ranks() -> None:

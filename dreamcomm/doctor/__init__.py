@@ -18,6 +18,7 @@ ALWAYS: tuple[Callable[[], Finding], ...] = (
     machine.shared_memory,
     machine.descriptors,
     namespaces.namespaces,
+    machine.endings,
     machine.open_files,
     machine.address_space,
     machine.memory,

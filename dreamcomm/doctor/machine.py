@@ -17,6 +17,7 @@ __all__ = [
     "address_space",
     "costs",
     "descriptors",
+    "endings",
     "gloo",
     "loopback",
     "memory",
@@ -60,6 +61,22 @@ def descriptors() -> Finding:
     except (OSError, IndexError) as error:
         return Finding("descriptor passing", State.FALLS_BACK, f"failed: {error}", GLOO_INSTEAD)
     return Finding("descriptor passing", State.FINE, "works through an abstract Unix socket")
+
+
+def endings() -> Finding:
+    """Whether processes can be watched by a pidfd, which tells their end, whoever outlives them."""
+    about = "watching processes"
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError as error:
+        return Finding(
+            about,
+            State.NOTE,
+            f"pidfd: {error}",
+            "groups notice a rank's end by its connections, and so only at the timeout if it is "
+            "killed while a process that it has forked lives; allow the system call pidfd_open",
+        )
+    return Finding(about, State.FINE, "a pidfd tells the end of a process")
 
 
 def open_files() -> Finding:

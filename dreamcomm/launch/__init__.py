@@ -1,7 +1,7 @@
 """Ranks from a script or a notebook in one line: :func:`spawn`.
 
-Three files, three places: ``parent`` waits and judges, ``rank_process`` is its handle on one
-rank, ``rank_main`` is what runs inside that rank.
+``parent`` waits and judges, ``rank_process`` is its handle on one rank, ``ending`` tells that one
+has ended, ``rank_main`` is what runs inside a rank.
 """
 
 from dreamcomm.launch.parent import RankError, spawn

@@ -262,12 +262,12 @@ def stop(ranks: Sequence[RankProcess], number: signal.Signals) -> None:
         for rank in ranks:
             rank.send_signal(number)
         deadline = time.monotonic() + GRACE_SECONDS
-        while running := [rank.pidfd for rank in ranks if rank.running]:
+        while running := [rank.ending.descriptor for rank in ranks if rank.running]:
             seconds = deadline - time.monotonic()
             if seconds <= 0:
                 break
             for ready in connection.wait(running, seconds):
-                next(rank for rank in ranks if rank.pidfd == ready).reap()
+                next(rank for rank in ranks if rank.ending.descriptor == ready).reap()
     finally:
         for rank in ranks:
             rank.send_signal(signal.SIGKILL)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dreamcomm.launch import rank_main
+from dreamcomm.launch.ending import Ending
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -88,22 +89,28 @@ class Child(Protocol):
 
 @dataclass
 class RankProcess:
-    """One running rank. ``home`` brings its one message; ``pidfd`` gets readable when it ends."""
+    """One running rank. ``home`` brings its one message; ``ending`` tells that it has ended."""
 
     rank: int
     child: Child
     home: Connection | None
-    pidfd: int = field(init=False)
+    ending: Ending = field(init=False)
     running: bool = field(default=True, init=False)
     result: bytes | None = field(default=None, init=False)
     failure: Failure | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self.pidfd = os.pidfd_open(self.child.pid)
+        try:
+            self.ending = Ending(self.child.pid)
+        except BaseException:  # nobody else knows of the child
+            os.kill(self.child.pid, signal.SIGKILL)
+            self.child.wait()
+            raise
 
     def sources(self) -> list[Any]:
         """What to wait on for news of this rank."""
-        return [self.pidfd] if self.home is None else [self.home, self.pidfd]
+        ended = self.ending.descriptor
+        return [ended] if self.home is None else [self.home, ended]
 
     def hear(self, source: object) -> None:
         """Takes in the news that ``source`` brings."""
@@ -151,7 +158,7 @@ class RankProcess:
         """Gives the file descriptors back; kills the process should it still run."""
         self.send_signal(signal.SIGKILL)
         self.reap()
-        os.close(self.pidfd)
+        self.ending.close()
         if self.home is not None:
             self.home.close()
             self.home = None
@@ -178,7 +185,7 @@ def start_fresh(rank: int, variables: Mapping[str, str], pickled: bytes) -> Rank
         with process.stdin as stdin:
             stdin.write(pickled)
     except BrokenPipeError:
-        pass  # It died early: the watch over its pidfd will find out how.
+        pass  # It died early: the watch over its end will find out how.
     return started
 
 
