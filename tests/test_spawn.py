@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import spawn_ranks
 import torch
 
 from dreamcomm import RankError, spawn
+from dreamcomm.launch import parent
+from dreamcomm.launch.rank_process import start_forked
 
 HANG_SECONDS = 120  # No test waits that long; a hang fails here and not in CI's limit.
 
@@ -225,6 +228,20 @@ def test_ranks_run_and_fail_the_same_where_no_pidfd_is_given(error: int, start_m
     )
     done = run_python("-c", program, cwd=Path(__file__).parent)
     assert done.stdout == "[0, 1]\nrank 2 was killed by SIGKILL\n[]\n", done.stderr
+
+
+def test_forked_ranks_begin_when_all_are_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else one is forked while the store's thread, which it does not have, holds a lock."""
+    forked = []
+
+    def start(*args: Any) -> Any:
+        process = start_forked(*args)
+        forked.append(time.monotonic())
+        return process
+
+    monkeypatch.setattr(parent, "start_forked", start)
+    begun = spawn(time.monotonic, 4, init=False, start_method="fork")
+    assert min(begun) > max(forked)
 
 
 def test_a_prompt_or_notebook_gets_forked_ranks() -> None:

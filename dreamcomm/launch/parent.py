@@ -116,7 +116,7 @@ def spawn(
     threads = threads_per_rank(nprocs, method)
     job = Job(fn, tuple(args), dict(kwargs or {}), backend, timeout, options, threads, init)
     if method == "fork":
-        return run_ranks(nprocs, threads, lambda rank, env: start_forked(rank, env, job))
+        return fork_ranks(nprocs, threads, job)
     pickled = pickle_job(job)
     return run_ranks(nprocs, threads, lambda rank, env: start_fresh(rank, env, pickled))
 
@@ -203,8 +203,29 @@ def rank_variables(rank: int, nprocs: int, port: int, threads: int | None) -> di
     return variables if threads is None else variables | {"OMP_NUM_THREADS": str(threads)}
 
 
+def fork_ranks(nprocs: int, threads: int | None, job: Job) -> list[Any]:
+    """As run_ranks; no rank begins before all are forked.
+
+    The store's thread looks up the name of each rank that connects. A rank forked at that moment
+    inherits the resolver's lock, held by a thread that it does not have.
+    """
+    gate = os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_CLOEXEC)
+    try:
+        return run_ranks(
+            nprocs,
+            threads,
+            lambda rank, env: start_forked(rank, env, job, gate),
+            lambda: os.eventfd_write(gate, nprocs),
+        )
+    finally:
+        os.close(gate)
+
+
 def run_ranks(
-    nprocs: int, threads: int | None, start: Callable[[int, dict[str, str]], RankProcess]
+    nprocs: int,
+    threads: int | None,
+    start: Callable[[int, dict[str, str]], RankProcess],
+    let_begin: Callable[[], object] = lambda: None,
 ) -> list[Any]:
     """Starts all ranks, waits for them and returns their results; leaves no rank running."""
     store = host_store()
@@ -212,6 +233,7 @@ def run_ranks(
     try:
         for rank in range(nprocs):
             ranks.append(start(rank, rank_variables(rank, nprocs, store.port, threads)))
+        let_begin()
         failures = watch(ranks)
         stop(ranks, signal.SIGTERM)
     except KeyboardInterrupt:

@@ -58,16 +58,19 @@ class Job:
         return result
 
 
-def run_rank(job: Job | bytes, home: Connection, parent_pid: int) -> None:
+def run_rank(job: Job | bytes, home: Connection, parent_pid: int, gate: int | None = None) -> None:
     """Runs the job and sends one message home; ends the process itself unless all went well.
 
-    ``job`` may come pickled: then what goes wrong while it is read is reported as well. The
+    With ``gate``, a descriptor, it waits until it can read from there. ``job`` may come pickled: then what goes wrong while it is read is reported as well. The
     message is ``("returned", pickled value)`` or ``("raised", traceback, time.monotonic())``;
     that clock is one per host, so the parent can tell who failed first.
     """
     die_with_parent(parent_pid)
     interrupt_once()
     try:
+        if gate is not None:
+            os.eventfd_read(gate)
+            os.close(gate)
         if isinstance(job, bytes):
             job = read_job(job)
         message = ("returned", pickle_by_value(job.call()))

@@ -189,14 +189,16 @@ def start_fresh(rank: int, variables: Mapping[str, str], pickled: bytes) -> Rank
     return started
 
 
-def start_forked(rank: int, variables: Mapping[str, str], job: rank_main.Job) -> RankProcess:
-    """Starts a rank as a copy of this process."""
+def start_forked(
+    rank: int, variables: Mapping[str, str], job: rank_main.Job, gate: int
+) -> RankProcess:
+    """Starts a rank as a copy of this process, which begins once it can read from ``gate``."""
     home, to_parent = multiprocessing.Pipe(duplex=False)
     parent_pid = os.getpid()
 
     def target() -> None:
         os.environ.update(variables)
-        rank_main.run_rank(job, to_parent, parent_pid)
+        rank_main.run_rank(job, to_parent, parent_pid, gate)
 
     process = multiprocessing.get_context("fork").Process(target=target, name=f"rank {rank}")
     with to_parent, warnings.catch_warnings():
