@@ -126,6 +126,8 @@ def heap_bytes() -> int:
     """The size of a heap that is made before the first group; 0: none."""
     from dreamcomm import _C
 
+    if not _flag("DREAMCOMM_SHARED_MEMORY", True):
+        return 0
     return _size("DREAMCOMM_HEAP_BYTES", _C.Options().heap_bytes, least=0)
 
 

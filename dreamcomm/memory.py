@@ -2,9 +2,9 @@
 
 A tensor made here is an ordinary CPU tensor. It lies in the process's heap, one range that
 every group of the process shows to its peers, so no step of its own is needed to register it,
-and ranks may hold different ones. Where the heap is full the tensor lies in other memory and
-collectives copy it, which ``dreamcomm.explain()`` tells. A forked child sees the same memory,
-not a copy.
+and ranks may hold different ones. Where the heap is full, or the system gives none, the tensor
+lies in other memory and collectives copy it, which ``dreamcomm.explain()`` tells. A forked child
+sees the same memory, not a copy.
 
 On a GPU the memory belongs to one group, whose option ``cuda`` is "dreamcomm" and whose
 ``cuda_heap_bytes`` says how much there is. Its first call for a tensor on the GPU, an allocation
@@ -43,7 +43,7 @@ def empty(
 
     Raises:
         ValueError: a negative size; a device whose tensors the group hands to NCCL.
-        RuntimeError: the system refuses the heap's address range.
+        RuntimeError: the process may open no more files.
     """
     from dreamcomm._compat import check_build
 

@@ -118,6 +118,26 @@ def test_no_memfd_falls_back_to_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Gloo" in found.meaning
 
 
+@pytest.mark.parametrize("error", [errno.EPERM, errno.ENOSYS])
+def test_where_no_memory_can_be_made_the_doctor_says_what_happens(error: int) -> None:
+    found = examined_where("memfd_create", error)
+    for about in ("shared memory", "two ranks"):
+        assert found[about].state is State.FALLS_BACK
+        assert os.strerror(error) in found[about].found
+    assert found["two ranks"].found.startswith("gloo")
+    assert State.BROKEN not in {one.state for one in found.values()}
+
+
+@pytest.mark.parametrize(("bytes_of_a_file", "state"), [(1 << 20, "falls back"), (1 << 30, "note")])
+def test_a_limit_of_the_size_of_files_is_one_of_shared_memory(
+    monkeypatch: pytest.MonkeyPatch, bytes_of_a_file: int, state: str
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (bytes_of_a_file, bytes_of_a_file))
+    found = machine.shared_memory()
+    assert found.state.value == state
+    assert "ulimit -f" in found.found
+
+
 def test_descriptors_that_do_not_arrive_fall_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "recv_fds", lambda *_: (b"x", [], 0, None))
     found = machine.descriptors()

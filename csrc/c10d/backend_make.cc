@@ -101,14 +101,15 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
       }),
       last_child_(c10::intrusive_ptr<c10d::Backend>()) {
   timeout_ms_.set(options->timeout.count());
+  std::string heap_refused;
   if (options->shared_memory && options->heap_bytes > 0) {
     try {
       heap_ = process_heap(options->heap_bytes);
     } catch (const Error& error) {  // little address space: collectives stage, then
-      no_heap_ = error.what();
+      no_heap_ = heap_refused = error.what();
     }
   }
-  ShmOptions shm = meeting_options(*options, size, host, heap_);
+  ShmOptions shm = meeting_options(*options, size, host, heap_, heap_refused);
   if (watch) shm.will_not_come = watch;
   shm.on_hosts = [this] {
     clerk_ = std::make_shared<StoreClerk>(store_between(visit_));

@@ -71,12 +71,13 @@ std::string group_being_made(const DreamOptions& options) {
 }
 
 ShmOptions meeting_options(const DreamOptions& options, int size, const Host& host,
-                           const std::shared_ptr<Heap>& heap) {
+                           const std::shared_ptr<Heap>& heap, const std::string& no_heap) {
   ShmOptions shm{
       .page_bytes = options.page_bytes,
       .message_bytes = options.message_bytes,
       .timeout = meeting_time(options),
       .heap = heap,
+      .no_heap = no_heap,
       .settings = concat(
           "algorithm=", options.algorithm, ",fixed_order=", options.fixed_order ? 1 : 0,
           ",costs=", costs_kind(options.costs), ",cuda=", options.cuda, ",cuda_heap_bytes=",

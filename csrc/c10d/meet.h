@@ -22,9 +22,9 @@ bool is_default(const DreamOptions& options);
 /// As errors of its making name it: "a group", "group '1' (ranks 2, 3 of the job)".
 std::string group_being_made(const DreamOptions& options);
 
-/// `heap` may be null. `host` must outlive the meeting.
+/// `heap` may be null; `no_heap`: why, where it was wanted. `host` must outlive the meeting.
 ShmOptions meeting_options(const DreamOptions& options, int size, const Host& host,
-                           const std::shared_ptr<Heap>& heap);
+                           const std::shared_ptr<Heap>& heap, const std::string& no_heap);
 /// As connect_shm(), and meanwhile ranks of the job can learn what this one makes.
 ShmResult meet(Store& store, int rank, int size, const ShmOptions& shm,
                const DreamOptions& options);

@@ -193,7 +193,14 @@ shared_memory (bool): False sends everything to torch's own Gloo or NCCL group.
 /// A tensor of one dimension in the process's heap, made with `heap_bytes` if there is none.
 at::Tensor allocate(std::int64_t size, at::ScalarType dtype, std::size_t heap_bytes) {
   if (size < 0) throw py::value_error("expected a size from 0 on, got " + std::to_string(size));
-  return allocate_tensor(*process_heap(heap_bytes), size, at::TensorOptions().dtype(dtype));
+  const at::TensorOptions options = at::TensorOptions().dtype(dtype);
+  std::shared_ptr<Heap> heap;
+  try {
+    heap = process_heap(heap_bytes);
+  } catch (const NoSharedMemory&) {  // as where it is full: collectives stage
+    return at::empty({size}, options);
+  }
+  return allocate_tensor(*heap, size, options);
 }
 
 /// Whether all of the tensor's memory lies in the heap that the process has now.

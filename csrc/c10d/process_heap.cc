@@ -20,9 +20,9 @@ ProcessWide<Heap>& current() {
 std::shared_ptr<Heap> make_heap(std::size_t bytes) {
   try {
     return Heap::make(bytes);
-  } catch (const Error& error) {
-    throw Error(error.kind(), concat(error.what(), "; the option heap_bytes, or the environment ",
-                                     "variable DREAMCOMM_HEAP_BYTES, asks for ", bytes, " bytes"));
+  } catch (const NoSharedMemory& error) {
+    throw NoSharedMemory(concat(error.what(), "; the option heap_bytes, or the environment ",
+                                "variable DREAMCOMM_HEAP_BYTES, asks for ", bytes, " bytes"));
   }
 }
 

@@ -41,8 +41,9 @@ Nonce make_nonce() {
 std::string to_text(const Card& card) {
   // The first three are at their places in all versions, for those that differ.
   return concat("dreamcomm ", card.version, ' ', card.host, ' ', card.rank, ' ', card.size, ' ',
-                card.page_bytes, ' ', card.message_bytes, ' ', card.refuses, ' ', hex(card.nonce),
-                ' ', card.heap_bytes, ' ', hex(card.heap), ' ', card.socket, ' ', card.settings);
+                card.page_bytes, ' ', card.message_bytes, ' ', !card.refusal.empty(), ' ',
+                hex(card.nonce), ' ', card.heap_bytes, ' ', hex(card.heap), ' ', card.socket, ' ',
+                card.settings, ' ', card.refusal);
 }
 
 Card card_from(const std::string& text, int rank) {
@@ -50,6 +51,7 @@ Card card_from(const std::string& text, int rank) {
   std::string magic;
   std::string nonce;
   std::string heap;
+  bool refuses = false;
   std::istringstream in(text);
   in >> magic >> card.version >> card.host;
   check(in && magic == "dreamcomm", ErrorKind::kMismatch, "rank ", rank,
@@ -58,10 +60,11 @@ Card card_from(const std::string& text, int rank) {
         card.host, " runs a dreamcomm with protocol ", card.version,
         ", this rank one with protocol ", kProtocolVersion,
         "; install the same version everywhere");
-  in >> card.rank >> card.size >> card.page_bytes >> card.message_bytes >> card.refuses >> nonce >>
+  in >> card.rank >> card.size >> card.page_bytes >> card.message_bytes >> refuses >> nonce >>
       card.heap_bytes >> heap >> card.socket >> card.settings;
   check(in && card.rank == rank && from_hex(nonce, card.nonce) && from_hex(heap, card.heap),
         ErrorKind::kMismatch, "the address published by rank ", rank, " cannot be read: ", text);
+  if (refuses) std::getline(in >> std::ws, card.refusal);
   return card;
 }
 

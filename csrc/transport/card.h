@@ -19,7 +19,7 @@ struct Card {
   int size = 0;
   std::size_t page_bytes = 0;
   std::size_t message_bytes = 0;
-  bool refuses = false;  // takes part in no shared memory
+  std::string refusal;  // why it takes part in no shared memory, to follow "rank N", or nothing
   Nonce nonce{};
   std::size_t heap_bytes = 0;  // 0: the rank has no heap
   Nonce heap{};                // the heap's id

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -16,9 +17,33 @@ namespace {
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 constexpr int kSealsOfReaders = F_SEAL_WRITE | F_SEAL_FUTURE_WRITE;
 
+const char* remedy(int error) {
+  switch (error) {
+    case EMFILE:
+      return " (raise the limit: ulimit -n)";
+    case EFBIG:
+      return " (raise the limit: ulimit -f)";
+    case EPERM:
+    case ENOSYS:
+      return " (allow the system call memfd_create, which a sandbox may refuse)";
+    default:
+      return "";
+  }
+}
+
 [[noreturn]] void fail(const char* what, std::size_t bytes) {
-  throw Error(ErrorKind::kSystem, concat(what, " of ", bytes, " bytes of shared memory failed: ",
-                                         std::generic_category().message(errno)));
+  const int error = errno;
+  const std::string words = concat(what, " of ", bytes, " bytes of shared memory failed: ",
+                                   std::generic_category().message(error), remedy(error));
+  if (error == EMFILE || error == ENFILE) throw Error(ErrorKind::kSystem, words);
+  throw NoSharedMemory(words);
+}
+
+/// ftruncate() would end the process by SIGXFSZ, where that is not ignored.
+bool is_too_large_a_file(std::size_t bytes) {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_FSIZE, &limit) != 0) return false;
+  return limit.rlim_cur != RLIM_INFINITY && bytes > limit.rlim_cur;
 }
 
 }  // namespace
@@ -39,6 +64,10 @@ Mapping::~Mapping() {
 Fd create_memfd(const char* label, std::size_t bytes) {
   Fd fd(memfd_create(label, MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd) fail("creation", bytes);
+  if (is_too_large_a_file(bytes)) {
+    errno = EFBIG;
+    fail("sizing", bytes);
+  }
   if (ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) fail("sizing", bytes);
   if (fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) fail("sealing", bytes);
   return fd;

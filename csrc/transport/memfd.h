@@ -2,17 +2,26 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 #include <utility>
 
+#include "core/error.h"
 #include "transport/socket.h"
 
 namespace dreamcomm {
+
+/// The system gives no shared memory, or not so much of it, which can be done without. A lack of
+/// descriptors is a plain Error(kSystem): little works then.
+class NoSharedMemory final : public Error {
+ public:
+  explicit NoSharedMemory(const std::string& what) : Error(ErrorKind::kSystem, what) {}
+};
 
 /// A shared mapping, unmapped with the object. A forked child does not see it.
 class Mapping {
  public:
   Mapping() = default;
-  /// Maps all `bytes` of the descriptor. Throws Error(kSystem).
+  /// Maps all `bytes` of the descriptor. Throws NoSharedMemory, or Error(kSystem).
   Mapping(const Fd& fd, std::size_t bytes);
   Mapping(Mapping&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
@@ -35,7 +44,8 @@ class Mapping {
 inline constexpr const char* kWindowLabel = "dreamcomm-window";
 
 /// New zeroed memory of fixed size: sealed, so that no holder of the descriptor
-/// can shrink it under the others. `label` shows in /proc/PID/maps.
+/// can shrink it under the others. `label` shows in /proc/PID/maps. Throws NoSharedMemory, or
+/// Error(kSystem).
 Fd create_memfd(const char* label, std::size_t bytes);
 
 /// Whether the descriptor is such a memfd, of exactly `bytes`, that can be written.

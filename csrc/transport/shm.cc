@@ -1,7 +1,7 @@
 // How ranks find out that they share memory: they try.
 //
 //   1. Every rank creates its window, listens at an abstract Unix address and
-//      publishes both in its card.
+//      publishes both in its card; or why it shares no memory, and then none does.
 //   2. Each pair connects once, the higher rank to the lower. A connection that
 //      fails means another host (or network namespace). The higher rank sends a
 //      greeting and its window's descriptor without waiting for an answer, unless
@@ -59,7 +59,9 @@ class Meeting {
         board_(
             store, rank, size, options.timeout, [this](int r) { return lost(r); }, options.group,
             options.numbers),
-        layout_(size, options.page_bytes, options.message_bytes) {}
+        layout_(size, options.page_bytes, options.message_bytes) {
+    if (!options.no_heap.empty()) no_heap_ = concat("rank ", number(rank), ": ", options.no_heap);
+  }
 
   ShmResult hold() {
     try {
@@ -109,16 +111,13 @@ class Meeting {
 
   void create_window() {
     if (options_.make_whereabouts) whereabouts_ = options_.make_whereabouts();
-    own_fd_ = create_memfd(kWindowLabel, layout_.bytes());
-    own_ = Mapping(own_fd_, layout_.bytes());
-    layout_.construct(own_.data(), rank_, 0);
     Card mine;
+    mine.refusal = lay_out();
     mine.version = kProtocolVersion;
     mine.rank = rank_;
     mine.size = size_;
     mine.page_bytes = layout_.page_bytes();
     mine.message_bytes = layout_.message_bytes();
-    mine.refuses = options_.refuse;
     mine.nonce = make_nonce();
     mine.host = host_name();
     mine.settings = options_.settings;
@@ -126,13 +125,26 @@ class Meeting {
       mine.heap_bytes = options_.heap->bytes();
       mine.heap = options_.heap->id();
     }
-    layout_.header(own_.data()).nonce = mine.nonce;
+    if (mine.refusal.empty()) layout_.header(own_.data()).nonce = mine.nonce;
     std::ostringstream address;
     address << "dreamcomm-" << getpid() << '-' << std::hex;
     for (const unsigned byte : mine.nonce) address << byte;
     mine.socket = address.str();
-    door_.emplace(mine.socket, mine.nonce);
+    if (mine.refusal.empty()) door_.emplace(mine.socket, mine.nonce);
     board_.publish("card", to_text(mine));
+  }
+
+  /// Makes the own window; why there is none, or nothing.
+  std::string lay_out() {
+    if (options_.refuse) return "has shared_memory switched off";
+    try {
+      own_fd_ = create_memfd(kWindowLabel, layout_.bytes());
+      own_ = Mapping(own_fd_, layout_.bytes());
+    } catch (const NoSharedMemory& error) {
+      return concat("has no memory to share: ", error.what());
+    }
+    layout_.construct(own_.data(), rank_, 0);
+    return "";
   }
 
   void read_cards() {
@@ -165,7 +177,7 @@ class Meeting {
   /// The first rank that takes part in no sharing, in words, or nothing.
   std::string refusal() {
     for (int r = 0; r < size_; ++r) {
-      if (card(r).refuses) return concat("rank ", number(r), " has shared_memory switched off");
+      if (!card(r).refusal.empty()) return concat("rank ", number(r), ' ', card(r).refusal);
     }
     return "";
   }
@@ -324,10 +336,10 @@ class Meeting {
   /// Takes the peer in with its heap, if it has one; why that cannot be done, or nothing.
   std::string adopt(int r, Fd socket, Mapping window) {
     std::shared_ptr<const Mapping> heap;
-    if (options_.heap && card(r).heap_bytes > 0) {
+    if (card(r).heap_bytes > 0) {
       const std::optional<Fd> theirs = receive_heap(r, socket);
       if (!theirs) return concat("rank ", number(r), " did not hand over its heap");
-      heap = map_heap(r, *theirs);
+      if (options_.heap) heap = map_heap(r, *theirs);
     }
     mapped_[static_cast<std::size_t>(r)] = '1';
     peer(r) =
@@ -360,7 +372,7 @@ class Meeting {
 
   /// Step 6.
   ShmResult conclude(const std::string& problem) {
-    const std::string refused = door_->refused();
+    const std::string refused = door_ ? door_->refused() : "";
     if (!refused.empty() && options_.warn) {
       options_.warn(concat("rank ", number(rank_), " of ", options_.numbers.size(size_),
                            " refused connections of strangers to ", "its address: ", refused));

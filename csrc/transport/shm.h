@@ -26,6 +26,7 @@ struct ShmOptions {
   std::size_t message_bytes = std::size_t{64} << 10;  // of one message buffer
   std::chrono::milliseconds timeout{30 * 60 * 1000};  // for the others to appear
   std::shared_ptr<Heap> heap;     // of this process, for the peers to map; null: none
+  std::string no_heap{};          // why there is none that was wanted: then no rank shares its own
   std::string settings = "none";  // whatever else has to be equal on all ranks; no spaces
   std::string group = "a group";  // as errors of its making name it
   Numbering numbers{};            // and its ranks
@@ -40,7 +41,7 @@ struct ShmOptions {
   /// Called where not all share; may be null. INVARIANT: no rank has left this meeting for its
   /// host's before all have called it, as it needs what each publishes then.
   std::function<void()> on_hosts{};
-  bool refuse = false;  // act as if no memory could be shared (tests, measurements)
+  bool refuse = false;  // make no memory, as where the system gives none
 };
 
 /// What came of trying to map every peer's memory.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
@@ -28,21 +29,36 @@ __all__ = [
 MIB = 1 << 20
 
 
+# Bytes that each of two ranks shares by default, rounded up: less than its heap.
+WINDOW = 1_360_000
+HEAP = (
+    "if the heap for shared tensors does not fit, collectives copy through pages instead: "
+    "give it a size that fits, DREAMCOMM_HEAP_BYTES"
+)
+
+
 def shared_memory() -> Finding:
-    """Whether anonymous memory can be made, sealed and mapped."""
+    """Whether anonymous memory can be made, sealed and mapped, as much as a rank needs."""
+    about = "shared memory"
     seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+    soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    unlimited = soft == resource.RLIM_INFINITY
     try:
         descriptor = os.memfd_create("dreamcomm-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.ftruncate(descriptor, mmap.PAGESIZE)
+            if not unlimited and soft < WINDOW:  # else a signal might end this process
+                raise OSError(errno.EFBIG, f"ulimit -f leaves {soft} bytes")
+            os.ftruncate(descriptor, WINDOW)
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
-            with mmap.mmap(descriptor, mmap.PAGESIZE) as memory:
+            with mmap.mmap(descriptor, WINDOW) as memory:
                 memory[:1] = b"1"
         finally:
             os.close(descriptor)
     except OSError as error:
-        return Finding("shared memory", State.FALLS_BACK, f"memfd: {error}", GLOO_INSTEAD)
-    return Finding("shared memory", State.FINE, "memfd can be made, sealed and mapped")
+        return Finding(about, State.FALLS_BACK, f"memfd: {error}", GLOO_INSTEAD)
+    if not unlimited:
+        return Finding(about, State.NOTE, f"up to {soft // MIB} MiB, by ulimit -f", HEAP)
+    return Finding(about, State.FINE, "memfd can be made, sealed and mapped")
 
 
 def descriptors() -> Finding:
@@ -102,8 +118,7 @@ def address_space() -> Finding:
         "address space",
         State.NOTE,
         found,
-        "if the heap for shared tensors does not fit, collectives copy through pages instead: "
-        "give it a size that fits, DREAMCOMM_HEAP_BYTES",
+        HEAP,
     )
 
 

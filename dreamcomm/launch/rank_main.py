@@ -61,7 +61,8 @@ class Job:
 def run_rank(job: Job | bytes, home: Connection, parent_pid: int, gate: int | None = None) -> None:
     """Runs the job and sends one message home; ends the process itself unless all went well.
 
-    With ``gate``, a descriptor, it waits until it can read from there. ``job`` may come pickled: then what goes wrong while it is read is reported as well. The
+    With ``gate``, a descriptor, it waits until it can read from there. ``job`` may come pickled:
+    then what goes wrong while it is read is reported as well. The
     message is ``("returned", pickled value)`` or ``("raised", traceback, time.monotonic())``;
     that clock is one per host, so the parent can tell who failed first.
     """
