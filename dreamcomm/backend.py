@@ -95,10 +95,12 @@ def create(dist_opts: _DistributedBackendOptions, backend_options: object = None
 
     check_build()
     from dreamcomm import _C
+    from dreamcomm._buckets import offer_memory
     from dreamcomm.inner import make_inner
 
     options = _options_for(dist_opts, backend_options)
     apply_environment(options)
+    offer_memory()
     return _C.DreamBackend(
         dist_opts.store, dist_opts.group_rank, dist_opts.group_size, options, make_inner
     )

@@ -214,8 +214,8 @@ def average(state: State, bucket: GradBucket) -> Future[Tensor]:
 
     Those of 16 bits are divided before they are rounded, so that their sum cannot overflow.
 
-    The bucket is reduced where it lies: without a copy with ``DDP_DISABLE_COMM_MEM=0`` in the
-    environment, as it then lies in the shared heap or in the group's memory on the GPU.
+    The bucket is reduced where it lies: without a copy if that is the shared heap, as by default
+    without GPUs, or with ``DDP_DISABLE_COMM_MEM=0`` in the environment the group's memory on a GPU.
 
     Raises:
         ValueError: as :func:`bf16`.

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from dreamcomm._buckets import advice
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -66,7 +68,9 @@ def explain(
     if not 0 <= nbytes < 1 << 63:
         raise ValueError(f"explain: expected nbytes from 0 to 2**63 - 1, got {nbytes}")
     if world is None:
-        return backend_of(group).explain(op, nbytes, shared)
+        backend = backend_of(group)
+        said = backend.explain(op, nbytes, shared)
+        return said + advice(op) if backend.shares_memory and not shared else said
     from dreamcomm._compat import check_build
 
     check_build()

@@ -66,7 +66,7 @@ def test_here_all_is_well() -> None:
     done = CliRunner().invoke(commands, ["doctor", "--json"])
     assert done.exit_code == 0, done.output
     found = {finding["about"]: finding for finding in json.loads(done.output)}
-    assert len(found) == 16
+    assert len(found) == 17
     assert {finding["state"] for finding in found.values()} <= {"fine", "note"}
     assert "2 ranks" in found["two ranks"]["found"]
     assert "1 + 1 = 2" in found["two ranks"]["found"]
@@ -372,6 +372,28 @@ def test_a_setting_without_a_meaning_is_broken_and_named(
     assert found.state is State.BROKEN
     assert found.found == f"{variable}={text}"
     assert meaning in found.meaning
+
+
+@pytest.mark.parametrize(
+    ("given", "gpus", "state", "text"),
+    [
+        (None, 0, State.FINE, "in shared memory"),
+        ("0", 2, State.FINE, "in shared memory"),
+        (None, 2, State.NOTE, "DDP_DISABLE_COMM_MEM is not set"),
+        ("1", 0, State.NOTE, "DDP_DISABLE_COMM_MEM is 1"),
+    ],
+)
+def test_where_the_buckets_of_ddp_lie_is_told(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, gpus: int, state: State, text: str
+) -> None:
+    monkeypatch.delenv("DDP_DISABLE_COMM_MEM", raising=False)
+    if given is not None:
+        monkeypatch.setenv("DDP_DISABLE_COMM_MEM", given)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: gpus)
+    found = installation.buckets()
+    assert found.state is state
+    assert text in found.found
+    assert ("NCCL" in found.meaning) == (gpus > 0 and state is State.NOTE)
 
 
 def test_settings_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,6 +133,7 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
       const auto job = c10::make_intrusive<c10d::PrefixStore>("job", visit_);
       roster_ = std::make_shared<Roster>(comm_, std::make_shared<StoreClerk>(job));
     }
+    if (!comm_) heap_.reset();  // Gloo copies from there as from any memory
     if (is_default(*options) && roster_) set_roster(roster_);
     if (comm_ && options->cuda == "dreamcomm") serve_devices();
     // Collective, as far as Gloo is: two ranks that exchange messages must not wait for the others.

@@ -30,6 +30,7 @@ WITH_BUILD: tuple[Callable[[], Finding], ...] = (
     gpus.cuda,
     gpus.peers,
     installation.settings,
+    installation.buckets,
     machine.loopback,
     ranks.two_ranks,
 )

@@ -6,10 +6,11 @@ import os
 from difflib import get_close_matches
 from pathlib import Path
 
+from dreamcomm._buckets import VARIABLE, are_shared, has_gpus
 from dreamcomm.backend import VARIABLES
 from dreamcomm.doctor.finding import Finding, State
 
-__all__ = ["build", "processors", "settings"]
+__all__ = ["buckets", "build", "processors", "settings"]
 
 PREFIX = "DREAMCOMM_"
 
@@ -45,6 +46,18 @@ def processors() -> Finding:
         found,
         limited if usable < all_of_them else "",
     )
+
+
+def buckets() -> Finding:
+    """Whether DistributedDataParallel takes its buckets from shared memory."""
+    about = "buckets of DDP"
+    given = os.environ.get(VARIABLE)
+    if are_shared() or (given is None and not has_gpus()):
+        return Finding(about, State.FINE, "lie in shared memory, and need no copy")
+    found = f"lie in other memory: {VARIABLE} " + (f"is {given}" if given else "is not set")
+    meaning = f"calls on the CPU copy them; {VARIABLE}=0 moves them to shared memory"
+    others = ", and those of NCCL's groups to memory that NCCL registers" if has_gpus() else ""
+    return Finding(about, State.NOTE, found, meaning + others)
 
 
 def settings() -> Finding:

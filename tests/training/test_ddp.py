@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
+import dreamcomm
 from helpers.pool import Fresh, Pool
 from training.models import STEPS, Mlp, batch, loss_of, sgd, shard, train_alone
 
@@ -204,8 +207,60 @@ def mapping_of(address: int) -> str:
 
 
 @pytest.mark.beyond_gloo("gloo allocates no buckets")
-def test_buckets_from_the_backend(fresh: Fresh) -> None:
-    for found in fresh.run(own_buckets, env={"DDP_DISABLE_COMM_MEM": "0"}):
+@pytest.mark.parametrize("env", [{}, {"DDP_DISABLE_COMM_MEM": "0"}], ids=["default", "asked"])
+def test_buckets_from_the_backend(fresh: Fresh, env: dict[str, str]) -> None:
+    for found in fresh.run(own_buckets, env=env):
         assert found["ours"] == pytest.approx(found["alone"], rel=1e-5)
         assert found["shared"]
         assert all("memfd" in name for name in found["shared"]), found["shared"]
+
+
+def in_place_calls() -> tuple[int, int]:
+    """All that DDP made, and those among them."""
+    model = DistributedDataParallel(Mlp())
+    before = dreamcomm.stats()["all_reduce"]
+    for step in range(3):
+        x, y = batch(step)
+        loss_of(model(x), y).backward()
+    after = dreamcomm.stats()["all_reduce"]
+    return after["calls"] - before["calls"], after["in_place"] - before["in_place"]
+
+
+def by_default() -> tuple[tuple[int, int], int, str]:
+    """Also of DDP on a group of Gloo's: how many of its gradients lie in shared memory."""
+    group = dist.new_group(backend="gloo")
+    ours = in_place_calls()
+    model = DistributedDataParallel(Mlp(), process_group=group, gradient_as_bucket_view=True)
+    train(model, group)
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    return ours, sum(map(dreamcomm.is_shared, gradients)), dreamcomm.explain("all_reduce", 4000)
+
+
+@pytest.mark.beyond_gloo("gloo allocates no buckets")
+def test_buckets_are_reduced_in_place_by_default_and_those_of_gloo_stay(fresh: Fresh) -> None:
+    for (calls, in_place), of_gloo, said in fresh.run(by_default):
+        assert calls == in_place > 0
+        assert of_gloo == 0
+        assert "buckets of DistributedDataParallel: in shared memory" in said
+
+
+@pytest.mark.beyond_gloo("gloo allocates no buckets")
+def test_who_wants_no_buckets_from_the_backend_gets_none(fresh: Fresh) -> None:
+    for (calls, in_place), _, said in fresh.run(by_default, env={"DDP_DISABLE_COMM_MEM": "1"}):
+        assert calls > in_place == 0
+        assert "with DDP_DISABLE_COMM_MEM=0 in the environment" in said
+
+
+def pretend_gpus_and_begin(rank: int, store: str) -> str | None:
+    torch.accelerator.device_count = lambda: 1
+    dist.init_process_group("dreamcomm", store=dist.FileStore(store, 2), rank=rank, world_size=2)
+    found = os.environ.get("DDP_DISABLE_COMM_MEM")
+    dist.destroy_process_group()
+    return found
+
+
+@pytest.mark.beyond_gloo("gloo allocates no buckets")
+def test_where_there_are_gpus_the_choice_is_the_users(fresh: Fresh, tmp_path: Path) -> None:
+    """It would hold for groups of NCCL's as well."""
+    store = str(tmp_path / "store")
+    assert fresh.run(pretend_gpus_and_begin, store, group=False) == [None, None]
