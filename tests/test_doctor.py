@@ -377,8 +377,8 @@ def test_a_setting_without_a_meaning_is_broken_and_named(
 @pytest.mark.parametrize(
     ("given", "gpus", "state", "text"),
     [
-        (None, 0, State.FINE, "in shared memory"),
-        ("0", 2, State.FINE, "in shared memory"),
+        (None, 0, State.FINE, "from shared memory"),
+        ("0", 2, State.FINE, "from shared memory"),
         (None, 2, State.NOTE, "DDP_DISABLE_COMM_MEM is not set"),
         ("1", 0, State.NOTE, "DDP_DISABLE_COMM_MEM is 1"),
     ],

@@ -53,7 +53,7 @@ def buckets() -> Finding:
     about = "buckets of DDP"
     given = os.environ.get(VARIABLE)
     if are_shared() or (given is None and not has_gpus()):
-        return Finding(about, State.FINE, "lie in shared memory, and need no copy")
+        return Finding(about, State.FINE, "come from shared memory, where ranks have it")
     found = f"lie in other memory: {VARIABLE} " + (f"is {given}" if given else "is not set")
     meaning = f"calls on the CPU copy them; {VARIABLE}=0 moves them to shared memory"
     others = ", and those of NCCL's groups to memory that NCCL registers" if has_gpus() else ""
