@@ -130,6 +130,13 @@ std::chrono::steady_clock::time_point deadline_after(std::chrono::milliseconds t
   return deadline_in(Clock::now(), timeout == c10d::kUnsetTimeout ? fallback : timeout);
 }
 
+namespace {
+
+/// What Gloo says of a lost peer: programs that restart ranks search an error's text for it.
+constexpr const char* kLost = "Connection closed by peer";
+
+}  // namespace
+
 std::exception_ptr to_torch(const Error& error) {
   const c10::SourceLocation here{__func__, __FILE__, static_cast<uint32_t>(__LINE__)};
   if (error.kind() == ErrorKind::kInvalid) {
@@ -138,6 +145,8 @@ std::exception_ptr to_torch(const Error& error) {
   std::string text = error.what();
   if (error.kind() == ErrorKind::kTimeout) {
     text += " (if that is only slow, give a longer timeout to the call or to the group)";
+  } else if (error.kind() == ErrorKind::kPeerLost && text.find(kLost) == std::string::npos) {
+    text += concat(" (", kLost, ')');
   }
   return std::make_exception_ptr(c10::DistBackendError(here, std::move(text)));
 }

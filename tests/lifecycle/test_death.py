@@ -62,6 +62,7 @@ def test_survivors_learn_who_died(fresh: Fresh, name: str) -> None:
         told = found[rank].value
         assert told["error"].startswith("DistBackendError")
         assert f"rank {VICTIM} last called" in told["error"]
+        assert told["error"].endswith("(Connection closed by peer)")  # what Gloo says
         assert told["again"].startswith("DistBackendError")
         assert not told["mappings"]
     assert shared_memory_files() <= files
@@ -96,6 +97,7 @@ def test_a_rank_that_leaves_is_told_of_while_another_is_late(
     found = replies(ranks, timeout=60)
     assert found[VICTIM].value == "left"
     assert "cannot finish: rank 1 has left the group" in found[2].value, found[2].value
+    assert found[2].value.endswith("(Connection closed by peer)"), found[2].value
     assert found[0].value.startswith("DistBackendError"), found[0].value
 
 
