@@ -12,6 +12,30 @@
 #include "c10d/convert.h"
 
 namespace dreamcomm {
+namespace {
+
+/// How many elements lie before the tensor's last one, from its first on. Of a tensor that has any.
+std::int64_t last_element(const at::Tensor& tensor) {
+  std::int64_t last = 0;
+  for (std::int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
+  return last;
+}
+
+/// `untyped_storage().resize_(0)` frees a tensor's memory, and leaves the tensor as large as it
+/// was.
+void require_memory(const Site& site, const char* argument, const at::Tensor& tensor) {
+  if (tensor.numel() == 0 || !tensor.has_storage()) return;
+  const std::size_t last = static_cast<std::size_t>(
+      tensor.storage_offset() +
+      (tensor.is_contiguous() ? tensor.numel() - 1 : last_element(tensor)));
+  const std::size_t needed = (last + 1) * tensor.itemsize();
+  const std::size_t there = tensor.storage().nbytes();
+  TORCH_CHECK_VALUE(there >= needed, site, "expected '", argument,
+                    "' to have memory, got one whose storage was freed: it has ", there,
+                    " bytes, the tensor needs ", needed);
+}
+
+}  // namespace
 
 std::ostream& operator<<(std::ostream& out, const Site& site) {
   return out << "rank " << site.rank << " of " << site.size << ": " << site.call << ": ";
@@ -22,6 +46,7 @@ void require_dense(const Site& site, const char* argument, const at::Tensor& ten
                     "' to be a tensor, got an undefined one");
   TORCH_CHECK_VALUE(tensor.layout() == at::kStrided, site, "expected '", argument,
                     "' to be dense, got a tensor of layout ", tensor.layout());
+  require_memory(site, argument, tensor);
 }
 
 void require_writable(const Site& site, const char* argument, const at::Tensor& tensor) {
@@ -95,10 +120,8 @@ std::vector<std::size_t> split_bytes(const Site& site, const char* argument,
 bool overlap(const at::Tensor& a, const at::Tensor& b) {
   if (a.numel() == 0 || b.numel() == 0) return false;
   const auto range = [](const at::Tensor& t) {
-    std::int64_t last = 0;  // of the elements, counted from the first
-    for (std::int64_t d = 0; d < t.dim(); ++d) last += (t.size(d) - 1) * t.stride(d);
     const auto begin = reinterpret_cast<std::uintptr_t>(t.const_data_ptr());
-    return std::pair(begin, begin + static_cast<std::size_t>(last + 1) * t.itemsize());
+    return std::pair(begin, begin + static_cast<std::size_t>(last_element(t) + 1) * t.itemsize());
   };
   const auto [a_begin, a_end] = range(a);
   const auto [b_begin, b_end] = range(b);

@@ -20,7 +20,7 @@ struct Site {
 /// "rank 1 of 4: all_reduce: "
 std::ostream& operator<<(std::ostream& out, const Site& site);
 
-/// A dense tensor.
+/// A dense tensor whose storage holds all of its elements.
 void require_dense(const Site& site, const char* argument, const at::Tensor& tensor);
 /// Dense, and no two of its elements share memory.
 void require_writable(const Site& site, const char* argument, const at::Tensor& tensor);

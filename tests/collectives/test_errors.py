@@ -35,9 +35,12 @@ def zeros(*shape: int, dtype: torch.dtype = f32) -> torch.Tensor:
     return torch.zeros(shape, dtype=dtype)
 
 
-def freed() -> torch.Tensor:
-    tensor = zeros(4)
-    tensor.untyped_storage().resize_(0)
+FREED = "storage was freed: it has 0 bytes, the tensor needs 16"
+
+
+def freed(left: int = 0, part: slice = slice(None)) -> torch.Tensor:
+    tensor = zeros(4)[part]
+    tensor.untyped_storage().resize_(left)
     return tensor
 
 
@@ -81,9 +84,45 @@ ALIKE: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
         ),
         ("all_to_all", "expected split sizes", "0 to its first dimension, 3"),
     ),
-    "memory that was freed": (
+    "memory that was freed, sent": (
         lambda: default_group().send([freed()], 1 - dist.get_rank(), 0),
-        ("send", "expected 'tensor' to have memory"),
+        ("send", "expected 'tensor' to have memory", FREED),
+    ),
+    "memory that was freed, received": (
+        lambda: dist.recv(freed(), 1 - dist.get_rank()),
+        ("recv", "expected 'tensor' to have memory", FREED),
+    ),
+    "memory that was freed, in a batch": (
+        lambda: dist.batch_isend_irecv([dist.P2POp(dist.irecv, freed(), 1 - dist.get_rank())]),
+        ("recv", "expected 'tensor' to have memory", FREED),
+    ),
+    "memory that was freed": (
+        lambda: dist.all_reduce(freed()),
+        ("all_reduce", "expected 'tensor' to have memory", FREED),
+    ),
+    "memory that was freed, asynchronous": (
+        lambda: dist.all_reduce(freed(), async_op=True),
+        ("all_reduce", "expected 'tensor' to have memory", FREED),
+    ),
+    "memory that was freed, behind an offset": (
+        lambda: dist.all_reduce(freed(part=slice(2, 4)), async_op=True),
+        ("all_reduce", "expected 'tensor' to have memory", FREED),
+    ),
+    "memory that was freed, strided": (
+        lambda: dist.broadcast(freed(part=slice(0, 4, 2)), 0, async_op=True),
+        ("broadcast", "to have memory", "it has 0 bytes, the tensor needs 12"),
+    ),
+    "memory that was freed in part": (
+        lambda: dist.all_reduce(freed(8), async_op=True),
+        ("all_reduce", "to have memory", "it has 8 bytes, the tensor needs 16"),
+    ),
+    "memory that was freed, in a list": (
+        lambda: dist.all_gather([zeros(4), freed()], zeros(4), async_op=True),
+        ("all_gather", "expected 'tensor_list' to have memory", FREED),
+    ),
+    "memory that was freed, coalesced": (
+        lambda: default_group().allreduce_coalesced([zeros(4), freed()]),
+        ("all_reduce", "expected 'tensors' to have memory", FREED),
     ),
     "all_to_all_single splits": (
         lambda: dist.all_to_all_single(zeros(4), zeros(4), [2, 2], [1, 2]),
