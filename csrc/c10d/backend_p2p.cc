@@ -24,15 +24,18 @@ int require_peer(const Site& site, const char* argument, int peer) {
   return peer;
 }
 
-Block block_of(const Site& site, const at::Tensor& tensor) {
-  TORCH_CHECK_VALUE(tensor.nbytes() == 0 || tensor.const_data_ptr() != nullptr, site,
-                    "expected 'tensor' to have memory, got one whose storage was freed");
+/// What a send reads. Tensors that share their memory until one is written go on sharing it.
+Block read_from(const at::Tensor& tensor) {
   return {static_cast<std::byte*>(const_cast<void*>(tensor.const_data_ptr())), tensor.nbytes()};
 }
 
-/// Keeps the tensor's memory for an engine that may outlast the call.
-Cargo cargo_of(const Site& site, const at::Tensor& tensor) {
-  const Block block = block_of(site, tensor);
+/// What a receive writes. A tensor that shared its memory until now gets its own.
+Block written_to(const at::Tensor& tensor) {
+  return {static_cast<std::byte*>(tensor.mutable_data_ptr()), tensor.nbytes()};
+}
+
+/// Keeps the memory of the tensor's block for an engine that may outlast the call.
+Cargo cargo_of(const at::Tensor& tensor, const Block& block) {
   return {std::shared_ptr<std::byte>(block.data, [tensor](std::byte*) {}), 0, block.bytes};
 }
 
@@ -132,6 +135,7 @@ WorkPtr DreamBackend::send_one(const Tensor& tensor, int dst, int tag) {
   if (device_ && device_->may_carry(tensor)) {
     require_peer(site, "dst", dst);
     require_tag(site, tag);
+    require_dense(site, "tensor", tensor);
     return carry({kSend, tensor, dst, tag, true});
   }
   const auto by_torch = [&] {
@@ -144,18 +148,18 @@ WorkPtr DreamBackend::send_one(const Tensor& tensor, int dst, int tag) {
   require_dense(site, "tensor", tensor);
   require_peer(site, "dst", dst);
   const std::uint64_t number = require_tag(site, tag);
-  block_of(site, tensor);  // or it has none
   Tensor memory = tensor;
   if (!is_plain(tensor)) {
     memory = blank_like(tensor);
     copy_into(memory, tensor);
   }
+  const Block block = read_from(memory);
   auto work = c10::make_intrusive<MessageWork>(rank_, kSend, tensor, executor_, comm_);
   const ProfiledWork::Record shown = work->take_record();
   try {
     const Clock::time_point deadline = deadline_after(c10d::kUnsetTimeout, timeout());
-    auto ticket = bridge_ ? bridge_->send(cargo_of(site, memory), dst, number, deadline)
-                          : comm_->send(block_of(site, memory), dst, number, deadline);
+    auto ticket = bridge_ ? bridge_->send(cargo_of(memory, block), dst, number, deadline)
+                          : comm_->send(block, dst, number, deadline);
     work->follow(std::move(ticket), [memory] {});
   } catch (...) {
     std::rethrow_exception(current_as_torch());
@@ -197,12 +201,13 @@ WorkPtr DreamBackend::receive(const Label& label, const Tensor& tensor, std::opt
   const std::uint64_t number = require_tag(site, tag);
   const bool plain = is_plain(tensor);
   const Tensor memory = plain ? tensor : blank_like(tensor);
+  const Block block = written_to(memory);
   auto work = c10::make_intrusive<MessageWork>(rank_, label, tensor, executor_, comm_);
   const ProfiledWork::Record shown = work->take_record();
   try {
     const Clock::time_point deadline = deadline_after(c10d::kUnsetTimeout, timeout());
-    auto ticket = bridge_ ? bridge_->receive(cargo_of(site, memory), source, number, deadline)
-                          : comm_->receive(block_of(site, memory), source, number, deadline);
+    auto ticket = bridge_ ? bridge_->receive(cargo_of(memory, block), source, number, deadline)
+                          : comm_->receive(block, source, number, deadline);
     work->follow(std::move(ticket), [plain, tensor, memory] {
       if (!plain) copy_into(tensor, memory);
     });

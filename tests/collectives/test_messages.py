@@ -68,6 +68,47 @@ def test_a_receive_from_any_source_names_it(pool: Pool) -> None:
     assert pool.run(any_source, world=4)[0] == [(2, 2.0), (3, 3.0), (1, 1.0)]
 
 
+def batch(data: torch.Tensor) -> None:
+    for work in dist.batch_isend_irecv([dist.P2POp(dist.irecv, data, 0)]):
+        work.wait()
+
+
+def later(data: torch.Tensor) -> None:
+    work = dist.irecv(data, 0)
+    assert work is not None
+    work.wait()
+
+
+RECEIVE: dict[str, Callable[[torch.Tensor], Any]] = {
+    "recv": lambda data: dist.recv(data, 0),
+    "irecv": later,
+    "any source": lambda data: dist.recv(data),
+    "batch": batch,
+    "strided": lambda data: dist.recv(data[::2], 0),
+}
+
+
+def receive_into_a_lazy_clone(how: str) -> list[Any]:
+    """The clone and what it was made of, which share memory until one of them is written."""
+    data = torch.full((5,), 9.0 if dist.get_rank() == 0 else 2.0)
+    clone = torch._lazy_clone(data)
+    if dist.get_rank() == 0:
+        dist.send(clone[::2] if how == "strided" else clone, 1)
+        return [torch._C._is_cow_tensor(clone)]
+    RECEIVE[how](clone)
+    return [data.tolist(), clone.tolist()]
+
+
+@pytest.mark.beyond_gloo("gloo knows no hosts")
+@pytest.mark.parametrize("how", RECEIVE)
+@pytest.mark.parametrize("hosts", ["", "a,b"])
+def test_a_receive_into_a_lazy_clone_leaves_the_original(pool: Pool, how: str, hosts: str) -> None:
+    still_shares, found = pool.run(receive_into_a_lazy_clone, how, options={"hosts": hosts})
+    received = [9.0, 2.0, 9.0, 2.0, 9.0] if how == "strided" else [9.0] * 5
+    assert still_shares == [True]
+    assert found == [[2.0] * 5, received]
+
+
 def crossing(count: int) -> float:
     """Both send before they receive: large messages may not need a partner to start."""
     other = 1 - dist.get_rank()
