@@ -2,12 +2,14 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty_like.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "c10d/process_heap.h"
 
@@ -44,7 +46,11 @@ at::Tensor blank_like(const at::Tensor& tensor) {
   return at::empty_like(tensor, tensor.options(), at::MemoryFormat::Contiguous);
 }
 
+// Torch counts each write to a tensor, for autograd. An inference tensor has no count, so that
+// torch lets it be written in inference mode alone; a result goes there wherever the call is made.
 void copy_into(const at::Tensor& dst, const at::Tensor& src) {
+  std::optional<c10::InferenceMode> uncounted;
+  if (dst.is_inference() && !c10::InferenceMode::is_enabled()) uncounted.emplace();
   const at::AutoDispatchBelowAutograd guard;
   dst.copy_(src);
 }

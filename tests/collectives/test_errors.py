@@ -376,6 +376,33 @@ def test_strided_tensors_in_inference_mode(pool: Pool) -> None:
     assert pool.run(staged_in_inference_mode) == [[16.0, 16.0]] * 2
 
 
+def written_outside_of_inference_mode(is_async: bool) -> list[Any]:
+    """A contiguous tensor is written in place; a strided one through a temporary."""
+    peer = 1 - dist.get_rank()
+    with torch.inference_mode():
+        whole, strided, room = torch.ones(4), torch.ones(4, 4).t()[::2], torch.zeros(4, 4).t()[::2]
+    for data in (whole, strided):
+        work = dist.all_reduce(data, async_op=is_async)
+        if work is not None:
+            work.wait()
+    sent = dist.isend(whole, peer)
+    if is_async:
+        received = dist.irecv(room[0], peer)
+        assert received is not None
+        received.wait()
+    else:
+        dist.recv(room[0], peer)
+    assert sent is not None
+    sent.wait()
+    return [whole.tolist(), strided.unique().tolist(), room[0].tolist(), torch.is_grad_enabled()]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_inference_tensors_outside_of_inference_mode(pool: Pool, is_async: bool) -> None:
+    found = pool.run(written_outside_of_inference_mode, is_async)
+    assert found == [[[2.0] * 4, [2.0], [2.0] * 4, True]] * 2
+
+
 def one_tensor_twice() -> float:
     data = torch.ones(3)
     dist.all_reduce_coalesced([data, data])
