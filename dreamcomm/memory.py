@@ -3,12 +3,13 @@
 A tensor made here is an ordinary CPU tensor. It lies in the process's heap, one range that
 every group of the process shows to its peers, so no step of its own is needed to register it,
 and ranks may hold different ones. Where the heap is full, or the system gives none, the tensor
-lies in other memory and collectives copy it, which ``dreamcomm.explain()`` tells. A forked child
-sees the same memory, not a copy.
+lies in other memory and collectives copy it, which ``dreamcomm.explain()`` tells. A tensor that is
+resized gets new memory from the heap. A forked child sees the same memory, not a copy.
 
 On a GPU the memory belongs to one group, whose option ``cuda`` is "dreamcomm" and whose
 ``cuda_heap_bytes`` says how much there is. Its first call for a tensor on the GPU, an allocation
-or a collective, is one that all its ranks have to make.
+or a collective, is one that all its ranks have to make. A tensor there that is resized beyond its
+storage moves into torch's own memory, which collectives copy.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 #include "c10d/device_heap.h"
 
 #include <ATen/ops/from_blob.h>
+#include <c10/core/Allocator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
+#include <array>
 #include <functional>
 
 #include "c10d/process_heap.h"
@@ -37,11 +39,13 @@ at::Tensor DeviceHeap::allocate(std::int64_t size, const at::TensorOptions& opti
   auto give = [heap = shared_from_this(), at = *offset, bytes, maker](void*) {
     heap->drop(at, bytes, maker);
   };
-  return at::for_blob(memory_.get() + *offset, {size})
-      .deleter(std::move(give))
-      .options(options.device(device_))
-      .target_device(device_)
-      .make_tensor();
+  const std::array shape{size};  // read when the tensor is made
+  at::TensorMaker made = at::for_blob(memory_.get() + *offset, shape);
+  made.deleter(std::move(give)).options(options.device(device_)).target_device(device_);
+  // Storages that are resized point to their allocator as long as they live, which may be longer
+  // than this heap: torch's own is there to the end.
+  if (device_.is_cuda()) made.allocator(c10::GetAllocator(device_.type())).resizeable_storage();
+  return made.make_tensor();
 }
 
 // Runs where the last reference goes, so it must not throw.

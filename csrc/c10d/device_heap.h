@@ -27,6 +27,7 @@ class DeviceHeap : public std::enable_shared_from_this<DeviceHeap> {
              IsCapturing is_capturing);
 
   /// A tensor of one dimension, or an undefined one if the heap is full, or a graph captured.
+  /// Resizing its storage moves it into torch's own memory.
   at::Tensor allocate(std::int64_t size, const at::TensorOptions& options);
   bool holds(const void* address) const;
   std::string describe() const;

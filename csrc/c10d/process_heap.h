@@ -22,7 +22,8 @@ std::shared_ptr<Heap> live_process_heap();
 /// none has.
 std::uint64_t bytes_of(std::int64_t size, const at::TensorOptions& options);
 
-/// A tensor of one dimension in the heap; in ordinary memory if that is full.
+/// A tensor of one dimension in the heap; in ordinary memory if that is full. Like any tensor's its
+/// storage can be resized.
 at::Tensor allocate_tensor(Heap& heap, std::int64_t size, const at::TensorOptions& options);
 
 }  // namespace dreamcomm

@@ -278,6 +278,44 @@ def test_the_explanation_knows_that_there_are_no_heaps(pool: Pool) -> None:
         assert "one wait finds out" not in text
 
 
+def resize() -> list[Any]:
+    grown = dreamcomm.empty(5).fill_(3.0)
+    grown.resize_(5000)
+    kept = grown[:5].tolist()
+    out = dreamcomm.empty(0)
+    torch.add(torch.ones(3000), torch.ones(3000), out=out)
+    freed = dreamcomm.empty(4000)
+    freed.untyped_storage().resize_(0)
+    freed.untyped_storage().resize_(16000)
+    found = []
+    for tensor in (grown, out, freed):
+        tensor.fill_(1.0)
+        dist.all_reduce(tensor)
+        found.append((dreamcomm.is_shared(tensor), tensor.unique().tolist()))
+    return [kept, found]
+
+
+def test_tensors_of_the_heap_can_be_resized(pool: Pool) -> None:
+    for kept, found in pool.run(resize):
+        assert kept == [3.0] * 5
+        assert found == [(True, [2.0])] * 3
+
+
+def resize_in_a_small_heap() -> list[Any]:
+    tensor = dreamcomm.empty(5).fill_(3.0)
+    tensor.resize_(1 << 20)
+    was_shared = dreamcomm.is_shared(tensor)
+    kept = tensor[:5].tolist()
+    tensor.resize_(5).untyped_storage().resize_(20)
+    return [was_shared, kept, dreamcomm.is_shared(tensor), tensor.tolist()]
+
+
+def test_a_tensor_that_outgrows_the_heap_moves_to_other_memory(fresh: Fresh) -> None:
+    threes = [3.0] * 5
+    for found in fresh.run(resize_in_a_small_heap, options={"heap_bytes": 1 << 20}):
+        assert found == [False, threes, True, threes]
+
+
 class Odd(nn.Module):
     """A module with something that is no ordinary tensor behind what is."""
 
