@@ -9,13 +9,14 @@ import torch
 import torch.distributed as dist
 
 from dreamcomm._buckets import advice
+from dreamcomm._timeouts import bounded
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from dreamcomm._C import DreamBackend
 
-__all__ = ["averages", "explain", "monitored_barrier", "stats", "transport"]
+__all__ = ["averages", "explain", "monitored_barrier", "ours", "stats", "transport"]
 
 
 def stats(group: dist.ProcessGroup | None = None) -> dict[str, dict[str, int]]:
@@ -91,7 +92,7 @@ def averages(tensor: Tensor, group: dist.ProcessGroup | None = None) -> bool:
     All ranks get the same answer; on a GPU all have to ask, if it is the group's first call there.
     """
     try:
-        backend = _ours(_checked(group), tensor.device)
+        backend = ours(_checked(group), tensor.device)
     except RuntimeError:
         return False  # the group has none for such a device
     return backend is not None and backend._averages(tensor)
@@ -125,8 +126,8 @@ def monitored_barrier(
 def as_timeout(call: str, given: timedelta | float) -> timedelta:
     """Raises ValueError for what is no timeout."""
     try:
-        timeout = given if isinstance(given, timedelta) else timedelta(seconds=given)
-    except (OverflowError, ValueError):  # inf, nan
+        timeout = bounded(given)
+    except ValueError:  # inf, nan
         timeout = timedelta(0)
     if timeout < timedelta(milliseconds=1):
         raise ValueError(
@@ -140,7 +141,7 @@ def backend_of(group: dist.ProcessGroup | None) -> DreamBackend:
     """The group's backend. Raises ValueError where there is none of dreamcomm."""
     group = _checked(group)
     for device in group._device_types:
-        backend = _ours(group, torch.device(device))
+        backend = ours(group, torch.device(device))
         if backend is not None:
             return backend
     raise ValueError("the group does not use the backend dreamcomm")
@@ -160,7 +161,7 @@ def _checked(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     return group
 
 
-def _ours(group: dist.ProcessGroup, device: torch.device) -> DreamBackend | None:
+def ours(group: dist.ProcessGroup, device: torch.device) -> DreamBackend | None:
     """What serves the group's tensors on a device, if that is dreamcomm."""
     from dreamcomm._compat import check_build
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +198,12 @@ def test_what_could_only_fail_in_the_ranks_is_refused_before(
     call: dict[str, Any] = {"fn": spawn_ranks.threads, "nprocs": 1, **arguments}
     with pytest.raises((TypeError, ValueError), match=text):
         spawn(call.pop("fn"), call.pop("nprocs"), **call)
+
+
+@pytest.mark.parametrize("timeout", [timedelta.max, 1e300])
+def test_the_longest_timeout_is_for_ever(timeout: timedelta | float) -> None:
+    results = spawn(spawn_ranks.describe, 2, args=(0,), timeout=timeout, start_method="fork")
+    assert [total[0].item() for _, _, total in results] == [1.0, 1.0]
 
 
 def run_python(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

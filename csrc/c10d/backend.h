@@ -11,6 +11,7 @@
 
 #include "c10d/call.h"
 #include "c10d/connecting.h"
+#include "c10d/convert.h"
 #include "c10d/device_calls.h"
 #include "c10d/executor.h"
 #include "c10d/fallback.h"
@@ -265,7 +266,7 @@ class DreamBackend final : public c10d::Backend {
     return std::chrono::milliseconds(timeout_ms_.read());
   }
   std::chrono::milliseconds timeout_of(std::chrono::milliseconds given) const {
-    return given == c10d::kUnsetTimeout ? timeout() : given;
+    return given == c10d::kUnsetTimeout ? timeout() : bounded(given);
   }
   void require_home() const;
   void require_open() const;

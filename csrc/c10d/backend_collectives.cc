@@ -220,12 +220,14 @@ WorkPtr DreamBackend::barrier(const c10d::BarrierOptions& opts) {
 }
 
 void DreamBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
+  const std::chrono::milliseconds timeout = timeout_of(opts.timeout);
   if (!comm_) {
-    fallback_.get("cpu")->monitoredBarrier(opts, wait_all_ranks);
+    c10d::BarrierOptions in_time = opts;
+    in_time.timeout = timeout;
+    fallback_.get("cpu")->monitoredBarrier(in_time, wait_all_ranks);
     return;
   }
   require_open();
-  const std::chrono::milliseconds timeout = timeout_of(opts.timeout);
   // Without time rank 0 cannot know who is missing, so it accuses nobody.
   TORCH_CHECK_WITH(DistBackendError, rank_ != 0 || timeout.count() > 0,
                    "Rank 0 timed out in monitoredBarrier: its timeout is ", timeout.count(),

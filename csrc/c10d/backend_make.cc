@@ -77,6 +77,7 @@ constexpr const char* kMet = ", whose ranks were meeting";
 c10::intrusive_ptr<DreamBackend> DreamBackend::create(
     const StorePtr& store, int rank, int size, const c10::intrusive_ptr<DreamOptions>& options,
     const Host& host, const Watch& watch) {
+  options->timeout = bounded(options->timeout);
   require_valid(*options);
   auto backend = c10::make_intrusive<DreamBackend>(store, rank, size, options, host, watch);
   backend->exit_hook_ = host.register_exit(backend);

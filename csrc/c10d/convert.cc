@@ -127,7 +127,7 @@ Reduction to_reduction(const c10d::ReduceOp& op, c10::ScalarType type, const Sit
 
 std::chrono::steady_clock::time_point deadline_after(std::chrono::milliseconds timeout,
                                                      std::chrono::milliseconds fallback) {
-  return deadline_in(Clock::now(), timeout == c10d::kUnsetTimeout ? fallback : timeout);
+  return deadline_in(Clock::now(), timeout == c10d::kUnsetTimeout ? fallback : bounded(timeout));
 }
 
 namespace {

@@ -30,6 +30,15 @@ Reduction to_reduction(const c10d::ReduceOp& op, c10::ScalarType type, const Sit
 /// What `op` computes on such tensors, as far as accelerators care: without a factor.
 Reduction plainly(const c10d::ReduceOp& op, const at::Tensor& tensor, const Site& site);
 
+/// The longest timeout there is: clocks of nanoseconds end after three times as long.
+inline constexpr std::chrono::milliseconds kForEver = std::chrono::hours{24} * 36'500;
+
+/// The timeout that was meant: kForEver at most. Torch reads a timedelta as microseconds in 64
+/// bits, which wrap around: timedelta.max arrives as one of -184,000 years.
+constexpr std::chrono::milliseconds bounded(std::chrono::milliseconds given) {
+  return given > kForEver || given < -kForEver ? kForEver : given;
+}
+
 /// The deadline of a call: c10d::kUnsetTimeout means `fallback`.
 std::chrono::steady_clock::time_point deadline_after(std::chrono::milliseconds timeout,
                                                      std::chrono::milliseconds fallback);

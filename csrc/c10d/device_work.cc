@@ -69,7 +69,7 @@ void DeviceWork::synchronize() {
 
 bool DeviceWork::wait(milliseconds timeout) {
   if (timeout != kNoTimeout || (label_.type == c10d::OpType::BARRIER && !captured_)) {
-    wait_here(timeout);
+    wait_here(bounded(timeout));
     rethrow_failure();
   } else if (group_->failure()) {
     rethrow_failure();

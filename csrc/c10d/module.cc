@@ -67,7 +67,7 @@ OptionsPtr make_options(milliseconds timeout, std::string algorithm, bool fixed_
                         std::size_t heap_bytes, std::string costs, std::string cuda,
                         std::size_t cuda_heap_bytes, bool log, std::string hosts,
                         std::string halves_between_hosts) {
-  auto options = c10::make_intrusive<DreamOptions>(timeout);
+  auto options = c10::make_intrusive<DreamOptions>(bounded(timeout));
   options->algorithm = std::move(algorithm);
   options->fixed_order = fixed_order;
   options->page_bytes = page_bytes;

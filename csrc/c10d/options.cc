@@ -7,6 +7,7 @@
 #include <string>
 
 #include "algorithms/table.h"
+#include "c10d/convert.h"
 #include "c10d/costs_file.h"
 
 namespace dreamcomm {
@@ -71,7 +72,9 @@ c10::intrusive_ptr<DreamOptions> own_options(
   const auto* given = dynamic_cast<const DreamOptions*>(opts.get());
   TORCH_CHECK_VALUE(given != nullptr,
                     "expected the options of a dreamcomm group to be dreamcomm.Options");
-  return c10::make_intrusive<DreamOptions>(*given);
+  auto own = c10::make_intrusive<DreamOptions>(*given);
+  own->timeout = bounded(own->timeout);
+  return own;
 }
 
 std::vector<std::string> hosts_of(const DreamOptions& options, int size) {

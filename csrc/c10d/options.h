@@ -38,7 +38,7 @@ struct DreamOptions : c10d::Backend::Options {
 /// Throws c10::ValueError if an option has no meaning, whatever the group.
 void require_valid(const DreamOptions& options);
 
-/// A copy. Throws c10::ValueError if they are another backend's.
+/// A copy, its timeout bounded. Throws c10::ValueError if they are another backend's.
 c10::intrusive_ptr<DreamOptions> own_options(
     const c10::intrusive_ptr<c10d::Backend::Options>& opts);
 

@@ -79,7 +79,7 @@ bool DreamWork::wait(milliseconds timeout) {
   if (!isCompleted()) {
     require_home();
     const ProfiledWait seen(name());
-    advance(pause_until(timeout));
+    advance(pause_until(bounded(timeout)));
   }
   std::unique_lock lock(mutex_);
   const c10::intrusive_ptr<c10::ivalue::Future> future = future_;

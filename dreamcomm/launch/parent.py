@@ -17,6 +17,7 @@ from multiprocessing import connection
 from multiprocessing import spawn as mp_spawn
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from dreamcomm._timeouts import bounded
 from dreamcomm.launch.loopback import LOOPBACK, check_loopback, unreachable
 from dreamcomm.launch.rank_main import Job
 from dreamcomm.launch.rank_process import RankProcess, start_forked, start_fresh
@@ -105,9 +106,9 @@ def spawn(
         raise ValueError(
             f"dreamcomm.spawn: start_method must be 'spawn', 'fork' or None, got {method!r}"
         )
-    if isinstance(timeout, (int, float)):
-        with suppress(OverflowError, ValueError):  # refused below
-            timeout = timedelta(seconds=timeout)
+    if isinstance(timeout, (int, float, timedelta)):
+        with suppress(ValueError):  # refused below
+            timeout = bounded(timeout)
     if timeout is not None and not (isinstance(timeout, timedelta) and timeout > timedelta()):
         raise ValueError(
             "dreamcomm.spawn: timeout must be a positive number of seconds or timedelta, "

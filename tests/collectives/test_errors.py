@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from dreamcomm import Options
-from dreamcomm.info import transport
+from dreamcomm.info import monitored_barrier, transport
 from helpers.pool import Fresh, Pool
 from helpers.processes import replies
 
@@ -444,6 +445,36 @@ def wait_for_ever() -> float:
 
 def test_a_timeout_beyond_the_clock(pool: Pool) -> None:
     assert pool.run(wait_for_ever) == [2.0, 2.0]
+
+
+def wait_for_the_longest(options: dict[str, Any]) -> float:
+    """timedelta.max, which torch reads as a time long past, wherever a timeout can be given."""
+    longest = timedelta.max
+    group = dist.new_group(timeout=longest, pg_options=Options(timeout=longest, **options))
+    total = torch.ones(1)
+    works = [dist.all_reduce(total, group=group, async_op=True), dist.barrier(group, async_op=True)]
+    for work in works:
+        assert work is not None
+        work.wait(longest)
+    peer = 1 - dist.get_rank()
+    for work in dist.batch_isend_irecv(
+        [
+            dist.P2POp(dist.isend, total, peer, group),
+            dist.P2POp(dist.irecv, torch.ones(1), peer, group),
+        ]
+    ):
+        work.wait(longest)
+    group.monitored_barrier(longest, False)
+    monitored_barrier(group, longest)
+    monitored_barrier(group, 1e300)
+    _set_pg_timeout(longest, group)
+    dist.barrier(group)
+    return total.item()
+
+
+@pytest.mark.parametrize("hosts", ["", "a,b"])
+def test_the_longest_timeout(pool: Pool, hosts: str) -> None:
+    assert pool.run(wait_for_the_longest, {"hosts": hosts}) == [2.0, 2.0]
 
 
 WRONG_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
