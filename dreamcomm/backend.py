@@ -54,8 +54,10 @@ def autoload() -> None:
             dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu", "cuda"])
             dist.Backend.backend_capability[NAME] = _Devices()
             from dreamcomm._batches import mend_batches
+            from dreamcomm._group_timeout import mend_timeout
 
             mend_batches()
+            mend_timeout()
     except Exception:
         logging.getLogger(NAME).warning(
             "the backend %r could not be registered", NAME, exc_info=True

@@ -75,13 +75,17 @@ void DreamBackend::require_one_host(const char* what) const {
                     bridge_ ? bridge_->describe() : "");
 }
 
-void DreamBackend::setTimeout(milliseconds timeout) {
+void DreamBackend::setTimeout(milliseconds given) {
+  const milliseconds timeout = bounded(given);
+  TORCH_CHECK_VALUE(timeout.count() > 0, "rank ", rank_, ": expected a positive timeout, got ",
+                    timeout.count(), " ms");
   timeout_ms_.set(timeout.count());
   options_->timeout = timeout;
   const auto pass_on = [timeout](auto& inner) {
     if constexpr (requires { inner.setTimeout(timeout); }) inner.setTimeout(timeout);
   };
   for (const Fallback::Inner& inner : fallback_.all()) pass_on(*inner);
+  if (const Fallback::Inner engine = device_ ? device_->engine() : nullptr) pass_on(*engine);
 }
 
 uint64_t DreamBackend::getSequenceNumberForGroup() {

@@ -257,7 +257,7 @@ void DreamBackend::serve_devices() {
   DeviceKind kind = options_->device;
   kind.options.heap_bytes = options_->cuda_heap_bytes;
   kind.options.asked = gpu::row_asked(options_->algorithm, options_->fixed_order);
-  const std::chrono::milliseconds longest = meeting_time(*options_);
+  const LongestWait longest = [this] { return meeting_time(timeout()); };
   std::optional<DeviceHosts> hosts;
   if (bridge_) {
     const auto store = c10::make_intrusive<c10d::PrefixStore>("between-devices", visit_);

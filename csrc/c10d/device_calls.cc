@@ -35,11 +35,11 @@ std::function<bool(const c10::Stream&)> capture_test(const DeviceKind& kind) {
 }  // namespace
 
 DeviceCalls::DeviceCalls(std::shared_ptr<Communicator> comm, DeviceKind kind, Interrupt interrupt,
-                         milliseconds meeting_time, std::optional<DeviceHosts> hosts)
+                         LongestWait meeting_time, std::optional<DeviceHosts> hosts)
     : comm_(std::move(comm)),
       kind_(std::move(kind)),
       interrupt_(std::move(interrupt)),
-      meeting_time_(meeting_time),
+      meeting_time_(std::move(meeting_time)),
       hosts_(std::move(hosts)) {}
 
 int DeviceCalls::number(int rank) const {
@@ -135,7 +135,7 @@ bool DeviceCalls::meet() {
   gpu::Meeting meeting;
   try {
     meeting = gpu::meet(comm_->rank(), comm_->size(), kind_.make_driver, kind_.options,
-                        exchange_among_all(*comm_, meeting_time_, interrupt_), meeting_time_);
+                        exchange_among_all(*comm_, meeting_time_, interrupt_), meeting_time_());
   } catch (...) {
     std::rethrow_exception(current_as_torch());
   }
@@ -240,7 +240,7 @@ DeviceCalls::LanePtr DeviceCalls::meet_one_way(int from, int to) {
   options.heap_bytes = 0;
   gpu::Meeting meeting = gpu::meet(
       sends ? 0 : 1, 2, kind_.make_driver, options,
-      exchange_with(*comm_, sends ? to : from, from, meeting_time_, interrupt_), meeting_time_);
+      exchange_with(*comm_, sends ? to : from, from, meeting_time_, interrupt_), meeting_time_());
   if (!meeting.group) {
     const std::scoped_lock lock(mutex_);
     why_not_ =
@@ -352,6 +352,7 @@ void DeviceCalls::close_lanes(bool together) {
 /// Pairs in the order in which all ranks take them: rank r's come by peer.
 void DeviceCalls::close_together() {
   const Interrupt pause = [this] { this->pause(); };
+  const LongestWait closing = [] { return kClosing; };
   std::map<int, Pair> pairs;
   {
     const std::scoped_lock lock(mutex_);
@@ -363,7 +364,7 @@ void DeviceCalls::close_together() {
     for (const bool from_lower : {true, false}) {
       for (const auto& [lane, from] : ways) {
         if (!lane || (from == std::min(me, peer)) != from_lower) continue;
-        lane->close(exchange_with(*comm_, peer, from, kClosing, interrupt_), pause);
+        lane->close(exchange_with(*comm_, peer, from, closing, interrupt_), pause);
       }
     }
   }
@@ -372,13 +373,18 @@ void DeviceCalls::close_together() {
     const std::scoped_lock lock(mutex_);
     all = all_;
   }
-  if (all) all->close(exchange_among_all(*comm_, kClosing, interrupt_), pause);
+  if (all) all->close(exchange_among_all(*comm_, closing, interrupt_), pause);
 }
 
 std::array<WireTraffic, kKinds> DeviceCalls::traffic() const {
   const std::scoped_lock lock(mutex_);
   if (!all_ || !all_->span()) return {};
   return all_->span()->traffic();
+}
+
+Fallback::Inner DeviceCalls::engine() const {
+  const std::scoped_lock lock(mutex_);
+  return all_ && all_->span() ? all_->span()->engine() : Fallback::Inner();
 }
 
 std::string DeviceCalls::describe() const {

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "c10d/device_exchange.h"
 #include "c10d/device_heap.h"
 #include "c10d/device_hosts.h"
 #include "c10d/device_lane.h"
@@ -38,7 +39,7 @@ struct DeviceKind {
 class DeviceCalls {
  public:
   DeviceCalls(std::shared_ptr<Communicator> comm, DeviceKind kind, Interrupt interrupt,
-              std::chrono::milliseconds meeting_time, std::optional<DeviceHosts> hosts);
+              LongestWait meeting_time, std::optional<DeviceHosts> hosts);
 
   /// Whether kernels carry out this reduction, or for none a movement, of such tensors.
   /// Collective at the first tensor that they would serve. Throws c10::ValueError for a
@@ -77,6 +78,8 @@ class DeviceCalls {
   void close(bool together);
   /// Bytes of this rank between hosts, in calls on devices.
   std::array<WireTraffic, kKinds> traffic() const;
+  /// What carries calls between hosts, or null.
+  Fallback::Inner engine() const;
   /// For people.
   std::string describe() const;
   /// How a call would go, if ranks have met.
@@ -116,7 +119,7 @@ class DeviceCalls {
   const std::shared_ptr<Communicator> comm_;
   const DeviceKind kind_;
   const Interrupt interrupt_;
-  const std::chrono::milliseconds meeting_time_;
+  const LongestWait meeting_time_;
   const std::optional<DeviceHosts> hosts_;
 
   std::mutex meeting_;  // held while all ranks meet

@@ -12,7 +12,7 @@ namespace {
 constexpr std::uint64_t kTag = std::uint64_t{1} << 40;
 
 template <typename Run>
-gpu::Exchange exchange_by(int size, std::chrono::milliseconds longest, Run run) {
+gpu::Exchange exchange_by(int size, LongestWait longest, Run run) {
   return [size, longest, run](std::span<const std::byte> mine, std::span<std::byte> all) {
     const Block in{const_cast<std::byte*>(mine.data()), mine.size()};
     std::vector<Block> out;
@@ -23,29 +23,29 @@ gpu::Exchange exchange_by(int size, std::chrono::milliseconds longest, Run run) 
     request.kind = Kind::kAllGather;
     request.in = std::span(&in, 1);
     request.out = out;
-    request.deadline = deadline_in(Clock::now(), longest);
+    request.deadline = deadline_in(Clock::now(), longest());
     run(request);
   };
 }
 
 }  // namespace
 
-gpu::Exchange exchange_among_all(Communicator& comm, std::chrono::milliseconds longest,
+gpu::Exchange exchange_among_all(Communicator& comm, const LongestWait& longest,
                                  const Interrupt& interrupt) {
   return exchange_by(comm.size(), longest,
                      [&comm, interrupt](const Request& request) { comm.run(request, interrupt); });
 }
 
-gpu::Exchange exchange_among_hosts(Communicator& host, Bridge& bridge,
-                                   std::chrono::milliseconds longest, const Interrupt& interrupt) {
+gpu::Exchange exchange_among_hosts(Communicator& host, Bridge& bridge, const LongestWait& longest,
+                                   const Interrupt& interrupt) {
   return exchange_by(bridge.topology().size(), longest,
                      [&host, &bridge, interrupt](const Request& request) {
                        host.run_in_turn([&] { bridge.run_ordered(request, interrupt); }, interrupt);
                      });
 }
 
-gpu::Exchange exchange_with(Communicator& comm, int peer, int first,
-                            std::chrono::milliseconds longest, const Interrupt& interrupt) {
+gpu::Exchange exchange_with(Communicator& comm, int peer, int first, const LongestWait& longest,
+                            const Interrupt& interrupt) {
   const bool is_first = comm.rank() == first;
   return [&comm, peer, is_first, longest, interrupt](std::span<const std::byte> mine,
                                                      std::span<std::byte> all) {
@@ -55,7 +55,7 @@ gpu::Exchange exchange_with(Communicator& comm, int peer, int first,
     std::byte* const own = both->data() + (is_first ? 0 : bytes);
     std::byte* const other = both->data() + (is_first ? bytes : 0);
     std::memcpy(own, mine.data(), bytes);
-    const Clock::time_point deadline = deadline_in(Clock::now(), longest);
+    const Clock::time_point deadline = deadline_in(Clock::now(), longest());
     const auto sent = comm.send({own, bytes}, peer, kTag, deadline);
     sent->then([both](const std::exception_ptr&) {});
     const auto received = comm.receive({other, bytes}, peer, kTag, deadline);

@@ -99,9 +99,13 @@ std::vector<std::string> hosts_of(const DreamOptions& options, int size) {
   return of_group;
 }
 
-std::chrono::milliseconds meeting_time(const DreamOptions& options) {
+std::chrono::milliseconds meeting_time(std::chrono::milliseconds timeout) {
   // A group for quick calls may still be slow to meet: processes start one by one.
-  return std::max(options.timeout, kLeastMeeting);
+  return std::max(timeout, kLeastMeeting);
+}
+
+std::chrono::milliseconds meeting_time(const DreamOptions& options) {
+  return meeting_time(options.timeout);
 }
 
 std::chrono::milliseconds time_to_connect(const DreamOptions& options) {

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
+import dreamcomm
 from helpers.pool import Pool
 
 SHORT = timedelta(milliseconds=300)
@@ -49,6 +51,48 @@ def test_the_timeout_of_a_group_names_the_absent_rank(pool: Pool) -> None:
     assert "all_reduce" in first
     assert "unusable" in again
     assert "rank 0 has given the group up" in late
+
+
+def late_after_a_change(kind: str, options: dict[str, Any]) -> str:
+    """Rank 1 is late for a call of a group whose timeout was changed when it was in use."""
+    group = dist.new_group(**options)
+    dist.all_reduce(torch.ones(2), group=group)
+    _set_pg_timeout(SHORT, group)
+    text = ""
+    if dist.get_rank() == 0:
+        text = error_of(lambda: CHANGED[kind](group))
+    meet()
+    return text
+
+
+CHANGED: dict[str, Callable[[dist.ProcessGroup], Any]] = {
+    "all_reduce": lambda group: dist.all_reduce(torch.ones(2), group=group),
+    "async": lambda group: group.allreduce([torch.ones(2)]).wait(),
+    "recv": lambda group: dist.recv(torch.ones(2), 1, group),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGED)
+@pytest.mark.parametrize("hosts", ["", "a,b"])
+def test_a_timeout_that_is_changed_holds_for_later_calls(
+    pool: Pool, backend: str, kind: str, hosts: str
+) -> None:
+    options = {"pg_options": dreamcomm.Options(hosts=hosts)} if backend == "dreamcomm" else {}
+    text = pool.run(late_after_a_change, kind, options)[0].lower()
+    assert "time" in text, text
+
+
+def set_no_timeout() -> str:
+    try:
+        _set_pg_timeout(timedelta(0))
+    except ValueError as error:
+        return str(error)
+    return "no error"
+
+
+@pytest.mark.beyond_gloo("gloo takes it")
+def test_a_timeout_of_no_time_is_refused(pool: Pool) -> None:
+    assert all("positive timeout" in text for text in pool.run(set_no_timeout))
 
 
 def one_call() -> str:
