@@ -1,6 +1,7 @@
 #include "c10d/makings.h"
 
 #include <algorithm>
+#include <charconv>
 #include <sstream>
 #include <utility>
 
@@ -11,11 +12,14 @@ namespace {
 
 std::string key_of(int rank) { return concat("makes/", rank); }
 
+constexpr const char* kMakes = "makes";
 constexpr const char* kFailed = "failed";
+constexpr const char* kContradicted = "contradicted";
 
-/// State, number and members, with spaces between.
+/// State, name, turn and members, with spaces between.
 std::string to_text(const Making& making) {
-  std::string text = concat(making.failed ? kFailed : "makes", ' ', making.number);
+  const char* const state = !making.failed ? kMakes : making.contradicted ? kContradicted : kFailed;
+  std::string text = concat(state, ' ', making.name, ' ', making.turn);
   for (const int member : making.members) text += concat(' ', member);
   return text;
 }
@@ -24,8 +28,9 @@ std::optional<Making> making_from(const std::string& text) {
   std::istringstream in(text);
   std::string state;
   Making making;
-  if (!(in >> state >> making.number)) return std::nullopt;
-  making.failed = state == kFailed;
+  if (!(in >> state >> making.name >> making.turn)) return std::nullopt;
+  making.failed = state != kMakes;
+  making.contradicted = state == kContradicted;
   for (int member = 0; in >> member;) making.members.push_back(member);
   return making;
 }
@@ -33,22 +38,40 @@ std::optional<Making> making_from(const std::string& text) {
 /// "makes group '1' of ranks 0, 1"
 std::string words_on(const Making& making) {
   constexpr std::size_t kMostNamed = 16;
-  std::string text = concat(making.failed ? "has failed to make" : "makes", " group '",
-                            making.number, "' of ranks ");
+  std::string text = concat(making.failed ? "has failed to make" : "makes", " group '", making.name,
+                            "' of ranks ");
   for (std::size_t i = 0; i < std::min(making.members.size(), kMostNamed); ++i) {
     text += concat(i == 0 ? "" : ", ", making.members[i]);
   }
   return text + (making.members.size() > kMostNamed ? ", ..." : "");
 }
 
+bool contains(const std::vector<int>& members, int rank) {
+  return std::find(members.begin(), members.end(), rank) != members.end();
+}
+
+constexpr const char* kOrders = "the ranks of the job make groups in different orders: ";
+
 }  // namespace
+
+std::optional<std::int64_t> Making::number() const {
+  std::int64_t counted = 0;
+  const char* const past = name.data() + name.size();
+  const auto [end, error] = std::from_chars(name.data(), past, counted);
+  return error == std::errc() && end == past ? std::optional(counted) : std::nullopt;
+}
+
+bool Making::is_hashed() const {
+  constexpr std::size_t kDigits = 40;  // of SHA-1
+  return name.size() == kDigits && name.find_first_not_of("0123456789abcdef") == std::string::npos;
+}
 
 Makings::Makings(int rank, std::shared_ptr<StoreClerk> clerk)
     : rank_(rank), clerk_(std::move(clerk)) {}
 
 void Makings::begin(Making making) {
   const std::scoped_lock lock(mutex_);
-  begun_.insert(making.number);
+  making.turn = ++begun_[making.name];
   current_ = std::move(making);
   if (posted_) post();
 }
@@ -75,21 +98,49 @@ std::string Makings::contradiction(int other) {
   const std::optional<Making> theirs = making_from(clerk_->read(key_of(other)).value_or(""));
   const std::scoped_lock lock(mutex_);
   if (!theirs || !current_) return "";
-  return judge(other, *theirs);
+  std::string found = judge(other, *theirs);
+  current_->contradicted = !found.empty();
+  return found;
 }
 
-/// Under the lock.
+/// Under the lock, as all that follow.
+bool Makings::has_begun(const Making& theirs) const {
+  const auto found = begun_.find(theirs.name);
+  return found != begun_.end() && found->second >= theirs.turn;
+}
+
 std::string Makings::judge(int other, const Making& theirs) const {
+  const bool have_numbers = theirs.number() && current_->number();
+  return have_numbers ? judge_numbers(other, theirs) : judge_names(other, theirs);
+}
+
+std::string Makings::judge_numbers(int other, const Making& theirs) const {
   const std::vector<int>& members = theirs.members;
-  const bool has_passed = theirs.number > current_->number;
+  const std::int64_t number = *theirs.number();
+  const bool has_passed = number > *current_->number();
   const bool differs =
-      theirs.number == current_->number && (theirs.failed || members != current_->members);
-  const bool was_left_out = theirs.number < current_->number && !begun_.contains(theirs.number) &&
-                            std::find(members.begin(), members.end(), rank_) != members.end();
+      number == *current_->number() && (theirs.failed || members != current_->members);
+  const bool was_left_out =
+      number < *current_->number() && !has_begun(theirs) && contains(members, rank_);
   if (!has_passed && !differs && !was_left_out) return "";
-  return concat("the ranks of the job make groups in different orders: rank ", rank_, ' ',
-                words_on(*current_), ", and rank ", other, ' ', words_on(theirs),
-                ". All ranks must make all groups in one order");
+  return concat(kOrders, "rank ", rank_, ' ', words_on(*current_), ", and rank ", other, ' ',
+                words_on(theirs), ". ", kMembersAlone);
+}
+
+std::string Makings::judge_names(int other, const Making& theirs) const {
+  if (theirs.failed && !theirs.contradicted) return "";  // it may yet come
+  if (theirs.name == current_->name) return "";
+  if (has_begun(theirs) || !contains(theirs.members, rank_)) return "";
+  if (theirs.members != current_->members) {
+    return concat(kOrders, "rank ", rank_, ' ', words_on(*current_), ", and rank ", other, ' ',
+                  words_on(theirs), ". All members of two groups must make them in one order");
+  }
+  return concat(
+      "the ranks give one group different names: rank ", rank_, ' ', words_on(*current_),
+      ", and rank ", other, ' ', words_on(theirs),
+      ". With use_local_synchronization=True torch hashes into the name how many groups a "
+      "rank is in: all members must be in equally many when they make one; else let all "
+      "ranks of the job make it, without that option");
 }
 
 }  // namespace dreamcomm

@@ -1,6 +1,5 @@
 #include "c10d/meet.h"
 
-#include <charconv>
 #include <functional>
 #include <optional>
 #include <utility>
@@ -28,11 +27,9 @@ std::function<std::string(int)> members_watch(const DreamOptions& options) {
 
 /// Of a group that torch counts; others have names of other kinds.
 std::optional<Making> making_of(const DreamOptions& options) {
-  const std::string& name = options.group_name;
-  Making making{.members = members_of(options)};
-  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), making.number);
-  const bool counted = error == std::errc() && end == name.data() + name.size();
-  return counted && !making.members.empty() ? std::optional(making) : std::nullopt;
+  Making making{.name = options.group_name, .members = members_of(options)};
+  const bool known = making.number() || making.is_hashed();
+  return known && !making.members.empty() ? std::optional(making) : std::nullopt;
 }
 
 /// What has to be equal on all ranks; paths may differ.

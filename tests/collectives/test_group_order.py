@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from datetime import timedelta
 
@@ -95,3 +96,54 @@ def test_ranks_that_have_failed_to_make_a_group_make_others(fresh: Fresh) -> Non
     assert "set up the same group differently" in second
     assert none == NONE
     assert (sum_0, sum_1, sum_2) == ("3.0", "3.0", "3.0")
+
+
+def make_after_own(own: list[list[list[int]]], members: list[int]) -> str:
+    """Makes groups of its own, then one with the others; each by its members alone."""
+
+    def make_all() -> None:
+        for ranks in [*own[dist.get_rank()], members]:
+            dist.new_group(ranks, use_local_synchronization=True)
+
+    return error_of(make_all)
+
+
+def told_in_time(fresh: Fresh, own: list[list[list[int]]], members: list[int]) -> list[str]:
+    """The errors of all ranks, which have them long before the 30 s of the group."""
+    return fresh.run(make_after_own, own, members, world=len(own), timeout=20.0)
+
+
+def test_ranks_in_different_numbers_of_groups_hear_that_the_names_differ(fresh: Fresh) -> None:
+    found = told_in_time(fresh, [[[0]], []], [0, 1])
+    names = [set(re.findall(r"[0-9a-f]{40}", text)) for text in found]
+    assert any(len(both) == 2 for both in names), found
+    for text in found:
+        assert "different names" in text, text
+        assert "use_local_synchronization=True" in text, text
+
+
+def test_members_alone_that_make_groups_in_different_orders_hear_it(fresh: Fresh) -> None:
+    """Rank 0 waits in the group of three for rank 1, which waits for it in that of two."""
+    found = told_in_time(fresh, [[], [[0, 1]], []], [0, 1, 2])
+    for text in found:
+        assert "rank 0" in text, text
+        assert "rank 1" in text, text
+
+
+def make_often() -> list[float]:
+    """Two groups of the same members at a time; later ones get the names of earlier ones."""
+    sums = []
+    for _ in range(3):
+        groups = [dist.new_group([0, 1], use_local_synchronization=True) for _ in range(2)]
+        for group in groups:
+            data = torch.ones(1)
+            dist.all_reduce(data, group=group)
+            sums.append(data.item())
+        if dist.get_rank() == 1:
+            time.sleep(1.2)  # the other one looks at what was posted
+        dist.destroy_process_group(groups[1])
+    return sums
+
+
+def test_groups_of_the_same_members_are_made_one_after_the_other(fresh: Fresh) -> None:
+    assert fresh.run(make_often) == [[2.0] * 6] * 2
