@@ -25,7 +25,7 @@ std::function<std::string(int)> members_watch(const DreamOptions& options) {
   };
 }
 
-/// Of a group that torch counts; others have names of other kinds.
+/// Of a group whose name torch has counted, or hashed; others have names of other kinds.
 std::optional<Making> making_of(const DreamOptions& options) {
   Making making{.name = options.group_name, .members = members_of(options)};
   const bool known = making.number() || making.is_hashed();
@@ -52,6 +52,17 @@ std::string members_text(const DreamOptions& options) {
   return members.empty() ? "all" : text;
 }
 
+std::vector<std::string> settings_of(const DreamOptions& options) {
+  return {concat("algorithm=", options.algorithm),
+          concat("fixed_order=", options.fixed_order ? 1 : 0),
+          concat("costs=", costs_kind(options.costs)),
+          concat("cuda=", options.cuda),
+          concat("cuda_heap_bytes=", options.cuda_heap_bytes),
+          concat("hosts=", options.hosts.empty() ? "found" : options.hosts),
+          concat("halves_between_hosts=", options.halves_between_hosts),
+          concat("ranks=", members_text(options))};
+}
+
 }  // namespace
 
 std::vector<int> members_of(const DreamOptions& options) {
@@ -69,22 +80,18 @@ std::string group_being_made(const DreamOptions& options) {
 
 ShmOptions meeting_options(const DreamOptions& options, int size, const Host& host,
                            const std::shared_ptr<Heap>& heap, const std::string& no_heap) {
-  ShmOptions shm{
-      .page_bytes = options.page_bytes,
-      .message_bytes = options.message_bytes,
-      .timeout = meeting_time(options),
-      .heap = heap,
-      .no_heap = no_heap,
-      .settings = concat(
-          "algorithm=", options.algorithm, ",fixed_order=", options.fixed_order ? 1 : 0,
-          ",costs=", costs_kind(options.costs), ",cuda=", options.cuda, ",cuda_heap_bytes=",
-          options.cuda_heap_bytes, ",hosts=", options.hosts.empty() ? "found" : options.hosts,
-          ",halves_between_hosts=", options.halves_between_hosts, ",ranks=", members_text(options)),
-      .group = group_being_made(options),
-      .warn = host.warn,
-      .will_not_come = members_watch(options),
-      .hosts = hosts_of(options, size),
-      .refuse = !options.shared_memory};
+  ShmOptions shm{.page_bytes = options.page_bytes,
+                 .message_bytes = options.message_bytes,
+                 .timeout = meeting_time(options),
+                 .heap = heap,
+                 .no_heap = no_heap,
+                 .settings = settings_of(options),
+                 .remedies = {{"ranks", kMembersAlone}},
+                 .group = group_being_made(options),
+                 .warn = host.warn,
+                 .will_not_come = members_watch(options),
+                 .hosts = hosts_of(options, size),
+                 .refuse = !options.shared_memory};
   // Also for a rank that is alone on its host: what its own threads have to say goes by it.
   if (size > 1) shm.make_whereabouts = [&host] { return process_whereabouts(host.whereabouts); };
   return shm;

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace dreamcomm {
 
@@ -21,11 +22,11 @@ struct Card {
   std::size_t message_bytes = 0;
   std::string refusal;  // why it takes part in no shared memory, to follow "rank N", or nothing
   Nonce nonce{};
-  std::size_t heap_bytes = 0;  // 0: the rank has no heap
-  Nonce heap{};                // the heap's id
-  std::string socket;          // abstract address it listens at
-  std::string host;            // for messages only
-  std::string settings;        // ShmOptions::settings
+  std::size_t heap_bytes = 0;         // 0: the rank has no heap
+  Nonce heap{};                       // the heap's id
+  std::string socket;                 // abstract address it listens at
+  std::string host;                   // for messages only
+  std::vector<std::string> settings;  // ShmOptions::settings
 };
 
 std::string to_text(const Card& card);

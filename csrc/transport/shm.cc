@@ -153,14 +153,14 @@ class Meeting {
       const Card& theirs = cards_.back();
       const std::string differences = differences_to(theirs);
       check(differences.empty(), ErrorKind::kMismatch, "rank ", number(rank_), " and rank ",
-            number(r), " set up the same group differently: ", differences,
-            "; give every rank the same ranks and options");
+            number(r), " set up the same group differently: ", differences);
     }
     peers_.resize(static_cast<std::size_t>(size_));
     mapped_.assign(static_cast<std::size_t>(size_), '0');
     mapped_[static_cast<std::size_t>(rank_)] = '1';
   }
 
+  /// What another rank has set up differently, both ways, and what to do; or nothing.
   std::string differences_to(const Card& theirs) const {
     std::string words;
     const auto compare = [&](const char* what, const auto& mine, const auto& other) {
@@ -170,8 +170,16 @@ class Meeting {
     compare("world size", size_, theirs.size);
     compare("page_bytes", layout_.page_bytes(), theirs.page_bytes);
     compare("message_bytes", layout_.message_bytes(), theirs.message_bytes);
-    compare("settings", options_.settings, theirs.settings);
-    return words;
+    std::string advice = "; give every rank the same ranks and options";
+    for (std::size_t i = 0; i < std::max(options_.settings.size(), theirs.settings.size()); ++i) {
+      const std::string mine = i < options_.settings.size() ? options_.settings[i] : "nothing";
+      const std::string other = i < theirs.settings.size() ? theirs.settings[i] : "nothing";
+      if (mine == other) continue;
+      words += concat(words.empty() ? "" : ", ", mine, " and ", other);
+      const auto remedy = options_.remedies.find(mine.substr(0, mine.find('=')));
+      if (remedy != options_.remedies.end()) advice += concat(". ", remedy->second);
+    }
+    return words.empty() ? "" : words + advice;
   }
 
   /// The first rank that takes part in no sharing, in words, or nothing.

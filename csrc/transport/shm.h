@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -25,11 +26,12 @@ struct ShmOptions {
   std::size_t page_bytes = std::size_t{512} << 10;    // of collective staging, twice per rank
   std::size_t message_bytes = std::size_t{64} << 10;  // of one message buffer
   std::chrono::milliseconds timeout{30 * 60 * 1000};  // for the others to appear
-  std::shared_ptr<Heap> heap;     // of this process, for the peers to map; null: none
-  std::string no_heap{};          // why there is none that was wanted: then no rank shares its own
-  std::string settings = "none";  // whatever else has to be equal on all ranks; no spaces
-  std::string group = "a group";  // as errors of its making name it
-  Numbering numbers{};            // and its ranks
+  std::shared_ptr<Heap> heap;           // of this process, for the peers to map; null: none
+  std::string no_heap{};                // why none that was wanted: then no rank shares its own
+  std::vector<std::string> settings{};  // what else is equal on all ranks: name=value, no spaces
+  std::map<std::string, std::string> remedies{};   // what to do where the setting so named differs
+  std::string group = "a group";                   // as errors of its making name it
+  Numbering numbers{};                             // and its ranks
   std::function<void(const std::string&)> warn{};  // of what the user should know; may be null
   /// What asks late ranks where they are; may be null, or give null: then nobody does.
   std::function<std::shared_ptr<Whereabouts>()> make_whereabouts{};

@@ -35,9 +35,11 @@ def test_groups_of_other_ranks_name_both_sides_ranks(fresh: Fresh) -> None:
     assert found[1] == ""
     for text in (found[0], found[2]):
         assert text.startswith("DistBackendError: rank "), text
-        assert "set up the same group differently: settings" in text, text
+        assert "set up the same group differently: ranks=" in text, text
         assert "ranks=0/1" in text, text
         assert "ranks=0/2" in text, text
+        assert "fixed_order" not in text, text
+        assert "use_local_synchronization=True" in text, text
 
 
 NONE = "no error"
