@@ -14,7 +14,7 @@
 
 namespace dreamcomm {
 
-inline constexpr std::uint32_t kProtocolVersion = 10;
+inline constexpr std::uint32_t kProtocolVersion = 11;
 
 /// Whether a rank is still part of the group. Values of Header::status.
 enum class Status : std::uint32_t { kActive = 0, kLeft = 1, kFailed = 2 };
