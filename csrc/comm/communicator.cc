@@ -251,7 +251,7 @@ struct Communicator::Impl {
   Chooser chooser;
   Gauge sequence;
   Patience between_calls{0, 2};  // of waits for this rank's own calls before
-  LastToCome last_to_come;  // to the last call that was recorded
+  LastToCome last_to_come;       // to the last call that was recorded
   const std::function<void()> tend;
   ProgressThread thread;
 };

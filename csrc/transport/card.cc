@@ -42,8 +42,8 @@ std::string to_text(const Card& card) {
   // The first three are at their places in all versions, for those that differ.
   std::string text = concat("dreamcomm ", card.version, ' ', card.host, ' ', card.rank, ' ',
                             card.size, ' ', card.page_bytes, ' ', card.message_bytes, ' ',
-                            !card.refusal.empty(), ' ', hex(card.nonce), ' ', card.heap_bytes,
-                            ' ', hex(card.heap), ' ', card.socket, ' ', card.settings.size());
+                            !card.refusal.empty(), ' ', hex(card.nonce), ' ', card.heap_bytes, ' ',
+                            hex(card.heap), ' ', card.socket, ' ', card.settings.size());
   for (const std::string& setting : card.settings) text += concat(' ', setting);
   return concat(text, ' ', card.refusal);
 }
