@@ -6,7 +6,7 @@ A longer one, such as ``timedelta.max``, wraps around, and is over at once.
 from __future__ import annotations
 
 from datetime import timedelta
-from math import isfinite
+from math import inf
 
 FOR_EVER = timedelta(days=36_500)  # as csrc/c10d/convert.h
 
@@ -16,6 +16,6 @@ def bounded(given: timedelta | float) -> timedelta:
     if isinstance(given, timedelta):
         return min(given, FOR_EVER)
     most = FOR_EVER.total_seconds()
-    if not isfinite(given):
+    if not -inf < given < inf:  # not isfinite, which has no answer for the largest int
         raise ValueError(f"expected a finite number of seconds, got {given}")
     return timedelta(seconds=max(-most, min(given, most)))

@@ -72,12 +72,26 @@ class _Devices(list[str]):
     program may hide some after ``import torch``, and as counting at import would be slow.
     """
 
-    def __iter__(self) -> Iterator[str]:
+    @staticmethod
+    def _there() -> list[str]:
         import torch
 
-        yield "cpu"
-        if torch.cuda.device_count() > 0:
-            yield "cuda"
+        return ["cpu", "cuda"] if torch.cuda.device_count() > 0 else ["cpu"]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._there())
+
+    def __len__(self) -> int:
+        return len(self._there())
+
+    def __contains__(self, device: object) -> bool:
+        return device in self._there()
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._there()[index]
+
+    def __repr__(self) -> str:
+        return repr(self._there())
 
 
 def create(dist_opts: _DistributedBackendOptions, backend_options: object = None) -> DreamBackend:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import select
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import spawn_ranks
 
 from dreamcomm import RankError, spawn
+from dreamcomm.launch import parent, rank_process
 from helpers.census import child_ids, shared_memory_files
 
 HANG_SECONDS = 120  # No test waits that long; a hang fails here and not in CI's limit.
@@ -79,6 +83,25 @@ def interrupt_parent(script: subprocess.Popen[str]) -> None:
 def interrupt_all(script: subprocess.Popen[str]) -> None:
     """As a terminal does: to everyone in the process group."""
     os.killpg(script.pid, signal.SIGINT)
+
+
+def test_a_forked_rank_that_the_parent_does_not_know_of_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ctrl-C comes between its start and the parent's note of it; it must not wait for ever."""
+    started: list[BaseProcess] = []
+
+    def start_and_fail(*arguments: Any) -> None:
+        rank_process.start_forked(*arguments)
+        started.extend(multiprocessing.active_children())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(parent, "start_forked", start_and_fail)
+    with pytest.raises(KeyboardInterrupt):
+        spawn(os.getpid, 2, start_method="fork")
+    [rank] = started
+    rank.join(HANG_SECONDS)
+    assert rank.exitcode not in (None, 0)
 
 
 @both_methods

@@ -3,6 +3,9 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+#include <array>
+#include <string_view>
 #include <utility>
 
 #include "core/request.h"
@@ -135,6 +138,16 @@ namespace {
 /// What Gloo says of a lost peer: programs that restart ranks search an error's text for it.
 constexpr const char* kLost = "Connection closed by peer";
 
+/// Whether a rank has gone. The same kind of error tells of ranks that do not come to a group at
+/// all, as their options differ: a program that restarts ranks then would do so for ever.
+bool tells_of_loss(std::string_view text) {
+  constexpr std::array kWords =
+      std::to_array<std::string_view>({"has ended", "has left the group", "has given the group up",
+                                       "hung up", "connection to rank"});
+  return std::ranges::any_of(
+      kWords, [&](std::string_view words) { return text.find(words) != std::string_view::npos; });
+}
+
 }  // namespace
 
 std::exception_ptr to_torch(const Error& error) {
@@ -145,7 +158,8 @@ std::exception_ptr to_torch(const Error& error) {
   std::string text = error.what();
   if (error.kind() == ErrorKind::kTimeout) {
     text += " (if that is only slow, give a longer timeout to the call or to the group)";
-  } else if (error.kind() == ErrorKind::kPeerLost && text.find(kLost) == std::string::npos) {
+  } else if (error.kind() == ErrorKind::kPeerLost && tells_of_loss(text) &&
+             text.find(kLost) == std::string::npos) {
     text += concat(" (", kLost, ')');
   }
   return std::make_exception_ptr(c10::DistBackendError(here, std::move(text)));

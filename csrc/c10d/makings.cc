@@ -78,6 +78,7 @@ void Makings::begin(Making making) {
 
 void Makings::end(bool made) {
   const std::scoped_lock lock(mutex_);
+  if (!current_) return;  // of two groups made by two threads the other's has ended
   current_->failed = !made;
   if (!made) post();
   current_.reset();

@@ -49,10 +49,10 @@ Recorder::Origin origin_of(Fabric& fabric, const CommOptions& options) {
           .world_ranks = options.world_ranks};
 }
 
-/// A line of explain() on a machine that other programs use, or nothing.
+/// A line of explain() where others use the processors, too, or nothing.
 std::string words_on_waits(const Patience& patience) {
   if (patience.long_yields() == 0) return "";
-  return concat("\n  (other programs use the processors: ", patience.long_yields(),
+  return concat("\n  (others use the processors, too: ", patience.long_yields(),
                 " times a wait of this rank that offered its processor got it back a millisecond ",
                 "or more later; ",
                 patience.avoids_yields() ? "waits sleep at once now, and seldom try it again)"

@@ -210,16 +210,17 @@ def fork_ranks(nprocs: int, threads: int | None, job: Job) -> list[Any]:
     The store's thread looks up the name of each rank that connects. A rank forked at that moment
     inherits the resolver's lock, held by a thread that it does not have.
     """
-    gate = os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_CLOEXEC)
+    gate = os.pipe()
     try:
         return run_ranks(
             nprocs,
             threads,
             lambda rank, env: start_forked(rank, env, job, gate),
-            lambda: os.eventfd_write(gate, nprocs),
+            lambda: os.write(gate[1], bytes(nprocs)),
         )
     finally:
-        os.close(gate)
+        for end in gate:
+            os.close(end)
 
 
 def run_ranks(

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PR_SET_PDEATHSIG = 1
+Gate = tuple[int, int]  # both ends of a pipe; a byte lets a rank begin
 INTERRUPTED_EXIT = 128 + signal.SIGINT
 FAILED_EXIT = 1
 
@@ -58,20 +59,24 @@ class Job:
         return result
 
 
-def run_rank(job: Job | bytes, home: Connection, parent_pid: int, gate: int | None = None) -> None:
+def run_rank(job: Job | bytes, home: Connection, parent_pid: int, gate: Gate | None = None) -> None:
     """Runs the job and sends one message home; ends the process itself unless all went well.
 
-    With ``gate``, a descriptor, it waits until it can read from there. ``job`` may come pickled:
-    then what goes wrong while it is read is reported as well. The
-    message is ``("returned", pickled value)`` or ``("raised", traceback, time.monotonic())``;
-    that clock is one per host, so the parent can tell who failed first.
+    With ``gate`` it begins with a byte from there, and ends where none can come any more: the
+    parent was interrupted before it knew of this rank. ``job`` may come pickled: then what goes
+    wrong while it is read is reported as well. The message is ``("returned", pickled value)`` or
+    ``("raised", traceback, time.monotonic())``; that clock is one per host, so the parent can tell
+    who failed first.
     """
     die_with_parent(parent_pid)
     interrupt_once()
     try:
         if gate is not None:
-            os.eventfd_read(gate)
-            os.close(gate)
+            reads, writes = gate
+            os.close(writes)
+            if not os.read(reads, 1):
+                end_now(INTERRUPTED_EXIT)
+            os.close(reads)
         if isinstance(job, bytes):
             job = read_job(job)
         message = ("returned", pickle_by_value(job.call()))

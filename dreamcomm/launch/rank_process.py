@@ -190,9 +190,9 @@ def start_fresh(rank: int, variables: Mapping[str, str], pickled: bytes) -> Rank
 
 
 def start_forked(
-    rank: int, variables: Mapping[str, str], job: rank_main.Job, gate: int
+    rank: int, variables: Mapping[str, str], job: rank_main.Job, gate: rank_main.Gate
 ) -> RankProcess:
-    """Starts a rank as a copy of this process, which begins once it can read from ``gate``."""
+    """Starts a rank as a copy of this process, which begins with a byte from ``gate``."""
     home, to_parent = multiprocessing.Pipe(duplex=False)
     parent_pid = os.getpid()
 
