@@ -34,9 +34,10 @@ void Walk::turn(Peers reads, Peers readers) {
     return;
   }
   std::memcpy(rounds_.page(), &opening_, sizeof opening_);
-  rounds_.turn(Peers::all(), Peers::all(), watch_);
+  rounds_.turn_to_be_settled(Peers::all(), Peers::all(), watch_);
   first_ = false;
   compare_openings();
+  rounds_.settle(arrival_.last_ns());
   mark(Phase::kWait);
 }
 

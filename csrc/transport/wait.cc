@@ -16,8 +16,12 @@ constexpr std::int64_t kLong = 1'000'000;
 /// whether the machine is quiet again costs less than a hundredth of the time.
 constexpr std::int64_t kShortestPause = 16'000'000;
 constexpr std::int64_t kLongestPause = 1'000'000'000;
-/// So many quick yields in a row halve the next pause: some are quick on a busy machine, too.
-constexpr std::int64_t kManyQuick = 256;
+/// Nanoseconds that a quick yield saves: a few of them stand for a sleep and a wake-up.
+constexpr std::int64_t kSaved = 10'000;
+/// What yields may have saved for the time when they cost.
+constexpr std::int64_t kMostCredit = 20'000'000;
+/// So much saved halves the next pause: some yields are quick on a busy machine, too.
+constexpr std::int64_t kForgiven = 256 * kSaved;
 
 }  // namespace
 
@@ -34,23 +38,34 @@ bool Patience::yield() {
   if (begin < resume_ns_.read()) return false;
   means_.yield();
   const std::int64_t end = means_.now();
-  const std::int64_t pause = pause_ns_.read();
   if (end - begin >= kLong) {
-    const std::int64_t longer = std::clamp(2 * pause, kShortestPause, kLongestPause);
-    pause_ns_.set(longer);
-    resume_ns_.set(end + longer);
-    quick_.set(0);
-    long_yields_.grow(1);
+    long_begin_ns_.set(begin);
+    long_end_ns_.set(end);
     return false;
   }
-  if (pause == 0) [[likely]]
+  const std::int64_t credit = credit_ns_.read() + kSaved;
+  const std::int64_t pause = pause_ns_.read();
+  if (pause == 0 || credit < kForgiven) {
+    credit_ns_.set(std::min(credit, kMostCredit));
     return true;
-  quick_.grow(1);
-  if (quick_.read() >= kManyQuick) {
-    quick_.set(0);
-    pause_ns_.set(pause / 2 < kShortestPause ? 0 : pause / 2);
   }
+  credit_ns_.set(0);
+  pause_ns_.set(pause / 2 < kShortestPause ? 0 : pause / 2);
   return true;
+}
+
+void Patience::judge(std::int64_t ready_ns) {
+  const std::int64_t end = long_end_ns_.read();
+  long_end_ns_.set(0);
+  const std::int64_t lost = end - std::max(ready_ns, long_begin_ns_.read());
+  if (lost < kLong) return;
+  long_yields_.grow(1);
+  credit_ns_.grow(-lost);
+  if (credit_ns_.read() >= 0) return;
+  const std::int64_t longer = std::clamp(2 * pause_ns_.read(), kShortestPause, kLongestPause);
+  credit_ns_.set(0);
+  pause_ns_.set(longer);
+  resume_ns_.set(end + longer);
 }
 
 }  // namespace dreamcomm

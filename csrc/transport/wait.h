@@ -22,7 +22,8 @@ class Watch {
 /// yields in its turn. Beside another busy program it is not: the kernel takes a yield as the end
 /// of the thread's slice, and the other program keeps the processor for all of its own, some 3 ms
 /// a yield. A thread that sleeps instead is run as soon as it is woken. So yields are timed, and
-/// left out for a while after one that took long. Thread-safe: the times are hints.
+/// left out for a while where those that lasted long beyond what they waited for have cost more
+/// than the others saved. Thread-safe: the times are hints.
 class Patience {
  public:
   /// How to let another thread run, and what time it is, in nanoseconds.
@@ -44,23 +45,32 @@ class Patience {
   int spins() const { return spins_; }
   /// Looks with a yield between, at the most.
   int yields() const { return yields_; }
-  /// Lets another thread run; false where yields take too long at present: sleep instead.
+  /// Lets another thread run; false where that took long, or would at present: sleep instead.
   bool yield();
-  /// So many took too long until now.
+  /// Ends a wait for what has been there since `ready_ns`; 0: all the time, as far as is known. A
+  /// long yield that only waited for it is not held against yields.
+  void settle(std::int64_t ready_ns = 0) {
+    if (long_end_ns_.read() != 0) [[unlikely]]
+      judge(ready_ns);
+  }
+  /// So many lasted too long until now.
   std::int64_t long_yields() const { return long_yields_.read(); }
-  /// Whether one did of late, so that some waits go without.
+  /// Whether they have cost too much of late, so that some waits go without.
   bool avoids_yields() const { return pause_ns_.read() > 0; }
 
  private:
   static Means real_means();
+  void judge(std::int64_t ready_ns);
 
   int spins_;
   int yields_;
   Means means_;
   Gauge resume_ns_;  // no yield before this time
-  Gauge pause_ns_;   // from the last long yield until then; 0: there was none of late
-  Gauge quick_;      // yields since then that did not take long
+  Gauge pause_ns_;   // from the last that lasted too long until then; 0: yields go on
+  Gauge credit_ns_;  // what yields have saved since then, less what they have cost
   Gauge long_yields_;
+  Gauge long_begin_ns_;  // of a long yield of the wait under way
+  Gauge long_end_ns_;    // 0: there was none
 };
 
 inline void relax() {
@@ -86,14 +96,14 @@ inline constexpr std::chrono::milliseconds kSlice{10};
 
 /// Returns when `ready()` is true. `ready` reads flags whose writers ring
 /// `doorbell` after they publish. `watch.look(blocker())` runs now and then
-/// once the wait has lasted a while.
+/// once the wait has lasted a while. The caller settles with `patience` afterwards.
 ///
 /// No wake-up is lost: `ready` is evaluated between announcing the sleeper and
 /// sleeping, and a writer that published after that evaluation sees the sleeper
 /// (see Flag). Even then a sleep ends after `slice`.
 template <typename Ready, typename Blocker>
-void wait_until(Doorbell& doorbell, Patience& patience, Watch& watch, Ready&& ready,
-                Blocker&& blocker, std::chrono::nanoseconds slice = kSlice) {
+void wait_to_be_settled(Doorbell& doorbell, Patience& patience, Watch& watch, Ready&& ready,
+                        Blocker&& blocker, std::chrono::nanoseconds slice = kSlice) {
   if (spin_until(patience.spins(), ready)) return;
   for (int i = 0; i < patience.yields(); ++i) {
     if (ready()) return;
@@ -107,6 +117,14 @@ void wait_until(Doorbell& doorbell, Patience& patience, Watch& watch, Ready&& re
     if (now || ready()) return;
     watch.look(blocker());
   }
+}
+
+/// The same; settles: since when it was ready is not known.
+template <typename Ready, typename Blocker>
+void wait_until(Doorbell& doorbell, Patience& patience, Watch& watch, Ready&& ready,
+                Blocker&& blocker, std::chrono::nanoseconds slice = kSlice) {
+  wait_to_be_settled(doorbell, patience, watch, ready, blocker, slice);
+  patience.settle();
 }
 
 }  // namespace dreamcomm

@@ -33,6 +33,7 @@ struct Machine {
   void wait_for(int milliseconds) {
     for (int i = 0; i < milliseconds * 100; ++i) {
       patience.yield();
+      patience.settle();
       now += 10'000;
     }
   }
@@ -49,12 +50,27 @@ TEST_CASE("quick yields go on for ever") {
 TEST_CASE("a yield that took long ends them, and they are tried again ever less often") {
   Machine machine(3 * kMillisecond);
   CHECK_FALSE(machine.patience.yield());
+  machine.patience.settle();
   CHECK(machine.patience.avoids_yields());
   CHECK_FALSE(machine.patience.yield());  // without trying
   CHECK(yields == 1);
   machine.wait_for(10'000);
   CHECK(yields < 20);  // 60 ms of 10 s
   CHECK(yields > 10);
+}
+
+TEST_CASE("a yield is not too long that lasts until the awaited rank has come") {
+  Machine machine(3 * kMillisecond);
+  for (int wait = 0; wait < 100; ++wait) {
+    CHECK_FALSE(machine.patience.yield());  // sleeps for the rest of this wait
+    machine.patience.settle(now - kMillisecond / 10);
+  }
+  CHECK(yields == 100);
+  CHECK(machine.patience.long_yields() == 0);
+  CHECK_FALSE(machine.patience.avoids_yields());
+  machine.patience.yield();
+  machine.patience.settle(now - 2 * kMillisecond);  // it had been there for long
+  CHECK(machine.patience.avoids_yields());
 }
 
 TEST_CASE("where the machine is quiet again, so are the waits within two seconds") {
@@ -68,13 +84,35 @@ TEST_CASE("where the machine is quiet again, so are the waits within two seconds
   CHECK(yields > before + 90);
 }
 
+TEST_CASE(
+    "long yields are borne as long as the others save more, as those beside a computing rank") {
+  Machine machine(500);
+  for (int burst = 0; burst < 200; ++burst) {
+    cost = 500;
+    for (int i = 0; i < 400; ++i) {
+      machine.patience.yield();
+      machine.patience.settle();
+    }
+    cost = 3 * kMillisecond;
+    machine.patience.yield();
+    machine.patience.settle();
+  }
+  CHECK(machine.patience.long_yields() == 200);
+  CHECK_FALSE(machine.patience.avoids_yields());
+  machine.wait_for(100);  // now all of them are long
+  CHECK(machine.patience.avoids_yields());
+}
+
 TEST_CASE("a few quick yields on a busy machine do not bring the long ones back") {
   Machine machine(3 * kMillisecond);
   machine.wait_for(10'000);
   yields = 0;
   for (int second = 0; second < 20; ++second) {
     cost = 500;
-    for (int i = 0; i < 50; ++i) machine.patience.yield();
+    for (int i = 0; i < 50; ++i) {
+      machine.patience.yield();
+      machine.patience.settle();
+    }
     cost = 3 * kMillisecond;
     machine.wait_for(1'000);
   }
