@@ -25,7 +25,7 @@ std::function<std::string(int)> members_watch(const DreamOptions& options) {
   };
 }
 
-/// Of a group whose name torch has counted, or hashed; others have names of other kinds.
+/// Describes a group whose name torch has counted or hashed; names of other kinds give nothing.
 std::optional<Making> making_of(const DreamOptions& options) {
   Making making{.name = options.group_name, .members = members_of(options)};
   const bool known = making.number() || making.is_hashed();

@@ -80,7 +80,7 @@ def descriptors() -> Finding:
 
 
 def endings() -> Finding:
-    """Whether processes can be watched by a pidfd, which tells their end, whoever outlives them."""
+    """Whether processes can be watched by a pidfd. It tells their end to all who hold it."""
     about = "watching processes"
     try:
         os.close(os.pidfd_open(os.getpid()))
