@@ -17,9 +17,9 @@ function(dreamcomm_floor name)
   list(TRANSFORM floor_ON PREPEND dc_ OUTPUT_VARIABLE lower)
   dreamcomm_include_root(${name} root)
 
-  file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/csrc/${name}/*.cc")
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/csrc/${name}/*.cc")
   if(DREAMCOMM_CUDA)
-    file(GLOB cuda CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/csrc/${name}/*.cu")
+    file(GLOB_RECURSE cuda CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/csrc/${name}/*.cu")
     list(APPEND sources ${cuda})
     list(FILTER sources EXCLUDE REGEX "_without_cuda\\.cc$") # these stand in for the others
   endif()

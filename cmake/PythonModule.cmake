@@ -6,7 +6,7 @@ endif()
 include(Torch)
 
 dreamcomm_include_root(c10d root)
-file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/csrc/c10d/*.cc")
+file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/csrc/c10d/*.cc")
 Python_add_library(_C MODULE WITH_SOABI ${sources})
 target_include_directories(_C PRIVATE "${root}")
 # pybind11 comes with torch: classes cannot be shared with torch's over another version.

@@ -19,6 +19,7 @@
 #include "c10d/options.h"
 #include "c10d/patient_store.h"
 #include "c10d/pending.h"
+#include "c10d/python_callbacks.h"
 #include "c10d/spanning.h"
 #include "c10d/store.h"
 #include "c10d/validate.h"
@@ -35,30 +36,8 @@ namespace dreamcomm {
 /// earlier group of this machine has left, or with the fixed ones.
 std::string explain_world(Kind kind, std::size_t bytes, int size, bool in_heaps);
 
-class DreamBackend;
 class Roster;  // c10d/roster.h: who has ended
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
-
-/// What the backend has Python do for it. Called with or without the GIL.
-struct Host {
-  /// Makes torch's own backend for a device type ("cpu": Gloo, "cuda": NCCL), or for what goes
-  /// between hosts ("hosts": Gloo, all connected).
-  std::function<Fallback::Inner(const StorePtr& store, int rank, int size,
-                                const c10::intrusive_ptr<DreamOptions>& options,
-                                const std::string& device_type)>
-      make_inner;
-  /// Where in the program this thread makes its call: " at file:line", or "" where no Python runs.
-  std::function<std::string()> call_site;
-  /// Where the program's main thread is now, likewise. On a thread that may wait for the GIL.
-  std::function<std::string()> whereabouts;
-  /// Tells the user what may become an error.
-  std::function<void(const std::string&)> warn;
-  /// A group that kept a log has ended; `failure` says why, or is empty.
-  std::function<void(const std::shared_ptr<Recorder>& recorder, const std::string& failure)> report;
-  /// Sees to it that close_at_exit() is called before the interpreter goes, until
-  /// what is returned is dropped.
-  std::function<std::shared_ptr<void>(const c10::intrusive_ptr<DreamBackend>&)> register_exit;
-};
 
 class DreamBackend final : public c10d::Backend {
  public:

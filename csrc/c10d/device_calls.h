@@ -15,6 +15,7 @@
 #include "c10d/device_exchange.h"
 #include "c10d/device_heap.h"
 #include "c10d/device_hosts.h"
+#include "c10d/device_kind.h"
 #include "c10d/device_lane.h"
 #include "c10d/device_vigil.h"
 #include "comm/communicator.h"
@@ -22,16 +23,6 @@
 #include "gpu/group.h"
 
 namespace dreamcomm {
-
-/// The accelerator, and how its driver is made for the device that is the current one.
-struct DeviceKind {
-  c10::DeviceType type = c10::DeviceType::CUDA;
-  std::function<std::unique_ptr<gpu::Driver>()> make_driver = gpu::make_cuda_driver;
-  /// Whether what a stream, by its native handle, is given goes into a graph.
-  std::function<bool(void* stream)> is_capturing = gpu::is_capturing;
-  gpu::GroupOptions options;
-  std::size_t chunk = DevicePlace{}.chunk;
-};
 
 /// The part of a backend that serves one device of this rank: that of the first tensor.
 /// For the first collective all ranks meet (gpu/group.h), for the first message between two

@@ -6,6 +6,7 @@
 #include <memory>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include "c10d/device_kind.h"
 #include "c10d/fallback.h"
 #include "core/flag.h"
 #include "gpu/group.h"
@@ -17,8 +18,8 @@ namespace dreamcomm {
 struct DevicePlace {
   Topology topology;
   int rank = 0;
-  bool widens_halves = true;                  // as BridgeOptions
-  std::size_t chunk = std::size_t{16} << 20;  // bytes of a large tensor that go at a time
+  bool widens_halves = true;  // as BridgeOptions
+  std::size_t chunk = kDeviceChunkBytes;
 };
 
 /// Sums are made in the order of Bridge, so equal placements give the bits of the host's tensors.

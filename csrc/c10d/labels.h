@@ -1,11 +1,25 @@
 // The calls as they show in profiles ("dreamcomm:" and the name) and in errors.
 #pragma once
 
-#include "c10d/work.h"
+#include <ATen/core/Tensor.h>
+#include <c10/util/ArrayRef.h>
+
+#include <string_view>
+#include <torch/csrc/distributed/c10d/Types.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
 
 namespace dreamcomm {
 
 using c10d::OpType;
+using Tensors = c10::ArrayRef<at::Tensor>;
+
+/// How a call shows in profiles and errors.
+struct Label {
+  c10d::OpType type;
+  const char* title;  // "dreamcomm:all_reduce"
+
+  const char* name() const { return title + std::string_view("dreamcomm:").size(); }
+};
 
 inline constexpr Label kBroadcast{OpType::BROADCAST, "dreamcomm:broadcast"};
 inline constexpr Label kAllReduce{OpType::ALLREDUCE, "dreamcomm:all_reduce"};

@@ -4,8 +4,8 @@
 #include <optional>
 #include <utility>
 
-#include "c10d/backend.h"
 #include "c10d/process_whereabouts.h"
+#include "c10d/python_callbacks.h"
 #include "c10d/roster.h"
 #include "comm/member.h"
 #include "core/error.h"

@@ -4,7 +4,7 @@
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include "c10d/device_calls.h"
+#include "c10d/device_kind.h"
 #include "transport/shm.h"
 
 namespace dreamcomm {

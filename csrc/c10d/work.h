@@ -10,21 +10,12 @@
 #include <string_view>
 
 #include "c10d/executor.h"
+#include "c10d/labels.h"
 #include "c10d/profiled.h"
 #include "comm/communicator.h"
 #include "comm/ticket.h"
 
 namespace dreamcomm {
-
-using Tensors = c10::ArrayRef<at::Tensor>;
-
-/// How a call shows in profiles and errors.
-struct Label {
-  c10d::OpType type;
-  const char* title;  // "dreamcomm:all_reduce"
-
-  const char* name() const { return title + std::string_view("dreamcomm:").size(); }
-};
 
 /// Completed once, by whoever ran the call, on any thread. Its Future holds the
 /// outputs as List[Tensor]; a Future asked for before the call is done completes

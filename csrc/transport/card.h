@@ -1,18 +1,14 @@
 // What a rank tells the others about itself through the store.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "transport/nonce.h"
+
 namespace dreamcomm {
-
-using Nonce = std::array<std::uint8_t, 16>;
-
-/// Sixteen bytes nobody can guess: shows that a mapping is the rank's own.
-Nonce make_nonce();
 
 struct Card {
   std::uint32_t version = 0;

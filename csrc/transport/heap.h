@@ -12,8 +12,8 @@
 #include <string>
 
 #include "core/free_ranges.h"
-#include "transport/card.h"
 #include "transport/memfd.h"
+#include "transport/nonce.h"
 
 namespace dreamcomm {
 

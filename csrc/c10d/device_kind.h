@@ -1,0 +1,28 @@
+// The accelerator whose tensors this library's own kernels serve.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+
+#include "gpu/cuda_driver.h"
+#include "gpu/group.h"
+
+namespace dreamcomm {
+
+/// Bytes of a large tensor that go between nodes at a time.
+inline constexpr std::size_t kDeviceChunkBytes = std::size_t{16} << 20;
+
+/// The accelerator, and how its driver is made for the device that is the current one.
+struct DeviceKind {
+  c10::DeviceType type = c10::DeviceType::CUDA;
+  std::function<std::unique_ptr<gpu::Driver>()> make_driver = gpu::make_cuda_driver;
+  /// Whether what a stream, by its native handle, is given goes into a graph.
+  std::function<bool(void* stream)> is_capturing = gpu::is_capturing;
+  gpu::GroupOptions options;
+  std::size_t chunk = kDeviceChunkBytes;
+};
+
+}  // namespace dreamcomm
