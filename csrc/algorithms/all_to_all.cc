@@ -7,7 +7,7 @@
 // side by side. Tensors in heaps are read in place after the first turn.
 #include <algorithm>
 
-#include "algorithms/rows.h"
+#include "algorithms/algorithms.h"
 #include "core/error.h"
 #include "core/schedule.h"
 

@@ -2,7 +2,7 @@
 // order: the same bits whatever the size, the chunk or the rank that looks.
 #include <algorithm>
 
-#include "algorithms/rows.h"
+#include "algorithms/algorithms.h"
 #include "core/schedule.h"
 
 namespace dreamcomm::rows {

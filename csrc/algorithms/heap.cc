@@ -5,7 +5,7 @@
 // among all, after which nobody reads or writes another's tensor any more.
 #include <algorithm>
 
-#include "algorithms/rows.h"
+#include "algorithms/algorithms.h"
 #include "core/schedule.h"
 
 namespace dreamcomm::rows {

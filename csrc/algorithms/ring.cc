@@ -1,7 +1,7 @@
 // Rings: every rank reads from its left neighbour only (core/schedule.h draws
 // the table). Partial results start at another rank for every shard, so sums are
 // not added in rank order, and 16-bit types are rounded at every hop.
-#include "algorithms/rows.h"
+#include "algorithms/algorithms.h"
 #include "core/schedule.h"
 
 namespace dreamcomm::rows {

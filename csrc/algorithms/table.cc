@@ -2,8 +2,8 @@
 
 #include <array>
 
-#include "algorithms/efforts.h"
-#include "algorithms/rows.h"
+#include "algorithms/algorithms.h"
+#include "algorithms/cost/formulas.h"
 
 namespace dreamcomm {
 namespace {

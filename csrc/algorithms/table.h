@@ -6,8 +6,8 @@
 #include <span>
 #include <string_view>
 
-#include "algorithms/costs.h"
-#include "algorithms/walk.h"
+#include "algorithms/cost/costs.h"
+#include "algorithms/primitives.h"
 #include "core/request.h"
 
 namespace dreamcomm {

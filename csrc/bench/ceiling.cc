@@ -7,7 +7,7 @@
 #include <array>
 #include <limits>
 
-#include "algorithms/walk.h"
+#include "algorithms/primitives.h"
 #include "bench/arena.h"
 #include "bench/trial.h"
 #include "core/error.h"

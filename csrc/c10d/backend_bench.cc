@@ -1,6 +1,6 @@
 // What the benchmark measures below torch's dispatch, and what was predicted.
-#include "algorithms/explain.h"
-#include "algorithms/walk.h"
+#include "algorithms/cost/explain.h"
+#include "algorithms/primitives.h"
 #include "bench/trial.h"
 #include "c10d/backend.h"
 #include "c10d/convert.h"

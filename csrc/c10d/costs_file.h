@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "algorithms/costs.h"
+#include "algorithms/cost/costs.h"
 
 namespace dreamcomm {
 

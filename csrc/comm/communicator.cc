@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "algorithms/explain.h"
+#include "algorithms/cost/explain.h"
 #include "algorithms/table.h"
 #include "comm/chooser.h"
 #include "comm/guard.h"

@@ -16,7 +16,7 @@
 
 namespace dreamcomm {
 
-struct Costs;         // algorithms/costs.h: what algorithms are chosen by
+struct Costs;         // algorithms/cost/costs.h: what algorithms are chosen by
 class Fabric;         // transport/fabric.h: the windows of all ranks
 class Heap;           // transport/heap.h: memory that peers map
 class Ticket;         // comm/ticket.h: a message under way

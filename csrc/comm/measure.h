@@ -3,8 +3,8 @@
 
 #include <chrono>
 
-#include "algorithms/costs.h"
-#include "algorithms/walk.h"
+#include "algorithms/cost/costs.h"
+#include "algorithms/primitives.h"
 #include "transport/heap.h"
 
 namespace dreamcomm {

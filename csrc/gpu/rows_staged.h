@@ -1,6 +1,6 @@
 // Collectives on tensors that only their own rank can read: what others need goes
 // through the pages of this block. The walks are those of algorithms/direct.cc and
-// algorithms/move.cc, with the chunks of a tensor dealt out to the blocks.
+// algorithms/data_movement.cc, with the chunks of a tensor dealt out to the blocks.
 //
 // Bytes of memory on a GPU that holds all N ranks, S a block's bytes: beside each.
 #pragma once

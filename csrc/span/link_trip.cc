@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "algorithms/walk.h"
+#include "algorithms/primitives.h"
 #include "core/error.h"
 #include "kernels/reduce.h"
 #include "kernels/widen.h"

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "algorithms/costs.h"
+#include "algorithms/cost/costs.h"
 #include "core/types.h"
 #include "span/corrections.h"
 

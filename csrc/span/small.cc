@@ -5,8 +5,8 @@
 #include <optional>
 #include <vector>
 
+#include "algorithms/primitives.h"
 #include "algorithms/signature.h"
-#include "algorithms/walk.h"
 #include "core/error.h"
 #include "span/steps.h"
 

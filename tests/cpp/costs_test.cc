@@ -1,5 +1,5 @@
 // The cost model: what is measured, kept, and chosen by.
-#include "algorithms/costs.h"
+#include "algorithms/cost/costs.h"
 
 #include <doctest.h>
 
@@ -7,7 +7,7 @@
 #include <mutex>
 #include <vector>
 
-#include "algorithms/page_writer.h"
+#include "algorithms/adaptive_copy.h"
 #include "algorithms/table.h"
 #include "calls.h"
 #include "core/cpus.h"

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "algorithms/page_writer.h"
+#include "algorithms/adaptive_copy.h"
 #include "algorithms/signature.h"
 #include "core/quick_clock.h"
 #include "core/request.h"

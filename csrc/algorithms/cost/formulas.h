@@ -1,7 +1,7 @@
 // What each row of the table costs a rank: the counterpart of rows.h.
 #pragma once
 
-#include "algorithms/costs.h"
+#include "algorithms/cost/costs.h"
 
 namespace dreamcomm {
 struct CallShape;

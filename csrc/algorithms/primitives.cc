@@ -1,4 +1,4 @@
-#include "algorithms/walk.h"
+#include "algorithms/primitives.h"
 
 #include <algorithm>
 

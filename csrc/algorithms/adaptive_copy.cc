@@ -1,4 +1,4 @@
-#include "algorithms/page_writer.h"
+#include "algorithms/adaptive_copy.h"
 
 #include <algorithm>
 #include <bit>

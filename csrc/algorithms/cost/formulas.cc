@@ -1,6 +1,6 @@
 // The textbook's formulas as the rows carry them out, with S the bytes of a block, N
 // the ranks and C the chunks. Where ranks do different things, the slowest counts.
-#include "algorithms/efforts.h"
+#include "algorithms/cost/formulas.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "algorithms/costs.h"
+#include "algorithms/cost/costs.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "algorithms/explain.h"
+#include "algorithms/cost/explain.h"
 
 #include <iomanip>
 #include <sstream>

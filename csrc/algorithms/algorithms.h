@@ -2,7 +2,7 @@
 // through the rounds; Walk and Request say what they are given.
 #pragma once
 
-#include "algorithms/walk.h"
+#include "algorithms/primitives.h"
 
 namespace dreamcomm::rows {
 

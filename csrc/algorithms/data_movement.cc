@@ -1,6 +1,6 @@
 // Collectives that move bytes and compute nothing. In all of them a rank writes
 // into its page what others want from it, and reads what it wants from theirs.
-#include "algorithms/rows.h"
+#include "algorithms/algorithms.h"
 #include "core/schedule.h"
 
 namespace dreamcomm::rows {
