@@ -12,9 +12,9 @@
 
 #include "algorithms/adaptive_copy.h"
 #include "algorithms/signature.h"
-#include "core/quick_clock.h"
 #include "core/request.h"
 #include "core/timeline.h"
+#include "core/tsc_clock.h"
 #include "kernels/reduce.h"
 #include "transport/rounds.h"
 

@@ -17,10 +17,10 @@
 
 #include "comm/comm_log.h"
 #include "core/flag.h"
-#include "core/quick_clock.h"
 #include "core/record.h"
 #include "core/request.h"
 #include "core/timeline.h"
+#include "core/tsc_clock.h"
 
 namespace dreamcomm {
 

@@ -2,8 +2,8 @@
 // one look at the clock ends a phase and begins the next.
 #pragma once
 
-#include "core/ledger.h"
 #include "core/record.h"
+#include "core/seqlock_ring.h"
 
 namespace dreamcomm {
 

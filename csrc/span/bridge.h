@@ -14,7 +14,7 @@
 #include "comm/communicator.h"
 #include "comm/recorder.h"
 #include "core/flag.h"
-#include "core/quick_clock.h"
+#include "core/tsc_clock.h"
 #include "span/causes.h"
 #include "span/far_mailbox.h"
 #include "span/link_trip.h"

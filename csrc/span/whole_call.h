@@ -6,8 +6,8 @@
 
 #include "comm/recorder.h"
 #include "comm/scopes.h"
-#include "core/quick_clock.h"
 #include "core/request.h"
+#include "core/tsc_clock.h"
 #include "span/link_trip.h"
 #include "span/model.h"
 #include "transport/window.h"

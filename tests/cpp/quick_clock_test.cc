@@ -1,11 +1,11 @@
 // The processor's counter as a clock, against the kernel's.
-#include "core/quick_clock.h"
-
 #include <doctest.h>
 
 #include <chrono>
 #include <cstdint>
 #include <thread>
+
+#include "core/tsc_clock.h"
 
 namespace dreamcomm {
 namespace {

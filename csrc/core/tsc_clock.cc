@@ -1,4 +1,4 @@
-#include "core/quick_clock.h"
+#include "core/tsc_clock.h"
 
 #include <cmath>
 #include <fstream>
