@@ -7,7 +7,7 @@
 
 #include "comm/communicator.h"
 #include "core/request.h"
-#include "transport/heap.h"
+#include "transport/shm/heap.h"
 
 namespace dreamcomm {
 

@@ -28,7 +28,7 @@
 #include "comm/recorder.h"
 #include "core/flag.h"
 #include "span/bridge.h"
-#include "transport/heap.h"
+#include "transport/shm/heap.h"
 
 namespace dreamcomm {
 

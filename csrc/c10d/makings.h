@@ -47,9 +47,9 @@ struct Making {
 /// nth time, of which this rank is a member that has not begun it n times, waits for this rank
 /// there, while this rank waits for it here: neither will come. What was posted long ago is of a
 /// group that this rank has begun as often. A rank that has gone on from this very group had come
-/// to it: that is in the store, and a waiting rank looks there once more (transport/board.cc). A
-/// rank that has failed elsewhere may yet come. One that failed by such a contradiction does not:
-/// the ranks that wait for it get the same error.
+/// to it: that is in the store, and a waiting rank looks there once more
+/// (transport/bootstrap/setup_board.cc). A rank that has failed elsewhere may yet come. One that
+/// failed by such a contradiction does not: the ranks that wait for it get the same error.
 class Makings {
  public:
   /// `clerk` is of a store of this job's default group alone, of which this is rank `rank`.

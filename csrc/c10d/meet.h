@@ -7,8 +7,8 @@
 
 #include "c10d/options.h"
 #include "core/store.h"
-#include "transport/heap.h"
-#include "transport/shm.h"
+#include "transport/bootstrap/connect_shm.h"
+#include "transport/shm/heap.h"
 
 namespace dreamcomm {
 

@@ -16,7 +16,7 @@
 #include "core/cpus.h"
 #include "gpu/launch.h"
 #include "kernels/reduce.h"
-#include "transport/observe.h"
+#include "transport/introspect/window_reader.h"
 
 namespace dreamcomm {
 namespace {

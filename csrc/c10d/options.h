@@ -5,7 +5,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "c10d/device_kind.h"
-#include "transport/shm.h"
+#include "transport/bootstrap/connect_shm.h"
 
 namespace dreamcomm {
 

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "transport/heap.h"
+#include "transport/shm/heap.h"
 
 namespace dreamcomm {
 

@@ -1,9 +1,9 @@
-// The one Whereabouts of all groups of the process (transport/whereabouts.h).
+// The one Whereabouts of all groups of the process (transport/introspect/call_site_query.h).
 #pragma once
 
 #include <memory>
 
-#include "transport/whereabouts.h"
+#include "transport/introspect/call_site_query.h"
 
 namespace dreamcomm {
 

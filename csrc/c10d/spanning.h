@@ -11,7 +11,7 @@
 #include "comm/recorder.h"
 #include "span/bridge.h"
 #include "span/reasons.h"
-#include "transport/shm.h"
+#include "transport/bootstrap/connect_shm.h"
 
 namespace dreamcomm {
 

@@ -19,7 +19,7 @@
 #include "comm/turnstile.h"
 #include "comm/validate.h"
 #include "transport/fabric.h"
-#include "transport/observe.h"
+#include "transport/introspect/window_reader.h"
 #include "transport/rounds.h"
 
 namespace dreamcomm {

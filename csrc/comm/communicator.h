@@ -18,7 +18,7 @@ namespace dreamcomm {
 
 struct Costs;         // algorithms/cost/costs.h: what algorithms are chosen by
 class Fabric;         // transport/fabric.h: the windows of all ranks
-class Heap;           // transport/heap.h: memory that peers map
+class Heap;           // transport/shm/heap.h: memory that peers map
 class Ticket;         // comm/ticket.h: a message under way
 class Recorder;       // comm/recorder.h: what is noted of operations
 struct Whole;         // transport/window.h: what a rank shows of a group on several hosts

@@ -5,7 +5,7 @@
 
 #include "algorithms/cost/costs.h"
 #include "algorithms/primitives.h"
-#include "transport/heap.h"
+#include "transport/shm/heap.h"
 
 namespace dreamcomm {
 

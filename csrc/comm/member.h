@@ -10,7 +10,7 @@
 #include "core/error.h"
 #include "core/request.h"
 #include "transport/fabric.h"
-#include "transport/observe.h"
+#include "transport/introspect/window_reader.h"
 #include "transport/wait.h"
 
 namespace dreamcomm {

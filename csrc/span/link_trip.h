@@ -17,7 +17,7 @@
 #include "span/reasons.h"
 #include "span/trip.h"
 #include "span/vigil.h"
-#include "transport/heap.h"
+#include "transport/shm/heap.h"
 
 namespace dreamcomm {
 

@@ -29,7 +29,7 @@ class Fabric {
   /// The window of a rank as this rank maps it; valid as long as the fabric,
   /// also after its owner has gone.
   virtual std::byte* window(int rank) const = 0;
-  /// The rank's heap as this rank maps it, empty if it has none (transport/heap.h).
+  /// The rank's heap as this rank maps it, empty if it has none (transport/shm/heap.h).
   virtual std::span<std::byte> heap(int rank) const = 0;
   /// Whether the rank's process (or thread) is still there. A system call:
   /// for waits that have lasted a while. Any thread.

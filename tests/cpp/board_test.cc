@@ -1,10 +1,10 @@
 // What ranks of a group that is being made read of each other.
-#include "transport/board.h"
-
 #include <doctest.h>
 
 #include <map>
 #include <string>
+
+#include "transport/bootstrap/setup_board.h"
 
 namespace dreamcomm::testing {
 namespace {

@@ -1,5 +1,5 @@
 // The heap: what it gives, takes back and refuses.
-#include "transport/heap.h"
+#include "transport/shm/heap.h"
 
 #include <doctest.h>
 

@@ -12,7 +12,7 @@
 
 #include "local_link.h"
 #include "ranks.h"
-#include "transport/local.h"
+#include "transport/local_fabric.h"
 
 namespace dreamcomm::testing {
 

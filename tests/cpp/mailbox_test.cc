@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "calls.h"
-#include "transport/local.h"
+#include "transport/local_fabric.h"
 
 namespace dreamcomm::testing {
 namespace {

@@ -14,8 +14,8 @@
 #include <stdexcept>
 #include <thread>
 
-#include "transport/local.h"
-#include "transport/shm.h"
+#include "transport/bootstrap/connect_shm.h"
+#include "transport/local_fabric.h"
 
 namespace dreamcomm::testing {
 namespace {

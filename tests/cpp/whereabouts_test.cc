@@ -1,6 +1,4 @@
 // Questions and answers between processes, here the two ends of socket pairs in one.
-#include "transport/whereabouts.h"
-
 #include <doctest.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -21,6 +19,8 @@
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include "transport/introspect/call_site_query.h"
 
 namespace dreamcomm {
 namespace {

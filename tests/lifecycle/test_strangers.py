@@ -26,7 +26,7 @@ from lifecycle.groups import use_everything
 
 pytestmark = pytest.mark.beyond_gloo("gloo has no such address")
 
-GREETING = struct.Struct("=12sII16s16s")  # csrc/transport/greeting.h
+GREETING = struct.Struct("=12sII16s16s")  # csrc/transport/bootstrap/handshake.h
 MAGIC = b"dreamcomm\0\0\0"
 VERSION = _C.PROTOCOL_VERSION
 

@@ -1,4 +1,4 @@
-/* How ranks find out that they share memory: csrc/transport/shm.cc, whose steps are numbered
+/* How ranks find out that they share memory: csrc/transport/bootstrap/connect_shm.cc, whose steps are numbered
  * there, over torch's store and Unix sockets.
  *
  * Checked in every order of every rank's steps, for every choice of ranks that cannot reach

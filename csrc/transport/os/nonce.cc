@@ -1,4 +1,4 @@
-#include "transport/nonce.h"
+#include "transport/os/nonce.h"
 
 #include <sys/random.h>
 

@@ -1,4 +1,4 @@
-#include "transport/elsewhere.h"
+#include "transport/introspect/process_state.h"
 
 #include <chrono>
 #include <filesystem>
@@ -10,8 +10,8 @@
 #include <thread>
 
 #include "core/error.h"
-#include "transport/memfd.h"
-#include "transport/observe.h"
+#include "transport/introspect/window_reader.h"
+#include "transport/os/memfd.h"
 
 namespace dreamcomm {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "core/error.h"
 #include "core/store.h"
-#include "transport/numbering.h"
+#include "transport/rank_numbering.h"
 
 namespace dreamcomm {
 

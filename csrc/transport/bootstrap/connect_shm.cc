@@ -9,7 +9,7 @@
 //   3. Every rank publishes whom it reached, so that all know whom to accept.
 //   4. The lower rank checks the user, the greeting and the window, and answers with
 //      its own. Nobody waits for an answer before it has accepted, so no cycle. What
-//      else connects is refused and told of (transport/doorkeeper.h).
+//      else connects is refused and told of (transport/bootstrap/acceptor.h).
 //   5. Both map the other's window and compare the nonce in it with the card's. Heaps
 //      travel in a second message, if the card says that there is one.
 //   6. Every rank publishes the outcome; memory is shared only if all succeeded.
@@ -18,7 +18,7 @@
 // The connections stay open: the kernel closes them when a process ends.
 //
 // tests/models/meeting.pml checks these steps in every order, with ranks that die at any.
-#include "transport/shm.h"
+#include "transport/bootstrap/connect_shm.h"
 
 #include <unistd.h>
 
@@ -31,12 +31,12 @@
 
 #include "core/error.h"
 #include "core/request.h"
-#include "transport/board.h"
-#include "transport/card.h"
-#include "transport/doorkeeper.h"
-#include "transport/memfd.h"
-#include "transport/shm_fabric.h"
-#include "transport/socket.h"
+#include "transport/bootstrap/acceptor.h"
+#include "transport/bootstrap/rank_info.h"
+#include "transport/bootstrap/setup_board.h"
+#include "transport/os/memfd.h"
+#include "transport/os/unix_socket.h"
+#include "transport/shm/shm_fabric.h"
 
 namespace dreamcomm {
 namespace {

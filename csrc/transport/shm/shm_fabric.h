@@ -8,13 +8,13 @@
 #include <vector>
 
 #include "core/error.h"
-#include "transport/elsewhere.h"
 #include "transport/fabric.h"
-#include "transport/heap.h"
-#include "transport/memfd.h"
-#include "transport/observe.h"
-#include "transport/socket.h"
-#include "transport/whereabouts.h"
+#include "transport/introspect/call_site_query.h"
+#include "transport/introspect/process_state.h"
+#include "transport/introspect/window_reader.h"
+#include "transport/os/memfd.h"
+#include "transport/os/unix_socket.h"
+#include "transport/shm/heap.h"
 
 namespace dreamcomm {
 

@@ -14,11 +14,11 @@
 
 #include "core/store.h"
 #include "transport/fabric.h"
-#include "transport/heap.h"
-#include "transport/numbering.h"
-#include "transport/socket.h"
+#include "transport/introspect/call_site_query.h"
+#include "transport/os/unix_socket.h"
+#include "transport/rank_numbering.h"
+#include "transport/shm/heap.h"
 #include "transport/topology.h"
-#include "transport/whereabouts.h"
 
 namespace dreamcomm {
 

@@ -1,4 +1,4 @@
-#include "transport/board.h"
+#include "transport/bootstrap/setup_board.h"
 
 #include <algorithm>
 #include <exception>

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "transport/fabric.h"
-#include "transport/heap.h"
+#include "transport/shm/heap.h"
 
 namespace dreamcomm {
 

@@ -1,4 +1,4 @@
-#include "transport/observe.h"
+#include "transport/introspect/window_reader.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -12,7 +12,7 @@
 #include <memory>
 #include <sstream>
 
-#include "transport/socket.h"
+#include "transport/os/unix_socket.h"
 
 namespace dreamcomm {
 namespace {

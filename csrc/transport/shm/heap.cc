@@ -1,4 +1,4 @@
-#include "transport/heap.h"
+#include "transport/shm/heap.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>

@@ -4,7 +4,7 @@
 #include <array>
 #include <cstdint>
 
-#include "transport/nonce.h"
+#include "transport/os/nonce.h"
 #include "transport/window.h"
 
 namespace dreamcomm {

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "core/error.h"
-#include "transport/socket.h"
+#include "transport/os/unix_socket.h"
 
 namespace dreamcomm {
 

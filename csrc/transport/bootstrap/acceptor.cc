@@ -1,4 +1,4 @@
-#include "transport/doorkeeper.h"
+#include "transport/bootstrap/acceptor.h"
 
 #include <poll.h>
 #include <sys/eventfd.h>

@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include "transport/socket.h"
+#include "transport/os/unix_socket.h"
 
 namespace dreamcomm {
 

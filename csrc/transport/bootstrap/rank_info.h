@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "transport/nonce.h"
+#include "transport/os/nonce.h"
 
 namespace dreamcomm {
 

@@ -1,4 +1,4 @@
-#include "transport/socket.h"
+#include "transport/os/unix_socket.h"
 
 #include <fcntl.h>
 #include <poll.h>

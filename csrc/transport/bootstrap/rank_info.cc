@@ -1,4 +1,4 @@
-#include "transport/card.h"
+#include "transport/bootstrap/rank_info.h"
 
 #include <sstream>
 

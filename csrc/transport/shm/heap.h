@@ -12,8 +12,8 @@
 #include <string>
 
 #include "core/free_ranges.h"
-#include "transport/memfd.h"
-#include "transport/nonce.h"
+#include "transport/os/memfd.h"
+#include "transport/os/nonce.h"
 
 namespace dreamcomm {
 

@@ -1,4 +1,4 @@
-#include "transport/memfd.h"
+#include "transport/os/memfd.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>

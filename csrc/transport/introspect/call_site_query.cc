@@ -1,4 +1,4 @@
-#include "transport/whereabouts.h"
+#include "transport/introspect/call_site_query.h"
 
 #include <sys/epoll.h>
 #include <sys/eventfd.h>

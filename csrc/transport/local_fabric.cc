@@ -1,4 +1,4 @@
-#include "transport/local.h"
+#include "transport/local_fabric.h"
 
 #include <algorithm>
 #include <new>

@@ -13,8 +13,8 @@
 #include <thread>
 #include <vector>
 
-#include "transport/greeting.h"
-#include "transport/socket.h"
+#include "transport/bootstrap/handshake.h"
+#include "transport/os/unix_socket.h"
 
 namespace dreamcomm {
 
