@@ -25,7 +25,7 @@
 #include "c10d/validate.h"
 #include "c10d/work.h"
 #include "comm/communicator.h"
-#include "comm/recorder.h"
+#include "comm/record/recorder.h"
 #include "core/flag.h"
 #include "span/bridge.h"
 #include "transport/shm/heap.h"

@@ -4,8 +4,8 @@
 #include "bench/trial.h"
 #include "c10d/backend.h"
 #include "c10d/convert.h"
-#include "c10d/costs_file.h"
 #include "c10d/validate.h"
+#include "comm/tuning/costs_file.h"
 
 namespace dreamcomm {
 namespace {

@@ -4,7 +4,6 @@
 
 #include "c10d/backend.h"
 #include "c10d/convert.h"
-#include "c10d/costs_file.h"
 #include "c10d/device_exchange.h"
 #include "c10d/gloo_link.h"
 #include "c10d/meet.h"
@@ -16,7 +15,8 @@
 #include "c10d/store.h"
 #include "c10d/store_bulletin.h"
 #include "c10d/store_clerk.h"
-#include "comm/member.h"
+#include "comm/rank_state.h"
+#include "comm/tuning/costs_file.h"
 
 namespace dreamcomm {
 namespace {

@@ -3,7 +3,7 @@
 #include <cstring>
 #include <vector>
 
-#include "comm/ticket.h"
+#include "comm/p2p/completion.h"
 
 namespace dreamcomm {
 namespace {

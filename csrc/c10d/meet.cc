@@ -7,7 +7,7 @@
 #include "c10d/process_whereabouts.h"
 #include "c10d/python_callbacks.h"
 #include "c10d/roster.h"
-#include "comm/member.h"
+#include "comm/rank_state.h"
 #include "core/error.h"
 
 namespace dreamcomm {

@@ -8,7 +8,7 @@
 
 #include "algorithms/table.h"
 #include "c10d/convert.h"
-#include "c10d/costs_file.h"
+#include "comm/tuning/costs_file.h"
 
 namespace dreamcomm {
 namespace {

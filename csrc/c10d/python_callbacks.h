@@ -8,7 +8,7 @@
 #include "c10d/fallback.h"
 #include "c10d/options.h"
 #include "c10d/store.h"
-#include "comm/recorder.h"
+#include "comm/record/recorder.h"
 
 namespace dreamcomm {
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/recorder.h"
+#include "comm/record/recorder.h"
 
 namespace dreamcomm {
 

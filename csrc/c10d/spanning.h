@@ -8,7 +8,7 @@
 #include "c10d/options.h"
 #include "c10d/store_clerk.h"
 #include "comm/communicator.h"
-#include "comm/recorder.h"
+#include "comm/record/recorder.h"
 #include "span/bridge.h"
 #include "span/reasons.h"
 #include "transport/bootstrap/connect_shm.h"

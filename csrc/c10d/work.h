@@ -13,7 +13,7 @@
 #include "c10d/labels.h"
 #include "c10d/profiled.h"
 #include "comm/communicator.h"
-#include "comm/ticket.h"
+#include "comm/p2p/completion.h"
 
 namespace dreamcomm {
 

@@ -19,10 +19,10 @@ namespace dreamcomm {
 struct Costs;         // algorithms/cost/costs.h: what algorithms are chosen by
 class Fabric;         // transport/fabric.h: the windows of all ranks
 class Heap;           // transport/shm/heap.h: memory that peers map
-class Ticket;         // comm/ticket.h: a message under way
-class Recorder;       // comm/recorder.h: what is noted of operations
+class Ticket;         // comm/p2p/completion.h: a message under way
+class Recorder;       // comm/record/recorder.h: what is noted of operations
 struct Whole;         // transport/window.h: what a rank shows of a group on several hosts
-class RollElsewhere;  // comm/roll_elsewhere.h: a monitored barrier on other hosts
+class RollElsewhere;  // comm/barrier/remote_barrier.h: a monitored barrier on other hosts
 
 /// The name of a program's first group, which messages need not tell.
 inline constexpr const char* kDefaultGroup = "default";

@@ -10,9 +10,9 @@
 #include <thread>
 #include <utility>
 
-#include "comm/mailbox.h"
-#include "comm/member.h"
-#include "comm/turnstile.h"
+#include "comm/p2p/tag_matching.h"
+#include "comm/rank_state.h"
+#include "comm/ticket_lock.h"
 
 namespace dreamcomm {
 

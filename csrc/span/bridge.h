@@ -12,7 +12,7 @@
 #include <string>
 
 #include "comm/communicator.h"
-#include "comm/recorder.h"
+#include "comm/record/recorder.h"
 #include "core/flag.h"
 #include "core/tsc_clock.h"
 #include "span/causes.h"

@@ -1,7 +1,7 @@
 // The deadlines of messages between hosts, and receives that nobody is left to send to.
 #include <algorithm>
 
-#include "comm/guard.h"
+#include "comm/wait_watchdog.h"
 #include "core/signals.h"
 #include "span/far_mailbox.h"
 

@@ -28,8 +28,8 @@
 #include <utility>
 #include <vector>
 
-#include "comm/recorder.h"
-#include "comm/ticket.h"
+#include "comm/p2p/completion.h"
+#include "comm/record/recorder.h"
 #include "core/error.h"
 #include "core/flag.h"
 #include "core/request.h"

@@ -1,5 +1,5 @@
 // What messages between hosts leave for people to look at.
-#include "comm/recorder.h"
+#include "comm/record/recorder.h"
 #include "span/far_mailbox.h"
 #include "transport/window.h"
 

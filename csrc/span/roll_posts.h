@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-#include "comm/roll_elsewhere.h"
+#include "comm/barrier/remote_barrier.h"
 
 namespace dreamcomm::roll {
 

@@ -4,8 +4,8 @@
 #include <thread>
 #include <utility>
 
-#include "comm/member.h"
-#include "comm/roll_flags.h"
+#include "comm/barrier/barrier_flags.h"
+#include "comm/rank_state.h"
 #include "core/error.h"
 
 namespace dreamcomm {

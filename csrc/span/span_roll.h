@@ -28,7 +28,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/roll_elsewhere.h"
+#include "comm/barrier/remote_barrier.h"
 #include "span/bulletin.h"
 #include "span/causes.h"
 #include "span/roll_posts.h"

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "comm/roll_flags.h"
+#include "comm/barrier/barrier_flags.h"
 #include "core/error.h"
 #include "span/span_roll.h"
 

@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "comm/recorder.h"
-#include "comm/scopes.h"
+#include "comm/call_scopes.h"
+#include "comm/record/recorder.h"
 #include "core/request.h"
 #include "core/tsc_clock.h"
 #include "span/link_trip.h"

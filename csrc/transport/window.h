@@ -83,7 +83,7 @@ struct Header {
   Progress progress;                   // owner
   Correspondence correspondence;       // owner, under its mailbox's lock
   std::array<Tally, kKinds> tallies;   // owner
-  Flag present;                        // owner: see comm/roll_call.h
+  Flag present;                        // owner: see comm/barrier/monitored_barrier.h
   Gauge roll_ends_ns;                  // owner: likewise, when its timeout ends
   Gauge roll_began_ns;                 // owner: likewise
   std::array<Gauge, 8> roll_calls;     // owner: likewise

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "calls.h"
-#include "comm/ticket.h"
+#include "comm/p2p/completion.h"
 #include "ranks.h"
 
 namespace dreamcomm::testing {

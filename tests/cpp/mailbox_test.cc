@@ -1,6 +1,4 @@
 // A mailbox that many threads look after at once.
-#include "comm/mailbox.h"
-
 #include <doctest.h>
 
 #include <array>
@@ -10,6 +8,7 @@
 #include <vector>
 
 #include "calls.h"
+#include "comm/p2p/tag_matching.h"
 #include "transport/local_fabric.h"
 
 namespace dreamcomm::testing {

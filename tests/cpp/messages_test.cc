@@ -8,7 +8,7 @@
 #include <random>
 
 #include "calls.h"
-#include "comm/ticket.h"
+#include "comm/p2p/completion.h"
 #include "ranks.h"
 
 namespace dreamcomm::testing {

@@ -11,7 +11,7 @@
 
 #include "algorithms/signature.h"
 #include "calls.h"
-#include "comm/recorder.h"
+#include "comm/record/recorder.h"
 #include "core/request.h"
 #include "ranks.h"
 

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "calls.h"
-#include "comm/ticket.h"
+#include "comm/p2p/completion.h"
 #include "hosts.h"
 #include "ranks.h"
 

@@ -6,7 +6,7 @@
 #include <array>
 #include <string>
 
-#include "comm/member.h"
+#include "comm/rank_state.h"
 
 namespace dreamcomm {
 namespace {

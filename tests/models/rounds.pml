@@ -1,5 +1,5 @@
 /* The rounds by which collectives exchange bytes: csrc/transport/rounds.{h,cc}, the doorbell
- * of csrc/core/flag.h, the waits of csrc/transport/wait.h and csrc/comm/guard.cc.
+ * of csrc/core/flag.h, the waits of csrc/transport/wait.h and csrc/comm/wait_watchdog.cc.
  *
  * Checked in every order of every rank's steps, for every choice of who reads whom in each
  * round:

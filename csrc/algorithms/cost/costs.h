@@ -32,7 +32,7 @@ struct Effort {
   }
 };
 
-/// Measured on one machine for one world size (comm/measure.h). A motion's cost per
+/// Measured on one machine for one world size (comm/tuning/measure.h). A motion's cost per
 /// byte depends on how much memory a rank's call touches: which cache it comes from.
 struct Costs {
   static constexpr std::array<std::size_t, 6> kSizes{std::size_t{4} << 10,   std::size_t{32} << 10,

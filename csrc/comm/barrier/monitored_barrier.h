@@ -26,9 +26,9 @@
 #include <string>
 #include <vector>
 
-#include "comm/guard.h"
-#include "comm/member.h"
-#include "comm/roll_elsewhere.h"
+#include "comm/barrier/remote_barrier.h"
+#include "comm/rank_state.h"
+#include "comm/wait_watchdog.h"
 
 namespace dreamcomm {
 

@@ -4,7 +4,7 @@
 #include <functional>
 #include <string>
 
-#include "comm/member.h"
+#include "comm/rank_state.h"
 #include "core/request.h"
 #include "transport/wait.h"
 

@@ -1,9 +1,9 @@
-#include "comm/tuning.h"
+#include "comm/tuning/agree_costs.h"
 
 #include <cstring>
 #include <type_traits>
 
-#include "comm/guard.h"
+#include "comm/wait_watchdog.h"
 
 namespace dreamcomm {
 

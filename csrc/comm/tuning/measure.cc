@@ -1,4 +1,4 @@
-#include "comm/measure.h"
+#include "comm/tuning/measure.h"
 
 #include <algorithm>
 #include <cstring>

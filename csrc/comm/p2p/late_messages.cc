@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <span>
 
-#include "comm/guard.h"
-#include "comm/mailbox.h"
+#include "comm/p2p/tag_matching.h"
+#include "comm/wait_watchdog.h"
 
 namespace dreamcomm {
 

@@ -1,10 +1,10 @@
-#include "comm/roll_call.h"
+#include "comm/barrier/monitored_barrier.h"
 
 #include <algorithm>
 #include <thread>
 
-#include "comm/guard.h"
-#include "comm/roll_flags.h"
+#include "comm/barrier/barrier_flags.h"
+#include "comm/wait_watchdog.h"
 
 namespace dreamcomm {
 

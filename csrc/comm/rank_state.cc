@@ -1,4 +1,4 @@
-#include "comm/member.h"
+#include "comm/rank_state.h"
 
 #include <algorithm>
 #include <chrono>

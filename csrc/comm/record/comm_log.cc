@@ -1,4 +1,4 @@
-#include "comm/comm_log.h"
+#include "comm/record/comm_log.h"
 
 #include <algorithm>
 #include <bit>

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "comm/mailbox.h"
+#include "comm/p2p/tag_matching.h"
 
 namespace dreamcomm {
 namespace {

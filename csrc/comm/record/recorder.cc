@@ -1,4 +1,4 @@
-#include "comm/recorder.h"
+#include "comm/record/recorder.h"
 
 #include <algorithm>
 #include <utility>

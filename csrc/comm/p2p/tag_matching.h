@@ -26,9 +26,9 @@
 #include <utility>
 #include <vector>
 
-#include "comm/member.h"
-#include "comm/recorder.h"
-#include "comm/ticket.h"
+#include "comm/p2p/completion.h"
+#include "comm/rank_state.h"
+#include "comm/record/recorder.h"
 #include "core/flag.h"
 #include "core/request.h"
 

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <exception>
 
-#include "comm/member.h"
-#include "comm/turnstile.h"
+#include "comm/rank_state.h"
+#include "comm/ticket_lock.h"
 #include "core/cpus.h"
 #include "core/request.h"
 #include "core/types.h"

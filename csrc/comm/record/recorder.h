@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/comm_log.h"
+#include "comm/record/comm_log.h"
 #include "core/flag.h"
 #include "core/record.h"
 #include "core/request.h"

@@ -5,8 +5,8 @@
 #include <chrono>
 #include <cstdint>
 
-#include "comm/member.h"
-#include "comm/roll_call.h"
+#include "comm/barrier/monitored_barrier.h"
+#include "comm/rank_state.h"
 
 namespace dreamcomm::roll {
 

@@ -4,8 +4,8 @@
 #include <functional>
 #include <optional>
 
-#include "comm/measure.h"
-#include "comm/member.h"
+#include "comm/rank_state.h"
+#include "comm/tuning/measure.h"
 
 namespace dreamcomm {
 

@@ -1,4 +1,4 @@
-#include "c10d/costs_file.h"
+#include "comm/tuning/costs_file.h"
 
 #include <unistd.h>
 

@@ -1,9 +1,9 @@
 // Rank 0's part of a monitored barrier: who is missing, and whether to wait for them.
 #include <algorithm>
 
-#include "comm/guard.h"
-#include "comm/roll_call.h"
-#include "comm/roll_flags.h"
+#include "comm/barrier/barrier_flags.h"
+#include "comm/barrier/monitored_barrier.h"
+#include "comm/wait_watchdog.h"
 #include "core/text.h"
 
 namespace dreamcomm {

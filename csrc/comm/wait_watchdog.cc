@@ -1,4 +1,4 @@
-#include "comm/guard.h"
+#include "comm/wait_watchdog.h"
 
 #include <algorithm>
 

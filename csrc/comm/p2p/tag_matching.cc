@@ -1,9 +1,9 @@
-#include "comm/mailbox.h"
+#include "comm/p2p/tag_matching.h"
 
 #include <algorithm>
 #include <cstring>
 
-#include "comm/guard.h"
+#include "comm/wait_watchdog.h"
 
 namespace dreamcomm {
 namespace {
