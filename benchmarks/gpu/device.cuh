@@ -7,8 +7,8 @@
 #include <cstddef>
 #include <vector>
 
-#include "gpu/check.cuh"
-#include "gpu/memory.h"
+#include "gpu/cuda/check.cuh"
+#include "gpu/host/memory.h"
 
 namespace dreamcomm::benchmark {
 

@@ -20,7 +20,7 @@
 #include <exception>
 #include <string_view>
 
-#include "gpu/choice.h"
+#include "gpu/host/select_algorithm.h"
 #include "rows.h"
 #include "virtual_ranks.cuh"
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "core/types.h"
-#include "gpu/row_id.h"
+#include "gpu/collectives/algorithm_id.h"
 
 namespace dreamcomm::benchmark {
 

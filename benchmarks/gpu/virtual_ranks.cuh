@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "device.cuh"
-#include "gpu/kernel.h"
-#include "gpu/launch.h"
+#include "gpu/collectives/dispatch.h"
+#include "gpu/host/launch.h"
 
 namespace dreamcomm::benchmark {
 

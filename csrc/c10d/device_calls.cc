@@ -12,7 +12,7 @@
 
 #include "c10d/convert.h"
 #include "c10d/device_exchange.h"
-#include "gpu/computes.h"
+#include "gpu/host/supported_ops.h"
 
 namespace dreamcomm {
 namespace {

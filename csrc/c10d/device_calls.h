@@ -19,14 +19,14 @@
 #include "c10d/device_lane.h"
 #include "c10d/device_vigil.h"
 #include "comm/communicator.h"
-#include "gpu/cuda_driver.h"
-#include "gpu/group.h"
+#include "gpu/cuda/driver.h"
+#include "gpu/host/communicator.h"
 
 namespace dreamcomm {
 
 /// The part of a backend that serves one device of this rank: that of the first tensor.
-/// For the first collective all ranks meet (gpu/group.h), for the first message between two
-/// these two; until then no device is touched. Thread-safe.
+/// For the first collective all ranks meet (gpu/host/communicator.h), for the first message between
+/// two these two; until then no device is touched. Thread-safe.
 class DeviceCalls {
  public:
   DeviceCalls(std::shared_ptr<Communicator> comm, DeviceKind kind, Interrupt interrupt,

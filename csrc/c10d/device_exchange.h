@@ -5,7 +5,7 @@
 #include <functional>
 
 #include "comm/communicator.h"
-#include "gpu/group.h"
+#include "gpu/host/communicator.h"
 #include "span/bridge.h"
 
 namespace dreamcomm {

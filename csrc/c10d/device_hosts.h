@@ -7,7 +7,7 @@
 
 #include "c10d/device_span.h"
 #include "c10d/fallback.h"
-#include "gpu/group.h"
+#include "gpu/host/communicator.h"
 
 namespace dreamcomm {
 

@@ -7,8 +7,8 @@
 #include <functional>
 #include <memory>
 
-#include "gpu/cuda_driver.h"
-#include "gpu/group.h"
+#include "gpu/cuda/driver.h"
+#include "gpu/host/communicator.h"
 
 namespace dreamcomm {
 

@@ -15,7 +15,7 @@
 #include "c10d/device_span.h"
 #include "c10d/device_work.h"
 #include "comm/communicator.h"
-#include "gpu/group.h"
+#include "gpu/host/communicator.h"
 
 namespace dreamcomm {
 

@@ -9,7 +9,7 @@
 #include "c10d/device_kind.h"
 #include "c10d/fallback.h"
 #include "core/flag.h"
-#include "gpu/group.h"
+#include "gpu/host/communicator.h"
 #include "span/trip.h"
 
 namespace dreamcomm {

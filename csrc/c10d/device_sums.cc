@@ -11,7 +11,7 @@
 #include "c10d/adjacent.h"
 #include "c10d/call.h"
 #include "core/error.h"
-#include "gpu/computes.h"
+#include "gpu/host/supported_ops.h"
 
 namespace dreamcomm {
 namespace {

@@ -9,7 +9,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
-#include "gpu/group.h"
+#include "gpu/host/communicator.h"
 #include "span/trip.h"
 
 namespace dreamcomm {

@@ -9,7 +9,7 @@
 #include <optional>
 
 #include "c10d/work.h"
-#include "gpu/group.h"
+#include "gpu/host/communicator.h"
 
 namespace dreamcomm {
 

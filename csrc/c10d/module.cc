@@ -14,7 +14,7 @@
 #include "c10d/ops.h"
 #include "c10d/process_heap.h"
 #include "core/cpus.h"
-#include "gpu/launch.h"
+#include "gpu/host/launch.h"
 #include "kernels/reduce.h"
 #include "transport/introspect/window_reader.h"
 

@@ -14,8 +14,8 @@
 #include "c10d/convert.h"
 #include "c10d/on_device.h"
 #include "c10d/validate.h"
-#include "gpu/bucket_launch.h"
-#include "gpu/launch.h"
+#include "gpu/bucket/launch.h"
+#include "gpu/host/launch.h"
 #include "kernels/bucket.h"
 
 namespace dreamcomm {

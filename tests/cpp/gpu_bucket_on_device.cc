@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "core/request.h"
-#include "gpu/bucket_launch.h"
-#include "gpu/bucket_plan.h"
-#include "gpu/memory.h"
+#include "gpu/bucket/launch.h"
+#include "gpu/bucket/plan.h"
+#include "gpu/host/memory.h"
 #include "gpu_bucket.h"
 
 namespace dreamcomm::testing {

@@ -3,9 +3,9 @@
 #include <thread>
 #include <vector>
 
-#include "gpu/bucket_launch.h"
-#include "gpu/bucket_plan.h"
-#include "gpu/host_target.h"
+#include "gpu/bucket/launch.h"
+#include "gpu/bucket/plan.h"
+#include "gpu/collectives/host_target.h"
 #include "gpu_bucket.h"
 #include "ranks.h"
 

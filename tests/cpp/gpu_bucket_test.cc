@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "buckets.h"
-#include "gpu/bucket_plan.h"
+#include "gpu/bucket/plan.h"
 
 namespace dreamcomm::testing {
 namespace {

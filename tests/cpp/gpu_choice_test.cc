@@ -1,7 +1,7 @@
 // Which algorithm a call on GPUs goes by.
 #include <doctest.h>
 
-#include "gpu/choice.h"
+#include "gpu/host/select_algorithm.h"
 
 namespace dreamcomm::testing {
 namespace {

@@ -1,4 +1,4 @@
-#include "gpu/check.cuh"
+#include "gpu/cuda/check.cuh"
 #include "gpu_device.h"
 
 namespace dreamcomm::testing {

@@ -3,8 +3,8 @@
 
 #include <cstddef>
 
-#include "gpu/group.h"
-#include "gpu/memory.h"
+#include "gpu/host/communicator.h"
+#include "gpu/host/memory.h"
 #include "gpu_tensors.h"
 
 namespace dreamcomm::testing {

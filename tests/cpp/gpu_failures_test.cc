@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "gpu/group.h"
+#include "gpu/host/communicator.h"
 #include "gpu_host_groups.h"
 #include "host_driver.h"
 #include "ranks.h"

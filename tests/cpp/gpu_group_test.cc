@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "calls.h"
-#include "gpu/choice.h"
-#include "gpu/group.h"
+#include "gpu/host/communicator.h"
+#include "gpu/host/select_algorithm.h"
 #include "gpu_host_groups.h"
 #include "host_driver.h"
 #include "ranks.h"

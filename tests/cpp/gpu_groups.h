@@ -7,7 +7,7 @@
 
 #include "calls.h"
 #include "comm/communicator.h"
-#include "gpu/group.h"
+#include "gpu/host/communicator.h"
 
 namespace dreamcomm::testing {
 

@@ -6,9 +6,9 @@
 #include <string>
 
 #include "calls.h"
-#include "gpu/cuda_driver.h"
-#include "gpu/group.h"
-#include "gpu/launch.h"
+#include "gpu/cuda/driver.h"
+#include "gpu/host/communicator.h"
+#include "gpu/host/launch.h"
 #include "gpu_device.h"
 #include "gpu_device_tensors.h"
 #include "gpu_groups.h"

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "gpu/group.h"
+#include "gpu/host/communicator.h"
 #include "gpu_groups.h"
 #include "gpu_tensors.h"
 #include "host_driver.h"

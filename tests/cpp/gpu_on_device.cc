@@ -5,8 +5,8 @@
 #include <stdexcept>
 #include <vector>
 
-#include "gpu/launch.h"
-#include "gpu/memory.h"
+#include "gpu/host/launch.h"
+#include "gpu/host/memory.h"
 #include "gpu_ranks.h"
 #include "ranks.h"
 

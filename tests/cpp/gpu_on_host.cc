@@ -3,7 +3,7 @@
 #include <new>
 #include <vector>
 
-#include "gpu/host_target.h"
+#include "gpu/collectives/host_target.h"
 #include "gpu_ranks.h"
 #include "host_kernel.h"
 #include "ranks.h"

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "calls.h"
-#include "gpu/cuda_driver.h"
-#include "gpu/group.h"
-#include "gpu/memory.h"
+#include "gpu/cuda/driver.h"
+#include "gpu/host/communicator.h"
+#include "gpu/host/memory.h"
 #include "gpu_device_tensors.h"
 #include "gpu_groups.h"
 #include "ranks.h"

@@ -7,7 +7,7 @@
 #include <memory>
 
 #include "comm/communicator.h"
-#include "gpu/kernel.h"
+#include "gpu/collectives/dispatch.h"
 
 namespace dreamcomm::testing {
 

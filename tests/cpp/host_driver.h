@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "gpu/driver.h"
+#include "gpu/host/driver.h"
 
 namespace dreamcomm::testing {
 

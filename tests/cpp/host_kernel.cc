@@ -4,8 +4,8 @@
 #include <thread>
 #include <vector>
 
-#include "gpu/host_target.h"
-#include "gpu/kernel.h"
+#include "gpu/collectives/dispatch.h"
+#include "gpu/collectives/host_target.h"
 #include "ranks.h"
 
 namespace dreamcomm::testing {

@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-#include "gpu/task.h"
+#include "gpu/collectives/kernel_args.h"
 
 namespace dreamcomm::testing {
 

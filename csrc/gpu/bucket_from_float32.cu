@@ -1,9 +1,0 @@
-#include "gpu/bucket_kernels.cuh"
-
-namespace dreamcomm::gpu {
-
-BucketKernel bucket_kernel_from_float32(bool packs, DType to) {
-  return bucket_kernel_from<kernels::Real<float>>(packs, to);
-}
-
-}  // namespace dreamcomm::gpu

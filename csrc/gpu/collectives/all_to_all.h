@@ -1,0 +1,136 @@
+// all_to_all of blocks of any sizes, as in algorithms/all_to_all.cc.
+//
+// The first page of each block of the kernel begins with the sizes of the tensor's blocks
+// that the rank gives and expects. After the first turn all ranks find the same
+// contradiction, or the same largest block, which says how many rounds follow; or that
+// all inputs are registered, in which case the blocks are read where they are. Later
+// pages hold, side by side, a piece for every peer.
+#pragma once
+
+#include "gpu/collectives/block.h"
+
+namespace dreamcomm::gpu::rows {
+
+/// Sizes of the blocks of one call, from the openings.
+struct Sizes {
+  std::uint64_t largest = 0;             // of what two different ranks exchange
+  std::uint64_t places[kMaxRanks] = {};  // where in each rank's input this rank's block begins
+  bool agree = true;
+  int giver = 0;  // of the first contradiction
+  int taker = 0;
+  std::uint64_t given = 0;
+  std::uint64_t expected = 0;
+};
+
+template <Target T>
+DREAMCOMM_DEVICE Sizes read_sizes(const Block<T>& block) {
+  Sizes sizes;
+  for (int giver = 0; giver < block.task.size; ++giver) {
+    std::uint64_t place = 0;
+    for (int taker = 0; taker < block.task.size; ++taker) {
+      const std::uint64_t given = block.opening_of(giver).in_bytes[taker];
+      const std::uint64_t expected = block.opening_of(taker).out_bytes[giver];
+      if (given != expected && sizes.agree) {
+        sizes.agree = false;
+        sizes.giver = giver;
+        sizes.taker = taker;
+        sizes.given = given;
+        sizes.expected = expected;
+      }
+      if (taker == block.task.rank) sizes.places[giver] = place;
+      if (giver != taker && given > sizes.largest) sizes.largest = given;
+      place += given;
+    }
+  }
+  return sizes;
+}
+
+/// The part of a block of `bytes` that lies in `chunk`.
+constexpr Range clamp(const Range& chunk, std::size_t bytes) {
+  return {chunk.begin < bytes ? chunk.begin : bytes, chunk.end < bytes ? chunk.end : bytes};
+}
+
+template <Target T>
+DREAMCOMM_DEVICE void fetch_blocks(Block<T>& block, const Sizes& sizes) {
+  const Task& task = block.task;
+  std::size_t begin = 0;  // of the peer's block in the output
+  for (int peer = 0; peer < task.size; ++peer) {
+    const BlockChunks mine = block.even_share(task.out_bytes[peer]);
+    for (std::size_t k = 0; k < mine.count(); ++k) {
+      const Range part = mine.at(k);
+      block.copy(task.out + begin + part.begin,
+                 block.ins.at[peer] + sizes.places[peer] + part.begin, part.size());
+    }
+    begin += task.out_bytes[peer];
+  }
+  block.end();
+}
+
+/// The own block goes no way round.
+template <Target T>
+DREAMCOMM_DEVICE void keep_own(Block<T>& block) {
+  const Task& task = block.task;
+  std::size_t from = 0;
+  std::size_t to = 0;
+  for (int r = 0; r < task.rank; ++r) {
+    from += task.in_bytes[r];
+    to += task.out_bytes[r];
+  }
+  const BlockChunks mine = block.even_share(task.in_bytes[task.rank]);
+  for (std::size_t k = 0; k < mine.count(); ++k) {
+    const Range part = mine.at(k);
+    block.copy(task.out + to + part.begin, task.in + from + part.begin, part.size());
+  }
+}
+
+template <Target T>
+DREAMCOMM_DEVICE void exchange_pages(Block<T>& block, std::uint64_t largest) {
+  const Task& task = block.task;
+  const std::size_t piece = round_down(block.rounds.page_bytes() / block.index_of(task.size));
+  const BlockChunks mine = block.share(largest, piece);
+  for (std::size_t k = 0; k < mine.count(); ++k) {
+    const Range now = mine.at(k);
+    std::size_t begin = 0;
+    for (int r = 0; r < task.size; ++r) {
+      const Range part = clamp(now, task.in_bytes[r]);
+      if (r != task.rank) {
+        block.copy(block.rounds.page() + block.index_of(r) * piece, task.in + begin + part.begin,
+                   part.size());
+      }
+      begin += task.in_bytes[r];
+    }
+    if (!block.turn_all()) return;
+    begin = 0;
+    for (int r = 0; r < task.size; ++r) {
+      const Range part = clamp(now, task.out_bytes[r]);
+      if (r != task.rank) {
+        block.copy(task.out + begin + part.begin,
+                   block.rounds.from(r) + block.index_of(task.rank) * piece, part.size());
+      }
+      begin += task.out_bytes[r];
+    }
+  }
+  keep_own(block);
+  block.rounds.close();
+}
+
+template <Target T>
+DREAMCOMM_DEVICE void all_to_all(Block<T>& block) {
+  const Task& task = block.task;
+  auto* opening = reinterpret_cast<Opening*>(block.rounds.page());
+  for (int r = block.target.lane(); r < task.size; r += block.target.lanes()) {
+    opening->in_bytes[r] = task.in_bytes[r];
+    opening->out_bytes[r] = task.out_bytes[r];
+  }
+  if (!block.open()) return;
+  const Sizes sizes = read_sizes(block);
+  if (!sizes.agree) {
+    block.rounds.refuse_sizes(sizes.giver, sizes.taker, sizes.given, sizes.expected);
+  } else if (block.all_in()) {
+    fetch_blocks(block, sizes);
+  } else {
+    exchange_pages(block, sizes.largest);
+  }
+}
+
+}  // namespace dreamcomm::gpu::rows

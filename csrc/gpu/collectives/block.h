@@ -1,0 +1,145 @@
+// What the bodies of all rows are written with.
+#pragma once
+
+#include "gpu/collectives/block_rounds.h"
+#include "gpu/collectives/copy.h"
+#include "gpu/collectives/partition.h"
+#include "gpu/collectives/reduce.h"
+
+namespace dreamcomm::gpu {
+
+/// One block of one rank in a call.
+template <Target T>
+struct Block {
+  const T& target;
+  const Task& task;
+  BlockRounds<T> rounds;
+  // After open(): the ranks' registered tensors as mapped here, or null.
+  Sources ins;
+  Pointers outs;
+
+  DREAMCOMM_DEVICE Block(const T& t, const Task& a) : target(t), task(a), rounds(t, a) {}
+
+  DREAMCOMM_DEVICE int rank() const { return task.rank; }
+  DREAMCOMM_DEVICE int size() const { return task.size; }
+  DREAMCOMM_DEVICE std::size_t index_of(int rank) const { return static_cast<std::size_t>(rank); }
+  DREAMCOMM_DEVICE Recipe recipe() const { return {task.card.op, task.divisor}; }
+
+  /// This block's share of `bytes`, at most `per_chunk` at a time.
+  DREAMCOMM_DEVICE BlockChunks share(std::size_t bytes, std::size_t per_chunk) const {
+    return {bytes, per_chunk, static_cast<std::size_t>(target.block()),
+            static_cast<std::size_t>(target.blocks())};
+  }
+
+  /// The same in chunks as equal as whole sectors allow: no block waits for one that has more.
+  DREAMCOMM_DEVICE BlockChunks spread(std::size_t bytes, std::size_t most) const {
+    const std::size_t blocks = static_cast<std::size_t>(target.blocks());
+    const std::size_t parts = chunks(bytes, most * blocks) * blocks;
+    const std::size_t each = parts == 0 ? most : chunks(chunks(bytes, parts), kSector) * kSector;
+    return share(bytes, each < most ? each : most);
+  }
+
+  /// One part for each block, as equal as whole rows of its lanes' packs allow.
+  DREAMCOMM_DEVICE BlockChunks even_share(std::size_t bytes) const {
+    const std::size_t unit = kPackBytes * static_cast<std::size_t>(target.lanes());
+    const std::size_t units = chunks(bytes, unit);
+    const std::size_t each = chunks(units, static_cast<std::size_t>(target.blocks()));
+    return share(bytes, unit * (each > 0 ? each : 1));
+  }
+
+  DREAMCOMM_DEVICE void copy(std::byte* to, const std::byte* from, std::size_t bytes,
+                             std::byte* also = nullptr) const {
+    gpu::copy(target, to, also, from, bytes);
+  }
+  /// A copy for each rank but this one.
+  template <typename JobOf>
+  DREAMCOMM_DEVICE void copy_each_peer(const JobOf& job_of) const {
+    copy_each(target, task.size - 1,
+              [&](int number) { return job_of(number < task.rank ? number : number + 1); });
+  }
+  template <typename F>
+  DREAMCOMM_DEVICE void fold(const Sources& in, const Pointers& out, int outs,
+                             std::size_t bytes) const {
+    gpu::fold<F>(target, recipe(), in, task.size, out, outs, bytes / sizeof(typename F::Element));
+  }
+
+  /// The pages of the last turn, from `offset` on; `own` stands for this rank's.
+  DREAMCOMM_DEVICE Sources pages(std::size_t offset, const std::byte* own) const {
+    Sources sources;
+    for (int r = 0; r < task.size; ++r) {
+      sources.at[r] = r == task.rank ? own : rounds.from(r) + offset;
+    }
+    return sources;
+  }
+  /// All ranks' registered inputs, from `offset` on.
+  DREAMCOMM_DEVICE Sources inputs(std::size_t offset) const {
+    Sources sources;
+    for (int r = 0; r < task.size; ++r) sources.at[r] = ins.at[r] + offset;
+    return sources;
+  }
+
+  /// A first turn, after which all ranks know whose tensors are registered, and that all
+  /// ranks' kernels run, so that their inputs are written and their outputs may be.
+  DREAMCOMM_DEVICE bool open() {
+    if (target.lane() == 0) {
+      auto* opening = reinterpret_cast<Opening*>(rounds.page());
+      opening->in = task.in_place;
+      opening->out = task.out_place;
+    }
+    if (!turn_all()) return false;
+    constexpr int kAhead = 4;  // under way
+    for (int first = 0; first < task.size; first += kAhead) {
+      std::uint64_t in[kAhead] = {};
+      std::uint64_t out[kAhead] = {};
+      for (int i = 0; i < kAhead; ++i) {
+        if (first + i >= task.size) continue;
+        in[i] = opening_of(first + i).in;
+        out[i] = opening_of(first + i).out;
+      }
+      for (int i = 0; i < kAhead; ++i) {
+        const int r = first + i;
+        if (r >= task.size) continue;
+        ins.at[r] = in[i] == 0 ? nullptr : task.heaps[r] + in[i] - 1;
+        outs.at[r] = out[i] == 0 ? nullptr : task.heaps[r] + out[i] - 1;
+      }
+    }
+    return true;
+  }
+  DREAMCOMM_DEVICE const Opening& opening_of(int rank) const {
+    return *reinterpret_cast<const Opening*>(rounds.from(rank));
+  }
+  DREAMCOMM_DEVICE bool all_in() const {
+    for (int r = 0; r < task.size; ++r) {
+      if (ins.at[r] == nullptr) return false;
+    }
+    return true;
+  }
+  DREAMCOMM_DEVICE bool all_out() const {
+    for (int r = 0; r < task.size; ++r) {
+      if (outs.at[r] == nullptr) return false;
+    }
+    return true;
+  }
+
+  /// Whether some rank's output is its input.
+  DREAMCOMM_DEVICE bool any_over_itself() const {
+    for (int r = 0; r < task.size; ++r) {
+      if (outs.at[r] != nullptr && outs.at[r] == ins.at[r]) return true;
+    }
+    return false;
+  }
+
+  /// The last turn of rows in place: after it nobody reads or writes another's tensor.
+  DREAMCOMM_DEVICE void end() {
+    if (turn_all()) rounds.close();
+  }
+  DREAMCOMM_DEVICE bool turn_all() { return rounds.turn(Peers::all(), Peers::all()); }
+};
+
+DREAMCOMM_DEVICE Pointers to_one(std::byte* out) {
+  Pointers pointers;
+  pointers.at[0] = out;
+  return pointers;
+}
+
+}  // namespace dreamcomm::gpu

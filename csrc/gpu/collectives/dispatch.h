@@ -1,0 +1,94 @@
+// From a call to the body that serves it.
+#pragma once
+
+#include "gpu/collectives/algorithm_id.h"
+#include "gpu/collectives/all_to_all.h"
+#include "gpu/collectives/in_place.h"
+#include "gpu/collectives/low_latency.h"
+#include "gpu/collectives/ring.h"
+#include "gpu/collectives/staged.h"
+
+namespace dreamcomm::gpu {
+
+/// Whether a call goes by letters: equal on all blocks of all ranks.
+constexpr bool goes_by_letters(const Task& task) {
+  return static_cast<RowId>(task.card.row) == RowId::kFlagged && task.size > 1 &&
+         task.card.kind == Kind::kAllReduce &&
+         fits_letters(task.bytes, static_cast<int>(task.card.blocks));
+}
+
+template <typename F, Target T>
+DREAMCOMM_DEVICE void all_reduce_body(Block<T>& block, RowId row) {
+  if (block.task.size == 1 || row == RowId::kStaged || row == RowId::kFlagged) {
+    return rows::one_shot<F>(block);
+  }
+  if (row == RowId::kTwoShot) return rows::two_shot<F>(block);
+  if (row == RowId::kRing) return rows::ring_all_reduce<F>(block);
+  if (!block.open()) return;
+  const bool all_in = block.all_in();
+  if (row == RowId::kOneShotInPlace) {
+    const bool may = all_in && !block.any_over_itself();
+    return may ? rows::one_shot_in_place<F>(block) : rows::one_shot<F>(block);
+  }
+  if (row == RowId::kPush && all_in && block.all_out()) return rows::push<F>(block);
+  return all_in ? rows::pull<F>(block) : rows::two_shot<F>(block);
+}
+
+template <typename F, Target T>
+DREAMCOMM_DEVICE void reduce_to_root_body(Block<T>& block, RowId row) {
+  if (row != RowId::kPush) return rows::two_shot<F>(block);
+  if (!block.open()) return;
+  const bool may = block.all_in() && block.outs.at[block.task.card.root] != nullptr;
+  return may ? rows::push<F>(block) : rows::two_shot<F>(block);
+}
+
+template <typename F, Target T>
+DREAMCOMM_DEVICE void reduce_scatter_body(Block<T>& block, RowId row) {
+  if (row != RowId::kInPlace) return rows::reduce_scatter<F>(block);
+  if (!block.open()) return;
+  return block.all_in() ? rows::reduce_scatter_in_place<F>(block) : rows::reduce_scatter<F>(block);
+}
+
+/// Calls that reduce elements of the format F.
+template <typename F, Target T>
+DREAMCOMM_DEVICE void reduce_body(Block<T>& block) {
+  if (goes_by_letters(block.task)) return rows::one_shot_flagged<F>(block);
+  if (!block.rounds.may_begin()) return;
+  const auto row = static_cast<RowId>(block.task.card.row);
+  switch (block.task.card.kind) {
+    case Kind::kReduceScatter:
+      return reduce_scatter_body<F>(block, row);
+    case Kind::kReduce:
+      return reduce_to_root_body<F>(block, row);
+    default:
+      return all_reduce_body<F>(block, row);
+  }
+}
+
+/// Calls that move bytes.
+template <Target T>
+DREAMCOMM_DEVICE void move_body(Block<T>& block) {
+  if (!block.rounds.may_begin()) return;
+  const Kind kind = block.task.card.kind;
+  const bool fetches = kind == Kind::kAllGather || kind == Kind::kBroadcast;
+  if (fetches && static_cast<RowId>(block.task.card.row) == RowId::kInPlace) {
+    if (!block.open()) return;
+    const bool is_there =
+        kind == Kind::kBroadcast ? block.ins.at[block.task.card.root] != nullptr : block.all_in();
+    if (is_there) return rows::fetch(block);
+  }
+  switch (kind) {
+    case Kind::kAllToAll:
+      return rows::all_to_all(block);
+    case Kind::kAllGather:
+    case Kind::kGather:
+      return rows::gather(block);
+    case Kind::kBroadcast:
+    case Kind::kScatter:
+      return rows::from_root(block);
+    default:
+      return rows::barrier(block);
+  }
+}
+
+}  // namespace dreamcomm::gpu

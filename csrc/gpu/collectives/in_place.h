@@ -1,0 +1,101 @@
+// Collectives on tensors that all ranks map: registered memory. Nothing is staged.
+//
+// All come after Block::open(), and end with a turn among all. Block b of every rank
+// works on the same parts, but where ranks write into others' tensors, on parts of the
+// writer's own shard: what block b has waited for is what block b works on.
+//
+// A kernel that gives up cannot call its peers back: until all ranks' kernels have ended,
+// they may still read and write its tensors. So whoever frees registered memory, or a
+// window, first waits until that is so, also after a failure.
+#pragma once
+
+#include "gpu/collectives/block.h"
+
+namespace dreamcomm::gpu::rows {
+
+/// Each rank reduces all of everybody's data into its own tensor, which is none of the
+/// inputs: others read those. N(N + 1)S.
+template <typename F, Target T>
+DREAMCOMM_DEVICE void one_shot_in_place(Block<T>& block) {
+  const Task& task = block.task;
+  const BlockChunks mine = block.even_share(task.bytes);
+  for (std::size_t k = 0; k < mine.count(); ++k) {
+    const Range part = mine.at(k);
+    block.template fold<F>(block.inputs(part.begin), to_one(task.out + part.begin), 1, part.size());
+  }
+  block.end();
+}
+
+/// Each rank reduces its shard of every tensor and writes it into all of them
+/// (all_reduce), or the root's (reduce). 2NS, the least there is. In place, too: nobody
+/// but rank r reads or writes shard r of any tensor.
+template <typename F, Target T>
+DREAMCOMM_DEVICE void push(Block<T>& block) {
+  const Task& task = block.task;
+  const bool everyone = task.card.kind == Kind::kAllReduce;
+  const Range shard = shard_bytes(task.bytes, task.size, task.rank);
+  const BlockChunks mine = block.even_share(shard.size());
+  for (std::size_t k = 0; k < mine.count(); ++k) {
+    const Range part = mine.at(k);
+    const std::size_t at = shard.begin + part.begin;
+    Pointers outs = to_one(block.outs.at[task.card.root] + at);
+    for (int r = 0; everyone && r < task.size; ++r) outs.at[r] = block.outs.at[r] + at;
+    block.template fold<F>(block.inputs(at), outs, everyone ? task.size : 1, part.size());
+  }
+  block.end();
+}
+
+/// Only the inputs are registered: each rank reduces its shard of every chunk into its
+/// page, and collects all shards from the pages. (3N + 1)S. An output may be the rank's
+/// own input: the part of a chunk that a rank writes in round k all have read by then.
+template <typename F, Target T>
+DREAMCOMM_DEVICE void pull(Block<T>& block) {
+  const Task& task = block.task;
+  const std::size_t page = round_down(block.rounds.page_bytes());
+  const BlockChunks mine = block.spread(task.bytes, page * block.index_of(task.size));
+  for (std::size_t k = 0; k < mine.count(); ++k) {
+    const Range part = mine.at(k);
+    const Range own = shard_bytes(part.size(), task.size, task.rank);
+    block.template fold<F>(block.inputs(part.begin + own.begin), to_one(block.rounds.page()), 1,
+                           own.size());
+    if (!block.turn_all()) return;
+    copy_each(block.target, task.size, [&](int r) {
+      const Range of = shard_bytes(part.size(), task.size, r);
+      return CopyJob{task.out + part.begin + of.begin, block.rounds.from(r), of.size()};
+    });
+  }
+  block.end();
+}
+
+/// Each rank reduces its block of every tensor into its own. (N + 1)NS.
+template <typename F, Target T>
+DREAMCOMM_DEVICE void reduce_scatter_in_place(Block<T>& block) {
+  const Task& task = block.task;
+  const BlockChunks mine = block.even_share(task.bytes);
+  for (std::size_t k = 0; k < mine.count(); ++k) {
+    const Range part = mine.at(k);
+    block.template fold<F>(block.inputs(block.index_of(task.rank) * task.bytes + part.begin),
+                           to_one(task.out + part.begin), 1, part.size());
+  }
+  block.end();
+}
+
+/// Each rank copies every peer's block (all_gather), or the root's (broadcast). It
+/// begins with the peer to its right, so that no two read the same one at the same time.
+template <Target T>
+DREAMCOMM_DEVICE void fetch(Block<T>& block) {
+  const Task& task = block.task;
+  const bool broadcasts = task.card.kind == Kind::kBroadcast;
+  const BlockChunks mine = block.even_share(task.bytes);
+  for (int i = 1; i <= (broadcasts ? 1 : task.size); ++i) {
+    const int peer = broadcasts ? task.card.root : (task.rank + i) % task.size;
+    std::byte* to = task.out + (broadcasts ? 0 : block.index_of(peer) * task.bytes);
+    for (std::size_t k = 0; k < mine.count(); ++k) {
+      const Range part = mine.at(k);
+      block.copy(to + part.begin, block.ins.at[peer] + part.begin, part.size());
+    }
+  }
+  block.end();
+}
+
+}  // namespace dreamcomm::gpu::rows

@@ -1,0 +1,44 @@
+// One call as a kernel gets it, by value.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/types.h"
+#include "gpu/collectives/device.h"
+#include "gpu/collectives/window.h"
+
+namespace dreamcomm::gpu {
+
+/// Trivially copyable. Addresses are those of the GPU that runs the kernel.
+struct Task {
+  CallCard card;
+  int rank = 0;
+  int size = 1;
+  int divisor = 1;             // of AVG
+  std::uint64_t sequence = 0;  // of the call; for reports
+
+  /// Bytes of a block (request.h), and where this rank's blocks begin: block i of
+  /// kinds that have one for each rank lies `bytes` after block i - 1.
+  std::size_t bytes = 0;
+  const std::byte* in = nullptr;
+  std::byte* out = nullptr;
+  /// all_to_all: bytes of each block, which lie one after the other.
+  std::uint64_t in_bytes[kMaxRanks] = {};
+  std::uint64_t out_bytes[kMaxRanks] = {};
+
+  /// Registered memory, which all ranks map: that of each rank as mapped here, and
+  /// where this rank's tensors lie in its own, from 1 on; 0: they do not.
+  std::byte* heaps[kMaxRanks] = {};
+  std::uint64_t in_place = 0;
+  std::uint64_t out_place = 0;
+
+  std::byte* windows[kMaxRanks] = {};  // of all ranks, as mapped here
+  Layout layout;
+  std::uint64_t* rounds = nullptr;  // of each of this rank's blocks: the last one published
+  Control* control = nullptr;       // in memory of the host
+  Report* report = nullptr;         // likewise
+  std::int64_t patience_ns = 0;     // the longest wait
+};
+
+}  // namespace dreamcomm::gpu

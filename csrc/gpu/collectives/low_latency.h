@@ -1,0 +1,120 @@
+// all_reduce of few bytes: each rank writes its own into all windows, with flags (the low-latency
+// protocol of NCCL, "LL"), and adds up what comes into its own. One way from rank to rank, and
+// no fence. (6(N - 1) + 2)NS: letters have twice the bytes, and are emptied.
+#pragma once
+
+#include <bit>
+
+#include "gpu/collectives/ll_packets.h"
+#include "gpu/collectives/staged.h"
+
+namespace dreamcomm::gpu::rows {
+
+/// What a letter carries.
+template <typename E>
+struct Items {
+  static constexpr int kCount = static_cast<int>(kLetterBytes / sizeof(E));
+  E item[kCount];
+};
+struct Halves {
+  std::uint32_t at[2];
+};
+
+template <typename E>
+DREAMCOMM_DEVICE Items<E> items_in(const Letter& letter) {
+  return std::bit_cast<Items<E>>(Halves{
+      {static_cast<std::uint32_t>(letter.half[0]), static_cast<std::uint32_t>(letter.half[1])}});
+}
+template <typename E>
+DREAMCOMM_DEVICE Letter letter_of(const Items<E>& items, std::uint64_t flag) {
+  const auto halves = std::bit_cast<Halves>(items);
+  return {{flag | halves.at[0], flag | halves.at[1]}};
+}
+
+/// One block's part of a call, of which letter `i` carries elements from i * kCount on.
+template <typename F, Target T>
+struct Flagged {
+  using Element = typename F::Element;
+  using Carried = Items<Element>;
+  static constexpr auto kItems = static_cast<std::size_t>(Carried::kCount);
+  Block<T>& block;
+  Letters<T> post;
+  const Element* in;
+  Element* out;
+  std::size_t count;  // elements
+
+  DREAMCOMM_DEVICE std::size_t letters() const { return chunks(count, kItems); }
+  DREAMCOMM_DEVICE Carried own(std::size_t number) const {
+    Carried items{};
+    for (std::size_t i = 0; i < kItems; ++i) {
+      if (number * kItems + i < count) items.item[i] = in[number * kItems + i];
+    }
+    return items;
+  }
+  DREAMCOMM_DEVICE void send(std::size_t number, const Carried& items) const {
+    post.send_all(number, letter_of(items, post.flag()));
+  }
+  /// In rank order; false to give up.
+  DREAMCOMM_DEVICE bool add_up(std::size_t number, const Carried& mine, Carried& sum) const {
+    constexpr int kAhead = 4;  // ranks whose letters are read at once
+    Partial<F, Carried::kCount> partial{};
+    for (int first = 0; first < block.size(); first += kAhead) {
+      Letter letters[kAhead] = {};
+      for (int i = 0; i < kAhead; ++i) {
+        const int peer = first + i;
+        if (peer >= block.size() || peer == block.rank()) continue;
+        letters[i] = post.look(peer, number);
+      }
+      for (int i = 0; i < kAhead; ++i) {
+        const int peer = first + i;
+        if (peer >= block.size()) break;
+        const bool is_own = peer == block.rank();
+        if (!is_own && !post.take(peer, number, letters[i])) return false;
+        const Carried operand = is_own ? mine : items_in<Element>(letters[i]);
+        peer == 0 ? partial.start(operand.item) : partial.join(block.task.card.op, operand.item);
+      }
+    }
+    partial.end(block.recipe(), sum.item);
+    return true;
+  }
+  /// And frees the places of the letters.
+  DREAMCOMM_DEVICE void store(std::size_t number, const Carried& sum) const {
+    for (std::size_t i = 0; i < kItems; ++i) {
+      if (number * kItems + i < count) out[number * kItems + i] = sum.item[i];
+    }
+    post.empty(number);
+  }
+};
+
+/// Begins by itself: the first elements are on their way meanwhile.
+template <typename F, Target T>
+DREAMCOMM_DEVICE void one_shot_flagged(Block<T>& block) {
+  using Element = typename F::Element;
+  const Task& task = block.task;
+  const BlockChunks mine = block.spread(task.bytes, kBytesByLetters);
+  const Range part = mine.count() > 0 ? mine.at(0) : Range{};
+  const Letters<T> post(block.target, task, block.rounds);
+  const Flagged<F, T> flagged{block, post, reinterpret_cast<const Element*>(task.in + part.begin),
+                              reinterpret_cast<Element*>(task.out + part.begin),
+                              part.size() / sizeof(Element)};
+  const std::size_t letters = flagged.letters();
+  const auto lane = static_cast<std::size_t>(block.target.lane());
+  const auto lanes = static_cast<std::size_t>(block.target.lanes());
+  const Items<Element> mine_first = flagged.own(lane);
+  if (!block.rounds.may_begin()) return;
+  if (lane < letters) flagged.send(lane, mine_first);
+  for (std::size_t i = lane + lanes; i < letters; i += lanes) flagged.send(i, flagged.own(i));
+  block.target.count(part.size(), 1 + 2 * (task.size - 1), 1 + 4 * (task.size - 1));
+  Items<Element> sum{};
+  const auto take_first = [&] { return lane >= letters || flagged.add_up(lane, mine_first, sum); };
+  if (!block.rounds.turn_by_letters(take_first)) return;
+  if (lane < letters) flagged.store(lane, sum);
+  bool well = true;
+  for (std::size_t i = lane + lanes; i < letters && well; i += lanes) {
+    well = flagged.add_up(i, flagged.own(i), sum);
+    if (well) flagged.store(i, sum);
+  }
+  block.rounds.close_letters(well);
+}
+
+}  // namespace dreamcomm::gpu::rows

@@ -1,0 +1,142 @@
+// Collectives on tensors that only their own rank can read: what others need goes
+// through the pages of this block. The walks are those of algorithms/direct.cc and
+// algorithms/data_movement.cc, with the chunks of a tensor dealt out to the blocks.
+//
+// Bytes of memory on a GPU that holds all N ranks, S a block's bytes: beside each.
+#pragma once
+
+#include "gpu/collectives/block.h"
+
+namespace dreamcomm::gpu::rows {
+
+/// A call in which nothing is moved still compares the calls.
+template <Target T>
+DREAMCOMM_DEVICE void barrier(Block<T>& block) {
+  if (block.turn_all()) block.rounds.close();
+}
+
+/// Each rank reduces all of everybody's data. N(N + 3)S: 2NS into the pages, and
+/// N(N + 1)S from there.
+template <typename F, Target T>
+DREAMCOMM_DEVICE void one_shot(Block<T>& block) {
+  const Task& task = block.task;
+  const BlockChunks mine = block.spread(task.bytes, round_down(block.rounds.page_bytes()));
+  if (mine.count() == 0) return barrier(block);
+  for (std::size_t k = 0; k < mine.count(); ++k) {
+    const Range part = mine.at(k);
+    block.copy(block.rounds.page(), task.in + part.begin, part.size());
+    if (!block.turn_all()) return;
+    block.template fold<F>(block.pages(0, task.in + part.begin), to_one(task.out + part.begin), 1,
+                           part.size());
+  }
+  block.rounds.close();
+}
+
+/// Each rank reduces its shard of every chunk, and collects the others' results in the
+/// round after (all_reduce), or the root does (reduce).
+template <typename F, Target T>
+DREAMCOMM_DEVICE void two_shot(Block<T>& block) {
+  const Task& task = block.task;
+  const bool everyone = task.card.kind == Kind::kAllReduce;
+  const bool collects = everyone || task.rank == task.card.root;
+  const Peers collectors = everyone ? Peers::all() : Peers::only(task.card.root);
+  const std::size_t stage = round_down(block.rounds.page_bytes() / 2);
+  const BlockChunks mine = block.spread(task.bytes, stage);
+  const std::size_t total = mine.count();
+  if (total == 0) return barrier(block);
+  for (std::size_t k = 0; k <= total; ++k) {
+    const bool last = k == total;
+    const Range now = last ? Range{} : mine.at(k);
+    block.copy_each_peer([&](int r) {
+      const Range of = shard_bytes(now.size(), task.size, r);
+      return CopyJob{block.rounds.page() + of.begin, task.in + now.begin + of.begin, of.size()};
+    });
+    const Peers reads = last && !collects ? Peers::none() : Peers::all();
+    if (!block.rounds.turn(reads, last ? collectors : Peers::all())) return;
+    const Range before = k > 0 && collects ? mine.at(k - 1) : Range{};
+    block.copy_each_peer([&](int r) {
+      const Range of = shard_bytes(before.size(), task.size, r);
+      return CopyJob{task.out + before.begin + of.begin, block.rounds.from(r) + stage + of.begin,
+                     of.size()};
+    });
+    const Range own = shard_bytes(now.size(), task.size, task.rank);
+    Pointers outs = to_one(block.rounds.page() + stage + own.begin);
+    if (collects) outs.at[1] = task.out + now.begin + own.begin;
+    block.template fold<F>(block.pages(own.begin, task.in + now.begin + own.begin), outs,
+                           collects ? 2 : 1, own.size());
+  }
+  block.rounds.close();
+}
+
+/// A page holds a piece of the block for every peer, side by side.
+template <typename F, Target T>
+DREAMCOMM_DEVICE void reduce_scatter(Block<T>& block) {
+  const Task& task = block.task;
+  const std::size_t piece = round_down(block.rounds.page_bytes() / block.index_of(task.size));
+  const BlockChunks mine = block.spread(task.bytes, piece);
+  if (mine.count() == 0) return barrier(block);
+  for (std::size_t k = 0; k < mine.count(); ++k) {
+    const Range part = mine.at(k);
+    block.copy_each_peer([&](int r) {
+      return CopyJob{block.rounds.page() + block.index_of(r) * piece,
+                     task.in + block.index_of(r) * task.bytes + part.begin, part.size()};
+    });
+    if (!block.turn_all()) return;
+    const std::byte* own = task.in + block.index_of(task.rank) * task.bytes + part.begin;
+    block.template fold<F>(block.pages(block.index_of(task.rank) * piece, own),
+                           to_one(task.out + part.begin), 1, part.size());
+  }
+  block.rounds.close();
+}
+
+/// A page holds a piece of the rank's block; all read all of them (all_gather), or the
+/// root does (gather).
+template <Target T>
+DREAMCOMM_DEVICE void gather(Block<T>& block) {
+  const Task& task = block.task;
+  const bool everyone = task.card.kind == Kind::kAllGather;
+  const bool reads = everyone || task.rank == task.card.root;
+  const Peers readers = everyone ? Peers::all() : Peers::only(task.card.root);
+  const BlockChunks mine = block.spread(task.bytes, round_down(block.rounds.page_bytes()));
+  if (mine.count() == 0) return barrier(block);
+  for (std::size_t k = 0; k < mine.count(); ++k) {
+    const Range part = mine.at(k);
+    block.copy(block.rounds.page(), task.in + part.begin, part.size());
+    if (!block.rounds.turn(reads ? Peers::all() : Peers::none(), readers)) return;
+    copy_each(block.target, reads ? task.size : 0, [&](int r) {
+      const std::byte* from = r == task.rank ? task.in + part.begin : block.rounds.from(r);
+      return CopyJob{task.out + block.index_of(r) * task.bytes + part.begin, from, part.size()};
+    });
+  }
+  block.rounds.close();
+}
+
+/// The root's page holds a piece of its block (broadcast), or one of each rank's block,
+/// side by side (scatter).
+template <Target T>
+DREAMCOMM_DEVICE void from_root(Block<T>& block) {
+  const Task& task = block.task;
+  const bool root = task.rank == task.card.root;
+  const int blocks = task.card.kind == Kind::kScatter ? task.size : 1;
+  const std::size_t piece = round_down(block.rounds.page_bytes() / block.index_of(blocks));
+  const std::size_t own = block.index_of(blocks == 1 ? 0 : task.rank);
+  const BlockChunks mine = block.spread(task.bytes, piece);
+  if (mine.count() == 0) return barrier(block);
+  for (std::size_t k = 0; k < mine.count(); ++k) {
+    const Range part = mine.at(k);
+    copy_each(block.target, root ? blocks : 0, [&](int r) {
+      return CopyJob{block.rounds.page() + block.index_of(r) * piece,
+                     task.in + block.index_of(r) * task.bytes + part.begin, part.size()};
+    });
+    if (!block.rounds.turn(root ? Peers::none() : Peers::only(task.card.root),
+                           root ? Peers::all() : Peers::none())) {
+      return;
+    }
+    const std::byte* from = root ? task.in + own * task.bytes + part.begin
+                                 : block.rounds.from(task.card.root) + own * piece;
+    block.copy(task.out + part.begin, from, part.size());
+  }
+  block.rounds.close();
+}
+
+}  // namespace dreamcomm::gpu::rows

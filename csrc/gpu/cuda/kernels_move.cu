@@ -1,0 +1,17 @@
+#include "gpu/cuda/kernels.cuh"
+
+namespace dreamcomm::gpu {
+namespace {
+
+__global__ void __launch_bounds__(kLanes, 1)
+    move_kernel(const __grid_constant__ Task task, const Task* tasks) {
+  const CudaTarget target;
+  Block<CudaTarget> block(target, gridDim.y == 1 ? task : tasks[blockIdx.y]);
+  move_body(block);
+}
+
+}  // namespace
+
+Kernel move_kernel_of() { return reinterpret_cast<Kernel>(&move_kernel); }
+
+}  // namespace dreamcomm::gpu

@@ -1,0 +1,31 @@
+// Stands in for launch.cu and bucket_launch.cu where there is no nvcc.
+#include "core/error.h"
+#include "gpu/bucket/launch.h"
+#include "gpu/host/launch.h"
+
+namespace dreamcomm::gpu {
+namespace {
+
+[[noreturn]] void refuse() {
+  throw Error(ErrorKind::kInvalid,
+              "this build of dreamcomm has no CUDA kernels: it was built without nvcc. Install the "
+              "CUDA toolkit (nvcc on PATH) and build again");
+}
+
+}  // namespace
+
+bool is_built() { return false; }
+int runtime_version() { return 0; }
+int device_count(std::string& why) {
+  why = "dreamcomm was built without CUDA";
+  return 0;
+}
+int most_lanes() { return 0; }
+bool is_capturing(void*) { return false; }
+void load_kernels() { refuse(); }
+void launch(const Task&, Grid, void*) { refuse(); }
+void launch_ranks(std::span<const Task>, const Task*, Grid, void*) { refuse(); }
+Moved pack(const PackJob&, void*, const Stage&) { refuse(); }
+Moved unpack(const UnpackJob&, const Inspection&, void*, const Stage&) { refuse(); }
+
+}  // namespace dreamcomm::gpu

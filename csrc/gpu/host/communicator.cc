@@ -1,0 +1,369 @@
+#include "gpu/host/communicator.h"
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "gpu/host/kernel_errors.h"
+#include "gpu/host/select_algorithm.h"
+#include "gpu/host/supported_ops.h"
+
+namespace dreamcomm::gpu {
+namespace {
+
+constexpr std::uint64_t kStamp = 0x647265616d00;  // and the writer's rank
+
+std::size_t index_of(int rank) { return static_cast<std::size_t>(rank); }
+
+/// Where blocks that lie one after the other begin; null if there are none. Those of no
+/// bytes lie nowhere.
+std::byte* row_of(std::span<const dreamcomm::Block> blocks, const char* which) {
+  std::byte* begin = nullptr;
+  const std::byte* end = nullptr;
+  for (const dreamcomm::Block& block : blocks) {
+    if (block.bytes == 0) continue;
+    if (begin == nullptr) begin = block.data;
+    check(end == nullptr || block.data == end, ErrorKind::kInvalid,
+          "expected the blocks of a call's ", which, " one after the other");
+    end = block.data + block.bytes;
+  }
+  return begin;
+}
+
+std::size_t bytes_of(std::span<const dreamcomm::Block> blocks) {
+  std::size_t bytes = 0;
+  for (const dreamcomm::Block& block : blocks) bytes += block.bytes;
+  return bytes;
+}
+
+std::size_t bytes_of_block(const Request& request) {
+  if (request.kind == Kind::kAllToAll || request.kind == Kind::kBarrier) return 0;
+  const auto& blocks = request.in.empty() ? request.out : request.in;
+  return blocks.empty() ? 0 : blocks.front().bytes;
+}
+
+/// As kernels carry it out. Throws Error(kInvalid).
+Reduction reduction_of(const Request& request) {
+  if (request.reduction.op == ReduceOp::kNone) return request.reduction;
+  const std::optional<Reduction> computed = computed_as(request.reduction);
+  check(computed.has_value(), ErrorKind::kInvalid, "GPUs do not compute ",
+        name(request.reduction.op), " of ", name(request.reduction.dtype),
+        " here: use SUM, AVG, PRODUCT, MIN or MAX of float32, float64, float16, bfloat16, uint8, ",
+        "int8, int16, int32 or int64");
+  return *computed;
+}
+
+std::int64_t nanoseconds_until(Clock::time_point deadline) {
+  if (deadline == Clock::time_point::max()) return std::numeric_limits<std::int64_t>::max();
+  const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(deadline - Clock::now());
+  return std::max<std::int64_t>(left.count(), 0);
+}
+
+Control& control_of(std::byte* told) { return *reinterpret_cast<Control*>(told); }
+Report& report_of(std::byte* told) { return *reinterpret_cast<Report*>(told + kSector); }
+
+}  // namespace
+
+Group::Group(int rank, int size, std::unique_ptr<Driver> driver, const GroupOptions& options,
+             int blocks, int sharing)
+    : rank_(rank), size_(size), options_(options), sharing_(sharing), driver_(std::move(driver)) {
+  layout_.page_bytes = options.page_bytes;
+  layout_.blocks = blocks;
+}
+
+// Without a word from the peers nobody knows whether their kernels still write here: then
+// the driver stays, and all memory with it.
+Group::~Group() {
+  if (released_) return;
+  Driver& driver = *driver_;
+  if (heap_) driver.keep(std::move(heap_));
+  driver.keep(std::move(driver_));
+}
+
+void Group::allocate() {
+  std::byte*& window = windows_[index_of(rank_)];
+  window = driver_->allocate(layout_.bytes());
+  // And words for probe(), in which peers' kernels may wait already: nothing is allocated then.
+  rounds_ = driver_->allocate(index_of(layout_.blocks + size_ + 1) * sizeof(std::uint64_t));
+  told_ = driver_->allocate_host(kSector + sizeof(Report));
+  if (options_.heap_bytes > 0) {
+    heap_ = {driver_->allocate(options_.heap_bytes),
+             [driver = driver_](std::byte* memory) { driver->release(memory); }};
+    heaps_[index_of(rank_)] = heap_.get();
+  }
+  // The memory is zero, as if round 0 had been published by all.
+}
+
+void Group::open(std::span<const MemoryName> windows, std::span<const MemoryName> heaps) {
+  for (int r = 0; r < size_; ++r) {
+    if (r == rank_) continue;
+    windows_[index_of(r)] = driver_->open(windows[index_of(r)]);
+    if (heap_) heaps_[index_of(r)] = driver_->open(heaps[index_of(r)]);
+  }
+}
+
+/// As in Task::in_place.
+std::uint64_t Group::place_of(const std::byte* data, std::size_t bytes) const {
+  const std::byte* const begin = heap_.get();
+  const std::less_equal<const std::byte*> before;  // also of what is elsewhere
+  const bool is_there = begin != nullptr && bytes > 0 && before(begin, data) &&
+                        before(data + bytes, begin + options_.heap_bytes);
+  return is_there ? static_cast<std::uint64_t>(data - begin) + 1 : 0;
+}
+
+void Group::stamp_all() {
+  const std::uint64_t stamp = kStamp + index_of(rank_);
+  for (int r = 0; r < size_; ++r) {
+    std::byte* mark = windows_[index_of(r)] + Layout::mark(rank_);
+    driver_->copy(mark + offsetof(Mark, stamp), &stamp, sizeof stamp);
+  }
+}
+
+void Group::look_for_stamps() {
+  for (int r = 0; r < size_; ++r) {
+    std::uint64_t found = 0;
+    const std::byte* mark = windows_[index_of(rank_)] + Layout::mark(r);
+    driver_->copy(&found, mark + offsetof(Mark, stamp), sizeof found);
+    check(found == kStamp + index_of(r), ErrorKind::kSystem, "what rank ", r,
+          " wrote into the memory of this device has not arrived, though the system said it would");
+  }
+}
+
+/// Kernels reach a peer's memory by other ways than copies of the host do.
+void Group::probe(std::chrono::milliseconds patience) {
+  const Clock::time_point deadline = deadline_in(Clock::now(), patience);
+  std::byte* const word = rounds_ + index_of(layout_.blocks) * sizeof(std::uint64_t);
+  std::byte* const all = word + sizeof(std::uint64_t);
+  gather_words(RowId::kStaged, word, all, deadline);
+  if (options_.heap_bytes >= sizeof(std::uint64_t)) {
+    gather_words(RowId::kInPlace, heap_.get(), all, deadline);
+    const std::uint64_t none = 0;  // after the call's last turn nobody reads it
+    driver_->copy(heap_.get(), &none, sizeof none);
+  }
+  sequence_ = 0;  // of calls that people know
+}
+
+void Group::gather_words(RowId row, std::byte* word, std::byte* all, Clock::time_point deadline) {
+  const auto mark = [row](int rank) {
+    return kStamp + 16 * (static_cast<std::uint64_t>(row) + 1) + index_of(rank);
+  };
+  const auto place = [all](int rank) { return all + index_of(rank) * sizeof(std::uint64_t); };
+  const std::uint64_t own = mark(rank_);
+  driver_->copy(word, &own, sizeof own);
+  const dreamcomm::Block in{word, sizeof own};
+  std::vector<dreamcomm::Block> out;
+  for (int r = 0; r < size_; ++r) out.push_back({place(r), sizeof own});
+  Request request;
+  request.kind = Kind::kAllGather;
+  request.in = std::span(&in, 1);
+  request.out = out;
+  request.deadline = deadline;
+  Task task = task_of(request);
+  task.card.row = static_cast<std::uint8_t>(row);
+  ++sequence_;
+  driver_->start(task, {static_cast<int>(task.card.blocks), options_.lanes}, driver_->stream());
+  driver_->drain();
+  if (const auto failed = failure()) throw Error(failed->kind(), failed->what());
+  for (int r = 0; r < size_; ++r) {
+    std::uint64_t found = 0;
+    driver_->copy(&found, place(r), sizeof found);
+    check(found == mark(r), ErrorKind::kSystem,
+          "a kernel that gathers one word from each rank got ", found, " from rank ", r,
+          " instead of ", mark(r),
+          ": this device's kernels do not see that rank's memory as it is");
+  }
+}
+
+Question Group::question(Kind kind, std::size_t bytes) const {
+  return {.kind = kind,
+          .bytes = bytes,
+          .size = size_,
+          .most_blocks = layout_.blocks,
+          .lanes = options_.lanes,
+          .registered = heap_ != nullptr,
+          .asked = options_.asked,
+          .costs = options_.costs};
+}
+
+Task Group::task_of(const Request& request) const {
+  Task task;
+  const Reduction reduction = reduction_of(request);
+  const bool varies = request.kind == Kind::kAllToAll;
+  task.bytes = bytes_of_block(request);
+  const Choice choice = choose(question(request.kind, task.bytes));
+  task.card = {.kind = request.kind,
+               .op = reduction.op,
+               .dtype = reduction.dtype,
+               .row = static_cast<std::uint8_t>(choice.row),
+               .root = request.root,
+               .blocks = static_cast<std::uint32_t>(choice.grid.blocks),
+               .page_bytes = static_cast<std::uint32_t>(layout_.page_bytes),
+               .bytes = task.bytes};
+  task.rank = rank_;
+  task.size = size_;
+  task.divisor = reduction.divisor;
+  task.sequence = sequence_ + 1;
+  task.in = row_of(request.in, "inputs");
+  task.out = row_of(request.out, "outputs");
+  for (std::size_t r = 0; varies && r < request.in.size(); ++r) {
+    task.in_bytes[r] = request.in[r].bytes;
+    task.out_bytes[r] = request.out[r].bytes;
+  }
+  std::copy(heaps_.begin(), heaps_.end(), task.heaps);
+  task.in_place = place_of(task.in, bytes_of(request.in));
+  task.out_place = place_of(task.out, bytes_of(request.out));
+  std::copy(windows_.begin(), windows_.end(), task.windows);
+  task.layout = layout_;
+  task.rounds = reinterpret_cast<std::uint64_t*>(rounds_);
+  task.control = &control_of(told_);
+  task.report = &report_of(told_);
+  task.patience_ns = nanoseconds_until(request.deadline);
+  return task;
+}
+
+void Group::run(const Request& request, void* stream) {
+  if (const std::optional<Error> failed = refusal()) {
+    throw Error(ErrorKind::kAborted,
+                concat(about_, dreamcomm::describe(request), " on rank ", rank_,
+                       ": the group takes no more tensors on GPUs: ", failed->what()));
+  }
+  const Task task = task_of(request);
+  const Grid grid{static_cast<int>(task.card.blocks), options_.lanes};
+  driver_->start(task, grid, stream);
+  ++sequence_;
+}
+
+void Group::put_verdict(std::byte* word, void* stream) {
+  static_assert(sizeof(Report::reason) == kVerdictBytes);
+  driver_->copy_later(word, &report_of(told_).reason, kVerdictBytes, stream);
+}
+
+void Group::take_verdict(const std::byte* word, void* stream) {
+  static_assert(sizeof(Control::elsewhere) == kVerdictBytes);
+  driver_->copy_later(&control_of(told_).elsewhere, word, kVerdictBytes, stream);
+}
+
+std::optional<Error> Group::refusal() const {
+  const std::scoped_lock lock(closing_);
+  if (closed_) return Error(ErrorKind::kAborted, "the group was closed");
+  return failure_told();
+}
+
+std::optional<Error> Group::failure() const {
+  const std::scoped_lock lock(closing_);
+  std::optional<Error> failed = failure_told();
+  if (failed) failed = Error(failed->kind(), about_ + failed->what());
+  return failed;
+}
+
+std::optional<Error> Group::failure_of_calls() const {
+  const std::scoped_lock lock(closing_);
+  std::optional<Error> failed = told_by_kernels();
+  if (failed) failed = Error(failed->kind(), about_ + failed->what());
+  return failed;
+}
+
+/// In the words of when it was first asked: who is late then may be gone later.
+std::optional<Error> Group::told_by_kernels() const {
+  if (told_so_far_ || told_ == nullptr) return told_so_far_;
+  // A kernel may be writing: the reason comes last.
+  const Report& report = report_of(told_);
+  auto* reason = const_cast<std::uint64_t*>(&report.reason);
+  if (std::atomic_ref(*reason).load(std::memory_order_acquire) != Report::kNone) {
+    told_so_far_ = error_of(report, size_, hearsay_);
+    return told_so_far_;
+  }
+  if (std::atomic_ref(control_of(told_).elsewhere).load(std::memory_order_acquire) != 0) {
+    return Error(
+        ErrorKind::kPeerLost,
+        "a call on GPUs has failed on a rank of another host, whose error says why: what it "
+        "gave is not to be used");
+  }
+  return std::nullopt;
+}
+
+std::optional<Error> Group::failure_told() const {
+  if (std::optional<Error> failed = told_by_kernels()) return failed;
+  if (!aborted_.load()) return std::nullopt;
+  const std::string lost = hearsay_.lost ? hearsay_.lost() : "";
+  if (!lost.empty()) return Error(ErrorKind::kPeerLost, lost);
+  return Error(ErrorKind::kAborted, "abort() was called");
+}
+
+void Group::abort() {
+  const std::scoped_lock lock(closing_);
+  if (told_ == nullptr) return;
+  aborted_.store(true);
+  std::atomic_ref(control_of(told_).abort).store(1, std::memory_order_release);
+}
+
+void Group::close(const Exchange& exchange) {
+  {
+    const std::scoped_lock lock(closing_);
+    if (std::exchange(closed_, true)) return;
+  }
+  // What a rank cannot do for itself it must not hide from the others: they wait for it.
+  bool drained = true;
+  try {
+    driver_->drain();
+  } catch (const Error&) {
+    drained = false;
+  }
+  const auto all_say = [&](bool mine) {
+    std::vector<std::byte> all(index_of(size_));
+    const auto said = static_cast<std::byte>(mine);
+    exchange(std::span(&said, 1), all);
+    return std::all_of(all.begin(), all.end(), [](std::byte one) { return one == std::byte{1}; });
+  };
+  if (!all_say(drained)) return;
+  let_go_of_peers();
+  all_say(true);
+  for (std::byte* memory : {windows_[index_of(rank_)], rounds_}) {
+    if (memory != nullptr) driver_->release(memory);
+  }
+  std::byte* told = nullptr;
+  {
+    const std::scoped_lock lock(closing_);
+    if (told_ != nullptr && !told_so_far_) told_so_far_ = failure_told();
+    std::swap(told, told_);
+  }
+  if (told != nullptr) driver_->release_host(told);
+  windows_ = {};
+  rounds_ = nullptr;
+  heap_ = nullptr;
+  released_ = true;
+}
+
+void Group::let_go_of_peers() {
+  for (int r = 0; r < size_; ++r) {
+    if (r == rank_) continue;
+    for (std::byte* memory : {windows_[index_of(r)], heaps_[index_of(r)]}) {
+      if (memory != nullptr) driver_->close(memory);
+    }
+  }
+  heaps_ = {};
+}
+
+std::string Group::explain(Kind kind, std::size_t bytes) const {
+  const Question asked = question(kind, bytes);
+  const Choice choice = choose(asked);
+  std::string text =
+      concat(dreamcomm::name(kind), " of ", bytes, " bytes there: ", name(choice.row), " by ",
+             choice.grid.blocks, " blocks");
+  if (kind == Kind::kAllReduce) {
+    const auto us = static_cast<long>(expected_seconds(choice.row, asked) * 1e6 + 0.5);
+    text += concat(", expected to take ", us, " us by fixed costs of one device's memory");
+  }
+  return text;
+}
+
+std::string Group::describe() const {
+  return concat("GPU kernels: ", size_, " ranks, this one on ", driver_->describe(), ", ", sharing_,
+                sharing_ == 1 ? " rank" : " ranks", " on that device, up to ", layout_.blocks,
+                " blocks each");
+}
+
+}  // namespace dreamcomm::gpu

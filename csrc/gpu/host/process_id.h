@@ -1,0 +1,11 @@
+// Names a process among those of all containers of a host, also when its number is used again.
+#pragma once
+
+#include "gpu/host/driver.h"
+
+namespace dreamcomm::gpu {
+
+/// Equal for all threads of a process, and different in a forked child.
+Id process_id();
+
+}  // namespace dreamcomm::gpu

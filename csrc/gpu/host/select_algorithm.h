@@ -1,0 +1,46 @@
+// How a call is carried out: which row, and with how many blocks. Pure: all ranks of a
+// group choose alike.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+
+#include "core/types.h"
+#include "gpu/collectives/algorithm_id.h"
+#include "gpu/host/launch.h"
+
+namespace dreamcomm::gpu {
+
+/// What the choice goes by, in seconds; equal on all ranks. Fixed: with them ranks that share an
+/// H200 change from one row to the next at about the sizes where these take as long.
+struct Costs {
+  double turn = 4e-6;  // a store and a load across the memory of two kernels
+  double per_byte = 0.5e-12;
+
+  bool operator==(const Costs&) const = default;
+};
+
+struct Choice {
+  RowId row = RowId::kStaged;
+  Grid grid;
+};
+
+/// What a choice depends on; equal on all ranks.
+struct Question {
+  Kind kind = Kind::kBarrier;
+  std::size_t bytes = 0;  // of a block
+  int size = 1;           // ranks
+  int most_blocks = 1;    // that each rank may have
+  int lanes = 512;
+  bool registered = false;       // whether the ranks have registered memory
+  std::optional<RowId> asked{};  // for all_reduce, whatever the costs
+  Costs costs{};
+};
+
+/// Seconds that a call of all_reduce is expected to take by a row on tensors that it likes.
+/// The bytes are those of the rows' formulas.
+double expected_seconds(RowId row, const Question& question);
+
+Choice choose(const Question& question);
+
+}  // namespace dreamcomm::gpu
