@@ -10,7 +10,7 @@ file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/csrc/c10d/*.c
 Python_add_library(_C MODULE WITH_SOABI ${sources})
 target_include_directories(_C PRIVATE "${root}")
 # pybind11 comes with torch: classes cannot be shared with torch's over another version.
-target_link_libraries(_C PRIVATE dc_bench dc_span dc_gpu torch)
+target_link_libraries(_C PRIVATE dc_bench dc_internode dc_gpu torch)
 dreamcomm_compile_options(_C -O2)
 # Beside torch in the environment; torch, loaded first, has these libraries open anyway.
 set_target_properties(_C PROPERTIES
@@ -39,7 +39,7 @@ if(DREAMCOMM_TEST_DEVICE)
   list(APPEND sources "${tests}/cpp/host_driver.cc" "${tests}/cpp/host_kernel.cc" "${tests}/cpp/ranks.cc")
   Python_add_library(dreamcomm_test_device MODULE WITH_SOABI ${sources})
   target_include_directories(dreamcomm_test_device PRIVATE "${root}" "${tests}/cpp" "${tests}/device")
-  target_link_libraries(dreamcomm_test_device PRIVATE dc_bench dc_span dc_gpu torch)
+  target_link_libraries(dreamcomm_test_device PRIVATE dc_bench dc_internode dc_gpu torch)
   dreamcomm_compile_options(dreamcomm_test_device -O2)
   set_target_properties(dreamcomm_test_device PROPERTIES UNITY_BUILD OFF)
   set_target_properties(dreamcomm_test_device PROPERTIES

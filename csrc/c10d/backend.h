@@ -27,7 +27,7 @@
 #include "comm/communicator.h"
 #include "comm/record/recorder.h"
 #include "core/flag.h"
-#include "span/bridge.h"
+#include "internode/hier_communicator.h"
 #include "transport/shm/heap.h"
 
 namespace dreamcomm {

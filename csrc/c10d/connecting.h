@@ -14,7 +14,7 @@
 #include "c10d/store_clerk.h"
 #include "comm/communicator.h"
 #include "core/request.h"
-#include "span/reasons.h"
+#include "internode/liveness/abort_reasons.h"
 
 namespace dreamcomm {
 

@@ -6,7 +6,7 @@
 
 #include "comm/communicator.h"
 #include "gpu/host/communicator.h"
-#include "span/bridge.h"
+#include "internode/hier_communicator.h"
 
 namespace dreamcomm {
 

@@ -7,7 +7,7 @@
 
 #include "c10d/device_trip.h"
 #include "comm/validate.h"
-#include "span/rows.h"
+#include "internode/collectives/dispatch.h"
 
 namespace dreamcomm {
 

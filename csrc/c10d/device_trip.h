@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "gpu/host/communicator.h"
-#include "span/trip.h"
+#include "internode/collectives/hier_context.h"
 
 namespace dreamcomm {
 

@@ -9,7 +9,7 @@
 
 #include "c10d/convert.h"
 #include "c10d/patient_store.h"
-#include "span/model.h"
+#include "internode/cost/model.h"
 
 namespace dreamcomm {
 namespace {

@@ -9,8 +9,8 @@
 #include "c10d/store_clerk.h"
 #include "comm/communicator.h"
 #include "comm/record/recorder.h"
-#include "span/bridge.h"
-#include "span/reasons.h"
+#include "internode/hier_communicator.h"
+#include "internode/liveness/abort_reasons.h"
 #include "transport/bootstrap/connect_shm.h"
 
 namespace dreamcomm {

@@ -4,7 +4,7 @@
 #include <mutex>
 #include <utility>
 
-#include "span/span_roll.h"
+#include "internode/barrier/monitored_barrier.h"
 
 namespace dreamcomm {
 namespace {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "c10d/store_clerk.h"
-#include "span/bulletin.h"
+#include "internode/barrier/board.h"
 #include "transport/topology.h"
 
 namespace dreamcomm {

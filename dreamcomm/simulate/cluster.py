@@ -14,7 +14,7 @@ MOST_RANKS = 16_384
 
 @dataclass(frozen=True)
 class Wire:
-    """Messages between hosts; without numbers those of WireCosts::fixed (csrc/span/model.cc).
+    """Messages between hosts; without numbers those of WireCosts::fixed (csrc/internode/cost/model.cc).
 
     latency: seconds that a message is under way, of no bytes.
     message: seconds of the two ranks for each further one.
@@ -25,7 +25,7 @@ class Wire:
     overlap: how much of the ranks' part of the chunks, or of the wire's where that is shorter, goes
         on during the other: 1 is all, 0 is none, as where both need the same processors.
     by_leaders, by_carriers: what the times of measured hosts are multiplied by at some sizes
-        (csrc/span/corrections.h).
+        (csrc/internode/cost/corrections.h).
     """
 
     latency: float = 40e-6

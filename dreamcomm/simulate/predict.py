@@ -1,6 +1,6 @@
 """What the cost model says: of collectives, and of training steps made of them.
 
-Collectives are predicted by the model that groups choose their ways by (csrc/span/model.cc), for
+Collectives are predicted by the model that groups choose their ways by (csrc/internode/cost/model.cc), for
 large messages the latency-bandwidth model of Hockney (1994), with stages that overlap.
 """
 

@@ -1,6 +1,4 @@
 // Why ranks of other hosts have gone: by their own words, or by whose connections have ended.
-#include "span/causes.h"
-
 #include <doctest.h>
 
 #include <map>
@@ -9,8 +7,9 @@
 #include <thread>
 #include <vector>
 
+#include "internode/liveness/aborted_peers.h"
+#include "internode/liveness/failure_cause.h"
 #include "local_link.h"
-#include "span/given_up.h"
 
 namespace dreamcomm::testing {
 namespace {

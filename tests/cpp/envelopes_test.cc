@@ -1,12 +1,11 @@
 // The first messages of calls between hosts: from the second call on their receives are there.
-#include "span/envelopes.h"
-
 #include <doctest.h>
 
 #include <cstddef>
 #include <memory>
 #include <vector>
 
+#include "internode/collectives/preposted_receives.h"
 #include "local_link.h"
 
 namespace dreamcomm {

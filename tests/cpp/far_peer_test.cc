@@ -1,6 +1,4 @@
 // What is heard of a rank of another host that has left.
-#include "span/far_peer.h"
-
 #include <doctest.h>
 
 #include <cstring>
@@ -11,6 +9,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "internode/p2p/peer_channel.h"
 
 namespace dreamcomm {
 namespace {

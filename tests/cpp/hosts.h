@@ -4,7 +4,7 @@
 #include <functional>
 #include <vector>
 
-#include "span/bridge.h"
+#include "internode/hier_communicator.h"
 
 namespace dreamcomm::testing {
 

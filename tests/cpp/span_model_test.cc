@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "core/types.h"
-#include "span/measure.h"
-#include "span/model.h"
+#include "internode/cost/model.h"
+#include "internode/tuning/measure.h"
 
 namespace dreamcomm {
 namespace {

@@ -14,8 +14,8 @@
 
 #include "calls.h"
 #include "hosts.h"
+#include "internode/hier_communicator.h"
 #include "ranks.h"
-#include "span/bridge.h"
 #include "transport/window.h"
 
 namespace dreamcomm {

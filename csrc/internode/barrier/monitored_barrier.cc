@@ -1,0 +1,253 @@
+#include "internode/barrier/monitored_barrier.h"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "comm/barrier/barrier_flags.h"
+#include "comm/rank_state.h"
+#include "core/error.h"
+
+namespace dreamcomm {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kFirstLook{300};  // for what has been posted before
+constexpr milliseconds kHeard{1000};     // for the leaders to read the last verdict
+
+/// How long after its own timeout a leader stays for rank 0 to judge, who first asks the others
+/// who is missing and reads their answers: no longer than its host's ranks stay for this one.
+Clock::duration grace_of(milliseconds timeout) {
+  constexpr milliseconds kLeast{300};
+  constexpr milliseconds kToJudge{1600};
+  return std::min<Clock::duration>(std::max(timeout / 10, kLeast) + kToJudge, roll::kGrace / 2);
+}
+
+std::string key_of(int host) { return concat("roll/", host); }
+
+}  // namespace
+
+std::vector<std::string> SpanRoll::keys(const Topology& topology, int rank) {
+  if (rank != 0) return {key_of(0)};
+  std::vector<std::string> keys;
+  for (int host = 1; host < topology.hosts(); ++host) keys.push_back(key_of(host));
+  return keys;
+}
+
+SpanRoll::SpanRoll(Means means, const Topology& topology, int rank, std::string who)
+    : means_(std::move(means)), topology_(topology), rank_(rank), who_(std::move(who)) {}
+
+std::string SpanRoll::place(int rank) const {
+  return concat("rank ", rank, " of ", topology_.words(topology_.host_of(rank)));
+}
+
+void SpanRoll::look(milliseconds patience) {
+  if (patience.count() == 0 && !means_.bulletin->has_news()) return;
+  const std::vector<std::string> texts = means_.bulletin->read(patience);
+  if (judges()) {
+    reports_.clear();
+    for (const std::string& text : texts) reports_.push_back(roll::report_from(text));
+  } else {
+    read_ = roll::verdict_from(texts.at(0));
+  }
+  if (under_way_ && !has_met() && catch_up()) post();
+}
+
+void SpanRoll::post() {
+  means_.bulletin->post(key_of(topology_.host_of(rank_)),
+                        judges() ? roll::to_text(verdict_) : roll::to_text(own_));
+}
+
+bool SpanRoll::is_in(const Report& report) const {
+  return report.number == number_ && report.state != State::kNone && report.state != State::kLeft;
+}
+
+/// While this rank is in it.
+bool SpanRoll::has_left(const Report& report) const {
+  return report.state != State::kNone && report.left() > number_;
+}
+
+/// Whether somebody else has been seen in the roll call that this rank is in, after as many
+/// collectives (else it may be one who has left since): then it is the one.
+bool SpanRoll::has_met() {
+  const auto is_here = [this](const Report& report) {
+    return is_in(report) && report.issued == terms_.issued;
+  };
+  const bool meets = judges() ? std::any_of(reports_.begin(), reports_.end(), is_here)
+                              : read_.in == number_ + 1 && read_.came == terms_.issued;
+  has_met_ = has_met_ || meets;
+  return has_met_;
+}
+
+/// Goes on to the roll call that is next for the others, if this rank left some out: it has issued
+/// more collectives than those had who left them. Returns whether it did. Also while it is in one:
+/// what the others have posted may be read late.
+bool SpanRoll::catch_up() {
+  const std::uint32_t before = number_;
+  if (judges()) {
+    catch_up_with_leaders();
+    verdict_.in = number_ + 1;
+  } else {
+    catch_up_with_rank_0();
+    own_.number = number_;
+  }
+  return number_ != before;
+}
+
+/// INVARIANT: rank 0 ends those that it leaves out, with the collectives of a leader that left
+/// them: so other leaders that were in none of them come to the present one as it does.
+void SpanRoll::catch_up_with_leaders() {
+  for (const Report& report : reports_) {
+    const std::int64_t issued = report.state == State::kLeft ? report.issued : report.before;
+    if (!has_left(report) || terms_.issued <= issued) continue;
+    for (; number_ < report.left(); ++number_) {
+      verdict_.issued[number_ % verdict_.issued.size()] = issued;
+    }
+    verdict_.ended = number_;
+    verdict_.outcome = {roll::kLate, "rank 0 was not in it"};
+  }
+}
+
+void SpanRoll::catch_up_with_rank_0() {
+  const std::size_t kept = read_.issued.size();
+  const auto left_out = [&] {
+    const bool known = read_.ended - number_ <= kept;
+    return !known || terms_.issued > read_.issued[number_ % kept];
+  };
+  // One that has passed was not left out by any.
+  while (read_.ended > number_ && read_.passed <= number_ && left_out()) ++number_;
+}
+
+/// How the roll call has ended to which this leader comes late, in words for all of its host.
+RollOutcome SpanRoll::late() const {
+  const bool own = read_.ended == number_ + 1;
+  const std::uint32_t bits = own && read_.outcome.bits != 0 ? read_.outcome.bits : roll::kLate;
+  return {bits | roll::kMissed,
+          concat("monitored_barrier on ", topology_.words(topology_.host_of(rank_)),
+                 " came too late: rank 0 has ended it without this host",
+                 own ? concat(": ", read_.outcome.problem) : "")};
+}
+
+std::optional<RollOutcome> SpanRoll::enter(const Terms& terms) {
+  const std::scoped_lock lock(mutex_);
+  terms_ = terms;
+  deciding_.reset();
+  outcome_ = {};
+  look(kFirstLook);
+  const std::int64_t before = own_.state == State::kLeft ? own_.issued : -1;
+  own_ = Report();
+  own_.issued = terms.issued;
+  own_.before = before;
+  verdict_.asks = 0;
+  verdict_.came = terms.issued;
+  catch_up();
+  if (!judges() && read_.ended > number_) return late();
+  too_late_ = std::any_of(reports_.begin(), reports_.end(),
+                          [this](const Report& report) { return has_left(report); });
+  own_.state = State::kIn;
+  under_way_ = true;
+  has_met_ = false;
+  post();
+  return std::nullopt;
+}
+
+bool SpanRoll::is_over() {
+  const std::scoped_lock lock(mutex_);
+  look();
+  look_for_gone();
+  if (!gone_.empty()) return true;
+  if (!judges()) return read_.ended > number_ || read_.asks == number_ + 1;
+  return std::any_of(reports_.begin(), reports_.end(), [this](const Report& report) {
+    const bool lacks = report.has_count() && !report.count.is_complete();
+    return has_left(report) || (is_in(report) && (lacks || report.state == State::kOver));
+  });
+}
+
+void SpanRoll::report(const RollCount& count) {
+  const std::scoped_lock lock(mutex_);
+  own_.count = count;
+  own_.state = State::kCounted;
+  if (!judges()) post();
+}
+
+std::optional<RollOutcome> SpanRoll::outcome(int over) {
+  const std::scoped_lock lock(mutex_);
+  look();
+  look_for_gone();
+  return judges() ? judge(over) : heed(over);
+}
+
+/// Of another leader: what rank 0 says. Once that is in it, it decides within every deadline.
+std::optional<RollOutcome> SpanRoll::heed(int over) {
+  if (read_.passed == number_ + 1) return RollOutcome{};
+  if (read_.ended == number_ + 1) return read_.outcome;
+  const std::string who = concat("monitored_barrier on ", who_);
+  if (read_.ended > number_) {
+    return RollOutcome{roll::kLate, concat(who, " was ended by rank 0, and others since, before ",
+                                           "this rank could hear why")};
+  }
+  if (const auto gone = gone_.find(0); gone != gone_.end()) {
+    return RollOutcome{roll::kEnded, gone->second};
+  }
+  if (over < 0) return std::nullopt;
+  if (!deciding_) {
+    deciding_ = Clock::now();
+    own_.state = State::kOver;
+    own_.over = over;
+    post();
+  }
+  const bool there = read_.in == number_ + 1;
+  // Before the ranks of this host give this one up.
+  const Clock::duration grace = there ? grace_of(terms_.timeout) : kFirstLook;
+  if (Clock::now() < *deciding_ + grace) return std::nullopt;
+  const char* const does =
+      there ? ", which has been in it, to judge; nothing is heard of it now" : " to call the roll";
+  return RollOutcome{roll::kLate, concat(who, " reached its timeout after ",
+                                         in_seconds(Clock::now() - terms_.begin),
+                                         " of waiting for ", place(0), does)};
+}
+
+void SpanRoll::leave(const std::string& interrupted) {
+  const std::scoped_lock lock(mutex_);
+  under_way_ = false;
+  if (judges()) {
+    if (!interrupted.empty()) outcome_ = {roll::kEnded, interrupted};
+    verdict_.outcome = outcome_;
+    verdict_.ended = number_ + 1;
+    if (outcome_.bits == 0) verdict_.passed = number_ + 1;
+    verdict_.in = verdict_.asks = 0;
+    verdict_.issued[number_ % verdict_.issued.size()] = terms_.issued;
+  } else {
+    own_.state = State::kLeft;
+    own_.issued = terms_.issued;
+    own_.count = {.problem = interrupted};
+  }
+  post();
+  ++number_;
+}
+
+void SpanRoll::stay_until_heard() {
+  if (!judges()) return;
+  const Clock::time_point end = Clock::now() + kHeard;
+  std::vector<int> awaited;  // of the others; those that were in the last one
+  std::unique_lock lock(mutex_);
+  for (std::size_t i = 0; i < reports_.size(); ++i) {
+    const Report& report = reports_[i];
+    const bool was_in = report.state != State::kNone && report.number + 1 == number_;
+    if (was_in) awaited.push_back(static_cast<int>(i));
+  }
+  const auto have_heard = [&] {
+    return std::all_of(awaited.begin(), awaited.end(), [this](int i) {
+      return reports_[static_cast<std::size_t>(i)].left() >= number_;
+    });
+  };
+  while (!have_heard() && Clock::now() < end) {
+    lock.unlock();
+    std::this_thread::sleep_for(milliseconds(2));
+    lock.lock();
+    look();
+  }
+}
+
+}  // namespace dreamcomm

@@ -1,0 +1,185 @@
+// all_reduce: reduce-scatter in the host, all-reduce of the shard between hosts, all-gather in
+// the host, as in BlueConnect (Cho et al., 2019) and NCCL's trees of hosts.
+//
+// Of a chunk, each carrier (a rank with an equal in every host) takes one shard; of a shard, each
+// host's carrier combines one piece for all, in the order of the hosts:
+//
+//     begin(k)    shards to the carriers, combined over the host's ranks; pieces to the hosts
+//     combine(k)  the own piece over all hosts; the result to the other hosts
+//     spread(k)   the shards' results to all ranks of the host
+//
+// Chunk k is spread while k+1 is combined and k+2 begins: a carrier sends 2(H-1)/H x S/C bytes.
+#include <array>
+#include <vector>
+
+#include "core/schedule.h"
+#include "internode/collectives/dispatch.h"
+#include "internode/collectives/two_step_reduction.h"
+
+namespace dreamcomm::spans {
+namespace {
+
+class AllReduce {
+ public:
+  AllReduce(Trip& trip, const Request& request)
+      : trip_(trip),
+        steps_(request.reduction, trip.widens_halves()),
+        in_(request.in[0].data),
+        out_(request.out[0].data),
+        count_(request.in[0].bytes / steps_.item()),
+        per_chunk_(trip.chunk() / steps_.wire_item()),
+        total_(chunks(count_, per_chunk_)),
+        carriers_(trip.carriers()) {}
+
+  void run() {
+    for (std::size_t k = 0; k < kDepth && k < total_; ++k) expect(k);
+    for (std::size_t k = 0; k < total_ + 2; ++k) {
+      if (k < total_) begin(k);
+      if (k >= 1 && k - 1 < total_) combine(k - 1);
+      if (k >= 2) {
+        spread(k - 2);
+        if (k + 1 < total_) expect(k + 1);
+      }
+    }
+    for (const Slot& slot : slots_) trip_.wait(slot.sends);
+  }
+
+ private:
+  struct Slot {
+    Cargo partial;              // this carrier's shard, combined over the host
+    std::vector<Cargo> pieces;  // of the other hosts' shards, the own piece
+    Cargo result;               // the shard, combined over all
+    Trip::Transfers exchanged, collected, sends;
+  };
+
+  Slot& slot(std::size_t k) { return slots_[k % kDepth]; }
+  Range elements(std::size_t k) const { return chunk(count_, per_chunk_, k); }
+  Range shard_of(std::size_t k, int carrier) const {
+    return shard(elements(k).size(), carriers_, carrier);
+  }
+  Range piece_of(std::size_t k, int host) const {
+    return shard(shard_of(k, trip_.index()).size(), trip_.hosts(), host);
+  }
+  /// Whether the shards are equal, and all of the host's ranks carry one.
+  bool is_even(std::size_t k) const {
+    return carriers_ == trip_.ranks_here() &&
+           elements(k).size() % static_cast<std::size_t>(carriers_) == 0;
+  }
+
+  /// Room and receives for a chunk, ahead of its messages: they need not ask for it.
+  void expect(std::size_t k) {
+    Slot& s = slot(k);
+    trip_.wait(s.sends);
+    s = Slot{};
+    if (!trip_.carries()) return;
+    const std::size_t size = shard_of(k, trip_.index()).size();
+    const std::size_t mine = piece_of(k, trip_.host()).size();
+    s.pieces.resize(static_cast<std::size_t>(trip_.hosts()));
+    s.partial = trip_.room(size * steps_.wire_item());
+    s.result = trip_.room(size * steps_.item());
+    trip_.for_other_hosts([&](int host) {
+      Cargo& theirs = s.pieces[static_cast<std::size_t>(host)];
+      theirs = trip_.room(mine * steps_.wire_item());
+      trip_.receive(trip_.partner(host), theirs, number_of(k, 0));
+    });
+    s.exchanged = trip_.receives();
+    trip_.for_other_hosts(
+        [&](int host) { trip_.receive(trip_.partner(host), result_of(k, host), number_of(k, 1)); });
+    s.collected = trip_.receives();
+  }
+
+  Cargo result_of(std::size_t k, int host) {
+    const Range piece = piece_of(k, host);
+    return {slot(k).result.memory, piece.begin * steps_.item(), piece.size() * steps_.item()};
+  }
+
+  void begin(std::size_t k) {
+    const Range part = elements(k);
+    const Cargo wide = trip_.widened(steps_, in_ + part.begin * steps_.item(), part.size());
+    reduce_here(k, wide.data());
+    if (!trip_.carries()) return;
+    Slot& s = slot(k);
+    trip_.for_other_hosts([&](int host) {
+      const Range piece = piece_of(k, host);
+      trip_.send(
+          trip_.partner(host),
+          {s.partial.memory, piece.begin * steps_.wire_item(), piece.size() * steps_.wire_item()},
+          number_of(k, 0));
+    });
+    trip_.depart(number_of(k, 0));
+    keep_sends(s);
+  }
+
+  void reduce_here(std::size_t k, std::byte* wide) {
+    std::vector<Block> in;
+    for (int carrier = 0; carrier < carriers_; ++carrier) {
+      const Range s = shard_of(k, carrier);
+      in.push_back({wide + s.begin * steps_.wire_item(), s.size() * steps_.wire_item()});
+    }
+    const Block own{slot(k).partial.data(), slot(k).partial.bytes};
+    if (is_even(k)) return trip_.here(Kind::kReduceScatter, steps_.here, in, {&own, 1});
+    for (int carrier = 0; carrier < carriers_; ++carrier) {
+      const auto index = static_cast<std::size_t>(carrier);
+      trip_.here(Kind::kReduce, steps_.here, {&in[index], 1},
+                 {&own, carrier == trip_.index() ? 1U : 0U}, carrier);
+    }
+  }
+
+  void combine(std::size_t k) {
+    if (!trip_.carries()) return;
+    Slot& s = slot(k);
+    trip_.wait(s.exchanged);
+    const Range mine = piece_of(k, trip_.host());
+    std::vector<const std::byte*> sources;
+    for (int host = 0; host < trip_.hosts(); ++host) {
+      const bool own = host == trip_.host();
+      sources.push_back(own ? s.partial.data() + mine.begin * steps_.wire_item()
+                            : s.pieces[static_cast<std::size_t>(host)].data());
+    }
+    const Cargo result = result_of(k, trip_.host());
+    trip_.combine(steps_, sources, result.data(), mine.size());
+    trip_.for_other_hosts(
+        [&](int host) { trip_.send(trip_.partner(host), result, number_of(k, 1)); });
+    trip_.depart(number_of(k, 1));
+    keep_sends(s);
+  }
+
+  void spread(std::size_t k) {
+    Slot& s = slot(k);
+    trip_.wait(s.collected);
+    std::vector<Block> out;
+    for (int carrier = 0; carrier < carriers_; ++carrier) {
+      const Range part = shard_of(k, carrier);
+      out.push_back(
+          {out_ + (elements(k).begin + part.begin) * steps_.item(), part.size() * steps_.item()});
+    }
+    const Block own{s.result.data(), s.result.bytes};
+    if (is_even(k)) return trip_.here(Kind::kAllGather, moved(), {&own, 1}, out);
+    for (int carrier = 0; carrier < carriers_; ++carrier) {
+      const auto index = static_cast<std::size_t>(carrier);
+      trip_.here(Kind::kBroadcast, moved(), {&own, carrier == trip_.index() ? 1U : 0U},
+                 {&out[index], 1}, carrier);
+    }
+  }
+
+  Reduction moved() const { return {.dtype = steps_.type}; }
+  void keep_sends(Slot& s) {
+    for (Trip::Transfer& one : trip_.sends()) s.sends.push_back(std::move(one));
+  }
+
+  Trip& trip_;
+  const Steps steps_;
+  std::byte* const in_;
+  std::byte* const out_;
+  const std::size_t count_;
+  const std::size_t per_chunk_;  // elements
+  const std::size_t total_;
+  const int carriers_;
+  std::array<Slot, kDepth> slots_;
+};
+
+}  // namespace
+
+void all_reduce(Trip& trip, const Request& request) { AllReduce(trip, request).run(); }
+
+}  // namespace dreamcomm::spans

@@ -1,0 +1,258 @@
+#include "internode/collectives/call_handshake.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <set>
+#include <vector>
+
+#include "core/error.h"
+#include "core/text.h"
+#include "internode/cost/model.h"
+
+namespace dreamcomm {
+namespace {
+
+using Text = std::array<char, 1024>;
+
+/// One of the two ranks between which calls differ.
+struct Side {
+  std::int32_t rank = -1;  // none
+  Signature call;
+  Text words{};
+};
+/// What a host has to say: INVARIANT: of any number of ranks two suffice, so what is told is not
+/// longer for more ranks. Either the host's first rank differs from the group's first, or the first
+/// of its ranks that does is the first that differs from the host's first.
+using Sides = std::array<Side, 2>;
+
+/// The first message of one leader to another; what its host brings follows.
+struct Heading {
+  Signature signature;
+  std::uint32_t agreed = 0;   // whether all ranks of the host made this call
+  std::int32_t last = -1;     // which of them came last; -1: not known
+  std::uint32_t brought = 0;  // bytes that follow
+};
+
+/// What a leader tells the ranks of its host; what all take follows.
+struct Verdict {
+  std::uint32_t agreed = 0;
+  LastToCome last{};  // of the other hosts' ranks, if the leader had to wait for one
+};
+constexpr std::size_t kVerdict = 64;
+static_assert(sizeof(Verdict) <= kVerdict);
+
+constexpr std::uint32_t kWords = 0xfffe;  // a message's number that no algorithm uses
+
+const Reduction kBytes{};  // moved, not computed
+
+template <typename T>
+Block block_of(T& value) {
+  return {reinterpret_cast<std::byte*>(&value), sizeof value};
+}
+
+class Beginning {
+ public:
+  Beginning(LinkTrip& trip, const Signature& own, const Caller& caller, const Small& small)
+      : trip_(trip), own_(own), caller_(caller), small_(small) {
+    most_ =
+        sizeof(Heading) + std::max(most_brought(trip.hosts()), host_table_bytes(trip.topology()));
+  }
+
+  void hold() {
+    compare_here();
+    const Cargo mine = trip_.room(sizeof(Heading) + small_.brought);
+    const auto brought = static_cast<std::uint32_t>(agreed_ ? small_.brought : 0);
+    const Heading heading{own_, agreed_ ? 1U : 0U, trip_.latest.here.rank, brought};
+    std::memcpy(mine.data(), &heading, sizeof heading);
+    if (agreed_ && small_.bring) small_.bring(mine.data() + sizeof heading);
+    const Cargo told = trip_.room(kVerdict + small_.told);
+    Verdict verdict{1, {}};
+    if (is_leader()) {
+      verdict.agreed = meet(mine, told.data() + kVerdict) ? 1U : 0U;
+      verdict.last = last_between_;
+      std::memcpy(told.data(), &verdict, sizeof verdict);
+    }
+    // Ranks that differ may differ in their small parts' sizes, too.
+    const Block block{told.data(), kVerdict + (agreed_ ? small_.told : 0)};
+    announce(block);
+    std::memcpy(&verdict, told.data(), sizeof verdict);
+    trip_.latest.between = verdict.last;
+    if (verdict.agreed == 0) {
+      std::vector<int> named{first_here()};
+      for (std::size_t i = 0; i < here_.size() && named.size() < Sides().size(); ++i) {
+        if (here_[i] != here_[0]) named.push_back(rank_here(i));
+      }
+      end_mismatched("", named, [](const Signature& call) { return " called " + words(call); });
+    }
+    if (!small_.take) return;
+    const std::optional<Objection> objection = small_.take(told.data() + kVerdict);
+    if (!objection) return;
+    std::vector<int> named;
+    for (const int rank : std::set{objection->one, objection->other}) {
+      if (trip_.topology().host_of(rank) == trip_.host()) named.push_back(rank);
+    }
+    const std::string where = concat("in ", name(own_.kind), " as call ", own_.sequence, ' ');
+    end_mismatched(where + objection->text + ": ", named,
+                   [](const Signature&) { return std::string(" called"); });
+  }
+
+ private:
+  bool is_leader() const { return trip_.index() == 0; }
+  int leader(int host) const { return trip_.topology().rank_at(host, 0); }
+
+  void announce(Block block) {
+    const std::span<const Block> one(&block, 1);
+    trip_.here(Kind::kBroadcast, kBytes, is_leader() ? one : std::span<const Block>(), one);
+  }
+
+  using Gather = std::function<void(std::span<const Block> in, std::span<const Block> out)>;
+
+  template <typename T>
+  std::vector<T> gather(T& mine, const Gather& by) {
+    std::vector<T> all(static_cast<std::size_t>(trip_.ranks_here()));
+    std::vector<Block> blocks;
+    for (T& one : all) blocks.push_back(block_of(one));
+    const Block own = block_of(mine);
+    by({&own, 1}, blocks);
+    return all;
+  }
+
+  /// Whether the ranks of this host make one call; the same answer on each.
+  void compare_here() {
+    // INVARIANT: a leader sends nothing to other hosts before all ranks of its own have come here,
+    // and no rank returns before it has heard of all hosts: as long as one has not come here, no
+    // rank anywhere has returned from this call.
+    here_ = gather(own_, [this](const auto& in, const auto& out) { trip_.gather_here(in, out); });
+    trip_.latest.here = trip_.last_here();
+    agreed_ = std::all_of(here_.begin(), here_.end(),
+                          [this](const Signature& other) { return other == here_[0]; });
+  }
+
+  /// Until the other hosts' leaders have sent what they send, and taken what this one does.
+  void wait() {
+    trip_.wait(trip_.receives());
+    last_between_ = trip_.last_between();
+    trip_.wait(trip_.sends());
+  }
+
+  /// Whether the hosts make one call. INVARIANT: all leaders give the same answer: if the calls of
+  /// two hosts differ, every host finds one that differs from its own.
+  bool meet(const Cargo& mine, std::byte* told) {
+    Cargo sent = mine;
+    if (!agreed_) sent.bytes = sizeof(Heading);
+    const std::vector<Cargo> theirs = trip_.exchange_openings(sent, most_);
+    wait();  // what has come may be another call's
+    bool all = agreed_;
+    std::vector<const std::byte*> brought;
+    int last_of_host = last_between_.rank;  // as its leader says, which is who it is else
+    for (int host = 0; host < trip_.hosts(); ++host) {
+      const bool own = host == trip_.host();
+      const Cargo& from = own ? mine : theirs[static_cast<std::size_t>(host)];
+      Heading heading;
+      std::memcpy(&heading, from.data(), sizeof heading);
+      all = all && heading.agreed != 0 && heading.signature == own_;
+      brought.push_back(from.data() + sizeof heading);
+      const bool is_last = !own && last_between_.rank >= 0 && last_between_.rank == leader(host);
+      if (is_last && is_rank_of(heading.last, host)) last_of_host = heading.last;
+      if (!own) trip_.left_empty(from.bytes - sizeof heading - heading.brought);
+    }
+    last_between_.rank = last_of_host;
+    if (all && small_.judge) small_.judge(brought, told);
+    return all;
+  }
+
+  int rank_here(std::size_t index) const {
+    return trip_.topology().rank_at(trip_.host(), static_cast<int>(index));
+  }
+  int first_here() const { return rank_here(0); }
+  bool is_rank_of(int rank, int host) const {
+    return rank >= 0 && rank < trip_.size() && trip_.topology().host_of(rank) == host;
+  }
+
+  /// What is said of a rank after its name, and before the place of its call.
+  using Say = std::function<std::string(const Signature& call)>;
+
+  /// Of those of this host's ranks that are `named`. On every one of them.
+  Sides sides_here(const std::vector<int>& named, const Say& say) {
+    Text site{};
+    put_text(site, caller_.site ? caller_.site() : "");
+    const std::vector<Text> sites = gather(site, [this](const auto& in, const auto& out) {
+      trip_.here(Kind::kAllGather, kBytes, in, out);
+    });
+    Sides sides;
+    for (std::size_t i = 0; i < named.size(); ++i) {
+      const auto index = static_cast<std::size_t>(trip_.topology().index_of(named[i]));
+      sides[i].rank = named[i];
+      sides[i].call = here_[index];
+      put_text(sides[i].words, concat("rank ", named[i], say(here_[index]), sites[index].data()));
+    }
+    return sides;
+  }
+
+  /// On every rank of all hosts, the same.
+  [[noreturn]] void end_mismatched(const std::string& why, const std::vector<int>& named,
+                                   const Say& say) {
+    const Sides here = sides_here(named, say);
+    std::array<char, 2 * sizeof(Text) + 2> text{};
+    if (is_leader()) put_text(text, words_on(exchange(here), why.empty()));
+    announce(block_of(text));
+    const std::string of_group = caller_.group.empty() ? "" : " of " + caller_.group;
+    throw Error(ErrorKind::kMismatch,
+                concat("the ranks", of_group, " made different calls: ", why, text.data(),
+                       ". No data was moved; the group stays usable"));
+  }
+
+  /// Of all hosts, by rank.
+  std::vector<Side> exchange(const Sides& here) {
+    const Cargo own = trip_.room(sizeof here);
+    std::memcpy(own.data(), &here, sizeof here);
+    std::vector<Cargo> all(static_cast<std::size_t>(trip_.hosts()));
+    trip_.for_other_hosts([&](int host) {
+      Cargo& cargo = all[static_cast<std::size_t>(host)];
+      cargo = trip_.room(sizeof here);
+      trip_.receive(leader(host), cargo, kWords);
+      trip_.send(leader(host), own, kWords);
+    });
+    wait();
+    all[static_cast<std::size_t>(trip_.host())] = own;
+    std::vector<Side> found;
+    for (const Cargo& cargo : all) {
+      Sides sides;
+      std::memcpy(&sides, cargo.data(), sizeof sides);
+      for (Side& side : sides) {
+        side.words.back() = '\0';
+        if (side.rank >= 0) found.push_back(side);
+      }
+    }
+    std::sort(found.begin(), found.end(),
+              [](const Side& a, const Side& b) { return a.rank < b.rank; });
+    return found;
+  }
+
+  /// Of the first and, where `calls` differ, the first whose call does.
+  static std::string words_on(const std::vector<Side>& sides, bool calls) {
+    const auto other = std::find_if(sides.begin() + 1, sides.end(), [&](const Side& side) {
+      return !calls || side.call != sides[0].call;
+    });
+    return concat(sides[0].words.data(), other == sides.end() ? "" : ", ",
+                  other == sides.end() ? "" : other->words.data());
+  }
+
+  LinkTrip& trip_;
+  Signature own_;
+  const Caller& caller_;
+  const Small& small_;
+  std::size_t most_;             // bytes that any host may send
+  std::vector<Signature> here_;  // of the ranks of this host
+  LastToCome last_between_;      // of the leaders whose messages this one waited for
+  bool agreed_ = false;          // whether they are one
+};
+
+}  // namespace
+
+void open(LinkTrip& trip, const Signature& own, const Caller& caller, const Small& small) {
+  Beginning(trip, own, caller, small).hold();
+}
+
+}  // namespace dreamcomm

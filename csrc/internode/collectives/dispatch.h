@@ -1,0 +1,39 @@
+// The algorithms between hosts, after a call was opened: one function per kind.
+#pragma once
+
+#include <cstddef>
+
+#include "internode/collectives/hier_context.h"
+
+namespace dreamcomm::spans {
+
+/// The one of the request; none of a barrier.
+void run(Trip& trip, const Request& request);
+
+void all_reduce(Trip& trip, const Request& request);
+void reduce(Trip& trip, const Request& request);
+void reduce_scatter(Trip& trip, const Request& request);
+void all_gather(Trip& trip, const Request& request);
+void broadcast(Trip& trip, const Request& request);
+void gather(Trip& trip, const Request& request);
+void scatter(Trip& trip, const Request& request);
+void all_to_all(Trip& trip, const Request& request);
+
+/// Chunks under way at a time: one is combined here, one is on the wire, one is spread here.
+inline constexpr std::size_t kDepth = 3;
+
+/// Runs begin(k) for all of `total` chunks, each before end(k - 1).
+template <typename Begin, typename End>
+void pipeline(std::size_t total, Begin&& begin, End&& end) {
+  for (std::size_t k = 0; k < total + 1; ++k) {
+    if (k < total) begin(k);
+    if (k > 0) end(k - 1);
+  }
+}
+
+/// Message `phase` of chunk `k`: numbers come again when those chunks have long arrived.
+constexpr std::uint32_t number_of(std::size_t k, std::uint32_t phase) {
+  return static_cast<std::uint32_t>(k % 0x7000) * 2 + phase;
+}
+
+}  // namespace dreamcomm::spans

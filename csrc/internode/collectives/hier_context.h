@@ -1,0 +1,105 @@
+// One collective's way through both levels of a group that spans hosts.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "core/record.h"
+#include "core/request.h"
+#include "internode/collectives/two_step_reduction.h"
+#include "transport/link.h"
+#include "transport/topology.h"
+
+namespace dreamcomm {
+
+/// Bytes between hosts, of this rank.
+struct WireTraffic {
+  std::uint64_t sent = 0;
+  std::uint64_t received = 0;
+};
+
+/// What the algorithms between hosts (internode/collectives/dispatch.h) are written for. Addresses
+/// are those of the level that a subclass serves: of the host's memory, or of a device's.
+class Trip {
+ public:
+  /// `chunk` bytes of a tensor go at a time; `topology` must outlive the trip.
+  Trip(const Topology& topology, int rank, std::size_t chunk, bool widens_halves)
+      : topology_(topology), rank_(rank), chunk_(chunk), widens_halves_(widens_halves) {}
+  virtual ~Trip() = default;
+  Trip(const Trip&) = delete;
+  Trip& operator=(const Trip&) = delete;
+
+  const Topology& topology() const { return topology_; }
+  int rank() const { return rank_; }
+  int size() const { return topology().size(); }
+  int hosts() const { return topology().hosts(); }
+  int host() const { return topology().host_of(rank()); }
+  int index() const { return topology().index_of(rank()); }
+  int ranks_here() const { return topology().ranks_on(host()); }
+  /// The ranks that carry shares between hosts: the first so many of each.
+  int carriers() const { return topology().carriers(); }
+  bool carries() const { return index() < carriers(); }
+  /// The carrier of another host that is this one's equal there.
+  int partner(int host) const { return topology().rank_at(host, index()); }
+  /// Beginning with the next one, so that hosts do not all begin with the same.
+  template <typename Each>
+  void for_other_hosts(Each&& each) const {
+    for (int step = 1; step < hosts(); ++step) each((host() + step) % hosts());
+  }
+  bool widens_halves() const { return widens_halves_; }
+  /// Where a rank's share of a host is taken to: a rank of this host, by its local index.
+  int stand_in(int rank) const { return topology().index_of(rank) % ranks_here(); }
+
+  /// Bytes to take of a tensor at a time, as the wire has it.
+  std::size_t chunk() const { return chunk_; }
+
+  /// A collective among the ranks of this host; `root` by its local index.
+  virtual void here(Kind kind, const Reduction& how, std::span<const Block> in,
+                    std::span<const Block> out, int root = 0) = 0;
+
+  /// Memory of undefined content that lives as long as anybody uses it.
+  virtual Cargo room(std::size_t bytes) const = 0;
+  /// The caller's bytes as a message takes them: its engine may outlive the call.
+  virtual Cargo kept(const Block& block) = 0;
+  virtual void copy(std::byte* to, const std::byte* from, std::size_t bytes) = 0;
+  /// `count` elements of a tensor as they are added up: in place, or in room of the trip's.
+  virtual Cargo widened(const Steps& steps, std::byte* in, std::size_t count) = 0;
+  /// Combines what the hosts have, in their order, into `count` elements of a tensor.
+  virtual void combine(const Steps& steps, std::span<const std::byte* const> of_hosts,
+                       std::byte* out, std::size_t count) = 0;
+
+  /// Messages to and from ranks of other hosts, numbered within the call; equal numbers of two
+  /// ranks are not under way together. Of no bytes there are none.
+  virtual void send(int rank, const Cargo& cargo, std::uint32_t number) = 0;
+  virtual void receive(int rank, const Cargo& cargo, std::uint32_t number) = 0;
+  /// All messages of that number have been named: an engine that takes many at a time takes them
+  /// now. INVARIANT: of any two ranks the numbers of their messages depart in one order.
+  virtual void depart(std::uint32_t number) = 0;
+
+  /// Messages that have begun and were not collected yet.
+  struct Transfer {
+    std::shared_ptr<Parcel> parcel;
+    int rank;
+  };
+  using Transfers = std::vector<Transfer>;
+  virtual Transfers sends() = 0;
+  virtual Transfers receives() = 0;
+  /// Until all have come. Throws Error.
+  virtual void wait(const Transfers& transfers) = 0;
+
+  const WireTraffic& traffic() const { return traffic_; }
+
+ protected:
+  WireTraffic traffic_;
+
+ private:
+  const Topology& topology_;
+  const int rank_;
+  const std::size_t chunk_;
+  const bool widens_halves_;
+};
+
+}  // namespace dreamcomm

@@ -1,0 +1,19 @@
+// The parts of calls that are over with their opening.
+#pragma once
+
+#include <cstddef>
+
+#include "internode/collectives/call_handshake.h"
+#include "internode/collectives/hier_context.h"
+
+namespace dreamcomm {
+
+/// Bytes of a call's tensor as a host brings or sends them: where halves widen, those that are
+/// added up count as float32.
+std::size_t wire_bytes(const Request& request, bool widens);
+
+/// The part of a call that its opening takes along: all that it is where the hosts' `leaders`
+/// exchange it. `trip` and `request` must outlive it.
+Small opening_part(Trip& trip, const Request& request, bool leaders);
+
+}  // namespace dreamcomm

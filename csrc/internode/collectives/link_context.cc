@@ -1,0 +1,298 @@
+#include "internode/collectives/link_context.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "algorithms/primitives.h"
+#include "core/error.h"
+#include "internode/liveness/aborted_peers.h"
+#include "internode/liveness/wait_scope.h"
+#include "kernels/reduce.h"
+#include "kernels/widen.h"
+
+namespace dreamcomm {
+
+namespace {
+
+constexpr std::chrono::milliseconds kAsk{40};     // a moment for those who give up at the same time
+constexpr std::chrono::milliseconds kAsked{300};  // with what the store takes
+constexpr int kLooksApart = 6;                    // of the nudger's ticks
+constexpr std::chrono::milliseconds kLookElsewhere{100};  // nearly every wait is shorter
+constexpr std::chrono::milliseconds kUntilTold{450};      // by the mates of who has gone
+
+constexpr const char* kHasGivenUp = "it has given the group up";
+
+}  // namespace
+
+LinkTrip::LinkTrip(const Levels& levels, const Request& request, std::uint64_t number,
+                   std::size_t chunk, const Interrupt& interrupt)
+    : Trip(levels.topology, levels.rank, chunk, levels.widens_halves),
+      levels_(levels),
+      request_(request),
+      number_(number),
+      interrupt_(interrupt) {}
+
+/// INVARIANT: of those who could tell of a late rank its own host's ranks are the first, at the
+/// deadline; then ranks that wait for it from other hosts; then the ranks of those that do: an
+/// in-host wait that lasts for a rank which itself waits for another host is excused. The first of
+/// these speaks, and the others pass its words on: all within a tenth of the timeout.
+/// Between hosts a rank tells whom it waits for before it asks what that one tells: in a row of
+/// ranks that wait for each other each passes on whom the last one waits for.
+Clock::duration LinkTrip::slack() const {
+  constexpr Clock::duration kLeast = std::chrono::milliseconds(150);
+  return std::max((request_.deadline - begin_) / 30, kLeast);
+}
+
+void LinkTrip::here(Kind kind, const Reduction& how, std::span<const Block> in,
+                    std::span<const Block> out, int root) {
+  Request part;
+  part.kind = kind;
+  part.reduction = how;
+  part.in = in;
+  part.out = out;
+  part.root = root;
+  run_here(part, interrupt_);
+}
+
+/// A death elsewhere, too, and that a rank there has given up, has to be told within a second while
+/// a rank of this host is late.
+/// INVARIANT: one that has gone is told of only if a rank of this host is seen after that not to
+/// have come to this gathering: the leader had not got what that one brings, so no rank anywhere
+/// had returned from the call (opening.cc).
+void LinkTrip::gather_here(std::span<const Block> in, std::span<const Block> out) {
+  const Clock::time_point begin = Clock::now();
+  Clock::time_point next = begin + kLookElsewhere;
+  GivenUp given_up(levels_.causes, begin);
+  const Interrupt look = [&] {
+    if (interrupt_) interrupt_();
+    if (Clock::now() < next) return;
+    next = Clock::now() + kLookElsewhere;
+    std::map<int, std::string> lost = levels_.vigil.lost();
+    if (lost.empty()) {
+      for (const int rank : given_up.among(elsewhere(), request_.deadline)) {
+        lost.emplace(rank, kHasGivenUp);
+      }
+    }
+    if (lost.empty() || levels_.host.all_have_come()) return;
+    fail_for_elsewhere(lost.begin()->first, lost.begin()->second, Clock::now() - begin);
+  };
+  Request part;
+  part.kind = Kind::kAllGather;
+  part.in = in;
+  part.out = out;
+  run_here(part, look);
+}
+
+std::vector<int> LinkTrip::elsewhere() const {
+  std::vector<int> ranks;
+  for_other_hosts([&](int host) {
+    const std::span<const int> of_host = topology().ranks(host);
+    ranks.insert(ranks.end(), of_host.begin(), of_host.end());
+  });
+  return ranks;
+}
+
+void LinkTrip::run_here(Request& part, const Interrupt& interrupt) {
+  part.part_of = &request_;
+  part.deadline = request_.deadline;
+  if (part.deadline != Clock::time_point::max()) part.excuse = 2 * slack() + kAsked;
+  try {
+    levels_.host.run_ordered(part, interrupt);
+  } catch (const Error& error) {
+    levels_.spoilt->publish(1);
+    // Where none of this host has died, one has left in good order (Causes).
+    if (error.kind() != ErrorKind::kPeerLost || lost_elsewhere_) throw;
+    if (!levels_.host.lost().empty()) throw;
+    throw Error(error.kind(), error.what() + levels_.causes.others());
+  } catch (...) {
+    levels_.spoilt->publish(1);
+    throw;
+  }
+}
+
+/// Of a rank of another host that has gone, while one of this host was waited for so long: that one
+/// may be why the other has given up.
+void LinkTrip::fail_for_elsewhere(int rank, const std::string& failure, Clock::duration waited) {
+  lost_elsewhere_ = true;
+  const std::string told = told_by_host_of(rank, kUntilTold);
+  const std::string late = levels_.host.awaited(waited);
+  throw Error(ErrorKind::kPeerLost,
+              concat(describe(request_), " on ", levels_.host.who(), " cannot finish: rank ", rank,
+                     " of ", topology().words(topology().host_of(rank)), ": ",
+                     told.empty() ? failure + levels_.causes.others(rank) : told,
+                     late.empty() ? "" : concat("; rank ", this->rank(), " waits for ", late)));
+}
+
+/// Why a rank has not sent, or taken, a message: as it says itself, else as its host's others do,
+/// who give the group up at about the same time and know what it does.
+std::string LinkTrip::told_by_host_of(int rank, std::chrono::milliseconds moment) const {
+  constexpr std::chrono::milliseconds kNone{0};
+  const Clock::time_point until = Clock::now() + moment;
+  while (true) {
+    std::string told = levels_.reasons.of(rank, std::min(moment, kAsk));
+    for (const int mate : topology().ranks(topology().host_of(rank))) {
+      if (told.empty() && mate != rank) told = levels_.reasons.of(mate, kNone);
+    }
+    if (!told.empty() || Clock::now() >= until) return told;
+  }
+}
+
+/// INVARIANT: what peers of this host write into a room they have written when the call ends for
+/// which it was the output, unless that fails.
+Cargo LinkTrip::room(std::size_t bytes) const {
+  Cargo room = room_of_its_own(bytes);
+  if (!levels_.heap || !levels_.heap->holds(room.data())) return room;
+  const auto give_back = [own = room.memory, heap = levels_.heap,
+                          spoilt = levels_.spoilt](std::byte* at) {
+    if (spoilt->read() != 0) heap->retire(at);
+  };
+  return {std::shared_ptr<std::byte>(room.data(), give_back), 0, bytes};
+}
+
+/// Into which no peer writes.
+Cargo LinkTrip::room_of_its_own(std::size_t bytes) const {
+  std::shared_ptr<std::byte> memory = levels_.heap ? levels_.heap->allocate(bytes) : nullptr;
+  if (!memory) memory = {new std::byte[bytes], std::default_delete<std::byte[]>()};
+  return {std::move(memory), 0, bytes};
+}
+
+Cargo LinkTrip::kept(const Block& block) {
+  Cargo cargo = room(block.bytes);
+  copy_bytes(cargo.data(), block.data, block.bytes);
+  return cargo;
+}
+
+void LinkTrip::copy(std::byte* to, const std::byte* from, std::size_t bytes) {
+  copy_bytes(to, from, bytes);
+}
+
+Cargo LinkTrip::widened(const Steps& steps, std::byte* in, std::size_t count) {
+  if (!steps.widens()) {
+    return {std::shared_ptr<std::byte>(std::shared_ptr<void>(), in), 0, count * steps.item()};
+  }
+  Cargo wide = room(count * sizeof(float));
+  kernels::widen(steps.type, in, reinterpret_cast<float*>(wide.data()), count);
+  return wide;
+}
+
+void LinkTrip::combine(const Steps& steps, std::span<const std::byte* const> of_hosts,
+                       std::byte* out, std::size_t count) {
+  if (!steps.widens()) return reduce(steps.between, of_hosts, out, count);
+  const Cargo wide = room(count * sizeof(float));
+  reduce(steps.between, of_hosts, wide.data(), count);
+  kernels::narrow(steps.type, reinterpret_cast<const float*>(wide.data()), out, count);
+}
+
+/// INVARIANT: messages of one direction between two ranks that may be under way together have
+/// different tags. A call ends on a rank when its own messages have come or been taken over, and
+/// ranks are at most one call apart: each waits for all hosts at the beginning of a call.
+std::uint32_t LinkTrip::tag(std::uint32_t number) const {
+  constexpr std::uint32_t kPerCall = 16;  // bits
+  const auto call = static_cast<std::uint32_t>(number_) << kPerCall;
+  return (call | (number & ((1U << kPerCall) - 1))) & Link::kMostTag;
+}
+
+template <typename Begin>
+std::shared_ptr<Parcel> LinkTrip::begun(int rank, Begin&& begin) const {
+  try {
+    return begin();
+  } catch (const Error& error) {
+    fail_for(rank, error);
+  }
+}
+
+void LinkTrip::send(int rank, const Cargo& cargo, std::uint32_t number) {
+  if (cargo.bytes > 0) send_as(rank, cargo, tag(number));
+}
+
+void LinkTrip::send_as(int rank, const Cargo& cargo, std::uint32_t tag) {
+  const auto begin = [&] { return levels_.link.send(rank, cargo, tag); };
+  sends_.push_back({begun(rank, begin), rank});
+  traffic_.sent += cargo.bytes;
+}
+
+void LinkTrip::receive(int rank, const Cargo& cargo, std::uint32_t number) {
+  if (cargo.bytes == 0) return;
+  const auto begin = [&] { return levels_.link.receive(rank, cargo, tag(number)); };
+  receives_.push_back({begun(rank, begin), rank});
+  traffic_.received += cargo.bytes;
+}
+
+std::vector<Cargo> LinkTrip::exchange_openings(const Cargo& mine, std::size_t most) {
+  std::vector<Cargo> theirs(static_cast<std::size_t>(hosts()));
+  for_other_hosts([&](int host) {
+    const int leader = topology().rank_at(host, 0);
+    Envelopes::Expected one = levels_.envelopes.from(leader, [&](std::uint32_t tag) {
+      const Cargo cargo = room_of_its_own(most);
+      const auto begin = [&] { return levels_.link.receive(leader, cargo, tag); };
+      return Envelopes::Expected{cargo, begun(leader, begin)};
+    });
+    theirs[static_cast<std::size_t>(host)] = one.room;
+    receives_.push_back({std::move(one.parcel), leader});
+    traffic_.received += most;
+    send_as(leader, mine, levels_.envelopes.tag());
+  });
+  levels_.envelopes.opened();
+  return theirs;
+}
+
+LinkTrip::Transfers LinkTrip::sends() { return std::exchange(sends_, {}); }
+LinkTrip::Transfers LinkTrip::receives() { return std::exchange(receives_, {}); }
+
+void LinkTrip::wait(const Transfers& transfers) {
+  if (transfers.empty()) return;
+  Awaiting awaiting(levels_.host.whole().calls, timeline_, noted_as_);
+  std::size_t come = 0;  // of them
+  int looks = 0;
+  GivenUp given_up(levels_.causes);
+  const auto wait_on = [&] {
+    for (; come < transfers.size(); ++come) {
+      try {
+        const auto& [parcel, rank] = transfers[come];
+        const bool has_come = levels_.nudger.wait(*parcel) ||
+                              (++looks % kLooksApart == 0 && levels_.vigil.look(rank, *parcel));
+        if (has_come) {
+          awaiting.came(rank);
+          continue;
+        }
+        awaiting.lasts(rank);
+        if (!given_up.among({&rank, 1}, request_.deadline).empty()) {
+          throw Error(ErrorKind::kPeerLost, kHasGivenUp);
+        }
+        return false;
+      } catch (const Error& error) {
+        fail_for(transfers[come].rank, error);
+      }
+    }
+    return true;
+  };
+  const std::function<std::string()> what = [&] { return waiting_for(transfers[come].rank); };
+  try {
+    levels_.host.wait_through(wait_on, what, {request_.deadline, slack(), warned_}, interrupt_);
+    last_between_ = awaiting.last();
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kTimeout) throw;
+    levels_.reasons.give_up(this->rank(), error.what());
+    const std::string told = told_by_host_of(transfers[come].rank, kAsk);
+    if (told.empty()) throw;
+    throw Error(ErrorKind::kTimeout, concat(error.what(), "; ", told));
+  }
+}
+
+LastToCome LinkTrip::last_here() const {
+  LastToCome last = levels_.host.last_to_come();
+  if (last.rank >= 0) last.rank = topology().rank_at(host(), last.rank);
+  return last;
+}
+
+std::string LinkTrip::waiting_for(int rank) const {
+  return concat(describe(request_), ", in which rank ", this->rank(), " waits for rank ", rank,
+                " of ", topology().words(topology().host_of(rank)), ",");
+}
+
+void LinkTrip::fail_for(int rank, const Error& error) const {
+  throw Error(error.kind(), concat(waiting_for(rank), " on ", levels_.host.who(),
+                                   " cannot finish: ", levels_.causes.of(rank, error.what())));
+}
+
+}  // namespace dreamcomm

@@ -1,0 +1,120 @@
+// The way of a call on the host's memory: through shared memory, and a link between hosts.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "comm/communicator.h"
+#include "core/flag.h"
+#include "core/timeline.h"
+#include "internode/collectives/hier_context.h"
+#include "internode/collectives/preposted_receives.h"
+#include "internode/liveness/abort_reasons.h"
+#include "internode/liveness/connection_monitor.h"
+#include "internode/liveness/failure_cause.h"
+#include "internode/liveness/wait_interrupter.h"
+#include "transport/shm/heap.h"
+
+namespace dreamcomm {
+
+/// What a rank of such a group has, made once.
+struct Levels {
+  Communicator& host;  // the ranks of this one's host
+  const Topology& topology;
+  Link& link;
+  Nudger& nudger;
+  Vigil& vigil;
+  Envelopes& envelopes;
+  const std::shared_ptr<Heap>& heap;  // of this process; null: none
+  /// Whether a call within the host has failed, in which a late peer may still write.
+  std::shared_ptr<Mark> spoilt;
+  const Reasons& reasons;
+  const Causes& causes;
+  int rank;  // in the group
+  bool widens_halves;
+};
+
+class LinkTrip final : public Trip {
+ public:
+  /// `number` counts the group's calls. All references must outlive the trip.
+  LinkTrip(const Levels& levels, const Request& request, std::uint64_t number, std::size_t chunk,
+           const Interrupt& interrupt);
+
+  void here(Kind kind, const Reduction& how, std::span<const Block> in, std::span<const Block> out,
+            int root = 0) override;
+  /// The first of a call, of which no rank of another host returns before it: so it is given up if
+  /// one of them has gone.
+  void gather_here(std::span<const Block> in, std::span<const Block> out);
+  /// In the heap if there is room. Of the heap it is not used again once a call within the host
+  /// has failed.
+  Cargo room(std::size_t bytes) const override;
+  Cargo kept(const Block& block) override;
+  void copy(std::byte* to, const std::byte* from, std::size_t bytes) override;
+  Cargo widened(const Steps& steps, std::byte* in, std::size_t count) override;
+  void combine(const Steps& steps, std::span<const std::byte* const> of_hosts, std::byte* out,
+               std::size_t count) override;
+  void send(int rank, const Cargo& cargo, std::uint32_t number) override;
+  void receive(int rank, const Cargo& cargo, std::uint32_t number) override;
+  void depart(std::uint32_t) override {}  // each was at once
+  /// Among leaders, as the call opens: `mine` to those of the other hosts, and what they send is
+  /// received, in up to `most` bytes, into what is returned, by host.
+  std::vector<Cargo> exchange_openings(const Cargo& mine, std::size_t most);
+  Transfers sends() override;
+  Transfers receives() override;
+  void wait(const Transfers& transfers) override;
+  /// So many bytes of the room for a message that has come: it was not known how long it would be.
+  void left_empty(std::size_t bytes) { traffic_.received -= bytes; }
+
+  /// Of ranks that wait for each other, who was the last: to the last collective within the host,
+  /// and of the other hosts' ranks whose messages the last wait was for, where they were waited
+  /// for.
+  LastToCome last_here() const;
+  LastToCome last_between() const { return last_between_; }
+  /// Who was the last to make this call: of the ranks of this host, and of the others when its word
+  /// of that came.
+  struct Latest {
+    LastToCome here;
+    LastToCome between;
+  };
+  Latest latest;
+
+  /// Waits for other hosts are noted there as the call's `number`; null: nowhere.
+  void note_in(Timeline* timeline, std::int64_t number) {
+    timeline_ = timeline;
+    noted_as_ = number;
+  }
+
+ private:
+  std::uint32_t tag(std::uint32_t number) const;
+  Clock::duration slack() const;
+  Cargo room_of_its_own(std::size_t bytes) const;
+  std::vector<int> elsewhere() const;
+  void run_here(Request& part, const Interrupt& interrupt);
+  [[noreturn]] void fail_for_elsewhere(int rank, const std::string& failure,
+                                       Clock::duration waited);
+  std::string told_by_host_of(int rank, std::chrono::milliseconds moment) const;
+  std::string waiting_for(int rank) const;
+  [[noreturn]] void fail_for(int rank, const Error& error) const;
+  void send_as(int rank, const Cargo& cargo, std::uint32_t tag);
+  template <typename Begin>
+  std::shared_ptr<Parcel> begun(int rank, Begin&& begin) const;
+
+  const Levels& levels_;
+  const Request& request_;
+  const std::uint64_t number_;
+  const Interrupt& interrupt_;
+  const Clock::time_point begin_ = Clock::now();
+  Transfers sends_;
+  Transfers receives_;
+  LastToCome last_between_;
+  Timeline* timeline_ = nullptr;
+  std::int64_t noted_as_ = 0;
+  bool warned_ = false;          // of a wait for another host
+  bool lost_elsewhere_ = false;  // a rank of one, while one of this host was waited for
+};
+
+}  // namespace dreamcomm

@@ -1,0 +1,26 @@
+#include "internode/collectives/two_step_reduction.h"
+
+namespace dreamcomm {
+namespace {
+
+/// Halves are rounded once, at the very end. MIN and MAX round nothing, as does what only moves.
+DType wire_of(const Reduction& how, bool widens) {
+  const bool half = how.dtype == DType::kFloat16 || how.dtype == DType::kBFloat16;
+  const bool exact =
+      how.op == ReduceOp::kMin || how.op == ReduceOp::kMax || how.op == ReduceOp::kNone;
+  return widens && half && !exact ? DType::kFloat32 : how.dtype;
+}
+
+}  // namespace
+
+Steps::Steps(const Reduction& how, bool widens)
+    : type(how.dtype), wire(wire_of(how, widens)), here(how), between(how) {
+  here.dtype = between.dtype = wire;
+  if (how.op == ReduceOp::kAvg) {  // divided once, at the end
+    here.op = ReduceOp::kSum;
+    here.divisor = 1;
+  }
+  if (how.op == ReduceOp::kPremulSum) between.op = ReduceOp::kSum;  // multiplied once, as it enters
+}
+
+}  // namespace dreamcomm

@@ -1,0 +1,296 @@
+#include "internode/hier_communicator.h"
+
+#include <array>
+#include <iomanip>
+#include <sstream>
+#include <type_traits>
+#include <utility>
+
+#include "comm/validate.h"
+#include "core/error.h"
+#include "internode/call_record.h"
+#include "internode/collectives/call_handshake.h"
+#include "internode/collectives/dispatch.h"
+#include "internode/collectives/leader_path.h"
+#include "internode/tuning/measure.h"
+#include "internode/tuning/timed_calls.h"
+
+namespace dreamcomm {
+namespace {
+
+std::string words_on(Kind kind, const Way& way, int carriers) {
+  if (way.leaders) return "one leader per host exchanges it, whole, as the call opens";
+  const std::string at_a_time = concat(", ", way.chunk, " bytes at a time");
+  switch (kind) {
+    case Kind::kAllGather:
+      return "each rank sends its block to one rank of every other host" + at_a_time;
+    case Kind::kReduceScatter:
+      return "what a host adds up for a rank of another is sent to it" + at_a_time;
+    case Kind::kGather:
+    case Kind::kScatter:
+    case Kind::kAllToAll:
+      return "blocks go straight from rank to rank" + at_a_time;
+    default:
+      if (carriers == 1) return "one rank of each host carries it between hosts" + at_a_time;
+      return concat(carriers, " ranks of each host carry a share between hosts", at_a_time);
+  }
+}
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+}  // namespace
+
+Bridge::Bridge(Communicator& host, Topology topology, int rank, std::unique_ptr<Link> link,
+               BridgeOptions options)
+    : host_(host),
+      topology_(std::move(topology)),
+      rank_(rank),
+      link_(std::move(link)),
+      options_(std::move(options)),
+      vigil_(*link_, nudger_, topology_, rank_),
+      levels_{host_,         topology_, *link_,           nudger_, vigil_, envelopes_,
+              options_.heap, spoilt_,   options_.reasons, causes_, rank_,  options_.widens_halves},
+      recorder_(options_.recorder ? options_.recorder
+                                  : std::make_shared<Recorder>(Recorder::Origin{})) {
+  if (options_.bulletin) {
+    roll_.emplace(SpanRoll::Means{options_.bulletin, vigil_, causes_}, topology_, rank_,
+                  host_.who());
+  }
+}
+
+Bridge::~Bridge() {
+  close();
+  host_.set_far_messages({});
+}
+
+/// The ranks of this host are told first, then the others, who look for it when the link ends.
+void Bridge::give_up(const std::string& reason) {
+  host_.abort(reason);
+  if (messages_) messages_->fail_all(ErrorKind::kAborted, reason);
+  if (told_.take() == 0) {
+    tell_of_leader();
+    options_.reasons.give_up(rank_, reason);
+  }
+  close();
+}
+
+void Bridge::close() {
+  link_->close();
+  nudger_.nudge();
+  if (messages_) messages_->close("the group was shut down");
+}
+
+void Bridge::carry_messages(std::unique_ptr<Link> link) {
+  messages_ = std::make_unique<FarMailbox>(
+      std::move(link), topology_, rank_,
+      FarMailbox::Options{
+          host_.who(), causes_, [this](const Ticket& ticket) { host_.withdraw(ticket); },
+          [this] { host_.ring(); }, [this](const std::string& reason) { give_up(reason); },
+          [this](const std::string& text) { host_.warn(text); }, host_.whole(), *recorder_});
+  host_.set_far_messages({[this](const Ticket& ticket) { return messages_->lacks(ticket); },
+                          [this](const std::string& why) { messages_->be_alone(why); }});
+}
+
+std::shared_ptr<Ticket> Bridge::send(const Cargo& cargo, int rank, std::uint64_t tag,
+                                     Clock::time_point deadline) {
+  if (is_near(rank)) {
+    return host_.send({cargo.data(), cargo.bytes}, topology_.index_of(rank), tag, deadline);
+  }
+  host_.check_usable("send");
+  return messages_->send(cargo, rank, tag, deadline);
+}
+
+std::shared_ptr<Ticket> Bridge::receive(const Cargo& cargo, std::optional<int> rank,
+                                        std::uint64_t tag, Clock::time_point deadline) {
+  const Block block{cargo.data(), cargo.bytes};
+  if (rank && is_near(*rank)) {
+    return host_.receive(block, topology_.index_of(*rank), tag, deadline);
+  }
+  host_.check_usable("recv");
+  if (rank) return messages_->receive(cargo, *rank, tag, deadline);
+  std::shared_ptr<Ticket> ticket = host_.receive(block, std::nullopt, tag, deadline);
+  messages_->receive_any(cargo, tag, deadline, ticket);
+  return ticket;
+}
+
+void Bridge::monitored_barrier(std::chrono::milliseconds timeout, bool all,
+                               const Interrupt& interrupt, std::int64_t issued) {
+  const bool leads = topology_.index_of(rank_) == 0;
+  check(!leads || roll_, ErrorKind::kInvalid, "monitored_barrier on ", host_.who(),
+        ": its leaders have nothing to post on");
+  try {
+    host_.monitored_barrier(timeout, all, interrupt, issued, leads ? &*roll_ : nullptr);
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kPeerLost) tell_of_leader();
+    throw;
+  }
+}
+
+/// A leader that was killed cannot tell the other hosts: its host's ranks know what it did last.
+void Bridge::tell_of_leader() const {
+  if (topology_.index_of(rank_) == 0) return;
+  const std::string words = host_.lost(0);
+  if (words.empty() || !options_.reasons.tell) return;
+  options_.reasons.tell(topology_.rank_at(topology_.host_of(rank_), 0), words);
+}
+
+void Bridge::stay_until_heard() {
+  if (roll_) roll_->stay_until_heard();
+}
+
+void Bridge::run_ordered(const Request& request, const Interrupt& interrupt) {
+  validate(request, rank_, topology_.size());
+  const Way taken = way_of(request);
+  WholeCall call(host_.whole(), *recorder_, clock_, request);
+  LinkTrip trip(levels_, request, calls_++, taken.chunk, interrupt);
+  trip.note_in(call.timeline(), call.number());
+  watched(request, [&] { run(trip, request, taken.leaders); });
+  call.done(trip, taken, std::max(costs_.between.latency, taken.leaders ? taken.seconds : 0));
+}
+
+/// Ranks whose calls fail give the group up: they would not meet again.
+template <typename Act>
+void Bridge::watched(const Request& request, Act&& act) {
+  try {
+    act();
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kMismatch) throw;
+    const std::string call = dreamcomm::describe(request);
+    const std::string what = error.what();
+    const std::string reason = what.starts_with(call) ? what : concat(call, ": ", what);
+    give_up(reason);
+    throw Error(error.kind(), reason);
+  } catch (...) {
+    give_up(concat(dreamcomm::describe(request), " was interrupted on rank ", rank_));
+    throw;
+  }
+}
+
+void Bridge::run(LinkTrip& trip, const Request& request, bool leaders) {
+  open(trip, signature_of(request, calls_ - before_, Signature::kNoRow),
+       {options_.group, options_.call_site}, opening_part(trip, request, leaders));
+  if (!leaders) spans::run(trip, request);
+}
+
+Way Bridge::way(Kind kind, std::size_t bytes) const {
+  if (options_.choose) return options_.choose(kind, bytes);
+  return best_way(kind, bytes, Shape(topology_.ranks_on_hosts()), costs_);
+}
+
+Way Bridge::way_of(const Request& request) {
+  const std::size_t bytes = wire_bytes(request, options_.widens_halves);
+  if (!last_ || last_->kind != request.kind || last_->bytes != bytes) {
+    last_ = {request.kind, bytes, way(request.kind, bytes)};
+  }
+  return last_->way;
+}
+
+void Bridge::tune(Clock::time_point deadline, const Interrupt& interrupt) {
+  Request opaque;  // bytes that are only moved
+  opaque.deadline = deadline;
+  const auto all = [&] {
+    LevelCosts costs{host_.costs()};
+    static_assert(std::is_trivially_copyable_v<LevelCosts>);
+    const auto take_those_of_rank_0 = [&] {
+      const Block block{reinterpret_cast<std::byte*>(&costs), sizeof costs};
+      Request request = opaque;
+      request.kind = Kind::kBroadcast;
+      request.in = {&block, rank_ == 0 ? 1U : 0U};
+      request.out = {&block, 1};
+      run_uncounted(request, {.leaders = true}, interrupt);
+    };
+    take_those_of_rank_0();
+    const Clock::time_point begin = Clock::now();
+    const auto of_all = [&](double seconds) { return slowest(seconds, deadline, interrupt); };
+    const InStep in_step{
+        [&](const Request& request, const Way& way) { run_uncounted(request, way, interrupt); },
+        of_all};
+    const Trials trials{[&](const Burst& burst) {
+                          double seconds = 0;
+                          LinkTrip trip(levels_, opaque, calls_++, 0, interrupt);
+                          watched(opaque, [&] { seconds = time_of_messages(trip, burst); });
+                          return of_all(seconds);
+                        },
+                        [&](std::size_t bytes, const Way& way) {
+                          return of_all(time_of_calls(in_step, bytes, way, deadline));
+                        },
+                        [&] { return of_all(seconds_since(begin)); }};
+    costs.between = measure_wire(trials, Shape(topology_.ranks_on_hosts()), costs.here);
+    take_those_of_rank_0();  // the same trials might be fitted otherwise by another processor
+    costs_ = costs;
+    last_.reset();
+    before_ = calls_;
+    host_.count_anew();
+  };
+  host_.run_in_turn(all, interrupt);
+}
+
+void Bridge::meet(Clock::time_point deadline, const Interrupt& interrupt) {
+  Request barrier;
+  barrier.deadline = deadline;
+  const auto all = [&] {
+    run_uncounted(barrier, {.leaders = true}, interrupt);
+    before_ = calls_;
+    host_.count_anew();
+  };
+  host_.run_in_turn(all, interrupt);
+}
+
+/// As a call, for its deadline and its errors.
+void Bridge::run_uncounted(const Request& request, const Way& way, const Interrupt& interrupt) {
+  LinkTrip trip(levels_, request, calls_++, way.chunk, interrupt);
+  watched(request, [&] { run(trip, request, way.leaders); });
+}
+
+/// Of all ranks.
+double Bridge::slowest(double seconds, Clock::time_point deadline, const Interrupt& interrupt) {
+  const Block block{reinterpret_cast<std::byte*>(&seconds), sizeof seconds};
+  Request request;
+  request.kind = Kind::kAllReduce;
+  request.reduction = {.dtype = DType::kFloat64, .op = ReduceOp::kMax};
+  request.in = request.out = {&block, 1};
+  request.deadline = deadline;
+  run_uncounted(request, {.leaders = true}, interrupt);
+  return seconds;
+}
+
+std::string Bridge::describe() const {
+  return concat(topology_.hosts(), " hosts: ", topology_.words(), "; between them ",
+                link_->describe());
+}
+
+std::string Bridge::explain(Kind kind, std::size_t bytes) const {
+  if (kind == Kind::kBarrier) bytes = 0;
+  if (kind == Kind::kSend || kind == Kind::kRecv) {
+    return concat(name(kind), ": shared memory within a host; a letter, and the bytes once it is ",
+                  "matched, to another (with it up to ", Letter::kInline, ")\n  (", describe(),
+                  ')');
+  }
+  const Way taken = way(kind, bytes);
+  std::ostringstream text;
+  text << std::fixed << std::setprecision(0);
+  text << name(kind) << " of " << bytes << " bytes a rank: hierarchical\n";
+  for (const Way& one : ways(kind, bytes, Shape(topology_.ranks_on_hosts()), costs_)) {
+    const bool is_taken = one.leaders == taken.leaders && one.chunk == taken.chunk;
+    text << (is_taken ? "  * " : "    ") << one.seconds * 1e6 << " us: ";
+    text << words_on(kind, one, topology_.carriers()) << '\n';
+  }
+  text << "  (the least predicted time is taken, or leaders where they take 3 % more at the "
+          "most; "
+       << "between hosts " << costs_.between.words() << "; " << describe() << ')';
+  return text.str();
+}
+
+std::array<WireTraffic, kKinds> Bridge::traffic() const {
+  std::array<WireTraffic, kKinds> all;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const Tally& counts = host_.whole().tallies[i];
+    all[i] = {static_cast<std::uint64_t>(counts.sent.read()),
+              static_cast<std::uint64_t>(counts.received.read())};
+  }
+  return all;
+}
+
+}  // namespace dreamcomm

@@ -1,0 +1,193 @@
+// The deadlines of messages between hosts, and receives that nobody is left to send to.
+#include <algorithm>
+
+#include "comm/wait_watchdog.h"
+#include "core/signals.h"
+#include "internode/p2p/tag_matching.h"
+
+namespace dreamcomm {
+namespace {
+
+constexpr std::chrono::milliseconds kSpare{100};  // beside a look into the store
+
+}  // namespace
+
+/// As a wait within a host.
+Clock::time_point FarMailbox::Message::warns_at() const {
+  if (warned) return Clock::time_point::max();
+  return begin + std::max<Clock::duration>((deadline - begin) / 10, Guard::kLeastToWarn);
+}
+
+/// Wakes the clerk in time for a message's first warning, and so for its deadline.
+void FarMailbox::watch(Clock::time_point deadline) {
+  const Clock::time_point now = Clock::now();
+  deadline = std::min(deadline,
+                      now + std::max<Clock::duration>((deadline - now) / 10, Guard::kLeastToWarn));
+  if (asks_at_ == Clock::time_point::max()) asks_at_ = now + GivenUp::kBetween;
+  deadline = std::min(deadline, asks_at_);
+  if (deadline >= watched_) return;
+  watched_ = deadline;
+  start_clerk();
+  changed_.notify_all();
+}
+
+void FarMailbox::start_clerk() {
+  if (!clerk_.joinable()) clerk_ = std::thread([this] { work(); });
+}
+
+Clock::time_point FarMailbox::next_deadline() const {
+  Clock::time_point next = asks_at_;
+  for (const MessagePtr& m : wanted_) {
+    if (m->rank) next = std::min({next, m->deadline, m->warns_at()});
+  }
+  for (const MessagePtr& m : under_way_) next = std::min({next, m->deadline, m->warns_at()});
+  return next;
+}
+
+void FarMailbox::work() {
+  block_signals();
+  Lock lock(mutex_);
+  while (!ending_) {
+    if (drop_hopeless(lock)) {
+      settle(lock);
+      lock.lock();
+      continue;
+    }
+    watched_ = next_deadline();
+    if (watched_ == Clock::time_point::max()) {
+      changed_.wait(lock);
+    } else {
+      changed_.wait_until(lock, watched_);
+    }
+    const Clock::time_point now = Clock::now();
+    if (now >= asks_at_) ask(lock, now);
+    const std::optional<std::string> broken = expire(now);
+    const std::vector<std::string> told = broken ? std::vector<std::string>() : warnings(now);
+    settle(lock);
+    if (broken) options_.broken(*broken);
+    for (const std::string& text : told) options_.warn(text);
+    lock.lock();
+  }
+}
+
+/// Ranks of other hosts for which messages have waited for a while; none where a deadline is near.
+std::vector<int> FarMailbox::awaited(Clock::time_point now) const {
+  const Clock::time_point look_ends = later(now, given_up_.longest() + kSpare);
+  const auto ends = [look_ends](const MessagePtr& m) { return m->deadline < look_ends; };
+  if (std::any_of(wanted_.begin(), wanted_.end(), ends)) return {};
+  if (std::any_of(under_way_.begin(), under_way_.end(), ends)) return {};
+  std::set<int> found;
+  const auto look = [&](const Message& m) {
+    if (!m.waits_for_peer() || now - m.begin < GivenUp::kBetween) return;
+    for (int rank = 0; rank < topology_.size(); ++rank) {
+      const bool may_be =
+          m.rank ? *m.rank == rank : topology_.host_of(rank) != topology_.host_of(rank_);
+      if (may_be && lost_.count(rank) == 0) found.insert(rank);
+    }
+  };
+  for (const MessagePtr& m : wanted_) look(*m);
+  for (const MessagePtr& m : under_way_) look(*m);
+  return {found.begin(), found.end()};
+}
+
+/// For ranks that have given the group up: the lock is released meanwhile.
+void FarMailbox::ask(Lock& lock, Clock::time_point now) {
+  const std::vector<int> ranks = awaited(now);
+  lock.unlock();
+  for (const int rank : given_up_.among(ranks, Clock::time_point::max())) {
+    lose(rank, concat("rank ", rank, " has given the group up"));
+  }
+  lock.lock();
+  const bool any = !wanted_.empty() || !under_way_.empty();
+  asks_at_ = any ? Clock::now() + GivenUp::kBetween : Clock::time_point::max();
+}
+
+void FarMailbox::be_alone(const std::string& why) {
+  const std::scoped_lock lock(mutex_);
+  if (std::exchange(why_alone_, why)) return;
+  changed_.notify_all();
+}
+
+/// Receives from any source, once no rank is left. INVARIANT: what a rank of another host sent
+/// before it left has been heard when it is lost, and what one of this host sent has been taken
+/// when that one is seen to have gone; a receive stands here only if no message was there for it.
+/// Whether there were some; the lock was released meanwhile.
+bool FarMailbox::drop_hopeless(Lock& lock) {
+  const auto is_hopeless = [this](const MessagePtr& m) {
+    const int far = topology_.size() - topology_.ranks_on(topology_.host_of(rank_));
+    return !m->rank && !m->ticket->taken() && why_alone_ && closed_.empty() &&
+           static_cast<int>(lost_.size()) == far;
+  };
+  if (std::none_of(wanted_.begin(), wanted_.end(), is_hopeless)) return false;
+  const std::string here = why_alone_->empty() ? "" : "; " + *why_alone_;
+  const std::map<int, std::string> lost = lost_;
+  lock.unlock();
+  std::string why = here + options_.causes.all_of(lost);  // asks, which takes a while
+  if (!why.empty()) why.front() = ':';
+  lock.lock();
+  const std::vector<MessagePtr> wanted(wanted_.begin(), wanted_.end());
+  for (const MessagePtr& m : wanted) {
+    if (!is_hopeless(m) || !m->ticket->take()) continue;
+    taken_.push_back(m->ticket);
+    drop(m, ErrorKind::kPeerLost, concat(": no other rank can send it", why));
+  }
+  return true;
+}
+
+/// What a message waits for `who` to do.
+std::string FarMailbox::lacks(const Message& message, const std::string& who) {
+  if (message.kind == Kind::kRecv && !message.matched) return concat(who, " has not sent it");
+  const bool waits =
+      message.kind == Kind::kSend && (message.parcel || message.cargo.bytes <= Letter::kInline);
+  return concat(who, " has not ", waits ? "received" : "finished moving", " it");
+}
+
+std::string FarMailbox::lacks(const Message& message) {
+  return lacks(message, concat("rank ", *message.rank));
+}
+
+std::string FarMailbox::lacks(const Ticket& ticket) const {
+  const std::scoped_lock lock(mutex_);
+  const auto is_of = [&](const MessagePtr& m) { return m->rank && m->ticket.get() == &ticket; };
+  const auto wanted = std::find_if(wanted_.begin(), wanted_.end(), is_of);
+  if (wanted != wanted_.end()) return lacks(**wanted, place(*(*wanted)->rank));
+  const auto moved = std::find_if(under_way_.begin(), under_way_.end(), is_of);
+  return moved == under_way_.end() ? "" : lacks(**moved, place(*(*moved)->rank));
+}
+
+/// Of those that are late and not over, once of each.
+std::vector<std::string> FarMailbox::warnings(Clock::time_point now) {
+  std::vector<std::string> told;
+  const auto tell = [&](const MessagePtr& m) {
+    if (!m->rank || now < m->warns_at()) return;
+    m->warned = true;
+    if (!options_.warn) return;
+    told.push_back(concat(words(*m), " has waited ", in_seconds(now - m->begin), ": ", lacks(*m),
+                          "; its timeout is after ", in_seconds(m->deadline - m->begin)));
+  };
+  std::for_each(wanted_.begin(), wanted_.end(), tell);
+  std::for_each(under_way_.begin(), under_way_.end(), tell);
+  return told;
+}
+
+/// A receive that nothing has matched is simply withdrawn. What the peer knows of cannot be: then
+/// the group is unusable, and why is returned.
+std::optional<std::string> FarMailbox::expire(Clock::time_point now) {
+  const auto is_late = [&](const Message& m) { return now >= m.deadline; };
+  const std::vector<MessagePtr> wanted(wanted_.begin(), wanted_.end());
+  for (const MessagePtr& m : wanted) {
+    if (!m->rank || !is_late(*m)) continue;  // this host's mailbox looks after those of any source
+    drop(m, ErrorKind::kTimeout, concat(" reached its timeout: ", lacks(*m)));
+  }
+  const auto late = std::find_if(under_way_.begin(), under_way_.end(),
+                                 [&](const MessagePtr& m) { return is_late(*m); });
+  if (late == under_way_.end()) return std::nullopt;
+  const MessagePtr message = *late;
+  const std::string why = concat(" reached its timeout: ", lacks(*message));
+  const std::string reason = concat(words(*message), why);
+  drop(message, ErrorKind::kTimeout, why);
+  drop_all(ErrorKind::kTimeout, reason);
+  return reason;
+}
+
+}  // namespace dreamcomm

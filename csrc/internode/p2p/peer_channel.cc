@@ -1,0 +1,175 @@
+#include "internode/p2p/peer_channel.h"
+
+#include <chrono>
+#include <cstring>
+#include <system_error>
+#include <utility>
+
+#include "core/error.h"
+#include "core/signals.h"
+
+namespace dreamcomm {
+namespace {
+
+constexpr std::uint32_t kLetters = Link::kMostTag;
+constexpr std::chrono::milliseconds kMoment{50};
+constexpr std::size_t kLongest = sizeof(Letter) + Letter::kInline;
+
+/// Of the bytes of a message. Far more than can be under way.
+std::uint32_t tag_of(std::uint32_t number) { return number & (Link::kMostTag >> 1U); }
+
+Cargo room(std::size_t bytes) {
+  return {{new std::byte[bytes], std::default_delete<std::byte[]>()}, 0, bytes};
+}
+
+}  // namespace
+
+FarPeer::FarPeer(Link& link, int rank, Events events)
+    : link_(link), rank_(rank), events_(std::move(events)) {
+  const auto run = [this](void (FarPeer::*act)()) {
+    return std::thread([this, act] {
+      block_signals();
+      (this->*act)();
+      const std::scoped_lock lock(mutex_);
+      --running_;
+      changed_.notify_all();
+    });
+  };
+  running_ = 2;
+  try {
+    worker_ = run(&FarPeer::work);
+    listener_ = run(&FarPeer::listen);
+  } catch (const std::system_error& error) {
+    end();
+    if (worker_.joinable()) worker_.join();
+    throw Error(ErrorKind::kSystem,
+                concat("no thread for messages with rank ", rank, ": ", error.what()));
+  }
+}
+
+/// An interrupt may come just before the wait that it is to end.
+FarPeer::~FarPeer() {
+  std::unique_lock lock(mutex_);
+  while (running_ > 0) {
+    lock.unlock();
+    end();
+    lock.lock();
+    changed_.wait_for(lock, std::chrono::milliseconds(1), [this] { return running_ == 0; });
+  }
+  lock.unlock();
+  listener_.join();
+  worker_.join();
+}
+
+void FarPeer::end() {
+  const std::scoped_lock lock(mutex_);
+  ending_ = true;
+  if (heard_) heard_->interrupt();
+  if (awaited_) awaited_->interrupt();
+  changed_.notify_all();
+}
+
+void FarPeer::write(const Letter& letter, std::span<const std::byte> bytes, Done done) {
+  const Cargo cargo = room(sizeof letter + bytes.size());
+  std::memcpy(cargo.data(), &letter, sizeof letter);
+  if (!bytes.empty()) std::memcpy(cargo.data() + sizeof letter, bytes.data(), bytes.size());
+  follow(link_.send(rank_, cargo, kLetters), std::move(done));
+}
+
+std::shared_ptr<Parcel> FarPeer::send(const Cargo& cargo, std::uint32_t number) {
+  return link_.send(rank_, cargo, tag_of(number));
+}
+
+std::shared_ptr<Parcel> FarPeer::receive(const Cargo& cargo, std::uint32_t number) {
+  return link_.receive(rank_, cargo, tag_of(number));
+}
+
+void FarPeer::follow(std::shared_ptr<Parcel> parcel, Done done) {
+  const std::scoped_lock lock(mutex_);
+  followed_.push_back({std::move(parcel), std::move(done)});
+  changed_.notify_all();
+}
+
+/// An engine may not tell of a message that has come in part when its connection ends (Vigil):
+/// calls the other thread back until it has nothing to wait for.
+void FarPeer::hurry() {
+  std::unique_lock lock(mutex_);
+  while (!ending_ && (awaited_ || !followed_.empty())) {
+    changed_.wait_for(lock, kMoment);
+    if (awaited_) awaited_->interrupt();
+  }
+}
+
+/// False at the end of this.
+bool FarPeer::wait(std::shared_ptr<Parcel>& awaited, const std::shared_ptr<Parcel>& parcel) {
+  for (int misses = 0;;) {
+    {
+      const std::scoped_lock lock(mutex_);
+      awaited = ending_ ? nullptr : parcel;
+      if (ending_) return false;
+    }
+    const bool over = parcel->wait();
+    const std::scoped_lock lock(mutex_);
+    awaited = nullptr;
+    if (over) return true;
+    // What has come says so at the second call at the latest.
+    check(lost_.empty() || ++misses < 2, ErrorKind::kPeerLost, lost_);
+  }
+}
+
+/// INVARIANT: the next letter's receive begins before this one is heard. It writes to the other
+/// rank, and must not after what lets that one leave (Vigil): that its message was taken. One that
+/// has left already, as its last message was small, is told of once that was heard.
+void FarPeer::listen() {
+  try {
+    Cargo next = room(kLongest);
+    std::shared_ptr<Parcel> coming = link_.receive(rank_, next, kLetters);
+    while (wait(heard_, coming)) {
+      const Cargo cargo = std::exchange(next, room(kLongest));
+      std::exception_ptr gone;
+      try {
+        coming = link_.receive(rank_, next, kLetters);
+      } catch (const Error&) {
+        gone = std::current_exception();
+      }
+      Letter letter;
+      std::memcpy(&letter, cargo.data(), sizeof letter);
+      const std::size_t bytes =
+          letter.about == Letter::About::kMessage && letter.is_whole() ? letter.bytes : 0;
+      events_.arrived(letter, {cargo.data() + sizeof letter, bytes});
+      if (gone) std::rethrow_exception(gone);
+    }
+  } catch (const std::exception& error) {
+    std::unique_lock lock(mutex_);
+    heard_ = nullptr;
+    if (ending_) return;
+    lost_ = error.what();
+    lock.unlock();
+    events_.lost(error.what());
+    hurry();
+  }
+}
+
+void FarPeer::work() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [this] { return ending_ || !followed_.empty(); });
+    if (ending_) return;
+    const Followed next = std::move(followed_.front());
+    followed_.pop_front();
+    lock.unlock();
+    std::exception_ptr failure;
+    bool over = false;
+    try {
+      over = wait(awaited_, next.parcel);
+    } catch (const std::exception&) {
+      failure = std::current_exception();
+      over = true;
+    }
+    if (over && next.done) next.done(failure);
+    lock.lock();
+    awaited_ = nullptr;
+  }
+}
+
+}  // namespace dreamcomm

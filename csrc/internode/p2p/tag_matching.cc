@@ -1,0 +1,340 @@
+#include "internode/p2p/tag_matching.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace dreamcomm {
+
+FarMailbox::FarMailbox(std::unique_ptr<Link> link, const Topology& topology, int rank,
+                       Options options)
+    : link_(std::move(link)), topology_(topology), rank_(rank), options_(std::move(options)) {}
+
+FarMailbox::~FarMailbox() {
+  close("the group was shut down");
+  {
+    const std::scoped_lock lock(mutex_);
+    ending_ = true;
+    changed_.notify_all();
+  }
+  if (clerk_.joinable()) clerk_.join();
+  peers_.clear();  // nobody looks for one any more; their threads end
+}
+
+std::shared_ptr<Ticket> FarMailbox::send(const Cargo& cargo, int rank, std::uint64_t tag,
+                                         Clock::time_point deadline) {
+  Lock lock(mutex_);
+  const auto message = std::make_shared<Message>(
+      Message{Kind::kSend, rank, tag, cargo, deadline, std::make_shared<Ticket>()});
+  message->number = numbers_[rank]++;
+  tally(Kind::kSend).calls.grow(1);
+  under_way_.push_back(message);
+  const Letter letter{.number = message->number, .tag = tag, .bytes = cargo.bytes};
+  try {
+    FarPeer& to = peer(rank);
+    if (letter.is_whole()) {
+      to.write(letter, {cargo.data(), cargo.bytes},
+               [this, message](std::exception_ptr failure) { end(message, std::move(failure)); });
+    } else {
+      to.write(letter, {}, {});
+      message->parcel = to.send(cargo, message->number);
+    }
+    watch(deadline);
+  } catch (const Error& error) {
+    drop(message, error.kind(), concat(" cannot finish: ", error.what()));
+  }
+  settle(lock);
+  return message->ticket;
+}
+
+std::shared_ptr<Ticket> FarMailbox::receive(const Cargo& cargo, int rank, std::uint64_t tag,
+                                            Clock::time_point deadline) {
+  Lock lock(mutex_);
+  const auto message = std::make_shared<Message>(
+      Message{Kind::kRecv, rank, tag, cargo, deadline, std::make_shared<Ticket>()});
+  tally(Kind::kRecv).calls.grow(1);
+  try {
+    if (!match(message)) {
+      peer(rank);
+      wanted_.push_back(message);
+      watch(deadline);
+    }
+  } catch (const Error& error) {
+    drop(message, error.kind(), concat(" cannot finish: ", error.what()));
+  }
+  settle(lock);
+  return message->ticket;
+}
+
+void FarMailbox::receive_any(const Cargo& cargo, std::uint64_t tag, Clock::time_point deadline,
+                             std::shared_ptr<Ticket> ticket) {
+  Lock lock(mutex_);
+  const auto message = std::make_shared<Message>(
+      Message{Kind::kRecv, std::nullopt, tag, cargo, deadline, std::move(ticket)});
+  forget_taken();
+  if (!match(message)) {
+    listen_to_all();
+    start_clerk();
+    wanted_.push_back(message);
+    watch(deadline);
+    if (why_alone_) changed_.notify_all();
+  }
+  settle(lock);
+}
+
+/// Listened to from here on. Throws Error(kPeerLost).
+FarPeer& FarMailbox::peer(int rank) {
+  check(closed_.empty(), ErrorKind::kAborted, closed_);
+  const auto lost = lost_.find(rank);
+  check(lost == lost_.end(), ErrorKind::kPeerLost, lost == lost_.end() ? "" : lost->second);
+  auto known = peers_.find(rank);
+  if (known == peers_.end()) {
+    auto made = std::make_unique<FarPeer>(
+        *link_, rank,
+        FarPeer::Events{[this, rank](const Letter& letter, std::span<const std::byte> bytes) {
+                          hear(rank, letter, bytes);
+                        },
+                        [this, rank](const std::string& reason) { lose(rank, reason); }});
+    known = peers_.emplace(rank, std::move(made)).first;
+  }
+  return *known->second;
+}
+
+/// But to those that have gone.
+void FarMailbox::listen_to_all() {
+  for (int rank = 0; rank < topology_.size(); ++rank) {
+    const bool far = topology_.host_of(rank) != topology_.host_of(rank_);
+    if (far && lost_.count(rank) == 0 && closed_.empty()) peer(rank);
+  }
+}
+
+std::string FarMailbox::place(int rank) const {
+  return concat("rank ", rank, " of ", topology_.words(topology_.host_of(rank)));
+}
+
+/// "recv of 12 bytes with tag 0 from rank 2 of host beta (ranks 2, 3) on rank 0 ..."
+std::string FarMailbox::words(const Message& message) const {
+  const std::string other = message.rank ? place(*message.rank) : "any rank";
+  return concat(name(message.kind), " of ", message.cargo.bytes, " bytes with tag ", message.tag,
+                message.kind == Kind::kSend ? " to " : " from ", other, " on ", options_.who);
+}
+
+void FarMailbox::hear(int rank, const Letter& letter, std::span<const std::byte> bytes) {
+  Lock lock(mutex_);
+  if (!closed_.empty()) return;
+  if (letter.about != Letter::About::kMessage) {
+    hear_of(rank, letter);
+    settle(lock);
+    return;
+  }
+  Arrived arrived{rank, letter, {bytes.begin(), bytes.end()}};
+  forget_taken();
+  const auto fits = [&](const MessagePtr& m) {
+    if (m->tag != letter.tag || (m->rank && *m->rank != rank)) return false;
+    return m->rank || m->ticket->take();
+  };
+  const auto found = std::find_if(wanted_.begin(), wanted_.end(), fits);
+  if (found == wanted_.end()) {
+    arrived_.push_back(std::move(arrived));
+  } else {
+    const MessagePtr message = *found;
+    wanted_.erase(found);
+    accept(message, arrived);
+  }
+  settle(lock);
+}
+
+/// Receives from any source that have got a message of this host.
+void FarMailbox::forget_taken() {
+  std::erase_if(wanted_, [](const MessagePtr& m) { return !m->rank && m->ticket->taken(); });
+}
+
+/// What became of a message of this rank.
+void FarMailbox::hear_of(int rank, const Letter& letter) {
+  const auto found = std::find_if(under_way_.begin(), under_way_.end(), [&](const MessagePtr& m) {
+    return m->parcel && m->rank == rank && m->number == letter.number;
+  });
+  if (found == under_way_.end()) return;  // it was given up meanwhile
+  const MessagePtr message = *found;
+  std::shared_ptr<Parcel> parcel = std::exchange(message->parcel, nullptr);
+  if (letter.about == Letter::About::kTaken) {
+    move(message, std::move(parcel));
+    return;
+  }
+  const std::string why =
+      concat(" was refused: the matching recv expects ", letter.expected, " bytes");
+  peers_.at(rank)->follow(std::move(parcel), [this, message, why](const std::exception_ptr&) {
+    Lock lock(mutex_);
+    drop(message, ErrorKind::kMismatch, why);
+    settle(lock);
+  });
+}
+
+/// Gives the receive the earliest message that fits, if there is one.
+bool FarMailbox::match(const MessagePtr& message) {
+  const auto found = std::find_if(arrived_.begin(), arrived_.end(), [&](const Arrived& a) {
+    return a.letter.tag == message->tag && (!message->rank || *message->rank == a.rank);
+  });
+  if (found == arrived_.end()) return false;
+  if (!message->rank && !message->ticket->take()) return true;  // of this host
+  const Arrived arrived = std::move(*found);
+  arrived_.erase(found);
+  accept(message, arrived);
+  return true;
+}
+
+/// Brings a message and the receive that has taken it together.
+void FarMailbox::accept(const MessagePtr& message, const Arrived& arrived) {
+  if (!message->rank) taken_.push_back(message->ticket);
+  message->rank = arrived.rank;
+  message->number = arrived.letter.number;
+  message->matched = true;
+  if (arrived.letter.bytes != message->cargo.bytes) {
+    refuse(message, arrived);
+    return;
+  }
+  if (arrived.letter.is_whole()) {
+    if (!arrived.bytes.empty()) {
+      std::memcpy(message->cargo.data(), arrived.bytes.data(), arrived.bytes.size());
+    }
+    note_moved(*message);
+    finished_.push_back({message->ticket, arrived.rank, nullptr});
+    return;
+  }
+  under_way_.push_back(message);
+  try {
+    FarPeer& from = peer(arrived.rank);
+    std::shared_ptr<Parcel> parcel = from.receive(message->cargo, message->number);
+    // Before the bytes: who has received them may end the group, and the sender waits for this.
+    from.write({.about = Letter::About::kTaken, .number = message->number}, {}, {});
+    move(message, std::move(parcel));
+    watch(message->deadline);
+  } catch (const Error& error) {
+    drop(message, error.kind(), concat(" cannot finish: ", error.what()));
+  }
+}
+
+/// The bytes come all the same, as nobody can call them back.
+void FarMailbox::refuse(const MessagePtr& message, const Arrived& arrived) {
+  const std::string sent =
+      concat(" expects ", message->cargo.bytes, " bytes, but ", place(arrived.rank), " sent ",
+             arrived.letter.bytes, "; give both sides tensors of the same size and dtype");
+  drop(message, ErrorKind::kMismatch, sent);
+  if (arrived.letter.is_whole()) return;
+  try {
+    const Cargo waste{{new std::byte[arrived.letter.bytes], std::default_delete<std::byte[]>()},
+                      0,
+                      arrived.letter.bytes};
+    FarPeer& from = peer(arrived.rank);
+    std::shared_ptr<Parcel> parcel = from.receive(waste, message->number);
+    from.write({.about = Letter::About::kRefused,
+                .number = message->number,
+                .expected = message->cargo.bytes},
+               {}, {});
+    from.follow(std::move(parcel), [waste](const std::exception_ptr&) {});
+  } catch (const std::exception&) {  // the sender has gone, or memory is short: it is told late
+  }
+}
+
+/// Both ranks move the bytes.
+void FarMailbox::move(const MessagePtr& message, std::shared_ptr<Parcel> parcel) {
+  peers_.at(*message->rank)->follow(std::move(parcel), [this, message](std::exception_ptr failure) {
+    end(message, std::move(failure));
+  });
+}
+
+/// On a peer's thread, without the lock.
+void FarMailbox::end(const MessagePtr& message, std::exception_ptr failure) {
+  std::string why;
+  if (failure) {
+    try {
+      std::rethrow_exception(failure);
+    } catch (const std::exception& error) {
+      why = options_.causes.of(*message->rank, error.what());
+    }
+  }
+  Lock lock(mutex_);
+  if (failure) {
+    drop(message, ErrorKind::kPeerLost, concat(" cannot finish: ", why));
+  } else {
+    under_way_.remove(message);
+    note_moved(*message);
+    finished_.push_back({message->ticket, *message->rank, nullptr});
+  }
+  settle(lock);
+}
+
+/// Ends a message that will not be moved. `why` follows the words on it.
+void FarMailbox::drop(const MessagePtr& message, ErrorKind kind, const std::string& why) {
+  std::erase(wanted_, message);
+  under_way_.remove(message);
+  note(*message, Record::State::kFailed);
+  finished_.push_back({message->ticket, message->rank.value_or(-1),
+                       std::make_exception_ptr(Error(kind, concat(words(*message), why)))});
+}
+
+void FarMailbox::drop_where(const std::function<bool(const Message&)>& concerns, ErrorKind kind,
+                            const std::string& why) {
+  std::vector<MessagePtr> all(wanted_.begin(), wanted_.end());
+  all.insert(all.end(), under_way_.begin(), under_way_.end());
+  for (const MessagePtr& message : all) {
+    if (!concerns(*message)) continue;
+    // One from any source may be in the hands of this host's mailbox.
+    if (message->rank || message->ticket->take()) {
+      drop(message, kind, why);
+    } else {
+      std::erase(wanted_, message);
+    }
+  }
+}
+
+void FarMailbox::drop_all(ErrorKind kind, const std::string& reason) {
+  drop_where([](const Message&) { return true; }, kind, concat(" was ended: ", reason));
+}
+
+/// On the peer's thread. Receives from any source may still get other ranks' messages, and what is
+/// followed may have come: that ends by itself.
+void FarMailbox::lose(int rank, const std::string& reason) {
+  const auto waits = [rank](const Message& m) { return m.rank == rank && m.waits_for_peer(); };
+  const auto any_waits = [&](const auto& messages) {
+    return std::any_of(messages.begin(), messages.end(),
+                       [&](const MessagePtr& m) { return waits(*m); });
+  };
+  Lock lock(mutex_);
+  lost_.emplace(rank, reason);
+  changed_.notify_all();
+  if (!any_waits(wanted_) && !any_waits(under_way_)) return;  // it may have left in good order
+  lock.unlock();
+  const std::string why = options_.causes.of(rank, reason);  // asks, which takes a while
+  lock.lock();
+  drop_where(waits, ErrorKind::kPeerLost, concat(" cannot finish: ", why));
+  settle(lock);
+}
+
+void FarMailbox::fail_all(ErrorKind kind, const std::string& reason) {
+  Lock lock(mutex_);
+  drop_all(kind, reason);
+  settle(lock);
+}
+
+void FarMailbox::close(const std::string& reason) {
+  Lock lock(mutex_);
+  if (!closed_.empty()) return;
+  closed_ = reason;
+  for (const auto& [rank, peer] : peers_) peer->end();
+  drop_all(ErrorKind::kAborted, reason);
+  settle(lock);
+  link_->close();
+}
+
+/// Tells the tickets: their callbacks may call back.
+void FarMailbox::settle(Lock& lock) {
+  const std::vector<Finished> finished = std::exchange(finished_, {});
+  const std::vector<std::shared_ptr<Ticket>> taken = std::exchange(taken_, {});
+  show_oldest();
+  lock.unlock();
+  for (const auto& ticket : taken) options_.taken(*ticket);
+  for (const Finished& one : finished) one.ticket->finish(one.rank, one.failure);
+  if (!finished.empty()) options_.finished();
+}
+
+}  // namespace dreamcomm

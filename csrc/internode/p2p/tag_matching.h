@@ -1,0 +1,175 @@
+// Messages with ranks of other hosts, matched by source and tag as those within a host.
+//
+// A sender writes a letter ahead of each message, in which small ones travel. The bytes of larger
+// ones follow under a tag of their own; they move once the receiver has matched the letter, and the
+// sender is told that it has before its part ends. A receive from any source waits here and in the
+// mailbox of its host, and goes to the first that takes it (Ticket::take).
+//
+// INVARIANT: letters of two ranks arrive in the order written, and are matched in that order, so
+// messages of one source and tag do not overtake each other.
+//
+// Any thread may call any function. Tickets are finished without the lock.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "comm/p2p/completion.h"
+#include "comm/record/recorder.h"
+#include "core/error.h"
+#include "core/flag.h"
+#include "core/request.h"
+#include "internode/liveness/aborted_peers.h"
+#include "internode/liveness/failure_cause.h"
+#include "internode/p2p/peer_channel.h"
+#include "transport/link.h"
+#include "transport/topology.h"
+#include "transport/window.h"
+
+namespace dreamcomm {
+
+class FarMailbox {
+ public:
+  struct Options {
+    std::string who;  // "rank 0 of 4 in group 'default'"
+    const Causes& causes;
+    /// A receive from any source was taken here.
+    std::function<void(const Ticket& ticket)> taken{};
+    /// Tickets are done.
+    std::function<void()> finished{};
+    /// The group cannot be used any more: what a peer knows of cannot be taken back.
+    std::function<void(const std::string& reason)> broken{};
+    /// Tells the user that a message is late.
+    std::function<void(const std::string& text)> warn{};
+    Whole& shown;  // to tools
+    Recorder& recorder;
+  };
+  FarMailbox(std::unique_ptr<Link> link, const Topology& topology, int rank, Options options);
+  ~FarMailbox();
+  FarMailbox(const FarMailbox&) = delete;
+  FarMailbox& operator=(const FarMailbox&) = delete;
+
+  std::shared_ptr<Ticket> send(const Cargo& cargo, int rank, std::uint64_t tag,
+                               Clock::time_point deadline);
+  std::shared_ptr<Ticket> receive(const Cargo& cargo, int rank, std::uint64_t tag,
+                                  Clock::time_point deadline);
+  /// Of any source. Until a message is taken the deadline is looked after where the ticket is from.
+  void receive_any(const Cargo& cargo, std::uint64_t tag, Clock::time_point deadline,
+                   std::shared_ptr<Ticket> ticket);
+
+  /// The other ranks of this host have gone, if there were any, and why. Calls nobody back.
+  void be_alone(const std::string& why);
+  /// Whom a message waits for, and to do what, in words; "" if it is none of these.
+  std::string lacks(const Ticket& ticket) const;
+
+  /// Fails all messages under way.
+  void fail_all(ErrorKind kind, const std::string& reason);
+  /// The same, and lets the threads end.
+  void close(const std::string& reason);
+
+ private:
+  struct Message {
+    Kind kind = Kind::kSend;
+    std::optional<int> rank;
+    std::uint64_t tag = 0;
+    Cargo cargo;
+    Clock::time_point deadline = Clock::time_point::max();
+    std::shared_ptr<Ticket> ticket;
+    std::uint32_t number = 0;
+    bool matched = false;              // a receive
+    std::shared_ptr<Parcel> parcel{};  // of a send, until the receiver has taken it
+    std::int64_t asked_ns = now_ns();
+    Clock::time_point begin = Clock::now();
+    bool warned = false;  // the user, that it is late
+    Clock::time_point warns_at() const;
+    /// And not for bytes that are on their way.
+    bool waits_for_peer() const { return kind == Kind::kSend ? parcel != nullptr : !matched; }
+  };
+  using MessagePtr = std::shared_ptr<Message>;
+  struct Arrived {
+    int rank;
+    Letter letter;
+    std::vector<std::byte> bytes;
+  };
+  struct Finished {
+    std::shared_ptr<Ticket> ticket;
+    int rank;
+    std::exception_ptr failure;
+  };
+  using Lock = std::unique_lock<std::mutex>;
+
+  FarPeer& peer(int rank);
+  void listen_to_all();
+  std::string place(int rank) const;
+  std::string words(const Message& message) const;
+
+  void hear(int rank, const Letter& letter, std::span<const std::byte> bytes);
+  void forget_taken();
+  void hear_of(int rank, const Letter& letter);
+  bool match(const MessagePtr& message);
+  void accept(const MessagePtr& message, const Arrived& arrived);
+  void refuse(const MessagePtr& message, const Arrived& arrived);
+  void move(const MessagePtr& message, std::shared_ptr<Parcel> parcel);
+  void end(const MessagePtr& message, std::exception_ptr failure);
+  void drop(const MessagePtr& message, ErrorKind kind, const std::string& text);
+  void drop_where(const std::function<bool(const Message&)>& concerns, ErrorKind kind,
+                  const std::string& why);
+  void drop_all(ErrorKind kind, const std::string& reason);
+  void lose(int rank, const std::string& reason);
+  void settle(Lock& lock);
+
+  Tally& tally(Kind kind) const;
+  void note_moved(const Message& message);
+  void note(const Message& message, Record::State state);
+  void show_oldest() const;
+
+  void watch(Clock::time_point deadline);
+  void start_clerk();
+  void work();
+  bool drop_hopeless(Lock& lock);
+  std::optional<std::string> expire(Clock::time_point now);
+  std::vector<std::string> warnings(Clock::time_point now);
+  static std::string lacks(const Message& message);
+  static std::string lacks(const Message& message, const std::string& who);
+  Clock::time_point next_deadline() const;
+  std::vector<int> awaited(Clock::time_point now) const;
+  void ask(Lock& lock, Clock::time_point now);
+
+  const std::unique_ptr<Link> link_;
+  const Topology& topology_;
+  const int rank_;
+  const Options options_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<int, std::unique_ptr<FarPeer>> peers_;
+  std::map<int, std::uint32_t> numbers_;  // of the next message to each
+  std::map<int, std::string> lost_;       // why nothing goes to a rank any more
+  std::deque<MessagePtr> wanted_;         // receives without a message
+  std::deque<Arrived> arrived_;           // messages without a receive
+  std::list<MessagePtr> under_way_;       // sends, and receives of a message
+  std::vector<Finished> finished_;
+  std::vector<std::shared_ptr<Ticket>> taken_;
+  std::string closed_;                                    // why, once it is
+  Clock::time_point watched_ = Clock::time_point::max();  // the clerk wakes then
+  Clock::time_point asks_at_ = Clock::time_point::max();  // and asks for ranks that are waited for
+  GivenUp given_up_{options_.causes};                     // the clerk's own
+  std::optional<std::string> why_alone_;                  // on this host
+  bool ending_ = false;
+  std::thread clerk_;  // of far_clerk.cc, from the first message on that it is needed for
+};
+
+}  // namespace dreamcomm
