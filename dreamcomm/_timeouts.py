@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import timedelta
 from math import inf
 
-FOR_EVER = timedelta(days=36_500)  # as csrc/c10d/convert.h
+FOR_EVER = timedelta(days=36_500)  # as csrc/c10d/base/convert.h
 
 
 def bounded(given: timedelta | float) -> timedelta:

@@ -8,7 +8,7 @@
 #include <stdexcept>
 #include <thread>
 
-#include "c10d/device_calls.h"
+#include "c10d/device/device_group.h"
 #include "engine.h"
 #include "host_driver.h"
 #include "memory.h"

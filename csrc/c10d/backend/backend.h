@@ -1,0 +1,333 @@
+// The c10d backend: checks a call, makes a Request of it and hands it to the
+// communicator, or to torch's own group where no memory is shared.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <vector>
+
+#include "c10d/base/call_blocks.h"
+#include "c10d/base/check_args.h"
+#include "c10d/base/convert.h"
+#include "c10d/base/options.h"
+#include "c10d/base/python_callbacks.h"
+#include "c10d/base/torch_fallback.h"
+#include "c10d/device/device_group.h"
+#include "c10d/process/fork_guard.h"
+#include "c10d/rendezvous/connect_nodes.h"
+#include "c10d/rendezvous/deadline_store.h"
+#include "c10d/rendezvous/multinode_group.h"
+#include "c10d/rendezvous/torch_store.h"
+#include "c10d/work/callback_threads.h"
+#include "c10d/work/outstanding.h"
+#include "c10d/work/work.h"
+#include "comm/communicator.h"
+#include "comm/record/recorder.h"
+#include "core/flag.h"
+#include "internode/hier_communicator.h"
+#include "transport/shm/heap.h"
+
+namespace dreamcomm {
+
+/// explain() for a group of `size` ranks that is not there: with the costs that an
+/// earlier group of this machine has left, or with the fixed ones.
+std::string explain_world(Kind kind, std::size_t bytes, int size, bool in_heaps);
+
+class Roster;  // c10d/rendezvous/liveness.h: who has ended
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+class DreamBackend final : public c10d::Backend {
+ public:
+  using Tensor = at::Tensor;
+  using TensorList = std::vector<at::Tensor>;
+
+  /// Why a rank of the new group will not come to make it, or "".
+  using Watch = std::function<std::string(int rank)>;
+  /// Collective: all ranks of the group make theirs. Throws what torch expects. `watch`: by default
+  /// the job's roster's.
+  static c10::intrusive_ptr<DreamBackend> create(const StorePtr& store, int rank, int size,
+                                                 const c10::intrusive_ptr<DreamOptions>& options,
+                                                 const Host& host, const Watch& watch = {});
+  DreamBackend(const StorePtr& store, int rank, int size,
+               const c10::intrusive_ptr<DreamOptions>& options, const Host& host,
+               const Watch& watch);
+  ~DreamBackend() override;
+
+  // The group (backend_make.cc, backend_group.cc).
+  const std::string getBackendName() const override { return kBackendName; }
+  c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override;
+  bool supportsSplitting() const override { return true; }
+  bool supportsCoalescing() const override { return true; }
+  c10::intrusive_ptr<c10d::Backend> split(
+      const StorePtr& store, const std::vector<int>& ranks,
+      const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
+  c10::intrusive_ptr<c10d::Backend> merge(const StorePtr& store,
+                                          const c10::intrusive_ptr<c10d::Backend::Options>& opts,
+                                          const int& rank, const int& size) override;
+  bool supportsShrinking() const override { return true; }
+  /// Collective among the ranks that stay (backend_shrink.cc).
+  c10::intrusive_ptr<c10d::Backend> shrink(
+      const std::vector<int64_t>& ranks_to_exclude, int shrink_flags,
+      const c10::intrusive_ptr<c10d::Backend::Options>& opts_override) override;
+  virtual void setTimeout(std::chrono::milliseconds timeout);  // 2.11 lacks it in the base
+  void setSequenceNumberForGroup() override {}                 // all ranks begin at 0
+  uint64_t getSequenceNumberForGroup() override;
+  c10d::ErrorType getError() override;
+  void enableCollectivesTiming() override {}  // as Gloo: there is nothing to turn on
+  void startCoalescing() override;
+  WorkPtr endCoalescing() override;
+  /// In place of its end, where an exception has left it: receives are withdrawn, and sends stay
+  /// under way. Of none it does nothing.
+  void give_up_coalescing();
+  void abort() override;
+  void shutdown() override;
+  bool supportsTensorAlloc(c10::DeviceIndex index) override;
+  Tensor allocateTensor(long size, at::TensorOptions options = {}) override;
+
+  // Collectives (backend_collectives.cc).
+  WorkPtr broadcast(TensorList& tensors, const c10d::BroadcastOptions& opts) override;
+  WorkPtr allreduce(TensorList& tensors, const c10d::AllreduceOptions& opts) override;
+  WorkPtr allreduce_sparse(TensorList& tensors, const c10d::AllreduceOptions& opts) override;
+  WorkPtr allreduce_coalesced(TensorList& tensors,
+                              const c10d::AllreduceCoalescedOptions& opts) override;
+  WorkPtr reduce(TensorList& tensors, const c10d::ReduceOptions& opts) override;
+  WorkPtr gather(std::vector<TensorList>& outputs, TensorList& inputs,
+                 const c10d::GatherOptions& opts) override;
+  WorkPtr scatter(TensorList& outputs, std::vector<TensorList>& inputs,
+                  const c10d::ScatterOptions& opts) override;
+  WorkPtr alltoall_base(Tensor& output, Tensor& input, std::vector<int64_t>& output_splits,
+                        std::vector<int64_t>& input_splits,
+                        const c10d::AllToAllOptions& opts) override;
+  WorkPtr alltoall(TensorList& outputs, TensorList& inputs,
+                   const c10d::AllToAllOptions& opts) override;
+  WorkPtr barrier(const c10d::BarrierOptions& opts) override;
+  void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
+
+  // All-gather and reduce-scatter in their many forms (backend_shards.cc). The
+  // names are the old ones: torch 2.13 and later call the new ones, which forward.
+  WorkPtr allgather(std::vector<TensorList>& outputs, TensorList& inputs,
+                    const c10d::AllgatherOptions& opts) override;
+  WorkPtr _allgather_base(Tensor& output, Tensor& input,
+                          const c10d::AllgatherOptions& opts) override;
+  WorkPtr allgather_coalesced(std::vector<TensorList>& outputs, TensorList& inputs,
+                              const c10d::AllgatherOptions& opts) override;
+  WorkPtr allgather_into_tensor_coalesced(TensorList& outputs, TensorList& inputs,
+                                          const c10d::AllgatherOptions& opts) override;
+  WorkPtr reduce_scatter(TensorList& outputs, std::vector<TensorList>& inputs,
+                         const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr _reduce_scatter_base(Tensor& output, Tensor& input,
+                               const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr reduce_scatter_tensor_coalesced(TensorList& outputs, TensorList& inputs,
+                                          const c10d::ReduceScatterOptions& opts) override;
+
+  // Messages (backend_p2p.cc).
+  WorkPtr send(TensorList& tensors, int dst, int tag) override;
+  WorkPtr recv(TensorList& tensors, int src, int tag) override;
+  WorkPtr recvAnysource(TensorList& tensors, int tag) override;
+
+  // What people and tools ask for.
+  /// Whether the tensor lies in the registered memory of the group's device.
+  bool holds(const Tensor& tensor) const;
+  /// Whether this library itself averages such tensors: 16 bits in float32, rounded once.
+  /// Collective at a device's first tensor, as an all_reduce of it.
+  bool averages(const Tensor& tensor) const {
+    return serves(Site{"all_reduce", rank_, size_}, tensor, c10d::ReduceOp::AVG);
+  }
+  std::array<Traffic, kKinds> traffic() const;
+  /// Bytes of this rank between hosts.
+  std::array<WireTraffic, kKinds> traffic_between() const;
+  /// Null in a group of one host.
+  const Bridge* bridge() const { return bridge_.get(); }
+  std::string explain(Kind kind, std::size_t bytes, bool in_heaps) const;
+  /// `bytes` are those of the call's largest tensor.
+  Prediction predict(Kind kind, std::size_t bytes, bool in_heaps) const;
+  std::string transport() const;
+  /// The ranks of each host; none where torch's own groups carry everything.
+  std::vector<std::vector<int>> hosts() const;
+  /// Whether the process of a rank of this host is known to have ended; of others it is not.
+  bool has_ended(int rank) const;
+  /// The costs that ways between hosts are chosen by, if there are hosts.
+  std::optional<LevelCosts> level_costs() const;
+  /// Whether the ranks share memory; else torch's own backends carry everything.
+  bool shares_memory() const { return comm_ != nullptr; }
+  /// Why the group is unusable, or nothing.
+  std::optional<std::string> failure() const;
+  /// Null where torch's own backends carry everything.
+  std::shared_ptr<Recorder> recorder() const { return recorder_; }
+  /// Seconds of each of `samples` times the rows of calls on the tensors' rows, on the
+  /// bare core, or of the bare motions of their bytes (bench/trial.h). Collective.
+  std::vector<double> time_core(Kind kind, const Tensor& input, const Tensor& output, int samples);
+  std::vector<double> time_ceiling(Kind kind, const Tensor& input, const Tensor& output,
+                                   int samples);
+  /// As shutdown(), but gives up on calls that are still under way.
+  void close_at_exit();
+  /// Closes and drops what the group holds. Also called when only weak references
+  /// are left (the exit hook has one), as these would keep its memory mapped.
+  void release_resources() override;
+
+ private:
+  /// How one call is to run.
+  struct Plan {
+    const Label& label;
+    Tensors inputs;   // for the profiler
+    Tensors outputs;  // the value of the work's future
+    std::chrono::milliseconds timeout;
+    bool async;
+  };
+  /// A message on a device's tensor: put off until all of a coalesced call are known, as
+  /// ranks that meet in pairs must do so in one order.
+  struct Message {
+    const Label& label;
+    Tensor tensor;
+    int peer;
+    int tag;
+    bool sends;
+    std::optional<c10::Stream> stream{};  // the caller's, if it was put off
+  };
+  struct Coalescing {
+    std::vector<WorkPtr> works;
+    std::vector<Message> messages;
+    std::vector<Fallback::Inner> inners;  // that were told to coalesce, too
+    std::exception_ptr refused;           // what the first that was raised
+  };
+
+  Site at(const Label& label) const { return {label.name(), rank_, size_}; }
+  bool shares(const Tensor& tensor) const { return comm_ && tensor.defined() && tensor.is_cpu(); }
+  /// Whether this library moves such tensors, or reduces them by `op`: in shared memory,
+  /// or by kernels on their device, for whose first tensor the ranks meet.
+  bool serves(const Tensor& tensor) const;
+  bool serves(const Site& site, const Tensor& tensor, const c10d::ReduceOp& op) const;
+  bool serves_all(const Site& site, const TensorList& tensors, const c10d::ReduceOp& op) const;
+  /// Has torch's own backend of the tensor's device run a collective, or carry a message.
+  template <typename Operation>
+  WorkPtr forward(const Tensor& tensor, Operation&& operation) {
+    sequence_.add(1);
+    return forward_message(tensor, operation);
+  }
+  template <typename Operation>
+  WorkPtr forward_message(const Tensor& tensor, Operation&& operation);
+  WorkPtr forward_to(const std::string& device_type,
+                     const std::function<WorkPtr(c10d::Backend&)>& operation);
+  WorkPtr reduce_sparse(TensorList& tensors, const c10d::AllreduceOptions& opts);
+  void agree_on_sparse(const Tensor& tensor, const c10d::AllreduceOptions& opts);
+  const Tensor& only(const Site& site, const char* argument, const TensorList& tensors) const;
+
+  void fill_gathered(Call& call, const Site& site, const TensorList& outputs, const Tensor& input);
+  Call shard_gather(const Site& site, const Tensor& output, const Tensor& input);
+  Call shard_reduction(const Site& site, const Tensor& output, const Tensor& input,
+                       const c10d::ReduceOp& op);
+
+  WorkPtr issue(const Plan& plan, Calls& calls);
+  WorkPtr issue_on_device(const Plan& plan, Calls& calls);
+  void run_here(Calls& calls, Clock::time_point deadline);
+  WorkPtr run_later(const Plan& plan, Calls& calls);
+  WorkPtr receive(const Label& label, const Tensor& tensor, std::optional<int> source, int tag);
+  WorkPtr carry(const Message& message);
+  WorkPtr message_on_device(const Message& message);
+  bool put_off(const Message& message);
+  /// A rank as the device's kernels of this host number it; of other hosts none.
+  std::optional<int> near(int rank) const;
+  void send_put_off();
+  template <typename Act>
+  WorkPtr part_of_batch(Act&& act);
+  std::exception_ptr refused();
+  WorkPtr send_one(const Tensor& tensor, int dst, int tag);
+  WorkPtr receive_one(const Tensor& tensor, int src, int tag);
+  WorkPtr collect(WorkPtr work);
+  /// Looks before locking: one thread makes the calls that it coalesces.
+  bool coalescing() const { return coalesces_.read() != 0; }
+  bool join_coalescing(const Fallback::Inner& inner);
+
+  std::chrono::milliseconds timeout() const {
+    return std::chrono::milliseconds(timeout_ms_.read());
+  }
+  std::chrono::milliseconds timeout_of(std::chrono::milliseconds given) const {
+    return given == c10d::kUnsetTimeout ? timeout() : bounded(given);
+  }
+  void require_home() const;
+  void require_open() const;
+  void require_turn(const Label& label) const;
+  c10::intrusive_ptr<DreamBackend> child(const StorePtr& store, int rank, int size,
+                                         const c10::intrusive_ptr<DreamOptions>& options);
+  std::string why_ended(int rank) const;
+  /// Of a group of those `ranks` of this one; without given options, with this one's.
+  c10::intrusive_ptr<DreamOptions> options_for(
+      const std::vector<int>& ranks, const c10::intrusive_ptr<c10d::Backend::Options>& given) const;
+  void abort_for(const std::string& reason);
+  Connection connection(const Topology& topology, const std::string& carries) const;
+  Fallback::Inner between_hosts(const Connection& made, const StorePtr& store);
+  Fallback::Inner gloo_between_hosts(const Connection& made,
+                                     const c10::intrusive_ptr<PatientStore>& store);
+  void tell_why_not_made(const std::string& reason);
+  void require_one_host(const char* what) const;
+  /// Until all that were made have come to an end, good or bad.
+  void wait_for_calls();
+  /// Of a group that shares no memory, but for that of the ranks of a host.
+  void span(const ShmResult& whole, const ShmOptions& options);
+  /// What `does` names is done with what connects the ranks of different hosts, for the first time.
+  void use_first(const Connection& connection, const char* does, const std::function<void()>& use);
+  /// The part of this host, which is made while all connect.
+  void make_part(const Connection& all, const ShmOptions& options, const ShmResult& whole);
+  /// In a group on several hosts the fabric of a part.
+  void use(std::unique_ptr<Fabric> fabric, const CommOptions& options, const Connection* all);
+  /// By this library's kernels, once the first tensor on one comes.
+  void serve_devices();
+  /// Agrees on the costs that algorithms are chosen by. Collective.
+  void tune(std::optional<Clock::time_point> deadline);
+  void report();
+  /// `alone`: without asking the peers for anything, who may be elsewhere.
+  void close(bool alone);
+  std::string words_on_devices(Kind kind, std::size_t bytes) const;
+
+  StorePtr store_;
+  StorePtr visit_;  // store_, under keys that no earlier group on it has used
+  const c10::intrusive_ptr<DreamOptions> options_;
+  Host host_;
+  const ForkMark process_;  // a forked child must not touch the group
+  Gauge handling_;          // whether Python handles signals in the midst of a call of this group
+  const Interrupt interrupt_;
+  Fallback fallback_;
+  std::shared_ptr<Communicator> comm_;  // null: everything goes to fallback_
+  std::unique_ptr<Bridge> bridge_;      // null: comm_ is of the whole group, else of this host
+  std::shared_ptr<Roster> roster_;      // likewise
+  std::shared_ptr<StoreClerk> clerk_;   // once there may be several hosts
+  std::shared_ptr<Recorder> recorder_;  // of the group
+  std::string costs_words_;             // where the costs come from
+  std::string reason_;                  // why memory is shared, or why not
+  std::string hosts_words_;             // of a group on several hosts: lines on these
+  std::shared_ptr<Executor> executor_ = std::make_shared<Executor>();
+  std::shared_ptr<Pending> pending_ = std::make_shared<Pending>();
+  std::unique_ptr<DeviceCalls> device_;  // null: torch's own backends serve accelerators
+  std::shared_ptr<Heap> heap_;
+  std::string no_heap_ = "heap_bytes is 0";  // why, if there is none
+  std::shared_ptr<void> exit_hook_;
+
+  Gauge timeout_ms_;
+  Gauge sequence_;  // collectives issued; equal on all ranks at the same call
+  Gauge closed_;
+  Gauge reported_;
+  Gauge coalesces_;  // whether coalescing_ has a value
+  Gauge shrinks_;    // attempts
+  Gauge shrunk_;     // whether a smaller group has taken this one's place
+
+  std::vector<std::string> said_at_shrinks_;  // by all ranks, when the last attempt failed
+  std::mutex coalescing_mutex_;
+  std::optional<Coalescing> coalescing_;
+  std::mutex child_mutex_;
+  c10::weak_intrusive_ptr<c10d::Backend> last_child_;  // a DreamBackend
+};
+
+template <typename Operation>
+WorkPtr DreamBackend::forward_message(const Tensor& tensor, Operation&& operation) {
+  const c10::Device device = tensor.device();
+  const bool is_known =
+      device.is_cpu() || device.is_cuda() || (device_ && device.type() == device_->type());
+  TORCH_CHECK_VALUE(is_known, "rank ", rank_,
+                    ": dreamcomm takes tensors on cpu and cuda, got one on ", device);
+  return forward_to(device.is_cpu() ? "cpu" : "cuda", operation);
+}
+
+}  // namespace dreamcomm

@@ -1,0 +1,38 @@
+#include "c10d/base/torch_fallback.h"
+
+#include <utility>
+
+namespace dreamcomm {
+
+Fallback::Inner Fallback::get(const std::string& device_type) {
+  const std::scoped_lock making(making_);
+  {
+    const std::scoped_lock lock(mutex_);
+    const auto found = made_.find(device_type);
+    if (found != made_.end()) return found->second;
+    TORCH_CHECK_WITH(DistBackendError, !closed_,
+                     "this dreamcomm group was shut down; make a new one with new_group()");
+  }
+  Inner inner = factory_(device_type);
+  const std::scoped_lock lock(mutex_);
+  made_[device_type] = inner;
+  return inner;
+}
+
+std::vector<Fallback::Inner> Fallback::all() const {
+  const std::scoped_lock lock(mutex_);
+  std::vector<Inner> inners;
+  for (const auto& [device_type, inner] : made_) inners.push_back(inner);
+  return inners;
+}
+
+std::vector<Fallback::Inner> Fallback::close() {
+  std::vector<Inner> inners = all();
+  const std::scoped_lock lock(mutex_);
+  closed_ = true;
+  factory_ = nullptr;
+  made_.clear();
+  return inners;
+}
+
+}  // namespace dreamcomm

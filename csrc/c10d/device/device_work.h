@@ -1,0 +1,57 @@
+// What a call on an accelerator's tensors returns to torch: done when its stream is.
+#pragma once
+
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "c10d/work/work.h"
+#include "gpu/host/communicator.h"
+
+namespace dreamcomm {
+
+/// A call that a stream has been given. wait() orders the caller's current stream behind
+/// it, as with NCCL, and does not stop the host, unless it has a timeout or the call is a
+/// barrier. What befalls the kernel is told by whichever looks first after it has ended:
+/// isCompleted(), wait() or the group's next call.
+class DeviceWork final : public ProfiledWork {
+ public:
+  /// `done` has been recorded on `stream` behind the call's last step; `captured`: into a graph,
+  /// whose events cannot be asked.
+  DeviceWork(int rank, const Label& label, Tensors inputs, Tensors outputs,
+             const c10::Stream& stream, std::shared_ptr<const c10::Event> done, bool captured,
+             std::shared_ptr<const gpu::Group> group, uint64_t sequence);
+
+  bool isCompleted() override;
+  bool isSuccess() const override { return exception() == nullptr; }
+  std::exception_ptr exception() const override;
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+  void synchronize() override;
+  std::vector<at::Tensor> result() override { return outputs_; }
+  /// Its value is ready for streams that wait for it as torch's futures do.
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  uint64_t getSequencenumber() const override { return sequence_; }
+
+ private:
+  bool is_done() const;
+  void wait_here(std::chrono::milliseconds timeout);
+  void rethrow_failure() const;
+
+  const Label label_;
+  const std::vector<at::Tensor> outputs_;
+  const c10::Stream stream_;
+  const std::shared_ptr<const c10::Event> done_;
+  const bool captured_;
+  const std::shared_ptr<const gpu::Group> group_;
+  const uint64_t sequence_;
+  // Found when the event was first seen done; a later call's failure is none of this one's.
+  mutable std::mutex found_mutex_;
+  mutable bool found_ = false;
+  mutable std::exception_ptr failure_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;  // guarded by mutex_
+};
+
+}  // namespace dreamcomm

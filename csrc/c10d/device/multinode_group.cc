@@ -1,0 +1,69 @@
+#include "c10d/device/multinode_group.h"
+
+#include <ATen/ops/empty.h>
+
+#include <utility>
+#include <vector>
+
+#include "c10d/device/hier_context.h"
+#include "comm/validate.h"
+#include "internode/collectives/dispatch.h"
+
+namespace dreamcomm {
+
+DeviceSpan::DeviceSpan(std::shared_ptr<gpu::Group> group, DevicePlace place, Fallback::Inner engine,
+                       c10::Device device)
+    : group_(std::move(group)),
+      place_(std::move(place)),
+      engine_(std::move(engine)),
+      device_(device) {}
+
+void DeviceSpan::run(const Request& request, void* stream) {
+  validate(request, place_.rank, place_.topology.size());
+  under_way_ = true;
+  const DeviceTrip::Level level{.group = *group_,
+                                .engine = *engine_,
+                                .topology = place_.topology,
+                                .rank = place_.rank,
+                                .widens_halves = place_.widens_halves,
+                                .device = device_,
+                                .stream = stream};
+  DeviceTrip trip(level, request.deadline, place_.chunk);
+  try {
+    if (request.kind == Kind::kBarrier) {  // between hosts the verdict is one
+      trip.here(Kind::kBarrier, Reduction{}, {}, {});
+    } else {
+      spans::run(trip, request);
+    }
+  } catch (const Error& error) {  // of a part
+    throw Error(error.kind(), concat(dreamcomm::describe(request), ": ", error.what()));
+  }
+  const auto kind = static_cast<std::size_t>(request.kind);
+  sent_[kind].grow(static_cast<std::int64_t>(trip.traffic().sent));
+  received_[kind].grow(static_cast<std::int64_t>(trip.traffic().received));
+}
+
+void DeviceSpan::agree(void* stream) {
+  const auto words = at::TensorOptions().dtype(at::kLong).device(device_);
+  std::vector<at::Tensor> verdict{at::empty({1}, words)};
+  auto* const word = static_cast<std::byte*>(verdict[0].mutable_data_ptr());
+  group_->put_verdict(word, stream);
+  c10d::AllreduceOptions most;
+  most.reduceOp = c10d::ReduceOp::MAX;
+  most.asyncOp = false;
+  // NCCL puts it on the current stream, and has no work to return then.
+  if (const auto work = engine_->allreduce(verdict, most)) work->wait();
+  group_->take_verdict(word, stream);
+  under_way_ = false;
+}
+
+std::array<WireTraffic, kKinds> DeviceSpan::traffic() const {
+  std::array<WireTraffic, kKinds> all;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    all[i] = {static_cast<std::uint64_t>(sent_[i].read()),
+              static_cast<std::uint64_t>(received_[i].read())};
+  }
+  return all;
+}
+
+}  // namespace dreamcomm

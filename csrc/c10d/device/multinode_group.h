@@ -1,0 +1,55 @@
+// Calls on devices in a group whose ranks are on several hosts.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <memory>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include "c10d/base/device_kind.h"
+#include "c10d/base/torch_fallback.h"
+#include "core/flag.h"
+#include "gpu/host/communicator.h"
+#include "internode/collectives/hier_context.h"
+
+namespace dreamcomm {
+
+/// A rank of such a group, among those of its host and those of others.
+struct DevicePlace {
+  Topology topology;
+  int rank = 0;
+  bool widens_halves = true;  // as BridgeOptions
+  std::size_t chunk = kDeviceChunkBytes;
+};
+
+/// Sums are made in the order of Bridge, so equal placements give the bits of the host's tensors.
+/// INVARIANT: a call that fails on one rank is known to have failed on all when its stream has
+/// come to its end: agree() puts the ranks' verdicts behind it. So no host goes on with sums that
+/// another one could not make.
+class DeviceSpan {
+ public:
+  DeviceSpan(std::shared_ptr<gpu::Group> group, DevicePlace place, Fallback::Inner engine,
+             c10::Device device);
+
+  /// On the current stream, which is `stream`. Throws Error.
+  void run(const Request& request, void* stream);
+  void agree(void* stream);
+  /// Whether a call has begun that is not agreed on: other hosts wait for this rank.
+  bool under_way() const { return under_way_; }
+
+  const DevicePlace& place() const { return place_; }
+  const Fallback::Inner& engine() const { return engine_; }
+  /// Bytes of this rank between hosts, but for verdicts. Any thread.
+  std::array<WireTraffic, kKinds> traffic() const;
+
+ private:
+  const std::shared_ptr<gpu::Group> group_;
+  const DevicePlace place_;
+  const Fallback::Inner engine_;
+  const c10::Device device_;
+  bool under_way_ = false;
+  std::array<Gauge, kKinds> sent_;
+  std::array<Gauge, kKinds> received_;
+};
+
+}  // namespace dreamcomm

@@ -1,0 +1,141 @@
+#include "c10d/device/stream_queue.h"
+
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "c10d/base/convert.h"
+#include "c10d/device/contiguous.h"
+
+namespace dreamcomm {
+namespace {
+
+using std::chrono::milliseconds;
+
+/// How long kernels may still run when a rank leaves alone.
+constexpr milliseconds kLeaving{5'000};
+
+}  // namespace
+
+DeviceLane::DeviceLane(std::shared_ptr<gpu::Group> group, c10::Device device, Ways ways,
+                       std::string about, gpu::Hearsay hearsay, std::unique_ptr<DeviceSpan> span)
+    : group_(std::move(group)), device_(device), ways_(std::move(ways)), span_(std::move(span)) {
+  group_->speak_of(std::move(about), std::move(hearsay));
+}
+
+c10::Stream DeviceLane::stream_for(const DevicePlan& plan) {
+  const c10::Stream callers = c10::impl::VirtualGuardImpl(device_.type()).getStream(device_);
+  if (!plan.async) return callers;
+  if (!side_) side_ = ways_.make_stream();
+  c10::Event before(device_.type());
+  before.record(callers);
+  before.block(*side_);
+  return *side_;
+}
+
+c10::intrusive_ptr<DeviceWork> DeviceLane::issue(int rank, const DevicePlan& plan, Calls& calls) {
+  const std::scoped_lock lock(calling_);
+  const c10::DeviceGuard here(device_);
+  const c10::Stream stream = stream_for(plan);
+  const c10::StreamGuard on(stream);
+  const bool captured = ways_.is_capturing(stream);
+  // All are staged before the first is sent, as on the CPU: no part of a coalesced call
+  // sees what another writes, and a tensor that cannot be staged harms nobody.
+  for (Call& call : calls) call.stage();
+  for (const Call& call : calls) {
+    if (plan.async) call.used_on(stream, ways_.is_registered);
+  }
+  std::exception_ptr failure;
+  try {
+    run_parts(plan, calls, stream);
+    for (Call& call : calls) call.unstage();
+  } catch (...) {
+    failure = current_as_torch();
+  }
+  // Also after a failure: a part may be under way.
+  auto done = std::make_shared<c10::Event>(device_.type());
+  done->record(stream);
+  if (!captured) {  // a graph's events cannot be asked
+    last_ = done;
+    std::erase_if(kept_, [](const Kept& one) { return one.done->query(); });
+    const bool keeps =
+        plan.async && std::any_of(calls.begin(), calls.end(), [this](const Call& call) {
+          return call.any_registered(ways_.is_registered);
+        });
+    if (keeps) kept_.push_back({done, std::move(calls)});
+  }
+  if (failure) std::rethrow_exception(failure);
+  return c10::make_intrusive<DeviceWork>(rank, plan.label, plan.inputs, plan.outputs, stream,
+                                         std::move(done), captured, group_, plan.sequence);
+}
+
+void DeviceLane::run_part(const Request& request, void* native) {
+  if (span_) return span_->run(request, native);
+  const Adjacent in(request.in, device_);
+  const Adjacent out(request.out, device_);
+  in.collect();
+  Request adjacent = request;
+  adjacent.in = in.blocks();
+  adjacent.out = out.blocks();
+  group_->run(adjacent, native);
+  out.spread();
+}
+
+void DeviceLane::abort() {
+  group_->abort();
+  if (span_) span_->engine()->abort();
+}
+
+void DeviceLane::run_parts(const DevicePlan& plan, Calls& calls, const c10::Stream& stream) {
+  void* const native = c10::impl::VirtualGuardImpl(device_.type()).getStreamNativeHandle(stream);
+  bool begun = false;
+  try {
+    for (Call& call : calls) {
+      run_part(call.request(plan.deadline, 0), native);
+      begun = true;
+    }
+    if (span_) span_->agree(native);
+  } catch (...) {
+    // This rank is parts behind its peers: its next call would meet one of them.
+    if (begun || (span_ && span_->under_way())) abort();
+    throw;
+  }
+}
+
+bool DeviceLane::ends_within(milliseconds longest, const Interrupt& pause) const {
+  const auto is_done = [this] {
+    try {
+      return !last_ || last_->query();
+    } catch (const c10::Error&) {
+      return true;  // the device is lost, and nothing runs there any more
+    }
+  };
+  const Clock::time_point end = deadline_in(Clock::now(), longest);
+  while (!is_done()) {
+    if (Clock::now() > end) return false;
+    pause();
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  return true;
+}
+
+void DeviceLane::close(const gpu::Exchange& exchange, const Interrupt& pause) {
+  const std::scoped_lock lock(calling_);
+  const c10::DeviceGuard here(device_);
+  ends_within(milliseconds::max(), pause);
+  kept_.clear();
+  if (span_) span_->engine()->shutdown();
+  group_->close(exchange);
+}
+
+void DeviceLane::leave(const Interrupt& pause) {
+  const std::scoped_lock lock(calling_);
+  const c10::DeviceGuard here(device_);
+  if (!ends_within(kLeaving, pause)) abort();
+  group_->drain();
+}
+
+}  // namespace dreamcomm

@@ -1,0 +1,206 @@
+#include "c10d/rendezvous/connect_nodes.h"
+
+#include <algorithm>
+#include <regex>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "core/error.h"
+
+namespace dreamcomm {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kAtOnce{0};
+constexpr milliseconds kToHear{1500};  // who asks a late rank first waits for up to a second
+constexpr milliseconds kHearEvery{40};
+constexpr milliseconds kForWord{500};
+constexpr milliseconds kLongestRound{1000};  // of very many ranks, at a slow store
+
+std::string connected_key(const std::string& carries, int rank) {
+  return concat("connected/", carries, '/', rank);
+}
+
+std::string name_of(const Place& place, int rank) {
+  return concat("rank ", rank, " of ", place.topology.words(place.topology.host_of(rank)));
+}
+
+/// The other ranks of whom nothing is heard until that time, and that the text does not name; not
+/// known if the store does not answer, or not for all of them in that time.
+std::optional<std::vector<int>> silent(const Connection& connection, StoreClerk& clerk,
+                                       const Reasons& reasons, const std::string& told,
+                                       Clock::time_point until) {
+  const Place& place = connection.place;
+  std::vector<int> ranks;
+  if (!connection.is_nearly_over()) return ranks;
+  for (int peer = 0; peer < place.topology.size(); ++peer) {
+    const bool is_named = told.find(name_of(place, peer)) != std::string::npos;
+    if (peer != place.rank && !is_named) ranks.push_back(peer);
+  }
+  const Clock::time_point end = std::max(until, Clock::now()) + kLongestRound;
+  bool answers = true;  // in the last round
+  const auto is_heard = [&](int peer) {
+    answers = answers && Clock::now() < end;
+    if (!answers) return false;
+    const std::optional<std::string> found = clerk.read(connected_key(connection.carries, peer));
+    answers = found.has_value();
+    return (found && !found->empty()) || !reasons.of(peer, kAtOnce).empty();
+  };
+  while (true) {
+    answers = true;
+    std::erase_if(ranks, is_heard);
+    if (ranks.empty()) return ranks;
+    if (Clock::now() >= until) return answers ? std::optional(ranks) : std::nullopt;
+    if (connection.interrupt) connection.interrupt();
+    std::this_thread::sleep_for(kHearEvery);
+  }
+}
+
+std::string words_on(const Place& place, const std::optional<std::vector<int>>& silent) {
+  constexpr std::size_t kMostNamed = 4;
+  if (!silent) return "; and the store does not answer";
+  const std::vector<int>& ranks = *silent;
+  if (ranks.empty()) return "";
+  std::string names;
+  for (std::size_t i = 0; i < std::min(ranks.size(), kMostNamed); ++i) {
+    names += concat(i > 0 ? ", " : "", name_of(place, ranks[i]));
+  }
+  if (ranks.size() > kMostNamed) names += concat(" and ", ranks.size() - kMostNamed, " more");
+  return concat("; nothing was heard in that time of ", names);
+}
+
+constexpr std::string_view kGivenUp = " has given the group up: ";
+
+/// Whether something is told that no other rank told before.
+bool is_first_hand(const std::string& told) {
+  return !told.empty() && told.find(kGivenUp) == told.rfind(kGivenUp);
+}
+
+/// Why another rank has failed: if some are silent, as a rank of their hosts tells it.
+std::string told_by_another(const Place& place, const Reasons& reasons,
+                            const std::vector<int>& ranks) {
+  const Topology& topology = place.topology;
+  for (int peer = 0; peer < topology.size(); ++peer) {
+    const auto is_mate = [&](int rank) { return topology.host_of(rank) == topology.host_of(peer); };
+    if (peer == place.rank) continue;
+    if (!ranks.empty() && std::none_of(ranks.begin(), ranks.end(), is_mate)) continue;
+    const std::string told = reasons.of(peer, kAtOnce);
+    if (is_first_hand(told)) return "; " + told;
+  }
+  return "";
+}
+
+/// Why some other rank has given the group up: the one that does so because of none, if it is
+/// there, and the store says so in the time.
+std::string first_told(const Reasons& reasons, int own, int size) {
+  const std::string last = reasons.last();
+  if (last.empty()) return "";
+  const Clock::time_point end = Clock::now() + kLongestRound;
+  std::string found = last.starts_with(concat("rank ", own, ' ')) ? "" : last;
+  for (int rank = 0; rank < size && Clock::now() < end; ++rank) {
+    const std::string told = rank == own ? "" : reasons.of(rank, kAtOnce);
+    if (is_first_hand(told)) return told;
+    if (found.empty()) found = told;
+  }
+  return found;
+}
+
+std::string words_on_end(int rank) { return concat("the process of rank ", rank, " has ended"); }
+
+/// Its words name the other side only, not why it has gone.
+bool is_connection_lost(const Error& error) {
+  const std::string_view words = error.what();
+  return error.kind() == ErrorKind::kPeerLost && words.find(kGivenUp) == std::string_view::npos &&
+         words.find(" has ended") == std::string_view::npos;
+}
+
+}  // namespace
+
+/// An end is looked at before what was told, as that was told before. Not at the end of the time:
+/// what others tell then is that they, too, have waited, and for whom they do not know.
+std::function<std::string(int)> watch_on_mates(const Connection& connection,
+                                               const std::function<std::string(int)>& known,
+                                               const ShmResult& whole, const Reasons& reasons) {
+  return [&connection, known, &whole, reasons](int rank) -> std::string {
+    const bool ended = has_ended(whole.processes.at(static_cast<std::size_t>(rank)));
+    if (std::string why = known ? known(rank) : ""; !why.empty()) return why;
+    const Place& place = connection.place;
+    std::string told =
+        connection.is_nearly_over() ? "" : first_told(reasons, place.rank, place.topology.size());
+    return told.empty() && ended ? words_on_end(rank) : told;
+  };
+}
+
+PatientStore::Watch watch_on(const Connection& connection,
+                             const std::shared_ptr<Communicator>& part,
+                             const std::shared_ptr<StoreClerk>& clerk) {
+  return [weak_part = std::weak_ptr(part), weak_clerk = std::weak_ptr(clerk),
+          topology = connection.place.topology, rank = connection.place.rank]() -> std::string {
+    const std::shared_ptr<Communicator> here = weak_part.lock();
+    const std::shared_ptr<StoreClerk> store = weak_clerk.lock();
+    if (!here || !store) return "";
+    for (const int peer : topology.ranks(topology.host_of(rank))) {
+      if (here->has_ended(topology.index_of(peer))) {
+        return words_on_end(peer);
+      }
+    }
+    return first_told(reasons_through(store), rank, topology.size());
+  };
+}
+
+std::string cause_soon(const PatientStore::Watch& watch) {
+  const Clock::time_point until = Clock::now() + kForWord;
+  while (true) {
+    std::string cause = watch();
+    if (!cause.empty() || Clock::now() >= until) return cause;
+    std::this_thread::sleep_for(kHearEvery);
+  }
+}
+
+Fallback::Inner connect_hosts(const Connection& connection, StoreClerk& clerk,
+                              const Reasons& reasons,
+                              const std::function<Fallback::Inner()>& connect) {
+  const Place& place = connection.place;
+  try {
+    Fallback::Inner made = connect();
+    clerk.post(connected_key(connection.carries, place.rank), "yes");
+    return made;
+  } catch (const Error& error) {
+    // Those that have connected with this one have seen its connections end.
+    reasons.give_up(place.rank, error.what());
+    const std::optional<std::vector<int>> found =
+        silent(connection, clerk, reasons, "", Clock::now() + kToHear);
+    const std::string words = error.what() + words_on(place, found);
+    if (words != error.what()) reasons.give_up(place.rank, words);
+    const bool is_told = words.find(kGivenUp) != std::string::npos;
+    throw Error(error.kind(),
+                is_told
+                    ? words
+                    : words + told_by_another(place, reasons, found.value_or(std::vector<int>())));
+  }
+}
+
+void first_use(const Connection& connection, StoreClerk& clerk, const Reasons& reasons,
+               const PatientStore::Watch& watch, const std::function<void()>& use) {
+  try {
+    use();
+  } catch (const Error& error) {
+    std::string told = error.what();
+    const int rank = connection.place.rank;
+    const std::string cause = is_connection_lost(error) ? cause_soon(watch) : "";
+    if (!cause.empty()) told += "; " + cause;
+    if (reasons.of(rank, kAtOnce).empty()) reasons.give_up(rank, told);
+    const auto found = silent(connection, clerk, reasons, told, later(connection.end(), kToHear));
+    throw Error(error.kind(), told + words_on(connection.place, found));
+  }
+}
+
+std::string words_of_gloo(const std::string& text) {
+  static const std::regex source(R"(\[[^\]\s]*\.(cc|h):\d+\] ?)");
+  return std::regex_replace(text.substr(0, text.find('\n')), source, "");
+}
+
+}  // namespace dreamcomm

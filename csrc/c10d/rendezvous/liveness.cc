@@ -1,0 +1,72 @@
+#include "c10d/rendezvous/liveness.h"
+
+#include <utility>
+
+#include "c10d/process/process_singleton.h"
+#include "core/error.h"
+
+namespace dreamcomm {
+namespace {
+
+std::string end_key(int rank) { return concat("ended/", rank); }
+
+ProcessWide<Roster>& roster_of_process() {
+  static ProcessWide<Roster> only;
+  return only;
+}
+
+}  // namespace
+
+void set_roster(const std::shared_ptr<Roster>& one) { roster_of_process().set(one); }
+std::shared_ptr<Roster> roster() { return roster_of_process().get(); }
+
+Roster::Roster(std::shared_ptr<Communicator> all, std::shared_ptr<StoreClerk> clerk)
+    : Roster(all, Topology(), all->rank(), std::move(clerk)) {}
+
+Roster::Roster(std::shared_ptr<Communicator> host, Topology topology, int rank,
+               std::shared_ptr<StoreClerk> clerk)
+    : host_(std::move(host)),
+      topology_(std::move(topology)),
+      rank_(rank),
+      clerk_(std::move(clerk)),
+      makings_(rank, clerk_) {}
+
+bool Roster::has_ended(int rank) {
+  if (topology_.size() == 0) return host_->has_ended(rank);
+  if (rank < 0 || rank >= topology_.size()) return false;
+  if (topology_.host_of(rank) == topology_.host_of(rank_)) {
+    if (!has_ended_here(rank)) return false;
+    tell(rank);
+    return true;
+  }
+  {
+    const std::scoped_lock lock(mutex_);
+    if (told_.contains(rank)) return true;
+  }
+  if (clerk_->read(end_key(rank)).value_or("").empty()) return false;
+  const std::scoped_lock lock(mutex_);
+  told_.insert(rank);
+  return true;
+}
+
+void Roster::tell_of_host() {
+  if (topology_.size() == 0) return;
+  for (const int rank : topology_.ranks(topology_.host_of(rank_))) {
+    if (has_ended_here(rank)) tell(rank);
+  }
+}
+
+bool Roster::has_ended_here(int rank) const {
+  return rank != rank_ && host_->has_ended(topology_.index_of(rank));
+}
+
+/// INVARIANT: an end is final, so once told it stays true, and who tells it first does not matter.
+void Roster::tell(int rank) {
+  {
+    const std::scoped_lock lock(mutex_);
+    if (!told_.insert(rank).second) return;
+  }
+  clerk_->set(end_key(rank), "1");
+}
+
+}  // namespace dreamcomm

@@ -1,0 +1,87 @@
+#include "c10d/rendezvous/store_board.h"
+
+#include <algorithm>
+#include <mutex>
+#include <utility>
+
+#include "internode/barrier/monitored_barrier.h"
+
+namespace dreamcomm {
+namespace {
+
+/// Pauses before a look: short at first, as the others are mostly near.
+constexpr std::chrono::milliseconds kShortestBetween{1};
+constexpr std::chrono::milliseconds kLongestBetween{32};
+
+}  // namespace
+
+/// INVARIANT: one look is under way at the most, so what it finds is newer than what is there.
+struct StoreBulletin::Board {
+  std::string look(c10d::Store& store) {
+    std::vector<std::string> found;
+    for (const std::string& key : keys) {
+      found.push_back(store.check({key}) ? store.get_to_str(key) : std::string());
+    }
+    const std::scoped_lock lock(mutex);
+    news = true;
+    looks = false;
+    texts = std::move(found);
+    if (ring) ring();
+    return "";
+  }
+
+  const std::vector<std::string> keys;
+  std::mutex mutex;
+  std::function<void()> ring;
+  std::vector<std::string> texts;
+  bool news = true;    // than what was read last
+  bool looks = false;  // now, or soon
+  std::chrono::milliseconds pause = kShortestBetween;
+};
+
+StoreBulletin::StoreBulletin(std::shared_ptr<StoreClerk> clerk, std::vector<std::string> keys,
+                             std::function<void()> ring)
+    : clerk_(std::move(clerk)),
+      board_(
+          new Board{.keys = std::move(keys), .mutex = {}, .ring = std::move(ring), .texts = {}}) {
+  board_->texts.resize(board_->keys.size());
+}
+
+StoreBulletin::~StoreBulletin() {
+  const std::scoped_lock lock(board_->mutex);
+  board_->ring = nullptr;
+}
+
+void StoreBulletin::post(const std::string& key, const std::string& text) {
+  clerk_->post(key, text);
+}
+
+bool StoreBulletin::has_news() {
+  const std::scoped_lock lock(board_->mutex);
+  return board_->news;
+}
+
+std::vector<std::string> StoreBulletin::read(std::chrono::milliseconds patience) {
+  if (patience.count() > 0) {
+    clerk_->run([board = board_](c10d::Store& store) { return board->look(store); }, patience);
+  }
+  const std::scoped_lock lock(board_->mutex);
+  board_->pause =
+      patience.count() > 0 ? kShortestBetween : std::min(2 * board_->pause, kLongestBetween);
+  if (!board_->looks) {
+    board_->looks = true;
+    clerk_->begin([board = board_](c10d::Store& store) { return board->look(store); },
+                  board_->pause);
+  }
+  board_->news = false;
+  return board_->texts;
+}
+
+std::shared_ptr<Bulletin> leaders_bulletin(const std::shared_ptr<StoreClerk>& clerk,
+                                           const Topology& topology, int rank,
+                                           std::function<void()> ring) {
+  if (topology.index_of(rank) != 0) return nullptr;
+  return std::make_shared<StoreBulletin>(clerk, SpanRoll::keys(topology, rank), std::move(ring));
+}
+
+}  // namespace dreamcomm

@@ -1,0 +1,39 @@
+// What leaders of hosts post for each other, in the store.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "c10d/rendezvous/store_worker.h"
+#include "internode/barrier/board.h"
+#include "transport/topology.h"
+
+namespace dreamcomm {
+
+class StoreBulletin final : public Bulletin {
+ public:
+  /// Reads `keys`. `ring` wakes the rank; any thread.
+  StoreBulletin(std::shared_ptr<StoreClerk> clerk, std::vector<std::string> keys,
+                std::function<void()> ring);
+  /// From then on the rank is not woken.
+  ~StoreBulletin() override;
+
+  void post(const std::string& key, const std::string& text) override;
+  bool has_news() override;
+  std::vector<std::string> read(std::chrono::milliseconds patience) override;
+
+ private:
+  struct Board;
+  const std::shared_ptr<StoreClerk> clerk_;
+  const std::shared_ptr<Board> board_;  // the clerk's, too
+};
+
+/// For a monitored barrier between hosts; null on ranks that lead none.
+std::shared_ptr<Bulletin> leaders_bulletin(const std::shared_ptr<StoreClerk>& clerk,
+                                           const Topology& topology, int rank,
+                                           std::function<void()> ring);
+
+}  // namespace dreamcomm

@@ -1,0 +1,212 @@
+#include "c10d/rendezvous/store_worker.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <utility>
+
+#include "core/request.h"
+#include "core/signals.h"
+
+namespace dreamcomm {
+namespace {
+
+constexpr std::chrono::milliseconds kLeave{200};  // for the thread to end by itself
+constexpr std::chrono::seconds kLeaveOfPython{10};
+constexpr int kPatienceForAnswers = 4;  // one may take three times as long as another
+
+/// Stores written in Python need not have it.
+c10::intrusive_ptr<c10d::Store> clone_of(const c10::intrusive_ptr<c10d::Store>& store) {
+  try {
+    return store->clone();
+  } catch (const std::exception&) {
+    return store;
+  }
+}
+
+/// Others may be written in Python, also where they can be cloned.
+bool is_of_torch(const c10::intrusive_ptr<c10d::Store>& store) {
+  const auto prefixed = c10::dynamic_intrusive_pointer_cast<c10d::PrefixStore>(store);
+  const auto root = prefixed ? prefixed->getUnderlyingNonPrefixStore() : store;
+  const c10d::Store* one = root.get();
+  return dynamic_cast<const c10d::TCPStore*>(one) || dynamic_cast<const c10d::FileStore*>(one) ||
+         dynamic_cast<const c10d::HashStore*>(one);
+}
+
+StoreClerk::Job setting(const std::string& key, const std::string& text) {
+  return [key, text](c10d::Store& store) {
+    store.set(key, text);
+    return std::string();
+  };
+}
+
+}  // namespace
+
+struct StoreClerk::Desk {
+  struct Order {
+    Job job;
+    std::optional<std::string> result{};
+    bool over = false;
+    bool in_vain = false;  // somebody waited too long for it
+  };
+
+  void work() {
+    std::unique_lock lock(mutex);
+    c10::intrusive_ptr<c10d::Store> own;
+    while (await_order(lock)) {
+      const std::shared_ptr<Order> order = orders.front();
+      lock.unlock();
+      if (!own) own = clone_of(store);
+      try {
+        order->result = order->job(*own);
+      } catch (const std::exception&) {  // the store has gone with the rank that kept it
+      }
+      lock.lock();
+      order->over = true;
+      if (order->in_vain) --silent;
+      orders.pop_front();
+      changed.notify_all();
+    }
+    lock.unlock();
+    own.reset();
+    store.reset();
+    lock.lock();
+    has_ended = true;
+    changed.notify_all();
+  }
+
+  /// Whether there is another one.
+  bool await_order(std::unique_lock<std::mutex>& lock) {
+    while (true) {
+      const Clock::time_point now = Clock::now();
+      while (!later.empty() && later.begin()->first <= now) {
+        orders.push_back(later.extract(later.begin()).mapped());
+      }
+      if (!orders.empty()) return true;
+      if (ending) return false;
+      if (later.empty()) {
+        changed.wait(lock);
+      } else {
+        changed.wait_until(lock, later.begin()->first);
+      }
+    }
+  }
+
+  std::mutex mutex;
+  std::condition_variable changed;
+  c10::intrusive_ptr<c10d::Store> store;  // as given; the thread's once it is there
+  std::deque<std::shared_ptr<Order>> orders;
+  std::multimap<Clock::time_point, std::shared_ptr<Order>> later;  // not yet due
+  std::chrono::milliseconds took{0};                               // the last answer
+  std::chrono::milliseconds patience = kPatience;
+  bool may_be_python = false;  // where the thread works
+  int silent = 0;              // orders that were waited for in vain and are not over
+  bool ending = false;
+  bool has_ended = true;  // there is no thread
+};
+
+StoreClerk::StoreClerk(c10::intrusive_ptr<c10d::Store> store) : desk_(std::make_shared<Desk>()) {
+  desk_->may_be_python = !is_of_torch(store);
+  desk_->store = std::move(store);
+}
+
+StoreClerk::~StoreClerk() { leave(); }
+
+void StoreClerk::leave() {
+  std::unique_lock lock(desk_->mutex);
+  desk_->ending = true;
+  desk_->changed.notify_all();
+  const auto has_ended = [this] { return desk_->has_ended; };
+  if (desk_->changed.wait_for(lock, kLeave, has_ended) || !desk_->may_be_python) return;
+  desk_->changed.wait_for(lock, kLeaveOfPython, has_ended);
+}
+
+/// Under the lock. Without a thread to be had the store is one that does not answer.
+bool StoreClerk::hire() {
+  try {
+    std::thread([desk = desk_] {
+      block_signals();
+      desk->work();
+    }).detach();
+  } catch (const std::system_error&) {
+    return false;
+  }
+  desk_->has_ended = false;
+  return true;
+}
+
+void StoreClerk::begin(Job job, std::chrono::milliseconds pause) {
+  const std::scoped_lock lock(desk_->mutex);
+  if (desk_->ending || (desk_->has_ended && !hire())) return;
+  const auto order = std::make_shared<Desk::Order>(Desk::Order{std::move(job)});
+  if (pause.count() > 0) {
+    desk_->later.emplace(Clock::now() + pause, order);
+  } else {
+    desk_->orders.push_back(order);
+  }
+  desk_->changed.notify_all();
+}
+
+StoreClerk::Job StoreClerk::looking(const std::string& key) const {
+  return [key, desk = desk_.get()](c10d::Store& store) {
+    const Clock::time_point begin = Clock::now();
+    std::string found = store.check({key}) ? store.get_to_str(key) : std::string();
+    const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - begin);
+    const std::scoped_lock lock(desk->mutex);
+    const auto quicker = std::min(std::exchange(desk->took, took), took);
+    desk->patience = std::clamp(kPatienceForAnswers * quicker, kPatience, kLongestPatience);
+    return found;
+  };
+}
+
+std::optional<std::string> StoreClerk::read(const std::string& key) {
+  {
+    const std::scoped_lock lock(desk_->mutex);
+    if (desk_->silent > 0) return std::nullopt;  // nor would anybody take the answer
+  }
+  return run(looking(key), patience());
+}
+
+std::chrono::milliseconds StoreClerk::patience() const {
+  const std::scoped_lock lock(desk_->mutex);
+  return desk_->patience;
+}
+
+void StoreClerk::greet() {
+  begin(looking("greeting"));
+  begin(looking("greeting"));
+}
+
+void StoreClerk::post(const std::string& key, const std::string& text) {
+  begin(setting(key, text));
+}
+
+void StoreClerk::set(const std::string& key, const std::string& text) {
+  run(setting(key, text), kPatience);
+}
+
+std::optional<std::string> StoreClerk::run(Job job, std::chrono::milliseconds patience) {
+  const auto order = std::make_shared<Desk::Order>(Desk::Order{std::move(job)});
+  std::unique_lock lock(desk_->mutex);
+  if (desk_->ending) return std::nullopt;
+  if (desk_->has_ended && !hire()) return std::nullopt;
+  desk_->orders.push_back(order);
+  desk_->changed.notify_all();
+  if (desk_->silent > 0) return std::nullopt;
+  if (!desk_->changed.wait_for(lock, patience, [&] { return order->over; })) {
+    order->in_vain = true;
+    ++desk_->silent;
+    return std::nullopt;
+  }
+  return std::move(order->result);
+}
+
+}  // namespace dreamcomm

@@ -1,0 +1,35 @@
+// Threads that complete futures. Not the progress thread: a callback may wait for
+// a collective of the same group, which only the progress thread can run.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "c10d/process/fork_guard.h"
+
+namespace dreamcomm {
+
+/// Runs tasks, each on an idle thread if there is one, else on a new one: a task
+/// that waits for another never stops it. Threads start with the first task.
+class Executor {
+ public:
+  Executor();
+  ~Executor();  // as stop()
+  Executor(const Executor&) = delete;
+  Executor& operator=(const Executor&) = delete;
+
+  /// The task must not throw. After stop() it runs here and now. Any thread.
+  void post(std::function<void()> task);
+  /// Waits until all tasks have run and the threads ended, but for the thread
+  /// that calls this, if a task does. Idempotent.
+  void stop();
+  /// Whether this is the process that has the threads, and no child that it forked.
+  bool at_home() const { return process_.at_home(); }
+
+ private:
+  struct State;
+  const ForkMark process_;
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace dreamcomm

@@ -1,0 +1,242 @@
+#include "c10d/work/work.h"
+
+#include <c10/util/Exception.h>
+
+#include <utility>
+
+#include "c10d/base/convert.h"
+#include "c10d/base/gil_signals.h"
+
+namespace dreamcomm {
+namespace {
+
+using std::chrono::milliseconds;
+
+/// How long a waiting thread sleeps between looks at Python's signals.
+constexpr milliseconds kLook{50};
+
+c10::TypePtr tensor_list() { return c10::ListType::create(c10::TensorType::get()); }
+
+}  // namespace
+
+DreamWork::DreamWork(int rank, const Label& label, Tensors inputs, Tensors outputs,
+                     std::shared_ptr<Executor> executor, std::weak_ptr<Communicator> communicator)
+    : ProfiledWork(rank, label.type, label.title, inputs),
+      label_(label),
+      outputs_(outputs.begin(), outputs.end()),
+      executor_(std::move(executor)),
+      communicator_(std::move(communicator)) {
+  if (executor_) caller_.emplace();
+}
+
+void DreamWork::complete(std::exception_ptr error) {
+  finish(std::move(error));
+  {
+    const std::scoped_lock lock(mutex_);
+    if (!future_ || settled_) return;
+    settled_ = true;
+  }
+  executor_->post([work = c10::intrusive_ptr<DreamWork>::reclaim_copy(this)] {
+    const AsCaller as_caller(*work->caller_);
+    work->settle(*work->future_);
+  });
+}
+
+void DreamWork::complete_unshared() {
+  completed_ = true;
+  was_done_ = true;
+  take_record();
+}
+
+void DreamWork::settle(c10::ivalue::Future& future) {
+  if (exception_) {
+    future.setError(exception_);
+  } else {
+    future.markCompleted(std::vector<at::Tensor>(outputs_.begin(), outputs_.end()));
+  }
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> DreamWork::getFuture() {
+  if (!isCompleted()) require_home();
+  const std::scoped_lock lock(mutex_);
+  if (!future_) {
+    future_ = c10::make_intrusive<c10::ivalue::Future>(tensor_list());
+    if (completed_) {
+      settled_ = true;
+      settle(*future_);
+    }
+  }
+  return future_;
+}
+
+std::vector<at::Tensor> DreamWork::result() {
+  TORCH_CHECK(isCompleted(), name(), ": the work is not done; call wait() before result()");
+  return {outputs_.begin(), outputs_.end()};
+}
+
+bool DreamWork::wait(milliseconds timeout) {
+  if (was_done_) return true;
+  if (!isCompleted()) {
+    require_home();
+    const ProfiledWait seen(name());
+    advance(pause_until(bounded(timeout)));
+  }
+  std::unique_lock lock(mutex_);
+  const c10::intrusive_ptr<c10::ivalue::Future> future = future_;
+  const std::exception_ptr error = exception_;
+  lock.unlock();
+  // After wait() the value of a future that was taken before is there, too.
+  if (future) future->wait();
+  if (error) std::rethrow_exception(error);
+  return true;
+}
+
+/// A forked child has neither the memory of the group nor a thread that would complete the work.
+void DreamWork::require_home() const {
+  TORCH_CHECK_WITH(DistBackendError, !executor_ || executor_->at_home(), name(),
+                   ": this process was forked from the rank that made the call, and is none "
+                   "itself: wait for it there");
+}
+
+Interrupt DreamWork::pause_until(milliseconds timeout) const {
+  const Clock::time_point begin = Clock::now();
+  return [this, timeout, begin] {
+    check_signals();
+    if (timeout == kNoTimeout || Clock::now() - begin < timeout) return;
+    TORCH_CHECK_WITH(DistBackendError, false, name(), ": Timed out waiting ", timeout.count(),
+                     " ms for this work", awaited(timeout), "; the call itself goes on");
+  };
+}
+
+std::string DreamWork::awaited(milliseconds waited) const {
+  const std::shared_ptr<Communicator> group = communicator();
+  if (!group) return "";
+  const std::string whom = group->awaited(waited);
+  return concat(" on ", group->who(), whom.empty() ? "" : ", which waits for ", whom);
+}
+
+std::string MessageWork::awaited(milliseconds waited) const {
+  const std::shared_ptr<Communicator> group = communicator();
+  if (!group) return "";
+  const std::string lacks = group->awaited(*ticket_, waited);
+  return concat(" on ", group->who(), lacks.empty() ? "" : ": ", lacks);
+}
+
+void DreamWork::advance(const Interrupt& pause) {
+  std::unique_lock lock(mutex_);
+  while (!cv_.wait_for(lock, kLook, [this] { return completed_; })) {
+    lock.unlock();
+    pause();
+    lock.lock();
+  }
+}
+
+MessageWork::MessageWork(int rank, const Label& label, const at::Tensor& tensor,
+                         std::shared_ptr<Executor> executor,
+                         std::weak_ptr<Communicator> communicator)
+    : DreamWork(rank, label, tensor, tensor, std::move(executor), std::move(communicator)) {}
+
+void MessageWork::follow(std::shared_ptr<Ticket> ticket, std::function<void()> received) {
+  ticket_ = std::move(ticket);
+  auto self = c10::intrusive_ptr<MessageWork>::reclaim_copy(this);
+  ticket_->then([self, received = std::move(received)](std::exception_ptr error) {
+    try {
+      if (error) std::rethrow_exception(error);
+      const AsCaller as_caller(*self->caller());
+      if (received) received();
+    } catch (...) {
+      self->complete(current_as_torch());
+      return;
+    }
+    self->complete(nullptr);
+  });
+}
+
+int MessageWork::sourceRank() const { return ticket_->source(); }
+
+void MessageWork::advance(const Interrupt& pause) {
+  if (const std::shared_ptr<Communicator> group = communicator()) {
+    try {
+      group->wait(*ticket_, pause);
+    } catch (const Error& error) {
+      if (!ticket_->done()) std::rethrow_exception(to_torch(error));
+      // The message failed; the work tells.
+    } catch (const c10::DistBackendError&) {
+      throw;  // wait()'s own timeout: the message goes on
+    } catch (...) {
+      give_up();  // Ctrl-C
+      throw;
+    }
+  }
+  DreamWork::advance(pause);
+}
+
+void MessageWork::give_up() {
+  if (const std::shared_ptr<Communicator> group = communicator()) group->give_up(*ticket_);
+}
+
+GroupWork::GroupWork(std::vector<c10::intrusive_ptr<c10d::Work>> works)
+    : ProfiledWork(-1, c10d::OpType::COALESCED), works_(std::move(works)) {
+  take_record();  // it has one only where the caller has set a name
+}
+
+bool GroupWork::isCompleted() {
+  for (const auto& work : works_) {
+    if (!work->isCompleted()) return false;
+  }
+  return true;
+}
+
+bool GroupWork::isSuccess() const { return exception() == nullptr; }
+
+std::exception_ptr GroupWork::exception() const {
+  for (const auto& work : works_) {
+    if (std::exception_ptr error = work->exception()) return error;
+  }
+  return nullptr;
+}
+
+bool GroupWork::wait(milliseconds timeout) {
+  try {
+    for (const auto& work : works_) work->wait(timeout);
+  } catch (const std::exception& error) {
+    if (is_foreign(error)) give_up();  // Ctrl-C; if one has failed, or is late, the others go on
+    throw;
+  }
+  return true;
+}
+
+/// Who waits for all of them will wait for none again.
+void GroupWork::give_up() const {
+  for (const auto& work : works_) {
+    if (auto* message = dynamic_cast<MessageWork*>(work.get())) message->give_up();
+  }
+}
+
+void GroupWork::synchronize() {
+  for (const auto& work : works_) work->synchronize();
+}
+
+std::vector<at::Tensor> GroupWork::result() {
+  std::vector<at::Tensor> all;
+  for (const auto& work : works_) {
+    for (const at::Tensor& tensor : work->result()) all.push_back(tensor);
+  }
+  return all;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> GroupWork::getFuture() {
+  c10::List<c10::intrusive_ptr<c10::ivalue::Future>> parts(c10::FutureType::create(tensor_list()));
+  for (const auto& work : works_) parts.push_back(work->getFuture());
+  const auto gather = [parts](c10::ivalue::Future& done) -> c10::IValue {
+    if (done.hasError()) std::rethrow_exception(done.exception_ptr());
+    std::vector<at::Tensor> all;
+    for (const c10::intrusive_ptr<c10::ivalue::Future>& part : parts) {
+      for (const at::Tensor& tensor : part->value().toTensorVector()) all.push_back(tensor);
+    }
+    return all;
+  };
+  return c10::collectAll(parts)->then(gather, tensor_list());
+}
+
+}  // namespace dreamcomm

@@ -1,0 +1,108 @@
+// What a collective or a message returns to torch.
+#pragma once
+
+#include <ATen/ThreadLocalState.h>
+#include <ATen/core/ivalue.h>
+#include <c10/util/SmallVector.h>
+
+#include <memory>
+#include <optional>
+#include <string_view>
+
+#include "c10d/base/op_labels.h"
+#include "c10d/work/callback_threads.h"
+#include "c10d/work/profiled_work.h"
+#include "comm/communicator.h"
+#include "comm/p2p/completion.h"
+
+namespace dreamcomm {
+
+/// Completed once, by whoever ran the call, on any thread. Its Future holds the
+/// outputs as List[Tensor]; a Future asked for before the call is done completes
+/// on a thread of the executor, never on the progress thread.
+class DreamWork : public ProfiledWork {
+ public:
+  /// `executor` may be null for a call that is done before torch sees its work.
+  DreamWork(int rank, const Label& label, Tensors inputs, Tensors outputs,
+            std::shared_ptr<Executor> executor, std::weak_ptr<Communicator> communicator = {});
+
+  void complete(std::exception_ptr error);
+  /// The same without an error, before anyone else has seen the work: no locks.
+  void complete_unshared();
+
+  /// Interruptible by signals. `timeout` (0: none) ends the wait, not the call.
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+  void synchronize() override {}
+  std::vector<at::Tensor> result() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  uint64_t getSequencenumber() const override { return sequence_; }
+
+  /// The caller's thread-local state of torch; null if the call ran on its thread.
+  const at::ThreadLocalState* caller() const { return caller_ ? &*caller_ : nullptr; }
+  void set_sequence(uint64_t sequence) { sequence_ = sequence; }
+
+ protected:
+  /// Helps the call along until it is done; throws only what `pause` throws.
+  virtual void advance(const Interrupt& pause);
+  const char* name() const { return label_.name(); }
+  /// Where this rank waits for whom, after so long: " on rank 0 of 2 in group 'default', ..."; or
+  /// "".
+  virtual std::string awaited(std::chrono::milliseconds waited) const;
+  std::shared_ptr<Communicator> communicator() const { return communicator_.lock(); }
+
+ private:
+  void require_home() const;
+  Interrupt pause_until(std::chrono::milliseconds timeout) const;
+  void settle(c10::ivalue::Future& future);
+
+  const Label label_;
+  const c10::SmallVector<at::Tensor, 1> outputs_;
+  const std::shared_ptr<Executor> executor_;
+  // Not kept alive: its progress thread may drop the last reference to a work.
+  const std::weak_ptr<Communicator> communicator_;
+  std::optional<at::ThreadLocalState> caller_;  // what callbacks run under
+  uint64_t sequence_ = 0;
+  bool was_done_ = false;                           // before torch saw it
+  c10::intrusive_ptr<c10::ivalue::Future> future_;  // guarded by mutex_, as is:
+  bool settled_ = false;                            // nobody else will complete future_
+};
+
+/// A message.
+class MessageWork final : public DreamWork {
+ public:
+  MessageWork(int rank, const Label& label, const at::Tensor& tensor,
+              std::shared_ptr<Executor> executor, std::weak_ptr<Communicator> communicator);
+
+  /// Completes this when the ticket is done; `received` runs before.
+  void follow(std::shared_ptr<Ticket> ticket, std::function<void()> received);
+  int sourceRank() const override;
+  /// Nobody waits for it any more: a receive takes no message, unless its own has come.
+  void give_up();
+
+ private:
+  void advance(const Interrupt& pause) override;
+  std::string awaited(std::chrono::milliseconds waited) const override;
+
+  std::shared_ptr<Ticket> ticket_;
+};
+
+/// Several works as one: done when all are, failed with the first that failed.
+class GroupWork final : public ProfiledWork {
+ public:
+  explicit GroupWork(std::vector<c10::intrusive_ptr<c10d::Work>> works);
+
+  bool isCompleted() override;
+  bool isSuccess() const override;
+  std::exception_ptr exception() const override;
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+  void synchronize() override;
+  std::vector<at::Tensor> result() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  /// As MessageWork's, of each message.
+  void give_up() const;
+
+ private:
+  const std::vector<c10::intrusive_ptr<c10d::Work>> works_;
+};
+
+}  // namespace dreamcomm
