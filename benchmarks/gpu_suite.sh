@@ -101,7 +101,7 @@ compile_programs() {
     -DCMAKE_CUDA_ARCHITECTURES="$architectures" &&
     cmake --build "$build" --target dreamcomm_gpu_tests dreamcomm_gpu_processes \
       dreamcomm_gpu_rows &&
-    cat "$build"/CMakeFiles/dc_gpu.dir/csrc/gpu/*.ptxas.txt >"$out/registers.txt"
+    cat "$build"/CMakeFiles/dc_gpu.dir/csrc/gpu/*/*.ptxas.txt >"$out/registers.txt"
 }
 compile_module() {
   local version info

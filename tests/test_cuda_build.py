@@ -37,7 +37,7 @@ def reports() -> dict[str, str]:
     trees = (Path(__file__).parents[1] / "build").glob("cp*")
     found = {}
     for tree in trees:
-        for file in tree.glob("CMakeFiles/dc_gpu.dir/csrc/gpu/*.ptxas.txt"):
+        for file in tree.glob("CMakeFiles/dc_gpu.dir/csrc/gpu/**/*.ptxas.txt"):
             found[file.name] = file.read_text()
     return found
 

@@ -56,7 +56,7 @@ class DreamBackend final : public c10d::Backend {
                const Watch& watch);
   ~DreamBackend() override;
 
-  // The group (backend_make.cc, backend_group.cc).
+  // The group (create.cc, lifecycle.cc).
   const std::string getBackendName() const override { return kBackendName; }
   c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override;
   bool supportsSplitting() const override { return true; }
@@ -68,7 +68,7 @@ class DreamBackend final : public c10d::Backend {
                                           const c10::intrusive_ptr<c10d::Backend::Options>& opts,
                                           const int& rank, const int& size) override;
   bool supportsShrinking() const override { return true; }
-  /// Collective among the ranks that stay (backend_shrink.cc).
+  /// Collective among the ranks that stay (shrink.cc).
   c10::intrusive_ptr<c10d::Backend> shrink(
       const std::vector<int64_t>& ranks_to_exclude, int shrink_flags,
       const c10::intrusive_ptr<c10d::Backend::Options>& opts_override) override;
@@ -87,7 +87,7 @@ class DreamBackend final : public c10d::Backend {
   bool supportsTensorAlloc(c10::DeviceIndex index) override;
   Tensor allocateTensor(long size, at::TensorOptions options = {}) override;
 
-  // Collectives (backend_collectives.cc).
+  // Collectives (collectives.cc).
   WorkPtr broadcast(TensorList& tensors, const c10d::BroadcastOptions& opts) override;
   WorkPtr allreduce(TensorList& tensors, const c10d::AllreduceOptions& opts) override;
   WorkPtr allreduce_sparse(TensorList& tensors, const c10d::AllreduceOptions& opts) override;
@@ -106,7 +106,7 @@ class DreamBackend final : public c10d::Backend {
   WorkPtr barrier(const c10d::BarrierOptions& opts) override;
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
 
-  // All-gather and reduce-scatter in their many forms (backend_shards.cc). The
+  // All-gather and reduce-scatter in their many forms (gather_scatter.cc). The
   // names are the old ones: torch 2.13 and later call the new ones, which forward.
   WorkPtr allgather(std::vector<TensorList>& outputs, TensorList& inputs,
                     const c10d::AllgatherOptions& opts) override;
@@ -123,7 +123,7 @@ class DreamBackend final : public c10d::Backend {
   WorkPtr reduce_scatter_tensor_coalesced(TensorList& outputs, TensorList& inputs,
                                           const c10d::ReduceScatterOptions& opts) override;
 
-  // Messages (backend_p2p.cc).
+  // Messages (send_recv.cc).
   WorkPtr send(TensorList& tensors, int dst, int tag) override;
   WorkPtr recv(TensorList& tensors, int src, int tag) override;
   WorkPtr recvAnysource(TensorList& tensors, int tag) override;

@@ -1,4 +1,4 @@
-// What the ranks of a roll call show each other; see roll_call.h.
+// What the ranks of a monitored barrier show each other; see monitored_barrier.h.
 #pragma once
 
 #include <algorithm>

@@ -13,7 +13,7 @@ namespace dreamcomm {
 
 /// What a roll call has come to.
 struct RollOutcome {
-  std::uint32_t bits = 0;  // see roll_flags.h; 0: all are in it
+  std::uint32_t bits = 0;  // see barrier_flags.h; 0: all are in it
   std::string problem{};   // else, in words
 };
 

@@ -90,7 +90,7 @@ inline Bucket bucket_of(const PackJob& job) {
           .flat_item = item_size(job.to)};
 }
 
-/// `partials`: partials_of() of the elements (bucket_launch.h), or null.
+/// `partials`: partials_of() of the elements (launch.h), or null.
 inline Bucket bucket_of(const UnpackJob& job, double* partials) {
   return {.task = {.flat = const_cast<std::byte*>(job.in),
                    .partials = partials,

@@ -16,7 +16,7 @@
 //   the same place (a word for each parity), of equal calls. So a peer that made another
 //   call is found by every rank that goes no further, before data moves.
 //
-//   Letters (letters.h) go beside a word that nothing in the call is ordered before.
+//   LL packets (ll_packets.h) go beside a word that nothing in the call is ordered before.
 //
 //   Giving up. A wait ends after `patience_ns`, when the host says so, or when any rank
 //   or another block of this one has given up. The first lane of the rank that notices

@@ -1,7 +1,7 @@
 // What a kernel body asks of the machine that runs it.
 //
 // A kernel is a grid of blocks, each of which is a team of lanes. Bodies are templates
-// over the target: on the GPU (cuda_target.cuh) lanes are CUDA threads; on the host
+// over the target: on the GPU (cuda/target.cuh) lanes are CUDA threads; on the host
 // (host_target.h) they are threads of the process, so that the very source that nvcc
 // compiles runs under the tests and sanitizers of a machine without a GPU.
 #pragma once

@@ -1,4 +1,4 @@
-// Stands in for cuda_driver.cu where there is no nvcc.
+// Stands in for driver.cu where there is no nvcc.
 #include "core/error.h"
 #include "gpu/cuda/driver.h"
 

@@ -1,4 +1,4 @@
-// Stands in for launch.cu and bucket_launch.cu where there is no nvcc.
+// Stands in for launch.cu and bucket/launch.cu where there is no nvcc.
 #include "core/error.h"
 #include "gpu/bucket/launch.h"
 #include "gpu/host/launch.h"

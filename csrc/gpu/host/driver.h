@@ -1,4 +1,4 @@
-// What a group needs of the machine its devices belong to: CUDA (cuda_driver.h), or, for
+// What a group needs of the machine its devices belong to: CUDA (cuda/driver.h), or, for
 // tests, threads of the process.
 #pragma once
 

@@ -1,4 +1,4 @@
-// What the leaders of a monitored barrier between hosts post; see span_roll.h.
+// What the leaders of a monitored barrier between hosts post; see monitored_barrier.h.
 #pragma once
 
 #include <array>

@@ -58,7 +58,7 @@ void LinkTrip::here(Kind kind, const Reduction& how, std::span<const Block> in,
 /// a rank of this host is late.
 /// INVARIANT: one that has gone is told of only if a rank of this host is seen after that not to
 /// have come to this gathering: the leader had not got what that one brings, so no rank anywhere
-/// had returned from the call (opening.cc).
+/// had returned from the call (call_handshake.cc).
 void LinkTrip::gather_here(std::span<const Block> in, std::span<const Block> out) {
   const Clock::time_point begin = Clock::now();
   Clock::time_point next = begin + kLookElsewhere;

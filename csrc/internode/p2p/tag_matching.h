@@ -169,7 +169,7 @@ class FarMailbox {
   GivenUp given_up_{options_.causes};                     // the clerk's own
   std::optional<std::string> why_alone_;                  // on this host
   bool ending_ = false;
-  std::thread clerk_;  // of far_clerk.cc, from the first message on that it is needed for
+  std::thread clerk_;  // of message_timeouts.cc, from the first message on that it is needed for
 };
 
 }  // namespace dreamcomm

@@ -29,7 +29,7 @@ struct ShmPeer {
 
 class ShmFabric final : public Fabric {
  public:
-  /// `fd`: of the own window, kept open for tools of the same user (observe.h).
+  /// `fd`: of the own window, kept open for tools of the same user (introspect/window_reader.h).
   ShmFabric(int rank, const WindowLayout& layout, Fd fd, Mapping own, std::shared_ptr<Heap> heap,
             std::vector<ShmPeer> peers, std::string words, std::shared_ptr<Whereabouts> whereabouts)
       : Fabric(rank, layout),
