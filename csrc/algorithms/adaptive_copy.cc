@@ -4,7 +4,7 @@
 #include <bit>
 #include <cstring>
 
-#include "kernels/stream.h"
+#include "kernels/transfer/stream.h"
 
 namespace dreamcomm {
 namespace {

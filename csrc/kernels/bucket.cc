@@ -4,7 +4,7 @@
 
 #include "core/error.h"
 #include "kernels/inspector.h"
-#include "kernels/transfer.h"
+#include "kernels/transfer/transfer.h"
 
 namespace dreamcomm {
 namespace {

@@ -6,7 +6,7 @@
 #include <cstddef>
 
 #include "kernels/formats.h"
-#include "kernels/transfer.h"
+#include "kernels/transfer/transfer.h"
 #include "kernels/vectors.h"
 
 namespace dreamcomm::kernels {

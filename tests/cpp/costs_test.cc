@@ -11,7 +11,7 @@
 #include "algorithms/table.h"
 #include "calls.h"
 #include "core/cpus.h"
-#include "kernels/stream.h"
+#include "kernels/transfer/stream.h"
 #include "ranks.h"
 
 namespace dreamcomm::testing {

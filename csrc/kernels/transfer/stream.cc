@@ -1,4 +1,4 @@
-#include "kernels/stream.h"
+#include "kernels/transfer/stream.h"
 
 #include <algorithm>
 #include <cstdint>

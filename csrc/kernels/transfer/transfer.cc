@@ -1,4 +1,4 @@
-#include "kernels/transfer.h"
+#include "kernels/transfer/transfer.h"
 
 namespace dreamcomm::kernels {
 namespace {
