@@ -23,7 +23,7 @@ from rich.table import Table
 
 import dreamcomm
 from dreamcomm import _C
-from dreamcomm.info import backend_of
+from dreamcomm._torch.groups import backend_of
 from machine import check_output, describe_machine, write_json
 
 SIZES = (1 << 10, 4 << 10, 32 << 10)

@@ -53,8 +53,8 @@ def autoload() -> None:
         if dist.is_available() and not hasattr(dist.Backend, NAME.upper()):
             dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu", "cuda"])
             dist.Backend.backend_capability[NAME] = _Devices()
-            from dreamcomm._batches import mend_batches
-            from dreamcomm._group_timeout import mend_timeout
+            from dreamcomm._torch.coalescing import mend_batches
+            from dreamcomm._torch.group_timeout import mend_timeout
 
             mend_batches()
             mend_timeout()
@@ -107,12 +107,12 @@ def create(dist_opts: _DistributedBackendOptions, backend_options: object = None
         ValueError: an option or an environment variable has no meaning.
         DistBackendError: the members' options differ, or one did not appear in time.
     """
-    from dreamcomm._compat import check_build
+    from dreamcomm._torch.build_check import check_build
 
     check_build()
     from dreamcomm import _C
-    from dreamcomm._buckets import offer_memory
-    from dreamcomm.inner import make_inner
+    from dreamcomm._torch.ddp_memory import offer_memory
+    from dreamcomm._torch.gloo_nccl import make_inner
 
     options = _options_for(dist_opts, backend_options)
     apply_environment(options)
@@ -206,7 +206,7 @@ def _size(variable: str, default: int, least: int = 1) -> int:
 def __getattr__(name: str) -> Any:
     """The public names that need the compiled module, imported at first use."""
     if name == "Options":
-        from dreamcomm._compat import check_build
+        from dreamcomm._torch.build_check import check_build
 
         check_build()
         from dreamcomm._C import Options

@@ -56,7 +56,7 @@ def dump_flight_record(prefix: str | os.PathLike[str]) -> Path:
         ValueError: no group of this process keeps a log, or there is no folder for the file.
         OSError: the file cannot be written.
     """
-    from dreamcomm._compat import check_build
+    from dreamcomm._torch.build_check import check_build
 
     check_build()
     from dreamcomm import _C

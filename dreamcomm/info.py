@@ -5,18 +5,16 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-import torch
 import torch.distributed as dist
 
-from dreamcomm._buckets import advice
-from dreamcomm._timeouts import bounded
+from dreamcomm._torch.ddp_memory import advice
+from dreamcomm._torch.groups import backend_of, given_group, ours
+from dreamcomm._torch.timeouts import bounded
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from dreamcomm._C import DreamBackend
-
-__all__ = ["averages", "explain", "monitored_barrier", "ours", "stats", "transport"]
+__all__ = ["averages", "explain", "monitored_barrier", "stats", "transport"]
 
 
 def stats(group: dist.ProcessGroup | None = None) -> dict[str, dict[str, int]]:
@@ -72,7 +70,7 @@ def explain(
         backend = backend_of(group)
         said = backend.explain(op, nbytes, shared)
         return said + advice(op) if backend.shares_memory and not shared else said
-    from dreamcomm._compat import check_build
+    from dreamcomm._torch.build_check import check_build
 
     check_build()
     from dreamcomm._C import explain as explain_world
@@ -92,7 +90,7 @@ def averages(tensor: Tensor, group: dist.ProcessGroup | None = None) -> bool:
     All ranks get the same answer; on a GPU all have to ask, if it is the group's first call there.
     """
     try:
-        backend = ours(_checked(group), tensor.device)
+        backend = ours(given_group(group), tensor.device)
     except RuntimeError:
         return False  # the group has none for such a device
     return backend is not None and backend._averages(tensor)
@@ -135,40 +133,3 @@ def as_timeout(call: str, given: timedelta | float) -> timedelta:
             f"got {given!r}"
         )
     return timeout
-
-
-def backend_of(group: dist.ProcessGroup | None) -> DreamBackend:
-    """The group's backend. Raises ValueError where there is none of dreamcomm."""
-    group = _checked(group)
-    for device in group._device_types:
-        backend = ours(group, torch.device(device))
-        if backend is not None:
-            return backend
-    raise ValueError("the group does not use the backend dreamcomm")
-
-
-def _checked(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """The group, or the default one. Raises ValueError where there is none."""
-    if group is None:
-        group = dist.group.WORLD
-    if group is None:
-        raise ValueError('no default group: call init_process_group("dreamcomm") first')
-    given: object = group
-    if given is dist.GroupMember.NON_GROUP_MEMBER:
-        raise ValueError(f"this rank is not a member of the group {given!r}")
-    if not isinstance(group, dist.ProcessGroup):
-        raise ValueError(f"expected a process group or None, got {given!r}")
-    return group
-
-
-def ours(group: dist.ProcessGroup, device: torch.device) -> DreamBackend | None:
-    """What serves the group's tensors on a device, if that is dreamcomm."""
-    from dreamcomm._compat import check_build
-
-    check_build()
-    from dreamcomm._C import DreamBackend
-
-    backend = group._get_backend(device)
-    # TORCH_DISTRIBUTED_DEBUG=DETAIL puts a checking backend around ours.
-    backend = getattr(backend, "wrapped_pg", backend)
-    return backend if isinstance(backend, DreamBackend) else None

@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dreamcomm.info import backend_of
+from dreamcomm._torch.groups import backend_of
 from dreamcomm.records import MESSAGES, Line, size_of_call
 
 if TYPE_CHECKING:

@@ -46,7 +46,7 @@ def empty(
         ValueError: a negative size; a device whose tensors the group hands to NCCL.
         RuntimeError: the process may open no more files.
     """
-    from dreamcomm._compat import check_build
+    from dreamcomm._torch.build_check import check_build
 
     check_build()
     shape = _shape(size)
@@ -56,7 +56,7 @@ def empty(
     where = torch.device("cpu" if device is None else device)
     if where.type == "cpu":
         return _on_cpu(shape, dtype)
-    from dreamcomm.info import backend_of
+    from dreamcomm._torch.groups import backend_of
 
     made = backend_of(group).allocate_tensor(shape.numel(), dtype=dtype, device=where)
     return made.view(shape)
@@ -87,7 +87,7 @@ def is_shared(tensor: Tensor, *, group: dist.ProcessGroup | None = None) -> bool
     Raises:
         TypeError: it is no tensor.
     """
-    from dreamcomm._compat import check_build
+    from dreamcomm._torch.build_check import check_build
 
     check_build()
     from dreamcomm import _C
@@ -96,7 +96,7 @@ def is_shared(tensor: Tensor, *, group: dist.ProcessGroup | None = None) -> bool
         raise TypeError(f"dreamcomm.is_shared: expected a tensor, got {type(tensor).__name__}")
     if tensor.device.type == "cpu":
         return _C.is_in_heap(tensor)
-    from dreamcomm.info import backend_of
+    from dreamcomm._torch.groups import backend_of
 
     try:
         backend = backend_of(group)

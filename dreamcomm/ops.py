@@ -67,7 +67,7 @@ def pack(
             may lie at its own place in ``out`` if it has the same dtype. Nothing was written.
         TypeError: an argument is of another type.
     """
-    from dreamcomm._compat import check_build
+    from dreamcomm._torch.build_check import check_build
 
     check_build()
     from dreamcomm import _C
@@ -102,7 +102,7 @@ def unpack(
         ValueError: as :func:`pack`, or the divisor is below 1. Nothing was written.
         TypeError: an argument is of another type.
     """
-    from dreamcomm._compat import check_build
+    from dreamcomm._torch.build_check import check_build
 
     check_build()
     from dreamcomm import _C

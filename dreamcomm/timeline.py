@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from dreamcomm.info import backend_of
+from dreamcomm._torch.groups import backend_of
 from dreamcomm.records import Record, world_rank
 from dreamcomm.timeline_events import part_of
 from dreamcomm.timeline_files import check_regular, merge_traces, write_json
@@ -68,7 +68,7 @@ def trace(
         TypeError: an argument of another type.
         RuntimeError: a trace of this process runs already.
     """
-    from dreamcomm._compat import check_build
+    from dreamcomm._torch.build_check import check_build
 
     check_build()
     for name, number in (("calls", calls), ("spans", spans)):

@@ -131,7 +131,7 @@ def snapshot() -> tuple[list[RankState], list[str]]:
     The default group comes first, and group 2 before group 10.
     Ranks of other users, or in PID namespaces that are not below this one, do not show.
     """
-    from dreamcomm._compat import check_build
+    from dreamcomm._torch.build_check import check_build
 
     check_build()
     from dreamcomm import _C

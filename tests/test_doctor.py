@@ -24,6 +24,7 @@ from torch.distributed import DistNetworkError
 from typer.testing import CliRunner
 
 from dreamcomm import _build_info, backend, doctor
+from dreamcomm._torch.gloo_nccl import make_inner
 from dreamcomm.backend import Options
 from dreamcomm.cli.commands import commands
 from dreamcomm.doctor import (
@@ -36,7 +37,6 @@ from dreamcomm.doctor import (
     namespaces,
     ranks,
 )
-from dreamcomm.inner import make_inner
 from dreamcomm.launch import parent
 
 

@@ -104,7 +104,7 @@ def test_the_source_folder_without_a_build_says_so() -> None:
 import sys
 sys.meta_path[:] = [finder for finder in sys.meta_path if isinstance(finder, type)]
 sys.path.insert(0, {str(ROOT)!r})
-from dreamcomm import _compat
+from dreamcomm._torch import build_check as _compat
 try:
     _compat.check_build()
 except ImportError as error:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-RANK_MAIN = Path(__file__).parents[1] / "launch" / "rank_main.py"
+RANK_MAIN = Path(__file__).parents[2] / "launch" / "rank_main.py"
 
 
 class BusyProcessError(Exception):

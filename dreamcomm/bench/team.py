@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 
 import dreamcomm
+from dreamcomm._torch.groups import backend_of
 from dreamcomm.bench.gpus import device_of, why_not_carried
 from dreamcomm.bench.room import available_memory
-from dreamcomm.info import backend_of
 
 
 class Team:

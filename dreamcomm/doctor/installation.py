@@ -6,7 +6,7 @@ import os
 from difflib import get_close_matches
 from pathlib import Path
 
-from dreamcomm._buckets import VARIABLE, are_shared, has_gpus
+from dreamcomm._torch.ddp_memory import VARIABLE, are_shared, has_gpus
 from dreamcomm.backend import VARIABLES
 from dreamcomm.doctor.finding import Finding, State
 
@@ -19,7 +19,7 @@ def build() -> Finding:
     """Whether the compiled module is there, fits the running torch, and loads."""
     import torch
 
-    from dreamcomm._compat import check_build
+    from dreamcomm._torch.build_check import check_build
 
     try:
         check_build()
@@ -65,8 +65,8 @@ def settings() -> Finding:
     from torch._C._distributed_c10d import HashStore
 
     from dreamcomm import _C
+    from dreamcomm._torch.gloo_nccl import make_inner
     from dreamcomm.backend import apply_environment
-    from dreamcomm.inner import make_inner
 
     given = {name: text for name, text in sorted(os.environ.items()) if name.startswith(PREFIX)}
     options = _C.Options()

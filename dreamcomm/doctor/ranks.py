@@ -55,7 +55,8 @@ def hosts() -> Finding:
     """Collective, in the ranks of a job: which of them share memory, and why others do not."""
     import torch.distributed as dist
 
-    from dreamcomm.info import backend_of, explain, transport
+    from dreamcomm._torch.groups import backend_of
+    from dreamcomm.info import explain, transport
 
     try:
         dist.init_process_group("dreamcomm", timeout=timedelta(seconds=SECONDS))

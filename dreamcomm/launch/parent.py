@@ -17,7 +17,7 @@ from multiprocessing import connection
 from multiprocessing import spawn as mp_spawn
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dreamcomm._timeouts import bounded
+from dreamcomm._torch.timeouts import bounded
 from dreamcomm.launch.loopback import LOOPBACK, check_loopback, unreachable
 from dreamcomm.launch.rank_main import Job
 from dreamcomm.launch.rank_process import RankProcess, start_forked, start_fresh

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from dreamcomm import _C
-from dreamcomm.inner import make_inner
+from dreamcomm._torch.gloo_nccl import make_inner
 
 Body = Callable[[Any, int], None]
 

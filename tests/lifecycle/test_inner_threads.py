@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from torch._C._distributed_c10d import HashStore
 
+from dreamcomm._torch.gloo_nccl import make_inner
 from dreamcomm.backend import Options
-from dreamcomm.inner import make_inner
 
 
 def loops() -> set[int]:

@@ -163,7 +163,7 @@ def test_the_table_shows_messages(pool: Pool) -> None:
 
 
 def look_after_a_failure() -> list[dict[str, Any]]:
-    from dreamcomm.info import backend_of
+    from dreamcomm._torch.groups import backend_of
 
     inner = dist.new_group(backend="dreamcomm")
     if dist.get_rank() == 0:

@@ -152,7 +152,7 @@ def lose_a_message() -> list[Line]:
     if dist.get_rank() == 0:
         with pytest.raises(dist.DistBackendError):
             dist.irecv(torch.ones(10), 1, group=group).wait(timedelta(seconds=1))  # type: ignore[union-attr]
-        from dreamcomm.info import backend_of
+        from dreamcomm._torch.groups import backend_of
 
         backend_of(group).abort()
     return dreamcomm.comm_log(group).lines

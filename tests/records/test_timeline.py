@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 import dreamcomm
-from dreamcomm.info import backend_of
+from dreamcomm._torch.groups import backend_of
 from dreamcomm.records import Record
 from helpers.logs import Kept
 from helpers.pool import Fresh, Pool

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 import dreamcomm
-from dreamcomm.info import backend_of
+from dreamcomm._torch.groups import backend_of
 from spanning.hosts import Hosts
 from spanning.network import Network
 from spanning.test_spanning import TWO_OF_TWO, data_of

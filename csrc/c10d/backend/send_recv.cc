@@ -102,7 +102,7 @@ WorkPtr DreamBackend::carry(const Message& message) {
 }
 
 /// A message that is refused while calls are coalesced is so at their end, and no message behind it
-/// is begun. (An exception of torch's own, or Ctrl-C, leaves it at once: dreamcomm/_batches.py.)
+/// is begun. (An exception of torch's own, or Ctrl-C, leaves it at once: dreamcomm/_torch/coalescing.py.)
 template <typename Act>
 WorkPtr DreamBackend::part_of_batch(Act&& act) {
   if (!coalescing()) return act();

@@ -80,11 +80,11 @@ std::shared_ptr<void> register_exit(const BackendPtr& backend) {
   return std::make_shared<AtExit>(backend);
 }
 
-/// What `function` of dreamcomm._sites says, or "".
+/// What `function` of dreamcomm._torch.call_site says, or "".
 std::string site(const char* function) {
   const py::gil_scoped_acquire gil;
   try {
-    return py::module_::import("dreamcomm._sites").attr(function)().cast<std::string>();
+    return py::module_::import("dreamcomm._torch.call_site").attr(function)().cast<std::string>();
   } catch (const std::exception&) {
     return "";  // the interpreter is on its way out; the peers wait for what this rank says
   }

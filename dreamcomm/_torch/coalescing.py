@@ -91,7 +91,7 @@ def give_up(group: dist.ProcessGroup, batches: Batches) -> None:
     """Forgets the group's batch: receives are withdrawn, and sends stay under way."""
     if "dreamcomm._C" not in sys.modules:  # no group is of dreamcomm
         return
-    from dreamcomm.info import backend_of
+    from dreamcomm._torch.groups import backend_of
 
     try:
         backend = backend_of(group)

@@ -34,7 +34,7 @@ def check_build() -> None:
         from dreamcomm._build_info import TORCH_VERSION
     except ModuleNotFoundError:
         raise ImportError(
-            f"dreamcomm is not built in {Path(__file__).parent}: run `pip install .` in its "
+            f"dreamcomm is not built in {Path(__file__).parents[1]}: run `pip install .` in its "
             "source folder, and start Python in another folder"
         ) from None
     if not hasattr(torch, "__version__"):

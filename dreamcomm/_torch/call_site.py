@@ -11,7 +11,10 @@ from types import FrameType
 import torch
 
 # What stands between a program and the call: torch, this package, Python's own library.
-_BETWEEN = tuple(os.path.dirname(os.path.abspath(f)) + os.sep for f in (__file__, torch.__file__))
+_BETWEEN = tuple(
+    os.path.dirname(os.path.abspath(folder)) + os.sep
+    for folder in (os.path.dirname(__file__), torch.__file__)
+)
 _LIBRARY = sysconfig.get_path("stdlib") + os.sep
 _INSTALLED = tuple(sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib"))
 

@@ -44,7 +44,7 @@ def _backends_of(group: dist.ProcessGroup | None) -> tuple[list[DreamBackend], i
     import torch
     import torch.distributed as dist
 
-    from dreamcomm.info import ours
+    from dreamcomm._torch.groups import ours
 
     group = group or dist.group.WORLD
     if not isinstance(group, dist.ProcessGroup):  # torch says so

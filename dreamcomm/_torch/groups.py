@@ -1,0 +1,50 @@
+"""Finds the backend of dreamcomm in torch's process groups."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from dreamcomm._torch.build_check import check_build
+
+if TYPE_CHECKING:
+    from dreamcomm._C import DreamBackend
+
+__all__ = ["backend_of", "given_group", "ours"]
+
+
+def backend_of(group: dist.ProcessGroup | None) -> DreamBackend:
+    """The group's backend. Raises ValueError where there is none of dreamcomm."""
+    group = given_group(group)
+    for device in group._device_types:
+        backend = ours(group, torch.device(device))
+        if backend is not None:
+            return backend
+    raise ValueError("the group does not use the backend dreamcomm")
+
+
+def given_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """The group, or the default one. Raises ValueError where there is none."""
+    if group is None:
+        group = dist.group.WORLD
+    if group is None:
+        raise ValueError('no default group: call init_process_group("dreamcomm") first')
+    given: object = group
+    if given is dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError(f"this rank is not a member of the group {given!r}")
+    if not isinstance(group, dist.ProcessGroup):
+        raise ValueError(f"expected a process group or None, got {given!r}")
+    return group
+
+
+def ours(group: dist.ProcessGroup, device: torch.device) -> DreamBackend | None:
+    """What serves the group's tensors on a device, if that is dreamcomm."""
+    check_build()
+    from dreamcomm._C import DreamBackend
+
+    backend = group._get_backend(device)
+    # TORCH_DISTRIBUTED_DEBUG=DETAIL puts a checking backend around ours.
+    backend = getattr(backend, "wrapped_pg", backend)
+    return backend if isinstance(backend, DreamBackend) else None
