@@ -30,10 +30,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from dreamcomm.bench.report import format_time
-from dreamcomm.bench.sizes import format_size
-from dreamcomm.simulate.cluster import Cluster, Wire
-from dreamcomm.simulate.predict import collective
+from dreamcomm.tools.bench.report import format_time
+from dreamcomm.tools.bench.sizes import format_size
+from dreamcomm.tools.simulate.cluster import Cluster, Wire
+from dreamcomm.tools.simulate.predict import collective
 from machine import check_output, describe_machine, write_json
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))

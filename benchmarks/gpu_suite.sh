@@ -162,7 +162,7 @@ versus_nccl() {
     echo "dreamcomm bench needs typer, rich and matplotlib"
     return 77
   }
-  "$PYTHON" -c 'from dreamcomm.cli import app; app()' bench --versus nccl --quick \
+  "$PYTHON" -c 'from dreamcomm.tools.cli import app; app()' bench --versus nccl --quick \
     --world "$devices" --json "$out/versus_nccl.json"
 }
 

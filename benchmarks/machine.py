@@ -9,8 +9,8 @@ from typing import Any
 
 import typer
 
-from dreamcomm.bench.machine import commit, now, these_versions, this_machine
-from dreamcomm.bench.run import check_outputs
+from dreamcomm.tools.bench.machine import commit, now, these_versions, this_machine
+from dreamcomm.tools.bench.run import check_outputs
 
 
 def describe_machine() -> dict[str, Any]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dreamcomm.demo.model import GPT, Shape, next_token_loss
+from dreamcomm.tools.demo.model import GPT, Shape, next_token_loss
 
 # 25.2 million parameters; with 8 rows a step takes about 45 ms on one core of a server of 2023,
 # so that the gradients weigh heavily against the arithmetic.

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import dreamcomm
-from dreamcomm.bench import busy
+from dreamcomm.tools.bench import busy
 from machine import check_output, describe_machine, write_json
 from models import MLP_ROWS, MLP_WIDTHS, make_task
 from training_step import CHECKED_STEPS, verify

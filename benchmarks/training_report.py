@@ -8,7 +8,7 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
-from dreamcomm.bench import busy
+from dreamcomm.tools.bench import busy
 from training_variants import DREAMCOMM, GLOO, PLAIN, VARIANTS
 
 CAPTION = (

@@ -21,7 +21,7 @@ import typer
 from rich.console import Console
 
 import dreamcomm
-from dreamcomm.bench.busy import busy_processes
+from dreamcomm.tools.bench.busy import busy_processes
 from machine import check_output, describe_machine, write_json
 from models import MODELS, make_task
 from training_report import Timing, print_timing

@@ -30,21 +30,21 @@ from dreamcomm.backend import autoload
 if TYPE_CHECKING:
     from dreamcomm import hooks, ops
     from dreamcomm.backend import Options, explain, monitored_barrier, stats, transport
-    from dreamcomm.flight_record import dump_flight_record
     from dreamcomm.launch import RankError, spawn
-    from dreamcomm.log import CommLog, comm_log
     from dreamcomm.memory import empty, empty_like, is_shared, share_, zeros
-    from dreamcomm.timeline import trace
-    from dreamcomm.timeline_files import merge_traces
+    from dreamcomm.observe.comm_log import CommLog, comm_log
+    from dreamcomm.observe.flight_recorder import dump_flight_record
+    from dreamcomm.observe.trace.files import merge_traces
+    from dreamcomm.observe.trace.trace import trace
 
 _MODULES = ("hooks", "ops")
 _HOMES = {
     "launch": ("RankError", "spawn"),
     "memory": ("empty", "empty_like", "is_shared", "share_", "zeros"),
-    "timeline": ("trace",),
-    "timeline_files": ("merge_traces",),
-    "log": ("CommLog", "comm_log"),
-    "flight_record": ("dump_flight_record",),
+    "observe.trace.trace": ("trace",),
+    "observe.trace.files": ("merge_traces",),
+    "observe.comm_log": ("CommLog", "comm_log"),
+    "observe.flight_recorder": ("dump_flight_record",),
     "backend": ("Options", "explain", "monitored_barrier", "stats", "transport"),
 }
 __all__ = [

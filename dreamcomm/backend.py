@@ -15,7 +15,7 @@ environment variable, equal on all ranks:
                              bytes of each GPU's registered memory, ``0`` for none
 ``DREAMCOMM_LOG``            ``1`` or ``0``, also on some ranks only; with it
                              ``DREAMCOMM_FLIGHT_RECORD`` is the prefix of the files that
-                             failed groups leave, see :mod:`dreamcomm.log`
+                             failed groups leave, see :mod:`dreamcomm.observe.comm_log`
 ``DREAMCOMM_HOSTS``          the host of each rank of the job: ``a,a,b,b`` for two of two
 ``DREAMCOMM_HALVES_BETWEEN_HOSTS``
                              ``float32`` or ``16bit``

@@ -8,11 +8,11 @@ import torch
 import torch.distributed as dist
 
 import dreamcomm
-from dreamcomm.bench.cases import Case
-from dreamcomm.bench.gpus import why_not_carried
-from dreamcomm.bench.rank import run_rank
-from dreamcomm.bench.result import CaseResult, Settings
-from dreamcomm.bench.team import Team
+from dreamcomm.tools.bench.cases import Case
+from dreamcomm.tools.bench.gpus import why_not_carried
+from dreamcomm.tools.bench.ranks.rank import run_rank
+from dreamcomm.tools.bench.ranks.team import Team
+from dreamcomm.tools.bench.result import CaseResult, Settings
 
 
 def wrong_on_last_rank(cases: list[Case], settings: Settings, group: str) -> list[CaseResult]:

@@ -9,17 +9,29 @@ from typing import Any
 import pytest
 import torch
 
-from dreamcomm.bench.buffers import make_buffers
-from dreamcomm.bench.casefile import read_cases
-from dreamcomm.bench.cases import BURST_BYTES, ITEM_BYTES, Case, Grid, expand, fit
-from dreamcomm.bench.flags import Flags, grids_of
-from dreamcomm.bench.operations import OPERATIONS, Piece, result_pieces
-from dreamcomm.bench.report import format_time
-from dreamcomm.bench.room import shortage
-from dreamcomm.bench.sizes import format_size, parse_size, steps
-from dreamcomm.bench.statistics import across_ranks, bandwidths, percentile, summarize
-from dreamcomm.bench.timing import FEWEST_SAMPLES, MOST_SAMPLES, measure, play, sample_count
-from dreamcomm.bench.verify import CHUNK, RandomInputs, fill, find_error, rewritten_inputs
+from dreamcomm.tools.bench.casefile import read_cases
+from dreamcomm.tools.bench.cases import BURST_BYTES, ITEM_BYTES, Case, Grid, expand, fit
+from dreamcomm.tools.bench.flags import Flags, grids_of
+from dreamcomm.tools.bench.operations import OPERATIONS, Piece, result_pieces
+from dreamcomm.tools.bench.ranks.buffers import make_buffers
+from dreamcomm.tools.bench.ranks.timing import (
+    FEWEST_SAMPLES,
+    MOST_SAMPLES,
+    measure,
+    play,
+    sample_count,
+)
+from dreamcomm.tools.bench.ranks.verify import (
+    CHUNK,
+    RandomInputs,
+    fill,
+    find_error,
+    rewritten_inputs,
+)
+from dreamcomm.tools.bench.report import format_time
+from dreamcomm.tools.bench.room import shortage
+from dreamcomm.tools.bench.sizes import format_size, parse_size, steps
+from dreamcomm.tools.bench.statistics import across_ranks, bandwidths, percentile, summarize
 
 CASE = Case("all_reduce", "float32", 1024, 2, "private", True, ("dist", "core"))
 CASES_FILE = Path(__file__).parents[1] / "benchmarks" / "cases.toml"

@@ -14,16 +14,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from dreamcomm.bench import machine, plot
-from dreamcomm.bench.busy import BusyProcessError, busy_processes
-from dreamcomm.bench.result import Run, Settings
-from dreamcomm.bench.run import busy_here
-from dreamcomm.cli.commands import commands
+from dreamcomm.tools.bench import machine, plot
+from dreamcomm.tools.bench.busy import BusyProcessError, busy_processes
+from dreamcomm.tools.bench.result import Run, Settings
+from dreamcomm.tools.bench.run import busy_here
+from dreamcomm.tools.cli.commands import commands
 from helpers.census import child_ids
 
 PARENT = """
 import os, signal
-from dreamcomm.bench.busy import busy_processes
+from dreamcomm.tools.bench.busy import busy_processes
 
 with busy_processes(1) as found:
     print(*found, flush=True)

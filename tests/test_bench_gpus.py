@@ -11,12 +11,18 @@ import pytest
 import torch
 
 import dreamcomm
-from dreamcomm.bench import run as bench_run
-from dreamcomm.bench.cases import Case, Grid
-from dreamcomm.bench.flags import Flags
-from dreamcomm.bench.gpus import check_gpus, on_gpus, options_for, registered_bytes, why_not_carried
-from dreamcomm.bench.result import CaseResult, Settings
-from dreamcomm.bench.run import plan, run_bench
+from dreamcomm.tools.bench import run as bench_run
+from dreamcomm.tools.bench.cases import Case, Grid
+from dreamcomm.tools.bench.flags import Flags
+from dreamcomm.tools.bench.gpus import (
+    check_gpus,
+    on_gpus,
+    options_for,
+    registered_bytes,
+    why_not_carried,
+)
+from dreamcomm.tools.bench.result import CaseResult, Settings
+from dreamcomm.tools.bench.run import plan, run_bench
 
 MIB = 1 << 20
 CASE = Case("all_reduce", "float32", MIB, 2, "heap", True, ("dist",))

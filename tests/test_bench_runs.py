@@ -13,13 +13,13 @@ import torch
 from typer.testing import CliRunner, Result
 
 import dreamcomm
-from dreamcomm.bench import run as bench_run
-from dreamcomm.bench.cases import Case
-from dreamcomm.bench.operations import OPERATIONS
-from dreamcomm.bench.result import CaseResult, Settings
-from dreamcomm.bench.run import check_versus
-from dreamcomm.bench.timing import FEWEST_SAMPLES
-from dreamcomm.cli.commands import commands
+from dreamcomm.tools.bench import run as bench_run
+from dreamcomm.tools.bench.cases import Case
+from dreamcomm.tools.bench.operations import OPERATIONS
+from dreamcomm.tools.bench.ranks.timing import FEWEST_SAMPLES
+from dreamcomm.tools.bench.result import CaseResult, Settings
+from dreamcomm.tools.bench.run import check_versus
+from dreamcomm.tools.cli.commands import commands
 
 CASE = Case("all_reduce", "float32", 1024, 2, "private", True, ("dist", "core"))
 

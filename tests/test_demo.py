@@ -10,14 +10,14 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-import dreamcomm.cli
-from dreamcomm.cli.commands import commands
-from dreamcomm.demo import run as demo_run
-from dreamcomm.demo.compare import BackendRun, compare, run_backend
-from dreamcomm.demo.model import GPT, Shape, parameter_count
-from dreamcomm.demo.report import closing_line, final_loss
-from dreamcomm.demo.text import Corpus, load_corpus, sample_batch
-from dreamcomm.demo.train import RankResult, Settings
+import dreamcomm.tools.cli
+from dreamcomm.tools.cli.commands import commands
+from dreamcomm.tools.demo import run as demo_run
+from dreamcomm.tools.demo.compare import BackendRun, compare, run_backend
+from dreamcomm.tools.demo.model import GPT, Shape, parameter_count
+from dreamcomm.tools.demo.report import closing_line, final_loss
+from dreamcomm.tools.demo.text import Corpus, load_corpus, sample_batch
+from dreamcomm.tools.demo.train import RankResult, Settings
 
 SMALL = Settings(
     steps=40, batch=4, shape=Shape(context=32, layers=2, heads=2, width=32), timed_pairs=2
@@ -160,7 +160,9 @@ def test_version_names_both_torches() -> None:
 
 
 def test_a_missing_extra_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dreamcomm.cli, "find_spec", lambda name: None if name == "rich" else True)
+    monkeypatch.setattr(
+        dreamcomm.tools.cli, "find_spec", lambda name: None if name == "rich" else True
+    )
     with pytest.raises(SystemExit) as caught:
-        dreamcomm.cli.app()
+        dreamcomm.tools.cli.app()
     assert caught.value.code == ("The dreamcomm command needs rich: pip install 'dreamcomm[cli]'")

@@ -26,8 +26,9 @@ from typer.testing import CliRunner
 from dreamcomm import _build_info, backend, doctor
 from dreamcomm._torch.gloo_nccl import make_inner
 from dreamcomm.backend import Options
-from dreamcomm.cli.commands import commands
-from dreamcomm.doctor import (
+from dreamcomm.launch import parent
+from dreamcomm.tools.cli.commands import commands
+from dreamcomm.tools.doctor import (
     Finding,
     State,
     control_groups,
@@ -37,7 +38,6 @@ from dreamcomm.doctor import (
     namespaces,
     ranks,
 )
-from dreamcomm.launch import parent
 
 
 def refuse(*_: Any, **__: Any) -> Any:
@@ -47,7 +47,7 @@ def refuse(*_: Any, **__: Any) -> Any:
 def examined_where(call: str, error: int) -> dict[str, Finding]:
     """What the doctor says in a process that the system refuses a call."""
     program = (
-        "import sys; from helpers.seccomp import refuse; from dreamcomm.cli import app\n"
+        "import sys; from helpers.seccomp import refuse; from dreamcomm.tools.cli import app\n"
         "refuse(sys.argv.pop(1), int(sys.argv.pop(1))); app()"
     )
     done = subprocess.run(
@@ -296,7 +296,7 @@ def without_loopback(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_host_that_cannot_reach_itself_is_told() -> None:
-    done = without_loopback("-c", "from dreamcomm.cli import app; app()", "doctor", "--json")
+    done = without_loopback("-c", "from dreamcomm.tools.cli import app; app()", "doctor", "--json")
     assert done.returncode == 1, done.stderr
     *_, last = json.loads(done.stdout)  # two ranks would not meet
     assert (last["about"], last["state"]) == ("loopback", "broken")

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("typer")
 
-APP = [sys.executable, "-c", "from dreamcomm.cli import app; app()"]
+APP = [sys.executable, "-c", "from dreamcomm.tools.cli import app; app()"]
 SAID = "dreamcomm: cannot write the output: No space left on device\n"
 
 COMMANDS = [
@@ -61,7 +61,7 @@ def test_a_file_that_cannot_be_written_is_told_in_a_line(arguments: list[str]) -
 
 def test_what_was_buffered_is_not_complained_of_at_the_end() -> None:
     """Of a print that nobody flushed."""
-    code = "from dreamcomm.cli.output import told_output\nwith told_output(): print('a word')"
+    code = "from dreamcomm.tools.cli.output import told_output\nwith told_output(): print('a word')"
     with Path("/dev/full").open("w") as full:
         done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE)
     assert (done.returncode, done.stderr.decode()) == (1, SAID)
@@ -80,7 +80,7 @@ def test_a_reader_that_left_is_not_worth_a_word(arguments: list[str]) -> None:
 def test_other_errors_come_out_as_they_are() -> None:
     """Also those of files that are full, too: they are not the output."""
     code = """
-from dreamcomm.cli.output import told_output
+from dreamcomm.tools.cli.output import told_output
 with told_output():
     print("before")
     open("/dev/full", "wb", buffering=0).write(b"x")

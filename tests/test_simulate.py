@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from dreamcomm.cli.commands import commands
-from dreamcomm.simulate.cluster import Cluster, Wire, described, within
-from dreamcomm.simulate.predict import (
+from dreamcomm.tools.cli.commands import commands
+from dreamcomm.tools.simulate.cluster import Cluster, Wire, described, within
+from dreamcomm.tools.simulate.predict import (
     COLLECTIVES,
     Training,
     collective,
@@ -20,9 +20,9 @@ from dreamcomm.simulate.predict import (
     ring_all_reduce,
     ways,
 )
-from dreamcomm.simulate.read import read_cluster
-from dreamcomm.simulate.scaling import host_counts, scaling
-from dreamcomm.simulate.units import parse_rate, parse_time
+from dreamcomm.tools.simulate.read import read_cluster
+from dreamcomm.tools.simulate.scaling import host_counts, scaling
+from dreamcomm.tools.simulate.units import parse_rate, parse_time
 
 MIB = 1 << 20
 

@@ -25,7 +25,9 @@ from torch.testing._internal.distributed import multi_threaded_pg
 
 import dreamcomm
 from bucketing.reference import STEPS, Crossed, Wire, pieces, train_reference
-from dreamcomm import _C, hooks, info, ops
+from dreamcomm import _C, info
+from dreamcomm.buckets import ops
+from dreamcomm.ddp import hooks
 from helpers.devices import device_module, make_options, no_inner, on_device, on_host
 from training.models import loss_of, sgd
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dreamcomm.top import is_stopped
+from dreamcomm.observe.top import is_stopped
 from helpers.census import census
 from helpers.pool import Fresh
 from lifecycle.groups import Deadly, error_of, use_everything

@@ -17,14 +17,14 @@ import torch
 import torch.distributed as dist
 
 from dreamcomm import monitored_barrier
-from dreamcomm.top import snapshot
+from dreamcomm.observe.top import snapshot
 from helpers.pool import Fresh, Pool
 from helpers.processes import replies
 
 pytest.importorskip("typer")
 pytestmark = pytest.mark.beyond_gloo("Gloo shows nothing")
 
-TOP = [sys.executable, "-c", "from dreamcomm.cli import app; app()", "top"]
+TOP = [sys.executable, "-c", "from dreamcomm.tools.cli import app; app()", "top"]
 
 
 def run_top(*arguments: str, columns: int = 160) -> str:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from dreamcomm import _C
-from dreamcomm.top import snapshot, windows
+from dreamcomm.observe.top import snapshot, windows
 from helpers.pool import Fresh
 
 pytestmark = pytest.mark.beyond_gloo("Gloo shows nothing")

@@ -24,12 +24,12 @@ pytest.importorskip("typer")
 from rich.console import Console
 from typer.testing import CliRunner
 
-from dreamcomm.cli.commands import commands
-from dreamcomm.cli.top import moments
-from dreamcomm.cli.top_view import Moment, cells_of, fitted, in_bytes, whole
-from dreamcomm.top import Message, RankState, place
+from dreamcomm.observe.top import Message, RankState, place
+from dreamcomm.tools.cli.commands import commands
+from dreamcomm.tools.cli.top import moments
+from dreamcomm.tools.cli.top_view import Moment, cells_of, fitted, in_bytes, whole
 
-TOP = [sys.executable, "-c", "from dreamcomm.cli import app; app()", "top"]
+TOP = [sys.executable, "-c", "from dreamcomm.tools.cli import app; app()", "top"]
 OTHER_SCREEN, OWN_SCREEN, CURSOR = b"\x1b[?1049h", b"\x1b[?1049l", b"\x1b[?25h"
 
 
@@ -200,9 +200,9 @@ def test_rates_are_of_the_time_between_two_looks(monkeypatch: pytest.MonkeyPatch
         gigabytes += 6
         return [replace(state("default", 0), counts={"send": (1, gigabytes * 10**9, 0)})], []
 
-    monkeypatch.setattr("dreamcomm.top.snapshot", look)
+    monkeypatch.setattr("dreamcomm.observe.top.snapshot", look)
     monkeypatch.setattr(
-        "dreamcomm.cli.top.time", SimpleNamespace(sleep=pass_time, monotonic=lambda: now)
+        "dreamcomm.tools.cli.top.time", SimpleNamespace(sleep=pass_time, monotonic=lambda: now)
     )
     seen = moments(0.1)
     first = next(seen)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import dreamcomm
-from dreamcomm.timeline_clocks import align
+from dreamcomm.observe.trace.clocks import align
 
 Contents = dict[str, Any]
 BOOTED = 10_000_000_000  # nanoseconds that the second host's clock is behind

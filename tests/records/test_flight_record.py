@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 import dreamcomm
-from dreamcomm.log import write_record
+from dreamcomm.observe.comm_log import write_record
 from helpers.pool import Fresh, Pool
 
 pytestmark = pytest.mark.beyond_gloo("Gloo's operations are not in the Flight Recorder")

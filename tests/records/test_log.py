@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 import dreamcomm
-from dreamcomm.log import CommLog, in_time
-from dreamcomm.records import Line
+from dreamcomm.observe.comm_log import CommLog, in_time
+from dreamcomm.observe.records import Line
 from helpers.pool import Fresh, Pool
 
 pytestmark = pytest.mark.beyond_gloo("Gloo keeps no log")

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 import dreamcomm
 from dreamcomm._torch.groups import backend_of
-from dreamcomm.records import Record
+from dreamcomm.observe.records import Record
 from helpers.logs import Kept
 from helpers.pool import Fresh, Pool
 from helpers.processes import replies

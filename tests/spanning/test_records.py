@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 
 import dreamcomm
-from dreamcomm.records import Line
-from dreamcomm.top import RankState, snapshot
+from dreamcomm.observe.records import Line
+from dreamcomm.observe.top import RankState, snapshot
 from helpers.logs import warnings_of_all_threads
 from records.test_flight_record import analyse
 from records.test_timeline import PHASES, lasting, load

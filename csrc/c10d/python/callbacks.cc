@@ -146,7 +146,7 @@ void report(const std::shared_ptr<Recorder>& recorder, const std::string& failur
   const py::gil_scoped_acquire gil;
   const py::error_scope exception;
   try {
-    py::module_::import("dreamcomm.log").attr("report")(recorder, failure);
+    py::module_::import("dreamcomm.observe.comm_log").attr("report")(recorder, failure);
   } catch (py::error_already_set& error) {
     error.discard_as_unraisable("dreamcomm's log");
   }

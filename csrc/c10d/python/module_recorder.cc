@@ -21,7 +21,7 @@ std::string row_name(const Record& record) {
   return std::string(rows[record.row].name);
 }
 
-/// In the order of dreamcomm.records.Record.
+/// In the order of dreamcomm.observe.records.Record.
 py::tuple as_tuple(const Record& record) {
   constexpr std::array kStates{"running", "done", "failed"};
   return py::make_tuple(record.number, std::string(name(record.kind)), record.bytes,
@@ -66,7 +66,7 @@ void append_lines(py::list& list, const CommLog& log) {
   }
 }
 
-/// In the order of dreamcomm.records.Line; None: no log was opened.
+/// In the order of dreamcomm.observe.records.Line; None: no log was opened.
 py::object log_lines(const Recorder& recorder) {
   const auto book = recorder.log();
   if (!book) return py::none();

@@ -1,0 +1,1 @@
+"""Buckets of gradients: what DistributedDataParallel's hooks and sharded training share."""

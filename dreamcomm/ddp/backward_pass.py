@@ -1,0 +1,65 @@
+"""Which buckets a backward pass of DistributedDataParallel had, and what was found in them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dreamcomm.buckets.ops import Transfer
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import GradBucket
+
+
+class Pass:
+    """The latest pass that communicated, also where it has not ended.
+
+    A bucket of index k is the k-th of its pass. But in the first pass of a static graph with
+    several buckets torch calls each of them number 0, and none the last one: such a pass goes on
+    with parameters that it has not met.
+    """
+
+    def __init__(self) -> None:
+        self.results: dict[int, Transfer] = {}  # by the number that enter() gave the bucket
+        self.work: dist.Work | None = None  # the latest call on a device
+        self._first = self._entered = 0  # numbers of this pass: from, and up to but without
+        self._ended = False
+        self._nameless = False  # all of its buckets have the index 0, and none is the last one
+        self._met: set[int] = set()  # their parameters
+
+    def enter(self, bucket: GradBucket) -> bool:
+        """Gives the bucket the number ``latest``; True if a pass begins with it."""
+        begins = bucket.index() == 0 and not self._goes_on(bucket)
+        if begins:
+            self.results, self.work = {}, None  # calls under way keep those of their pass
+            self._first, self._met = self._entered, set()
+            self._nameless = not bucket.is_last()
+        self._nameless &= bucket.index() == 0
+        if self._nameless:
+            self._met.update(map(id, bucket.parameters()))
+        self._entered += 1
+        self._ended = bucket.is_last() or (self._nameless and not begins)
+        return begins
+
+    @property
+    def latest(self) -> int:
+        return self._entered - 1
+
+    def found(self) -> list[Transfer]:
+        """Of all buckets, in order.
+
+        Raises:
+            RuntimeError: the pass has not ended, or nothing was collected in it.
+        """
+        numbers = range(self._first, self._entered)
+        found = [self.results[number] for number in numbers if number in self.results]
+        if not found or len(found) < len(numbers) or not self._ended:
+            raise RuntimeError(
+                "no norm was collected: call this after a backward pass that communicated, with "
+                "the hook dreamcomm.hooks.average or with State(norm=True)"
+                + (f"; the latest pass ended after {len(found)} buckets" if found else "")
+            )
+        return found
+
+    def _goes_on(self, bucket: GradBucket) -> bool:
+        return self._nameless and self._met.isdisjoint(map(id, bucket.parameters()))

@@ -1,0 +1,1 @@
+"""The timeline of all ranks in one file."""

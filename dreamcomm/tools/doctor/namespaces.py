@@ -1,0 +1,50 @@
+"""Which namespaces this process is in: what must be equal for ranks to find each other."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from dreamcomm.tools.doctor.finding import Finding, State
+
+__all__ = ["namespaces"]
+
+# What differs, and what that means. The first of a machine has the number behind it, if it has one.
+KINDS = {
+    "net": (
+        None,
+        "ranks in several containers share memory if these share a network namespace (docker: "
+        "--network=host or container:NAME) and run as one user; else they are several hosts",
+    ),
+    "pid": (
+        4026531836,
+        "processes of other PID namespaces do not show in dreamcomm top, and of a late rank there "
+        "only its calls are known (docker: --pid=host or container:NAME)",
+    ),
+    "user": (
+        4026531837,
+        "ranks of other user namespaces count as another user's, and share no memory with those "
+        "here",
+    ),
+}
+
+
+def namespaces() -> Finding:
+    """The network's decides who shares memory, the others who is seen, and as whom."""
+    try:
+        names = {kind: os.readlink(f"/proc/self/ns/{kind}") for kind in KINDS}
+    except OSError as error:
+        return Finding("namespaces", State.NOTE, f"unknown: {error}")
+    in_container = Path("/.dockerenv").exists() or Path("/run/.containerenv").exists()
+    meanings = [
+        meaning
+        for kind, (first, meaning) in KINDS.items()
+        if (in_container if first is None else names[kind] != f"{kind}:[{first}]")
+    ]
+    return Finding(
+        "namespaces",
+        State.NOTE if meanings else State.FINE,
+        f"{', '.join(names.values())}{', in a container' if in_container else ''}, "
+        f"user {os.getuid()}",
+        "; ".join(meanings),
+    )
