@@ -50,7 +50,7 @@ class Walk {
     std::vector<std::byte*> outs;
     std::vector<std::byte*> targets;
     PageWriter writer;
-    QuickClock clock;   // of whoever's turn it is
+    TscClock clock;     // of whoever's turn it is
     std::string group;  // "group '1'", for errors; empty: the default one
     /// Where in the program this thread makes its call; may be empty, or say "".
     std::function<std::string()> call_site;

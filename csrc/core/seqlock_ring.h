@@ -28,13 +28,13 @@
 namespace dreamcomm {
 
 template <typename T>
-class Ledger {
+class SeqlockRing {
   using Words = decltype(std::declval<const T&>().words());
   static constexpr std::size_t kWords = std::tuple_size_v<Words>;
 
  public:
   /// Keeps the last `places` things. Memory is taken as they are noted.
-  explicit Ledger(std::size_t places)
+  explicit SeqlockRing(std::size_t places)
       : places_(places), memory_(std::calloc(places + 1, sizeof(Slot))) {
     std::size_t space = (places + 1) * sizeof(Slot);
     void* start = memory_.get();

@@ -10,7 +10,7 @@ namespace dreamcomm {
 class Timeline {
  public:
   /// Keeps the last `spans`.
-  explicit Timeline(std::size_t spans) : ledger_(spans) {}
+  explicit Timeline(std::size_t spans) : ring_(spans) {}
 
   /// A collective begins. The writer's, as is mark().
   void begin(std::int64_t call, std::int64_t now_ns) {
@@ -24,25 +24,25 @@ class Timeline {
     last_ns_ = now_ns;
     if (open_.call == call_ && open_.phase == phase) {
       open_.end_ns = now_ns;
-      ledger_.amend(open_);
+      ring_.amend(open_);
       return;
     }
     open_ = {.call = call_, .begin_ns = begin, .end_ns = now_ns, .phase = phase};
-    ledger_.add(open_);
+    ring_.add(open_);
   }
 
   /// Something of its own, which neither ends a phase nor begins one. The writer's.
   void note(const Span& span) {
     open_ = {};
-    ledger_.add(span);
+    ring_.add(span);
   }
 
   /// When the last phase ended, or the call began. The writer's.
   std::int64_t last_ns() const { return last_ns_; }
-  const Ledger<Span>& spans() const { return ledger_; }
+  const SeqlockRing<Span>& spans() const { return ring_; }
 
  private:
-  Ledger<Span> ledger_;
+  SeqlockRing<Span> ring_;
   std::int64_t call_ = 0;
   std::int64_t last_ns_ = 0;
   Span open_;

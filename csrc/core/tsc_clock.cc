@@ -24,10 +24,10 @@ bool kernel_uses_it() {
 
 }  // namespace
 
-QuickClock::QuickClock() : usable_(kernel_uses_it()) {}
+TscClock::TscClock() : usable_(kernel_uses_it()) {}
 
 /// Reads the kernel's clock, and anchors the counter to it if no interruption came between.
-std::int64_t QuickClock::look() {
+std::int64_t TscClock::look() {
   std::int64_t now = 0;
   for (int i = 0; i < kTries; ++i) {
     const std::uint64_t before = ticks();
@@ -43,7 +43,7 @@ std::int64_t QuickClock::look() {
   return last_ns_ = std::max(last_ns_, now);
 }
 
-void QuickClock::anchor(std::uint64_t ticks, std::int64_t now_ns) {
+void TscClock::anchor(std::uint64_t ticks, std::int64_t now_ns) {
   const auto ticks_passed = static_cast<std::int64_t>(ticks - anchor_ticks_);
   const std::int64_t passed = now_ns - anchor_ns_;
   if (anchor_ns_ != 0 && ticks_passed > 0 && passed < kWindow / 2) {

@@ -18,10 +18,10 @@
 
 namespace dreamcomm {
 
-class QuickClock {
+class TscClock {
  public:
   /// Uses the counter if the kernel does: then it is the same on all processors.
-  QuickClock();
+  TscClock();
 
   /// As Clock::now(). One thread at a time.
   Clock::time_point now() { return Clock::time_point(std::chrono::nanoseconds(now_ns())); }

@@ -18,7 +18,7 @@ class WholeCall {
  public:
   /// One at a time of a group. All references must outlive it. It has failed, unless it is said to
   /// be done.
-  WholeCall(Whole& shown, const Recorder& recorder, QuickClock& clock, const Request& request);
+  WholeCall(Whole& shown, const Recorder& recorder, TscClock& clock, const Request& request);
   WholeCall(const WholeCall&) = delete;
   WholeCall& operator=(const WholeCall&) = delete;
 

@@ -124,7 +124,7 @@ class Bridge {
   std::uint64_t before_ = 0;  // of these, those before the first of the program's
   Flag told_;                 // how often a reason was told: the first is the one
   const std::shared_ptr<Recorder> recorder_;
-  QuickClock clock_;  // of calls, which run one at a time
+  TscClock clock_;  // of calls, which run one at a time
   std::unique_ptr<FarMailbox> messages_;
   std::optional<SpanRoll> roll_;  // of the host's leader
 };

@@ -13,7 +13,7 @@ namespace {
 constexpr std::int64_t kOff = 2'000;  // nanoseconds, as the class says
 
 /// Looks for `milliseconds` whether each time lies between two looks at the kernel's clock.
-void compare(QuickClock& clock, int milliseconds) {
+void compare(TscClock& clock, int milliseconds) {
   const std::int64_t end = now_ns() + std::int64_t{milliseconds} * 1'000'000;
   std::int64_t last = 0;
   int wrong = 0;
@@ -27,7 +27,7 @@ void compare(QuickClock& clock, int milliseconds) {
 }
 
 TEST_CASE("a quick clock tells the kernel's time, and never goes back") {
-  QuickClock clock;
+  TscClock clock;
   compare(clock, 100);
   for (const int pause : {0, 1, 3, 20, 200}) {
     std::this_thread::sleep_for(std::chrono::milliseconds(pause));
@@ -36,7 +36,7 @@ TEST_CASE("a quick clock tells the kernel's time, and never goes back") {
 }
 
 TEST_CASE("a quick clock looked at now and then tells the kernel's time") {
-  QuickClock clock;
+  TscClock clock;
   for (int i = 0; i < 300; ++i) {
     std::this_thread::sleep_for(std::chrono::microseconds(10 * i));
     const std::int64_t before = now_ns();

@@ -38,23 +38,23 @@ struct Thing {
 };
 
 TEST_CASE("a ledger keeps the last things in their order") {
-  Ledger<Thing> ledger(3);
-  CHECK(ledger.read().empty());
-  CHECK(ledger.read(-1).empty());
-  ledger.amend(Thing::of(9));  // nothing is there to be replaced
-  CHECK(ledger.read().empty());
-  for (int i = 1; i <= 5; ++i) ledger.add(Thing::of(i));
-  ledger.amend(Thing::of(50));
-  const std::vector<Thing> kept = ledger.read();
+  SeqlockRing<Thing> ring(3);
+  CHECK(ring.read().empty());
+  CHECK(ring.read(-1).empty());
+  ring.amend(Thing::of(9));  // nothing is there to be replaced
+  CHECK(ring.read().empty());
+  for (int i = 1; i <= 5; ++i) ring.add(Thing::of(i));
+  ring.amend(Thing::of(50));
+  const std::vector<Thing> kept = ring.read();
   REQUIRE(kept.size() == 3);
   CHECK(kept[0].number == 3);
   CHECK(kept[1].number == 4);
   CHECK(kept[2].number == 50);
-  CHECK(ledger.added() == 5);
+  CHECK(ring.added() == 5);
 }
 
 TEST_CASE("a record is the same after its way through a ledger") {
-  Ledger<Record> ledger(1);
+  SeqlockRing<Record> ring(1);
   const Record one{.number = -1,
                    .bytes = std::int64_t{1} << 62,
                    .entered_ns = 3,
@@ -70,32 +70,32 @@ TEST_CASE("a record is the same after its way through a ledger") {
                    .in_place = true};
   const Record other{.peer = 8, .root = -2, .state = Record::State::kDone};
   for (const Record& record : {one, other}) {
-    ledger.add(record);
-    REQUIRE(ledger.read().size() == 1);
-    CHECK(ledger.read()[0] == record);
+    ring.add(record);
+    REQUIRE(ring.read().size() == 1);
+    CHECK(ring.read()[0] == record);
   }
-  Ledger<Span> spans(1);
+  SeqlockRing<Span> spans(1);
   const Span span{.call = -1, .begin_ns = 2, .end_ns = 3, .phase = Phase::kCopyOut};
   spans.add(span);
   CHECK(spans.read().at(0) == span);
 }
 
 TEST_CASE("a ledger without places keeps nothing") {
-  Ledger<Thing> ledger(0);
-  ledger.add(Thing::of(1));
-  ledger.amend(Thing::of(1));
-  CHECK(ledger.read().empty());
+  SeqlockRing<Thing> ring(0);
+  ring.add(Thing::of(1));
+  ring.amend(Thing::of(1));
+  CHECK(ring.read().empty());
 }
 
 TEST_CASE("what is read of a ledger is whole while its writer goes on") {
-  Ledger<Thing> ledger(4);
+  SeqlockRing<Thing> ring(4);
   std::atomic<bool> over{false};
   std::jthread writer([&] {
     for (std::int64_t i = 1; i <= 100'000; ++i) {
-      ledger.add(Thing::of(i));
+      ring.add(Thing::of(i));
       Thing amended = Thing::of(i);
       amended.copies.fill(-i);
-      ledger.amend(amended);
+      ring.amend(amended);
     }
     over = true;
   });
@@ -104,7 +104,7 @@ TEST_CASE("what is read of a ledger is whole while its writer goes on") {
   bool ordered = true;
   while (!over || read == 0) {
     std::int64_t last = 0;
-    for (const Thing& thing : ledger.read()) {
+    for (const Thing& thing : ring.read()) {
       whole = whole && thing.whole();
       ordered = ordered && thing.number > last;
       last = thing.number;

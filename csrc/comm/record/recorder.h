@@ -27,7 +27,7 @@ namespace dreamcomm {
 struct Book {
   struct Part {
     Part(std::size_t places, int size) : records(places), log(size) {}
-    Ledger<Record> records;  // of collectives, the last one may still run
+    SeqlockRing<Record> records;  // of collectives, the last one may still run
     CommLog log;
   };
   struct Room {  // how many of each are kept
@@ -131,7 +131,7 @@ class Entry {
   /// `make` says what the call is, and is asked only if a book is open. Each book is looked up
   /// once: one that is opened meanwhile begins with the next call.
   template <typename Make>
-  Entry(const Recorder& recorder, QuickClock& clock, Make&& make)
+  Entry(const Recorder& recorder, TscClock& clock, Make&& make)
       : clock_(clock), log_(recorder.open_log_book()), trace_(recorder.open_trace_book()) {
     if (!wanted()) [[likely]]
       return;
@@ -152,7 +152,7 @@ class Entry {
  private:
   void begin();
   void write(Record::State state);
-  QuickClock& clock_;
+  TscClock& clock_;
   Book* const log_;
   Book* const trace_;
   Record record_;
