@@ -10,11 +10,11 @@ namespace dreamcomm {
 
 static_assert(sizeof(Opening) <= Walk::kSignature);
 
-Walk::Walk(Rounds& rounds, const Opening& opening, Watch& watch, Scratch& scratch,
+Walk::Walk(Rounds& rounds, const Opening& opening, WaitObserver& observer, Scratch& scratch,
            const Preference* preference, std::int64_t now_ns)
     : rounds_(rounds),
       opening_(opening),
-      watch_(watch),
+      observer_(observer),
       scratch_(scratch),
       preference_(preference),
       arrival_(now_ns, rounds.rank()) {
@@ -29,12 +29,12 @@ bool Walk::prefers_heaps(Kind kind, std::size_t bytes) const {
 
 void Walk::turn(Peers reads, Peers readers) {
   if (!first_) [[likely]] {
-    rounds_.turn(reads, readers, watch_);
+    rounds_.turn(reads, readers, observer_);
     mark(Phase::kWait);
     return;
   }
   std::memcpy(rounds_.page(), &opening_, sizeof opening_);
-  rounds_.turn_to_be_settled(Peers::all(), Peers::all(), watch_);
+  rounds_.turn_to_be_settled(Peers::all(), Peers::all(), observer_);
   first_ = false;
   compare_openings();
   rounds_.settle(arrival_.last_ns());
@@ -79,7 +79,7 @@ void Walk::end_mismatched(const std::function<std::string(const SiteOf&)>& told)
       concat("the ranks", group.empty() ? "" : concat(" of ", group), " made different calls: ");
   const auto own = [&](int rank) { return rank == this->rank() ? mine : ""; };
   try {
-    rounds_.turn(Peers::all(), Peers::all(), watch_);
+    rounds_.turn(Peers::all(), Peers::all(), observer_);
   } catch (const Error& error) {
     throw Error(error.kind(), concat(begin, told(own), ". No data was moved. Then ", error.what()));
   }

@@ -60,7 +60,7 @@ class Walk {
 
   /// `preference` says when heaps are worth it, for rows that find out on their way;
   /// null: never. `now_ns`: when the call was entered.
-  Walk(Rounds& rounds, const Opening& opening, Watch& watch, Scratch& scratch,
+  Walk(Rounds& rounds, const Opening& opening, WaitObserver& observer, Scratch& scratch,
        const Preference* preference = nullptr, std::int64_t now_ns = 0);
 
   ~Walk() { scratch_.writer.close(); }
@@ -149,7 +149,7 @@ class Walk {
 
   Rounds& rounds_;
   Opening opening_;
-  Watch& watch_;
+  WaitObserver& observer_;
   Scratch& scratch_;
   const Preference* preference_;
   Arrival arrival_;

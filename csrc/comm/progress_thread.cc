@@ -9,7 +9,7 @@
 namespace dreamcomm {
 namespace {
 
-class Tending final : public Watch {
+class Tending final : public WaitObserver {
  public:
   explicit Tending(const std::function<void()>& tend) : tend_(tend) {}
   void look(int) override { tend_(); }

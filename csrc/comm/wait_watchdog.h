@@ -10,7 +10,7 @@
 
 namespace dreamcomm {
 
-class Guard final : public Watch {
+class Guard final : public WaitObserver {
  public:
   /// A wait for a peer is told of when it has lasted a tenth of what it may, but not before.
   static constexpr std::chrono::seconds kLeastToWarn{1};

@@ -8,10 +8,10 @@
 namespace dreamcomm {
 
 /// Those of a part of a group as the whole group does, by their index in the part; by default that.
-class Numbering {
+class RankNumbering {
  public:
-  Numbering() = default;
-  Numbering(std::vector<int> ranks, int size) : ranks_(std::move(ranks)), size_(size) {}
+  RankNumbering() = default;
+  RankNumbering(std::vector<int> ranks, int size) : ranks_(std::move(ranks)), size_(size) {}
 
   int of(int index) const {
     return ranks_.empty() ? index : ranks_[static_cast<std::size_t>(index)];

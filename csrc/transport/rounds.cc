@@ -16,7 +16,7 @@ Rounds::Rounds(Fabric& fabric)
       placement_(fabric, usable_cpus()),
       next_(fabric.header(fabric.rank()).round.read() + 1) {}
 
-void Rounds::turn_to_be_settled(Peers reads, Peers readers, Watch& watch) {
+void Rounds::turn_to_be_settled(Peers reads, Peers readers, WaitObserver& observer) {
   fabric_.header(rank_).round.publish(next_);
   for (int peer = 0; peer < size_; ++peer) {
     if (peer != rank_) fabric_.header(peer).doorbell.ring();
@@ -28,7 +28,7 @@ void Rounds::turn_to_be_settled(Peers reads, Peers readers, Watch& watch) {
   };
   if (!spin_until(std::min(patience_.spins(), Patience::kGlance), ready)) {
     placement_.look(blocker);
-    wait_to_be_settled(fabric_.header(rank_).doorbell, patience_, watch, ready,
+    wait_to_be_settled(fabric_.header(rank_).doorbell, patience_, observer, ready,
                        [&] { return blocker; });
   }
   ++next_;

@@ -54,13 +54,13 @@ class Rounds {
   /// Ends the writing of this rank's page and begins the reading of others':
   /// of those in `reads`; the ranks in `readers` are going to read this one.
   /// Every rank of the group turns the same rounds, with sets that agree.
-  void turn(Peers reads, Peers readers, Watch& watch) {
-    turn_to_be_settled(reads, readers, watch);
+  void turn(Peers reads, Peers readers, WaitObserver& observer) {
+    turn_to_be_settled(reads, readers, observer);
     patience_.settle();
   }
   /// The same, where peers may not have come to the call yet; then settle() says since when the
   /// last one has.
-  void turn_to_be_settled(Peers reads, Peers readers, Watch& watch);
+  void turn_to_be_settled(Peers reads, Peers readers, WaitObserver& observer);
   void settle(std::int64_t ready_ns) { patience_.settle(ready_ns); }
   /// A rank's page of the last turn, until the next one.
   const std::byte* from(int rank) const { return layout_.page(fabric_.window(rank), next_ - 1); }

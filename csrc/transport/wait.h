@@ -8,9 +8,9 @@
 namespace dreamcomm {
 
 /// Looked at by a thread that has waited a while.
-class Watch {
+class WaitObserver {
  public:
-  virtual ~Watch() = default;
+  virtual ~WaitObserver() = default;
   /// `rank` is one of those waited for, or -1. Throws Error to end the wait:
   /// deadline passed, rank gone, group aborted, Ctrl-C.
   virtual void look(int rank) = 0;
@@ -102,8 +102,8 @@ inline constexpr std::chrono::milliseconds kSlice{10};
 /// sleeping, and a writer that published after that evaluation sees the sleeper
 /// (see Flag). Even then a sleep ends after `slice`.
 template <typename Ready, typename Blocker>
-void wait_to_be_settled(Doorbell& doorbell, Patience& patience, Watch& watch, Ready&& ready,
-                        Blocker&& blocker, std::chrono::nanoseconds slice = kSlice) {
+void wait_to_be_settled(Doorbell& doorbell, Patience& patience, WaitObserver& observer,
+                        Ready&& ready, Blocker&& blocker, std::chrono::nanoseconds slice = kSlice) {
   if (spin_until(patience.spins(), ready)) return;
   for (int i = 0; i < patience.yields(); ++i) {
     if (ready()) return;
@@ -115,15 +115,15 @@ void wait_to_be_settled(Doorbell& doorbell, Patience& patience, Watch& watch, Re
     if (!now) doorbell.sleep(seen, slice);
     doorbell.leave();
     if (now || ready()) return;
-    watch.look(blocker());
+    observer.look(blocker());
   }
 }
 
 /// The same; settles: since when it was ready is not known.
 template <typename Ready, typename Blocker>
-void wait_until(Doorbell& doorbell, Patience& patience, Watch& watch, Ready&& ready,
+void wait_until(Doorbell& doorbell, Patience& patience, WaitObserver& observer, Ready&& ready,
                 Blocker&& blocker, std::chrono::nanoseconds slice = kSlice) {
-  wait_to_be_settled(doorbell, patience, watch, ready, blocker, slice);
+  wait_to_be_settled(doorbell, patience, observer, ready, blocker, slice);
   patience.settle();
 }
 

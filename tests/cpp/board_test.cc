@@ -29,31 +29,31 @@ class LateStore final : public Store {
 TEST_CASE("a rank that has come, and is elsewhere since, is not missed") {
   LateStore store;
   const auto elsewhere = [](int) { return "rank 1 makes another group"; };
-  Board board(store, 0, 2, std::chrono::seconds(30), elsewhere);
+  SetupBoard board(store, 0, 2, std::chrono::seconds(30), elsewhere);
   CHECK_THROWS_WITH_AS(board.get("card", 1),
                        "setting up a group on rank 0 of 2: rank 1 makes another group", Error);
   LateStore again;
   again.set("card/1", "here");
-  Board met(again, 0, 2, std::chrono::seconds(30), elsewhere);
+  SetupBoard met(again, 0, 2, std::chrono::seconds(30), elsewhere);
   CHECK(met.get("card", 1) == "here");
 }
 
 TEST_CASE("a wait for what is not in the store ends with another rank's trouble, too") {
   LateStore store;
-  Board board(store, 0, 2, std::chrono::seconds(30), [](int) { return ""; });
+  SetupBoard board(store, 0, 2, std::chrono::seconds(30), [](int) { return ""; });
   int looks = 0;
-  CHECK(board.await([&](Board::Deadline) { return ++looks == 2; }));
+  CHECK(board.await([&](SetupBoard::Deadline) { return ++looks == 2; }));
   store.set("trouble", "rank 1 was interrupted");
-  CHECK_THROWS_WITH_AS(board.await([](Board::Deadline) { return false; }),
+  CHECK_THROWS_WITH_AS(board.await([](SetupBoard::Deadline) { return false; }),
                        "setting up a group on rank 0 of 2: rank 1 was interrupted", Error);
-  Board late(store, 0, 2, std::chrono::milliseconds(0), [](int) { return ""; });
-  CHECK(!late.await([](Board::Deadline) { return false; }));
+  SetupBoard late(store, 0, 2, std::chrono::milliseconds(0), [](int) { return ""; });
+  CHECK(!late.await([](SetupBoard::Deadline) { return false; }));
 }
 
 TEST_CASE("a part of a group numbers ranks as the group does") {
   LateStore store;
-  const Numbering numbers({4, 7}, 9);
-  Board board(store, 1, 2, milliseconds(0), [](int) { return ""; }, "the part", numbers);
+  const RankNumbering numbers({4, 7}, 9);
+  SetupBoard board(store, 1, 2, milliseconds(0), [](int) { return ""; }, "the part", numbers);
   CHECK_THROWS_WITH_AS(board.get("card", 0),
                        "setting up the part on rank 7 of 9: rank 4 has not come within the timeout "
                        "of 0 ms. All ranks must make the group (no key)",

@@ -81,7 +81,7 @@ class DeviceGpus final : public Gpus {
       task.windows[r] = parts_[static_cast<std::size_t>(r)]->window.data();
     }
     task.layout = layout_;
-    task.card.page_bytes = static_cast<std::uint32_t>(layout_.page_bytes);
+    task.info.page_bytes = static_cast<std::uint32_t>(layout_.page_bytes);
     task.rounds = reinterpret_cast<std::uint64_t*>(part.rounds.data());
     task.control = reinterpret_cast<gpu::Control*>(part.told.data());
     task.report = reinterpret_cast<gpu::Report*>(part.report.data());

@@ -41,7 +41,7 @@ class HostGpus final : public Gpus {
       task.windows[r] = windows_[static_cast<std::size_t>(r)].get();
     }
     task.layout = layout_;
-    task.card.page_bytes = static_cast<std::uint32_t>(layout_.page_bytes);
+    task.info.page_bytes = static_cast<std::uint32_t>(layout_.page_bytes);
     task.rounds = rounds_[self].data();
     task.control = &controls_[self];
     task.report = &reports_[self];

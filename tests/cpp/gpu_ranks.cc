@@ -18,7 +18,7 @@ gpu::Task task_of(const Communicator& comm, const Request& request, const Way& w
   gpu::Task task;
   const bool varies = request.kind == Kind::kAllToAll;
   task.bytes = varies || request.kind == Kind::kBarrier ? 0 : block_bytes(request);
-  task.card = {.kind = request.kind,
+  task.info = {.kind = request.kind,
                .op = request.reduction.op,
                .dtype = request.reduction.dtype,
                .row = static_cast<std::uint8_t>(way.row),

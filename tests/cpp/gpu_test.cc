@@ -226,7 +226,7 @@ TEST_CASE("a GPU kernel that waits too long names whom it waits for") {
       const Way way{.row = RowId::kTwoShot, .blocks = 2, .lanes = 3, .patience_ns = 50'000'000};
       const gpu::Report report = gpus.run(comm, sum_of(block), way).report;
       require(report.rank == comm.rank() && report.turn == 0 && report.round == 1, "a wrong place");
-      require(report.card.kind == Kind::kAllReduce, "another call");
+      require(report.info.kind == Kind::kAllReduce, "another call");
       const bool alone = report.reason == gpu::Report::kTimeout && report.missing == 1;
       const bool told =
           report.reason == gpu::Report::kPeerGone && report.missing == 2 - comm.rank();

@@ -88,7 +88,7 @@ class HostDriver final : public gpu::Driver {
     if (task.in_place != 0) ++kept().calls_in_place;
     ++kept().kernels_begun;
     run_kernel(task, grid.blocks, grid.lanes, 50);
-    if (!faults_.reads && task.card.kind == Kind::kAllGather) *task.out ^= std::byte{1};
+    if (!faults_.reads && task.info.kind == Kind::kAllGather) *task.out ^= std::byte{1};
   }
   void copy_later(void* to, const void* from, std::size_t bytes, void*) override {
     copy(to, from, bytes);

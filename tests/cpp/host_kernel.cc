@@ -14,9 +14,9 @@ namespace {
 void run_lane(const gpu::Task& task, const gpu::HostTarget& target, int delays) {
   pause(delays);
   gpu::Block<gpu::HostTarget> block(target, task);
-  if (task.card.op == ReduceOp::kNone) return gpu::move_body(block);
+  if (task.info.op == ReduceOp::kNone) return gpu::move_body(block);
   const bool known = gpu::with_format(
-      task.card.dtype, [&]<typename F>(std::type_identity<F>) { gpu::reduce_body<F>(block); });
+      task.info.dtype, [&]<typename F>(std::type_identity<F>) { gpu::reduce_body<F>(block); });
   require(known, "GPUs do not compute with this type");
 }
 

@@ -39,7 +39,7 @@ std::pair<Fd, Fd> make_pair() {
 
 /// Two processes and their connection.
 struct Two {
-  explicit Two(Whereabouts::Tell second) : two(Whereabouts::make(std::move(second))) {
+  explicit Two(CallSiteService::Tell second) : two(CallSiteService::make(std::move(second))) {
     auto [left, right] = make_pair();
     here = std::move(left);
     there = std::move(right);
@@ -47,8 +47,9 @@ struct Two {
   }
   std::string ask(milliseconds patience = seconds(60)) { return one->ask(here, patience); }
 
-  std::shared_ptr<Whereabouts> one = Whereabouts::make([] { return std::string(" at one.py:1"); });
-  std::shared_ptr<Whereabouts> two;
+  std::shared_ptr<CallSiteService> one =
+      CallSiteService::make([] { return std::string(" at one.py:1"); });
+  std::shared_ptr<CallSiteService> two;
   Fd here, there;
   std::array<std::shared_ptr<void>, 2> lines;
 };
@@ -121,8 +122,9 @@ TEST_CASE("several wait for one answer, and all are told") {
 
 TEST_CASE("what was asked ahead and not fetched is not told much later") {
   std::atomic<int> tells = 0;
-  const auto one = Whereabouts::make([] { return std::string(" at one.py:1"); }, milliseconds(0));
-  const auto two = Whereabouts::make([&] { return " at two.py:" + std::to_string(++tells); });
+  const auto one =
+      CallSiteService::make([] { return std::string(" at one.py:1"); }, milliseconds(0));
+  const auto two = CallSiteService::make([&] { return " at two.py:" + std::to_string(++tells); });
   const auto [here, there] = make_pair();
   const std::array lines{one->listen(here), two->listen(there)};
   one->inquire(here);
@@ -174,9 +176,9 @@ TEST_CASE("a stop releases who asks, and ends what is asked") {
 
 TEST_CASE("the last holder may be dropped by the thread that answers") {
   const auto [here, there] = make_pair();
-  const auto asker = Whereabouts::make([] { return std::string(); });
-  std::shared_ptr<Whereabouts> held;
-  held = Whereabouts::make([&] {
+  const auto asker = CallSiteService::make([] { return std::string(); });
+  std::shared_ptr<CallSiteService> held;
+  held = CallSiteService::make([&] {
     held.reset();
     return std::string(" at the end");
   });
@@ -229,8 +231,8 @@ TEST_CASE("thousands of letters of garbage harm nobody") {
 
 TEST_CASE("nothing stays open where only a weak pointer is left") {
   const int before = open_descriptors();
-  auto one = Whereabouts::make([] { return std::string(); });
-  const std::weak_ptr<Whereabouts> weak = one;
+  auto one = CallSiteService::make([] { return std::string(); });
+  const std::weak_ptr<CallSiteService> weak = one;
   CHECK(open_descriptors() > before);
   one.reset();
   CHECK(weak.expired());
@@ -238,8 +240,8 @@ TEST_CASE("nothing stays open where only a weak pointer is left") {
 }
 
 TEST_CASE("several are asked at once, and then waited for") {
-  const auto asker = Whereabouts::make([] { return std::string(); });
-  const auto other = Whereabouts::make([] { return std::string(" there"); });
+  const auto asker = CallSiteService::make([] { return std::string(); });
+  const auto other = CallSiteService::make([] { return std::string(" there"); });
   std::vector<std::pair<Fd, Fd>> pairs;
   std::vector<std::shared_ptr<void>> lines;
   for (int i = 0; i < 5; ++i) {
@@ -252,8 +254,8 @@ TEST_CASE("several are asked at once, and then waited for") {
 }
 
 TEST_CASE("lines come and go while others ask") {
-  const auto one = Whereabouts::make([] { return std::string(" here"); });
-  const auto two = Whereabouts::make([] { return std::string(" there"); });
+  const auto one = CallSiteService::make([] { return std::string(" here"); });
+  const auto two = CallSiteService::make([] { return std::string(" there"); });
   std::atomic<int> answered = 0;
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {

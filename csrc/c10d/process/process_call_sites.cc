@@ -9,7 +9,7 @@ namespace {
 
 /// Shared by all groups, as there is one main thread to tell of.
 struct Current {
-  ProcessWide<Whereabouts> whereabouts;
+  ProcessWide<CallSiteService> whereabouts;
   std::atomic<bool> ended = false;
 };
 
@@ -20,17 +20,19 @@ Current& of_process() {
 
 }  // namespace
 
-std::shared_ptr<Whereabouts> process_whereabouts(const Whereabouts::Tell& tell) {
-  return of_process().whereabouts.get_or([&]() -> std::shared_ptr<Whereabouts> {
-    return of_process().ended ? nullptr : Whereabouts::make(tell);
+std::shared_ptr<CallSiteService> process_call_sites(const CallSiteService::Tell& tell) {
+  return of_process().whereabouts.get_or([&]() -> std::shared_ptr<CallSiteService> {
+    return of_process().ended ? nullptr : CallSiteService::make(tell);
   });
 }
 
-std::shared_ptr<Whereabouts> live_process_whereabouts() { return of_process().whereabouts.get(); }
+std::shared_ptr<CallSiteService> live_process_call_sites() {
+  return of_process().whereabouts.get();
+}
 
-void end_process_whereabouts() {
+void end_process_call_sites() {
   of_process().ended = true;
-  if (const std::shared_ptr<Whereabouts> one = live_process_whereabouts()) one->stop();
+  if (const std::shared_ptr<CallSiteService> one = live_process_call_sites()) one->stop();
 }
 
 }  // namespace dreamcomm

@@ -99,7 +99,7 @@ std::string call_site() {
     if (!found.empty() || PyGILState_Check() != 0) return found;
   }
   constexpr milliseconds kPatience{500};  // for the interpreter, while the peers wait
-  const std::shared_ptr<Whereabouts> whereabouts = live_process_whereabouts();
+  const std::shared_ptr<CallSiteService> whereabouts = live_process_call_sites();
   const std::string at = whereabouts ? whereabouts->own(kPatience) : "";
   return at.empty() ? "" : concat(" (its main thread is", at, ")");
 }
@@ -128,7 +128,7 @@ void warn(const std::string& text) {
   constexpr milliseconds kPatience{500};
   const auto told = std::make_shared<Flag>();  // by whoever takes it first
   const auto taken = std::make_shared<std::promise<void>>();
-  if (const std::shared_ptr<Whereabouts> whereabouts = live_process_whereabouts()) {
+  if (const std::shared_ptr<CallSiteService> whereabouts = live_process_call_sites()) {
     whereabouts->post([text, told, taken] {
       const py::gil_scoped_acquire gil;
       if (told->take() != 0) return;
@@ -171,7 +171,7 @@ Host make_host(py::object make_inner) {
 void bind_interpreter(py::module_& m) {
   py::class_<ExitHook>(m, "_ExitHook").def("__call__", &ExitHook::operator());
   // Registered before any group's, so run after them: groups may outlive their hooks.
-  const py::cpp_function stop([] { end_process_whereabouts(); },
+  const py::cpp_function stop([] { end_process_call_sites(); },
                               py::call_guard<py::gil_scoped_release>());
   py::module_::import("atexit").attr("register")(stop);
 }

@@ -29,7 +29,7 @@ ShmResult connect_host(const c10::intrusive_ptr<c10d::Store>& store, const Place
   options.on_hosts = nullptr;
   options.group = concat("the part on ", place.topology.words(place.host()), " of ", options.group);
   const std::span<const int> ranks = place.topology.ranks(place.host());
-  options.numbers = Numbering({ranks.begin(), ranks.end()}, place.topology.size());
+  options.numbers = RankNumbering({ranks.begin(), ranks.end()}, place.topology.size());
   if (found_by.will_not_come) {
     options.will_not_come = [why = found_by.will_not_come,
                              of_group = std::vector<int>(ranks.begin(), ranks.end())](int index) {

@@ -93,7 +93,7 @@ ShmOptions meeting_options(const DreamOptions& options, int size, const Host& ho
                  .hosts = hosts_of(options, size),
                  .refuse = !options.shared_memory};
   // Also for a rank that is alone on its host: what its own threads have to say goes by it.
-  if (size > 1) shm.make_whereabouts = [&host] { return process_whereabouts(host.whereabouts); };
+  if (size > 1) shm.make_whereabouts = [&host] { return process_call_sites(host.whereabouts); };
   return shm;
 }
 

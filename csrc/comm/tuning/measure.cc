@@ -29,10 +29,11 @@ using Sample = std::array<double, kMotions>;
 /// how much memory a call touches says from which cache its bytes come.
 class Course {
  public:
-  Course(Rounds& rounds, Walk::Scratch& scratch, Heap* heap, Watch& watch, std::size_t bytes)
+  Course(Rounds& rounds, Walk::Scratch& scratch, Heap* heap, WaitObserver& observer,
+         std::size_t bytes)
       : rounds_(rounds),
         scratch_(scratch),
-        watch_(watch),
+        observer_(observer),
         bytes_(bytes),
         size_(static_cast<std::size_t>(rounds.size())),
         private_(bytes) {
@@ -73,7 +74,7 @@ class Course {
   Walk walk() const {
     Opening opening;
     opening.in = opening.out = place_;
-    return Walk(rounds_, opening, watch_, scratch_);
+    return Walk(rounds_, opening, observer_, scratch_);
   }
 
   /// Writes pages and reads them in one way, chunk by chunk. Folds work in place. Takes
@@ -151,7 +152,7 @@ class Course {
 
   Rounds& rounds_;
   Walk::Scratch& scratch_;
-  Watch& watch_;
+  WaitObserver& observer_;
   const std::size_t bytes_;
   const std::size_t size_;
   std::vector<std::byte> private_;
@@ -174,14 +175,14 @@ double median(std::vector<double> values) {
 
 /// Of calls that move next to nothing: what a turn costs between ranks that do
 /// something else than turning.
-double time_of_turn(Rounds& rounds, Walk::Scratch& scratch, Watch& watch) {
+double time_of_turn(Rounds& rounds, Walk::Scratch& scratch, WaitObserver& observer) {
   std::array<float, 16> data{};
   auto* bytes = reinterpret_cast<std::byte*>(data.data());
   std::vector<double> seconds;
   for (int repeat = 0; repeat < 7; ++repeat) {
     const auto begin = Clock::now();
     for (int i = 0; i < kTurns; ++i) {
-      Walk walk(rounds, Opening{}, watch, scratch);
+      Walk walk(rounds, Opening{}, observer, scratch);
       walk.give(0, bytes, sizeof data, 1);
       walk.turn(Peers::all(), Peers::all());
       walk.reduce_all({.dtype = DType::kFloat32, .op = ReduceOp::kMax}, bytes, 0, bytes,
@@ -193,19 +194,19 @@ double time_of_turn(Rounds& rounds, Walk::Scratch& scratch, Watch& watch) {
 }
 
 /// What rank 0 says, on all ranks.
-bool as_rank_0(Rounds& rounds, Watch& watch, bool mine) {
+bool as_rank_0(Rounds& rounds, WaitObserver& observer, bool mine) {
   std::memcpy(rounds.page(), &mine, sizeof mine);
-  rounds.turn(Peers::all(), Peers::all(), watch);
+  rounds.turn(Peers::all(), Peers::all(), observer);
   bool theirs = false;
   std::memcpy(&theirs, rounds.from(0), sizeof theirs);
   return theirs;
 }
 
 /// For each number the largest of all ranks.
-Costs slowest(Rounds& rounds, Watch& watch, const Costs& mine) {
+Costs slowest(Rounds& rounds, WaitObserver& observer, const Costs& mine) {
   static_assert(std::is_trivially_copyable_v<Costs>);
   std::memcpy(rounds.page(), &mine, sizeof mine);
-  rounds.turn(Peers::all(), Peers::all(), watch);
+  rounds.turn(Peers::all(), Peers::all(), observer);
   Costs result = mine;
   for (int rank = 0; rank < rounds.size(); ++rank) {
     Costs theirs;
@@ -222,22 +223,22 @@ Costs slowest(Rounds& rounds, Watch& watch, const Costs& mine) {
 
 }  // namespace
 
-Measured measure_costs(Rounds& rounds, Walk::Scratch& scratch, Heap* heap, Watch& watch) {
+Measured measure_costs(Rounds& rounds, Walk::Scratch& scratch, Heap* heap, WaitObserver& observer) {
   const auto begin = Clock::now();
   Costs costs;
   bool complete = true;
-  costs.turn = time_of_turn(rounds, scratch, watch);
+  costs.turn = time_of_turn(rounds, scratch, observer);
   bool goes_on = true;
   for (std::size_t i = 0; i < Costs::kSizes.size(); ++i) {
     const std::size_t bytes = Costs::kSizes[i];
     const bool fits = bytes * static_cast<std::size_t>(rounds.size()) <= kMost;
-    goes_on = as_rank_0(rounds, watch,
+    goes_on = as_rank_0(rounds, observer,
                         i == 0 || (goes_on && fits && Clock::now() - begin < kMeasuringTime));
     if (!goes_on) {
       for (Costs::Rates& rates : costs.rates) rates[i] = rates[i - 1];
       continue;
     }
-    Course course(rounds, scratch, heap, watch, bytes);
+    Course course(rounds, scratch, heap, observer, bytes);
     const int repeats = repeats_of(bytes);
     std::vector<Sample> samples;
     course.warm_up();
@@ -249,7 +250,7 @@ Measured measure_costs(Rounds& rounds, Walk::Scratch& scratch, Heap* heap, Watch
     }
     complete = complete && course.had_heaps();
   }
-  return {slowest(rounds, watch, costs), complete};
+  return {slowest(rounds, observer, costs), complete};
 }
 
 }  // namespace dreamcomm

@@ -22,18 +22,18 @@ constexpr std::size_t kMostWords = 3;
 constexpr int kQueue = 4096;  // the kernel takes its own limit if that is less
 
 /// Why a greeting is not one for the rank of this nonce, or nothing.
-std::string objection(const Greeting& greeting, const Nonce& own) {
-  if (greeting.magic != Greeting{}.magic) return "it sent something else than a greeting";
-  if (greeting.version != kProtocolVersion) {
-    return concat("it runs a dreamcomm with protocol ", greeting.version,
+std::string objection(const Handshake& handshake, const Nonce& own) {
+  if (handshake.magic != Handshake{}.magic) return "it sent something else than a greeting";
+  if (handshake.version != kProtocolVersion) {
+    return concat("it runs a dreamcomm with protocol ", handshake.version,
                   ", this rank one with protocol ", kProtocolVersion);
   }
-  return greeting.receiver == own ? "" : "it did not know whom it was talking to";
+  return handshake.receiver == own ? "" : "it did not know whom it was talking to";
 }
 
 }  // namespace
 
-Doorkeeper::Doorkeeper(const std::string& address, const Nonce& own)
+Acceptor::Acceptor(const std::string& address, const Nonce& own)
     : own_(own), listener_(listen_at(address, kQueue)), stop_(eventfd(0, EFD_CLOEXEC)) {
   check(static_cast<bool>(stop_), ErrorKind::kSystem,
         "eventfd failed: ", std::generic_category().message(errno));
@@ -47,24 +47,24 @@ Doorkeeper::Doorkeeper(const std::string& address, const Nonce& own)
   }
 }
 
-Doorkeeper::~Doorkeeper() {
+Acceptor::~Acceptor() {
   eventfd_write(stop_.get(), 1);
   thread_.join();
 }
 
-std::optional<Doorkeeper::Guest> Doorkeeper::next(SocketDeadline deadline) {
+std::optional<Acceptor::AcceptedPeer> Acceptor::next(SocketDeadline deadline) {
   std::unique_lock lock(mutex_);
   changed_.wait_until(lock, deadline, [this] { return !guests_.empty() || failure_; });
   if (guests_.empty()) {
     if (failure_) std::rethrow_exception(failure_);
     return std::nullopt;
   }
-  Guest guest = std::move(guests_.front());
+  AcceptedPeer accepted = std::move(guests_.front());
   guests_.pop_front();
-  return guest;
+  return accepted;
 }
 
-std::string Doorkeeper::refused() const {
+std::string Acceptor::refused() const {
   const std::scoped_lock lock(mutex_);
   std::string text;
   for (const std::string& words : words_) text += concat(text.empty() ? "" : "; ", words);
@@ -72,7 +72,7 @@ std::string Doorkeeper::refused() const {
   return text;
 }
 
-void Doorkeeper::work() {
+void Acceptor::work() {
   try {
     while (wait()) {
     }
@@ -84,7 +84,7 @@ void Doorkeeper::work() {
 }
 
 /// Waits for anything to happen and deals with it; false when it is time to end.
-bool Doorkeeper::wait() {
+bool Acceptor::wait() {
   std::vector<pollfd> polled{{stop_.get(), POLLIN, 0}};
   const bool has_room = silent_.size() < kMostSilent;
   polled.push_back({has_room ? listener_.get() : -1, POLLIN, 0});
@@ -107,7 +107,7 @@ bool Doorkeeper::wait() {
   return true;
 }
 
-void Doorkeeper::let_in() {
+void Acceptor::let_in() {
   std::optional<Fd> socket = accept_from(listener_, steady_clock::now());
   if (!socket) return;
   if (!is_own_user(peer_process(*socket))) {
@@ -116,20 +116,21 @@ void Doorkeeper::let_in() {
   silent_.push_back({std::move(*socket), steady_clock::now() + kPatience});
 }
 
-void Doorkeeper::hear(Silent& silent) {
-  Guest guest;
-  guest.socket = std::move(silent.socket);
-  const bool whole = receive_with_fd(guest.socket, &guest.greeting, sizeof guest.greeting,
-                                     guest.memory, steady_clock::now());
+void Acceptor::hear(Silent& silent) {
+  AcceptedPeer accepted;
+  accepted.socket = std::move(silent.socket);
+  const bool whole =
+      receive_with_fd(accepted.socket, &accepted.handshake, sizeof accepted.handshake,
+                      accepted.memory, steady_clock::now());
   const std::string why =
-      whole ? objection(guest.greeting, own_) : "it sent something else than a greeting";
-  if (!why.empty()) return refuse(guest.socket, why);
+      whole ? objection(accepted.handshake, own_) : "it sent something else than a greeting";
+  if (!why.empty()) return refuse(accepted.socket, why);
   const std::scoped_lock lock(mutex_);
-  guests_.push_back(std::move(guest));
+  guests_.push_back(std::move(accepted));
   changed_.notify_all();
 }
 
-void Doorkeeper::refuse(const Fd& socket, const std::string& why) {
+void Acceptor::refuse(const Fd& socket, const std::string& why) {
   const PeerProcess process = peer_process(socket);
   const std::scoped_lock lock(mutex_);
   if (++refusals_ <= kMostWords) {

@@ -21,22 +21,22 @@ namespace dreamcomm {
 /// Any local process can find the address and connect. Those of other users are closed at once,
 /// before anything is heard or said; what does not begin with a greeting that knows this rank's
 /// nonce, or says nothing for a second, likewise.
-class Doorkeeper {
+class Acceptor {
  public:
-  struct Guest {
+  struct AcceptedPeer {
     Fd socket;
-    Greeting greeting;  // for this rank, of this version; which rank sent it is not checked
+    Handshake handshake;  // for this rank, of this version; which rank sent it is not checked
     Fd memory;
   };
 
   /// Listens at the abstract address. Throws Error(kSystem).
-  Doorkeeper(const std::string& address, const Nonce& own);
-  ~Doorkeeper();
-  Doorkeeper(const Doorkeeper&) = delete;
-  Doorkeeper& operator=(const Doorkeeper&) = delete;
+  Acceptor(const std::string& address, const Nonce& own);
+  ~Acceptor();
+  Acceptor(const Acceptor&) = delete;
+  Acceptor& operator=(const Acceptor&) = delete;
 
   /// The next guest, or nothing at the deadline. Throws what ended the thread.
-  std::optional<Guest> next(SocketDeadline deadline);
+  std::optional<AcceptedPeer> next(SocketDeadline deadline);
   /// Notes who is refused, and why: one at the door, or at an address where a rank was looked for.
   void refuse(const Fd& socket, const std::string& why);
   /// In words, who was refused and why: the first few, and how many more.
@@ -59,7 +59,7 @@ class Doorkeeper {
   std::list<Silent> silent_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<Guest> guests_;
+  std::deque<AcceptedPeer> guests_;
   std::vector<std::string> words_;  // of the first that were refused
   std::size_t refusals_ = 0;
   std::exception_ptr failure_;

@@ -81,7 +81,7 @@ class Meeting {
 
  private:
   int number(int r) const { return options_.numbers.of(r); }
-  Card& card(int r) { return cards_[static_cast<std::size_t>(r)]; }
+  RankInfo& info(int r) { return cards_[static_cast<std::size_t>(r)]; }
   ShmPeer& peer(int r) { return peers_[static_cast<std::size_t>(r)]; }
 
   void give_up(const Error& error) {
@@ -110,8 +110,8 @@ class Meeting {
   }
 
   void create_window() {
-    if (options_.make_whereabouts) whereabouts_ = options_.make_whereabouts();
-    Card mine;
+    if (options_.make_whereabouts) call_sites_ = options_.make_whereabouts();
+    RankInfo mine;
     mine.refusal = lay_out();
     mine.version = kProtocolVersion;
     mine.rank = rank_;
@@ -149,8 +149,8 @@ class Meeting {
 
   void read_cards() {
     for (int r = 0; r < size_; ++r) {
-      cards_.push_back(card_from(board_.get("card", r), r));
-      const Card& theirs = cards_.back();
+      cards_.push_back(rank_info_from(board_.get("card", r), r));
+      const RankInfo& theirs = cards_.back();
       const std::string differences = differences_to(theirs);
       check(differences.empty(), ErrorKind::kMismatch, "rank ", number(rank_), " and rank ",
             number(r), " set up the same group differently: ", differences);
@@ -161,7 +161,7 @@ class Meeting {
   }
 
   /// What another rank has set up differently, both ways, and what to do; or nothing.
-  std::string differences_to(const Card& theirs) const {
+  std::string differences_to(const RankInfo& theirs) const {
     std::string words;
     const auto compare = [&](const char* what, const auto& mine, const auto& other) {
       if (mine == other) return;
@@ -185,7 +185,7 @@ class Meeting {
   /// The first rank that takes part in no sharing, in words, or nothing.
   std::string refusal() {
     for (int r = 0; r < size_; ++r) {
-      if (!card(r).refusal.empty()) return concat("rank ", number(r), ' ', card(r).refusal);
+      if (!info(r).refusal.empty()) return concat("rank ", number(r), ' ', info(r).refusal);
     }
     return "";
   }
@@ -219,7 +219,7 @@ class Meeting {
 
   /// The name of the host that a rank counts to.
   const std::string& host_of(int r) {
-    return options_.hosts.empty() ? card(r).host : options_.hosts[static_cast<std::size_t>(r)];
+    return options_.hosts.empty() ? info(r).host : options_.hosts[static_cast<std::size_t>(r)];
   }
 
   std::string listed(const char* what, int r, int entries) {
@@ -239,66 +239,66 @@ class Meeting {
       return concat("the option hosts puts rank ", number(from), " on ", host_of(from),
                     " and rank ", number(to), " on ", host_of(to));
     }
-    return concat("rank ", number(from), " (host ", card(from).host, ") and rank ", number(to),
-                  " (host ", card(to).host, ") are not in one host or network namespace");
+    return concat("rank ", number(from), " (host ", info(from).host, ") and rank ", number(to),
+                  " (host ", info(to).host, ") are not in one host or network namespace");
   }
 
-  Greeting greeting_to(int r) {
-    Greeting greeting;
-    greeting.from = static_cast<std::uint32_t>(rank_);
-    greeting.sender = card(rank_).nonce;
-    greeting.receiver = card(r).nonce;
-    return greeting;
+  Handshake handshake_to(int r) {
+    Handshake handshake;
+    handshake.from = static_cast<std::uint32_t>(rank_);
+    handshake.sender = info(rank_).nonce;
+    handshake.receiver = info(r).nonce;
+    return handshake;
   }
 
   Reached dial(int r) {
     if (!options_.hosts.empty() && host_of(r) != host_of(rank_)) return kNobody;
-    std::optional<Fd> socket = connect_to(card(r).socket);
+    std::optional<Fd> socket = connect_to(info(r).socket);
     if (!socket) return kNobody;
     const PeerProcess process = peer_process(*socket);
     if (!is_own_user(process)) return kOtherUser;
-    const Greeting greeting = greeting_to(r);
-    if (!hand_over(*socket, greeting)) return kNobody;
+    const Handshake handshake = handshake_to(r);
+    if (!hand_over(*socket, handshake)) return kNobody;
     peer(r).process = watch_process(process.pid);
     peer(r).socket = std::move(*socket);
     return kRank;
   }
 
   /// Sends the greeting with the window, and the heap if there is one, to a process of this user.
-  bool hand_over(const Fd& socket, const Greeting& greeting) {
-    return send_with_fd(socket, &greeting, sizeof greeting, own_fd_) &&
+  bool hand_over(const Fd& socket, const Handshake& handshake) {
+    return send_with_fd(socket, &handshake, sizeof handshake, own_fd_) &&
            (!options_.heap ||
-            send_with_fd(socket, &greeting, sizeof greeting, options_.heap->fd()));
+            send_with_fd(socket, &handshake, sizeof handshake, options_.heap->fd()));
   }
 
   /// Accepts one of the expected higher ranks and answers; why it cannot share.
   std::string welcome() {
     while (true) {
-      std::optional<Doorkeeper::Guest> guest;
-      const bool came = board_.await([&](Board::Deadline until) {
-        guest = door_->next(until);
-        return guest.has_value();
+      std::optional<Acceptor::AcceptedPeer> accepted;
+      const bool came = board_.await([&](SetupBoard::Deadline until) {
+        accepted = door_->next(until);
+        return accepted.has_value();
       });
       check(came, ErrorKind::kTimeout, board_.where(), "no connection within the timeout of ",
             options_.timeout.count(), " ms from one of the ranks", unconnected());
-      const int from = static_cast<int>(guest->greeting.from);
-      if (!is_from_peer(guest->greeting, from) || peer(from).socket) {
-        door_->refuse(guest->socket, "it is none of the ranks that were to come");
+      const int from = static_cast<int>(accepted->handshake.from);
+      if (!is_from_peer(accepted->handshake, from) || peer(from).socket) {
+        door_->refuse(accepted->socket, "it is none of the ranks that were to come");
         continue;
       }
-      std::optional<Mapping> window = window_of(from, guest->memory);
+      std::optional<Mapping> window = window_of(from, accepted->memory);
       if (!window) {
-        door_->refuse(guest->socket,
+        door_->refuse(accepted->socket,
                       concat("it came as rank ", number(from), " with other memory"));
         continue;
       }
-      peer(from).process = watch_process(peer_process(guest->socket).pid);
-      const Greeting answer = greeting_to(from);
-      if (!hand_over(guest->socket, answer)) {
-        peer(from).socket = std::move(guest->socket);
+      peer(from).process = watch_process(peer_process(accepted->socket).pid);
+      const Handshake answer = handshake_to(from);
+      if (!hand_over(accepted->socket, answer)) {
+        peer(from).socket = std::move(accepted->socket);
         return concat("rank ", number(from), " closed its connection");
       }
-      return adopt(from, std::move(guest->socket), std::move(*window));
+      return adopt(from, std::move(accepted->socket), std::move(*window));
     }
   }
 
@@ -310,16 +310,16 @@ class Meeting {
     return ranks;
   }
 
-  bool is_from_peer(const Greeting& greeting, int from) {
-    return greeting.magic == Greeting{}.magic && greeting.version == kProtocolVersion &&
-           from >= 0 && from < size_ && from != rank_ && greeting.sender == card(from).nonce &&
-           greeting.receiver == card(rank_).nonce;
+  bool is_from_peer(const Handshake& handshake, int from) {
+    return handshake.magic == Handshake{}.magic && handshake.version == kProtocolVersion &&
+           from >= 0 && from < size_ && from != rank_ && handshake.sender == info(from).nonce &&
+           handshake.receiver == info(rank_).nonce;
   }
 
   std::string take_answer(int r) {
-    Greeting greeting;
+    Handshake handshake;
     Fd memory;
-    if (!receive(peer(r).socket, greeting, memory) || !is_from_peer(greeting, r)) {
+    if (!receive(peer(r).socket, handshake, memory) || !is_from_peer(handshake, r)) {
       return concat("rank ", number(r), " did not answer the connection of rank ", number(rank_));
     }
     std::optional<Mapping> window = window_of(r, memory);
@@ -328,23 +328,23 @@ class Meeting {
   }
 
   /// A greeting with its memory; false if none comes.
-  bool receive(const Fd& socket, Greeting& greeting, Fd& memory) {
-    return board_.await([&](Board::Deadline until) { return readable(socket, until); }) &&
-           receive_with_fd(socket, &greeting, sizeof greeting, memory, board_.deadline());
+  bool receive(const Fd& socket, Handshake& handshake, Fd& memory) {
+    return board_.await([&](SetupBoard::Deadline until) { return readable(socket, until); }) &&
+           receive_with_fd(socket, &handshake, sizeof handshake, memory, board_.deadline());
   }
 
   /// The memory as the window of a rank, or nothing if it is not that.
   std::optional<Mapping> window_of(int r, const Fd& memory) {
     if (!is_sealed_memfd(memory, layout_.bytes())) return std::nullopt;
     Mapping window(memory, layout_.bytes());
-    if (layout_.header(window.data()).nonce != card(r).nonce) return std::nullopt;
+    if (layout_.header(window.data()).nonce != info(r).nonce) return std::nullopt;
     return window;
   }
 
   /// Takes the peer in with its heap, if it has one; why that cannot be done, or nothing.
   std::string adopt(int r, Fd socket, Mapping window) {
     std::shared_ptr<const Mapping> heap;
-    if (card(r).heap_bytes > 0) {
+    if (info(r).heap_bytes > 0) {
       const std::optional<Fd> theirs = receive_heap(r, socket);
       if (!theirs) return concat("rank ", number(r), " did not hand over its heap");
       if (options_.heap) heap = map_heap(r, *theirs);
@@ -357,10 +357,10 @@ class Meeting {
 
   /// The heap that a rank announced in its card, or nothing.
   std::optional<Fd> receive_heap(int r, const Fd& socket) {
-    Greeting greeting;
+    Handshake handshake;
     Fd memory;
-    if (!receive(socket, greeting, memory) || !is_from_peer(greeting, r) ||
-        !is_sealed_memfd(memory, card(r).heap_bytes)) {
+    if (!receive(socket, handshake, memory) || !is_from_peer(handshake, r) ||
+        !is_sealed_memfd(memory, info(r).heap_bytes)) {
       return std::nullopt;
     }
     return memory;
@@ -369,7 +369,7 @@ class Meeting {
   /// Null where there is no address space for it: then all ranks go on without heaps.
   std::shared_ptr<const Mapping> map_heap(int r, const Fd& memory) {
     try {
-      return options_.heap->map_peer(card(r).heap, memory, card(r).heap_bytes);
+      return options_.heap->map_peer(info(r).heap, memory, info(r).heap_bytes);
     } catch (const Error& error) {
       no_heap_ =
           concat("rank ", number(rank_), " has no room for that of rank ", number(r), " (",
@@ -400,22 +400,22 @@ class Meeting {
       }
     }
     if (!unshared.empty()) {
-      return {nullptr, unshared, "", topology(), card(0).nonce, apart, take_processes()};
+      return {nullptr, unshared, "", topology(), info(0).nonce, apart, take_processes()};
     }
     if (!no_heap.empty()) {
       options_.heap.reset();
       for (ShmPeer& one : peers_) one.heap.reset();
     }
     const std::string words = concat("shm: ", size_, size_ == 1 ? " rank" : " ranks", " of host ",
-                                     card(rank_).host, " map each other's memory");
-    layout_.header(own_.data()).identity.team = card(0).nonce;
+                                     info(rank_).host, " map each other's memory");
+    layout_.header(own_.data()).identity.team = info(0).nonce;
     return {std::make_unique<ShmFabric>(rank_, layout_, std::move(own_fd_), std::move(own_),
                                         options_.heap, std::move(peers_), words,
-                                        std::move(whereabouts_)),
+                                        std::move(call_sites_)),
             words,
             no_heap,
             Topology(),
-            card(0).nonce,
+            info(0).nonce,
             {},
             {}};
   }
@@ -443,14 +443,14 @@ class Meeting {
   int rank_;
   int size_;
   ShmOptions options_;
-  Board board_;
+  SetupBoard board_;
   WindowLayout layout_;
   Fd own_fd_;
   Mapping own_;
-  std::shared_ptr<Whereabouts> whereabouts_;
-  std::optional<Doorkeeper> door_;
+  std::shared_ptr<CallSiteService> call_sites_;
+  std::optional<Acceptor> door_;
   std::string no_heap_;  // why this rank cannot share heaps
-  std::vector<Card> cards_;
+  std::vector<RankInfo> cards_;
   std::vector<ShmPeer> peers_;
   std::string mapped_;     // '1' for each rank whose memory this one maps
   std::set<int> hung_up_;  // ranks seen so, which may yet say why

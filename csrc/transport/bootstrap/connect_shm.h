@@ -31,10 +31,10 @@ struct ShmOptions {
   std::vector<std::string> settings{};  // what else is equal on all ranks: name=value, no spaces
   std::map<std::string, std::string> remedies{};   // what to do where the setting so named differs
   std::string group = "a group";                   // as errors of its making name it
-  Numbering numbers{};                             // and its ranks
+  RankNumbering numbers{};                         // and its ranks
   std::function<void(const std::string&)> warn{};  // of what the user should know; may be null
   /// What asks late ranks where they are; may be null, or give null: then nobody does.
-  std::function<std::shared_ptr<Whereabouts>()> make_whereabouts{};
+  std::function<std::shared_ptr<CallSiteService>()> make_whereabouts{};
   /// Why a rank that has not come will not, as far as is known, or ""; may be null.
   std::function<std::string(int rank)> will_not_come{};
   /// The host that each rank counts to, by name: ranks of different ones share nothing, as if

@@ -9,7 +9,7 @@
 
 namespace dreamcomm {
 
-struct Greeting {
+struct Handshake {
   std::array<char, 12> magic{'d', 'r', 'e', 'a', 'm', 'c', 'o', 'm', 'm', 0, 0, 0};
   std::uint32_t version = kProtocolVersion;
   std::uint32_t from = 0;

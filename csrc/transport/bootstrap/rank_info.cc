@@ -6,40 +6,40 @@
 #include "transport/window.h"
 
 namespace dreamcomm {
-std::string to_text(const Card& card) {
+std::string to_text(const RankInfo& info) {
   // The first three are at their places in all versions, for those that differ.
-  std::string text = concat("dreamcomm ", card.version, ' ', card.host, ' ', card.rank, ' ',
-                            card.size, ' ', card.page_bytes, ' ', card.message_bytes, ' ',
-                            !card.refusal.empty(), ' ', hex(card.nonce), ' ', card.heap_bytes, ' ',
-                            hex(card.heap), ' ', card.socket, ' ', card.settings.size());
-  for (const std::string& setting : card.settings) text += concat(' ', setting);
-  return concat(text, ' ', card.refusal);
+  std::string text = concat("dreamcomm ", info.version, ' ', info.host, ' ', info.rank, ' ',
+                            info.size, ' ', info.page_bytes, ' ', info.message_bytes, ' ',
+                            !info.refusal.empty(), ' ', hex(info.nonce), ' ', info.heap_bytes, ' ',
+                            hex(info.heap), ' ', info.socket, ' ', info.settings.size());
+  for (const std::string& setting : info.settings) text += concat(' ', setting);
+  return concat(text, ' ', info.refusal);
 }
 
-Card card_from(const std::string& text, int rank) {
-  Card card;
+RankInfo rank_info_from(const std::string& text, int rank) {
+  RankInfo info;
   std::string magic;
   std::string nonce;
   std::string heap;
   bool refuses = false;
   std::istringstream in(text);
-  in >> magic >> card.version >> card.host;
+  in >> magic >> info.version >> info.host;
   check(in && magic == "dreamcomm", ErrorKind::kMismatch, "rank ", rank,
         " published no dreamcomm address; do all ranks use the same backend?");
-  check(card.version == kProtocolVersion, ErrorKind::kMismatch, "rank ", rank, " on host ",
-        card.host, " runs a dreamcomm with protocol ", card.version,
+  check(info.version == kProtocolVersion, ErrorKind::kMismatch, "rank ", rank, " on host ",
+        info.host, " runs a dreamcomm with protocol ", info.version,
         ", this rank one with protocol ", kProtocolVersion,
         "; install the same version everywhere");
   std::size_t settings = 0;
-  in >> card.rank >> card.size >> card.page_bytes >> card.message_bytes >> refuses >> nonce >>
-      card.heap_bytes >> heap >> card.socket >> settings;
-  for (std::string setting; card.settings.size() < settings && in >> setting;) {
-    card.settings.push_back(setting);
+  in >> info.rank >> info.size >> info.page_bytes >> info.message_bytes >> refuses >> nonce >>
+      info.heap_bytes >> heap >> info.socket >> settings;
+  for (std::string setting; info.settings.size() < settings && in >> setting;) {
+    info.settings.push_back(setting);
   }
-  check(in && card.rank == rank && from_hex(nonce, card.nonce) && from_hex(heap, card.heap),
+  check(in && info.rank == rank && from_hex(nonce, info.nonce) && from_hex(heap, info.heap),
         ErrorKind::kMismatch, "the address published by rank ", rank, " cannot be read: ", text);
-  if (refuses) std::getline(in >> std::ws, card.refusal);
-  return card;
+  if (refuses) std::getline(in >> std::ws, info.refusal);
+  return info;
 }
 
 }  // namespace dreamcomm

@@ -10,7 +10,7 @@
 
 namespace dreamcomm {
 
-struct Card {
+struct RankInfo {
   std::uint32_t version = 0;
   int rank = 0;
   int size = 0;
@@ -25,8 +25,8 @@ struct Card {
   std::vector<std::string> settings;  // ShmOptions::settings
 };
 
-std::string to_text(const Card& card);
+std::string to_text(const RankInfo& info);
 /// Throws Error(kMismatch) if the text is not a card of this version.
-Card card_from(const std::string& text, int rank);
+RankInfo rank_info_from(const std::string& text, int rank);
 
 }  // namespace dreamcomm

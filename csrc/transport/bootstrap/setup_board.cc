@@ -18,8 +18,8 @@ constexpr milliseconds kStay{3000};
 
 }  // namespace
 
-Board::Board(Store& store, int rank, int size, milliseconds timeout, Lost lost, std::string group,
-             Numbering numbers)
+SetupBoard::SetupBoard(Store& store, int rank, int size, milliseconds timeout, Lost lost,
+                       std::string group, RankNumbering numbers)
     : store_(store),
       rank_(rank),
       size_(size),
@@ -29,21 +29,21 @@ Board::Board(Store& store, int rank, int size, milliseconds timeout, Lost lost, 
       group_(std::move(group)),
       numbers_(std::move(numbers)) {}
 
-std::string Board::where() const {
+std::string SetupBoard::where() const {
   return concat("setting up ", group_, " on rank ", numbers_.of(rank_), " of ",
                 numbers_.size(size_), ": ");
 }
 
-milliseconds Board::left() const {
+milliseconds SetupBoard::left() const {
   const auto rest = std::chrono::duration_cast<milliseconds>(deadline_ - Clock::now());
   return std::max(rest, milliseconds(1));
 }
 
-void Board::publish(const char* what, const std::string& value) {
+void SetupBoard::publish(const char* what, const std::string& value) {
   store_.set(concat(what, '/', rank_), value);
 }
 
-std::string Board::get(const char* what, int r) {
+std::string SetupBoard::get(const char* what, int r) {
   const std::string key = concat(what, '/', r);
   while (true) {
     try {
@@ -63,7 +63,7 @@ std::string Board::get(const char* what, int r) {
   }
 }
 
-bool Board::await(const std::function<bool(Deadline)>& come) {
+bool SetupBoard::await(const std::function<bool(Deadline)>& come) {
   while (!come(std::min(deadline_, Clock::now() + kLook))) {
     if (Clock::now() >= deadline_) return false;
     look_for_trouble();
@@ -72,7 +72,7 @@ bool Board::await(const std::function<bool(Deadline)>& come) {
 }
 
 /// By a short wait, in which Ctrl-C is heard, too.
-void Board::look_for_trouble() {
+void SetupBoard::look_for_trouble() {
   std::string trouble;
   try {
     trouble = store_.get("trouble", milliseconds(1));
@@ -83,7 +83,7 @@ void Board::look_for_trouble() {
   throw Error(ErrorKind::kPeerLost, concat(where(), trouble));
 }
 
-void Board::give_up(const Error& error) {
+void SetupBoard::give_up(const Error& error) {
   try {
     tell_trouble(error);
     if (error.kind() == ErrorKind::kMismatch) stay_until_heard();
@@ -93,7 +93,7 @@ void Board::give_up(const Error& error) {
   }
 }
 
-void Board::tell_trouble(const Error& error) {
+void SetupBoard::tell_trouble(const Error& error) {
   if (!store_.has("trouble")) {
     store_.set("trouble",
                concat("rank ", numbers_.of(rank_), " could not set the group up: ", error.what()));
@@ -101,7 +101,7 @@ void Board::tell_trouble(const Error& error) {
   publish("heard", "");
 }
 
-void Board::stay_until_heard() {
+void SetupBoard::stay_until_heard() {
   const Deadline end = deadline_in(Clock::now(), kStay);
   for (int r = 0; r < size_; ++r) {
     const auto rest = std::chrono::duration_cast<milliseconds>(end - Clock::now());

@@ -11,15 +11,15 @@
 
 namespace dreamcomm {
 
-class Board {
+class SetupBoard {
  public:
   using Deadline = std::chrono::steady_clock::time_point;
   /// Which rank has gone, and so keeps `awaited` or those behind it from coming, in words; or "".
   using Lost = std::function<std::string(int awaited)>;
 
   /// `group` as errors name it, and its ranks as they number them.
-  Board(Store& store, int rank, int size, std::chrono::milliseconds timeout, Lost lost,
-        std::string group = "a group", Numbering numbers = {});
+  SetupBoard(Store& store, int rank, int size, std::chrono::milliseconds timeout, Lost lost,
+             std::string group = "a group", RankNumbering numbers = {});
 
   /// What errors of making the group begin with.
   std::string where() const;
@@ -50,7 +50,7 @@ class Board {
   const Deadline deadline_;
   const Lost lost_;
   const std::string group_;
-  const Numbering numbers_;
+  const RankNumbering numbers_;
 };
 
 }  // namespace dreamcomm

@@ -36,16 +36,16 @@ bool watch(const Fd& events, int fd, std::uint64_t name) {
 
 }  // namespace
 
-std::shared_ptr<Whereabouts> Whereabouts::make(Tell tell, std::chrono::milliseconds fresh) {
-  const std::shared_ptr<Whereabouts> self(new Whereabouts(std::move(tell), fresh));
+std::shared_ptr<CallSiteService> CallSiteService::make(Tell tell, std::chrono::milliseconds fresh) {
+  const std::shared_ptr<CallSiteService> self(new CallSiteService(std::move(tell), fresh));
   self->start();
-  return {self.get(), [last = self](Whereabouts*) mutable {
+  return {self.get(), [last = self](CallSiteService*) mutable {
             last->stop();
             last.reset();  // a weak pointer would keep it here
           }};
 }
 
-Whereabouts::Whereabouts(Tell tell, std::chrono::milliseconds fresh)
+CallSiteService::CallSiteService(Tell tell, std::chrono::milliseconds fresh)
     : tell_(std::move(tell)),
       fresh_(fresh),
       events_(made(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
@@ -54,7 +54,7 @@ Whereabouts::Whereabouts(Tell tell, std::chrono::milliseconds fresh)
         "epoll_ctl failed: ", std::generic_category().message(errno));
 }
 
-void Whereabouts::start() {
+void CallSiteService::start() {
   try {
     thread_ = std::thread([self = shared_from_this()] {
       block_signals();
@@ -65,7 +65,7 @@ void Whereabouts::start() {
   }
 }
 
-void Whereabouts::stop() {
+void CallSiteService::stop() {
   {
     const std::scoped_lock lock(mutex_);
     stopping_ = true;
@@ -81,9 +81,9 @@ void Whereabouts::stop() {
   }
 }
 
-void Whereabouts::wake() const { eventfd_write(bell_.get(), 1); }
+void CallSiteService::wake() const { eventfd_write(bell_.get(), 1); }
 
-std::shared_ptr<void> Whereabouts::listen(const Fd& socket) {
+std::shared_ptr<void> CallSiteService::listen(const Fd& socket) {
   const std::scoped_lock lock(mutex_);
   const Line line = ++last_line_;
   if (!watch(events_, socket.get(), line)) return nullptr;
@@ -91,7 +91,7 @@ std::shared_ptr<void> Whereabouts::listen(const Fd& socket) {
   return {this, [self = shared_from_this(), line](void*) { self->hang_up(line); }};
 }
 
-void Whereabouts::hang_up(Line line) {
+void CallSiteService::hang_up(Line line) {
   const std::scoped_lock lock(mutex_);
   const auto found = lines_.find(line);
   const int fd = found->second;
@@ -102,7 +102,7 @@ void Whereabouts::hang_up(Line line) {
 
 /// Under the lock. The last question if its answer will do, or a new one; null if that cannot be
 /// sent. An answer that nobody fetched will not do later: the program has gone on.
-std::shared_ptr<Whereabouts::Answer> Whereabouts::question(int fd) {
+std::shared_ptr<CallSiteService::Answer> CallSiteService::question(int fd) {
   const Time now = std::chrono::steady_clock::now();
   const auto last = asked_.find(fd);
   if (last != asked_.end()) {
@@ -117,19 +117,19 @@ std::shared_ptr<Whereabouts::Answer> Whereabouts::question(int fd) {
   return answer;
 }
 
-void Whereabouts::inquire(const Fd& socket) {
+void CallSiteService::inquire(const Fd& socket) {
   const std::scoped_lock lock(mutex_);
   question(socket.get());
 }
 
-std::string Whereabouts::ask(const Fd& socket, std::chrono::milliseconds patience) {
+std::string CallSiteService::ask(const Fd& socket, std::chrono::milliseconds patience) {
   std::unique_lock lock(mutex_);
   const std::shared_ptr<Answer> answer = question(socket.get());
   if (!answer || (answer->in_vain && !answer->text)) return "";
   return await(lock, *answer, patience);
 }
 
-std::string Whereabouts::own(std::chrono::milliseconds patience) {
+std::string CallSiteService::own(std::chrono::milliseconds patience) {
   std::unique_lock lock(mutex_);
   const std::uint32_t number = ++last_number_;
   const auto answer = std::make_shared<Answer>();
@@ -141,13 +141,13 @@ std::string Whereabouts::own(std::chrono::milliseconds patience) {
   return text;
 }
 
-void Whereabouts::post(std::function<void()> job) {
+void CallSiteService::post(std::function<void()> job) {
   const std::scoped_lock lock(mutex_);
   jobs_.push_back(std::move(job));
   wake();
 }
 
-void Whereabouts::do_jobs() {
+void CallSiteService::do_jobs() {
   std::vector<std::function<void()>> jobs;
   {
     const std::scoped_lock lock(mutex_);
@@ -156,8 +156,8 @@ void Whereabouts::do_jobs() {
   for (const std::function<void()>& job : jobs) job();
 }
 
-std::string Whereabouts::await(std::unique_lock<std::mutex>& lock, Answer& answer,
-                               std::chrono::milliseconds patience) {
+std::string CallSiteService::await(std::unique_lock<std::mutex>& lock, Answer& answer,
+                                   std::chrono::milliseconds patience) {
   changed_.wait_for(lock, patience, [&] { return stopping_ || answer.text.has_value(); });
   (answer.text ? answer.told : answer.in_vain) = true;
   return answer.text.value_or("");
@@ -165,7 +165,7 @@ std::string Whereabouts::await(std::unique_lock<std::mutex>& lock, Answer& answe
 
 /// Under the lock. One that was waited for in vain is old by now: who comes later asks anew, and
 /// only who still waits is told.
-void Whereabouts::take_answer(int fd, std::uint32_t number, std::string text) {
+void CallSiteService::take_answer(int fd, std::uint32_t number, std::string text) {
   const auto last = asked_.find(fd);
   if (last == asked_.end() || last->second.number != number) return;
   Answer& answer = *last->second.answer;
@@ -175,14 +175,14 @@ void Whereabouts::take_answer(int fd, std::uint32_t number, std::string text) {
 }
 
 /// Never waits: a process that does not read must not hold up one that does.
-bool Whereabouts::write(int fd, Sort sort, std::uint32_t number, const std::string& text) {
-  Letter letter{.sort = sort, .number = number};
-  put_text(letter.text, text);
-  return send(fd, &letter, sizeof letter, MSG_DONTWAIT | MSG_NOSIGNAL) ==
-         static_cast<ssize_t>(sizeof letter);
+bool CallSiteService::write(int fd, Sort sort, std::uint32_t number, const std::string& text) {
+  Query query{.sort = sort, .number = number};
+  put_text(query.text, text);
+  return send(fd, &query, sizeof query, MSG_DONTWAIT | MSG_NOSIGNAL) ==
+         static_cast<ssize_t>(sizeof query);
 }
 
-void Whereabouts::work() {
+void CallSiteService::work() {
   while (true) {
     std::array<epoll_event, kMostEvents> events{};
     const int count = epoll_wait(events_.get(), events.data(), kMostEvents, -1);
@@ -206,30 +206,30 @@ void Whereabouts::work() {
 
 // INVARIANT: a descriptor is used under the lock and while its line is listed, so not after it was
 // closed, or opened anew for something else.
-void Whereabouts::read(Line line) {
+void CallSiteService::read(Line line) {
   const std::scoped_lock lock(mutex_);
   const auto found = lines_.find(line);
   if (found == lines_.end()) return;
   const int fd = found->second;
   while (true) {
-    Letter letter;
-    const ssize_t got = recv(fd, &letter, sizeof letter, MSG_DONTWAIT | MSG_TRUNC);
+    Query query;
+    const ssize_t got = recv(fd, &query, sizeof query, MSG_DONTWAIT | MSG_TRUNC);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
     if (got <= 0) {  // the other side has gone, and would be told of for ever
       epoll_ctl(events_.get(), EPOLL_CTL_DEL, fd, nullptr);
       return;
     }
-    if (got != static_cast<ssize_t>(sizeof letter)) continue;
-    letter.text.back() = '\0';
-    if (letter.sort == Sort::kAnswer) take_answer(fd, letter.number, letter.text.data());
-    if (letter.sort == Sort::kQuestion && questions_.size() < kMostQuestions) {
-      questions_.push_back({line, letter.number});
+    if (got != static_cast<ssize_t>(sizeof query)) continue;
+    query.text.back() = '\0';
+    if (query.sort == Sort::kAnswer) take_answer(fd, query.number, query.text.data());
+    if (query.sort == Sort::kQuestion && questions_.size() < kMostQuestions) {
+      questions_.push_back({line, query.number});
     }
   }
 }
 
-void Whereabouts::answer() {
+void CallSiteService::answer() {
   std::vector<Question> questions;
   {
     const std::scoped_lock lock(mutex_);

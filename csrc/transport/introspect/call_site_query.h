@@ -22,7 +22,7 @@
 
 namespace dreamcomm {
 
-class Whereabouts : public std::enable_shared_from_this<Whereabouts> {
+class CallSiteService : public std::enable_shared_from_this<CallSiteService> {
  public:
   /// Says where the program is, as " at FILE:LINE in FUNCTION", or "". Called on the thread of
   /// the object; may wait for the interpreter. Must not throw.
@@ -31,9 +31,9 @@ class Whereabouts : public std::enable_shared_from_this<Whereabouts> {
   /// What is returned stops it when its last copy is dropped, on whatever thread: `tell` may run
   /// the garbage collector, and that drop the last group. An answer that was asked for ahead
   /// will do for ask() so long after the question. Throws Error(kSystem).
-  static std::shared_ptr<Whereabouts> make(Tell tell, std::chrono::milliseconds fresh = kFresh);
-  Whereabouts(const Whereabouts&) = delete;
-  Whereabouts& operator=(const Whereabouts&) = delete;
+  static std::shared_ptr<CallSiteService> make(Tell tell, std::chrono::milliseconds fresh = kFresh);
+  CallSiteService(const CallSiteService&) = delete;
+  CallSiteService& operator=(const CallSiteService&) = delete;
 
   /// Ends the thread: from then on nothing is answered or learned. Waits for a `tell` that is
   /// under way, so what that needs (the GIL) must not be held. Idempotent, any thread.
@@ -57,7 +57,7 @@ class Whereabouts : public std::enable_shared_from_this<Whereabouts> {
 
  private:
   enum class Sort : std::uint32_t { kQuestion = 1, kAnswer = 2 };
-  struct Letter {
+  struct Query {
     Sort sort = Sort::kQuestion;
     std::uint32_t number = 0;  // of the question, by who asks
     std::array<char, 504> text{};
@@ -82,7 +82,7 @@ class Whereabouts : public std::enable_shared_from_this<Whereabouts> {
 
   static constexpr std::chrono::milliseconds kFresh{3000};
 
-  Whereabouts(Tell tell, std::chrono::milliseconds fresh);
+  CallSiteService(Tell tell, std::chrono::milliseconds fresh);
   void start();
   static bool write(int fd, Sort sort, std::uint32_t number, const std::string& text);
   void work();

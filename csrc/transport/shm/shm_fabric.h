@@ -31,17 +31,18 @@ class ShmFabric final : public Fabric {
  public:
   /// `fd`: of the own window, kept open for tools of the same user (introspect/window_reader.h).
   ShmFabric(int rank, const WindowLayout& layout, Fd fd, Mapping own, std::shared_ptr<Heap> heap,
-            std::vector<ShmPeer> peers, std::string words, std::shared_ptr<Whereabouts> whereabouts)
+            std::vector<ShmPeer> peers, std::string words,
+            std::shared_ptr<CallSiteService> whereabouts)
       : Fabric(rank, layout),
         fd_(std::move(fd)),
         own_(std::move(own)),
         heap_(std::move(heap)),
         peers_(std::move(peers)),
         words_(std::move(words)),
-        whereabouts_(std::move(whereabouts)) {
-    if (!whereabouts_) return;
+        call_sites_(std::move(whereabouts)) {
+    if (!call_sites_) return;
     for (ShmPeer& other : peers_) {
-      if (other.socket) other.line = whereabouts_->listen(other.socket);
+      if (other.socket) other.line = call_sites_->listen(other.socket);
     }
   }
 
@@ -71,15 +72,15 @@ class ShmFabric final : public Fabric {
   }
   void inquire(int r) const override {
     const Fd& socket = peers_[static_cast<std::size_t>(r)].socket;
-    if (whereabouts_ && socket) whereabouts_->inquire(socket);
+    if (call_sites_ && socket) call_sites_->inquire(socket);
   }
   std::string elsewhere(int r, bool inside, std::chrono::milliseconds patience) const override {
     if (r == rank()) return "";
     const Fd& socket = peers_[static_cast<std::size_t>(r)].socket;
     const pid_t pid = peer_process(socket).pid;
     const std::string words = words_on_process(pid, view_of(header(rank())).team, inside);
-    if (!whereabouts_ || is_stopped(pid)) return words;
-    const std::string at = whereabouts_->ask(socket, patience);
+    if (!call_sites_ || is_stopped(pid)) return words;
+    const std::string at = call_sites_->ask(socket, patience);
     return at.empty() ? words : concat(words, "; its main thread is", at);
   }
   std::string describe() const override { return words_; }
@@ -90,7 +91,7 @@ class ShmFabric final : public Fabric {
   std::shared_ptr<Heap> heap_;
   std::vector<ShmPeer> peers_;
   std::string words_;
-  std::shared_ptr<Whereabouts> whereabouts_;
+  std::shared_ptr<CallSiteService> call_sites_;
 };
 
 }  // namespace dreamcomm
