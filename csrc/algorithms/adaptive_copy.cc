@@ -9,7 +9,7 @@
 namespace dreamcomm {
 namespace {
 
-constexpr std::uint32_t kInARow = PageWriter::kInARow;
+constexpr std::uint32_t kInARow = AdaptiveCopy::kInARow;
 constexpr std::size_t kLeast = std::size_t{8} << 10;  // smaller ones gain nothing
 
 /// How a new time moves the average. In rounds of work it is a plain one, in which one
@@ -36,7 +36,7 @@ Purpose purpose_of(std::uint32_t round) {
 
 }  // namespace
 
-void PageWriter::Way::learn(double sample, bool trial) {
+void AdaptiveCopy::Way::learn(double sample, bool trial) {
   const Weight& weight = trial ? kInTrial : kInWork;
   if (cost == 0) {
     cost = sample;
@@ -47,7 +47,7 @@ void PageWriter::Way::learn(double sample, bool trial) {
   }
 }
 
-PageWriter::Sizes PageWriter::wishes() const {
+AdaptiveCopy::Sizes AdaptiveCopy::wishes() const {
   Sizes wished = 0;
   for (std::size_t i = 0; i < classes_.size(); ++i) {
     if (classes_[i].prefers_past()) wished = static_cast<Sizes>(wished | 1U << i);
@@ -55,7 +55,7 @@ PageWriter::Sizes PageWriter::wishes() const {
   return wished;
 }
 
-void PageWriter::open(std::uint32_t round, std::size_t bytes) {
+void AdaptiveCopy::open(std::uint32_t round, std::size_t bytes) {
   close();
   const auto width = static_cast<std::size_t>(std::bit_width(bytes / kLeast));
   const std::size_t index = std::min(width, classes_.size()) - 1;
@@ -79,7 +79,7 @@ void PageWriter::open(std::uint32_t round, std::size_t bytes) {
   if (timed_) begin_ = now_();
 }
 
-void PageWriter::close() {
+void AdaptiveCopy::close() {
   if (similar_ != nullptr && timed_) {
     const std::chrono::duration<double, std::nano> time = now_() - begin_;
     Way& way = past_ ? similar_->past : similar_->plain;
@@ -88,8 +88,8 @@ void PageWriter::close() {
   similar_ = nullptr;
 }
 
-void PageWriter::write(std::uint32_t round, std::byte* to, const std::byte* from,
-                       std::size_t bytes) {
+void AdaptiveCopy::write(std::uint32_t round, std::byte* to, const std::byte* from,
+                         std::size_t bytes) {
   const bool goes_on = similar_ != nullptr && round == round_;
   if (!goes_on && bytes < kLeast) {
     close();

@@ -27,10 +27,10 @@ namespace dreamcomm {
 /// ranks write alike.) No bit of a result depends on it.
 ///
 /// Not thread-safe but for the counts: one call of a group runs at a time.
-class PageWriter {
+class AdaptiveCopy {
  public:
   using Clock = std::chrono::steady_clock;
-  explicit PageWriter(Clock::time_point (*now)() = Clock::now) : now_(now) {}
+  explicit AdaptiveCopy(Clock::time_point (*now)() = Clock::now) : now_(now) {}
 
   static constexpr std::uint32_t kInARow = 16;             // rounds for one purpose
   static constexpr std::uint32_t kSettling = kInARow / 2;  // of these, not timed

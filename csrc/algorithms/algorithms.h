@@ -4,7 +4,7 @@
 
 #include "algorithms/primitives.h"
 
-namespace dreamcomm::rows {
+namespace dreamcomm::algorithms {
 
 void barrier(Walk& walk, const Request& request);
 void broadcast(Walk& walk, const Request& request);
@@ -27,4 +27,4 @@ void ring_all_reduce(Walk& walk, const Request& request);
 void ring_reduce_scatter(Walk& walk, const Request& request);
 void ring_all_gather(Walk& walk, const Request& request);
 
-}  // namespace dreamcomm::rows
+}  // namespace dreamcomm::algorithms

@@ -11,7 +11,7 @@
 #include "core/error.h"
 #include "core/schedule.h"
 
-namespace dreamcomm::rows {
+namespace dreamcomm::algorithms {
 namespace {
 
 std::size_t table_entry(const Walk& walk, int owner, std::size_t index) {
@@ -147,4 +147,4 @@ void all_to_all(Walk& walk, const Request& request) {
   walk.keep(request.out[self].data, request.in[self].data, request.in[self].bytes);
 }
 
-}  // namespace dreamcomm::rows
+}  // namespace dreamcomm::algorithms

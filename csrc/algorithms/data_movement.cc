@@ -3,7 +3,7 @@
 #include "algorithms/algorithms.h"
 #include "core/schedule.h"
 
-namespace dreamcomm::rows {
+namespace dreamcomm::algorithms {
 namespace {
 
 Peers readers_if(bool reads) { return reads ? Peers::all() : Peers::none(); }
@@ -73,4 +73,4 @@ void scatter(Walk& walk, const Request& request) {
   if (root) walk.keep(out.data, request.in[static_cast<std::size_t>(walk.rank())].data, out.bytes);
 }
 
-}  // namespace dreamcomm::rows
+}  // namespace dreamcomm::algorithms

@@ -5,7 +5,7 @@
 #include "algorithms/algorithms.h"
 #include "core/schedule.h"
 
-namespace dreamcomm::rows {
+namespace dreamcomm::algorithms {
 
 // Round k: every page holds chunk k of its rank's input; each rank reduces all.
 void one_shot(Walk& walk, const Request& request) {
@@ -129,4 +129,4 @@ void master(Walk& walk, const Request& request) {
   }
 }
 
-}  // namespace dreamcomm::rows
+}  // namespace dreamcomm::algorithms

@@ -8,7 +8,7 @@
 #include "algorithms/algorithms.h"
 #include "core/schedule.h"
 
-namespace dreamcomm::rows {
+namespace dreamcomm::algorithms {
 
 // Each rank reduces its shard of every peer's input, in rank order, and writes the
 // result into every peer's output (reduce: into the root's). In place, too: nobody
@@ -61,4 +61,4 @@ void heap_broadcast(Walk& walk, const Request& request) {
   walk.turn(Peers::all(), Peers::all());
 }
 
-}  // namespace dreamcomm::rows
+}  // namespace dreamcomm::algorithms

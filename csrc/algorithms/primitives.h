@@ -49,7 +49,7 @@ class Walk {
     std::vector<const std::byte*> ins;  // as mapped here; null: not in its rank's heap
     std::vector<std::byte*> outs;
     std::vector<std::byte*> targets;
-    PageWriter writer;
+    AdaptiveCopy writer;
     TscClock clock;     // of whoever's turn it is
     std::string group;  // "group '1'", for errors; empty: the default one
     /// Where in the program this thread makes its call; may be empty, or say "".

@@ -4,7 +4,7 @@
 #include "algorithms/algorithms.h"
 #include "core/schedule.h"
 
-namespace dreamcomm::rows {
+namespace dreamcomm::algorithms {
 namespace {
 
 /// The division of AVG belongs to the last hop alone.
@@ -95,4 +95,4 @@ void ring_all_gather(Walk& walk, const Request& request) {
   walk.keep(request.out[static_cast<std::size_t>(walk.rank())].data, in.data, in.bytes);
 }
 
-}  // namespace dreamcomm::rows
+}  // namespace dreamcomm::algorithms

@@ -30,7 +30,7 @@ struct Opening {
   double factor = 1.0;             // PREMUL_SUM: this rank's own
   std::uint64_t in = 0;            // where its first block of each lies in its heap, from 1 on;
   std::uint64_t out = 0;           // 0: not in the heap, or not all blocks in one piece there
-  std::uint64_t past : 16 = 0;     // PageWriter's wishes; rank 0's count
+  std::uint64_t past : 16 = 0;     // AdaptiveCopy's wishes; rank 0's count
   std::uint64_t entered : 48 = 0;  // when the rank entered the call: see Arrival
 };
 

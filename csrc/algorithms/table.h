@@ -31,7 +31,7 @@ struct Row {
   bool fixed_order;  // false: reduces in an order that depends on rank and size
   bool (*suits)(const CallShape& call);
   void (*run)(Walk& walk, const Request& request);
-  Effort (*effort)(const CallShape& call);
+  CostTerms (*effort)(const CallShape& call);
   std::string_view why;  // in words, for explain()
 };
 

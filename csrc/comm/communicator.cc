@@ -445,7 +445,7 @@ void Communicator::count_anew() {
 std::string Communicator::explain(Kind kind, std::size_t bytes, bool in_heaps) const {
   CallShape call{kind, ReduceOp::kSum, bytes, size(), impl_->room()};
   call.in_heap = call.out_heap = in_heaps && impl_->chooser.heaps();
-  const PageWriter& writer = impl_->scratch.writer;
+  const AdaptiveCopy& writer = impl_->scratch.writer;
   return concat(
       dreamcomm::explain(call, impl_->chooser.preference(), transport(), impl_->chooser.heaps()),
       "\n  (of this rank's ", writer.writes(), " larger writes of pages, ", writer.streamed(),

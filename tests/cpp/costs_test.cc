@@ -18,7 +18,7 @@ namespace dreamcomm::testing {
 namespace {
 
 /// Rows cost what the motion at hand costs, all else is free.
-Costs only(Motion motion, double seconds_per_byte, double turn = 0) {
+Costs only(CopyKind motion, double seconds_per_byte, double turn = 0) {
   Costs costs;
   costs.turn = turn;
   costs.rates[static_cast<std::size_t>(motion)].fill(seconds_per_byte);
@@ -38,7 +38,7 @@ TEST_CASE("rates are interpolated over the logarithm of the size, and flat outsi
   Costs costs;
   costs.rates[0] = {1, 2, 3, 4, 5, 6};
   const auto at = [&](std::size_t bytes) {
-    return costs.seconds(Effort{}.with(Motion::kGive, 1), bytes);
+    return costs.seconds(CostTerms{}.with(CopyKind::kGive, 1), bytes);
   };
   CHECK(at(1) == 1);
   CHECK(at(4 << 10) == 1);
@@ -51,15 +51,15 @@ TEST_CASE("rates are interpolated over the logarithm of the size, and flat outsi
 
 TEST_CASE("the least predicted time wins") {
   // Every byte read costs: direct reads the least. Every wait costs: one_shot waits once.
-  CHECK(picked(all_reduce(1 << 20, 4), only(Motion::kFold, 1e-9)) == "direct");
-  CHECK(picked(all_reduce(1 << 10, 4), only(Motion::kGive, 0, 1e-6)) == "one_shot");
-  CHECK(picked(all_reduce(1 << 10, 4, true), only(Motion::kGive, 0, 1e-6)) == "one_shot");
-  CHECK(picked(all_reduce(1 << 10, 4, true), only(Motion::kGive, 1e-9)) == "heap");
+  CHECK(picked(all_reduce(1 << 20, 4), only(CopyKind::kFold, 1e-9)) == "direct");
+  CHECK(picked(all_reduce(1 << 10, 4), only(CopyKind::kGive, 0, 1e-6)) == "one_shot");
+  CHECK(picked(all_reduce(1 << 10, 4, true), only(CopyKind::kGive, 0, 1e-6)) == "one_shot");
+  CHECK(picked(all_reduce(1 << 10, 4, true), only(CopyKind::kGive, 1e-9)) == "heap");
 }
 
 TEST_CASE("rates are those of all memory that a rank's call touches") {
   Costs costs;
-  costs.rates[static_cast<std::size_t>(Motion::kPull)] = {1, 2, 3, 4, 5, 6};
+  costs.rates[static_cast<std::size_t>(CopyKind::kPull)] = {1, 2, 3, 4, 5, 6};
   const auto per_byte = [&](Kind kind, std::size_t bytes, std::size_t moved) {
     const CallShape call{kind, ReduceOp::kSum, bytes, 3, std::size_t{512} << 10, true, true};
     const std::size_t row = pick(call, {"heap", true, &costs});
@@ -71,8 +71,8 @@ TEST_CASE("rates are those of all memory that a rank's call touches") {
 }
 
 TEST_CASE("heaps are asked for if that pays when all tensors lie there") {
-  const Costs waits = only(Motion::kGive, 0, 1e-6);
-  const Costs copies = only(Motion::kGive, 1e-9, 1e-6);
+  const Costs waits = only(CopyKind::kGive, 0, 1e-6);
+  const Costs copies = only(CopyKind::kGive, 1e-9, 1e-6);
   CHECK_FALSE(asks_for_heaps(all_reduce(1 << 16, 2), {"auto", true, &waits}));
   CHECK(asks_for_heaps(all_reduce(1 << 20, 2), {"auto", true, &copies}));
   CHECK_FALSE(asks_for_heaps(all_reduce(16, 2), {"auto", true, &copies}));
@@ -140,14 +140,14 @@ TEST_CASE("a rank whose heap is full measures in step with the others") {
 TEST_CASE("rank 0's costs are everyone's") {
   const Setup setup{.size = 3};
   CHECK_NOTHROW(run_ranks(setup, [](Communicator& comm) {
-    const Costs mine = only(Motion::kFold, 1.0 + comm.rank());
+    const Costs mine = only(CopyKind::kFold, 1.0 + comm.rank());
     comm.tune(comm.rank() == 0 ? std::optional(mine) : std::nullopt, own_heap());
-    require(comm.costs() == only(Motion::kFold, 1.0), "other costs than rank 0's");
+    require(comm.costs() == only(CopyKind::kFold, 1.0), "other costs than rank 0's");
   }));
 }
 
 TEST_CASE("a page writer writes every byte, whichever way it goes") {
-  PageWriter writer;
+  AdaptiveCopy writer;
   std::vector<std::byte> from(100'000);
   for (std::size_t i = 0; i < from.size(); ++i) from[i] = static_cast<std::byte>(i * 7 + i / 256);
   for (int round = 0; round < 400; ++round) {
@@ -168,10 +168,10 @@ TEST_CASE("a page writer writes every byte, whichever way it goes") {
 }
 
 TEST_CASE("a page writer wishes for nothing it has not tried") {
-  PageWriter writer;
+  AdaptiveCopy writer;
   std::vector<std::byte> from(64 << 10);
   std::vector<std::byte> to(64 << 10);
-  for (std::uint32_t round = 0; round < PageWriter::kInARow; ++round) {
+  for (std::uint32_t round = 0; round < AdaptiveCopy::kInARow; ++round) {
     writer.write(round, to.data(), from.data(), from.size());
     writer.close();
     REQUIRE(writer.wishes() == 0);
@@ -184,7 +184,7 @@ Clock::time_point set_time{};
 
 TEST_CASE("a page writer leaves a way that turns slow, without a trial") {
   set_time = {};
-  PageWriter writer([] { return set_time; });
+  AdaptiveCopy writer([] { return set_time; });
   std::vector<std::byte> from(64 << 10);
   std::vector<std::byte> to(64 << 10);
   std::uint32_t round = 0;
@@ -199,7 +199,7 @@ TEST_CASE("a page writer leaves a way that turns slow, without a trial") {
       writer.close();
     }
   };
-  go_on(PageWriter::kTrials, std::chrono::microseconds{10});
+  go_on(AdaptiveCopy::kTrials, std::chrono::microseconds{10});
   const std::uint64_t tried = writer.streamed();
   go_on(140, std::chrono::microseconds{10});
   REQUIRE(writer.streamed() == tried);          // plain is faster

@@ -43,7 +43,7 @@ const Costs& Costs::fixed() {
   return costs;
 }
 
-double Costs::seconds(const Effort& effort, std::size_t bytes) const {
+double Costs::seconds(const CostTerms& effort, std::size_t bytes) const {
   double sum = effort.turns * turn;
   for (std::size_t m = 0; m < kMotions; ++m) {
     if (effort.bytes[m] > 0) sum += effort.bytes[m] * interpolate(rates[m], bytes);

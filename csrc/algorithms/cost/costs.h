@@ -10,7 +10,7 @@
 namespace dreamcomm {
 
 /// The ways in which collectives move bytes. What is counted is named beside each.
-enum class Motion : std::uint8_t {
+enum class CopyKind : std::uint8_t {
   kGive,        // into the own page: bytes written
   kTake,        // out of peers' pages: bytes written
   kFold,        // pages of all ranks reduced into the own tensor: bytes read
@@ -21,12 +21,12 @@ enum class Motion : std::uint8_t {
 inline constexpr std::size_t kMotions = 6;
 
 /// What one call costs a rank, in turns and bytes.
-struct Effort {
+struct CostTerms {
   double turns = 0;
   std::array<double, kMotions> bytes{};
 
-  Effort with(Motion motion, double amount) const {
-    Effort more = *this;
+  CostTerms with(CopyKind motion, double amount) const {
+    CostTerms more = *this;
     more.bytes[static_cast<std::size_t>(motion)] += amount;
     return more;
   }
@@ -48,7 +48,7 @@ struct Costs {
   static const Costs& fixed();
   /// Seconds of `effort` in a call whose tensors are `bytes` a rank, input and output;
   /// between two of kSizes the rate is interpolated over the logarithm.
-  double seconds(const Effort& effort, std::size_t bytes) const;
+  double seconds(const CostTerms& effort, std::size_t bytes) const;
 
   bool operator==(const Costs&) const = default;
 };

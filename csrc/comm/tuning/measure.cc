@@ -46,10 +46,10 @@ class Course {
   void warm_up() {
     Sample sample{};
     in_heaps(sample);
-    const std::size_t runs = bytes_ <= std::size_t{1} << 20 ? PageWriter::kTrials / 2 + 1 : 1;
+    const std::size_t runs = bytes_ <= std::size_t{1} << 20 ? AdaptiveCopy::kTrials / 2 + 1 : 1;
     for (std::size_t i = 0; i < runs; ++i) {
-      through_pages(sample, Motion::kTake);
-      through_pages(sample, Motion::kFold);
+      through_pages(sample, CopyKind::kTake);
+      through_pages(sample, CopyKind::kFold);
     }
   }
   /// Whether all ranks' tensors lay in heaps; the same on all.
@@ -57,14 +57,14 @@ class Course {
 
   Sample run() {
     Sample sample{};
-    through_pages(sample, Motion::kTake);
-    through_pages(sample, Motion::kFold);
+    through_pages(sample, CopyKind::kTake);
+    through_pages(sample, CopyKind::kFold);
     in_heaps(sample);
     return sample;
   }
 
  private:
-  static double& of(Sample& sample, Motion motion) {
+  static double& of(Sample& sample, CopyKind motion) {
     return sample[static_cast<std::size_t>(motion)];
   }
   static constexpr Reduction kSum{.dtype = DType::kFloat32, .op = ReduceOp::kSum};
@@ -80,9 +80,9 @@ class Course {
   /// Writes pages and reads them in one way, chunk by chunk. Folds work in place. Takes
   /// go from one half of the tensor into the other: into the bytes just given they
   /// would be into a near cache, which no call has.
-  void through_pages(Sample& sample, Motion reads) {
+  void through_pages(Sample& sample, CopyKind reads) {
     rewrite(private_.data());
-    const bool folds = reads == Motion::kFold;
+    const bool folds = reads == CopyKind::kFold;
     const std::size_t amount = folds ? bytes_ : bytes_ / 2;
     std::byte* to = private_.data() + (bytes_ - amount);
     Walk going = walk();
@@ -101,7 +101,7 @@ class Course {
     }
     const auto bytes = static_cast<double>(amount);
     const std::size_t sources = folds ? size_ : std::max<std::size_t>(1, size_ - 1);
-    of(sample, Motion::kGive) = written / bytes;
+    of(sample, CopyKind::kGive) = written / bytes;
     of(sample, reads) = read / (static_cast<double>(sources) * bytes);
   }
 
@@ -121,15 +121,15 @@ class Course {
     const std::size_t half = bytes_ / 2;
     const auto bytes = static_cast<double>(half);
     const auto all = static_cast<double>(size_);
-    of(sample, Motion::kFoldHeaps) = in_place(
-        all * bytes, of(sample, Motion::kFold),
+    of(sample, CopyKind::kFoldHeaps) = in_place(
+        all * bytes, of(sample, CopyKind::kFold),
         [&](Walk& going) { going.reduce_heap(kSum, half, shared_.get(), half / sizeof(float)); });
-    of(sample, Motion::kReduceHeaps) =
-        in_place(2 * bytes, of(sample, Motion::kFold), [&](Walk& going) {
+    of(sample, CopyKind::kReduceHeaps) =
+        in_place(2 * bytes, of(sample, CopyKind::kFold), [&](Walk& going) {
           const Range mine = shard(bytes_ / sizeof(float), going.size(), going.rank());
           going.reduce_heaps(kSum, mine.begin * sizeof(float), Peers::all(), mine.size());
         });
-    of(sample, Motion::kPull) = in_place(bytes, of(sample, Motion::kTake), [&](Walk& going) {
+    of(sample, CopyKind::kPull) = in_place(bytes, of(sample, CopyKind::kTake), [&](Walk& going) {
       copy_bytes(shared_.get(), going.in((going.rank() + 1) % going.size()) + half, half);
     });
   }
