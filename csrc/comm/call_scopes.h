@@ -14,28 +14,28 @@
 namespace dreamcomm {
 
 /// Ends a turn when it goes out of scope.
-class Passing {
+class TurnScope {
  public:
-  Passing(Turnstile& turnstile, Turnstile::Turn turn, Member& member)
-      : turnstile_(turnstile), turn_(turn), member_(member) {}
-  ~Passing() {
-    turnstile_.pass(turn_);
-    member_.ring_own();
+  TurnScope(TicketLock& ticket_lock, TicketLock::Turn turn, RankState& state)
+      : ticket_lock_(ticket_lock), turn_(turn), state_(state) {}
+  ~TurnScope() {
+    ticket_lock_.pass(turn_);
+    state_.ring_own();
   }
-  Passing(const Passing&) = delete;
-  Passing& operator=(const Passing&) = delete;
+  TurnScope(const TurnScope&) = delete;
+  TurnScope& operator=(const TurnScope&) = delete;
 
  private:
-  Turnstile& turnstile_;
-  Turnstile::Turn turn_;
-  Member& member_;
+  TicketLock& ticket_lock_;
+  TicketLock::Turn turn_;
+  RankState& state_;
 };
 
 /// Shows peers and tools that the rank is inside a call.
-class Entered {
+class InCallScope {
  public:
-  Entered(Progress& progress, Kind kind, std::size_t bytes, std::int64_t sequence,
-          Clock::time_point now)
+  InCallScope(Progress& progress, Kind kind, std::size_t bytes, std::int64_t sequence,
+              Clock::time_point now)
       : progress_(progress) {
     progress_.before.set(progress_.kind.read());
     progress_.sequence.set(sequence);
@@ -45,13 +45,13 @@ class Entered {
     progress_.cpu.set(current_cpu());
     progress_.inside.set(1);
   }
-  ~Entered() {
+  ~InCallScope() {
     if (std::uncaught_exceptions() > before_) progress_.failed_in.set(progress_.sequence.read());
     progress_.inside.set(0);
     progress_.waiting_for.set(-1);
   }
-  Entered(const Entered&) = delete;
-  Entered& operator=(const Entered&) = delete;
+  InCallScope(const InCallScope&) = delete;
+  InCallScope& operator=(const InCallScope&) = delete;
 
  private:
   Progress& progress_;
@@ -60,16 +60,16 @@ class Entered {
 
 /// While a rank waits for ranks of other hosts. It stays so if that fails: it is not to blame until
 /// it has said why.
-class Away {
+class InternodeWaitScope {
  public:
-  explicit Away(Progress& progress) : progress_(progress) { progress_.away.set(1); }
-  ~Away() {
+  explicit InternodeWaitScope(Progress& progress) : progress_(progress) { progress_.away.set(1); }
+  ~InternodeWaitScope() {
     if (std::uncaught_exceptions() > before_) return;
     progress_.away.set(0);
     progress_.waiting_for.set(-1);
   }
-  Away(const Away&) = delete;
-  Away& operator=(const Away&) = delete;
+  InternodeWaitScope(const InternodeWaitScope&) = delete;
+  InternodeWaitScope& operator=(const InternodeWaitScope&) = delete;
 
  private:
   Progress& progress_;

@@ -67,36 +67,36 @@ struct Communicator::Impl {
   Impl(std::unique_ptr<Fabric> f, CommOptions o)
       : fabric(std::move(f)),
         options(std::move(o)),
-        member(*fabric, options.group, options.warn,
-               fabric->spans() ? options.world_ranks_of_whole : options.world_ranks),
+        state(*fabric, options.group, options.warn,
+              fabric->spans() ? options.world_ranks_of_whole : options.world_ranks),
         recorder(std::make_shared<Recorder>(origin_of(*fabric, options))),
         rounds(*fabric),
-        mailbox(member, *recorder),
-        roll_call(member),
+        matcher(state, *recorder),
+        monitored_barrier(state),
         scratch(fabric->size()),
-        chooser(options.algorithm, options.fixed_order, each_has_heap(*fabric)),
+        cache(options.algorithm, options.fixed_order, each_has_heap(*fabric)),
         tend([this] { tend_messages(); }),
-        thread(member, turnstile, mailbox, tend) {
+        thread(state, ticket_lock, matcher, tend) {
     scratch.call_site = options.call_site;
-    if (options.group != kDefaultGroup) scratch.group = member.group();
+    if (options.group != kDefaultGroup) scratch.group = state.group();
   }
 
   /// What a thread does for messages while it waits for something else.
   void tend_messages() {
-    if (!mailbox.busy()) return;
-    if (member.failed()) {
-      mailbox.fail_all(ErrorKind::kAborted, *member.failure());
+    if (!matcher.busy()) return;
+    if (state.failed()) {
+      matcher.fail_all(ErrorKind::kAborted, *state.failure());
       return;
     }
-    const auto broken = mailbox.check_health();
+    const auto broken = matcher.check_health();
     if (fabric->spans()) tell_far_messages();
     if (!broken) return;
-    member.fail(ErrorKind::kTimeout, *broken);
-    mailbox.fail_all(ErrorKind::kTimeout, *broken);
+    state.fail(ErrorKind::kTimeout, *broken);
+    matcher.fail_all(ErrorKind::kTimeout, *broken);
   }
 
   void tell_far_messages() {
-    const std::optional<std::string> why = mailbox.why_alone();
+    const std::optional<std::string> why = matcher.why_alone();
     if (!why) return;
     const std::scoped_lock lock(far_mutex);
     if (far.alone) far.alone(*why);
@@ -109,22 +109,22 @@ struct Communicator::Impl {
   template <typename Job>
   void in_turn(const std::shared_ptr<Impl>& self, const Request* request,
                const Interrupt& interrupt, Job&& job) {
-    const Turnstile::Turn turn = turnstile.take();
-    if (!turnstile.is_up(turn)) wait_for_turn(self, turn, request, interrupt);
-    const Passing passing(turnstile, turn, member);
+    const TicketLock::Turn turn = ticket_lock.take();
+    if (!ticket_lock.is_up(turn)) wait_for_turn(self, turn, request, interrupt);
+    const TurnScope passing(ticket_lock, turn, state);
     job();
   }
 
-  void wait_for_turn(const std::shared_ptr<Impl>& self, Turnstile::Turn turn,
+  void wait_for_turn(const std::shared_ptr<Impl>& self, TicketLock::Turn turn,
                      const Request* request, const Interrupt& interrupt) {
     const std::function<std::string()> what = [request] {
       return concat(request == nullptr ? "a call" : describe(*request),
                     ", which waits for the calls before it,");
     };
-    Guard guard(member, what, Clock::time_point::max(), tend, interrupt);
+    WaitWatchdog watchdog(state, what, Clock::time_point::max(), tend, interrupt);
     try {
       wait_until(
-          member.bell(), between_calls, guard, [&] { return turnstile.is_up(turn); },
+          state.bell(), between_calls, watchdog, [&] { return ticket_lock.is_up(turn); },
           [] { return -1; });
     } catch (...) {
       thread.skip(turn, self);  // those behind us must get theirs
@@ -143,44 +143,44 @@ struct Communicator::Impl {
       if (status != Status::kFailed || peer == fabric->rank()) [[likely]]
         continue;
       throw Error(ErrorKind::kPeerLost,
-                  concat(describe(request), " on ", member.who(), cannot, why_gone(*fabric, peer)));
+                  concat(describe(request), " on ", state.who(), cannot, why_gone(*fabric, peer)));
     }
   }
 
   /// In its turn: nobody else changes the counts meanwhile.
   void run_now(const Request& request, const Interrupt& interrupt) {
-    member.check_usable(name(request.kind).data());
+    state.check_usable(name(request.kind).data());
     const std::function<std::string()> what = [&request] { return describe(request); };
     const Clock::time_point now = scratch.clock.now();  // read once: it is felt in small calls
-    Guard guard(member, what, deadline_of(request.deadline, now), tend, interrupt, now,
-                request.excuse);
+    WaitWatchdog watchdog(state, what, deadline_of(request.deadline, now), tend, interrupt, now,
+                          request.excuse);
     CallShape call = call_of(request);
-    Choice choice = chooser.choose(call);
+    Choice choice = cache.choose(call);
     sequence.grow(1);
     const std::int64_t number = sequence.read();
-    const Entered entered(member.header().progress, request.kind, call.bytes, number, now);
+    const InCallScope entered(state.header().progress, request.kind, call.bytes, number, now);
     const Opening opening{
         signature_of(request, static_cast<std::uint64_t>(number), row_byte(choice)),
         request.reduction.factor, place_of(request.in), place_of(request.out)};
-    const Preference heaps = chooser.preference();
+    const Preference heaps = cache.preference();
     Entry entry(*recorder, scratch.clock,
                 [&] { return record_of(request, number, call.bytes, to_ns(now)); });
     scratch.timeline = entry.timeline();
-    Walk walk(rounds, opening, guard, scratch, chooser.heaps() ? &heaps : nullptr, to_ns(now));
+    Walk walk(rounds, opening, watchdog, scratch, cache.heaps() ? &heaps : nullptr, to_ns(now));
     try {
       check_peers(request, " cannot begin: ");
-      if (choice.asks) choice = chooser.choose(ask_for_heaps(call, walk, request));
+      if (choice.asks) choice = cache.choose(ask_for_heaps(call, walk, request));
       algorithm_table()[choice.row].run(walk, request);
       if (walk.was_in_place()) check_peers(request, " cannot be trusted: ");
     } catch (const Error& error) {
-      if (error.kind() != ErrorKind::kMismatch) member.fail(error.kind(), error.what());
+      if (error.kind() != ErrorKind::kMismatch) state.fail(error.kind(), error.what());
       throw;
     } catch (...) {
-      member.fail(ErrorKind::kInterrupted,
-                  concat(describe(request), " was interrupted on ", member.who()));
+      state.fail(ErrorKind::kInterrupted,
+                 concat(describe(request), " was interrupted on ", state.who()));
       throw;
     }
-    Tally& counter = member.header().tallies[static_cast<std::size_t>(request.kind)];
+    Tally& counter = state.header().tallies[static_cast<std::size_t>(request.kind)];
     counter.calls.grow(1);
     counter.sent.grow(static_cast<std::int64_t>(walk.sent()));
     counter.received.grow(static_cast<std::int64_t>(walk.received()));
@@ -227,28 +227,28 @@ struct Communicator::Impl {
 
   void check_peer(const char* operation, int peer) const {
     check(peer >= 0 && peer < fabric->size() && peer != fabric->rank(), ErrorKind::kInvalid,
-          operation, " on ", member.who(), ": the other rank is ", peer,
+          operation, " on ", state.who(), ": the other rank is ", peer,
           ", but must be one from 0 to ", fabric->size() - 1, " and not this rank");
   }
 
-  std::shared_ptr<Ticket> under_way(const std::shared_ptr<Impl>& self,
-                                    std::shared_ptr<Ticket> ticket) {
-    if (!ticket->done()) thread.start(self);
-    return ticket;
+  std::shared_ptr<Completion> under_way(const std::shared_ptr<Impl>& self,
+                                        std::shared_ptr<Completion> completion) {
+    if (!completion->done()) thread.start(self);
+    return completion;
   }
 
   std::unique_ptr<Fabric> fabric;
   const CommOptions options;
-  Member member;
+  RankState state;
   const std::shared_ptr<Recorder> recorder;
   Rounds rounds;
-  Mailbox mailbox;
+  TagMatcher matcher;
   std::mutex far_mutex;
   FarMessages far;
-  RollCall roll_call;
-  Turnstile turnstile;
+  MonitoredBarrier monitored_barrier;
+  TicketLock ticket_lock;
   Walk::Scratch scratch;
-  Chooser chooser;
+  AlgorithmCache cache;
   Gauge sequence;
   Patience between_calls{0, 2};  // of waits for this rank's own calls before
   LastToCome last_to_come;       // to the last call that was recorded
@@ -289,52 +289,53 @@ void Communicator::submit(std::function<void()> job) {
   impl_->thread.submit(std::move(job), impl_);
 }
 
-std::shared_ptr<Ticket> Communicator::send(Block data, int peer, std::uint64_t tag,
-                                           Clock::time_point deadline) {
+std::shared_ptr<Completion> Communicator::send(Block data, int peer, std::uint64_t tag,
+                                               Clock::time_point deadline) {
   impl_->check_peer("send", peer);
-  impl_->member.check_usable("send");
+  impl_->state.check_usable("send");
   return impl_->under_way(
-      impl_, impl_->mailbox.send(data, peer, tag, impl_->deadline_of(deadline, Clock::now())));
+      impl_, impl_->matcher.send(data, peer, tag, impl_->deadline_of(deadline, Clock::now())));
 }
 
-std::shared_ptr<Ticket> Communicator::receive(Block data, std::optional<int> peer,
-                                              std::uint64_t tag, Clock::time_point deadline) {
+std::shared_ptr<Completion> Communicator::receive(Block data, std::optional<int> peer,
+                                                  std::uint64_t tag, Clock::time_point deadline) {
   if (peer) impl_->check_peer("recv", *peer);
-  impl_->member.check_usable("recv");
+  impl_->state.check_usable("recv");
   return impl_->under_way(
-      impl_, impl_->mailbox.receive(data, peer, tag, impl_->deadline_of(deadline, Clock::now())));
+      impl_, impl_->matcher.receive(data, peer, tag, impl_->deadline_of(deadline, Clock::now())));
 }
 
-void Communicator::withdraw(const Ticket& ticket) { impl_->mailbox.withdraw(ticket); }
-void Communicator::give_up(const Ticket& ticket) { impl_->mailbox.give_up(ticket); }
-void Communicator::ring() { impl_->member.ring_own(); }
+void Communicator::withdraw(const Completion& completion) { impl_->matcher.withdraw(completion); }
+void Communicator::give_up(const Completion& completion) { impl_->matcher.give_up(completion); }
+void Communicator::ring() { impl_->state.ring_own(); }
 
-void Communicator::wait(Ticket& ticket, const Interrupt& interrupt) {
+void Communicator::wait(Completion& completion, const Interrupt& interrupt) {
   const std::function<std::string()> what = [] { return std::string("a message"); };
-  Guard guard(impl_->member, what, Clock::time_point::max(), impl_->tend, interrupt);
+  WaitWatchdog watchdog(impl_->state, what, Clock::time_point::max(), impl_->tend, interrupt);
   try {
     wait_until(
-        impl_->member.header().doorbell, impl_->member.patience(), guard,
+        impl_->state.header().doorbell, impl_->state.patience(), watchdog,
         [&] {
-          if (ticket.done()) return true;
-          impl_->mailbox.progress();
-          return ticket.done();
+          if (completion.done()) return true;
+          impl_->matcher.progress();
+          return completion.done();
         },
         [] { return -1; });
   } catch (const Error&) {
     impl_->tend();  // the message's own end says which it is
-    if (!ticket.done()) throw;
+    if (!completion.done()) throw;
   }
-  if (ticket.failure()) std::rethrow_exception(ticket.failure());
+  if (completion.failure()) std::rethrow_exception(completion.failure());
 }
 
 void Communicator::wait_through(const std::function<bool()>& wait,
                                 const std::function<std::string()>& what, const LongWait& terms,
                                 const Interrupt& interrupt) {
-  Member& member = impl_->member;
-  Guard guard(member, what, terms.deadline, impl_->tend, interrupt, Clock::now(), {}, terms.grace);
-  guard.warn_without_rank(terms.warned);
-  const Away away(member.header().progress);
+  RankState& state = impl_->state;
+  WaitWatchdog watchdog(state, what, terms.deadline, impl_->tend, interrupt, Clock::now(), {},
+                        terms.grace);
+  watchdog.warn_without_rank(terms.warned);
+  const InternodeWaitScope away(state.header().progress);
   const auto amiss = [&] {
     int stopped = -1;
     for (int peer = 0; peer < size(); ++peer) {
@@ -346,53 +347,53 @@ void Communicator::wait_through(const std::function<bool()>& wait,
     }
     return stopped;
   };
-  while (!wait()) guard.look(amiss());
+  while (!wait()) watchdog.look(amiss());
 }
 
 void Communicator::monitored_barrier(std::chrono::milliseconds timeout, bool all,
                                      const Interrupt& interrupt, std::optional<std::int64_t> issued,
-                                     RollElsewhere* elsewhere) {
-  impl_->roll_call.hold({timeout, all, issued.value_or(impl_->sequence.read()), elsewhere},
-                        impl_->tend, interrupt);
+                                     RemoteBarrier* remote) {
+  impl_->monitored_barrier.hold({timeout, all, issued.value_or(impl_->sequence.read()), remote},
+                                impl_->tend, interrupt);
 }
 
 void Communicator::abort(const std::string& reason) {
-  impl_->member.fail(ErrorKind::kAborted, concat(reason, " (", impl_->member.who(), ')'));
-  impl_->mailbox.fail_all(ErrorKind::kAborted, reason);
+  impl_->state.fail(ErrorKind::kAborted, concat(reason, " (", impl_->state.who(), ')'));
+  impl_->matcher.fail_all(ErrorKind::kAborted, reason);
 }
 
 void Communicator::shutdown() {
   impl_->thread.stop();
-  impl_->mailbox.fail_all(ErrorKind::kAborted, "the group was shut down");
-  impl_->member.leave();
+  impl_->matcher.fail_all(ErrorKind::kAborted, "the group was shut down");
+  impl_->state.leave();
 }
 
 void Communicator::check_usable(const char* operation) const {
-  impl_->member.check_usable(operation);
+  impl_->state.check_usable(operation);
 }
-std::string Communicator::who() const { return impl_->member.who(); }
+std::string Communicator::who() const { return impl_->state.who(); }
 
-void Communicator::warn(const std::string& text) const { impl_->member.warn(text); }
+void Communicator::warn(const std::string& text) const { impl_->state.warn(text); }
 
-std::optional<std::string> Communicator::failure() const { return impl_->member.failure(); }
+std::optional<std::string> Communicator::failure() const { return impl_->state.failure(); }
 
-std::optional<ErrorKind> Communicator::failure_kind() const { return impl_->member.failure_kind(); }
+std::optional<ErrorKind> Communicator::failure_kind() const { return impl_->state.failure_kind(); }
 
 bool Communicator::has_ended(int rank) const {
-  const bool left = impl_->member.failed() && !impl_->member.failure_kind();
+  const bool left = impl_->state.failed() && !impl_->state.failure_kind();
   return rank >= 0 && rank < size() && !left && impl_->fabric->has_ended(rank);
 }
 
-std::string Communicator::lost() const { return words_on_lost(impl_->member); }
+std::string Communicator::lost() const { return words_on_lost(impl_->state); }
 
-std::string Communicator::lost(int rank) const { return words_on_end(impl_->member, rank); }
+std::string Communicator::lost(int rank) const { return words_on_end(impl_->state, rank); }
 
 std::string Communicator::does(int rank) const {
-  return impl_->member.does(rank, Member::answer_until(std::chrono::seconds(12)));
+  return impl_->state.does(rank, RankState::answer_until(std::chrono::seconds(12)));
 }
 
 bool Communicator::all_have_come() const {
-  const std::int64_t call = impl_->member.header().progress.sequence.read();
+  const std::int64_t call = impl_->state.header().progress.sequence.read();
   for (int peer = 0; peer < size(); ++peer) {
     if (impl_->fabric->header(peer).progress.sequence.read() < call) return false;
   }
@@ -400,21 +401,21 @@ bool Communicator::all_have_come() const {
 }
 
 std::string Communicator::awaited(Clock::duration waited) const {
-  const Header& header = impl_->member.header();
-  const Progress& elsewhere = header.whole.calls;
-  const std::int64_t far = elsewhere.inside.read() != 0 ? elsewhere.waiting_for.read() : -1;
+  const Header& header = impl_->state.header();
+  const Progress& remote = header.whole.calls;
+  const std::int64_t far = remote.inside.read() != 0 ? remote.waiting_for.read() : -1;
   if (impl_->fabric->spans() && far >= 0) return concat("rank ", far, " of another host");
   const auto peer = static_cast<int>(header.progress.waiting_for.read());
   const bool waits = header.progress.inside.read() != 0;
   if (!waits || peer < 0 || peer >= size() || peer == rank()) return "";
   return concat("rank ", impl_->fabric->number(peer), ", which ",
-                impl_->member.does(peer, Member::answer_until(waited)));
+                impl_->state.does(peer, RankState::answer_until(waited)));
 }
 
-std::string Communicator::awaited(const Ticket& ticket, Clock::duration waited) const {
-  const std::string near = impl_->mailbox.lacks(ticket, Member::answer_until(waited));
+std::string Communicator::awaited(const Completion& completion, Clock::duration waited) const {
+  const std::string near = impl_->matcher.lacks(completion, RankState::answer_until(waited));
   const std::scoped_lock lock(impl_->far_mutex);
-  return near.empty() && impl_->far.lacks ? impl_->far.lacks(ticket) : near;
+  return near.empty() && impl_->far.lacks ? impl_->far.lacks(completion) : near;
 }
 
 void Communicator::set_far_messages(FarMessages messages) {
@@ -427,7 +428,7 @@ std::uint64_t Communicator::sequence() const { return to_count(impl_->sequence);
 std::array<Traffic, kKinds> Communicator::traffic() const {
   std::array<Traffic, kKinds> result;
   for (std::size_t i = 0; i < result.size(); ++i) {
-    const Tally& counter = impl_->member.header().tallies[i];
+    const Tally& counter = impl_->state.header().tallies[i];
     result[i] = {to_count(counter.calls), to_count(counter.sent), to_count(counter.received),
                  to_count(counter.in_place)};
   }
@@ -435,7 +436,7 @@ std::array<Traffic, kKinds> Communicator::traffic() const {
 }
 
 void Communicator::count_anew() {
-  for (Tally& counter : impl_->member.header().tallies) {
+  for (Tally& counter : impl_->state.header().tallies) {
     for (Gauge* gauge : {&counter.calls, &counter.sent, &counter.received, &counter.in_place}) {
       gauge->set(0);
     }
@@ -444,10 +445,10 @@ void Communicator::count_anew() {
 
 std::string Communicator::explain(Kind kind, std::size_t bytes, bool in_heaps) const {
   CallShape call{kind, ReduceOp::kSum, bytes, size(), impl_->room()};
-  call.in_heap = call.out_heap = in_heaps && impl_->chooser.heaps();
+  call.in_heap = call.out_heap = in_heaps && impl_->cache.heaps();
   const AdaptiveCopy& writer = impl_->scratch.writer;
   return concat(
-      dreamcomm::explain(call, impl_->chooser.preference(), transport(), impl_->chooser.heaps()),
+      dreamcomm::explain(call, impl_->cache.preference(), transport(), impl_->cache.heaps()),
       "\n  (of this rank's ", writer.writes(), " larger writes of pages, ", writer.streamed(),
       " went past the caches: where that was faster, or to try it)",
       words_on_waits(impl_->rounds.patience()));
@@ -455,32 +456,32 @@ std::string Communicator::explain(Kind kind, std::size_t bytes, bool in_heaps) c
 
 Prediction Communicator::predict(Kind kind, std::size_t bytes, bool in_heaps) const {
   CallShape call{kind, ReduceOp::kSum, bytes, size(), impl_->room()};
-  call.in_heap = call.out_heap = in_heaps && impl_->chooser.heaps();
-  const std::size_t picked = pick(call, impl_->chooser.preference());
+  call.in_heap = call.out_heap = in_heaps && impl_->cache.heaps();
+  const std::size_t picked = pick(call, impl_->cache.preference());
   check(picked < algorithm_table().size(), ErrorKind::kInvalid, "no time is predicted for ",
         name(kind), ": messages have one algorithm");
   const Row& row = algorithm_table()[picked];
-  return {std::string(row.name), dreamcomm::predict(row, call, impl_->chooser.costs())};
+  return {std::string(row.name), dreamcomm::predict(row, call, impl_->cache.costs())};
 }
 
-const Costs& Communicator::costs() const { return impl_->chooser.costs(); }
+const Costs& Communicator::costs() const { return impl_->cache.costs(); }
 
 bool Communicator::tune(const std::optional<Costs>& known, Heap* heap, const Interrupt& interrupt,
                         std::optional<Clock::time_point> deadline) {
   Impl& i = *impl_;
   const auto longest = std::max(i.options.timeout, kLeastTuning);
   const Measured measured =
-      agree_on_costs(i.member, i.rounds, i.scratch, known, i.chooser.heaps() ? heap : nullptr,
+      agree_on_costs(i.state, i.rounds, i.scratch, known, i.cache.heaps() ? heap : nullptr,
                      {deadline.value_or(deadline_in(Clock::now(), longest)), i.tend, interrupt});
-  i.chooser.use(measured.costs);
-  return measured.complete || !i.chooser.heaps();
+  i.cache.use(measured.costs);
+  return measured.complete || !i.cache.heaps();
 }
 
-bool Communicator::all_have_heaps() const { return impl_->chooser.heaps(); }
+bool Communicator::all_have_heaps() const { return impl_->cache.heaps(); }
 
 std::shared_ptr<Recorder> Communicator::recorder() const { return impl_->recorder; }
 LastToCome Communicator::last_to_come() const { return impl_->last_to_come; }
-Whole& Communicator::whole() const { return impl_->member.header().whole; }
+MultiNodeState& Communicator::whole() const { return impl_->state.header().whole; }
 
 std::string Communicator::transport() const { return impl_->fabric->describe(); }
 std::span<std::byte> Communicator::heap(int rank) const { return impl_->fabric->heap(rank); }

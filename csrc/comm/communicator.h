@@ -16,13 +16,13 @@
 
 namespace dreamcomm {
 
-struct Costs;         // algorithms/cost/costs.h: what algorithms are chosen by
-class Fabric;         // transport/fabric.h: the windows of all ranks
-class Heap;           // transport/shm/heap.h: memory that peers map
-class Ticket;         // comm/p2p/completion.h: a message under way
-class Recorder;       // comm/record/recorder.h: what is noted of operations
-struct Whole;         // transport/window.h: what a rank shows of a group on several hosts
-class RollElsewhere;  // comm/barrier/remote_barrier.h: a monitored barrier on other hosts
+struct Costs;           // algorithms/cost/costs.h: what algorithms are chosen by
+class Fabric;           // transport/fabric.h: the windows of all ranks
+class Heap;             // transport/shm/heap.h: memory that peers map
+class Completion;       // comm/p2p/completion.h: a message under way
+class Recorder;         // comm/record/recorder.h: what is noted of operations
+struct MultiNodeState;  // transport/window.h: what a rank shows of a group on several hosts
+class RemoteBarrier;    // comm/barrier/remote_barrier.h: a monitored barrier on other hosts
 
 /// The name of a program's first group, which messages need not tell.
 inline constexpr const char* kDefaultGroup = "default";
@@ -96,17 +96,18 @@ class Communicator {
   /// Messages: matched by (source, tag) in the order sent. `peer` is the other
   /// rank, or for a receive nothing, which takes from any source. The memory
   /// must stay valid until the ticket is done. Progress needs no further call.
-  std::shared_ptr<Ticket> send(Block data, int peer, std::uint64_t tag, Clock::time_point deadline);
-  std::shared_ptr<Ticket> receive(Block data, std::optional<int> peer, std::uint64_t tag,
-                                  Clock::time_point deadline);
+  std::shared_ptr<Completion> send(Block data, int peer, std::uint64_t tag,
+                                   Clock::time_point deadline);
+  std::shared_ptr<Completion> receive(Block data, std::optional<int> peer, std::uint64_t tag,
+                                      Clock::time_point deadline);
   /// Of a receive from any source that has got a message of another host.
-  void withdraw(const Ticket& ticket);
+  void withdraw(const Completion& completion);
   /// Nobody waits for this receive any more: it ends, unless its message has come.
-  void give_up(const Ticket& ticket);
+  void give_up(const Completion& completion);
   /// A ticket is done that this communicator has not finished: wakes who waits for it.
   void ring();
   /// Waits for a ticket, helping it along; throws what it failed with.
-  void wait(Ticket& ticket, const Interrupt& interrupt = {});
+  void wait(Completion& completion, const Interrupt& interrupt = {});
 
   /// Waits in a job by `wait()`, which returns whether its wait is over, or false now and then:
   /// with the deadline, the failures and the deaths of a wait for peers, who may leave in good
@@ -129,7 +130,7 @@ class Communicator {
   void monitored_barrier(std::chrono::milliseconds timeout, bool all,
                          const Interrupt& interrupt = {},
                          std::optional<std::int64_t> issued = std::nullopt,
-                         RollElsewhere* elsewhere = nullptr);
+                         RemoteBarrier* remote = nullptr);
 
   /// Fails all waiting and later calls with `reason`; peers are told. Any thread.
   void abort(const std::string& reason);
@@ -158,10 +159,10 @@ class Communicator {
   /// for a part of what the wait has lasted.
   std::string awaited(Clock::duration waited) const;
   /// The same of a message: "rank 1 has not sent it; it last called ...".
-  std::string awaited(const Ticket& ticket, Clock::duration waited) const;
+  std::string awaited(const Completion& completion, Clock::duration waited) const;
   /// Of the messages that are not this communicator's.
   struct FarMessages {
-    std::function<std::string(const Ticket& ticket)> lacks{};  // what is said there of one
+    std::function<std::string(const Completion& completion)> lacks{};  // what is said there of one
     /// Told, again and again, why once all other ranks here have gone.
     std::function<void(const std::string& why)> alone{};
   };
@@ -185,7 +186,7 @@ class Communicator {
   /// To the call that just ended, while there is a log or a trace. In a job.
   LastToCome last_to_come() const;
   /// What this rank shows of a group on several hosts, of which this one is that of a host.
-  Whole& whole() const;
+  MultiNodeState& whole() const;
   /// A rank's heap as this rank maps it, empty if it has none.
   std::span<std::byte> heap(int rank) const;
 

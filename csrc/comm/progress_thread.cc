@@ -20,22 +20,22 @@ class Tending final : public WaitObserver {
 
 }  // namespace
 
-ProgressThread::ProgressThread(Member& member, Turnstile& turnstile, Mailbox& mailbox,
+ProgressThread::ProgressThread(RankState& state, TicketLock& ticket_lock, TagMatcher& matcher,
                                const std::function<void()>& tend)
-    : member_(member), turnstile_(turnstile), mailbox_(mailbox), tend_(tend) {}
+    : state_(state), ticket_lock_(ticket_lock), matcher_(matcher), tend_(tend) {}
 
 void ProgressThread::submit(Job job, const std::shared_ptr<void>& owner) {
   {
     // The turn is taken under the lock, so that turns ascend in the queue.
     std::scoped_lock lock(mutex_);
     if (stopping_) return;  // nobody would run it; its destructor tells its owner
-    jobs_.emplace_back(turnstile_.take(), std::move(job));
+    jobs_.emplace_back(ticket_lock_.take(), std::move(job));
     start_locked(owner);
   }
-  member_.ring_own();
+  state_.ring_own();
 }
 
-void ProgressThread::skip(Turnstile::Turn turn, const std::shared_ptr<void>& owner) {
+void ProgressThread::skip(TicketLock::Turn turn, const std::shared_ptr<void>& owner) {
   {
     std::scoped_lock lock(mutex_);
     if (stopping_) return;  // those behind that turn learn that the rank has left
@@ -44,7 +44,7 @@ void ProgressThread::skip(Turnstile::Turn turn, const std::shared_ptr<void>& own
     jobs_.emplace(later, turn, Job{});
     start_locked(owner);
   }
-  member_.ring_own();
+  state_.ring_own();
 }
 
 void ProgressThread::start(const std::shared_ptr<void>& owner) {
@@ -52,7 +52,7 @@ void ProgressThread::start(const std::shared_ptr<void>& owner) {
     std::scoped_lock lock(mutex_);
     start_locked(owner);
   }
-  member_.ring_own();
+  state_.ring_own();
 }
 
 void ProgressThread::start_locked(const std::shared_ptr<void>& owner) {
@@ -70,7 +70,7 @@ void ProgressThread::stop() {
     stopping_ = true;
     thread = std::move(thread_);
   }
-  member_.ring_own();
+  state_.ring_own();
   if (!thread.joinable()) return;
   if (thread.get_id() == std::this_thread::get_id()) {
     thread.detach();  // a callback of the last job ends the group; `owner` lives on
@@ -81,7 +81,7 @@ void ProgressThread::stop() {
 
 bool ProgressThread::has_turn() {
   std::scoped_lock lock(mutex_);
-  return !jobs_.empty() && turnstile_.is_up(jobs_.front().first);
+  return !jobs_.empty() && ticket_lock_.is_up(jobs_.front().first);
 }
 
 bool ProgressThread::is_finished() {
@@ -96,8 +96,8 @@ bool ProgressThread::run_next() {
   jobs_.pop_front();
   lock.unlock();
   if (job) job();
-  turnstile_.pass(turn);
-  member_.ring_own();
+  ticket_lock_.pass(turn);
+  state_.ring_own();
   return true;
 }
 
@@ -112,16 +112,16 @@ void ProgressThread::work() {
     if (is_finished()) return;
     // Where messages keep moving no wait is long, and none of them would tend.
     if (++busy % kBusyRounds == 0) tend_();
-    if (mailbox_.busy()) {
+    if (matcher_.busy()) {
       wait_until(
-          member_.header().doorbell, patience, tending,
-          [&] { return mailbox_.progress() || !mailbox_.busy() || has_turn() || is_finished(); },
+          state_.header().doorbell, patience, tending,
+          [&] { return matcher_.progress() || !matcher_.busy() || has_turn() || is_finished(); },
           [] { return -1; });
     } else {
       // Nothing to hear from peers: sleep where they do not ring.
       wait_until(
-          member_.bell(), patience, tending,
-          [&] { return mailbox_.busy() || has_turn() || is_finished(); }, [] { return -1; },
+          state_.bell(), patience, tending,
+          [&] { return matcher_.busy() || has_turn() || is_finished(); }, [] { return -1; },
           std::chrono::seconds(1));
     }
   }

@@ -22,14 +22,14 @@ class ProgressThread {
  public:
   using Job = std::function<void()>;
 
-  ProgressThread(Member& member, Turnstile& turnstile, Mailbox& mailbox,
+  ProgressThread(RankState& state, TicketLock& ticket_lock, TagMatcher& matcher,
                  const std::function<void()>& tend);
 
   /// `owner` keeps everything named in the constructor alive for the thread.
   /// After stop() the job is dropped.
   void submit(Job job, const std::shared_ptr<void>& owner);
   /// Takes over a turn whose caller has given up waiting for it.
-  void skip(Turnstile::Turn turn, const std::shared_ptr<void>& owner);
+  void skip(TicketLock::Turn turn, const std::shared_ptr<void>& owner);
   void start(const std::shared_ptr<void>& owner);
   /// Returns when all jobs have run and the thread has ended.
   void stop();
@@ -41,12 +41,12 @@ class ProgressThread {
   bool has_turn();
   bool is_finished();
 
-  Member& member_;
-  Turnstile& turnstile_;
-  Mailbox& mailbox_;
+  RankState& state_;
+  TicketLock& ticket_lock_;
+  TagMatcher& matcher_;
   const std::function<void()>& tend_;
   std::mutex mutex_;
-  std::deque<std::pair<Turnstile::Turn, Job>> jobs_;  // turns ascend, but for skipped ones
+  std::deque<std::pair<TicketLock::Turn, Job>> jobs_;  // turns ascend, but for skipped ones
   bool stopping_ = false;
   std::thread thread_;
 };

@@ -46,7 +46,8 @@ std::string in_seconds(Clock::duration time) {
   return text.str();
 }
 
-Member::Member(Fabric& fabric, std::string group, Warn warn, const std::vector<int>& world_ranks)
+RankState::RankState(Fabric& fabric, std::string group, Warn warn,
+                     const std::vector<int>& world_ranks)
     : fabric_(fabric),
       patience_(Patience::of(fabric.size(), fabric.spans())),
       group_(std::move(group)),
@@ -56,12 +57,12 @@ Member::Member(Fabric& fabric, std::string group, Warn warn, const std::vector<i
   header().named.publish(1);
 }
 
-std::string Member::who() const {
+std::string RankState::who() const {
   return concat("rank ", fabric_.number(rank()), " of ", fabric_.size_of_group(), " in ",
                 this->group());
 }
 
-void Member::fail(ErrorKind kind, const std::string& reason) {
+void RankState::fail(ErrorKind kind, const std::string& reason) {
   {
     std::scoped_lock lock(mutex_);
     if (failed()) return;
@@ -77,18 +78,18 @@ void Member::fail(ErrorKind kind, const std::string& reason) {
   ring_own();
 }
 
-std::optional<std::string> Member::failure() const {
+std::optional<std::string> RankState::failure() const {
   if (!failed()) return std::nullopt;
   std::scoped_lock lock(mutex_);
   return reason_;
 }
 
-std::optional<ErrorKind> Member::failure_kind() const {
+std::optional<ErrorKind> RankState::failure_kind() const {
   std::scoped_lock lock(mutex_);
   return kind_;
 }
 
-void Member::check_usable(const char* operation) const {
+void RankState::check_usable(const char* operation) const {
   if (!failed()) [[likely]]
     return;
   throw Error(ErrorKind::kAborted,
@@ -96,7 +97,7 @@ void Member::check_usable(const char* operation) const {
                      ". Destroy the group and create a new one"));
 }
 
-void Member::leave() {
+void RankState::leave() {
   {
     std::scoped_lock lock(mutex_);
     if (failed()) return;
@@ -108,26 +109,26 @@ void Member::leave() {
   ring_own();
 }
 
-void Member::ring_peers() const {
+void RankState::ring_peers() const {
   for (int peer = 0; peer < size(); ++peer) {
     if (peer != rank()) fabric_.header(peer).doorbell.ring();
   }
 }
 
-void Member::ring_own() {
+void RankState::ring_own() {
   bell_.ring();
   header().doorbell.ring();
 }
 
 /// In calls of the program: where the group has other hosts, of the whole group.
-RankView Member::view_of(int peer) const {
+RankView RankState::view_of(int peer) const {
   const Header& header = fabric_.header(peer);
   return fabric_.spans() ? whole_view_of(header) : dreamcomm::view_of(header);
 }
 
-std::string Member::last_act(int peer) const { return dreamcomm::last_act(view_of(peer)); }
+std::string RankState::last_act(int peer) const { return dreamcomm::last_act(view_of(peer)); }
 
-Clock::time_point Member::answer_until(Clock::duration waited) {
+Clock::time_point RankState::answer_until(Clock::duration waited) {
   constexpr Clock::duration kLeast = milliseconds(20);
   constexpr Clock::duration kMost = milliseconds(1000);
   return Clock::now() + std::clamp(waited / 12, kLeast, kMost);
@@ -147,11 +148,11 @@ std::string words_on_mail(const RankView& seen) {
 
 }  // namespace
 
-std::string Member::does(int peer, Clock::time_point until) const {
+std::string RankState::does(int peer, Clock::time_point until) const {
   const auto left = std::chrono::duration_cast<milliseconds>(until - Clock::now());
   const RankView seen = view_of(peer);  // once, or the halves may disagree
   return dreamcomm::last_act(seen) + words_on_mail(seen) +
-         fabric_.elsewhere(peer, is_busy(seen), std::max(left, milliseconds(0)));
+         fabric_.remote(peer, is_busy(seen), std::max(left, milliseconds(0)));
 }
 
 }  // namespace dreamcomm

@@ -21,12 +21,12 @@ std::string in_seconds(Clock::duration time);
 /// "group '1' (ranks 2, 3 of the job)"; `world_ranks` of its ranks in the job, empty: the same.
 std::string words_on_group(const std::string& name, const std::vector<int>& world_ranks);
 
-class Member {
+class RankState {
  public:
   using Warn = std::function<void(const std::string&)>;
   /// `world_ranks`: of the ranks of the (whole) group in the job; empty: the same.
-  Member(Fabric& fabric, std::string group, Warn warn = {},
-         const std::vector<int>& world_ranks = {});
+  RankState(Fabric& fabric, std::string group, Warn warn = {},
+            const std::vector<int>& world_ranks = {});
 
   int rank() const { return fabric_.rank(); }
   int size() const { return fabric_.size(); }

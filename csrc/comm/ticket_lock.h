@@ -8,7 +8,7 @@
 namespace dreamcomm {
 
 /// Numbers are handed out in order and served in order; one is served at a time.
-class Turnstile {
+class TicketLock {
  public:
   using Turn = std::uint32_t;
   Turn take() { return next_.take(); }

@@ -28,10 +28,11 @@ constexpr std::chrono::milliseconds kLong{100};
 
 }  // namespace
 
-Guard::Guard(Member& member, const std::function<std::string()>& what, Clock::time_point deadline,
-             const std::function<void()>& idle, const std::function<void()>& interrupt,
-             Clock::time_point begin, Clock::duration excuse, Clock::duration grace)
-    : member_(member),
+WaitWatchdog::WaitWatchdog(RankState& state, const std::function<std::string()>& what,
+                           Clock::time_point deadline, const std::function<void()>& idle,
+                           const std::function<void()>& interrupt, Clock::time_point begin,
+                           Clock::duration excuse, Clock::duration grace)
+    : state_(state),
       what_(what),
       deadline_(deadline),
       begin_(begin),
@@ -66,72 +67,72 @@ std::string why_gone(const Fabric& fabric, int peer) {
   return concat("the process of rank ", fabric.number(ended), " has ended, and ", fate);
 }
 
-std::string words_on_end(const Member& member, int peer) {
-  const std::string gone = why_gone(member.fabric(), peer);
+std::string words_on_end(const RankState& state, int peer) {
+  const std::string gone = why_gone(state.fabric(), peer);
   if (gone.empty()) return "";
-  return concat(gone, "; rank ", member.fabric().number(peer), ' ', member.last_act(peer));
+  return concat(gone, "; rank ", state.fabric().number(peer), ' ', state.last_act(peer));
 }
 
-std::string words_on_lost(const Member& member) {
-  const Fabric& fabric = member.fabric();
+std::string words_on_lost(const RankState& state) {
+  const Fabric& fabric = state.fabric();
   for (int rank = 0; rank < fabric.size(); ++rank) {
     if (rank == fabric.rank()) continue;
     if (static_cast<Status>(fabric.header(rank).status.read()) == Status::kLeft) continue;
-    const std::string words = words_on_end(member, rank);
+    const std::string words = words_on_end(state, rank);
     if (!words.empty()) return words;
   }
   return "";
 }
 
-void Guard::look(int rank) {
+void WaitWatchdog::look(int rank) {
   if (idle_) idle_();
   if (interrupt_) interrupt_();
-  if (member_.failed()) {
+  if (state_.failed()) {
     throw Error(ErrorKind::kAborted,
-                concat(what_(), " on ", member_.who(), " was ended: ", *member_.failure()));
+                concat(what_(), " on ", state_.who(), " was ended: ", *state_.failure()));
   }
   const Clock::time_point now = Clock::now();
   if (rank >= 0) look_at(rank, now);
   if (is_late(rank, now)) {
     const std::string words = words_on_wait(rank, now);  // takes a while
-    const std::string told = rank < 0 ? "" : why_failed(member_.fabric(), rank);
+    const std::string told = rank < 0 ? "" : why_failed(state_.fabric(), rank);
     if (!told.empty()) {
       throw Error(ErrorKind::kPeerLost,
-                  concat(what_(), " on ", member_.who(), " cannot finish: ", told));
+                  concat(what_(), " on ", state_.who(), " cannot finish: ", told));
     }
     throw Error(ErrorKind::kTimeout,
-                concat(what_(), " on ", member_.who(), " reached its timeout after ", words));
+                concat(what_(), " on ", state_.who(), " reached its timeout after ", words));
   }
   warn_if_long(rank, now);
 }
 
-void Guard::warn_if_long(int rank, Clock::time_point now) {
+void WaitWatchdog::warn_if_long(int rank, Clock::time_point now) {
   bool& warned = rank < 0 && warned_without_rank_ != nullptr ? *warned_without_rank_ : warned_;
   const bool for_none = rank < 0 && warned_without_rank_ == nullptr;
   const Clock::duration tenth = std::max<Clock::duration>((deadline_ - begin_) / 10, kLeastToWarn);
   // Past its deadline, as of a rank that was stopped, the error says it all.
   if (warned || for_none || now - begin_ < tenth || now >= deadline_) return;
   warned = true;
-  member_.warn(concat(what_(), " on ", member_.who(), " has come to ", words_on_wait(rank, now),
-                      rank < 0 ? " of waiting" : "", "; its timeout is after ",
-                      in_seconds(deadline_ - begin_)));
+  state_.warn(concat(what_(), " on ", state_.who(), " has come to ", words_on_wait(rank, now),
+                     rank < 0 ? " of waiting" : "", "; its timeout is after ",
+                     in_seconds(deadline_ - begin_)));
 }
 
 /// A peer that waits for another host is not to blame, while whoever is speaks first: the ranks
 /// that wait for that one itself.
-bool Guard::is_late(int rank, Clock::time_point now) const {
+bool WaitWatchdog::is_late(int rank, Clock::time_point now) const {
   if (now < later(deadline_, grace_)) return false;
   if (missed_ >= 0) return false;  // somebody has just gone: the next look tells why
-  const Fabric& fabric = member_.fabric();
+  const Fabric& fabric = state_.fabric();
   const bool away = rank >= 0 && fabric.header(rank).progress.away.read() != 0;
   return !away || now >= later(deadline_, excuse_) || fabric.has_stopped(rank);
 }
 
 /// The rank that `rank` waits for in its turn, or -1. Where it has stopped looking about, it is the
 /// one to be told of itself.
-int Guard::awaited_by(int rank, Clock::time_point now) const {
+int WaitWatchdog::awaited_by(int rank, Clock::time_point now) const {
   constexpr std::chrono::milliseconds kFresh{500};
-  const Fabric& fabric = member_.fabric();
+  const Fabric& fabric = state_.fabric();
   const Progress& progress = fabric.header(rank).progress;
   const auto looked = std::chrono::nanoseconds(to_ns(now) - progress.looked_ns.read());
   const auto next = static_cast<int>(progress.waiting_for.read());
@@ -142,14 +143,14 @@ int Guard::awaited_by(int rank, Clock::time_point now) const {
 
 /// "3.0 s of waiting for rank 1, which last called broadcast as call 7, entered 4.1 s ago; its
 /// process 42 is stopped"
-std::string Guard::words_on_wait(int rank, Clock::time_point now) const {
+std::string WaitWatchdog::words_on_wait(int rank, Clock::time_point now) const {
   std::string text = in_seconds(now - begin_);
   if (rank < 0) return text;
-  const Clock::time_point until = Member::answer_until(now - begin_);
+  const Clock::time_point until = RankState::answer_until(now - begin_);
   const char* joint = " of waiting for rank ";
   int peer = rank;
-  for (int hop = 0; peer >= 0 && hop < member_.size(); ++hop) {
-    text += concat(joint, member_.fabric().number(peer), ", which ", member_.does(peer, until));
+  for (int hop = 0; peer >= 0 && hop < state_.size(); ++hop) {
+    text += concat(joint, state_.fabric().number(peer), ", which ", state_.does(peer, until));
     joint = ", and waits for rank ";
     peer = awaited_by(peer, now);
   }
@@ -160,11 +161,11 @@ std::string Guard::words_on_wait(int rank, Clock::time_point now) const {
 /// or inside of this call, if one has; or -1. INVARIANT: that is told of within a second wherever a
 /// rank waits, whomever it waits for. A rank that has gone after it returned from this call has
 /// done its part.
-int Guard::gone_of(int rank, Clock::time_point now) const {
-  const Fabric& fabric = member_.fabric();
+int WaitWatchdog::gone_of(int rank, Clock::time_point now) const {
+  const Fabric& fabric = state_.fabric();
   if (!why_gone(fabric, rank).empty()) return rank;
   if (awaited_only_ || now - begin_ < kLong) return -1;
-  const std::int64_t call = member_.header().progress.sequence.read();
+  const std::int64_t call = state_.header().progress.sequence.read();
   for (int peer = 0; peer < fabric.size(); ++peer) {
     if (peer == fabric.rank()) continue;
     if (why_gone(fabric, peer).empty()) continue;  // before the next, which are its last words
@@ -179,14 +180,14 @@ int Guard::gone_of(int rank, Clock::time_point now) const {
 // A rank may publish what we wait for and leave at once. So the first sight of
 // its absence only makes us look at the flags once more: the wait calls `look`
 // again only if they still lack it, and then nothing can come any more.
-void Guard::look_at(int rank, Clock::time_point now) {
-  Progress& progress = member_.header().progress;
+void WaitWatchdog::look_at(int rank, Clock::time_point now) {
+  Progress& progress = state_.header().progress;
   progress.waiting_for.set(rank);
   progress.looked_ns.set(to_ns(now));
   const int gone = gone_of(rank, now);
   if (gone >= 0 && gone == missed_) {
-    throw Error(ErrorKind::kPeerLost, concat(what_(), " on ", member_.who(),
-                                             " cannot finish: ", words_on_end(member_, gone)));
+    throw Error(ErrorKind::kPeerLost, concat(what_(), " on ", state_.who(),
+                                             " cannot finish: ", words_on_end(state_, gone)));
   }
   missed_ = gone;
 }

@@ -10,7 +10,7 @@
 
 namespace dreamcomm {
 
-class Guard final : public WaitObserver {
+class WaitWatchdog final : public WaitObserver {
  public:
   /// A wait for a peer is told of when it has lasted a tenth of what it may, but not before.
   static constexpr std::chrono::seconds kLeastToWarn{1};
@@ -19,12 +19,13 @@ class Guard final : public WaitObserver {
   /// `grace`, of which nobody is told.
   /// `what` names the call; `idle` runs at each look (messages make progress there);
   /// `interrupt` may throw. All three must outlive the guard.
-  Guard(Member& member, const std::function<std::string()>& what, Clock::time_point deadline,
-        const std::function<void()>& idle, const std::function<void()>& interrupt,
-        Clock::time_point begin = Clock::now(), Clock::duration excuse = {},
-        Clock::duration grace = {});
-  Guard(Member& member, const std::function<std::string()>& what, Clock::time_point deadline,
-        const std::function<void()>& idle, std::function<void()>&& interrupt) = delete;
+  WaitWatchdog(RankState& state, const std::function<std::string()>& what,
+               Clock::time_point deadline, const std::function<void()>& idle,
+               const std::function<void()>& interrupt, Clock::time_point begin = Clock::now(),
+               Clock::duration excuse = {}, Clock::duration grace = {});
+  WaitWatchdog(RankState& state, const std::function<std::string()>& what,
+               Clock::time_point deadline, const std::function<void()>& idle,
+               std::function<void()>&& interrupt) = delete;
 
   void look(int rank) override;
   /// Of other ranks that have gone the awaited ones tell.
@@ -41,7 +42,7 @@ class Guard final : public WaitObserver {
   bool is_late(int rank, Clock::time_point now) const;
   std::string words_on_wait(int rank, Clock::time_point now) const;
 
-  Member& member_;
+  RankState& state_;
   const std::function<std::string()>& what_;
   Clock::time_point deadline_;
   Clock::time_point begin_;
@@ -62,10 +63,10 @@ std::string fate_of(const Fabric& fabric, int peer);
 std::string why_gone(const Fabric& fabric, int peer);
 
 /// Why nothing more will come from `peer`, in words with what it did last, or empty.
-std::string words_on_end(const Member& member, int peer);
+std::string words_on_end(const RankState& state, int peer);
 
 /// The first other rank that has died or given the group up, but for those that left in good
 /// order, in words with what it did last; or empty.
-std::string words_on_lost(const Member& member);
+std::string words_on_lost(const RankState& state);
 
 }  // namespace dreamcomm

@@ -21,7 +21,7 @@ LastToCome last_of(const LinkTrip::Latest& latest, std::int64_t entered_ns, doub
 
 }  // namespace
 
-WholeCall::WholeCall(Whole& shown, const Recorder& recorder, TscClock& clock,
+WholeCall::WholeCall(MultiNodeState& shown, const Recorder& recorder, TscClock& clock,
                      const Request& request)
     : shown_(shown),
       now_(clock.now()),

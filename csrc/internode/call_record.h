@@ -18,7 +18,8 @@ class WholeCall {
  public:
   /// One at a time of a group. All references must outlive it. It has failed, unless it is said to
   /// be done.
-  WholeCall(Whole& shown, const Recorder& recorder, TscClock& clock, const Request& request);
+  WholeCall(MultiNodeState& shown, const Recorder& recorder, TscClock& clock,
+            const Request& request);
   WholeCall(const WholeCall&) = delete;
   WholeCall& operator=(const WholeCall&) = delete;
 
@@ -30,11 +31,11 @@ class WholeCall {
   void done(const LinkTrip& trip, const Way& way, double word);
 
  private:
-  Whole& shown_;
+  MultiNodeState& shown_;
   const Clock::time_point now_;
   const Kind kind_;
   const std::int64_t number_;
-  const Entered entered_;
+  const InCallScope entered_;
   Entry entry_;
 };
 

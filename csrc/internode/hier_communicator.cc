@@ -55,8 +55,8 @@ Bridge::Bridge(Communicator& host, Topology topology, int rank, std::unique_ptr<
       recorder_(options_.recorder ? options_.recorder
                                   : std::make_shared<Recorder>(Recorder::Origin{})) {
   if (options_.bulletin) {
-    roll_.emplace(SpanRoll::Means{options_.bulletin, vigil_, causes_}, topology_, rank_,
-                  host_.who());
+    barrier_.emplace(SpanRoll::Means{options_.bulletin, vigil_, causes_}, topology_, rank_,
+                     host_.who());
   }
 }
 
@@ -86,15 +86,17 @@ void Bridge::carry_messages(std::unique_ptr<Link> link) {
   messages_ = std::make_unique<FarMailbox>(
       std::move(link), topology_, rank_,
       FarMailbox::Options{
-          host_.who(), causes_, [this](const Ticket& ticket) { host_.withdraw(ticket); },
+          host_.who(), causes_,
+          [this](const Completion& completion) { host_.withdraw(completion); },
           [this] { host_.ring(); }, [this](const std::string& reason) { give_up(reason); },
           [this](const std::string& text) { host_.warn(text); }, host_.whole(), *recorder_});
-  host_.set_far_messages({[this](const Ticket& ticket) { return messages_->lacks(ticket); },
-                          [this](const std::string& why) { messages_->be_alone(why); }});
+  host_.set_far_messages(
+      {[this](const Completion& completion) { return messages_->lacks(completion); },
+       [this](const std::string& why) { messages_->be_alone(why); }});
 }
 
-std::shared_ptr<Ticket> Bridge::send(const Cargo& cargo, int rank, std::uint64_t tag,
-                                     Clock::time_point deadline) {
+std::shared_ptr<Completion> Bridge::send(const Cargo& cargo, int rank, std::uint64_t tag,
+                                         Clock::time_point deadline) {
   if (is_near(rank)) {
     return host_.send({cargo.data(), cargo.bytes}, topology_.index_of(rank), tag, deadline);
   }
@@ -102,26 +104,26 @@ std::shared_ptr<Ticket> Bridge::send(const Cargo& cargo, int rank, std::uint64_t
   return messages_->send(cargo, rank, tag, deadline);
 }
 
-std::shared_ptr<Ticket> Bridge::receive(const Cargo& cargo, std::optional<int> rank,
-                                        std::uint64_t tag, Clock::time_point deadline) {
+std::shared_ptr<Completion> Bridge::receive(const Cargo& cargo, std::optional<int> rank,
+                                            std::uint64_t tag, Clock::time_point deadline) {
   const Block block{cargo.data(), cargo.bytes};
   if (rank && is_near(*rank)) {
     return host_.receive(block, topology_.index_of(*rank), tag, deadline);
   }
   host_.check_usable("recv");
   if (rank) return messages_->receive(cargo, *rank, tag, deadline);
-  std::shared_ptr<Ticket> ticket = host_.receive(block, std::nullopt, tag, deadline);
-  messages_->receive_any(cargo, tag, deadline, ticket);
-  return ticket;
+  std::shared_ptr<Completion> completion = host_.receive(block, std::nullopt, tag, deadline);
+  messages_->receive_any(cargo, tag, deadline, completion);
+  return completion;
 }
 
 void Bridge::monitored_barrier(std::chrono::milliseconds timeout, bool all,
                                const Interrupt& interrupt, std::int64_t issued) {
   const bool leads = topology_.index_of(rank_) == 0;
-  check(!leads || roll_, ErrorKind::kInvalid, "monitored_barrier on ", host_.who(),
+  check(!leads || barrier_, ErrorKind::kInvalid, "monitored_barrier on ", host_.who(),
         ": its leaders have nothing to post on");
   try {
-    host_.monitored_barrier(timeout, all, interrupt, issued, leads ? &*roll_ : nullptr);
+    host_.monitored_barrier(timeout, all, interrupt, issued, leads ? &*barrier_ : nullptr);
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::kPeerLost) tell_of_leader();
     throw;
@@ -137,7 +139,7 @@ void Bridge::tell_of_leader() const {
 }
 
 void Bridge::stay_until_heard() {
-  if (roll_) roll_->stay_until_heard();
+  if (barrier_) barrier_->stay_until_heard();
 }
 
 void Bridge::run_ordered(const Request& request, const Interrupt& interrupt) {

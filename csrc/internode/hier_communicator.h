@@ -63,10 +63,10 @@ class Bridge {
   /// Collective: returns once all ranks have come, so that none leaves while others connect.
   void meet(Clock::time_point deadline, const Interrupt& interrupt);
   /// As Communicator's, with the group's ranks: through shared memory to those of this host.
-  std::shared_ptr<Ticket> send(const Cargo& cargo, int rank, std::uint64_t tag,
-                               Clock::time_point deadline);
-  std::shared_ptr<Ticket> receive(const Cargo& cargo, std::optional<int> rank, std::uint64_t tag,
-                                  Clock::time_point deadline);
+  std::shared_ptr<Completion> send(const Cargo& cargo, int rank, std::uint64_t tag,
+                                   Clock::time_point deadline);
+  std::shared_ptr<Completion> receive(const Cargo& cargo, std::optional<int> rank,
+                                      std::uint64_t tag, Clock::time_point deadline);
 
   /// As Communicator's, with the group's ranks, of which rank 0 judges.
   void monitored_barrier(std::chrono::milliseconds timeout, bool all, const Interrupt& interrupt,
@@ -126,7 +126,7 @@ class Bridge {
   const std::shared_ptr<Recorder> recorder_;
   TscClock clock_;  // of calls, which run one at a time
   std::unique_ptr<FarMailbox> messages_;
-  std::optional<SpanRoll> roll_;  // of the host's leader
+  std::optional<SpanRoll> barrier_;  // of the host's leader
 };
 
 }  // namespace dreamcomm

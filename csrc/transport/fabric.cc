@@ -13,7 +13,7 @@ void Fabric::number_as(std::vector<int> numbers, int size,
   own.identity.size = size;
   own.identity.here = static_cast<std::int32_t>(numbers_.size());
   own.identity.team = team;
-  std::copy_n(numbers_.begin(), std::min(numbers_.size(), Whole::kMostNumbers),
+  std::copy_n(numbers_.begin(), std::min(numbers_.size(), MultiNodeState::kMostNumbers),
               own.whole.numbers.begin());
 }
 

@@ -53,7 +53,7 @@ struct Tally {
 
 /// Of a group on several hosts: what a rank does in it, of which the header's other fields tell the
 /// parts within the host. Ranks in it are the group's.
-struct Whole {
+struct MultiNodeState {
   static constexpr std::size_t kMostNumbers = 512;
   std::array<std::int32_t, kMostNumbers> numbers;  // in the group, of the host's ranks
   Progress calls;                                  // waiting_for: a rank of another host
@@ -73,25 +73,25 @@ struct Identity {
 };
 
 struct Header {
-  Identity identity;                   // owner, but for version and pid before `named`
-  std::array<std::uint8_t, 16> nonce;  // owner, before the window is handed over
-  std::uint32_t rank;                  // owner, likewise
-  Flag named;                          // owner: 1 once the group is made on its side
-  Flag round;                          // owner: rounds published (transport/rounds.h)
-  Flag status;                         // owner: Status
-  std::array<char, 8 * kLine> reason;  // owner, before status says kFailed
-  Progress progress;                   // owner
-  Correspondence correspondence;       // owner, under its mailbox's lock
-  std::array<Tally, kKinds> tallies;   // owner
-  Flag present;                        // owner: see comm/barrier/monitored_barrier.h
-  Gauge roll_ends_ns;                  // owner: likewise, when its timeout ends
-  Gauge roll_began_ns;                 // owner: likewise
-  std::array<Gauge, 8> roll_calls;     // owner: likewise
-  Flag passed;                         // owner, rank 0: likewise
-  Flag verdict;                        // owner, rank 0: likewise
+  Identity identity;                        // owner, but for version and pid before `named`
+  std::array<std::uint8_t, 16> nonce;       // owner, before the window is handed over
+  std::uint32_t rank;                       // owner, likewise
+  Flag named;                               // owner: 1 once the group is made on its side
+  Flag round;                               // owner: rounds published (transport/rounds.h)
+  Flag status;                              // owner: Status
+  std::array<char, 8 * kLine> reason;       // owner, before status says kFailed
+  Progress progress;                        // owner
+  Correspondence correspondence;            // owner, under its mailbox's lock
+  std::array<Tally, kKinds> tallies;        // owner
+  Flag present;                             // owner: see comm/barrier/monitored_barrier.h
+  Gauge barrier_ends_ns;                    // owner: likewise, when its timeout ends
+  Gauge barrier_began_ns;                   // owner: likewise
+  std::array<Gauge, 8> monitored_barriers;  // owner: likewise
+  Flag passed;                              // owner, rank 0: likewise
+  Flag verdict;                             // owner, rank 0: likewise
   std::array<std::array<char, 16 * kLine>, 2> verdict_text;  // owner, before verdict
-  Doorbell doorbell;  // peers ring it, the owner sleeps at it
-  Whole whole;        // owner; of the messages under their mailbox's lock
+  Doorbell doorbell;     // peers ring it, the owner sleeps at it
+  MultiNodeState whole;  // owner; of the messages under their mailbox's lock
 };
 
 /// A message as its receiver hears of it first. Small ones travel inside.
@@ -117,7 +117,7 @@ struct Outbox {
 };
 
 /// A receiver's answer to an envelope: send that message's bytes now, or drop it.
-struct Grant {
+struct ClearToSend {
   std::uint32_t number;
   std::uint32_t refused;
   std::uint64_t expected;  // bytes the receiver has room for
@@ -129,7 +129,7 @@ struct Inbox {
   Flag envelopes_taken;  // envelopes read (frees their places)
   Flag granted;          // grants written
   Flag drained;          // buffers read
-  alignas(kLine) std::array<Grant, kGrants> grants;
+  alignas(kLine) std::array<ClearToSend, kGrants> grants;
 };
 
 /// Offsets into a window. Equal on all ranks of a group.

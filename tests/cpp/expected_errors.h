@@ -50,9 +50,9 @@ inline const Case kSum{Kind::kAllReduce, DType::kFloat32, ReduceOp::kSum, 100};
 /// Returns when `peer` has given the group up or gone, and says with what words.
 inline Caught wait_for_end_of(Communicator& comm, int peer) {
   Bytes data(8);
-  const auto ticket =
+  const auto completion =
       comm.receive({data.data(), 8}, peer, 77, Clock::now() + std::chrono::seconds(60));
-  return caught([&] { comm.wait(*ticket); });
+  return caught([&] { comm.wait(*completion); });
 }
 
 }  // namespace dreamcomm::testing

@@ -138,8 +138,8 @@ TEST_CASE("a rank that is killed is noticed at once") {
       if (comm.rank() == 2) _exit(9);
       const auto begin = Clock::now();
       Bytes data(8);
-      const auto ticket = comm.receive({data.data(), 8}, 2, 0, Clock::now() + seconds(60));
-      expect(caught([&] { comm.wait(*ticket); }), ErrorKind::kPeerLost, {"rank 2", "ended"});
+      const auto completion = comm.receive({data.data(), 8}, 2, 0, Clock::now() + seconds(60));
+      expect(caught([&] { comm.wait(*completion); }), ErrorKind::kPeerLost, {"rank 2", "ended"});
       expect(caught([&] { run_until(comm, Clock::now() + seconds(60)); }), ErrorKind::kPeerLost,
              {"rank"});
       require(Clock::now() - begin < seconds(30), "only the deadline ended the wait");
@@ -156,13 +156,13 @@ TEST_CASE("abort from another thread releases every waiter") {
       return;
     }
     Bytes data(8);
-    const auto ticket = comm.receive({data.data(), 8}, 1, 0, Clock::now() + seconds(60));
+    const auto completion = comm.receive({data.data(), 8}, 1, 0, Clock::now() + seconds(60));
     auto waiting = std::async(std::launch::async, [&] { return failure_after(comm); });
     std::this_thread::sleep_for(milliseconds(50));
     comm.abort("enough");
     const Caught error = waiting.get();
     expect(error, ErrorKind::kAborted, {"enough"});
-    expect(caught([&] { comm.wait(*ticket); }), ErrorKind::kAborted, {"enough"});
+    expect(caught([&] { comm.wait(*completion); }), ErrorKind::kAborted, {"enough"});
   });
 }
 

@@ -18,11 +18,11 @@ constexpr std::size_t kBytes = std::size_t{4} << 20;  // one buffer: its copy ou
 
 struct Rank {
   explicit Rank(std::unique_ptr<Fabric> f)
-      : fabric(std::move(f)), member(*fabric, "default"), mailbox(member, recorder) {}
+      : fabric(std::move(f)), member(*fabric, "default"), matcher(member, recorder) {}
   std::unique_ptr<Fabric> fabric;
-  Member member;
+  RankState member;
   Recorder recorder{{}};
-  Mailbox mailbox;
+  TagMatcher matcher;
 };
 
 Bytes message(int number) { return make_block(DType::kUInt8, kBytes, 1, 0, number); }
@@ -35,17 +35,17 @@ TEST_CASE("what a rank had sent in full when it left arrives, whoever looks afte
     Rank receiver(std::move(fabrics[1]));
     std::array<Bytes, 2> sent{message(0), message(1)};
     std::array<Bytes, 2> got{Bytes(kBytes), Bytes(kBytes)};
-    std::vector<std::shared_ptr<Ticket>> sends;
-    std::vector<std::shared_ptr<Ticket>> receives;
+    std::vector<std::shared_ptr<Completion>> sends;
+    std::vector<std::shared_ptr<Completion>> receives;
     for (std::size_t i = 0; i < sent.size(); ++i) {
-      sends.push_back(sender.mailbox.send({sent[i].data(), kBytes}, 1, i, deadline));
+      sends.push_back(sender.matcher.send({sent[i].data(), kBytes}, 1, i, deadline));
     }
     for (std::size_t i = 0; i < got.size(); ++i) {
-      receives.push_back(receiver.mailbox.receive({got[i].data(), kBytes}, 0, i, deadline));
+      receives.push_back(receiver.matcher.receive({got[i].data(), kBytes}, 0, i, deadline));
     }
-    receiver.mailbox.progress();  // it grants both, and the sender fills both buffers
-    for (const auto& ticket : sends) {
-      while (!ticket->done()) sender.mailbox.progress();
+    receiver.matcher.progress();  // it grants both, and the sender fills both buffers
+    for (const auto& completion : sends) {
+      while (!completion->done()) sender.matcher.progress();
     }
     sender.member.leave();
 
@@ -55,7 +55,7 @@ TEST_CASE("what a rank had sent in full when it left arrives, whoever looks afte
       threads.emplace_back([&] {
         ready.fetch_add(1);
         while (ready.load() < 3) std::this_thread::yield();
-        while (!receives[0]->done() || !receives[1]->done()) receiver.mailbox.check_health();
+        while (!receives[0]->done() || !receives[1]->done()) receiver.matcher.check_health();
       });
     }
     for (std::thread& thread : threads) thread.join();

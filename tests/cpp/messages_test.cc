@@ -14,7 +14,7 @@
 namespace dreamcomm::testing {
 namespace {
 
-using Tickets = std::vector<std::shared_ptr<Ticket>>;
+using Tickets = std::vector<std::shared_ptr<Completion>>;
 
 Clock::time_point in(std::chrono::milliseconds time) { return Clock::now() + time; }
 Clock::time_point soon() { return in(std::chrono::seconds(60)); }
@@ -63,7 +63,7 @@ TEST_CASE("messages of all sizes arrive, both ways at once") {
         tickets.push_back(comm.send(block_of(sent[p]), peer, 3, soon()));
         tickets.push_back(comm.receive(block_of(got[p]), peer, 3, soon()));
       }
-      for (const auto& ticket : tickets) comm.wait(*ticket);
+      for (const auto& completion : tickets) comm.wait(*completion);
       for (int peer = 0; peer < comm.size(); ++peer) {
         if (peer == comm.rank()) continue;
         require(got[static_cast<std::size_t>(peer)] == message(size, peer, comm.rank(), 1),
@@ -91,7 +91,7 @@ TEST_CASE("a message that nobody wants yet blocks none behind it") {
         require(bytes == message(3000, 0, 1, tag), concat("tag ", tag));
       }
     }
-    for (const auto& ticket : tickets) comm.wait(*ticket);
+    for (const auto& completion : tickets) comm.wait(*completion);
   });
 }
 
@@ -106,9 +106,9 @@ TEST_CASE("equal tags arrive in the order sent, from any source too") {
       std::array<int, 3> next{};
       for (int i = 0; comm.rank() == 0 && i < 2 * kMessages; ++i) {
         Bytes got(size);
-        const auto ticket = comm.receive(block_of(got), std::nullopt, size, soon());
-        comm.wait(*ticket);
-        const int source = ticket->source();
+        const auto completion = comm.receive(block_of(got), std::nullopt, size, soon());
+        comm.wait(*completion);
+        const int source = completion->source();
         require(source == 1 || source == 2, concat("source ", source));
         const int number = next[static_cast<std::size_t>(source)]++;
         require(got == message(size, source, 0, number), concat("message ", number));
@@ -160,8 +160,8 @@ TEST_CASE("an unmatched receive times out and the group stays usable") {
   for_each_transport({2}, [](Communicator& comm) {
     Bytes got(8);
     if (comm.rank() == 1) {
-      const auto ticket = comm.receive(block_of(got), 0, 9, in(std::chrono::milliseconds(50)));
-      require(kind_of([&] { comm.wait(*ticket); }) == ErrorKind::kTimeout, "wrong kind");
+      const auto completion = comm.receive(block_of(got), 0, 9, in(std::chrono::milliseconds(50)));
+      require(kind_of([&] { comm.wait(*completion); }) == ErrorKind::kTimeout, "wrong kind");
     }
     run_case(comm, {Kind::kAllReduce, DType::kInt32, ReduceOp::kSum, 10});
   });
@@ -199,7 +199,7 @@ TEST_CASE("random messages under random delays") {
           expected.emplace_back(memory.back().get(), bytes);
         }
       }
-      for (const auto& ticket : tickets) comm.wait(*ticket);
+      for (const auto& completion : tickets) comm.wait(*completion);
       for (const auto& [got, want] : expected) require(*got == want, "other bytes");
     }
   });

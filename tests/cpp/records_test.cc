@@ -395,9 +395,10 @@ TEST_CASE("messages are noted with their other side") {
     std::vector<std::byte> data(100'000);
     for (const std::size_t bytes : {std::size_t{100}, data.size()}) {
       const Block block{data.data(), bytes};
-      const auto ticket = comm.rank() == 0 ? comm.send(block, 1, 5, Clock::time_point::max())
-                                           : comm.receive(block, 0, 5, Clock::time_point::max());
-      comm.wait(*ticket);
+      const auto completion = comm.rank() == 0
+                                  ? comm.send(block, 1, 5, Clock::time_point::max())
+                                  : comm.receive(block, 0, 5, Clock::time_point::max());
+      comm.wait(*completion);
     }
     const auto records = comm.recorder()->log()->messages.records.read();
     require(records.size() == 2, concat(records.size(), " records of 2 messages"));

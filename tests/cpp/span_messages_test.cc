@@ -58,9 +58,9 @@ void require_message(const Cargo& got, int from, int number) {
 }
 
 /// The text of what the ticket fails with.
-std::string failure_of(Communicator& host, Ticket& ticket, ErrorKind kind) {
+std::string failure_of(Communicator& host, Completion& completion, ErrorKind kind) {
   try {
-    host.wait(ticket);
+    host.wait(completion);
   } catch (const Error& error) {
     require(error.kind() == kind, concat("another kind of error: ", error.what()));
     return error.what();
@@ -101,7 +101,7 @@ TEST_CASE("messages of all sizes arrive, between all ranks at once") {
       Sent sent;
       const int size = size_of(hosts);
       for (const std::size_t bytes : kSizes) {
-        std::vector<std::shared_ptr<Ticket>> tickets;
+        std::vector<std::shared_ptr<Completion>> tickets;
         std::vector<Cargo> got;
         for (int peer = 0; peer < size; ++peer) {
           got.push_back(cargo_of(bytes));
@@ -109,7 +109,7 @@ TEST_CASE("messages of all sizes arrive, between all ranks at once") {
           tickets.push_back(bridge.receive(got.back(), peer, 3, soon()));
           tickets.push_back(bridge.send(sent(bytes, rank, peer), peer, 3, soon()));
         }
-        for (const auto& ticket : tickets) host.wait(*ticket);
+        for (const auto& completion : tickets) host.wait(*completion);
         for (int peer = 0; peer < size; ++peer) {
           if (peer != rank) require_message(got[static_cast<std::size_t>(peer)], peer, rank);
         }
@@ -127,7 +127,7 @@ TEST_CASE("messages come once, in order, by source and from any") {
     run_hosts(hosts, [&](Communicator& host, Bridge& bridge, int rank) {
       Sent sent;
       const int size = size_of(hosts);
-      std::vector<std::shared_ptr<Ticket>> tickets;
+      std::vector<std::shared_ptr<Completion>> tickets;
       const auto send_all = [&] {
         for (int number = 0; number < kEach; ++number) {
           for (int peer = 0; peer < size; ++peer) {
@@ -141,7 +141,7 @@ TEST_CASE("messages come once, in order, by source and from any") {
       };
       std::vector<Cargo> named;
       std::vector<Cargo> any;
-      std::vector<std::shared_ptr<Ticket>> of_any;
+      std::vector<std::shared_ptr<Completion>> of_any;
       const auto receive_all = [&] {
         for (int number = 0; number < kEach; ++number) {
           for (int peer = 0; peer < size; ++peer) {
@@ -161,7 +161,7 @@ TEST_CASE("messages come once, in order, by source and from any") {
         receive_all();
         send_all();
       }
-      for (const auto& ticket : tickets) host.wait(*ticket);
+      for (const auto& completion : tickets) host.wait(*completion);
       std::vector<int> next(static_cast<std::size_t>(size));
       for (std::size_t i = 0; i < any.size(); ++i) {
         host.wait(*of_any[i]);
@@ -187,12 +187,12 @@ TEST_CASE("messages and collectives go on at once") {
     const int peer = 3 - rank;
     for (int number = 0; number < 20; ++number) {
       Cargo got = cargo_of(20'000);
-      const auto in_ticket = bridge.receive(got, peer, 5, soon());
+      const auto in_completion = bridge.receive(got, peer, 5, soon());
       barrier(host, bridge);
-      const auto out_ticket = bridge.send(sent(20'000, rank, number), peer, 5, soon());
+      const auto out_completion = bridge.send(sent(20'000, rank, number), peer, 5, soon());
       barrier(host, bridge);
-      host.wait(*in_ticket);
-      host.wait(*out_ticket);
+      host.wait(*in_completion);
+      host.wait(*out_completion);
       require_message(got, peer, number);
     }
   });
@@ -232,18 +232,18 @@ TEST_CASE("a receive in vain is withdrawn, from a rank and from any") {
       const std::optional<int> source = any ? std::nullopt : std::optional(2);
       if (rank == 0) {
         Cargo room = cargo_of(100);
-        const auto ticket = bridge.receive(room, source, 9, in(milliseconds(60)));
+        const auto completion = bridge.receive(room, source, 9, in(milliseconds(60)));
         require_words(
-            failure_of(host, *ticket, ErrorKind::kTimeout),
+            failure_of(host, *completion, ErrorKind::kTimeout),
             {"reached its timeout", any ? "no rank has sent one" : "rank 2 has not sent it"});
       }
       barrier(host, bridge);
       if (rank == 2) host.wait(*bridge.send(sent(100, 2, 4), 0, 9, soon()));
       if (rank == 0) {
         Cargo room = cargo_of(100);
-        const auto ticket = bridge.receive(room, source, 9, soon());
-        host.wait(*ticket);
-        require(ticket->source() == 2, "another source");
+        const auto completion = bridge.receive(room, source, 9, soon());
+        host.wait(*completion);
+        require(completion->source() == 2, "another source");
         require_message(room, 2, 4);
       }
       barrier(host, bridge);
@@ -258,8 +258,8 @@ TEST_CASE("a message that nobody takes ends the group at its deadline") {
     Sent sent;
     if (rank != 0) return over.wait(false);
     const AtEnd tell(over);
-    const auto ticket = bridge.send(sent(100'000, 0, 0), 1, 0, in(milliseconds(80)));
-    const std::string text = failure_of(host, *ticket, ErrorKind::kTimeout);
+    const auto completion = bridge.send(sent(100'000, 0, 0), 1, 0, in(milliseconds(80)));
+    const std::string text = failure_of(host, *completion, ErrorKind::kTimeout);
     require_words(text, {"send of 100000 bytes with tag 0 to rank 1 of host h1", "not received"});
     while (!host.failure()) std::this_thread::yield();
     require_words(*host.failure(), {"rank 1 of host h1", "not received"});
@@ -328,8 +328,8 @@ TEST_CASE("the group's end ends the messages under way") {
     Cargo other = cargo_of(6000);
     const auto any = bridge.receive(other, std::nullopt, 1, soon());
     bridge.give_up("a test wants it");
-    for (const auto& ticket : {named, any}) {
-      require_words(failure_of(host, *ticket, ErrorKind::kAborted), {"a test wants it"});
+    for (const auto& completion : {named, any}) {
+      require_words(failure_of(host, *completion, ErrorKind::kAborted), {"a test wants it"});
     }
   });
 }

@@ -110,7 +110,7 @@ TEST_CASE("many chunks under way") {
 TEST_CASE("tools see the calls of the group, not their parts") {
   const Hosts hosts{{0, 2}, {1}};
   run_hosts(hosts, [&](Communicator& host, Bridge& bridge, int rank) {
-    const Whole& shown = host.whole();
+    const MultiNodeState& shown = host.whole();
     for (const std::size_t count : {10U, 30'001U}) {
       run_spanning(
           host, bridge,

@@ -55,7 +55,7 @@ struct Current {
 };
 thread_local Current current;
 
-class Guard final : public c10::impl::DeviceGuardImplInterface {
+class WaitWatchdog final : public c10::impl::DeviceGuardImplInterface {
  public:
   c10::DeviceType type() const override { return kDeviceType; }
   c10::Device exchangeDevice(c10::Device device) const override {
@@ -114,7 +114,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   }
 };
 
-C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
+C10_REGISTER_GUARD_IMPL(PrivateUse1, WaitWatchdog);
 
 }  // namespace
 
@@ -188,7 +188,7 @@ void Mark::wait() const {
 Queue& queue_of(const c10::Stream& stream) { return streams().at(stream.id()); }
 
 c10::Stream current_stream() {
-  const Guard guard;
+  const WaitWatchdog guard;
   return guard.getStream(guard.getDevice());
 }
 

@@ -102,7 +102,8 @@ WorkPtr DreamBackend::carry(const Message& message) {
 }
 
 /// A message that is refused while calls are coalesced is so at their end, and no message behind it
-/// is begun. (An exception of torch's own, or Ctrl-C, leaves it at once: dreamcomm/_torch/coalescing.py.)
+/// is begun. (An exception of torch's own, or Ctrl-C, leaves it at once:
+/// dreamcomm/_torch/coalescing.py.)
 template <typename Act>
 WorkPtr DreamBackend::part_of_batch(Act&& act) {
   if (!coalescing()) return act();
@@ -158,9 +159,9 @@ WorkPtr DreamBackend::send_one(const Tensor& tensor, int dst, int tag) {
   const ProfiledWork::Record shown = work->take_record();
   try {
     const Clock::time_point deadline = deadline_after(c10d::kUnsetTimeout, timeout());
-    auto ticket = bridge_ ? bridge_->send(cargo_of(memory, block), dst, number, deadline)
-                          : comm_->send(block, dst, number, deadline);
-    work->follow(std::move(ticket), [memory] {});
+    auto completion = bridge_ ? bridge_->send(cargo_of(memory, block), dst, number, deadline)
+                              : comm_->send(block, dst, number, deadline);
+    work->follow(std::move(completion), [memory] {});
   } catch (...) {
     std::rethrow_exception(current_as_torch());
   }
@@ -206,9 +207,9 @@ WorkPtr DreamBackend::receive(const Label& label, const Tensor& tensor, std::opt
   const ProfiledWork::Record shown = work->take_record();
   try {
     const Clock::time_point deadline = deadline_after(c10d::kUnsetTimeout, timeout());
-    auto ticket = bridge_ ? bridge_->receive(cargo_of(memory, block), source, number, deadline)
-                          : comm_->receive(block, source, number, deadline);
-    work->follow(std::move(ticket), [plain, tensor, memory] {
+    auto completion = bridge_ ? bridge_->receive(cargo_of(memory, block), source, number, deadline)
+                              : comm_->receive(block, source, number, deadline);
+    work->follow(std::move(completion), [plain, tensor, memory] {
       if (!plain) copy_into(tensor, memory);
     });
   } catch (...) {

@@ -11,7 +11,7 @@ namespace dreamcomm {
 /// While it lives, the device is the current one.
 class OnDevice {
  public:
-  explicit OnDevice(c10::Device device) : guard_(device), device_(device) {}
+  explicit OnDevice(c10::Device device) : watchdog_(device), device_(device) {}
 
   /// The caller's current stream, as the device's own runtime calls it (a cudaStream_t).
   void* stream() const {
@@ -19,7 +19,7 @@ class OnDevice {
   }
 
  private:
-  c10::DeviceGuard guard_;
+  c10::DeviceGuard watchdog_;
   c10::Device device_;
 };
 

@@ -237,8 +237,8 @@ py::object observe_rank(const std::string& path) {
   seen["entered_ns"] = view->entered_ns;
   seen["inside"] = view->inside;
   seen["waiting_for"] = view->waiting_for;
-  seen["in_monitored_barrier"] = view->answers_roll;
-  seen["barrier_ns"] = view->roll_began_ns;
+  seen["in_monitored_barrier"] = view->answers_barrier;
+  seen["barrier_ns"] = view->barrier_began_ns;
   py::dict counts;
   for (std::size_t k = 0; k < view->counts.size(); ++k) {
     const RankView::Counts& one = view->counts[k];

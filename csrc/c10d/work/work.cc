@@ -118,7 +118,7 @@ std::string DreamWork::awaited(milliseconds waited) const {
 std::string MessageWork::awaited(milliseconds waited) const {
   const std::shared_ptr<Communicator> group = communicator();
   if (!group) return "";
-  const std::string lacks = group->awaited(*ticket_, waited);
+  const std::string lacks = group->awaited(*completion_, waited);
   return concat(" on ", group->who(), lacks.empty() ? "" : ": ", lacks);
 }
 
@@ -136,10 +136,10 @@ MessageWork::MessageWork(int rank, const Label& label, const at::Tensor& tensor,
                          std::weak_ptr<Communicator> communicator)
     : DreamWork(rank, label, tensor, tensor, std::move(executor), std::move(communicator)) {}
 
-void MessageWork::follow(std::shared_ptr<Ticket> ticket, std::function<void()> received) {
-  ticket_ = std::move(ticket);
+void MessageWork::follow(std::shared_ptr<Completion> completion, std::function<void()> received) {
+  completion_ = std::move(completion);
   auto self = c10::intrusive_ptr<MessageWork>::reclaim_copy(this);
-  ticket_->then([self, received = std::move(received)](std::exception_ptr error) {
+  completion_->then([self, received = std::move(received)](std::exception_ptr error) {
     try {
       if (error) std::rethrow_exception(error);
       const AsCaller as_caller(*self->caller());
@@ -152,14 +152,14 @@ void MessageWork::follow(std::shared_ptr<Ticket> ticket, std::function<void()> r
   });
 }
 
-int MessageWork::sourceRank() const { return ticket_->source(); }
+int MessageWork::sourceRank() const { return completion_->source(); }
 
 void MessageWork::advance(const Interrupt& pause) {
   if (const std::shared_ptr<Communicator> group = communicator()) {
     try {
-      group->wait(*ticket_, pause);
+      group->wait(*completion_, pause);
     } catch (const Error& error) {
-      if (!ticket_->done()) std::rethrow_exception(to_torch(error));
+      if (!completion_->done()) std::rethrow_exception(to_torch(error));
       // The message failed; the work tells.
     } catch (const c10::DistBackendError&) {
       throw;  // wait()'s own timeout: the message goes on
@@ -172,7 +172,7 @@ void MessageWork::advance(const Interrupt& pause) {
 }
 
 void MessageWork::give_up() {
-  if (const std::shared_ptr<Communicator> group = communicator()) group->give_up(*ticket_);
+  if (const std::shared_ptr<Communicator> group = communicator()) group->give_up(*completion_);
 }
 
 GroupWork::GroupWork(std::vector<c10::intrusive_ptr<c10d::Work>> works)

@@ -74,7 +74,7 @@ class MessageWork final : public DreamWork {
               std::shared_ptr<Executor> executor, std::weak_ptr<Communicator> communicator);
 
   /// Completes this when the ticket is done; `received` runs before.
-  void follow(std::shared_ptr<Ticket> ticket, std::function<void()> received);
+  void follow(std::shared_ptr<Completion> completion, std::function<void()> received);
   int sourceRank() const override;
   /// Nobody waits for it any more: a receive takes no message, unless its own has come.
   void give_up();
@@ -83,7 +83,7 @@ class MessageWork final : public DreamWork {
   void advance(const Interrupt& pause) override;
   std::string awaited(std::chrono::milliseconds waited) const override;
 
-  std::shared_ptr<Ticket> ticket_;
+  std::shared_ptr<Completion> completion_;
 };
 
 /// Several works as one: done when all are, failed with the first that failed.

@@ -21,8 +21,8 @@ inline constexpr std::uint32_t kOne = kBits + 1;  // of a verdict's number
 inline constexpr std::chrono::seconds kGrace{10};
 inline constexpr std::chrono::milliseconds kStopped{1000};
 
-inline Flag& present(const Member& member, int rank) {
-  return member.fabric().header(rank).present;
+inline Flag& present(const RankState& state, int rank) {
+  return state.fabric().header(rank).present;
 }
 
 /// The end of `timeout` from now on the clock of now_ns().
@@ -37,7 +37,7 @@ inline std::uint32_t ended(const Flag& present) { return present.read() / 2; }
 
 /// Of roll call `number`: the collectives that the rank had issued when it left it.
 inline Gauge& calls_at(Header& header, std::uint32_t number) {
-  return header.roll_calls[number % header.roll_calls.size()];
+  return header.monitored_barriers[number % header.monitored_barriers.size()];
 }
 
 /// What rank 0's verdict is from the end of roll call `number` on.
@@ -46,12 +46,13 @@ inline std::uint32_t verdict_on(std::uint32_t number) { return (number + 1) * kO
 /// Holds the rank's presence odd while it lives.
 class Presence {
  public:
-  Presence(Member& member, const RollCall::Terms& terms) : header_(member.header()), terms_(terms) {
-    header_.roll_ends_ns.set(ends_ns(terms.timeout));
-    header_.roll_began_ns.set(now_ns());
+  Presence(RankState& state, const MonitoredBarrier::Terms& terms)
+      : header_(state.header()), terms_(terms) {
+    header_.barrier_ends_ns.set(ends_ns(terms.timeout));
+    header_.barrier_began_ns.set(now_ns());
     if (header_.progress.inside.read() == 0) header_.progress.waiting_for.set(-1);
     header_.present.take();
-    member.ring_peers();
+    state.ring_peers();
   }
   ~Presence() {
     calls_at(header_, ended(header_.present)).set(terms_.issued);  // for rank 0 already there
@@ -62,7 +63,7 @@ class Presence {
 
  private:
   Header& header_;
-  const RollCall::Terms& terms_;
+  const MonitoredBarrier::Terms& terms_;
 };
 
 }  // namespace dreamcomm::roll

@@ -32,16 +32,16 @@
 
 namespace dreamcomm {
 
-class RollCall {
+class MonitoredBarrier {
  public:
   struct Terms {
     std::chrono::milliseconds timeout{};
-    bool all = false;                    // of the missing are to be named
-    std::int64_t issued = 0;             // collectives so far, on this rank
-    RollElsewhere* elsewhere = nullptr;  // of rank 0, where the group has other hosts
+    bool all = false;                 // of the missing are to be named
+    std::int64_t issued = 0;          // collectives so far, on this rank
+    RemoteBarrier* remote = nullptr;  // of rank 0, where the group has other hosts
   };
 
-  explicit RollCall(Member& member);
+  explicit MonitoredBarrier(RankState& state);
 
   /// Returns when all ranks are in it. Throws Error(kTimeout) on every rank that is, naming the
   /// missing: the first, or `all` of them; Error(kPeerLost), and soon, where one cannot come. Of
@@ -50,7 +50,7 @@ class RollCall {
             const std::function<void()>& interrupt);
 
  private:
-  using Outcome = RollOutcome;
+  using Outcome = BarrierOutcome;
   struct Round {
     const Terms& terms;
     const std::function<void()>& idle;
@@ -66,9 +66,10 @@ class RollCall {
   void watch(const Round& round, const std::function<bool()>& ready,
              const std::function<int()>& blocker);
   void watch_others(const Round& round, const std::function<bool()>& ready, bool complete);
-  void watch(Guard& guard, const std::function<bool()>& ready, const std::function<int()>& blocker);
+  void watch(WaitWatchdog& watchdog, const std::function<bool()>& ready,
+             const std::function<int()>& blocker);
   void await_rest(const Round& round);
-  RollCount count(const Round& round);
+  BarrierCount count(const Round& round);
   Outcome count_all(const Round& round);
   int time_over(const Round& round) const;
   void call(const Round& round);
@@ -87,10 +88,10 @@ class RollCall {
   int foremost(const std::vector<int>& absent) const;
   int awaited_beside_rank_0() const;
   void heed_verdict(std::uint32_t number, bool late) const;
-  RollCount missing(std::chrono::milliseconds waited, bool all) const;
+  BarrierCount missing(std::chrono::milliseconds waited, bool all) const;
   void give_verdict(const Outcome& found, const Terms& terms);
 
-  Member& member_;
+  RankState& state_;
   std::mutex mutex_;  // one thread of the rank at a time
 };
 

@@ -22,21 +22,21 @@ std::chrono::milliseconds since(Clock::time_point begin) {
 
 }  // namespace
 
-bool RollCall::has_given_up(int rank) const {
-  const std::uint32_t value = roll::present(member_, rank).read();  // once: it may come meanwhile
-  const std::uint32_t own = member_.header().present.read();
+bool MonitoredBarrier::has_given_up(int rank) const {
+  const std::uint32_t value = roll::present(state_, rank).read();  // once: it may come meanwhile
+  const std::uint32_t own = state_.header().present.read();
   return value != own && reached(value, own);
 }
 
-bool RollCall::some_have_given_up() const {
-  for (int rank = 1; rank < member_.size(); ++rank) {
+bool MonitoredBarrier::some_have_given_up() const {
+  for (int rank = 1; rank < state_.size(); ++rank) {
     if (has_given_up(rank)) return true;
   }
   return false;
 }
 
-bool RollCall::all_present() const {
-  for (int rank = 1; rank < member_.size(); ++rank) {
+bool MonitoredBarrier::all_present() const {
+  for (int rank = 1; rank < state_.size(); ++rank) {
     if (!is_present(rank)) return false;
   }
   return true;
@@ -44,22 +44,22 @@ bool RollCall::all_present() const {
 
 /// A rank for which nobody need wait longer, though some have not come: it will not come, or it has
 /// and its time is over; or -1.
-int RollCall::ender() const {
-  for (int rank = 1; rank < member_.size(); ++rank) {
+int MonitoredBarrier::ender() const {
+  for (int rank = 1; rank < state_.size(); ++rank) {
     if (has_given_up(rank) || is_time_over(rank)) return rank;
   }
   return -1;
 }
 
 /// Of one that is in it: what is read before it came is the end of an earlier one.
-bool RollCall::is_time_over(int rank) const {
-  return is_present(rank) && now_ns() >= member_.fabric().header(rank).roll_ends_ns.read();
+bool MonitoredBarrier::is_time_over(int rank) const {
+  return is_present(rank) && now_ns() >= state_.fabric().header(rank).barrier_ends_ns.read();
 }
 
 /// A rank that has gone, present or not, or the foremost of the absent ones, or -1.
-int RollCall::awaited() const {
+int MonitoredBarrier::awaited() const {
   std::vector<int> absent;
-  for (int rank = 1; rank < member_.size(); ++rank) {
+  for (int rank = 1; rank < state_.size(); ++rank) {
     if (!is_present(rank)) absent.push_back(rank);
   }
   const int one = gone();
@@ -67,83 +67,84 @@ int RollCall::awaited() const {
 }
 
 /// A rank that has gone, or -1.
-int RollCall::gone() const {
-  for (int rank = member_.size() - 1; rank > 0; --rank) {
-    if (!why_gone(member_.fabric(), rank).empty()) return rank;
+int MonitoredBarrier::gone() const {
+  for (int rank = state_.size() - 1; rank > 0; --rank) {
+    if (!why_gone(state_.fabric(), rank).empty()) return rank;
   }
   return -1;
 }
 
 /// Whether a rank is not in it that will not come.
-bool RollCall::lacks_the_gone() const {
-  for (int rank = 1; rank < member_.size(); ++rank) {
-    if (!is_present(rank) && !why_gone(member_.fabric(), rank).empty()) return true;
+bool MonitoredBarrier::lacks_the_gone() const {
+  for (int rank = 1; rank < state_.size(); ++rank) {
+    if (!is_present(rank) && !why_gone(state_.fabric(), rank).empty()) return true;
   }
   return false;
 }
 
 /// One that has gone, or one that has given this roll call up, or the first.
-int RollCall::foremost(const std::vector<int>& absent) const {
+int MonitoredBarrier::foremost(const std::vector<int>& absent) const {
   const auto find = [&](const auto& is_so) {
     return std::find_if(absent.rbegin(), absent.rend(), is_so);
   };
-  auto found = find([&](int rank) { return !why_gone(member_.fabric(), rank).empty(); });
+  auto found = find([&](int rank) { return !why_gone(state_.fabric(), rank).empty(); });
   if (found == absent.rend()) found = find([&](int rank) { return has_given_up(rank); });
   return found == absent.rend() ? absent.front() : *found;
 }
 
-void RollCall::watch(const Round& round, const std::function<bool()>& ready,
-                     const std::function<int()>& blocker) {
+void MonitoredBarrier::watch(const Round& round, const std::function<bool()>& ready,
+                             const std::function<int()>& blocker) {
   const std::function<std::string()> what = [] { return std::string("monitored_barrier"); };
-  Guard guard(member_, what, round.deadline, round.idle, round.interrupt, round.begin, {},
-              kNeverOver);
-  watch(guard, ready, blocker);
+  WaitWatchdog watchdog(state_, what, round.deadline, round.idle, round.interrupt, round.begin, {},
+                        kNeverOver);
+  watch(watchdog, ready, blocker);
 }
 
 /// For other hosts, once the ranks of this one have been counted: a wait of its own, of which the
 /// user is told where it lasts, and not as it begins. `complete`: all had come, and none may go.
-void RollCall::watch_others(const Round& round, const std::function<bool()>& ready, bool complete) {
+void MonitoredBarrier::watch_others(const Round& round, const std::function<bool()>& ready,
+                                    bool complete) {
   const std::function<std::string()> what = [&] {
-    return concat("monitored_barrier, in which rank ", member_.fabric().number(0), " waits for ",
-                  round.terms.elsewhere->awaited(), ",");
+    return concat("monitored_barrier, in which rank ", state_.fabric().number(0), " waits for ",
+                  round.terms.remote->awaited(), ",");
   };
-  Guard guard(member_, what, round.deadline, round.idle, round.interrupt, Clock::now(), {},
-              kNeverOver);
+  WaitWatchdog watchdog(state_, what, round.deadline, round.idle, round.interrupt, Clock::now(), {},
+                        kNeverOver);
   bool warned = false;
-  guard.warn_without_rank(warned);
-  watch(guard, ready, [&] { return complete ? gone() : -1; });
+  watchdog.warn_without_rank(warned);
+  watch(watchdog, ready, [&] { return complete ? gone() : -1; });
 }
 
-void RollCall::watch(Guard& guard, const std::function<bool()>& ready,
-                     const std::function<int()>& blocker) {
-  guard.look_at_awaited_only();
-  wait_until(member_.header().doorbell, member_.patience(), guard, ready, blocker);
-  if (!all_present()) guard.look(-1);  // they may have left as this rank has given the group up
+void MonitoredBarrier::watch(WaitWatchdog& watchdog, const std::function<bool()>& ready,
+                             const std::function<int()>& blocker) {
+  watchdog.look_at_awaited_only();
+  wait_until(state_.header().doorbell, state_.patience(), watchdog, ready, blocker);
+  if (!all_present()) watchdog.look(-1);  // they may have left as this rank has given the group up
 }
 
 /// Where all of the missing are to be named: there may be more than the one that cannot come.
-void RollCall::await_rest(const Round& round) {
+void MonitoredBarrier::await_rest(const Round& round) {
   if (!round.terms.all) return;
   const Clock::time_point until = std::min(round.deadline, Clock::now() + kRest);
   const auto over = [&] {
     bool is_over = all_present() || Clock::now() >= until;
-    for (int rank = 1; rank < member_.size(); ++rank) is_over = is_over || is_time_over(rank);
+    for (int rank = 1; rank < state_.size(); ++rank) is_over = is_over || is_time_over(rank);
     return is_over;
   };
   watch(round, over, [] { return -1; });
 }
 
 /// Waits for all. Throws Error where rank 0 is ended itself.
-RollCount RollCall::count(const Round& round) {
+BarrierCount MonitoredBarrier::count(const Round& round) {
   bool complete = false;
-  bool elsewhere = false;
+  bool remote = false;
   const bool late = some_have_given_up();
   int rank = -1;
   const auto over = [&] {
     complete = all_present();
     if (!complete) rank = ender();
     if (complete || rank >= 0 || Clock::now() >= round.deadline) return true;
-    return elsewhere = round.terms.elsewhere != nullptr && round.terms.elsewhere->is_over();
+    return remote = round.terms.remote != nullptr && round.terms.remote->is_over();
   };
   try {
     watch(round, over, [&] { return awaited(); });
@@ -154,43 +155,43 @@ RollCount RollCall::count(const Round& round) {
       return {.bits = roll::kEnded, .problem = error.what()};
     }
     await_rest(round);
-    RollCount found = missing(since(round.begin), round.terms.all);
+    BarrierCount found = missing(since(round.begin), round.terms.all);
     if (!found.is_complete()) found.bits = roll::kEnded;
     return found;
   }
   if (complete) return {};
   const bool waited = rank >= 0 && is_present(rank);
   if (rank >= 0 && !waited) await_rest(round);
-  const auto lasted = rank < 0 && !elsewhere ? round.terms.timeout : since(round.begin);
-  RollCount found = missing(lasted, round.terms.all);
+  const auto lasted = rank < 0 && !remote ? round.terms.timeout : since(round.begin);
+  BarrierCount found = missing(lasted, round.terms.all);
   if (found.is_complete()) return {};  // the last one just came
   found.bits = lacks_the_gone() ? roll::kEnded : roll::kLate;
   found.late = late && found.bits == roll::kLate;
-  if (waited && round.terms.elsewhere == nullptr) {  // else the judge says it
+  if (waited && round.terms.remote == nullptr) {  // else the judge says it
     found.acts.back() +=
-        concat("; the timeout of rank ", member_.fabric().number(rank), " was over");
+        concat("; the timeout of rank ", state_.fabric().number(rank), " was over");
   }
   return found;
 }
 
 /// A rank of this host that is in it and waits no longer, as the group numbers it, or -1.
-int RollCall::time_over(const Round& round) const {
-  if (Clock::now() >= round.deadline) return member_.fabric().number(0);
-  for (int rank = 1; rank < member_.size(); ++rank) {
-    if (is_time_over(rank)) return member_.fabric().number(rank);
+int MonitoredBarrier::time_over(const Round& round) const {
+  if (Clock::now() >= round.deadline) return state_.fabric().number(0);
+  for (int rank = 1; rank < state_.size(); ++rank) {
+    if (is_time_over(rank)) return state_.fabric().number(rank);
   }
   return -1;
 }
 
 /// This host's ranks, and then all others.
-RollCall::Outcome RollCall::count_all(const Round& round) {
-  RollElsewhere& others = *round.terms.elsewhere;
+MonitoredBarrier::Outcome MonitoredBarrier::count_all(const Round& round) {
+  RemoteBarrier& others = *round.terms.remote;
   std::optional<Outcome> found =
       others.enter({round.terms.all, round.terms.issued, round.terms.timeout, round.begin});
   bool complete = false;
   try {
     if (!found) {
-      const RollCount here = count(round);
+      const BarrierCount here = count(round);
       complete = here.is_complete();
       others.report(here);
     }
@@ -203,25 +204,25 @@ RollCall::Outcome RollCall::count_all(const Round& round) {
     others.leave(error.what());
     throw;
   } catch (...) {
-    others.leave(concat("rank ", member_.fabric().number(0), " was interrupted in it"));
+    others.leave(concat("rank ", state_.fabric().number(0), " was interrupted in it"));
     throw;
   }
   others.leave("");
   return *found;
 }
 
-void RollCall::call(const Round& round) {
+void MonitoredBarrier::call(const Round& round) {
   catch_up(round.terms.issued);
-  const roll::Presence presence(member_, round.terms);
-  const int number = member_.fabric().number(0);
+  const roll::Presence presence(state_, round.terms);
+  const int number = state_.fabric().number(0);
   Outcome found;
   try {
-    if (round.terms.elsewhere != nullptr) {
+    if (round.terms.remote != nullptr) {
       found = count_all(round);
     } else {
-      const RollCount count = this->count(round);
+      const BarrierCount count = this->count(round);
       const bool told = !count.problem.empty() || count.is_complete();
-      found = {count.bits, told ? count.problem : words_on_missing(count, member_.who())};
+      found = {count.bits, told ? count.problem : words_on_missing(count, state_.who())};
     }
   } catch (const Error& error) {
     give_verdict({roll::kEnded, error.what()}, round.terms);
@@ -235,39 +236,39 @@ void RollCall::call(const Round& round) {
   const bool ended = (found.bits & roll::kEnded) != 0;
   const bool missed = (found.bits & roll::kMissed) != 0;
   const bool of_others = ended && !missed && number != 0;  // who hear it in the same words
-  throw Error(
-      ended ? ErrorKind::kPeerLost : ErrorKind::kTimeout,
-      of_others ? concat("monitored_barrier on ", member_.who(), " cannot finish: ", found.problem)
-                : found.problem);
+  throw Error(ended ? ErrorKind::kPeerLost : ErrorKind::kTimeout,
+              of_others
+                  ? concat("monitored_barrier on ", state_.who(), " cannot finish: ", found.problem)
+                  : found.problem);
 }
 
-RollCount RollCall::missing(std::chrono::milliseconds waited, bool all) const {
+BarrierCount MonitoredBarrier::missing(std::chrono::milliseconds waited, bool all) const {
   std::vector<int> ranks;
-  for (int rank = 1; rank < member_.size(); ++rank) {
+  for (int rank = 1; rank < state_.size(); ++rank) {
     if (!is_present(rank)) ranks.push_back(rank);
   }
   if (ranks.empty()) return {};
   if (!all) ranks = {foremost(ranks)};
-  const Fabric& fabric = member_.fabric();
+  const Fabric& fabric = state_.fabric();
   for (const int rank : ranks) {
-    if (why_gone(fabric, rank).empty()) member_.inquire(rank);
+    if (why_gone(fabric, rank).empty()) state_.inquire(rank);
   }
-  const Clock::time_point until = Member::answer_until(waited);
-  RollCount found{.lasted = waited};
+  const Clock::time_point until = RankState::answer_until(waited);
+  BarrierCount found{.lasted = waited};
   for (const int rank : ranks) {
     const std::string gone = why_gone(fabric, rank);
     const int number = fabric.number(rank);
     std::string act = gone.empty() ? "" : concat(gone, "; ");
     if (gone.empty() && has_given_up(rank)) act += concat("rank ", number, " has given it up; ");
     act += concat("rank ", number, ' ',
-                  gone.empty() ? member_.does(rank, until) : member_.last_act(rank));
+                  gone.empty() ? state_.does(rank, until) : state_.last_act(rank));
     found.missing.push_back(number);
     found.acts.push_back(act);
   }
   return found;
 }
 
-std::string words_on_missing(const RollCount& count, const std::string& who) {
+std::string words_on_missing(const BarrierCount& count, const std::string& who) {
   std::string names;
   std::string acts;
   for (std::size_t i = 0; i < count.missing.size(); ++i) {
@@ -281,14 +282,14 @@ std::string words_on_missing(const RollCount& count, const std::string& who) {
 }
 
 /// Of the roll call that rank 0 is in.
-void RollCall::give_verdict(const Outcome& found, const Terms& terms) {
-  Header& header = member_.header();
+void MonitoredBarrier::give_verdict(const Outcome& found, const Terms& terms) {
+  Header& header = state_.header();
   const std::uint32_t number = roll::ended(header.present);
   roll::calls_at(header, number).set(terms.issued);
   if (found.bits == 0) header.passed.publish(number + 1);
   put_text(header.verdict_text[number % 2], found.problem);
   header.verdict.publish(roll::verdict_on(number) + found.bits);
-  member_.ring_peers();
+  state_.ring_peers();
 }
 
 }  // namespace dreamcomm

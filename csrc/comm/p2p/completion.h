@@ -9,7 +9,7 @@
 
 namespace dreamcomm {
 
-class Ticket {
+class Completion {
  public:
   using Callback = std::function<void(std::exception_ptr)>;
 

@@ -13,32 +13,32 @@ bool has_room(std::uint32_t written, const Flag& read, std::uint32_t places) {
 
 }  // namespace
 
-Outbox& Mailbox::outbox(int owner, int receiver) const {
-  return member_.fabric().layout().outbox(member_.fabric().window(owner), receiver);
+Outbox& TagMatcher::outbox(int owner, int receiver) const {
+  return state_.fabric().layout().outbox(state_.fabric().window(owner), receiver);
 }
 
-Inbox& Mailbox::inbox(int owner, int sender) const {
-  return member_.fabric().layout().inbox(member_.fabric().window(owner), sender);
+Inbox& TagMatcher::inbox(int owner, int sender) const {
+  return state_.fabric().layout().inbox(state_.fabric().window(owner), sender);
 }
 
 /// Moves what can be moved with one peer. The lock is released while bytes of
 /// granted messages are copied.
-bool Mailbox::pump(int peer, Lock& lock) {
+bool TagMatcher::pump(int peer, Lock& lock) {
   bool moved = take_announcements(peer);
   moved |= place_grants(peer);
-  moved |= announce(peer);
+  moved |= ready_to_send(peer);
   moved |= take_grants(peer);
   const bool rang = moved;
-  if (rang) member_.fabric().header(peer).doorbell.ring();
+  if (rang) state_.fabric().header(peer).doorbell.ring();
   moved |= fill(peer, lock);
   moved |= drain(peer, lock);
   return moved;
 }
 
-bool Mailbox::announce(int peer) {
+bool TagMatcher::ready_to_send(int peer) {
   Link& to = link(peer);
-  Outbox& box = outbox(member_.rank(), peer);
-  const Flag& taken = inbox(peer, member_.rank()).envelopes_taken;
+  Outbox& box = outbox(state_.rank(), peer);
+  const Flag& taken = inbox(peer, state_.rank()).envelopes_taken;
   bool moved = false;
   for (; !to.unannounced.empty() && has_room(box.announced.read(), taken, Outbox::kEnvelopes);
        moved = true) {
@@ -56,7 +56,7 @@ bool Mailbox::announce(int peer) {
     box.announced.publish(place + 1);
     if (envelope.is_inline != 0) {
       note_moved(peer, sending);
-      finish(std::move(sending.ticket), peer);
+      finish(std::move(sending.completion), peer);
     } else {
       to.announced.push_back(std::move(sending));
     }
@@ -64,13 +64,13 @@ bool Mailbox::announce(int peer) {
   return moved;
 }
 
-bool Mailbox::take_announcements(int peer) {
-  const Outbox& box = outbox(peer, member_.rank());
-  Flag& taken = inbox(member_.rank(), peer).envelopes_taken;
+bool TagMatcher::take_announcements(int peer) {
+  const Outbox& box = outbox(peer, state_.rank());
+  Flag& taken = inbox(state_.rank(), peer).envelopes_taken;
   bool moved = false;
   for (; taken.read() != box.announced.read(); moved = true) {
     const Envelope& envelope = box.envelopes[taken.read() % Outbox::kEnvelopes];
-    Arrived arrived{arrivals_++, envelope.tag, envelope.bytes, envelope.number, std::nullopt};
+    Unexpected arrived{arrivals_++, envelope.tag, envelope.bytes, envelope.number, std::nullopt};
     if (envelope.is_inline != 0) {
       const std::size_t bytes = std::min<std::size_t>(envelope.bytes, Envelope::kInline);
       arrived.data.emplace(envelope.data.begin(),
@@ -92,10 +92,10 @@ bool Mailbox::take_announcements(int peer) {
   return moved;
 }
 
-bool Mailbox::place_grants(int peer) {
+bool TagMatcher::place_grants(int peer) {
   Link& from = link(peer);
-  Inbox& box = inbox(member_.rank(), peer);
-  const Flag& taken = outbox(peer, member_.rank()).grants_taken;
+  Inbox& box = inbox(state_.rank(), peer);
+  const Flag& taken = outbox(peer, state_.rank()).grants_taken;
   bool moved = false;
   for (; !from.ungranted.empty() && has_room(box.granted.read(), taken, Inbox::kGrants);
        moved = true) {
@@ -107,26 +107,28 @@ bool Mailbox::place_grants(int peer) {
   return moved;
 }
 
-bool Mailbox::take_grants(int peer) {
+bool TagMatcher::take_grants(int peer) {
   Link& to = link(peer);
-  const Inbox& box = inbox(peer, member_.rank());
-  Flag& taken = outbox(member_.rank(), peer).grants_taken;
+  const Inbox& box = inbox(peer, state_.rank());
+  Flag& taken = outbox(state_.rank(), peer).grants_taken;
   bool moved = false;
   for (; taken.read() != box.granted.read(); moved = true) {
-    const Grant grant = box.grants[taken.read() % Inbox::kGrants];
+    const ClearToSend clear_to_send = box.grants[taken.read() % Inbox::kGrants];
     taken.publish(taken.read() + 1);
-    const auto granted = std::find_if(to.announced.begin(), to.announced.end(),
-                                      [&](const Sending& s) { return s.number == grant.number; });
+    const auto granted =
+        std::find_if(to.announced.begin(), to.announced.end(),
+                     [&](const Sending& s) { return s.number == clear_to_send.number; });
     if (granted == to.announced.end()) continue;  // its sender gave up meanwhile
     Sending sending = std::move(*granted);
     to.announced.erase(granted);
-    if (grant.refused != 0) {
-      drop(peer, sending,
-           std::make_exception_ptr(Error(
-               ErrorKind::kMismatch,
-               concat("send of ", sending.data.bytes, " bytes with tag ", sending.tag, " to rank ",
-                      number(peer), " on ", member_.who(),
-                      " was refused: the matching recv expects ", grant.expected, " bytes"))));
+    if (clear_to_send.refused != 0) {
+      drop(
+          peer, sending,
+          std::make_exception_ptr(Error(
+              ErrorKind::kMismatch,
+              concat("send of ", sending.data.bytes, " bytes with tag ", sending.tag, " to rank ",
+                     number(peer), " on ", state_.who(), " was refused: the matching recv expects ",
+                     clear_to_send.expected, " bytes"))));
     } else {
       to.outgoing.push_back(std::move(sending));
     }
@@ -136,10 +138,10 @@ bool Mailbox::take_grants(int peer) {
 
 /// Copies the first granted message into free buffers. `filling` keeps other
 /// threads off the front of `outgoing`, which stays where it is in the deque.
-bool Mailbox::fill(int peer, Lock& lock) {
+bool TagMatcher::fill(int peer, Lock& lock) {
   Link& to = link(peer);
-  Outbox& box = outbox(member_.rank(), peer);
-  const Flag& drained = inbox(peer, member_.rank()).drained;
+  Outbox& box = outbox(state_.rank(), peer);
+  const Flag& drained = inbox(peer, state_.rank()).drained;
   if (to.filling || to.outgoing.empty() ||
       !has_room(box.filled.read(), drained, Outbox::kBuffers)) {
     return false;
@@ -147,8 +149,8 @@ bool Mailbox::fill(int peer, Lock& lock) {
   to.filling = true;
   Sending& sending = to.outgoing.front();
   lock.unlock();
-  const WindowLayout& layout = member_.fabric().layout();
-  std::byte* const window = member_.fabric().window(member_.rank());
+  const WindowLayout& layout = state_.fabric().layout();
+  std::byte* const window = state_.fabric().window(state_.rank());
   while (sending.moved < sending.data.bytes &&
          has_room(box.filled.read(), drained, Outbox::kBuffers)) {
     const std::uint32_t place = box.filled.read();
@@ -156,53 +158,53 @@ bool Mailbox::fill(int peer, Lock& lock) {
     std::memcpy(layout.buffer(window, peer, place), sending.data.data + sending.moved, part);
     sending.moved += part;
     box.filled.publish(place + 1);
-    member_.fabric().header(peer).doorbell.ring();
+    state_.fabric().header(peer).doorbell.ring();
   }
   lock.lock();
   to.filling = false;
   if (sending.moved == sending.data.bytes) {
     note_moved(peer, sending);
-    finish(std::move(sending.ticket), peer);
+    finish(std::move(sending.completion), peer);
     to.outgoing.pop_front();
   }
   return true;
 }
 
 /// Whether there is something from this peer that is being taken, or is still to be.
-bool Mailbox::left_behind(int peer) const {
-  const Outbox& box = outbox(peer, member_.rank());
-  const Inbox& taken = inbox(member_.rank(), peer);
+bool TagMatcher::left_behind(int peer) const {
+  const Outbox& box = outbox(peer, state_.rank());
+  const Inbox& taken = inbox(state_.rank(), peer);
   const Link& from = links_[static_cast<std::size_t>(peer)];
   return from.draining || taken.envelopes_taken.read() != box.announced.read() ||
          (!from.incoming.empty() && taken.drained.read() != box.filled.read());
 }
 
 /// Copies filled buffers into the first granted receive; `draining` as above.
-bool Mailbox::drain(int peer, Lock& lock) {
+bool TagMatcher::drain(int peer, Lock& lock) {
   Link& from = link(peer);
-  const Outbox& box = outbox(peer, member_.rank());
-  Flag& drained = inbox(member_.rank(), peer).drained;
+  const Outbox& box = outbox(peer, state_.rank());
+  Flag& drained = inbox(state_.rank(), peer).drained;
   if (from.draining || from.incoming.empty() || drained.read() == box.filled.read()) return false;
   from.draining = true;
   Receiving& receiving = from.incoming.front();
   lock.unlock();
-  const WindowLayout& layout = member_.fabric().layout();
-  std::byte* const window = member_.fabric().window(peer);
+  const WindowLayout& layout = state_.fabric().layout();
+  std::byte* const window = state_.fabric().window(peer);
   while (receiving.moved < receiving.data.bytes && drained.read() != box.filled.read()) {
     const std::uint32_t place = drained.read();
     const std::size_t part =
         std::min(layout.message_bytes(), receiving.data.bytes - receiving.moved);
-    std::memcpy(receiving.data.data + receiving.moved, layout.buffer(window, member_.rank(), place),
+    std::memcpy(receiving.data.data + receiving.moved, layout.buffer(window, state_.rank(), place),
                 part);
     receiving.moved += part;
     drained.publish(place + 1);
-    member_.fabric().header(peer).doorbell.ring();
+    state_.fabric().header(peer).doorbell.ring();
   }
   lock.lock();
   from.draining = false;
   if (receiving.moved == receiving.data.bytes) {
     note_moved(peer, receiving);
-    finish(std::move(receiving.ticket), peer);
+    finish(std::move(receiving.completion), peer);
     from.incoming.pop_front();
   }
   return true;

@@ -9,24 +9,24 @@ namespace dreamcomm {
 
 /// "recv from rank 1 (8 bytes, tag 0) on rank 0 of 2 in group 'default' `has waited`: rank 1 has
 /// not sent it; it last called barrier as call 3, entered 4.1 s ago"
-std::string Mailbox::words_on(const Wait& wait, const std::string& has_waited,
-                              Clock::time_point until) const {
+std::string TagMatcher::words_on(const Wait& wait, const std::string& has_waited,
+                                 Clock::time_point until) const {
   return concat(wait.what, any_or(wait.peer), " (", wait.bytes, " bytes, tag ", wait.tag, ") on ",
-                member_.who(), ' ', has_waited, ": ", lacks(wait, until));
+                state_.who(), ' ', has_waited, ": ", lacks(wait, until));
 }
 
-std::string Mailbox::lacks(const Wait& wait, Clock::time_point until) const {
+std::string TagMatcher::lacks(const Wait& wait, Clock::time_point until) const {
   if (wait.peer < 0) return "no rank has sent one";
   return concat("rank ", number(wait.peer), " has not ", wait.lacks, "; it ",
-                member_.does(wait.peer, until));
+                state_.does(wait.peer, until));
 }
 
-std::string Mailbox::lacks(const Ticket& ticket, Clock::time_point until) {
+std::string TagMatcher::lacks(const Completion& completion, Clock::time_point until) {
   std::optional<Wait> found;
   Lock lock(mutex_);
   each_waiting([&](std::int64_t&, int peer, const auto& messages, const char* lacks) {
     for (const auto& message : messages) {
-      if (message.ticket.get() == &ticket) found = wait_of(peer, message, lacks);
+      if (message.completion.get() == &completion) found = wait_of(peer, message, lacks);
     }
   });
   lock.unlock();  // the peer is asked, which takes a while
@@ -34,14 +34,14 @@ std::string Mailbox::lacks(const Ticket& ticket, Clock::time_point until) {
 }
 
 template <typename Message>
-std::exception_ptr Mailbox::late(const char* lacks, int peer, const Message& message,
-                                 Clock::time_point until) const {
+std::exception_ptr TagMatcher::late(const char* lacks, int peer, const Message& message,
+                                    Clock::time_point until) const {
   const std::string words = words_on(wait_of(peer, message, lacks), "reached its timeout", until);
   return std::make_exception_ptr(Error(ErrorKind::kTimeout, words));
 }
 
 template <typename Message>
-Mailbox::Wait Mailbox::wait_of(int peer, const Message& message, const char* lacks) {
+TagMatcher::Wait TagMatcher::wait_of(int peer, const Message& message, const char* lacks) {
   const bool sends = Message::kKind == Kind::kSend;
   return {.what = sends ? "send to " : "recv from ",
           .lacks = lacks,
@@ -54,14 +54,14 @@ Mailbox::Wait Mailbox::wait_of(int peer, const Message& message, const char* lac
 
 /// Those that have lasted a tenth of what they may. With each peer one at a time, and no other that
 /// was asked for before the last of which was told.
-std::vector<Mailbox::Wait> Mailbox::lasting(Clock::time_point now) {
+std::vector<TagMatcher::Wait> TagMatcher::lasting(Clock::time_point now) {
   std::vector<Wait> found;
   each_waiting([&](std::int64_t& told_ns, int peer, const auto& messages, const char* lacks) {
     for (const auto& message : messages) {
       const Wait wait = wait_of(peer, message, lacks);
       const Clock::time_point asked{std::chrono::nanoseconds(wait.asked_ns)};
       const Clock::duration tenth =
-          std::max<Clock::duration>((wait.deadline - asked) / 10, Guard::kLeastToWarn);
+          std::max<Clock::duration>((wait.deadline - asked) / 10, WaitWatchdog::kLeastToWarn);
       if (wait.asked_ns <= told_ns || now - asked < tenth) continue;
       told_ns = to_ns(now);
       found.push_back(wait);
@@ -72,14 +72,14 @@ std::vector<Mailbox::Wait> Mailbox::lasting(Clock::time_point now) {
 
 /// Visits (when it was told of such ones, the peer or -1, messages, what the peer has not done).
 template <typename Visit>
-void Mailbox::each_waiting(Visit&& look) {
+void TagMatcher::each_waiting(Visit&& look) {
   for (const Receiving& receive : posted_) {
-    if (receive.ticket->taken()) continue;  // by a message of another host
+    if (receive.completion->taken()) continue;  // by a message of another host
     const int peer = receive.peer.value_or(-1);
     std::int64_t& told_ns = peer < 0 ? told_of_any_ns_ : link(peer).told_of_receives_ns;
     look(told_ns, peer, std::span(&receive, 1), "sent it");
   }
-  for (int peer = 0; peer < member_.size(); ++peer) {
+  for (int peer = 0; peer < state_.size(); ++peer) {
     Link& with = link(peer);
     look(with.told_of_sends_ns, peer, with.outgoing, "finished receiving it");
     look(with.told_of_sends_ns, peer, with.announced, "received it");
@@ -89,25 +89,25 @@ void Mailbox::each_waiting(Visit&& look) {
 }
 
 /// Outside the lock: it asks the peer, which takes a while.
-void Mailbox::warn_of(const Wait& wait, Clock::time_point now) const {
+void TagMatcher::warn_of(const Wait& wait, Clock::time_point now) const {
   const Clock::time_point asked{std::chrono::nanoseconds(wait.asked_ns)};
   const std::string lasted = concat("has come to ", in_seconds(now - asked), " of waiting");
-  member_.warn(concat(words_on(wait, lasted, Member::answer_until(now - asked)),
-                      "; its timeout is after ", in_seconds(wait.deadline - asked)));
+  state_.warn(concat(words_on(wait, lasted, RankState::answer_until(now - asked)),
+                     "; its timeout is after ", in_seconds(wait.deadline - asked)));
 }
 
 /// Fails what is past its deadline. A receive that nothing has matched is simply
 /// withdrawn. Anything the peer knows of cannot be: then the group is broken.
-void Mailbox::expire(Clock::time_point now, std::optional<std::string>& broken) {
+void TagMatcher::expire(Clock::time_point now, std::optional<std::string>& broken) {
   const auto is_late = [&](const auto& message) { return now >= message.deadline; };
   std::optional<Clock::time_point> until;  // peers may answer: once for all, as the lock is held
   const auto until_since = [&](std::int64_t asked_ns) {
-    if (!until) until = Member::answer_until(std::chrono::nanoseconds(to_ns(now) - asked_ns));
+    if (!until) until = RankState::answer_until(std::chrono::nanoseconds(to_ns(now) - asked_ns));
     return *until;
   };
   const auto until_of = [&](const auto& message) { return until_since(message.asked_ns); };
   const auto until_of_oldest = [&] {
-    return until_since(member_.header().correspondence.since_ns.read());
+    return until_since(state_.header().correspondence.since_ns.read());
   };
   std::erase_if(posted_, [&](Receiving& r) {
     if (!is_late(r)) return false;
@@ -115,7 +115,7 @@ void Mailbox::expire(Clock::time_point now, std::optional<std::string>& broken) 
     drop(r.peer.value_or(-1), r, late("sent it", r.peer.value_or(-1), r, until_of(r)));
     return true;
   });
-  for (int peer = 0; peer < member_.size(); ++peer) {
+  for (int peer = 0; peer < state_.size(); ++peer) {
     Link& with = link(peer);
     std::erase_if(with.unannounced, [&](Sending& s) {
       if (!is_late(s)) return false;
@@ -130,9 +130,9 @@ void Mailbox::expire(Clock::time_point now, std::optional<std::string>& broken) 
                               : any_late(with.incoming) ? "finished sending"
                                                         : nullptr;
     if (lacks != nullptr) {
-      broken = concat("a message between rank ", number(member_.rank()), " and rank ", number(peer),
+      broken = concat("a message between rank ", number(state_.rank()), " and rank ", number(peer),
                       " timed out: rank ", number(peer), " has not ", lacks, " it; it ",
-                      member_.does(peer, until_of_oldest()));
+                      state_.does(peer, until_of_oldest()));
     }
   }
 }

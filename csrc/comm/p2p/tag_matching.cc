@@ -18,50 +18,50 @@ std::string listed(const std::vector<std::string>& reasons) {
 
 }  // namespace
 
-Mailbox::Mailbox(Member& member, Recorder& recorder)
-    : member_(member), recorder_(recorder), links_(static_cast<std::size_t>(member.size())) {}
+TagMatcher::TagMatcher(RankState& state, Recorder& recorder)
+    : state_(state), recorder_(recorder), links_(static_cast<std::size_t>(state.size())) {}
 
-std::shared_ptr<Ticket> Mailbox::send(Block data, int peer, std::uint64_t tag,
-                                      Clock::time_point deadline) {
-  auto ticket = std::make_shared<Ticket>();
+std::shared_ptr<Completion> TagMatcher::send(Block data, int peer, std::uint64_t tag,
+                                             Clock::time_point deadline) {
+  auto completion = std::make_shared<Completion>();
   Lock lock(mutex_);
   tally(Kind::kSend).calls.grow(1);
   Link& to = link(peer);
-  to.unannounced.push_back(Sending{data, tag, to.numbers++, deadline, ticket, 0, now_ns()});
+  to.unannounced.push_back(Sending{data, tag, to.numbers++, deadline, completion, 0, now_ns()});
   pump(peer, lock);
   settle(lock);
-  return ticket;
+  return completion;
 }
 
-std::shared_ptr<Ticket> Mailbox::receive(Block data, std::optional<int> peer, std::uint64_t tag,
-                                         Clock::time_point deadline) {
-  auto ticket = std::make_shared<Ticket>();
+std::shared_ptr<Completion> TagMatcher::receive(Block data, std::optional<int> peer,
+                                                std::uint64_t tag, Clock::time_point deadline) {
+  auto completion = std::make_shared<Completion>();
   Lock lock(mutex_);
   tally(Kind::kRecv).calls.grow(1);
-  Receiving receiving{data, peer, tag, 0, deadline, ticket, 0, now_ns()};
+  Receiving receiving{data, peer, tag, 0, deadline, completion, 0, now_ns()};
   if (!match(receiving)) posted_.push_back(std::move(receiving));
-  for (int other = 0; other < member_.size(); ++other) {
-    if (other != member_.rank() && (!peer || *peer == other)) pump(other, lock);
+  for (int other = 0; other < state_.size(); ++other) {
+    if (other != state_.rank() && (!peer || *peer == other)) pump(other, lock);
   }
   settle(lock);
-  return ticket;
+  return completion;
 }
 
-void Mailbox::withdraw(const Ticket& ticket) {
+void TagMatcher::withdraw(const Completion& completion) {
   Lock lock(mutex_);
-  std::erase_if(posted_, [&](const Receiving& r) { return r.ticket.get() == &ticket; });
+  std::erase_if(posted_, [&](const Receiving& r) { return r.completion.get() == &completion; });
   settle(lock);
 }
 
-void Mailbox::give_up(const Ticket& ticket) {
+void TagMatcher::give_up(const Completion& completion) {
   Lock lock(mutex_);
   std::erase_if(posted_, [&](Receiving& r) {
-    if (r.ticket.get() != &ticket || !r.take()) return false;
+    if (r.completion.get() != &completion || !r.take()) return false;
     const int peer = r.peer.value_or(-1);
     drop(peer, r,
          std::make_exception_ptr(
              Error(ErrorKind::kInterrupted,
-                   concat("recv from ", any_or(peer), " with tag ", r.tag, " on ", member_.who(),
+                   concat("recv from ", any_or(peer), " with tag ", r.tag, " on ", state_.who(),
                           " was interrupted before a message came, and takes none any more"))));
     return true;
   });
@@ -69,34 +69,34 @@ void Mailbox::give_up(const Ticket& ticket) {
 }
 
 /// Gives the receive the earliest arrived message that fits, if there is one.
-bool Mailbox::match(Receiving& receiving) {
+bool TagMatcher::match(Receiving& receiving) {
   int best = -1;
-  std::deque<Arrived>::iterator found;
-  for (int peer = 0; peer < member_.size(); ++peer) {
+  std::deque<Unexpected>::iterator found;
+  for (int peer = 0; peer < state_.size(); ++peer) {
     if (receiving.peer && *receiving.peer != peer) continue;
     auto& arrived = link(peer).arrived;
     const auto it = std::find_if(arrived.begin(), arrived.end(),
-                                 [&](const Arrived& a) { return a.tag == receiving.tag; });
+                                 [&](const Unexpected& a) { return a.tag == receiving.tag; });
     if (it == arrived.end() || (best >= 0 && it->order > found->order)) continue;
     best = peer;
     found = it;
   }
   if (best < 0 || !receiving.take()) return false;
-  Arrived arrived = std::move(*found);
+  Unexpected arrived = std::move(*found);
   link(best).arrived.erase(found);
   accept(best, arrived, receiving);
   return true;
 }
 
 /// Brings a message and the receive that wants it together.
-void Mailbox::accept(int peer, Arrived& arrived, Receiving& receiving) {
+void TagMatcher::accept(int peer, Unexpected& arrived, Receiving& receiving) {
   const bool fits = arrived.bytes == receiving.data.bytes;
   receiving.number = arrived.number;
   if (!fits) {
     drop(peer, receiving,
          std::make_exception_ptr(
              Error(ErrorKind::kMismatch,
-                   concat("recv with tag ", receiving.tag, " on ", member_.who(), " expects ",
+                   concat("recv with tag ", receiving.tag, " on ", state_.who(), " expects ",
                           receiving.data.bytes, " bytes, but rank ", number(peer), " sent ",
                           arrived.bytes, "; give both sides tensors of the same size and dtype"))));
   }
@@ -106,45 +106,46 @@ void Mailbox::accept(int peer, Arrived& arrived, Receiving& receiving) {
       std::memcpy(receiving.data.data, arrived.data->data(), arrived.data->size());
     }
     note_moved(peer, receiving);
-    finish(std::move(receiving.ticket), peer);
+    finish(std::move(receiving.completion), peer);
     return;
   }
-  link(peer).ungranted.push_back(Grant{arrived.number, fits ? 0U : 1U, receiving.data.bytes});
+  link(peer).ungranted.push_back(ClearToSend{arrived.number, fits ? 0U : 1U, receiving.data.bytes});
   if (!fits) return;
   receiving.peer = peer;
   link(peer).incoming.push_back(std::move(receiving));
 }
 
-void Mailbox::finish(std::shared_ptr<Ticket> ticket, int source, std::exception_ptr failure) {
-  finished_.push_back({std::move(ticket), source, std::move(failure)});
+void TagMatcher::finish(std::shared_ptr<Completion> completion, int source,
+                        std::exception_ptr failure) {
+  finished_.push_back({std::move(completion), source, std::move(failure)});
 }
 
 /// Tells the tickets, outside the lock: their callbacks may call back.
-void Mailbox::settle(Lock& lock, bool changed) {
+void TagMatcher::settle(Lock& lock, bool changed) {
   std::vector<Finished> finished = std::exchange(finished_, {});
   if (changed) show_oldest();
   lock.unlock();
-  for (Finished& one : finished) one.ticket->finish(number(one.source), one.failure);
-  if (!finished.empty()) member_.ring_own();
+  for (Finished& one : finished) one.completion->finish(number(one.source), one.failure);
+  if (!finished.empty()) state_.ring_own();
 }
 
-bool Mailbox::progress() {
+bool TagMatcher::progress() {
   Lock lock(mutex_);
   bool moved = false;
-  for (int peer = 0; peer < member_.size(); ++peer) {
-    if (peer != member_.rank()) moved |= pump(peer, lock);
+  for (int peer = 0; peer < state_.size(); ++peer) {
+    if (peer != state_.rank()) moved |= pump(peer, lock);
   }
   settle(lock, moved);
   return moved;
 }
 
-Tally& Mailbox::tally(Kind kind) const {
-  return member_.header().tallies[static_cast<std::size_t>(kind)];
+Tally& TagMatcher::tally(Kind kind) const {
+  return state_.header().tallies[static_cast<std::size_t>(kind)];
 }
 
 /// All bytes of a message have left, or come.
 template <typename Message>
-void Mailbox::note_moved(int peer, const Message& message) {
+void TagMatcher::note_moved(int peer, const Message& message) {
   Tally& counts = tally(Message::kKind);
   Gauge& bytes = Message::kKind == Kind::kSend ? counts.sent : counts.received;
   bytes.grow(static_cast<std::int64_t>(message.data.bytes));
@@ -153,13 +154,13 @@ void Mailbox::note_moved(int peer, const Message& message) {
 
 /// Ends a message that will not be moved.
 template <typename Message>
-void Mailbox::drop(int peer, Message& message, std::exception_ptr failure) {
+void TagMatcher::drop(int peer, Message& message, std::exception_ptr failure) {
   note(peer, message, Record::State::kFailed);
-  finish(std::move(message.ticket), peer, std::move(failure));
+  finish(std::move(message.completion), peer, std::move(failure));
 }
 
 template <typename Message>
-void Mailbox::note(int peer, const Message& message, Record::State state) {
+void TagMatcher::note(int peer, const Message& message, Record::State state) {
   if (recorder_.idle()) [[likely]]
     return;
   recorder_.note_message({.number = message.number,
@@ -171,14 +172,14 @@ void Mailbox::note(int peer, const Message& message, Record::State state) {
                           .state = state});
 }
 
-template void Mailbox::note_moved(int, const Sending&);
-template void Mailbox::note_moved(int, const Receiving&);
-template void Mailbox::drop(int, Sending&, std::exception_ptr);
-template void Mailbox::drop(int, Receiving&, std::exception_ptr);
+template void TagMatcher::note_moved(int, const Sending&);
+template void TagMatcher::note_moved(int, const Receiving&);
+template void TagMatcher::drop(int, Sending&, std::exception_ptr);
+template void TagMatcher::drop(int, Receiving&, std::exception_ptr);
 
 /// To tools: the message that is under way for longest.
-void Mailbox::show_oldest() const {
-  Correspondence& shown = member_.header().correspondence;
+void TagMatcher::show_oldest() const {
+  Correspondence& shown = state_.header().correspondence;
   std::int64_t pending = 0;
   std::int64_t since = 0;
   const auto look = [&](Kind kind, int peer, const auto& messages) {
@@ -191,7 +192,7 @@ void Mailbox::show_oldest() const {
     shown.since_ns.set(since);
   };
   if (!posted_.empty()) look(Kind::kRecv, posted_.front().peer.value_or(-1), posted_);
-  for (int peer = 0; peer < member_.size(); ++peer) {
+  for (int peer = 0; peer < state_.size(); ++peer) {
     const Link& with = links_[static_cast<std::size_t>(peer)];
     for (const auto* queue : {&with.unannounced, &with.announced, &with.outgoing}) {
       look(Kind::kSend, peer, *queue);
@@ -201,49 +202,49 @@ void Mailbox::show_oldest() const {
   shown.pending.set(pending);
 }
 
-bool Mailbox::pending_with(int peer) const {
+bool TagMatcher::pending_with(int peer) const {
   const Link& l = links_[static_cast<std::size_t>(peer)];
   return !l.unannounced.empty() || !l.announced.empty() || !l.outgoing.empty() ||
          !l.ungranted.empty() || !l.incoming.empty();
 }
 
-bool Mailbox::busy() const {
+bool TagMatcher::busy() const {
   std::scoped_lock lock(mutex_);
   if (!posted_.empty()) return true;
-  for (int peer = 0; peer < member_.size(); ++peer) {
+  for (int peer = 0; peer < state_.size(); ++peer) {
     if (pending_with(peer)) return true;
   }
   return false;
 }
 
-std::optional<std::string> Mailbox::why_alone() const {
+std::optional<std::string> TagMatcher::why_alone() const {
   std::scoped_lock lock(mutex_);
   return why_alone_;
 }
 
-std::optional<std::string> Mailbox::check_health() {
+std::optional<std::string> TagMatcher::check_health() {
   progress();
   Lock lock(mutex_);
   const bool any_posted = !posted_.empty();
   int here = 0;
   std::vector<std::string> fates;
-  for (int peer = 0; peer < member_.size(); ++peer) {
-    if (peer == member_.rank()) continue;
+  for (int peer = 0; peer < state_.size(); ++peer) {
+    if (peer == state_.rank()) continue;
     // INVARIANT: a peer is taken for gone only if it had gone before we looked for what it left
     // behind, and nothing of that is left: what it sent in full still counts.
     const bool concerned = any_posted || pending_with(peer);
-    const std::string fate = concerned ? fate_of(member_.fabric(), peer) : "";
+    const std::string fate = concerned ? fate_of(state_.fabric(), peer) : "";
     if (fate.empty() || left_behind(peer)) {
       ++here;
       continue;
     }
     fates.push_back(fate);
     if (link(peer).filling) continue;  // by a thread that holds on to the message
-    fail_link(peer, words_on_end(member_, peer));
+    fail_link(peer, words_on_end(state_, peer));
   }
   why_alone_.reset();
   if (here == 0) why_alone_ = listed(fates);
-  if (why_alone_ && !member_.fabric().spans()) {
+  if (why_alone_ && !state_.fabric().spans()) {
     drop_from_any(fates.empty() ? "it is the only rank" : *why_alone_);
   }
   std::optional<std::string> broken;
@@ -256,10 +257,10 @@ std::optional<std::string> Mailbox::check_health() {
 }
 
 /// Ends receives from any source, as nobody is left to send.
-void Mailbox::drop_from_any(const std::string& reason) {
+void TagMatcher::drop_from_any(const std::string& reason) {
   std::erase_if(posted_, [&](Receiving& r) {
     if (r.peer) return false;
-    const std::string text = concat("recv from any source with tag ", r.tag, " on ", member_.who(),
+    const std::string text = concat("recv from any source with tag ", r.tag, " on ", state_.who(),
                                     ": no other rank can send it: ", reason);
     drop(-1, r, std::make_exception_ptr(Error(ErrorKind::kPeerLost, text)));
     return true;
@@ -267,11 +268,11 @@ void Mailbox::drop_from_any(const std::string& reason) {
 }
 
 /// Fails everything that waits for a peer that has gone.
-void Mailbox::fail_link(int peer, const std::string& reason) {
+void TagMatcher::fail_link(int peer, const std::string& reason) {
   const auto lost = [&](const char* what, std::uint64_t tag) {
     return std::make_exception_ptr(
         Error(ErrorKind::kPeerLost, concat(what, number(peer), " with tag ", tag, " on ",
-                                           member_.who(), " cannot finish: ", reason)));
+                                           state_.who(), " cannot finish: ", reason)));
   };
   Link& with = link(peer);
   for (auto* queue : {&with.unannounced, &with.announced, &with.outgoing}) {
@@ -290,13 +291,13 @@ void Mailbox::fail_link(int peer, const std::string& reason) {
   });
 }
 
-void Mailbox::fail_all(ErrorKind kind, const std::string& reason) {
+void TagMatcher::fail_all(ErrorKind kind, const std::string& reason) {
   Lock lock(mutex_);
   const auto failure = [&](const char* what, int peer) {
     return std::make_exception_ptr(
-        Error(kind, concat(what, any_or(peer), " on ", member_.who(), " was ended: ", reason)));
+        Error(kind, concat(what, any_or(peer), " on ", state_.who(), " was ended: ", reason)));
   };
-  for (int peer = 0; peer < member_.size(); ++peer) {
+  for (int peer = 0; peer < state_.size(); ++peer) {
     Link& with = link(peer);
     for (auto* queue : {&with.unannounced, &with.announced, &with.outgoing}) {
       // A thread that copies right now holds a reference to the front element:

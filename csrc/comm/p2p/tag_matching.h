@@ -34,23 +34,24 @@
 
 namespace dreamcomm {
 
-class Mailbox {
+class TagMatcher {
  public:
-  Mailbox(Member& member, Recorder& recorder);
+  TagMatcher(RankState& state, Recorder& recorder);
 
-  std::shared_ptr<Ticket> send(Block data, int peer, std::uint64_t tag, Clock::time_point deadline);
-  std::shared_ptr<Ticket> receive(Block data, std::optional<int> peer, std::uint64_t tag,
-                                  Clock::time_point deadline);
+  std::shared_ptr<Completion> send(Block data, int peer, std::uint64_t tag,
+                                   Clock::time_point deadline);
+  std::shared_ptr<Completion> receive(Block data, std::optional<int> peer, std::uint64_t tag,
+                                      Clock::time_point deadline);
 
   /// Another host's message was the first to take this receive from any source.
-  void withdraw(const Ticket& ticket);
+  void withdraw(const Completion& completion);
 
   /// Whoever waited for this receive was interrupted: it ends, unless it is matched. Left waiting,
   /// it would take the message that the next receive is for.
-  void give_up(const Ticket& ticket);
+  void give_up(const Completion& completion);
   /// "rank 1 has not sent it; it last called ...", or "" if it is not under way here. The peer is
   /// asked, until then.
-  std::string lacks(const Ticket& ticket, Clock::time_point until);
+  std::string lacks(const Completion& completion, Clock::time_point until);
 
   /// Does what can be done now; whether that was anything.
   bool progress();
@@ -72,7 +73,7 @@ class Mailbox {
     std::uint64_t tag = 0;
     std::uint32_t number = 0;
     Clock::time_point deadline;
-    std::shared_ptr<Ticket> ticket;
+    std::shared_ptr<Completion> completion;
     std::size_t moved = 0;
     std::int64_t asked_ns = 0;
   };
@@ -83,14 +84,14 @@ class Mailbox {
     std::uint64_t tag = 0;
     std::uint32_t number = 0;
     Clock::time_point deadline;
-    std::shared_ptr<Ticket> ticket;
+    std::shared_ptr<Completion> completion;
     std::size_t moved = 0;
     std::int64_t asked_ns = 0;
 
     /// Whether no message of another host has got it.
-    bool take() const { return peer || ticket->take(); }
+    bool take() const { return peer || completion->take(); }
   };
-  struct Arrived {            // announced by a peer, not received yet
+  struct Unexpected {         // announced by a peer, not received yet
     std::uint64_t order = 0;  // among all peers: for receives from any source
     std::uint64_t tag = 0;
     std::uint64_t bytes = 0;
@@ -101,9 +102,9 @@ class Mailbox {
     std::deque<Sending> unannounced;
     std::deque<Sending> announced;
     std::deque<Sending> outgoing;  // granted: streamed in this order
-    std::deque<Arrived> arrived;
-    std::deque<Grant> ungranted;     // decided, no place free yet
-    std::deque<Receiving> incoming;  // granted: arrives in this order
+    std::deque<Unexpected> arrived;
+    std::deque<ClearToSend> ungranted;  // decided, no place free yet
+    std::deque<Receiving> incoming;     // granted: arrives in this order
     std::uint32_t numbers = 0;
     bool filling = false;               // a thread copies into our buffers
     bool draining = false;              // a thread copies out of the peer's
@@ -120,14 +121,14 @@ class Mailbox {
     Clock::time_point deadline;
   };
   struct Finished {
-    std::shared_ptr<Ticket> ticket;
+    std::shared_ptr<Completion> completion;
     int source;
     std::exception_ptr failure;
   };
   using Lock = std::unique_lock<std::mutex>;
 
   /// In messages and for callers, who know the group's ranks.
-  int number(int peer) const { return peer < 0 ? peer : member_.fabric().number(peer); }
+  int number(int peer) const { return peer < 0 ? peer : state_.fabric().number(peer); }
   std::string any_or(int peer) const {
     return peer < 0 ? "any rank" : concat("rank ", number(peer));
   }
@@ -136,16 +137,17 @@ class Mailbox {
   Inbox& inbox(int owner, int sender) const;
 
   bool pump(int peer, Lock& lock);
-  bool announce(int peer);
+  bool ready_to_send(int peer);
   bool take_announcements(int peer);
   bool place_grants(int peer);
   bool take_grants(int peer);
   bool fill(int peer, Lock& lock);
   bool drain(int peer, Lock& lock);
-  void accept(int peer, Arrived& arrived, Receiving& receiving);
+  void accept(int peer, Unexpected& arrived, Receiving& receiving);
   bool match(Receiving& receiving);
   void settle(Lock& lock, bool changed = true);
-  void finish(std::shared_ptr<Ticket> ticket, int source, std::exception_ptr failure = nullptr);
+  void finish(std::shared_ptr<Completion> completion, int source,
+              std::exception_ptr failure = nullptr);
 
   Tally& tally(Kind kind) const;
   template <typename Message>  // Sending or Receiving
@@ -174,7 +176,7 @@ class Mailbox {
   std::vector<Wait> lasting(Clock::time_point now);
   void warn_of(const Wait& wait, Clock::time_point now) const;
 
-  Member& member_;
+  RankState& state_;
   Recorder& recorder_;
   mutable std::mutex mutex_;
   std::vector<Link> links_;

@@ -46,13 +46,13 @@ std::shared_ptr<const Book> Recorder::trace() const {
 std::shared_ptr<Recorder> Recorder::of_hosts(Origin origin, std::shared_ptr<Recorder> parts,
                                              std::vector<int> numbers) {
   auto made = std::make_shared<Recorder>(std::move(origin));
-  parts->whole_ = std::make_unique<const Whole>(Whole{made, std::move(numbers)});
+  parts->whole_ = std::make_unique<const MultiNodeState>(MultiNodeState{made, std::move(numbers)});
   parts->open_log(1);
   made->parts_ = std::move(parts);
   return made;
 }
 
-void Recorder::Whole::note_message(Record message) const {
+void Recorder::MultiNodeState::note_message(Record message) const {
   const std::shared_ptr<Recorder> whole = recorder.lock();
   if (!whole) return;
   if (message.peer >= 0) message.peer = numbers.at(static_cast<std::size_t>(message.peer));

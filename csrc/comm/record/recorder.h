@@ -101,7 +101,7 @@ class Recorder {
   void note_message(const Record& message);
 
  private:
-  struct Whole {
+  struct MultiNodeState {
     std::weak_ptr<Recorder> recorder;
     std::vector<int> numbers;  // of this host's ranks in it
     void note_message(Record message) const;
@@ -111,8 +111,8 @@ class Recorder {
 
   const Origin origin_;
   std::shared_ptr<Recorder> parts_;
-  std::unique_ptr<const Whole> whole_;  // of which this one's are parts; null: none
-  std::mutex messages_;                 // of a group with parts
+  std::unique_ptr<const MultiNodeState> whole_;  // of which this one's are parts; null: none
+  std::mutex messages_;                          // of a group with parts
   mutable std::mutex mutex_;
   std::vector<std::shared_ptr<Book>> logs_;    // one at the most
   std::vector<std::shared_ptr<Book>> traces_;  // one for each room; the last is the last opened

@@ -7,24 +7,24 @@
 
 namespace dreamcomm {
 
-Measured agree_on_costs(Member& member, Rounds& rounds, Walk::Scratch& scratch,
+Measured agree_on_costs(RankState& state, Rounds& rounds, Walk::Scratch& scratch,
                         const std::optional<Costs>& known, Heap* heap, const TuningWaits& waits) {
   const std::function<std::string()> what = [] {
     return std::string("agreeing on the costs of algorithms");
   };
-  Guard guard(member, what, waits.deadline, waits.idle, waits.interrupt);
+  WaitWatchdog watchdog(state, what, waits.deadline, waits.idle, waits.interrupt);
   static_assert(std::is_trivially_copyable_v<std::optional<Costs>>);
   try {
     std::memcpy(rounds.page(), &known, sizeof known);
-    rounds.turn(Peers::all(), Peers::all(), guard);
+    rounds.turn(Peers::all(), Peers::all(), watchdog);
     std::optional<Costs> told;
     std::memcpy(&told, rounds.from(0), sizeof told);
-    return told ? Measured{*told, true} : measure_costs(rounds, scratch, heap, guard);
+    return told ? Measured{*told, true} : measure_costs(rounds, scratch, heap, watchdog);
   } catch (const Error& error) {
-    member.fail(error.kind(), error.what());
+    state.fail(error.kind(), error.what());
     throw;
   } catch (...) {
-    member.fail(ErrorKind::kInterrupted, concat(what(), " was interrupted on ", member.who()));
+    state.fail(ErrorKind::kInterrupted, concat(what(), " was interrupted on ", state.who()));
     throw;
   }
 }

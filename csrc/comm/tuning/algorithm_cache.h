@@ -16,9 +16,9 @@ struct Choice {
 };
 
 /// Not thread-safe: one call of a group runs at a time.
-class Chooser {
+class AlgorithmCache {
  public:
-  Chooser(std::string algorithm, bool fixed_order, bool heaps)
+  AlgorithmCache(std::string algorithm, bool fixed_order, bool heaps)
       : algorithm_(std::move(algorithm)), fixed_order_(fixed_order), heaps_(heaps) {}
 
   bool heaps() const { return heaps_; }  // every rank has one

@@ -17,7 +17,7 @@ struct Report {
   std::int64_t issued = 0;   // collectives, when it came, or left
   std::int64_t before = -1;  // when it left the one before; -1: there was none
   int over = -1;             // a rank whose timeout has ended
-  RollCount count;           // of one that has left: its problem is why
+  BarrierCount count;        // of one that has left: its problem is why
 
   bool has_count() const { return state == State::kCounted || state == State::kOver; }
   /// Roll calls, up to this one.
@@ -32,7 +32,7 @@ struct Verdict {
   std::int64_t came = 0;                 // collectives, when it came to that
   std::uint32_t asks = 0;                // likewise, if it asks who is missing
   std::array<std::int64_t, 8> issued{};  // at the end of roll call n, at n % 8
-  RollOutcome outcome;                   // of the last that has ended
+  BarrierOutcome outcome;                // of the last that has ended
 };
 
 std::string to_text(const Report& report);

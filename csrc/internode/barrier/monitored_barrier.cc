@@ -120,7 +120,7 @@ void SpanRoll::catch_up_with_rank_0() {
 }
 
 /// How the roll call has ended to which this leader comes late, in words for all of its host.
-RollOutcome SpanRoll::late() const {
+BarrierOutcome SpanRoll::late() const {
   const bool own = read_.ended == number_ + 1;
   const std::uint32_t bits = own && read_.outcome.bits != 0 ? read_.outcome.bits : roll::kLate;
   return {bits | roll::kMissed,
@@ -129,7 +129,7 @@ RollOutcome SpanRoll::late() const {
                  own ? concat(": ", read_.outcome.problem) : "")};
 }
 
-std::optional<RollOutcome> SpanRoll::enter(const Terms& terms) {
+std::optional<BarrierOutcome> SpanRoll::enter(const Terms& terms) {
   const std::scoped_lock lock(mutex_);
   terms_ = terms;
   deciding_.reset();
@@ -164,14 +164,14 @@ bool SpanRoll::is_over() {
   });
 }
 
-void SpanRoll::report(const RollCount& count) {
+void SpanRoll::report(const BarrierCount& count) {
   const std::scoped_lock lock(mutex_);
   own_.count = count;
   own_.state = State::kCounted;
   if (!judges()) post();
 }
 
-std::optional<RollOutcome> SpanRoll::outcome(int over) {
+std::optional<BarrierOutcome> SpanRoll::outcome(int over) {
   const std::scoped_lock lock(mutex_);
   look();
   look_for_gone();
@@ -179,16 +179,17 @@ std::optional<RollOutcome> SpanRoll::outcome(int over) {
 }
 
 /// Of another leader: what rank 0 says. Once that is in it, it decides within every deadline.
-std::optional<RollOutcome> SpanRoll::heed(int over) {
-  if (read_.passed == number_ + 1) return RollOutcome{};
+std::optional<BarrierOutcome> SpanRoll::heed(int over) {
+  if (read_.passed == number_ + 1) return BarrierOutcome{};
   if (read_.ended == number_ + 1) return read_.outcome;
   const std::string who = concat("monitored_barrier on ", who_);
   if (read_.ended > number_) {
-    return RollOutcome{roll::kLate, concat(who, " was ended by rank 0, and others since, before ",
-                                           "this rank could hear why")};
+    return BarrierOutcome{
+        roll::kLate,
+        concat(who, " was ended by rank 0, and others since, before ", "this rank could hear why")};
   }
   if (const auto gone = gone_.find(0); gone != gone_.end()) {
-    return RollOutcome{roll::kEnded, gone->second};
+    return BarrierOutcome{roll::kEnded, gone->second};
   }
   if (over < 0) return std::nullopt;
   if (!deciding_) {
@@ -203,9 +204,9 @@ std::optional<RollOutcome> SpanRoll::heed(int over) {
   if (Clock::now() < *deciding_ + grace) return std::nullopt;
   const char* const does =
       there ? ", which has been in it, to judge; nothing is heard of it now" : " to call the roll";
-  return RollOutcome{roll::kLate, concat(who, " reached its timeout after ",
-                                         in_seconds(Clock::now() - terms_.begin),
-                                         " of waiting for ", place(0), does)};
+  return BarrierOutcome{roll::kLate, concat(who, " reached its timeout after ",
+                                            in_seconds(Clock::now() - terms_.begin),
+                                            " of waiting for ", place(0), does)};
 }
 
 void SpanRoll::leave(const std::string& interrupted) {

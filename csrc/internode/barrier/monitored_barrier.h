@@ -38,7 +38,7 @@
 namespace dreamcomm {
 
 /// Of one leader.
-class SpanRoll final : public RollElsewhere {
+class SpanRoll final : public RemoteBarrier {
  public:
   /// Whose posts a leader reads: rank 0 those of the other hosts' leaders, in the order of the
   /// hosts, and these rank 0's.
@@ -52,11 +52,11 @@ class SpanRoll final : public RollElsewhere {
   /// `who` is this rank, in words. All references must outlive this.
   SpanRoll(Means means, const Topology& topology, int rank, std::string who);
 
-  std::optional<RollOutcome> enter(const Terms& terms) override;
+  std::optional<BarrierOutcome> enter(const Terms& terms) override;
   bool is_over() override;
-  void report(const RollCount& count) override;
+  void report(const BarrierCount& count) override;
   std::string awaited() override;
-  std::optional<RollOutcome> outcome(int over) override;
+  std::optional<BarrierOutcome> outcome(int over) override;
   void leave(const std::string& interrupted) override;
 
   /// The leaders read rank 0's last verdict before it goes, as it may be the one who keeps the
@@ -78,21 +78,21 @@ class SpanRoll final : public RollElsewhere {
   bool catch_up();
   void catch_up_with_leaders();
   void catch_up_with_rank_0();
-  RollOutcome late() const;
+  BarrierOutcome late() const;
   void look_for_gone();
   std::map<int, std::string> newly_gone();
   bool needs(int leader) const;
   bool is_in(const Report& report) const;
   bool has_left(const Report& report) const;
-  std::optional<RollOutcome> judge(int over);
-  RollOutcome conclude(int over);
+  std::optional<BarrierOutcome> judge(int over);
+  BarrierOutcome conclude(int over);
   struct Absent {
     enum class Why { kGone, kLeft, kLate } why;  // the foremost first
     int rank;
     std::string act;
   };
   std::vector<Absent> absent() const;
-  std::optional<RollOutcome> heed(int over);
+  std::optional<BarrierOutcome> heed(int over);
 
   const Means means_;
   const Topology& topology_;
@@ -106,7 +106,7 @@ class SpanRoll final : public RollElsewhere {
   Terms terms_;
   Report own_;                   // of rank 0 for its count
   roll::Verdict verdict_;        // by rank 0
-  RollOutcome outcome_;          // of the one under way, by rank 0
+  BarrierOutcome outcome_;       // of the one under way, by rank 0
   std::vector<Report> reports_;  // as rank 0 has read them last, of the other hosts
   roll::Verdict read_;           // as another leader has
   /// Since when rank 0 wants to name somebody, or another leader's time is over.

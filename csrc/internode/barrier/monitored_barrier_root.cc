@@ -16,7 +16,7 @@ constexpr milliseconds kAnswer{500};  // to rank 0's question who is missing
 }  // namespace
 
 /// Of rank 0. It waits while all may still come, and for answers where it has to name somebody.
-std::optional<RollOutcome> SpanRoll::judge(int over) {
+std::optional<BarrierOutcome> SpanRoll::judge(int over) {
   bool complete = own_.count.is_complete();
   bool fails = over >= 0 || !complete || !gone_.empty();
   bool answered = true;  // those that are in it have counted their ranks
@@ -30,7 +30,7 @@ std::optional<RollOutcome> SpanRoll::judge(int over) {
     answered = answered && (!is_in(report) || counted || gone_.contains(leader(i)));
     named = named || (counted && !report.count.missing.empty());
   }
-  if (complete) return RollOutcome{};
+  if (complete) return BarrierOutcome{};
   if (!fails) return std::nullopt;
   if (!deciding_) {
     deciding_ = Clock::now();
@@ -47,7 +47,7 @@ std::optional<RollOutcome> SpanRoll::judge(int over) {
 /// reads it may be on any.
 std::vector<SpanRoll::Absent> SpanRoll::absent() const {
   std::vector<Absent> found;
-  const auto add = [&](const RollCount& count, std::size_t host) {
+  const auto add = [&](const BarrierCount& count, std::size_t host) {
     const std::string where = concat("on ", topology_.words(static_cast<int>(host)), ": ");
     const bool gone = (count.bits & roll::kEnded) != 0;
     for (std::size_t i = 0; i < count.missing.size(); ++i) {
@@ -81,13 +81,13 @@ std::vector<SpanRoll::Absent> SpanRoll::absent() const {
 }
 
 /// Names all, by rank, or the foremost.
-RollOutcome SpanRoll::conclude(int over) {
+BarrierOutcome SpanRoll::conclude(int over) {
   std::vector<Absent> absent = this->absent();
   std::sort(absent.begin(), absent.end(), [this](const Absent& a, const Absent& b) {
     return terms_.all || a.why == b.why ? a.rank < b.rank : a.why < b.why;
   });
   if (!terms_.all && absent.size() > 1) absent.resize(1);
-  RollCount all = own_.count;  // for its problem
+  BarrierCount all = own_.count;  // for its problem
   all.missing.clear();
   all.acts.clear();
   for (const Absent& one : absent) {

@@ -15,14 +15,14 @@ constexpr std::chrono::milliseconds kSpare{100};  // beside a look into the stor
 /// As a wait within a host.
 Clock::time_point FarMailbox::Message::warns_at() const {
   if (warned) return Clock::time_point::max();
-  return begin + std::max<Clock::duration>((deadline - begin) / 10, Guard::kLeastToWarn);
+  return begin + std::max<Clock::duration>((deadline - begin) / 10, WaitWatchdog::kLeastToWarn);
 }
 
 /// Wakes the clerk in time for a message's first warning, and so for its deadline.
 void FarMailbox::watch(Clock::time_point deadline) {
   const Clock::time_point now = Clock::now();
-  deadline = std::min(deadline,
-                      now + std::max<Clock::duration>((deadline - now) / 10, Guard::kLeastToWarn));
+  deadline = std::min(
+      deadline, now + std::max<Clock::duration>((deadline - now) / 10, WaitWatchdog::kLeastToWarn));
   if (asks_at_ == Clock::time_point::max()) asks_at_ = now + GivenUp::kBetween;
   deadline = std::min(deadline, asks_at_);
   if (deadline >= watched_) return;
@@ -115,7 +115,7 @@ void FarMailbox::be_alone(const std::string& why) {
 bool FarMailbox::drop_hopeless(Lock& lock) {
   const auto is_hopeless = [this](const MessagePtr& m) {
     const int far = topology_.size() - topology_.ranks_on(topology_.host_of(rank_));
-    return !m->rank && !m->ticket->taken() && why_alone_ && closed_.empty() &&
+    return !m->rank && !m->completion->taken() && why_alone_ && closed_.empty() &&
            static_cast<int>(lost_.size()) == far;
   };
   if (std::none_of(wanted_.begin(), wanted_.end(), is_hopeless)) return false;
@@ -127,8 +127,8 @@ bool FarMailbox::drop_hopeless(Lock& lock) {
   lock.lock();
   const std::vector<MessagePtr> wanted(wanted_.begin(), wanted_.end());
   for (const MessagePtr& m : wanted) {
-    if (!is_hopeless(m) || !m->ticket->take()) continue;
-    taken_.push_back(m->ticket);
+    if (!is_hopeless(m) || !m->completion->take()) continue;
+    taken_.push_back(m->completion);
     drop(m, ErrorKind::kPeerLost, concat(": no other rank can send it", why));
   }
   return true;
@@ -146,9 +146,11 @@ std::string FarMailbox::lacks(const Message& message) {
   return lacks(message, concat("rank ", *message.rank));
 }
 
-std::string FarMailbox::lacks(const Ticket& ticket) const {
+std::string FarMailbox::lacks(const Completion& completion) const {
   const std::scoped_lock lock(mutex_);
-  const auto is_of = [&](const MessagePtr& m) { return m->rank && m->ticket.get() == &ticket; };
+  const auto is_of = [&](const MessagePtr& m) {
+    return m->rank && m->completion.get() == &completion;
+  };
   const auto wanted = std::find_if(wanted_.begin(), wanted_.end(), is_of);
   if (wanted != wanted_.end()) return lacks(**wanted, place(*(*wanted)->rank));
   const auto moved = std::find_if(under_way_.begin(), under_way_.end(), is_of);

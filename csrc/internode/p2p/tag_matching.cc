@@ -20,11 +20,11 @@ FarMailbox::~FarMailbox() {
   peers_.clear();  // nobody looks for one any more; their threads end
 }
 
-std::shared_ptr<Ticket> FarMailbox::send(const Cargo& cargo, int rank, std::uint64_t tag,
-                                         Clock::time_point deadline) {
+std::shared_ptr<Completion> FarMailbox::send(const Cargo& cargo, int rank, std::uint64_t tag,
+                                             Clock::time_point deadline) {
   Lock lock(mutex_);
   const auto message = std::make_shared<Message>(
-      Message{Kind::kSend, rank, tag, cargo, deadline, std::make_shared<Ticket>()});
+      Message{Kind::kSend, rank, tag, cargo, deadline, std::make_shared<Completion>()});
   message->number = numbers_[rank]++;
   tally(Kind::kSend).calls.grow(1);
   under_way_.push_back(message);
@@ -43,14 +43,14 @@ std::shared_ptr<Ticket> FarMailbox::send(const Cargo& cargo, int rank, std::uint
     drop(message, error.kind(), concat(" cannot finish: ", error.what()));
   }
   settle(lock);
-  return message->ticket;
+  return message->completion;
 }
 
-std::shared_ptr<Ticket> FarMailbox::receive(const Cargo& cargo, int rank, std::uint64_t tag,
-                                            Clock::time_point deadline) {
+std::shared_ptr<Completion> FarMailbox::receive(const Cargo& cargo, int rank, std::uint64_t tag,
+                                                Clock::time_point deadline) {
   Lock lock(mutex_);
   const auto message = std::make_shared<Message>(
-      Message{Kind::kRecv, rank, tag, cargo, deadline, std::make_shared<Ticket>()});
+      Message{Kind::kRecv, rank, tag, cargo, deadline, std::make_shared<Completion>()});
   tally(Kind::kRecv).calls.grow(1);
   try {
     if (!match(message)) {
@@ -62,14 +62,14 @@ std::shared_ptr<Ticket> FarMailbox::receive(const Cargo& cargo, int rank, std::u
     drop(message, error.kind(), concat(" cannot finish: ", error.what()));
   }
   settle(lock);
-  return message->ticket;
+  return message->completion;
 }
 
 void FarMailbox::receive_any(const Cargo& cargo, std::uint64_t tag, Clock::time_point deadline,
-                             std::shared_ptr<Ticket> ticket) {
+                             std::shared_ptr<Completion> completion) {
   Lock lock(mutex_);
   const auto message = std::make_shared<Message>(
-      Message{Kind::kRecv, std::nullopt, tag, cargo, deadline, std::move(ticket)});
+      Message{Kind::kRecv, std::nullopt, tag, cargo, deadline, std::move(completion)});
   forget_taken();
   if (!match(message)) {
     listen_to_all();
@@ -130,7 +130,7 @@ void FarMailbox::hear(int rank, const Letter& letter, std::span<const std::byte>
   forget_taken();
   const auto fits = [&](const MessagePtr& m) {
     if (m->tag != letter.tag || (m->rank && *m->rank != rank)) return false;
-    return m->rank || m->ticket->take();
+    return m->rank || m->completion->take();
   };
   const auto found = std::find_if(wanted_.begin(), wanted_.end(), fits);
   if (found == wanted_.end()) {
@@ -145,7 +145,7 @@ void FarMailbox::hear(int rank, const Letter& letter, std::span<const std::byte>
 
 /// Receives from any source that have got a message of this host.
 void FarMailbox::forget_taken() {
-  std::erase_if(wanted_, [](const MessagePtr& m) { return !m->rank && m->ticket->taken(); });
+  std::erase_if(wanted_, [](const MessagePtr& m) { return !m->rank && m->completion->taken(); });
 }
 
 /// What became of a message of this rank.
@@ -175,7 +175,7 @@ bool FarMailbox::match(const MessagePtr& message) {
     return a.letter.tag == message->tag && (!message->rank || *message->rank == a.rank);
   });
   if (found == arrived_.end()) return false;
-  if (!message->rank && !message->ticket->take()) return true;  // of this host
+  if (!message->rank && !message->completion->take()) return true;  // of this host
   const Arrived arrived = std::move(*found);
   arrived_.erase(found);
   accept(message, arrived);
@@ -184,7 +184,7 @@ bool FarMailbox::match(const MessagePtr& message) {
 
 /// Brings a message and the receive that has taken it together.
 void FarMailbox::accept(const MessagePtr& message, const Arrived& arrived) {
-  if (!message->rank) taken_.push_back(message->ticket);
+  if (!message->rank) taken_.push_back(message->completion);
   message->rank = arrived.rank;
   message->number = arrived.letter.number;
   message->matched = true;
@@ -197,7 +197,7 @@ void FarMailbox::accept(const MessagePtr& message, const Arrived& arrived) {
       std::memcpy(message->cargo.data(), arrived.bytes.data(), arrived.bytes.size());
     }
     note_moved(*message);
-    finished_.push_back({message->ticket, arrived.rank, nullptr});
+    finished_.push_back({message->completion, arrived.rank, nullptr});
     return;
   }
   under_way_.push_back(message);
@@ -258,7 +258,7 @@ void FarMailbox::end(const MessagePtr& message, std::exception_ptr failure) {
   } else {
     under_way_.remove(message);
     note_moved(*message);
-    finished_.push_back({message->ticket, *message->rank, nullptr});
+    finished_.push_back({message->completion, *message->rank, nullptr});
   }
   settle(lock);
 }
@@ -268,7 +268,7 @@ void FarMailbox::drop(const MessagePtr& message, ErrorKind kind, const std::stri
   std::erase(wanted_, message);
   under_way_.remove(message);
   note(*message, Record::State::kFailed);
-  finished_.push_back({message->ticket, message->rank.value_or(-1),
+  finished_.push_back({message->completion, message->rank.value_or(-1),
                        std::make_exception_ptr(Error(kind, concat(words(*message), why)))});
 }
 
@@ -279,7 +279,7 @@ void FarMailbox::drop_where(const std::function<bool(const Message&)>& concerns,
   for (const MessagePtr& message : all) {
     if (!concerns(*message)) continue;
     // One from any source may be in the hands of this host's mailbox.
-    if (message->rank || message->ticket->take()) {
+    if (message->rank || message->completion->take()) {
       drop(message, kind, why);
     } else {
       std::erase(wanted_, message);
@@ -329,11 +329,11 @@ void FarMailbox::close(const std::string& reason) {
 /// Tells the tickets: their callbacks may call back.
 void FarMailbox::settle(Lock& lock) {
   const std::vector<Finished> finished = std::exchange(finished_, {});
-  const std::vector<std::shared_ptr<Ticket>> taken = std::exchange(taken_, {});
+  const std::vector<std::shared_ptr<Completion>> taken = std::exchange(taken_, {});
   show_oldest();
   lock.unlock();
-  for (const auto& ticket : taken) options_.taken(*ticket);
-  for (const Finished& one : finished) one.ticket->finish(one.rank, one.failure);
+  for (const auto& completion : taken) options_.taken(*completion);
+  for (const Finished& one : finished) one.completion->finish(one.rank, one.failure);
   if (!finished.empty()) options_.finished();
 }
 

@@ -48,14 +48,14 @@ class FarMailbox {
     std::string who;  // "rank 0 of 4 in group 'default'"
     const Causes& causes;
     /// A receive from any source was taken here.
-    std::function<void(const Ticket& ticket)> taken{};
+    std::function<void(const Completion& completion)> taken{};
     /// Tickets are done.
     std::function<void()> finished{};
     /// The group cannot be used any more: what a peer knows of cannot be taken back.
     std::function<void(const std::string& reason)> broken{};
     /// Tells the user that a message is late.
     std::function<void(const std::string& text)> warn{};
-    Whole& shown;  // to tools
+    MultiNodeState& shown;  // to tools
     Recorder& recorder;
   };
   FarMailbox(std::unique_ptr<Link> link, const Topology& topology, int rank, Options options);
@@ -63,18 +63,18 @@ class FarMailbox {
   FarMailbox(const FarMailbox&) = delete;
   FarMailbox& operator=(const FarMailbox&) = delete;
 
-  std::shared_ptr<Ticket> send(const Cargo& cargo, int rank, std::uint64_t tag,
-                               Clock::time_point deadline);
-  std::shared_ptr<Ticket> receive(const Cargo& cargo, int rank, std::uint64_t tag,
-                                  Clock::time_point deadline);
+  std::shared_ptr<Completion> send(const Cargo& cargo, int rank, std::uint64_t tag,
+                                   Clock::time_point deadline);
+  std::shared_ptr<Completion> receive(const Cargo& cargo, int rank, std::uint64_t tag,
+                                      Clock::time_point deadline);
   /// Of any source. Until a message is taken the deadline is looked after where the ticket is from.
   void receive_any(const Cargo& cargo, std::uint64_t tag, Clock::time_point deadline,
-                   std::shared_ptr<Ticket> ticket);
+                   std::shared_ptr<Completion> completion);
 
   /// The other ranks of this host have gone, if there were any, and why. Calls nobody back.
   void be_alone(const std::string& why);
   /// Whom a message waits for, and to do what, in words; "" if it is none of these.
-  std::string lacks(const Ticket& ticket) const;
+  std::string lacks(const Completion& completion) const;
 
   /// Fails all messages under way.
   void fail_all(ErrorKind kind, const std::string& reason);
@@ -88,7 +88,7 @@ class FarMailbox {
     std::uint64_t tag = 0;
     Cargo cargo;
     Clock::time_point deadline = Clock::time_point::max();
-    std::shared_ptr<Ticket> ticket;
+    std::shared_ptr<Completion> completion;
     std::uint32_t number = 0;
     bool matched = false;              // a receive
     std::shared_ptr<Parcel> parcel{};  // of a send, until the receiver has taken it
@@ -106,7 +106,7 @@ class FarMailbox {
     std::vector<std::byte> bytes;
   };
   struct Finished {
-    std::shared_ptr<Ticket> ticket;
+    std::shared_ptr<Completion> completion;
     int rank;
     std::exception_ptr failure;
   };
@@ -162,7 +162,7 @@ class FarMailbox {
   std::deque<Arrived> arrived_;           // messages without a receive
   std::list<MessagePtr> under_way_;       // sends, and receives of a message
   std::vector<Finished> finished_;
-  std::vector<std::shared_ptr<Ticket>> taken_;
+  std::vector<std::shared_ptr<Completion>> taken_;
   std::string closed_;                                    // why, once it is
   Clock::time_point watched_ = Clock::time_point::max();  // the clerk wakes then
   Clock::time_point asks_at_ = Clock::time_point::max();  // and asks for ranks that are waited for

@@ -75,8 +75,8 @@ RankView view_of(const Header& header) {
   view.entered_ns = progress.entered_ns.read();
   view.inside = progress.inside.read() != 0;
   view.away = progress.away.read() != 0;
-  view.answers_roll = header.present.read() % 2 == 1;
-  view.roll_began_ns = header.roll_began_ns.read();
+  view.answers_barrier = header.present.read() % 2 == 1;
+  view.barrier_began_ns = header.barrier_began_ns.read();
   view.waiting_for = static_cast<int>(progress.waiting_for.read());
   for (std::size_t k = 0; k < view.counts.size(); ++k) {
     const Tally& tally = header.tallies[k];
@@ -93,13 +93,13 @@ RankView whole_view_of(const Header& header) {
   if (view.size == 0) return view;
   const auto here = static_cast<std::size_t>(std::max(header.identity.here, 0));
   if (here == 0) return view;
-  const Whole& whole = header.whole;
+  const MultiNodeState& whole = header.whole;
   const auto number = [&](int index) {
     const auto at = static_cast<std::size_t>(index);
     return index < 0 || at >= std::min(here, whole.numbers.size()) ? -1 : whole.numbers[at];
   };
   // Of a call it waits in a part within the host, or for another host.
-  const int near = number(view.inside || view.answers_roll ? view.waiting_for : -1);
+  const int near = number(view.inside || view.answers_barrier ? view.waiting_for : -1);
   const Progress& calls = whole.calls;
   view.sequence = calls.sequence.read();
   view.kind = kind_of(calls.kind);
@@ -129,16 +129,16 @@ RankView whole_view_of(const Header& header) {
 }
 
 std::string last_act(const RankView& rank) {
-  const bool in_roll = rank.answers_roll && !rank.inside;
+  const bool in_barrier = rank.answers_barrier && !rank.inside;
   if (rank.sequence == 0) {
-    return in_roll ? "is in monitored_barrier" : "has called no collective of this group yet";
+    return in_barrier ? "is in monitored_barrier" : "has called no collective of this group yet";
   }
   const std::chrono::nanoseconds now = std::chrono::steady_clock::now().time_since_epoch();
   const double ago = static_cast<double>(now.count() - rank.entered_ns) * 1e-9;
   std::ostringstream text;
   const char* const does = rank.away     ? "waits for ranks of other hosts in "
                            : rank.inside ? "is in "
-                           : in_roll     ? "is in monitored_barrier, after "
+                           : in_barrier  ? "is in monitored_barrier, after "
                                          : "last called ";
   text << does << name(rank.kind) << " as call " << rank.sequence << ", entered " << std::fixed
        << std::setprecision(1) << ago << " s ago";

@@ -27,9 +27,9 @@ struct RankView {
   std::int64_t bytes = 0;      // of its largest tensor
   std::int64_t entered_ns = 0;
   bool inside = false;
-  bool away = false;          // it waits for ranks of other hosts there
-  bool answers_roll = false;  // it is in a monitored barrier
-  std::int64_t roll_began_ns = 0;
+  bool away = false;             // it waits for ranks of other hosts there
+  bool answers_barrier = false;  // it is in a monitored barrier
+  std::int64_t barrier_began_ns = 0;
   int waiting_for = -1;
   struct Counts {
     std::int64_t calls = 0;
@@ -54,7 +54,7 @@ RankView view_of(const Header& header);
 RankView whole_view_of(const Header& header);
 
 /// Whether it was seen in a call of its group.
-inline bool is_busy(const RankView& rank) { return rank.inside || rank.answers_roll; }
+inline bool is_busy(const RankView& rank) { return rank.inside || rank.answers_barrier; }
 
 /// "is in broadcast as call 3, entered 2.1 s ago" and the like.
 std::string last_act(const RankView& rank);
