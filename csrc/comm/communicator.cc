@@ -68,7 +68,7 @@ struct Communicator::Impl {
       : fabric(std::move(f)),
         options(std::move(o)),
         state(*fabric, options.group, options.warn,
-              fabric->spans() ? options.world_ranks_of_whole : options.world_ranks),
+              fabric->internode() ? options.world_ranks_of_whole : options.world_ranks),
         recorder(std::make_shared<Recorder>(origin_of(*fabric, options))),
         rounds(*fabric),
         matcher(state, *recorder),
@@ -89,7 +89,7 @@ struct Communicator::Impl {
       return;
     }
     const auto broken = matcher.check_health();
-    if (fabric->spans()) tell_far_messages();
+    if (fabric->internode()) tell_far_messages();
     if (!broken) return;
     state.fail(ErrorKind::kTimeout, *broken);
     matcher.fail_all(ErrorKind::kTimeout, *broken);
@@ -404,7 +404,7 @@ std::string Communicator::awaited(Clock::duration waited) const {
   const Header& header = impl_->state.header();
   const Progress& remote = header.whole.calls;
   const std::int64_t far = remote.inside.read() != 0 ? remote.waiting_for.read() : -1;
-  if (impl_->fabric->spans() && far >= 0) return concat("rank ", far, " of another host");
+  if (impl_->fabric->internode() && far >= 0) return concat("rank ", far, " of another host");
   const auto peer = static_cast<int>(header.progress.waiting_for.read());
   const bool waits = header.progress.inside.read() != 0;
   if (!waits || peer < 0 || peer >= size() || peer == rank()) return "";

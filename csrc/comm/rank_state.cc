@@ -49,7 +49,7 @@ std::string in_seconds(Clock::duration time) {
 RankState::RankState(Fabric& fabric, std::string group, Warn warn,
                      const std::vector<int>& world_ranks)
     : fabric_(fabric),
-      patience_(Patience::of(fabric.size(), fabric.spans())),
+      patience_(Patience::of(fabric.size(), fabric.internode())),
       group_(std::move(group)),
       in_job_(words_on_job(world_ranks)),
       warn_(std::move(warn)) {
@@ -123,7 +123,7 @@ void RankState::ring_own() {
 /// In calls of the program: where the group has other hosts, of the whole group.
 RankView RankState::view_of(int peer) const {
   const Header& header = fabric_.header(peer);
-  return fabric_.spans() ? whole_view_of(header) : dreamcomm::view_of(header);
+  return fabric_.internode() ? whole_view_of(header) : dreamcomm::view_of(header);
 }
 
 std::string RankState::last_act(int peer) const { return dreamcomm::last_act(view_of(peer)); }

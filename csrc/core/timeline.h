@@ -10,7 +10,7 @@ namespace dreamcomm {
 class Timeline {
  public:
   /// Keeps the last `spans`.
-  explicit Timeline(std::size_t spans) : ring_(spans) {}
+  explicit Timeline(std::size_t internode) : ring_(internode) {}
 
   /// A collective begins. The writer's, as is mark().
   void begin(std::int64_t call, std::int64_t now_ns) {
@@ -39,7 +39,7 @@ class Timeline {
 
   /// When the last phase ended, or the call began. The writer's.
   std::int64_t last_ns() const { return last_ns_; }
-  const SeqlockRing<Span>& spans() const { return ring_; }
+  const SeqlockRing<Span>& internode() const { return ring_; }
 
  private:
   SeqlockRing<Span> ring_;

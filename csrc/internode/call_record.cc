@@ -10,7 +10,7 @@ namespace {
 /// The last of all hosts' ranks. The others' word takes `word` seconds, in which nobody is
 /// waited for, and at times somewhat more: beside a long wait for a rank of this host that says
 /// nothing.
-LastToCome last_of(const LinkTrip::Latest& latest, std::int64_t entered_ns, double word) {
+LastToCome last_of(const LinkContext::Latest& latest, std::int64_t entered_ns, double word) {
   constexpr int kMuch = 4;
   LastToCome far = latest.between;
   far.at_ns -= static_cast<std::int64_t>(word * 1e9);
@@ -21,8 +21,8 @@ LastToCome last_of(const LinkTrip::Latest& latest, std::int64_t entered_ns, doub
 
 }  // namespace
 
-WholeCall::WholeCall(MultiNodeState& shown, const Recorder& recorder, TscClock& clock,
-                     const Request& request)
+CallRecord::CallRecord(MultiNodeState& shown, const Recorder& recorder, TscClock& clock,
+                       const Request& request)
     : shown_(shown),
       now_(clock.now()),
       kind_(request.kind),
@@ -31,13 +31,13 @@ WholeCall::WholeCall(MultiNodeState& shown, const Recorder& recorder, TscClock& 
       entry_(recorder, clock,
              [&] { return record_of(request, number_, block_bytes(request), to_ns(now_)); }) {}
 
-void WholeCall::done(const LinkTrip& trip, const Way& way, double word) {
+void CallRecord::done(const LinkContext& context, const Way& way, double word) {
   Tally& counts = shown_.tallies[static_cast<std::size_t>(kind_)];
   counts.calls.grow(1);
-  counts.sent.grow(static_cast<std::int64_t>(trip.traffic().sent));
-  counts.received.grow(static_cast<std::int64_t>(trip.traffic().received));
+  counts.sent.grow(static_cast<std::int64_t>(context.traffic().sent));
+  counts.received.grow(static_cast<std::int64_t>(context.traffic().received));
   if (!entry_.wanted()) return;
-  const LastToCome last = last_of(trip.latest, to_ns(now_), word);
+  const LastToCome last = last_of(context.latest, to_ns(now_), word);
   Record& record = entry_.record();
   record.arrived_ns = last.at_ns;
   record.peer = last.rank;

@@ -14,21 +14,21 @@
 
 namespace dreamcomm {
 
-class WholeCall {
+class CallRecord {
  public:
   /// One at a time of a group. All references must outlive it. It has failed, unless it is said to
   /// be done.
-  WholeCall(MultiNodeState& shown, const Recorder& recorder, TscClock& clock,
-            const Request& request);
-  WholeCall(const WholeCall&) = delete;
-  WholeCall& operator=(const WholeCall&) = delete;
+  CallRecord(MultiNodeState& shown, const Recorder& recorder, TscClock& clock,
+             const Request& request);
+  CallRecord(const CallRecord&) = delete;
+  CallRecord& operator=(const CallRecord&) = delete;
 
   /// Where its waits for other hosts are noted, or null.
   Timeline* timeline() const { return entry_.timeline(); }
   std::int64_t number() const { return number_; }
   /// Over by `trip`, in that way, where the other hosts' word takes so many seconds to come: of a
   /// call by leaders it brings their data.
-  void done(const LinkTrip& trip, const Way& way, double word);
+  void done(const LinkContext& context, const Way& way, double word);
 
  private:
   MultiNodeState& shown_;

@@ -42,31 +42,34 @@ double seconds_since(Clock::time_point begin) {
 
 }  // namespace
 
-Bridge::Bridge(Communicator& host, Topology topology, int rank, std::unique_ptr<Link> link,
-               BridgeOptions options)
+HierarchicalCommunicator::HierarchicalCommunicator(Communicator& host, Topology topology, int rank,
+                                                   std::unique_ptr<Link> link,
+                                                   HierarchicalOptions options)
     : host_(host),
       topology_(std::move(topology)),
       rank_(rank),
       link_(std::move(link)),
       options_(std::move(options)),
-      vigil_(*link_, nudger_, topology_, rank_),
-      levels_{host_,         topology_, *link_,           nudger_, vigil_, envelopes_,
-              options_.heap, spoilt_,   options_.reasons, causes_, rank_,  options_.widens_halves},
+      monitor_(*link_, interrupter_, topology_, rank_),
+      levels_{host_,          topology_, *link_,
+              interrupter_,   monitor_,  preposted_,
+              options_.heap,  spoilt_,   options_.reasons,
+              failure_cause_, rank_,     options_.widens_halves},
       recorder_(options_.recorder ? options_.recorder
                                   : std::make_shared<Recorder>(Recorder::Origin{})) {
-  if (options_.bulletin) {
-    barrier_.emplace(SpanRoll::Means{options_.bulletin, vigil_, causes_}, topology_, rank_,
-                     host_.who());
+  if (options_.board) {
+    barrier_.emplace(InternodeBarrier::Means{options_.board, monitor_, failure_cause_}, topology_,
+                     rank_, host_.who());
   }
 }
 
-Bridge::~Bridge() {
+HierarchicalCommunicator::~HierarchicalCommunicator() {
   close();
   host_.set_far_messages({});
 }
 
 /// The ranks of this host are told first, then the others, who look for it when the link ends.
-void Bridge::give_up(const std::string& reason) {
+void HierarchicalCommunicator::give_up(const std::string& reason) {
   host_.abort(reason);
   if (messages_) messages_->fail_all(ErrorKind::kAborted, reason);
   if (told_.take() == 0) {
@@ -76,17 +79,17 @@ void Bridge::give_up(const std::string& reason) {
   close();
 }
 
-void Bridge::close() {
+void HierarchicalCommunicator::close() {
   link_->close();
-  nudger_.nudge();
+  interrupter_.interrupt();
   if (messages_) messages_->close("the group was shut down");
 }
 
-void Bridge::carry_messages(std::unique_ptr<Link> link) {
-  messages_ = std::make_unique<FarMailbox>(
+void HierarchicalCommunicator::carry_messages(std::unique_ptr<Link> link) {
+  messages_ = std::make_unique<InternodeTagMatcher>(
       std::move(link), topology_, rank_,
-      FarMailbox::Options{
-          host_.who(), causes_,
+      InternodeTagMatcher::Options{
+          host_.who(), failure_cause_,
           [this](const Completion& completion) { host_.withdraw(completion); },
           [this] { host_.ring(); }, [this](const std::string& reason) { give_up(reason); },
           [this](const std::string& text) { host_.warn(text); }, host_.whole(), *recorder_});
@@ -95,8 +98,9 @@ void Bridge::carry_messages(std::unique_ptr<Link> link) {
        [this](const std::string& why) { messages_->be_alone(why); }});
 }
 
-std::shared_ptr<Completion> Bridge::send(const Cargo& cargo, int rank, std::uint64_t tag,
-                                         Clock::time_point deadline) {
+std::shared_ptr<Completion> HierarchicalCommunicator::send(const Cargo& cargo, int rank,
+                                                           std::uint64_t tag,
+                                                           Clock::time_point deadline) {
   if (is_near(rank)) {
     return host_.send({cargo.data(), cargo.bytes}, topology_.index_of(rank), tag, deadline);
   }
@@ -104,8 +108,10 @@ std::shared_ptr<Completion> Bridge::send(const Cargo& cargo, int rank, std::uint
   return messages_->send(cargo, rank, tag, deadline);
 }
 
-std::shared_ptr<Completion> Bridge::receive(const Cargo& cargo, std::optional<int> rank,
-                                            std::uint64_t tag, Clock::time_point deadline) {
+std::shared_ptr<Completion> HierarchicalCommunicator::receive(const Cargo& cargo,
+                                                              std::optional<int> rank,
+                                                              std::uint64_t tag,
+                                                              Clock::time_point deadline) {
   const Block block{cargo.data(), cargo.bytes};
   if (rank && is_near(*rank)) {
     return host_.receive(block, topology_.index_of(*rank), tag, deadline);
@@ -117,8 +123,8 @@ std::shared_ptr<Completion> Bridge::receive(const Cargo& cargo, std::optional<in
   return completion;
 }
 
-void Bridge::monitored_barrier(std::chrono::milliseconds timeout, bool all,
-                               const Interrupt& interrupt, std::int64_t issued) {
+void HierarchicalCommunicator::monitored_barrier(std::chrono::milliseconds timeout, bool all,
+                                                 const Interrupt& interrupt, std::int64_t issued) {
   const bool leads = topology_.index_of(rank_) == 0;
   check(!leads || barrier_, ErrorKind::kInvalid, "monitored_barrier on ", host_.who(),
         ": its leaders have nothing to post on");
@@ -131,30 +137,30 @@ void Bridge::monitored_barrier(std::chrono::milliseconds timeout, bool all,
 }
 
 /// A leader that was killed cannot tell the other hosts: its host's ranks know what it did last.
-void Bridge::tell_of_leader() const {
+void HierarchicalCommunicator::tell_of_leader() const {
   if (topology_.index_of(rank_) == 0) return;
   const std::string words = host_.lost(0);
   if (words.empty() || !options_.reasons.tell) return;
   options_.reasons.tell(topology_.rank_at(topology_.host_of(rank_), 0), words);
 }
 
-void Bridge::stay_until_heard() {
+void HierarchicalCommunicator::stay_until_heard() {
   if (barrier_) barrier_->stay_until_heard();
 }
 
-void Bridge::run_ordered(const Request& request, const Interrupt& interrupt) {
+void HierarchicalCommunicator::run_ordered(const Request& request, const Interrupt& interrupt) {
   validate(request, rank_, topology_.size());
   const Way taken = way_of(request);
-  WholeCall call(host_.whole(), *recorder_, clock_, request);
-  LinkTrip trip(levels_, request, calls_++, taken.chunk, interrupt);
-  trip.note_in(call.timeline(), call.number());
-  watched(request, [&] { run(trip, request, taken.leaders); });
-  call.done(trip, taken, std::max(costs_.between.latency, taken.leaders ? taken.seconds : 0));
+  CallRecord call(host_.whole(), *recorder_, clock_, request);
+  LinkContext context(levels_, request, calls_++, taken.chunk, interrupt);
+  context.note_in(call.timeline(), call.number());
+  watched(request, [&] { run(context, request, taken.leaders); });
+  call.done(context, taken, std::max(costs_.between.latency, taken.leaders ? taken.seconds : 0));
 }
 
 /// Ranks whose calls fail give the group up: they would not meet again.
 template <typename Act>
-void Bridge::watched(const Request& request, Act&& act) {
+void HierarchicalCommunicator::watched(const Request& request, Act&& act) {
   try {
     act();
   } catch (const Error& error) {
@@ -170,18 +176,18 @@ void Bridge::watched(const Request& request, Act&& act) {
   }
 }
 
-void Bridge::run(LinkTrip& trip, const Request& request, bool leaders) {
-  open(trip, signature_of(request, calls_ - before_, Signature::kNoRow),
-       {options_.group, options_.call_site}, opening_part(trip, request, leaders));
-  if (!leaders) spans::run(trip, request);
+void HierarchicalCommunicator::run(LinkContext& context, const Request& request, bool leaders) {
+  open(context, signature_of(request, calls_ - before_, Signature::kNoRow),
+       {options_.group, options_.call_site}, opening_part(context, request, leaders));
+  if (!leaders) internode::run(context, request);
 }
 
-Way Bridge::way(Kind kind, std::size_t bytes) const {
+Way HierarchicalCommunicator::way(Kind kind, std::size_t bytes) const {
   if (options_.choose) return options_.choose(kind, bytes);
   return best_way(kind, bytes, Shape(topology_.ranks_on_hosts()), costs_);
 }
 
-Way Bridge::way_of(const Request& request) {
+Way HierarchicalCommunicator::way_of(const Request& request) {
   const std::size_t bytes = wire_bytes(request, options_.widens_halves);
   if (!last_ || last_->kind != request.kind || last_->bytes != bytes) {
     last_ = {request.kind, bytes, way(request.kind, bytes)};
@@ -189,7 +195,7 @@ Way Bridge::way_of(const Request& request) {
   return last_->way;
 }
 
-void Bridge::tune(Clock::time_point deadline, const Interrupt& interrupt) {
+void HierarchicalCommunicator::tune(Clock::time_point deadline, const Interrupt& interrupt) {
   Request opaque;  // bytes that are only moved
   opaque.deadline = deadline;
   const auto all = [&] {
@@ -211,8 +217,8 @@ void Bridge::tune(Clock::time_point deadline, const Interrupt& interrupt) {
         of_all};
     const Trials trials{[&](const Burst& burst) {
                           double seconds = 0;
-                          LinkTrip trip(levels_, opaque, calls_++, 0, interrupt);
-                          watched(opaque, [&] { seconds = time_of_messages(trip, burst); });
+                          LinkContext context(levels_, opaque, calls_++, 0, interrupt);
+                          watched(opaque, [&] { seconds = time_of_messages(context, burst); });
                           return of_all(seconds);
                         },
                         [&](std::size_t bytes, const Way& way) {
@@ -229,7 +235,7 @@ void Bridge::tune(Clock::time_point deadline, const Interrupt& interrupt) {
   host_.run_in_turn(all, interrupt);
 }
 
-void Bridge::meet(Clock::time_point deadline, const Interrupt& interrupt) {
+void HierarchicalCommunicator::meet(Clock::time_point deadline, const Interrupt& interrupt) {
   Request barrier;
   barrier.deadline = deadline;
   const auto all = [&] {
@@ -241,13 +247,15 @@ void Bridge::meet(Clock::time_point deadline, const Interrupt& interrupt) {
 }
 
 /// As a call, for its deadline and its errors.
-void Bridge::run_uncounted(const Request& request, const Way& way, const Interrupt& interrupt) {
-  LinkTrip trip(levels_, request, calls_++, way.chunk, interrupt);
-  watched(request, [&] { run(trip, request, way.leaders); });
+void HierarchicalCommunicator::run_uncounted(const Request& request, const Way& way,
+                                             const Interrupt& interrupt) {
+  LinkContext context(levels_, request, calls_++, way.chunk, interrupt);
+  watched(request, [&] { run(context, request, way.leaders); });
 }
 
 /// Of all ranks.
-double Bridge::slowest(double seconds, Clock::time_point deadline, const Interrupt& interrupt) {
+double HierarchicalCommunicator::slowest(double seconds, Clock::time_point deadline,
+                                         const Interrupt& interrupt) {
   const Block block{reinterpret_cast<std::byte*>(&seconds), sizeof seconds};
   Request request;
   request.kind = Kind::kAllReduce;
@@ -258,17 +266,17 @@ double Bridge::slowest(double seconds, Clock::time_point deadline, const Interru
   return seconds;
 }
 
-std::string Bridge::describe() const {
+std::string HierarchicalCommunicator::describe() const {
   return concat(topology_.hosts(), " hosts: ", topology_.words(), "; between them ",
                 link_->describe());
 }
 
-std::string Bridge::explain(Kind kind, std::size_t bytes) const {
+std::string HierarchicalCommunicator::explain(Kind kind, std::size_t bytes) const {
   if (kind == Kind::kBarrier) bytes = 0;
   if (kind == Kind::kSend || kind == Kind::kRecv) {
     return concat(name(kind), ": shared memory within a host; a letter, and the bytes once it is ",
-                  "matched, to another (with it up to ", Letter::kInline, ")\n  (", describe(),
-                  ')');
+                  "matched, to another (with it up to ", MessageHeader::kInline, ")\n  (",
+                  describe(), ')');
   }
   const Way taken = way(kind, bytes);
   std::ostringstream text;
@@ -285,7 +293,7 @@ std::string Bridge::explain(Kind kind, std::size_t bytes) const {
   return text.str();
 }
 
-std::array<WireTraffic, kKinds> Bridge::traffic() const {
+std::array<WireTraffic, kKinds> HierarchicalCommunicator::traffic() const {
   std::array<WireTraffic, kKinds> all;
   for (std::size_t i = 0; i < all.size(); ++i) {
     const Tally& counts = host_.whole().tallies[i];

@@ -26,7 +26,7 @@
 
 namespace dreamcomm {
 
-struct BridgeOptions {
+struct HierarchicalOptions {
   std::string group{};  // "group '1' (ranks 2, 3 of the job)", or "" where it need not be told
   /// As CommOptions::call_site.
   std::function<std::string()> call_site{};
@@ -35,8 +35,8 @@ struct BridgeOptions {
   /// How a call goes, the same on every rank; null: as the model says.
   std::function<Way(Kind kind, std::size_t bytes)> choose{};
   bool widens_halves = true;  // 16-bit floating types are added up, and sent, in float32
-  Reasons reasons{};
-  std::shared_ptr<Bulletin> bulletin{};  // of a host's leader, see SpanRoll
+  AbortReasons reasons{};
+  std::shared_ptr<BarrierBoard> board{};  // of a host's leader, see InternodeBarrier
 };
 
 /// Order of reductions: the ranks of a host are combined from left to right in rank order, then
@@ -44,14 +44,14 @@ struct BridgeOptions {
 /// and cross the wire, in float32, and are rounded once at the end (unless they shall not widen).
 /// So every rank, every run and every size gives the same bits; they are those of one host where
 /// each host has one rank.
-class Bridge {
+class HierarchicalCommunicator {
  public:
   /// `host` is of the ranks of this one's host, by their local indices, and outlives the span.
-  Bridge(Communicator& host, Topology topology, int rank, std::unique_ptr<Link> link,
-         BridgeOptions options);
-  ~Bridge();
-  Bridge(const Bridge&) = delete;
-  Bridge& operator=(const Bridge&) = delete;
+  HierarchicalCommunicator(Communicator& host, Topology topology, int rank,
+                           std::unique_ptr<Link> link, HierarchicalOptions options);
+  ~HierarchicalCommunicator();
+  HierarchicalCommunicator(const HierarchicalCommunicator&) = delete;
+  HierarchicalCommunicator& operator=(const HierarchicalCommunicator&) = delete;
 
   /// As Communicator::run_ordered, in a job of the host's communicator; with the group's ranks.
   void run_ordered(const Request& request, const Interrupt& interrupt = {});
@@ -93,7 +93,7 @@ class Bridge {
  private:
   bool is_near(int rank) const { return topology_.host_of(rank) == topology_.host_of(rank_); }
   Way way_of(const Request& request);
-  void run(LinkTrip& trip, const Request& request, bool leaders);
+  void run(LinkContext& context, const Request& request, bool leaders);
   void run_uncounted(const Request& request, const Way& way, const Interrupt& interrupt);
   double slowest(double seconds, Clock::time_point deadline, const Interrupt& interrupt);
   void tell_of_leader() const;
@@ -104,11 +104,11 @@ class Bridge {
   const Topology topology_;
   const int rank_;
   const std::unique_ptr<Link> link_;
-  const BridgeOptions options_;
-  Nudger nudger_;
-  Vigil vigil_;
-  Envelopes envelopes_;
-  const Causes causes_{options_.reasons, vigil_, [this] { return host_.lost(); }};
+  const HierarchicalOptions options_;
+  WaitInterrupter interrupter_;
+  ConnectionMonitor monitor_;
+  PrepostedReceives preposted_;
+  const FailureCause failure_cause_{options_.reasons, monitor_, [this] { return host_.lost(); }};
   const std::shared_ptr<Mark> spoilt_ = std::make_shared<Mark>();
   const Levels levels_;  // of the members before it
   LevelCosts costs_;     // INVARIANT: the same on every rank, as ways are chosen by them
@@ -125,8 +125,8 @@ class Bridge {
   Flag told_;                 // how often a reason was told: the first is the one
   const std::shared_ptr<Recorder> recorder_;
   TscClock clock_;  // of calls, which run one at a time
-  std::unique_ptr<FarMailbox> messages_;
-  std::optional<SpanRoll> barrier_;  // of the host's leader
+  std::unique_ptr<InternodeTagMatcher> messages_;
+  std::optional<InternodeBarrier> barrier_;  // of the host's leader
 };
 
 }  // namespace dreamcomm

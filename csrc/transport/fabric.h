@@ -57,7 +57,7 @@ class Fabric {
     return numbers_.empty() ? rank : numbers_[static_cast<std::size_t>(rank)];
   }
   /// Whether they are.
-  bool spans() const { return !numbers_.empty(); }
+  bool internode() const { return !numbers_.empty(); }
   int size_of_group() const { return numbers_.empty() ? size() : size_of_group_; }
   /// Before the first message. `team` is that of the group.
   void number_as(std::vector<int> numbers, int size, const std::array<std::uint8_t, 16>& team = {});

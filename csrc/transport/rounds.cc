@@ -12,7 +12,7 @@ Rounds::Rounds(Fabric& fabric)
       rank_(fabric.rank()),
       size_(fabric.size()),
       page_bytes_(fabric.layout().page_bytes()),
-      patience_(Patience::of(fabric.size(), fabric.spans())),
+      patience_(Patience::of(fabric.size(), fabric.internode())),
       placement_(fabric, usable_cpus()),
       next_(fabric.header(fabric.rank()).round.read() + 1) {}
 

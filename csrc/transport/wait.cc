@@ -25,9 +25,9 @@ constexpr std::int64_t kForgiven = 256 * kSaved;
 
 }  // namespace
 
-Patience Patience::of(int ranks, bool spans) {
+Patience Patience::of(int ranks, bool internode) {
   // An engine between hosts has a thread for each rank, which needs a processor just when we wait.
-  if (spans) return 2 * ranks <= usable_cpus() ? Patience(2000, 20) : Patience(10, 2);
+  if (internode) return 2 * ranks <= usable_cpus() ? Patience(2000, 20) : Patience(10, 2);
   return ranks <= usable_cpus() ? Patience(2000, 20) : Patience(10, 20);
 }
 

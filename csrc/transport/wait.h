@@ -39,7 +39,7 @@ class Patience {
   /// For `ranks` ranks on the processors of this process: with fewer processors
   /// than ranks the awaited one may need ours, so do not spin. `spans`: they are one host's of
   /// several.
-  static Patience of(int ranks, bool spans);
+  static Patience of(int ranks, bool internode);
 
   /// Looks with a pause between; more than kGlance: no other rank needs our processor.
   int spins() const { return spins_; }

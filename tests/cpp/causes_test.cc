@@ -30,7 +30,7 @@ Topology five_hosts() {
 struct Waiting {
   /// Of these ranks, once the next look is due.
   std::vector<int> next_among(const std::vector<int>& ranks) {
-    std::this_thread::sleep_for(GivenUp::kBetween);
+    std::this_thread::sleep_for(AbortedPeers::kBetween);
     return given_up.among(ranks, Clock::time_point::max());
   }
 
@@ -40,18 +40,19 @@ struct Waiting {
   const std::chrono::milliseconds patience{400};
   const std::vector<std::unique_ptr<Link>> links = make_local_links(5, false);
   const Topology topology = five_hosts();
-  Nudger nudger;
-  Vigil vigil{*links[0], nudger, topology, 0};
-  const Reasons reasons{.told =
-                            [this](int rank, std::chrono::milliseconds) {
-                              ++asked;
-                              std::this_thread::sleep_for(a_while);
-                              return told.count(rank) > 0 ? told[rank] : std::string();
-                            },
-                        .told_last = [this] { return told.empty() ? "" : told.begin()->second; },
-                        .patience = [this] { return patience; }};
-  const Causes causes{reasons, vigil};
-  GivenUp given_up{causes};
+  WaitInterrupter interrupter;
+  ConnectionMonitor monitor{*links[0], interrupter, topology, 0};
+  const AbortReasons reasons{
+      .told =
+          [this](int rank, std::chrono::milliseconds) {
+            ++asked;
+            std::this_thread::sleep_for(a_while);
+            return told.count(rank) > 0 ? told[rank] : std::string();
+          },
+      .told_last = [this] { return told.empty() ? "" : told.begin()->second; },
+      .patience = [this] { return patience; }};
+  const FailureCause causes{reasons, monitor};
+  AbortedPeers given_up{causes};
 };
 
 }  // namespace
@@ -59,13 +60,13 @@ struct Waiting {
 TEST_CASE("span: of a rank that has told nothing the others that have gone are the cause") {
   const std::vector<std::unique_ptr<Link>> links = make_local_links(5, false);
   const Topology topology = five_hosts();
-  Nudger nudger;
-  Vigil vigil(*links[0], nudger, topology, 0);
-  Reasons reasons;
+  WaitInterrupter interrupter;
+  ConnectionMonitor monitor(*links[0], interrupter, topology, 0);
+  AbortReasons reasons;
   reasons.told = [](int rank, std::chrono::milliseconds) {
     return std::string(rank == 3 ? "rank 3 has given the group up: Ctrl-C" : "");
   };
-  const Causes causes(reasons, vigil);
+  const FailureCause causes(reasons, monitor);
   CHECK(causes.others() == "");
   CHECK(causes.of(1, "closed") == "closed");
   links[2]->close();
@@ -107,7 +108,7 @@ TEST_CASE("span: who gives up is not looked for where that could last beyond the
   Waiting waiting;
   waiting.told = {{1, "Ctrl-C"}};
   const std::vector<int> ranks = {1};
-  std::this_thread::sleep_for(GivenUp::kBetween);
+  std::this_thread::sleep_for(AbortedPeers::kBetween);
   CHECK(waiting.given_up.among(ranks, Clock::now() + waiting.patience).empty());
   CHECK(waiting.asked == 0);
   CHECK(waiting.given_up.among(ranks, Clock::now() + 3 * waiting.patience).empty());
@@ -117,17 +118,17 @@ TEST_CASE("span: who gives up is not looked for where that could last beyond the
 TEST_CASE("span: who has gone can be asked while a rank waits") {
   const std::vector<std::unique_ptr<Link>> links = make_local_links(5, false);
   const Topology topology = five_hosts();
-  Nudger nudger;
-  Vigil vigil(*links[0], nudger, topology, 0);
+  WaitInterrupter interrupter;
+  ConnectionMonitor monitor(*links[0], interrupter, topology, 0);
   const Cargo room{std::make_shared<std::byte>(), 0, 1};
   const std::shared_ptr<Parcel> awaited = links[0]->receive(4, room, 1);
   std::thread other([&] {
-    while (vigil.lost().empty()) std::this_thread::yield();
+    while (monitor.lost().empty()) std::this_thread::yield();
     links[4]->close();
   });
-  CHECK(!vigil.look(4, *awaited));
+  CHECK(!monitor.look(4, *awaited));
   links[2]->close();
-  CHECK_THROWS_AS(while (true) vigil.look(4, *awaited), Error);
+  CHECK_THROWS_AS(while (true) monitor.look(4, *awaited), Error);
   other.join();
 }
 

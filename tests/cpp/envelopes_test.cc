@@ -21,18 +21,18 @@ Cargo cargo_of(int value) {
 struct Leader {
   Link& link;
   int peer;
-  Envelopes envelopes{};
+  PrepostedReceives envelopes{};
 
   /// What the peer sends as a call opens, and what this one has sent it.
   struct Opening {
-    Envelopes::Expected from_peer;
+    PrepostedReceives::Expected from_peer;
     std::shared_ptr<Parcel> sent;
   };
   Opening open(int value) {
     Opening opening;
     opening.from_peer = envelopes.from(peer, [this](std::uint32_t tag) {
       const Cargo room = cargo_of(0);
-      return Envelopes::Expected{room, link.receive(peer, room, tag)};
+      return PrepostedReceives::Expected{room, link.receive(peer, room, tag)};
     });
     opening.sent = link.send(peer, cargo_of(value), envelopes.tag());
     envelopes.opened();

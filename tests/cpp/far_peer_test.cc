@@ -23,7 +23,7 @@ class Come final : public Parcel {
 /// To a rank that has left a letter behind: nothing goes over its connections any more.
 class LeftBehind final : public Link {
  public:
-  explicit LeftBehind(const Letter& letter) : letter_(letter) {}
+  explicit LeftBehind(const MessageHeader& header) : letter_(header) {}
   std::shared_ptr<Parcel> send(int, const Cargo&, std::uint32_t) override { fail(); }
   std::shared_ptr<Parcel> receive(int, const Cargo& cargo, std::uint32_t) override {
     if (std::exchange(read_, true)) fail();
@@ -36,7 +36,7 @@ class LeftBehind final : public Link {
  private:
   [[noreturn]] static void fail() { throw Error(ErrorKind::kPeerLost, "it has left"); }
 
-  const Letter letter_;
+  const MessageHeader letter_;
   bool read_ = false;
 };
 
@@ -44,11 +44,11 @@ TEST_CASE("a letter of a rank that has left since is heard before that is told")
   LeftBehind link({.number = 7, .tag = 3});
   bool heard = false;
   std::promise<std::pair<bool, std::string>> lost;
-  FarPeer peer(link, 1,
-               {[&](const Letter& letter, std::span<const std::byte>) {
-                  heard = letter.number == 7 && letter.tag == 3;
-                },
-                [&](const std::string& why) { lost.set_value({heard, why}); }});
+  PeerChannel peer(link, 1,
+                   {[&](const MessageHeader& header, std::span<const std::byte>) {
+                      heard = header.number == 7 && header.tag == 3;
+                    },
+                    [&](const std::string& why) { lost.set_value({heard, why}); }});
   const auto [before, why] = lost.get_future().get();
   CHECK(before);
   CHECK(why == "it has left");

@@ -56,9 +56,9 @@ struct Wall {
   std::map<std::string, std::string> texts;
 };
 
-class WallBulletin final : public Bulletin {
+class WallBoard final : public BarrierBoard {
  public:
-  WallBulletin(std::shared_ptr<Wall> wall, std::vector<std::string> keys)
+  WallBoard(std::shared_ptr<Wall> wall, std::vector<std::string> keys)
       : wall_(std::move(wall)), keys_(std::move(keys)) {}
 
   void post(const std::string& key, const std::string& text) override {
@@ -78,10 +78,10 @@ class WallBulletin final : public Bulletin {
   const std::vector<std::string> keys_;
 };
 
-std::shared_ptr<Bulletin> bulletin_of(const std::shared_ptr<Wall>& wall, const Topology& topology,
-                                      int rank) {
+std::shared_ptr<BarrierBoard> board_of(const std::shared_ptr<Wall>& wall, const Topology& topology,
+                                       int rank) {
   if (topology.index_of(rank) != 0) return nullptr;
-  return std::make_shared<WallBulletin>(wall, SpanRoll::keys(topology, rank));
+  return std::make_shared<WallBoard>(wall, InternodeBarrier::keys(topology, rank));
 }
 
 }  // namespace
@@ -107,13 +107,13 @@ void run_hosts(const Hosts& hosts, const Body& body, std::size_t page_bytes,
     try {
       Communicator host(std::move(fabrics[index]), {.timeout = std::chrono::seconds(60)});
       const Topology topology = topology_of(hosts);
-      Bridge bridge(host, topology, rank, std::move(links[index]),
-                    {.call_site = [rank] { return concat(" at r", rank, ".py:7"); },
-                     .heap = nullptr,
-                     .choose = choose,
-                     .bulletin = bulletin_of(wall, topology, rank)});
-      bridge.carry_messages(std::move(messages[index]));
-      body(host, bridge, rank);
+      HierarchicalCommunicator hier(host, topology, rank, std::move(links[index]),
+                                    {.call_site = [rank] { return concat(" at r", rank, ".py:7"); },
+                                     .heap = nullptr,
+                                     .choose = choose,
+                                     .board = board_of(wall, topology, rank)});
+      hier.carry_messages(std::move(messages[index]));
+      body(host, hier, rank);
     } catch (const std::exception& error) {
       const std::scoped_lock lock(mutex);
       failures += concat("rank ", rank, ": ", error.what(), "\n");

@@ -15,7 +15,7 @@ int size_of(const Hosts& hosts);
 /// Little enough that both ways are gone.
 Way as_tested(Kind kind, std::size_t bytes);
 
-using Body = std::function<void(Communicator& host, Bridge& bridge, int rank)>;
+using Body = std::function<void(Communicator& host, HierarchicalCommunicator& hier, int rank)>;
 
 /// Runs `body` as every rank; throws with the texts of those that threw.
 void run_hosts(const Hosts& hosts, const Body& body, std::size_t page_bytes = 64 << 10,

@@ -74,10 +74,10 @@ TEST_CASE("a record is the same after its way through a ledger") {
     REQUIRE(ring.read().size() == 1);
     CHECK(ring.read()[0] == record);
   }
-  SeqlockRing<Span> spans(1);
+  SeqlockRing<Span> internode(1);
   const Span span{.call = -1, .begin_ns = 2, .end_ns = 3, .phase = Phase::kCopyOut};
-  spans.add(span);
-  CHECK(spans.read().at(0) == span);
+  internode.add(span);
+  CHECK(internode.read().at(0) == span);
 }
 
 TEST_CASE("a ledger without places keeps nothing") {
@@ -209,13 +209,13 @@ TEST_CASE("a timeline joins what follows in one phase") {
   timeline.mark(Phase::kWait, 150);
   timeline.begin(2, 200);
   timeline.mark(Phase::kWait, 210);
-  const std::vector<Span> spans = timeline.spans().read();
-  REQUIRE(spans.size() == 3);
-  CHECK(spans[0].begin_ns == 100);
-  CHECK(spans[0].end_ns == 120);
-  CHECK(spans[1].begin_ns == 120);
-  CHECK(spans[2].begin_ns == 200);
-  CHECK(spans[2].call == 2);
+  const std::vector<Span> internode = timeline.internode().read();
+  REQUIRE(internode.size() == 3);
+  CHECK(internode[0].begin_ns == 100);
+  CHECK(internode[0].end_ns == 120);
+  CHECK(internode[1].begin_ns == 120);
+  CHECK(internode[2].begin_ns == 200);
+  CHECK(internode[2].call == 2);
 }
 
 TEST_CASE("a timeline takes in what is no phase of a call") {
@@ -224,11 +224,11 @@ TEST_CASE("a timeline takes in what is no phase of a call") {
   timeline.mark(Phase::kWait, 110);
   timeline.note({.call = 7, .begin_ns = 90, .end_ns = 130, .phase = Phase::kBetween});
   timeline.mark(Phase::kWait, 140);
-  const std::vector<Span> spans = timeline.spans().read();
-  REQUIRE(spans.size() == 3);
-  CHECK(spans[1].call == 7);
-  CHECK(spans[1].phase == Phase::kBetween);
-  CHECK(spans[2].begin_ns == 110);
+  const std::vector<Span> internode = timeline.internode().read();
+  REQUIRE(internode.size() == 3);
+  CHECK(internode[1].call == 7);
+  CHECK(internode[1].phase == Phase::kBetween);
+  CHECK(internode[2].begin_ns == 110);
   CHECK(timeline.last_ns() == 140);
 }
 
@@ -324,12 +324,12 @@ TEST_CASE("a trace has the phases of every call of every algorithm, without gaps
       comm.recorder()->close_trace();
       comm.run(request);
       const auto book = comm.recorder()->trace();
-      const std::vector<Span> spans = book->timeline.spans().read();
+      const std::vector<Span> internode = book->timeline.internode().read();
       require(book->collectives.records.added() == 1, "a call was noted after the trace's end");
-      require(!spans.empty(), "no phases");
+      require(!internode.empty(), "no phases");
       std::int64_t end = book->collectives.records.read().at(0).entered_ns;
       std::array<int, 4> seen{};
-      for (const Span& span : spans) {
+      for (const Span& span : internode) {
         require(span.call == 1 && span.begin_ns == end && span.end_ns >= end, "a gap");
         end = span.end_ns;
         ++seen[static_cast<std::size_t>(span.phase)];
@@ -357,7 +357,8 @@ TEST_CASE("a second trace has nothing of the first, and takes no more memory") {
       first = book;
       const auto records = book->collectives.records.read(book->before_collectives.read());
       require(records.size() == 1 && records[0].number == i + 1, "not the call of this trace");
-      require(book->timeline.spans().read(book->before_spans.read()).size() == 1, "not its span");
+      require(book->timeline.internode().read(book->before_spans.read()).size() == 1,
+              "not its span");
     }
     recorder.open_trace({20, 10});
     require(recorder.trace() != first, "a book of less room");

@@ -74,8 +74,8 @@ void require_words(const std::string& text, const std::vector<std::string>& word
   }
 }
 
-void barrier(Communicator& host, Bridge& bridge) {
-  host.run_in_turn([&] { bridge.run_ordered({}); });
+void barrier(Communicator& host, HierarchicalCommunicator& hier) {
+  host.run_in_turn([&] { hier.run_ordered({}); });
 }
 
 /// Lets those go that wait for it, however its scope ends.
@@ -93,11 +93,12 @@ class AtEnd {
   std::atomic<bool>& over_;
 };
 
-constexpr std::size_t kSizes[] = {0, 1, 1000, Letter::kInline, Letter::kInline + 1, 100'000};
+constexpr std::size_t kSizes[] = {
+    0, 1, 1000, MessageHeader::kInline, MessageHeader::kInline + 1, 100'000};
 
 TEST_CASE("messages of all sizes arrive, between all ranks at once") {
   for (const Hosts& hosts : kPlaces) {
-    run_hosts(hosts, [&](Communicator& host, Bridge& bridge, int rank) {
+    run_hosts(hosts, [&](Communicator& host, HierarchicalCommunicator& hier, int rank) {
       Sent sent;
       const int size = size_of(hosts);
       for (const std::size_t bytes : kSizes) {
@@ -106,15 +107,15 @@ TEST_CASE("messages of all sizes arrive, between all ranks at once") {
         for (int peer = 0; peer < size; ++peer) {
           got.push_back(cargo_of(bytes));
           if (peer == rank) continue;
-          tickets.push_back(bridge.receive(got.back(), peer, 3, soon()));
-          tickets.push_back(bridge.send(sent(bytes, rank, peer), peer, 3, soon()));
+          tickets.push_back(hier.receive(got.back(), peer, 3, soon()));
+          tickets.push_back(hier.send(sent(bytes, rank, peer), peer, 3, soon()));
         }
         for (const auto& completion : tickets) host.wait(*completion);
         for (int peer = 0; peer < size; ++peer) {
           if (peer != rank) require_message(got[static_cast<std::size_t>(peer)], peer, rank);
         }
       }
-      barrier(host, bridge);
+      barrier(host, hier);
     });
   }
 }
@@ -124,7 +125,7 @@ TEST_CASE("messages come once, in order, by source and from any") {
   constexpr int kEach = 12;
   const auto bytes_of = [](int number) { return number % 3 == 0 ? 6000U : 8U * (1 + number); };
   for (const Hosts& hosts : kPlaces) {
-    run_hosts(hosts, [&](Communicator& host, Bridge& bridge, int rank) {
+    run_hosts(hosts, [&](Communicator& host, HierarchicalCommunicator& hier, int rank) {
       Sent sent;
       const int size = size_of(hosts);
       std::vector<std::shared_ptr<Completion>> tickets;
@@ -134,7 +135,7 @@ TEST_CASE("messages come once, in order, by source and from any") {
             if (peer == rank) continue;
             for (const std::uint64_t tag : {0U, 1U}) {
               const std::size_t bytes = tag == 0 ? bytes_of(number) : 5000;
-              tickets.push_back(bridge.send(sent(bytes, rank, number), peer, tag, soon()));
+              tickets.push_back(hier.send(sent(bytes, rank, number), peer, tag, soon()));
             }
           }
         }
@@ -147,9 +148,9 @@ TEST_CASE("messages come once, in order, by source and from any") {
           for (int peer = 0; peer < size; ++peer) {
             if (peer == rank) continue;
             named.push_back(cargo_of(bytes_of(number)));
-            tickets.push_back(bridge.receive(named.back(), peer, 0, soon()));
+            tickets.push_back(hier.receive(named.back(), peer, 0, soon()));
             any.push_back(cargo_of(5000));
-            of_any.push_back(bridge.receive(any.back(), std::nullopt, 1, soon()));
+            of_any.push_back(hier.receive(any.back(), std::nullopt, 1, soon()));
           }
         }
       };
@@ -175,22 +176,22 @@ TEST_CASE("messages come once, in order, by source and from any") {
           if (peer != rank) require_message(named[i++], peer, number);
         }
       }
-      barrier(host, bridge);
+      barrier(host, hier);
     });
   }
 }
 
 TEST_CASE("messages and collectives go on at once") {
   const Hosts hosts{{0, 1}, {2, 3}};
-  run_hosts(hosts, [&](Communicator& host, Bridge& bridge, int rank) {
+  run_hosts(hosts, [&](Communicator& host, HierarchicalCommunicator& hier, int rank) {
     Sent sent;
     const int peer = 3 - rank;
     for (int number = 0; number < 20; ++number) {
       Cargo got = cargo_of(20'000);
-      const auto in_completion = bridge.receive(got, peer, 5, soon());
-      barrier(host, bridge);
-      const auto out_completion = bridge.send(sent(20'000, rank, number), peer, 5, soon());
-      barrier(host, bridge);
+      const auto in_completion = hier.receive(got, peer, 5, soon());
+      barrier(host, hier);
+      const auto out_completion = hier.send(sent(20'000, rank, number), peer, 5, soon());
+      barrier(host, hier);
       host.wait(*in_completion);
       host.wait(*out_completion);
       require_message(got, peer, number);
@@ -200,11 +201,11 @@ TEST_CASE("messages and collectives go on at once") {
 
 TEST_CASE("a message of another size is refused on both ranks, and harms none after it") {
   const Hosts hosts{{0}, {1, 2}};
-  run_hosts(hosts, [&](Communicator& host, Bridge& bridge, int rank) {
+  run_hosts(hosts, [&](Communicator& host, HierarchicalCommunicator& hier, int rank) {
     Sent sent;
     if (rank == 0) {
-      const auto wrong = bridge.send(sent(10'000, 0, 1), 2, 0, soon());
-      const auto right = bridge.send(sent(10'000, 0, 2), 2, 0, soon());
+      const auto wrong = hier.send(sent(10'000, 0, 1), 2, 0, soon());
+      const auto right = hier.send(sent(10'000, 0, 2), 2, 0, soon());
       require_words(failure_of(host, *wrong, ErrorKind::kMismatch),
                     {"send of 10000 bytes", "to rank 2 of host h1 (ranks 1, 2)", "rank 0 of 3",
                      "refused", "expects 5000 bytes"});
@@ -213,40 +214,40 @@ TEST_CASE("a message of another size is refused on both ranks, and harms none af
     if (rank == 2) {
       Cargo little = cargo_of(5000);
       Cargo enough = cargo_of(10'000);
-      const auto wrong = bridge.receive(little, 0, 0, soon());
-      const auto right = bridge.receive(enough, 0, 0, soon());
+      const auto wrong = hier.receive(little, 0, 0, soon());
+      const auto right = hier.receive(enough, 0, 0, soon());
       require_words(failure_of(host, *wrong, ErrorKind::kMismatch),
                     {"recv of 5000 bytes", "rank 0 of host h0 (rank 0) sent 10000"});
       host.wait(*right);
       require_message(enough, 0, 2);
     }
-    barrier(host, bridge);
+    barrier(host, hier);
   });
 }
 
 TEST_CASE("a receive in vain is withdrawn, from a rank and from any") {
   const Hosts hosts{{0, 1}, {2}};
-  run_hosts(hosts, [&](Communicator& host, Bridge& bridge, int rank) {
+  run_hosts(hosts, [&](Communicator& host, HierarchicalCommunicator& hier, int rank) {
     Sent sent;
     for (const bool any : {false, true}) {
       const std::optional<int> source = any ? std::nullopt : std::optional(2);
       if (rank == 0) {
         Cargo room = cargo_of(100);
-        const auto completion = bridge.receive(room, source, 9, in(milliseconds(60)));
+        const auto completion = hier.receive(room, source, 9, in(milliseconds(60)));
         require_words(
             failure_of(host, *completion, ErrorKind::kTimeout),
             {"reached its timeout", any ? "no rank has sent one" : "rank 2 has not sent it"});
       }
-      barrier(host, bridge);
-      if (rank == 2) host.wait(*bridge.send(sent(100, 2, 4), 0, 9, soon()));
+      barrier(host, hier);
+      if (rank == 2) host.wait(*hier.send(sent(100, 2, 4), 0, 9, soon()));
       if (rank == 0) {
         Cargo room = cargo_of(100);
-        const auto completion = bridge.receive(room, source, 9, soon());
+        const auto completion = hier.receive(room, source, 9, soon());
         host.wait(*completion);
         require(completion->source() == 2, "another source");
         require_message(room, 2, 4);
       }
-      barrier(host, bridge);
+      barrier(host, hier);
     }
   });
 }
@@ -254,11 +255,11 @@ TEST_CASE("a receive in vain is withdrawn, from a rank and from any") {
 TEST_CASE("a message that nobody takes ends the group at its deadline") {
   const Hosts hosts{{0}, {1}};
   std::atomic<bool> over = false;
-  run_hosts(hosts, [&](Communicator& host, Bridge& bridge, int rank) {
+  run_hosts(hosts, [&](Communicator& host, HierarchicalCommunicator& hier, int rank) {
     Sent sent;
     if (rank != 0) return over.wait(false);
     const AtEnd tell(over);
-    const auto completion = bridge.send(sent(100'000, 0, 0), 1, 0, in(milliseconds(80)));
+    const auto completion = hier.send(sent(100'000, 0, 0), 1, 0, in(milliseconds(80)));
     const std::string text = failure_of(host, *completion, ErrorKind::kTimeout);
     require_words(text, {"send of 100000 bytes with tag 0 to rank 1 of host h1", "not received"});
     while (!host.failure()) std::this_thread::yield();
@@ -268,42 +269,42 @@ TEST_CASE("a message that nobody takes ends the group at its deadline") {
 
 TEST_CASE("who has gone is told to those who wait for it, and harms no other") {
   const Hosts hosts{{0}, {1}, {2}};
-  run_hosts(hosts, [&](Communicator& host, Bridge& bridge, int rank) {
+  run_hosts(hosts, [&](Communicator& host, HierarchicalCommunicator& hier, int rank) {
     Sent sent;
     if (rank == 1) return;  // its bridge ends
     if (rank == 2) {
       std::this_thread::sleep_for(milliseconds(30));
-      host.wait(*bridge.send(sent(9000, 2, 7), 0, 1, soon()));
+      host.wait(*hier.send(sent(9000, 2, 7), 0, 1, soon()));
       Cargo room = cargo_of(1);
-      host.wait(*bridge.receive(room, 0, 2, soon()));
+      host.wait(*hier.receive(room, 0, 2, soon()));
       return;
     }
     Cargo room = cargo_of(9000);
-    const auto any = bridge.receive(room, std::nullopt, 1, soon());
+    const auto any = hier.receive(room, std::nullopt, 1, soon());
     Cargo none = cargo_of(10);
-    const auto lost = bridge.receive(none, 1, 0, soon());
+    const auto lost = hier.receive(none, 1, 0, soon());
     require_words(failure_of(host, *lost, ErrorKind::kPeerLost),
                   {"recv of 10 bytes with tag 0 from rank 1 of host h1", "cannot finish"});
-    const auto late = bridge.send(sent(10, 0, 0), 1, 0, soon());
+    const auto late = hier.send(sent(10, 0, 0), 1, 0, soon());
     require_words(failure_of(host, *late, ErrorKind::kPeerLost), {"to rank 1 of host h1"});
     host.wait(*any);
     require_message(room, 2, 7);
-    host.wait(*bridge.send(sent(1, 0, 0), 2, 2, soon()));
+    host.wait(*hier.send(sent(1, 0, 0), 2, 2, soon()));
   });
 }
 
 TEST_CASE("a receive from any source is told that every other rank has gone") {
   const std::vector<Hosts> shapes{{{0}, {1}}, {{0, 1}, {2}}, {{0, 2}, {1}, {3}}};
   for (const Hosts& hosts : shapes) {
-    run_hosts(hosts, [&](Communicator& host, Bridge& bridge, int rank) {
+    run_hosts(hosts, [&](Communicator& host, HierarchicalCommunicator& hier, int rank) {
       Sent sent;
       std::this_thread::sleep_for(milliseconds(2 * rank));  // they leave one after another
-      if (rank == 1) host.wait(*bridge.send(sent(9000, 1, 7), 0, 1, soon()));
+      if (rank == 1) host.wait(*hier.send(sent(9000, 1, 7), 0, 1, soon()));
       if (rank != 0) return;  // its bridge ends
       Cargo room = cargo_of(9000);
       Cargo none = cargo_of(10);
-      const auto some = bridge.receive(room, std::nullopt, 1, soon());
-      const auto lost = bridge.receive(none, std::nullopt, 1, soon());
+      const auto some = hier.receive(room, std::nullopt, 1, soon());
+      const auto lost = hier.receive(none, std::nullopt, 1, soon());
       const std::string text = failure_of(host, *lost, ErrorKind::kPeerLost);
       require_words(text, {"rank 0 of", "no other rank can send it: "});
       for (std::size_t near = 1; near < hosts[0].size(); ++near) {
@@ -311,7 +312,7 @@ TEST_CASE("a receive from any source is told that every other rank has gone") {
       }
       host.wait(*some);
       require_message(room, 1, 7);
-      const auto late = bridge.receive(none, std::nullopt, 1, soon());
+      const auto late = hier.receive(none, std::nullopt, 1, soon());
       require_words(failure_of(host, *late, ErrorKind::kPeerLost), {"no other rank can send it"});
     });
   }
@@ -320,14 +321,14 @@ TEST_CASE("a receive from any source is told that every other rank has gone") {
 TEST_CASE("the group's end ends the messages under way") {
   const Hosts hosts{{0, 1}, {2, 3}};
   std::atomic<bool> over = false;
-  run_hosts(hosts, [&](Communicator& host, Bridge& bridge, int rank) {
+  run_hosts(hosts, [&](Communicator& host, HierarchicalCommunicator& hier, int rank) {
     if (rank != 0) return over.wait(false);
     const AtEnd tell(over);
     Cargo room = cargo_of(6000);
-    const auto named = bridge.receive(room, 3, 0, soon());
+    const auto named = hier.receive(room, 3, 0, soon());
     Cargo other = cargo_of(6000);
-    const auto any = bridge.receive(other, std::nullopt, 1, soon());
-    bridge.give_up("a test wants it");
+    const auto any = hier.receive(other, std::nullopt, 1, soon());
+    hier.give_up("a test wants it");
     for (const auto& completion : {named, any}) {
       require_words(failure_of(host, *completion, ErrorKind::kAborted), {"a test wants it"});
     }

@@ -20,7 +20,7 @@ using std::chrono::seconds;
 /// A rank with its count of collectives.
 struct Rank {
   Communicator& host;
-  Bridge& bridge;
+  HierarchicalCommunicator& hier;
   int number;
   std::int64_t issued = 0;
 
@@ -28,16 +28,17 @@ struct Rank {
     ++issued;
     Request request;
     request.deadline = Clock::now() + seconds(60);
-    host.run_in_turn([&] { bridge.run_ordered(request); });
+    host.run_in_turn([&] { hier.run_ordered(request); });
   }
-  void hold(milliseconds timeout, bool all) { bridge.monitored_barrier(timeout, all, {}, issued); }
+  void hold(milliseconds timeout, bool all) { hier.monitored_barrier(timeout, all, {}, issued); }
 };
 
 void on_hosts(const Hosts& hosts, const std::function<void(Rank&)>& body) {
-  CHECK_NOTHROW(run_hosts(hosts, [&](Communicator& host, Bridge& bridge, int number) {
-    Rank rank{host, bridge, number};
-    body(rank);
-  }));
+  CHECK_NOTHROW(
+      run_hosts(hosts, [&](Communicator& host, HierarchicalCommunicator& hier, int number) {
+        Rank rank{host, hier, number};
+        body(rank);
+      }));
 }
 
 const std::vector<Hosts> kSome{{{0, 1}, {2, 3}}, {{0}, {1}, {2}, {3}}, {{0, 3}, {1, 2}}};
@@ -170,7 +171,7 @@ TEST_CASE("a monitored barrier between hosts does not wait for a leader that has
           rank.hold(seconds(60), true);
           if (rank.number == gone) {
             if (waits) std::this_thread::sleep_for(milliseconds(150));
-            rank.bridge.give_up("enough");
+            rank.hier.give_up("enough");
             over.take();
             return;
           }

@@ -27,9 +27,9 @@ using testing::kPlaces;
 using testing::require;
 using testing::run_hosts;
 
-void run_spanning(Communicator& host, Bridge& bridge, const Case& one, int rank) {
-  testing::run_case_by(one, rank, bridge.topology().size(), [&](const Request& request) {
-    host.run_in_turn([&] { bridge.run_ordered(request); });
+void run_spanning(Communicator& host, HierarchicalCommunicator& hier, const Case& one, int rank) {
+  testing::run_case_by(one, rank, hier.topology().size(), [&](const Request& request) {
+    host.run_in_turn([&] { hier.run_ordered(request); });
   });
 }
 
@@ -43,13 +43,13 @@ bool reduces(Kind kind) {
 
 TEST_CASE("every collective, in every placement of ranks") {
   for (const Hosts& hosts : kPlaces) {
-    run_hosts(hosts, [&](Communicator& host, Bridge& bridge, int rank) {
+    run_hosts(hosts, [&](Communicator& host, HierarchicalCommunicator& hier, int rank) {
       int salt = 0;
       for (const std::size_t count : {0U, 1U, 3U, 1000U, 6000U}) {
         for (const Kind kind : kAll) {
-          for (const int root : {0, bridge.topology().size() - 1}) {
+          for (const int root : {0, hier.topology().size() - 1}) {
             const ReduceOp op = reduces(kind) ? ReduceOp::kSum : ReduceOp::kNone;
-            run_spanning(host, bridge,
+            run_spanning(host, hier,
                          {.kind = kind,
                           .op = op,
                           .count = count,
@@ -73,14 +73,14 @@ TEST_CASE("every type and operation") {
                                ReduceOp::kMin, ReduceOp::kMax,  ReduceOp::kBand,
                                ReduceOp::kBor, ReduceOp::kBxor, ReduceOp::kPremulSum};
   const Hosts hosts{{0, 2, 3}, {1, 4}};
-  run_hosts(hosts, [&](Communicator& host, Bridge& bridge, int rank) {
+  run_hosts(hosts, [&](Communicator& host, HierarchicalCommunicator& hier, int rank) {
     int salt = 0;
     for (const DType dtype : kTypes) {
       for (const ReduceOp op : kOps) {
         if (!is_defined(op, dtype)) continue;
         for (const Kind kind : {Kind::kAllReduce, Kind::kReduce, Kind::kReduceScatter}) {
           for (const std::size_t count : {5U, 9'003U}) {
-            run_spanning(host, bridge,
+            run_spanning(host, hier,
                          {.kind = kind,
                           .dtype = dtype,
                           .op = op,
@@ -98,10 +98,10 @@ TEST_CASE("every type and operation") {
 
 TEST_CASE("many chunks under way") {
   const Hosts hosts{{0, 1}, {2, 3}, {4}};
-  run_hosts(hosts, [&](Communicator& host, Bridge& bridge, int rank) {
+  run_hosts(hosts, [&](Communicator& host, HierarchicalCommunicator& hier, int rank) {
     for (const Kind kind : kAll) {
       const ReduceOp op = reduces(kind) ? ReduceOp::kSum : ReduceOp::kNone;
-      run_spanning(host, bridge,
+      run_spanning(host, hier,
                    {.kind = kind, .op = op, .count = 30'001, .root = 1, .hosts = &hosts}, rank);
     }
   });
@@ -109,16 +109,16 @@ TEST_CASE("many chunks under way") {
 
 TEST_CASE("tools see the calls of the group, not their parts") {
   const Hosts hosts{{0, 2}, {1}};
-  run_hosts(hosts, [&](Communicator& host, Bridge& bridge, int rank) {
+  run_hosts(hosts, [&](Communicator& host, HierarchicalCommunicator& hier, int rank) {
     const MultiNodeState& shown = host.whole();
     for (const std::size_t count : {10U, 30'001U}) {
       run_spanning(
-          host, bridge,
+          host, hier,
           {.kind = Kind::kAllReduce, .op = ReduceOp::kSum, .count = count, .hosts = &hosts}, rank);
       require(shown.calls.bytes.read() == static_cast<std::int64_t>(count * sizeof(float)),
               "the call has other bytes");
     }
-    run_spanning(host, bridge, {.kind = Kind::kBarrier, .hosts = &hosts}, rank);
+    run_spanning(host, hier, {.kind = Kind::kBarrier, .hosts = &hosts}, rank);
     const auto calls = [&](Kind kind) {
       return shown.tallies[static_cast<std::size_t>(kind)].calls.read();
     };
@@ -134,16 +134,15 @@ TEST_CASE("tools see the calls of the group, not their parts") {
 
 TEST_CASE("a carrier of an all_reduce sends 2(H-1)/H of its shard") {
   for (const Hosts& hosts : {Hosts{{0, 1}, {2, 3}}, Hosts{{0}, {1}, {2}, {3}}}) {
-    run_hosts(hosts, [&](Communicator& host, Bridge& bridge, int rank) {
+    run_hosts(hosts, [&](Communicator& host, HierarchicalCommunicator& hier, int rank) {
       const std::size_t count = 12'288;  // divides evenly
-      run_spanning(host, bridge, {.kind = Kind::kBarrier, .hosts = &hosts}, rank);
-      const std::uint64_t opening = bridge.traffic()[static_cast<std::size_t>(Kind::kBarrier)].sent;
+      run_spanning(host, hier, {.kind = Kind::kBarrier, .hosts = &hosts}, rank);
+      const std::uint64_t opening = hier.traffic()[static_cast<std::size_t>(Kind::kBarrier)].sent;
       run_spanning(
-          host, bridge,
+          host, hier,
           {.kind = Kind::kAllReduce, .op = ReduceOp::kSum, .count = count, .hosts = &hosts}, rank);
-      const WireTraffic all = bridge.traffic()[static_cast<std::size_t>(Kind::kAllReduce)];
-      const std::uint64_t shard =
-          count * 4 / static_cast<std::size_t>(bridge.topology().carriers());
+      const WireTraffic all = hier.traffic()[static_cast<std::size_t>(Kind::kAllReduce)];
+      const std::uint64_t shard = count * 4 / static_cast<std::size_t>(hier.topology().carriers());
       const std::uint64_t others = hosts.size() - 1;
       require(all.sent - opening == 2 * others * shard / hosts.size(), "sent other than expected");
       require(all.received == all.sent, "received other than sent");
@@ -156,16 +155,15 @@ TEST_CASE("what ranks receive between hosts is what others send them, both ways"
     for (const std::size_t count : {10U, 30'001U}) {  // by leaders where they can, and by carriers
       std::mutex mutex;
       std::array<WireTraffic, kKinds> sums{};
-      run_hosts(hosts, [&](Communicator& host, Bridge& bridge, int rank) {
+      run_hosts(hosts, [&](Communicator& host, HierarchicalCommunicator& hier, int rank) {
         for (const Kind kind : kAll) {
           const ReduceOp op = reduces(kind) ? ReduceOp::kSum : ReduceOp::kNone;
-          run_spanning(host, bridge, {.kind = kind, .op = op, .count = count, .hosts = &hosts},
-                       rank);
+          run_spanning(host, hier, {.kind = kind, .op = op, .count = count, .hosts = &hosts}, rank);
         }
         const std::scoped_lock lock(mutex);
         for (std::size_t i = 0; i < sums.size(); ++i) {
-          sums[i].sent += bridge.traffic()[i].sent;
-          sums[i].received += bridge.traffic()[i].received;
+          sums[i].sent += hier.traffic()[i].sent;
+          sums[i].received += hier.traffic()[i].received;
         }
       });
       for (const Kind kind : kAll) {
@@ -204,12 +202,12 @@ TEST_CASE("of many ranks the first is named, and the first that calls otherwise"
   Hosts many_hosts;
   for (int rank = 0; rank < 24; ++rank) many_hosts.push_back({rank});
   for (const Hosts& hosts : {many_ranks, many_hosts}) {
-    run_hosts(hosts, [&](Communicator& host, Bridge& bridge, int rank) {
+    run_hosts(hosts, [&](Communicator& host, HierarchicalCommunicator& hier, int rank) {
       std::vector<float> data(rank >= 19 ? 8U : 7U, 1);
       Block block;
       const Request request = float_sum(data, block);
       const std::string told =
-          error_of([&] { host.run_in_turn([&] { bridge.run_ordered(request); }); });
+          error_of([&] { host.run_in_turn([&] { hier.run_ordered(request); }); });
       const std::string want =
           "different calls: rank 0 called all_reduce(SUM, 7 x float32) as call 1 at r0.py:7, rank "
           "19 called all_reduce(SUM, 8 x float32) as call 1 at r19.py:7. No data was moved";
@@ -222,12 +220,12 @@ TEST_CASE("a mismatch is told to all ranks of all hosts, and the group stays usa
   for (const int odd : {0, 1, 2, 3}) {  // the rank that calls otherwise
     for (const std::size_t count : {3U, 10'000U}) {
       const Hosts hosts{{0, 1}, {2, 3}};
-      run_hosts(hosts, [&](Communicator& host, Bridge& bridge, int rank) {
+      run_hosts(hosts, [&](Communicator& host, HierarchicalCommunicator& hier, int rank) {
         std::vector<float> data(rank == odd ? count + 1 : count, 1);
         Block block;
         const Request request = float_sum(data, block);
         const std::string told =
-            error_of([&] { host.run_in_turn([&] { bridge.run_ordered(request); }); });
+            error_of([&] { host.run_in_turn([&] { hier.run_ordered(request); }); });
         const auto says = [&](const std::string& text) {
           require(told.find(text) != std::string::npos, concat("'", text, "' not in: ", told));
         };
@@ -237,7 +235,7 @@ TEST_CASE("a mismatch is told to all ranks of all hosts, and the group stays usa
         require(std::all_of(data.begin(), data.end(), [](float x) { return x == 1; }),
                 "data was moved");
         for (int i = 0; i < 3; ++i) {
-          run_spanning(host, bridge,
+          run_spanning(host, hier,
                        {.kind = Kind::kAllReduce,
                         .op = ReduceOp::kSum,
                         .count = 777,
@@ -253,7 +251,7 @@ TEST_CASE("a mismatch is told to all ranks of all hosts, and the group stays usa
 TEST_CASE("blocks of other sizes than expected are told to all ranks") {
   const Hosts hosts{{0, 1}, {2, 3}};
   for (const int giver : {0, 3}) {
-    run_hosts(hosts, [&](Communicator& host, Bridge& bridge, int rank) {
+    run_hosts(hosts, [&](Communicator& host, HierarchicalCommunicator& hier, int rank) {
       std::vector<std::byte> in(64), out(64);
       std::vector<Block> ins, outs;
       for (int peer = 0; peer < 4; ++peer) {
@@ -266,48 +264,48 @@ TEST_CASE("blocks of other sizes than expected are told to all ranks") {
       request.in = ins;
       request.out = outs;
       const std::string told =
-          error_of([&] { host.run_in_turn([&] { bridge.run_ordered(request); }); });
+          error_of([&] { host.run_in_turn([&] { hier.run_ordered(request); }); });
       const std::string wanted = concat("in all_to_all as call 1 rank ", giver,
                                         " gives rank 1 5 bytes, and rank 1 expects 4: rank ");
       require(told.find(wanted) != std::string::npos, told);
       require(
           told.find(concat("rank ", giver, " called at r", giver, ".py:7")) != std::string::npos,
           told);
-      run_spanning(host, bridge, {.kind = Kind::kAllToAll, .count = 777, .hosts = &hosts}, rank);
+      run_spanning(host, hier, {.kind = Kind::kAllToAll, .count = 777, .hosts = &hosts}, rank);
     });
   }
 }
 
 TEST_CASE("a rank that gives up ends the call on all hosts") {
   const Hosts hosts{{0, 1}, {2, 3}};
-  run_hosts(hosts, [&](Communicator& host, Bridge& bridge, int rank) {
-    run_spanning(host, bridge, {.kind = Kind::kBarrier, .hosts = &hosts}, rank);
+  run_hosts(hosts, [&](Communicator& host, HierarchicalCommunicator& hier, int rank) {
+    run_spanning(host, hier, {.kind = Kind::kBarrier, .hosts = &hosts}, rank);
     if (rank == 3) {
-      bridge.give_up("it has had enough");
+      hier.give_up("it has had enough");
       return;
     }
     std::vector<float> data(10'000);
     Block block;
     const Request request = float_sum(data, block);
     const std::string told =
-        error_of([&] { host.run_in_turn([&] { bridge.run_ordered(request); }); });
+        error_of([&] { host.run_in_turn([&] { hier.run_ordered(request); }); });
     require(!told.empty(), "the call succeeded");
     const std::string again =
-        error_of([&] { host.run_in_turn([&] { bridge.run_ordered(request); }); });
+        error_of([&] { host.run_in_turn([&] { hier.run_ordered(request); }); });
     require(!again.empty(), "the next call succeeded");
   });
 }
 
 TEST_CASE("a host that does not come is named at the deadline") {
   const Hosts hosts{{0, 1}, {2, 3}};
-  run_hosts(hosts, [&](Communicator& host, Bridge& bridge, int rank) {
+  run_hosts(hosts, [&](Communicator& host, HierarchicalCommunicator& hier, int rank) {
     if (rank >= 2) return;
     std::vector<float> data(10);
     Block block;
     Request request = float_sum(data, block);
     request.deadline = Clock::now() + std::chrono::milliseconds(100);
     const std::string told =
-        error_of([&] { host.run_in_turn([&] { bridge.run_ordered(request); }); });
+        error_of([&] { host.run_in_turn([&] { hier.run_ordered(request); }); });
     require(!told.empty(), "the call succeeded");
     if (rank == 0) {
       require(told.find("rank 2 of host h1 (ranks 2, 3)") != std::string::npos, told);
@@ -320,12 +318,12 @@ TEST_CASE("all ranks go by the costs that one of them has measured") {
   std::array<LevelCosts, 5> found;
   run_hosts(
       hosts,
-      [&](Communicator& host, Bridge& bridge, int rank) {
-        bridge.tune(Clock::now() + std::chrono::seconds(60), {});
-        found[static_cast<std::size_t>(rank)] = bridge.costs();
+      [&](Communicator& host, HierarchicalCommunicator& hier, int rank) {
+        hier.tune(Clock::now() + std::chrono::seconds(60), {});
+        found[static_cast<std::size_t>(rank)] = hier.costs();
         for (const std::size_t count : {1U, 9'000U, 100'000U, 600'000U}) {
           run_spanning(
-              host, bridge,
+              host, hier,
               {.kind = Kind::kAllReduce, .op = ReduceOp::kSum, .count = count, .hosts = &hosts},
               rank);
         }

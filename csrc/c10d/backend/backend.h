@@ -140,7 +140,7 @@ class DreamBackend final : public c10d::Backend {
   /// Bytes of this rank between hosts.
   std::array<WireTraffic, kKinds> traffic_between() const;
   /// Null in a group of one host.
-  const Bridge* bridge() const { return bridge_.get(); }
+  const HierarchicalCommunicator* hier() const { return hierarchical_.get(); }
   std::string explain(Kind kind, std::size_t bytes, bool in_heaps) const;
   /// `bytes` are those of the call's largest tensor.
   Prediction predict(Kind kind, std::size_t bytes, bool in_heaps) const;
@@ -291,7 +291,8 @@ class DreamBackend final : public c10d::Backend {
   const Interrupt interrupt_;
   Fallback fallback_;
   std::shared_ptr<Communicator> comm_;  // null: everything goes to fallback_
-  std::unique_ptr<Bridge> bridge_;      // null: comm_ is of the whole group, else of this host
+  std::unique_ptr<HierarchicalCommunicator>
+      hierarchical_;                    // null: comm_ is of the whole group, else of this host
   std::shared_ptr<Roster> roster_;      // likewise
   std::shared_ptr<StoreClerk> clerk_;   // once there may be several hosts
   std::shared_ptr<Recorder> recorder_;  // of the group

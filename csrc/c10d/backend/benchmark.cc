@@ -69,8 +69,8 @@ Prediction DreamBackend::predict(Kind kind, std::size_t bytes, bool in_heaps) co
   TORCH_CHECK_VALUE(comm_, "the group has no core to predict: ", reason_);
   const bool shards = kind == Kind::kAllGather || kind == Kind::kReduceScatter;
   const std::size_t block = shards ? bytes / static_cast<std::size_t>(size_) : bytes;
-  if (!bridge_) return comm_->predict(kind, block, in_heaps);
-  const Way way = bridge_->way(kind, block);
+  if (!hierarchical_) return comm_->predict(kind, block, in_heaps);
+  const Way way = hierarchical_->way(kind, block);
   return {way.leaders ? "leaders" : "carriers", way.seconds};
 }
 

@@ -233,8 +233,8 @@ void DreamBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_
                    "Rank 0 timed out in monitoredBarrier: its timeout is ", timeout.count(),
                    " ms, expected a positive one");
   try {
-    if (bridge_) {
-      bridge_->monitored_barrier(timeout, wait_all_ranks, check_signals, sequence_.read());
+    if (hierarchical_) {
+      hierarchical_->monitored_barrier(timeout, wait_all_ranks, check_signals, sequence_.read());
     } else {
       comm_->monitored_barrier(timeout, wait_all_ranks, check_signals, sequence_.read());
     }

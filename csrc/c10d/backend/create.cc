@@ -95,8 +95,8 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
       interrupt_([this] { handle_signals(handling_); }),
       fallback_([this, store = visit_, rank, size, options,
                  make = host.make_inner](const std::string& device) {
-        if (bridge_ && device == "cpu") {
-          return between_hosts(connection(bridge_->topology(), "messages"), store);
+        if (hierarchical_ && device == "cpu") {
+          return between_hosts(connection(hierarchical_->topology(), "messages"), store);
         }
         return make(store, rank, size, options, device);
       }),
@@ -139,12 +139,12 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
     if (comm_ && options->cuda == "dreamcomm") serve_devices();
     // Collective, as far as Gloo is: two ranks that exchange messages must not wait for the others.
     if (!comm_) fallback_.get("cpu");
-    if (bridge_) {
-      const Connection messages = connection(bridge_->topology(), "messages");
+    if (hierarchical_) {
+      const Connection messages = connection(hierarchical_->topology(), "messages");
       auto link = std::make_unique<GlooLink>(fallback_.get("cpu"), rank_);
       use_first(messages, kMet, [&] {
-        bridge_->carry_messages(std::move(link));
-        bridge_->meet(deadline_in(Clock::now(), meeting_time(*options)), interrupt_);
+        hierarchical_->carry_messages(std::move(link));
+        hierarchical_->meet(deadline_in(Clock::now(), meeting_time(*options)), interrupt_);
       });
     }
   } catch (const Error& error) {
@@ -160,7 +160,7 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
 /// this one knows that there are several hosts: they may know already, and look nowhere else.
 void DreamBackend::tell_why_not_made(const std::string& reason) {
   if (!clerk_) return;
-  const Reasons reasons = reasons_through(clerk_);
+  const AbortReasons reasons = reasons_through(clerk_);
   if (reasons.of(rank_, std::chrono::milliseconds(0)).empty()) reasons.give_up(rank_, reason);
 }
 
@@ -199,20 +199,21 @@ void DreamBackend::span(const ShmResult& whole, const ShmOptions& options) {
   auto link = std::make_unique<GlooLink>(between_hosts(calls, store_between(visit_)), rank_);
   roster_ = std::make_shared<Roster>(comm_, topology, rank_, clerk_);
   use_first(calls, kMet, [&] {
-    bridge_ = std::make_unique<Bridge>(
+    hierarchical_ = std::make_unique<HierarchicalCommunicator>(
         *comm_, topology, rank_, std::move(link),
-        BridgeOptions{
+        HierarchicalOptions{
             .group = group_to_tell(*options_),
             .call_site = host_.call_site,
             .heap = heap_,
             .recorder = recorder_,
             .widens_halves = options_->halves_between_hosts != "16bit",
             .reasons = reasons_through(clerk_),
-            .bulletin = leaders_bulletin(clerk_, topology, rank_, [this] { comm_->ring(); })});
+            .board = leaders_board(clerk_, topology, rank_, [this] { comm_->ring(); })});
   });
   if (options_->costs == "fixed") return;
-  use_first(calls, kMeasured,
-            [&] { bridge_->tune(deadline_in(Clock::now(), meeting_time(*options_)), interrupt_); });
+  use_first(calls, kMeasured, [&] {
+    hierarchical_->tune(deadline_in(Clock::now(), meeting_time(*options_)), interrupt_);
+  });
 }
 
 void DreamBackend::use_first(const Connection& connection, const char* does,
@@ -259,11 +260,12 @@ void DreamBackend::serve_devices() {
   kind.options.asked = gpu::row_asked(options_->algorithm, options_->fixed_order);
   const LongestWait longest = [this] { return meeting_time(timeout()); };
   std::optional<DeviceHosts> hosts;
-  if (bridge_) {
+  if (hierarchical_) {
     const auto store = c10::make_intrusive<c10d::PrefixStore>("between-devices", visit_);
-    hosts = {{bridge_->topology(), rank_, options_->halves_between_hosts != "16bit", kind.chunk},
-             exchange_among_hosts(*comm_, *bridge_, longest, interrupt_),
-             [this, store] { return host_.make_inner(store, rank_, size_, options_, "cuda"); }};
+    hosts = {
+        {hierarchical_->topology(), rank_, options_->halves_between_hosts != "16bit", kind.chunk},
+        exchange_among_hosts(*comm_, *hierarchical_, longest, interrupt_),
+        [this, store] { return host_.make_inner(store, rank_, size_, options_, "cuda"); }};
   }
   device_ = std::make_unique<DeviceCalls>(comm_, kind, interrupt_, longest, std::move(hosts));
 }

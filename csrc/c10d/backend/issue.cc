@@ -22,22 +22,21 @@ namespace {
 /// Runs the parts of one call, in the call's turn. All are staged before the
 /// first is sent: the parts of a coalesced call are one, so no part sees what
 /// another writes, and a tensor that cannot be staged harms nobody.
-void run_parts(Communicator& communicator, Bridge* bridge, Calls& calls, Clock::time_point deadline,
-               const Interrupt& interrupt) {
+void run_parts(Communicator& communicator, HierarchicalCommunicator* hier, Calls& calls,
+               Clock::time_point deadline, const Interrupt& interrupt) {
   for (Call& call : calls) call.stage();
   std::size_t rest = calls.size();
   try {
     for (Call& call : calls) {
       const Request request = call.request(deadline, --rest);
-      bridge ? bridge->run_ordered(request, interrupt)
-             : communicator.run_ordered(request, interrupt);
+      hier ? hier->run_ordered(request, interrupt) : communicator.run_ordered(request, interrupt);
     }
   } catch (const Error& error) {
     // A mismatch ends the call on all ranks alike. Else this rank would be parts
     // behind its peers, and its next call would meet one of the parts.
     if (error.kind() == ErrorKind::kMismatch) end_batch(calls, calls.size() - rest - 1, error);
     communicator.abort(error.what());
-    if (bridge) bridge->give_up(error.what());
+    if (hier) hier->give_up(error.what());
     throw;
   }
   for (Call& call : calls) call.unstage();
@@ -78,13 +77,13 @@ class Job {
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
 
-  void run(Communicator& communicator, Bridge* bridge) {
+  void run(Communicator& communicator, HierarchicalCommunicator* hier) {
     std::exception_ptr error;
     try {
       const auto deadline = deadline_after(timeout_, timeout_);
       std::optional<AsCaller> as_caller;  // staging is torch's matter
       if (!all_direct(calls_)) as_caller.emplace(*work_->caller());
-      run_parts(communicator, bridge, calls_, deadline, {});
+      run_parts(communicator, hier, calls_, deadline, {});
     } catch (...) {
       error = current_as_torch();
       leave_to_peers_if_failed(communicator, calls_);
@@ -178,11 +177,11 @@ void DreamBackend::require_turn(const Label& label) const {
 }
 
 void DreamBackend::run_here(Calls& calls, Clock::time_point deadline) {
-  if (calls.size() == 1 && calls[0].direct() && !bridge_) {
+  if (calls.size() == 1 && calls[0].direct() && !hierarchical_) {
     comm_->run(calls[0].request(deadline, 0), interrupt_);
     return;
   }
-  comm_->run_in_turn([&] { run_parts(*comm_, bridge_.get(), calls, deadline, interrupt_); },
+  comm_->run_in_turn([&] { run_parts(*comm_, hierarchical_.get(), calls, deadline, interrupt_); },
                      interrupt_);
 }
 
@@ -192,8 +191,8 @@ WorkPtr DreamBackend::run_later(const Plan& plan, Calls& calls) {
   work->set_sequence(static_cast<uint64_t>(sequence_.read()));
   const ProfiledWork::Record shown = work->take_record();
   auto job = std::make_shared<Job>(work, std::move(calls), timeout_of(plan.timeout), pending_);
-  comm_->submit([job, communicator = comm_.get(), bridge = bridge_.get()] {
-    job->run(*communicator, bridge);
+  comm_->submit([job, communicator = comm_.get(), hier = hierarchical_.get()] {
+    job->run(*communicator, hier);
   });
   return work;
 }

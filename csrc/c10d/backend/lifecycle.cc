@@ -41,7 +41,7 @@ void DreamBackend::release_resources() {
     // A forked child has the group's memory but not its threads: let go of both
     // without ending them, as ending them would end the parent's group.
     new auto(std::move(device_));
-    new auto(std::move(bridge_));
+    new auto(std::move(hierarchical_));
     new auto(std::move(roster_));
     new auto(std::move(clerk_));
     new auto(std::move(comm_));
@@ -56,7 +56,7 @@ void DreamBackend::release_resources() {
       TORCH_WARN("dreamcomm: closing a group failed: ", error.what());
     }
     device_.reset();
-    bridge_.reset();  // its calls have ended; it uses what follows
+    hierarchical_.reset();  // its calls have ended; it uses what follows
     roster_.reset();
     clerk_.reset();
     comm_.reset();
@@ -71,8 +71,8 @@ void DreamBackend::release_resources() {
 c10::intrusive_ptr<c10d::Backend::Options> DreamBackend::getBackendOptions() { return options_; }
 
 void DreamBackend::require_one_host(const char* what) const {
-  TORCH_CHECK_VALUE(!bridge_, what, " of groups within one host; this one spans ",
-                    bridge_ ? bridge_->describe() : "");
+  TORCH_CHECK_VALUE(!hierarchical_, what, " of groups within one host; this one spans ",
+                    hierarchical_ ? hierarchical_->describe() : "");
 }
 
 void DreamBackend::setTimeout(milliseconds given) {
@@ -135,7 +135,7 @@ std::array<Traffic, kKinds> DreamBackend::traffic() const {
   require_home();  // the counters lie in memory that children do not have
   if (!comm_) return {};
   std::array<Traffic, kKinds> all = comm_->traffic();
-  if (!bridge_) return all;
+  if (!hierarchical_) return all;
   for (std::size_t i = 0; i < all.size(); ++i) {  // of calls the group's, not their parts
     const auto kind = static_cast<Kind>(i);
     const bool is_message = kind == Kind::kSend || kind == Kind::kRecv;
@@ -147,7 +147,7 @@ std::array<Traffic, kKinds> DreamBackend::traffic() const {
 
 std::array<WireTraffic, kKinds> DreamBackend::traffic_between() const {
   std::array<WireTraffic, kKinds> all{};
-  if (bridge_) all = bridge_->traffic();
+  if (hierarchical_) all = hierarchical_->traffic();
   const std::array<WireTraffic, kKinds> on_devices =
       device_ ? device_->traffic() : std::array<WireTraffic, kKinds>{};
   for (std::size_t i = 0; i < all.size(); ++i) {
@@ -158,7 +158,7 @@ std::array<WireTraffic, kKinds> DreamBackend::traffic_between() const {
 }
 
 std::string DreamBackend::transport() const {
-  if (bridge_) return bridge_->describe();
+  if (hierarchical_) return hierarchical_->describe();
   return comm_ ? comm_->transport() : concat("gloo, as no memory is shared: ", reason_);
 }
 
@@ -171,12 +171,12 @@ bool DreamBackend::has_ended(int rank) const {
 std::vector<std::vector<int>> DreamBackend::hosts() const {
   std::vector<std::vector<int>> found;
   if (!comm_) return found;
-  if (!bridge_) {
+  if (!hierarchical_) {
     std::vector<int>& all = found.emplace_back(static_cast<std::size_t>(size_));
     std::iota(all.begin(), all.end(), 0);
     return found;
   }
-  const Topology& all = bridge_->topology();
+  const Topology& all = hierarchical_->topology();
   for (int host = 0; host < all.hosts(); ++host) {
     const std::span<const int> ranks = all.ranks(host);
     found.emplace_back(ranks.begin(), ranks.end());
@@ -185,7 +185,7 @@ std::vector<std::vector<int>> DreamBackend::hosts() const {
 }
 
 std::optional<LevelCosts> DreamBackend::level_costs() const {
-  return bridge_ ? std::optional(bridge_->costs()) : std::nullopt;
+  return hierarchical_ ? std::optional(hierarchical_->costs()) : std::nullopt;
 }
 
 std::string DreamBackend::explain(Kind kind, std::size_t bytes, bool in_heaps) const {
@@ -196,8 +196,9 @@ std::string DreamBackend::explain(Kind kind, std::size_t bytes, bool in_heaps) c
                   reason_);
   }
   const std::string heap = heap_ ? heap_->describe() : concat("none: ", no_heap_);
-  if (bridge_) {
-    return concat(bridge_->explain(kind, bytes), hosts_words_, "\n  (heap of this rank: ", heap,
+  if (hierarchical_) {
+    return concat(hierarchical_->explain(kind, bytes), hosts_words_,
+                  "\n  (heap of this rank: ", heap,
                   ")\n  (tensors on cuda: ", words_on_devices(kind, bytes), ')');
   }
   return concat(comm_->explain(kind, bytes, in_heaps), "\n  (costs: ", costs_words_,
@@ -226,7 +227,7 @@ void DreamBackend::abort() { abort_for("abort() was called"); }
 void DreamBackend::abort_for(const std::string& reason) {
   if (!process_.at_home()) return;
   if (comm_) comm_->abort(reason);
-  if (bridge_) bridge_->give_up(reason);
+  if (hierarchical_) hierarchical_->give_up(reason);
   if (device_) device_->abort();
   for (const Fallback::Inner& inner : fallback_.all()) inner->abort();
 }
@@ -243,7 +244,7 @@ void DreamBackend::close_at_exit() {
   if (comm_ && left > 0) {
     const std::string reason = concat("the process exits with ", left, " calls under way");
     comm_->abort(reason);
-    if (bridge_) bridge_->give_up(reason);
+    if (hierarchical_) hierarchical_->give_up(reason);
   }
   without_gil([this] {
     close(true);
@@ -268,9 +269,9 @@ void DreamBackend::close(bool alone) {
   if (device_) device_->close(!alone);
   report();
   if (recorder_) recorder_->end();
-  if (bridge_ && !failure()) bridge_->stay_until_heard();
+  if (hierarchical_ && !failure()) hierarchical_->stay_until_heard();
   if (comm_) comm_->shutdown();
-  if (bridge_) bridge_->close();
+  if (hierarchical_) hierarchical_->close();
   executor_->stop();
   for (const Fallback::Inner& inner : fallback_.close()) inner->shutdown();
 }

@@ -70,8 +70,8 @@ void DreamBackend::send_put_off() {
 }
 
 std::optional<int> DreamBackend::near(int rank) const {
-  if (!bridge_) return rank;
-  const Topology& all = bridge_->topology();
+  if (!hierarchical_) return rank;
+  const Topology& all = hierarchical_->topology();
   return all.host_of(rank) == all.host_of(rank_) ? std::optional(all.index_of(rank)) : std::nullopt;
 }
 
@@ -159,8 +159,9 @@ WorkPtr DreamBackend::send_one(const Tensor& tensor, int dst, int tag) {
   const ProfiledWork::Record shown = work->take_record();
   try {
     const Clock::time_point deadline = deadline_after(c10d::kUnsetTimeout, timeout());
-    auto completion = bridge_ ? bridge_->send(cargo_of(memory, block), dst, number, deadline)
-                              : comm_->send(block, dst, number, deadline);
+    auto completion = hierarchical_
+                          ? hierarchical_->send(cargo_of(memory, block), dst, number, deadline)
+                          : comm_->send(block, dst, number, deadline);
     work->follow(std::move(completion), [memory] {});
   } catch (...) {
     std::rethrow_exception(current_as_torch());
@@ -207,8 +208,9 @@ WorkPtr DreamBackend::receive(const Label& label, const Tensor& tensor, std::opt
   const ProfiledWork::Record shown = work->take_record();
   try {
     const Clock::time_point deadline = deadline_after(c10d::kUnsetTimeout, timeout());
-    auto completion = bridge_ ? bridge_->receive(cargo_of(memory, block), source, number, deadline)
-                              : comm_->receive(block, source, number, deadline);
+    auto completion =
+        hierarchical_ ? hierarchical_->receive(cargo_of(memory, block), source, number, deadline)
+                      : comm_->receive(block, source, number, deadline);
     work->follow(std::move(completion), [plain, tensor, memory] {
       if (!plain) copy_into(tensor, memory);
     });

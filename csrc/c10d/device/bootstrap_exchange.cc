@@ -36,11 +36,11 @@ gpu::Exchange exchange_among_all(Communicator& comm, const LongestWait& longest,
                      [&comm, interrupt](const Request& request) { comm.run(request, interrupt); });
 }
 
-gpu::Exchange exchange_among_hosts(Communicator& host, Bridge& bridge, const LongestWait& longest,
-                                   const Interrupt& interrupt) {
-  return exchange_by(bridge.topology().size(), longest,
-                     [&host, &bridge, interrupt](const Request& request) {
-                       host.run_in_turn([&] { bridge.run_ordered(request, interrupt); }, interrupt);
+gpu::Exchange exchange_among_hosts(Communicator& host, HierarchicalCommunicator& hier,
+                                   const LongestWait& longest, const Interrupt& interrupt) {
+  return exchange_by(hier.topology().size(), longest,
+                     [&host, &hier, interrupt](const Request& request) {
+                       host.run_in_turn([&] { hier.run_ordered(request, interrupt); }, interrupt);
                      });
 }
 

@@ -18,8 +18,8 @@ gpu::Exchange exchange_among_all(Communicator& comm, const LongestWait& longest,
                                  const Interrupt& interrupt);
 
 /// Among the ranks of all hosts, likewise.
-gpu::Exchange exchange_among_hosts(Communicator& host, Bridge& bridge, const LongestWait& longest,
-                                   const Interrupt& interrupt);
+gpu::Exchange exchange_among_hosts(Communicator& host, HierarchicalCommunicator& hier,
+                                   const LongestWait& longest, const Interrupt& interrupt);
 
 /// Between this rank and another, beside all else: first the bytes of `first`, then of the
 /// other one. `first` is one of the two.

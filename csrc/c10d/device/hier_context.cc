@@ -56,12 +56,13 @@ class Flight final : public Parcel {
   c10::intrusive_ptr<c10d::Work> work_;  // null: not departed, or waited for
 };
 
-DeviceTrip::DeviceTrip(const Level& level, Clock::time_point deadline, std::size_t chunk)
-    : Trip(level.topology, level.rank, chunk, level.widens_halves),
+DeviceHierContext::DeviceHierContext(const Level& level, Clock::time_point deadline,
+                                     std::size_t chunk)
+    : HierContext(level.topology, level.rank, chunk, level.widens_halves),
       level_(level),
       deadline_(deadline) {}
 
-DeviceTrip::~DeviceTrip() {
+DeviceHierContext::~DeviceHierContext() {
   try {
     for (const auto& one : departed_) one->wait();
   } catch (const std::exception& error) {
@@ -69,8 +70,8 @@ DeviceTrip::~DeviceTrip() {
   }
 }
 
-void DeviceTrip::here(Kind kind, const Reduction& how, std::span<const Block> in,
-                      std::span<const Block> out, int root) {
+void DeviceHierContext::here(Kind kind, const Reduction& how, std::span<const Block> in,
+                             std::span<const Block> out, int root) {
   const Adjacent ins(in, level_.device);
   const Adjacent outs(out, level_.device);
   ins.collect();
@@ -85,54 +86,54 @@ void DeviceTrip::here(Kind kind, const Reduction& how, std::span<const Block> in
   outs.spread();
 }
 
-Cargo DeviceTrip::room(std::size_t bytes) const {
+Cargo DeviceHierContext::room(std::size_t bytes) const {
   const auto options = at::TensorOptions().dtype(at::kByte).device(level_.device);
   at::Tensor made = at::empty({static_cast<std::int64_t>(bytes)}, options);
   auto* const data = static_cast<std::byte*>(made.mutable_data_ptr());
   return {std::shared_ptr<std::byte>(data, [made](std::byte*) {}), 0, bytes};
 }
 
-Cargo DeviceTrip::kept(const Block& block) { return lent(block.data, block.bytes); }
+Cargo DeviceHierContext::kept(const Block& block) { return lent(block.data, block.bytes); }
 
-void DeviceTrip::copy(std::byte* to, const std::byte* from, std::size_t bytes) {
+void DeviceHierContext::copy(std::byte* to, const std::byte* from, std::size_t bytes) {
   if (bytes == 0) return;
   copy_into(bytes_at({to, bytes}, level_.device),
             bytes_at({const_cast<std::byte*>(from), bytes}, level_.device));
 }
 
-Cargo DeviceTrip::widened(const Steps& steps, std::byte* in, std::size_t count) {
+Cargo DeviceHierContext::widened(const Steps& steps, std::byte* in, std::size_t count) {
   if (!steps.widens()) return lent(in, count * steps.item());
   Cargo wide = room(count * steps.wire_item());
   convert_on_device({steps.wire, wide.data()}, {steps.type, in}, count, level_.device);
   return wide;
 }
 
-void DeviceTrip::combine(const Steps& steps, std::span<const std::byte* const> of_hosts,
-                         std::byte* out, std::size_t count) {
+void DeviceHierContext::combine(const Steps& steps, std::span<const std::byte* const> of_hosts,
+                                std::byte* out, std::size_t count) {
   reduce_on_device(steps.between, of_hosts, {steps.type, out}, count, level_.device);
 }
 
-const std::shared_ptr<Flight>& DeviceTrip::flight(std::uint32_t number) {
+const std::shared_ptr<Flight>& DeviceHierContext::flight(std::uint32_t number) {
   std::shared_ptr<Flight>& one = named_[number];
   if (!one) one = std::make_shared<Flight>();
   return one;
 }
 
-void DeviceTrip::send(int rank, const Cargo& cargo, std::uint32_t number) {
+void DeviceHierContext::send(int rank, const Cargo& cargo, std::uint32_t number) {
   if (cargo.bytes == 0) return;
   flight(number)->add(rank, cargo, true);
   sends_.push_back({flight(number), rank});
   traffic_.sent += cargo.bytes;
 }
 
-void DeviceTrip::receive(int rank, const Cargo& cargo, std::uint32_t number) {
+void DeviceHierContext::receive(int rank, const Cargo& cargo, std::uint32_t number) {
   if (cargo.bytes == 0) return;
   flight(number)->add(rank, cargo, false);
   receives_.push_back({flight(number), rank});
   traffic_.received += cargo.bytes;
 }
 
-void DeviceTrip::depart(std::uint32_t number) {
+void DeviceHierContext::depart(std::uint32_t number) {
   const auto found = named_.find(number);
   if (found == named_.end()) return;
   departed_.push_back(std::move(found->second));
@@ -140,10 +141,10 @@ void DeviceTrip::depart(std::uint32_t number) {
   departed_.back()->depart(level_.engine, level_.device);
 }
 
-Trip::Transfers DeviceTrip::sends() { return std::exchange(sends_, {}); }
-Trip::Transfers DeviceTrip::receives() { return std::exchange(receives_, {}); }
+HierContext::Transfers DeviceHierContext::sends() { return std::exchange(sends_, {}); }
+HierContext::Transfers DeviceHierContext::receives() { return std::exchange(receives_, {}); }
 
-void DeviceTrip::wait(const Transfers& transfers) {
+void DeviceHierContext::wait(const Transfers& transfers) {
   for (const Transfer& one : transfers) one.parcel->wait();
 }
 

@@ -18,7 +18,7 @@ namespace dreamcomm {
 /// before it begins the next, has all ranks' messages under way at a time.
 class Flight;
 
-class DeviceTrip final : public Trip {
+class DeviceHierContext final : public HierContext {
  public:
   /// What it goes by: all outlive it.
   struct Level {
@@ -30,9 +30,9 @@ class DeviceTrip final : public Trip {
     c10::Device device;
     void* stream;  // the current one
   };
-  DeviceTrip(const Level& level, Clock::time_point deadline, std::size_t chunk);
+  DeviceHierContext(const Level& level, Clock::time_point deadline, std::size_t chunk);
   /// Orders the stream behind what is still under way, so that no room is used again before.
-  ~DeviceTrip() override;
+  ~DeviceHierContext() override;
 
   void here(Kind kind, const Reduction& how, std::span<const Block> in, std::span<const Block> out,
             int root = 0) override;

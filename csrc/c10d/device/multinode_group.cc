@@ -21,26 +21,26 @@ DeviceSpan::DeviceSpan(std::shared_ptr<gpu::Group> group, DevicePlace place, Fal
 void DeviceSpan::run(const Request& request, void* stream) {
   validate(request, place_.rank, place_.topology.size());
   under_way_ = true;
-  const DeviceTrip::Level level{.group = *group_,
-                                .engine = *engine_,
-                                .topology = place_.topology,
-                                .rank = place_.rank,
-                                .widens_halves = place_.widens_halves,
-                                .device = device_,
-                                .stream = stream};
-  DeviceTrip trip(level, request.deadline, place_.chunk);
+  const DeviceHierContext::Level level{.group = *group_,
+                                       .engine = *engine_,
+                                       .topology = place_.topology,
+                                       .rank = place_.rank,
+                                       .widens_halves = place_.widens_halves,
+                                       .device = device_,
+                                       .stream = stream};
+  DeviceHierContext context(level, request.deadline, place_.chunk);
   try {
     if (request.kind == Kind::kBarrier) {  // between hosts the verdict is one
-      trip.here(Kind::kBarrier, Reduction{}, {}, {});
+      context.here(Kind::kBarrier, Reduction{}, {}, {});
     } else {
-      spans::run(trip, request);
+      internode::run(context, request);
     }
   } catch (const Error& error) {  // of a part
     throw Error(error.kind(), concat(dreamcomm::describe(request), ": ", error.what()));
   }
   const auto kind = static_cast<std::size_t>(request.kind);
-  sent_[kind].grow(static_cast<std::int64_t>(trip.traffic().sent));
-  received_[kind].grow(static_cast<std::int64_t>(trip.traffic().received));
+  sent_[kind].grow(static_cast<std::int64_t>(context.traffic().sent));
+  received_[kind].grow(static_cast<std::int64_t>(context.traffic().received));
 }
 
 void DeviceSpan::agree(void* stream) {

@@ -18,14 +18,14 @@ namespace dreamcomm {
 struct DevicePlace {
   Topology topology;
   int rank = 0;
-  bool widens_halves = true;  // as BridgeOptions
+  bool widens_halves = true;  // as HierarchicalOptions
   std::size_t chunk = kDeviceChunkBytes;
 };
 
-/// Sums are made in the order of Bridge, so equal placements give the bits of the host's tensors.
-/// INVARIANT: a call that fails on one rank is known to have failed on all when its stream has
-/// come to its end: agree() puts the ranks' verdicts behind it. So no host goes on with sums that
-/// another one could not make.
+/// Sums are made in the order of HierarchicalCommunicator, so equal placements give the bits of the
+/// host's tensors. INVARIANT: a call that fails on one rank is known to have failed on all when its
+/// stream has come to its end: agree() puts the ranks' verdicts behind it. So no host goes on with
+/// sums that another one could not make.
 class DeviceSpan {
  public:
   DeviceSpan(std::shared_ptr<gpu::Group> group, DevicePlace place, Fallback::Inner engine,

@@ -51,7 +51,7 @@ py::dict to_dict(const std::array<Traffic, kKinds>& traffic) {
 /// those between hosts.
 py::dict stats_of(const DreamBackend& backend) {
   py::dict stats = to_dict(backend.traffic());
-  if (!backend.bridge()) return stats;
+  if (!backend.hier()) return stats;
   const auto between = backend.traffic_between();
   for (int k = 0; k < kKinds; ++k) {
     const WireTraffic& wire = between[static_cast<std::size_t>(k)];

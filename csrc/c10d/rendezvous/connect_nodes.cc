@@ -31,7 +31,7 @@ std::string name_of(const Place& place, int rank) {
 /// The other ranks of whom nothing is heard until that time, and that the text does not name; not
 /// known if the store does not answer, or not for all of them in that time.
 std::optional<std::vector<int>> silent(const Connection& connection, StoreClerk& clerk,
-                                       const Reasons& reasons, const std::string& told,
+                                       const AbortReasons& reasons, const std::string& told,
                                        Clock::time_point until) {
   const Place& place = connection.place;
   std::vector<int> ranks;
@@ -80,7 +80,7 @@ bool is_first_hand(const std::string& told) {
 }
 
 /// Why another rank has failed: if some are silent, as a rank of their hosts tells it.
-std::string told_by_another(const Place& place, const Reasons& reasons,
+std::string told_by_another(const Place& place, const AbortReasons& reasons,
                             const std::vector<int>& ranks) {
   const Topology& topology = place.topology;
   for (int peer = 0; peer < topology.size(); ++peer) {
@@ -95,7 +95,7 @@ std::string told_by_another(const Place& place, const Reasons& reasons,
 
 /// Why some other rank has given the group up: the one that does so because of none, if it is
 /// there, and the store says so in the time.
-std::string first_told(const Reasons& reasons, int own, int size) {
+std::string first_told(const AbortReasons& reasons, int own, int size) {
   const std::string last = reasons.last();
   if (last.empty()) return "";
   const Clock::time_point end = Clock::now() + kLongestRound;
@@ -123,7 +123,8 @@ bool is_connection_lost(const Error& error) {
 /// what others tell then is that they, too, have waited, and for whom they do not know.
 std::function<std::string(int)> watch_on_mates(const Connection& connection,
                                                const std::function<std::string(int)>& known,
-                                               const ShmResult& whole, const Reasons& reasons) {
+                                               const ShmResult& whole,
+                                               const AbortReasons& reasons) {
   return [&connection, known, &whole, reasons](int rank) -> std::string {
     const bool ended = has_ended(whole.processes.at(static_cast<std::size_t>(rank)));
     if (std::string why = known ? known(rank) : ""; !why.empty()) return why;
@@ -161,7 +162,7 @@ std::string cause_soon(const PatientStore::Watch& watch) {
 }
 
 Fallback::Inner connect_hosts(const Connection& connection, StoreClerk& clerk,
-                              const Reasons& reasons,
+                              const AbortReasons& reasons,
                               const std::function<Fallback::Inner()>& connect) {
   const Place& place = connection.place;
   try {
@@ -183,7 +184,7 @@ Fallback::Inner connect_hosts(const Connection& connection, StoreClerk& clerk,
   }
 }
 
-void first_use(const Connection& connection, StoreClerk& clerk, const Reasons& reasons,
+void first_use(const Connection& connection, StoreClerk& clerk, const AbortReasons& reasons,
                const PatientStore::Watch& watch, const std::function<void()>& use) {
   try {
     use();

@@ -43,7 +43,7 @@ struct Connection {
 /// rank has given the group up since. The references must outlive what is returned.
 std::function<std::string(int rank)> watch_on_mates(
     const Connection& connection, const std::function<std::string(int rank)>& known,
-    const ShmResult& whole, const Reasons& reasons);
+    const ShmResult& whole, const AbortReasons& reasons);
 
 /// Why a connection will not come about, as far as is known: a rank of this host has ended, or some
 /// rank has given the group up. It keeps neither of them, as Gloo may go on with it for long after.
@@ -58,14 +58,14 @@ std::string cause_soon(const PatientStore::Watch& watch);
 /// What `connect` returns, which makes `connection`. Where it throws Error, the others are told
 /// why, and with it is thrown what is known of them.
 Fallback::Inner connect_hosts(const Connection& connection, StoreClerk& clerk,
-                              const Reasons& reasons,
+                              const AbortReasons& reasons,
                               const std::function<Fallback::Inner()>& connect);
 
 /// The first thing that is done with what connect_hosts() returned. Where it throws Error, the
 /// others are told why, and with it is thrown what `watch` says by then, and of whom nothing is
 /// heard. Others' words do not do: one that could not connect tells so at once, and only later,
 /// when it has listened, with whom.
-void first_use(const Connection& connection, StoreClerk& clerk, const Reasons& reasons,
+void first_use(const Connection& connection, StoreClerk& clerk, const AbortReasons& reasons,
                const PatientStore::Watch& watch, const std::function<void()>& use);
 
 /// Gloo's words: the first line, without where in its sources it found them.

@@ -87,7 +87,7 @@ std::vector<int> members_on_host(const std::vector<int>& members, const Place& p
   return on_host;
 }
 
-Reasons reasons_through(const std::shared_ptr<StoreClerk>& clerk) {
+AbortReasons reasons_through(const std::shared_ptr<StoreClerk>& clerk) {
   const auto tell = [clerk](int rank, const std::string& words) {
     clerk->post(kLastToldKey, words);
     clerk->set(telling_key(rank), words);

@@ -16,7 +16,7 @@ constexpr std::chrono::milliseconds kLongestBetween{32};
 }  // namespace
 
 /// INVARIANT: one look is under way at the most, so what it finds is newer than what is there.
-struct StoreBulletin::Board {
+struct StoreBoard::Board {
   std::string look(c10d::Store& store) {
     std::vector<std::string> found;
     for (const std::string& key : keys) {
@@ -39,29 +39,27 @@ struct StoreBulletin::Board {
   std::chrono::milliseconds pause = kShortestBetween;
 };
 
-StoreBulletin::StoreBulletin(std::shared_ptr<StoreClerk> clerk, std::vector<std::string> keys,
-                             std::function<void()> ring)
+StoreBoard::StoreBoard(std::shared_ptr<StoreClerk> clerk, std::vector<std::string> keys,
+                       std::function<void()> ring)
     : clerk_(std::move(clerk)),
       board_(
           new Board{.keys = std::move(keys), .mutex = {}, .ring = std::move(ring), .texts = {}}) {
   board_->texts.resize(board_->keys.size());
 }
 
-StoreBulletin::~StoreBulletin() {
+StoreBoard::~StoreBoard() {
   const std::scoped_lock lock(board_->mutex);
   board_->ring = nullptr;
 }
 
-void StoreBulletin::post(const std::string& key, const std::string& text) {
-  clerk_->post(key, text);
-}
+void StoreBoard::post(const std::string& key, const std::string& text) { clerk_->post(key, text); }
 
-bool StoreBulletin::has_news() {
+bool StoreBoard::has_news() {
   const std::scoped_lock lock(board_->mutex);
   return board_->news;
 }
 
-std::vector<std::string> StoreBulletin::read(std::chrono::milliseconds patience) {
+std::vector<std::string> StoreBoard::read(std::chrono::milliseconds patience) {
   if (patience.count() > 0) {
     clerk_->run([board = board_](c10d::Store& store) { return board->look(store); }, patience);
   }
@@ -77,11 +75,12 @@ std::vector<std::string> StoreBulletin::read(std::chrono::milliseconds patience)
   return board_->texts;
 }
 
-std::shared_ptr<Bulletin> leaders_bulletin(const std::shared_ptr<StoreClerk>& clerk,
-                                           const Topology& topology, int rank,
-                                           std::function<void()> ring) {
+std::shared_ptr<BarrierBoard> leaders_board(const std::shared_ptr<StoreClerk>& clerk,
+                                            const Topology& topology, int rank,
+                                            std::function<void()> ring) {
   if (topology.index_of(rank) != 0) return nullptr;
-  return std::make_shared<StoreBulletin>(clerk, SpanRoll::keys(topology, rank), std::move(ring));
+  return std::make_shared<StoreBoard>(clerk, InternodeBarrier::keys(topology, rank),
+                                      std::move(ring));
 }
 
 }  // namespace dreamcomm

@@ -13,13 +13,13 @@
 
 namespace dreamcomm {
 
-class StoreBulletin final : public Bulletin {
+class StoreBoard final : public BarrierBoard {
  public:
   /// Reads `keys`. `ring` wakes the rank; any thread.
-  StoreBulletin(std::shared_ptr<StoreClerk> clerk, std::vector<std::string> keys,
-                std::function<void()> ring);
+  StoreBoard(std::shared_ptr<StoreClerk> clerk, std::vector<std::string> keys,
+             std::function<void()> ring);
   /// From then on the rank is not woken.
-  ~StoreBulletin() override;
+  ~StoreBoard() override;
 
   void post(const std::string& key, const std::string& text) override;
   bool has_news() override;
@@ -32,8 +32,8 @@ class StoreBulletin final : public Bulletin {
 };
 
 /// For a monitored barrier between hosts; null on ranks that lead none.
-std::shared_ptr<Bulletin> leaders_bulletin(const std::shared_ptr<StoreClerk>& clerk,
-                                           const Topology& topology, int rank,
-                                           std::function<void()> ring);
+std::shared_ptr<BarrierBoard> leaders_board(const std::shared_ptr<StoreClerk>& clerk,
+                                            const Topology& topology, int rank,
+                                            std::function<void()> ring);
 
 }  // namespace dreamcomm

@@ -8,7 +8,7 @@
 #include "comm/barrier/monitored_barrier.h"
 #include "comm/rank_state.h"
 
-namespace dreamcomm::roll {
+namespace dreamcomm::barrier {
 
 // The lowest bits of a verdict:
 inline constexpr std::uint32_t kLate = 1;    // somebody has not come
@@ -66,4 +66,4 @@ class Presence {
   const MonitoredBarrier::Terms& terms_;
 };
 
-}  // namespace dreamcomm::roll
+}  // namespace dreamcomm::barrier

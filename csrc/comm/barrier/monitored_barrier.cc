@@ -48,10 +48,10 @@ std::unique_lock<std::mutex> MonitoredBarrier::take_turn(Terms& terms,
 void MonitoredBarrier::catch_up(std::int64_t issued) {
   Header& own = state_.header();
   while (true) {
-    const std::uint32_t number = roll::ended(own.present);
+    const std::uint32_t number = barrier::ended(own.present);
     const std::optional<std::int64_t> calls = calls_beyond(number, issued);
     if (!calls) return;
-    roll::calls_at(own, number).set(*calls);
+    barrier::calls_at(own, number).set(*calls);
     own.present.publish(2 * (number + 1));
   }
 }
@@ -62,12 +62,12 @@ std::optional<std::int64_t> MonitoredBarrier::calls_beyond(std::uint32_t number,
                                                            std::int64_t issued) const {
   for (int rank = 0; rank < state_.size(); ++rank) {
     Header& peer = state_.fabric().header(rank);
-    std::uint32_t ahead = roll::ended(peer.present) - number;  // read before its calls
+    std::uint32_t ahead = barrier::ended(peer.present) - number;  // read before its calls
     // Rank 0's verdict comes before it leaves.
-    const bool judged = rank == 0 && peer.verdict.has(roll::verdict_on(number));
+    const bool judged = rank == 0 && peer.verdict.has(barrier::verdict_on(number));
     if (ahead == 0 && judged) ahead = 1;
     if (!reached(ahead, 1)) continue;
-    const std::int64_t calls = roll::calls_at(peer, number).read();
+    const std::int64_t calls = barrier::calls_at(peer, number).read();
     if (ahead > peer.monitored_barriers.size()) return std::min(calls, issued - 1);
     if (issued > calls) return calls;
   }
@@ -76,7 +76,7 @@ std::optional<std::int64_t> MonitoredBarrier::calls_beyond(std::uint32_t number,
 
 /// In the roll call that rank 0 is in.
 bool MonitoredBarrier::is_present(int rank) const {
-  return roll::present(state_, rank).read() == state_.header().present.read();
+  return barrier::present(state_, rank).read() == state_.header().present.read();
 }
 
 /// A rank that is not in the roll call and might still come; else rank 0, who decides.
@@ -97,14 +97,14 @@ void MonitoredBarrier::heed_verdict(std::uint32_t number, bool late) const {
   const auto& text = caller.verdict_text[number % 2];
   const std::string problem(text.begin(), std::find(text.begin(), text.end(), '\0'));
   // Else rank 0 has ended others since, and the text may be theirs, or half of it.
-  const bool own =
-      (verdict & ~roll::kBits) == roll::verdict_on(number) && caller.verdict.read() == verdict;
+  const bool own = (verdict & ~barrier::kBits) == barrier::verdict_on(number) &&
+                   caller.verdict.read() == verdict;
   const std::string dead = own ? "" : words_on_lost(state_);
   const std::string lost = dead.empty() ? "" : "; " + dead;
-  const bool ended = own ? (verdict & roll::kEnded) != 0 : !dead.empty();
+  const bool ended = own ? (verdict & barrier::kEnded) != 0 : !dead.empty();
   const ErrorKind kind = ended ? ErrorKind::kPeerLost : ErrorKind::kTimeout;
   // Then the words are of all ranks of this host, in time or not.
-  if (own && (verdict & roll::kMissed) != 0) throw Error(kind, problem);
+  if (own && (verdict & barrier::kMissed) != 0) throw Error(kind, problem);
   const std::string who = concat("monitored_barrier on ", state_.who());
   if (late) {
     throw Error(kind, concat(who, " came too late: rank ", state_.fabric().number(0),
@@ -119,10 +119,10 @@ void MonitoredBarrier::heed_verdict(std::uint32_t number, bool late) const {
 
 void MonitoredBarrier::answer(const Round& round) {
   catch_up(round.terms.issued);
-  const std::uint32_t number = roll::ended(state_.header().present);
+  const std::uint32_t number = barrier::ended(state_.header().present);
   // Before rank 0 can see this one present, and let all pass.
-  const bool late = state_.fabric().header(0).verdict.has(roll::verdict_on(number));
-  const roll::Presence presence(state_, round.terms);
+  const bool late = state_.fabric().header(0).verdict.has(barrier::verdict_on(number));
+  const barrier::Presence presence(state_, round.terms);
   if (!late) {
     await_caller(number, round);
     await_verdict(number, round);
@@ -140,7 +140,8 @@ void MonitoredBarrier::await_caller(std::uint32_t number, const Round& round) {
   WaitWatchdog watchdog(state_, what, round.deadline, round.idle, round.interrupt, round.begin);
   watchdog.look_at_awaited_only();
   const auto has_come = [&] {
-    return caller.verdict.has(roll::verdict_on(number)) || caller.present.read() == 2 * number + 1;
+    return caller.verdict.has(barrier::verdict_on(number)) ||
+           caller.present.read() == 2 * number + 1;
   };
   try {
     wait_until(state_.header().doorbell, state_.patience(), watchdog, has_come, [] { return 0; });
@@ -167,14 +168,14 @@ void MonitoredBarrier::await_verdict(std::uint32_t number, const Round& round) {
     wait_until(state_.header().doorbell, state_.patience(), watchdog, ready,
                [&] { return Clock::now() < end ? awaited_beside_rank_0() : 0; });
   };
-  const auto decided = [&] { return caller.verdict.has(roll::verdict_on(number)); };
+  const auto decided = [&] { return caller.verdict.has(barrier::verdict_on(number)); };
   Clock::time_point runs = end;  // when it was last seen to
   const auto has_stopped = [&] {
     const Clock::time_point now = Clock::now();
     if (now < end || !fabric.has_stopped(0)) runs = now;
-    return now - runs >= roll::kStopped;
+    return now - runs >= barrier::kStopped;
   };
-  wait(roll::kGrace, [&] { return decided() || has_stopped(); });
+  wait(barrier::kGrace, [&] { return decided() || has_stopped(); });
   wait({}, decided);
 }
 

@@ -23,7 +23,7 @@ std::chrono::milliseconds since(Clock::time_point begin) {
 }  // namespace
 
 bool MonitoredBarrier::has_given_up(int rank) const {
-  const std::uint32_t value = roll::present(state_, rank).read();  // once: it may come meanwhile
+  const std::uint32_t value = barrier::present(state_, rank).read();  // once: it may come meanwhile
   const std::uint32_t own = state_.header().present.read();
   return value != own && reached(value, own);
 }
@@ -152,11 +152,11 @@ BarrierCount MonitoredBarrier::count(const Round& round) {
     if (error.kind() != ErrorKind::kPeerLost) throw;
     const int gone = awaited();
     if (gone < 0 || is_present(gone)) {  // it had come
-      return {.bits = roll::kEnded, .problem = error.what()};
+      return {.bits = barrier::kEnded, .problem = error.what()};
     }
     await_rest(round);
     BarrierCount found = missing(since(round.begin), round.terms.all);
-    if (!found.is_complete()) found.bits = roll::kEnded;
+    if (!found.is_complete()) found.bits = barrier::kEnded;
     return found;
   }
   if (complete) return {};
@@ -165,8 +165,8 @@ BarrierCount MonitoredBarrier::count(const Round& round) {
   const auto lasted = rank < 0 && !remote ? round.terms.timeout : since(round.begin);
   BarrierCount found = missing(lasted, round.terms.all);
   if (found.is_complete()) return {};  // the last one just came
-  found.bits = lacks_the_gone() ? roll::kEnded : roll::kLate;
-  found.late = late && found.bits == roll::kLate;
+  found.bits = lacks_the_gone() ? barrier::kEnded : barrier::kLate;
+  found.late = late && found.bits == barrier::kLate;
   if (waited && round.terms.remote == nullptr) {  // else the judge says it
     found.acts.back() +=
         concat("; the timeout of rank ", state_.fabric().number(rank), " was over");
@@ -213,7 +213,7 @@ MonitoredBarrier::Outcome MonitoredBarrier::count_all(const Round& round) {
 
 void MonitoredBarrier::call(const Round& round) {
   catch_up(round.terms.issued);
-  const roll::Presence presence(state_, round.terms);
+  const barrier::Presence presence(state_, round.terms);
   const int number = state_.fabric().number(0);
   Outcome found;
   try {
@@ -225,16 +225,16 @@ void MonitoredBarrier::call(const Round& round) {
       found = {count.bits, told ? count.problem : words_on_missing(count, state_.who())};
     }
   } catch (const Error& error) {
-    give_verdict({roll::kEnded, error.what()}, round.terms);
+    give_verdict({barrier::kEnded, error.what()}, round.terms);
     throw;
   } catch (...) {
-    give_verdict({roll::kEnded, concat("rank ", number, " was interrupted in it")}, round.terms);
+    give_verdict({barrier::kEnded, concat("rank ", number, " was interrupted in it")}, round.terms);
     throw;
   }
   give_verdict(found, round.terms);
   if (found.bits == 0) return;
-  const bool ended = (found.bits & roll::kEnded) != 0;
-  const bool missed = (found.bits & roll::kMissed) != 0;
+  const bool ended = (found.bits & barrier::kEnded) != 0;
+  const bool missed = (found.bits & barrier::kMissed) != 0;
   const bool of_others = ended && !missed && number != 0;  // who hear it in the same words
   throw Error(ended ? ErrorKind::kPeerLost : ErrorKind::kTimeout,
               of_others
@@ -284,11 +284,11 @@ std::string words_on_missing(const BarrierCount& count, const std::string& who) 
 /// Of the roll call that rank 0 is in.
 void MonitoredBarrier::give_verdict(const Outcome& found, const Terms& terms) {
   Header& header = state_.header();
-  const std::uint32_t number = roll::ended(header.present);
-  roll::calls_at(header, number).set(terms.issued);
+  const std::uint32_t number = barrier::ended(header.present);
+  barrier::calls_at(header, number).set(terms.issued);
   if (found.bits == 0) header.passed.publish(number + 1);
   put_text(header.verdict_text[number % 2], found.problem);
-  header.verdict.publish(roll::verdict_on(number) + found.bits);
+  header.verdict.publish(barrier::verdict_on(number) + found.bits);
   state_.ring_peers();
 }
 

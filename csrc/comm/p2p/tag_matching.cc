@@ -244,7 +244,7 @@ std::optional<std::string> TagMatcher::check_health() {
   }
   why_alone_.reset();
   if (here == 0) why_alone_ = listed(fates);
-  if (why_alone_ && !state_.fabric().spans()) {
+  if (why_alone_ && !state_.fabric().internode()) {
     drop_from_any(fates.empty() ? "it is the only rank" : *why_alone_);
   }
   std::optional<std::string> broken;

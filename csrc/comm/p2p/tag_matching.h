@@ -11,7 +11,7 @@
 // the count that the reader has published as read is below the number of places,
 // and publishes i + 1 afterwards; the reader reads place i only after it saw
 // that, and publishes its own count afterwards. So a place is never written and
-// read at once. Envelopes, grants and buffers each follow it.
+// read at once. PrepostedReceives, grants and buffers each follow it.
 //
 // Any thread may call any function. The lock guards the bookkeeping; bytes of
 // granted messages are copied outside it, by the thread that claimed the stream.

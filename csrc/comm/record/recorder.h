@@ -32,11 +32,14 @@ struct Book {
   };
   struct Room {  // how many of each are kept
     std::size_t records = 0;
-    std::size_t spans = 0;
+    std::size_t internode = 0;
     bool operator==(const Room&) const = default;
   };
   Book(const Room& of, int size)
-      : room(of), collectives(of.records, size), messages(of.records, size), timeline(of.spans) {}
+      : room(of),
+        collectives(of.records, size),
+        messages(of.records, size),
+        timeline(of.internode) {}
   /// What was noted until now does not count any more, nor what is still noted of a call that is
   /// under way.
   void begin_anew() {
@@ -45,7 +48,7 @@ struct Book {
     const std::vector<Record> last = collectives.records.read(added - 1);
     before_call.publish(last.empty() ? 0 : last.back().number);
     before_messages.publish(messages.records.added());
-    before_spans.publish(timeline.spans().added());
+    before_spans.publish(timeline.internode().added());
   }
 
   const Room room;

@@ -8,12 +8,12 @@
 namespace dreamcomm {
 
 /// Of one rank. One thread at a time.
-class Bulletin {
+class BarrierBoard {
  public:
-  Bulletin() = default;
-  virtual ~Bulletin() = default;
-  Bulletin(const Bulletin&) = delete;
-  Bulletin& operator=(const Bulletin&) = delete;
+  BarrierBoard() = default;
+  virtual ~BarrierBoard() = default;
+  BarrierBoard(const BarrierBoard&) = delete;
+  BarrierBoard& operator=(const BarrierBoard&) = delete;
 
   /// Takes the place of what was posted under the key. In the order given, but nobody waits for it.
   virtual void post(const std::string& key, const std::string& text) = 0;

@@ -22,20 +22,20 @@ constexpr milliseconds kWords{300};  // for its host's ranks to notice, and to t
 
 /// Whether this rank cannot do without that leader: it has not said that it leaves this roll call,
 /// or how it ended.
-bool SpanRoll::needs(int leader) const {
+bool InternodeBarrier::needs(int leader) const {
   if (!judges()) return read_.ended <= number_;
   return !has_left(reports_.at(static_cast<std::size_t>(topology_.host_of(leader)) - 1));
 }
 
 /// With what their connections say of it.
-std::map<int, std::string> SpanRoll::newly_gone() {
+std::map<int, std::string> InternodeBarrier::newly_gone() {
   std::map<int, std::string> found;
   const std::size_t others = judges() ? reports_.size() : 1;
   for (std::size_t i = 0; i < others; ++i) {
     const int one = judges() ? leader(i) : 0;
     if (gone_.contains(one) || !needs(one)) continue;
     try {
-      means_.vigil.glance(one);
+      means_.monitor.glance(one);
     } catch (const Error& error) {
       found.emplace(one, error.what());
     }
@@ -43,7 +43,7 @@ std::map<int, std::string> SpanRoll::newly_gone() {
   return found;
 }
 
-void SpanRoll::look_for_gone() {
+void InternodeBarrier::look_for_gone() {
   if (Clock::now() < next_glance_) return;
   const std::map<int, std::string> found = newly_gone();
   if (!found.empty()) look(kPosts);
@@ -60,7 +60,7 @@ void SpanRoll::look_for_gone() {
 }
 
 /// Rank 0 waits for all leaders, the others for what it says.
-std::string SpanRoll::awaited() {
+std::string InternodeBarrier::awaited() {
   const std::scoped_lock lock(mutex_);
   if (!judges()) {
     return concat(place(0), read_.in == number_ + 1 ? ", which waits for others" : "");

@@ -5,7 +5,7 @@
 #include <ostream>
 #include <sstream>
 
-namespace dreamcomm::roll {
+namespace dreamcomm::barrier {
 namespace {
 
 /// With its length in front, as it may hold anything.
@@ -75,4 +75,4 @@ Verdict verdict_from(const std::string& text) {
   return verdict;
 }
 
-}  // namespace dreamcomm::roll
+}  // namespace dreamcomm::barrier

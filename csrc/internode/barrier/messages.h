@@ -7,7 +7,7 @@
 
 #include "comm/barrier/remote_barrier.h"
 
-namespace dreamcomm::roll {
+namespace dreamcomm::barrier {
 
 /// Of a leader but rank 0.
 struct Report {
@@ -41,4 +41,4 @@ std::string to_text(const Verdict& verdict);
 Report report_from(const std::string& text);
 Verdict verdict_from(const std::string& text);
 
-}  // namespace dreamcomm::roll
+}  // namespace dreamcomm::barrier

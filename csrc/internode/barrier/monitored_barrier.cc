@@ -21,56 +21,56 @@ constexpr milliseconds kHeard{1000};     // for the leaders to read the last ver
 Clock::duration grace_of(milliseconds timeout) {
   constexpr milliseconds kLeast{300};
   constexpr milliseconds kToJudge{1600};
-  return std::min<Clock::duration>(std::max(timeout / 10, kLeast) + kToJudge, roll::kGrace / 2);
+  return std::min<Clock::duration>(std::max(timeout / 10, kLeast) + kToJudge, barrier::kGrace / 2);
 }
 
 std::string key_of(int host) { return concat("roll/", host); }
 
 }  // namespace
 
-std::vector<std::string> SpanRoll::keys(const Topology& topology, int rank) {
+std::vector<std::string> InternodeBarrier::keys(const Topology& topology, int rank) {
   if (rank != 0) return {key_of(0)};
   std::vector<std::string> keys;
   for (int host = 1; host < topology.hosts(); ++host) keys.push_back(key_of(host));
   return keys;
 }
 
-SpanRoll::SpanRoll(Means means, const Topology& topology, int rank, std::string who)
+InternodeBarrier::InternodeBarrier(Means means, const Topology& topology, int rank, std::string who)
     : means_(std::move(means)), topology_(topology), rank_(rank), who_(std::move(who)) {}
 
-std::string SpanRoll::place(int rank) const {
+std::string InternodeBarrier::place(int rank) const {
   return concat("rank ", rank, " of ", topology_.words(topology_.host_of(rank)));
 }
 
-void SpanRoll::look(milliseconds patience) {
-  if (patience.count() == 0 && !means_.bulletin->has_news()) return;
-  const std::vector<std::string> texts = means_.bulletin->read(patience);
+void InternodeBarrier::look(milliseconds patience) {
+  if (patience.count() == 0 && !means_.board->has_news()) return;
+  const std::vector<std::string> texts = means_.board->read(patience);
   if (judges()) {
     reports_.clear();
-    for (const std::string& text : texts) reports_.push_back(roll::report_from(text));
+    for (const std::string& text : texts) reports_.push_back(barrier::report_from(text));
   } else {
-    read_ = roll::verdict_from(texts.at(0));
+    read_ = barrier::verdict_from(texts.at(0));
   }
   if (under_way_ && !has_met() && catch_up()) post();
 }
 
-void SpanRoll::post() {
-  means_.bulletin->post(key_of(topology_.host_of(rank_)),
-                        judges() ? roll::to_text(verdict_) : roll::to_text(own_));
+void InternodeBarrier::post() {
+  means_.board->post(key_of(topology_.host_of(rank_)),
+                     judges() ? barrier::to_text(verdict_) : barrier::to_text(own_));
 }
 
-bool SpanRoll::is_in(const Report& report) const {
+bool InternodeBarrier::is_in(const Report& report) const {
   return report.number == number_ && report.state != State::kNone && report.state != State::kLeft;
 }
 
 /// While this rank is in it.
-bool SpanRoll::has_left(const Report& report) const {
+bool InternodeBarrier::has_left(const Report& report) const {
   return report.state != State::kNone && report.left() > number_;
 }
 
 /// Whether somebody else has been seen in the roll call that this rank is in, after as many
 /// collectives (else it may be one who has left since): then it is the one.
-bool SpanRoll::has_met() {
+bool InternodeBarrier::has_met() {
   const auto is_here = [this](const Report& report) {
     return is_in(report) && report.issued == terms_.issued;
   };
@@ -83,7 +83,7 @@ bool SpanRoll::has_met() {
 /// Goes on to the roll call that is next for the others, if this rank left some out: it has issued
 /// more collectives than those had who left them. Returns whether it did. Also while it is in one:
 /// what the others have posted may be read late.
-bool SpanRoll::catch_up() {
+bool InternodeBarrier::catch_up() {
   const std::uint32_t before = number_;
   if (judges()) {
     catch_up_with_leaders();
@@ -97,7 +97,7 @@ bool SpanRoll::catch_up() {
 
 /// INVARIANT: rank 0 ends those that it leaves out, with the collectives of a leader that left
 /// them: so other leaders that were in none of them come to the present one as it does.
-void SpanRoll::catch_up_with_leaders() {
+void InternodeBarrier::catch_up_with_leaders() {
   for (const Report& report : reports_) {
     const std::int64_t issued = report.state == State::kLeft ? report.issued : report.before;
     if (!has_left(report) || terms_.issued <= issued) continue;
@@ -105,11 +105,11 @@ void SpanRoll::catch_up_with_leaders() {
       verdict_.issued[number_ % verdict_.issued.size()] = issued;
     }
     verdict_.ended = number_;
-    verdict_.outcome = {roll::kLate, "rank 0 was not in it"};
+    verdict_.outcome = {barrier::kLate, "rank 0 was not in it"};
   }
 }
 
-void SpanRoll::catch_up_with_rank_0() {
+void InternodeBarrier::catch_up_with_rank_0() {
   const std::size_t kept = read_.issued.size();
   const auto left_out = [&] {
     const bool known = read_.ended - number_ <= kept;
@@ -120,16 +120,16 @@ void SpanRoll::catch_up_with_rank_0() {
 }
 
 /// How the roll call has ended to which this leader comes late, in words for all of its host.
-BarrierOutcome SpanRoll::late() const {
+BarrierOutcome InternodeBarrier::late() const {
   const bool own = read_.ended == number_ + 1;
-  const std::uint32_t bits = own && read_.outcome.bits != 0 ? read_.outcome.bits : roll::kLate;
-  return {bits | roll::kMissed,
+  const std::uint32_t bits = own && read_.outcome.bits != 0 ? read_.outcome.bits : barrier::kLate;
+  return {bits | barrier::kMissed,
           concat("monitored_barrier on ", topology_.words(topology_.host_of(rank_)),
                  " came too late: rank 0 has ended it without this host",
                  own ? concat(": ", read_.outcome.problem) : "")};
 }
 
-std::optional<BarrierOutcome> SpanRoll::enter(const Terms& terms) {
+std::optional<BarrierOutcome> InternodeBarrier::enter(const Terms& terms) {
   const std::scoped_lock lock(mutex_);
   terms_ = terms;
   deciding_.reset();
@@ -152,7 +152,7 @@ std::optional<BarrierOutcome> SpanRoll::enter(const Terms& terms) {
   return std::nullopt;
 }
 
-bool SpanRoll::is_over() {
+bool InternodeBarrier::is_over() {
   const std::scoped_lock lock(mutex_);
   look();
   look_for_gone();
@@ -164,14 +164,14 @@ bool SpanRoll::is_over() {
   });
 }
 
-void SpanRoll::report(const BarrierCount& count) {
+void InternodeBarrier::report(const BarrierCount& count) {
   const std::scoped_lock lock(mutex_);
   own_.count = count;
   own_.state = State::kCounted;
   if (!judges()) post();
 }
 
-std::optional<BarrierOutcome> SpanRoll::outcome(int over) {
+std::optional<BarrierOutcome> InternodeBarrier::outcome(int over) {
   const std::scoped_lock lock(mutex_);
   look();
   look_for_gone();
@@ -179,17 +179,17 @@ std::optional<BarrierOutcome> SpanRoll::outcome(int over) {
 }
 
 /// Of another leader: what rank 0 says. Once that is in it, it decides within every deadline.
-std::optional<BarrierOutcome> SpanRoll::heed(int over) {
+std::optional<BarrierOutcome> InternodeBarrier::heed(int over) {
   if (read_.passed == number_ + 1) return BarrierOutcome{};
   if (read_.ended == number_ + 1) return read_.outcome;
   const std::string who = concat("monitored_barrier on ", who_);
   if (read_.ended > number_) {
     return BarrierOutcome{
-        roll::kLate,
+        barrier::kLate,
         concat(who, " was ended by rank 0, and others since, before ", "this rank could hear why")};
   }
   if (const auto gone = gone_.find(0); gone != gone_.end()) {
-    return BarrierOutcome{roll::kEnded, gone->second};
+    return BarrierOutcome{barrier::kEnded, gone->second};
   }
   if (over < 0) return std::nullopt;
   if (!deciding_) {
@@ -204,16 +204,16 @@ std::optional<BarrierOutcome> SpanRoll::heed(int over) {
   if (Clock::now() < *deciding_ + grace) return std::nullopt;
   const char* const does =
       there ? ", which has been in it, to judge; nothing is heard of it now" : " to call the roll";
-  return BarrierOutcome{roll::kLate, concat(who, " reached its timeout after ",
-                                            in_seconds(Clock::now() - terms_.begin),
-                                            " of waiting for ", place(0), does)};
+  return BarrierOutcome{barrier::kLate, concat(who, " reached its timeout after ",
+                                               in_seconds(Clock::now() - terms_.begin),
+                                               " of waiting for ", place(0), does)};
 }
 
-void SpanRoll::leave(const std::string& interrupted) {
+void InternodeBarrier::leave(const std::string& interrupted) {
   const std::scoped_lock lock(mutex_);
   under_way_ = false;
   if (judges()) {
-    if (!interrupted.empty()) outcome_ = {roll::kEnded, interrupted};
+    if (!interrupted.empty()) outcome_ = {barrier::kEnded, interrupted};
     verdict_.outcome = outcome_;
     verdict_.ended = number_ + 1;
     if (outcome_.bits == 0) verdict_.passed = number_ + 1;
@@ -228,7 +228,7 @@ void SpanRoll::leave(const std::string& interrupted) {
   ++number_;
 }
 
-void SpanRoll::stay_until_heard() {
+void InternodeBarrier::stay_until_heard() {
   if (!judges()) return;
   const Clock::time_point end = Clock::now() + kHeard;
   std::vector<int> awaited;  // of the others; those that were in the last one

@@ -38,19 +38,19 @@
 namespace dreamcomm {
 
 /// Of one leader.
-class SpanRoll final : public RemoteBarrier {
+class InternodeBarrier final : public RemoteBarrier {
  public:
   /// Whose posts a leader reads: rank 0 those of the other hosts' leaders, in the order of the
   /// hosts, and these rank 0's.
   static std::vector<std::string> keys(const Topology& topology, int rank);
   /// How it hears of the other leaders.
   struct Means {
-    std::shared_ptr<Bulletin> bulletin;  // reads these keys
-    Vigil& vigil;
-    const Causes& causes;
+    std::shared_ptr<BarrierBoard> board;  // reads these keys
+    ConnectionMonitor& monitor;
+    const FailureCause& causes;
   };
   /// `who` is this rank, in words. All references must outlive this.
-  SpanRoll(Means means, const Topology& topology, int rank, std::string who);
+  InternodeBarrier(Means means, const Topology& topology, int rank, std::string who);
 
   std::optional<BarrierOutcome> enter(const Terms& terms) override;
   bool is_over() override;
@@ -64,7 +64,7 @@ class SpanRoll final : public RemoteBarrier {
   void stay_until_heard();
 
  private:
-  using Report = roll::Report;
+  using Report = barrier::Report;
   using State = Report::State;
 
   bool judges() const { return rank_ == 0; }
@@ -105,10 +105,10 @@ class SpanRoll final : public RemoteBarrier {
   bool too_late_ = false;  // rank 0 came when another leader had given it up
   Terms terms_;
   Report own_;                   // of rank 0 for its count
-  roll::Verdict verdict_;        // by rank 0
+  barrier::Verdict verdict_;     // by rank 0
   BarrierOutcome outcome_;       // of the one under way, by rank 0
   std::vector<Report> reports_;  // as rank 0 has read them last, of the other hosts
-  roll::Verdict read_;           // as another leader has
+  barrier::Verdict read_;        // as another leader has
   /// Since when rank 0 wants to name somebody, or another leader's time is over.
   std::optional<Clock::time_point> deciding_;
   std::map<int, std::string> gone_;  // other leaders, with why

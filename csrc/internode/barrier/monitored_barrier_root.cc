@@ -16,7 +16,7 @@ constexpr milliseconds kAnswer{500};  // to rank 0's question who is missing
 }  // namespace
 
 /// Of rank 0. It waits while all may still come, and for answers where it has to name somebody.
-std::optional<BarrierOutcome> SpanRoll::judge(int over) {
+std::optional<BarrierOutcome> InternodeBarrier::judge(int over) {
   bool complete = own_.count.is_complete();
   bool fails = over >= 0 || !complete || !gone_.empty();
   bool answered = true;  // those that are in it have counted their ranks
@@ -45,11 +45,11 @@ std::optional<BarrierOutcome> SpanRoll::judge(int over) {
 
 /// Of a host whose leader has not come, or has left, only that is known. All hosts are named: who
 /// reads it may be on any.
-std::vector<SpanRoll::Absent> SpanRoll::absent() const {
+std::vector<InternodeBarrier::Absent> InternodeBarrier::absent() const {
   std::vector<Absent> found;
   const auto add = [&](const BarrierCount& count, std::size_t host) {
     const std::string where = concat("on ", topology_.words(static_cast<int>(host)), ": ");
-    const bool gone = (count.bits & roll::kEnded) != 0;
+    const bool gone = (count.bits & barrier::kEnded) != 0;
     for (std::size_t i = 0; i < count.missing.size(); ++i) {
       found.push_back({gone ? Absent::Why::kGone : Absent::Why::kLate, count.missing[i],
                        where + count.acts[i]});
@@ -81,7 +81,7 @@ std::vector<SpanRoll::Absent> SpanRoll::absent() const {
 }
 
 /// Names all, by rank, or the foremost.
-BarrierOutcome SpanRoll::conclude(int over) {
+BarrierOutcome InternodeBarrier::conclude(int over) {
   std::vector<Absent> absent = this->absent();
   std::sort(absent.begin(), absent.end(), [this](const Absent& a, const Absent& b) {
     return terms_.all || a.why == b.why ? a.rank < b.rank : a.why < b.why;
@@ -93,7 +93,7 @@ BarrierOutcome SpanRoll::conclude(int over) {
   for (const Absent& one : absent) {
     all.missing.push_back(one.rank);
     all.acts.push_back(one.act);
-    if (one.why == Absent::Why::kGone) all.bits |= roll::kEnded;
+    if (one.why == Absent::Why::kGone) all.bits |= barrier::kEnded;
   }
   const milliseconds lasted = std::chrono::duration_cast<milliseconds>(Clock::now() - terms_.begin);
   all.lasted = std::min(lasted, terms_.timeout);
@@ -103,10 +103,10 @@ BarrierOutcome SpanRoll::conclude(int over) {
     if (all.problem.empty()) all.problem = report.count.problem;
     if (over < 0 && report.state == State::kOver) over = report.over;
   }
-  if (all.bits == 0) all.bits = roll::kLate;
+  if (all.bits == 0) all.bits = barrier::kLate;
   const auto has_left = [](const Absent& one) { return one.why == Absent::Why::kLeft; };
   all.late = (all.late || (too_late_ && std::any_of(absent.begin(), absent.end(), has_left))) &&
-             (all.bits & roll::kEnded) == 0;
+             (all.bits & barrier::kEnded) == 0;
   std::string problem = all.problem.empty() ? words_on_missing(all, who_) : all.problem;
   if (over > 0) problem += concat("; the timeout of rank ", over, " was over");
   return {all.bits, problem};

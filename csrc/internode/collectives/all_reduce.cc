@@ -16,20 +16,20 @@
 #include "internode/collectives/dispatch.h"
 #include "internode/collectives/two_step_reduction.h"
 
-namespace dreamcomm::spans {
+namespace dreamcomm::internode {
 namespace {
 
 class AllReduce {
  public:
-  AllReduce(Trip& trip, const Request& request)
-      : trip_(trip),
-        steps_(request.reduction, trip.widens_halves()),
+  AllReduce(HierContext& context, const Request& request)
+      : context_(context),
+        steps_(request.reduction, context.widens_halves()),
         in_(request.in[0].data),
         out_(request.out[0].data),
         count_(request.in[0].bytes / steps_.item()),
-        per_chunk_(trip.chunk() / steps_.wire_item()),
+        per_chunk_(context.chunk() / steps_.wire_item()),
         total_(chunks(count_, per_chunk_)),
-        carriers_(trip.carriers()) {}
+        carriers_(context.carriers()) {}
 
   void run() {
     for (std::size_t k = 0; k < kDepth && k < total_; ++k) expect(k);
@@ -41,7 +41,7 @@ class AllReduce {
         if (k + 1 < total_) expect(k + 1);
       }
     }
-    for (const Slot& slot : slots_) trip_.wait(slot.sends);
+    for (const Slot& slot : slots_) context_.wait(slot.sends);
   }
 
  private:
@@ -49,7 +49,7 @@ class AllReduce {
     Cargo partial;              // this carrier's shard, combined over the host
     std::vector<Cargo> pieces;  // of the other hosts' shards, the own piece
     Cargo result;               // the shard, combined over all
-    Trip::Transfers exchanged, collected, sends;
+    HierContext::Transfers exchanged, collected, sends;
   };
 
   Slot& slot(std::size_t k) { return slots_[k % kDepth]; }
@@ -58,34 +58,35 @@ class AllReduce {
     return shard(elements(k).size(), carriers_, carrier);
   }
   Range piece_of(std::size_t k, int host) const {
-    return shard(shard_of(k, trip_.index()).size(), trip_.hosts(), host);
+    return shard(shard_of(k, context_.index()).size(), context_.hosts(), host);
   }
   /// Whether the shards are equal, and all of the host's ranks carry one.
   bool is_even(std::size_t k) const {
-    return carriers_ == trip_.ranks_here() &&
+    return carriers_ == context_.ranks_here() &&
            elements(k).size() % static_cast<std::size_t>(carriers_) == 0;
   }
 
   /// Room and receives for a chunk, ahead of its messages: they need not ask for it.
   void expect(std::size_t k) {
     Slot& s = slot(k);
-    trip_.wait(s.sends);
+    context_.wait(s.sends);
     s = Slot{};
-    if (!trip_.carries()) return;
-    const std::size_t size = shard_of(k, trip_.index()).size();
-    const std::size_t mine = piece_of(k, trip_.host()).size();
-    s.pieces.resize(static_cast<std::size_t>(trip_.hosts()));
-    s.partial = trip_.room(size * steps_.wire_item());
-    s.result = trip_.room(size * steps_.item());
-    trip_.for_other_hosts([&](int host) {
+    if (!context_.carries()) return;
+    const std::size_t size = shard_of(k, context_.index()).size();
+    const std::size_t mine = piece_of(k, context_.host()).size();
+    s.pieces.resize(static_cast<std::size_t>(context_.hosts()));
+    s.partial = context_.room(size * steps_.wire_item());
+    s.result = context_.room(size * steps_.item());
+    context_.for_other_hosts([&](int host) {
       Cargo& theirs = s.pieces[static_cast<std::size_t>(host)];
-      theirs = trip_.room(mine * steps_.wire_item());
-      trip_.receive(trip_.partner(host), theirs, number_of(k, 0));
+      theirs = context_.room(mine * steps_.wire_item());
+      context_.receive(context_.partner(host), theirs, number_of(k, 0));
     });
-    s.exchanged = trip_.receives();
-    trip_.for_other_hosts(
-        [&](int host) { trip_.receive(trip_.partner(host), result_of(k, host), number_of(k, 1)); });
-    s.collected = trip_.receives();
+    s.exchanged = context_.receives();
+    context_.for_other_hosts([&](int host) {
+      context_.receive(context_.partner(host), result_of(k, host), number_of(k, 1));
+    });
+    s.collected = context_.receives();
   }
 
   Cargo result_of(std::size_t k, int host) {
@@ -95,18 +96,18 @@ class AllReduce {
 
   void begin(std::size_t k) {
     const Range part = elements(k);
-    const Cargo wide = trip_.widened(steps_, in_ + part.begin * steps_.item(), part.size());
+    const Cargo wide = context_.widened(steps_, in_ + part.begin * steps_.item(), part.size());
     reduce_here(k, wide.data());
-    if (!trip_.carries()) return;
+    if (!context_.carries()) return;
     Slot& s = slot(k);
-    trip_.for_other_hosts([&](int host) {
+    context_.for_other_hosts([&](int host) {
       const Range piece = piece_of(k, host);
-      trip_.send(
-          trip_.partner(host),
+      context_.send(
+          context_.partner(host),
           {s.partial.memory, piece.begin * steps_.wire_item(), piece.size() * steps_.wire_item()},
           number_of(k, 0));
     });
-    trip_.depart(number_of(k, 0));
+    context_.depart(number_of(k, 0));
     keep_sends(s);
   }
 
@@ -117,36 +118,36 @@ class AllReduce {
       in.push_back({wide + s.begin * steps_.wire_item(), s.size() * steps_.wire_item()});
     }
     const Block own{slot(k).partial.data(), slot(k).partial.bytes};
-    if (is_even(k)) return trip_.here(Kind::kReduceScatter, steps_.here, in, {&own, 1});
+    if (is_even(k)) return context_.here(Kind::kReduceScatter, steps_.here, in, {&own, 1});
     for (int carrier = 0; carrier < carriers_; ++carrier) {
       const auto index = static_cast<std::size_t>(carrier);
-      trip_.here(Kind::kReduce, steps_.here, {&in[index], 1},
-                 {&own, carrier == trip_.index() ? 1U : 0U}, carrier);
+      context_.here(Kind::kReduce, steps_.here, {&in[index], 1},
+                    {&own, carrier == context_.index() ? 1U : 0U}, carrier);
     }
   }
 
   void combine(std::size_t k) {
-    if (!trip_.carries()) return;
+    if (!context_.carries()) return;
     Slot& s = slot(k);
-    trip_.wait(s.exchanged);
-    const Range mine = piece_of(k, trip_.host());
+    context_.wait(s.exchanged);
+    const Range mine = piece_of(k, context_.host());
     std::vector<const std::byte*> sources;
-    for (int host = 0; host < trip_.hosts(); ++host) {
-      const bool own = host == trip_.host();
+    for (int host = 0; host < context_.hosts(); ++host) {
+      const bool own = host == context_.host();
       sources.push_back(own ? s.partial.data() + mine.begin * steps_.wire_item()
                             : s.pieces[static_cast<std::size_t>(host)].data());
     }
-    const Cargo result = result_of(k, trip_.host());
-    trip_.combine(steps_, sources, result.data(), mine.size());
-    trip_.for_other_hosts(
-        [&](int host) { trip_.send(trip_.partner(host), result, number_of(k, 1)); });
-    trip_.depart(number_of(k, 1));
+    const Cargo result = result_of(k, context_.host());
+    context_.combine(steps_, sources, result.data(), mine.size());
+    context_.for_other_hosts(
+        [&](int host) { context_.send(context_.partner(host), result, number_of(k, 1)); });
+    context_.depart(number_of(k, 1));
     keep_sends(s);
   }
 
   void spread(std::size_t k) {
     Slot& s = slot(k);
-    trip_.wait(s.collected);
+    context_.wait(s.collected);
     std::vector<Block> out;
     for (int carrier = 0; carrier < carriers_; ++carrier) {
       const Range part = shard_of(k, carrier);
@@ -154,21 +155,21 @@ class AllReduce {
           {out_ + (elements(k).begin + part.begin) * steps_.item(), part.size() * steps_.item()});
     }
     const Block own{s.result.data(), s.result.bytes};
-    if (is_even(k)) return trip_.here(Kind::kAllGather, moved(), {&own, 1}, out);
+    if (is_even(k)) return context_.here(Kind::kAllGather, moved(), {&own, 1}, out);
     for (int carrier = 0; carrier < carriers_; ++carrier) {
       const auto index = static_cast<std::size_t>(carrier);
-      trip_.here(Kind::kBroadcast, moved(), {&own, carrier == trip_.index() ? 1U : 0U},
-                 {&out[index], 1}, carrier);
+      context_.here(Kind::kBroadcast, moved(), {&own, carrier == context_.index() ? 1U : 0U},
+                    {&out[index], 1}, carrier);
     }
   }
 
   Reduction moved() const { return {.dtype = steps_.type}; }
   void keep_sends(Slot& s) {
-    for (Trip::Transfer& one : trip_.sends()) s.sends.push_back(std::move(one));
+    for (HierContext::Transfer& one : context_.sends()) s.sends.push_back(std::move(one));
   }
 
-  Trip& trip_;
-  const Steps steps_;
+  HierContext& context_;
+  const TwoStepReduction steps_;
   std::byte* const in_;
   std::byte* const out_;
   const std::size_t count_;
@@ -180,6 +181,6 @@ class AllReduce {
 
 }  // namespace
 
-void all_reduce(Trip& trip, const Request& request) { AllReduce(trip, request).run(); }
+void all_reduce(HierContext& context, const Request& request) { AllReduce(context, request).run(); }
 
-}  // namespace dreamcomm::spans
+}  // namespace dreamcomm::internode

@@ -51,22 +51,23 @@ Block block_of(T& value) {
   return {reinterpret_cast<std::byte*>(&value), sizeof value};
 }
 
-class Beginning {
+class CallHandshake {
  public:
-  Beginning(LinkTrip& trip, const Signature& own, const Caller& caller, const Small& small)
-      : trip_(trip), own_(own), caller_(caller), small_(small) {
-    most_ =
-        sizeof(Heading) + std::max(most_brought(trip.hosts()), host_table_bytes(trip.topology()));
+  CallHandshake(LinkContext& context, const Signature& own, const Caller& caller,
+                const LeaderPayload& payload)
+      : context_(context), own_(own), caller_(caller), small_(payload) {
+    most_ = sizeof(Heading) +
+            std::max(most_brought(context.hosts()), host_table_bytes(context.topology()));
   }
 
   void hold() {
     compare_here();
-    const Cargo mine = trip_.room(sizeof(Heading) + small_.brought);
+    const Cargo mine = context_.room(sizeof(Heading) + small_.brought);
     const auto brought = static_cast<std::uint32_t>(agreed_ ? small_.brought : 0);
-    const Heading heading{own_, agreed_ ? 1U : 0U, trip_.latest.here.rank, brought};
+    const Heading heading{own_, agreed_ ? 1U : 0U, context_.latest.here.rank, brought};
     std::memcpy(mine.data(), &heading, sizeof heading);
     if (agreed_ && small_.bring) small_.bring(mine.data() + sizeof heading);
-    const Cargo told = trip_.room(kVerdict + small_.told);
+    const Cargo told = context_.room(kVerdict + small_.told);
     Verdict verdict{1, {}};
     if (is_leader()) {
       verdict.agreed = meet(mine, told.data() + kVerdict) ? 1U : 0U;
@@ -77,7 +78,7 @@ class Beginning {
     const Block block{told.data(), kVerdict + (agreed_ ? small_.told : 0)};
     announce(block);
     std::memcpy(&verdict, told.data(), sizeof verdict);
-    trip_.latest.between = verdict.last;
+    context_.latest.between = verdict.last;
     if (verdict.agreed == 0) {
       std::vector<int> named{first_here()};
       for (std::size_t i = 0; i < here_.size() && named.size() < Sides().size(); ++i) {
@@ -86,11 +87,11 @@ class Beginning {
       end_mismatched("", named, [](const Signature& call) { return " called " + words(call); });
     }
     if (!small_.take) return;
-    const std::optional<Objection> objection = small_.take(told.data() + kVerdict);
+    const std::optional<Mismatch> objection = small_.take(told.data() + kVerdict);
     if (!objection) return;
     std::vector<int> named;
     for (const int rank : std::set{objection->one, objection->other}) {
-      if (trip_.topology().host_of(rank) == trip_.host()) named.push_back(rank);
+      if (context_.topology().host_of(rank) == context_.host()) named.push_back(rank);
     }
     const std::string where = concat("in ", name(own_.kind), " as call ", own_.sequence, ' ');
     end_mismatched(where + objection->text + ": ", named,
@@ -98,19 +99,19 @@ class Beginning {
   }
 
  private:
-  bool is_leader() const { return trip_.index() == 0; }
-  int leader(int host) const { return trip_.topology().rank_at(host, 0); }
+  bool is_leader() const { return context_.index() == 0; }
+  int leader(int host) const { return context_.topology().rank_at(host, 0); }
 
   void announce(Block block) {
     const std::span<const Block> one(&block, 1);
-    trip_.here(Kind::kBroadcast, kBytes, is_leader() ? one : std::span<const Block>(), one);
+    context_.here(Kind::kBroadcast, kBytes, is_leader() ? one : std::span<const Block>(), one);
   }
 
   using Gather = std::function<void(std::span<const Block> in, std::span<const Block> out)>;
 
   template <typename T>
   std::vector<T> gather(T& mine, const Gather& by) {
-    std::vector<T> all(static_cast<std::size_t>(trip_.ranks_here()));
+    std::vector<T> all(static_cast<std::size_t>(context_.ranks_here()));
     std::vector<Block> blocks;
     for (T& one : all) blocks.push_back(block_of(one));
     const Block own = block_of(mine);
@@ -123,17 +124,18 @@ class Beginning {
     // INVARIANT: a leader sends nothing to other hosts before all ranks of its own have come here,
     // and no rank returns before it has heard of all hosts: as long as one has not come here, no
     // rank anywhere has returned from this call.
-    here_ = gather(own_, [this](const auto& in, const auto& out) { trip_.gather_here(in, out); });
-    trip_.latest.here = trip_.last_here();
+    here_ =
+        gather(own_, [this](const auto& in, const auto& out) { context_.gather_here(in, out); });
+    context_.latest.here = context_.last_here();
     agreed_ = std::all_of(here_.begin(), here_.end(),
                           [this](const Signature& other) { return other == here_[0]; });
   }
 
   /// Until the other hosts' leaders have sent what they send, and taken what this one does.
   void wait() {
-    trip_.wait(trip_.receives());
-    last_between_ = trip_.last_between();
-    trip_.wait(trip_.sends());
+    context_.wait(context_.receives());
+    last_between_ = context_.last_between();
+    context_.wait(context_.sends());
   }
 
   /// Whether the hosts make one call. INVARIANT: all leaders give the same answer: if the calls of
@@ -141,13 +143,13 @@ class Beginning {
   bool meet(const Cargo& mine, std::byte* told) {
     Cargo sent = mine;
     if (!agreed_) sent.bytes = sizeof(Heading);
-    const std::vector<Cargo> theirs = trip_.exchange_openings(sent, most_);
+    const std::vector<Cargo> theirs = context_.exchange_openings(sent, most_);
     wait();  // what has come may be another call's
     bool all = agreed_;
     std::vector<const std::byte*> brought;
     int last_of_host = last_between_.rank;  // as its leader says, which is who it is else
-    for (int host = 0; host < trip_.hosts(); ++host) {
-      const bool own = host == trip_.host();
+    for (int host = 0; host < context_.hosts(); ++host) {
+      const bool own = host == context_.host();
       const Cargo& from = own ? mine : theirs[static_cast<std::size_t>(host)];
       Heading heading;
       std::memcpy(&heading, from.data(), sizeof heading);
@@ -155,7 +157,7 @@ class Beginning {
       brought.push_back(from.data() + sizeof heading);
       const bool is_last = !own && last_between_.rank >= 0 && last_between_.rank == leader(host);
       if (is_last && is_rank_of(heading.last, host)) last_of_host = heading.last;
-      if (!own) trip_.left_empty(from.bytes - sizeof heading - heading.brought);
+      if (!own) context_.left_empty(from.bytes - sizeof heading - heading.brought);
     }
     last_between_.rank = last_of_host;
     if (all && small_.judge) small_.judge(brought, told);
@@ -163,11 +165,11 @@ class Beginning {
   }
 
   int rank_here(std::size_t index) const {
-    return trip_.topology().rank_at(trip_.host(), static_cast<int>(index));
+    return context_.topology().rank_at(context_.host(), static_cast<int>(index));
   }
   int first_here() const { return rank_here(0); }
   bool is_rank_of(int rank, int host) const {
-    return rank >= 0 && rank < trip_.size() && trip_.topology().host_of(rank) == host;
+    return rank >= 0 && rank < context_.size() && context_.topology().host_of(rank) == host;
   }
 
   /// What is said of a rank after its name, and before the place of its call.
@@ -178,11 +180,11 @@ class Beginning {
     Text site{};
     put_text(site, caller_.site ? caller_.site() : "");
     const std::vector<Text> sites = gather(site, [this](const auto& in, const auto& out) {
-      trip_.here(Kind::kAllGather, kBytes, in, out);
+      context_.here(Kind::kAllGather, kBytes, in, out);
     });
     Sides sides;
     for (std::size_t i = 0; i < named.size(); ++i) {
-      const auto index = static_cast<std::size_t>(trip_.topology().index_of(named[i]));
+      const auto index = static_cast<std::size_t>(context_.topology().index_of(named[i]));
       sides[i].rank = named[i];
       sides[i].call = here_[index];
       put_text(sides[i].words, concat("rank ", named[i], say(here_[index]), sites[index].data()));
@@ -205,17 +207,17 @@ class Beginning {
 
   /// Of all hosts, by rank.
   std::vector<Side> exchange(const Sides& here) {
-    const Cargo own = trip_.room(sizeof here);
+    const Cargo own = context_.room(sizeof here);
     std::memcpy(own.data(), &here, sizeof here);
-    std::vector<Cargo> all(static_cast<std::size_t>(trip_.hosts()));
-    trip_.for_other_hosts([&](int host) {
+    std::vector<Cargo> all(static_cast<std::size_t>(context_.hosts()));
+    context_.for_other_hosts([&](int host) {
       Cargo& cargo = all[static_cast<std::size_t>(host)];
-      cargo = trip_.room(sizeof here);
-      trip_.receive(leader(host), cargo, kWords);
-      trip_.send(leader(host), own, kWords);
+      cargo = context_.room(sizeof here);
+      context_.receive(leader(host), cargo, kWords);
+      context_.send(leader(host), own, kWords);
     });
     wait();
-    all[static_cast<std::size_t>(trip_.host())] = own;
+    all[static_cast<std::size_t>(context_.host())] = own;
     std::vector<Side> found;
     for (const Cargo& cargo : all) {
       Sides sides;
@@ -239,10 +241,10 @@ class Beginning {
                   other == sides.end() ? "" : other->words.data());
   }
 
-  LinkTrip& trip_;
+  LinkContext& context_;
   Signature own_;
   const Caller& caller_;
-  const Small& small_;
+  const LeaderPayload& small_;
   std::size_t most_;             // bytes that any host may send
   std::vector<Signature> here_;  // of the ranks of this host
   LastToCome last_between_;      // of the leaders whose messages this one waited for
@@ -251,8 +253,9 @@ class Beginning {
 
 }  // namespace
 
-void open(LinkTrip& trip, const Signature& own, const Caller& caller, const Small& small) {
-  Beginning(trip, own, caller, small).hold();
+void handshake(LinkContext& context, const Signature& own, const Caller& caller,
+               const LeaderPayload& payload) {
+  CallHandshake(context, own, caller, payload).hold();
 }
 
 }  // namespace dreamcomm

@@ -23,14 +23,14 @@ constexpr std::size_t table_bytes(int size) {
 std::size_t host_table_bytes(const Topology& topology);
 
 /// Why a call cannot be, though all ranks make it alike, and between whom.
-struct Objection {
+struct Mismatch {
   std::string text;
   int one;
   int other;
 };
 
 /// A part of a call that is over with its opening: what the leaders (local index 0) exchange.
-struct Small {
+struct LeaderPayload {
   std::size_t brought = 0;  // bytes from each host
   std::size_t told = 0;     // bytes to every rank
   /// Fills what this rank's host brings; called on every rank, once all ranks of the host were
@@ -39,7 +39,7 @@ struct Small {
   /// On leaders, of what each host brought: what all ranks are told.
   std::function<void(std::span<const std::byte* const> brought, std::byte* told)> judge{};
   /// On every rank. All object to the same, or none.
-  std::function<std::optional<Objection>(const std::byte* told)> take{};
+  std::function<std::optional<Mismatch>(const std::byte* told)> take{};
 };
 
 /// What is said of who calls where calls differ.
@@ -51,6 +51,7 @@ struct Caller {
 /// Returns when all ranks have called; a barrier. `own` is this rank's call. Throws
 /// Error(kMismatch) on every rank if two differ: it names the first rank and the first that
 /// differs from it.
-void open(LinkTrip& trip, const Signature& own, const Caller& caller, const Small& small);
+void handshake(LinkContext& context, const Signature& own, const Caller& caller,
+               const LeaderPayload& payload);
 
 }  // namespace dreamcomm

@@ -6,7 +6,7 @@
 #include "core/schedule.h"
 #include "internode/collectives/dispatch.h"
 
-namespace dreamcomm::spans {
+namespace dreamcomm::internode {
 namespace {
 
 std::size_t at(int rank) { return static_cast<std::size_t>(rank); }
@@ -17,73 +17,73 @@ Block part_of(const Block& block, const Range& part) {
 
 struct Chunk {
   std::vector<Cargo> room;
-  Trip::Transfers receives;
-  Trip::Transfers sends;
+  HierContext::Transfers receives;
+  HierContext::Transfers sends;
 };
 
 /// A rank's block goes to its stand-in of each other host, which hands it on there.
 class AllGather {
  public:
-  AllGather(Trip& trip, const Request& request) : trip_(trip), request_(request) {}
+  AllGather(HierContext& context, const Request& request) : context_(context), request_(request) {}
 
   void run() {
     const std::size_t bytes = request_.in[0].bytes;
-    const std::size_t size = trip_.chunk();
+    const std::size_t size = context_.chunk();
     pipeline(
         chunks(bytes, size), [&](std::size_t k) { begin(k, chunk(bytes, size, k)); },
         [&](std::size_t k) { end(k, chunk(bytes, size, k)); });
-    for (const Chunk& one : chunks_) trip_.wait(one.sends);
+    for (const Chunk& one : chunks_) context_.wait(one.sends);
   }
 
  private:
   void begin(std::size_t k, const Range& part) {
     Chunk& now = chunks_[k % 2];
-    trip_.wait(now.sends);
+    context_.wait(now.sends);
     now = Chunk{};
-    now.room.resize(at(trip_.size()));
+    now.room.resize(at(context_.size()));
     for_others([&](int rank) {
-      if (trip_.stand_in(rank) != trip_.index()) return;
-      now.room[at(rank)] = trip_.room(part.size());
-      trip_.receive(rank, now.room[at(rank)], number_of(k, 0));
+      if (context_.stand_in(rank) != context_.index()) return;
+      now.room[at(rank)] = context_.room(part.size());
+      context_.receive(rank, now.room[at(rank)], number_of(k, 0));
     });
-    now.receives = trip_.receives();
+    now.receives = context_.receives();
     const Block in = part_of(request_.in[0], part);
-    const Cargo mine = trip_.kept({in.data, in.bytes});
-    trip_.for_other_hosts([&](int host) {
-      const int index = trip_.index() % trip_.topology().ranks_on(host);
-      trip_.send(trip_.topology().rank_at(host, index), mine, number_of(k, 0));
+    const Cargo mine = context_.kept({in.data, in.bytes});
+    context_.for_other_hosts([&](int host) {
+      const int index = context_.index() % context_.topology().ranks_on(host);
+      context_.send(context_.topology().rank_at(host, index), mine, number_of(k, 0));
     });
-    trip_.depart(number_of(k, 0));
-    now.sends = trip_.sends();
+    context_.depart(number_of(k, 0));
+    now.sends = context_.sends();
     std::vector<Block> out;
-    for (const int rank : trip_.topology().ranks(trip_.host())) {
+    for (const int rank : context_.topology().ranks(context_.host())) {
       out.push_back(part_of(request_.out[at(rank)], part));
     }
-    trip_.here(Kind::kAllGather, Reduction{}, {&in, 1}, out);
+    context_.here(Kind::kAllGather, Reduction{}, {&in, 1}, out);
   }
 
   void end(std::size_t k, const Range& part) {
     Chunk& now = chunks_[k % 2];
-    trip_.wait(now.receives);
+    context_.wait(now.receives);
     for_others([&](int rank) {
       const Cargo& room = now.room[at(rank)];
       const Block in{room.data(), room.bytes};
       const Block out = part_of(request_.out[at(rank)], part);
-      const int root = trip_.stand_in(rank);
-      trip_.here(Kind::kBroadcast, Reduction{}, {&in, root == trip_.index() ? 1U : 0U}, {&out, 1},
-                 root);
+      const int root = context_.stand_in(rank);
+      context_.here(Kind::kBroadcast, Reduction{}, {&in, root == context_.index() ? 1U : 0U},
+                    {&out, 1}, root);
     });
   }
 
   /// Ranks of other hosts, in the same order on all of this one.
   template <typename Each>
   void for_others(Each&& each) {
-    for (int rank = 0; rank < trip_.size(); ++rank) {
-      if (trip_.topology().host_of(rank) != trip_.host()) each(rank);
+    for (int rank = 0; rank < context_.size(); ++rank) {
+      if (context_.topology().host_of(rank) != context_.host()) each(rank);
     }
   }
 
-  Trip& trip_;
+  HierContext& context_;
   const Request& request_;
   std::array<Chunk, 2> chunks_;
 };
@@ -92,63 +92,65 @@ class AllGather {
 /// in every other host, where the carriers hand them on.
 class Broadcast {
  public:
-  Broadcast(Trip& trip, const Request& request)
-      : trip_(trip),
+  Broadcast(HierContext& context, const Request& request)
+      : context_(context),
         request_(request),
-        carriers_(trip.carriers()),
-        home_(trip.topology().host_of(request.root)) {}
+        carriers_(context.carriers()),
+        home_(context.topology().host_of(request.root)) {}
 
   void run() {
     const std::size_t bytes = request_.out[0].bytes;
-    const std::size_t size = trip_.chunk();
+    const std::size_t size = context_.chunk();
     pipeline(
         chunks(bytes, size), [&](std::size_t k) { begin(k, chunk(bytes, size, k)); },
         [&](std::size_t k) { end(k, chunk(bytes, size, k)); });
-    for (const Chunk& one : chunks_) trip_.wait(one.sends);
+    for (const Chunk& one : chunks_) context_.wait(one.sends);
   }
 
  private:
-  bool is_home() const { return trip_.host() == home_; }
+  bool is_home() const { return context_.host() == home_; }
 
   void begin(std::size_t k, const Range& part) {
     Chunk& now = chunks_[k % 2];
-    trip_.wait(now.sends);
+    context_.wait(now.sends);
     now = Chunk{};
-    const Range mine = trip_.carries() ? shard(part.size(), carriers_, trip_.index()) : Range{};
+    const Range mine =
+        context_.carries() ? shard(part.size(), carriers_, context_.index()) : Range{};
     const Block out = part_of(request_.out[0], part);
     if (!is_home()) {
-      now.room.push_back(trip_.room(mine.size()));
-      if (trip_.carries()) trip_.receive(trip_.partner(home_), now.room[0], number_of(k, 0));
-      trip_.depart(number_of(k, 0));
-      now.receives = trip_.receives();
+      now.room.push_back(context_.room(mine.size()));
+      if (context_.carries())
+        context_.receive(context_.partner(home_), now.room[0], number_of(k, 0));
+      context_.depart(number_of(k, 0));
+      now.receives = context_.receives();
       return;
     }
-    const bool root = trip_.rank() == request_.root;
+    const bool root = context_.rank() == request_.root;
     const Block in = root ? part_of(request_.in[0], part) : Block{};
-    trip_.here(Kind::kBroadcast, Reduction{}, {&in, root ? 1U : 0U}, {&out, 1},
-               trip_.topology().index_of(request_.root));
-    if (!trip_.carries()) return;
-    const Cargo sent = trip_.kept({out.data + mine.begin, mine.size()});
-    trip_.for_other_hosts(
-        [&](int host) { trip_.send(trip_.partner(host), sent, number_of(k, 0)); });
-    trip_.depart(number_of(k, 0));
-    now.sends = trip_.sends();
+    context_.here(Kind::kBroadcast, Reduction{}, {&in, root ? 1U : 0U}, {&out, 1},
+                  context_.topology().index_of(request_.root));
+    if (!context_.carries()) return;
+    const Cargo sent = context_.kept({out.data + mine.begin, mine.size()});
+    context_.for_other_hosts(
+        [&](int host) { context_.send(context_.partner(host), sent, number_of(k, 0)); });
+    context_.depart(number_of(k, 0));
+    now.sends = context_.sends();
   }
 
   void end(std::size_t k, const Range& part) {
     if (is_home()) return;
     Chunk& now = chunks_[k % 2];
-    trip_.wait(now.receives);
+    context_.wait(now.receives);
     const Block out = part_of(request_.out[0], part);
     for (int carrier = 0; carrier < carriers_; ++carrier) {
       const Block in{now.room[0].data(), now.room[0].bytes};
       const Block to = part_of(out, shard(part.size(), carriers_, carrier));
-      trip_.here(Kind::kBroadcast, Reduction{}, {&in, carrier == trip_.index() ? 1U : 0U}, {&to, 1},
-                 carrier);
+      context_.here(Kind::kBroadcast, Reduction{}, {&in, carrier == context_.index() ? 1U : 0U},
+                    {&to, 1}, carrier);
     }
   }
 
-  Trip& trip_;
+  HierContext& context_;
   const Request& request_;
   const int carriers_;
   const int home_;  // the root's host
@@ -159,7 +161,7 @@ class Broadcast {
 /// all pairs at a time, whatever their sizes.
 class Exchange {
  public:
-  explicit Exchange(Trip& trip) : trip_(trip), chunk_(trip.chunk()) {}
+  explicit Exchange(HierContext& context) : context_(context), chunk_(context.chunk()) {}
   void send(int rank, const Block& block) { sends_.push_back({rank, block}); }
   void receive(int rank, const Block& block) { receives_.push_back({rank, block}); }
 
@@ -171,7 +173,7 @@ class Exchange {
     pipeline(
         chunks(most, chunk_), [this](std::size_t k) { begin(k); },
         [this](std::size_t k) { end(k); });
-    for (const Chunk& one : chunks_) trip_.wait(one.sends);
+    for (const Chunk& one : chunks_) context_.wait(one.sends);
   }
 
  private:
@@ -187,32 +189,32 @@ class Exchange {
 
   void begin(std::size_t k) {
     Chunk& now = chunks_[k % 2];
-    trip_.wait(now.sends);
+    context_.wait(now.sends);
     now = Chunk{};
     for (const Item& item : receives_) {
-      now.room.push_back(trip_.room(part_of_chunk(item, k).size()));
-      trip_.receive(item.rank, now.room.back(), number_of(k, 0));
+      now.room.push_back(context_.room(part_of_chunk(item, k).size()));
+      context_.receive(item.rank, now.room.back(), number_of(k, 0));
     }
-    now.receives = trip_.receives();
+    now.receives = context_.receives();
     for (const Item& item : sends_) {
       const Block part = part_of(item.block, part_of_chunk(item, k));
       if (part.bytes == 0) continue;
-      trip_.send(item.rank, trip_.kept(part), number_of(k, 0));
+      context_.send(item.rank, context_.kept(part), number_of(k, 0));
     }
-    trip_.depart(number_of(k, 0));
-    now.sends = trip_.sends();
+    context_.depart(number_of(k, 0));
+    now.sends = context_.sends();
   }
 
   void end(std::size_t k) {
     Chunk& now = chunks_[k % 2];
-    trip_.wait(now.receives);
+    context_.wait(now.receives);
     for (std::size_t i = 0; i < receives_.size(); ++i) {
       const Range part = part_of_chunk(receives_[i], k);
-      trip_.copy(receives_[i].block.data + part.begin, now.room[i].data(), part.size());
+      context_.copy(receives_[i].block.data + part.begin, now.room[i].data(), part.size());
     }
   }
 
-  Trip& trip_;
+  HierContext& context_;
   const std::size_t chunk_;
   std::vector<Item> sends_;
   std::vector<Item> receives_;
@@ -220,59 +222,60 @@ class Exchange {
 };
 
 /// The blocks of the ranks of this host, or none.
-std::vector<Block> of_this_host(const Trip& trip, std::span<const Block> blocks) {
+std::vector<Block> of_this_host(const HierContext& context, std::span<const Block> blocks) {
   std::vector<Block> here;
   if (blocks.empty()) return here;
-  for (const int rank : trip.topology().ranks(trip.host())) here.push_back(blocks[at(rank)]);
+  for (const int rank : context.topology().ranks(context.host())) here.push_back(blocks[at(rank)]);
   return here;
 }
 
 }  // namespace
 
-void all_gather(Trip& trip, const Request& request) { AllGather(trip, request).run(); }
-void broadcast(Trip& trip, const Request& request) { Broadcast(trip, request).run(); }
+void all_gather(HierContext& context, const Request& request) { AllGather(context, request).run(); }
+void broadcast(HierContext& context, const Request& request) { Broadcast(context, request).run(); }
 
-void gather(Trip& trip, const Request& request) {
-  const Topology& all = trip.topology();
-  Exchange exchange(trip);
-  if (all.host_of(request.root) == trip.host()) {
-    trip.here(Kind::kGather, request.reduction, request.in, of_this_host(trip, request.out),
-              all.index_of(request.root));
+void gather(HierContext& context, const Request& request) {
+  const Topology& all = context.topology();
+  Exchange exchange(context);
+  if (all.host_of(request.root) == context.host()) {
+    context.here(Kind::kGather, request.reduction, request.in, of_this_host(context, request.out),
+                 all.index_of(request.root));
   } else {
     exchange.send(request.root, request.in[0]);
   }
-  for (int rank = 0; trip.rank() == request.root && rank < trip.size(); ++rank) {
-    if (all.host_of(rank) != trip.host()) exchange.receive(rank, request.out[at(rank)]);
+  for (int rank = 0; context.rank() == request.root && rank < context.size(); ++rank) {
+    if (all.host_of(rank) != context.host()) exchange.receive(rank, request.out[at(rank)]);
   }
   exchange.run();
 }
 
-void scatter(Trip& trip, const Request& request) {
-  const Topology& all = trip.topology();
-  Exchange exchange(trip);
-  if (all.host_of(request.root) == trip.host()) {
-    trip.here(Kind::kScatter, request.reduction, of_this_host(trip, request.in), request.out,
-              all.index_of(request.root));
+void scatter(HierContext& context, const Request& request) {
+  const Topology& all = context.topology();
+  Exchange exchange(context);
+  if (all.host_of(request.root) == context.host()) {
+    context.here(Kind::kScatter, request.reduction, of_this_host(context, request.in), request.out,
+                 all.index_of(request.root));
   } else {
     exchange.receive(request.root, request.out[0]);
   }
-  for (int rank = 0; trip.rank() == request.root && rank < trip.size(); ++rank) {
-    if (all.host_of(rank) != trip.host()) exchange.send(rank, request.in[at(rank)]);
+  for (int rank = 0; context.rank() == request.root && rank < context.size(); ++rank) {
+    if (all.host_of(rank) != context.host()) exchange.send(rank, request.in[at(rank)]);
   }
   exchange.run();
 }
 
-void all_to_all(Trip& trip, const Request& request) {
-  trip.here(Kind::kAllToAll, request.reduction, of_this_host(trip, request.in),
-            of_this_host(trip, request.out));
-  Exchange exchange(trip);
-  for (int step = 1; step < trip.size(); ++step) {
-    const int to = (trip.rank() + step) % trip.size();
-    const int from = (trip.rank() + trip.size() - step) % trip.size();
-    if (trip.topology().host_of(to) != trip.host()) exchange.send(to, request.in[at(to)]);
-    if (trip.topology().host_of(from) != trip.host()) exchange.receive(from, request.out[at(from)]);
+void all_to_all(HierContext& context, const Request& request) {
+  context.here(Kind::kAllToAll, request.reduction, of_this_host(context, request.in),
+               of_this_host(context, request.out));
+  Exchange exchange(context);
+  for (int step = 1; step < context.size(); ++step) {
+    const int to = (context.rank() + step) % context.size();
+    const int from = (context.rank() + context.size() - step) % context.size();
+    if (context.topology().host_of(to) != context.host()) exchange.send(to, request.in[at(to)]);
+    if (context.topology().host_of(from) != context.host())
+      exchange.receive(from, request.out[at(from)]);
   }
   exchange.run();
 }
 
-}  // namespace dreamcomm::spans
+}  // namespace dreamcomm::internode

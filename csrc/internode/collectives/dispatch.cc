@@ -1,28 +1,28 @@
 #include "internode/collectives/dispatch.h"
 
-namespace dreamcomm::spans {
+namespace dreamcomm::internode {
 
-void run(Trip& trip, const Request& request) {
+void run(HierContext& context, const Request& request) {
   switch (request.kind) {
     case Kind::kAllReduce:
-      return all_reduce(trip, request);
+      return all_reduce(context, request);
     case Kind::kReduce:
-      return reduce(trip, request);
+      return reduce(context, request);
     case Kind::kReduceScatter:
-      return reduce_scatter(trip, request);
+      return reduce_scatter(context, request);
     case Kind::kAllGather:
-      return all_gather(trip, request);
+      return all_gather(context, request);
     case Kind::kBroadcast:
-      return broadcast(trip, request);
+      return broadcast(context, request);
     case Kind::kGather:
-      return gather(trip, request);
+      return gather(context, request);
     case Kind::kScatter:
-      return scatter(trip, request);
+      return scatter(context, request);
     case Kind::kAllToAll:
-      return all_to_all(trip, request);
+      return all_to_all(context, request);
     default:
       return;
   }
 }
 
-}  // namespace dreamcomm::spans
+}  // namespace dreamcomm::internode

@@ -5,19 +5,19 @@
 
 #include "internode/collectives/hier_context.h"
 
-namespace dreamcomm::spans {
+namespace dreamcomm::internode {
 
 /// The one of the request; none of a barrier.
-void run(Trip& trip, const Request& request);
+void run(HierContext& context, const Request& request);
 
-void all_reduce(Trip& trip, const Request& request);
-void reduce(Trip& trip, const Request& request);
-void reduce_scatter(Trip& trip, const Request& request);
-void all_gather(Trip& trip, const Request& request);
-void broadcast(Trip& trip, const Request& request);
-void gather(Trip& trip, const Request& request);
-void scatter(Trip& trip, const Request& request);
-void all_to_all(Trip& trip, const Request& request);
+void all_reduce(HierContext& context, const Request& request);
+void reduce(HierContext& context, const Request& request);
+void reduce_scatter(HierContext& context, const Request& request);
+void all_gather(HierContext& context, const Request& request);
+void broadcast(HierContext& context, const Request& request);
+void gather(HierContext& context, const Request& request);
+void scatter(HierContext& context, const Request& request);
+void all_to_all(HierContext& context, const Request& request);
 
 /// Chunks under way at a time: one is combined here, one is on the wire, one is spread here.
 inline constexpr std::size_t kDepth = 3;
@@ -36,4 +36,4 @@ constexpr std::uint32_t number_of(std::size_t k, std::uint32_t phase) {
   return static_cast<std::uint32_t>(k % 0x7000) * 2 + phase;
 }
 
-}  // namespace dreamcomm::spans
+}  // namespace dreamcomm::internode

@@ -23,14 +23,14 @@ struct WireTraffic {
 
 /// What the algorithms between hosts (internode/collectives/dispatch.h) are written for. Addresses
 /// are those of the level that a subclass serves: of the host's memory, or of a device's.
-class Trip {
+class HierContext {
  public:
   /// `chunk` bytes of a tensor go at a time; `topology` must outlive the trip.
-  Trip(const Topology& topology, int rank, std::size_t chunk, bool widens_halves)
+  HierContext(const Topology& topology, int rank, std::size_t chunk, bool widens_halves)
       : topology_(topology), rank_(rank), chunk_(chunk), widens_halves_(widens_halves) {}
-  virtual ~Trip() = default;
-  Trip(const Trip&) = delete;
-  Trip& operator=(const Trip&) = delete;
+  virtual ~HierContext() = default;
+  HierContext(const HierContext&) = delete;
+  HierContext& operator=(const HierContext&) = delete;
 
   const Topology& topology() const { return topology_; }
   int rank() const { return rank_; }
@@ -66,9 +66,9 @@ class Trip {
   virtual Cargo kept(const Block& block) = 0;
   virtual void copy(std::byte* to, const std::byte* from, std::size_t bytes) = 0;
   /// `count` elements of a tensor as they are added up: in place, or in room of the trip's.
-  virtual Cargo widened(const Steps& steps, std::byte* in, std::size_t count) = 0;
+  virtual Cargo widened(const TwoStepReduction& steps, std::byte* in, std::size_t count) = 0;
   /// Combines what the hosts have, in their order, into `count` elements of a tensor.
-  virtual void combine(const Steps& steps, std::span<const std::byte* const> of_hosts,
+  virtual void combine(const TwoStepReduction& steps, std::span<const std::byte* const> of_hosts,
                        std::byte* out, std::size_t count) = 0;
 
   /// Messages to and from ranks of other hosts, numbered within the call; equal numbers of two

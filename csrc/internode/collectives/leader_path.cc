@@ -15,48 +15,49 @@ namespace {
 
 /// all_reduce and reduce of little: the ranks of a host give it to their leader, the leaders to
 /// each other.
-Small small_reduction(Trip& trip, const Request& request) {
-  const Steps steps(request.reduction, trip.widens_halves());
+LeaderPayload small_reduction(HierContext& context, const Request& request) {
+  const TwoStepReduction steps(request.reduction, context.widens_halves());
   const std::size_t count = request.in[0].bytes / steps.item();
-  Small small;
-  small.brought = count * steps.wire_item();
-  small.told = request.in[0].bytes;
-  small.bring = [&trip, &request, steps, count](std::byte* bytes) {
-    const Cargo wide = trip.widened(steps, request.in[0].data, count);
+  LeaderPayload payload;
+  payload.brought = count * steps.wire_item();
+  payload.told = request.in[0].bytes;
+  payload.bring = [&context, &request, steps, count](std::byte* bytes) {
+    const Cargo wide = context.widened(steps, request.in[0].data, count);
     const Block in{wide.data(), count * steps.wire_item()};
     const Block out{bytes, in.bytes};
-    trip.here(Kind::kReduce, steps.here, {&in, 1}, {&out, trip.index() == 0 ? 1U : 0U});
+    context.here(Kind::kReduce, steps.here, {&in, 1}, {&out, context.index() == 0 ? 1U : 0U});
   };
-  small.judge = [&trip, steps, count](std::span<const std::byte* const> brought, std::byte* told) {
-    trip.combine(steps, brought, told, count);
+  payload.judge = [&context, steps, count](std::span<const std::byte* const> brought,
+                                           std::byte* told) {
+    context.combine(steps, brought, told, count);
   };
-  small.take = [&request](const std::byte* told) {
+  payload.take = [&request](const std::byte* told) {
     if (!request.out.empty()) copy_bytes(request.out[0].data, told, request.out[0].bytes);
     return std::nullopt;
   };
-  return small;
+  return payload;
 }
 
 /// A broadcast of little.
-Small small_broadcast(Trip& trip, const Request& request) {
+LeaderPayload small_broadcast(HierContext& context, const Request& request) {
   const std::size_t bytes = request.out[0].bytes;
-  const int home = trip.topology().host_of(request.root);
-  Small small;
-  small.brought = small.told = bytes;
-  small.bring = [&trip, &request, home, bytes](std::byte* brought) {
-    if (trip.host() != home) return;
+  const int home = context.topology().host_of(request.root);
+  LeaderPayload payload;
+  payload.brought = payload.told = bytes;
+  payload.bring = [&context, &request, home, bytes](std::byte* brought) {
+    if (context.host() != home) return;
     const Block out{brought, bytes};
-    trip.here(Kind::kBroadcast, request.reduction, request.in, {&out, 1},
-              trip.topology().index_of(request.root));
+    context.here(Kind::kBroadcast, request.reduction, request.in, {&out, 1},
+                 context.topology().index_of(request.root));
   };
-  small.judge = [home, bytes](std::span<const std::byte* const> brought, std::byte* told) {
+  payload.judge = [home, bytes](std::span<const std::byte* const> brought, std::byte* told) {
     copy_bytes(told, brought[static_cast<std::size_t>(home)], bytes);
   };
-  small.take = [&request, bytes](const std::byte* told) {
+  payload.take = [&request, bytes](const std::byte* told) {
     copy_bytes(request.out[0].data, told, bytes);
     return std::nullopt;
   };
-  return small;
+  return payload;
 }
 
 /// The sizes of all blocks of an all_to_all, which may differ.
@@ -80,47 +81,47 @@ class Table {
   const std::size_t size_;
 };
 
-std::optional<Objection> objection_to(const Table& table, int size) {
+std::optional<Mismatch> objection_to(const Table& table, int size) {
   for (int giver = 0; giver < size; ++giver) {
     for (int taker = 0; taker < size; ++taker) {
       const std::uint64_t given = table.given(giver, taker);
       const std::uint64_t expected = table.expected(taker, giver);
       if (given == expected) continue;
-      return Objection{concat("rank ", giver, " gives rank ", taker, ' ', given,
-                              " bytes, and rank ", taker, " expects ", expected),
-                       giver, taker};
+      return Mismatch{concat("rank ", giver, " gives rank ", taker, ' ', given, " bytes, and rank ",
+                             taker, " expects ", expected),
+                      giver, taker};
     }
   }
   return std::nullopt;
 }
 
-Small sizes_of_all_to_all(Trip& trip, const Request& request) {
-  const std::size_t row = table_bytes(trip.size());
-  Small small;
-  small.brought = host_table_bytes(trip.topology());
-  small.told = static_cast<std::size_t>(trip.size()) * row;
-  small.bring = [&trip, &request, row](std::byte* brought) {
+LeaderPayload sizes_of_all_to_all(HierContext& context, const Request& request) {
+  const std::size_t row = table_bytes(context.size());
+  LeaderPayload payload;
+  payload.brought = host_table_bytes(context.topology());
+  payload.told = static_cast<std::size_t>(context.size()) * row;
+  payload.bring = [&context, &request, row](std::byte* brought) {
     std::vector<std::uint64_t> own;
     for (const Block& block : request.in) own.push_back(block.bytes);
     for (const Block& block : request.out) own.push_back(block.bytes);
     const Block in{reinterpret_cast<std::byte*>(own.data()), row};
     std::vector<Block> out;
-    for (int i = 0; i < trip.ranks_here(); ++i) {
+    for (int i = 0; i < context.ranks_here(); ++i) {
       out.push_back({brought + static_cast<std::size_t>(i) * row, row});
     }
-    trip.here(Kind::kAllGather, Reduction{}, {&in, 1}, out);
+    context.here(Kind::kAllGather, Reduction{}, {&in, 1}, out);
   };
-  small.judge = [&trip, row](std::span<const std::byte* const> brought, std::byte* told) {
-    for (int rank = 0; rank < trip.size(); ++rank) {
-      const std::byte* from = brought[static_cast<std::size_t>(trip.topology().host_of(rank))];
+  payload.judge = [&context, row](std::span<const std::byte* const> brought, std::byte* told) {
+    for (int rank = 0; rank < context.size(); ++rank) {
+      const std::byte* from = brought[static_cast<std::size_t>(context.topology().host_of(rank))];
       copy_bytes(told + static_cast<std::size_t>(rank) * row,
-                 from + static_cast<std::size_t>(trip.topology().index_of(rank)) * row, row);
+                 from + static_cast<std::size_t>(context.topology().index_of(rank)) * row, row);
     }
   };
-  small.take = [&trip](const std::byte* told) {
-    return objection_to(Table(told, trip.size()), trip.size());
+  payload.take = [&context](const std::byte* told) {
+    return objection_to(Table(told, context.size()), context.size());
   };
-  return small;
+  return payload;
 }
 
 }  // namespace
@@ -134,19 +135,19 @@ std::size_t host_table_bytes(const Topology& topology) {
 }
 
 std::size_t wire_bytes(const Request& request, bool widens) {
-  const Steps steps(request.reduction, widens);
+  const TwoStepReduction steps(request.reduction, widens);
   return block_bytes(request) / steps.item() * steps.wire_item();
 }
 
-Small opening_part(Trip& trip, const Request& request, bool leaders) {
-  if (request.kind == Kind::kAllToAll) return sizes_of_all_to_all(trip, request);
+LeaderPayload opening_part(HierContext& context, const Request& request, bool leaders) {
+  if (request.kind == Kind::kAllToAll) return sizes_of_all_to_all(context, request);
   if (!leaders) return {};
   switch (request.kind) {
     case Kind::kAllReduce:
     case Kind::kReduce:
-      return small_reduction(trip, request);
+      return small_reduction(context, request);
     case Kind::kBroadcast:
-      return small_broadcast(trip, request);
+      return small_broadcast(context, request);
     default:
       return {};
   }

@@ -14,6 +14,6 @@ std::size_t wire_bytes(const Request& request, bool widens);
 
 /// The part of a call that its opening takes along: all that it is where the hosts' `leaders`
 /// exchange it. `trip` and `request` must outlive it.
-Small opening_part(Trip& trip, const Request& request, bool leaders);
+LeaderPayload opening_part(HierContext& context, const Request& request, bool leaders);
 
 }  // namespace dreamcomm

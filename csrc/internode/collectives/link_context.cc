@@ -24,9 +24,9 @@ constexpr const char* kHasGivenUp = "it has given the group up";
 
 }  // namespace
 
-LinkTrip::LinkTrip(const Levels& levels, const Request& request, std::uint64_t number,
-                   std::size_t chunk, const Interrupt& interrupt)
-    : Trip(levels.topology, levels.rank, chunk, levels.widens_halves),
+LinkContext::LinkContext(const Levels& levels, const Request& request, std::uint64_t number,
+                         std::size_t chunk, const Interrupt& interrupt)
+    : HierContext(levels.topology, levels.rank, chunk, levels.widens_halves),
       levels_(levels),
       request_(request),
       number_(number),
@@ -38,13 +38,13 @@ LinkTrip::LinkTrip(const Levels& levels, const Request& request, std::uint64_t n
 /// these speaks, and the others pass its words on: all within a tenth of the timeout.
 /// Between hosts a rank tells whom it waits for before it asks what that one tells: in a row of
 /// ranks that wait for each other each passes on whom the last one waits for.
-Clock::duration LinkTrip::slack() const {
+Clock::duration LinkContext::slack() const {
   constexpr Clock::duration kLeast = std::chrono::milliseconds(150);
   return std::max((request_.deadline - begin_) / 30, kLeast);
 }
 
-void LinkTrip::here(Kind kind, const Reduction& how, std::span<const Block> in,
-                    std::span<const Block> out, int root) {
+void LinkContext::here(Kind kind, const Reduction& how, std::span<const Block> in,
+                       std::span<const Block> out, int root) {
   Request part;
   part.kind = kind;
   part.reduction = how;
@@ -59,15 +59,15 @@ void LinkTrip::here(Kind kind, const Reduction& how, std::span<const Block> in,
 /// INVARIANT: one that has gone is told of only if a rank of this host is seen after that not to
 /// have come to this gathering: the leader had not got what that one brings, so no rank anywhere
 /// had returned from the call (call_handshake.cc).
-void LinkTrip::gather_here(std::span<const Block> in, std::span<const Block> out) {
+void LinkContext::gather_here(std::span<const Block> in, std::span<const Block> out) {
   const Clock::time_point begin = Clock::now();
   Clock::time_point next = begin + kLookElsewhere;
-  GivenUp given_up(levels_.causes, begin);
+  AbortedPeers given_up(levels_.causes, begin);
   const Interrupt look = [&] {
     if (interrupt_) interrupt_();
     if (Clock::now() < next) return;
     next = Clock::now() + kLookElsewhere;
-    std::map<int, std::string> lost = levels_.vigil.lost();
+    std::map<int, std::string> lost = levels_.monitor.lost();
     if (lost.empty()) {
       for (const int rank : given_up.among(elsewhere(), request_.deadline)) {
         lost.emplace(rank, kHasGivenUp);
@@ -83,7 +83,7 @@ void LinkTrip::gather_here(std::span<const Block> in, std::span<const Block> out
   run_here(part, look);
 }
 
-std::vector<int> LinkTrip::elsewhere() const {
+std::vector<int> LinkContext::elsewhere() const {
   std::vector<int> ranks;
   for_other_hosts([&](int host) {
     const std::span<const int> of_host = topology().ranks(host);
@@ -92,7 +92,7 @@ std::vector<int> LinkTrip::elsewhere() const {
   return ranks;
 }
 
-void LinkTrip::run_here(Request& part, const Interrupt& interrupt) {
+void LinkContext::run_here(Request& part, const Interrupt& interrupt) {
   part.part_of = &request_;
   part.deadline = request_.deadline;
   if (part.deadline != Clock::time_point::max()) part.excuse = 2 * slack() + kAsked;
@@ -112,7 +112,7 @@ void LinkTrip::run_here(Request& part, const Interrupt& interrupt) {
 
 /// Of a rank of another host that has gone, while one of this host was waited for so long: that one
 /// may be why the other has given up.
-void LinkTrip::fail_for_elsewhere(int rank, const std::string& failure, Clock::duration waited) {
+void LinkContext::fail_for_elsewhere(int rank, const std::string& failure, Clock::duration waited) {
   lost_elsewhere_ = true;
   const std::string told = told_by_host_of(rank, kUntilTold);
   const std::string late = levels_.host.awaited(waited);
@@ -125,7 +125,7 @@ void LinkTrip::fail_for_elsewhere(int rank, const std::string& failure, Clock::d
 
 /// Why a rank has not sent, or taken, a message: as it says itself, else as its host's others do,
 /// who give the group up at about the same time and know what it does.
-std::string LinkTrip::told_by_host_of(int rank, std::chrono::milliseconds moment) const {
+std::string LinkContext::told_by_host_of(int rank, std::chrono::milliseconds moment) const {
   constexpr std::chrono::milliseconds kNone{0};
   const Clock::time_point until = Clock::now() + moment;
   while (true) {
@@ -139,7 +139,7 @@ std::string LinkTrip::told_by_host_of(int rank, std::chrono::milliseconds moment
 
 /// INVARIANT: what peers of this host write into a room they have written when the call ends for
 /// which it was the output, unless that fails.
-Cargo LinkTrip::room(std::size_t bytes) const {
+Cargo LinkContext::room(std::size_t bytes) const {
   Cargo room = room_of_its_own(bytes);
   if (!levels_.heap || !levels_.heap->holds(room.data())) return room;
   const auto give_back = [own = room.memory, heap = levels_.heap,
@@ -150,23 +150,23 @@ Cargo LinkTrip::room(std::size_t bytes) const {
 }
 
 /// Into which no peer writes.
-Cargo LinkTrip::room_of_its_own(std::size_t bytes) const {
+Cargo LinkContext::room_of_its_own(std::size_t bytes) const {
   std::shared_ptr<std::byte> memory = levels_.heap ? levels_.heap->allocate(bytes) : nullptr;
   if (!memory) memory = {new std::byte[bytes], std::default_delete<std::byte[]>()};
   return {std::move(memory), 0, bytes};
 }
 
-Cargo LinkTrip::kept(const Block& block) {
+Cargo LinkContext::kept(const Block& block) {
   Cargo cargo = room(block.bytes);
   copy_bytes(cargo.data(), block.data, block.bytes);
   return cargo;
 }
 
-void LinkTrip::copy(std::byte* to, const std::byte* from, std::size_t bytes) {
+void LinkContext::copy(std::byte* to, const std::byte* from, std::size_t bytes) {
   copy_bytes(to, from, bytes);
 }
 
-Cargo LinkTrip::widened(const Steps& steps, std::byte* in, std::size_t count) {
+Cargo LinkContext::widened(const TwoStepReduction& steps, std::byte* in, std::size_t count) {
   if (!steps.widens()) {
     return {std::shared_ptr<std::byte>(std::shared_ptr<void>(), in), 0, count * steps.item()};
   }
@@ -175,8 +175,8 @@ Cargo LinkTrip::widened(const Steps& steps, std::byte* in, std::size_t count) {
   return wide;
 }
 
-void LinkTrip::combine(const Steps& steps, std::span<const std::byte* const> of_hosts,
-                       std::byte* out, std::size_t count) {
+void LinkContext::combine(const TwoStepReduction& steps, std::span<const std::byte* const> of_hosts,
+                          std::byte* out, std::size_t count) {
   if (!steps.widens()) return reduce(steps.between, of_hosts, out, count);
   const Cargo wide = room(count * sizeof(float));
   reduce(steps.between, of_hosts, wide.data(), count);
@@ -186,14 +186,14 @@ void LinkTrip::combine(const Steps& steps, std::span<const std::byte* const> of_
 /// INVARIANT: messages of one direction between two ranks that may be under way together have
 /// different tags. A call ends on a rank when its own messages have come or been taken over, and
 /// ranks are at most one call apart: each waits for all hosts at the beginning of a call.
-std::uint32_t LinkTrip::tag(std::uint32_t number) const {
+std::uint32_t LinkContext::tag(std::uint32_t number) const {
   constexpr std::uint32_t kPerCall = 16;  // bits
   const auto call = static_cast<std::uint32_t>(number_) << kPerCall;
   return (call | (number & ((1U << kPerCall) - 1))) & Link::kMostTag;
 }
 
 template <typename Begin>
-std::shared_ptr<Parcel> LinkTrip::begun(int rank, Begin&& begin) const {
+std::shared_ptr<Parcel> LinkContext::begun(int rank, Begin&& begin) const {
   try {
     return begin();
   } catch (const Error& error) {
@@ -201,31 +201,31 @@ std::shared_ptr<Parcel> LinkTrip::begun(int rank, Begin&& begin) const {
   }
 }
 
-void LinkTrip::send(int rank, const Cargo& cargo, std::uint32_t number) {
+void LinkContext::send(int rank, const Cargo& cargo, std::uint32_t number) {
   if (cargo.bytes > 0) send_as(rank, cargo, tag(number));
 }
 
-void LinkTrip::send_as(int rank, const Cargo& cargo, std::uint32_t tag) {
+void LinkContext::send_as(int rank, const Cargo& cargo, std::uint32_t tag) {
   const auto begin = [&] { return levels_.link.send(rank, cargo, tag); };
   sends_.push_back({begun(rank, begin), rank});
   traffic_.sent += cargo.bytes;
 }
 
-void LinkTrip::receive(int rank, const Cargo& cargo, std::uint32_t number) {
+void LinkContext::receive(int rank, const Cargo& cargo, std::uint32_t number) {
   if (cargo.bytes == 0) return;
   const auto begin = [&] { return levels_.link.receive(rank, cargo, tag(number)); };
   receives_.push_back({begun(rank, begin), rank});
   traffic_.received += cargo.bytes;
 }
 
-std::vector<Cargo> LinkTrip::exchange_openings(const Cargo& mine, std::size_t most) {
+std::vector<Cargo> LinkContext::exchange_openings(const Cargo& mine, std::size_t most) {
   std::vector<Cargo> theirs(static_cast<std::size_t>(hosts()));
   for_other_hosts([&](int host) {
     const int leader = topology().rank_at(host, 0);
-    Envelopes::Expected one = levels_.envelopes.from(leader, [&](std::uint32_t tag) {
+    PrepostedReceives::Expected one = levels_.envelopes.from(leader, [&](std::uint32_t tag) {
       const Cargo cargo = room_of_its_own(most);
       const auto begin = [&] { return levels_.link.receive(leader, cargo, tag); };
-      return Envelopes::Expected{cargo, begun(leader, begin)};
+      return PrepostedReceives::Expected{cargo, begun(leader, begin)};
     });
     theirs[static_cast<std::size_t>(host)] = one.room;
     receives_.push_back({std::move(one.parcel), leader});
@@ -236,21 +236,21 @@ std::vector<Cargo> LinkTrip::exchange_openings(const Cargo& mine, std::size_t mo
   return theirs;
 }
 
-LinkTrip::Transfers LinkTrip::sends() { return std::exchange(sends_, {}); }
-LinkTrip::Transfers LinkTrip::receives() { return std::exchange(receives_, {}); }
+LinkContext::Transfers LinkContext::sends() { return std::exchange(sends_, {}); }
+LinkContext::Transfers LinkContext::receives() { return std::exchange(receives_, {}); }
 
-void LinkTrip::wait(const Transfers& transfers) {
+void LinkContext::wait(const Transfers& transfers) {
   if (transfers.empty()) return;
-  Awaiting awaiting(levels_.host.whole().calls, timeline_, noted_as_);
+  WaitScope awaiting(levels_.host.whole().calls, timeline_, noted_as_);
   std::size_t come = 0;  // of them
   int looks = 0;
-  GivenUp given_up(levels_.causes);
+  AbortedPeers given_up(levels_.causes);
   const auto wait_on = [&] {
     for (; come < transfers.size(); ++come) {
       try {
         const auto& [parcel, rank] = transfers[come];
-        const bool has_come = levels_.nudger.wait(*parcel) ||
-                              (++looks % kLooksApart == 0 && levels_.vigil.look(rank, *parcel));
+        const bool has_come = levels_.interrupter.wait(*parcel) ||
+                              (++looks % kLooksApart == 0 && levels_.monitor.look(rank, *parcel));
         if (has_come) {
           awaiting.came(rank);
           continue;
@@ -279,18 +279,18 @@ void LinkTrip::wait(const Transfers& transfers) {
   }
 }
 
-LastToCome LinkTrip::last_here() const {
+LastToCome LinkContext::last_here() const {
   LastToCome last = levels_.host.last_to_come();
   if (last.rank >= 0) last.rank = topology().rank_at(host(), last.rank);
   return last;
 }
 
-std::string LinkTrip::waiting_for(int rank) const {
+std::string LinkContext::waiting_for(int rank) const {
   return concat(describe(request_), ", in which rank ", this->rank(), " waits for rank ", rank,
                 " of ", topology().words(topology().host_of(rank)), ",");
 }
 
-void LinkTrip::fail_for(int rank, const Error& error) const {
+void LinkContext::fail_for(int rank, const Error& error) const {
   throw Error(error.kind(), concat(waiting_for(rank), " on ", levels_.host.who(),
                                    " cannot finish: ", levels_.causes.of(rank, error.what())));
 }

@@ -26,23 +26,23 @@ struct Levels {
   Communicator& host;  // the ranks of this one's host
   const Topology& topology;
   Link& link;
-  Nudger& nudger;
-  Vigil& vigil;
-  Envelopes& envelopes;
+  WaitInterrupter& interrupter;
+  ConnectionMonitor& monitor;
+  PrepostedReceives& envelopes;
   const std::shared_ptr<Heap>& heap;  // of this process; null: none
   /// Whether a call within the host has failed, in which a late peer may still write.
   std::shared_ptr<Mark> spoilt;
-  const Reasons& reasons;
-  const Causes& causes;
+  const AbortReasons& reasons;
+  const FailureCause& causes;
   int rank;  // in the group
   bool widens_halves;
 };
 
-class LinkTrip final : public Trip {
+class LinkContext final : public HierContext {
  public:
   /// `number` counts the group's calls. All references must outlive the trip.
-  LinkTrip(const Levels& levels, const Request& request, std::uint64_t number, std::size_t chunk,
-           const Interrupt& interrupt);
+  LinkContext(const Levels& levels, const Request& request, std::uint64_t number, std::size_t chunk,
+              const Interrupt& interrupt);
 
   void here(Kind kind, const Reduction& how, std::span<const Block> in, std::span<const Block> out,
             int root = 0) override;
@@ -54,9 +54,9 @@ class LinkTrip final : public Trip {
   Cargo room(std::size_t bytes) const override;
   Cargo kept(const Block& block) override;
   void copy(std::byte* to, const std::byte* from, std::size_t bytes) override;
-  Cargo widened(const Steps& steps, std::byte* in, std::size_t count) override;
-  void combine(const Steps& steps, std::span<const std::byte* const> of_hosts, std::byte* out,
-               std::size_t count) override;
+  Cargo widened(const TwoStepReduction& steps, std::byte* in, std::size_t count) override;
+  void combine(const TwoStepReduction& steps, std::span<const std::byte* const> of_hosts,
+               std::byte* out, std::size_t count) override;
   void send(int rank, const Cargo& cargo, std::uint32_t number) override;
   void receive(int rank, const Cargo& cargo, std::uint32_t number) override;
   void depart(std::uint32_t) override {}  // each was at once

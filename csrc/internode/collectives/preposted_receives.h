@@ -14,8 +14,8 @@ namespace dreamcomm {
 /// A message leaves at once where the receiver has said before that there is room for it; else when
 /// that comes: a second way over the wire. INVARIANT: what is said of a call's room is sent before
 /// this rank's own first message of the call before, for which the peer waits: it comes before the
-/// peer can have left, see Vigil.
-class Envelopes {
+/// peer can have left, see ConnectionMonitor.
+class PrepostedReceives {
  public:
   struct Expected {
     Cargo room;

@@ -13,7 +13,7 @@ DType wire_of(const Reduction& how, bool widens) {
 
 }  // namespace
 
-Steps::Steps(const Reduction& how, bool widens)
+TwoStepReduction::TwoStepReduction(const Reduction& how, bool widens)
     : type(how.dtype), wire(wire_of(how, widens)), here(how), between(how) {
   here.dtype = between.dtype = wire;
   if (how.op == ReduceOp::kAvg) {  // divided once, at the end

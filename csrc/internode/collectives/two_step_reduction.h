@@ -7,9 +7,9 @@
 
 namespace dreamcomm {
 
-struct Steps {
+struct TwoStepReduction {
   /// `widens`: halves are added up, and sent, in float32.
-  Steps(const Reduction& how, bool widens);
+  TwoStepReduction(const Reduction& how, bool widens);
 
   DType type;      // of the tensors
   DType wire;      // of what hosts' ranks add up to, and send

@@ -10,7 +10,7 @@
 namespace dreamcomm {
 
 /// How ranks of different hosts learn of each other's ends.
-struct Reasons {
+struct AbortReasons {
   /// In a sentence that names `rank`: this one, or one of its host that cannot tell itself. The
   /// last one counts. May be null.
   std::function<void(int rank, const std::string& words)> tell{};

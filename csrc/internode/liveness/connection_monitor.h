@@ -19,13 +19,14 @@ namespace dreamcomm {
 /// come in part when its connection ends (Gloo does not). So receives are left standing for
 /// messages that never come. INVARIANT: they begin with the group. A receive writes to the sender,
 /// and who writes to a rank that has left in good order loses what is still on its way from there.
-class Vigil {
+class ConnectionMonitor {
  public:
   /// No other message's tag.
   static constexpr std::uint32_t kTag = 0xfffd;
 
   /// All must outlive this. Throws Error(kPeerLost).
-  Vigil(Link& link, Nudger& nudger, const Topology& topology, int rank) : nudger_(nudger) {
+  ConnectionMonitor(Link& link, WaitInterrupter& interrupter, const Topology& topology, int rank)
+      : interrupter_(interrupter) {
     for (int peer = 0; peer < topology.size(); ++peer) {
       if (topology.host_of(peer) == topology.host_of(rank)) continue;
       const Cargo room{std::make_shared<std::byte>(), 0, 1};
@@ -47,7 +48,7 @@ class Vigil {
     } catch (const Error&) {
       // The rank may have left in good order: what it sent has come by now. One that was called
       // back meanwhile says so the second time.
-      if (nudger_.wait(parcel) || nudger_.wait(parcel)) return true;
+      if (interrupter_.wait(parcel) || interrupter_.wait(parcel)) return true;
       throw;
     }
   }
@@ -68,9 +69,9 @@ class Vigil {
   }
 
  private:
-  Nudger& nudger_;
+  WaitInterrupter& interrupter_;
   std::mutex mutex_;  // of the waits for these, as several threads look:
-  Nudger glances_{std::chrono::milliseconds(1)};
+  WaitInterrupter glances_{std::chrono::milliseconds(1)};
   std::map<int, std::shared_ptr<Parcel>> standing_;
 };
 

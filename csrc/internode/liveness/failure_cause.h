@@ -18,12 +18,13 @@ namespace dreamcomm {
 /// the cause is whom it lost. INVARIANT: who waits for it is told of that one, too. Its connection
 /// to this rank had ended before the other could learn of it and leave, and the moment in which
 /// the other is asked is left for word of that to come.
-class Causes {
+class FailureCause {
  public:
   /// Both must outlive this. `here` says who of this rank's own host has died or given the group
   /// up.
-  Causes(const Reasons& reasons, Vigil& vigil, std::function<std::string()> here = {})
-      : reasons_(reasons), vigil_(vigil), here_(std::move(here)) {}
+  FailureCause(const AbortReasons& reasons, ConnectionMonitor& monitor,
+               std::function<std::string()> here = {})
+      : reasons_(reasons), monitor_(monitor), here_(std::move(here)) {}
 
   /// Of a rank that is waited for, whose connection has ended by `failure`. Takes a moment. Any
   /// thread.
@@ -33,7 +34,7 @@ class Causes {
   }
 
   /// As it says itself, or ""; takes up to a moment. Any thread.
-  std::string told_by(int rank, std::chrono::milliseconds moment = Reasons::kMoment) const {
+  std::string told_by(int rank, std::chrono::milliseconds moment = AbortReasons::kMoment) const {
     return reasons_.of(rank, moment);
   }
 
@@ -52,7 +53,7 @@ class Causes {
 
   /// Of ranks that have gone, but for `rank` of another host: "; ..." or "". Any thread.
   std::string others(int rank = -1) const {
-    std::map<int, std::string> lost = vigil_.lost();
+    std::map<int, std::string> lost = monitor_.lost();
     lost.erase(rank);
     const std::string here = here_ ? here_() : "";
     return all_of(lost) + (here.empty() ? "" : "; " + here);
@@ -73,8 +74,8 @@ class Causes {
   }
 
  private:
-  const Reasons& reasons_;
-  Vigil& vigil_;
+  const AbortReasons& reasons_;
+  ConnectionMonitor& monitor_;
   const std::function<std::string()> here_;
 };
 

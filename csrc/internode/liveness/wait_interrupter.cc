@@ -23,7 +23,7 @@ class Over {
 
 }  // namespace
 
-Nudger::~Nudger() {
+WaitInterrupter::~WaitInterrupter() {
   {
     const std::scoped_lock lock(mutex_);
     ending_ = true;
@@ -32,7 +32,7 @@ Nudger::~Nudger() {
   if (thread_.joinable()) thread_.join();
 }
 
-bool Nudger::wait(Parcel& parcel) {
+bool WaitInterrupter::wait(Parcel& parcel) {
   {
     const std::scoped_lock lock(mutex_);
     if (!thread_.joinable()) thread_ = std::thread([this] { work(); });
@@ -44,13 +44,13 @@ bool Nudger::wait(Parcel& parcel) {
   return parcel.wait();
 }
 
-void Nudger::nudge() {
+void WaitInterrupter::interrupt() {
   const std::scoped_lock lock(mutex_);
   if (awaited_ != nullptr) awaited_->interrupt();
 }
 
 /// A nudge may come before the wait has begun and be lost: the next one is a tick away.
-void Nudger::work() {
+void WaitInterrupter::work() {
   block_signals();
   std::unique_lock lock(mutex_);
   while (true) {

@@ -13,21 +13,21 @@ namespace dreamcomm {
 
 /// Costs a wait that is over soon no more than a lock: the thread sleeps while nothing is waited
 /// for.
-class Nudger {
+class WaitInterrupter {
  public:
   static constexpr std::chrono::milliseconds kTick{50};
 
   /// A wait is called back after one to two ticks.
-  explicit Nudger(std::chrono::milliseconds tick = kTick) : tick_(tick) {}
-  ~Nudger();
-  Nudger(const Nudger&) = delete;
-  Nudger& operator=(const Nudger&) = delete;
+  explicit WaitInterrupter(std::chrono::milliseconds tick = kTick) : tick_(tick) {}
+  ~WaitInterrupter();
+  WaitInterrupter(const WaitInterrupter&) = delete;
+  WaitInterrupter& operator=(const WaitInterrupter&) = delete;
 
   /// As parcel.wait(), but false at times while it lasts, and soon after nudge(). One thread at a
   /// time.
   bool wait(Parcel& parcel);
   /// Calls back who waits now. Any thread.
-  void nudge();
+  void interrupt();
 
  private:
   void work();

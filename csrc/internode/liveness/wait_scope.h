@@ -11,19 +11,19 @@
 
 namespace dreamcomm {
 
-class Awaiting {
+class WaitScope {
  public:
   /// `timeline` may be null.
-  Awaiting(Progress& shown, Timeline* timeline, std::int64_t number)
+  WaitScope(Progress& shown, Timeline* timeline, std::int64_t number)
       : shown_(shown), timeline_(timeline), number_(number) {}
-  ~Awaiting() {
+  ~WaitScope() {
     shown_.waiting_for.set(-1);
     if (timeline_ == nullptr) return;
     timeline_->note(
         {.call = number_, .begin_ns = begin_, .end_ns = now_ns(), .phase = Phase::kBetween});
   }
-  Awaiting(const Awaiting&) = delete;
-  Awaiting& operator=(const Awaiting&) = delete;
+  WaitScope(const WaitScope&) = delete;
+  WaitScope& operator=(const WaitScope&) = delete;
 
   /// It has taken a while, and is for `rank`.
   void lasts(int rank) { shown_.waiting_for.set(rank); }

@@ -5,19 +5,19 @@
 
 namespace dreamcomm {
 
-Tally& FarMailbox::tally(Kind kind) const {
+Tally& InternodeTagMatcher::tally(Kind kind) const {
   return options_.shown.tallies[static_cast<std::size_t>(kind)];
 }
 
 /// All bytes of a message have left, or come.
-void FarMailbox::note_moved(const Message& message) {
+void InternodeTagMatcher::note_moved(const Message& message) {
   Tally& counts = tally(message.kind);
   Gauge& bytes = message.kind == Kind::kSend ? counts.sent : counts.received;
   bytes.grow(static_cast<std::int64_t>(message.cargo.bytes));
   note(message, Record::State::kDone);
 }
 
-void FarMailbox::note(const Message& message, Record::State state) {
+void InternodeTagMatcher::note(const Message& message, Record::State state) {
   Recorder& recorder = options_.recorder;
   if (recorder.idle()) return;
   recorder.note_message({.number = message.number,
@@ -31,7 +31,7 @@ void FarMailbox::note(const Message& message, Record::State state) {
 
 /// To tools: the message that is under way for longest. Those from any source are shown by this
 /// host's mailbox.
-void FarMailbox::show_oldest() const {
+void InternodeTagMatcher::show_oldest() const {
   Correspondence& shown = options_.shown.mail;
   std::int64_t pending = 0;
   const Message* oldest = nullptr;

@@ -13,29 +13,29 @@ constexpr std::chrono::milliseconds kSpare{100};  // beside a look into the stor
 }  // namespace
 
 /// As a wait within a host.
-Clock::time_point FarMailbox::Message::warns_at() const {
+Clock::time_point InternodeTagMatcher::Message::warns_at() const {
   if (warned) return Clock::time_point::max();
   return begin + std::max<Clock::duration>((deadline - begin) / 10, WaitWatchdog::kLeastToWarn);
 }
 
 /// Wakes the clerk in time for a message's first warning, and so for its deadline.
-void FarMailbox::watch(Clock::time_point deadline) {
+void InternodeTagMatcher::watch(Clock::time_point deadline) {
   const Clock::time_point now = Clock::now();
   deadline = std::min(
       deadline, now + std::max<Clock::duration>((deadline - now) / 10, WaitWatchdog::kLeastToWarn));
-  if (asks_at_ == Clock::time_point::max()) asks_at_ = now + GivenUp::kBetween;
+  if (asks_at_ == Clock::time_point::max()) asks_at_ = now + AbortedPeers::kBetween;
   deadline = std::min(deadline, asks_at_);
   if (deadline >= watched_) return;
   watched_ = deadline;
-  start_clerk();
+  start_timeouts();
   changed_.notify_all();
 }
 
-void FarMailbox::start_clerk() {
-  if (!clerk_.joinable()) clerk_ = std::thread([this] { work(); });
+void InternodeTagMatcher::start_timeouts() {
+  if (!timeouts_.joinable()) timeouts_ = std::thread([this] { work(); });
 }
 
-Clock::time_point FarMailbox::next_deadline() const {
+Clock::time_point InternodeTagMatcher::next_deadline() const {
   Clock::time_point next = asks_at_;
   for (const MessagePtr& m : wanted_) {
     if (m->rank) next = std::min({next, m->deadline, m->warns_at()});
@@ -44,7 +44,7 @@ Clock::time_point FarMailbox::next_deadline() const {
   return next;
 }
 
-void FarMailbox::work() {
+void InternodeTagMatcher::work() {
   block_signals();
   Lock lock(mutex_);
   while (!ending_) {
@@ -71,14 +71,14 @@ void FarMailbox::work() {
 }
 
 /// Ranks of other hosts for which messages have waited for a while; none where a deadline is near.
-std::vector<int> FarMailbox::awaited(Clock::time_point now) const {
-  const Clock::time_point look_ends = later(now, given_up_.longest() + kSpare);
+std::vector<int> InternodeTagMatcher::awaited(Clock::time_point now) const {
+  const Clock::time_point look_ends = later(now, aborted_peers_.longest() + kSpare);
   const auto ends = [look_ends](const MessagePtr& m) { return m->deadline < look_ends; };
   if (std::any_of(wanted_.begin(), wanted_.end(), ends)) return {};
   if (std::any_of(under_way_.begin(), under_way_.end(), ends)) return {};
   std::set<int> found;
   const auto look = [&](const Message& m) {
-    if (!m.waits_for_peer() || now - m.begin < GivenUp::kBetween) return;
+    if (!m.waits_for_peer() || now - m.begin < AbortedPeers::kBetween) return;
     for (int rank = 0; rank < topology_.size(); ++rank) {
       const bool may_be =
           m.rank ? *m.rank == rank : topology_.host_of(rank) != topology_.host_of(rank_);
@@ -91,18 +91,18 @@ std::vector<int> FarMailbox::awaited(Clock::time_point now) const {
 }
 
 /// For ranks that have given the group up: the lock is released meanwhile.
-void FarMailbox::ask(Lock& lock, Clock::time_point now) {
+void InternodeTagMatcher::ask(Lock& lock, Clock::time_point now) {
   const std::vector<int> ranks = awaited(now);
   lock.unlock();
-  for (const int rank : given_up_.among(ranks, Clock::time_point::max())) {
+  for (const int rank : aborted_peers_.among(ranks, Clock::time_point::max())) {
     lose(rank, concat("rank ", rank, " has given the group up"));
   }
   lock.lock();
   const bool any = !wanted_.empty() || !under_way_.empty();
-  asks_at_ = any ? Clock::now() + GivenUp::kBetween : Clock::time_point::max();
+  asks_at_ = any ? Clock::now() + AbortedPeers::kBetween : Clock::time_point::max();
 }
 
-void FarMailbox::be_alone(const std::string& why) {
+void InternodeTagMatcher::be_alone(const std::string& why) {
   const std::scoped_lock lock(mutex_);
   if (std::exchange(why_alone_, why)) return;
   changed_.notify_all();
@@ -112,7 +112,7 @@ void FarMailbox::be_alone(const std::string& why) {
 /// before it left has been heard when it is lost, and what one of this host sent has been taken
 /// when that one is seen to have gone; a receive stands here only if no message was there for it.
 /// Whether there were some; the lock was released meanwhile.
-bool FarMailbox::drop_hopeless(Lock& lock) {
+bool InternodeTagMatcher::drop_hopeless(Lock& lock) {
   const auto is_hopeless = [this](const MessagePtr& m) {
     const int far = topology_.size() - topology_.ranks_on(topology_.host_of(rank_));
     return !m->rank && !m->completion->taken() && why_alone_ && closed_.empty() &&
@@ -135,18 +135,18 @@ bool FarMailbox::drop_hopeless(Lock& lock) {
 }
 
 /// What a message waits for `who` to do.
-std::string FarMailbox::lacks(const Message& message, const std::string& who) {
+std::string InternodeTagMatcher::lacks(const Message& message, const std::string& who) {
   if (message.kind == Kind::kRecv && !message.matched) return concat(who, " has not sent it");
-  const bool waits =
-      message.kind == Kind::kSend && (message.parcel || message.cargo.bytes <= Letter::kInline);
+  const bool waits = message.kind == Kind::kSend &&
+                     (message.parcel || message.cargo.bytes <= MessageHeader::kInline);
   return concat(who, " has not ", waits ? "received" : "finished moving", " it");
 }
 
-std::string FarMailbox::lacks(const Message& message) {
+std::string InternodeTagMatcher::lacks(const Message& message) {
   return lacks(message, concat("rank ", *message.rank));
 }
 
-std::string FarMailbox::lacks(const Completion& completion) const {
+std::string InternodeTagMatcher::lacks(const Completion& completion) const {
   const std::scoped_lock lock(mutex_);
   const auto is_of = [&](const MessagePtr& m) {
     return m->rank && m->completion.get() == &completion;
@@ -158,7 +158,7 @@ std::string FarMailbox::lacks(const Completion& completion) const {
 }
 
 /// Of those that are late and not over, once of each.
-std::vector<std::string> FarMailbox::warnings(Clock::time_point now) {
+std::vector<std::string> InternodeTagMatcher::warnings(Clock::time_point now) {
   std::vector<std::string> told;
   const auto tell = [&](const MessagePtr& m) {
     if (!m->rank || now < m->warns_at()) return;
@@ -174,7 +174,7 @@ std::vector<std::string> FarMailbox::warnings(Clock::time_point now) {
 
 /// A receive that nothing has matched is simply withdrawn. What the peer knows of cannot be: then
 /// the group is unusable, and why is returned.
-std::optional<std::string> FarMailbox::expire(Clock::time_point now) {
+std::optional<std::string> InternodeTagMatcher::expire(Clock::time_point now) {
   const auto is_late = [&](const Message& m) { return now >= m.deadline; };
   const std::vector<MessagePtr> wanted(wanted_.begin(), wanted_.end());
   for (const MessagePtr& m : wanted) {

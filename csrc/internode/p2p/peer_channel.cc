@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::uint32_t kLetters = Link::kMostTag;
 constexpr std::chrono::milliseconds kMoment{50};
-constexpr std::size_t kLongest = sizeof(Letter) + Letter::kInline;
+constexpr std::size_t kLongest = sizeof(MessageHeader) + MessageHeader::kInline;
 
 /// Of the bytes of a message. Far more than can be under way.
 std::uint32_t tag_of(std::uint32_t number) { return number & (Link::kMostTag >> 1U); }
@@ -24,9 +24,9 @@ Cargo room(std::size_t bytes) {
 
 }  // namespace
 
-FarPeer::FarPeer(Link& link, int rank, Events events)
+PeerChannel::PeerChannel(Link& link, int rank, Events events)
     : link_(link), rank_(rank), events_(std::move(events)) {
-  const auto run = [this](void (FarPeer::*act)()) {
+  const auto run = [this](void (PeerChannel::*act)()) {
     return std::thread([this, act] {
       block_signals();
       (this->*act)();
@@ -37,8 +37,8 @@ FarPeer::FarPeer(Link& link, int rank, Events events)
   };
   running_ = 2;
   try {
-    worker_ = run(&FarPeer::work);
-    listener_ = run(&FarPeer::listen);
+    worker_ = run(&PeerChannel::work);
+    listener_ = run(&PeerChannel::listen);
   } catch (const std::system_error& error) {
     end();
     if (worker_.joinable()) worker_.join();
@@ -48,7 +48,7 @@ FarPeer::FarPeer(Link& link, int rank, Events events)
 }
 
 /// An interrupt may come just before the wait that it is to end.
-FarPeer::~FarPeer() {
+PeerChannel::~PeerChannel() {
   std::unique_lock lock(mutex_);
   while (running_ > 0) {
     lock.unlock();
@@ -61,7 +61,7 @@ FarPeer::~FarPeer() {
   worker_.join();
 }
 
-void FarPeer::end() {
+void PeerChannel::end() {
   const std::scoped_lock lock(mutex_);
   ending_ = true;
   if (heard_) heard_->interrupt();
@@ -69,30 +69,30 @@ void FarPeer::end() {
   changed_.notify_all();
 }
 
-void FarPeer::write(const Letter& letter, std::span<const std::byte> bytes, Done done) {
-  const Cargo cargo = room(sizeof letter + bytes.size());
-  std::memcpy(cargo.data(), &letter, sizeof letter);
-  if (!bytes.empty()) std::memcpy(cargo.data() + sizeof letter, bytes.data(), bytes.size());
+void PeerChannel::write(const MessageHeader& header, std::span<const std::byte> bytes, Done done) {
+  const Cargo cargo = room(sizeof header + bytes.size());
+  std::memcpy(cargo.data(), &header, sizeof header);
+  if (!bytes.empty()) std::memcpy(cargo.data() + sizeof header, bytes.data(), bytes.size());
   follow(link_.send(rank_, cargo, kLetters), std::move(done));
 }
 
-std::shared_ptr<Parcel> FarPeer::send(const Cargo& cargo, std::uint32_t number) {
+std::shared_ptr<Parcel> PeerChannel::send(const Cargo& cargo, std::uint32_t number) {
   return link_.send(rank_, cargo, tag_of(number));
 }
 
-std::shared_ptr<Parcel> FarPeer::receive(const Cargo& cargo, std::uint32_t number) {
+std::shared_ptr<Parcel> PeerChannel::receive(const Cargo& cargo, std::uint32_t number) {
   return link_.receive(rank_, cargo, tag_of(number));
 }
 
-void FarPeer::follow(std::shared_ptr<Parcel> parcel, Done done) {
+void PeerChannel::follow(std::shared_ptr<Parcel> parcel, Done done) {
   const std::scoped_lock lock(mutex_);
   followed_.push_back({std::move(parcel), std::move(done)});
   changed_.notify_all();
 }
 
-/// An engine may not tell of a message that has come in part when its connection ends (Vigil):
-/// calls the other thread back until it has nothing to wait for.
-void FarPeer::hurry() {
+/// An engine may not tell of a message that has come in part when its connection ends
+/// (ConnectionMonitor): calls the other thread back until it has nothing to wait for.
+void PeerChannel::hurry() {
   std::unique_lock lock(mutex_);
   while (!ending_ && (awaited_ || !followed_.empty())) {
     changed_.wait_for(lock, kMoment);
@@ -101,7 +101,7 @@ void FarPeer::hurry() {
 }
 
 /// False at the end of this.
-bool FarPeer::wait(std::shared_ptr<Parcel>& awaited, const std::shared_ptr<Parcel>& parcel) {
+bool PeerChannel::wait(std::shared_ptr<Parcel>& awaited, const std::shared_ptr<Parcel>& parcel) {
   for (int misses = 0;;) {
     {
       const std::scoped_lock lock(mutex_);
@@ -118,9 +118,9 @@ bool FarPeer::wait(std::shared_ptr<Parcel>& awaited, const std::shared_ptr<Parce
 }
 
 /// INVARIANT: the next letter's receive begins before this one is heard. It writes to the other
-/// rank, and must not after what lets that one leave (Vigil): that its message was taken. One that
-/// has left already, as its last message was small, is told of once that was heard.
-void FarPeer::listen() {
+/// rank, and must not after what lets that one leave (ConnectionMonitor): that its message was
+/// taken. One that has left already, as its last message was small, is told of once that was heard.
+void PeerChannel::listen() {
   try {
     Cargo next = room(kLongest);
     std::shared_ptr<Parcel> coming = link_.receive(rank_, next, kLetters);
@@ -132,11 +132,11 @@ void FarPeer::listen() {
       } catch (const Error&) {
         gone = std::current_exception();
       }
-      Letter letter;
-      std::memcpy(&letter, cargo.data(), sizeof letter);
+      MessageHeader header;
+      std::memcpy(&header, cargo.data(), sizeof header);
       const std::size_t bytes =
-          letter.about == Letter::About::kMessage && letter.is_whole() ? letter.bytes : 0;
-      events_.arrived(letter, {cargo.data() + sizeof letter, bytes});
+          header.about == MessageHeader::About::kMessage && header.is_whole() ? header.bytes : 0;
+      events_.arrived(header, {cargo.data() + sizeof header, bytes});
       if (gone) std::rethrow_exception(gone);
     }
   } catch (const std::exception& error) {
@@ -150,7 +150,7 @@ void FarPeer::listen() {
   }
 }
 
-void FarPeer::work() {
+void PeerChannel::work() {
   std::unique_lock lock(mutex_);
   while (true) {
     changed_.wait(lock, [this] { return ending_ || !followed_.empty(); });

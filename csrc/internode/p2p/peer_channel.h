@@ -19,7 +19,7 @@
 namespace dreamcomm {
 
 /// Goes ahead of a message's bytes, with them if they are few, or tells of what became of it.
-struct Letter {
+struct MessageHeader {
   enum class About : std::uint32_t { kMessage, kTaken, kRefused };
   About about = About::kMessage;
   std::uint32_t number = 0;    // of the message among those of its direction
@@ -35,23 +35,23 @@ struct Letter {
 /// which needs the other rank to have begun to listen: bytes are followed when both ranks have
 /// begun to move them, and who listens takes every letter. A rank listens to those that it sends
 /// to or may receive from, so a letter that has not left holds back nothing that could end.
-class FarPeer {
+class PeerChannel {
  public:
   /// On the threads of this peer; neither may throw.
   struct Events {
-    std::function<void(const Letter& letter, std::span<const std::byte> bytes)> arrived;
+    std::function<void(const MessageHeader& header, std::span<const std::byte> bytes)> arrived;
     std::function<void(const std::string& reason)> lost;  // once; nothing more will come
   };
   using Done = std::function<void(std::exception_ptr failure)>;
 
   /// `link` must outlive this.
-  FarPeer(Link& link, int rank, Events events);
-  ~FarPeer();  // ends the waits
-  FarPeer(const FarPeer&) = delete;
-  FarPeer& operator=(const FarPeer&) = delete;
+  PeerChannel(Link& link, int rank, Events events);
+  ~PeerChannel();  // ends the waits
+  PeerChannel(const PeerChannel&) = delete;
+  PeerChannel& operator=(const PeerChannel&) = delete;
 
   /// All three begin at once and throw Error(kPeerLost).
-  void write(const Letter& letter, std::span<const std::byte> bytes, Done done);
+  void write(const MessageHeader& header, std::span<const std::byte> bytes, Done done);
   std::shared_ptr<Parcel> send(const Cargo& cargo, std::uint32_t number);
   std::shared_ptr<Parcel> receive(const Cargo& cargo, std::uint32_t number);
   /// Runs `done` on this peer's thread when the parcel has come or gone: in the order followed.

@@ -5,37 +5,38 @@
 
 namespace dreamcomm {
 
-FarMailbox::FarMailbox(std::unique_ptr<Link> link, const Topology& topology, int rank,
-                       Options options)
+InternodeTagMatcher::InternodeTagMatcher(std::unique_ptr<Link> link, const Topology& topology,
+                                         int rank, Options options)
     : link_(std::move(link)), topology_(topology), rank_(rank), options_(std::move(options)) {}
 
-FarMailbox::~FarMailbox() {
+InternodeTagMatcher::~InternodeTagMatcher() {
   close("the group was shut down");
   {
     const std::scoped_lock lock(mutex_);
     ending_ = true;
     changed_.notify_all();
   }
-  if (clerk_.joinable()) clerk_.join();
+  if (timeouts_.joinable()) timeouts_.join();
   peers_.clear();  // nobody looks for one any more; their threads end
 }
 
-std::shared_ptr<Completion> FarMailbox::send(const Cargo& cargo, int rank, std::uint64_t tag,
-                                             Clock::time_point deadline) {
+std::shared_ptr<Completion> InternodeTagMatcher::send(const Cargo& cargo, int rank,
+                                                      std::uint64_t tag,
+                                                      Clock::time_point deadline) {
   Lock lock(mutex_);
   const auto message = std::make_shared<Message>(
       Message{Kind::kSend, rank, tag, cargo, deadline, std::make_shared<Completion>()});
   message->number = numbers_[rank]++;
   tally(Kind::kSend).calls.grow(1);
   under_way_.push_back(message);
-  const Letter letter{.number = message->number, .tag = tag, .bytes = cargo.bytes};
+  const MessageHeader header{.number = message->number, .tag = tag, .bytes = cargo.bytes};
   try {
-    FarPeer& to = peer(rank);
-    if (letter.is_whole()) {
-      to.write(letter, {cargo.data(), cargo.bytes},
+    PeerChannel& to = peer(rank);
+    if (header.is_whole()) {
+      to.write(header, {cargo.data(), cargo.bytes},
                [this, message](std::exception_ptr failure) { end(message, std::move(failure)); });
     } else {
-      to.write(letter, {}, {});
+      to.write(header, {}, {});
       message->parcel = to.send(cargo, message->number);
     }
     watch(deadline);
@@ -46,8 +47,9 @@ std::shared_ptr<Completion> FarMailbox::send(const Cargo& cargo, int rank, std::
   return message->completion;
 }
 
-std::shared_ptr<Completion> FarMailbox::receive(const Cargo& cargo, int rank, std::uint64_t tag,
-                                                Clock::time_point deadline) {
+std::shared_ptr<Completion> InternodeTagMatcher::receive(const Cargo& cargo, int rank,
+                                                         std::uint64_t tag,
+                                                         Clock::time_point deadline) {
   Lock lock(mutex_);
   const auto message = std::make_shared<Message>(
       Message{Kind::kRecv, rank, tag, cargo, deadline, std::make_shared<Completion>()});
@@ -65,15 +67,16 @@ std::shared_ptr<Completion> FarMailbox::receive(const Cargo& cargo, int rank, st
   return message->completion;
 }
 
-void FarMailbox::receive_any(const Cargo& cargo, std::uint64_t tag, Clock::time_point deadline,
-                             std::shared_ptr<Completion> completion) {
+void InternodeTagMatcher::receive_any(const Cargo& cargo, std::uint64_t tag,
+                                      Clock::time_point deadline,
+                                      std::shared_ptr<Completion> completion) {
   Lock lock(mutex_);
   const auto message = std::make_shared<Message>(
       Message{Kind::kRecv, std::nullopt, tag, cargo, deadline, std::move(completion)});
   forget_taken();
   if (!match(message)) {
     listen_to_all();
-    start_clerk();
+    start_timeouts();
     wanted_.push_back(message);
     watch(deadline);
     if (why_alone_) changed_.notify_all();
@@ -82,59 +85,61 @@ void FarMailbox::receive_any(const Cargo& cargo, std::uint64_t tag, Clock::time_
 }
 
 /// Listened to from here on. Throws Error(kPeerLost).
-FarPeer& FarMailbox::peer(int rank) {
+PeerChannel& InternodeTagMatcher::peer(int rank) {
   check(closed_.empty(), ErrorKind::kAborted, closed_);
   const auto lost = lost_.find(rank);
   check(lost == lost_.end(), ErrorKind::kPeerLost, lost == lost_.end() ? "" : lost->second);
   auto known = peers_.find(rank);
   if (known == peers_.end()) {
-    auto made = std::make_unique<FarPeer>(
+    auto made = std::make_unique<PeerChannel>(
         *link_, rank,
-        FarPeer::Events{[this, rank](const Letter& letter, std::span<const std::byte> bytes) {
-                          hear(rank, letter, bytes);
-                        },
-                        [this, rank](const std::string& reason) { lose(rank, reason); }});
+        PeerChannel::Events{
+            [this, rank](const MessageHeader& header, std::span<const std::byte> bytes) {
+              hear(rank, header, bytes);
+            },
+            [this, rank](const std::string& reason) { lose(rank, reason); }});
     known = peers_.emplace(rank, std::move(made)).first;
   }
   return *known->second;
 }
 
 /// But to those that have gone.
-void FarMailbox::listen_to_all() {
+void InternodeTagMatcher::listen_to_all() {
   for (int rank = 0; rank < topology_.size(); ++rank) {
     const bool far = topology_.host_of(rank) != topology_.host_of(rank_);
     if (far && lost_.count(rank) == 0 && closed_.empty()) peer(rank);
   }
 }
 
-std::string FarMailbox::place(int rank) const {
+std::string InternodeTagMatcher::place(int rank) const {
   return concat("rank ", rank, " of ", topology_.words(topology_.host_of(rank)));
 }
 
 /// "recv of 12 bytes with tag 0 from rank 2 of host beta (ranks 2, 3) on rank 0 ..."
-std::string FarMailbox::words(const Message& message) const {
+std::string InternodeTagMatcher::words(const Message& message) const {
   const std::string other = message.rank ? place(*message.rank) : "any rank";
   return concat(name(message.kind), " of ", message.cargo.bytes, " bytes with tag ", message.tag,
                 message.kind == Kind::kSend ? " to " : " from ", other, " on ", options_.who);
 }
 
-void FarMailbox::hear(int rank, const Letter& letter, std::span<const std::byte> bytes) {
+void InternodeTagMatcher::hear(int rank, const MessageHeader& header,
+                               std::span<const std::byte> bytes) {
   Lock lock(mutex_);
   if (!closed_.empty()) return;
-  if (letter.about != Letter::About::kMessage) {
-    hear_of(rank, letter);
+  if (header.about != MessageHeader::About::kMessage) {
+    hear_of(rank, header);
     settle(lock);
     return;
   }
-  Arrived arrived{rank, letter, {bytes.begin(), bytes.end()}};
+  Unexpected arrived{rank, header, {bytes.begin(), bytes.end()}};
   forget_taken();
   const auto fits = [&](const MessagePtr& m) {
-    if (m->tag != letter.tag || (m->rank && *m->rank != rank)) return false;
+    if (m->tag != header.tag || (m->rank && *m->rank != rank)) return false;
     return m->rank || m->completion->take();
   };
   const auto found = std::find_if(wanted_.begin(), wanted_.end(), fits);
   if (found == wanted_.end()) {
-    arrived_.push_back(std::move(arrived));
+    unexpected_.push_back(std::move(arrived));
   } else {
     const MessagePtr message = *found;
     wanted_.erase(found);
@@ -144,24 +149,24 @@ void FarMailbox::hear(int rank, const Letter& letter, std::span<const std::byte>
 }
 
 /// Receives from any source that have got a message of this host.
-void FarMailbox::forget_taken() {
+void InternodeTagMatcher::forget_taken() {
   std::erase_if(wanted_, [](const MessagePtr& m) { return !m->rank && m->completion->taken(); });
 }
 
 /// What became of a message of this rank.
-void FarMailbox::hear_of(int rank, const Letter& letter) {
+void InternodeTagMatcher::hear_of(int rank, const MessageHeader& header) {
   const auto found = std::find_if(under_way_.begin(), under_way_.end(), [&](const MessagePtr& m) {
-    return m->parcel && m->rank == rank && m->number == letter.number;
+    return m->parcel && m->rank == rank && m->number == header.number;
   });
   if (found == under_way_.end()) return;  // it was given up meanwhile
   const MessagePtr message = *found;
   std::shared_ptr<Parcel> parcel = std::exchange(message->parcel, nullptr);
-  if (letter.about == Letter::About::kTaken) {
+  if (header.about == MessageHeader::About::kTaken) {
     move(message, std::move(parcel));
     return;
   }
   const std::string why =
-      concat(" was refused: the matching recv expects ", letter.expected, " bytes");
+      concat(" was refused: the matching recv expects ", header.expected, " bytes");
   peers_.at(rank)->follow(std::move(parcel), [this, message, why](const std::exception_ptr&) {
     Lock lock(mutex_);
     drop(message, ErrorKind::kMismatch, why);
@@ -170,29 +175,29 @@ void FarMailbox::hear_of(int rank, const Letter& letter) {
 }
 
 /// Gives the receive the earliest message that fits, if there is one.
-bool FarMailbox::match(const MessagePtr& message) {
-  const auto found = std::find_if(arrived_.begin(), arrived_.end(), [&](const Arrived& a) {
-    return a.letter.tag == message->tag && (!message->rank || *message->rank == a.rank);
+bool InternodeTagMatcher::match(const MessagePtr& message) {
+  const auto found = std::find_if(unexpected_.begin(), unexpected_.end(), [&](const Unexpected& a) {
+    return a.header.tag == message->tag && (!message->rank || *message->rank == a.rank);
   });
-  if (found == arrived_.end()) return false;
+  if (found == unexpected_.end()) return false;
   if (!message->rank && !message->completion->take()) return true;  // of this host
-  const Arrived arrived = std::move(*found);
-  arrived_.erase(found);
+  const Unexpected arrived = std::move(*found);
+  unexpected_.erase(found);
   accept(message, arrived);
   return true;
 }
 
 /// Brings a message and the receive that has taken it together.
-void FarMailbox::accept(const MessagePtr& message, const Arrived& arrived) {
+void InternodeTagMatcher::accept(const MessagePtr& message, const Unexpected& arrived) {
   if (!message->rank) taken_.push_back(message->completion);
   message->rank = arrived.rank;
-  message->number = arrived.letter.number;
+  message->number = arrived.header.number;
   message->matched = true;
-  if (arrived.letter.bytes != message->cargo.bytes) {
+  if (arrived.header.bytes != message->cargo.bytes) {
     refuse(message, arrived);
     return;
   }
-  if (arrived.letter.is_whole()) {
+  if (arrived.header.is_whole()) {
     if (!arrived.bytes.empty()) {
       std::memcpy(message->cargo.data(), arrived.bytes.data(), arrived.bytes.size());
     }
@@ -202,10 +207,10 @@ void FarMailbox::accept(const MessagePtr& message, const Arrived& arrived) {
   }
   under_way_.push_back(message);
   try {
-    FarPeer& from = peer(arrived.rank);
+    PeerChannel& from = peer(arrived.rank);
     std::shared_ptr<Parcel> parcel = from.receive(message->cargo, message->number);
     // Before the bytes: who has received them may end the group, and the sender waits for this.
-    from.write({.about = Letter::About::kTaken, .number = message->number}, {}, {});
+    from.write({.about = MessageHeader::About::kTaken, .number = message->number}, {}, {});
     move(message, std::move(parcel));
     watch(message->deadline);
   } catch (const Error& error) {
@@ -214,19 +219,19 @@ void FarMailbox::accept(const MessagePtr& message, const Arrived& arrived) {
 }
 
 /// The bytes come all the same, as nobody can call them back.
-void FarMailbox::refuse(const MessagePtr& message, const Arrived& arrived) {
+void InternodeTagMatcher::refuse(const MessagePtr& message, const Unexpected& arrived) {
   const std::string sent =
       concat(" expects ", message->cargo.bytes, " bytes, but ", place(arrived.rank), " sent ",
-             arrived.letter.bytes, "; give both sides tensors of the same size and dtype");
+             arrived.header.bytes, "; give both sides tensors of the same size and dtype");
   drop(message, ErrorKind::kMismatch, sent);
-  if (arrived.letter.is_whole()) return;
+  if (arrived.header.is_whole()) return;
   try {
-    const Cargo waste{{new std::byte[arrived.letter.bytes], std::default_delete<std::byte[]>()},
+    const Cargo waste{{new std::byte[arrived.header.bytes], std::default_delete<std::byte[]>()},
                       0,
-                      arrived.letter.bytes};
-    FarPeer& from = peer(arrived.rank);
+                      arrived.header.bytes};
+    PeerChannel& from = peer(arrived.rank);
     std::shared_ptr<Parcel> parcel = from.receive(waste, message->number);
-    from.write({.about = Letter::About::kRefused,
+    from.write({.about = MessageHeader::About::kRefused,
                 .number = message->number,
                 .expected = message->cargo.bytes},
                {}, {});
@@ -236,14 +241,14 @@ void FarMailbox::refuse(const MessagePtr& message, const Arrived& arrived) {
 }
 
 /// Both ranks move the bytes.
-void FarMailbox::move(const MessagePtr& message, std::shared_ptr<Parcel> parcel) {
+void InternodeTagMatcher::move(const MessagePtr& message, std::shared_ptr<Parcel> parcel) {
   peers_.at(*message->rank)->follow(std::move(parcel), [this, message](std::exception_ptr failure) {
     end(message, std::move(failure));
   });
 }
 
 /// On a peer's thread, without the lock.
-void FarMailbox::end(const MessagePtr& message, std::exception_ptr failure) {
+void InternodeTagMatcher::end(const MessagePtr& message, std::exception_ptr failure) {
   std::string why;
   if (failure) {
     try {
@@ -264,7 +269,7 @@ void FarMailbox::end(const MessagePtr& message, std::exception_ptr failure) {
 }
 
 /// Ends a message that will not be moved. `why` follows the words on it.
-void FarMailbox::drop(const MessagePtr& message, ErrorKind kind, const std::string& why) {
+void InternodeTagMatcher::drop(const MessagePtr& message, ErrorKind kind, const std::string& why) {
   std::erase(wanted_, message);
   under_way_.remove(message);
   note(*message, Record::State::kFailed);
@@ -272,8 +277,8 @@ void FarMailbox::drop(const MessagePtr& message, ErrorKind kind, const std::stri
                        std::make_exception_ptr(Error(kind, concat(words(*message), why)))});
 }
 
-void FarMailbox::drop_where(const std::function<bool(const Message&)>& concerns, ErrorKind kind,
-                            const std::string& why) {
+void InternodeTagMatcher::drop_where(const std::function<bool(const Message&)>& concerns,
+                                     ErrorKind kind, const std::string& why) {
   std::vector<MessagePtr> all(wanted_.begin(), wanted_.end());
   all.insert(all.end(), under_way_.begin(), under_way_.end());
   for (const MessagePtr& message : all) {
@@ -287,13 +292,13 @@ void FarMailbox::drop_where(const std::function<bool(const Message&)>& concerns,
   }
 }
 
-void FarMailbox::drop_all(ErrorKind kind, const std::string& reason) {
+void InternodeTagMatcher::drop_all(ErrorKind kind, const std::string& reason) {
   drop_where([](const Message&) { return true; }, kind, concat(" was ended: ", reason));
 }
 
 /// On the peer's thread. Receives from any source may still get other ranks' messages, and what is
 /// followed may have come: that ends by itself.
-void FarMailbox::lose(int rank, const std::string& reason) {
+void InternodeTagMatcher::lose(int rank, const std::string& reason) {
   const auto waits = [rank](const Message& m) { return m.rank == rank && m.waits_for_peer(); };
   const auto any_waits = [&](const auto& messages) {
     return std::any_of(messages.begin(), messages.end(),
@@ -310,13 +315,13 @@ void FarMailbox::lose(int rank, const std::string& reason) {
   settle(lock);
 }
 
-void FarMailbox::fail_all(ErrorKind kind, const std::string& reason) {
+void InternodeTagMatcher::fail_all(ErrorKind kind, const std::string& reason) {
   Lock lock(mutex_);
   drop_all(kind, reason);
   settle(lock);
 }
 
-void FarMailbox::close(const std::string& reason) {
+void InternodeTagMatcher::close(const std::string& reason) {
   Lock lock(mutex_);
   if (!closed_.empty()) return;
   closed_ = reason;
@@ -327,7 +332,7 @@ void FarMailbox::close(const std::string& reason) {
 }
 
 /// Tells the tickets: their callbacks may call back.
-void FarMailbox::settle(Lock& lock) {
+void InternodeTagMatcher::settle(Lock& lock) {
   const std::vector<Finished> finished = std::exchange(finished_, {});
   const std::vector<std::shared_ptr<Completion>> taken = std::exchange(taken_, {});
   show_oldest();

@@ -42,11 +42,11 @@
 
 namespace dreamcomm {
 
-class FarMailbox {
+class InternodeTagMatcher {
  public:
   struct Options {
     std::string who;  // "rank 0 of 4 in group 'default'"
-    const Causes& causes;
+    const FailureCause& causes;
     /// A receive from any source was taken here.
     std::function<void(const Completion& completion)> taken{};
     /// Tickets are done.
@@ -58,10 +58,11 @@ class FarMailbox {
     MultiNodeState& shown;  // to tools
     Recorder& recorder;
   };
-  FarMailbox(std::unique_ptr<Link> link, const Topology& topology, int rank, Options options);
-  ~FarMailbox();
-  FarMailbox(const FarMailbox&) = delete;
-  FarMailbox& operator=(const FarMailbox&) = delete;
+  InternodeTagMatcher(std::unique_ptr<Link> link, const Topology& topology, int rank,
+                      Options options);
+  ~InternodeTagMatcher();
+  InternodeTagMatcher(const InternodeTagMatcher&) = delete;
+  InternodeTagMatcher& operator=(const InternodeTagMatcher&) = delete;
 
   std::shared_ptr<Completion> send(const Cargo& cargo, int rank, std::uint64_t tag,
                                    Clock::time_point deadline);
@@ -100,9 +101,9 @@ class FarMailbox {
     bool waits_for_peer() const { return kind == Kind::kSend ? parcel != nullptr : !matched; }
   };
   using MessagePtr = std::shared_ptr<Message>;
-  struct Arrived {
+  struct Unexpected {
     int rank;
-    Letter letter;
+    MessageHeader header;
     std::vector<std::byte> bytes;
   };
   struct Finished {
@@ -112,17 +113,17 @@ class FarMailbox {
   };
   using Lock = std::unique_lock<std::mutex>;
 
-  FarPeer& peer(int rank);
+  PeerChannel& peer(int rank);
   void listen_to_all();
   std::string place(int rank) const;
   std::string words(const Message& message) const;
 
-  void hear(int rank, const Letter& letter, std::span<const std::byte> bytes);
+  void hear(int rank, const MessageHeader& header, std::span<const std::byte> bytes);
   void forget_taken();
-  void hear_of(int rank, const Letter& letter);
+  void hear_of(int rank, const MessageHeader& header);
   bool match(const MessagePtr& message);
-  void accept(const MessagePtr& message, const Arrived& arrived);
-  void refuse(const MessagePtr& message, const Arrived& arrived);
+  void accept(const MessagePtr& message, const Unexpected& arrived);
+  void refuse(const MessagePtr& message, const Unexpected& arrived);
   void move(const MessagePtr& message, std::shared_ptr<Parcel> parcel);
   void end(const MessagePtr& message, std::exception_ptr failure);
   void drop(const MessagePtr& message, ErrorKind kind, const std::string& text);
@@ -138,7 +139,7 @@ class FarMailbox {
   void show_oldest() const;
 
   void watch(Clock::time_point deadline);
-  void start_clerk();
+  void start_timeouts();
   void work();
   bool drop_hopeless(Lock& lock);
   std::optional<std::string> expire(Clock::time_point now);
@@ -155,21 +156,21 @@ class FarMailbox {
   const Options options_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::map<int, std::unique_ptr<FarPeer>> peers_;
+  std::map<int, std::unique_ptr<PeerChannel>> peers_;
   std::map<int, std::uint32_t> numbers_;  // of the next message to each
   std::map<int, std::string> lost_;       // why nothing goes to a rank any more
   std::deque<MessagePtr> wanted_;         // receives without a message
-  std::deque<Arrived> arrived_;           // messages without a receive
+  std::deque<Unexpected> unexpected_;     // messages without a receive
   std::list<MessagePtr> under_way_;       // sends, and receives of a message
   std::vector<Finished> finished_;
   std::vector<std::shared_ptr<Completion>> taken_;
   std::string closed_;                                    // why, once it is
   Clock::time_point watched_ = Clock::time_point::max();  // the clerk wakes then
   Clock::time_point asks_at_ = Clock::time_point::max();  // and asks for ranks that are waited for
-  GivenUp given_up_{options_.causes};                     // the clerk's own
+  AbortedPeers aborted_peers_{options_.causes};           // the clerk's own
   std::optional<std::string> why_alone_;                  // on this host
   bool ending_ = false;
-  std::thread clerk_;  // of message_timeouts.cc, from the first message on that it is needed for
+  std::thread timeouts_;  // of message_timeouts.cc, from the first message on that it is needed for
 };
 
 }  // namespace dreamcomm

@@ -168,28 +168,28 @@ void fit_overlap(const Trials& trials, double barrier, const Shape& shape, Level
 
 }  // namespace
 
-double time_of_messages(Trip& trip, const Burst& burst) {
-  const bool takes_part = burst.all ? trip.carries() : trip.index() == 0;
+double time_of_messages(HierContext& context, const Burst& burst) {
+  const bool takes_part = burst.all ? context.carries() : context.index() == 0;
   if (!burst.all && !takes_part) return 0;
-  const int hosts = trip.hosts();
-  const int next = takes_part ? trip.partner((trip.host() + 1) % hosts) : -1;
-  const int before = takes_part ? trip.partner((trip.host() + hosts - 1) % hosts) : -1;
-  const Cargo out = trip.room(burst.bytes);
-  const Cargo in = trip.room(burst.bytes * static_cast<std::size_t>(burst.messages));
+  const int hosts = context.hosts();
+  const int next = takes_part ? context.partner((context.host() + 1) % hosts) : -1;
+  const int before = takes_part ? context.partner((context.host() + hosts - 1) % hosts) : -1;
+  const Cargo out = context.room(burst.bytes);
+  const Cargo in = context.room(burst.bytes * static_cast<std::size_t>(burst.messages));
   std::vector<double> seconds;
   for (int round = 0; round < kRounds; ++round) {
     // Together, or each would find the host's link its own.
-    if (burst.all) trip.here(Kind::kBarrier, {}, {}, {});
+    if (burst.all) context.here(Kind::kBarrier, {}, {}, {});
     if (!takes_part) continue;
     const Clock::time_point begin = Clock::now();
     for (int i = 0; i < burst.messages; ++i) {
       const auto number = static_cast<std::uint32_t>(round * burst.messages + i);
       const std::size_t offset = in.offset + static_cast<std::size_t>(i) * burst.bytes;
-      trip.receive(before, {in.memory, offset, burst.bytes}, number);
-      trip.send(next, out, number);
+      context.receive(before, {in.memory, offset, burst.bytes}, number);
+      context.send(next, out, number);
     }
-    trip.wait(trip.receives());
-    trip.wait(trip.sends());
+    context.wait(context.receives());
+    context.wait(context.sends());
     // The first finds the link idle: a shaped one lets some bytes through at once then.
     if (round > 0) seconds.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
   }

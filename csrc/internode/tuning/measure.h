@@ -26,7 +26,7 @@ struct Trials {
 };
 
 /// Of ranks that take part: the median of a few rounds, in seconds; of others 0.
-double time_of_messages(Trip& trip, const Burst& burst);
+double time_of_messages(HierContext& context, const Burst& burst);
 
 /// The costs with which the model predicts what was timed: so they contain what the ranks, and what
 /// carries their messages, take from each other. The same on every rank, as the trials are. Once
