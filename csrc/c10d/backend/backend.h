@@ -36,7 +36,7 @@ namespace dreamcomm {
 /// earlier group of this machine has left, or with the fixed ones.
 std::string explain_world(Kind kind, std::size_t bytes, int size, bool in_heaps);
 
-class Roster;  // c10d/rendezvous/liveness.h: who has ended
+class Liveness;  // c10d/rendezvous/liveness.h: who has ended
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 class DreamBackend final : public c10d::Backend {
@@ -50,9 +50,10 @@ class DreamBackend final : public c10d::Backend {
   /// the job's roster's.
   static c10::intrusive_ptr<DreamBackend> create(const StorePtr& store, int rank, int size,
                                                  const c10::intrusive_ptr<DreamOptions>& options,
-                                                 const Host& host, const Watch& watch = {});
+                                                 const PythonCallbacks& host,
+                                                 const Watch& watch = {});
   DreamBackend(const StorePtr& store, int rank, int size,
-               const c10::intrusive_ptr<DreamOptions>& options, const Host& host,
+               const c10::intrusive_ptr<DreamOptions>& options, const PythonCallbacks& host,
                const Watch& watch);
   ~DreamBackend() override;
 
@@ -171,7 +172,7 @@ class DreamBackend final : public c10d::Backend {
  private:
   /// How one call is to run.
   struct Plan {
-    const Label& label;
+    const OpLabel& label;
     Tensors inputs;   // for the profiler
     Tensors outputs;  // the value of the work's future
     std::chrono::milliseconds timeout;
@@ -180,7 +181,7 @@ class DreamBackend final : public c10d::Backend {
   /// A message on a device's tensor: put off until all of a coalesced call are known, as
   /// ranks that meet in pairs must do so in one order.
   struct Message {
-    const Label& label;
+    const OpLabel& label;
     Tensor tensor;
     int peer;
     int tag;
@@ -194,7 +195,7 @@ class DreamBackend final : public c10d::Backend {
     std::exception_ptr refused;           // what the first that was raised
   };
 
-  Site at(const Label& label) const { return {label.name(), rank_, size_}; }
+  Site at(const OpLabel& label) const { return {label.name(), rank_, size_}; }
   bool shares(const Tensor& tensor) const { return comm_ && tensor.defined() && tensor.is_cpu(); }
   /// Whether this library moves such tensors, or reduces them by `op`: in shared memory,
   /// or by kernels on their device, for whose first tensor the ranks meet.
@@ -224,7 +225,7 @@ class DreamBackend final : public c10d::Backend {
   WorkPtr issue_on_device(const Plan& plan, Calls& calls);
   void run_here(Calls& calls, Clock::time_point deadline);
   WorkPtr run_later(const Plan& plan, Calls& calls);
-  WorkPtr receive(const Label& label, const Tensor& tensor, std::optional<int> source, int tag);
+  WorkPtr receive(const OpLabel& label, const Tensor& tensor, std::optional<int> source, int tag);
   WorkPtr carry(const Message& message);
   WorkPtr message_on_device(const Message& message);
   bool put_off(const Message& message);
@@ -249,7 +250,7 @@ class DreamBackend final : public c10d::Backend {
   }
   void require_home() const;
   void require_open() const;
-  void require_turn(const Label& label) const;
+  void require_turn(const OpLabel& label) const;
   c10::intrusive_ptr<DreamBackend> child(const StorePtr& store, int rank, int size,
                                          const c10::intrusive_ptr<DreamOptions>& options);
   std::string why_ended(int rank) const;
@@ -260,7 +261,7 @@ class DreamBackend final : public c10d::Backend {
   Connection connection(const Topology& topology, const std::string& carries) const;
   Fallback::Inner between_hosts(const Connection& made, const StorePtr& store);
   Fallback::Inner gloo_between_hosts(const Connection& made,
-                                     const c10::intrusive_ptr<PatientStore>& store);
+                                     const c10::intrusive_ptr<DeadlineStore>& store);
   void tell_why_not_made(const std::string& reason);
   void require_one_host(const char* what) const;
   /// Until all that were made have come to an end, good or bad.
@@ -285,23 +286,23 @@ class DreamBackend final : public c10d::Backend {
   StorePtr store_;
   StorePtr visit_;  // store_, under keys that no earlier group on it has used
   const c10::intrusive_ptr<DreamOptions> options_;
-  Host host_;
-  const ForkMark process_;  // a forked child must not touch the group
-  Gauge handling_;          // whether Python handles signals in the midst of a call of this group
+  PythonCallbacks callbacks_;
+  const ForkGuard process_;  // a forked child must not touch the group
+  Gauge handling_;           // whether Python handles signals in the midst of a call of this group
   const Interrupt interrupt_;
   Fallback fallback_;
   std::shared_ptr<Communicator> comm_;  // null: everything goes to fallback_
   std::unique_ptr<HierarchicalCommunicator>
-      hierarchical_;                    // null: comm_ is of the whole group, else of this host
-  std::shared_ptr<Roster> roster_;      // likewise
-  std::shared_ptr<StoreClerk> clerk_;   // once there may be several hosts
-  std::shared_ptr<Recorder> recorder_;  // of the group
-  std::string costs_words_;             // where the costs come from
-  std::string reason_;                  // why memory is shared, or why not
-  std::string hosts_words_;             // of a group on several hosts: lines on these
-  std::shared_ptr<Executor> executor_ = std::make_shared<Executor>();
-  std::shared_ptr<Pending> pending_ = std::make_shared<Pending>();
-  std::unique_ptr<DeviceCalls> device_;  // null: torch's own backends serve accelerators
+      hierarchical_;                     // null: comm_ is of the whole group, else of this host
+  std::shared_ptr<Liveness> liveness_;   // likewise
+  std::shared_ptr<StoreWorker> worker_;  // once there may be several hosts
+  std::shared_ptr<Recorder> recorder_;   // of the group
+  std::string costs_words_;              // where the costs come from
+  std::string reason_;                   // why memory is shared, or why not
+  std::string hosts_words_;              // of a group on several hosts: lines on these
+  std::shared_ptr<CallbackThreads> callback_threads_ = std::make_shared<CallbackThreads>();
+  std::shared_ptr<Outstanding> outstanding_ = std::make_shared<Outstanding>();
+  std::unique_ptr<DeviceGroup> device_;  // null: torch's own backends serve accelerators
   std::shared_ptr<Heap> heap_;
   std::string no_heap_ = "heap_bytes is 0";  // why, if there is none
   std::shared_ptr<void> exit_hook_;

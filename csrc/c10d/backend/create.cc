@@ -21,7 +21,7 @@
 namespace dreamcomm {
 namespace {
 
-/// Operations that a log keeps for a post-mortem, as torch's Flight Recorder does.
+/// Operations that a log keeps for a post-mortem, as torch's BatchedTransfer Recorder does.
 constexpr std::size_t kRecords = 2000;
 
 /// As errors name the group, which of the default one they need not.
@@ -76,7 +76,7 @@ constexpr const char* kMet = ", whose ranks were meeting";
 
 c10::intrusive_ptr<DreamBackend> DreamBackend::create(
     const StorePtr& store, int rank, int size, const c10::intrusive_ptr<DreamOptions>& options,
-    const Host& host, const Watch& watch) {
+    const PythonCallbacks& host, const Watch& watch) {
   options->timeout = bounded(options->timeout);
   require_valid(*options);
   auto backend = c10::make_intrusive<DreamBackend>(store, rank, size, options, host, watch);
@@ -85,13 +85,13 @@ c10::intrusive_ptr<DreamBackend> DreamBackend::create(
 }
 
 DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
-                           const c10::intrusive_ptr<DreamOptions>& options, const Host& host,
-                           const Watch& watch)
+                           const c10::intrusive_ptr<DreamOptions>& options,
+                           const PythonCallbacks& host, const Watch& watch)
     : Backend(rank, size),
       store_(store),
       visit_(visit(store, rank, size)),
       options_(options),
-      host_(host),
+      callbacks_(host),
       interrupt_([this] { handle_signals(handling_); }),
       fallback_([this, store = visit_, rank, size, options,
                  make = host.make_inner](const std::string& device) {
@@ -110,11 +110,11 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
       no_heap_ = heap_refused = error.what();
     }
   }
-  ShmOptions shm = meeting_options(*options, size, host, heap_, heap_refused);
+  ShmOptions shm = rendezvous_options(*options, size, host, heap_, heap_refused);
   if (watch) shm.will_not_come = watch;
   shm.on_hosts = [this] {
-    clerk_ = std::make_shared<StoreClerk>(store_between(visit_));
-    clerk_->greet();
+    worker_ = std::make_shared<StoreWorker>(store_between(visit_));
+    worker_->greet();
   };
   TorchStore meeting(c10::make_intrusive<c10d::PrefixStore>("shm", visit_));
   try {
@@ -132,10 +132,10 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
            host.call_site, host.warn, members_of(*options)},
           nullptr);
       const auto job = c10::make_intrusive<c10d::PrefixStore>("job", visit_);
-      roster_ = std::make_shared<Roster>(comm_, std::make_shared<StoreClerk>(job));
+      liveness_ = std::make_shared<Liveness>(comm_, std::make_shared<StoreWorker>(job));
     }
     if (!comm_) heap_.reset();  // Gloo copies from there as from any memory
-    if (is_default(*options) && roster_) set_roster(roster_);
+    if (is_default(*options) && liveness_) set_liveness(liveness_);
     if (comm_ && options->cuda == "dreamcomm") serve_devices();
     // Collective, as far as Gloo is: two ranks that exchange messages must not wait for the others.
     if (!comm_) fallback_.get("cpu");
@@ -144,7 +144,7 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
       auto link = std::make_unique<GlooLink>(fallback_.get("cpu"), rank_);
       use_first(messages, kMet, [&] {
         hierarchical_->carry_messages(std::move(link));
-        hierarchical_->meet(deadline_in(Clock::now(), meeting_time(*options)), interrupt_);
+        hierarchical_->meet(deadline_in(Clock::now(), rendezvous_timeout(*options)), interrupt_);
       });
     }
   } catch (const Error& error) {
@@ -159,8 +159,8 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
 /// The other ranks, unless they have been told: by Ctrl-C, too, they would wait for it. Also before
 /// this one knows that there are several hosts: they may know already, and look nowhere else.
 void DreamBackend::tell_why_not_made(const std::string& reason) {
-  if (!clerk_) return;
-  const AbortReasons reasons = reasons_through(clerk_);
+  if (!worker_) return;
+  const AbortReasons reasons = reasons_through(worker_);
   if (reasons.of(rank_, std::chrono::milliseconds(0)).empty()) reasons.give_up(rank_, reason);
 }
 
@@ -170,7 +170,7 @@ void DreamBackend::use(std::unique_ptr<Fabric> fabric, const CommOptions& option
   recorder_ = comm_->recorder();
   if (all) recorder_ = recorder_of_hosts(recorder_, all->place, members_of(*options_));
   if (options_->log) recorder_->open_log(kRecords);
-  Recordings::of_process().add(recorder_);
+  ProcessRecorders::of_process().add(recorder_);
   tune(all ? std::optional(all->end()) : std::nullopt);
 }
 
@@ -179,7 +179,7 @@ void DreamBackend::make_part(const Connection& all, const ShmOptions& options,
   ShmOptions in_time = options;
   in_time.timeout = all.time;
   in_time.will_not_come =
-      watch_on_mates(all, options.will_not_come, whole, reasons_through(clerk_));
+      watch_on_mates(all, options.will_not_come, whole, reasons_through(worker_));
   ShmResult here = connect_host(visit_, all.place, in_time, whole);
   if (!here.no_heap.empty()) {
     heap_.reset();
@@ -187,7 +187,7 @@ void DreamBackend::make_part(const Connection& all, const ShmOptions& options,
   }
   use(std::move(here.fabric),
       {options_->group_name, options_->algorithm, options_->fixed_order, options_->timeout,
-       host_.call_site, host_.warn, members_on_host(members_of(*options_), all.place),
+       callbacks_.call_site, callbacks_.warn, members_on_host(members_of(*options_), all.place),
        members_of(*options_)},
       &all);
 }
@@ -197,29 +197,29 @@ void DreamBackend::span(const ShmResult& whole, const ShmOptions& options) {
   const Connection calls = connection(topology, "calls");
   make_part(calls, options, whole);
   auto link = std::make_unique<GlooLink>(between_hosts(calls, store_between(visit_)), rank_);
-  roster_ = std::make_shared<Roster>(comm_, topology, rank_, clerk_);
+  liveness_ = std::make_shared<Liveness>(comm_, topology, rank_, worker_);
   use_first(calls, kMet, [&] {
     hierarchical_ = std::make_unique<HierarchicalCommunicator>(
         *comm_, topology, rank_, std::move(link),
         HierarchicalOptions{
             .group = group_to_tell(*options_),
-            .call_site = host_.call_site,
+            .call_site = callbacks_.call_site,
             .heap = heap_,
             .recorder = recorder_,
             .widens_halves = options_->halves_between_hosts != "16bit",
-            .reasons = reasons_through(clerk_),
-            .board = leaders_board(clerk_, topology, rank_, [this] { comm_->ring(); })});
+            .reasons = reasons_through(worker_),
+            .board = leaders_board(worker_, topology, rank_, [this] { comm_->ring(); })});
   });
   if (options_->costs == "fixed") return;
   use_first(calls, kMeasured, [&] {
-    hierarchical_->tune(deadline_in(Clock::now(), meeting_time(*options_)), interrupt_);
+    hierarchical_->tune(deadline_in(Clock::now(), rendezvous_timeout(*options_)), interrupt_);
   });
 }
 
 void DreamBackend::use_first(const Connection& connection, const char* does,
                              const std::function<void()>& use) {
   while_made(group_being_made(*options_), rank_, size_, does, [&] {
-    first_use(connection, *clerk_, reasons_through(clerk_), watch_on(connection, comm_, clerk_),
+    first_use(connection, *worker_, reasons_through(worker_), watch_on(connection, comm_, worker_),
               use);
   });
 }
@@ -229,17 +229,17 @@ Connection DreamBackend::connection(const Topology& topology, const std::string&
 }
 
 Fallback::Inner DreamBackend::between_hosts(const Connection& made, const StorePtr& store) {
-  const PatientStore::Watch watch = watch_on(made, comm_, clerk_);
-  return connect_hosts(made, *clerk_, reasons_through(clerk_), [&] {
-    return gloo_between_hosts(made, c10::make_intrusive<PatientStore>(store, made.end(), watch));
+  const DeadlineStore::Watch watch = watch_on(made, comm_, worker_);
+  return connect_hosts(made, *worker_, reasons_through(worker_), [&] {
+    return gloo_between_hosts(made, c10::make_intrusive<DeadlineStore>(store, made.end(), watch));
   });
 }
 
 /// Torch names nobody whom it could not reach; what is known of others says more.
 Fallback::Inner DreamBackend::gloo_between_hosts(const Connection& made,
-                                                 const c10::intrusive_ptr<PatientStore>& store) {
+                                                 const c10::intrusive_ptr<DeadlineStore>& store) {
   try {
-    return host_.make_inner(store, rank_, size_, options_, "hosts");
+    return callbacks_.make_inner(store, rank_, size_, options_, "hosts");
   } catch (const std::exception& error) {
     if (is_foreign(error)) throw;
     const auto watch = [&] { return store->trouble(); };
@@ -258,16 +258,16 @@ void DreamBackend::serve_devices() {
   DeviceKind kind = options_->device;
   kind.options.heap_bytes = options_->cuda_heap_bytes;
   kind.options.asked = gpu::row_asked(options_->algorithm, options_->fixed_order);
-  const LongestWait longest = [this] { return meeting_time(timeout()); };
+  const LongestWait longest = [this] { return rendezvous_timeout(timeout()); };
   std::optional<DeviceHosts> hosts;
   if (hierarchical_) {
     const auto store = c10::make_intrusive<c10d::PrefixStore>("between-devices", visit_);
     hosts = {
         {hierarchical_->topology(), rank_, options_->halves_between_hosts != "16bit", kind.chunk},
         exchange_among_hosts(*comm_, *hierarchical_, longest, interrupt_),
-        [this, store] { return host_.make_inner(store, rank_, size_, options_, "cuda"); }};
+        [this, store] { return callbacks_.make_inner(store, rank_, size_, options_, "cuda"); }};
   }
-  device_ = std::make_unique<DeviceCalls>(comm_, kind, interrupt_, longest, std::move(hosts));
+  device_ = std::make_unique<DeviceGroup>(comm_, kind, interrupt_, longest, std::move(hosts));
 }
 
 void DreamBackend::tune(std::optional<Clock::time_point> deadline) {
@@ -296,7 +296,7 @@ c10::intrusive_ptr<DreamBackend> DreamBackend::child(
   // torch asks once per device type, with one store: the answer is one backend.
   auto last = c10::dynamic_intrusive_pointer_cast<DreamBackend>(last_child_.lock());
   if (last && last->store_.get() == store.get()) return last;
-  auto made = create(store, rank, size, options, host_);
+  auto made = create(store, rank, size, options, callbacks_);
   last_child_ = c10::weak_intrusive_ptr<c10d::Backend>(made);
   return made;
 }

@@ -62,12 +62,12 @@ bool all_direct(const Calls& calls) {
 class Job {
  public:
   Job(c10::intrusive_ptr<DreamWork> work, Calls calls, std::chrono::milliseconds timeout,
-      std::shared_ptr<Pending> pending)
+      std::shared_ptr<Outstanding> pending)
       : work_(std::move(work)),
         calls_(std::move(calls)),
         timeout_(timeout),
-        pending_(std::move(pending)) {
-    pending_->begin();
+        outstanding_(std::move(pending)) {
+    outstanding_->begin();
   }
   ~Job() {
     if (work_) {
@@ -96,13 +96,13 @@ class Job {
     calls_.clear();
     const c10::intrusive_ptr<DreamWork> work = std::move(work_);
     work->complete(std::move(error));
-    pending_->end();
+    outstanding_->end();
   }
 
   c10::intrusive_ptr<DreamWork> work_;
   Calls calls_;
   const std::chrono::milliseconds timeout_;
-  const std::shared_ptr<Pending> pending_;
+  const std::shared_ptr<Outstanding> outstanding_;
 };
 
 }  // namespace
@@ -169,7 +169,7 @@ WorkPtr DreamBackend::issue_on_device(const Plan& plan, Calls& calls) {
 
 /// Of a call that a signal's handler makes: its turn would come after that of the call in whose
 /// midst the handler runs, which waits for the handler.
-void DreamBackend::require_turn(const Label& label) const {
+void DreamBackend::require_turn(const OpLabel& label) const {
   TORCH_CHECK_WITH(DistBackendError, handling_.read() == 0 || !on_main_thread(), label.name(),
                    " on rank ", rank_, " of ", size_, " was called by a signal's handler while ",
                    "this rank waits in a call of the same group, which it would have to wait for: "
@@ -187,10 +187,10 @@ void DreamBackend::run_here(Calls& calls, Clock::time_point deadline) {
 
 WorkPtr DreamBackend::run_later(const Plan& plan, Calls& calls) {
   auto work = c10::make_intrusive<DreamWork>(rank_, plan.label, plan.inputs, plan.outputs,
-                                             executor_, comm_);
+                                             callback_threads_, comm_);
   work->set_sequence(static_cast<uint64_t>(sequence_.read()));
   const ProfiledWork::Record shown = work->take_record();
-  auto job = std::make_shared<Job>(work, std::move(calls), timeout_of(plan.timeout), pending_);
+  auto job = std::make_shared<Job>(work, std::move(calls), timeout_of(plan.timeout), outstanding_);
   comm_->submit([job, communicator = comm_.get(), hier = hierarchical_.get()] {
     job->run(*communicator, hier);
   });

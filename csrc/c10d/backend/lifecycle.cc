@@ -42,10 +42,10 @@ void DreamBackend::release_resources() {
     // without ending them, as ending them would end the parent's group.
     new auto(std::move(device_));
     new auto(std::move(hierarchical_));
-    new auto(std::move(roster_));
-    new auto(std::move(clerk_));
+    new auto(std::move(liveness_));
+    new auto(std::move(worker_));
     new auto(std::move(comm_));
-    new auto(std::move(executor_));
+    new auto(std::move(callback_threads_));
     new auto(fallback_.close());
     return;
   }
@@ -57,12 +57,12 @@ void DreamBackend::release_resources() {
     }
     device_.reset();
     hierarchical_.reset();  // its calls have ended; it uses what follows
-    roster_.reset();
-    clerk_.reset();
+    liveness_.reset();
+    worker_.reset();
     comm_.reset();
     heap_.reset();
     exit_hook_.reset();
-    host_ = {};
+    callbacks_ = {};
     visit_.reset();
     store_.reset();
   });
@@ -240,7 +240,7 @@ void DreamBackend::shutdown() {
 
 void DreamBackend::close_at_exit() {
   if (!process_.at_home()) return;
-  const int left = pending_->count();
+  const int left = outstanding_->count();
   if (comm_ && left > 0) {
     const std::string reason = concat("the process exits with ", left, " calls under way");
     comm_->abort(reason);
@@ -248,19 +248,19 @@ void DreamBackend::close_at_exit() {
   }
   without_gil([this] {
     close(true);
-    if (clerk_) clerk_->leave();
+    if (worker_) worker_->leave();
   });
 }
 
 /// Once, and before the group is shut down, which makes it look failed.
 void DreamBackend::report() {
-  if (!options_->log || !recorder_ || !host_.report || reported_.read() != 0) return;
+  if (!options_->log || !recorder_ || !callbacks_.report || reported_.read() != 0) return;
   reported_.set(1);
-  host_.report(recorder_, failure().value_or(""));
+  callbacks_.report(recorder_, failure().value_or(""));
 }
 
 void DreamBackend::wait_for_calls() {
-  while (!pending_->wait_none(kLook)) check_signals();
+  while (!outstanding_->wait_none(kLook)) check_signals();
 }
 
 void DreamBackend::close(bool alone) {
@@ -272,7 +272,7 @@ void DreamBackend::close(bool alone) {
   if (hierarchical_ && !failure()) hierarchical_->stay_until_heard();
   if (comm_) comm_->shutdown();
   if (hierarchical_) hierarchical_->close();
-  executor_->stop();
+  callback_threads_->stop();
   for (const Fallback::Inner& inner : fallback_.close()) inner->shutdown();
 }
 

@@ -155,7 +155,7 @@ WorkPtr DreamBackend::send_one(const Tensor& tensor, int dst, int tag) {
     copy_into(memory, tensor);
   }
   const Block block = read_from(memory);
-  auto work = c10::make_intrusive<MessageWork>(rank_, kSend, tensor, executor_, comm_);
+  auto work = c10::make_intrusive<MessageWork>(rank_, kSend, tensor, callback_threads_, comm_);
   const ProfiledWork::Record shown = work->take_record();
   try {
     const Clock::time_point deadline = deadline_after(c10d::kUnsetTimeout, timeout());
@@ -195,7 +195,7 @@ WorkPtr DreamBackend::recvAnysource(TensorList& tensors, int tag) {
   });
 }
 
-WorkPtr DreamBackend::receive(const Label& label, const Tensor& tensor, std::optional<int> source,
+WorkPtr DreamBackend::receive(const OpLabel& label, const Tensor& tensor, std::optional<int> source,
                               int tag) {
   const Site site = at(label);
   require_open();
@@ -204,7 +204,7 @@ WorkPtr DreamBackend::receive(const Label& label, const Tensor& tensor, std::opt
   const bool plain = is_plain(tensor);
   const Tensor memory = plain ? tensor : blank_like(tensor);
   const Block block = written_to(memory);
-  auto work = c10::make_intrusive<MessageWork>(rank_, label, tensor, executor_, comm_);
+  auto work = c10::make_intrusive<MessageWork>(rank_, label, tensor, callback_threads_, comm_);
   const ProfiledWork::Record shown = work->take_record();
   try {
     const Clock::time_point deadline = deadline_after(c10d::kUnsetTimeout, timeout());

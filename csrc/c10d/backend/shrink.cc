@@ -202,11 +202,11 @@ c10::intrusive_ptr<c10d::Backend> DreamBackend::shrink(
     wait_for_calls();
     talk_through_store(site, [&] {
       try {
-        const std::string name =
-            agreement.reach(meeting_time(*options), [this](int rank) { return has_ended(rank); });
+        const std::string name = agreement.reach(rendezvous_timeout(*options),
+                                                 [this](int rank) { return has_ended(rank); });
         made = create(c10::make_intrusive<c10d::PrefixStore>(name, store),
                       static_cast<int>(own - stay.begin()), static_cast<int>(stay.size()), options,
-                      host_,
+                      callbacks_,
                       [&](int rank) { return why_ended(stay.at(static_cast<std::size_t>(rank))); });
       } catch (const c10::DistNetworkError&) {
         throw;  // nothing can be withdrawn

@@ -9,9 +9,9 @@
 namespace dreamcomm {
 
 /// While it lives, the device is the current one.
-class OnDevice {
+class CurrentDevice {
  public:
-  explicit OnDevice(c10::Device device) : watchdog_(device), device_(device) {}
+  explicit CurrentDevice(c10::Device device) : watchdog_(device), device_(device) {}
 
   /// The caller's current stream, as the device's own runtime calls it (a cudaStream_t).
   void* stream() const {

@@ -14,32 +14,33 @@ using c10d::OpType;
 using Tensors = c10::ArrayRef<at::Tensor>;
 
 /// How a call shows in profiles and errors.
-struct Label {
+struct OpLabel {
   c10d::OpType type;
   const char* title;  // "dreamcomm:all_reduce"
 
   const char* name() const { return title + std::string_view("dreamcomm:").size(); }
 };
 
-inline constexpr Label kBroadcast{OpType::BROADCAST, "dreamcomm:broadcast"};
-inline constexpr Label kAllReduce{OpType::ALLREDUCE, "dreamcomm:all_reduce"};
-inline constexpr Label kAllReduceCoalesced{OpType::ALLREDUCE_COALESCED, "dreamcomm:all_reduce"};
-inline constexpr Label kReduce{OpType::REDUCE, "dreamcomm:reduce"};
-inline constexpr Label kAllGather{OpType::ALLGATHER, "dreamcomm:all_gather"};
-inline constexpr Label kAllGatherBase{OpType::_ALLGATHER_BASE, "dreamcomm:all_gather"};
-inline constexpr Label kAllGatherCoalesced{OpType::ALLGATHER_COALESCED, "dreamcomm:all_gather"};
-inline constexpr Label kGather{OpType::GATHER, "dreamcomm:gather"};
-inline constexpr Label kScatter{OpType::SCATTER, "dreamcomm:scatter"};
-inline constexpr Label kReduceScatter{OpType::REDUCE_SCATTER, "dreamcomm:reduce_scatter"};
-inline constexpr Label kReduceScatterBase{OpType::_REDUCE_SCATTER_BASE, "dreamcomm:reduce_scatter"};
-inline constexpr Label kReduceScatterCoalesced{
+inline constexpr OpLabel kBroadcast{OpType::BROADCAST, "dreamcomm:broadcast"};
+inline constexpr OpLabel kAllReduce{OpType::ALLREDUCE, "dreamcomm:all_reduce"};
+inline constexpr OpLabel kAllReduceCoalesced{OpType::ALLREDUCE_COALESCED, "dreamcomm:all_reduce"};
+inline constexpr OpLabel kReduce{OpType::REDUCE, "dreamcomm:reduce"};
+inline constexpr OpLabel kAllGather{OpType::ALLGATHER, "dreamcomm:all_gather"};
+inline constexpr OpLabel kAllGatherBase{OpType::_ALLGATHER_BASE, "dreamcomm:all_gather"};
+inline constexpr OpLabel kAllGatherCoalesced{OpType::ALLGATHER_COALESCED, "dreamcomm:all_gather"};
+inline constexpr OpLabel kGather{OpType::GATHER, "dreamcomm:gather"};
+inline constexpr OpLabel kScatter{OpType::SCATTER, "dreamcomm:scatter"};
+inline constexpr OpLabel kReduceScatter{OpType::REDUCE_SCATTER, "dreamcomm:reduce_scatter"};
+inline constexpr OpLabel kReduceScatterBase{OpType::_REDUCE_SCATTER_BASE,
+                                            "dreamcomm:reduce_scatter"};
+inline constexpr OpLabel kReduceScatterCoalesced{
     OpType::_REDUCE_SCATTER_BASE,  // torch 2.11 has no type for it
     "dreamcomm:reduce_scatter"};
-inline constexpr Label kAllToAll{OpType::ALLTOALL, "dreamcomm:all_to_all"};
-inline constexpr Label kAllToAllBase{OpType::ALLTOALL_BASE, "dreamcomm:all_to_all"};
-inline constexpr Label kBarrier{OpType::BARRIER, "dreamcomm:barrier"};
-inline constexpr Label kSend{OpType::SEND, "dreamcomm:send"};
-inline constexpr Label kRecv{OpType::RECV, "dreamcomm:recv"};
-inline constexpr Label kRecvAnySource{OpType::RECVANYSOURCE, "dreamcomm:recvAnySource"};
+inline constexpr OpLabel kAllToAll{OpType::ALLTOALL, "dreamcomm:all_to_all"};
+inline constexpr OpLabel kAllToAllBase{OpType::ALLTOALL_BASE, "dreamcomm:all_to_all"};
+inline constexpr OpLabel kBarrier{OpType::BARRIER, "dreamcomm:barrier"};
+inline constexpr OpLabel kSend{OpType::SEND, "dreamcomm:send"};
+inline constexpr OpLabel kRecv{OpType::RECV, "dreamcomm:recv"};
+inline constexpr OpLabel kRecvAnySource{OpType::RECVANYSOURCE, "dreamcomm:recvAnySource"};
 
 }  // namespace dreamcomm

@@ -99,17 +99,17 @@ std::vector<std::string> hosts_of(const DreamOptions& options, int size) {
   return of_group;
 }
 
-std::chrono::milliseconds meeting_time(std::chrono::milliseconds timeout) {
+std::chrono::milliseconds rendezvous_timeout(std::chrono::milliseconds timeout) {
   // A group for quick calls may still be slow to meet: processes start one by one.
   return std::max(timeout, kLeastMeeting);
 }
 
-std::chrono::milliseconds meeting_time(const DreamOptions& options) {
-  return meeting_time(options.timeout);
+std::chrono::milliseconds rendezvous_timeout(const DreamOptions& options) {
+  return rendezvous_timeout(options.timeout);
 }
 
 std::chrono::milliseconds time_to_connect(const DreamOptions& options) {
-  return meeting_time(options) * 4 / 5;
+  return rendezvous_timeout(options) * 4 / 5;
 }
 
 }  // namespace dreamcomm

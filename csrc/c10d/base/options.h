@@ -47,8 +47,8 @@ c10::intrusive_ptr<DreamOptions> own_options(
 std::vector<std::string> hosts_of(const DreamOptions& options, int size);
 
 /// How long ranks wait for each other to make a group, or on devices to meet.
-std::chrono::milliseconds meeting_time(const DreamOptions& options);
-std::chrono::milliseconds meeting_time(std::chrono::milliseconds timeout);
+std::chrono::milliseconds rendezvous_timeout(const DreamOptions& options);
+std::chrono::milliseconds rendezvous_timeout(std::chrono::milliseconds timeout);
 
 /// Of that, what making the parts on each host takes at most, and Gloo's connecting the ranks of
 /// different hosts with it: those who wait for a rank that cannot connect are to hear why before

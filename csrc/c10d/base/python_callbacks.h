@@ -15,7 +15,7 @@ namespace dreamcomm {
 class DreamBackend;
 
 /// Each is called with or without the GIL.
-struct Host {
+struct PythonCallbacks {
   /// Makes torch's own backend for a device type ("cpu": Gloo, "cuda": NCCL), or for what goes
   /// between hosts ("hosts": Gloo, all connected).
   std::function<Fallback::Inner(const StorePtr& store, int rank, int size,

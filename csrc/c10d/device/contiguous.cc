@@ -30,7 +30,7 @@ at::Tensor tensor_at(const std::byte* data, std::size_t count, at::ScalarType ty
       .make_tensor();
 }
 
-Adjacent::Adjacent(std::span<const Block> blocks, c10::Device device)
+Contiguous::Contiguous(std::span<const Block> blocks, c10::Device device)
     : given_(blocks), device_(device), blocks_(blocks.begin(), blocks.end()) {
   if (lie_in_a_row(blocks)) return;
   std::int64_t bytes = 0;
@@ -43,7 +43,7 @@ Adjacent::Adjacent(std::span<const Block> blocks, c10::Device device)
   }
 }
 
-void Adjacent::copy_all(bool in) const {
+void Contiguous::copy_all(bool in) const {
   if (!memory_.defined()) return;
   for (std::size_t i = 0; i < given_.size(); ++i) {
     if (given_[i].bytes == 0) continue;

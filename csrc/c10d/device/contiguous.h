@@ -19,9 +19,9 @@ inline at::Tensor bytes_at(const Block& block, c10::Device device) {
 
 /// Blocks that lie one after the other stay; others get a temporary on the device, which
 /// belongs to the current stream, as do the copies.
-class Adjacent {
+class Contiguous {
  public:
-  Adjacent(std::span<const Block> blocks, c10::Device device);
+  Contiguous(std::span<const Block> blocks, c10::Device device);
 
   std::span<const Block> blocks() const { return {blocks_.data(), blocks_.size()}; }
   /// Into the temporary, if there is one, and out of it.

@@ -34,28 +34,28 @@ std::function<bool(const c10::Stream&)> capture_test(const DeviceKind& kind) {
 
 }  // namespace
 
-DeviceCalls::DeviceCalls(std::shared_ptr<Communicator> comm, DeviceKind kind, Interrupt interrupt,
-                         LongestWait meeting_time, std::optional<DeviceHosts> hosts)
+DeviceGroup::DeviceGroup(std::shared_ptr<Communicator> comm, DeviceKind kind, Interrupt interrupt,
+                         LongestWait rendezvous_timeout, std::optional<DeviceHosts> hosts)
     : comm_(std::move(comm)),
       kind_(std::move(kind)),
       interrupt_(std::move(interrupt)),
-      meeting_time_(std::move(meeting_time)),
+      rendezvous_timeout_(std::move(rendezvous_timeout)),
       hosts_(std::move(hosts)) {}
 
-int DeviceCalls::number(int rank) const {
+int DeviceGroup::number(int rank) const {
   if (!hosts_) return rank;
   const Topology& all = hosts_->place.topology;
   return all.rank_at(all.host_of(hosts_->place.rank), rank);
 }
 
-std::string DeviceCalls::about_host() const {
+std::string DeviceGroup::about_host() const {
   if (!hosts_) return "";
   const Topology& all = hosts_->place.topology;
   return concat("on ", all.words(all.host_of(hosts_->place.rank)), ", here numbered from 0 on: ");
 }
 
 /// Kernels know a peer by its number in their group.
-gpu::Hearsay DeviceCalls::hearsay(std::vector<int> ranks) const {
+gpu::Hearsay DeviceGroup::hearsay(std::vector<int> ranks) const {
   return {.lost = [comm = comm_] { return comm->lost(); },
           .does =
               [comm = comm_, ranks = std::move(ranks)](int rank) {
@@ -65,13 +65,13 @@ gpu::Hearsay DeviceCalls::hearsay(std::vector<int> ranks) const {
 }
 
 /// Of all groups: whoever has gone is waited for in vain in each.
-void DeviceCalls::watch() {
-  if (vigil_) return;
-  vigil_ = std::make_unique<DeviceVigil>([comm = comm_] { return !comm->lost().empty(); },
-                                         [this] { abort(); });
+void DeviceGroup::watch() {
+  if (watchdog_) return;
+  watchdog_ = std::make_unique<DeviceWatchdog>([comm = comm_] { return !comm->lost().empty(); },
+                                               [this] { abort(); });
 }
 
-void DeviceCalls::settle_on(c10::Device device) {
+void DeviceGroup::settle_on(c10::Device device) {
   const std::scoped_lock lock(mutex_);
   if (!device_) device_ = device;
   TORCH_CHECK_VALUE(
@@ -79,13 +79,13 @@ void DeviceCalls::settle_on(c10::Device device) {
       ", that of its first tensor, got a tensor on ", device, "; make a group for each device");
 }
 
-bool DeviceCalls::serves(const at::Tensor& tensor, const std::optional<Reduction>& reduction) {
+bool DeviceGroup::serves(const at::Tensor& tensor, const std::optional<Reduction>& reduction) {
   if (!may_carry(tensor)) return false;
   if (reduction && !gpu::computed_as(*reduction)) return false;
   return serves(tensor.device());
 }
 
-bool DeviceCalls::serves(c10::Device device) {
+bool DeviceGroup::serves(c10::Device device) {
   settle_on(device);
   const auto outcome = [this]() -> std::optional<bool> {
     const std::scoped_lock lock(mutex_);
@@ -98,20 +98,20 @@ bool DeviceCalls::serves(c10::Device device) {
 }
 
 /// Ranks that meet allocate memory, which ends a capture.
-void DeviceCalls::require_no_capture() const {
+void DeviceGroup::require_no_capture() const {
   const c10::Stream current = c10::impl::VirtualGuardImpl(kind_.type).getStream(*device_);
   TORCH_CHECK_WITH(DistBackendError, !capture_test(kind_)(current), "rank ", number(comm_->rank()),
                    ": a graph cannot capture a group's first call on a device, or the first "
                    "message between two ranks: make one before the capture");
 }
 
-bool DeviceCalls::is_registered(const void* address) const {
+bool DeviceGroup::is_registered(const void* address) const {
   const std::scoped_lock lock(mutex_);
   return heap_ && heap_->holds(address);
 }
 
 /// torch deals out the streams of a pool in turns: two lanes on one would wait for each other.
-c10::Stream DeviceCalls::make_stream() {
+c10::Stream DeviceGroup::make_stream() {
   constexpr int kTries = 64;
   const c10::impl::VirtualGuardImpl guard(kind_.type);
   const std::scoped_lock lock(mutex_);
@@ -123,24 +123,26 @@ c10::Stream DeviceCalls::make_stream() {
   return made;
 }
 
-DeviceLane::Ways DeviceCalls::ways() {
+StreamQueue::Ways DeviceGroup::ways() {
   return {.is_capturing = capture_test(kind_),
           .is_registered = [this](const void* address) { return is_registered(address); },
           .make_stream = [this] { return make_stream(); }};
 }
 
-bool DeviceCalls::meet() {
+bool DeviceGroup::meet() {
   const c10::DeviceGuard here(*device_);
   require_no_capture();
   gpu::Meeting meeting;
   try {
     meeting = gpu::meet(comm_->rank(), comm_->size(), kind_.make_driver, kind_.options,
-                        exchange_among_all(*comm_, meeting_time_, interrupt_), meeting_time_());
+                        exchange_among_all(*comm_, rendezvous_timeout_, interrupt_),
+                        rendezvous_timeout_());
   } catch (...) {
     std::rethrow_exception(current_as_torch());
   }
   std::shared_ptr<gpu::Group> group = std::move(meeting.group);
-  std::unique_ptr<DeviceSpan> span = hosts_ ? meet_hosts(group, meeting.why_not) : nullptr;
+  std::unique_ptr<MultinodeDeviceGroup> span =
+      hosts_ ? meet_hosts(group, meeting.why_not) : nullptr;
   const std::scoped_lock lock(mutex_);
   met_ = true;
   why_not_ = std::move(meeting.why_not);
@@ -151,21 +153,21 @@ bool DeviceCalls::meet() {
   }
   std::vector<int> everyone(static_cast<std::size_t>(comm_->size()));
   std::iota(everyone.begin(), everyone.end(), 0);
-  all_ = std::make_shared<DeviceLane>(group, *device_, ways(), about_host(),
-                                      hearsay(std::move(everyone)), std::move(span));
+  all_ = std::make_shared<StreamQueue>(group, *device_, ways(), about_host(),
+                                       hearsay(std::move(everyone)), std::move(span));
   watch();
   return true;
 }
 
 /// After it, `group` is null where it was on any host.
-std::unique_ptr<DeviceSpan> DeviceCalls::meet_hosts(std::shared_ptr<gpu::Group>& group,
-                                                    std::string& why_not) {
+std::unique_ptr<MultinodeDeviceGroup> DeviceGroup::meet_hosts(std::shared_ptr<gpu::Group>& group,
+                                                              std::string& why_not) {
   if (!group) why_not = about_host() + why_not;
   try {
-    SpanMeeting met = dreamcomm::meet_hosts(group, why_not, *hosts_, *device_);
+    MultinodeSetup met = dreamcomm::meet_hosts(group, why_not, *hosts_, *device_);
     if (met.span) return std::move(met.span);
     why_not = std::move(met.why_not);
-    if (group) group->close(exchange_among_all(*comm_, meeting_time_, interrupt_));
+    if (group) group->close(exchange_among_all(*comm_, rendezvous_timeout_, interrupt_));
   } catch (...) {
     std::rethrow_exception(current_as_torch());
   }
@@ -173,26 +175,26 @@ std::unique_ptr<DeviceSpan> DeviceCalls::meet_hosts(std::shared_ptr<gpu::Group>&
   return nullptr;
 }
 
-c10::intrusive_ptr<DeviceWork> DeviceCalls::issue(const DevicePlan& plan, Calls& calls) {
-  LanePtr lane;
+c10::intrusive_ptr<DeviceWork> DeviceGroup::issue(const DevicePlan& plan, Calls& calls) {
+  QueuePtr queue;
   {
     const std::scoped_lock lock(mutex_);
-    lane = all_;
+    queue = all_;
   }
-  return lane->issue(number(comm_->rank()), plan, calls);
+  return queue->issue(number(comm_->rank()), plan, calls);
 }
 
-bool DeviceCalls::may_carry(const at::Tensor& tensor) const {
+bool DeviceGroup::may_carry(const at::Tensor& tensor) const {
   return tensor.device().type() == kind_.type && tensor.layout() == at::kStrided;
 }
 
-std::optional<DeviceCalls::Pair> DeviceCalls::pair_with(int peer) const {
+std::optional<DeviceGroup::Pair> DeviceGroup::pair_with(int peer) const {
   const std::scoped_lock lock(mutex_);
   const auto known = pairs_.find(peer);
   return known == pairs_.end() ? std::nullopt : std::optional(known->second);
 }
 
-bool DeviceCalls::meets_with(int peer, c10::Device device) {
+bool DeviceGroup::meets_with(int peer, c10::Device device) {
   settle_on(device);
   std::optional<Pair> pair = pair_with(peer);
   if (!pair) {
@@ -206,13 +208,13 @@ bool DeviceCalls::meets_with(int peer, c10::Device device) {
   return pair->to && pair->from;
 }
 
-bool DeviceCalls::meet_pair(int peer) {
+bool DeviceGroup::meet_pair(int peer) {
   const c10::DeviceGuard here(*device_);
   require_no_capture();
   const int me = comm_->rank();
   const bool lower = me < peer;
-  LanePtr up;
-  LanePtr down;
+  QueuePtr up;
+  QueuePtr down;
   try {  // the same way first on both
     up = meet_one_way(std::min(me, peer), std::max(me, peer));
     down = meet_one_way(std::max(me, peer), std::min(me, peer));
@@ -233,27 +235,28 @@ bool DeviceCalls::meet_pair(int peer) {
   return up && down;
 }
 
-DeviceCalls::LanePtr DeviceCalls::meet_one_way(int from, int to) {
+DeviceGroup::QueuePtr DeviceGroup::meet_one_way(int from, int to) {
   const bool sends = comm_->rank() == from;
   gpu::GroupOptions options = kind_.options;
   options.most_blocks = std::min(options.most_blocks, kMessageBlocks);
   options.heap_bytes = 0;
-  gpu::Meeting meeting = gpu::meet(
-      sends ? 0 : 1, 2, kind_.make_driver, options,
-      exchange_with(*comm_, sends ? to : from, from, meeting_time_, interrupt_), meeting_time_());
+  gpu::Meeting meeting =
+      gpu::meet(sends ? 0 : 1, 2, kind_.make_driver, options,
+                exchange_with(*comm_, sends ? to : from, from, rendezvous_timeout_, interrupt_),
+                rendezvous_timeout_());
   if (!meeting.group) {
     const std::scoped_lock lock(mutex_);
     why_not_ =
         concat("messages between ranks ", number(from), " and ", number(to), ": ", meeting.why_not);
     return nullptr;
   }
-  return std::make_shared<DeviceLane>(
+  return std::make_shared<StreamQueue>(
       std::move(meeting.group), *device_, ways(),
       concat("a message of rank ", number(from), " to rank ", number(to), ", here ranks 0 and 1: "),
       hearsay({from, to}));
 }
 
-c10::intrusive_ptr<DeviceWork> DeviceCalls::send(const DevicePlan& plan, const at::Tensor& tensor,
+c10::intrusive_ptr<DeviceWork> DeviceGroup::send(const DevicePlan& plan, const at::Tensor& tensor,
                                                  int to) {
   at::Tensor memory = tensor;
   if (!is_plain(tensor)) {
@@ -265,14 +268,14 @@ c10::intrusive_ptr<DeviceWork> DeviceCalls::send(const DevicePlan& plan, const a
   return pair_with(to)->to->issue(number(comm_->rank()), plan, calls);
 }
 
-c10::intrusive_ptr<DeviceWork> DeviceCalls::receive(const DevicePlan& plan,
+c10::intrusive_ptr<DeviceWork> DeviceGroup::receive(const DevicePlan& plan,
                                                     const at::Tensor& tensor, int from) {
   Calls calls;
   calls.emplace_back(Kind::kBroadcast, moving(tensor), 0).output(tensor);
   return pair_with(from)->from->issue(number(comm_->rank()), plan, calls);
 }
 
-at::Tensor DeviceCalls::allocate(std::int64_t size, const at::TensorOptions& options) {
+at::Tensor DeviceGroup::allocate(std::int64_t size, const at::TensorOptions& options) {
   const c10::Device given = options.device();
   const c10::impl::VirtualGuardImpl guard(kind_.type);
   const c10::Device device = given.has_index() ? given : guard.getDevice();
@@ -286,14 +289,14 @@ at::Tensor DeviceCalls::allocate(std::int64_t size, const at::TensorOptions& opt
   return made.defined() ? made : at::empty({size}, options.device(device));
 }
 
-bool DeviceCalls::holds(const at::Tensor& tensor) const {
+bool DeviceGroup::holds(const at::Tensor& tensor) const {
   const std::scoped_lock lock(mutex_);
   return heap_ && may_carry(tensor) && tensor.numel() > 0 && heap_->holds(tensor.const_data_ptr());
 }
 
-std::vector<DeviceCalls::LanePtr> DeviceCalls::lanes() const {
+std::vector<DeviceGroup::QueuePtr> DeviceGroup::queues() const {
   const std::scoped_lock lock(mutex_);
-  std::vector<LanePtr> all;
+  std::vector<QueuePtr> all;
   if (all_) all.push_back(all_);
   for (const auto& [peer, pair] : pairs_) {
     if (pair.to) all.push_back(pair.to);
@@ -302,41 +305,41 @@ std::vector<DeviceCalls::LanePtr> DeviceCalls::lanes() const {
   return all;
 }
 
-std::optional<Error> DeviceCalls::failure() const {
-  for (const LanePtr& lane : lanes()) {
-    if (std::optional<Error> failed = lane->failure()) return failed;
+std::optional<Error> DeviceGroup::failure() const {
+  for (const QueuePtr& queue : queues()) {
+    if (std::optional<Error> failed = queue->failure()) return failed;
   }
   return std::nullopt;
 }
 
-void DeviceCalls::abort() {
-  for (const LanePtr& lane : lanes()) lane->abort();
+void DeviceGroup::abort() {
+  for (const QueuePtr& queue : queues()) queue->abort();
 }
 
 /// Between looks at whether kernels are done: they may wait for a rank that is gone.
-void DeviceCalls::pause() const {
+void DeviceGroup::pause() const {
   interrupt_();
   if (const auto failed = comm_->failure()) throw Error(ErrorKind::kAborted, *failed);
 }
 
-void DeviceCalls::leave_all() {
-  for (const LanePtr& lane : lanes()) {
+void DeviceGroup::leave_all() {
+  for (const QueuePtr& queue : queues()) {
     try {
-      lane->leave(interrupt_);
+      queue->leave(interrupt_);
     } catch (const Error& error) {
       TORCH_WARN("dreamcomm: a device's kernels: ", error.what());
     }
   }
 }
 
-void DeviceCalls::close(bool together) {
-  close_lanes(together);
-  std::unique_ptr<DeviceVigil> over;  // ends behind the lock, which its thread may wait for
+void DeviceGroup::close(bool together) {
+  close_queues(together);
+  std::unique_ptr<DeviceWatchdog> over;  // ends behind the lock, which its thread may wait for
   const std::scoped_lock lock(mutex_);
-  std::swap(over, vigil_);
+  std::swap(over, watchdog_);
 }
 
-void DeviceCalls::close_lanes(bool together) {
+void DeviceGroup::close_queues(bool together) {
   if (!together || comm_->failure()) return leave_all();
   try {
     close_together();
@@ -350,7 +353,7 @@ void DeviceCalls::close_lanes(bool together) {
 }
 
 /// Pairs in the order in which all ranks take them: rank r's come by peer.
-void DeviceCalls::close_together() {
+void DeviceGroup::close_together() {
   const Interrupt pause = [this] { this->pause(); };
   const LongestWait closing = [] { return kClosing; };
   std::map<int, Pair> pairs;
@@ -360,15 +363,15 @@ void DeviceCalls::close_together() {
   }
   const int me = comm_->rank();
   for (const auto& [peer, pair] : pairs) {
-    const std::array<std::pair<LanePtr, int>, 2> ways{{{pair.to, me}, {pair.from, peer}}};
+    const std::array<std::pair<QueuePtr, int>, 2> ways{{{pair.to, me}, {pair.from, peer}}};
     for (const bool from_lower : {true, false}) {
-      for (const auto& [lane, from] : ways) {
-        if (!lane || (from == std::min(me, peer)) != from_lower) continue;
-        lane->close(exchange_with(*comm_, peer, from, closing, interrupt_), pause);
+      for (const auto& [queue, from] : ways) {
+        if (!queue || (from == std::min(me, peer)) != from_lower) continue;
+        queue->close(exchange_with(*comm_, peer, from, closing, interrupt_), pause);
       }
     }
   }
-  LanePtr all;
+  QueuePtr all;
   {
     const std::scoped_lock lock(mutex_);
     all = all_;
@@ -376,18 +379,18 @@ void DeviceCalls::close_together() {
   if (all) all->close(exchange_among_all(*comm_, closing, interrupt_), pause);
 }
 
-std::array<WireTraffic, kKinds> DeviceCalls::traffic() const {
+std::array<WireTraffic, kKinds> DeviceGroup::traffic() const {
   const std::scoped_lock lock(mutex_);
   if (!all_ || !all_->span()) return {};
   return all_->span()->traffic();
 }
 
-Fallback::Inner DeviceCalls::engine() const {
+Fallback::Inner DeviceGroup::engine() const {
   const std::scoped_lock lock(mutex_);
   return all_ && all_->span() ? all_->span()->engine() : Fallback::Inner();
 }
 
-std::string DeviceCalls::describe() const {
+std::string DeviceGroup::describe() const {
   const std::scoped_lock lock(mutex_);
   if (!all_) return why_not_;
   return concat(all_->group()->describe(),
@@ -395,7 +398,7 @@ std::string DeviceCalls::describe() const {
                 heap_ ? concat("; ", heap_->describe()) : "");
 }
 
-std::string DeviceCalls::explain(Kind kind, std::size_t bytes) const {
+std::string DeviceGroup::explain(Kind kind, std::size_t bytes) const {
   const std::scoped_lock lock(mutex_);
   return all_ ? concat("; ", all_->group()->explain(kind, bytes)) : "";
 }

@@ -27,10 +27,10 @@ namespace dreamcomm {
 /// The part of a backend that serves one device of this rank: that of the first tensor.
 /// For the first collective all ranks meet (gpu/host/communicator.h), for the first message between
 /// two these two; until then no device is touched. Thread-safe.
-class DeviceCalls {
+class DeviceGroup {
  public:
-  DeviceCalls(std::shared_ptr<Communicator> comm, DeviceKind kind, Interrupt interrupt,
-              LongestWait meeting_time, std::optional<DeviceHosts> hosts);
+  DeviceGroup(std::shared_ptr<Communicator> comm, DeviceKind kind, Interrupt interrupt,
+              LongestWait rendezvous_timeout, std::optional<DeviceHosts> hosts);
 
   /// Whether kernels carry out this reduction, or for none a movement, of such tensors.
   /// Collective at the first tensor that they would serve. Throws c10::ValueError for a
@@ -77,11 +77,11 @@ class DeviceCalls {
   std::string explain(Kind kind, std::size_t bytes) const;
 
  private:
-  using LanePtr = std::shared_ptr<DeviceLane>;
+  using QueuePtr = std::shared_ptr<StreamQueue>;
   /// Messages with one peer, each way its own: neither waits for the other.
   struct Pair {
-    LanePtr to;
-    LanePtr from;
+    QueuePtr to;
+    QueuePtr from;
     std::string broken{};  // why their meeting was cut off, if it was
   };
 
@@ -90,9 +90,10 @@ class DeviceCalls {
   void require_no_capture() const;
   bool is_registered(const void* address) const;
   c10::Stream make_stream();
-  DeviceLane::Ways ways();
+  StreamQueue::Ways ways();
   bool meet();
-  std::unique_ptr<DeviceSpan> meet_hosts(std::shared_ptr<gpu::Group>& group, std::string& why_not);
+  std::unique_ptr<MultinodeDeviceGroup> meet_hosts(std::shared_ptr<gpu::Group>& group,
+                                                   std::string& why_not);
   /// A rank of `comm`, as people know it.
   int number(int rank) const;
   std::string about_host() const;
@@ -100,9 +101,9 @@ class DeviceCalls {
   gpu::Hearsay hearsay(std::vector<int> ranks) const;
   void watch();
   bool meet_pair(int peer);
-  LanePtr meet_one_way(int from, int to);
-  std::vector<LanePtr> lanes() const;
-  void close_lanes(bool together);
+  QueuePtr meet_one_way(int from, int to);
+  std::vector<QueuePtr> queues() const;
+  void close_queues(bool together);
   void close_together();
   void leave_all();
   void pause() const;
@@ -110,7 +111,7 @@ class DeviceCalls {
   const std::shared_ptr<Communicator> comm_;
   const DeviceKind kind_;
   const Interrupt interrupt_;
-  const LongestWait meeting_time_;
+  const LongestWait rendezvous_timeout_;
   const std::optional<DeviceHosts> hosts_;
 
   std::mutex meeting_;  // held while all ranks meet
@@ -118,12 +119,12 @@ class DeviceCalls {
   mutable std::mutex mutex_;  // never held for long; of these:
   std::optional<c10::Device> device_;
   bool met_ = false;
-  LanePtr all_;                       // null: they have not met, or cannot
+  QueuePtr all_;                      // null: they have not met, or cannot
   std::map<int, Pair> pairs_;         // by peer; of null lanes: they cannot
   std::vector<c10::Stream> streams_;  // of the lanes
   std::shared_ptr<DeviceHeap> heap_;  // null: none
   std::string why_not_ = "no tensor on such a device has come yet";
-  std::unique_ptr<DeviceVigil> vigil_;  // once ranks have met; ends before all else
+  std::unique_ptr<DeviceWatchdog> watchdog_;  // once ranks have met; ends before all else
 };
 
 }  // namespace dreamcomm

@@ -21,7 +21,7 @@ class DeviceWork final : public ProfiledWork {
  public:
   /// `done` has been recorded on `stream` behind the call's last step; `captured`: into a graph,
   /// whose events cannot be asked.
-  DeviceWork(int rank, const Label& label, Tensors inputs, Tensors outputs,
+  DeviceWork(int rank, const OpLabel& label, Tensors inputs, Tensors outputs,
              const c10::Stream& stream, std::shared_ptr<const c10::Event> done, bool captured,
              std::shared_ptr<const gpu::Group> group, uint64_t sequence);
 
@@ -40,7 +40,7 @@ class DeviceWork final : public ProfiledWork {
   void wait_here(std::chrono::milliseconds timeout);
   void rethrow_failure() const;
 
-  const Label label_;
+  const OpLabel label_;
   const std::vector<at::Tensor> outputs_;
   const c10::Stream stream_;
   const std::shared_ptr<const c10::Event> done_;

@@ -19,7 +19,7 @@ Cargo lent(std::byte* data, std::size_t bytes) {
 
 }  // namespace
 
-class Flight final : public Parcel {
+class BatchedTransfer final : public Parcel {
  public:
   void add(int rank, const Cargo& cargo, bool sends) { messages_.push_back({rank, cargo, sends}); }
 
@@ -72,8 +72,8 @@ DeviceHierContext::~DeviceHierContext() {
 
 void DeviceHierContext::here(Kind kind, const Reduction& how, std::span<const Block> in,
                              std::span<const Block> out, int root) {
-  const Adjacent ins(in, level_.device);
-  const Adjacent outs(out, level_.device);
+  const Contiguous ins(in, level_.device);
+  const Contiguous outs(out, level_.device);
   ins.collect();
   Request part;
   part.kind = kind;
@@ -113,23 +113,23 @@ void DeviceHierContext::combine(const Steps& steps, std::span<const std::byte* c
   reduce_on_device(steps.between, of_hosts, {steps.type, out}, count, level_.device);
 }
 
-const std::shared_ptr<Flight>& DeviceHierContext::flight(std::uint32_t number) {
-  std::shared_ptr<Flight>& one = named_[number];
-  if (!one) one = std::make_shared<Flight>();
+const std::shared_ptr<BatchedTransfer>& DeviceHierContext::transfer(std::uint32_t number) {
+  std::shared_ptr<BatchedTransfer>& one = named_[number];
+  if (!one) one = std::make_shared<BatchedTransfer>();
   return one;
 }
 
 void DeviceHierContext::send(int rank, const Cargo& cargo, std::uint32_t number) {
   if (cargo.bytes == 0) return;
-  flight(number)->add(rank, cargo, true);
-  sends_.push_back({flight(number), rank});
+  transfer(number)->add(rank, cargo, true);
+  sends_.push_back({transfer(number), rank});
   traffic_.sent += cargo.bytes;
 }
 
 void DeviceHierContext::receive(int rank, const Cargo& cargo, std::uint32_t number) {
   if (cargo.bytes == 0) return;
-  flight(number)->add(rank, cargo, false);
-  receives_.push_back({flight(number), rank});
+  transfer(number)->add(rank, cargo, false);
+  receives_.push_back({transfer(number), rank});
   traffic_.received += cargo.bytes;
 }
 

@@ -16,7 +16,7 @@ namespace dreamcomm {
 
 /// The messages of one number, which the engine takes together: NCCL, that would wait for one
 /// before it begins the next, has all ranks' messages under way at a time.
-class Flight;
+class BatchedTransfer;
 
 class DeviceHierContext final : public HierContext {
  public:
@@ -52,12 +52,12 @@ class DeviceHierContext final : public HierContext {
   void wait(const Transfers& transfers) override;
 
  private:
-  const std::shared_ptr<Flight>& flight(std::uint32_t number);
+  const std::shared_ptr<BatchedTransfer>& transfer(std::uint32_t number);
 
   const Level level_;
   const Clock::time_point deadline_;
-  std::map<std::uint32_t, std::shared_ptr<Flight>> named_;  // not departed
-  std::vector<std::shared_ptr<Flight>> departed_;
+  std::map<std::uint32_t, std::shared_ptr<BatchedTransfer>> named_;  // not departed
+  std::vector<std::shared_ptr<BatchedTransfer>> departed_;
   Transfers sends_;
   Transfers receives_;
 };

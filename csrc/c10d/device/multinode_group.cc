@@ -11,14 +11,14 @@
 
 namespace dreamcomm {
 
-DeviceSpan::DeviceSpan(std::shared_ptr<gpu::Group> group, DevicePlace place, Fallback::Inner engine,
-                       c10::Device device)
+MultinodeDeviceGroup::MultinodeDeviceGroup(std::shared_ptr<gpu::Group> group, DevicePlace place,
+                                           Fallback::Inner engine, c10::Device device)
     : group_(std::move(group)),
       place_(std::move(place)),
       engine_(std::move(engine)),
       device_(device) {}
 
-void DeviceSpan::run(const Request& request, void* stream) {
+void MultinodeDeviceGroup::run(const Request& request, void* stream) {
   validate(request, place_.rank, place_.topology.size());
   under_way_ = true;
   const DeviceHierContext::Level level{.group = *group_,
@@ -43,7 +43,7 @@ void DeviceSpan::run(const Request& request, void* stream) {
   received_[kind].grow(static_cast<std::int64_t>(context.traffic().received));
 }
 
-void DeviceSpan::agree(void* stream) {
+void MultinodeDeviceGroup::agree(void* stream) {
   const auto words = at::TensorOptions().dtype(at::kLong).device(device_);
   std::vector<at::Tensor> verdict{at::empty({1}, words)};
   auto* const word = static_cast<std::byte*>(verdict[0].mutable_data_ptr());
@@ -57,7 +57,7 @@ void DeviceSpan::agree(void* stream) {
   under_way_ = false;
 }
 
-std::array<WireTraffic, kKinds> DeviceSpan::traffic() const {
+std::array<WireTraffic, kKinds> MultinodeDeviceGroup::traffic() const {
   std::array<WireTraffic, kKinds> all;
   for (std::size_t i = 0; i < all.size(); ++i) {
     all[i] = {static_cast<std::uint64_t>(sent_[i].read()),

@@ -26,10 +26,10 @@ struct DevicePlace {
 /// host's tensors. INVARIANT: a call that fails on one rank is known to have failed on all when its
 /// stream has come to its end: agree() puts the ranks' verdicts behind it. So no host goes on with
 /// sums that another one could not make.
-class DeviceSpan {
+class MultinodeDeviceGroup {
  public:
-  DeviceSpan(std::shared_ptr<gpu::Group> group, DevicePlace place, Fallback::Inner engine,
-             c10::Device device);
+  MultinodeDeviceGroup(std::shared_ptr<gpu::Group> group, DevicePlace place, Fallback::Inner engine,
+                       c10::Device device);
 
   /// On the current stream, which is `stream`. Throws Error.
   void run(const Request& request, void* stream);

@@ -47,15 +47,15 @@ std::optional<std::string> refusal_of_any(const Answer& own, const DeviceHosts& 
 
 /// INVARIANT: all hosts' ranks go the same way, so what one cannot do none does. Engines connect
 /// here: they allocate memory then, which waits for kernels that would wait for peers.
-SpanMeeting meet_hosts(const std::shared_ptr<gpu::Group>& group, const std::string& why_not,
-                       const DeviceHosts& hosts, c10::Device device) {
+MultinodeSetup meet_hosts(const std::shared_ptr<gpu::Group>& group, const std::string& why_not,
+                          const DeviceHosts& hosts, c10::Device device) {
   Answer own;
   Fallback::Inner engine;
   if (!group) own.refuse(why_not);
   attempt(own, [&] { engine = hosts.make_engine(); });
   if (auto refusal = refusal_of_any(own, hosts)) return {nullptr, std::move(*refusal)};
-  auto span = std::make_unique<DeviceSpan>(group, hosts.place, std::move(engine), device);
-  attempt(own, [&] { span->agree(OnDevice(device).stream()); });
+  auto span = std::make_unique<MultinodeDeviceGroup>(group, hosts.place, std::move(engine), device);
+  attempt(own, [&] { span->agree(CurrentDevice(device).stream()); });
   if (auto refusal = refusal_of_any(own, hosts)) return {nullptr, std::move(*refusal)};
   return {std::move(span), ""};
 }

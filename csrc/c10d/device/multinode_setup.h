@@ -21,14 +21,14 @@ struct DeviceHosts {
 };
 
 /// What became of it; the same on all ranks.
-struct SpanMeeting {
-  std::unique_ptr<DeviceSpan> span;  // or null, and then
-  std::string why_not;               // which rank cannot, and why
+struct MultinodeSetup {
+  std::unique_ptr<MultinodeDeviceGroup> span;  // or null, and then
+  std::string why_not;                         // which rank cannot, and why
 };
 
 /// Collective among all hosts' ranks. `group` is of the ranks of this one's, or null, and then
 /// `why_not` says why. Throws what `exchange` throws.
-SpanMeeting meet_hosts(const std::shared_ptr<gpu::Group>& group, const std::string& why_not,
-                       const DeviceHosts& hosts, c10::Device device);
+MultinodeSetup meet_hosts(const std::shared_ptr<gpu::Group>& group, const std::string& why_not,
+                          const DeviceHosts& hosts, c10::Device device);
 
 }  // namespace dreamcomm

@@ -20,13 +20,17 @@ constexpr milliseconds kLeaving{5'000};
 
 }  // namespace
 
-DeviceLane::DeviceLane(std::shared_ptr<gpu::Group> group, c10::Device device, Ways ways,
-                       std::string about, gpu::Hearsay hearsay, std::unique_ptr<DeviceSpan> span)
-    : group_(std::move(group)), device_(device), ways_(std::move(ways)), span_(std::move(span)) {
+StreamQueue::StreamQueue(std::shared_ptr<gpu::Group> group, c10::Device device, Ways ways,
+                         std::string about, gpu::Hearsay hearsay,
+                         std::unique_ptr<MultinodeDeviceGroup> span)
+    : group_(std::move(group)),
+      device_(device),
+      ways_(std::move(ways)),
+      multinode_(std::move(span)) {
   group_->speak_of(std::move(about), std::move(hearsay));
 }
 
-c10::Stream DeviceLane::stream_for(const DevicePlan& plan) {
+c10::Stream StreamQueue::stream_for(const DevicePlan& plan) {
   const c10::Stream callers = c10::impl::VirtualGuardImpl(device_.type()).getStream(device_);
   if (!plan.async) return callers;
   if (!side_) side_ = ways_.make_stream();
@@ -36,7 +40,7 @@ c10::Stream DeviceLane::stream_for(const DevicePlan& plan) {
   return *side_;
 }
 
-c10::intrusive_ptr<DeviceWork> DeviceLane::issue(int rank, const DevicePlan& plan, Calls& calls) {
+c10::intrusive_ptr<DeviceWork> StreamQueue::issue(int rank, const DevicePlan& plan, Calls& calls) {
   const std::scoped_lock lock(calling_);
   const c10::DeviceGuard here(device_);
   const c10::Stream stream = stream_for(plan);
@@ -72,24 +76,24 @@ c10::intrusive_ptr<DeviceWork> DeviceLane::issue(int rank, const DevicePlan& pla
                                          std::move(done), captured, group_, plan.sequence);
 }
 
-void DeviceLane::run_part(const Request& request, void* native) {
-  if (span_) return span_->run(request, native);
-  const Adjacent in(request.in, device_);
-  const Adjacent out(request.out, device_);
+void StreamQueue::run_part(const Request& request, void* native) {
+  if (multinode_) return multinode_->run(request, native);
+  const Contiguous in(request.in, device_);
+  const Contiguous out(request.out, device_);
   in.collect();
-  Request adjacent = request;
-  adjacent.in = in.blocks();
-  adjacent.out = out.blocks();
-  group_->run(adjacent, native);
+  Request contiguous = request;
+  contiguous.in = in.blocks();
+  contiguous.out = out.blocks();
+  group_->run(contiguous, native);
   out.spread();
 }
 
-void DeviceLane::abort() {
+void StreamQueue::abort() {
   group_->abort();
-  if (span_) span_->engine()->abort();
+  if (multinode_) multinode_->engine()->abort();
 }
 
-void DeviceLane::run_parts(const DevicePlan& plan, Calls& calls, const c10::Stream& stream) {
+void StreamQueue::run_parts(const DevicePlan& plan, Calls& calls, const c10::Stream& stream) {
   void* const native = c10::impl::VirtualGuardImpl(device_.type()).getStreamNativeHandle(stream);
   bool begun = false;
   try {
@@ -97,15 +101,15 @@ void DeviceLane::run_parts(const DevicePlan& plan, Calls& calls, const c10::Stre
       run_part(call.request(plan.deadline, 0), native);
       begun = true;
     }
-    if (span_) span_->agree(native);
+    if (multinode_) multinode_->agree(native);
   } catch (...) {
     // This rank is parts behind its peers: its next call would meet one of them.
-    if (begun || (span_ && span_->under_way())) abort();
+    if (begun || (multinode_ && multinode_->under_way())) abort();
     throw;
   }
 }
 
-bool DeviceLane::ends_within(milliseconds longest, const Interrupt& pause) const {
+bool StreamQueue::ends_within(milliseconds longest, const Interrupt& pause) const {
   const auto is_done = [this] {
     try {
       return !last_ || last_->query();
@@ -122,16 +126,16 @@ bool DeviceLane::ends_within(milliseconds longest, const Interrupt& pause) const
   return true;
 }
 
-void DeviceLane::close(const gpu::Exchange& exchange, const Interrupt& pause) {
+void StreamQueue::close(const gpu::Exchange& exchange, const Interrupt& pause) {
   const std::scoped_lock lock(calling_);
   const c10::DeviceGuard here(device_);
   ends_within(milliseconds::max(), pause);
   kept_.clear();
-  if (span_) span_->engine()->shutdown();
+  if (multinode_) multinode_->engine()->shutdown();
   group_->close(exchange);
 }
 
-void DeviceLane::leave(const Interrupt& pause) {
+void StreamQueue::leave(const Interrupt& pause) {
   const std::scoped_lock lock(calling_);
   const c10::DeviceGuard here(device_);
   if (!ends_within(kLeaving, pause)) abort();

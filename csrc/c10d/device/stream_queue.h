@@ -21,7 +21,7 @@ namespace dreamcomm {
 
 /// One call, checked, as it goes to a device.
 struct DevicePlan {
-  const Label& label;
+  const OpLabel& label;
   Tensors inputs;
   Tensors outputs;
   Clock::time_point deadline;
@@ -33,7 +33,7 @@ struct DevicePlan {
 /// stream of the lane's that waits for the caller's. The driver orders the kernels of a
 /// group, whatever their streams. So results are there for whatever the caller puts on
 /// his stream after wait(), and the host waits for nothing. Thread-safe.
-class DeviceLane {
+class StreamQueue {
  public:
   /// What a lane asks of the rest.
   struct Ways {
@@ -43,8 +43,8 @@ class DeviceLane {
   };
   /// `about` comes before what errors say, `hearsay` is what they know of ranks; `span`: null for
   /// a group of one host.
-  DeviceLane(std::shared_ptr<gpu::Group> group, c10::Device device, Ways ways, std::string about,
-             gpu::Hearsay hearsay, std::unique_ptr<DeviceSpan> span = nullptr);
+  StreamQueue(std::shared_ptr<gpu::Group> group, c10::Device device, Ways ways, std::string about,
+              gpu::Hearsay hearsay, std::unique_ptr<MultinodeDeviceGroup> span = nullptr);
 
   /// Puts the calls, parts of one, on their stream. Throws what torch expects.
   c10::intrusive_ptr<DeviceWork> issue(int rank, const DevicePlan& plan, Calls& calls);
@@ -54,7 +54,7 @@ class DeviceLane {
   std::optional<Error> failure() const { return group_->failure(); }
   void abort();
   /// Null: all ranks are of one host.
-  const DeviceSpan* span() const { return span_.get(); }
+  const MultinodeDeviceGroup* span() const { return multinode_.get(); }
   /// Collective: waits for this rank's kernels and releases the group's memory. Throws what
   /// `exchange` or `pause` throws; then the memory is kept.
   void close(const gpu::Exchange& exchange, const Interrupt& pause);
@@ -76,7 +76,7 @@ class DeviceLane {
   const std::shared_ptr<gpu::Group> group_;
   const c10::Device device_;
   const Ways ways_;
-  const std::unique_ptr<DeviceSpan> span_;
+  const std::unique_ptr<MultinodeDeviceGroup> multinode_;
   std::mutex calling_;  // one call at a time, and of these:
   std::optional<c10::Stream> side_;
   std::shared_ptr<const c10::Event> last_;  // behind the last call

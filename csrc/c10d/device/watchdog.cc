@@ -6,10 +6,10 @@
 
 namespace dreamcomm {
 
-DeviceVigil::DeviceVigil(std::function<bool()> look, std::function<void()> tell)
+DeviceWatchdog::DeviceWatchdog(std::function<bool()> look, std::function<void()> tell)
     : look_(std::move(look)), tell_(std::move(tell)), thread_([this] { work(); }) {}
 
-DeviceVigil::~DeviceVigil() {
+DeviceWatchdog::~DeviceWatchdog() {
   {
     const std::scoped_lock lock(mutex_);
     ending_ = true;
@@ -18,7 +18,7 @@ DeviceVigil::~DeviceVigil() {
   thread_.join();
 }
 
-void DeviceVigil::work() {
+void DeviceWatchdog::work() {
   block_signals();
   std::unique_lock lock(mutex_);
   while (!changed_.wait_for(lock, kTick, [this] { return ending_; })) {

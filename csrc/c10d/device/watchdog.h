@@ -12,15 +12,15 @@ namespace dreamcomm {
 /// A kernel sees flags of its peers, not their deaths; the host does, by their sockets. INVARIANT:
 /// `tell` is called within two ticks of the time from which `look` says true, once, and on the
 /// thread.
-class DeviceVigil {
+class DeviceWatchdog {
  public:
   static constexpr std::chrono::milliseconds kTick{100};
 
   /// Neither may throw.
-  DeviceVigil(std::function<bool()> look, std::function<void()> tell);
-  ~DeviceVigil();
-  DeviceVigil(const DeviceVigil&) = delete;
-  DeviceVigil& operator=(const DeviceVigil&) = delete;
+  DeviceWatchdog(std::function<bool()> look, std::function<void()> tell);
+  ~DeviceWatchdog();
+  DeviceWatchdog(const DeviceWatchdog&) = delete;
+  DeviceWatchdog& operator=(const DeviceWatchdog&) = delete;
 
  private:
   void work();

@@ -9,9 +9,9 @@ namespace dreamcomm {
 
 /// A page that the kernel blanks in a forked child: looking at it costs one load,
 /// where getpid() costs a system call.
-class ForkMark {
+class ForkGuard {
  public:
-  ForkMark() {
+  ForkGuard() {
     void* page = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     check(page != MAP_FAILED, ErrorKind::kSystem, "no memory for a page of ", kBytes, " bytes");
     mark_ = static_cast<char*>(page);
@@ -21,9 +21,9 @@ class ForkMark {
     }
     *mark_ = 1;
   }
-  ~ForkMark() { munmap(mark_, kBytes); }
-  ForkMark(const ForkMark&) = delete;
-  ForkMark& operator=(const ForkMark&) = delete;
+  ~ForkGuard() { munmap(mark_, kBytes); }
+  ForkGuard(const ForkGuard&) = delete;
+  ForkGuard& operator=(const ForkGuard&) = delete;
 
   /// Whether this is the process that made the mark.
   bool at_home() const { return *mark_ == 1; }

@@ -9,7 +9,7 @@ namespace {
 
 /// Shared by all groups, as there is one main thread to tell of.
 struct Current {
-  ProcessWide<CallSiteService> whereabouts;
+  ProcessSingleton<CallSiteService> whereabouts;
   std::atomic<bool> ended = false;
 };
 

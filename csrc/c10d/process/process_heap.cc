@@ -14,8 +14,8 @@ namespace dreamcomm {
 namespace {
 
 /// All groups' tensors are the process's tensors.
-ProcessWide<Heap>& current() {
-  static ProcessWide<Heap> only;
+ProcessSingleton<Heap>& current() {
+  static ProcessSingleton<Heap> only;
   return only;
 }
 

@@ -4,12 +4,12 @@
 
 namespace dreamcomm {
 
-Recordings& Recordings::of_process() {
-  static Recordings only;
+ProcessRecorders& ProcessRecorders::of_process() {
+  static ProcessRecorders only;
   return only;
 }
 
-void Recordings::add(const std::shared_ptr<Recorder>& recorder) {
+void ProcessRecorders::add(const std::shared_ptr<Recorder>& recorder) {
   const std::scoped_lock lock(mutex_);
   std::erase_if(known_, [](const auto& one) { return one.expired(); });
   known_.push_back(recorder);
@@ -18,7 +18,7 @@ void Recordings::add(const std::shared_ptr<Recorder>& recorder) {
   trace_->recorders.push_back(recorder);
 }
 
-std::vector<std::shared_ptr<Recorder>> Recordings::live() const {
+std::vector<std::shared_ptr<Recorder>> ProcessRecorders::live() const {
   const std::scoped_lock lock(mutex_);
   std::vector<std::shared_ptr<Recorder>> live;
   for (const std::weak_ptr<Recorder>& one : known_) {
@@ -29,7 +29,7 @@ std::vector<std::shared_ptr<Recorder>> Recordings::live() const {
   return live;
 }
 
-int Recordings::start_trace(const std::string& name, const Book::Room& room) {
+int ProcessRecorders::start_trace(const std::string& name, const Book::Room& room) {
   std::vector<std::shared_ptr<Recorder>> there = live();
   const std::scoped_lock lock(mutex_);
   check(!trace_, ErrorKind::kInvalid, "a trace of this process runs already: stop() it first");
@@ -43,7 +43,7 @@ int Recordings::start_trace(const std::string& name, const Book::Room& room) {
   return made_[name]++;
 }
 
-std::vector<std::shared_ptr<Recorder>> Recordings::stop_trace() {
+std::vector<std::shared_ptr<Recorder>> ProcessRecorders::stop_trace() {
   const std::scoped_lock lock(mutex_);
   check(trace_.has_value(), ErrorKind::kInvalid, "no trace of this process runs");
   std::vector<std::shared_ptr<Recorder>> recorders = std::move(trace_->recorders);

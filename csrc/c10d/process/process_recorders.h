@@ -12,9 +12,9 @@
 
 namespace dreamcomm {
 
-class Recordings {
+class ProcessRecorders {
  public:
-  static Recordings& of_process();
+  static ProcessRecorders& of_process();
 
   /// A group begins. While a trace runs its recorder takes part and is kept.
   void add(const std::shared_ptr<Recorder>& recorder);

@@ -11,7 +11,7 @@ namespace dreamcomm {
 /// A forked child begins without what its parent has: that belongs to the parent's groups. Any
 /// thread may call any function.
 template <typename T>
-class ProcessWide {
+class ProcessSingleton {
  public:
   /// The one there is, or null.
   std::shared_ptr<T> get() const {
@@ -35,12 +35,12 @@ class ProcessWide {
   std::shared_ptr<T> live() const { return maker_ && maker_->at_home() ? one_.lock() : nullptr; }
   void keep(const std::shared_ptr<T>& one) {
     one_ = one;
-    if (!maker_ || !maker_->at_home()) maker_ = std::make_unique<ForkMark>();
+    if (!maker_ || !maker_->at_home()) maker_ = std::make_unique<ForkGuard>();
   }
 
   mutable std::mutex mutex_;
   std::weak_ptr<T> one_;
-  std::unique_ptr<ForkMark> maker_;
+  std::unique_ptr<ForkGuard> maker_;
 };
 
 }  // namespace dreamcomm

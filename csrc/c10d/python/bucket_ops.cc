@@ -126,7 +126,7 @@ DType type_of(Tensors tensors, const Tensor& flat) {
 /// Calls `start` with the caller's stream of the device.
 template <typename Start>
 Moved on_device(c10::Device device, const Start& start) {
-  const OnDevice here(device);
+  const CurrentDevice here(device);
   try {
     return start(here.stream());
   } catch (const Error&) {

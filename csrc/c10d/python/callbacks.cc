@@ -154,7 +154,7 @@ void report(const std::shared_ptr<Recorder>& recorder, const std::string& failur
 
 }  // namespace
 
-Host make_host(py::object make_inner) {
+PythonCallbacks make_callbacks(py::object make_inner) {
   return {[make = shared_object(std::move(make_inner))](const StorePtr& store, int rank, int size,
                                                         const OptionsPtr& options,
                                                         const std::string& device_type) {

@@ -8,7 +8,7 @@
 namespace dreamcomm {
 
 /// `make_inner` makes torch's own backend for a device type. With the GIL held.
-Host make_host(pybind11::object make_inner);
+PythonCallbacks make_callbacks(pybind11::object make_inner);
 
 void bind_interpreter(pybind11::module_& m);
 

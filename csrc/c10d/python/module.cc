@@ -27,7 +27,7 @@ using OptionsPtr = c10::intrusive_ptr<DreamOptions>;
 
 BackendPtr make_backend(const StorePtr& store, int rank, int size, const OptionsPtr& options,
                         py::object make_inner) {
-  const Host host = make_host(std::move(make_inner));
+  const PythonCallbacks host = make_callbacks(std::move(make_inner));
   const py::gil_scoped_release release;
   return DreamBackend::create(store, rank, size, options, host);
 }

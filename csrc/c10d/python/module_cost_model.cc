@@ -77,9 +77,9 @@ py::object level_costs_of(const DreamBackend& backend) {
 }
 
 void bind_between(py::module_& m) {
-  py::class_<PatientStore, c10d::Store, c10::intrusive_ptr<PatientStore>>(m, "PatientStore")
-      .def("trouble", &PatientStore::trouble, py::call_guard<py::gil_scoped_release>())
-      .def("leave", &PatientStore::leave);
+  py::class_<DeadlineStore, c10d::Store, c10::intrusive_ptr<DeadlineStore>>(m, "PatientStore")
+      .def("trouble", &DeadlineStore::trouble, py::call_guard<py::gil_scoped_release>())
+      .def("leave", &DeadlineStore::leave);
 
   m.def("even_costs", &even_costs, py::arg("turn"), py::arg("byte"));
   m.def("predict_between", &predict_between, py::arg("op"), py::arg("nbytes"), py::arg("ranks_on"),

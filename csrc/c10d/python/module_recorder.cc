@@ -122,14 +122,14 @@ void bind_records(py::module_& m) {
       .def("log_lines", &log_lines)
       .def("log_records", &log_records)
       .def("trace_records", &trace_records);
-  m.def("recorders", [] { return Recordings::of_process().live(); });
+  m.def("recorders", [] { return ProcessRecorders::of_process().live(); });
   m.def(
       "start_trace",
       [](const std::string& name, std::size_t records, std::size_t internode) {
-        return Recordings::of_process().start_trace(name, {records, internode});
+        return ProcessRecorders::of_process().start_trace(name, {records, internode});
       },
       py::arg("name"), py::arg("records"), py::arg("spans"));
-  m.def("stop_trace", [] { return Recordings::of_process().stop_trace(); });
+  m.def("stop_trace", [] { return ProcessRecorders::of_process().stop_trace(); });
 }
 
 }  // namespace dreamcomm

@@ -30,7 +30,7 @@ std::string name_of(const Place& place, int rank) {
 
 /// The other ranks of whom nothing is heard until that time, and that the text does not name; not
 /// known if the store does not answer, or not for all of them in that time.
-std::optional<std::vector<int>> silent(const Connection& connection, StoreClerk& clerk,
+std::optional<std::vector<int>> silent(const Connection& connection, StoreWorker& worker,
                                        const AbortReasons& reasons, const std::string& told,
                                        Clock::time_point until) {
   const Place& place = connection.place;
@@ -45,7 +45,7 @@ std::optional<std::vector<int>> silent(const Connection& connection, StoreClerk&
   const auto is_heard = [&](int peer) {
     answers = answers && Clock::now() < end;
     if (!answers) return false;
-    const std::optional<std::string> found = clerk.read(connected_key(connection.carries, peer));
+    const std::optional<std::string> found = worker.read(connected_key(connection.carries, peer));
     answers = found.has_value();
     return (found && !found->empty()) || !reasons.of(peer, kAtOnce).empty();
   };
@@ -135,13 +135,13 @@ std::function<std::string(int)> watch_on_mates(const Connection& connection,
   };
 }
 
-PatientStore::Watch watch_on(const Connection& connection,
-                             const std::shared_ptr<Communicator>& part,
-                             const std::shared_ptr<StoreClerk>& clerk) {
-  return [weak_part = std::weak_ptr(part), weak_clerk = std::weak_ptr(clerk),
+DeadlineStore::Watch watch_on(const Connection& connection,
+                              const std::shared_ptr<Communicator>& part,
+                              const std::shared_ptr<StoreWorker>& worker) {
+  return [weak_part = std::weak_ptr(part), weak_worker = std::weak_ptr(worker),
           topology = connection.place.topology, rank = connection.place.rank]() -> std::string {
     const std::shared_ptr<Communicator> here = weak_part.lock();
-    const std::shared_ptr<StoreClerk> store = weak_clerk.lock();
+    const std::shared_ptr<StoreWorker> store = weak_worker.lock();
     if (!here || !store) return "";
     for (const int peer : topology.ranks(topology.host_of(rank))) {
       if (here->has_ended(topology.index_of(peer))) {
@@ -152,7 +152,7 @@ PatientStore::Watch watch_on(const Connection& connection,
   };
 }
 
-std::string cause_soon(const PatientStore::Watch& watch) {
+std::string cause_soon(const DeadlineStore::Watch& watch) {
   const Clock::time_point until = Clock::now() + kForWord;
   while (true) {
     std::string cause = watch();
@@ -161,19 +161,19 @@ std::string cause_soon(const PatientStore::Watch& watch) {
   }
 }
 
-Fallback::Inner connect_hosts(const Connection& connection, StoreClerk& clerk,
+Fallback::Inner connect_hosts(const Connection& connection, StoreWorker& worker,
                               const AbortReasons& reasons,
                               const std::function<Fallback::Inner()>& connect) {
   const Place& place = connection.place;
   try {
     Fallback::Inner made = connect();
-    clerk.post(connected_key(connection.carries, place.rank), "yes");
+    worker.post(connected_key(connection.carries, place.rank), "yes");
     return made;
   } catch (const Error& error) {
     // Those that have connected with this one have seen its connections end.
     reasons.give_up(place.rank, error.what());
     const std::optional<std::vector<int>> found =
-        silent(connection, clerk, reasons, "", Clock::now() + kToHear);
+        silent(connection, worker, reasons, "", Clock::now() + kToHear);
     const std::string words = error.what() + words_on(place, found);
     if (words != error.what()) reasons.give_up(place.rank, words);
     const bool is_told = words.find(kGivenUp) != std::string::npos;
@@ -184,8 +184,8 @@ Fallback::Inner connect_hosts(const Connection& connection, StoreClerk& clerk,
   }
 }
 
-void first_use(const Connection& connection, StoreClerk& clerk, const AbortReasons& reasons,
-               const PatientStore::Watch& watch, const std::function<void()>& use) {
+void first_use(const Connection& connection, StoreWorker& worker, const AbortReasons& reasons,
+               const DeadlineStore::Watch& watch, const std::function<void()>& use) {
   try {
     use();
   } catch (const Error& error) {
@@ -194,7 +194,7 @@ void first_use(const Connection& connection, StoreClerk& clerk, const AbortReaso
     const std::string cause = is_connection_lost(error) ? cause_soon(watch) : "";
     if (!cause.empty()) told += "; " + cause;
     if (reasons.of(rank, kAtOnce).empty()) reasons.give_up(rank, told);
-    const auto found = silent(connection, clerk, reasons, told, later(connection.end(), kToHear));
+    const auto found = silent(connection, worker, reasons, told, later(connection.end(), kToHear));
     throw Error(error.kind(), told + words_on(connection.place, found));
   }
 }

@@ -47,17 +47,17 @@ std::function<std::string(int rank)> watch_on_mates(
 
 /// Why a connection will not come about, as far as is known: a rank of this host has ended, or some
 /// rank has given the group up. It keeps neither of them, as Gloo may go on with it for long after.
-PatientStore::Watch watch_on(const Connection& connection,
-                             const std::shared_ptr<Communicator>& part,
-                             const std::shared_ptr<StoreClerk>& clerk);
+DeadlineStore::Watch watch_on(const Connection& connection,
+                              const std::shared_ptr<Communicator>& part,
+                              const std::shared_ptr<StoreWorker>& worker);
 
 /// What the watch says within a moment: connections end, and are refused, before it is known what
 /// became of their process, and word of it takes a while.
-std::string cause_soon(const PatientStore::Watch& watch);
+std::string cause_soon(const DeadlineStore::Watch& watch);
 
 /// What `connect` returns, which makes `connection`. Where it throws Error, the others are told
 /// why, and with it is thrown what is known of them.
-Fallback::Inner connect_hosts(const Connection& connection, StoreClerk& clerk,
+Fallback::Inner connect_hosts(const Connection& connection, StoreWorker& worker,
                               const AbortReasons& reasons,
                               const std::function<Fallback::Inner()>& connect);
 
@@ -65,8 +65,8 @@ Fallback::Inner connect_hosts(const Connection& connection, StoreClerk& clerk,
 /// others are told why, and with it is thrown what `watch` says by then, and of whom nothing is
 /// heard. Others' words do not do: one that could not connect tells so at once, and only later,
 /// when it has listened, with whom.
-void first_use(const Connection& connection, StoreClerk& clerk, const AbortReasons& reasons,
-               const PatientStore::Watch& watch, const std::function<void()>& use);
+void first_use(const Connection& connection, StoreWorker& worker, const AbortReasons& reasons,
+               const DeadlineStore::Watch& watch, const std::function<void()>& use);
 
 /// Gloo's words: the first line, without where in its sources it found them.
 std::string words_of_gloo(const std::string& text);

@@ -16,12 +16,12 @@
 namespace dreamcomm {
 
 /// Waits for keys until a moment; its timeout is what was left until then when it was made.
-class PatientStore final : public c10d::Store {
+class DeadlineStore final : public c10d::Store {
  public:
   /// Why what is waited for will not come, in words, or "".
   using Watch = std::function<std::string()>;
 
-  PatientStore(StorePtr store, Clock::time_point until, Watch watch);
+  DeadlineStore(StorePtr store, Clock::time_point until, Watch watch);
 
   /// What the watch says. Once it says something, all waits end; any thread.
   std::string trouble();
@@ -55,7 +55,7 @@ class PatientStore final : public c10d::Store {
   }
 
  private:
-  PatientStore(StorePtr store, Clock::time_point until, Watch watch, std::shared_ptr<Mark> left);
+  DeadlineStore(StorePtr store, Clock::time_point until, Watch watch, std::shared_ptr<Mark> left);
 
   const StorePtr store_;
   const Clock::time_point until_;

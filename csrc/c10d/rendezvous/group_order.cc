@@ -17,33 +17,33 @@ constexpr const char* kFailed = "failed";
 constexpr const char* kContradicted = "contradicted";
 
 /// State, name, turn and members, with spaces between.
-std::string to_text(const Making& making) {
-  const char* const state = !making.failed ? kMakes : making.contradicted ? kContradicted : kFailed;
-  std::string text = concat(state, ' ', making.name, ' ', making.turn);
-  for (const int member : making.members) text += concat(' ', member);
+std::string to_text(const GroupRecord& record) {
+  const char* const state = !record.failed ? kMakes : record.contradicted ? kContradicted : kFailed;
+  std::string text = concat(state, ' ', record.name, ' ', record.turn);
+  for (const int member : record.members) text += concat(' ', member);
   return text;
 }
 
-std::optional<Making> making_from(const std::string& text) {
+std::optional<GroupRecord> record_from(const std::string& text) {
   std::istringstream in(text);
   std::string state;
-  Making making;
-  if (!(in >> state >> making.name >> making.turn)) return std::nullopt;
-  making.failed = state != kMakes;
-  making.contradicted = state == kContradicted;
-  for (int member = 0; in >> member;) making.members.push_back(member);
-  return making;
+  GroupRecord record;
+  if (!(in >> state >> record.name >> record.turn)) return std::nullopt;
+  record.failed = state != kMakes;
+  record.contradicted = state == kContradicted;
+  for (int member = 0; in >> member;) record.members.push_back(member);
+  return record;
 }
 
 /// "makes group '1' of ranks 0, 1"
-std::string words_on(const Making& making) {
+std::string words_on(const GroupRecord& record) {
   constexpr std::size_t kMostNamed = 16;
-  std::string text = concat(making.failed ? "has failed to make" : "makes", " group '", making.name,
+  std::string text = concat(record.failed ? "has failed to make" : "makes", " group '", record.name,
                             "' of ranks ");
-  for (std::size_t i = 0; i < std::min(making.members.size(), kMostNamed); ++i) {
-    text += concat(i == 0 ? "" : ", ", making.members[i]);
+  for (std::size_t i = 0; i < std::min(record.members.size(), kMostNamed); ++i) {
+    text += concat(i == 0 ? "" : ", ", record.members[i]);
   }
-  return text + (making.members.size() > kMostNamed ? ", ..." : "");
+  return text + (record.members.size() > kMostNamed ? ", ..." : "");
 }
 
 bool contains(const std::vector<int>& members, int rank) {
@@ -54,29 +54,29 @@ constexpr const char* kOrders = "the ranks of the job make groups in different o
 
 }  // namespace
 
-std::optional<std::int64_t> Making::number() const {
+std::optional<std::int64_t> GroupRecord::number() const {
   std::int64_t counted = 0;
   const char* const past = name.data() + name.size();
   const auto [end, error] = std::from_chars(name.data(), past, counted);
   return error == std::errc() && end == past ? std::optional(counted) : std::nullopt;
 }
 
-bool Making::is_hashed() const {
+bool GroupRecord::is_hashed() const {
   constexpr std::size_t kDigits = 40;  // of SHA-1
   return name.size() == kDigits && name.find_first_not_of("0123456789abcdef") == std::string::npos;
 }
 
-Makings::Makings(int rank, std::shared_ptr<StoreClerk> clerk)
-    : rank_(rank), clerk_(std::move(clerk)) {}
+GroupOrder::GroupOrder(int rank, std::shared_ptr<StoreWorker> worker)
+    : rank_(rank), worker_(std::move(worker)) {}
 
-void Makings::begin(Making making) {
+void GroupOrder::begin(GroupRecord record) {
   const std::scoped_lock lock(mutex_);
-  making.turn = ++begun_[making.name];
-  current_ = std::move(making);
+  record.turn = ++begun_[record.name];
+  current_ = std::move(record);
   if (posted_) post();
 }
 
-void Makings::end(bool made) {
+void GroupOrder::end(bool made) {
   const std::scoped_lock lock(mutex_);
   if (!current_) return;  // of two groups made by two threads the other's has ended
   current_->failed = !made;
@@ -85,18 +85,18 @@ void Makings::end(bool made) {
 }
 
 /// Under the lock.
-void Makings::post() {
+void GroupOrder::post() {
   posted_ = true;
-  clerk_->post(key_of(rank_), to_text(*current_));
+  worker_->post(key_of(rank_), to_text(*current_));
 }
 
-std::string Makings::contradiction(int other) {
+std::string GroupOrder::contradiction(int other) {
   {
     const std::scoped_lock lock(mutex_);
     if (!current_) return "";
     if (!posted_) post();
   }
-  const std::optional<Making> theirs = making_from(clerk_->read(key_of(other)).value_or(""));
+  const std::optional<GroupRecord> theirs = record_from(worker_->read(key_of(other)).value_or(""));
   const std::scoped_lock lock(mutex_);
   if (!theirs || !current_) return "";
   std::string found = judge(other, *theirs);
@@ -105,17 +105,17 @@ std::string Makings::contradiction(int other) {
 }
 
 /// Under the lock, as all that follow.
-bool Makings::has_begun(const Making& theirs) const {
+bool GroupOrder::has_begun(const GroupRecord& theirs) const {
   const auto found = begun_.find(theirs.name);
   return found != begun_.end() && found->second >= theirs.turn;
 }
 
-std::string Makings::judge(int other, const Making& theirs) const {
+std::string GroupOrder::judge(int other, const GroupRecord& theirs) const {
   const bool have_numbers = theirs.number() && current_->number();
   return have_numbers ? judge_numbers(other, theirs) : judge_names(other, theirs);
 }
 
-std::string Makings::judge_numbers(int other, const Making& theirs) const {
+std::string GroupOrder::judge_numbers(int other, const GroupRecord& theirs) const {
   const std::vector<int>& members = theirs.members;
   const std::int64_t number = *theirs.number();
   const bool has_passed = number > *current_->number();
@@ -128,7 +128,7 @@ std::string Makings::judge_numbers(int other, const Making& theirs) const {
                 words_on(theirs), ". ", kMembersAlone);
 }
 
-std::string Makings::judge_names(int other, const Making& theirs) const {
+std::string GroupOrder::judge_names(int other, const GroupRecord& theirs) const {
   if (theirs.failed && !theirs.contradicted) return "";  // it may yet come
   if (theirs.name == current_->name) return "";
   if (has_begun(theirs) || !contains(theirs.members, rank_)) return "";

@@ -19,7 +19,7 @@ inline constexpr const char* kMembersAlone =
     "give new_group use_local_synchronization=True";
 
 /// A group that a rank makes.
-struct Making {
+struct GroupRecord {
   std::string name{};
   std::vector<int> members{};  // as ranks of the job
   int turn = 1;                // how many groups of this name the rank has made, with this one
@@ -50,13 +50,13 @@ struct Making {
 /// to it: that is in the store, and a waiting rank looks there once more
 /// (transport/bootstrap/setup_board.cc). A rank that has failed elsewhere may yet come. One that
 /// failed by such a contradiction does not: the ranks that wait for it get the same error.
-class Makings {
+class GroupOrder {
  public:
   /// `clerk` is of a store of this job's default group alone, of which this is rank `rank`.
-  Makings(int rank, std::shared_ptr<StoreClerk> clerk);
+  GroupOrder(int rank, std::shared_ptr<StoreWorker> worker);
 
   /// From now on, until end(). One at a time. Its turn is counted here.
-  void begin(Making making);
+  void begin(GroupRecord record);
   /// What was begun has been made, or not: that stays posted until the next one begins, for those
   /// that wait for this rank elsewhere.
   void end(bool made);
@@ -65,16 +65,16 @@ class Makings {
 
  private:
   void post();
-  bool has_begun(const Making& theirs) const;
+  bool has_begun(const GroupRecord& theirs) const;
   /// Why a rank that has posted `theirs` does not come, or "".
-  std::string judge(int other, const Making& theirs) const;
-  std::string judge_numbers(int other, const Making& theirs) const;
-  std::string judge_names(int other, const Making& theirs) const;
+  std::string judge(int other, const GroupRecord& theirs) const;
+  std::string judge_numbers(int other, const GroupRecord& theirs) const;
+  std::string judge_names(int other, const GroupRecord& theirs) const;
 
   const int rank_;
-  const std::shared_ptr<StoreClerk> clerk_;
+  const std::shared_ptr<StoreWorker> worker_;
   std::mutex mutex_;
-  std::optional<Making> current_;
+  std::optional<GroupRecord> current_;
   std::map<std::string, int> begun_;  // how often, by name
   bool posted_ = false;
 };

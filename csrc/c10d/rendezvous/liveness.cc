@@ -10,28 +10,28 @@ namespace {
 
 std::string end_key(int rank) { return concat("ended/", rank); }
 
-ProcessWide<Roster>& roster_of_process() {
-  static ProcessWide<Roster> only;
+ProcessSingleton<Liveness>& liveness_of_process() {
+  static ProcessSingleton<Liveness> only;
   return only;
 }
 
 }  // namespace
 
-void set_roster(const std::shared_ptr<Roster>& one) { roster_of_process().set(one); }
-std::shared_ptr<Roster> roster() { return roster_of_process().get(); }
+void set_liveness(const std::shared_ptr<Liveness>& one) { liveness_of_process().set(one); }
+std::shared_ptr<Liveness> liveness() { return liveness_of_process().get(); }
 
-Roster::Roster(std::shared_ptr<Communicator> all, std::shared_ptr<StoreClerk> clerk)
-    : Roster(all, Topology(), all->rank(), std::move(clerk)) {}
+Liveness::Liveness(std::shared_ptr<Communicator> all, std::shared_ptr<StoreWorker> worker)
+    : Liveness(all, Topology(), all->rank(), std::move(worker)) {}
 
-Roster::Roster(std::shared_ptr<Communicator> host, Topology topology, int rank,
-               std::shared_ptr<StoreClerk> clerk)
+Liveness::Liveness(std::shared_ptr<Communicator> host, Topology topology, int rank,
+                   std::shared_ptr<StoreWorker> worker)
     : host_(std::move(host)),
       topology_(std::move(topology)),
       rank_(rank),
-      clerk_(std::move(clerk)),
-      makings_(rank, clerk_) {}
+      worker_(std::move(worker)),
+      group_order_(rank, worker_) {}
 
-bool Roster::has_ended(int rank) {
+bool Liveness::has_ended(int rank) {
   if (topology_.size() == 0) return host_->has_ended(rank);
   if (rank < 0 || rank >= topology_.size()) return false;
   if (topology_.host_of(rank) == topology_.host_of(rank_)) {
@@ -43,30 +43,30 @@ bool Roster::has_ended(int rank) {
     const std::scoped_lock lock(mutex_);
     if (told_.contains(rank)) return true;
   }
-  if (clerk_->read(end_key(rank)).value_or("").empty()) return false;
+  if (worker_->read(end_key(rank)).value_or("").empty()) return false;
   const std::scoped_lock lock(mutex_);
   told_.insert(rank);
   return true;
 }
 
-void Roster::tell_of_host() {
+void Liveness::tell_of_host() {
   if (topology_.size() == 0) return;
   for (const int rank : topology_.ranks(topology_.host_of(rank_))) {
     if (has_ended_here(rank)) tell(rank);
   }
 }
 
-bool Roster::has_ended_here(int rank) const {
+bool Liveness::has_ended_here(int rank) const {
   return rank != rank_ && host_->has_ended(topology_.index_of(rank));
 }
 
 /// INVARIANT: an end is final, so once told it stays true, and who tells it first does not matter.
-void Roster::tell(int rank) {
+void Liveness::tell(int rank) {
   {
     const std::scoped_lock lock(mutex_);
     if (!told_.insert(rank).second) return;
   }
-  clerk_->set(end_key(rank), "1");
+  worker_->set(end_key(rank), "1");
 }
 
 }  // namespace dreamcomm

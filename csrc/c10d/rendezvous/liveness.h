@@ -16,19 +16,19 @@ namespace dreamcomm {
 
 /// The kernel tells of the ranks of this host. Of another host's its ranks tell, once they know,
 /// through the store.
-class Roster {
+class Liveness {
  public:
   /// All ranks share memory. `clerk` is of a store that all ranks write to.
-  Roster(std::shared_ptr<Communicator> all, std::shared_ptr<StoreClerk> clerk);
+  Liveness(std::shared_ptr<Communicator> all, std::shared_ptr<StoreWorker> worker);
   /// `host` is of the ranks of this one's host.
-  Roster(std::shared_ptr<Communicator> host, Topology topology, int rank,
-         std::shared_ptr<StoreClerk> clerk);
+  Liveness(std::shared_ptr<Communicator> host, Topology topology, int rank,
+           std::shared_ptr<StoreWorker> worker);
 
   /// Whether the process of a rank is known to have ended. Bounded. Any thread.
   bool has_ended(int rank);
   /// Of those who have ended on this host, the other hosts. Bounded. Any thread.
   void tell_of_host();
-  Makings& makings() { return makings_; }
+  GroupOrder& group_order() { return group_order_; }
 
  private:
   bool has_ended_here(int rank) const;
@@ -37,15 +37,15 @@ class Roster {
   const std::shared_ptr<Communicator> host_;
   const Topology topology_;  // of no ranks: all are on one host
   const int rank_;
-  const std::shared_ptr<StoreClerk> clerk_;
+  const std::shared_ptr<StoreWorker> worker_;
   std::mutex mutex_;
   std::set<int> told_;  // to the others, or by them
-  Makings makings_;
+  GroupOrder group_order_;
 };
 
 /// The process's. From now on, as long as it lives.
-void set_roster(const std::shared_ptr<Roster>& one);
+void set_liveness(const std::shared_ptr<Liveness>& one);
 /// The one that was set last, if it lives and this process set it, or null.
-std::shared_ptr<Roster> roster();
+std::shared_ptr<Liveness> liveness();
 
 }  // namespace dreamcomm

@@ -87,22 +87,22 @@ std::vector<int> members_on_host(const std::vector<int>& members, const Place& p
   return on_host;
 }
 
-AbortReasons reasons_through(const std::shared_ptr<StoreClerk>& clerk) {
-  const auto tell = [clerk](int rank, const std::string& words) {
-    clerk->post(kLastToldKey, words);
-    clerk->set(telling_key(rank), words);
-    if (const std::shared_ptr<Roster> job = roster()) job->tell_of_host();
+AbortReasons reasons_through(const std::shared_ptr<StoreWorker>& worker) {
+  const auto tell = [worker](int rank, const std::string& words) {
+    worker->post(kLastToldKey, words);
+    worker->set(telling_key(rank), words);
+    if (const std::shared_ptr<Liveness> job = liveness()) job->tell_of_host();
   };
-  const auto told = [clerk](int peer, std::chrono::milliseconds moment) -> std::string {
+  const auto told = [worker](int peer, std::chrono::milliseconds moment) -> std::string {
     const Clock::time_point until = Clock::now() + moment;
     while (true) {
-      std::string found = clerk->read(telling_key(peer)).value_or("");
+      std::string found = worker->read(telling_key(peer)).value_or("");
       if (!found.empty() || Clock::now() + kBetween > until) return found;
       std::this_thread::sleep_for(kBetween);
     }
   };
-  const auto told_last = [clerk] { return clerk->read(kLastToldKey).value_or(""); };
-  return {tell, told, told_last, [clerk] { return clerk->patience(); }};
+  const auto told_last = [worker] { return worker->read(kLastToldKey).value_or(""); };
+  return {tell, told, told_last, [worker] { return worker->patience(); }};
 }
 
 }  // namespace dreamcomm

@@ -42,6 +42,6 @@ std::vector<int> members_on_host(const std::vector<int>& members, const Place& p
 /// How a rank tells, and learns, why ranks of other hosts give the group up, or have ended: through
 /// the store, if it still answers. They look for a moment, as the rank may have been killed. What
 /// is known of ends on this host is told with it.
-AbortReasons reasons_through(const std::shared_ptr<StoreClerk>& clerk);
+AbortReasons reasons_through(const std::shared_ptr<StoreWorker>& worker);
 
 }  // namespace dreamcomm

@@ -15,21 +15,21 @@ namespace {
 
 /// Why a rank of a new group does not come to make it, as the default group sees it.
 std::function<std::string(int)> members_watch(const DreamOptions& options) {
-  const std::shared_ptr<Roster> job = is_default(options) ? nullptr : roster();
+  const std::shared_ptr<Liveness> job = is_default(options) ? nullptr : liveness();
   if (!job) return {};
   return [members = members_of(options), job](int rank) -> std::string {
     if (static_cast<std::size_t>(rank) >= members.size()) return "";
     const int member = members[static_cast<std::size_t>(rank)];
-    if (std::string why = job->makings().contradiction(member); !why.empty()) return why;
+    if (std::string why = job->group_order().contradiction(member); !why.empty()) return why;
     return job->has_ended(member) ? concat("the process of rank ", rank, " has ended") : "";
   };
 }
 
 /// Describes a group whose name torch has counted or hashed; names of other kinds give nothing.
-std::optional<Making> making_of(const DreamOptions& options) {
-  Making making{.name = options.group_name, .members = members_of(options)};
-  const bool known = making.number() || making.is_hashed();
-  return known && !making.members.empty() ? std::optional(making) : std::nullopt;
+std::optional<GroupRecord> record_of(const DreamOptions& options) {
+  GroupRecord record{.name = options.group_name, .members = members_of(options)};
+  const bool known = record.number() || record.is_hashed();
+  return known && !record.members.empty() ? std::optional(record) : std::nullopt;
 }
 
 /// What has to be equal on all ranks; paths may differ.
@@ -78,11 +78,11 @@ std::string group_being_made(const DreamOptions& options) {
   return words_on_group(options.group_name, members_of(options));
 }
 
-ShmOptions meeting_options(const DreamOptions& options, int size, const Host& host,
-                           const std::shared_ptr<Heap>& heap, const std::string& no_heap) {
+ShmOptions rendezvous_options(const DreamOptions& options, int size, const PythonCallbacks& host,
+                              const std::shared_ptr<Heap>& heap, const std::string& no_heap) {
   ShmOptions shm{.page_bytes = options.page_bytes,
                  .message_bytes = options.message_bytes,
-                 .timeout = meeting_time(options),
+                 .timeout = rendezvous_timeout(options),
                  .heap = heap,
                  .no_heap = no_heap,
                  .settings = settings_of(options),
@@ -99,16 +99,16 @@ ShmOptions meeting_options(const DreamOptions& options, int size, const Host& ho
 
 ShmResult meet(Store& store, int rank, int size, const ShmOptions& shm,
                const DreamOptions& options) {
-  const std::optional<Making> making = making_of(options);
-  const std::shared_ptr<Roster> job = making ? roster() : nullptr;
+  const std::optional<GroupRecord> record = record_of(options);
+  const std::shared_ptr<Liveness> job = record ? liveness() : nullptr;
   if (!job) return connect_shm(store, rank, size, shm);
-  job->makings().begin(*making);
+  job->group_order().begin(*record);
   try {
     ShmResult result = connect_shm(store, rank, size, shm);
-    job->makings().end(true);
+    job->group_order().end(true);
     return result;
   } catch (...) {
-    job->makings().end(false);
+    job->group_order().end(false);
     throw;
   }
 }

@@ -12,7 +12,7 @@
 
 namespace dreamcomm {
 
-struct Host;
+struct PythonCallbacks;
 
 /// As ranks of the job; of the default group none.
 std::vector<int> members_of(const DreamOptions& options);
@@ -23,8 +23,8 @@ bool is_default(const DreamOptions& options);
 std::string group_being_made(const DreamOptions& options);
 
 /// `heap` may be null; `no_heap`: why, where it was wanted. `host` must outlive the meeting.
-ShmOptions meeting_options(const DreamOptions& options, int size, const Host& host,
-                           const std::shared_ptr<Heap>& heap, const std::string& no_heap);
+ShmOptions rendezvous_options(const DreamOptions& options, int size, const PythonCallbacks& host,
+                              const std::shared_ptr<Heap>& heap, const std::string& no_heap);
 /// As connect_shm(), and meanwhile ranks of the job can learn what this one makes.
 ShmResult meet(Store& store, int rank, int size, const ShmOptions& shm,
                const DreamOptions& options);

@@ -39,9 +39,9 @@ struct StoreBoard::Board {
   std::chrono::milliseconds pause = kShortestBetween;
 };
 
-StoreBoard::StoreBoard(std::shared_ptr<StoreClerk> clerk, std::vector<std::string> keys,
+StoreBoard::StoreBoard(std::shared_ptr<StoreWorker> worker, std::vector<std::string> keys,
                        std::function<void()> ring)
-    : clerk_(std::move(clerk)),
+    : worker_(std::move(worker)),
       board_(
           new Board{.keys = std::move(keys), .mutex = {}, .ring = std::move(ring), .texts = {}}) {
   board_->texts.resize(board_->keys.size());
@@ -52,7 +52,7 @@ StoreBoard::~StoreBoard() {
   board_->ring = nullptr;
 }
 
-void StoreBoard::post(const std::string& key, const std::string& text) { clerk_->post(key, text); }
+void StoreBoard::post(const std::string& key, const std::string& text) { worker_->post(key, text); }
 
 bool StoreBoard::has_news() {
   const std::scoped_lock lock(board_->mutex);
@@ -61,25 +61,25 @@ bool StoreBoard::has_news() {
 
 std::vector<std::string> StoreBoard::read(std::chrono::milliseconds patience) {
   if (patience.count() > 0) {
-    clerk_->run([board = board_](c10d::Store& store) { return board->look(store); }, patience);
+    worker_->run([board = board_](c10d::Store& store) { return board->look(store); }, patience);
   }
   const std::scoped_lock lock(board_->mutex);
   board_->pause =
       patience.count() > 0 ? kShortestBetween : std::min(2 * board_->pause, kLongestBetween);
   if (!board_->looks) {
     board_->looks = true;
-    clerk_->begin([board = board_](c10d::Store& store) { return board->look(store); },
-                  board_->pause);
+    worker_->begin([board = board_](c10d::Store& store) { return board->look(store); },
+                   board_->pause);
   }
   board_->news = false;
   return board_->texts;
 }
 
-std::shared_ptr<BarrierBoard> leaders_board(const std::shared_ptr<StoreClerk>& clerk,
+std::shared_ptr<BarrierBoard> leaders_board(const std::shared_ptr<StoreWorker>& worker,
                                             const Topology& topology, int rank,
                                             std::function<void()> ring) {
   if (topology.index_of(rank) != 0) return nullptr;
-  return std::make_shared<StoreBoard>(clerk, InternodeBarrier::keys(topology, rank),
+  return std::make_shared<StoreBoard>(worker, InternodeBarrier::keys(topology, rank),
                                       std::move(ring));
 }
 

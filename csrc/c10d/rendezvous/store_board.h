@@ -16,7 +16,7 @@ namespace dreamcomm {
 class StoreBoard final : public BarrierBoard {
  public:
   /// Reads `keys`. `ring` wakes the rank; any thread.
-  StoreBoard(std::shared_ptr<StoreClerk> clerk, std::vector<std::string> keys,
+  StoreBoard(std::shared_ptr<StoreWorker> worker, std::vector<std::string> keys,
              std::function<void()> ring);
   /// From then on the rank is not woken.
   ~StoreBoard() override;
@@ -27,12 +27,12 @@ class StoreBoard final : public BarrierBoard {
 
  private:
   struct Board;
-  const std::shared_ptr<StoreClerk> clerk_;
+  const std::shared_ptr<StoreWorker> worker_;
   const std::shared_ptr<Board> board_;  // the clerk's, too
 };
 
 /// For a monitored barrier between hosts; null on ranks that lead none.
-std::shared_ptr<BarrierBoard> leaders_board(const std::shared_ptr<StoreClerk>& clerk,
+std::shared_ptr<BarrierBoard> leaders_board(const std::shared_ptr<StoreWorker>& worker,
                                             const Topology& topology, int rank,
                                             std::function<void()> ring);
 

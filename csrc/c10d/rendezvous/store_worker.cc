@@ -41,7 +41,7 @@ bool is_of_torch(const c10::intrusive_ptr<c10d::Store>& store) {
          dynamic_cast<const c10d::HashStore*>(one);
 }
 
-StoreClerk::Job setting(const std::string& key, const std::string& text) {
+StoreWorker::Job setting(const std::string& key, const std::string& text) {
   return [key, text](c10d::Store& store) {
     store.set(key, text);
     return std::string();
@@ -50,7 +50,7 @@ StoreClerk::Job setting(const std::string& key, const std::string& text) {
 
 }  // namespace
 
-struct StoreClerk::Desk {
+struct StoreWorker::State {
   struct Order {
     Job job;
     std::optional<std::string> result{};
@@ -113,97 +113,98 @@ struct StoreClerk::Desk {
   bool has_ended = true;  // there is no thread
 };
 
-StoreClerk::StoreClerk(c10::intrusive_ptr<c10d::Store> store) : desk_(std::make_shared<Desk>()) {
-  desk_->may_be_python = !is_of_torch(store);
-  desk_->store = std::move(store);
+StoreWorker::StoreWorker(c10::intrusive_ptr<c10d::Store> store)
+    : state_(std::make_shared<State>()) {
+  state_->may_be_python = !is_of_torch(store);
+  state_->store = std::move(store);
 }
 
-StoreClerk::~StoreClerk() { leave(); }
+StoreWorker::~StoreWorker() { leave(); }
 
-void StoreClerk::leave() {
-  std::unique_lock lock(desk_->mutex);
-  desk_->ending = true;
-  desk_->changed.notify_all();
-  const auto has_ended = [this] { return desk_->has_ended; };
-  if (desk_->changed.wait_for(lock, kLeave, has_ended) || !desk_->may_be_python) return;
-  desk_->changed.wait_for(lock, kLeaveOfPython, has_ended);
+void StoreWorker::leave() {
+  std::unique_lock lock(state_->mutex);
+  state_->ending = true;
+  state_->changed.notify_all();
+  const auto has_ended = [this] { return state_->has_ended; };
+  if (state_->changed.wait_for(lock, kLeave, has_ended) || !state_->may_be_python) return;
+  state_->changed.wait_for(lock, kLeaveOfPython, has_ended);
 }
 
 /// Under the lock. Without a thread to be had the store is one that does not answer.
-bool StoreClerk::hire() {
+bool StoreWorker::hire() {
   try {
-    std::thread([desk = desk_] {
+    std::thread([state = state_] {
       block_signals();
-      desk->work();
+      state->work();
     }).detach();
   } catch (const std::system_error&) {
     return false;
   }
-  desk_->has_ended = false;
+  state_->has_ended = false;
   return true;
 }
 
-void StoreClerk::begin(Job job, std::chrono::milliseconds pause) {
-  const std::scoped_lock lock(desk_->mutex);
-  if (desk_->ending || (desk_->has_ended && !hire())) return;
-  const auto order = std::make_shared<Desk::Order>(Desk::Order{std::move(job)});
+void StoreWorker::begin(Job job, std::chrono::milliseconds pause) {
+  const std::scoped_lock lock(state_->mutex);
+  if (state_->ending || (state_->has_ended && !hire())) return;
+  const auto order = std::make_shared<State::Order>(State::Order{std::move(job)});
   if (pause.count() > 0) {
-    desk_->later.emplace(Clock::now() + pause, order);
+    state_->later.emplace(Clock::now() + pause, order);
   } else {
-    desk_->orders.push_back(order);
+    state_->orders.push_back(order);
   }
-  desk_->changed.notify_all();
+  state_->changed.notify_all();
 }
 
-StoreClerk::Job StoreClerk::looking(const std::string& key) const {
-  return [key, desk = desk_.get()](c10d::Store& store) {
+StoreWorker::Job StoreWorker::looking(const std::string& key) const {
+  return [key, state = state_.get()](c10d::Store& store) {
     const Clock::time_point begin = Clock::now();
     std::string found = store.check({key}) ? store.get_to_str(key) : std::string();
     const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - begin);
-    const std::scoped_lock lock(desk->mutex);
-    const auto quicker = std::min(std::exchange(desk->took, took), took);
-    desk->patience = std::clamp(kPatienceForAnswers * quicker, kPatience, kLongestPatience);
+    const std::scoped_lock lock(state->mutex);
+    const auto quicker = std::min(std::exchange(state->took, took), took);
+    state->patience = std::clamp(kPatienceForAnswers * quicker, kPatience, kLongestPatience);
     return found;
   };
 }
 
-std::optional<std::string> StoreClerk::read(const std::string& key) {
+std::optional<std::string> StoreWorker::read(const std::string& key) {
   {
-    const std::scoped_lock lock(desk_->mutex);
-    if (desk_->silent > 0) return std::nullopt;  // nor would anybody take the answer
+    const std::scoped_lock lock(state_->mutex);
+    if (state_->silent > 0) return std::nullopt;  // nor would anybody take the answer
   }
   return run(looking(key), patience());
 }
 
-std::chrono::milliseconds StoreClerk::patience() const {
-  const std::scoped_lock lock(desk_->mutex);
-  return desk_->patience;
+std::chrono::milliseconds StoreWorker::patience() const {
+  const std::scoped_lock lock(state_->mutex);
+  return state_->patience;
 }
 
-void StoreClerk::greet() {
+void StoreWorker::greet() {
   begin(looking("greeting"));
   begin(looking("greeting"));
 }
 
-void StoreClerk::post(const std::string& key, const std::string& text) {
+void StoreWorker::post(const std::string& key, const std::string& text) {
   begin(setting(key, text));
 }
 
-void StoreClerk::set(const std::string& key, const std::string& text) {
+void StoreWorker::set(const std::string& key, const std::string& text) {
   run(setting(key, text), kPatience);
 }
 
-std::optional<std::string> StoreClerk::run(Job job, std::chrono::milliseconds patience) {
-  const auto order = std::make_shared<Desk::Order>(Desk::Order{std::move(job)});
-  std::unique_lock lock(desk_->mutex);
-  if (desk_->ending) return std::nullopt;
-  if (desk_->has_ended && !hire()) return std::nullopt;
-  desk_->orders.push_back(order);
-  desk_->changed.notify_all();
-  if (desk_->silent > 0) return std::nullopt;
-  if (!desk_->changed.wait_for(lock, patience, [&] { return order->over; })) {
+std::optional<std::string> StoreWorker::run(Job job, std::chrono::milliseconds patience) {
+  const auto order = std::make_shared<State::Order>(State::Order{std::move(job)});
+  std::unique_lock lock(state_->mutex);
+  if (state_->ending) return std::nullopt;
+  if (state_->has_ended && !hire()) return std::nullopt;
+  state_->orders.push_back(order);
+  state_->changed.notify_all();
+  if (state_->silent > 0) return std::nullopt;
+  if (!state_->changed.wait_for(lock, patience, [&] { return order->over; })) {
     order->in_vain = true;
-    ++desk_->silent;
+    ++state_->silent;
     return std::nullopt;
   }
   return std::move(order->result);

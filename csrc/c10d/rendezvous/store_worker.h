@@ -16,15 +16,15 @@ namespace dreamcomm {
 /// the clerk has a connection of its own, made when it is greeted or the first job comes, and
 /// nobody waits longer for it than he likes. Once one has waited in vain nobody waits again, until
 /// it answers: the next ones would only add their patience to his.
-class StoreClerk {
+class StoreWorker {
  public:
   using Job = std::function<std::string(c10d::Store&)>;
 
-  explicit StoreClerk(c10::intrusive_ptr<c10d::Store> store);
+  explicit StoreWorker(c10::intrusive_ptr<c10d::Store> store);
   /// As leave().
-  ~StoreClerk();
-  StoreClerk(const StoreClerk&) = delete;
-  StoreClerk& operator=(const StoreClerk&) = delete;
+  ~StoreWorker();
+  StoreWorker(const StoreWorker&) = delete;
+  StoreWorker& operator=(const StoreWorker&) = delete;
 
   /// What `job` returned, if it did within `patience` and threw nothing. Jobs are done in the order
   /// given, also those that nobody waits for any more, so a job must own what it uses. Any thread.
@@ -52,11 +52,11 @@ class StoreClerk {
   void set(const std::string& key, const std::string& text);
 
  private:
-  struct Desk;
+  struct State;
   bool hire();
   Job looking(const std::string& key) const;
 
-  const std::shared_ptr<Desk> desk_;  // the thread's, too
+  const std::shared_ptr<State> state_;  // the thread's, too
 };
 
 }  // namespace dreamcomm

@@ -10,7 +10,7 @@
 
 namespace dreamcomm {
 
-struct Executor::State {
+struct CallbackThreads::State {
   std::mutex mutex;
   std::condition_variable wake;
   std::deque<std::function<void()>> tasks;
@@ -35,11 +35,11 @@ struct Executor::State {
   }
 };
 
-Executor::Executor() : state_(std::make_shared<State>()) {}
+CallbackThreads::CallbackThreads() : state_(std::make_shared<State>()) {}
 
-Executor::~Executor() { stop(); }
+CallbackThreads::~CallbackThreads() { stop(); }
 
-void Executor::post(std::function<void()> task) {
+void CallbackThreads::post(std::function<void()> task) {
   std::unique_lock lock(state_->mutex);
   if (state_->stopped) {
     lock.unlock();
@@ -64,7 +64,7 @@ void Executor::post(std::function<void()> task) {
   state_->wake.notify_one();
 }
 
-void Executor::stop() {
+void CallbackThreads::stop() {
   std::vector<std::thread> threads;
   {
     std::scoped_lock lock(state_->mutex);

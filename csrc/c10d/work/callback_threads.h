@@ -11,12 +11,12 @@ namespace dreamcomm {
 
 /// Runs tasks, each on an idle thread if there is one, else on a new one: a task
 /// that waits for another never stops it. Threads start with the first task.
-class Executor {
+class CallbackThreads {
  public:
-  Executor();
-  ~Executor();  // as stop()
-  Executor(const Executor&) = delete;
-  Executor& operator=(const Executor&) = delete;
+  CallbackThreads();
+  ~CallbackThreads();  // as stop()
+  CallbackThreads(const CallbackThreads&) = delete;
+  CallbackThreads& operator=(const CallbackThreads&) = delete;
 
   /// The task must not throw. After stop() it runs here and now. Any thread.
   void post(std::function<void()> task);
@@ -28,7 +28,7 @@ class Executor {
 
  private:
   struct State;
-  const ForkMark process_;
+  const ForkGuard process_;
   std::shared_ptr<State> state_;
 };
 

@@ -8,7 +8,7 @@
 
 namespace dreamcomm {
 
-class Pending {
+class Outstanding {
  public:
   void begin() {
     const std::scoped_lock lock(mutex_);

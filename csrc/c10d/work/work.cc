@@ -19,14 +19,15 @@ c10::TypePtr tensor_list() { return c10::ListType::create(c10::TensorType::get()
 
 }  // namespace
 
-DreamWork::DreamWork(int rank, const Label& label, Tensors inputs, Tensors outputs,
-                     std::shared_ptr<Executor> executor, std::weak_ptr<Communicator> communicator)
+DreamWork::DreamWork(int rank, const OpLabel& label, Tensors inputs, Tensors outputs,
+                     std::shared_ptr<CallbackThreads> callback_threads,
+                     std::weak_ptr<Communicator> communicator)
     : ProfiledWork(rank, label.type, label.title, inputs),
       label_(label),
       outputs_(outputs.begin(), outputs.end()),
-      executor_(std::move(executor)),
+      callback_threads_(std::move(callback_threads)),
       communicator_(std::move(communicator)) {
-  if (executor_) caller_.emplace();
+  if (callback_threads_) caller_.emplace();
 }
 
 void DreamWork::complete(std::exception_ptr error) {
@@ -36,7 +37,7 @@ void DreamWork::complete(std::exception_ptr error) {
     if (!future_ || settled_) return;
     settled_ = true;
   }
-  executor_->post([work = c10::intrusive_ptr<DreamWork>::reclaim_copy(this)] {
+  callback_threads_->post([work = c10::intrusive_ptr<DreamWork>::reclaim_copy(this)] {
     const AsCaller as_caller(*work->caller_);
     work->settle(*work->future_);
   });
@@ -93,7 +94,7 @@ bool DreamWork::wait(milliseconds timeout) {
 
 /// A forked child has neither the memory of the group nor a thread that would complete the work.
 void DreamWork::require_home() const {
-  TORCH_CHECK_WITH(DistBackendError, !executor_ || executor_->at_home(), name(),
+  TORCH_CHECK_WITH(DistBackendError, !callback_threads_ || callback_threads_->at_home(), name(),
                    ": this process was forked from the rank that made the call, and is none "
                    "itself: wait for it there");
 }
@@ -131,10 +132,11 @@ void DreamWork::advance(const Interrupt& pause) {
   }
 }
 
-MessageWork::MessageWork(int rank, const Label& label, const at::Tensor& tensor,
-                         std::shared_ptr<Executor> executor,
+MessageWork::MessageWork(int rank, const OpLabel& label, const at::Tensor& tensor,
+                         std::shared_ptr<CallbackThreads> callback_threads,
                          std::weak_ptr<Communicator> communicator)
-    : DreamWork(rank, label, tensor, tensor, std::move(executor), std::move(communicator)) {}
+    : DreamWork(rank, label, tensor, tensor, std::move(callback_threads), std::move(communicator)) {
+}
 
 void MessageWork::follow(std::shared_ptr<Completion> completion, std::function<void()> received) {
   completion_ = std::move(completion);

@@ -23,8 +23,9 @@ namespace dreamcomm {
 class DreamWork : public ProfiledWork {
  public:
   /// `executor` may be null for a call that is done before torch sees its work.
-  DreamWork(int rank, const Label& label, Tensors inputs, Tensors outputs,
-            std::shared_ptr<Executor> executor, std::weak_ptr<Communicator> communicator = {});
+  DreamWork(int rank, const OpLabel& label, Tensors inputs, Tensors outputs,
+            std::shared_ptr<CallbackThreads> callback_threads,
+            std::weak_ptr<Communicator> communicator = {});
 
   void complete(std::exception_ptr error);
   /// The same without an error, before anyone else has seen the work: no locks.
@@ -55,9 +56,9 @@ class DreamWork : public ProfiledWork {
   Interrupt pause_until(std::chrono::milliseconds timeout) const;
   void settle(c10::ivalue::Future& future);
 
-  const Label label_;
+  const OpLabel label_;
   const c10::SmallVector<at::Tensor, 1> outputs_;
-  const std::shared_ptr<Executor> executor_;
+  const std::shared_ptr<CallbackThreads> callback_threads_;
   // Not kept alive: its progress thread may drop the last reference to a work.
   const std::weak_ptr<Communicator> communicator_;
   std::optional<at::ThreadLocalState> caller_;  // what callbacks run under
@@ -70,8 +71,9 @@ class DreamWork : public ProfiledWork {
 /// A message.
 class MessageWork final : public DreamWork {
  public:
-  MessageWork(int rank, const Label& label, const at::Tensor& tensor,
-              std::shared_ptr<Executor> executor, std::weak_ptr<Communicator> communicator);
+  MessageWork(int rank, const OpLabel& label, const at::Tensor& tensor,
+              std::shared_ptr<CallbackThreads> callback_threads,
+              std::weak_ptr<Communicator> communicator);
 
   /// Completes this when the ticket is done; `received` runs before.
   void follow(std::shared_ptr<Completion> completion, std::function<void()> received);
