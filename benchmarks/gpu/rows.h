@@ -11,36 +11,36 @@ struct Row {
   const char* call;
   const char* name;
   Kind kind;
-  gpu::RowId row;
+  gpu::AlgorithmId row;
   bool registered;
   bool over_itself;
   double (*moved)(double n, double s);  // all ranks together
 };
 
 inline constexpr Row kRows[] = {
-    {"all_reduce", "one_shot in place", Kind::kAllReduce, gpu::RowId::kOneShotInPlace, true, false,
-     [](double n, double s) { return n * (n + 1) * s; }},
-    {"all_reduce", "pull", Kind::kAllReduce, gpu::RowId::kPull, true, false,
+    {"all_reduce", "one_shot in place", Kind::kAllReduce, gpu::AlgorithmId::kOneShotInPlace, true,
+     false, [](double n, double s) { return n * (n + 1) * s; }},
+    {"all_reduce", "pull", Kind::kAllReduce, gpu::AlgorithmId::kPull, true, false,
      [](double n, double s) { return (3 * n + 1) * s; }},
-    {"all_reduce", "push", Kind::kAllReduce, gpu::RowId::kPush, true, true,
+    {"all_reduce", "push", Kind::kAllReduce, gpu::AlgorithmId::kPush, true, true,
      [](double n, double s) { return 2 * n * s; }},
-    {"all_reduce", "one_shot staged", Kind::kAllReduce, gpu::RowId::kStaged, false, true,
+    {"all_reduce", "one_shot staged", Kind::kAllReduce, gpu::AlgorithmId::kStaged, false, true,
      [](double n, double s) { return n * (n + 3) * s; }},
-    {"all_reduce", "two_shot staged", Kind::kAllReduce, gpu::RowId::kTwoShot, false, true,
+    {"all_reduce", "two_shot staged", Kind::kAllReduce, gpu::AlgorithmId::kTwoShot, false, true,
      [](double n, double s) { return (5 * n - 2) * s; }},
-    {"all_reduce", "ring", Kind::kAllReduce, gpu::RowId::kRing, false, true,
+    {"all_reduce", "ring", Kind::kAllReduce, gpu::AlgorithmId::kRing, false, true,
      [](double n, double s) { return (6 * n - 4) * s; }},
-    {"reduce_scatter", "in place", Kind::kReduceScatter, gpu::RowId::kInPlace, true, false,
+    {"reduce_scatter", "in place", Kind::kReduceScatter, gpu::AlgorithmId::kInPlace, true, false,
      [](double n, double s) { return (n + 1) * s; }},
-    {"reduce_scatter", "staged", Kind::kReduceScatter, gpu::RowId::kStaged, false, false,
+    {"reduce_scatter", "staged", Kind::kReduceScatter, gpu::AlgorithmId::kStaged, false, false,
      [](double n, double s) { return (3 * n - 1) * s; }},
-    {"all_gather", "in place", Kind::kAllGather, gpu::RowId::kInPlace, true, false,
+    {"all_gather", "in place", Kind::kAllGather, gpu::AlgorithmId::kInPlace, true, false,
      [](double n, double s) { return 2 * n * s; }},
-    {"all_gather", "staged", Kind::kAllGather, gpu::RowId::kStaged, false, false,
+    {"all_gather", "staged", Kind::kAllGather, gpu::AlgorithmId::kStaged, false, false,
      [](double n, double s) { return (2 * n + 2) * s; }},
-    {"broadcast", "in place", Kind::kBroadcast, gpu::RowId::kInPlace, true, false,
+    {"broadcast", "in place", Kind::kBroadcast, gpu::AlgorithmId::kInPlace, true, false,
      [](double n, double s) { return 2 * n * s; }},
-    {"broadcast", "staged", Kind::kBroadcast, gpu::RowId::kStaged, false, false,
+    {"broadcast", "staged", Kind::kBroadcast, gpu::AlgorithmId::kStaged, false, false,
      [](double n, double s) { return (2 * n + 2) * s; }},
 };
 

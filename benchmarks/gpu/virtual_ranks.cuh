@@ -15,7 +15,7 @@ namespace dreamcomm::benchmark {
 /// A call of one row. `bytes` of the largest tensor of a rank, as nccl-tests counts.
 struct Call {
   Kind kind = Kind::kAllReduce;
-  gpu::RowId row = gpu::RowId::kStaged;
+  gpu::AlgorithmId row = gpu::AlgorithmId::kStaged;
   std::size_t bytes = 0;
   bool registered = false;
   bool over_itself = false;  // the output is the input
@@ -36,7 +36,7 @@ class VirtualRanks {
       : size_(size),
         bytes_(bytes),
         layout_{.blocks = blocks},
-        tasks_(sizeof(gpu::Task) * gpu::kMaxRanks),
+        tasks_(sizeof(gpu::KernelArgs) * gpu::kMaxRanks),
         wrong_(sizeof(unsigned long long)) {
     std::vector<std::byte> image(layout_.bytes());
     gpu::prepare_window(image.data(), layout_, 0);
@@ -56,13 +56,13 @@ class VirtualRanks {
   void prepare(const Call& call) {
     call_ = call;
     calls_.clear();
-    for (int r = 0; r < size_; ++r) calls_.push_back(task_of(r));
-    stream_.copy(tasks_.data(), calls_.data(), calls_.size() * sizeof(gpu::Task));
+    for (int r = 0; r < size_; ++r) calls_.push_back(args_of(r));
+    stream_.copy(tasks_.data(), calls_.data(), calls_.size() * sizeof(gpu::KernelArgs));
   }
 
   /// In the order of the stream, which a graph may capture.
   void launch() {
-    gpu::launch_ranks(calls_, reinterpret_cast<const gpu::Task*>(tasks_.data()),
+    gpu::launch_ranks(calls_, reinterpret_cast<const gpu::KernelArgs*>(tasks_.data()),
                       {call_.blocks, call_.lanes}, stream_.get());
   }
 
@@ -81,8 +81,8 @@ class VirtualRanks {
   }
 
   const char* failure() const {
-    for (const gpu::Task& task : calls_) {
-      if (task.report->claimed != 0) return "the kernel gave up";
+    for (const gpu::KernelArgs& args : calls_) {
+      if (args.report->claimed != 0) return "the kernel gave up";
     }
     return nullptr;
   }
@@ -95,33 +95,33 @@ class VirtualRanks {
   std::byte* input(int rank) const { return heaps_[static_cast<std::size_t>(rank)]->data(); }
   std::byte* output(int rank) const { return input(rank) + (call_.over_itself ? 0 : bytes_); }
 
-  gpu::Task task_of(int rank) const {
+  gpu::KernelArgs args_of(int rank) const {
     const auto r = static_cast<std::size_t>(rank);
-    gpu::Task task;
-    task.bytes = call_.block_bytes(size_);
-    task.card = {.kind = call_.kind,
+    gpu::KernelArgs args;
+    args.bytes = call_.block_bytes(size_);
+    args.info = {.kind = call_.kind,
                  .op = call_.sums() ? ReduceOp::kSum : ReduceOp::kNone,
                  .dtype = call_.sums() ? DType::kFloat32 : DType::kOpaque,
                  .row = static_cast<std::uint8_t>(call_.row),
                  .blocks = static_cast<std::uint32_t>(call_.blocks),
                  .page_bytes = static_cast<std::uint32_t>(layout_.page_bytes),
-                 .bytes = task.bytes};
-    task.rank = rank;
-    task.size = size_;
-    task.in = input(rank);
-    task.out = output(rank);
-    task.in_place = call_.registered ? 1 : 0;
-    task.out_place = call_.registered ? 1 + (call_.over_itself ? 0 : bytes_) : 0;
+                 .bytes = args.bytes};
+    args.rank = rank;
+    args.size = size_;
+    args.in = input(rank);
+    args.out = output(rank);
+    args.in_place = call_.registered ? 1 : 0;
+    args.out_place = call_.registered ? 1 + (call_.over_itself ? 0 : bytes_) : 0;
     for (int peer = 0; peer < size_; ++peer) {
-      task.heaps[peer] = heaps_[static_cast<std::size_t>(peer)]->data();
-      task.windows[peer] = windows_[static_cast<std::size_t>(peer)]->data();
+      args.heaps[peer] = heaps_[static_cast<std::size_t>(peer)]->data();
+      args.windows[peer] = windows_[static_cast<std::size_t>(peer)]->data();
     }
-    task.layout = layout_;
-    task.rounds = reinterpret_cast<std::uint64_t*>(rounds_[r]->data());
-    task.control = reinterpret_cast<gpu::Control*>(told_[r]->data());
-    task.report = reinterpret_cast<gpu::Report*>(reports_[r]->data());
-    task.patience_ns = 20'000'000'000;
-    return task;
+    args.layout = layout_;
+    args.rounds = reinterpret_cast<std::uint64_t*>(rounds_[r]->data());
+    args.control = reinterpret_cast<gpu::Control*>(told_[r]->data());
+    args.report = reinterpret_cast<gpu::Report*>(reports_[r]->data());
+    args.patience_ns = 20'000'000'000;
+    return args;
   }
 
   /// Launches, lets `look` count what is wrong, and adds the kernels that gave up.
@@ -173,7 +173,7 @@ class VirtualRanks {
   std::vector<std::unique_ptr<gpu::MappedMemory>> told_;
   std::vector<std::unique_ptr<gpu::MappedMemory>> reports_;
   Call call_;
-  std::vector<gpu::Task> calls_;
+  std::vector<gpu::KernelArgs> calls_;
 };
 
 }  // namespace dreamcomm::benchmark

@@ -62,7 +62,7 @@ TEST_CASE("GPU rows move the bytes of their formulas") {
 
 TEST_CASE("GPU sums by letters move the bytes of their formula") {
   const benchmark::Row row{
-      "all_reduce", "one_shot flagged", Kind::kAllReduce, gpu::RowId::kFlagged, false, true,
+      "all_reduce", "one_shot flagged", Kind::kAllReduce, gpu::AlgorithmId::kFlagged, false, true,
       nullptr};
   for (const std::size_t n : {2U, 4U}) {
     CHECK(bytes_moved(static_cast<int>(n), row, 8000) == (6 * (n - 1) + 2) * n * 8000);

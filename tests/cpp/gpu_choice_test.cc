@@ -12,9 +12,9 @@ TEST_CASE("small GPU sums go in one shot, the smallest by letters, large ones in
         .row;
   };
   for (const int size : {2, 4, 8}) {
-    CHECK(row(1024, size) == gpu::RowId::kFlagged);
-    CHECK(row(std::size_t{128} << 10, size) == gpu::RowId::kStaged);
-    CHECK(row(std::size_t{256} << 20, size) == gpu::RowId::kTwoShot);
+    CHECK(row(1024, size) == gpu::AlgorithmId::kFlagged);
+    CHECK(row(std::size_t{128} << 10, size) == gpu::AlgorithmId::kStaged);
+    CHECK(row(std::size_t{256} << 20, size) == gpu::AlgorithmId::kTwoShot);
   }
   const auto blocks = [](Kind kind, std::size_t bytes) {
     return gpu::choose({.kind = kind, .bytes = bytes, .size = 2, .most_blocks = 64}).grid.blocks;
@@ -31,13 +31,13 @@ TEST_CASE("large GPU calls of ranks with registered memory are made in place") {
         .row;
   };
   const std::size_t large = std::size_t{64} << 20;
-  CHECK(row(Kind::kAllReduce, large) == gpu::RowId::kPush);
-  CHECK(row(Kind::kReduce, large) == gpu::RowId::kPush);
-  CHECK(row(Kind::kReduceScatter, large) == gpu::RowId::kInPlace);
-  CHECK(row(Kind::kAllGather, large) == gpu::RowId::kInPlace);
-  CHECK(row(Kind::kBroadcast, large) == gpu::RowId::kInPlace);
-  CHECK(row(Kind::kAllReduce, 1024) == gpu::RowId::kFlagged);
-  CHECK(row(Kind::kAllGather, 1024) == gpu::RowId::kStaged);
+  CHECK(row(Kind::kAllReduce, large) == gpu::AlgorithmId::kPush);
+  CHECK(row(Kind::kReduce, large) == gpu::AlgorithmId::kPush);
+  CHECK(row(Kind::kReduceScatter, large) == gpu::AlgorithmId::kInPlace);
+  CHECK(row(Kind::kAllGather, large) == gpu::AlgorithmId::kInPlace);
+  CHECK(row(Kind::kBroadcast, large) == gpu::AlgorithmId::kInPlace);
+  CHECK(row(Kind::kAllReduce, 1024) == gpu::AlgorithmId::kFlagged);
+  CHECK(row(Kind::kAllGather, 1024) == gpu::AlgorithmId::kStaged);
 }
 
 }  // namespace

@@ -19,7 +19,7 @@ inline Copied on_device(const gpu::OwnStream& stream, const Request& request, st
           }};
 }
 
-inline void run_on(gpu::Group& group, const gpu::OwnStream& stream, const Request& request,
+inline void run_on(gpu::Communicator& group, const gpu::OwnStream& stream, const Request& request,
                    std::byte* memory) {
   const Copied there = on_device(stream, request, memory);
   group.run(there.request(), stream.get());

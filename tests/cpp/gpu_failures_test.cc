@@ -17,7 +17,7 @@ namespace dreamcomm::testing {
 namespace {
 
 TEST_CASE("a late rank is named, and the group's later calls say why they fail") {
-  with_groups(3, [](gpu::Group& group, Communicator& comm) {
+  with_groups(3, [](gpu::Communicator& group, Communicator& comm) {
     std::array<float, 10> data{};
     const Block block{reinterpret_cast<std::byte*>(data.data()), sizeof data};
     if (comm.rank() != 2) {
@@ -36,7 +36,7 @@ TEST_CASE("a late rank is named, and the group's later calls say why they fail")
 
 TEST_CASE("different GPU calls are told, and move nothing") {
   std::atomic<int> found{0};
-  with_groups(2, [&](gpu::Group& group, Communicator& comm) {
+  with_groups(2, [&](gpu::Communicator& group, Communicator& comm) {
     std::vector<float> data(comm.rank() == 0 ? 10 : 11, 1.0F);
     const Block block{reinterpret_cast<std::byte*>(data.data()), data.size() * sizeof(float)};
     const std::string text = outcome(group, sum_of(block));
@@ -51,7 +51,7 @@ TEST_CASE("different GPU calls are told, and move nothing") {
 }
 
 TEST_CASE("abort ends a GPU group's waiting call on all ranks") {
-  with_groups(2, [](gpu::Group& group, Communicator& comm) {
+  with_groups(2, [](gpu::Communicator& group, Communicator& comm) {
     std::array<float, 10> data{};
     const Block block{reinterpret_cast<std::byte*>(data.data()), sizeof data};
     if (comm.rank() == 0) {
@@ -72,7 +72,7 @@ TEST_CASE("abort ends a GPU group's waiting call on all ranks") {
 }
 
 TEST_CASE("a GPU group's errors tell what the host knows of its ranks") {
-  with_groups(2, [](gpu::Group& group, Communicator& comm) {
+  with_groups(2, [](gpu::Communicator& group, Communicator& comm) {
     std::array<float, 10> data{};
     const Block block{reinterpret_cast<std::byte*>(data.data()), sizeof data};
     std::atomic<bool> ended{false};
@@ -95,7 +95,7 @@ TEST_CASE("a GPU group's errors tell what the host knows of its ranks") {
     }
     comm.run(Request{});
   });
-  with_groups(2, [](gpu::Group& group, Communicator& comm) {
+  with_groups(2, [](gpu::Communicator& group, Communicator& comm) {
     std::array<float, 10> data{};
     const Block block{reinterpret_cast<std::byte*>(data.data()), sizeof data};
     group.speak_of("", {.does = [](int rank) { return concat("rank ", rank, " sleeps"); }});
@@ -108,7 +108,7 @@ TEST_CASE("a GPU group's errors tell what the host knows of its ranks") {
 }
 
 TEST_CASE("calls that went well stay so when a GPU group is ended") {
-  with_groups(2, [](gpu::Group& group, Communicator& comm) {
+  with_groups(2, [](gpu::Communicator& group, Communicator& comm) {
     std::array<float, 10> data{};
     const Block block{reinterpret_cast<std::byte*>(data.data()), sizeof data};
     require(outcome(group, sum_of(block)).empty(), "the call failed");
@@ -121,7 +121,7 @@ TEST_CASE("calls that went well stay so when a GPU group is ended") {
 }
 
 TEST_CASE("a GPU group tells other hosts whether it has failed, and fails when they have") {
-  with_groups(2, [](gpu::Group& group, Communicator& comm) {
+  with_groups(2, [](gpu::Communicator& group, Communicator& comm) {
     std::vector<float> data(4);
     const Block block{reinterpret_cast<std::byte*>(data.data()), data.size() * sizeof(float)};
     std::uint64_t own = 1;
@@ -137,7 +137,7 @@ TEST_CASE("a GPU group tells other hosts whether it has failed, and fails when t
     require(has(group.failure().value().what(), "a rank of another host"), "no word of it");
     require(has(outcome(group, sum_of(block)), "takes no more tensors"), "a call after it");
   });
-  with_groups(2, [](gpu::Group& group, Communicator& comm) {
+  with_groups(2, [](gpu::Communicator& group, Communicator& comm) {
     std::vector<float> data(4);
     const Block block{reinterpret_cast<std::byte*>(data.data()), data.size() * sizeof(float)};
     Request request = sum_of(block);

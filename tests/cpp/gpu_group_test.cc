@@ -21,7 +21,7 @@ using Driver = std::unique_ptr<gpu::Driver>;
 TEST_CASE("GPU groups carry out calls of all kinds") {
   for (const int size : {1, 2, 3, 4}) {
     CAPTURE(size);
-    with_groups(size, [](gpu::Group& group, Communicator& comm) {
+    with_groups(size, [](gpu::Communicator& group, Communicator& comm) {
       for (const Case& one : cases_of_all_kinds(comm.size())) {
         run_case_by(one, comm.rank(), comm.size(),
                     [&](const Request& request) { run_on(group, request); });
@@ -35,7 +35,7 @@ std::string why_not(const Faults& faults, int room = 8) {
   const int before = host_memory_in_use();
   std::vector<std::string> told(3);
   CHECK_NOTHROW(run_ranks({.size = 3}, [&](Communicator& comm) {
-    const gpu::Meeting meeting = gpu::meet(
+    const gpu::BootstrapResult meeting = gpu::bootstrap(
         comm.rank(), 3,
         [&]() -> Driver { return make_host_driver(0, room, comm.rank() == 1 ? faults : Faults{}); },
         kSmall, exchange_over(comm));
@@ -59,10 +59,10 @@ TEST_CASE("GPU groups that cannot meet say why on all ranks, and keep no memory"
 }
 
 TEST_CASE("GPU groups whose ranks have other options do not meet") {
-  const auto told = [](gpu::GroupOptions other) {
+  const auto told = [](gpu::CommunicatorOptions other) {
     std::string text;
     CHECK_NOTHROW(run_ranks({.size = 2}, [&](Communicator& comm) {
-      const gpu::Meeting meeting = gpu::meet(
+      const gpu::BootstrapResult meeting = gpu::bootstrap(
           comm.rank(), 2, [] { return make_host_driver(0, 8); }, comm.rank() == 1 ? other : kSmall,
           exchange_over(comm));
       require(meeting.group == nullptr, "they met");
@@ -77,7 +77,7 @@ TEST_CASE("GPU groups whose ranks have other options do not meet") {
 
 TEST_CASE("a GPU group needs a driver on every rank") {
   CHECK_NOTHROW(run_ranks({.size = 2}, [](Communicator& comm) {
-    const gpu::Meeting meeting = gpu::meet(
+    const gpu::BootstrapResult meeting = gpu::bootstrap(
         comm.rank(), 2,
         [&]() -> Driver {
           if (comm.rank() == 1) throw Error(ErrorKind::kSystem, "no device");
@@ -92,7 +92,7 @@ TEST_CASE("a GPU group whose device is lost keeps its memory on all ranks") {
   const int before = host_memory_in_use();
   CHECK_NOTHROW(run_ranks({.size = 2}, [](Communicator& comm) {
     const gpu::Exchange exchange = exchange_over(comm);
-    const gpu::Meeting meeting = gpu::meet(
+    const gpu::BootstrapResult meeting = gpu::bootstrap(
         comm.rank(), 2,
         [&] { return make_host_driver(0, 8, {.drains = comm.rank() == 0 ? -1 : 1}); }, kSmall,
         exchange);
@@ -103,7 +103,7 @@ TEST_CASE("a GPU group whose device is lost keeps its memory on all ranks") {
 }
 
 TEST_CASE("GPU tensors in pieces are refused, and harm nothing") {
-  with_groups(2, [](gpu::Group& group, Communicator& comm) {
+  with_groups(2, [](gpu::Communicator& group, Communicator& comm) {
     std::array<std::byte, 64> in{};
     std::array<std::byte, 64> out{};
     const Block from{in.data(), 16};
@@ -120,7 +120,7 @@ TEST_CASE("GPU tensors in pieces are refused, and harm nothing") {
 }
 
 TEST_CASE("GPU blocks of no bytes lie nowhere") {
-  with_groups(2, [](gpu::Group& group, Communicator& comm) {
+  with_groups(2, [](gpu::Communicator& group, Communicator& comm) {
     std::array<std::byte, 8> in{};
     in.fill(static_cast<std::byte>(comm.rank() + 1));
     // Each rank gives rank 1 eight bytes, and rank 0 none.
@@ -150,27 +150,27 @@ TEST_CASE("all_reduce on GPUs goes by the algorithm that is asked for") {
                         .asked = gpu::row_asked(algorithm, fixed_order)})
         .row;
   };
-  CHECK(row("one_shot", true) == gpu::RowId::kStaged);
-  CHECK(row("direct", true) == gpu::RowId::kTwoShot);
+  CHECK(row("one_shot", true) == gpu::AlgorithmId::kStaged);
+  CHECK(row("direct", true) == gpu::AlgorithmId::kTwoShot);
   CHECK(row("ring", true) == row("auto", true));
-  CHECK(row("ring", false) == gpu::RowId::kRing);
-  CHECK(row("heap", true) != gpu::RowId::kPush);
-  CHECK(row("heap", true, true) == gpu::RowId::kPush);
+  CHECK(row("ring", false) == gpu::AlgorithmId::kRing);
+  CHECK(row("heap", true) != gpu::AlgorithmId::kPush);
+  CHECK(row("heap", true, true) == gpu::AlgorithmId::kPush);
   with_groups(
       3,
-      [](gpu::Group& group, Communicator& comm) {
+      [](gpu::Communicator& group, Communicator& comm) {
         require(has(group.explain(Kind::kAllReduce, 1 << 20), "there: ring by 3 blocks, expected"),
                 group.explain(Kind::kAllReduce, 1 << 20));
         run_case_by(
             {.kind = Kind::kAllReduce, .dtype = DType::kInt32, .op = ReduceOp::kSum, .count = 999},
             comm.rank(), 3, [&](const Request& request) { run_on(group, request); });
       },
-      {.page_bytes = 512, .most_blocks = 3, .lanes = 3, .asked = gpu::RowId::kRing});
+      {.page_bytes = 512, .most_blocks = 3, .lanes = 3, .asked = gpu::AlgorithmId::kRing});
 }
 
 /// Some ranks' tensors in registered memory, and everybody's sometimes.
 TEST_CASE("GPU groups carry out calls of all kinds on registered memory") {
-  gpu::GroupOptions options = kSmall;
+  gpu::CommunicatorOptions options = kSmall;
   options.heap_bytes = std::size_t{4} << 20;
   options.costs.turn = 1e-15;  // in place from a few bytes on
   const int before = host_calls_in_place();
@@ -178,7 +178,7 @@ TEST_CASE("GPU groups carry out calls of all kinds on registered memory") {
     CAPTURE(size);
     with_groups(
         size,
-        [](gpu::Group& group, Communicator& comm) {
+        [](gpu::Communicator& group, Communicator& comm) {
           int turn = 0;
           for (const Case& one : cases_of_all_kinds(comm.size())) {
             std::byte* const heap = turn++ % 4 == comm.rank() ? nullptr : group.heap().get();
@@ -193,13 +193,13 @@ TEST_CASE("GPU groups carry out calls of all kinds on registered memory") {
 
 TEST_CASE("registered memory of a GPU group lives as long as it is held") {
   const int before = host_memory_in_use();
-  gpu::GroupOptions options = kSmall;
+  gpu::CommunicatorOptions options = kSmall;
   options.heap_bytes = 1024;
   std::array<std::shared_ptr<std::byte>, 2> held;
   CHECK_NOTHROW(run_ranks({.size = 2}, [&](Communicator& comm) {
     const gpu::Exchange exchange = exchange_over(comm);
-    gpu::Meeting meeting =
-        gpu::meet(comm.rank(), 2, [&] { return make_host_driver(0, 8); }, options, exchange);
+    gpu::BootstrapResult meeting =
+        gpu::bootstrap(comm.rank(), 2, [&] { return make_host_driver(0, 8); }, options, exchange);
     require(meeting.group != nullptr, meeting.why_not);
     held[static_cast<std::size_t>(comm.rank())] = meeting.group->heap();
     meeting.group->close(exchange);

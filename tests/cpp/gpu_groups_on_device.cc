@@ -31,14 +31,15 @@ struct Own {
 };
 
 /// Ranks take the machine's GPUs in turns.
-void with_threads(int size, const gpu::GroupOptions& options,
-                  const std::function<void(gpu::Group&, Communicator&, const Own&)>& body) {
+void with_threads(int size, const gpu::CommunicatorOptions& options,
+                  const std::function<void(gpu::Communicator&, Communicator&, const Own&)>& body) {
   const int count = devices();
   CHECK_NOTHROW(run_ranks({.size = size}, [&](Communicator& comm) {
     use_device(comm.rank() % count);
     const Own own;
     const gpu::Exchange exchange = exchange_over(comm);
-    gpu::Meeting meeting = gpu::meet(comm.rank(), size, gpu::make_cuda_driver, options, exchange);
+    gpu::BootstrapResult meeting =
+        gpu::bootstrap(comm.rank(), size, gpu::make_cuda_driver, options, exchange);
     require(meeting.group != nullptr, meeting.why_not);
     body(*meeting.group, comm, own);
     meeting.group->close(exchange);
@@ -50,7 +51,7 @@ TEST_CASE("threads on GPUs carry out calls of all kinds") {
   for (const int size : {1, 2, 4}) {
     CAPTURE(size);
     with_threads(size, {.most_blocks = 16},
-                 [](gpu::Group& group, Communicator& comm, const Own& own) {
+                 [](gpu::Communicator& group, Communicator& comm, const Own& own) {
                    for (const Case& one : cases_of_all_kinds(comm.size())) {
                      run_case_by(one, comm.rank(), comm.size(), [&](const Request& request) {
                        run_on(group, own.stream, request, own.memory.data());
@@ -62,11 +63,11 @@ TEST_CASE("threads on GPUs carry out calls of all kinds") {
 
 /// Some ranks' tensors in registered memory, and everybody's sometimes.
 TEST_CASE("threads on GPUs carry out calls of all kinds on registered memory") {
-  gpu::GroupOptions options{.most_blocks = 16, .heap_bytes = kTensorBytes};
+  gpu::CommunicatorOptions options{.most_blocks = 16, .heap_bytes = kTensorBytes};
   options.costs.turn = 1e-15;  // in place from a few bytes on
   for (const int size : {2, 4}) {
     CAPTURE(size);
-    with_threads(size, options, [](gpu::Group& group, Communicator& comm, const Own& own) {
+    with_threads(size, options, [](gpu::Communicator& group, Communicator& comm, const Own& own) {
       int turn = 0;
       for (const Case& one : cases_of_all_kinds(comm.size())) {
         std::byte* const memory =

@@ -19,14 +19,15 @@
 
 namespace dreamcomm::testing {
 
-inline constexpr gpu::GroupOptions kSmall{.page_bytes = 512, .most_blocks = 3, .lanes = 3};
+inline constexpr gpu::CommunicatorOptions kSmall{.page_bytes = 512, .most_blocks = 3, .lanes = 3};
 
-inline void with_groups(int size, const std::function<void(gpu::Group&, Communicator&)>& body,
-                        const gpu::GroupOptions& options = kSmall) {
+inline void with_groups(int size,
+                        const std::function<void(gpu::Communicator&, Communicator&)>& body,
+                        const gpu::CommunicatorOptions& options = kSmall) {
   const int before = host_memory_in_use();
   CHECK_NOTHROW(run_ranks({.size = size}, [&](Communicator& comm) {
     const gpu::Exchange exchange = exchange_over(comm);
-    gpu::Meeting meeting = gpu::meet(
+    gpu::BootstrapResult meeting = gpu::bootstrap(
         comm.rank(), size, [&] { return make_host_driver(comm.rank() % 2, 8); }, options, exchange);
     require(meeting.group != nullptr, meeting.why_not);
     body(*meeting.group, comm);
@@ -36,7 +37,7 @@ inline void with_groups(int size, const std::function<void(gpu::Group&, Communic
 }
 
 /// With the tensors in memory of their own, or in that which is given.
-inline void run_on(gpu::Group& group, const Request& request, std::byte* memory = nullptr) {
+inline void run_on(gpu::Communicator& group, const Request& request, std::byte* memory = nullptr) {
   std::vector<std::byte> own;
   if (memory == nullptr) {
     own.resize(bytes_of(request) + 1);
@@ -49,7 +50,7 @@ inline void run_on(gpu::Group& group, const Request& request, std::byte* memory 
 }
 
 /// What making the call, or the kernel, says.
-inline std::string outcome(gpu::Group& group, const Request& request) {
+inline std::string outcome(gpu::Communicator& group, const Request& request) {
   try {
     group.run(request, nullptr);
   } catch (const Error& error) {

@@ -63,9 +63,9 @@ class DeviceGpus final : public Gpus {
 
   Outcome run(const Communicator& comm, const Request& request, const Way& way) override {
     Part& part = *parts_[static_cast<std::size_t>(comm.rank())];
-    gpu::Task task = task_of(comm, request, way);
-    std::byte* in = task.in_place != 0 ? part.heap.data() + task.in_place - 1 : part.in.data();
-    std::byte* out = task.out_place != 0 ? part.heap.data() + task.out_place - 1 : part.out.data();
+    gpu::KernelArgs args = args_of(comm, request, way);
+    std::byte* in = args.in_place != 0 ? part.heap.data() + args.in_place - 1 : part.in.data();
+    std::byte* out = args.out_place != 0 ? part.heap.data() + args.out_place - 1 : part.out.data();
     const bool over_itself =
         !request.in.empty() && !request.out.empty() && request.in[0].data == request.out[0].data;
     if (over_itself) out = in;
@@ -74,18 +74,18 @@ class DeviceGpus final : public Gpus {
       part.stream.copy(at, block.data, block.bytes);
       at += block.bytes;
     }
-    task.in = in;
-    task.out = out;
+    args.in = in;
+    args.out = out;
     for (int r = 0; r < comm.size(); ++r) {
-      task.heaps[r] = parts_[static_cast<std::size_t>(r)]->heap.data();
-      task.windows[r] = parts_[static_cast<std::size_t>(r)]->window.data();
+      args.heaps[r] = parts_[static_cast<std::size_t>(r)]->heap.data();
+      args.windows[r] = parts_[static_cast<std::size_t>(r)]->window.data();
     }
-    task.layout = layout_;
-    task.info.page_bytes = static_cast<std::uint32_t>(layout_.page_bytes);
-    task.rounds = reinterpret_cast<std::uint64_t*>(part.rounds.data());
-    task.control = reinterpret_cast<gpu::Control*>(part.told.data());
-    task.report = reinterpret_cast<gpu::Report*>(part.report.data());
-    gpu::launch(task, {way.blocks, way.lanes}, part.stream.get());
+    args.layout = layout_;
+    args.info.page_bytes = static_cast<std::uint32_t>(layout_.page_bytes);
+    args.rounds = reinterpret_cast<std::uint64_t*>(part.rounds.data());
+    args.control = reinterpret_cast<gpu::Control*>(part.told.data());
+    args.report = reinterpret_cast<gpu::Report*>(part.report.data());
+    gpu::launch(args, {way.blocks, way.lanes}, part.stream.get());
     part.stream.wait();
     for (std::byte* at = out; const Block& block : request.out) {
       part.stream.copy(block.data, at, block.bytes);

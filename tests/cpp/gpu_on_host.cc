@@ -33,19 +33,19 @@ class HostGpus final : public Gpus {
 
   Outcome run(const Communicator& comm, const Request& request, const Way& way) override {
     const auto self = static_cast<std::size_t>(comm.rank());
-    gpu::Task task = task_of(comm, request, way);
-    if (!request.in.empty()) task.in = request.in[0].data;
-    if (!request.out.empty()) task.out = request.out[0].data;
+    gpu::KernelArgs args = args_of(comm, request, way);
+    if (!request.in.empty()) args.in = request.in[0].data;
+    if (!request.out.empty()) args.out = request.out[0].data;
     for (int r = 0; r < comm.size(); ++r) {
-      task.heaps[r] = comm.heap(r).data();
-      task.windows[r] = windows_[static_cast<std::size_t>(r)].get();
+      args.heaps[r] = comm.heap(r).data();
+      args.windows[r] = windows_[static_cast<std::size_t>(r)].get();
     }
-    task.layout = layout_;
-    task.info.page_bytes = static_cast<std::uint32_t>(layout_.page_bytes);
-    task.rounds = rounds_[self].data();
-    task.control = &controls_[self];
-    task.report = &reports_[self];
-    const std::size_t moved = run_kernel(task, way.blocks, way.lanes, way.delays);
+    args.layout = layout_;
+    args.info.page_bytes = static_cast<std::uint32_t>(layout_.page_bytes);
+    args.rounds = rounds_[self].data();
+    args.control = &controls_[self];
+    args.report = &reports_[self];
+    const std::size_t moved = run_kernel(args, way.blocks, way.lanes, way.delays);
     return {reports_[self], moved};
   }
 

@@ -20,14 +20,14 @@ namespace dreamcomm::testing {
 namespace {
 
 /// Every rank a process with a group on the machine's first GPU.
-void with_processes(int size, const std::function<void(gpu::Group&, Communicator&)>& body,
+void with_processes(int size, const std::function<void(gpu::Communicator&, Communicator&)>& body,
                     const std::vector<int>& may_die = {}) {
   CHECK_NOTHROW(run_ranks(
       {.transport = Transport::kShm, .size = size},
       [&](Communicator& comm) {
         const gpu::Exchange exchange = exchange_over(comm);
-        gpu::Meeting meeting =
-            gpu::meet(comm.rank(), size, gpu::make_cuda_driver, {.most_blocks = 16}, exchange);
+        gpu::BootstrapResult meeting =
+            gpu::bootstrap(comm.rank(), size, gpu::make_cuda_driver, {.most_blocks = 16}, exchange);
         require(meeting.group != nullptr, meeting.why_not);
         body(*meeting.group, comm);
         if (may_die.empty()) meeting.group->close(exchange);
@@ -38,7 +38,7 @@ void with_processes(int size, const std::function<void(gpu::Group&, Communicator
 TEST_CASE("processes on one GPU carry out calls of all kinds over CUDA IPC") {
   for (const int size : {2, 4}) {
     CAPTURE(size);
-    with_processes(size, [](gpu::Group& group, Communicator& comm) {
+    with_processes(size, [](gpu::Communicator& group, Communicator& comm) {
       const gpu::OwnStream stream;
       const gpu::DeviceMemory memory(kTensorBytes);
       for (const Case& one : cases_of_all_kinds(comm.size())) {
@@ -50,7 +50,7 @@ TEST_CASE("processes on one GPU carry out calls of all kinds over CUDA IPC") {
 }
 
 /// What a rank's call says if rank 1 does not come to it.
-void call_alone(gpu::Group& group) {
+void call_alone(gpu::Communicator& group) {
   const gpu::OwnStream stream;
   std::vector<float> data(100, 1.0F);
   const Block block{reinterpret_cast<std::byte*>(data.data()), data.size() * sizeof(float)};
@@ -65,7 +65,7 @@ void call_alone(gpu::Group& group) {
 }
 
 TEST_CASE("a process that is stuck is named by the kernel that waits for it") {
-  with_processes(2, [](gpu::Group& group, Communicator& comm) {
+  with_processes(2, [](gpu::Communicator& group, Communicator& comm) {
     if (comm.rank() == 0) call_alone(group);
     comm.run(Request{});
   });
@@ -73,7 +73,7 @@ TEST_CASE("a process that is stuck is named by the kernel that waits for it") {
 
 TEST_CASE("a process that is killed is named by the kernel that waits for it") {
   with_processes(2,
-                 [](gpu::Group& group, Communicator& comm) {
+                 [](gpu::Communicator& group, Communicator& comm) {
                    if (comm.rank() == 1) kill(getpid(), SIGKILL);
                    call_alone(group);
                  },

@@ -14,28 +14,28 @@ std::uint64_t place_in_heap(const Communicator& comm, std::span<const Block> blo
   return static_cast<std::uint64_t>(blocks[0].data - heap.data()) + 1;
 }
 
-gpu::Task task_of(const Communicator& comm, const Request& request, const Way& way) {
-  gpu::Task task;
+gpu::KernelArgs args_of(const Communicator& comm, const Request& request, const Way& way) {
+  gpu::KernelArgs args;
   const bool varies = request.kind == Kind::kAllToAll;
-  task.bytes = varies || request.kind == Kind::kBarrier ? 0 : block_bytes(request);
-  task.info = {.kind = request.kind,
+  args.bytes = varies || request.kind == Kind::kBarrier ? 0 : block_bytes(request);
+  args.info = {.kind = request.kind,
                .op = request.reduction.op,
                .dtype = request.reduction.dtype,
                .row = static_cast<std::uint8_t>(way.row),
                .root = request.root,
                .blocks = static_cast<std::uint32_t>(way.blocks),
-               .bytes = task.bytes};
-  task.rank = comm.rank();
-  task.size = comm.size();
-  task.divisor = request.reduction.divisor;
+               .bytes = args.bytes};
+  args.rank = comm.rank();
+  args.size = comm.size();
+  args.divisor = request.reduction.divisor;
   for (std::size_t r = 0; varies && r < request.in.size(); ++r) {
-    task.in_bytes[r] = request.in[r].bytes;
-    task.out_bytes[r] = request.out[r].bytes;
+    args.in_bytes[r] = request.in[r].bytes;
+    args.out_bytes[r] = request.out[r].bytes;
   }
-  task.in_place = place_in_heap(comm, request.in);
-  task.out_place = place_in_heap(comm, request.out);
-  task.patience_ns = way.patience_ns;
-  return task;
+  args.in_place = place_in_heap(comm, request.in);
+  args.out_place = place_in_heap(comm, request.out);
+  args.patience_ns = way.patience_ns;
+  return args;
 }
 
 Outcome run_well(Gpus& gpus, const Communicator& comm, const Request& request, const Way& way) {

@@ -13,7 +13,7 @@ namespace dreamcomm::testing {
 
 /// How a call is to be carried out.
 struct Way {
-  gpu::RowId row = gpu::RowId::kStaged;
+  gpu::AlgorithmId row = gpu::AlgorithmId::kStaged;
   int blocks = 1;
   int lanes = 1;
   int delays = 0;  // per mille of lanes that begin late, on the host target
@@ -45,7 +45,7 @@ Outcome run_well(Gpus& gpus, const Communicator& comm, const Request& request, c
 
 /// What does not depend on where the memory is: all but in, out, heaps, windows, rounds,
 /// control and report.
-gpu::Task task_of(const Communicator& comm, const Request& request, const Way& way);
+gpu::KernelArgs args_of(const Communicator& comm, const Request& request, const Way& way);
 
 /// Where the blocks lie in this rank's heap, from 1 on; 0: not there.
 std::uint64_t place_in_heap(const Communicator& comm, std::span<const Block> blocks);

@@ -13,7 +13,7 @@
 namespace dreamcomm::testing {
 namespace {
 
-using gpu::RowId;
+using gpu::AlgorithmId;
 
 constexpr std::array kWorlds{1, 2, 3, 4, 8};
 constexpr std::array kGrids{Way{.blocks = 1, .lanes = 1}, Way{.blocks = 2, .lanes = 4},
@@ -23,24 +23,24 @@ constexpr std::size_t kTinyPage = 512;  // the sizes of 16 ranks fit, and pieces
 constexpr std::array kMoves{Kind::kBarrier, Kind::kBroadcast, Kind::kAllGather,
                             Kind::kGather,  Kind::kScatter,   Kind::kAllToAll};
 
-std::vector<RowId> rows_of(Kind kind) {
+std::vector<AlgorithmId> rows_of(Kind kind) {
   switch (kind) {
     case Kind::kAllReduce:
-      return {RowId::kStaged, RowId::kTwoShot, RowId::kOneShotInPlace,
-              RowId::kPull,   RowId::kPush,    RowId::kFlagged};
+      return {AlgorithmId::kStaged, AlgorithmId::kTwoShot, AlgorithmId::kOneShotInPlace,
+              AlgorithmId::kPull,   AlgorithmId::kPush,    AlgorithmId::kFlagged};
     case Kind::kReduce:
-      return {RowId::kTwoShot, RowId::kPush};
+      return {AlgorithmId::kTwoShot, AlgorithmId::kPush};
     case Kind::kReduceScatter:
     case Kind::kAllGather:
     case Kind::kBroadcast:
-      return {RowId::kStaged, RowId::kInPlace};
+      return {AlgorithmId::kStaged, AlgorithmId::kInPlace};
     default:
-      return {RowId::kStaged};
+      return {AlgorithmId::kStaged};
   }
 }
 
 void run_rows(Gpus& gpus, Communicator& comm, const Case& one, Way way) {
-  for (const RowId row : rows_of(one.kind)) {
+  for (const AlgorithmId row : rows_of(one.kind)) {
     way.row = row;
     run_case_by(one, comm.rank(), comm.size(),
                 [&](const Request& request) { run_well(gpus, comm, request, way); });
@@ -106,7 +106,7 @@ TEST_CASE("GPU kernels take tensors that begin anywhere") {
     // The heaps' tensors begin one element late on rank 1, two on rank 2.
     const std::shared_ptr<std::byte> memory = own_heap()->allocate(4096);
     auto* first = reinterpret_cast<float*>(memory.get()) + comm.rank();
-    for (const RowId row : rows_of(Kind::kAllReduce)) {
+    for (const AlgorithmId row : rows_of(Kind::kAllReduce)) {
       for (std::size_t i = 0; i < 101; ++i) first[i] = static_cast<float>(comm.rank() + 1);
       const Block data{reinterpret_cast<std::byte*>(first), 101 * sizeof(float)};
       Request request;
@@ -145,8 +145,9 @@ void run_mixed(Gpus& gpus, Communicator& comm, int calls, int delays) {
                    .salt = i,
                    .in_place = pick(2) == 0,
                    .place = static_cast<Place>(pick(3))};
-    const std::vector<RowId> rows = rows_of(kind);
-    const RowId row = rows[static_cast<std::size_t>(pick(static_cast<unsigned>(rows.size())))];
+    const std::vector<AlgorithmId> rows = rows_of(kind);
+    const AlgorithmId row =
+        rows[static_cast<std::size_t>(pick(static_cast<unsigned>(rows.size())))];
     const Way way{.row = row, .blocks = 1 + pick(4), .lanes = 1 + pick(5), .delays = delays};
     run_case_by(one, comm.rank(), comm.size(),
                 [&](const Request& request) { run_well(gpus, comm, request, way); });
@@ -181,7 +182,8 @@ TEST_CASE("GPU sums by letters: many ranks, full blocks, more than fits") {
                              .salt = ++salt,
                              .in_place = salt % 2 == 0};
               run_case_by(one, comm.rank(), comm.size(), [&](const Request& request) {
-                run_well(gpus, comm, request, {.row = RowId::kFlagged, .blocks = 2, .lanes = 3});
+                run_well(gpus, comm, request,
+                         {.row = AlgorithmId::kFlagged, .blocks = 2, .lanes = 3});
               });
             }
           },
@@ -202,7 +204,7 @@ TEST_CASE("GPU rings sum in some order") {
                        .salt = static_cast<int>(count),
                        .in_place = count % 2 == 0};
         run_case_by(one, comm.rank(), comm.size(), [&](const Request& request) {
-          run_well(gpus, comm, request, {.row = RowId::kRing, .blocks = 3, .lanes = 4});
+          run_well(gpus, comm, request, {.row = AlgorithmId::kRing, .blocks = 3, .lanes = 4});
         });
       }
     }));
@@ -223,7 +225,8 @@ TEST_CASE("a GPU kernel that waits too long names whom it waits for") {
     std::array<float, 50> data{};
     const Block block{reinterpret_cast<std::byte*>(data.data()), sizeof data};
     if (comm.rank() != 1) {  // rank 1 never calls
-      const Way way{.row = RowId::kTwoShot, .blocks = 2, .lanes = 3, .patience_ns = 50'000'000};
+      const Way way{
+          .row = AlgorithmId::kTwoShot, .blocks = 2, .lanes = 3, .patience_ns = 50'000'000};
       const gpu::Report report = gpus.run(comm, sum_of(block), way).report;
       require(report.rank == comm.rank() && report.turn == 0 && report.round == 1, "a wrong place");
       require(report.info.kind == Kind::kAllReduce, "another call");
@@ -246,7 +249,7 @@ TEST_CASE("the host ends a GPU kernel, and the peers' with it") {
       pause(1000);
       gpus.abort(0);
     } else {
-      const Way way{.row = RowId::kStaged, .blocks = 1, .lanes = 2};
+      const Way way{.row = AlgorithmId::kStaged, .blocks = 1, .lanes = 2};
       const auto reason =
           static_cast<gpu::Report::Reason>(gpus.run(comm, sum_of(block), way).report.reason);
       const auto expected = comm.rank() == 0 ? gpu::Report::kAborted : gpu::Report::kPeerGone;
@@ -260,7 +263,7 @@ TEST_CASE("a GPU that has given up touches nothing any more") {
   CHECK_NOTHROW(on_gpus(2, kTinyPage, [](Gpus& gpus, Communicator& comm) {
     std::vector<float> data(50, 1.0F);
     const Block block{reinterpret_cast<std::byte*>(data.data()), data.size() * sizeof(float)};
-    const Way way{.row = RowId::kStaged, .blocks = 2, .lanes = 2, .patience_ns = 20'000'000};
+    const Way way{.row = AlgorithmId::kStaged, .blocks = 2, .lanes = 2, .patience_ns = 20'000'000};
     if (comm.rank() == 0) gpus.run(comm, sum_of(block), way);  // nobody comes
     comm.run(Request{});
     // Both ranks make the next call, and rank 1 finds what rank 0 published of the first.
@@ -274,7 +277,7 @@ TEST_CASE("a GPU that has given up touches nothing any more") {
 }
 
 TEST_CASE("GPU kernels of different calls move nothing") {
-  for (const RowId row : {RowId::kTwoShot, RowId::kFlagged}) {
+  for (const AlgorithmId row : {AlgorithmId::kTwoShot, AlgorithmId::kFlagged}) {
     std::atomic<int> found{0};
     CHECK_NOTHROW(on_gpus(3, kTinyPage, [&](Gpus& gpus, Communicator& comm) {
       std::vector<float> data(comm.rank() == 1 ? 40 : 50, 1.0F);
@@ -298,7 +301,7 @@ TEST_CASE("a GPU call that differs is told of, though another rank does not come
     std::vector<float> data(comm.rank() == 2 ? 40 : 50, 1.0F);
     const Block block{reinterpret_cast<std::byte*>(data.data()), data.size() * sizeof(float)};
     if (comm.rank() != 1) {
-      const Way way{.row = RowId::kFlagged, .blocks = 1, .lanes = 2};
+      const Way way{.row = AlgorithmId::kFlagged, .blocks = 1, .lanes = 2};
       const gpu::Report report = gpus.run(comm, sum_of(block), way).report;
       const bool told = report.reason == gpu::Report::kMismatch ||
                         (report.reason == gpu::Report::kPeerGone && report.missing != 1);

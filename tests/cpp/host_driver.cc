@@ -84,11 +84,11 @@ class HostDriver final : public gpu::Driver {
     const auto word = std::atomic_ref(*static_cast<std::uint64_t*>(const_cast<void*>(from)));
     std::atomic_ref(*static_cast<std::uint64_t*>(to)).store(word.load());
   }
-  void start(const gpu::Task& task, const gpu::Grid& grid, void*) override {
-    if (task.in_place != 0) ++kept().calls_in_place;
+  void start(const gpu::KernelArgs& args, const gpu::Grid& grid, void*) override {
+    if (args.in_place != 0) ++kept().calls_in_place;
     ++kept().kernels_begun;
-    run_kernel(task, grid.blocks, grid.lanes, 50);
-    if (!faults_.reads && task.info.kind == Kind::kAllGather) *task.out ^= std::byte{1};
+    run_kernel(args, grid.blocks, grid.lanes, 50);
+    if (!faults_.reads && args.info.kind == Kind::kAllGather) *args.out ^= std::byte{1};
   }
   void copy_later(void* to, const void* from, std::size_t bytes, void*) override {
     copy(to, from, bytes);

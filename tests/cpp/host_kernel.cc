@@ -11,25 +11,25 @@
 namespace dreamcomm::testing {
 namespace {
 
-void run_lane(const gpu::Task& task, const gpu::HostTarget& target, int delays) {
+void run_lane(const gpu::KernelArgs& args, const gpu::HostTarget& target, int delays) {
   pause(delays);
-  gpu::Block<gpu::HostTarget> block(target, task);
-  if (task.info.op == ReduceOp::kNone) return gpu::move_body(block);
+  gpu::Block<gpu::HostTarget> block(target, args);
+  if (args.info.op == ReduceOp::kNone) return gpu::move_body(block);
   const bool known = gpu::with_format(
-      task.info.dtype, [&]<typename F>(std::type_identity<F>) { gpu::reduce_body<F>(block); });
+      args.info.dtype, [&]<typename F>(std::type_identity<F>) { gpu::reduce_body<F>(block); });
   require(known, "GPUs do not compute with this type");
 }
 
 }  // namespace
 
-std::size_t run_kernel(const gpu::Task& task, int blocks, int lanes, int delays) {
+std::size_t run_kernel(const gpu::KernelArgs& args, int blocks, int lanes, int delays) {
   std::vector<std::unique_ptr<gpu::HostBlock>> shared;
   std::vector<std::thread> threads;
   for (int b = 0; b < blocks; ++b) {
     gpu::HostBlock& block = *shared.emplace_back(std::make_unique<gpu::HostBlock>(lanes));
     for (int lane = 0; lane < lanes; ++lane) {
-      threads.emplace_back([&task, &block, blocks, delays, lane, b] {
-        run_lane(task, gpu::HostTarget(block, lane, b, blocks), delays);
+      threads.emplace_back([&args, &block, blocks, delays, lane, b] {
+        run_lane(args, gpu::HostTarget(block, lane, b, blocks), delays);
       });
     }
   }

@@ -9,6 +9,6 @@ namespace dreamcomm::testing {
 
 /// Each lane a thread; the bytes that the kernel read and wrote. `delays`: per mille of
 /// lanes that begin late. Throws if GPUs do not compute with the call's type.
-std::size_t run_kernel(const gpu::Task& task, int blocks, int lanes, int delays);
+std::size_t run_kernel(const gpu::KernelArgs& args, int blocks, int lanes, int delays);
 
 }  // namespace dreamcomm::testing

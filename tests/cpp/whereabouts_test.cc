@@ -209,13 +209,13 @@ void send_noise(const Fd& socket, const std::string& noise, int fd) {
 }
 
 TEST_CASE("thousands of letters of garbage harm nobody") {
-  constexpr std::size_t kLetter = 512;
+  constexpr std::size_t kPacket = 512;
   Two both([] { return std::string(" at two.py:2"); });
   CHECK(both.ask() == " at two.py:2");
   const int before = open_descriptors();
   std::mt19937 chance(1);
   for (int i = 0; i < 3000; ++i) {
-    const std::array sizes{kLetter, kLetter, kLetter - 1, kLetter + 1, std::size_t{1}};
+    const std::array sizes{kPacket, kPacket, kPacket - 1, kPacket + 1, std::size_t{1}};
     std::string noise(sizes[chance() % sizes.size()], '\0');
     for (char& byte : noise) byte = static_cast<char>(chance());
     if (noise.size() >= 4 && chance() % 2 == 0) {  // a question or an answer, of any number

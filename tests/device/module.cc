@@ -37,7 +37,7 @@ class StreamDriver final : public gpu::Driver {
   void copy(void* to, const void* from, std::size_t bytes) override {
     host_->copy(to, from, bytes);
   }
-  void start(const gpu::Task& task, const gpu::Grid& grid, void* stream) override {
+  void start(const gpu::KernelArgs& task, const gpu::Grid& grid, void* stream) override {
     if (stream == nullptr) return host_->start(task, grid, nullptr);  // before any other
     Queue& queue = *static_cast<Queue*>(stream);
     last_.block(queue);
@@ -70,7 +70,7 @@ std::unique_ptr<gpu::Driver> make_driver() {
 py::capsule kind(int lanes, int blocks, std::size_t page_bytes, double turn, std::size_t chunk) {
   auto* made = new DeviceKind{
       kDeviceType, make_driver, [](void*) { return captures; },
-      gpu::GroupOptions{
+      gpu::CommunicatorOptions{
           .page_bytes = page_bytes, .most_blocks = blocks, .lanes = lanes, .costs = {.turn = turn}},
       chunk};
   return {made, [](void* held) { delete static_cast<DeviceKind*>(held); }};

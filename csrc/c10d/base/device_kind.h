@@ -21,7 +21,7 @@ struct DeviceKind {
   std::function<std::unique_ptr<gpu::Driver>()> make_driver = gpu::make_cuda_driver;
   /// Whether what a stream, by its native handle, is given goes into a graph.
   std::function<bool(void* stream)> is_capturing = gpu::is_capturing;
-  gpu::GroupOptions options;
+  gpu::CommunicatorOptions options;
   std::size_t chunk = kDeviceChunkBytes;
 };
 

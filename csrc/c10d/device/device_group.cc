@@ -55,7 +55,7 @@ std::string DeviceGroup::about_host() const {
 }
 
 /// Kernels know a peer by its number in their group.
-gpu::Hearsay DeviceGroup::hearsay(std::vector<int> ranks) const {
+gpu::PeerReports DeviceGroup::peer_reports(std::vector<int> ranks) const {
   return {.lost = [comm = comm_] { return comm->lost(); },
           .does =
               [comm = comm_, ranks = std::move(ranks)](int rank) {
@@ -132,15 +132,15 @@ StreamQueue::Ways DeviceGroup::ways() {
 bool DeviceGroup::meet() {
   const c10::DeviceGuard here(*device_);
   require_no_capture();
-  gpu::Meeting meeting;
+  gpu::BootstrapResult meeting;
   try {
-    meeting = gpu::meet(comm_->rank(), comm_->size(), kind_.make_driver, kind_.options,
-                        exchange_among_all(*comm_, rendezvous_timeout_, interrupt_),
-                        rendezvous_timeout_());
+    meeting = gpu::bootstrap(comm_->rank(), comm_->size(), kind_.make_driver, kind_.options,
+                             exchange_among_all(*comm_, rendezvous_timeout_, interrupt_),
+                             rendezvous_timeout_());
   } catch (...) {
     std::rethrow_exception(current_as_torch());
   }
-  std::shared_ptr<gpu::Group> group = std::move(meeting.group);
+  std::shared_ptr<gpu::Communicator> group = std::move(meeting.group);
   std::unique_ptr<MultinodeDeviceGroup> span =
       hosts_ ? meet_hosts(group, meeting.why_not) : nullptr;
   const std::scoped_lock lock(mutex_);
@@ -154,14 +154,14 @@ bool DeviceGroup::meet() {
   std::vector<int> everyone(static_cast<std::size_t>(comm_->size()));
   std::iota(everyone.begin(), everyone.end(), 0);
   all_ = std::make_shared<StreamQueue>(group, *device_, ways(), about_host(),
-                                       hearsay(std::move(everyone)), std::move(span));
+                                       peer_reports(std::move(everyone)), std::move(span));
   watch();
   return true;
 }
 
 /// After it, `group` is null where it was on any host.
-std::unique_ptr<MultinodeDeviceGroup> DeviceGroup::meet_hosts(std::shared_ptr<gpu::Group>& group,
-                                                              std::string& why_not) {
+std::unique_ptr<MultinodeDeviceGroup> DeviceGroup::meet_hosts(
+    std::shared_ptr<gpu::Communicator>& group, std::string& why_not) {
   if (!group) why_not = about_host() + why_not;
   try {
     MultinodeSetup met = dreamcomm::meet_hosts(group, why_not, *hosts_, *device_);
@@ -237,13 +237,13 @@ bool DeviceGroup::meet_pair(int peer) {
 
 DeviceGroup::QueuePtr DeviceGroup::meet_one_way(int from, int to) {
   const bool sends = comm_->rank() == from;
-  gpu::GroupOptions options = kind_.options;
+  gpu::CommunicatorOptions options = kind_.options;
   options.most_blocks = std::min(options.most_blocks, kMessageBlocks);
   options.heap_bytes = 0;
-  gpu::Meeting meeting =
-      gpu::meet(sends ? 0 : 1, 2, kind_.make_driver, options,
-                exchange_with(*comm_, sends ? to : from, from, rendezvous_timeout_, interrupt_),
-                rendezvous_timeout_());
+  gpu::BootstrapResult meeting = gpu::bootstrap(
+      sends ? 0 : 1, 2, kind_.make_driver, options,
+      exchange_with(*comm_, sends ? to : from, from, rendezvous_timeout_, interrupt_),
+      rendezvous_timeout_());
   if (!meeting.group) {
     const std::scoped_lock lock(mutex_);
     why_not_ =
@@ -253,7 +253,7 @@ DeviceGroup::QueuePtr DeviceGroup::meet_one_way(int from, int to) {
   return std::make_shared<StreamQueue>(
       std::move(meeting.group), *device_, ways(),
       concat("a message of rank ", number(from), " to rank ", number(to), ", here ranks 0 and 1: "),
-      hearsay({from, to}));
+      peer_reports({from, to}));
 }
 
 c10::intrusive_ptr<DeviceWork> DeviceGroup::send(const DevicePlan& plan, const at::Tensor& tensor,

@@ -92,13 +92,13 @@ class DeviceGroup {
   c10::Stream make_stream();
   StreamQueue::Ways ways();
   bool meet();
-  std::unique_ptr<MultinodeDeviceGroup> meet_hosts(std::shared_ptr<gpu::Group>& group,
+  std::unique_ptr<MultinodeDeviceGroup> meet_hosts(std::shared_ptr<gpu::Communicator>& group,
                                                    std::string& why_not);
   /// A rank of `comm`, as people know it.
   int number(int rank) const;
   std::string about_host() const;
   /// What errors of a group of these ranks of `comm` know of them.
-  gpu::Hearsay hearsay(std::vector<int> ranks) const;
+  gpu::PeerReports peer_reports(std::vector<int> ranks) const;
   void watch();
   bool meet_pair(int peer);
   QueuePtr meet_one_way(int from, int to);

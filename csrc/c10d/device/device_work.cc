@@ -20,7 +20,8 @@ constexpr std::chrono::microseconds kLook{20};
 
 DeviceWork::DeviceWork(int rank, const OpLabel& label, Tensors inputs, Tensors outputs,
                        const c10::Stream& stream, std::shared_ptr<const c10::Event> done,
-                       bool captured, std::shared_ptr<const gpu::Group> group, uint64_t sequence)
+                       bool captured, std::shared_ptr<const gpu::Communicator> group,
+                       uint64_t sequence)
     : ProfiledWork(rank, label.type, label.title, inputs),
       label_(label),
       outputs_(outputs.vec()),

@@ -23,7 +23,7 @@ class DeviceWork final : public ProfiledWork {
   /// whose events cannot be asked.
   DeviceWork(int rank, const OpLabel& label, Tensors inputs, Tensors outputs,
              const c10::Stream& stream, std::shared_ptr<const c10::Event> done, bool captured,
-             std::shared_ptr<const gpu::Group> group, uint64_t sequence);
+             std::shared_ptr<const gpu::Communicator> group, uint64_t sequence);
 
   bool isCompleted() override;
   bool isSuccess() const override { return exception() == nullptr; }
@@ -45,7 +45,7 @@ class DeviceWork final : public ProfiledWork {
   const c10::Stream stream_;
   const std::shared_ptr<const c10::Event> done_;
   const bool captured_;
-  const std::shared_ptr<const gpu::Group> group_;
+  const std::shared_ptr<const gpu::Communicator> group_;
   const uint64_t sequence_;
   // Found when the event was first seen done; a later call's failure is none of this one's.
   mutable std::mutex found_mutex_;

@@ -22,7 +22,7 @@ class DeviceHierContext final : public HierContext {
  public:
   /// What it goes by: all outlive it.
   struct Level {
-    gpu::Group& group;  // of the ranks of this host
+    gpu::Communicator& group;  // of the ranks of this host
     c10d::Backend& engine;
     const Topology& topology;
     int rank;

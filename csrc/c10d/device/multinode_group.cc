@@ -11,8 +11,9 @@
 
 namespace dreamcomm {
 
-MultinodeDeviceGroup::MultinodeDeviceGroup(std::shared_ptr<gpu::Group> group, DevicePlace place,
-                                           Fallback::Inner engine, c10::Device device)
+MultinodeDeviceGroup::MultinodeDeviceGroup(std::shared_ptr<gpu::Communicator> group,
+                                           DevicePlace place, Fallback::Inner engine,
+                                           c10::Device device)
     : group_(std::move(group)),
       place_(std::move(place)),
       engine_(std::move(engine)),

@@ -28,8 +28,8 @@ struct DevicePlace {
 /// sums that another one could not make.
 class MultinodeDeviceGroup {
  public:
-  MultinodeDeviceGroup(std::shared_ptr<gpu::Group> group, DevicePlace place, Fallback::Inner engine,
-                       c10::Device device);
+  MultinodeDeviceGroup(std::shared_ptr<gpu::Communicator> group, DevicePlace place,
+                       Fallback::Inner engine, c10::Device device);
 
   /// On the current stream, which is `stream`. Throws Error.
   void run(const Request& request, void* stream);
@@ -43,7 +43,7 @@ class MultinodeDeviceGroup {
   std::array<WireTraffic, kKinds> traffic() const;
 
  private:
-  const std::shared_ptr<gpu::Group> group_;
+  const std::shared_ptr<gpu::Communicator> group_;
   const DevicePlace place_;
   const Fallback::Inner engine_;
   const c10::Device device_;

@@ -47,8 +47,9 @@ std::optional<std::string> refusal_of_any(const Answer& own, const DeviceHosts& 
 
 /// INVARIANT: all hosts' ranks go the same way, so what one cannot do none does. Engines connect
 /// here: they allocate memory then, which waits for kernels that would wait for peers.
-MultinodeSetup meet_hosts(const std::shared_ptr<gpu::Group>& group, const std::string& why_not,
-                          const DeviceHosts& hosts, c10::Device device) {
+MultinodeSetup meet_hosts(const std::shared_ptr<gpu::Communicator>& group,
+                          const std::string& why_not, const DeviceHosts& hosts,
+                          c10::Device device) {
   Answer own;
   Fallback::Inner engine;
   if (!group) own.refuse(why_not);

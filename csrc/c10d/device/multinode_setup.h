@@ -28,7 +28,7 @@ struct MultinodeSetup {
 
 /// Collective among all hosts' ranks. `group` is of the ranks of this one's, or null, and then
 /// `why_not` says why. Throws what `exchange` throws.
-MultinodeSetup meet_hosts(const std::shared_ptr<gpu::Group>& group, const std::string& why_not,
-                          const DeviceHosts& hosts, c10::Device device);
+MultinodeSetup meet_hosts(const std::shared_ptr<gpu::Communicator>& group,
+                          const std::string& why_not, const DeviceHosts& hosts, c10::Device device);
 
 }  // namespace dreamcomm

@@ -20,14 +20,14 @@ constexpr milliseconds kLeaving{5'000};
 
 }  // namespace
 
-StreamQueue::StreamQueue(std::shared_ptr<gpu::Group> group, c10::Device device, Ways ways,
-                         std::string about, gpu::Hearsay hearsay,
+StreamQueue::StreamQueue(std::shared_ptr<gpu::Communicator> group, c10::Device device, Ways ways,
+                         std::string about, gpu::PeerReports peer_reports,
                          std::unique_ptr<MultinodeDeviceGroup> span)
     : group_(std::move(group)),
       device_(device),
       ways_(std::move(ways)),
       multinode_(std::move(span)) {
-  group_->speak_of(std::move(about), std::move(hearsay));
+  group_->speak_of(std::move(about), std::move(peer_reports));
 }
 
 c10::Stream StreamQueue::stream_for(const DevicePlan& plan) {

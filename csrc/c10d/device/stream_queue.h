@@ -43,13 +43,14 @@ class StreamQueue {
   };
   /// `about` comes before what errors say, `hearsay` is what they know of ranks; `span`: null for
   /// a group of one host.
-  StreamQueue(std::shared_ptr<gpu::Group> group, c10::Device device, Ways ways, std::string about,
-              gpu::Hearsay hearsay, std::unique_ptr<MultinodeDeviceGroup> span = nullptr);
+  StreamQueue(std::shared_ptr<gpu::Communicator> group, c10::Device device, Ways ways,
+              std::string about, gpu::PeerReports peer_reports,
+              std::unique_ptr<MultinodeDeviceGroup> span = nullptr);
 
   /// Puts the calls, parts of one, on their stream. Throws what torch expects.
   c10::intrusive_ptr<DeviceWork> issue(int rank, const DevicePlan& plan, Calls& calls);
 
-  const std::shared_ptr<gpu::Group>& group() const { return group_; }
+  const std::shared_ptr<gpu::Communicator>& group() const { return group_; }
   /// Why a call failed, or nothing.
   std::optional<Error> failure() const { return group_->failure(); }
   void abort();
@@ -73,7 +74,7 @@ class StreamQueue {
   void run_parts(const DevicePlan& plan, Calls& calls, const c10::Stream& stream);
   bool ends_within(std::chrono::milliseconds longest, const Interrupt& pause) const;
 
-  const std::shared_ptr<gpu::Group> group_;
+  const std::shared_ptr<gpu::Communicator> group_;
   const c10::Device device_;
   const Ways ways_;
   const std::unique_ptr<MultinodeDeviceGroup> multinode_;

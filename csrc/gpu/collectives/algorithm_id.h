@@ -7,11 +7,11 @@
 
 namespace dreamcomm::gpu {
 
-/// How a call is carried out; in CallCard::row, the same on all ranks. Rows on registered
+/// How a call is carried out; in CallInfo::row, the same on all ranks. Rows on registered
 /// memory begin with a turn in which the ranks learn whose tensors are registered; if
 /// some are not, they go on with the row named last. A row that a kind does not have is
 /// taken for kStaged.
-enum class RowId : std::uint8_t {
+enum class AlgorithmId : std::uint8_t {
   kStaged,          // any tensors: all kinds; all_reduce in one shot, reduce in two
   kTwoShot,         // any tensors: all_reduce, reduce
   kRing,            // any tensors, not in rank order: all_reduce
@@ -23,7 +23,7 @@ enum class RowId : std::uint8_t {
 };
 
 /// For people.
-constexpr std::string_view name(RowId row) {
+constexpr std::string_view name(AlgorithmId row) {
   constexpr std::string_view kNames[] = {"one_shot", "two_shot", "ring",     "one_shot in place",
                                          "pull",     "push",     "in place", "one_shot flagged"};
   return kNames[static_cast<std::size_t>(row)];
@@ -31,11 +31,11 @@ constexpr std::string_view name(RowId row) {
 
 /// The row that the option `algorithm`, whose names are those of the CPU's table, asks for in
 /// all_reduce, if it has one here; the ring only where sums need not be in rank order.
-constexpr std::optional<RowId> row_asked(std::string_view algorithm, bool fixed_order) {
-  if (algorithm == "one_shot") return RowId::kStaged;
-  if (algorithm == "direct") return RowId::kTwoShot;
-  if (algorithm == "heap") return RowId::kPush;
-  if (algorithm == "ring" && !fixed_order) return RowId::kRing;
+constexpr std::optional<AlgorithmId> row_asked(std::string_view algorithm, bool fixed_order) {
+  if (algorithm == "one_shot") return AlgorithmId::kStaged;
+  if (algorithm == "direct") return AlgorithmId::kTwoShot;
+  if (algorithm == "heap") return AlgorithmId::kPush;
+  if (algorithm == "ring" && !fixed_order) return AlgorithmId::kRing;
   return std::nullopt;
 }
 

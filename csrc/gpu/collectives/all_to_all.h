@@ -25,9 +25,9 @@ struct Sizes {
 template <Target T>
 DREAMCOMM_DEVICE Sizes read_sizes(const Block<T>& block) {
   Sizes sizes;
-  for (int giver = 0; giver < block.task.size; ++giver) {
+  for (int giver = 0; giver < block.args.size; ++giver) {
     std::uint64_t place = 0;
-    for (int taker = 0; taker < block.task.size; ++taker) {
+    for (int taker = 0; taker < block.args.size; ++taker) {
       const std::uint64_t given = block.opening_of(giver).in_bytes[taker];
       const std::uint64_t expected = block.opening_of(taker).out_bytes[giver];
       if (given != expected && sizes.agree) {
@@ -37,7 +37,7 @@ DREAMCOMM_DEVICE Sizes read_sizes(const Block<T>& block) {
         sizes.given = given;
         sizes.expected = expected;
       }
-      if (taker == block.task.rank) sizes.places[giver] = place;
+      if (taker == block.args.rank) sizes.places[giver] = place;
       if (giver != taker && given > sizes.largest) sizes.largest = given;
       place += given;
     }
@@ -52,16 +52,16 @@ constexpr Range clamp(const Range& chunk, std::size_t bytes) {
 
 template <Target T>
 DREAMCOMM_DEVICE void fetch_blocks(Block<T>& block, const Sizes& sizes) {
-  const Task& task = block.task;
+  const KernelArgs& args = block.args;
   std::size_t begin = 0;  // of the peer's block in the output
-  for (int peer = 0; peer < task.size; ++peer) {
-    const BlockChunks mine = block.even_share(task.out_bytes[peer]);
+  for (int peer = 0; peer < args.size; ++peer) {
+    const BlockChunks mine = block.even_share(args.out_bytes[peer]);
     for (std::size_t k = 0; k < mine.count(); ++k) {
       const Range part = mine.at(k);
-      block.copy(task.out + begin + part.begin,
+      block.copy(args.out + begin + part.begin,
                  block.ins.at[peer] + sizes.places[peer] + part.begin, part.size());
     }
-    begin += task.out_bytes[peer];
+    begin += args.out_bytes[peer];
   }
   block.end();
 }
@@ -69,45 +69,45 @@ DREAMCOMM_DEVICE void fetch_blocks(Block<T>& block, const Sizes& sizes) {
 /// The own block goes no way round.
 template <Target T>
 DREAMCOMM_DEVICE void keep_own(Block<T>& block) {
-  const Task& task = block.task;
+  const KernelArgs& args = block.args;
   std::size_t from = 0;
   std::size_t to = 0;
-  for (int r = 0; r < task.rank; ++r) {
-    from += task.in_bytes[r];
-    to += task.out_bytes[r];
+  for (int r = 0; r < args.rank; ++r) {
+    from += args.in_bytes[r];
+    to += args.out_bytes[r];
   }
-  const BlockChunks mine = block.even_share(task.in_bytes[task.rank]);
+  const BlockChunks mine = block.even_share(args.in_bytes[args.rank]);
   for (std::size_t k = 0; k < mine.count(); ++k) {
     const Range part = mine.at(k);
-    block.copy(task.out + to + part.begin, task.in + from + part.begin, part.size());
+    block.copy(args.out + to + part.begin, args.in + from + part.begin, part.size());
   }
 }
 
 template <Target T>
 DREAMCOMM_DEVICE void exchange_pages(Block<T>& block, std::uint64_t largest) {
-  const Task& task = block.task;
-  const std::size_t piece = round_down(block.rounds.page_bytes() / block.index_of(task.size));
+  const KernelArgs& args = block.args;
+  const std::size_t piece = round_down(block.rounds.page_bytes() / block.index_of(args.size));
   const BlockChunks mine = block.share(largest, piece);
   for (std::size_t k = 0; k < mine.count(); ++k) {
     const Range now = mine.at(k);
     std::size_t begin = 0;
-    for (int r = 0; r < task.size; ++r) {
-      const Range part = clamp(now, task.in_bytes[r]);
-      if (r != task.rank) {
-        block.copy(block.rounds.page() + block.index_of(r) * piece, task.in + begin + part.begin,
+    for (int r = 0; r < args.size; ++r) {
+      const Range part = clamp(now, args.in_bytes[r]);
+      if (r != args.rank) {
+        block.copy(block.rounds.page() + block.index_of(r) * piece, args.in + begin + part.begin,
                    part.size());
       }
-      begin += task.in_bytes[r];
+      begin += args.in_bytes[r];
     }
     if (!block.turn_all()) return;
     begin = 0;
-    for (int r = 0; r < task.size; ++r) {
-      const Range part = clamp(now, task.out_bytes[r]);
-      if (r != task.rank) {
-        block.copy(task.out + begin + part.begin,
-                   block.rounds.from(r) + block.index_of(task.rank) * piece, part.size());
+    for (int r = 0; r < args.size; ++r) {
+      const Range part = clamp(now, args.out_bytes[r]);
+      if (r != args.rank) {
+        block.copy(args.out + begin + part.begin,
+                   block.rounds.from(r) + block.index_of(args.rank) * piece, part.size());
       }
-      begin += task.out_bytes[r];
+      begin += args.out_bytes[r];
     }
   }
   keep_own(block);
@@ -116,11 +116,11 @@ DREAMCOMM_DEVICE void exchange_pages(Block<T>& block, std::uint64_t largest) {
 
 template <Target T>
 DREAMCOMM_DEVICE void all_to_all(Block<T>& block) {
-  const Task& task = block.task;
+  const KernelArgs& args = block.args;
   auto* opening = reinterpret_cast<Opening*>(block.rounds.page());
-  for (int r = block.target.lane(); r < task.size; r += block.target.lanes()) {
-    opening->in_bytes[r] = task.in_bytes[r];
-    opening->out_bytes[r] = task.out_bytes[r];
+  for (int r = block.target.lane(); r < args.size; r += block.target.lanes()) {
+    opening->in_bytes[r] = args.in_bytes[r];
+    opening->out_bytes[r] = args.out_bytes[r];
   }
   if (!block.open()) return;
   const Sizes sizes = read_sizes(block);

@@ -12,18 +12,18 @@ namespace dreamcomm::gpu {
 template <Target T>
 struct Block {
   const T& target;
-  const Task& task;
+  const KernelArgs& args;
   BlockRounds<T> rounds;
   // After open(): the ranks' registered tensors as mapped here, or null.
   Sources ins;
   Pointers outs;
 
-  DREAMCOMM_DEVICE Block(const T& t, const Task& a) : target(t), task(a), rounds(t, a) {}
+  DREAMCOMM_DEVICE Block(const T& t, const KernelArgs& a) : target(t), args(a), rounds(t, a) {}
 
-  DREAMCOMM_DEVICE int rank() const { return task.rank; }
-  DREAMCOMM_DEVICE int size() const { return task.size; }
+  DREAMCOMM_DEVICE int rank() const { return args.rank; }
+  DREAMCOMM_DEVICE int size() const { return args.size; }
   DREAMCOMM_DEVICE std::size_t index_of(int rank) const { return static_cast<std::size_t>(rank); }
-  DREAMCOMM_DEVICE Recipe recipe() const { return {task.card.op, task.divisor}; }
+  DREAMCOMM_DEVICE Recipe recipe() const { return {args.info.op, args.divisor}; }
 
   /// This block's share of `bytes`, at most `per_chunk` at a time.
   DREAMCOMM_DEVICE BlockChunks share(std::size_t bytes, std::size_t per_chunk) const {
@@ -54,27 +54,27 @@ struct Block {
   /// A copy for each rank but this one.
   template <typename JobOf>
   DREAMCOMM_DEVICE void copy_each_peer(const JobOf& job_of) const {
-    copy_each(target, task.size - 1,
-              [&](int number) { return job_of(number < task.rank ? number : number + 1); });
+    copy_each(target, args.size - 1,
+              [&](int number) { return job_of(number < args.rank ? number : number + 1); });
   }
   template <typename F>
-  DREAMCOMM_DEVICE void fold(const Sources& in, const Pointers& out, int outs,
-                             std::size_t bytes) const {
-    gpu::fold<F>(target, recipe(), in, task.size, out, outs, bytes / sizeof(typename F::Element));
+  DREAMCOMM_DEVICE void reduce(const Sources& in, const Pointers& out, int outs,
+                               std::size_t bytes) const {
+    gpu::reduce<F>(target, recipe(), in, args.size, out, outs, bytes / sizeof(typename F::Element));
   }
 
   /// The pages of the last turn, from `offset` on; `own` stands for this rank's.
   DREAMCOMM_DEVICE Sources pages(std::size_t offset, const std::byte* own) const {
     Sources sources;
-    for (int r = 0; r < task.size; ++r) {
-      sources.at[r] = r == task.rank ? own : rounds.from(r) + offset;
+    for (int r = 0; r < args.size; ++r) {
+      sources.at[r] = r == args.rank ? own : rounds.from(r) + offset;
     }
     return sources;
   }
   /// All ranks' registered inputs, from `offset` on.
   DREAMCOMM_DEVICE Sources inputs(std::size_t offset) const {
     Sources sources;
-    for (int r = 0; r < task.size; ++r) sources.at[r] = ins.at[r] + offset;
+    for (int r = 0; r < args.size; ++r) sources.at[r] = ins.at[r] + offset;
     return sources;
   }
 
@@ -83,24 +83,24 @@ struct Block {
   DREAMCOMM_DEVICE bool open() {
     if (target.lane() == 0) {
       auto* opening = reinterpret_cast<Opening*>(rounds.page());
-      opening->in = task.in_place;
-      opening->out = task.out_place;
+      opening->in = args.in_place;
+      opening->out = args.out_place;
     }
     if (!turn_all()) return false;
     constexpr int kAhead = 4;  // under way
-    for (int first = 0; first < task.size; first += kAhead) {
+    for (int first = 0; first < args.size; first += kAhead) {
       std::uint64_t in[kAhead] = {};
       std::uint64_t out[kAhead] = {};
       for (int i = 0; i < kAhead; ++i) {
-        if (first + i >= task.size) continue;
+        if (first + i >= args.size) continue;
         in[i] = opening_of(first + i).in;
         out[i] = opening_of(first + i).out;
       }
       for (int i = 0; i < kAhead; ++i) {
         const int r = first + i;
-        if (r >= task.size) continue;
-        ins.at[r] = in[i] == 0 ? nullptr : task.heaps[r] + in[i] - 1;
-        outs.at[r] = out[i] == 0 ? nullptr : task.heaps[r] + out[i] - 1;
+        if (r >= args.size) continue;
+        ins.at[r] = in[i] == 0 ? nullptr : args.heaps[r] + in[i] - 1;
+        outs.at[r] = out[i] == 0 ? nullptr : args.heaps[r] + out[i] - 1;
       }
     }
     return true;
@@ -109,13 +109,13 @@ struct Block {
     return *reinterpret_cast<const Opening*>(rounds.from(rank));
   }
   DREAMCOMM_DEVICE bool all_in() const {
-    for (int r = 0; r < task.size; ++r) {
+    for (int r = 0; r < args.size; ++r) {
       if (ins.at[r] == nullptr) return false;
     }
     return true;
   }
   DREAMCOMM_DEVICE bool all_out() const {
-    for (int r = 0; r < task.size; ++r) {
+    for (int r = 0; r < args.size; ++r) {
       if (outs.at[r] == nullptr) return false;
     }
     return true;
@@ -123,7 +123,7 @@ struct Block {
 
   /// Whether some rank's output is its input.
   DREAMCOMM_DEVICE bool any_over_itself() const {
-    for (int r = 0; r < task.size; ++r) {
+    for (int r = 0; r < args.size; ++r) {
       if (outs.at[r] != nullptr && outs.at[r] == ins.at[r]) return true;
     }
     return false;

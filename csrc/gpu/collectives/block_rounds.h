@@ -39,10 +39,10 @@ template <Target T>
 class BlockRounds {
  public:
   /// All lanes of a block make one, and call everything together.
-  DREAMCOMM_DEVICE BlockRounds(const T& target, const Task& task)
+  DREAMCOMM_DEVICE BlockRounds(const T& target, const KernelArgs& args)
       : target_(target),
-        task_(task),
-        last_(static_cast<std::uint32_t>(task.rounds[target.block()])) {}
+        args_(args),
+        last_(static_cast<std::uint32_t>(args.rounds[target.block()])) {}
 
   /// Before anything else: false if a rank has given the group up. If it is this one, peers
   /// may still read its pages of the call that failed, which later kernels, queued already,
@@ -51,19 +51,19 @@ class BlockRounds {
   DREAMCOMM_DEVICE bool may_begin() const {
     int gone = -1;
     // A mark for each lane: all calls wait for them.
-    for (int r = target_.lane(); r < task_.size; r += target_.lanes()) {
-      if (target_.peek(&mark(task_.rank, r).gone) != 0) gone = r;
+    for (int r = target_.lane(); r < args_.size; r += target_.lanes()) {
+      if (target_.peek(&mark(args_.rank, r).gone) != 0) gone = r;
     }
     if (gone >= 0) give_up(Report::kPeerGone, gone, last_ + 1);
     return !target_.any(gone >= 0);
   }
 
-  DREAMCOMM_DEVICE int rank() const { return task_.rank; }
-  DREAMCOMM_DEVICE int size() const { return task_.size; }
-  DREAMCOMM_DEVICE std::size_t page_bytes() const { return task_.layout.page_bytes; }
+  DREAMCOMM_DEVICE int rank() const { return args_.rank; }
+  DREAMCOMM_DEVICE int size() const { return args_.size; }
+  DREAMCOMM_DEVICE std::size_t page_bytes() const { return args_.layout.page_bytes; }
 
   /// This rank's page of the coming round.
-  DREAMCOMM_DEVICE std::byte* page() const { return page_of(task_.rank, last_ + 1); }
+  DREAMCOMM_DEVICE std::byte* page() const { return page_of(args_.rank, last_ + 1); }
   /// A rank's page of the last turn.
   DREAMCOMM_DEVICE const std::byte* from(int rank) const { return page_of(rank, last_); }
 
@@ -72,13 +72,13 @@ class BlockRounds {
     const std::uint32_t round = last_ + 1;
     target_.meet();
     bool lost = false;
-    for (int peer = target_.lane(); peer < task_.size; peer += target_.lanes()) {
-      if (peer == task_.rank) continue;
-      target_.publish(&slot(peer, task_.rank).published[round & 1U], word(round));
+    for (int peer = target_.lane(); peer < args_.size; peer += target_.lanes()) {
+      if (peer == args_.rank) continue;
+      target_.publish(&slot(peer, args_.rank).published[round & 1U], word(round));
     }
-    for (int peer = target_.lane(); peer < task_.size && !lost; peer += target_.lanes()) {
+    for (int peer = target_.lane(); peer < args_.size && !lost; peer += target_.lanes()) {
       const bool awaited = turns_ == 0 || reads.has(peer) || readers_.has(peer);
-      if (awaited && peer != task_.rank) lost = !await(peer, round);
+      if (awaited && peer != args_.rank) lost = !await(peer, round);
     }
     if (!stays(!lost)) return false;
     last_ = round;
@@ -97,20 +97,20 @@ class BlockRounds {
   /// The only turn of a call by letters, all of which are on their way: `take` takes this lane's
   /// first ones meanwhile, and returns false to give up.
   template <typename Take>
-  DREAMCOMM_DEVICE bool turn_by_letters(const Take& take) {
+  DREAMCOMM_DEVICE bool turn_by_packets(const Take& take) {
     const std::uint32_t round = last_ + 1;
-    for (int peer = target_.lane(); peer < task_.size; peer += target_.lanes()) {
-      if (peer == task_.rank) continue;
-      target_.tell(&slot(peer, task_.rank).published[round & 1U], word(round));
+    for (int peer = target_.lane(); peer < args_.size; peer += target_.lanes()) {
+      if (peer == args_.rank) continue;
+      target_.tell(&slot(peer, args_.rank).published[round & 1U], word(round));
     }
     bool lost = !take();
-    for (int peer = target_.lane(); peer < task_.size && !lost; peer += target_.lanes()) {
-      if (peer != task_.rank) lost = !await(peer, round);
+    for (int peer = target_.lane(); peer < args_.size && !lost; peer += target_.lanes()) {
+      if (peer != args_.rank) lost = !await(peer, round);
     }
     return stays(!lost);
   }
   /// After that turn, and once all lanes have taken the rest: false to give up.
-  DREAMCOMM_DEVICE bool close_letters(bool all_taken) {
+  DREAMCOMM_DEVICE bool close_packets(bool all_taken) {
     if (!stays(all_taken)) return false;
     ++last_;
     close();
@@ -120,10 +120,10 @@ class BlockRounds {
   /// Ends the call on all ranks, who all found the same contradiction.
   DREAMCOMM_DEVICE void refuse_sizes(int giver, int taker, std::uint64_t given,
                                      std::uint64_t expected) const {
-    if (target_.lane() == 0 && target_.claim(&task_.report->claimed, 1)) {
-      task_.report->taker = taker;
-      task_.report->given = given;
-      task_.report->expected = expected;
+    if (target_.lane() == 0 && target_.claim(&args_.report->claimed, 1)) {
+      args_.report->taker = taker;
+      args_.report->given = given;
+      args_.report->expected = expected;
       write_report(Report::kSizes, giver, last_);
     }
     tell_all();
@@ -131,22 +131,22 @@ class BlockRounds {
 
   /// After the last turn of the call: the next one goes on from here.
   DREAMCOMM_DEVICE void close() const {
-    if (target_.lane() == 0) task_.rounds[target_.block()] = last_;
+    if (target_.lane() == 0) args_.rounds[target_.block()] = last_;
   }
 
  private:
   DREAMCOMM_DEVICE std::byte* page_of(int rank, std::uint32_t round) const {
-    return task_.windows[rank] + task_.layout.page(target_.block(), round);
+    return args_.windows[rank] + args_.layout.page(target_.block(), round);
   }
   /// The words that `writer` writes into the window of `owner`.
   DREAMCOMM_DEVICE Slot& slot(int owner, int writer) const {
-    return *reinterpret_cast<Slot*>(task_.windows[owner] + Layout::slot(target_.block(), writer));
+    return *reinterpret_cast<Slot*>(args_.windows[owner] + Layout::slot(target_.block(), writer));
   }
   DREAMCOMM_DEVICE Mark& mark(int owner, int writer) const {
-    return *reinterpret_cast<Mark*>(task_.windows[owner] + Layout::mark(writer));
+    return *reinterpret_cast<Mark*>(args_.windows[owner] + Layout::mark(writer));
   }
   DREAMCOMM_DEVICE std::uint64_t word(std::uint32_t round) const {
-    return std::uint64_t{round} << 32U | digest(task_.card);
+    return std::uint64_t{round} << 32U | digest(args_.info);
   }
 
   /// Whether no lane has lost a peer; else all ranks are told.
@@ -163,7 +163,7 @@ class BlockRounds {
   };
   DREAMCOMM_DEVICE Sight look_at(int peer, std::uint64_t expected) const {
     const auto round = static_cast<std::uint32_t>(expected >> 32U);
-    const std::uint64_t seen = target_.read(&slot(task_.rank, peer).published[round & 1U]);
+    const std::uint64_t seen = target_.read(&slot(args_.rank, peer).published[round & 1U]);
     const auto theirs = static_cast<std::uint32_t>(seen >> 32U);
     return {theirs == round && seen != expected, reached(theirs, round)};
   }
@@ -199,9 +199,9 @@ class BlockRounds {
       if (gone >= 0) {
         stop = Report::kPeerGone;
         missing = gone;
-      } else if (looks % 1024 == 0 && target_.read(&task_.control->abort) != 0) {
+      } else if (looks % 1024 == 0 && target_.read(&args_.control->abort) != 0) {
         stop = Report::kAborted;
-      } else if (static_cast<std::int64_t>(target_.now() - begin) > task_.patience_ns) {
+      } else if (static_cast<std::int64_t>(target_.now() - begin) > args_.patience_ns) {
         stop = Report::kTimeout;
       }
     }
@@ -209,8 +209,8 @@ class BlockRounds {
 
   /// A rank that has made another call in this round, also one that is not waited for; or -1.
   DREAMCOMM_DEVICE int one_that_differs(std::uint32_t round) const {
-    for (int r = 0; r < task_.size; ++r) {
-      if (r != task_.rank && look_at(r, word(round)).differs) return r;
+    for (int r = 0; r < args_.size; ++r) {
+      if (r != args_.rank && look_at(r, word(round)).differs) return r;
     }
     return -1;
   }
@@ -218,28 +218,28 @@ class BlockRounds {
   /// A rank that has given up, also one that is not waited for: it may be why the awaited
   /// one does not come; this rank itself, if another block has. Or -1.
   DREAMCOMM_DEVICE int one_gone() const {
-    for (int r = 0; r < task_.size; ++r) {
-      if (target_.read(&mark(task_.rank, r).gone) != 0) return r;
+    for (int r = 0; r < args_.size; ++r) {
+      if (target_.read(&mark(args_.rank, r).gone) != 0) return r;
     }
     return -1;
   }
 
   /// The first lane of the rank that gives up says why, once and for all. Always false.
   DREAMCOMM_DEVICE bool give_up(int reason, int missing, std::uint32_t round) const {
-    if (target_.claim(&task_.report->claimed, 1)) write_report(reason, missing, round);
+    if (target_.claim(&args_.report->claimed, 1)) write_report(reason, missing, round);
     return false;
   }
 
   DREAMCOMM_DEVICE void write_report(int reason, int missing, std::uint32_t round) const {
-    Report& report = *task_.report;
-    report.rank = task_.rank;
+    Report& report = *args_.report;
+    report.rank = args_.rank;
     report.missing = missing;
-    report.patience_ns = task_.patience_ns;
-    report.sequence = task_.sequence;
+    report.patience_ns = args_.patience_ns;
+    report.sequence = args_.sequence;
     report.round = round;
     report.turn = turns_;
     report.block = target_.block();
-    report.card = task_.card;
+    report.info = args_.info;
     tell_card();
     if (reason == Report::kMismatch) hear_card(missing);
     target_.publish(&report.reason, static_cast<std::uint64_t>(reason));
@@ -248,32 +248,32 @@ class BlockRounds {
   /// Whoever made another call finds that out in its own first turn, and says which. INVARIANT:
   /// one lane of a rank comes here, once, as it has claimed the report.
   DREAMCOMM_DEVICE void tell_card() const {
-    for (int peer = 0; peer < task_.size; ++peer) {
-      Mark& to = mark(peer, task_.rank);
-      to.card = task_.card;
+    for (int peer = 0; peer < args_.size; ++peer) {
+      Mark& to = mark(peer, args_.rank);
+      to.info = args_.info;
       target_.publish(&to.told, 1);
     }
   }
   DREAMCOMM_DEVICE void hear_card(int peer) const {
     constexpr std::uint64_t kLongestNs = 200'000'000;
-    Mark& from = mark(task_.rank, peer);
+    Mark& from = mark(args_.rank, peer);
     const std::uint64_t begin = target_.now();
     while (target_.read(&from.told) == 0) {
       if (target_.now() - begin > kLongestNs) return;
       target_.pause();
     }
-    task_.report->theirs = from.card;
-    task_.report->heard = 1;
+    args_.report->theirs = from.info;
+    args_.report->heard = 1;
   }
 
   DREAMCOMM_DEVICE void tell_all() const {
-    for (int peer = target_.lane(); peer < task_.size; peer += target_.lanes()) {
-      target_.publish(&mark(peer, task_.rank).gone, 1);
+    for (int peer = target_.lane(); peer < args_.size; peer += target_.lanes()) {
+      target_.publish(&mark(peer, args_.rank).gone, 1);
     }
   }
 
   const T& target_;
-  const Task& task_;
+  const KernelArgs& args_;
   std::uint32_t last_;  // round published
   std::uint32_t turns_ = 0;
   Peers readers_ = Peers::none();  // who read this rank's page of the last round

@@ -11,40 +11,40 @@
 namespace dreamcomm::gpu {
 
 /// Whether a call goes by letters: equal on all blocks of all ranks.
-constexpr bool goes_by_letters(const Task& task) {
-  return static_cast<RowId>(task.card.row) == RowId::kFlagged && task.size > 1 &&
-         task.card.kind == Kind::kAllReduce &&
-         fits_letters(task.bytes, static_cast<int>(task.card.blocks));
+constexpr bool goes_by_packets(const KernelArgs& args) {
+  return static_cast<AlgorithmId>(args.info.row) == AlgorithmId::kFlagged && args.size > 1 &&
+         args.info.kind == Kind::kAllReduce &&
+         fits_packets(args.bytes, static_cast<int>(args.info.blocks));
 }
 
 template <typename F, Target T>
-DREAMCOMM_DEVICE void all_reduce_body(Block<T>& block, RowId row) {
-  if (block.task.size == 1 || row == RowId::kStaged || row == RowId::kFlagged) {
+DREAMCOMM_DEVICE void all_reduce_body(Block<T>& block, AlgorithmId row) {
+  if (block.args.size == 1 || row == AlgorithmId::kStaged || row == AlgorithmId::kFlagged) {
     return rows::one_shot<F>(block);
   }
-  if (row == RowId::kTwoShot) return rows::two_shot<F>(block);
-  if (row == RowId::kRing) return rows::ring_all_reduce<F>(block);
+  if (row == AlgorithmId::kTwoShot) return rows::two_shot<F>(block);
+  if (row == AlgorithmId::kRing) return rows::ring_all_reduce<F>(block);
   if (!block.open()) return;
   const bool all_in = block.all_in();
-  if (row == RowId::kOneShotInPlace) {
+  if (row == AlgorithmId::kOneShotInPlace) {
     const bool may = all_in && !block.any_over_itself();
     return may ? rows::one_shot_in_place<F>(block) : rows::one_shot<F>(block);
   }
-  if (row == RowId::kPush && all_in && block.all_out()) return rows::push<F>(block);
+  if (row == AlgorithmId::kPush && all_in && block.all_out()) return rows::push<F>(block);
   return all_in ? rows::pull<F>(block) : rows::two_shot<F>(block);
 }
 
 template <typename F, Target T>
-DREAMCOMM_DEVICE void reduce_to_root_body(Block<T>& block, RowId row) {
-  if (row != RowId::kPush) return rows::two_shot<F>(block);
+DREAMCOMM_DEVICE void reduce_to_root_body(Block<T>& block, AlgorithmId row) {
+  if (row != AlgorithmId::kPush) return rows::two_shot<F>(block);
   if (!block.open()) return;
-  const bool may = block.all_in() && block.outs.at[block.task.card.root] != nullptr;
+  const bool may = block.all_in() && block.outs.at[block.args.info.root] != nullptr;
   return may ? rows::push<F>(block) : rows::two_shot<F>(block);
 }
 
 template <typename F, Target T>
-DREAMCOMM_DEVICE void reduce_scatter_body(Block<T>& block, RowId row) {
-  if (row != RowId::kInPlace) return rows::reduce_scatter<F>(block);
+DREAMCOMM_DEVICE void reduce_scatter_body(Block<T>& block, AlgorithmId row) {
+  if (row != AlgorithmId::kInPlace) return rows::reduce_scatter<F>(block);
   if (!block.open()) return;
   return block.all_in() ? rows::reduce_scatter_in_place<F>(block) : rows::reduce_scatter<F>(block);
 }
@@ -52,10 +52,10 @@ DREAMCOMM_DEVICE void reduce_scatter_body(Block<T>& block, RowId row) {
 /// Calls that reduce elements of the format F.
 template <typename F, Target T>
 DREAMCOMM_DEVICE void reduce_body(Block<T>& block) {
-  if (goes_by_letters(block.task)) return rows::one_shot_flagged<F>(block);
+  if (goes_by_packets(block.args)) return rows::one_shot_flagged<F>(block);
   if (!block.rounds.may_begin()) return;
-  const auto row = static_cast<RowId>(block.task.card.row);
-  switch (block.task.card.kind) {
+  const auto row = static_cast<AlgorithmId>(block.args.info.row);
+  switch (block.args.info.kind) {
     case Kind::kReduceScatter:
       return reduce_scatter_body<F>(block, row);
     case Kind::kReduce:
@@ -69,12 +69,12 @@ DREAMCOMM_DEVICE void reduce_body(Block<T>& block) {
 template <Target T>
 DREAMCOMM_DEVICE void move_body(Block<T>& block) {
   if (!block.rounds.may_begin()) return;
-  const Kind kind = block.task.card.kind;
+  const Kind kind = block.args.info.kind;
   const bool fetches = kind == Kind::kAllGather || kind == Kind::kBroadcast;
-  if (fetches && static_cast<RowId>(block.task.card.row) == RowId::kInPlace) {
+  if (fetches && static_cast<AlgorithmId>(block.args.info.row) == AlgorithmId::kInPlace) {
     if (!block.open()) return;
     const bool is_there =
-        kind == Kind::kBroadcast ? block.ins.at[block.task.card.root] != nullptr : block.all_in();
+        kind == Kind::kBroadcast ? block.ins.at[block.args.info.root] != nullptr : block.all_in();
     if (is_there) return rows::fetch(block);
   }
   switch (kind) {

@@ -80,15 +80,15 @@ class HostTarget {
   std::uint64_t peek(std::uint64_t* word) const {
     return std::atomic_ref(*word).load(std::memory_order_relaxed);
   }
-  void tell_letter(Letter* to, const Letter& letter) const {
-    for (int i = 0; i < 2; ++i) tell(&to->half[i], letter.half[i]);
+  void write_packet(LLPacket* to, const LLPacket& packet) const {
+    for (int i = 0; i < 2; ++i) tell(&to->half[i], packet.half[i]);
   }
-  Letter read_letter(Letter* from) const {
-    Letter letter;
+  LLPacket read_packet(LLPacket* from) const {
+    LLPacket packet;
     for (int i = 0; i < 2; ++i) {
-      letter.half[i] = peek(&from->half[i]);
+      packet.half[i] = peek(&from->half[i]);
     }
-    return letter;
+    return packet;
   }
   bool claim(std::uint64_t* word, std::uint64_t value) const {
     std::uint64_t expected = 0;

@@ -17,11 +17,12 @@ namespace dreamcomm::gpu::rows {
 /// inputs: others read those. N(N + 1)S.
 template <typename F, Target T>
 DREAMCOMM_DEVICE void one_shot_in_place(Block<T>& block) {
-  const Task& task = block.task;
-  const BlockChunks mine = block.even_share(task.bytes);
+  const KernelArgs& args = block.args;
+  const BlockChunks mine = block.even_share(args.bytes);
   for (std::size_t k = 0; k < mine.count(); ++k) {
     const Range part = mine.at(k);
-    block.template fold<F>(block.inputs(part.begin), to_one(task.out + part.begin), 1, part.size());
+    block.template reduce<F>(block.inputs(part.begin), to_one(args.out + part.begin), 1,
+                             part.size());
   }
   block.end();
 }
@@ -31,16 +32,16 @@ DREAMCOMM_DEVICE void one_shot_in_place(Block<T>& block) {
 /// but rank r reads or writes shard r of any tensor.
 template <typename F, Target T>
 DREAMCOMM_DEVICE void push(Block<T>& block) {
-  const Task& task = block.task;
-  const bool everyone = task.card.kind == Kind::kAllReduce;
-  const Range shard = shard_bytes(task.bytes, task.size, task.rank);
+  const KernelArgs& args = block.args;
+  const bool everyone = args.info.kind == Kind::kAllReduce;
+  const Range shard = shard_bytes(args.bytes, args.size, args.rank);
   const BlockChunks mine = block.even_share(shard.size());
   for (std::size_t k = 0; k < mine.count(); ++k) {
     const Range part = mine.at(k);
     const std::size_t at = shard.begin + part.begin;
-    Pointers outs = to_one(block.outs.at[task.card.root] + at);
-    for (int r = 0; everyone && r < task.size; ++r) outs.at[r] = block.outs.at[r] + at;
-    block.template fold<F>(block.inputs(at), outs, everyone ? task.size : 1, part.size());
+    Pointers outs = to_one(block.outs.at[args.info.root] + at);
+    for (int r = 0; everyone && r < args.size; ++r) outs.at[r] = block.outs.at[r] + at;
+    block.template reduce<F>(block.inputs(at), outs, everyone ? args.size : 1, part.size());
   }
   block.end();
 }
@@ -50,18 +51,18 @@ DREAMCOMM_DEVICE void push(Block<T>& block) {
 /// own input: the part of a chunk that a rank writes in round k all have read by then.
 template <typename F, Target T>
 DREAMCOMM_DEVICE void pull(Block<T>& block) {
-  const Task& task = block.task;
+  const KernelArgs& args = block.args;
   const std::size_t page = round_down(block.rounds.page_bytes());
-  const BlockChunks mine = block.spread(task.bytes, page * block.index_of(task.size));
+  const BlockChunks mine = block.spread(args.bytes, page * block.index_of(args.size));
   for (std::size_t k = 0; k < mine.count(); ++k) {
     const Range part = mine.at(k);
-    const Range own = shard_bytes(part.size(), task.size, task.rank);
-    block.template fold<F>(block.inputs(part.begin + own.begin), to_one(block.rounds.page()), 1,
-                           own.size());
+    const Range own = shard_bytes(part.size(), args.size, args.rank);
+    block.template reduce<F>(block.inputs(part.begin + own.begin), to_one(block.rounds.page()), 1,
+                             own.size());
     if (!block.turn_all()) return;
-    copy_each(block.target, task.size, [&](int r) {
-      const Range of = shard_bytes(part.size(), task.size, r);
-      return CopyJob{task.out + part.begin + of.begin, block.rounds.from(r), of.size()};
+    copy_each(block.target, args.size, [&](int r) {
+      const Range of = shard_bytes(part.size(), args.size, r);
+      return CopyJob{args.out + part.begin + of.begin, block.rounds.from(r), of.size()};
     });
   }
   block.end();
@@ -70,12 +71,12 @@ DREAMCOMM_DEVICE void pull(Block<T>& block) {
 /// Each rank reduces its block of every tensor into its own. (N + 1)NS.
 template <typename F, Target T>
 DREAMCOMM_DEVICE void reduce_scatter_in_place(Block<T>& block) {
-  const Task& task = block.task;
-  const BlockChunks mine = block.even_share(task.bytes);
+  const KernelArgs& args = block.args;
+  const BlockChunks mine = block.even_share(args.bytes);
   for (std::size_t k = 0; k < mine.count(); ++k) {
     const Range part = mine.at(k);
-    block.template fold<F>(block.inputs(block.index_of(task.rank) * task.bytes + part.begin),
-                           to_one(task.out + part.begin), 1, part.size());
+    block.template reduce<F>(block.inputs(block.index_of(args.rank) * args.bytes + part.begin),
+                             to_one(args.out + part.begin), 1, part.size());
   }
   block.end();
 }
@@ -84,12 +85,12 @@ DREAMCOMM_DEVICE void reduce_scatter_in_place(Block<T>& block) {
 /// begins with the peer to its right, so that no two read the same one at the same time.
 template <Target T>
 DREAMCOMM_DEVICE void fetch(Block<T>& block) {
-  const Task& task = block.task;
-  const bool broadcasts = task.card.kind == Kind::kBroadcast;
-  const BlockChunks mine = block.even_share(task.bytes);
-  for (int i = 1; i <= (broadcasts ? 1 : task.size); ++i) {
-    const int peer = broadcasts ? task.card.root : (task.rank + i) % task.size;
-    std::byte* to = task.out + (broadcasts ? 0 : block.index_of(peer) * task.bytes);
+  const KernelArgs& args = block.args;
+  const bool broadcasts = args.info.kind == Kind::kBroadcast;
+  const BlockChunks mine = block.even_share(args.bytes);
+  for (int i = 1; i <= (broadcasts ? 1 : args.size); ++i) {
+    const int peer = broadcasts ? args.info.root : (args.rank + i) % args.size;
+    std::byte* to = args.out + (broadcasts ? 0 : block.index_of(peer) * args.bytes);
     for (std::size_t k = 0; k < mine.count(); ++k) {
       const Range part = mine.at(k);
       block.copy(to + part.begin, block.ins.at[peer] + part.begin, part.size());

@@ -11,8 +11,8 @@
 namespace dreamcomm::gpu {
 
 /// Trivially copyable. Addresses are those of the GPU that runs the kernel.
-struct Task {
-  CallCard card;
+struct KernelArgs {
+  CallInfo info;
   int rank = 0;
   int size = 1;
   int divisor = 1;             // of AVG

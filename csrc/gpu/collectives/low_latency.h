@@ -13,7 +13,7 @@ namespace dreamcomm::gpu::rows {
 /// What a letter carries.
 template <typename E>
 struct Items {
-  static constexpr int kCount = static_cast<int>(kLetterBytes / sizeof(E));
+  static constexpr int kCount = static_cast<int>(kPacketBytes / sizeof(E));
   E item[kCount];
 };
 struct Halves {
@@ -21,12 +21,12 @@ struct Halves {
 };
 
 template <typename E>
-DREAMCOMM_DEVICE Items<E> items_in(const Letter& letter) {
+DREAMCOMM_DEVICE Items<E> items_in(const LLPacket& packet) {
   return std::bit_cast<Items<E>>(Halves{
-      {static_cast<std::uint32_t>(letter.half[0]), static_cast<std::uint32_t>(letter.half[1])}});
+      {static_cast<std::uint32_t>(packet.half[0]), static_cast<std::uint32_t>(packet.half[1])}});
 }
 template <typename E>
-DREAMCOMM_DEVICE Letter letter_of(const Items<E>& items, std::uint64_t flag) {
+DREAMCOMM_DEVICE LLPacket letter_of(const Items<E>& items, std::uint64_t flag) {
   const auto halves = std::bit_cast<Halves>(items);
   return {{flag | halves.at[0], flag | halves.at[1]}};
 }
@@ -38,12 +38,12 @@ struct Flagged {
   using Carried = Items<Element>;
   static constexpr auto kItems = static_cast<std::size_t>(Carried::kCount);
   Block<T>& block;
-  Letters<T> post;
+  LLPackets<T> post;
   const Element* in;
   Element* out;
   std::size_t count;  // elements
 
-  DREAMCOMM_DEVICE std::size_t letters() const { return chunks(count, kItems); }
+  DREAMCOMM_DEVICE std::size_t packets() const { return chunks(count, kItems); }
   DREAMCOMM_DEVICE Carried own(std::size_t number) const {
     Carried items{};
     for (std::size_t i = 0; i < kItems; ++i) {
@@ -59,19 +59,19 @@ struct Flagged {
     constexpr int kAhead = 4;  // ranks whose letters are read at once
     Partial<F, Carried::kCount> partial{};
     for (int first = 0; first < block.size(); first += kAhead) {
-      Letter letters[kAhead] = {};
+      LLPacket packets[kAhead] = {};
       for (int i = 0; i < kAhead; ++i) {
         const int peer = first + i;
         if (peer >= block.size() || peer == block.rank()) continue;
-        letters[i] = post.look(peer, number);
+        packets[i] = post.look(peer, number);
       }
       for (int i = 0; i < kAhead; ++i) {
         const int peer = first + i;
         if (peer >= block.size()) break;
         const bool is_own = peer == block.rank();
-        if (!is_own && !post.take(peer, number, letters[i])) return false;
-        const Carried operand = is_own ? mine : items_in<Element>(letters[i]);
-        peer == 0 ? partial.start(operand.item) : partial.join(block.task.card.op, operand.item);
+        if (!is_own && !post.take(peer, number, packets[i])) return false;
+        const Carried operand = is_own ? mine : items_in<Element>(packets[i]);
+        peer == 0 ? partial.start(operand.item) : partial.join(block.args.info.op, operand.item);
       }
     }
     partial.end(block.recipe(), sum.item);
@@ -90,31 +90,31 @@ struct Flagged {
 template <typename F, Target T>
 DREAMCOMM_DEVICE void one_shot_flagged(Block<T>& block) {
   using Element = typename F::Element;
-  const Task& task = block.task;
-  const BlockChunks mine = block.spread(task.bytes, kBytesByLetters);
+  const KernelArgs& args = block.args;
+  const BlockChunks mine = block.spread(args.bytes, kBytesByPackets);
   const Range part = mine.count() > 0 ? mine.at(0) : Range{};
-  const Letters<T> post(block.target, task, block.rounds);
-  const Flagged<F, T> flagged{block, post, reinterpret_cast<const Element*>(task.in + part.begin),
-                              reinterpret_cast<Element*>(task.out + part.begin),
+  const LLPackets<T> post(block.target, args, block.rounds);
+  const Flagged<F, T> flagged{block, post, reinterpret_cast<const Element*>(args.in + part.begin),
+                              reinterpret_cast<Element*>(args.out + part.begin),
                               part.size() / sizeof(Element)};
-  const std::size_t letters = flagged.letters();
+  const std::size_t packets = flagged.packets();
   const auto lane = static_cast<std::size_t>(block.target.lane());
   const auto lanes = static_cast<std::size_t>(block.target.lanes());
   const Items<Element> mine_first = flagged.own(lane);
   if (!block.rounds.may_begin()) return;
-  if (lane < letters) flagged.send(lane, mine_first);
-  for (std::size_t i = lane + lanes; i < letters; i += lanes) flagged.send(i, flagged.own(i));
-  block.target.count(part.size(), 1 + 2 * (task.size - 1), 1 + 4 * (task.size - 1));
+  if (lane < packets) flagged.send(lane, mine_first);
+  for (std::size_t i = lane + lanes; i < packets; i += lanes) flagged.send(i, flagged.own(i));
+  block.target.count(part.size(), 1 + 2 * (args.size - 1), 1 + 4 * (args.size - 1));
   Items<Element> sum{};
-  const auto take_first = [&] { return lane >= letters || flagged.add_up(lane, mine_first, sum); };
-  if (!block.rounds.turn_by_letters(take_first)) return;
-  if (lane < letters) flagged.store(lane, sum);
+  const auto take_first = [&] { return lane >= packets || flagged.add_up(lane, mine_first, sum); };
+  if (!block.rounds.turn_by_packets(take_first)) return;
+  if (lane < packets) flagged.store(lane, sum);
   bool well = true;
-  for (std::size_t i = lane + lanes; i < letters && well; i += lanes) {
+  for (std::size_t i = lane + lanes; i < packets && well; i += lanes) {
     well = flagged.add_up(i, flagged.own(i), sum);
     if (well) flagged.store(i, sum);
   }
-  block.rounds.close_letters(well);
+  block.rounds.close_packets(well);
 }
 
 }  // namespace dreamcomm::gpu::rows

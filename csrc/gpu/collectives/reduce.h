@@ -20,7 +20,7 @@ namespace dreamcomm::gpu {
 
 /// Packs of an operand: as many as leave their partial results in registers.
 template <typename E>
-inline constexpr int kFoldDeep = sizeof(E) > 1 ? 4 : 1;
+inline constexpr int kReduceDepth = sizeof(E) > 1 ? 4 : 1;
 
 /// Addresses, one for each rank.
 struct Pointers {
@@ -71,8 +71,8 @@ struct Partial {
 
 /// Element `index` of every source, into all outs.
 template <typename F>
-DREAMCOMM_DEVICE void fold_item(const Recipe& recipe, const Sources& in, int operands,
-                                const Pointers& out, int outs, std::size_t index) {
+DREAMCOMM_DEVICE void reduce_item(const Recipe& recipe, const Sources& in, int operands,
+                                  const Pointers& out, int outs, std::size_t index) {
   using Element = typename F::Element;
   const auto at = [&](int k) { return reinterpret_cast<const Element*>(in.at[k]) + index; };
   Partial<F, 1> partial;
@@ -86,14 +86,14 @@ DREAMCOMM_DEVICE void fold_item(const Recipe& recipe, const Sources& in, int ope
 /// Packs of one operand that are under way: those of one lane from `first` on, `lanes` apart.
 template <typename E>
 struct Packs {
-  Pack<E> at[kFoldDeep<E>] = {};
+  Pack<E> at[kReduceDepth<E>] = {};
 
   /// Small elements are taken apart as they are loaded; under a condition each load would be waited
   /// for before the next. So what would be beyond the last pack is that one again.
   DREAMCOMM_DEVICE void load(const std::byte* from, std::size_t first, std::size_t lanes,
                              std::size_t count) {
     const auto* packs = reinterpret_cast<const Pack<E>*>(from);
-    for (int d = 0; d < kFoldDeep<E>; ++d) {
+    for (int d = 0; d < kReduceDepth<E>; ++d) {
       const std::size_t index = first + static_cast<std::size_t>(d) * lanes;
       if constexpr (sizeof(E) < 4) {
         at[d] = packs[index < count ? index : count - 1];
@@ -108,11 +108,11 @@ struct Packs {
 /// caches of instructions. Operands go in pairs, the last of an odd number in one with itself, of
 /// which one is left.
 template <typename F, typename K, Target T>
-DREAMCOMM_DEVICE void fold_packs(const T& target, const K& kernel, const Recipe& recipe,
-                                 const Sources& in, int operands, const Pointers& out, int outs,
-                                 std::size_t packs) {
+DREAMCOMM_DEVICE void reduce_packs(const T& target, const K& kernel, const Recipe& recipe,
+                                   const Sources& in, int operands, const Pointers& out, int outs,
+                                   std::size_t packs) {
   using Element = typename F::Element;
-  constexpr int kDeep = kFoldDeep<Element>;
+  constexpr int kDeep = kReduceDepth<Element>;
   const auto lanes = static_cast<std::size_t>(target.lanes());
   for (auto first = static_cast<std::size_t>(target.lane()); first < packs;
        first += kDeep * lanes) {
@@ -145,8 +145,8 @@ DREAMCOMM_DEVICE void fold_packs(const T& target, const K& kernel, const Recipe&
 /// out[j][i] = in[0][i] op in[1][i] op ... for `count` elements and every out. An out
 /// may be one of the sources. Element by element where one of them does not begin at a pack.
 template <typename F, Target T>
-DREAMCOMM_DEVICE_LOOP void fold(const T& target, const Recipe& recipe, const Sources& in,
-                                int operands, const Pointers& out, int outs, std::size_t count) {
+DREAMCOMM_DEVICE_LOOP void reduce(const T& target, const Recipe& recipe, const Sources& in,
+                                  int operands, const Pointers& out, int outs, std::size_t count) {
   bool aligned = true;
   for (int k = 0; k < operands; ++k) aligned = aligned && is_packed(in.at[k]);
   for (int k = 0; k < outs; ++k) aligned = aligned && is_packed(out.at[k]);
@@ -154,7 +154,7 @@ DREAMCOMM_DEVICE_LOOP void fold(const T& target, const Recipe& recipe, const Sou
   target.count(count * sizeof(typename F::Element), operands, outs);
   const std::size_t packs = aligned ? count / kItems : 0;
   const auto by = [&](const auto& kernel) {
-    fold_packs<F>(target, kernel, recipe, in, operands, out, outs, packs);
+    reduce_packs<F>(target, kernel, recipe, in, operands, out, outs, packs);
   };
   switch (recipe.op) {
     case ReduceOp::kProduct:
@@ -171,7 +171,7 @@ DREAMCOMM_DEVICE_LOOP void fold(const T& target, const Recipe& recipe, const Sou
   }
   for (std::size_t i = packs * kItems + static_cast<std::size_t>(target.lane()); i < count;
        i += static_cast<std::size_t>(target.lanes())) {
-    fold_item<F>(recipe, in, operands, out, outs, i);
+    reduce_item<F>(recipe, in, operands, out, outs, i);
   }
 }
 

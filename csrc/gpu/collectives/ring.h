@@ -19,10 +19,10 @@ struct Ring {
 
   DREAMCOMM_DEVICE explicit Ring(Block<T>& b) : block(b), mirrored(b.target.block() % 2 == 1) {}
 
-  DREAMCOMM_DEVICE int size() const { return block.task.size; }
+  DREAMCOMM_DEVICE int size() const { return block.args.size; }
   DREAMCOMM_DEVICE int mirror(int rank) const { return mirrored ? size() - 1 - rank : rank; }
   /// This rank's number in the walk.
-  DREAMCOMM_DEVICE int self() const { return mirror(block.task.rank); }
+  DREAMCOMM_DEVICE int self() const { return mirror(block.args.rank); }
   DREAMCOMM_DEVICE int left() const { return mirror(ring_rank(self() - 1, size())); }
   DREAMCOMM_DEVICE int right() const { return mirror(ring_rank(self() + 1, size())); }
   DREAMCOMM_DEVICE bool hop() const {
@@ -38,37 +38,37 @@ struct Ring {
     Sources sources;
     sources.at[0] = block.rounds.from(left());
     sources.at[1] = own;
-    gpu::fold<F>(block.target, recipe, sources, 2, outs, count,
-                 bytes / sizeof(typename F::Element));
+    gpu::reduce<F>(block.target, recipe, sources, 2, outs, count,
+                   bytes / sizeof(typename F::Element));
   }
 };
 
 /// 2(N - 1)/N x S from rank to rank; (6N - 4)S of memory where one GPU holds all ranks.
 template <typename F, Target T>
 DREAMCOMM_DEVICE void ring_all_reduce(Block<T>& block) {
-  const Task& task = block.task;
+  const KernelArgs& args = block.args;
   const Ring<T> ring(block);
-  const int half = ring_steps(task.size);
+  const int half = ring_steps(args.size);
   const BlockChunks mine =
-      block.spread(task.bytes, round_down(block.rounds.page_bytes()) * block.index_of(task.size));
+      block.spread(args.bytes, round_down(block.rounds.page_bytes()) * block.index_of(args.size));
   if (!block.turn_all()) return;  // compares the calls
   for (std::size_t k = 0; k < mine.count(); ++k) {
     const Range part = mine.at(k);
-    const auto piece = [&](int index) { return shard_bytes(part.size(), task.size, index); };
-    const Range first = piece(ring_send(ring.self(), task.size, 0));
-    block.copy(block.rounds.page(), task.in + part.begin + first.begin, first.size());
+    const auto piece = [&](int index) { return shard_bytes(part.size(), args.size, index); };
+    const Range first = piece(ring_send(ring.self(), args.size, 0));
+    block.copy(block.rounds.page(), args.in + part.begin + first.begin, first.size());
     for (int step = 0; step < 2 * half; ++step) {
       if (!ring.hop()) return;
-      const Range of = piece(ring_receive(ring.self(), task.size, step));
+      const Range of = piece(ring_receive(ring.self(), args.size, step));
       const std::size_t at = part.begin + of.begin;
       if (step < half) {
         const bool last = step == half - 1;
         Pointers outs = to_one(block.rounds.page());
-        outs.at[1] = task.out + at;
-        ring.template combine<F>(last, task.in + at, outs, last ? 2 : 1, of.size());
+        outs.at[1] = args.out + at;
+        ring.template combine<F>(last, args.in + at, outs, last ? 2 : 1, of.size());
       } else {
         std::byte* onward = step + 1 < 2 * half ? block.rounds.page() : nullptr;
-        block.copy(task.out + at, block.rounds.from(ring.left()), of.size(), onward);
+        block.copy(args.out + at, block.rounds.from(ring.left()), of.size(), onward);
       }
     }
   }

@@ -19,15 +19,15 @@ DREAMCOMM_DEVICE void barrier(Block<T>& block) {
 /// N(N + 1)S from there.
 template <typename F, Target T>
 DREAMCOMM_DEVICE void one_shot(Block<T>& block) {
-  const Task& task = block.task;
-  const BlockChunks mine = block.spread(task.bytes, round_down(block.rounds.page_bytes()));
+  const KernelArgs& args = block.args;
+  const BlockChunks mine = block.spread(args.bytes, round_down(block.rounds.page_bytes()));
   if (mine.count() == 0) return barrier(block);
   for (std::size_t k = 0; k < mine.count(); ++k) {
     const Range part = mine.at(k);
-    block.copy(block.rounds.page(), task.in + part.begin, part.size());
+    block.copy(block.rounds.page(), args.in + part.begin, part.size());
     if (!block.turn_all()) return;
-    block.template fold<F>(block.pages(0, task.in + part.begin), to_one(task.out + part.begin), 1,
-                           part.size());
+    block.template reduce<F>(block.pages(0, args.in + part.begin), to_one(args.out + part.begin), 1,
+                             part.size());
   }
   block.rounds.close();
 }
@@ -36,34 +36,34 @@ DREAMCOMM_DEVICE void one_shot(Block<T>& block) {
 /// round after (all_reduce), or the root does (reduce).
 template <typename F, Target T>
 DREAMCOMM_DEVICE void two_shot(Block<T>& block) {
-  const Task& task = block.task;
-  const bool everyone = task.card.kind == Kind::kAllReduce;
-  const bool collects = everyone || task.rank == task.card.root;
-  const Peers collectors = everyone ? Peers::all() : Peers::only(task.card.root);
+  const KernelArgs& args = block.args;
+  const bool everyone = args.info.kind == Kind::kAllReduce;
+  const bool collects = everyone || args.rank == args.info.root;
+  const Peers collectors = everyone ? Peers::all() : Peers::only(args.info.root);
   const std::size_t stage = round_down(block.rounds.page_bytes() / 2);
-  const BlockChunks mine = block.spread(task.bytes, stage);
+  const BlockChunks mine = block.spread(args.bytes, stage);
   const std::size_t total = mine.count();
   if (total == 0) return barrier(block);
   for (std::size_t k = 0; k <= total; ++k) {
     const bool last = k == total;
     const Range now = last ? Range{} : mine.at(k);
     block.copy_each_peer([&](int r) {
-      const Range of = shard_bytes(now.size(), task.size, r);
-      return CopyJob{block.rounds.page() + of.begin, task.in + now.begin + of.begin, of.size()};
+      const Range of = shard_bytes(now.size(), args.size, r);
+      return CopyJob{block.rounds.page() + of.begin, args.in + now.begin + of.begin, of.size()};
     });
     const Peers reads = last && !collects ? Peers::none() : Peers::all();
     if (!block.rounds.turn(reads, last ? collectors : Peers::all())) return;
     const Range before = k > 0 && collects ? mine.at(k - 1) : Range{};
     block.copy_each_peer([&](int r) {
-      const Range of = shard_bytes(before.size(), task.size, r);
-      return CopyJob{task.out + before.begin + of.begin, block.rounds.from(r) + stage + of.begin,
+      const Range of = shard_bytes(before.size(), args.size, r);
+      return CopyJob{args.out + before.begin + of.begin, block.rounds.from(r) + stage + of.begin,
                      of.size()};
     });
-    const Range own = shard_bytes(now.size(), task.size, task.rank);
+    const Range own = shard_bytes(now.size(), args.size, args.rank);
     Pointers outs = to_one(block.rounds.page() + stage + own.begin);
-    if (collects) outs.at[1] = task.out + now.begin + own.begin;
-    block.template fold<F>(block.pages(own.begin, task.in + now.begin + own.begin), outs,
-                           collects ? 2 : 1, own.size());
+    if (collects) outs.at[1] = args.out + now.begin + own.begin;
+    block.template reduce<F>(block.pages(own.begin, args.in + now.begin + own.begin), outs,
+                             collects ? 2 : 1, own.size());
   }
   block.rounds.close();
 }
@@ -71,20 +71,20 @@ DREAMCOMM_DEVICE void two_shot(Block<T>& block) {
 /// A page holds a piece of the block for every peer, side by side.
 template <typename F, Target T>
 DREAMCOMM_DEVICE void reduce_scatter(Block<T>& block) {
-  const Task& task = block.task;
-  const std::size_t piece = round_down(block.rounds.page_bytes() / block.index_of(task.size));
-  const BlockChunks mine = block.spread(task.bytes, piece);
+  const KernelArgs& args = block.args;
+  const std::size_t piece = round_down(block.rounds.page_bytes() / block.index_of(args.size));
+  const BlockChunks mine = block.spread(args.bytes, piece);
   if (mine.count() == 0) return barrier(block);
   for (std::size_t k = 0; k < mine.count(); ++k) {
     const Range part = mine.at(k);
     block.copy_each_peer([&](int r) {
       return CopyJob{block.rounds.page() + block.index_of(r) * piece,
-                     task.in + block.index_of(r) * task.bytes + part.begin, part.size()};
+                     args.in + block.index_of(r) * args.bytes + part.begin, part.size()};
     });
     if (!block.turn_all()) return;
-    const std::byte* own = task.in + block.index_of(task.rank) * task.bytes + part.begin;
-    block.template fold<F>(block.pages(block.index_of(task.rank) * piece, own),
-                           to_one(task.out + part.begin), 1, part.size());
+    const std::byte* own = args.in + block.index_of(args.rank) * args.bytes + part.begin;
+    block.template reduce<F>(block.pages(block.index_of(args.rank) * piece, own),
+                             to_one(args.out + part.begin), 1, part.size());
   }
   block.rounds.close();
 }
@@ -93,19 +93,19 @@ DREAMCOMM_DEVICE void reduce_scatter(Block<T>& block) {
 /// root does (gather).
 template <Target T>
 DREAMCOMM_DEVICE void gather(Block<T>& block) {
-  const Task& task = block.task;
-  const bool everyone = task.card.kind == Kind::kAllGather;
-  const bool reads = everyone || task.rank == task.card.root;
-  const Peers readers = everyone ? Peers::all() : Peers::only(task.card.root);
-  const BlockChunks mine = block.spread(task.bytes, round_down(block.rounds.page_bytes()));
+  const KernelArgs& args = block.args;
+  const bool everyone = args.info.kind == Kind::kAllGather;
+  const bool reads = everyone || args.rank == args.info.root;
+  const Peers readers = everyone ? Peers::all() : Peers::only(args.info.root);
+  const BlockChunks mine = block.spread(args.bytes, round_down(block.rounds.page_bytes()));
   if (mine.count() == 0) return barrier(block);
   for (std::size_t k = 0; k < mine.count(); ++k) {
     const Range part = mine.at(k);
-    block.copy(block.rounds.page(), task.in + part.begin, part.size());
+    block.copy(block.rounds.page(), args.in + part.begin, part.size());
     if (!block.rounds.turn(reads ? Peers::all() : Peers::none(), readers)) return;
-    copy_each(block.target, reads ? task.size : 0, [&](int r) {
-      const std::byte* from = r == task.rank ? task.in + part.begin : block.rounds.from(r);
-      return CopyJob{task.out + block.index_of(r) * task.bytes + part.begin, from, part.size()};
+    copy_each(block.target, reads ? args.size : 0, [&](int r) {
+      const std::byte* from = r == args.rank ? args.in + part.begin : block.rounds.from(r);
+      return CopyJob{args.out + block.index_of(r) * args.bytes + part.begin, from, part.size()};
     });
   }
   block.rounds.close();
@@ -115,26 +115,26 @@ DREAMCOMM_DEVICE void gather(Block<T>& block) {
 /// side by side (scatter).
 template <Target T>
 DREAMCOMM_DEVICE void from_root(Block<T>& block) {
-  const Task& task = block.task;
-  const bool root = task.rank == task.card.root;
-  const int blocks = task.card.kind == Kind::kScatter ? task.size : 1;
+  const KernelArgs& args = block.args;
+  const bool root = args.rank == args.info.root;
+  const int blocks = args.info.kind == Kind::kScatter ? args.size : 1;
   const std::size_t piece = round_down(block.rounds.page_bytes() / block.index_of(blocks));
-  const std::size_t own = block.index_of(blocks == 1 ? 0 : task.rank);
-  const BlockChunks mine = block.spread(task.bytes, piece);
+  const std::size_t own = block.index_of(blocks == 1 ? 0 : args.rank);
+  const BlockChunks mine = block.spread(args.bytes, piece);
   if (mine.count() == 0) return barrier(block);
   for (std::size_t k = 0; k < mine.count(); ++k) {
     const Range part = mine.at(k);
     copy_each(block.target, root ? blocks : 0, [&](int r) {
       return CopyJob{block.rounds.page() + block.index_of(r) * piece,
-                     task.in + block.index_of(r) * task.bytes + part.begin, part.size()};
+                     args.in + block.index_of(r) * args.bytes + part.begin, part.size()};
     });
-    if (!block.rounds.turn(root ? Peers::none() : Peers::only(task.card.root),
+    if (!block.rounds.turn(root ? Peers::none() : Peers::only(args.info.root),
                            root ? Peers::all() : Peers::none())) {
       return;
     }
-    const std::byte* from = root ? task.in + own * task.bytes + part.begin
-                                 : block.rounds.from(task.card.root) + own * piece;
-    block.copy(task.out + part.begin, from, part.size());
+    const std::byte* from = root ? args.in + own * args.bytes + part.begin
+                                 : block.rounds.from(args.info.root) + own * piece;
+    block.copy(args.out + part.begin, from, part.size());
   }
   block.rounds.close();
 }

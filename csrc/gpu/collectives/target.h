@@ -27,7 +27,7 @@ concept Lanes = requires(const L& lanes, std::size_t bytes, int reads, int write
 template <typename T>
 concept Target = Lanes<T> && requires(const T& t, std::uint64_t* word, std::uint64_t value,
                                       bool flag, std::size_t bytes, int reads, int writes,
-                                      Letter* letter, const Letter& told) {
+                                      LLPacket* packet, const LLPacket& told) {
   { t.block() } -> std::same_as<int>;   // of this thread
   { t.blocks() } -> std::same_as<int>;  // of the kernel
   // All lanes of the block come here; what each wrote before, all see after.
@@ -42,8 +42,8 @@ concept Target = Lanes<T> && requires(const T& t, std::uint64_t* word, std::uint
   // The same without an order among what this kernel accesses: what is told is the value alone.
   t.tell(word, value);
   { t.peek(word) } -> std::same_as<std::uint64_t>;
-  t.tell_letter(letter, told);
-  { t.read_letter(letter) } -> std::same_as<Letter>;
+  t.write_packet(packet, told);
+  { t.read_packet(packet) } -> std::same_as<LLPacket>;
   // Takes a word from 0 to `value`; whether it was this lane that did.
   { t.claim(word, value) } -> std::same_as<bool>;
   { t.now() } -> std::same_as<std::uint64_t>;  // nanoseconds, of a clock that all lanes share

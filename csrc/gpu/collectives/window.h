@@ -21,7 +21,7 @@
 namespace dreamcomm::gpu {
 
 /// A call as its ranks compare it: equal on all of them.
-struct CallCard {
+struct CallInfo {
   Kind kind = Kind::kBarrier;
   ReduceOp op = ReduceOp::kNone;
   DType dtype = DType::kOpaque;
@@ -31,19 +31,19 @@ struct CallCard {
   std::uint32_t page_bytes = 0;  // of the layout
   std::uint64_t bytes = 0;       // of one tensor or block
 
-  bool operator==(const CallCard&) const = default;
+  bool operator==(const CallInfo&) const = default;
 };
 
 /// 32 bits of the card, never 0.
-constexpr std::uint32_t digest(const CallCard& card) {
-  std::uint64_t sum = card.bytes * 0x9E3779B97F4A7C15U;
-  const std::uint64_t parts[] = {static_cast<std::uint64_t>(card.kind),
-                                 static_cast<std::uint64_t>(card.op),
-                                 static_cast<std::uint64_t>(card.dtype),
-                                 card.row,
-                                 static_cast<std::uint32_t>(card.root),
-                                 card.blocks,
-                                 card.page_bytes};
+constexpr std::uint32_t digest(const CallInfo& info) {
+  std::uint64_t sum = info.bytes * 0x9E3779B97F4A7C15U;
+  const std::uint64_t parts[] = {static_cast<std::uint64_t>(info.kind),
+                                 static_cast<std::uint64_t>(info.op),
+                                 static_cast<std::uint64_t>(info.dtype),
+                                 info.row,
+                                 static_cast<std::uint32_t>(info.root),
+                                 info.blocks,
+                                 info.page_bytes};
   for (const std::uint64_t part : parts) {
     sum = (sum ^ part) * 0xBF58476D1CE4E5B9U;
     sum ^= sum >> 29U;
@@ -60,22 +60,22 @@ struct alignas(kSector) Slot {
 /// Eight bytes of a tensor, written by one rank into another's window. Each half is a number that
 /// is read and written as one: four bytes, and above them the flag of the round, so that who sees
 /// the flag has the bytes. 0: nothing has come.
-struct alignas(kPackBytes) Letter {
+struct alignas(kPackBytes) LLPacket {
   std::uint64_t half[2];
 };
 
-/// Letters of a block from each rank in a round carry so much.
-inline constexpr std::size_t kLetterBytes = 8;
-inline constexpr std::size_t kLetters = 512;
-inline constexpr std::size_t kBytesByLetters = kLetters * kLetterBytes;
-inline constexpr int kLetterBlocks = 16;  // that have them, the first ones
+/// LLPackets of a block from each rank in a round carry so much.
+inline constexpr std::size_t kPacketBytes = 8;
+inline constexpr std::size_t kPackets = 512;
+inline constexpr std::size_t kBytesByPackets = kPackets * kPacketBytes;
+inline constexpr int kPacketBlocks = 16;  // that have them, the first ones
 
 /// Written by one rank into all windows, its own as well.
 struct alignas(kSector) Mark {
   std::uint64_t gone;   // not 0: the writer has given the group up
   std::uint64_t stamp;  // what the writer wrote to show that it reaches this window
   std::uint64_t told;   // not 0: `card` is there
-  CallCard card;        // the call in which the writer gave up
+  CallInfo info;        // the call in which the writer gave up
 };
 static_assert(sizeof(Slot) == kSector && sizeof(Mark) == kSector);
 
@@ -102,9 +102,9 @@ struct Report {
   std::int32_t taker;
   std::uint64_t given;
   std::uint64_t expected;
-  CallCard card;
+  CallInfo info;
   std::uint64_t heard;  // of a mismatch: not 0: `theirs` is the call of `missing`
-  CallCard theirs;
+  CallInfo theirs;
 };
 
 /// What lies at the start of a rank's page in the first round of calls that ask whether
@@ -136,19 +136,19 @@ struct Layout {
   constexpr std::size_t page(int block, std::uint32_t round) const {
     return slot(blocks, 0) + (2 * static_cast<std::size_t>(block) + (round & 1U)) * page_bytes;
   }
-  constexpr std::size_t letters(int block, std::uint32_t round, int writer) const {
+  constexpr std::size_t packets(int block, std::uint32_t round, int writer) const {
     const std::size_t row = (2 * static_cast<std::size_t>(block) + (round & 1U)) * kMaxRanks +
                             static_cast<std::size_t>(writer);
-    return page(blocks, 0) + row * kLetters * sizeof(Letter);
+    return page(blocks, 0) + row * kPackets * sizeof(LLPacket);
   }
   constexpr std::size_t bytes() const {
-    return letters(blocks < kLetterBlocks ? blocks : kLetterBlocks, 0, 0);
+    return packets(blocks < kPacketBlocks ? blocks : kPacketBlocks, 0, 0);
   }
 };
 
 /// Whether letters of so many blocks carry a tensor.
-constexpr bool fits_letters(std::size_t bytes, int blocks) {
-  return blocks <= kLetterBlocks && bytes <= static_cast<std::size_t>(blocks) * kBytesByLetters;
+constexpr bool fits_packets(std::size_t bytes, int blocks) {
+  return blocks <= kPacketBlocks && bytes <= static_cast<std::size_t>(blocks) * kBytesByPackets;
 }
 
 /// Makes a window of memory of the host, before any rank maps it (and to be copied to a

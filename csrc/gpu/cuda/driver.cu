@@ -143,8 +143,8 @@ class CudaDriver final : public Driver {
     stream_.copy(to, from, bytes);
   }
 
-  void start(const Task& task, const Grid& grid, void* stream) override {
-    put_in_order(stream, [&](cudaStream_t) { launch(task, grid, stream); });
+  void start(const KernelArgs& args, const Grid& grid, void* stream) override {
+    put_in_order(stream, [&](cudaStream_t) { launch(args, grid, stream); });
   }
   void copy_later(void* to, const void* from, std::size_t bytes, void* stream) override {
     put_in_order(stream, [&](cudaStream_t on) {

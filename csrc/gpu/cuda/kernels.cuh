@@ -12,9 +12,9 @@ inline constexpr int kLanes = 512;  // of a block, at the most
 /// share the device: row y has tasks[y].
 template <typename F>
 __global__ void __launch_bounds__(kLanes, 1)
-    reduce_kernel(const __grid_constant__ Task task, const Task* tasks) {
+    reduce_kernel(const __grid_constant__ KernelArgs args, const KernelArgs* tasks) {
   const CudaTarget target;
-  Block<CudaTarget> block(target, gridDim.y == 1 ? task : tasks[blockIdx.y]);
+  Block<CudaTarget> block(target, gridDim.y == 1 ? args : tasks[blockIdx.y]);
   reduce_body<F>(block);
 }
 

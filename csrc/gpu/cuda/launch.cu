@@ -8,15 +8,15 @@
 namespace dreamcomm::gpu {
 namespace {
 
-Kernel kernel_of(const CallCard& card) {
-  if (card.op == ReduceOp::kNone) return move_kernel_of();
-  const bool computed = computed_as({.dtype = card.dtype, .op = card.op}).has_value();
+Kernel kernel_of(const CallInfo& info) {
+  if (info.op == ReduceOp::kNone) return move_kernel_of();
+  const bool computed = computed_as({.dtype = info.dtype, .op = info.op}).has_value();
   for (const auto& of : {float_kernels, half_kernels, integer_kernels}) {
-    const Kernel kernel = of(card.dtype);
+    const Kernel kernel = of(info.dtype);
     if (computed && kernel != nullptr) return kernel;
   }
   throw Error(ErrorKind::kInvalid,
-              concat("there is no kernel for ", name(card.op), " of ", name(card.dtype)));
+              concat("there is no kernel for ", name(info.op), " of ", name(info.dtype)));
 }
 
 /// Blocks of the kernel that the device runs at the same time.
@@ -90,11 +90,11 @@ bool is_capturing(void* stream) {
   return status != cudaStreamCaptureStatusNone;
 }
 
-void launch(const Task& task, Grid grid, void* stream) {
-  const Kernel kernel = kernel_of(task.card);
-  check_shape(grid, task.layout);
-  Task copy = task;
-  const Task* none = nullptr;
+void launch(const KernelArgs& args, Grid grid, void* stream) {
+  const Kernel kernel = kernel_of(args.info);
+  check_shape(grid, args.layout);
+  KernelArgs copy = args;
+  const KernelArgs* none = nullptr;
   void* arguments[] = {&copy, &none};
   check_cuda(cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(grid.blocks)),
                               dim3(static_cast<unsigned>(grid.lanes)), arguments, 0,
@@ -102,13 +102,14 @@ void launch(const Task& task, Grid grid, void* stream) {
              "cudaLaunchKernel");
 }
 
-void launch_ranks(std::span<const Task> calls, const Task* tasks, Grid grid, void* stream) {
+void launch_ranks(std::span<const KernelArgs> calls, const KernelArgs* tasks, Grid grid,
+                  void* stream) {
   check(calls.size() > 1, ErrorKind::kInvalid, "launch_ranks is for several ranks; got ",
         calls.size());
-  const Kernel kernel = kernel_of(calls[0].card);
+  const Kernel kernel = kernel_of(calls[0].info);
   check_shape(grid, calls[0].layout);
   check_room(grid, kernel, static_cast<int>(calls.size()));
-  Task first = calls[0];
+  KernelArgs first = calls[0];
   void* arguments[] = {&first, &tasks};
   const dim3 shape(static_cast<unsigned>(grid.blocks), static_cast<unsigned>(calls.size()));
   check_cuda(cudaLaunchCooperativeKernel(kernel, shape, dim3(static_cast<unsigned>(grid.lanes)),

@@ -23,8 +23,8 @@ int device_count(std::string& why) {
 int most_lanes() { return 0; }
 bool is_capturing(void*) { return false; }
 void load_kernels() { refuse(); }
-void launch(const Task&, Grid, void*) { refuse(); }
-void launch_ranks(std::span<const Task>, const Task*, Grid, void*) { refuse(); }
+void launch(const KernelArgs&, Grid, void*) { refuse(); }
+void launch_ranks(std::span<const KernelArgs>, const KernelArgs*, Grid, void*) { refuse(); }
 Moved pack(const PackJob&, void*, const Stage&) { refuse(); }
 Moved unpack(const UnpackJob&, const Inspection&, void*, const Stage&) { refuse(); }
 

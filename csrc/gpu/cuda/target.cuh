@@ -37,18 +37,18 @@ class CudaTarget {
     return value;
   }
   // Both halves at once: each is one number to the memory model.
-  __device__ __forceinline__ void tell_letter(Letter* to, const Letter& letter) const {
-    asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(to), "l"(letter.half[0]),
-                 "l"(letter.half[1])
+  __device__ __forceinline__ void write_packet(LLPacket* to, const LLPacket& packet) const {
+    asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(to), "l"(packet.half[0]),
+                 "l"(packet.half[1])
                  : "memory");
   }
-  __device__ __forceinline__ Letter read_letter(const Letter* from) const {
-    Letter letter;
+  __device__ __forceinline__ LLPacket read_packet(const LLPacket* from) const {
+    LLPacket packet;
     asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];"
-                 : "=l"(letter.half[0]), "=l"(letter.half[1])
+                 : "=l"(packet.half[0]), "=l"(packet.half[1])
                  : "l"(from)
                  : "memory");
-    return letter;
+    return packet;
   }
   __device__ __forceinline__ bool claim(std::uint64_t* word, std::uint64_t value) const {
     return atomicCAS_system(reinterpret_cast<unsigned long long*>(word), 0ULL,

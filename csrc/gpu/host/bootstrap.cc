@@ -16,7 +16,7 @@ struct Verdict {
 
 struct Hello {
   Verdict verdict;
-  GroupOptions options;
+  CommunicatorOptions options;
   Id device{};
   std::int32_t room = 0;
 };
@@ -63,7 +63,7 @@ std::string failure_among(const std::vector<T>& all) {
 
 /// Layouts of windows have to be equal, or ranks would write at wrong places.
 std::string difference_among(const std::vector<Hello>& hellos) {
-  const auto words = [](const GroupOptions& o) {
+  const auto words = [](const CommunicatorOptions& o) {
     return concat("page_bytes ", o.page_bytes, ", most_blocks ", o.most_blocks, ", lanes ", o.lanes,
                   ", heap_bytes ", o.heap_bytes, ", turn ", o.costs.turn, " s, byte ",
                   o.costs.per_byte, " s, algorithm ", o.asked ? name(*o.asked) : "auto");
@@ -76,7 +76,7 @@ std::string difference_among(const std::vector<Hello>& hellos) {
   return "";
 }
 
-void require_valid(const GroupOptions& options) {
+void require_valid(const CommunicatorOptions& options) {
   // Pieces for every peer, and the sizes of all_to_all.
   check(options.page_bytes >= 512 && options.page_bytes % kSector == 0, ErrorKind::kInvalid,
         "expected pages of a multiple of ", kSector, " bytes, at least 512, got ",
@@ -102,9 +102,10 @@ int common_blocks(const std::vector<Hello>& hellos, int most) {
 
 }  // namespace
 
-Meeting meet(int rank, int size, const std::function<std::unique_ptr<Driver>()>& make_driver,
-             const GroupOptions& options, const Exchange& exchange,
-             std::chrono::milliseconds patience) {
+BootstrapResult bootstrap(int rank, int size,
+                          const std::function<std::unique_ptr<Driver>()>& make_driver,
+                          const CommunicatorOptions& options, const Exchange& exchange,
+                          std::chrono::milliseconds patience) {
   std::unique_ptr<Driver> driver;
   Hello hello;
   hello.verdict = try_to([&] {
@@ -123,9 +124,10 @@ Meeting meet(int rank, int size, const std::function<std::unique_ptr<Driver>()>&
   if (blocks < 1) return {nullptr, "more ranks share a device than it runs blocks at a time"};
 
   const int sharing = ranks_on(hellos, hello.device);
-  Meeting meeting;
-  meeting.group.reset(new Group(rank, size, std::move(driver), options, blocks, sharing));
-  Group& group = *meeting.group;
+  BootstrapResult bootstrapped;
+  bootstrapped.group.reset(
+      new Communicator(rank, size, std::move(driver), options, blocks, sharing));
+  Communicator& group = *bootstrapped.group;
   Named named;
   named.verdict = try_to([&] {
     group.allocate();
@@ -133,8 +135,8 @@ Meeting meet(int rank, int size, const std::function<std::unique_ptr<Driver>()>&
     if (group.heap_) named.heap = group.driver_->name_of(group.heap_.get());
   });
   const std::vector<Named> all_named = all_of(named, size, exchange);
-  meeting.why_not = failure_among(all_named);
-  if (meeting.why_not.empty()) {
+  bootstrapped.why_not = failure_among(all_named);
+  if (bootstrapped.why_not.empty()) {
     std::vector<MemoryName> windows;
     std::vector<MemoryName> heaps;
     for (const Named& one : all_named) {
@@ -145,21 +147,21 @@ Meeting meet(int rank, int size, const std::function<std::unique_ptr<Driver>()>&
       group.open(windows, heaps);
       group.stamp_all();
     });
-    meeting.why_not = failure_among(all_of(opened, size, exchange));
+    bootstrapped.why_not = failure_among(all_of(opened, size, exchange));
   }
-  if (meeting.why_not.empty()) {
+  if (bootstrapped.why_not.empty()) {
     const Verdict seen = try_to([&] { group.look_for_stamps(); });
-    meeting.why_not = failure_among(all_of(seen, size, exchange));
+    bootstrapped.why_not = failure_among(all_of(seen, size, exchange));
   }
-  if (meeting.why_not.empty()) {
+  if (bootstrapped.why_not.empty()) {
     const Verdict called = try_to([&] { group.probe(patience); });
-    meeting.why_not = failure_among(all_of(called, size, exchange));
+    bootstrapped.why_not = failure_among(all_of(called, size, exchange));
   }
-  if (!meeting.why_not.empty()) {
+  if (!bootstrapped.why_not.empty()) {
     group.close(exchange);
-    meeting.group.reset();
+    bootstrapped.group.reset();
   }
-  return meeting;
+  return bootstrapped;
 }
 
 }  // namespace dreamcomm::gpu

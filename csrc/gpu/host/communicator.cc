@@ -67,8 +67,8 @@ Report& report_of(std::byte* told) { return *reinterpret_cast<Report*>(told + kS
 
 }  // namespace
 
-Group::Group(int rank, int size, std::unique_ptr<Driver> driver, const GroupOptions& options,
-             int blocks, int sharing)
+Communicator::Communicator(int rank, int size, std::unique_ptr<Driver> driver,
+                           const CommunicatorOptions& options, int blocks, int sharing)
     : rank_(rank), size_(size), options_(options), sharing_(sharing), driver_(std::move(driver)) {
   layout_.page_bytes = options.page_bytes;
   layout_.blocks = blocks;
@@ -76,14 +76,14 @@ Group::Group(int rank, int size, std::unique_ptr<Driver> driver, const GroupOpti
 
 // Without a word from the peers nobody knows whether their kernels still write here: then
 // the driver stays, and all memory with it.
-Group::~Group() {
+Communicator::~Communicator() {
   if (released_) return;
   Driver& driver = *driver_;
   if (heap_) driver.keep(std::move(heap_));
   driver.keep(std::move(driver_));
 }
 
-void Group::allocate() {
+void Communicator::allocate() {
   std::byte*& window = windows_[index_of(rank_)];
   window = driver_->allocate(layout_.bytes());
   // And words for probe(), in which peers' kernels may wait already: nothing is allocated then.
@@ -97,7 +97,7 @@ void Group::allocate() {
   // The memory is zero, as if round 0 had been published by all.
 }
 
-void Group::open(std::span<const MemoryName> windows, std::span<const MemoryName> heaps) {
+void Communicator::open(std::span<const MemoryName> windows, std::span<const MemoryName> heaps) {
   for (int r = 0; r < size_; ++r) {
     if (r == rank_) continue;
     windows_[index_of(r)] = driver_->open(windows[index_of(r)]);
@@ -106,7 +106,7 @@ void Group::open(std::span<const MemoryName> windows, std::span<const MemoryName
 }
 
 /// As in Task::in_place.
-std::uint64_t Group::place_of(const std::byte* data, std::size_t bytes) const {
+std::uint64_t Communicator::place_of(const std::byte* data, std::size_t bytes) const {
   const std::byte* const begin = heap_.get();
   const std::less_equal<const std::byte*> before;  // also of what is elsewhere
   const bool is_there = begin != nullptr && bytes > 0 && before(begin, data) &&
@@ -114,7 +114,7 @@ std::uint64_t Group::place_of(const std::byte* data, std::size_t bytes) const {
   return is_there ? static_cast<std::uint64_t>(data - begin) + 1 : 0;
 }
 
-void Group::stamp_all() {
+void Communicator::stamp_all() {
   const std::uint64_t stamp = kStamp + index_of(rank_);
   for (int r = 0; r < size_; ++r) {
     std::byte* mark = windows_[index_of(r)] + Layout::mark(rank_);
@@ -122,7 +122,7 @@ void Group::stamp_all() {
   }
 }
 
-void Group::look_for_stamps() {
+void Communicator::look_for_stamps() {
   for (int r = 0; r < size_; ++r) {
     std::uint64_t found = 0;
     const std::byte* mark = windows_[index_of(rank_)] + Layout::mark(r);
@@ -133,20 +133,21 @@ void Group::look_for_stamps() {
 }
 
 /// Kernels reach a peer's memory by other ways than copies of the host do.
-void Group::probe(std::chrono::milliseconds patience) {
+void Communicator::probe(std::chrono::milliseconds patience) {
   const Clock::time_point deadline = deadline_in(Clock::now(), patience);
   std::byte* const word = rounds_ + index_of(layout_.blocks) * sizeof(std::uint64_t);
   std::byte* const all = word + sizeof(std::uint64_t);
-  gather_words(RowId::kStaged, word, all, deadline);
+  gather_words(AlgorithmId::kStaged, word, all, deadline);
   if (options_.heap_bytes >= sizeof(std::uint64_t)) {
-    gather_words(RowId::kInPlace, heap_.get(), all, deadline);
+    gather_words(AlgorithmId::kInPlace, heap_.get(), all, deadline);
     const std::uint64_t none = 0;  // after the call's last turn nobody reads it
     driver_->copy(heap_.get(), &none, sizeof none);
   }
   sequence_ = 0;  // of calls that people know
 }
 
-void Group::gather_words(RowId row, std::byte* word, std::byte* all, Clock::time_point deadline) {
+void Communicator::gather_words(AlgorithmId row, std::byte* word, std::byte* all,
+                                Clock::time_point deadline) {
   const auto mark = [row](int rank) {
     return kStamp + 16 * (static_cast<std::uint64_t>(row) + 1) + index_of(rank);
   };
@@ -161,10 +162,10 @@ void Group::gather_words(RowId row, std::byte* word, std::byte* all, Clock::time
   request.in = std::span(&in, 1);
   request.out = out;
   request.deadline = deadline;
-  Task task = task_of(request);
-  task.card.row = static_cast<std::uint8_t>(row);
+  KernelArgs args = args_of(request);
+  args.info.row = static_cast<std::uint8_t>(row);
   ++sequence_;
-  driver_->start(task, {static_cast<int>(task.card.blocks), options_.lanes}, driver_->stream());
+  driver_->start(args, {static_cast<int>(args.info.blocks), options_.lanes}, driver_->stream());
   driver_->drain();
   if (const auto failed = failure()) throw Error(failed->kind(), failed->what());
   for (int r = 0; r < size_; ++r) {
@@ -177,7 +178,7 @@ void Group::gather_words(RowId row, std::byte* word, std::byte* all, Clock::time
   }
 }
 
-Question Group::question(Kind kind, std::size_t bytes) const {
+Question Communicator::question(Kind kind, std::size_t bytes) const {
   return {.kind = kind,
           .bytes = bytes,
           .size = size_,
@@ -188,78 +189,78 @@ Question Group::question(Kind kind, std::size_t bytes) const {
           .costs = options_.costs};
 }
 
-Task Group::task_of(const Request& request) const {
-  Task task;
+KernelArgs Communicator::args_of(const Request& request) const {
+  KernelArgs args;
   const Reduction reduction = reduction_of(request);
   const bool varies = request.kind == Kind::kAllToAll;
-  task.bytes = bytes_of_block(request);
-  const Choice choice = choose(question(request.kind, task.bytes));
-  task.card = {.kind = request.kind,
+  args.bytes = bytes_of_block(request);
+  const Choice choice = choose(question(request.kind, args.bytes));
+  args.info = {.kind = request.kind,
                .op = reduction.op,
                .dtype = reduction.dtype,
                .row = static_cast<std::uint8_t>(choice.row),
                .root = request.root,
                .blocks = static_cast<std::uint32_t>(choice.grid.blocks),
                .page_bytes = static_cast<std::uint32_t>(layout_.page_bytes),
-               .bytes = task.bytes};
-  task.rank = rank_;
-  task.size = size_;
-  task.divisor = reduction.divisor;
-  task.sequence = sequence_ + 1;
-  task.in = row_of(request.in, "inputs");
-  task.out = row_of(request.out, "outputs");
+               .bytes = args.bytes};
+  args.rank = rank_;
+  args.size = size_;
+  args.divisor = reduction.divisor;
+  args.sequence = sequence_ + 1;
+  args.in = row_of(request.in, "inputs");
+  args.out = row_of(request.out, "outputs");
   for (std::size_t r = 0; varies && r < request.in.size(); ++r) {
-    task.in_bytes[r] = request.in[r].bytes;
-    task.out_bytes[r] = request.out[r].bytes;
+    args.in_bytes[r] = request.in[r].bytes;
+    args.out_bytes[r] = request.out[r].bytes;
   }
-  std::copy(heaps_.begin(), heaps_.end(), task.heaps);
-  task.in_place = place_of(task.in, bytes_of(request.in));
-  task.out_place = place_of(task.out, bytes_of(request.out));
-  std::copy(windows_.begin(), windows_.end(), task.windows);
-  task.layout = layout_;
-  task.rounds = reinterpret_cast<std::uint64_t*>(rounds_);
-  task.control = &control_of(told_);
-  task.report = &report_of(told_);
-  task.patience_ns = nanoseconds_until(request.deadline);
-  return task;
+  std::copy(heaps_.begin(), heaps_.end(), args.heaps);
+  args.in_place = place_of(args.in, bytes_of(request.in));
+  args.out_place = place_of(args.out, bytes_of(request.out));
+  std::copy(windows_.begin(), windows_.end(), args.windows);
+  args.layout = layout_;
+  args.rounds = reinterpret_cast<std::uint64_t*>(rounds_);
+  args.control = &control_of(told_);
+  args.report = &report_of(told_);
+  args.patience_ns = nanoseconds_until(request.deadline);
+  return args;
 }
 
-void Group::run(const Request& request, void* stream) {
+void Communicator::run(const Request& request, void* stream) {
   if (const std::optional<Error> failed = refusal()) {
     throw Error(ErrorKind::kAborted,
                 concat(about_, dreamcomm::describe(request), " on rank ", rank_,
                        ": the group takes no more tensors on GPUs: ", failed->what()));
   }
-  const Task task = task_of(request);
-  const Grid grid{static_cast<int>(task.card.blocks), options_.lanes};
-  driver_->start(task, grid, stream);
+  const KernelArgs args = args_of(request);
+  const Grid grid{static_cast<int>(args.info.blocks), options_.lanes};
+  driver_->start(args, grid, stream);
   ++sequence_;
 }
 
-void Group::put_verdict(std::byte* word, void* stream) {
+void Communicator::put_verdict(std::byte* word, void* stream) {
   static_assert(sizeof(Report::reason) == kVerdictBytes);
   driver_->copy_later(word, &report_of(told_).reason, kVerdictBytes, stream);
 }
 
-void Group::take_verdict(const std::byte* word, void* stream) {
+void Communicator::take_verdict(const std::byte* word, void* stream) {
   static_assert(sizeof(Control::elsewhere) == kVerdictBytes);
   driver_->copy_later(&control_of(told_).elsewhere, word, kVerdictBytes, stream);
 }
 
-std::optional<Error> Group::refusal() const {
+std::optional<Error> Communicator::refusal() const {
   const std::scoped_lock lock(closing_);
   if (closed_) return Error(ErrorKind::kAborted, "the group was closed");
   return failure_told();
 }
 
-std::optional<Error> Group::failure() const {
+std::optional<Error> Communicator::failure() const {
   const std::scoped_lock lock(closing_);
   std::optional<Error> failed = failure_told();
   if (failed) failed = Error(failed->kind(), about_ + failed->what());
   return failed;
 }
 
-std::optional<Error> Group::failure_of_calls() const {
+std::optional<Error> Communicator::failure_of_calls() const {
   const std::scoped_lock lock(closing_);
   std::optional<Error> failed = told_by_kernels();
   if (failed) failed = Error(failed->kind(), about_ + failed->what());
@@ -267,13 +268,13 @@ std::optional<Error> Group::failure_of_calls() const {
 }
 
 /// In the words of when it was first asked: who is late then may be gone later.
-std::optional<Error> Group::told_by_kernels() const {
+std::optional<Error> Communicator::told_by_kernels() const {
   if (told_so_far_ || told_ == nullptr) return told_so_far_;
   // A kernel may be writing: the reason comes last.
   const Report& report = report_of(told_);
   auto* reason = const_cast<std::uint64_t*>(&report.reason);
   if (std::atomic_ref(*reason).load(std::memory_order_acquire) != Report::kNone) {
-    told_so_far_ = error_of(report, size_, hearsay_);
+    told_so_far_ = error_of(report, size_, peer_reports_);
     return told_so_far_;
   }
   if (std::atomic_ref(control_of(told_).elsewhere).load(std::memory_order_acquire) != 0) {
@@ -285,22 +286,22 @@ std::optional<Error> Group::told_by_kernels() const {
   return std::nullopt;
 }
 
-std::optional<Error> Group::failure_told() const {
+std::optional<Error> Communicator::failure_told() const {
   if (std::optional<Error> failed = told_by_kernels()) return failed;
   if (!aborted_.load()) return std::nullopt;
-  const std::string lost = hearsay_.lost ? hearsay_.lost() : "";
+  const std::string lost = peer_reports_.lost ? peer_reports_.lost() : "";
   if (!lost.empty()) return Error(ErrorKind::kPeerLost, lost);
   return Error(ErrorKind::kAborted, "abort() was called");
 }
 
-void Group::abort() {
+void Communicator::abort() {
   const std::scoped_lock lock(closing_);
   if (told_ == nullptr) return;
   aborted_.store(true);
   std::atomic_ref(control_of(told_).abort).store(1, std::memory_order_release);
 }
 
-void Group::close(const Exchange& exchange) {
+void Communicator::close(const Exchange& exchange) {
   {
     const std::scoped_lock lock(closing_);
     if (std::exchange(closed_, true)) return;
@@ -337,7 +338,7 @@ void Group::close(const Exchange& exchange) {
   released_ = true;
 }
 
-void Group::let_go_of_peers() {
+void Communicator::let_go_of_peers() {
   for (int r = 0; r < size_; ++r) {
     if (r == rank_) continue;
     for (std::byte* memory : {windows_[index_of(r)], heaps_[index_of(r)]}) {
@@ -347,7 +348,7 @@ void Group::let_go_of_peers() {
   heaps_ = {};
 }
 
-std::string Group::explain(Kind kind, std::size_t bytes) const {
+std::string Communicator::explain(Kind kind, std::size_t bytes) const {
   const Question asked = question(kind, bytes);
   const Choice choice = choose(asked);
   std::string text =
@@ -360,7 +361,7 @@ std::string Group::explain(Kind kind, std::size_t bytes) const {
   return text;
 }
 
-std::string Group::describe() const {
+std::string Communicator::describe() const {
   return concat("GPU kernels: ", size_, " ranks, this one on ", driver_->describe(), ", ", sharing_,
                 sharing_ == 1 ? " rank" : " ranks", " on that device, up to ", layout_.blocks,
                 " blocks each");

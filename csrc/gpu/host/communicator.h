@@ -29,7 +29,7 @@ namespace dreamcomm::gpu {
 /// as many bytes from each. Throws Error if it cannot.
 using Exchange = std::function<void(std::span<const std::byte> mine, std::span<std::byte> all)>;
 
-struct GroupOptions {
+struct CommunicatorOptions {
   std::size_t page_bytes = Layout{}.page_bytes;
   /// Of a call's kernel, whose blocks take a multiprocessor each. Kernels of several groups that
   /// ranks start in different order must fit beside each other, or each waits for a peer's that
@@ -38,32 +38,33 @@ struct GroupOptions {
   int lanes = 512;
   std::size_t heap_bytes = 0;  // of registered memory, for each rank
   Costs costs{};
-  std::optional<RowId> asked{};  // for all_reduce, whatever the costs
+  std::optional<AlgorithmId> asked{};  // for all_reduce, whatever the costs
 
-  bool operator==(const GroupOptions&) const = default;
+  bool operator==(const CommunicatorOptions&) const = default;
 };
 
-class Group;
+class Communicator;
 
 /// What became of a meeting; the same on all ranks.
-struct Meeting {
-  std::unique_ptr<Group> group;  // or null, and then
-  std::string why_not;           // which rank cannot, and why
+struct BootstrapResult {
+  std::unique_ptr<Communicator> group;  // or null, and then
+  std::string why_not;                  // which rank cannot, and why
 };
 
 /// Collective. Makes the group's memory known to all ranks, lets every rank write into every
 /// window and its owner look, and then all make calls whose results are known, as what a driver
 /// says it can do is not always so. Those may take `patience`: devices may have other work.
 /// `make_driver` may throw. Throws what `exchange` throws.
-Meeting meet(int rank, int size, const std::function<std::unique_ptr<Driver>()>& make_driver,
-             const GroupOptions& options, const Exchange& exchange,
-             std::chrono::milliseconds patience = std::chrono::minutes(1));
+BootstrapResult bootstrap(int rank, int size,
+                          const std::function<std::unique_ptr<Driver>()>& make_driver,
+                          const CommunicatorOptions& options, const Exchange& exchange,
+                          std::chrono::milliseconds patience = std::chrono::minutes(1));
 
-class Group {
+class Communicator {
  public:
-  ~Group();  // keeps the memory, unless closed
-  Group(const Group&) = delete;
-  Group& operator=(const Group&) = delete;
+  ~Communicator();  // keeps the memory, unless closed
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
 
   /// Starts the call on a stream and returns. The blocks of in, and those of out, lie one
   /// after the other. Throws Error: kInvalid for what GPUs do not do here, or why an earlier
@@ -99,16 +100,17 @@ class Group {
   std::string explain(Kind kind, std::size_t bytes) const;
   /// What errors begin with from now on: whose group it is, where ranks are not those that
   /// people know; and what else is known of the ranks. Before the first call.
-  void speak_of(std::string about, Hearsay hearsay) {
+  void speak_of(std::string about, PeerReports peer_reports) {
     about_ = std::move(about);
-    hearsay_ = std::move(hearsay);
+    peer_reports_ = std::move(peer_reports);
   }
 
  private:
-  friend Meeting meet(int, int, const std::function<std::unique_ptr<Driver>()>&,
-                      const GroupOptions&, const Exchange&, std::chrono::milliseconds);
-  Group(int rank, int size, std::unique_ptr<Driver> driver, const GroupOptions& options, int blocks,
-        int sharing);
+  friend BootstrapResult bootstrap(int, int, const std::function<std::unique_ptr<Driver>()>&,
+                                   const CommunicatorOptions&, const Exchange&,
+                                   std::chrono::milliseconds);
+  Communicator(int rank, int size, std::unique_ptr<Driver> driver,
+               const CommunicatorOptions& options, int blocks, int sharing);
 
   void allocate();
   void open(std::span<const MemoryName> windows, std::span<const MemoryName> heaps);
@@ -117,18 +119,18 @@ class Group {
   void stamp_all();
   void look_for_stamps();
   Question question(Kind kind, std::size_t bytes) const;
-  Task task_of(const Request& request) const;
+  KernelArgs args_of(const Request& request) const;
   std::optional<Error> refusal() const;
   std::optional<Error> told_by_kernels() const;
   std::optional<Error> failure_told() const;
   void probe(std::chrono::milliseconds patience);
-  void gather_words(RowId row, std::byte* word, std::byte* all, Clock::time_point deadline);
+  void gather_words(AlgorithmId row, std::byte* word, std::byte* all, Clock::time_point deadline);
 
   const int rank_;
   const int size_;
-  const GroupOptions options_;
+  const CommunicatorOptions options_;
   std::string about_;
-  Hearsay hearsay_;
+  PeerReports peer_reports_;
   const int sharing_;  // ranks of this rank's device
   std::shared_ptr<Driver> driver_;
   Layout layout_;

@@ -62,7 +62,7 @@ class Driver {
   /// Starts a call's kernel in the order of a stream, after all that were started before
   /// on any: a group's kernels must not overlap on a rank. Of kernels that are captured into
   /// a graph that holds for those of one capture; replays are for the caller to order.
-  virtual void start(const Task& task, const Grid& grid, void* stream) = 0;
+  virtual void start(const KernelArgs& args, const Grid& grid, void* stream) = 0;
   /// Between the host's mapped memory and the device's, as if it were a kernel: start().
   virtual void copy_later(void* to, const void* from, std::size_t bytes, void* stream) = 0;
   /// Waits until all started kernels have ended. They do: their waits are bounded.

@@ -10,11 +10,11 @@
 namespace dreamcomm::gpu {
 
 /// "all_reduce(SUM, 1024 x float32)"
-std::string describe(const CallCard& card);
+std::string describe(const CallInfo& info);
 
 /// What the host knows of a group's ranks, of which kernels know only that they do not come. Either
 /// may be missing.
-struct Hearsay {
+struct PeerReports {
   /// Who has died, or given the group up, and what it did last; or "".
   std::function<std::string()> lost{};
   /// What a rank does, to follow "rank 1, which has not come to this call; "; or "".
@@ -23,6 +23,6 @@ struct Hearsay {
 
 /// The error that a report stands for, in a group of `size` ranks. All kinds end the group
 /// for tensors on GPUs: kernels that were queued behind have not run.
-Error error_of(const Report& report, int size, const Hearsay& hearsay);
+Error error_of(const Report& report, int size, const PeerReports& peer_reports);
 
 }  // namespace dreamcomm::gpu

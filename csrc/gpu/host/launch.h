@@ -40,11 +40,12 @@ void load_kernels();
 /// they run at the same time is for the caller to see to, once (Driver::room()). Throws
 /// Error(kInvalid) for types and operations that GPUs do not compute with here; Error(kSystem) with
 /// CUDA's words for what CUDA refuses.
-void launch(const Task& task, Grid grid, void* stream);
+void launch(const KernelArgs& args, Grid grid, void* stream);
 
 /// Starts one kernel for the calls of several ranks on one device; `tasks` is memory of
 /// the device, `calls` the same on the host. All blocks of all ranks run at the same time,
 /// or it throws Error(kInvalid): they wait for each other.
-void launch_ranks(std::span<const Task> calls, const Task* tasks, Grid grid, void* stream);
+void launch_ranks(std::span<const KernelArgs> calls, const KernelArgs* tasks, Grid grid,
+                  void* stream);
 
 }  // namespace dreamcomm::gpu

@@ -21,7 +21,7 @@ struct Costs {
 };
 
 struct Choice {
-  RowId row = RowId::kStaged;
+  AlgorithmId row = AlgorithmId::kStaged;
   Grid grid;
 };
 
@@ -32,14 +32,14 @@ struct Question {
   int size = 1;           // ranks
   int most_blocks = 1;    // that each rank may have
   int lanes = 512;
-  bool registered = false;       // whether the ranks have registered memory
-  std::optional<RowId> asked{};  // for all_reduce, whatever the costs
+  bool registered = false;             // whether the ranks have registered memory
+  std::optional<AlgorithmId> asked{};  // for all_reduce, whatever the costs
   Costs costs{};
 };
 
 /// Seconds that a call of all_reduce is expected to take by a row on tensors that it likes.
 /// The bytes are those of the rows' formulas.
-double expected_seconds(RowId row, const Question& question);
+double expected_seconds(AlgorithmId row, const Question& question);
 
 Choice choose(const Question& question);
 
