@@ -14,35 +14,35 @@
 namespace dreamcomm::algorithms {
 namespace {
 
-std::size_t table_entry(const Walk& walk, int owner, std::size_t index) {
+std::size_t table_entry(const Primitives& prims, int owner, std::size_t index) {
   std::uint64_t bytes = 0;
-  std::memcpy(&bytes, walk.from(owner) + index * sizeof bytes, sizeof bytes);
+  std::memcpy(&bytes, prims.from(owner) + index * sizeof bytes, sizeof bytes);
   return bytes;
 }
 
-void write_table(Walk& walk, const Request& request) {
-  const auto size = static_cast<std::size_t>(walk.size());
+void write_table(Primitives& prims, const Request& request) {
+  const auto size = static_cast<std::size_t>(prims.size());
   for (std::size_t peer = 0; peer < size; ++peer) {
     const std::uint64_t given = request.in[peer].bytes;
     const std::uint64_t expected = request.out[peer].bytes;
-    std::memcpy(walk.page() + peer * sizeof given, &given, sizeof given);
-    std::memcpy(walk.page() + (size + peer) * sizeof expected, &expected, sizeof expected);
+    std::memcpy(prims.page() + peer * sizeof given, &given, sizeof given);
+    std::memcpy(prims.page() + (size + peer) * sizeof expected, &expected, sizeof expected);
   }
 }
 
 /// The largest block of all pairs of different ranks. Throws if two tables
 /// disagree, with the same words on every rank.
-std::size_t read_tables(Walk& walk) {
+std::size_t read_tables(Primitives& prims) {
   std::size_t largest = 0;
-  const int size = walk.size();
+  const int size = prims.size();
   for (int giver = 0; giver < size; ++giver) {
     for (int taker = 0; taker < size; ++taker) {
       const auto n = static_cast<std::size_t>(size);
-      const std::size_t given = table_entry(walk, giver, static_cast<std::size_t>(taker));
-      const std::size_t expected = table_entry(walk, taker, n + static_cast<std::size_t>(giver));
+      const std::size_t given = table_entry(prims, giver, static_cast<std::size_t>(taker));
+      const std::size_t expected = table_entry(prims, taker, n + static_cast<std::size_t>(giver));
       if (given != expected) [[unlikely]] {
-        walk.end_mismatched([&](const Walk::SiteOf& site_of) {
-          return concat("in all_to_all as call ", walk.sequence(), " rank ", giver, site_of(giver),
+        prims.end_mismatched([&](const Primitives::SiteOf& site_of) {
+          return concat("in all_to_all as call ", prims.sequence(), " rank ", giver, site_of(giver),
                         " gives rank ", taker, ' ', given, " bytes, and rank ", taker,
                         site_of(taker), " expects ", expected);
         });
@@ -68,47 +68,47 @@ struct Plan {
   std::size_t piece;  // bytes of one block in a page
 };
 
-Plan plan_of(const Walk& walk) {
-  const auto size = static_cast<std::size_t>(walk.size());
-  const std::size_t table =
-      (2 * size * sizeof(std::uint64_t) + Walk::kAlign - 1) / Walk::kAlign * Walk::kAlign;
-  return {table, align_down((walk.room() - table) / size, Walk::kAlign)};
+Plan plan_of(const Primitives& prims) {
+  const auto size = static_cast<std::size_t>(prims.size());
+  const std::size_t table = (2 * size * sizeof(std::uint64_t) + Primitives::kAlign - 1) /
+                            Primitives::kAlign * Primitives::kAlign;
+  return {table, align_down((prims.room() - table) / size, Primitives::kAlign)};
 }
 
-void give_chunk(Walk& walk, const Request& request, const Plan& plan, std::size_t c) {
+void give_chunk(Primitives& prims, const Request& request, const Plan& plan, std::size_t c) {
   for (std::size_t peer = 0; peer < request.in.size(); ++peer) {
-    if (static_cast<int>(peer) == walk.rank()) continue;
+    if (static_cast<int>(peer) == prims.rank()) continue;
     const Range part = part_of(request.in[peer], plan.piece, c);
-    walk.give(plan.table + peer * plan.piece, request.in[peer].data + part.begin, part.size(), 1);
+    prims.put(plan.table + peer * plan.piece, request.in[peer].data + part.begin, part.size(), 1);
   }
 }
 
-void take_chunk(Walk& walk, const Request& request, const Plan& plan, std::size_t c) {
-  const std::size_t mine = plan.table + static_cast<std::size_t>(walk.rank()) * plan.piece;
+void take_chunk(Primitives& prims, const Request& request, const Plan& plan, std::size_t c) {
+  const std::size_t mine = plan.table + static_cast<std::size_t>(prims.rank()) * plan.piece;
   for (std::size_t peer = 0; peer < request.out.size(); ++peer) {
-    if (static_cast<int>(peer) == walk.rank()) continue;
+    if (static_cast<int>(peer) == prims.rank()) continue;
     const Range part = part_of(request.out[peer], plan.piece, c);
-    walk.take(request.out[peer].data + part.begin, static_cast<int>(peer), mine, part.size());
+    prims.get(request.out[peer].data + part.begin, static_cast<int>(peer), mine, part.size());
   }
 }
 
 /// Bytes that a rank gives to those before `taker`: where the taker's block begins.
-std::size_t given_before(const Walk& walk, int giver, int taker) {
+std::size_t given_before(const Primitives& prims, int giver, int taker) {
   std::size_t sum = 0;
   for (int rank = 0; rank < taker; ++rank) {
-    sum += table_entry(walk, giver, static_cast<std::size_t>(rank));
+    sum += table_entry(prims, giver, static_cast<std::size_t>(rank));
   }
   return sum;
 }
 
-void pull_blocks(Walk& walk, const Request& request) {
-  for (int i = 0; i < walk.size(); ++i) {
-    const int peer = (walk.rank() + i) % walk.size();
+void pull_blocks(Primitives& prims, const Request& request) {
+  for (int i = 0; i < prims.size(); ++i) {
+    const int peer = (prims.rank() + i) % prims.size();
     const Block& to = request.out[static_cast<std::size_t>(peer)];
-    walk.pull(to.data, peer, given_before(walk, peer, walk.rank()), to.bytes);
-    if (peer != walk.rank()) walk.count_sent(request.in[static_cast<std::size_t>(peer)].bytes);
+    prims.pull(to.data, peer, given_before(prims, peer, prims.rank()), to.bytes);
+    if (peer != prims.rank()) prims.count_sent(request.in[static_cast<std::size_t>(peer)].bytes);
   }
-  walk.turn(Peers::all(), Peers::all());
+  prims.exchange(Peers::all(), Peers::all());
 }
 
 }  // namespace
@@ -116,35 +116,36 @@ void pull_blocks(Walk& walk, const Request& request) {
 // A rank whose input lies in its heap and is large enough gives nothing in the first
 // round. Every rank knows of every other, after that turn, whether it did so. If all
 // did, the blocks are read in place; if some did, the first round is made again.
-void all_to_all(Walk& walk, const Request& request) {
-  const Plan plan = plan_of(walk);
+void all_to_all(Primitives& prims, const Request& request) {
+  const Plan plan = plan_of(prims);
   std::size_t total = 0;
   for (const Block& block : request.in) total += block.bytes;
-  const bool waits = walk.is_own_in() && walk.prefers_heaps(Kind::kAllToAll, total);
-  write_table(walk, request);
-  if (!waits) give_chunk(walk, request, plan, 0);
-  walk.turn(Peers::all(), Peers::all());
-  const std::size_t rounds = std::max<std::size_t>(1, chunks(read_tables(walk), plan.piece));
+  const bool waits = prims.is_own_in() && prims.prefers_heaps(Kind::kAllToAll, total);
+  write_table(prims, request);
+  if (!waits) give_chunk(prims, request, plan, 0);
+  prims.exchange(Peers::all(), Peers::all());
+  const std::size_t rounds = std::max<std::size_t>(1, chunks(read_tables(prims), plan.piece));
 
   int waiting = 0;
-  for (int rank = 0; rank < walk.size(); ++rank) {
-    const bool prefers = walk.prefers_heaps(Kind::kAllToAll, given_before(walk, rank, walk.size()));
-    if (walk.in(rank) != nullptr && prefers) ++waiting;
+  for (int rank = 0; rank < prims.size(); ++rank) {
+    const bool prefers =
+        prims.prefers_heaps(Kind::kAllToAll, given_before(prims, rank, prims.size()));
+    if (prims.in(rank) != nullptr && prefers) ++waiting;
   }
-  if (waiting == walk.size()) return pull_blocks(walk, request);
+  if (waiting == prims.size()) return pull_blocks(prims, request);
   std::size_t next = 1;
   if (waiting == 0) {
-    take_chunk(walk, request, plan, 0);
+    take_chunk(prims, request, plan, 0);
   } else {
     next = 0;
   }
   for (std::size_t c = next; c < rounds; ++c) {
-    give_chunk(walk, request, plan, c);
-    walk.turn(Peers::all(), Peers::all());
-    take_chunk(walk, request, plan, c);
+    give_chunk(prims, request, plan, c);
+    prims.exchange(Peers::all(), Peers::all());
+    take_chunk(prims, request, plan, c);
   }
-  const auto self = static_cast<std::size_t>(walk.rank());
-  walk.keep(request.out[self].data, request.in[self].data, request.in[self].bytes);
+  const auto self = static_cast<std::size_t>(prims.rank());
+  prims.copy(request.out[self].data, request.in[self].data, request.in[self].bytes);
 }
 
 }  // namespace dreamcomm::algorithms

@@ -8,19 +8,19 @@
 namespace dreamcomm::algorithms {
 
 // Round k: every page holds chunk k of its rank's input; each rank reduces all.
-void one_shot(Walk& walk, const Request& request) {
+void one_shot(Primitives& prims, const Request& request) {
   const std::size_t item = item_size(request.reduction.dtype);
   const Block& in = request.in[0];
-  const std::size_t per_chunk = align_down(walk.room(), Walk::kAlign);
+  const std::size_t per_chunk = align_down(prims.room(), Primitives::kAlign);
   const std::size_t total = chunks(in.bytes, per_chunk);
-  if (total == 0) walk.turn(Peers::all(), Peers::all());
+  if (total == 0) prims.exchange(Peers::all(), Peers::all());
   for (std::size_t k = 0; k < total; ++k) {
     const Range part = chunk(in.bytes, per_chunk, k);
     const std::byte* own = in.data + part.begin;
-    walk.give(0, own, part.size(), walk.size() - 1);
-    walk.turn(Peers::all(), Peers::all());
-    walk.reduce_all(request.reduction, own, 0, request.out[0].data + part.begin,
-                    part.size() / item);
+    prims.put(0, own, part.size(), prims.size() - 1);
+    prims.exchange(Peers::all(), Peers::all());
+    prims.reduce_all(request.reduction, own, 0, request.out[0].data + part.begin,
+                     part.size() / item);
   }
 }
 
@@ -34,98 +34,98 @@ void one_shot(Walk& walk, const Request& request) {
 // So C chunks take C + 1 rounds. After the turn of round k a rank collects its
 // peers' results of chunk k-1 and reduces its own shard of chunk k into the page
 // of round k+1. all_reduce: everyone collects. reduce: the root does.
-void direct_reduce(Walk& walk, const Request& request) {
+void direct_reduce(Primitives& prims, const Request& request) {
   const bool everyone = request.kind == Kind::kAllReduce;
-  const bool collects = everyone || walk.rank() == request.root;
+  const bool collects = everyone || prims.rank() == request.root;
   const std::size_t item = item_size(request.reduction.dtype);
-  const std::size_t stage = align_down(walk.room() / 2, Walk::kAlign);
-  const auto size = static_cast<std::size_t>(walk.size());
+  const std::size_t stage = align_down(prims.room() / 2, Primitives::kAlign);
+  const auto size = static_cast<std::size_t>(prims.size());
   // A multiple of the world size: equal shards, so that traffic is even.
   const std::size_t per_chunk = align_down(stage / item, size);
   const std::byte* in = request.in[0].data;
   std::byte* out = collects ? request.out[0].data : nullptr;
   const std::size_t count = request.in[0].bytes / item;
   const std::size_t total = chunks(count, per_chunk);
-  const auto foreign = static_cast<std::size_t>(everyone ? walk.size() - 1 : (collects ? 0 : 1));
+  const auto foreign = static_cast<std::size_t>(everyone ? prims.size() - 1 : (collects ? 0 : 1));
 
   const auto piece = [&](std::size_t k, int rank) {  // in elements, within chunk k
-    return shard(chunk(count, per_chunk, k).size(), walk.size(), rank);
+    return shard(chunk(count, per_chunk, k).size(), prims.size(), rank);
   };
-  if (total == 0) walk.turn(Peers::all(), Peers::all());
+  if (total == 0) prims.exchange(Peers::all(), Peers::all());
   for (std::size_t k = 0; total != 0 && k <= total; ++k) {
     const std::size_t at = k * per_chunk * item;
-    for (int peer = 0; k < total && peer < walk.size(); ++peer) {
-      if (peer == walk.rank()) continue;
+    for (int peer = 0; k < total && peer < prims.size(); ++peer) {
+      if (peer == prims.rank()) continue;
       const Range part = piece(k, peer);
-      walk.give(part.begin * item, in + at + part.begin * item, part.size() * item, 1);
+      prims.put(part.begin * item, in + at + part.begin * item, part.size() * item, 1);
     }
     const bool last = k == total;
     const Peers collectors = everyone ? Peers::all() : Peers::only(request.root);
-    walk.turn(last && !collects ? Peers::none() : Peers::all(), last ? collectors : Peers::all());
-    for (int peer = 0; collects && k > 0 && peer < walk.size(); ++peer) {
-      if (peer == walk.rank()) continue;
+    prims.exchange(last && !collects ? Peers::none() : Peers::all(), last ? collectors : Peers::all());
+    for (int peer = 0; collects && k > 0 && peer < prims.size(); ++peer) {
+      if (peer == prims.rank()) continue;
       const Range part = piece(k - 1, peer);
-      walk.take(out + ((k - 1) * per_chunk + part.begin) * item, peer, stage, part.size() * item);
+      prims.get(out + ((k - 1) * per_chunk + part.begin) * item, peer, stage, part.size() * item);
     }
     if (last) break;
-    const Range mine = piece(k, walk.rank());
-    std::byte* result = walk.page() + stage;
+    const Range mine = piece(k, prims.rank());
+    std::byte* result = prims.page() + stage;
     const std::byte* own = in + at + mine.begin * item;
     if (collects) {
-      walk.reduce_all(request.reduction, own, mine.begin * item,
-                      {result, out + at + mine.begin * item}, mine.size());
+      prims.reduce_all(request.reduction, own, mine.begin * item,
+                       {result, out + at + mine.begin * item}, mine.size());
     } else {
-      walk.reduce_all(request.reduction, own, mine.begin * item, result, mine.size());
+      prims.reduce_all(request.reduction, own, mine.begin * item, result, mine.size());
     }
-    walk.count_sent(mine.size() * item * foreign);
+    prims.count_sent(mine.size() * item * foreign);
   }
 }
 
 // Round c: a page holds chunk c of the block for every peer, side by side; each
 // rank reduces its own.
-void direct_reduce_scatter(Walk& walk, const Request& request) {
+void direct_reduce_scatter(Primitives& prims, const Request& request) {
   const std::size_t item = item_size(request.reduction.dtype);
-  const auto size = static_cast<std::size_t>(walk.size());
-  const auto self = static_cast<std::size_t>(walk.rank());
-  const std::size_t piece = align_down(walk.room() / size, Walk::kAlign);
+  const auto size = static_cast<std::size_t>(prims.size());
+  const auto self = static_cast<std::size_t>(prims.rank());
+  const std::size_t piece = align_down(prims.room() / size, Primitives::kAlign);
   const Block& out = request.out[0];
   const std::size_t rounds = chunks(out.bytes, piece);
-  if (rounds == 0) walk.turn(Peers::all(), Peers::all());
+  if (rounds == 0) prims.exchange(Peers::all(), Peers::all());
   for (std::size_t c = 0; c < rounds; ++c) {
     const Range part = chunk(out.bytes, piece, c);
     for (std::size_t peer = 0; peer < size; ++peer) {
       if (peer == self) continue;
-      walk.give(peer * piece, request.in[peer].data + part.begin, part.size(), 1);
+      prims.put(peer * piece, request.in[peer].data + part.begin, part.size(), 1);
     }
-    walk.turn(Peers::all(), Peers::all());
-    walk.reduce_all(request.reduction, request.in[self].data + part.begin, self * piece,
-                    out.data + part.begin, part.size() / item);
+    prims.exchange(Peers::all(), Peers::all());
+    prims.reduce_all(request.reduction, request.in[self].data + part.begin, self * piece,
+                     out.data + part.begin, part.size() / item);
   }
 }
 
 // The master node of the textbooks: rank 0 gathers everything, reduces it and
 // broadcasts the result. Two rounds per chunk: inputs up, results down.
-void master(Walk& walk, const Request& request) {
+void master(Primitives& prims, const Request& request) {
   const std::size_t item = item_size(request.reduction.dtype);
-  const std::size_t per_chunk = walk.room() / item;
+  const std::size_t per_chunk = prims.room() / item;
   const Block& in = request.in[0];
   std::byte* out = request.out[0].data;
-  const bool root = walk.rank() == 0;
+  const bool root = prims.rank() == 0;
   const std::size_t total = chunks(in.bytes / item, per_chunk);
-  if (total == 0) walk.turn(Peers::all(), Peers::all());
+  if (total == 0) prims.exchange(Peers::all(), Peers::all());
   for (std::size_t c = 0; c < total; ++c) {
     const Range part = chunk(in.bytes / item, per_chunk, c);
     const std::size_t at = part.begin * item;
     const std::size_t bytes = part.size() * item;
-    if (!root) walk.give(0, in.data + at, bytes, 1);
-    walk.turn(root ? Peers::all() : Peers::none(), Peers::only(0));
+    if (!root) prims.put(0, in.data + at, bytes, 1);
+    prims.exchange(root ? Peers::all() : Peers::none(), Peers::only(0));
     if (root) {
-      walk.reduce_all(request.reduction, in.data + at, 0, walk.page(), part.size());
-      walk.count_sent(bytes * static_cast<std::size_t>(walk.size() - 1));
-      walk.keep(out + at, walk.page(), bytes);
+      prims.reduce_all(request.reduction, in.data + at, 0, prims.page(), part.size());
+      prims.count_sent(bytes * static_cast<std::size_t>(prims.size() - 1));
+      prims.copy(out + at, prims.page(), bytes);
     }
-    walk.turn(Peers::only(0), root ? Peers::all() : Peers::none());
-    if (!root) walk.take(out + at, 0, 0, bytes);
+    prims.exchange(Peers::only(0), root ? Peers::all() : Peers::none());
+    if (!root) prims.get(out + at, 0, 0, bytes);
   }
 }
 

@@ -8,10 +8,10 @@
 
 namespace dreamcomm {
 
-static_assert(sizeof(Opening) <= Walk::kSignature);
+static_assert(sizeof(Opening) <= Primitives::kSignature);
 
-Walk::Walk(Rounds& rounds, const Opening& opening, WaitObserver& observer, Scratch& scratch,
-           const Preference* preference, std::int64_t now_ns)
+Primitives::Primitives(Rounds& rounds, const Opening& opening, WaitObserver& observer,
+                       Scratch& scratch, const Preference* preference, std::int64_t now_ns)
     : rounds_(rounds),
       opening_(opening),
       observer_(observer),
@@ -22,12 +22,12 @@ Walk::Walk(Rounds& rounds, const Opening& opening, WaitObserver& observer, Scrat
   opening_.entered = static_cast<std::uint64_t>(now_ns) & Arrival::kMask;
 }
 
-bool Walk::prefers_heaps(Kind kind, std::size_t bytes) const {
+bool Primitives::prefers_heaps(Kind kind, std::size_t bytes) const {
   return preference_ != nullptr &&
          asks_for_heaps({kind, ReduceOp::kNone, bytes, size(), room()}, *preference_);
 }
 
-void Walk::turn(Peers reads, Peers readers) {
+void Primitives::exchange(Peers reads, Peers readers) {
   if (!first_) [[likely]] {
     rounds_.turn(reads, readers, observer_);
     mark(Phase::kWait);
@@ -43,7 +43,7 @@ void Walk::turn(Peers reads, Peers readers) {
 
 // All ranks turned the same round, so after a mismatch they stand at the same
 // place again, ready for the next call.
-void Walk::compare_openings() {
+void Primitives::compare_openings() {
   for (int peer = 0; peer < size(); ++peer) {
     Opening their;
     std::memcpy(&their, rounds_.from(peer), sizeof their);
@@ -69,7 +69,7 @@ void Walk::compare_openings() {
 // INVARIANT: a contradiction that ends a call is found by all ranks in the same round (if the
 // openings of two differ, every rank finds one that differs from its own), so all turn this
 // round, too.
-void Walk::end_mismatched(const std::function<std::string(const SiteOf&)>& told) {
+void Primitives::end_mismatched(const std::function<std::string(const SiteOf&)>& told) {
   const std::string mine = scratch_.call_site ? scratch_.call_site() : "";
   SiteText text{};
   put_text(text, mine);
@@ -93,34 +93,34 @@ void Walk::end_mismatched(const std::function<std::string(const SiteOf&)>& told)
               concat(begin, told(all), ". No data was moved; the group stays usable"));
 }
 
-Reduction Walk::scaled(const Reduction& how) const {
+Reduction Primitives::scaled(const Reduction& how) const {
   Reduction result = how;
   result.factors = scratch_.factors.data();
   return result;
 }
 
-void Walk::gather_sources(const std::byte* own, std::size_t offset) {
+void Primitives::gather_sources(const std::byte* own, std::size_t offset) {
   for (int peer = 0; peer < size(); ++peer) {
     scratch_.sources[static_cast<std::size_t>(peer)] = peer == rank() ? own : from(peer) + offset;
   }
 }
 
-void Walk::reduce_all(const Reduction& how, const std::byte* own, std::size_t offset,
-                      std::byte* out, std::size_t count) {
+void Primitives::reduce_all(const Reduction& how, const std::byte* own, std::size_t offset,
+                            std::byte* out, std::size_t count) {
   gather_sources(own, offset);
   reduce_sources(how, out, count);
 }
 
-void Walk::reduce_all(const Reduction& how, const std::byte* own, std::size_t offset,
-                      const std::array<std::byte*, 2>& outs, std::size_t count) {
+void Primitives::reduce_all(const Reduction& how, const std::byte* own, std::size_t offset,
+                            const std::array<std::byte*, 2>& outs, std::size_t count) {
   gather_sources(own, offset);
   reduce_into(scaled(how), scratch_.sources, outs, count);
   count_received(static_cast<std::size_t>(size() - 1) * count * item_size(how.dtype));
   mark(Phase::kReduce);
 }
 
-void Walk::reduce_heap(const Reduction& how, std::size_t offset, std::byte* out,
-                       std::size_t count) {
+void Primitives::reduce_heap(const Reduction& how, std::size_t offset, std::byte* out,
+                             std::size_t count) {
   in_place_ = true;
   for (std::size_t r = 0; r < scratch_.ins.size(); ++r) {
     scratch_.sources[r] = scratch_.ins[r] + offset;
@@ -128,7 +128,8 @@ void Walk::reduce_heap(const Reduction& how, std::size_t offset, std::byte* out,
   reduce_sources(how, out, count);
 }
 
-void Walk::reduce_heaps(const Reduction& how, std::size_t offset, Peers into, std::size_t count) {
+void Primitives::reduce_heaps(const Reduction& how, std::size_t offset, Peers into,
+                              std::size_t count) {
   in_place_ = true;
   std::size_t targets = 0;
   for (int peer = 0; peer < size(); ++peer) {
@@ -141,47 +142,47 @@ void Walk::reduce_heaps(const Reduction& how, std::size_t offset, Peers into, st
   mark(Phase::kReduce);
 }
 
-bool Walk::all_in() const {
+bool Primitives::all_in() const {
   return std::find(scratch_.ins.begin(), scratch_.ins.end(), nullptr) == scratch_.ins.end();
 }
 
-bool Walk::all_out() const {
+bool Primitives::all_out() const {
   return std::find(scratch_.outs.begin(), scratch_.outs.end(), nullptr) == scratch_.outs.end();
 }
 
-void Walk::reduce_sources(const Reduction& how, std::byte* out, std::size_t count) {
+void Primitives::reduce_sources(const Reduction& how, std::byte* out, std::size_t count) {
   reduce(scaled(how), scratch_.sources, out, count);
   count_received(static_cast<std::size_t>(size() - 1) * count * item_size(how.dtype));
   mark(Phase::kReduce);
 }
 
-void Walk::combine_left(const Reduction& how, const std::byte* own, std::byte* out,
-                        std::size_t count) {
+void Primitives::combine_left(const Reduction& how, const std::byte* own, std::byte* out,
+                              std::size_t count) {
   const std::array<const std::byte*, 2> sources{from(left()), own};
   reduce(how, sources, out, count);
   count_received(count * item_size(how.dtype));
   mark(Phase::kReduce);
 }
 
-void Walk::pull(std::byte* to, int rank, std::size_t offset, std::size_t bytes) {
+void Primitives::pull(std::byte* to, int rank, std::size_t offset, std::size_t bytes) {
   in_place_ = true;
   copy_bytes(to, in(rank) + offset, bytes);
   if (rank != this->rank()) count_received(bytes);
   mark(Phase::kCopyOut);
 }
 
-void Walk::take(std::byte* to, int rank, std::size_t offset, std::size_t bytes) {
+void Primitives::get(std::byte* to, int rank, std::size_t offset, std::size_t bytes) {
   copy_bytes(to, from(rank) + offset, bytes);
   count_received(bytes);
   mark(Phase::kCopyOut);
 }
 
-void Walk::keep(std::byte* to, const std::byte* from, std::size_t bytes) {
+void Primitives::copy(std::byte* to, const std::byte* from, std::size_t bytes) {
   copy_bytes(to, from, bytes);
   mark(Phase::kCopyOut);
 }
 
-void Walk::give(std::size_t offset, const std::byte* data, std::size_t bytes, int readers) {
+void Primitives::put(std::size_t offset, const std::byte* data, std::size_t bytes, int readers) {
   if (data != page() + offset) {
     scratch_.writer.write(rounds_.coming(), page() + offset, data, bytes);
   }

@@ -29,7 +29,7 @@ constexpr std::size_t align_down(std::size_t n, std::size_t unit) { return n / u
 
 struct Preference;  // algorithms/table.h
 
-class Walk {
+class Primitives {
  public:
   /// Bytes at the start of each page that belong to the signature.
   static constexpr std::size_t kSignature = 64;
@@ -60,12 +60,12 @@ class Walk {
 
   /// `preference` says when heaps are worth it, for rows that find out on their way;
   /// null: never. `now_ns`: when the call was entered.
-  Walk(Rounds& rounds, const Opening& opening, WaitObserver& observer, Scratch& scratch,
-       const Preference* preference = nullptr, std::int64_t now_ns = 0);
+  Primitives(Rounds& rounds, const Opening& opening, WaitObserver& observer, Scratch& scratch,
+             const Preference* preference = nullptr, std::int64_t now_ns = 0);
 
-  ~Walk() { scratch_.writer.close(); }
-  Walk(const Walk&) = delete;
-  Walk& operator=(const Walk&) = delete;
+  ~Primitives() { scratch_.writer.close(); }
+  Primitives(const Primitives&) = delete;
+  Primitives& operator=(const Primitives&) = delete;
 
   int rank() const { return rounds_.rank(); }
   int size() const { return rounds_.size(); }
@@ -79,10 +79,10 @@ class Walk {
   /// Lets the ranks in `readers` read the page, and this rank those of `reads`.
   /// The first turn of a call is among all: it compares the signatures and
   /// throws Error(kMismatch) on every rank if two differ.
-  void turn(Peers reads, Peers readers);
+  void exchange(Peers reads, Peers readers);
   /// A first turn that moves nothing: after it all ranks know whose blocks lie in
   /// heaps. Nothing may be read of them before, or written after the last turn.
-  void open() { turn(Peers::all(), Peers::all()); }
+  void open() { exchange(Peers::all(), Peers::all()); }
   /// A rank's input or output in its heap, as this rank maps it, or null.
   const std::byte* in(int rank) const { return scratch_.ins[static_cast<std::size_t>(rank)]; }
   std::byte* out(int rank) const { return scratch_.outs[static_cast<std::size_t>(rank)]; }
@@ -110,13 +110,13 @@ class Walk {
   /// Copies from a rank's input in its heap and, if it is a peer's, counts it.
   void pull(std::byte* to, int rank, std::size_t offset, std::size_t bytes);
   /// Copies from a peer's page and counts it.
-  void take(std::byte* to, int rank, std::size_t offset, std::size_t bytes);
+  void get(std::byte* to, int rank, std::size_t offset, std::size_t bytes);
   /// Copies of this rank's own: into its output.
-  void keep(std::byte* to, const std::byte* from, std::size_t bytes);
+  void copy(std::byte* to, const std::byte* from, std::size_t bytes);
   /// Combines `own` with the bytes of the left neighbour's page, and counts what was read.
   void combine_left(const Reduction& how, const std::byte* own, std::byte* out, std::size_t count);
   /// Copies into this rank's page for `readers` ranks to read, and counts it.
-  void give(std::size_t offset, const std::byte* data, std::size_t bytes, int readers);
+  void put(std::size_t offset, const std::byte* data, std::size_t bytes, int readers);
 
   /// Where a rank made its call, as " at FILE:LINE in FUNCTION", or nothing.
   using SiteOf = std::function<std::string(int rank)>;

@@ -30,7 +30,7 @@ struct Row {
   std::string_view name;
   bool fixed_order;  // false: reduces in an order that depends on rank and size
   bool (*suits)(const CallShape& call);
-  void (*run)(Walk& walk, const Request& request);
+  void (*run)(Primitives& prims, const Request& request);
   CostTerms (*effort)(const CallShape& call);
   std::string_view why;  // in words, for explain()
 };

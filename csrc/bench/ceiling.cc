@@ -106,7 +106,7 @@ void staged_reduction(Arena& arena, const Block& in, std::byte* out, std::size_t
 void staged_reduce_scatter(Arena& arena, const Block& in, const Block& out,
                            std::size_t chunk_bytes) {
   const std::size_t self = arena.self();
-  const std::size_t piece = align_down(chunk_bytes / arena.size(), Walk::kAlign);
+  const std::size_t piece = align_down(chunk_bytes / arena.size(), Primitives::kAlign);
   for (std::size_t k = 0; k < chunks(out.bytes, piece); ++k) {
     const Range now = chunk(out.bytes, piece, k);
     for (std::size_t rank = 0; rank < arena.size(); ++rank) {
@@ -132,7 +132,7 @@ void staged_copies(Arena& arena, Kind kind, const Block& in, const Block& out,
   const std::size_t sources = kind == Kind::kBroadcast ? 1 : arena.size();
   const std::size_t block = out.bytes / sources;
   const std::size_t piece =
-      scatters ? align_down(chunk_bytes / arena.size(), Walk::kAlign) : chunk_bytes;
+      scatters ? align_down(chunk_bytes / arena.size(), Primitives::kAlign) : chunk_bytes;
   const std::size_t copies = scatters ? arena.size() : 1;
   for (std::size_t k = 0; k < chunks(block, piece); ++k) {
     const Range now = chunk(block, piece, k);

@@ -166,12 +166,13 @@ struct Communicator::Impl {
     Entry entry(*recorder, scratch.clock,
                 [&] { return record_of(request, number, call.bytes, to_ns(now)); });
     scratch.timeline = entry.timeline();
-    Walk walk(rounds, opening, watchdog, scratch, cache.heaps() ? &heaps : nullptr, to_ns(now));
+    Primitives prims(rounds, opening, watchdog, scratch, cache.heaps() ? &heaps : nullptr,
+                     to_ns(now));
     try {
       check_peers(request, " cannot begin: ");
-      if (choice.asks) choice = cache.choose(ask_for_heaps(call, walk, request));
-      algorithm_table()[choice.row].run(walk, request);
-      if (walk.was_in_place()) check_peers(request, " cannot be trusted: ");
+      if (choice.asks) choice = cache.choose(ask_for_heaps(call, prims, request));
+      algorithm_table()[choice.row].run(prims, request);
+      if (prims.was_in_place()) check_peers(request, " cannot be trusted: ");
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::kMismatch) state.fail(error.kind(), error.what());
       throw;
@@ -182,27 +183,27 @@ struct Communicator::Impl {
     }
     Tally& counter = state.header().tallies[static_cast<std::size_t>(request.kind)];
     counter.calls.grow(1);
-    counter.sent.grow(static_cast<std::int64_t>(walk.sent()));
-    counter.received.grow(static_cast<std::int64_t>(walk.received()));
-    if (walk.was_in_place()) counter.in_place.grow(1);
+    counter.sent.grow(static_cast<std::int64_t>(prims.sent()));
+    counter.received.grow(static_cast<std::int64_t>(prims.received()));
+    if (prims.was_in_place()) counter.in_place.grow(1);
     if (!entry.wanted()) [[likely]]
       return;
     Record& record = entry.record();
-    record.arrived_ns = walk.arrival().last_ns();
-    record.peer = walk.arrival().last_rank();
+    record.arrived_ns = prims.arrival().last_ns();
+    record.peer = prims.arrival().last_rank();
     record.row = static_cast<std::uint8_t>(choice.row);
-    record.in_place = walk.was_in_place();
+    record.in_place = prims.was_in_place();
     last_to_come = {record.arrived_ns, record.peer};
     entry.done();
   }
 
   /// Learns whose tensors lie in heaps: the same answer on every rank.
-  static CallShape ask_for_heaps(CallShape call, Walk& walk, const Request& request) {
-    walk.open();
+  static CallShape ask_for_heaps(CallShape call, Primitives& prims, const Request& request) {
+    prims.open();
     const bool from_root = request.kind == Kind::kBroadcast;
     const bool to_root = request.kind == Kind::kReduce;
-    call.in_heap = from_root ? walk.in(request.root) != nullptr : walk.all_in();
-    call.out_heap = to_root ? walk.out(request.root) != nullptr : walk.all_out();
+    call.in_heap = from_root ? prims.in(request.root) != nullptr : prims.all_in();
+    call.out_heap = to_root ? prims.out(request.root) != nullptr : prims.all_out();
     return call;
   }
 
@@ -223,7 +224,7 @@ struct Communicator::Impl {
   CallShape call_of(const Request& request) const {
     return {request.kind, request.reduction.op, block_bytes(request), fabric->size(), room()};
   }
-  std::size_t room() const { return rounds.page_bytes() - Walk::kSignature; }
+  std::size_t room() const { return rounds.page_bytes() - Primitives::kSignature; }
 
   void check_peer(const char* operation, int peer) const {
     check(peer >= 0 && peer < fabric->size() && peer != fabric->rank(), ErrorKind::kInvalid,
@@ -247,7 +248,7 @@ struct Communicator::Impl {
   FarMessages far;
   MonitoredBarrier monitored_barrier;
   TicketLock ticket_lock;
-  Walk::Scratch scratch;
+  Primitives::Scratch scratch;
   AlgorithmCache cache;
   Gauge sequence;
   Patience between_calls{0, 2};  // of waits for this rank's own calls before

@@ -79,7 +79,7 @@ std::string explain_world(Kind kind, std::size_t bytes, int size, bool in_heaps)
   const std::string path = costs_path(size, options.page_bytes, true);
   const std::optional<Costs> known = load_costs(path);
   const Costs costs = known.value_or(Costs::fixed());
-  CallShape call{kind, ReduceOp::kSum, bytes, size, options.page_bytes - Walk::kSignature};
+  CallShape call{kind, ReduceOp::kSum, bytes, size, options.page_bytes - Primitives::kSignature};
   const Preference preference{"auto", true, &costs};
   call.in_heap = call.out_heap = in_heaps;
   return concat(explain(call, preference, concat("shm, ", size, " ranks of one host"),

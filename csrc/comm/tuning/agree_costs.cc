@@ -7,7 +7,7 @@
 
 namespace dreamcomm {
 
-Measured agree_on_costs(RankState& state, Rounds& rounds, Walk::Scratch& scratch,
+Measured agree_on_costs(RankState& state, Rounds& rounds, Primitives::Scratch& scratch,
                         const std::optional<Costs>& known, Heap* heap, const TuningWaits& waits) {
   const std::function<std::string()> what = [] {
     return std::string("agreeing on the costs of algorithms");

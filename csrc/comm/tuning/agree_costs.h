@@ -18,7 +18,7 @@ struct TuningWaits {
 
 /// Collective: rank 0 tells which costs it knows; if none, all measure them. Throws
 /// Error, after which the group is unusable.
-Measured agree_on_costs(RankState& state, Rounds& rounds, Walk::Scratch& scratch,
+Measured agree_on_costs(RankState& state, Rounds& rounds, Primitives::Scratch& scratch,
                         const std::optional<Costs>& known, Heap* heap, const TuningWaits& waits);
 
 }  // namespace dreamcomm

@@ -29,7 +29,7 @@ using Sample = std::array<double, kMotions>;
 /// how much memory a call touches says from which cache its bytes come.
 class Course {
  public:
-  Course(Rounds& rounds, Walk::Scratch& scratch, Heap* heap, WaitObserver& observer,
+  Course(Rounds& rounds, Primitives::Scratch& scratch, Heap* heap, WaitObserver& observer,
          std::size_t bytes)
       : rounds_(rounds),
         scratch_(scratch),
@@ -71,10 +71,10 @@ class Course {
 
   void rewrite(std::byte* data) const { std::memset(data, 0x3f, bytes_); }  // 0.75 each
 
-  Walk walk() const {
+  Primitives prims() const {
     Opening opening;
     opening.in = opening.out = place_;
-    return Walk(rounds_, opening, observer_, scratch_);
+    return Primitives(rounds_, opening, observer_, scratch_);
   }
 
   /// Writes pages and reads them in one way, chunk by chunk. Folds work in place. Takes
@@ -85,16 +85,16 @@ class Course {
     const bool folds = reads == CopyKind::kFold;
     const std::size_t amount = folds ? bytes_ : bytes_ / 2;
     std::byte* to = private_.data() + (bytes_ - amount);
-    Walk going = walk();
+    Primitives going = prims();
     double written = 0;
     double read = 0;
-    const std::size_t room = align_down(going.room(), Walk::kAlign);
+    const std::size_t room = align_down(going.room(), Primitives::kAlign);
     for (std::size_t c = 0; c < chunks(amount, room); ++c) {
       const Range part = chunk(amount, room, c);
       auto begin = Clock::now();
-      going.give(0, private_.data() + part.begin, part.size(), 1);
+      going.put(0, private_.data() + part.begin, part.size(), 1);
       written += seconds_since(begin);
-      going.turn(Peers::all(), Peers::all());
+      going.exchange(Peers::all(), Peers::all());
       begin = Clock::now();
       read_pages(going, to + part.begin, part.size(), folds);
       read += seconds_since(begin);
@@ -105,13 +105,13 @@ class Course {
     of(sample, reads) = read / (static_cast<double>(sources) * bytes);
   }
 
-  void read_pages(Walk& going, std::byte* to, std::size_t bytes, bool folds) {
+  void read_pages(Primitives& going, std::byte* to, std::size_t bytes, bool folds) {
     if (folds) {
       going.reduce_all(kSum, to, 0, to, bytes / sizeof(float));
       return;
     }
     for (int i = 0; i < std::max(1, going.size() - 1); ++i) {
-      going.take(to, (going.rank() + 1 + i) % going.size(), 0, bytes);
+      going.get(to, (going.rank() + 1 + i) % going.size(), 0, bytes);
     }
   }
 
@@ -121,17 +121,19 @@ class Course {
     const std::size_t half = bytes_ / 2;
     const auto bytes = static_cast<double>(half);
     const auto all = static_cast<double>(size_);
-    of(sample, CopyKind::kFoldHeaps) = in_place(
-        all * bytes, of(sample, CopyKind::kFold),
-        [&](Walk& going) { going.reduce_heap(kSum, half, shared_.get(), half / sizeof(float)); });
+    of(sample, CopyKind::kFoldHeaps) =
+        in_place(all * bytes, of(sample, CopyKind::kFold), [&](Primitives& going) {
+          going.reduce_heap(kSum, half, shared_.get(), half / sizeof(float));
+        });
     of(sample, CopyKind::kReduceHeaps) =
-        in_place(2 * bytes, of(sample, CopyKind::kFold), [&](Walk& going) {
+        in_place(2 * bytes, of(sample, CopyKind::kFold), [&](Primitives& going) {
           const Range mine = shard(bytes_ / sizeof(float), going.size(), going.rank());
           going.reduce_heaps(kSum, mine.begin * sizeof(float), Peers::all(), mine.size());
         });
-    of(sample, CopyKind::kPull) = in_place(bytes, of(sample, CopyKind::kTake), [&](Walk& going) {
-      copy_bytes(shared_.get(), going.in((going.rank() + 1) % going.size()) + half, half);
-    });
+    of(sample, CopyKind::kPull) =
+        in_place(bytes, of(sample, CopyKind::kTake), [&](Primitives& going) {
+          copy_bytes(shared_.get(), going.in((going.rank() + 1) % going.size()) + half, half);
+        });
   }
 
   /// Seconds per byte of a motion in heaps; `otherwise` where one rank has no room in
@@ -139,19 +141,19 @@ class Course {
   template <typename Move>
   double in_place(double bytes, double otherwise, const Move& move) {
     if (shared_) rewrite(shared_.get());
-    Walk going = walk();
+    Primitives going = prims();
     going.open();
     const bool possible = going.all_in();
     had_heaps_ = possible;
     const auto begin = Clock::now();
     if (possible) move(going);
     const double seconds = seconds_since(begin);
-    going.turn(Peers::all(), Peers::all());
+    going.exchange(Peers::all(), Peers::all());
     return possible ? seconds / bytes : otherwise;
   }
 
   Rounds& rounds_;
-  Walk::Scratch& scratch_;
+  Primitives::Scratch& scratch_;
   WaitObserver& observer_;
   const std::size_t bytes_;
   const std::size_t size_;
@@ -175,18 +177,18 @@ double median(std::vector<double> values) {
 
 /// Of calls that move next to nothing: what a turn costs between ranks that do
 /// something else than turning.
-double time_of_turn(Rounds& rounds, Walk::Scratch& scratch, WaitObserver& observer) {
+double time_of_turn(Rounds& rounds, Primitives::Scratch& scratch, WaitObserver& observer) {
   std::array<float, 16> data{};
   auto* bytes = reinterpret_cast<std::byte*>(data.data());
   std::vector<double> seconds;
   for (int repeat = 0; repeat < 7; ++repeat) {
     const auto begin = Clock::now();
     for (int i = 0; i < kTurns; ++i) {
-      Walk walk(rounds, Opening{}, observer, scratch);
-      walk.give(0, bytes, sizeof data, 1);
-      walk.turn(Peers::all(), Peers::all());
-      walk.reduce_all({.dtype = DType::kFloat32, .op = ReduceOp::kMax}, bytes, 0, bytes,
-                      data.size());
+      Primitives prims(rounds, Opening{}, observer, scratch);
+      prims.put(0, bytes, sizeof data, 1);
+      prims.exchange(Peers::all(), Peers::all());
+      prims.reduce_all({.dtype = DType::kFloat32, .op = ReduceOp::kMax}, bytes, 0, bytes,
+                       data.size());
     }
     seconds.push_back(seconds_since(begin) / kTurns);
   }
@@ -223,7 +225,8 @@ Costs slowest(Rounds& rounds, WaitObserver& observer, const Costs& mine) {
 
 }  // namespace
 
-Measured measure_costs(Rounds& rounds, Walk::Scratch& scratch, Heap* heap, WaitObserver& observer) {
+Measured measure_costs(Rounds& rounds, Primitives::Scratch& scratch, Heap* heap,
+                       WaitObserver& observer) {
   const auto begin = Clock::now();
   Costs costs;
   bool complete = true;

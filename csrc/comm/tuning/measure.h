@@ -21,6 +21,7 @@ struct Measured {
 /// slowest rank's. `heap` is this rank's, or null if not all ranks have one. Then, or
 /// where one is full, the motions in heaps cost as much as those through pages. Needs the memory of
 /// a few tensors of the largest of Costs::kSizes. Throws what `watch` throws.
-Measured measure_costs(Rounds& rounds, Walk::Scratch& scratch, Heap* heap, WaitObserver& observer);
+Measured measure_costs(Rounds& rounds, Primitives::Scratch& scratch, Heap* heap,
+                       WaitObserver& observer);
 
 }  // namespace dreamcomm
