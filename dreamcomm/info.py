@@ -114,7 +114,7 @@ def monitored_barrier(
         ValueError: the timeout is less than a millisecond, or no finite number.
         DistBackendError: ranks were missing at the timeout, or, at once, one has ended, left or
             given the barrier up. Rank 0 names them; the others say what they heard from rank 0.
-            On a rank that comes when rank 0 has given it up: it was late.
+            On a rank that comes when rank 0 has stopped waiting: it was late.
     """
     if timeout is not None:
         timeout = as_timeout("monitored_barrier", timeout)

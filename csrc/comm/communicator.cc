@@ -132,7 +132,7 @@ struct Communicator::Impl {
     }
   }
 
-  /// A peer that has given the group up may have published its part of this call
+  /// A peer that has aborted the group may have published its part of this call
   /// before; without this look the call could succeed here and not there.
   /// INVARIANT of calls in heaps: what a rank has read of a peer's tensor is what the
   /// peer called with. A peer says that it failed before its caller can write there

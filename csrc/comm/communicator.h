@@ -149,7 +149,7 @@ class Communicator {
   /// false once this rank has left it. A system call.
   bool has_ended(int rank) const;
 
-  /// Who has died, or given the group up, and what it did last; or empty. System calls.
+  /// Who has died, or aborted the group, and what it did last; or empty. System calls.
   std::string lost() const;
   /// That rank, if it has, or has left; or empty.
   std::string lost(int rank) const;

@@ -16,11 +16,11 @@ int ended_among(const Fabric& fabric) {
   return -1;
 }
 
-/// What a rank says that has given the group up, or "".
+/// What a rank says that has aborted the group, or "".
 std::string why_failed(const Fabric& fabric, int peer) {
   const Header& header = fabric.header(peer);
   if (static_cast<Status>(header.status.read()) != Status::kFailed) return "";
-  return concat("rank ", fabric.number(peer), " has given the group up: ", header.reason.data());
+  return concat("rank ", fabric.number(peer), " has aborted the group: ", header.reason.data());
 }
 
 /// Longer than nearly every wait: only then is more looked at than the awaited rank.
@@ -157,7 +157,7 @@ std::string WaitWatchdog::words_on_wait(int rank, Clock::time_point now) const {
   return text;
 }
 
-/// The awaited rank, or after a while any rank that has died, left, or given the group up, before
+/// The awaited rank, or after a while any rank that has died, left, or aborted the group, before
 /// or inside of this call, if one has; or -1. INVARIANT: that is told of within a second wherever a
 /// rank waits, whomever it waits for. A rank that has gone after it returned from this call has
 /// done its part.

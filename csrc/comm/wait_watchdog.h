@@ -65,7 +65,7 @@ std::string why_gone(const Fabric& fabric, int peer);
 /// Why nothing more will come from `peer`, in words with what it did last, or empty.
 std::string words_on_end(const RankState& state, int peer);
 
-/// The first other rank that has died or given the group up, but for those that left in good
+/// The first other rank that has died or aborted the group, but for those that left in good
 /// order, in words with what it did last; or empty.
 std::string words_on_lost(const RankState& state);
 

@@ -158,7 +158,7 @@ void HierarchicalCommunicator::run_ordered(const Request& request, const Interru
   call.done(context, taken, std::max(costs_.between.latency, taken.leaders ? taken.seconds : 0));
 }
 
-/// Ranks whose calls fail give the group up: they would not meet again.
+/// Ranks whose calls fail abort the group: they would not meet again.
 template <typename Act>
 void HierarchicalCommunicator::watched(const Request& request, Act&& act) {
   try {

@@ -50,7 +50,7 @@ def test_the_timeout_of_a_group_names_the_absent_rank(pool: Pool) -> None:
     assert "rank 1" in first
     assert "all_reduce" in first
     assert "unusable" in again
-    assert "rank 0 has given the group up" in late
+    assert "rank 0 has aborted the group" in late
 
 
 def late_after_a_change(kind: str, options: dict[str, Any]) -> str:

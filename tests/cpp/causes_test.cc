@@ -31,7 +31,7 @@ struct Waiting {
   /// Of these ranks, once the next look is due.
   std::vector<int> next_among(const std::vector<int>& ranks) {
     std::this_thread::sleep_for(AbortedPeers::kBetween);
-    return given_up.among(ranks, Clock::time_point::max());
+    return aborted.among(ranks, Clock::time_point::max());
   }
 
   std::map<int, std::string> told;
@@ -52,7 +52,7 @@ struct Waiting {
       .told_last = [this] { return told.empty() ? "" : told.begin()->second; },
       .patience = [this] { return patience; }};
   const FailureCause causes{reasons, monitor};
-  AbortedPeers given_up{causes};
+  AbortedPeers aborted{causes};
 };
 
 }  // namespace
@@ -64,7 +64,7 @@ TEST_CASE("span: of a rank that has told nothing the others that have gone are t
   ConnectionMonitor monitor(*links[0], interrupter, topology, 0);
   AbortReasons reasons;
   reasons.told = [](int rank, std::chrono::milliseconds) {
-    return std::string(rank == 3 ? "rank 3 has given the group up: Ctrl-C" : "");
+    return std::string(rank == 3 ? "rank 3 has aborted the group: Ctrl-C" : "");
   };
   const FailureCause causes(reasons, monitor);
   CHECK(causes.others() == "");
@@ -73,8 +73,8 @@ TEST_CASE("span: of a rank that has told nothing the others that have gone are t
   links[3]->close();
   links[1]->close();
   CHECK(causes.of(1, "closed") ==
-        "closed; rank 2 has closed its link; rank 3 has given the group up: Ctrl-C");
-  CHECK(causes.of(3, "closed") == "rank 3 has given the group up: Ctrl-C");
+        "closed; rank 2 has closed its link; rank 3 has aborted the group: Ctrl-C");
+  CHECK(causes.of(3, "closed") == "rank 3 has aborted the group: Ctrl-C");
 }
 
 TEST_CASE("span: who gives up and lives on is taken for lost a look after it was seen") {
@@ -83,7 +83,7 @@ TEST_CASE("span: who gives up and lives on is taken for lost a look after it was
   CHECK(waiting.next_among(ranks).empty());
   CHECK(waiting.asked == 0);  // of none, where none has told anything
   waiting.told = {{2, "Ctrl-C"}, {4, "not asked for"}};
-  CHECK(waiting.given_up.among(ranks, Clock::time_point::max()).empty());  // not yet due
+  CHECK(waiting.aborted.among(ranks, Clock::time_point::max()).empty());  // not yet due
   CHECK(waiting.next_among(ranks).empty());
   waiting.told[3] = "out of memory";
   CHECK(waiting.next_among(ranks) == std::vector<int>{2});
@@ -109,9 +109,9 @@ TEST_CASE("span: who gives up is not looked for where that could last beyond the
   waiting.told = {{1, "Ctrl-C"}};
   const std::vector<int> ranks = {1};
   std::this_thread::sleep_for(AbortedPeers::kBetween);
-  CHECK(waiting.given_up.among(ranks, Clock::now() + waiting.patience).empty());
+  CHECK(waiting.aborted.among(ranks, Clock::now() + waiting.patience).empty());
   CHECK(waiting.asked == 0);
-  CHECK(waiting.given_up.among(ranks, Clock::now() + 3 * waiting.patience).empty());
+  CHECK(waiting.aborted.among(ranks, Clock::now() + 3 * waiting.patience).empty());
   CHECK(waiting.asked == 1);
 }
 

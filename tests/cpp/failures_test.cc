@@ -105,9 +105,9 @@ TEST_CASE("a late rank is named at the deadline, with what it last did") {
   on_each_transport(3, [](Communicator& comm) {
     run_case(comm, {.kind = Kind::kBarrier});
     if (comm.rank() == 2) {  // is late: comes when the others have given up
-      expect(wait_for_end_of(comm, 0), ErrorKind::kPeerLost, {"rank 0 has given the group up"});
-      expect(wait_for_end_of(comm, 1), ErrorKind::kPeerLost, {"rank 1 has given the group up"});
-      expect(failure_after(comm), ErrorKind::kPeerLost, {"has given the group up", "timeout"});
+      expect(wait_for_end_of(comm, 0), ErrorKind::kPeerLost, {"rank 0 has aborted the group"});
+      expect(wait_for_end_of(comm, 1), ErrorKind::kPeerLost, {"rank 1 has aborted the group"});
+      expect(failure_after(comm), ErrorKind::kPeerLost, {"has aborted the group", "timeout"});
       return;
     }
     const auto error = caught([&] { run_until(comm, Clock::now() + milliseconds(100)); });

@@ -25,7 +25,7 @@ TEST_CASE("a late rank is named, and the group's later calls say why they fail")
       const bool told = has(text, "all_reduce(SUM, 10 x float32) on rank") &&
                         has(text, "(call 1 on GPUs)") &&
                         (has(text, "after 0.1 s of waiting for rank 2, which has not come") ||
-                         has(text, "has given the group up"));
+                         has(text, "has aborted the group"));
       require(told, text);
       const std::string again = outcome(group, sum_of(block));
       require(has(again, "takes no more tensors on GPUs: all_reduce(SUM"), again);
@@ -43,7 +43,7 @@ TEST_CASE("different GPU calls are told, and move nothing") {
     if (has(text, "made another call")) ++found;
     const char* const theirs = comm.rank() == 0 ? "rank 1 made another call: all_reduce(SUM, 11 x"
                                                 : "rank 0 made another call: all_reduce(SUM, 10 x";
-    require(has(text, theirs) || has(text, "has given the group up"), text);
+    require(has(text, theirs) || has(text, "has aborted the group"), text);
     for (const float value : data) require(value == 1.0F, "data was moved");
     comm.run(Request{});
   });
@@ -65,7 +65,7 @@ TEST_CASE("abort ends a GPU group's waiting call on all ranks") {
     comm.run(Request{});
     if (comm.rank() == 1) {
       const std::string text = outcome(group, sum_of(block));
-      require(has(text, "rank 0 has given the group up"), text);
+      require(has(text, "rank 0 has aborted the group"), text);
     }
     comm.run(Request{});
   });

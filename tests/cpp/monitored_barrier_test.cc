@@ -53,8 +53,7 @@ TEST_CASE("a monitored barrier does not wait for a rank that has gone") {
       }
       const auto error = caught([&] { comm.monitored_barrier(seconds(60), all); });
       const bool both = all && comm.rank() == 0;
-      expect(error, ErrorKind::kPeerLost,
-             {"failed to pass monitoredBarrier", "given the group up"});
+      expect(error, ErrorKind::kPeerLost, {"failed to pass monitoredBarrier", "aborted the group"});
       if (both) expect(error, ErrorKind::kPeerLost, {"Ranks 2, 3", "rank 2 has left the group"});
     });
   }
@@ -80,10 +79,10 @@ TEST_CASE("whoever waits in a monitored barrier is told why rank 0 ended it") {
 }
 
 TEST_CASE("who calls the roll of a monitored barrier too late is told so") {
-  const auto given_up = shared_between_processes<std::array<Flag, 2>>();  // of each transport
+  const auto aborted = shared_between_processes<std::array<Flag, 2>>();  // of each transport
   const auto used = shared_between_processes<Flag>();
   on_each_transport(3, [&](Communicator& comm) {
-    Flag& count = (*given_up)[used->read()];
+    Flag& count = (*aborted)[used->read()];
     comm.monitored_barrier(seconds(60), true);
     if (comm.rank() != 0) {
       const auto error = caught([&] { comm.monitored_barrier(milliseconds(300), true); });
@@ -96,7 +95,7 @@ TEST_CASE("who calls the roll of a monitored barrier too late is told so") {
       const auto error = caught([&] { comm.monitored_barrier(seconds(60), true); });
       expect(error, ErrorKind::kTimeout,
              {"monitored_barrier on rank 0 of 3 in group 'default' came too late",
-              "rank 1 has given it up", "rank 2 has given it up"});
+              "rank 1 has stopped waiting", "rank 2 has stopped waiting"});
     }
     run_case(comm, kSum);
     comm.monitored_barrier(seconds(60), true);

@@ -155,7 +155,7 @@ TEST_CASE("a monitored barrier between hosts does not wait for a rank that has g
       const Clock::time_point begin = Clock::now();
       const auto error = caught([&] { rank.hold(seconds(60), false); });
       expect(error, ErrorKind::kPeerLost,
-             {"Rank " + std::to_string(gone) + " failed to pass", "given the group up: enough"});
+             {"Rank " + std::to_string(gone) + " failed to pass", "aborted the group: enough"});
       require(Clock::now() - begin < seconds(8), "it waited");
     });
   }
@@ -219,7 +219,7 @@ TEST_CASE("a rank that goes while others wait for another host ends a monitored 
       const auto error = caught([&] { rank.hold(seconds(3), false); });
       const bool beside = rank.number / 2 == gone / 2;
       if (beside) {
-        expect(error, ErrorKind::kPeerLost, {concat("rank ", gone, " has given the group up")});
+        expect(error, ErrorKind::kPeerLost, {concat("rank ", gone, " has aborted the group")});
         require(Clock::now() - begin < seconds(2), "it waited");
         told.take();
       }

@@ -87,7 +87,7 @@ def test_a_rank_that_gives_the_group_up_outside_of_calls_is_told_of_at_once() ->
             work = backend.allreduce([on_device(torch.ones(10))])
             begun.set()
             told[0] = told_by(work)  # long before the timeout of 60 s
-            assert "rank 1 has given the group up: abort() was called" in backend.failure
+            assert "rank 1 has aborted the group: abort() was called" in backend.failure
         else:
             begun.wait(60)
             backend.abort()
@@ -95,11 +95,11 @@ def test_a_rank_that_gives_the_group_up_outside_of_calls_is_told_of_at_once() ->
 
     run_on_devices(2, body)
     assert "all_reduce(SUM, 10 x float32) on rank 0 of 2 (call 2 on GPUs) cannot finish" in told[0]
-    assert "rank 1 has given the group up: abort() was called" in told[0]
+    assert "rank 1 has aborted the group: abort() was called" in told[0]
 
 
 def test_a_wait_with_a_timeout_gives_up_and_the_call_goes_on() -> None:
-    given_up = threading.Event()
+    aborted = threading.Event()
 
     def body(backend: Any, rank: int) -> None:
         one_works(backend, rank)
@@ -107,12 +107,12 @@ def test_a_wait_with_a_timeout_gives_up_and_the_call_goes_on() -> None:
         tensor = on_device(torch.ones(10))
         work = backend.allreduce([tensor])
         if held:
-            given_up.wait(60)
+            aborted.wait(60)
             held.open()
         else:
             with pytest.raises(dist.DistBackendError, match="Timed out waiting 50 ms"):
                 work.wait(timedelta(milliseconds=50))
-            given_up.set()
+            aborted.set()
         work.wait()
         assert torch.equal(on_host(tensor), torch.full((10,), 2.0))
 

@@ -413,7 +413,7 @@ def a_call_that_failed(name: str) -> None:
             dist.distributed_c10d._get_default_group()._get_backend(torch.device(NAME)).abort()
             return
         for ask in (state.norm, state.finite):
-            with pytest.raises(dist.DistBackendError, match="rank 1 has given the group up"):
+            with pytest.raises(dist.DistBackendError, match="rank 1 has aborted the group"):
                 ask()
 
     with with_kernels():

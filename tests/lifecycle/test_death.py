@@ -124,7 +124,7 @@ def test_a_rank_that_leaves_in_time_is_no_loss(fresh: Fresh, tmp_path: Path) -> 
 
 
 def receive_from_any_when_one_has_left() -> str:
-    """Rank 1 leaves; rank 0 gives the group up for that, and lives on."""
+    """Rank 1 leaves; rank 0 aborts the group for that, and lives on."""
     use_everything()
     rank = dist.get_rank()
     text = "left"
@@ -146,7 +146,7 @@ def receive_from_any_when_one_has_left() -> str:
 def test_a_receive_from_any_source_says_why_nobody_can_send(fresh: Fresh) -> None:
     ranks = fresh.start(receive_from_any_when_one_has_left, world=3, group_timeout=30)
     found = [reply.value for reply in replies(ranks, timeout=60)]
-    assert "no other rank can send it: rank 0 has given the group up" in found[2], found
+    assert "no other rank can send it: rank 0 has aborted the group" in found[2], found
     assert "; rank 1 has left the group (" in found[2], found
 
 

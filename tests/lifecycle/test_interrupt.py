@@ -216,7 +216,7 @@ def test_a_handler_is_refused_a_call_that_would_wait_for_it(fresh: Fresh, call: 
     (mine, seconds), (other, _) = fresh.run(call_in_a_handler, call, group_timeout=300)
     assert "all_reduce on rank 0 of 2 was called by a signal's handler while this rank" in mine
     assert seconds < 60
-    assert "rank 0 has given the group up" in other, other
+    assert "rank 0 has aborted the group" in other, other
 
 
 def call_in_a_handler_of_a_wait() -> list[float]:

@@ -47,7 +47,7 @@ bit sleepers[RANKS];
 byte seen[RANKS];              /* of rings, before the sleep */
 byte sleeps[RANKS];            /* until this round; for the checks alone */
 bit dead[RANKS];               /* as the kernel tells by the closed socket */
-bit given_up[RANKS];           /* Member::failed_ */
+bit aborted[RANKS];           /* Member::failed_ */
 bool fault = false;
 
 /* What the rank does with pages now; 0: nothing. For the checks alone. */
@@ -161,8 +161,8 @@ inline sleep() {
 /* Guard::look */
 inline look() {
   if
-  :: atomic { given_up[me] -> goto ended }
-  :: atomic { !given_up[me] -> skip }
+  :: atomic { aborted[me] -> goto ended }
+  :: atomic { !aborted[me] -> skip }
   fi;
   if
   :: atomic { !GONE(blocker) -> missed = NOBODY }
@@ -180,7 +180,7 @@ inline wait() {
 #ifdef SURE_BELL
   do
   :: atomic { blocker == NOBODY -> break }
-  :: atomic { blocker != NOBODY && (round[blocker] >= r || GONE(blocker) || given_up[me]) -> skip };
+  :: atomic { blocker != NOBODY && (round[blocker] >= r || GONE(blocker) || aborted[me]) -> skip };
     look_at_flags();
     if
     :: atomic { blocker != NOBODY -> skip }; look()
@@ -254,7 +254,7 @@ proctype Rank(byte me) {
     ring_peers();
     goto gone;
 lost:
-    /* One that has given the group up may yet go on for a step or two. */
+    /* One that has aborted the group may yet go on for a step or two. */
     assert(fault && (status[blocker] == failed || round[blocker] < r));
 ended:
     assert(fault);
@@ -283,7 +283,7 @@ proctype Abort() {
   atomic {
     fault = true;
     if
-    :: status[me] == member -> status[me] = failed; given_up[me] = 1
+    :: status[me] == member -> status[me] = failed; aborted[me] = 1
     :: else
     fi
   };

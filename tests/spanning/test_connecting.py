@@ -70,7 +70,7 @@ def test_ctrl_c_ends_the_wait_for_a_host_on_all(fresh: Fresh, slack: float) -> N
     (own, seconds), (told, after) = (reply.value for reply in found)
     assert own == "interrupted"
     assert seconds < 4.0 + slack
-    assert "rank 0 has given the group up: it was interrupted" in told, told
+    assert "rank 0 has aborted the group: it was interrupted" in told, told
     assert after < 4.0 + slack, told
 
 
@@ -103,7 +103,7 @@ def test_why_one_rank_cannot_connect_is_told_to_the_other(fresh: Fresh, tmp_path
     assert "rank 0 of 2" in mine, mine
     assert "nowhere0" in mine, mine
     assert "rank 1 of 2" in other, other
-    assert "rank 0 has given the group up" in other, other
+    assert "rank 0 has aborted the group" in other, other
     assert "nowhere0" in other, other
 
 
@@ -199,5 +199,5 @@ def test_a_rank_that_is_interrupted_between_two_meetings_is_told_of_soon(
     store = dist.TCPStore("127.0.0.1", 0, 3, True, wait_for_workers=False)
     told = told_to_others(fresh, hosts, store.port, "shm/maps/2", signal.SIGINT, 60.0)
     for text, seconds in told:
-        assert "rank 2 has given the group up: it was interrupted" in text, text
+        assert "rank 2 has aborted the group: it was interrupted" in text, text
         assert seconds < 2 + slack, text

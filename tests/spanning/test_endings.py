@@ -161,7 +161,7 @@ WAITS: dict[str, Any] = {
 
 
 def wait_for_one_that_has_given_up(name: str) -> str:
-    """All ranks but the first give the group up, and stay."""
+    """All ranks but the first abort the group, and stay."""
     use_everything()
     store = dist.distributed_c10d._get_default_store()
     if dist.get_rank() > 0:
@@ -187,16 +187,16 @@ def test_a_message_is_not_waited_for_when_its_rank_has_given_up(
         env={"DREAMCOMM_HOSTS": hosts},
     )
     told = str(replies(ranks, timeout=90)[0].value)
-    assert f"rank {world - 1} has given the group up: abort() was called" in told, told
+    assert f"rank {world - 1} has aborted the group: abort() was called" in told, told
     assert time.monotonic() - begin < 20 + slack
 
 
-def wait_for_one_of_this_host(given_up: list[int]) -> str:
-    """The first rank waits for the second, while those of the other host give the group up."""
+def wait_for_one_of_this_host(aborted: list[int]) -> str:
+    """The first rank waits for the second, while those of the other host abort the group."""
     use_everything()
     rank = dist.get_rank()
     store = dist.distributed_c10d._get_default_store()
-    if rank in given_up:
+    if rank in aborted:
         give_up("told")
     elif rank > 0:
         store.wait(["told"])
@@ -207,19 +207,19 @@ def wait_for_one_of_this_host(given_up: list[int]) -> str:
     return ""
 
 
-@pytest.mark.parametrize("given_up", [[2, 3], [3]])
+@pytest.mark.parametrize("aborted", [[2, 3], [3]])
 def test_a_late_rank_is_not_waited_for_when_one_elsewhere_has_given_up(
-    fresh: Fresh, given_up: list[int], slack: float
+    fresh: Fresh, aborted: list[int], slack: float
 ) -> None:
     begin = time.monotonic()
     ranks = fresh.start(
         wait_for_one_of_this_host,
-        given_up,
+        aborted,
         world=4,
         group_timeout=60,
         env={"DREAMCOMM_HOSTS": "a,a,b,b"},
     )
     told = str(replies(ranks, timeout=90)[0].value)
-    assert f"rank {given_up[0]} has given the group up: abort() was called" in told, told
+    assert f"rank {aborted[0]} has aborted the group: abort() was called" in told, told
     assert "rank 0 waits for rank 1" in told, told
     assert time.monotonic() - begin < 20 + slack

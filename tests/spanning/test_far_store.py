@@ -67,7 +67,7 @@ def test_what_hosts_tell_each_other_is_heard_far_from_the_store(
     ranks = fresh.start(
         lose_a_rank_far_from_the_store, store.port, number, world=3, group=False, env=env
     )
-    end = "has given the group up: it was interrupted" if number == signal.SIGINT else "has ended"
+    end = "has aborted the group: it was interrupted" if number == signal.SIGINT else "has ended"
     for reply in replies(ranks, 60)[:2]:
         assert reply.error is None, reply.error
         text, seconds = reply.value

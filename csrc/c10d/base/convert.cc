@@ -142,7 +142,7 @@ constexpr const char* kLost = "Connection closed by peer";
 /// all, as their options differ: a program that restarts ranks then would do so for ever.
 bool tells_of_loss(std::string_view text) {
   constexpr std::array kWords =
-      std::to_array<std::string_view>({"has ended", "has left the group", "has given the group up",
+      std::to_array<std::string_view>({"has ended", "has left the group", "has aborted the group",
                                        "hung up", "connection to rank"});
   return std::ranges::any_of(
       kWords, [&](std::string_view words) { return text.find(words) != std::string_view::npos; });

@@ -72,11 +72,11 @@ std::string words_on(const Place& place, const std::optional<std::vector<int>>& 
   return concat("; nothing was heard in that time of ", names);
 }
 
-constexpr std::string_view kGivenUp = " has given the group up: ";
+constexpr std::string_view kAborted = " has aborted the group: ";
 
 /// Whether something is told that no other rank told before.
 bool is_first_hand(const std::string& told) {
-  return !told.empty() && told.find(kGivenUp) == told.rfind(kGivenUp);
+  return !told.empty() && told.find(kAborted) == told.rfind(kAborted);
 }
 
 /// Why another rank has failed: if some are silent, as a rank of their hosts tells it.
@@ -93,7 +93,7 @@ std::string told_by_another(const Place& place, const AbortReasons& reasons,
   return "";
 }
 
-/// Why some other rank has given the group up: the one that does so because of none, if it is
+/// Why some other rank has aborted the group: the one that does so because of none, if it is
 /// there, and the store says so in the time.
 std::string first_told(const AbortReasons& reasons, int own, int size) {
   const std::string last = reasons.last();
@@ -113,7 +113,7 @@ std::string words_on_end(int rank) { return concat("the process of rank ", rank,
 /// Its words name the other side only, not why it has gone.
 bool is_connection_lost(const Error& error) {
   const std::string_view words = error.what();
-  return error.kind() == ErrorKind::kPeerLost && words.find(kGivenUp) == std::string_view::npos &&
+  return error.kind() == ErrorKind::kPeerLost && words.find(kAborted) == std::string_view::npos &&
          words.find(" has ended") == std::string_view::npos;
 }
 
@@ -176,7 +176,7 @@ Fallback::Inner connect_hosts(const Connection& connection, StoreWorker& worker,
         silent(connection, worker, reasons, "", Clock::now() + kToHear);
     const std::string words = error.what() + words_on(place, found);
     if (words != error.what()) reasons.give_up(place.rank, words);
-    const bool is_told = words.find(kGivenUp) != std::string::npos;
+    const bool is_told = words.find(kAborted) != std::string::npos;
     throw Error(error.kind(),
                 is_told
                     ? words

@@ -40,13 +40,13 @@ struct Connection {
 
 /// Why a rank of this one's host does not come to the meeting of that host's, which `connection`
 /// begins with: as `known` says, or as it has ended since all met, of which `whole` came, or some
-/// rank has given the group up since. The references must outlive what is returned.
+/// rank has aborted the group since. The references must outlive what is returned.
 std::function<std::string(int rank)> watch_on_mates(
     const Connection& connection, const std::function<std::string(int rank)>& known,
     const ShmResult& whole, const AbortReasons& reasons);
 
 /// Why a connection will not come about, as far as is known: a rank of this host has ended, or some
-/// rank has given the group up. It keeps neither of them, as Gloo may go on with it for long after.
+/// rank has aborted the group. It keeps neither of them, as Gloo may go on with it for long after.
 DeadlineStore::Watch watch_on(const Connection& connection,
                               const std::shared_ptr<Communicator>& part,
                               const std::shared_ptr<StoreWorker>& worker);

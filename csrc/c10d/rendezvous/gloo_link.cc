@@ -52,7 +52,7 @@ std::vector<at::Tensor> tensors_of(const Cargo& cargo) {
 
 Fallback::Inner GlooLink::gloo() const {
   const std::scoped_lock lock(mutex_);
-  check(gloo_.defined(), ErrorKind::kAborted, "rank ", rank_, " has given the group up");
+  check(gloo_.defined(), ErrorKind::kAborted, "rank ", rank_, " has aborted the group");
   return gloo_;
 }
 

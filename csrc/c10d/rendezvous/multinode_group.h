@@ -39,7 +39,7 @@ std::string map_of_hosts(const Topology& topology, const std::vector<std::string
 /// A host's ranks in the job; `members` are the group's, empty: the same.
 std::vector<int> members_on_host(const std::vector<int>& members, const Place& place);
 
-/// How a rank tells, and learns, why ranks of other hosts give the group up, or have ended: through
+/// How a rank tells, and learns, why ranks of other hosts abort the group, or have ended: through
 /// the store, if it still answers. They look for a moment, as the rank may have been killed. What
 /// is known of ends on this host is told with it.
 AbortReasons reasons_through(const std::shared_ptr<StoreWorker>& worker);

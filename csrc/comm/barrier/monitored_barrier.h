@@ -80,8 +80,8 @@ class MonitoredBarrier {
   bool is_time_over(int rank) const;
   int ender() const;
   bool is_present(int rank) const;
-  bool has_given_up(int rank) const;
-  bool some_have_given_up() const;
+  bool has_aborted(int rank) const;
+  bool some_have_aborted() const;
   int awaited() const;
   int gone() const;
   bool lacks_the_gone() const;

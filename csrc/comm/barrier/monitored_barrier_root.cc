@@ -22,15 +22,15 @@ std::chrono::milliseconds since(Clock::time_point begin) {
 
 }  // namespace
 
-bool MonitoredBarrier::has_given_up(int rank) const {
+bool MonitoredBarrier::has_aborted(int rank) const {
   const std::uint32_t value = barrier::present(state_, rank).read();  // once: it may come meanwhile
   const std::uint32_t own = state_.header().present.read();
   return value != own && reached(value, own);
 }
 
-bool MonitoredBarrier::some_have_given_up() const {
+bool MonitoredBarrier::some_have_aborted() const {
   for (int rank = 1; rank < state_.size(); ++rank) {
-    if (has_given_up(rank)) return true;
+    if (has_aborted(rank)) return true;
   }
   return false;
 }
@@ -46,7 +46,7 @@ bool MonitoredBarrier::all_present() const {
 /// and its time is over; or -1.
 int MonitoredBarrier::ender() const {
   for (int rank = 1; rank < state_.size(); ++rank) {
-    if (has_given_up(rank) || is_time_over(rank)) return rank;
+    if (has_aborted(rank) || is_time_over(rank)) return rank;
   }
   return -1;
 }
@@ -88,7 +88,7 @@ int MonitoredBarrier::foremost(const std::vector<int>& absent) const {
     return std::find_if(absent.rbegin(), absent.rend(), is_so);
   };
   auto found = find([&](int rank) { return !why_gone(state_.fabric(), rank).empty(); });
-  if (found == absent.rend()) found = find([&](int rank) { return has_given_up(rank); });
+  if (found == absent.rend()) found = find([&](int rank) { return has_aborted(rank); });
   return found == absent.rend() ? absent.front() : *found;
 }
 
@@ -119,7 +119,7 @@ void MonitoredBarrier::watch(WaitWatchdog& watchdog, const std::function<bool()>
                              const std::function<int()>& blocker) {
   watchdog.look_at_awaited_only();
   wait_until(state_.header().doorbell, state_.patience(), watchdog, ready, blocker);
-  if (!all_present()) watchdog.look(-1);  // they may have left as this rank has given the group up
+  if (!all_present()) watchdog.look(-1);  // they may have left as this rank has aborted the group
 }
 
 /// Where all of the missing are to be named: there may be more than the one that cannot come.
@@ -138,7 +138,7 @@ void MonitoredBarrier::await_rest(const Round& round) {
 BarrierCount MonitoredBarrier::count(const Round& round) {
   bool complete = false;
   bool remote = false;
-  const bool late = some_have_given_up();
+  const bool late = some_have_aborted();
   int rank = -1;
   const auto over = [&] {
     complete = all_present();
@@ -259,7 +259,7 @@ BarrierCount MonitoredBarrier::missing(std::chrono::milliseconds waited, bool al
     const std::string gone = why_gone(fabric, rank);
     const int number = fabric.number(rank);
     std::string act = gone.empty() ? "" : concat(gone, "; ");
-    if (gone.empty() && has_given_up(rank)) act += concat("rank ", number, " has given it up; ");
+    if (gone.empty() && has_aborted(rank)) act += concat("rank ", number, " has stopped waiting; ");
     act += concat("rank ", number, ' ',
                   gone.empty() ? state_.does(rank, until) : state_.last_act(rank));
     found.missing.push_back(number);

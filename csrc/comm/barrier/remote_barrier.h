@@ -24,12 +24,12 @@ struct BarrierCount {
   std::vector<std::string> acts{};  // of each, what is known of it, in words
   std::string problem{};            // else why it could not be counted
   std::chrono::milliseconds lasted{};
-  bool late = false;  // who calls the roll came when some had given it up
+  bool late = false;  // who calls the roll came when some had stopped waiting
   bool is_complete() const { return missing.empty() && problem.empty(); }
 };
 
 /// "Ranks 1, 3 failed to pass monitoredBarrier in 2000 ms (...); rank 1 ...; rank 3 ...", or
-/// "monitored_barrier on rank 0 ... came too late; rank 1 has given it up; ...".
+/// "monitored_barrier on rank 0 ... came too late; rank 1 has stopped waiting; ...".
 std::string words_on_missing(const BarrierCount& count, const std::string& who);
 
 /// All but enter() wait no longer than for a moment, where a host has just gone. One thread at a

@@ -44,7 +44,7 @@ class BlockRounds {
         args_(args),
         last_(static_cast<std::uint32_t>(args.rounds[target.block()])) {}
 
-  /// Before anything else: false if a rank has given the group up. If it is this one, peers
+  /// Before anything else: false if a rank has aborted the group. If it is this one, peers
   /// may still read its pages of the call that failed, which later kernels, queued already,
   /// must not write. If it is another, its words of that call may wait here for us.
   /// Here all lanes meet: nobody stores the last round before all have read it.

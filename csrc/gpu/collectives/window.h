@@ -72,7 +72,7 @@ inline constexpr int kPacketBlocks = 16;  // that have them, the first ones
 
 /// Written by one rank into all windows, its own as well.
 struct alignas(kSector) Mark {
-  std::uint64_t gone;   // not 0: the writer has given the group up
+  std::uint64_t gone;   // not 0: the writer has aborted the group
   std::uint64_t stamp;  // what the writer wrote to show that it reaches this window
   std::uint64_t told;   // not 0: `card` is there
   CallInfo info;        // the call in which the writer gave up

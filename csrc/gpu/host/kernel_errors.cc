@@ -60,7 +60,7 @@ Error error_of(const Report& report, int size, const PeerReports& peer_reports) 
               report.missing == report.rank
                   ? concat(who, " was not run: an earlier call of this group failed here")
                   : concat(who, " cannot finish: rank ", report.missing,
-                           " has given the group up; its own error says why")};
+                           " has aborted the group; its own error says why")};
     case Report::kMismatch:
       return {
           ErrorKind::kMismatch,

@@ -15,7 +15,7 @@ std::string describe(const CallInfo& info);
 /// What the host knows of a group's ranks, of which kernels know only that they do not come. Either
 /// may be missing.
 struct PeerReports {
-  /// Who has died, or given the group up, and what it did last; or "".
+  /// Who has died, or aborted the group, and what it did last; or "".
   std::function<std::string()> lost{};
   /// What a rank does, to follow "rank 1, which has not come to this call; "; or "".
   std::function<std::string(int rank)> does{};

@@ -102,7 +102,7 @@ class InternodeBarrier final : public RemoteBarrier {
   std::uint32_t number_ = 0;  // of the roll call that is next, or under way
   bool under_way_ = false;
   bool has_met_ = false;   // somebody in it
-  bool too_late_ = false;  // rank 0 came when another leader had given it up
+  bool too_late_ = false;  // rank 0 came when another leader had stopped waiting
   Terms terms_;
   Report own_;                   // of rank 0 for its count
   barrier::Verdict verdict_;     // by rank 0

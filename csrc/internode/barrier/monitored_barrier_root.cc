@@ -68,8 +68,9 @@ std::vector<InternodeBarrier::Absent> InternodeBarrier::absent() const {
     if (gone != gone_.end()) continue;
     const std::string& why = report.count.problem;
     if (has_left(report)) {
-      found.push_back({Absent::Why::kLeft, leader,
-                       concat(place(leader), " has given it up", why.empty() ? "" : ": ", why)});
+      found.push_back(
+          {Absent::Why::kLeft, leader,
+           concat(place(leader), " has stopped waiting", why.empty() ? "" : ": ", why)});
     } else {
       const std::string act = is_in(report)
                                   ? concat(place(leader), " does not tell who is missing there")

@@ -20,7 +20,7 @@ constexpr int kLooksApart = 6;                    // of the nudger's ticks
 constexpr std::chrono::milliseconds kLookElsewhere{100};  // nearly every wait is shorter
 constexpr std::chrono::milliseconds kUntilTold{450};      // by the mates of who has gone
 
-constexpr const char* kHasGivenUp = "it has given the group up";
+constexpr const char* kHasAborted = "it has aborted the group";
 
 }  // namespace
 
@@ -62,15 +62,15 @@ void LinkContext::here(Kind kind, const Reduction& how, std::span<const Block> i
 void LinkContext::gather_here(std::span<const Block> in, std::span<const Block> out) {
   const Clock::time_point begin = Clock::now();
   Clock::time_point next = begin + kLookElsewhere;
-  AbortedPeers given_up(levels_.causes, begin);
+  AbortedPeers aborted(levels_.causes, begin);
   const Interrupt look = [&] {
     if (interrupt_) interrupt_();
     if (Clock::now() < next) return;
     next = Clock::now() + kLookElsewhere;
     std::map<int, std::string> lost = levels_.monitor.lost();
     if (lost.empty()) {
-      for (const int rank : given_up.among(elsewhere(), request_.deadline)) {
-        lost.emplace(rank, kHasGivenUp);
+      for (const int rank : aborted.among(elsewhere(), request_.deadline)) {
+        lost.emplace(rank, kHasAborted);
       }
     }
     if (lost.empty() || levels_.host.all_have_come()) return;
@@ -124,7 +124,7 @@ void LinkContext::fail_for_elsewhere(int rank, const std::string& failure, Clock
 }
 
 /// Why a rank has not sent, or taken, a message: as it says itself, else as its host's others do,
-/// who give the group up at about the same time and know what it does.
+/// who abort the group at about the same time and know what it does.
 std::string LinkContext::told_by_host_of(int rank, std::chrono::milliseconds moment) const {
   constexpr std::chrono::milliseconds kNone{0};
   const Clock::time_point until = Clock::now() + moment;
@@ -244,7 +244,7 @@ void LinkContext::wait(const Transfers& transfers) {
   WaitScope awaiting(levels_.host.whole().calls, timeline_, noted_as_);
   std::size_t come = 0;  // of them
   int looks = 0;
-  AbortedPeers given_up(levels_.causes);
+  AbortedPeers aborted(levels_.causes);
   const auto wait_on = [&] {
     for (; come < transfers.size(); ++come) {
       try {
@@ -256,8 +256,8 @@ void LinkContext::wait(const Transfers& transfers) {
           continue;
         }
         awaiting.lasts(rank);
-        if (!given_up.among({&rank, 1}, request_.deadline).empty()) {
-          throw Error(ErrorKind::kPeerLost, kHasGivenUp);
+        if (!aborted.among({&rank, 1}, request_.deadline).empty()) {
+          throw Error(ErrorKind::kPeerLost, kHasAborted);
         }
         return false;
       } catch (const Error& error) {

@@ -21,9 +21,9 @@ struct AbortReasons {
   /// How long the store may take for an answer to one look. May be null.
   std::function<std::chrono::milliseconds()> patience{};
 
-  /// Of this rank, which gives the group up.
+  /// Of this rank, which aborts the group.
   void give_up(int rank, const std::string& reason) const {
-    if (tell) tell(rank, concat("rank ", rank, " has given the group up: ", reason));
+    if (tell) tell(rank, concat("rank ", rank, " has aborted the group: ", reason));
   }
   std::string last() const { return told_last ? told_last() : ""; }
   bool any() const { return !told_last || !last().empty(); }

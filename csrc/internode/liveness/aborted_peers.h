@@ -1,4 +1,4 @@
-// Ranks of other hosts that have given the group up and live on, with all their connections.
+// Ranks of other hosts that have aborted the group and live on, with all their connections.
 #pragma once
 
 #include <algorithm>
@@ -44,12 +44,12 @@ class AbortedPeers {
  private:
   /// Goes on where the one before had to end: a store that is far away answers for few in the time.
   void look(std::span<const int> ranks) {
-    if (!any_) any_ = failure_cause_.has_any_given_up();
+    if (!any_) any_ = failure_cause_.has_any_aborted();
     if (!any_) return;
     const Clock::time_point end = Clock::now() + kForMore;
     for (std::size_t i = 0; i < ranks.size() && (i == 0 || Clock::now() < end); ++i) {
       const int rank = ranks[at_++ % ranks.size()];
-      if (!seen_.contains(rank) && failure_cause_.has_given_up(rank)) seen_.insert(rank);
+      if (!seen_.contains(rank) && failure_cause_.has_aborted(rank)) seen_.insert(rank);
     }
   }
 

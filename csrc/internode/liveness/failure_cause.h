@@ -13,7 +13,7 @@
 
 namespace dreamcomm {
 
-/// A rank that gives the group up tells why, before its connections end. One that has learned of
+/// A rank that aborts the group tells why, before its connections end. One that has learned of
 /// a death in another group, or in a message, leaves this group in good order and tells nothing:
 /// the cause is whom it lost. INVARIANT: who waits for it is told of that one, too. Its connection
 /// to this rank had ended before the other could learn of it and leave, and the moment in which
@@ -38,13 +38,13 @@ class FailureCause {
     return reasons_.of(rank, moment);
   }
 
-  /// Whether a rank, or any rank, has given the group up, as far as the store knows now. Any
+  /// Whether a rank, or any rank, has aborted the group, as far as the store knows now. Any
   /// thread.
-  bool has_given_up(int rank) const {
+  bool has_aborted(int rank) const {
     return !reasons_.of(rank, std::chrono::milliseconds(0)).empty();
   }
 
-  bool has_any_given_up() const { return reasons_.any(); }
+  bool has_any_aborted() const { return reasons_.any(); }
 
   /// For an answer to one of these questions.
   std::chrono::milliseconds patience() const {

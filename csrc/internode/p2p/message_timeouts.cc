@@ -90,12 +90,12 @@ std::vector<int> InternodeTagMatcher::awaited(Clock::time_point now) const {
   return {found.begin(), found.end()};
 }
 
-/// For ranks that have given the group up: the lock is released meanwhile.
+/// For ranks that have aborted the group: the lock is released meanwhile.
 void InternodeTagMatcher::ask(Lock& lock, Clock::time_point now) {
   const std::vector<int> ranks = awaited(now);
   lock.unlock();
   for (const int rank : aborted_peers_.among(ranks, Clock::time_point::max())) {
-    lose(rank, concat("rank ", rank, " has given the group up"));
+    lose(rank, concat("rank ", rank, " has aborted the group"));
   }
   lock.lock();
   const bool any = !wanted_.empty() || !under_way_.empty();
