@@ -152,7 +152,7 @@ std::string RankState::does(int peer, Clock::time_point until) const {
   const auto left = std::chrono::duration_cast<milliseconds>(until - Clock::now());
   const RankView seen = view_of(peer);  // once, or the halves may disagree
   return dreamcomm::last_act(seen) + words_on_mail(seen) +
-         fabric_.remote(peer, is_busy(seen), std::max(left, milliseconds(0)));
+         fabric_.other_activity(peer, is_busy(seen), std::max(left, milliseconds(0)));
 }
 
 }  // namespace dreamcomm

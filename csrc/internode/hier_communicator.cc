@@ -177,8 +177,8 @@ void HierarchicalCommunicator::watched(const Request& request, Act&& act) {
 }
 
 void HierarchicalCommunicator::run(LinkContext& context, const Request& request, bool leaders) {
-  open(context, signature_of(request, calls_ - before_, Signature::kNoRow),
-       {options_.group, options_.call_site}, opening_part(context, request, leaders));
+  handshake(context, signature_of(request, calls_ - before_, Signature::kNoRow),
+            {options_.group, options_.call_site}, opening_part(context, request, leaders));
   if (!leaders) internode::run(context, request);
 }
 

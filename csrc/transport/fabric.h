@@ -41,11 +41,11 @@ class Fabric {
   /// What else the rank's process does, in words to follow what it last did in this group, or
   /// nothing; `inside`: there it was seen in a call. Reads files, and asks the process, which has
   /// `patience` to answer: for messages. Any thread.
-  virtual std::string elsewhere(int /*rank*/, bool /*inside*/,
-                                std::chrono::milliseconds /*patience*/) const {
+  virtual std::string other_activity(int /*rank*/, bool /*inside*/,
+                                     std::chrono::milliseconds /*patience*/) const {
     return "";
   }
-  /// Asks ahead of elsewhere(): several ranks may then answer in the same time. Any thread.
+  /// Asks ahead of other_activity(): several ranks may then answer in the same time. Any thread.
   virtual void inquire(int /*rank*/) const {}
   /// "shm (memfd), 4 ranks in one host" and the like.
   virtual std::string describe() const = 0;

@@ -5,15 +5,12 @@
 #include <new>
 
 #include "core/error.h"
+#include "core/round_up.h"
 
 namespace dreamcomm {
 namespace {
 
 constexpr std::size_t kSystemPage = 4096;
-
-constexpr std::size_t round_up(std::size_t n, std::size_t unit) {
-  return (n + unit - 1) / unit * unit;
-}
 
 }  // namespace
 

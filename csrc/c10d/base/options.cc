@@ -8,6 +8,7 @@
 
 #include "algorithms/table.h"
 #include "c10d/base/convert.h"
+#include "comm/communicator.h"
 #include "comm/tuning/costs_file.h"
 
 namespace dreamcomm {

@@ -101,15 +101,16 @@ void DeviceHierContext::copy(std::byte* to, const std::byte* from, std::size_t b
             bytes_at({const_cast<std::byte*>(from), bytes}, level_.device));
 }
 
-Cargo DeviceHierContext::widened(const Steps& steps, std::byte* in, std::size_t count) {
+Cargo DeviceHierContext::widened(const TwoStepReduction& steps, std::byte* in, std::size_t count) {
   if (!steps.widens()) return lent(in, count * steps.item());
   Cargo wide = room(count * steps.wire_item());
   convert_on_device({steps.wire, wide.data()}, {steps.type, in}, count, level_.device);
   return wide;
 }
 
-void DeviceHierContext::combine(const Steps& steps, std::span<const std::byte* const> of_hosts,
-                                std::byte* out, std::size_t count) {
+void DeviceHierContext::combine(const TwoStepReduction& steps,
+                                std::span<const std::byte* const> of_hosts, std::byte* out,
+                                std::size_t count) {
   reduce_on_device(steps.between, of_hosts, {steps.type, out}, count, level_.device);
 }
 

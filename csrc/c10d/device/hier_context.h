@@ -40,9 +40,9 @@ class DeviceHierContext final : public HierContext {
   /// Itself: the stream will not go on before the message has left.
   Cargo kept(const Block& block) override;
   void copy(std::byte* to, const std::byte* from, std::size_t bytes) override;
-  Cargo widened(const Steps& steps, std::byte* in, std::size_t count) override;
-  void combine(const Steps& steps, std::span<const std::byte* const> of_hosts, std::byte* out,
-               std::size_t count) override;
+  Cargo widened(const TwoStepReduction& steps, std::byte* in, std::size_t count) override;
+  void combine(const TwoStepReduction& steps, std::span<const std::byte* const> of_hosts,
+               std::byte* out, std::size_t count) override;
   void send(int rank, const Cargo& cargo, std::uint32_t number) override;
   void receive(int rank, const Cargo& cargo, std::uint32_t number) override;
   void depart(std::uint32_t number) override;

@@ -69,12 +69,12 @@ void LinkContext::gather_here(std::span<const Block> in, std::span<const Block> 
     next = Clock::now() + kLookElsewhere;
     std::map<int, std::string> lost = levels_.monitor.lost();
     if (lost.empty()) {
-      for (const int rank : aborted.among(elsewhere(), request_.deadline)) {
+      for (const int rank : aborted.among(remote_ranks(), request_.deadline)) {
         lost.emplace(rank, kHasAborted);
       }
     }
     if (lost.empty() || levels_.host.all_have_come()) return;
-    fail_for_elsewhere(lost.begin()->first, lost.begin()->second, Clock::now() - begin);
+    fail_for_remote(lost.begin()->first, lost.begin()->second, Clock::now() - begin);
   };
   Request part;
   part.kind = Kind::kAllGather;
@@ -83,7 +83,7 @@ void LinkContext::gather_here(std::span<const Block> in, std::span<const Block> 
   run_here(part, look);
 }
 
-std::vector<int> LinkContext::elsewhere() const {
+std::vector<int> LinkContext::remote_ranks() const {
   std::vector<int> ranks;
   for_other_hosts([&](int host) {
     const std::span<const int> of_host = topology().ranks(host);
@@ -101,7 +101,7 @@ void LinkContext::run_here(Request& part, const Interrupt& interrupt) {
   } catch (const Error& error) {
     levels_.spoilt->publish(1);
     // Where none of this host has died, one has left in good order (Causes).
-    if (error.kind() != ErrorKind::kPeerLost || lost_elsewhere_) throw;
+    if (error.kind() != ErrorKind::kPeerLost || lost_remote_) throw;
     if (!levels_.host.lost().empty()) throw;
     throw Error(error.kind(), error.what() + levels_.causes.others());
   } catch (...) {
@@ -112,8 +112,8 @@ void LinkContext::run_here(Request& part, const Interrupt& interrupt) {
 
 /// Of a rank of another host that has gone, while one of this host was waited for so long: that one
 /// may be why the other has given up.
-void LinkContext::fail_for_elsewhere(int rank, const std::string& failure, Clock::duration waited) {
-  lost_elsewhere_ = true;
+void LinkContext::fail_for_remote(int rank, const std::string& failure, Clock::duration waited) {
+  lost_remote_ = true;
   const std::string told = told_by_host_of(rank, kUntilTold);
   const std::string late = levels_.host.awaited(waited);
   throw Error(ErrorKind::kPeerLost,

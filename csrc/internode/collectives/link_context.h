@@ -92,10 +92,9 @@ class LinkContext final : public HierContext {
   std::uint32_t tag(std::uint32_t number) const;
   Clock::duration slack() const;
   Cargo room_of_its_own(std::size_t bytes) const;
-  std::vector<int> elsewhere() const;
+  std::vector<int> remote_ranks() const;
   void run_here(Request& part, const Interrupt& interrupt);
-  [[noreturn]] void fail_for_elsewhere(int rank, const std::string& failure,
-                                       Clock::duration waited);
+  [[noreturn]] void fail_for_remote(int rank, const std::string& failure, Clock::duration waited);
   std::string told_by_host_of(int rank, std::chrono::milliseconds moment) const;
   std::string waiting_for(int rank) const;
   [[noreturn]] void fail_for(int rank, const Error& error) const;
@@ -113,8 +112,8 @@ class LinkContext final : public HierContext {
   LastToCome last_between_;
   Timeline* timeline_ = nullptr;
   std::int64_t noted_as_ = 0;
-  bool warned_ = false;          // of a wait for another host
-  bool lost_elsewhere_ = false;  // a rank of one, while one of this host was waited for
+  bool warned_ = false;       // of a wait for another host
+  bool lost_remote_ = false;  // a rank of one, while one of this host was waited for
 };
 
 }  // namespace dreamcomm

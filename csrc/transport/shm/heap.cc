@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "core/round_up.h"
 
 namespace dreamcomm {
 namespace {
@@ -14,10 +15,6 @@ namespace {
 constexpr std::size_t kPage = 4096;
 /// Pages are asked for in steps of this, as each request is a system call.
 constexpr std::size_t kStep = std::size_t{1} << 20;
-
-constexpr std::size_t round_up(std::size_t n, std::size_t unit) {
-  return (n + unit - 1) / unit * unit;
-}
 
 }  // namespace
 

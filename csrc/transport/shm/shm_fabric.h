@@ -74,7 +74,8 @@ class ShmFabric final : public Fabric {
     const Fd& socket = peers_[static_cast<std::size_t>(r)].socket;
     if (call_sites_ && socket) call_sites_->inquire(socket);
   }
-  std::string elsewhere(int r, bool inside, std::chrono::milliseconds patience) const override {
+  std::string other_activity(int r, bool inside,
+                             std::chrono::milliseconds patience) const override {
     if (r == rank()) return "";
     const Fd& socket = peers_[static_cast<std::size_t>(r)].socket;
     const pid_t pid = peer_process(socket).pid;
