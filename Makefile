@@ -5,6 +5,8 @@ PYTHON ?= python3
 # What to install where the environment has no torch yet; one that is there stays.
 TORCH ?= torch==2.13.0
 JOBS ?= $(shell nproc)
+# For which GPUs the module is built: auto (this machine's), on (all), off; cmake/Cuda.cmake.
+CUDA ?= auto
 
 BIN := $(VENV)/bin
 PY := $(BIN)/python
@@ -74,7 +76,8 @@ pytest: build
 # An editable install: Python changes need no rebuild, C++ changes only their own files.
 build: $(READY)
 	$(PY) -m pip install --quiet --no-build-isolation \
-	    -C cmake.define.DREAMCOMM_WERROR=ON -C cmake.define.DREAMCOMM_TEST_DEVICE=ON -e '.[cli,test,lint]'
+	    -C cmake.define.DREAMCOMM_WERROR=ON -C cmake.define.DREAMCOMM_TEST_DEVICE=ON \
+	    -C cmake.define.DREAMCOMM_BUILD_CUDA=$(CUDA) -e '.[cli,test,lint]'
 
 # Debian 12's and Ubuntu 22.04's own pip is older, and knows no -C.
 $(READY): pyproject.toml

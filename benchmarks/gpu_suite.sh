@@ -108,7 +108,7 @@ compile_module() {
   version=$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
   info=$site/dreamcomm-$version.dist-info
   cmake -S . -B "$build-module" -G Ninja -DPython_EXECUTABLE="$PYTHON" \
-    -DCMAKE_CUDA_ARCHITECTURES="$architectures" &&
+    -DDREAMCOMM_BUILD_CUDA=on -DCMAKE_CUDA_ARCHITECTURES="$architectures" &&
     cmake --build "$build-module" &&
     mkdir -p "$site/dreamcomm" "$info" &&
     ln -sfn "$PWD"/dreamcomm/* "$build-module"/_C*.so "$build-module/_build_info.py" \

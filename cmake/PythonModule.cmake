@@ -1,10 +1,4 @@
 # The module dreamcomm._C: floor 4, the only one that sees torch.
-find_package(Python 3.10 COMPONENTS Interpreter Development.Module)
-if(NOT Python_Development.Module_FOUND)
-  dreamcomm_stop("dreamcomm needs Python 3.10 or newer with its C headers: install the package python3-dev (or python3-devel).")
-endif()
-include(Torch)
-
 dreamcomm_include_root(c10d root)
 file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/csrc/c10d/*.cc")
 Python_add_library(_C MODULE WITH_SOABI ${sources})
@@ -20,13 +14,15 @@ set_target_properties(_C PROPERTIES
 target_compile_definitions(_C PRIVATE "DREAMCOMM_TORCH_VERSION=\"${TORCH_VERSION}\"")
 
 set(cuda_version "")
+set(cuda_architectures "")
 if(DREAMCOMM_CUDA)
+  list(JOIN CMAKE_CUDA_ARCHITECTURES ", " cuda_architectures)
   string(REGEX MATCH "^[0-9]+\\.[0-9]+" cuda_version "${CMAKE_CUDA_COMPILER_VERSION}")
   # The static CUDA runtime stays this module's own, beside the one that torch may load.
   target_link_options(_C PRIVATE -Wl,--exclude-libs,ALL)
 endif()
 file(CONFIGURE OUTPUT "${PROJECT_BINARY_DIR}/_build_info.py"
-  CONTENT "\"\"\"What the compiled module was built with.\"\"\"\n\nTORCH_VERSION = \"@TORCH_VERSION@\"\nCUDA_VERSION = \"@cuda_version@\"  # of nvcc; empty: without CUDA\n" @ONLY)
+  CONTENT "\"\"\"What the compiled module was built with.\"\"\"\n\nTORCH_VERSION = \"@TORCH_VERSION@\"\nCUDA_VERSION = \"@cuda_version@\"  # of nvcc; empty: without CUDA\nCUDA_ARCHITECTURES = \"@cuda_architectures@\"\nWITHOUT_CUDA = \"@DREAMCOMM_CUDA_WHY_NOT@\"\n" @ONLY)
 install(TARGETS _C LIBRARY DESTINATION dreamcomm)
 install(FILES "${PROJECT_BINARY_DIR}/_build_info.py" DESTINATION dreamcomm)
 

@@ -1,6 +1,12 @@
 # Sets TORCH_DIR and TORCH_VERSION and makes the target `torch`: the installed torch's
 # headers and the three libraries a backend needs. find_package(Torch) is not used: it
-# fails with a CUDA torch where the CUDA toolkit is missing or partial.
+# fails with a CUDA torch where the CUDA toolkit is missing or partial. Sets TORCH_CUDA_VERSION,
+# too: empty with a torch that has no CUDA.
+find_package(Python 3.10 COMPONENTS Interpreter Development.Module)
+if(NOT Python_Development.Module_FOUND)
+  dreamcomm_stop("dreamcomm needs Python 3.10 or newer with its C headers: install the package python3-dev (or python3-devel).")
+endif()
+
 set(TORCH_DIR "${DREAMCOMM_TORCH_DIR}")
 if(NOT TORCH_DIR)
   set(TORCH_DIR "$ENV{DREAMCOMM_TORCH_DIR}")
@@ -25,6 +31,8 @@ string(REGEX MATCH "^[0-9]+\\.[0-9]+" minor "${TORCH_VERSION}")
 if(minor VERSION_LESS 2.11 OR minor VERSION_GREATER 2.14)
   dreamcomm_stop("dreamcomm needs torch 2.11 to 2.14, and ${TORCH_DIR} holds ${TORCH_VERSION}: pip install 'torch>=2.11,<2.15'.")
 endif()
+file(STRINGS "${TORCH_DIR}/version.py" line REGEX "^cuda[ :].*= '")
+string(REGEX REPLACE ".*= '([^']+)'.*" "\\1" TORCH_CUDA_VERSION "${line}")
 message(STATUS "Building against torch ${TORCH_VERSION} in ${TORCH_DIR}")
 
 add_library(torch INTERFACE)

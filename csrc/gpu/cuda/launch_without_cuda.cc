@@ -1,4 +1,5 @@
-// Stands in for launch.cu and bucket/launch.cu where there is no nvcc.
+// Stands in for launch.cu and bucket/launch.cu where no CUDA code is compiled. The build
+// defines DREAMCOMM_WITHOUT_CUDA, the reason.
 #include "core/error.h"
 #include "gpu/bucket/launch.h"
 #include "gpu/host/launch.h"
@@ -8,8 +9,9 @@ namespace {
 
 [[noreturn]] void refuse() {
   throw Error(ErrorKind::kInvalid,
-              "this build of dreamcomm has no CUDA kernels: it was built without nvcc. Install the "
-              "CUDA toolkit (nvcc on PATH) and build again");
+              "this build of dreamcomm has no CUDA kernels: " DREAMCOMM_WITHOUT_CUDA
+              ". Install dreamcomm again with nvcc on PATH and DREAMCOMM_BUILD_CUDA=on in the "
+              "environment");
 }
 
 }  // namespace
@@ -17,7 +19,7 @@ namespace {
 bool is_built() { return false; }
 int runtime_version() { return 0; }
 int device_count(std::string& why) {
-  why = "dreamcomm was built without CUDA";
+  why = "dreamcomm was built without CUDA: " DREAMCOMM_WITHOUT_CUDA;
   return 0;
 }
 int most_lanes() { return 0; }

@@ -15,10 +15,7 @@ def version() -> None:
     for name, value in (
         ("dreamcomm", installed("dreamcomm")),
         ("built against torch", of_the_build("TORCH_VERSION", "not built")),
-        (
-            "CUDA kernels",
-            of_the_build("CUDA_VERSION", "not built", "none: no nvcc"),
-        ),
+        ("CUDA kernels", kernels()),
         ("running torch", installed("torch")),
         ("Python", platform.python_version()),
         ("platform", platform.platform()),
@@ -35,10 +32,20 @@ def installed(name: str) -> str:
         return "not installed"
 
 
-def of_the_build(name: str, missing: str, empty: str = "") -> str:
+def kernels() -> str:
+    """The CUDA version and the GPU architectures of the build, or why it has no kernels."""
+    built = of_the_build("CUDA_VERSION", "not built")
+    if built == "not built":
+        return built
+    if not built:
+        return f"none: {of_the_build('WITHOUT_CUDA', '')}"
+    return f"{built}, for {of_the_build('CUDA_ARCHITECTURES', '')}"
+
+
+def of_the_build(name: str, missing: str) -> str:
     """Read without loading the compiled module, as a wrong torch is when this is asked."""
     try:
         from dreamcomm import _build_info
     except ModuleNotFoundError:
         return missing
-    return str(getattr(_build_info, name)) or empty
+    return str(getattr(_build_info, name))

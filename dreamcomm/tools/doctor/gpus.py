@@ -37,7 +37,8 @@ def cuda() -> Finding:
     else:
         meaning = (
             "DREAMCOMM_CUDA=dreamcomm has no effect: this build has no kernels, so collectives on "
-            "cuda tensors go to torch's NCCL; build it where nvcc is found"
+            "cuda tensors go to torch's NCCL; install dreamcomm again with nvcc on PATH and "
+            "DREAMCOMM_BUILD_CUDA=on in the environment"
         )
     return Finding("CUDA", State.NOTE, f"{ours}; {count} device(s); torch has {theirs}", meaning)
 
