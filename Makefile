@@ -19,7 +19,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL = $(JOBS)
 # The environment's own tools (cmake, ninja) for builds without isolation.
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: demo test lint cpp cpp-plain cpp-thread cpp-address cpp-gpu conformance pytest build clean
+.PHONY: demo test lint docs cpp cpp-plain cpp-thread cpp-address cpp-gpu conformance pytest build clean
 .NOTPARALLEL:
 
 demo: build
@@ -28,12 +28,17 @@ demo: build
 # pytest comes last: its closing line ends the output.
 test: lint cpp conformance pytest
 
-lint: build
+lint: build docs
 	@$(BIN)/clang-format --dry-run -Werror $(CPP_SOURCES)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The site. A warning is an error: a broken link, a page that no list names, a docstring's form.
+docs: build
+	$(BIN)/sphinx-build -W --keep-going -q docs build/docs
+	@echo "The documentation is in build/docs/index.html."
 
 cpp: cpp-plain cpp-thread cpp-address
 
@@ -77,7 +82,7 @@ pytest: build
 build: $(READY)
 	$(PY) -m pip install --quiet --no-build-isolation \
 	    -C cmake.define.DREAMCOMM_WERROR=ON -C cmake.define.DREAMCOMM_TEST_DEVICE=ON \
-	    -C cmake.define.DREAMCOMM_BUILD_CUDA=$(CUDA) -e '.[cli,test,lint]'
+	    -C cmake.define.DREAMCOMM_BUILD_CUDA=$(CUDA) -e '.[cli,test,lint,docs]'
 
 # Debian 12's and Ubuntu 22.04's own pip is older, and knows no -C.
 $(READY): pyproject.toml

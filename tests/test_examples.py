@@ -1,14 +1,113 @@
-"""The job scripts in examples/ are what their schedulers would read."""
+"""The programs in examples/ run, and the job scripts are what their schedulers would read."""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
+import os
 import re
+import runpy
 import subprocess
+import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
+from helpers.pool import Fresh
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
+
+# What a program prints, whatever the order of its ranks' lines.
+OF_TORCHRUN = {
+    "ddp.py": ["step 20: loss ", "rank 0: weights equal rank 0's: True", "rank 1: weights equal"],
+    "fsdp2.py": ["rank 0: keeps (64, 64) of (128, 64)", "rank 1: keeps (64, 64) of (128, 64)"],
+    "hooks.py": ["rank 0, step 10: norm ", "rank 1: 2 residuals to save"],
+    "tensor_parallel.py": ["rank 0: has 128 of 256 rows", "rank 1: has 128 of 256 rows"],
+}
+OF_SPAWN = {
+    "shared_tensors.py": [
+        "rank 0: the sum is 3.0; 1 call ran in place",
+        "rank 1: the sum is 3.0; 1 call ran in place",
+    ],
+    "trace.py": ["Communication of rank 0 of 2", "wrote run.json"],
+}
+
+
+def command_of(name: str) -> str:
+    """The line of the docstring that starts the program."""
+    source = (EXAMPLES / name).read_text()
+    found = re.search(rf"^    ((?:python|torchrun) .*examples/{name}.*)$", source, re.M)
+    assert found, f"{name} does not say how it is started"
+    return found[1]
+
+
+def started(name: str, folder: Path) -> str:
+    """What the program prints, started as its docstring says, with this interpreter."""
+    program, *arguments = command_of(name).split()
+    start = ["-m", "torch.distributed.run"] if program == "torchrun" else []
+    arguments = [argument.replace("examples/", f"{EXAMPLES}/") for argument in arguments]
+    done = subprocess.run(
+        [sys.executable, *start, *arguments],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def as_rank(rank: int, path: str, port: int) -> str:
+    """What a rank of torchrun prints. Its store is the test's, as torchrun's is its own."""
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE="2",
+        LOCAL_WORLD_SIZE="2",
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        TORCHELASTIC_USE_AGENT_STORE="True",
+    )
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        runpy.run_path(path, run_name="__main__")
+    return printed.getvalue()
+
+
+def test_each_program_is_started_by_a_test() -> None:
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {*OF_TORCHRUN, *OF_SPAWN}
+    for name in OF_TORCHRUN:
+        assert command_of(name).startswith("torchrun --nproc-per-node 2 ")
+
+
+# In ranks that have imported torch already, as torchrun itself takes seconds.
+@pytest.mark.parametrize("name", sorted(OF_TORCHRUN.keys() - {"ddp.py"}))
+def test_a_program_runs_as_under_torchrun(name: str, fresh: Fresh) -> None:
+    from torch.distributed import TCPStore
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    path = str(EXAMPLES / name)
+    printed = "".join(fresh.run(as_rank, path, store.port, group=False))
+    for line in OF_TORCHRUN[name]:
+        assert line in printed
+
+
+def test_torchrun_starts_a_program(tmp_path: Path) -> None:
+    printed = started("ddp.py", tmp_path)
+    for line in OF_TORCHRUN["ddp.py"]:
+        assert line in printed
+
+
+@pytest.mark.parametrize("name", OF_SPAWN)
+def test_a_program_that_spawns_its_ranks_runs(name: str, tmp_path: Path) -> None:
+    printed = started(name, tmp_path)
+    for line in OF_SPAWN[name]:
+        assert line in printed
+    if name == "trace.py":
+        events = json.loads((tmp_path / "run.json").read_text())["traceEvents"]
+        assert {"all_reduce", "barrier"} <= {event["name"] for event in events}
 
 
 def test_the_slurm_script_is_one() -> None:

@@ -1,4 +1,4 @@
-"""Communication hooks for torch's DistributedDataParallel, each registered with one line.
+"""Communication hooks for torch's DistributedDataParallel, each registered with one line. ::
 
     model = DistributedDataParallel(module, gradient_as_bucket_view=True)
     model.register_comm_hook(dreamcomm.hooks.State(), dreamcomm.hooks.bf16)
@@ -16,7 +16,7 @@ on CUDA devices. The hooks run on a dreamcomm group whose ranks share memory, fo
 one whose option ``cuda`` is "dreamcomm", and on any other group as well: then each rank divides
 before it casts, as torch's own hooks do, and sums are the other backend's.
 
-The norm of all gradients comes for a fraction of another pass over them. To clip:
+The norm of all gradients comes for a fraction of another pass over them. To clip::
 
     loss.backward()
     norm = state.norm()  # equal on all ranks

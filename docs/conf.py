@@ -1,0 +1,62 @@
+"""Settings of the documentation's site: `make docs` builds it into build/docs."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+
+project = "dreamcomm"
+author = "the dreamcomm developers"
+project_copyright = author
+version = release = importlib.metadata.version("dreamcomm")
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+source_suffix = {".md": "markdown"}
+
+myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist"]
+myst_heading_anchors = 3
+
+# The public names are imported from where users import them, in the order of the page.
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # the signature shows them
+autodoc_default_options = {"members": True}
+
+# A fence without a language is a program's output.
+highlight_language = "text"
+
+html_theme = "furo"
+html_title = "dreamcomm"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_sourcelink = False
+html_theme_options = {"navigation_with_keys": True}
+pygments_style = "friendly"
+pygments_dark_style = "github-dark"
+
+
+def give_options_a_headline(
+    _app: Any, _what: str, name: str, _obj: Any, _options: Any, lines: list[str]
+) -> None:
+    """Marks the attributes in the docstring of Options, which is written in C++, for napoleon."""
+    if name.endswith(".Options"):
+        first = next(i for i, line in enumerate(lines) if line.startswith("timeout ("))
+        lines[first:] = ["Attributes:", *(f"    {line}".rstrip() for line in lines[first:])]
+
+
+def put_drawings_into_the_page(app: Any, doctree: nodes.document) -> None:
+    """Makes an SVG file part of the page, where it takes the colours of the reader's theme."""
+    for image in list(doctree.findall(nodes.image)):
+        path = Path(app.srcdir, image["uri"])
+        if path.suffix == ".svg":
+            html = f'<div class="drawing">\n{path.read_text()}</div>'
+            image.parent.replace_self(nodes.raw("", html, format="html"))
+
+
+def setup(app: Any) -> None:
+    """Called by Sphinx. Napoleon's priority is 500."""
+    app.connect("doctree-read", put_drawings_into_the_page)
+    app.connect("autodoc-process-docstring", give_options_a_headline, priority=400)
