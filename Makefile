@@ -36,8 +36,9 @@ lint: build docs
 	$(BIN)/lint-imports
 
 # The site. A warning is an error: a broken link, a page that no list names, a docstring's form.
+# All pages are read each time (-E): those that were read before would warn no more.
 docs: build
-	$(BIN)/sphinx-build -W --keep-going -q docs build/docs
+	$(BIN)/sphinx-build -W --keep-going -E -q docs build/docs
 	@echo "The documentation is in build/docs/index.html."
 
 cpp: cpp-plain cpp-thread cpp-address

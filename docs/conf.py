@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ source_suffix = {".md": "markdown"}
 
 myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist"]
 myst_heading_anchors = 3
+
+napoleon_use_ivar = True  # attributes as a short list
 
 # The public names are imported from where users import them, in the order of the page.
 autodoc_member_order = "bysource"
@@ -38,13 +41,23 @@ pygments_style = "friendly"
 pygments_dark_style = "github-dark"
 
 
-def give_options_a_headline(
+def prepare_attributes(
     _app: Any, _what: str, name: str, _obj: Any, _options: Any, lines: list[str]
 ) -> None:
-    """Marks the attributes in the docstring of Options, which is written in C++, for napoleon."""
+    """Writes lists of attributes as napoleon reads them.
+
+    The docstring of Options, which is written in C++, has no headline. Attributes that share a
+    description ("calls, failed: ...") would be taken for one with a type.
+    """
     if name.endswith(".Options"):
         first = next(i for i, line in enumerate(lines) if line.startswith("timeout ("))
         lines[first:] = ["Attributes:", *(f"    {line}".rstrip() for line in lines[first:])]
+    if "Attributes:" in lines:
+        first = lines.index("Attributes:")
+        for i, line in enumerate(lines[first:], first):
+            names = re.match(r"    (\w+(?:, \w+)+):", line)
+            if names:
+                lines[i] = line.replace(names[1], names[1].replace(", ", "/"))
 
 
 def put_drawings_into_the_page(app: Any, doctree: nodes.document) -> None:
@@ -59,4 +72,4 @@ def put_drawings_into_the_page(app: Any, doctree: nodes.document) -> None:
 def setup(app: Any) -> None:
     """Called by Sphinx. Napoleon's priority is 500."""
     app.connect("doctree-read", put_drawings_into_the_page)
-    app.connect("autodoc-process-docstring", give_options_a_headline, priority=400)
+    app.connect("autodoc-process-docstring", prepare_attributes, priority=400)

@@ -36,9 +36,8 @@ def main() -> None:
             print(f"step {step + 1}: loss {loss.item():.4f}")
 
     weight = model[0].weight
-    print(
-        f"rank {dist.get_rank()}: keeps {tuple(weight.to_local().shape)} of {tuple(weight.shape)}"
-    )
+    kept, whole = tuple(weight.to_local().shape), tuple(weight.shape)
+    print(f"rank {dist.get_rank()}: keeps {kept} of {whole}")
     dist.destroy_process_group()
 
 

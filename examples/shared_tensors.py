@@ -13,11 +13,13 @@ import dreamcomm
 
 def work() -> tuple[float, int]:
     """Runs on every rank; what it returns is collected by spawn()."""
-    gradients = dreamcomm.zeros(1 << 18)  # an ordinary CPU tensor, in memory that all ranks map
+    # An ordinary CPU tensor, in memory that all ranks map.
+    gradients = dreamcomm.zeros(1 << 18)
     gradients += dist.get_rank() + 1
     dist.all_reduce(gradients)
 
-    model = dreamcomm.share_(torch.nn.Linear(8, 8))  # moves parameters, buffers and gradients
+    # Moves parameters, buffers and gradients there.
+    model = dreamcomm.share_(torch.nn.Linear(8, 8))
     assert dreamcomm.is_shared(model.weight)
 
     if dist.get_rank() == 0:
