@@ -2,7 +2,8 @@
 
     torchrun --nproc-per-node 2 examples/ddp.py
 
-torchrun needs no import of dreamcomm. The gradients' buckets lie in shared memory by default.
+torchrun needs no import of dreamcomm. The gradients' buckets lie in shared memory by
+default.
 """
 
 import torch
