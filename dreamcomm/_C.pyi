@@ -23,7 +23,8 @@ class Options(Backend.Options):
     cuda_heap_bytes: int
     log: bool
     hosts: str
-    halves_between_hosts: str
+    internode_dtype: str
+    halves_between_hosts: str  # an older name of internode_dtype
     def __init__(
         self,
         *,
@@ -39,7 +40,8 @@ class Options(Backend.Options):
         cuda_heap_bytes: int = 0,
         log: bool = False,
         hosts: str = "",
-        halves_between_hosts: str = "float32",
+        internode_dtype: str = "float32",
+        halves_between_hosts: str | None = None,
     ) -> None: ...
     # For tests: an accelerator other than CUDA.
     def _serve_device(self, kind: object) -> None: ...

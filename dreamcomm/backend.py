@@ -152,8 +152,8 @@ def heap_bytes() -> int:
 # All that are read, here and elsewhere, after DREAMCOMM_: for the doctor.
 VARIABLES = (
     "ALGORITHM", "COSTS", "CUDA", "CUDA_HEAP_BYTES", "FIXED_ORDER", "FLIGHT_RECORD",
-    "HALVES_BETWEEN_HOSTS", "HEAP_BYTES", "HOSTS", "LOG", "MESSAGE_BYTES", "PAGE_BYTES",
-    "SHARED_MEMORY",
+    "HALVES_BETWEEN_HOSTS", "HEAP_BYTES", "HOSTS", "INTERNODE_DTYPE", "LOG", "MESSAGE_BYTES",
+    "PAGE_BYTES", "SHARED_MEMORY",
 )  # fmt: skip
 
 
@@ -166,8 +166,8 @@ def apply_environment(options: Options) -> None:
     options.shared_memory = _flag("DREAMCOMM_SHARED_MEMORY", options.shared_memory)
     options.log = _flag("DREAMCOMM_LOG", options.log)
     options.hosts = _text("DREAMCOMM_HOSTS") or options.hosts
-    halves = _text("DREAMCOMM_HALVES_BETWEEN_HOSTS")
-    options.halves_between_hosts = halves or options.halves_between_hosts
+    wire = _text("DREAMCOMM_INTERNODE_DTYPE") or _text("DREAMCOMM_HALVES_BETWEEN_HOSTS")
+    options.internode_dtype = wire or options.internode_dtype
     options.page_bytes = _size("DREAMCOMM_PAGE_BYTES", options.page_bytes)
     options.message_bytes = _size("DREAMCOMM_MESSAGE_BYTES", options.message_bytes)
     options.cuda_heap_bytes = _size("DREAMCOMM_CUDA_HEAP_BYTES", options.cuda_heap_bytes, least=0)

@@ -484,7 +484,7 @@ WRONG_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "large message": ({"message_bytes": 2**63}, "message_bytes"),
     "large heap": ({"heap_bytes": 2**63}, "heap_bytes"),
     "small message": ({"message_bytes": 1}, "message_bytes"),
-    "halves": ({"halves_between_hosts": "8bit"}, "'8bit'"),
+    "wire": ({"internode_dtype": "8bit"}, "'8bit'"),
     "blank in a host": ({"hosts": "a, b"}, "without blanks"),
     "no host": ({"hosts": "a,,b"}, "'a,,b'"),
     "no last host": ({"hosts": "a,b,"}, "'a,b,'"),
@@ -505,6 +505,16 @@ def test_options_are_values() -> None:
     assert again == options == copy.deepcopy(options)
     assert again != Options()
     assert again.timeout == timedelta(seconds=5)
+
+
+def test_options_have_second_names() -> None:
+    assert Options(algorithm="two_shot") == Options(algorithm="direct")
+    assert Options(algorithm="zero_copy").algorithm == "heap"
+    options = Options(halves_between_hosts="16bit")
+    assert options.internode_dtype == options.halves_between_hosts == "16bit"
+    options.halves_between_hosts = "float32"
+    options.algorithm = "two_shot"
+    assert options == Options(algorithm="direct")
 
 
 def different_options(rank: int, store: str) -> str:

@@ -73,7 +73,7 @@ def run_on_devices(
             device.use_device(rank)
             prefix = dist.PrefixStore("group", store)
             options = make_options(seconds, registered, **kind)
-            options.hosts, options.halves_between_hosts = hosts or "", halves
+            options.hosts, options.internode_dtype = hosts or "", halves
             make = engines.make if hosts else no_inner
             backend = _C.DreamBackend(prefix, rank, size, options, make)
             body(backend, rank)

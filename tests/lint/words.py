@@ -23,6 +23,8 @@ PLACES = ("csrc", "dreamcomm", "docs", "README.md", "CONTRIBUTING.md", "SECURITY
 ENDINGS = {".h", ".cc", ".cu", ".cuh", ".py", ".pyi", ".md"}
 
 WHO = r"(?:ranks?|threads?|peers?|processe?s?|leaders?|kernels?|hosts?|nodes?|rank \d|rank N)"
+LINK = r"(?:that |who |which |all )?(?:(?:has|have|had) )?"
+WHAT = r"(?:it|them|the group|the call|the barrier|a group)"
 # What is found, and what to write instead.
 PATTERNS = {
     # Sentences that have to be read twice.
@@ -37,13 +39,11 @@ PATTERNS = {
     r"\bto blame\b": "the cause",
     r"\bhas word\b|\bword of\b|\bword from\b": "a message",
     # What threads and ranks do not do.
-    rf"\b{WHO} (?:that |who |which |all )?(?:(?:has|have|had) )?(?:comes?|came|goes|go|went|gone)\b": (
-        "arrive, run, enter the call, end, or are lost"
-    ),
-    rf"\b{WHO} (?:that |who |which |all )?(?:(?:has|have|had) )?(?:meets?|met)\b": "bootstrap",
-    rf"\b{WHO} (?:that |who |which |all )?(?:(?:has|have|had) )?(?:hears?|heard)\b": "receive",
+    rf"\b{WHO} {LINK}(?:comes?|came|goes|go|went|gone)\b": "arrive, run, enter, end, are lost",
+    rf"\b{WHO} {LINK}(?:meets?|met)\b": "bootstrap",
+    rf"\b{WHO} {LINK}(?:hears?|heard)\b": "receive",
     r"\bgives? up\b|\bgave up\b|\bgiv(?:en|ing) up\b": "abort, or stop waiting",
-    r"\b(?:gives?|gave|given|giving) (?:it|them|the group|the call|the barrier|a group) up\b": "abort",
+    rf"\b(?:gives?|gave|given|giving) {WHAT} up\b": "abort",
     # Names from a story.
     r"\broll[- ]calls?\b": "monitored barrier",
     r"\b[Cc]lerks?\b": "worker",

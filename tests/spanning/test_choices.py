@@ -25,7 +25,7 @@ COUNT = 900_001
 
 def add_halves(wire: str) -> tuple[bool, int]:
     """Whether the sum has the documented bits, and the bytes that this rank sent to hosts."""
-    options = dreamcomm.Options(halves_between_hosts=wire, costs="fixed")
+    options = dreamcomm.Options(internode_dtype=wire, costs="fixed")
     group = dist.new_group(pg_options=options)
     rank, size = dist.get_rank(), dist.get_world_size()
     parts = [data_of(r, COUNT, torch.bfloat16) for r in range(size)]

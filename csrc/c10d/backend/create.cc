@@ -206,7 +206,7 @@ void DreamBackend::span(const ShmResult& whole, const ShmOptions& options) {
             .call_site = callbacks_.call_site,
             .heap = heap_,
             .recorder = recorder_,
-            .widens_halves = options_->halves_between_hosts != "16bit",
+            .widens_halves = options_->internode_dtype != "16bit",
             .reasons = reasons_through(worker_),
             .board = leaders_board(worker_, topology, rank_, [this] { comm_->ring(); })});
   });
@@ -263,7 +263,7 @@ void DreamBackend::serve_devices() {
   if (hierarchical_) {
     const auto store = c10::make_intrusive<c10d::PrefixStore>("between-devices", visit_);
     hosts = {
-        {hierarchical_->topology(), rank_, options_->halves_between_hosts != "16bit", kind.chunk},
+        {hierarchical_->topology(), rank_, options_->internode_dtype != "16bit", kind.chunk},
         exchange_among_hosts(*comm_, *hierarchical_, longest, interrupt_),
         [this, store] { return callbacks_.make_inner(store, rank_, size_, options_, "cuda"); }};
   }

@@ -37,22 +37,28 @@ std::vector<std::string> names_in(const std::string& text) {
 
 }  // namespace
 
+std::string algorithm_named(const std::string& name) {
+  if (name == "two_shot") return "direct";
+  return name == "zero_copy" ? "heap" : name;
+}
+
 void require_valid(const DreamOptions& options) {
   const auto rows = algorithm_table();
   const bool known = options.algorithm == "auto" ||
                      std::any_of(rows.begin(), rows.end(),
                                  [&](const Row& row) { return row.name == options.algorithm; });
-  TORCH_CHECK_VALUE(known, "dreamcomm.Options: expected algorithm to be auto, direct, one_shot, ",
-                    "ring, master or heap, got '", options.algorithm, "'");
+  TORCH_CHECK_VALUE(
+      known, "dreamcomm.Options: expected algorithm to be auto, direct (also ",
+      "called two_shot), one_shot, ring, master or heap (also called zero_copy), got '",
+      options.algorithm, "'");
   TORCH_CHECK_VALUE(options.timeout.count() > 0, "dreamcomm.Options: expected a positive timeout, ",
                     "got ", options.timeout.count(), " ms");
   TORCH_CHECK_VALUE(options.cuda == "nccl" || options.cuda == "dreamcomm",
                     "dreamcomm.Options: expected cuda to be nccl or dreamcomm, got '", options.cuda,
                     "'");
-  TORCH_CHECK_VALUE(
-      options.halves_between_hosts == "float32" || options.halves_between_hosts == "16bit",
-      "dreamcomm.Options: expected halves_between_hosts to be float32 or 16bit, got '",
-      options.halves_between_hosts, "'");
+  TORCH_CHECK_VALUE(options.internode_dtype == "float32" || options.internode_dtype == "16bit",
+                    "dreamcomm.Options: expected internode_dtype to be float32 or 16bit, got '",
+                    options.internode_dtype, "'");
   for (const std::string& name : names_in(options.hosts)) {
     TORCH_CHECK_VALUE(!name.empty() && name.find_first_of(" \t\n") == std::string::npos,
                       "dreamcomm.Options (or DREAMCOMM_HOSTS): expected hosts to be names without "

@@ -29,11 +29,14 @@ struct DreamOptions : c10d::Backend::Options {
   std::string costs = "auto";                      // or "fixed", or a file's path
   std::string cuda = "nccl";                       // or "dreamcomm"
   std::size_t cuda_heap_bytes = 0;                 // of registered memory; 0: none
-  std::string halves_between_hosts = "float32";    // or "16bit"
+  std::string internode_dtype = "float32";         // or "16bit"
   std::string hosts;                               // of the job's ranks, "a,a,b"; "": as found
   bool log = false;                                // of operations' times
   DeviceKind device;                               // what "dreamcomm" stands for
 };
+
+/// The table's name of an algorithm that is also known as two_shot or zero_copy; of others itself.
+std::string algorithm_named(const std::string& name);
 
 /// Throws c10::ValueError if an option has no meaning, whatever the group.
 void require_valid(const DreamOptions& options);

@@ -66,9 +66,10 @@ OptionsPtr make_options(milliseconds timeout, std::string algorithm, bool fixed_
                         std::size_t page_bytes, std::size_t message_bytes, bool shared_memory,
                         std::size_t heap_bytes, std::string costs, std::string cuda,
                         std::size_t cuda_heap_bytes, bool log, std::string hosts,
-                        std::string halves_between_hosts) {
+                        std::string internode_dtype,
+                        std::optional<std::string> halves_between_hosts) {
   auto options = c10::make_intrusive<DreamOptions>(bounded(timeout));
-  options->algorithm = std::move(algorithm);
+  options->algorithm = algorithm_named(algorithm);
   options->fixed_order = fixed_order;
   options->page_bytes = page_bytes;
   options->message_bytes = message_bytes;
@@ -79,7 +80,7 @@ OptionsPtr make_options(milliseconds timeout, std::string algorithm, bool fixed_
   options->cuda_heap_bytes = cuda_heap_bytes;
   options->log = log;
   options->hosts = std::move(hosts);
-  options->halves_between_hosts = std::move(halves_between_hosts);
+  options->internode_dtype = halves_between_hosts.value_or(internode_dtype);
   require_valid(*options);
   return options;
 }
@@ -93,14 +94,14 @@ std::string repr(const DreamOptions& options) {
       ", shared_memory=", boolean(options.shared_memory), ", heap_bytes=", options.heap_bytes,
       ", costs='", options.costs, "', cuda='", options.cuda,
       "', cuda_heap_bytes=", options.cuda_heap_bytes, ", log=", boolean(options.log), ", hosts='",
-      options.hosts, "', halves_between_hosts='", options.halves_between_hosts, "')");
+      options.hosts, "', internode_dtype='", options.internode_dtype, "')");
 }
 
 py::tuple fields_of(const DreamOptions& options) {
   return py::make_tuple(options.timeout, options.algorithm, options.fixed_order, options.page_bytes,
                         options.message_bytes, options.shared_memory, options.heap_bytes,
                         options.costs, options.cuda, options.cuda_heap_bytes, options.log,
-                        options.hosts, options.halves_between_hosts);
+                        options.hosts, options.internode_dtype);
 }
 
 /// For tests: another accelerator than CUDA, by a capsule that holds a DeviceKind.
@@ -121,7 +122,8 @@ Settings of a dreamcomm group, for the argument ``pg_options`` of
 timeout (timedelta): for calls that give none themselves; replaced by the group's
     own ``timeout`` argument unless it differs from the default of 30 minutes.
 algorithm (str): "auto", or one row of the table for all calls it serves:
-    "direct", "one_shot", "ring", "master", "heap".
+    "direct" (also called "two_shot"), "one_shot", "ring", "master", "heap" (also called
+    "zero_copy").
 fixed_order (bool): reduce in rank order only, so that every rank, run and
     message size gives the same bits.
 page_bytes (int): size of a rank's staging page for collectives; it has two.
@@ -141,9 +143,9 @@ log (bool): keep count of the operations' times, and the last of them; rank 0 pr
 hosts (str): the host that each rank of the job counts to, by names such as "a,a,b,b": ranks
     of different ones share no memory, as if they were on two machines. "": ranks that can
     map each other's memory are one host.
-halves_between_hosts (str): how float16 and bfloat16 are added up, and sent, in groups on
-    several hosts: "float32", rounded once at the end; "16bit" sends half the bytes, and
-    rounds what each host has added up, too.
+internode_dtype (str): how float16 and bfloat16 are added up, and sent, in groups on
+    several nodes. "float32" rounds once at the end; "16bit" sends half the bytes, and rounds
+    each node's sum, too. The older name halves_between_hosts goes on working.
 shared_memory (bool): False sends everything to torch's own Gloo or NCCL group.
 )");
   options
@@ -155,9 +157,14 @@ shared_memory (bool): False sends everything to torch's own Gloo or NCCL group.
            py::arg("heap_bytes") = defaults.heap_bytes, py::arg("costs") = defaults.costs,
            py::arg("cuda") = defaults.cuda, py::arg("cuda_heap_bytes") = defaults.cuda_heap_bytes,
            py::arg("log") = defaults.log, py::arg("hosts") = defaults.hosts,
-           py::arg("halves_between_hosts") = defaults.halves_between_hosts)
+           py::arg("internode_dtype") = defaults.internode_dtype,
+           py::arg("halves_between_hosts") = py::none())
       .def_readwrite("timeout", &DreamOptions::timeout)
-      .def_readwrite("algorithm", &DreamOptions::algorithm)
+      .def_property(
+          "algorithm", [](const DreamOptions& self) { return self.algorithm; },
+          [](DreamOptions& self, const std::string& name) {
+            self.algorithm = algorithm_named(name);
+          })
       .def_readwrite("fixed_order", &DreamOptions::fixed_order)
       .def_readwrite("page_bytes", &DreamOptions::page_bytes)
       .def_readwrite("message_bytes", &DreamOptions::message_bytes)
@@ -168,7 +175,8 @@ shared_memory (bool): False sends everything to torch's own Gloo or NCCL group.
       .def_readwrite("cuda_heap_bytes", &DreamOptions::cuda_heap_bytes)
       .def_readwrite("log", &DreamOptions::log)
       .def_readwrite("hosts", &DreamOptions::hosts)
-      .def_readwrite("halves_between_hosts", &DreamOptions::halves_between_hosts)
+      .def_readwrite("internode_dtype", &DreamOptions::internode_dtype)
+      .def_readwrite("halves_between_hosts", &DreamOptions::internode_dtype)
       .def("_serve_device", &serve_device, py::arg("kind"))
       .def("__repr__", &repr)
       .def("__eq__",
@@ -184,7 +192,7 @@ shared_memory (bool): False sends everything to torch's own Gloo or NCCL group.
                             fields[6].cast<std::size_t>(), fields[7].cast<std::string>(),
                             fields[8].cast<std::string>(), fields[9].cast<std::size_t>(),
                             fields[10].cast<bool>(), fields[11].cast<std::string>(),
-                            fields[12].cast<std::string>());
+                            fields[12].cast<std::string>(), std::nullopt);
                       }))
       .def("__copy__", &copy_of)
       .def("__deepcopy__", [](const DreamOptions& self, const py::dict&) { return copy_of(self); });

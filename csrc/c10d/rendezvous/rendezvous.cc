@@ -59,7 +59,7 @@ std::vector<std::string> settings_of(const DreamOptions& options) {
           concat("cuda=", options.cuda),
           concat("cuda_heap_bytes=", options.cuda_heap_bytes),
           concat("hosts=", options.hosts.empty() ? "found" : options.hosts),
-          concat("halves_between_hosts=", options.halves_between_hosts),
+          concat("internode_dtype=", options.internode_dtype),
           concat("ranks=", members_text(options))};
 }
 
