@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 PY := $(BIN)/python
 READY := $(VENV)/.dreamcomm-ready
 CMAKE := $(BIN)/cmake
-CPP_SOURCES = $(shell find csrc tests/cpp tests/device tests/spanning benchmarks -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh')
+CPP_SOURCES = $(shell find csrc tests benchmarks -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh')
 # ThreadSanitizer needs the memory layout that address randomization takes away on new kernels.
 FIXED_LAYOUT := $(shell setarch $$(uname -m) -R true 2>/dev/null && echo setarch $$(uname -m) -R)
 export CMAKE_BUILD_PARALLEL_LEVEL = $(JOBS)

@@ -38,7 +38,7 @@ from machine import check_output, describe_machine, write_json
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from spanning.network import Network, NoNetwork, enter  # found by the line above
+from internode.network import Network, NoNetwork, enter  # found by the line above
 
 SIZES = [1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 8 << 20, 64 << 20]
 SECONDS = 1.5  # for both backends at one size, about

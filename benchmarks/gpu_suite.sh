@@ -143,9 +143,9 @@ run_pytest() {
     return 77
   }
 }
-ops() { run_pytest tests/bucketing/test_ops_cuda.py; }
-backend() { run_pytest tests/devices/test_cuda.py -k "not hosts and not nccl"; }
-hosts() { run_pytest tests/devices/test_cuda.py -k "hosts or nccl"; }
+ops() { run_pytest tests/buckets/test_ops_cuda.py; }
+backend() { run_pytest tests/gpu/test_cuda.py -k "not hosts and not nccl"; }
+hosts() { run_pytest tests/gpu/test_cuda.py -k "hosts or nccl"; }
 
 rows() { "$build/dreamcomm_gpu_rows" rows 256 >"$out/rows.jsonl"; }
 small() { "$build/dreamcomm_gpu_rows" small >"$out/small.jsonl"; }

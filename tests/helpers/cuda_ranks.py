@@ -1,4 +1,4 @@
-"""What the ranks run in devices/test_cuda.py: processes that share one GPU, or have one each."""
+"""What the ranks run in gpu/test_cuda.py: processes that share one GPU, or have one each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What devices/test_hooks.py runs: DistributedDataParallel and its hooks on the tests' accelerator.
+"""What gpu/test_hooks.py runs: DistributedDataParallel and its hooks on the tests' accelerator.
 
 In a process of its own: torch's autograd has to be told of the accelerator, for good. Ranks are
 threads, each with a device. pack() and unpack() have no kernels there: those of the CPU stand for
@@ -24,7 +24,7 @@ from torch.nn.utils import get_total_norm
 from torch.testing._internal.distributed import multi_threaded_pg
 
 import dreamcomm
-from bucketing.reference import STEPS, Crossed, Wire, pieces, train_reference
+from ddp.reference import STEPS, Crossed, Wire, pieces, train_reference
 from dreamcomm import _C, info
 from dreamcomm.buckets import ops
 from dreamcomm.ddp import hooks

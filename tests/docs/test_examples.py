@@ -1,0 +1,174 @@
+"""The programs in examples/ run, and the job scripts are what their schedulers would read."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from helpers.pool import Fresh
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+# What a program prints, whatever the order of its ranks' lines.
+OF_TORCHRUN = {
+    "ddp.py": ["step 20: loss ", "rank 0: weights equal rank 0's: True", "rank 1: weights equal"],
+    "fsdp2.py": ["rank 0: keeps (64, 64) of (128, 64)", "rank 1: keeps (64, 64) of (128, 64)"],
+    "hooks.py": ["rank 0, step 10: norm ", "rank 1: 2 residuals to save"],
+    "tensor_parallel.py": ["rank 0: has 128 of 256 rows", "rank 1: has 128 of 256 rows"],
+}
+OF_SPAWN = {
+    "shared_tensors.py": [
+        "rank 0: the sum is 3.0; 1 call ran in place",
+        "rank 1: the sum is 3.0; 1 call ran in place",
+    ],
+    "trace.py": ["Communication of rank 0 of 2", "wrote run.json"],
+}
+
+
+def command_of(name: str) -> str:
+    """The line of the docstring that starts the program."""
+    source = (EXAMPLES / name).read_text()
+    found = re.search(rf"^    ((?:python|torchrun) .*examples/{name}.*)$", source, re.M)
+    assert found, f"{name} does not say how it is started"
+    return found[1]
+
+
+def started(name: str, folder: Path) -> str:
+    """What the program prints, started as its docstring says, with this interpreter."""
+    program, *arguments = command_of(name).split()
+    start = ["-m", "torch.distributed.run"] if program == "torchrun" else []
+    arguments = [argument.replace("examples/", f"{EXAMPLES}/") for argument in arguments]
+    done = subprocess.run(
+        [sys.executable, *start, *arguments],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def as_rank(rank: int, path: str, port: int) -> str:
+    """What a rank of torchrun prints. Its store is the test's, as torchrun's is its own."""
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE="2",
+        LOCAL_WORLD_SIZE="2",
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        TORCHELASTIC_USE_AGENT_STORE="True",
+    )
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        runpy.run_path(path, run_name="__main__")
+    return printed.getvalue()
+
+
+def test_each_program_is_started_by_a_test() -> None:
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {*OF_TORCHRUN, *OF_SPAWN}
+    for name in OF_TORCHRUN:
+        assert command_of(name).startswith("torchrun --nproc-per-node 2 ")
+
+
+# In ranks that have imported torch already, as torchrun itself takes seconds.
+@pytest.mark.parametrize("name", sorted(OF_TORCHRUN.keys() - {"ddp.py"}))
+def test_a_program_runs_as_under_torchrun(name: str, fresh: Fresh) -> None:
+    from torch.distributed import TCPStore
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    path = str(EXAMPLES / name)
+    printed = "".join(fresh.run(as_rank, path, store.port, group=False))
+    for line in OF_TORCHRUN[name]:
+        assert line in printed
+
+
+def test_torchrun_starts_a_program(tmp_path: Path) -> None:
+    printed = started("ddp.py", tmp_path)
+    for line in OF_TORCHRUN["ddp.py"]:
+        assert line in printed
+
+
+@pytest.mark.parametrize("name", OF_SPAWN)
+def test_a_program_that_spawns_its_ranks_runs(name: str, tmp_path: Path) -> None:
+    printed = started(name, tmp_path)
+    for line in OF_SPAWN[name]:
+        assert line in printed
+    if name == "trace.py":
+        events = json.loads((tmp_path / "run.json").read_text())["traceEvents"]
+        assert {"all_reduce", "barrier"} <= {event["name"] for event in events}
+
+
+def test_the_slurm_script_is_one() -> None:
+    path = EXAMPLES / "slurm.sbatch"
+    assert subprocess.run(["bash", "-n", str(path)], capture_output=True).returncode == 0
+    text = path.read_text()
+    assert text.startswith("#!/bin/bash\n")
+    # Slurm stops to read its options at the first command.
+    first_command = text.index("\nset -")
+    options = [match.start() for match in re.finditer(r"^#SBATCH --[a-z-]+=\S+$", text, re.M)]
+    assert options
+    assert len(options) == text.count("#SBATCH")
+    assert max(options) < first_command
+
+
+def test_the_slurm_script_starts_one_torchrun_a_host(tmp_path: Path) -> None:
+    """With srun and scontrol that say what they were asked."""
+    for name, body in (("scontrol", "printf 'n7\\nn8\\n'"), ("srun", 'printf "%s\\n" "$@"')):
+        program = tmp_path / name
+        program.write_text(f"#!/bin/sh\n{body}\n")
+        program.chmod(0o755)
+    done = subprocess.run(
+        ["bash", str(EXAMPLES / "slurm.sbatch"), "train.py", "--epochs", "3"],
+        env={
+            "PATH": f"{tmp_path}:/usr/bin:/bin",
+            "SLURM_JOB_NODELIST": "n[7-8]",
+            "SLURM_JOB_ID": "42",
+            "SLURM_NNODES": "2",
+            "SLURM_CPUS_PER_TASK": "8",
+            "RANKS_PER_HOST": "4",
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[1:-1] == [
+        "torchrun",
+        "--nnodes=2",
+        "--nproc-per-node=4",
+        "--max-restarts=3",
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=n7:29400",
+        "--rdzv-id=42",
+        "train.py",
+        "--epochs",
+        "3",
+    ]
+
+
+def test_the_kubernetes_example_is_a_service_and_a_job() -> None:
+    service, job = yaml.safe_load_all((EXAMPLES / "kubernetes.yaml").read_text())
+    assert (service["kind"], service["apiVersion"]) == ("Service", "v1")
+    assert (job["kind"], job["apiVersion"]) == ("Job", "batch/v1")
+    pod = job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    command = container["command"]
+    assert f"--nnodes={job['spec']['completions']}" in command
+    assert job["spec"]["parallelism"] == job["spec"]["completions"]
+    # The first pod keeps the rendezvous, under the name that the service gives it.
+    name = f"{job['metadata']['name']}-0.{service['metadata']['name']}"
+    port = service["spec"]["ports"][0]["port"]
+    assert f"--rdzv-endpoint={name}:{port}" in command
+    assert pod["subdomain"] == service["metadata"]["name"]
+    assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
