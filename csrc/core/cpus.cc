@@ -47,7 +47,7 @@ std::string first_line(const std::filesystem::path& file) {
   return line;
 }
 
-/// The limit that a folder of a control group sets, in either version's words.
+/// Returns the limit that a folder of a control group sets, in the syntax of version 1 or 2.
 std::optional<double> limit_of(const std::filesystem::path& folder) {
   if (const auto limit = cpu_limit(first_line(folder / "cpu.max"))) return limit;
   return cpu_limit(first_line(folder / "cpu.cfs_quota_us") + ' ' +
@@ -75,7 +75,7 @@ double least_limit() {
     }
     consider(root);
   }
-  consider(std::filesystem::path(kRoot) / "cpu");  // whatever its folder is called beside
+  consider(std::filesystem::path(kRoot) / "cpu");  // another hierarchy's folder has another name
   return least;
 }
 
@@ -95,8 +95,8 @@ void leave_cpu() {
   CpuMask mask;
   const int here = current_cpu();
   if (mask.count() < 2 || here < 0) return;
-  // The first call moves the thread at once, the second lets it roam as before, unless
-  // somebody else has said in the meantime where it may run.
+  // The first call moves the thread at once. The second removes the restriction again, unless other
+  // code has changed the affinity in the meantime.
   mask.flip(here);
   if (!mask.apply() || !(CpuMask() == mask)) return;
   mask.flip(here);

@@ -1,4 +1,4 @@
-// One exception type. `kind` says who has to act: the caller, or the group.
+// One exception type. `kind` says which side has to act: the caller, or the group.
 #pragma once
 
 #include <sstream>

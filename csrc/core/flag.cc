@@ -16,8 +16,8 @@ void Doorbell::sleep(std::uint32_t seen, std::chrono::nanoseconds longest) {
   timespec limit{};
   limit.tv_sec = seconds.count();
   limit.tv_nsec = (longest - seconds).count();
-  // Errors are answers here: rung already (EAGAIN), time over (ETIMEDOUT), a
-  // signal (EINTR). The caller looks at its flags again in each case.
+  // Errors are answers here: already rung (EAGAIN), time over (ETIMEDOUT), a signal (EINTR). The
+  // caller reads its flags again in each case.
   syscall(SYS_futex, &rings_, FUTEX_WAIT, seen, &limit, nullptr, 0);
 }
 

@@ -14,18 +14,18 @@ namespace dreamcomm {
 
 inline constexpr std::size_t kLine = 128;  // two 64-byte lines: prefetchers fetch pairs
 
-/// Whether a counter that reads `seen` has come to `target`. Counters only grow
-/// and wrap around; the two are never 2^31 apart.
+/// Whether a counter that reads `seen` has reached `target`. Counters only grow and wrap around;
+/// the two are never 2^31 apart.
 constexpr bool reached(std::uint32_t seen, std::uint32_t target) {
   return static_cast<std::int32_t>(seen - target) >= 0;
 }
 
-/// A number that one writer advances. What the writer did before `publish` is
-/// visible to whoever reads the published value (release / acquire).
+/// A number that one writer advances. Memory that the writer wrote before `publish` is visible to
+/// every thread that reads the published value (release / acquire).
 ///
-/// Both operations are sequentially consistent, as the doorbell needs: of a
-/// writer that publishes and then looks for sleepers, and a sleeper that
-/// announces itself and then looks at the number, at least one sees the other.
+/// Both operations are sequentially consistent, because the doorbell needs it. A writer publishes
+/// and then reads the number of sleepers; a sleeper announces itself and then reads the number. At
+/// least one of the two sees the other.
 class alignas(kLine) Flag {
  public:
   explicit Flag(std::uint32_t start = 0) : value_(start) {}
@@ -63,12 +63,12 @@ class alignas(kLine) Doorbell {
   std::atomic<std::uint32_t> sleepers_{0};
 };
 
-/// A number for people and tools to look at: no order with other memory.
+/// A number for observers and tools: it has no order with other memory.
 class Gauge {
  public:
   void set(std::int64_t value) { value_.store(value, std::memory_order_relaxed); }
   void add(std::int64_t value) { value_.fetch_add(value, std::memory_order_relaxed); }
-  /// The same, where nobody else writes at the time: a fifth of the cost.
+  /// The same, cheaper by a factor of five. No other thread may write at the time.
   void grow(std::int64_t value) { set(read() + value); }
   std::int64_t read() const { return value_.load(std::memory_order_relaxed); }
 
@@ -76,7 +76,7 @@ class Gauge {
   std::atomic<std::int64_t> value_{0};
 };
 
-/// A number whose reader also sees what its writer did before (release / acquire).
+/// A number that also publishes what its writer wrote before (release / acquire).
 class Mark {
  public:
   void publish(std::int64_t value) { value_.store(value, std::memory_order_release); }
@@ -86,7 +86,7 @@ class Mark {
   std::atomic<std::int64_t> value_{0};
 };
 
-/// Where something lies that another thread may have put up, or null; as Mark.
+/// A pointer that another thread sets, or null; ordered as Mark.
 template <typename T>
 class Signpost {
  public:

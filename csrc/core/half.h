@@ -43,9 +43,9 @@ constexpr float round_to_odd(double value) {
 constexpr float float16_to_float(std::uint16_t bits) {
   const std::uint32_t sign = (bits & 0x8000U) << 16;
   const std::uint32_t magnitude = bits & 0x7fffU;
-  // Exponent and mantissa land in float32's fields. Shifted up by 224 and
-  // scaled down by 2^-112 the bias is float32's, and infinity and NaN, whose
-  // exponent is then 255, are not changed by the scaling.
+  // Exponent and mantissa are moved to float32's fields. Shifting up by 224 and scaling down by
+  // 2^-112 gives float32's bias. Infinity and NaN then have exponent 255, which the scaling does
+  // not change.
   const auto normal = std::bit_cast<std::uint32_t>(
       std::bit_cast<float>((magnitude << 13) + (224U << 23)) * 0x1p-112F);
   // The mantissa of a subnormal, in units of 2^-24, put below 0.5's own.

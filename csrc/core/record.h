@@ -1,4 +1,4 @@
-// What is noted of an operation, and of its parts.
+// The record of an operation, and of its parts.
 #pragma once
 
 #include <array>
@@ -12,8 +12,8 @@ namespace dreamcomm {
 /// processes of a host share.
 struct Record {
   enum class State : std::uint8_t { kRunning, kDone, kFailed };
-  std::int64_t number = 0;      // of the collective in its group; of a message, among those from
-                                // its sender to its receiver, from 0 on
+  std::int64_t number = 0;      // of the collective in its group, or of the message, counted
+                                // from 0 for each sender and receiver
   std::int64_t bytes = 0;       // of a block; of a message
   std::int64_t entered_ns = 0;  // a message: when it was asked for
   std::int64_t arrived_ns = 0;  // when the last rank entered the collective; 0: not known (yet)
@@ -25,13 +25,13 @@ struct Record {
   DType dtype = DType::kOpaque;
   std::uint8_t row = 0;  // of the algorithm table, or one of those below
   State state = State::kRunning;
-  bool in_place = false;  // tensors in heaps were used where they lie
+  bool in_place = false;  // tensors in heaps were used in place
 
   static constexpr std::uint8_t kByLeaders = 0xfe;  // between hosts
   static constexpr std::uint8_t kByCarriers = 0xff;
 
   using Words = std::array<std::int64_t, 7>;
-  /// For a ledger.
+  /// The record as words, for a SeqlockRing.
   Words words() const {
     const auto low = [](auto value) { return static_cast<std::int64_t>(value) & 0xff; };
     return {number,
@@ -62,11 +62,11 @@ struct Record {
 
   bool operator==(const Record&) const = default;
 
-  /// How long this rank waited for the last one to come.
+  /// How long this rank waited for the last rank to enter.
   std::int64_t waited_ns() const { return arrived_ns > entered_ns ? arrived_ns - entered_ns : 0; }
 };
 
-/// Who entered a collective last, and when; -1: not known.
+/// The rank that entered a collective last, and when; -1: not known.
 struct LastToCome {
   std::int64_t at_ns = 0;
   int rank = -1;

@@ -11,8 +11,8 @@ std::size_t total_bytes(std::span<const Block> blocks) {
   return total;
 }
 
-/// Bytes of one block. But for all_to_all, all blocks of in and out are equal,
-/// and a rank that takes part in a call has some of either.
+/// Bytes of one block. All blocks of in and out are equal, except in all_to_all. A rank that takes
+/// part in a call has at least one block of either.
 std::size_t block_bytes(const Request& request) {
   if (!request.in.empty()) return request.in.front().bytes;
   return request.out.empty() ? 0 : request.out.front().bytes;

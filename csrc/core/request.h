@@ -25,7 +25,7 @@ struct Block {
   std::size_t bytes = 0;
 };
 
-/// One collective, the same on every rank but for the addresses.
+/// One collective. All fields are the same on every rank, except the addresses.
 ///
 ///   kind            in                     out
 ///   barrier         -                      -
@@ -48,8 +48,8 @@ struct Request {
   int root = 0;
   std::uint32_t rest = 0;  // how many parts of the same coalesced call follow this one
   Clock::time_point deadline = Clock::time_point::max();
-  Clock::duration excuse{};  // by so much longer are peers waited for who wait for other hosts
-  const Request* part_of = nullptr;  // the program's call, where this is what a host does of it
+  Clock::duration excuse{};          // extra wait for peers that themselves wait for other nodes
+  const Request* part_of = nullptr;  // the program's call, if this is one host's part of it
 };
 
 /// The moment `timeout` from now; the latest there is if that lies beyond it.
@@ -59,13 +59,13 @@ constexpr Clock::time_point deadline_in(Clock::time_point now, std::chrono::mill
                                                                         : now + timeout;
 }
 
-/// So much later than `deadline`; the latest there is if that lies beyond it.
+/// Returns `deadline` plus `by`, or the latest time point if the sum is beyond it.
 constexpr Clock::time_point later(Clock::time_point deadline, Clock::duration by) {
   return deadline > Clock::time_point::max() - by ? Clock::time_point::max() : deadline + by;
 }
 
-/// "all_reduce(SUM, 1024 x float32)": the call in words, for error messages; a part behind the call
-/// that it is of: "all_reduce(SUM, 1024 x float32): broadcast(64 bytes, root 0)".
+/// Describes the call for error messages: "all_reduce(SUM, 1024 x float32)". A part is described
+/// after its whole call: "all_reduce(SUM, 1024 x float32): broadcast(64 bytes, root 0)".
 std::string describe(const Request& request);
 
 /// Bytes that decide the cost: those of one block times the blocks it is one of.

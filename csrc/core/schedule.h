@@ -1,4 +1,4 @@
-// Who owns, cuts and passes on which elements when: arithmetic only. Every rank
+// Which rank owns, cuts and sends which elements in which step: arithmetic only. Every rank
 // computes the same answers, so none of this is ever sent.
 #pragma once
 
@@ -59,9 +59,8 @@ constexpr int ring_rank(long long number, int size) {
 // What a rank receives in a step is what it sends in the next. After step 2 it
 // holds shard rank + 1 reduced, after step 5 all of them.
 //
-// A reduce-scatter of its own, which must end with shard `rank`, is the same
-// walk of rank - 1; an all-gather of its own, which starts with shard `rank`,
-// is the same walk from step 0.
+// A stand-alone reduce-scatter must end with shard `rank`: it is this schedule of rank - 1. A
+// stand-alone all-gather starts with shard `rank`: it is this schedule from step 0.
 
 /// Steps of either half.
 constexpr int ring_steps(int size) { return size - 1; }
@@ -76,16 +75,16 @@ constexpr int ring_receive(int rank, int size, int step) {
   return ring_rank(static_cast<long long>(rank) - step - 1, size);
 }
 
-/// Bytes `rank` sends in a ring's reduce-scatter of `count` elements of `item`
-/// bytes: all shards but the one it ends with. (N-1)/N x S if N divides count.
+/// Bytes `rank` sends in a ring's reduce-scatter of `count` elements of `item` bytes: all shards
+/// except the one it ends with. (N-1)/N x S if N divides count.
 constexpr std::size_t ring_reduce_scatter_bytes(int rank, int size, std::size_t count,
                                                 std::size_t item) {
   const int kept = ring_rank(static_cast<long long>(rank) + 1, size);
   return (count - shard(count, size, kept).size()) * item;
 }
 
-/// Bytes `rank` sends in the all-gather that follows: all shards but the one
-/// that its right neighbour began with.
+/// Bytes `rank` sends in the all-gather that follows: all shards except the one that its right
+/// neighbour began with.
 constexpr std::size_t ring_all_gather_bytes(int rank, int size, std::size_t count,
                                             std::size_t item) {
   const int neighbours = ring_rank(static_cast<long long>(rank) + 2, size);

@@ -1,14 +1,15 @@
-// The last things that one writer noted, for readers that look while it goes on.
+// A ring of the last things that one writer added. Readers read while it writes.
 //
-// INVARIANT: what read() returns is whole. A writer of place i publishes stamp 0, the words, and
-// then a stamp that no earlier content of the place had. A reader reads the stamp, the words and
-// the stamp again. If one word is of a later writing than the first stamp, then, as each of these
-// reads acquires what the writes before the word released, the second stamp is that 0 or a later
-// one: the two differ, and the reader looks again or leaves the place out.
+// INVARIANT: read() returns only things that are whole. A writer of place i publishes stamp 0, the
+// words, and then a stamp that no earlier content of the place had. A reader reads the stamp, the
+// words and the stamp again. Each of these reads acquires what the writes before it released. So if
+// one word is of a later write than the first stamp, the second stamp is that 0 or a later one. The
+// two stamps differ, and the reader reads again or skips the place.
 //
-// A thing says itself what its words are (words(), and of() back): it gathers them in registers.
-// Copied as memory, fields that were written just before as smaller ones are not forwarded to the
-// load, which then waits until all writes before have left the processor: half a trace's cost.
+// A thing converts itself to words (words(), and back with of()): it gathers them in registers. If
+// it were copied as memory, its fields, written just before as smaller stores, would not be
+// forwarded to the load. The load would wait until all earlier stores have left the processor,
+// which is half of a trace's cost.
 #pragma once
 
 #include <algorithm>
@@ -43,7 +44,7 @@ class SeqlockRing {
     if (slots_ == nullptr) throw std::bad_alloc();
   }
 
-  /// Of the one writer.
+  /// Only the one writer calls this.
   void add(const T& thing) {
     if (places_ == 0) return;
     if (++place_ == places_) place_ = 0;
@@ -52,7 +53,7 @@ class SeqlockRing {
     write(number, thing);
     added_.publish(number);
   }
-  /// The writer's: `thing` replaces what was added last.
+  /// Replaces the last added thing. Only the one writer calls this.
   void amend(const T& thing) {
     if (places_ == 0 || added_.read() == 0) return;
     ++changes_;
@@ -61,7 +62,7 @@ class SeqlockRing {
 
   /// How many were added so far, kept or not.
   std::int64_t added() const { return added_.read(); }
-  /// What is kept of those after the first `before`, the oldest first. Any thread.
+  /// Returns the kept things after the first `before`, the oldest first. Any thread.
   std::vector<T> read(std::int64_t before = 0) const {
     std::vector<T> kept;
     const std::int64_t last = added();
@@ -76,7 +77,7 @@ class SeqlockRing {
  private:
   static constexpr int kLooks = 100;  // a writer amends a place once in a call
   static constexpr int kChangeBits = 20;
-  static constexpr std::size_t kCacheLine = 64;  // those of a long ledger are cold when written
+  static constexpr std::size_t kCacheLine = 64;  // the lines of a long ring are cold when written
   struct alignas(kCacheLine) Slot {              // zeroed memory is one
     Mark stamp;  // 0: being written; else the number of the thing, and how often it changed
     std::array<Mark, kWords> words;

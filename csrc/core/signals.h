@@ -1,4 +1,4 @@
-// What every thread of the library does first.
+// The first call of every thread of the library.
 #pragma once
 
 #include <pthread.h>

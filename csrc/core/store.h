@@ -1,4 +1,4 @@
-// Where ranks meet before they share memory: a key-value store all can reach.
+// A key-value store that all ranks can reach: they use it before they share memory.
 #pragma once
 
 #include <chrono>

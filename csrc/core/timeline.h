@@ -1,5 +1,5 @@
-// Notes where the time of a collective goes. A phase lasts from the end of the one before it, so
-// one look at the clock ends a phase and begins the next.
+// Records where the time of a collective goes. A phase begins when the one before it ends, so one
+// read of the clock ends a phase and begins the next.
 #pragma once
 
 #include "core/record.h"
@@ -10,15 +10,15 @@ namespace dreamcomm {
 class Timeline {
  public:
   /// Keeps the last `spans`.
-  explicit Timeline(std::size_t internode) : ring_(internode) {}
+  explicit Timeline(std::size_t spans) : ring_(spans) {}
 
-  /// A collective begins. The writer's, as is mark().
+  /// Begins a collective. Only the writer calls this and mark().
   void begin(std::int64_t call, std::int64_t now_ns) {
     call_ = call;
     last_ns_ = now_ns;
     open_ = {};
   }
-  /// What was done since the last mark was of this phase.
+  /// Assigns the time since the last mark to this phase.
   void mark(Phase phase, std::int64_t now_ns) {
     const std::int64_t begin = last_ns_;
     last_ns_ = now_ns;
@@ -31,13 +31,13 @@ class Timeline {
     ring_.add(open_);
   }
 
-  /// Something of its own, which neither ends a phase nor begins one. The writer's.
+  /// Records a span that neither ends a phase nor begins one. Only the writer calls this.
   void note(const Span& span) {
     open_ = {};
     ring_.add(span);
   }
 
-  /// When the last phase ended, or the call began. The writer's.
+  /// When the last phase ended, or the call began. Only the writer calls this.
   std::int64_t last_ns() const { return last_ns_; }
   const SeqlockRing<Span>& internode() const { return ring_; }
 

@@ -8,7 +8,7 @@ namespace dreamcomm {
 namespace {
 
 constexpr double kSteady = 1e-3;      // how much two rates may differ, in parts
-constexpr double kInterrupted = 500;  // nanoseconds that a look may take
+constexpr double kInterrupted = 500;  // nanoseconds that reading both clocks may take
 constexpr int kTries = 3;
 
 /// Whether the kernel has found the counter constant, and equal on all processors.

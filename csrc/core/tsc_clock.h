@@ -1,10 +1,10 @@
-// The clock that all processes of a host share, read from the processor's counter: what the
-// kernel's function for it takes is felt in small calls (25 ns, the counter 10).
+// The clock that all processes of a host share, read from the processor's counter. The kernel's
+// function takes 25 ns, which small calls feel; the counter takes 10.
 //
-// INVARIANT: a time told is tens of nanoseconds off, two microseconds at the most: the kernel's
-// clock is read anew after each millisecond, and whenever the counter has jumped (a suspended
-// machine), and the counter is not used before two rates in a row have agreed. No time told is
-// before one told earlier.
+// INVARIANT: a returned time is off by tens of nanoseconds, at most by two microseconds. The
+// kernel's clock is read again after each millisecond, and whenever the counter has jumped (a
+// suspended machine). The counter is not used before two rates in a row have agreed. No returned
+// time is before an earlier one.
 #pragma once
 
 #include <algorithm>

@@ -23,7 +23,7 @@ enum class DType : std::uint8_t {
   kBool,
   kComplex64,
   kComplex128,
-  kOpaque,  // from here on: moved and never computed with; this one: bytes of any type
+  kOpaque,  // from here on: moved, never computed with; this one: bytes of any type
   kFloat8E5M2,
   kFloat8E4M3FN,
   kFloat8E5M2FNUZ,
@@ -145,8 +145,8 @@ constexpr bool is_floating(DType t) {
          t == DType::kFloat64;
 }
 
-/// Whether `op` has a meaning on `t`: no order on complex numbers, no bits on
-/// floating ones, no average of booleans, nothing at all on what only moves.
+/// Whether `op` is defined on `t`. Complex numbers have no order, floating-point numbers no bitwise
+/// operations, booleans no average, and types that are only moved no operation at all.
 constexpr bool is_defined(ReduceOp op, DType t) {
   if (only_moves(t) || op == ReduceOp::kNone) return false;
   switch (op) {

@@ -29,10 +29,10 @@ struct Target {
   std::size_t count = 0;
 };
 
-/// out[i] = x[i] * scale, where x are the tensors one after another. With a residual,
-/// what rounding took away is carried to the next call:
+/// out[i] = x[i] * scale, where x are the tensors one after another. With a residual, the rounding
+/// error is carried to the next call:
 ///   v = x[i] * scale + residual[i];  out[i] = v;  residual[i] = v - out[i]
-/// and where that difference is not finite the residual becomes 0.
+/// If that difference is not finite, the residual becomes 0.
 struct PackJob {
   std::span<const Source> tensors = {};
   std::byte* out = nullptr;

@@ -74,9 +74,9 @@ class Group {
   std::array<Accumulator, kScaled ? M : 0> factors_;
 };
 
-// `out` may be one of the operands. An element of it is written after the last
-// read of that element anywhere, so no iteration depends on another; `ivdep`
-// tells the compiler, which would else not vectorise for equal pointers.
+// `out` may be one of the operands. An element of it is written after the last read of that element
+// anywhere, so no iteration depends on another. `ivdep` says so to the compiler, which otherwise
+// would not vectorise for equal pointers.
 
 /// All `M` operands in one go.
 template <std::size_t M, typename K>
@@ -135,9 +135,8 @@ inline void fold_few(const K& kernel, Operands in, typename K::Element* out, std
   fold_whole<M>(kernel, in, out, count);
 }
 
-/// out[i] = in[0][i] op in[1][i] op ... for i in [0, count). `in` is not empty.
-/// `M` operands are read side by side: more of them save memory traffic where
-/// that is the limit, and cost code.
+/// out[i] = in[0][i] op in[1][i] op ... for i in [0, count). `in` is not empty. `M` operands are
+/// read side by side. A larger M saves memory traffic, where that is the limit, and costs code.
 template <std::size_t M, typename K>
 inline void fold(const K& kernel, Operands in, std::byte* out, std::size_t count) {
   auto* result = reinterpret_cast<typename K::Element*>(out);

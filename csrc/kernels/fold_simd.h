@@ -36,9 +36,8 @@ void fold_simd(const K& kernel, Operands in, std::byte* out, std::size_t count) 
   }
 }
 
-/// For kernels that add and subtract products in turns: of these g++ makes fused
-/// operations wherever the target has them, whatever -ffp-contract says, and
-/// AVX-512 has them.
+/// For kernels that alternately add and subtract products. g++ fuses these operations wherever the
+/// target can, whatever -ffp-contract says, and AVX-512 can.
 template <std::size_t M, typename K>
 void fold_unfused(const K& kernel, Operands in, std::byte* out, std::size_t count) {
   if (vectors() == Vectors::kSse2) return fold<M>(kernel, in, out, count);

@@ -39,8 +39,8 @@ struct Arithmetic {
   static constexpr T divide(T a, int divisor) { return a / static_cast<T>(divisor); }
 };
 
-/// float32 and float64. Which NaN a sum of two NaNs gives depends on the order
-/// of the machine's operands, so every NaN is written as the same one.
+/// float32 and float64. The NaN that a sum of two NaNs gives depends on the order of the machine's
+/// operands, so every NaN is written as the same one.
 template <typename T>
 struct Real : Arithmetic<T> {
   using Element = T;
@@ -65,7 +65,7 @@ struct BFloat16 : Arithmetic<float> {
   static constexpr Element write(float value) { return float_to_bfloat16(value); }
 };
 
-/// What of `sent` instead of `value` is left to be sent the next time.
+/// The part of `sent` that sending `value` leaves to be sent the next time.
 template <typename A>
 constexpr float left_over(A value, A sent) {
   constexpr float kMost = std::numeric_limits<float>::max();

@@ -9,7 +9,7 @@ void reduce_floating(const Reduction& how, Operands in, std::byte* out, std::siz
   reduce_real<4, Real<double>>(how, in, out, count);
 }
 
-/// But for the product, which mixes them, both components are plain numbers.
+/// Both components are plain numbers, except in the product, which mixes them.
 void reduce_complex(const Reduction& how, Operands in, std::byte* out, std::size_t count) {
   const bool is_single = how.dtype == DType::kComplex64;
   if (how.op == ReduceOp::kProduct) {

@@ -40,8 +40,8 @@ void with_step(const Terms& terms, const Use& use) {
   use(Divide<A>{divisor, scale});
 }
 
-// `out` may be equal to `in`: an element is read before it is written, by the same
-// iteration alone, which `ivdep` tells the compiler.
+// `out` may be equal to `in`: an element is read before it is written, only by the same iteration.
+// `ivdep` says so to the compiler.
 
 /// out[i] = step(in[i]), between the formats of formats.h.
 template <typename From, typename To, typename Step>

@@ -7,7 +7,7 @@ namespace dreamcomm::kernels {
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
-/// What of x86's vectors the machine has; looked up once, as it stays.
+/// Which of x86's vectors the machine has; looked up once, because it does not change.
 enum class Vectors { kSse2, kAvx2, kAvx512 };
 
 inline Vectors vectors() {
