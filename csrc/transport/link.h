@@ -8,8 +8,8 @@
 
 namespace dreamcomm {
 
-/// Memory that a message comes from or goes to. Its owner lives until the engine is done with
-/// it, also where the call that sent it has failed.
+/// Memory that a message is read from or written to. Its owner lives until the engine is done with
+/// it, even if the call that sent it has failed.
 struct Cargo {
   std::shared_ptr<std::byte> memory;
   std::size_t offset = 0;
@@ -25,10 +25,11 @@ class Parcel {
   Parcel(const Parcel&) = delete;
   Parcel& operator=(const Parcel&) = delete;
 
-  /// Until the memory may be used again: true. False after interrupt(): the message is still under
-  /// way, and may be waited for again. Throws Error(kPeerLost). One thread.
+  /// Waits until the memory may be used again and returns true. Returns false after interrupt():
+  /// the message is still under way, and may be waited for again. Throws Error(kPeerLost). One
+  /// thread.
   virtual bool wait() = 0;
-  /// Ends a wait() that is on, or the next one at once, unless the message has come. Any thread.
+  /// Ends a running wait(), or the next one at once, unless the message has arrived. Any thread.
   virtual void interrupt() = 0;
 };
 
@@ -39,14 +40,13 @@ class Link {
   Link(const Link&) = delete;
   Link& operator=(const Link&) = delete;
 
-  /// Both begin at once. What `rank` receives from this one under `tag` is what this one sends it
-  /// under `tag`, in that order; a receiver may have room for more. Any thread. Throws
-  /// Error(kPeerLost).
+  /// Both begin at once. The n-th receive from a rank under `tag` gets that rank's n-th send under
+  /// `tag`; a receiver may have room for more. Any thread. Throws Error(kPeerLost).
   virtual std::shared_ptr<Parcel> send(int rank, const Cargo& cargo, std::uint32_t tag) = 0;
   virtual std::shared_ptr<Parcel> receive(int rank, const Cargo& cargo, std::uint32_t tag) = 0;
   static constexpr std::uint32_t kMostTag = 0x7fffffff;
 
-  /// Gives up what is under way; the other ranks notice. Any thread.
+  /// Aborts what is under way; the other ranks notice. Any thread.
   virtual void close() = 0;
   /// "Gloo" and the like.
   virtual std::string describe() const = 0;

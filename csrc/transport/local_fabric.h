@@ -18,7 +18,7 @@ struct LocalOptions {
   std::vector<std::shared_ptr<Heap>> heaps;  // one for each rank, or none
 };
 
-/// One fabric per rank, over windows that live as long as any of them.
+/// One fabric for each rank, over windows that live as long as any of them.
 std::vector<std::unique_ptr<Fabric>> make_local(int size, const LocalOptions& options);
 
 }  // namespace dreamcomm

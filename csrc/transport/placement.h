@@ -1,4 +1,4 @@
-// Which processors the ranks of a group run on, and when one should leave a crowd.
+// Which processors the ranks of a group run on, and when a rank should move to another.
 #pragma once
 
 #include <chrono>
@@ -12,22 +12,22 @@ namespace dreamcomm {
 /// Whether `rank` should leave its processor while it waits for rank `blocker`; `cpus`
 /// are the ranks' processors, `share` is how many of them belong on each.
 ///
-/// With a processor for each: if the awaited one is on ours. Else: if more than the
-/// share are on ours. One of those leaves, the last that is not awaited, so that they
-/// do not all go to the next processor together.
+/// With a processor for each rank: true if the awaited rank is on ours. Otherwise: true if more
+/// than the share are on ours. Only one of those leaves, the last that is not awaited, so that they
+/// do not all move to the next processor together.
 bool is_in_the_way(std::span<const int> cpus, int rank, int blocker, int share);
 
-/// The kernel likes to wake a thread where its waker runs. Ranks that wait for each
-/// other so end up on one processor, each in the other's way, with processors to spare
-/// or with fewer ranks on them; that lasts, and costs a factor of up to 20 in small
-/// calls. Whoever notices goes, but ever less often where that does not help: where
-/// other programs use the processors, too, it may help no one.
+/// Moves a thread away from a crowded processor. The kernel tends to wake a thread where its waker
+/// runs. So ranks that wait for each other end up on one processor, in each other's way, while
+/// other processors are idle or have fewer ranks. That lasts, and slows small calls down by a
+/// factor of up to 20. A rank that notices this moves, but less and less often if that does not
+/// help: where other programs use the processors too, no move may help.
 class Placement {
  public:
   /// For ranks that share `cpus` processors; at least 1.
   Placement(Fabric& fabric, int cpus);
 
-  /// Of a rank that has waited for rank `blocker` for longer than most calls take.
+  /// Called by a rank that has waited for rank `blocker` for longer than most calls take.
   void look(int blocker);
 
  private:

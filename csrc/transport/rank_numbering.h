@@ -7,7 +7,8 @@
 
 namespace dreamcomm {
 
-/// Those of a part of a group as the whole group does, by their index in the part; by default that.
+/// Numbers the ranks of a part of a group as the whole group does, by their index in the part. By
+/// default both are the same.
 class RankNumbering {
  public:
   RankNumbering() = default;

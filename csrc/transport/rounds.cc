@@ -35,7 +35,7 @@ void Rounds::turn_to_be_settled(Peers reads, Peers readers, WaitObserver& observ
   readers_ = readers;
 }
 
-/// One of the ranks to wait for that has not published the coming round, or -1.
+/// Returns one of the ranks to wait for that has not published the coming round, or -1.
 int Rounds::behind(Peers reads) const {
   for (int rank = 0; rank < size_; ++rank) {
     if ((reads.has(rank) || readers_.has(rank)) && !fabric_.header(rank).round.has(next_)) {

@@ -6,9 +6,9 @@
 //     2. publishes the round and waits for its peers   turn()
 //     3. reads its peers' pages of the round           from()
 //
-// and goes on to the next round, which uses the other page. turn() is told whose
-// pages this rank reads in the round and which ranks read its own; it waits for
-// the former, and for those that read its page in the round before.
+// and starts the next round, which uses the other page. turn() takes two sets: the ranks whose
+// pages this rank reads in the round, and the ranks that read its own. It waits for the former, and
+// for those that read its page in the round before.
 //
 // INVARIANT: no page is written while a peer reads it, nor read before it is
 // written. Proof. Let rank a write its page in round r (step 1), and let b be a
@@ -44,7 +44,7 @@ class Rounds {
   std::size_t page_bytes() const { return page_bytes_; }
   std::span<std::byte> heap(int rank) const { return fabric_.heap(rank); }
 
-  /// Of this rank's waits in turns.
+  /// The waiting policy of turn().
   const Patience& patience() const { return patience_; }
 
   /// The number of the coming round, the same on all ranks.
@@ -58,7 +58,7 @@ class Rounds {
     turn_to_be_settled(reads, readers, observer);
     patience_.settle();
   }
-  /// The same, where peers may not have come to the call yet; then settle() says since when the
+  /// The same, for a call that peers may not have entered yet. settle() then reports since when the
   /// last one has.
   void turn_to_be_settled(Peers reads, Peers readers, WaitObserver& observer);
   void settle(std::int64_t ready_ns) { patience_.settle(ready_ns); }

@@ -13,9 +13,9 @@ namespace dreamcomm {
 class Topology {
  public:
   Topology() = default;  // of no ranks
-  /// `shared[a][b]` is '1' where rank a says that it maps rank b's memory; a pair counts where
-  /// both say so. `names` of the ranks' machines. A rank joins the first host all of whose ranks
-  /// it shares memory with.
+  /// `shared[a][b]` is '1' if rank a says that it maps rank b's memory; a pair counts if both say
+  /// so. `names` are the names of the ranks' machines. A rank joins the first host with all of
+  /// whose ranks it shares memory.
   Topology(std::span<const std::string> shared, std::span<const std::string> names);
 
   int size() const { return static_cast<int>(places_.size()); }
@@ -27,7 +27,8 @@ class Topology {
     return hosts_[static_cast<std::size_t>(host)][static_cast<std::size_t>(index)];
   }
   int ranks_on(int host) const { return static_cast<int>(ranks(host).size()); }
-  /// Ranks of the smallest host: so many of each can carry an equal share between hosts.
+  /// Ranks of the smallest host: this many ranks of each host can carry an equal share between
+  /// hosts.
   int carriers() const;
   std::vector<int> ranks_on_hosts() const;
   const std::string& name(int host) const { return names_[static_cast<std::size_t>(host)]; }

@@ -12,21 +12,22 @@ namespace {
 
 /// Longer than a rank works between two waits, shorter than the slice of another program.
 constexpr std::int64_t kLong = 1'000'000;
-/// Nanoseconds without yields after a long one: at first, and after many of them, so that looking
-/// whether the machine is quiet again costs less than a hundredth of the time.
+/// Nanoseconds without yields after a long one: at first, and after many. Checking whether the
+/// machine is quiet again then costs less than a hundredth of the time.
 constexpr std::int64_t kShortestPause = 16'000'000;
 constexpr std::int64_t kLongestPause = 1'000'000'000;
 /// Nanoseconds that a quick yield saves: a few of them stand for a sleep and a wake-up.
 constexpr std::int64_t kSaved = 10'000;
-/// What yields may have saved for the time when they cost.
+/// The most that yields may have saved, as credit for yields that cost.
 constexpr std::int64_t kMostCredit = 20'000'000;
-/// So much saved halves the next pause: some yields are quick on a busy machine, too.
+/// This much saved halves the next pause: some yields are quick on a busy machine, too.
 constexpr std::int64_t kForgiven = 256 * kSaved;
 
 }  // namespace
 
 Patience Patience::of(int ranks, bool internode) {
-  // An engine between hosts has a thread for each rank, which needs a processor just when we wait.
+  // An engine between hosts has a thread for each rank, which needs a processor while this rank
+  // waits.
   if (internode) return 2 * ranks <= usable_cpus() ? Patience(2000, 20) : Patience(10, 2);
   return ranks <= usable_cpus() ? Patience(2000, 20) : Patience(10, 20);
 }
@@ -54,7 +55,7 @@ bool Patience::yield() {
   return true;
 }
 
-void Patience::judge(std::int64_t ready_ns) {
+void Patience::assess(std::int64_t ready_ns) {
   const std::int64_t end = long_end_ns_.read();
   long_end_ns_.set(0);
   const std::int64_t lost = end - std::max(ready_ns, long_begin_ns_.read());

@@ -1,4 +1,4 @@
-// Waiting for what other ranks do: spin, then yield, then sleep at the doorbell.
+// Waits for other ranks: spins, then yields, then sleeps at the doorbell.
 #pragma once
 
 #include <chrono>
@@ -7,26 +7,26 @@
 
 namespace dreamcomm {
 
-/// Looked at by a thread that has waited a while.
+/// Called by a thread that has waited a while.
 class WaitObserver {
  public:
   virtual ~WaitObserver() = default;
-  /// `rank` is one of those waited for, or -1. Throws Error to end the wait:
-  /// deadline passed, rank gone, group aborted, Ctrl-C.
+  /// `rank` is one of those waited for, or -1. Throws Error to end the wait: deadline passed, rank
+  /// lost, group aborted, Ctrl-C.
   virtual void look(int rank) = 0;
 };
 
-/// How long a waiting thread stays on its processor, and whether it offers that to others.
+/// How long a waiting thread keeps its processor, and whether it offers it to others.
 ///
-/// sched_yield is cheap where only ranks share the processors: the awaited one runs at once, and
-/// yields in its turn. Beside another busy program it is not: the kernel takes a yield as the end
-/// of the thread's slice, and the other program keeps the processor for all of its own, some 3 ms
-/// a yield. A thread that sleeps instead is run as soon as it is woken. So yields are timed, and
-/// left out for a while where those that lasted long beyond what they waited for have cost more
-/// than the others saved. Thread-safe: the times are hints.
+/// sched_yield is cheap if only ranks share the processors: the awaited rank runs at once, and
+/// yields in its turn. Beside another busy program it is expensive. The kernel treats a yield as
+/// the end of the thread's slice, and the other program keeps the processor for all of its own,
+/// some 3 ms a yield. A thread that sleeps instead runs as soon as it is woken. So yields are
+/// timed. They are left out for a while if those that lasted long beyond what they waited for have
+/// cost more than the others saved. Thread-safe: the times are hints.
 class Patience {
  public:
-  /// How to let another thread run, and what time it is, in nanoseconds.
+  /// How to let another thread run, and how to read the time in nanoseconds.
   struct Means {
     int (*yield)();
     std::int64_t (*now)();
@@ -34,33 +34,33 @@ class Patience {
   Patience(int spins, int yields, Means means = real_means())
       : spins_(spins), yields_(yields), means_(means) {}
 
-  static constexpr int kGlance = 100;  // looks that nearly all waits need at the most
+  static constexpr int kGlance = 100;  // checks that nearly all waits need at most
 
-  /// For `ranks` ranks on the processors of this process: with fewer processors
-  /// than ranks the awaited one may need ours, so do not spin. `spans`: they are one host's of
-  /// several.
+  /// For `ranks` ranks on the processors of this process: with fewer processors than ranks the
+  /// awaited rank may need ours, so do not spin. `internode`: they are one host's ranks of a
+  /// multi-node group.
   static Patience of(int ranks, bool internode);
 
-  /// Looks with a pause between; more than kGlance: no other rank needs our processor.
+  /// Checks with a pause between; more than kGlance: no other rank needs our processor.
   int spins() const { return spins_; }
-  /// Looks with a yield between, at the most.
+  /// Checks with a yield between, at most.
   int yields() const { return yields_; }
-  /// Lets another thread run; false where that took long, or would at present: sleep instead.
+  /// Lets another thread run. Returns false if that took long, or would at present: sleep instead.
   bool yield();
-  /// Ends a wait for what has been there since `ready_ns`; 0: all the time, as far as is known. A
-  /// long yield that only waited for it is not held against yields.
+  /// Ends a wait for something that has been ready since `ready_ns`; 0: since its beginning, as far
+  /// as is known. A long yield that only waited for it does not count against yields.
   void settle(std::int64_t ready_ns = 0) {
     if (long_end_ns_.read() != 0) [[unlikely]]
-      judge(ready_ns);
+      assess(ready_ns);
   }
-  /// So many lasted too long until now.
+  /// How many yields lasted too long until now.
   std::int64_t long_yields() const { return long_yields_.read(); }
-  /// Whether they have cost too much of late, so that some waits go without.
+  /// Whether yields have cost too much recently, so that some waits do without.
   bool avoids_yields() const { return pause_ns_.read() > 0; }
 
  private:
   static Means real_means();
-  void judge(std::int64_t ready_ns);
+  void assess(std::int64_t ready_ns);
 
   int spins_;
   int yields_;
@@ -81,7 +81,7 @@ inline void relax() {
 #endif
 }
 
-/// Looks `spins` times; whether it was ready.
+/// Checks `spins` times; returns whether it was ready.
 template <typename Ready>
 bool spin_until(int spins, Ready&& ready) {
   for (int i = 0; i < spins; ++i) {
@@ -91,12 +91,12 @@ bool spin_until(int spins, Ready&& ready) {
   return false;
 }
 
-/// Longest sleep of a thread that waits for peers before the watch looks again.
+/// Longest sleep of a thread that waits for peers before the observer checks again.
 inline constexpr std::chrono::milliseconds kSlice{10};
 
-/// Returns when `ready()` is true. `ready` reads flags whose writers ring
-/// `doorbell` after they publish. `watch.look(blocker())` runs now and then
-/// once the wait has lasted a while. The caller settles with `patience` afterwards.
+/// Returns when `ready()` is true. `ready` reads flags whose writers ring `doorbell` after they
+/// publish. `watch.look(blocker())` is called repeatedly once the wait has lasted a while. The
+/// caller settles with `patience` afterwards.
 ///
 /// No wake-up is lost: `ready` is evaluated between announcing the sleeper and
 /// sleeping, and a writer that published after that evaluation sees the sleeper
@@ -119,7 +119,7 @@ void wait_to_be_settled(Doorbell& doorbell, Patience& patience, WaitObserver& ob
   }
 }
 
-/// The same; settles: since when it was ready is not known.
+/// The same, and settles: since when it was ready is not known.
 template <typename Ready, typename Blocker>
 void wait_until(Doorbell& doorbell, Patience& patience, WaitObserver& observer, Ready&& ready,
                 Blocker&& blocker, std::chrono::nanoseconds slice = kSlice) {

@@ -29,7 +29,7 @@ WindowLayout::WindowLayout(int size, std::size_t page_bytes, std::size_t message
   inboxes_ = outboxes_ + static_cast<std::size_t>(size_) * outbox_stride();
 }
 
-// The memory was given these objects by `construct`, here or in another process.
+// `construct` created these objects in the memory, here or in another process.
 
 Header& WindowLayout::header(std::byte* window) const {
   return *std::launder(reinterpret_cast<Header*>(window));

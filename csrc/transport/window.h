@@ -1,8 +1,8 @@
-// The memory of one rank that all ranks of a group map, and how it is laid out.
+// The memory of one rank that all ranks of a group map, and its layout.
 //
 //   Header | page 0 | page 1 | Outbox for rank 0, 1, ... | Inbox from rank 0, 1, ...
 //
-// Every field has one writer, named beside it, but for the doorbell.
+// Every field has one writer, named beside it, except the doorbell.
 #pragma once
 
 #include <array>
@@ -19,7 +19,7 @@ inline constexpr std::uint32_t kProtocolVersion = 11;
 /// Whether a rank is still part of the group. Values of Header::status.
 enum class Status : std::uint32_t { kActive = 0, kLeft = 1, kFailed = 2 };
 
-/// What a rank does now, for its peers' messages and for tools.
+/// The current call of a rank, for its peers' messages and for tools.
 struct alignas(kLine) Progress {
   Gauge sequence;     // of the collective it entered last; 0: none yet
   Gauge kind;         // Kind of that call
@@ -31,16 +31,16 @@ struct alignas(kLine) Progress {
   Gauge before;       // Kind of the call before that one, if there was one
   Gauge away;         // 1 while it waits for ranks of other hosts
   Gauge failed_in;    // number of the last call that ended with an error here
-  Gauge looked_ns;    // when it last looked about in a long wait, CLOCK_MONOTONIC
+  Gauge looked_ns;    // when it last checked its peers in a long wait, CLOCK_MONOTONIC
 };
 
 /// The messages of a rank that are under way: how many, and the oldest of them.
 struct alignas(kLine) Correspondence {
-  Gauge pending;   // the others say something only if there are any
+  Gauge pending;   // if it is 0, the others mean nothing
   Gauge kind;      // Kind::kSend or kRecv
   Gauge peer;      // the other side; -1: any
   Gauge bytes;     // of it
-  Gauge since_ns;  // when it was asked for, CLOCK_MONOTONIC
+  Gauge since_ns;  // when it was issued, CLOCK_MONOTONIC
 };
 
 /// What a rank has done in calls of one kind so far.
@@ -51,17 +51,17 @@ struct Tally {
   Gauge in_place;  // of the calls, those on tensors in heaps
 };
 
-/// Of a group on several hosts: what a rank does in it, of which the header's other fields tell the
-/// parts within the host. Ranks in it are the group's.
+/// What a rank does in a multi-node group; the header's other fields show its parts within the
+/// host. Ranks in it are the group's.
 struct MultiNodeState {
   static constexpr std::size_t kMostNumbers = 512;
   std::array<std::int32_t, kMostNumbers> numbers;  // in the group, of the host's ranks
   Progress calls;                                  // waiting_for: a rank of another host
-  Correspondence mail;                             // with ranks of other hosts
+  Correspondence messages;                         // with ranks of other hosts
   std::array<Tally, kKinds> tallies;               // calls, and bytes between hosts
 };
 
-/// Whose window it is, for tools that see nothing but the memory.
+/// Identifies the window, for tools that see only the memory.
 struct Identity {
   std::uint32_t version;  // kProtocolVersion; at the same place in all versions
   std::int32_t pid;       // as the rank's own process sees it
@@ -73,7 +73,7 @@ struct Identity {
 };
 
 struct Header {
-  Identity identity;                        // owner, but for version and pid before `named`
+  Identity identity;                        // owner; all except version and pid before `named`
   std::array<std::uint8_t, 16> nonce;       // owner, before the window is handed over
   std::uint32_t rank;                       // owner, likewise
   Flag named;                               // owner: 1 once the group is made on its side
@@ -81,7 +81,7 @@ struct Header {
   Flag status;                              // owner: Status
   std::array<char, 8 * kLine> reason;       // owner, before status says kFailed
   Progress progress;                        // owner
-  Correspondence correspondence;            // owner, under its mailbox's lock
+  Correspondence correspondence;            // owner, under its tag matcher's lock
   std::array<Tally, kKinds> tallies;        // owner
   Flag present;                             // owner: see comm/barrier/monitored_barrier.h
   Gauge barrier_ends_ns;                    // owner: likewise, when its timeout ends
@@ -91,10 +91,10 @@ struct Header {
   Flag verdict;                             // owner, rank 0: likewise
   std::array<std::array<char, 16 * kLine>, 2> verdict_text;  // owner, before verdict
   Doorbell doorbell;     // peers ring it, the owner sleeps at it
-  MultiNodeState whole;  // owner; of the messages under their mailbox's lock
+  MultiNodeState whole;  // owner; its messages under their tag matcher's lock
 };
 
-/// A message as its receiver hears of it first. Small ones travel inside.
+/// The announcement of a message to its receiver. Small messages travel inside.
 struct alignas(kLine) Envelope {
   static constexpr std::size_t kInline = 1024 - 24;
   std::uint64_t tag;

@@ -58,7 +58,7 @@ TEST_CASE("a part of a group numbers ranks as the group does") {
                        "setting up the part on rank 7 of 9: rank 4 has not come within the timeout "
                        "of 0 ms. All ranks must make the group (no key)",
                        Error);
-  board.give_up(Error(ErrorKind::kSystem, "no memory"));
+  board.abort(Error(ErrorKind::kSystem, "no memory"));
   CHECK(store.get("trouble", milliseconds(0)) == "rank 7 could not set the group up: no memory");
 }
 

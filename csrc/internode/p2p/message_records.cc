@@ -32,7 +32,7 @@ void InternodeTagMatcher::note(const Message& message, Record::State state) {
 /// To tools: the message that is under way for longest. Those from any source are shown by this
 /// host's mailbox.
 void InternodeTagMatcher::show_oldest() const {
-  Correspondence& shown = options_.shown.mail;
+  Correspondence& shown = options_.shown.messages;
   std::int64_t pending = 0;
   const Message* oldest = nullptr;
   const auto look = [&](const auto& messages) {

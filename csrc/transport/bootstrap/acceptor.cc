@@ -21,14 +21,14 @@ constexpr std::size_t kMostSilent = 64;  // at a time; more wait in the kernel's
 constexpr std::size_t kMostWords = 3;
 constexpr int kQueue = 4096;  // the kernel takes its own limit if that is less
 
-/// Why a greeting is not one for the rank of this nonce, or nothing.
+/// Returns why a handshake is not one for the rank of this nonce, or "".
 std::string objection(const Handshake& handshake, const Nonce& own) {
-  if (handshake.magic != Handshake{}.magic) return "it sent something else than a greeting";
+  if (handshake.magic != Handshake{}.magic) return "it sent no valid handshake";
   if (handshake.version != kProtocolVersion) {
     return concat("it runs a dreamcomm with protocol ", handshake.version,
                   ", this rank one with protocol ", kProtocolVersion);
   }
-  return handshake.receiver == own ? "" : "it did not know whom it was talking to";
+  return handshake.receiver == own ? "" : "it did not know the nonce of this rank";
 }
 
 }  // namespace
@@ -54,13 +54,13 @@ Acceptor::~Acceptor() {
 
 std::optional<Acceptor::AcceptedPeer> Acceptor::next(SocketDeadline deadline) {
   std::unique_lock lock(mutex_);
-  changed_.wait_until(lock, deadline, [this] { return !guests_.empty() || failure_; });
-  if (guests_.empty()) {
+  changed_.wait_until(lock, deadline, [this] { return !accepted_.empty() || failure_; });
+  if (accepted_.empty()) {
     if (failure_) std::rethrow_exception(failure_);
     return std::nullopt;
   }
-  AcceptedPeer accepted = std::move(guests_.front());
-  guests_.pop_front();
+  AcceptedPeer accepted = std::move(accepted_.front());
+  accepted_.pop_front();
   return accepted;
 }
 
@@ -83,7 +83,7 @@ void Acceptor::work() {
   }
 }
 
-/// Waits for anything to happen and deals with it; false when it is time to end.
+/// Waits for the next events and handles them; returns false when the thread is to end.
 bool Acceptor::wait() {
   std::vector<pollfd> polled{{stop_.get(), POLLIN, 0}};
   const bool has_room = silent_.size() < kMostSilent;
@@ -99,15 +99,15 @@ bool Acceptor::wait() {
   for (auto one = silent_.begin(); one != silent_.end(); ++index) {
     const bool says = polled[index].revents != 0;
     const bool late = steady_clock::now() > one->until;
-    if (says) hear(*one);
+    if (says) read_handshake(*one);
     if (late && !says) refuse(one->socket, "it said nothing");
     one = says || late ? silent_.erase(one) : std::next(one);
   }
-  if (polled[1].revents != 0) let_in();
+  if (polled[1].revents != 0) accept();
   return true;
 }
 
-void Acceptor::let_in() {
+void Acceptor::accept() {
   std::optional<Fd> socket = accept_from(listener_, steady_clock::now());
   if (!socket) return;
   if (!is_own_user(peer_process(*socket))) {
@@ -116,17 +116,17 @@ void Acceptor::let_in() {
   silent_.push_back({std::move(*socket), steady_clock::now() + kPatience});
 }
 
-void Acceptor::hear(Silent& silent) {
+void Acceptor::read_handshake(Silent& silent) {
   AcceptedPeer accepted;
   accepted.socket = std::move(silent.socket);
   const bool whole =
       receive_with_fd(accepted.socket, &accepted.handshake, sizeof accepted.handshake,
                       accepted.memory, steady_clock::now());
   const std::string why =
-      whole ? objection(accepted.handshake, own_) : "it sent something else than a greeting";
+      whole ? objection(accepted.handshake, own_) : "it sent no valid handshake";
   if (!why.empty()) return refuse(accepted.socket, why);
   const std::scoped_lock lock(mutex_);
-  guests_.push_back(std::move(accepted));
+  accepted_.push_back(std::move(accepted));
   changed_.notify_all();
 }
 

@@ -1,6 +1,6 @@
-// Keeps strangers out: takes every connection to a rank's address while the ranks meet, on a
-// thread of its own. Many that say something, or end, hold up nobody; who says nothing has one of
-// 64 places for a second.
+// Accepts connections to a rank's address during bootstrap, on its own thread, and refuses those
+// that are not from ranks. Connections that send something, or end, delay no other. A connection
+// that sends nothing occupies one of 64 places for a second.
 #pragma once
 
 #include <condition_variable>
@@ -18,9 +18,9 @@
 
 namespace dreamcomm {
 
-/// Any local process can find the address and connect. Those of other users are closed at once,
-/// before anything is heard or said; what does not begin with a greeting that knows this rank's
-/// nonce, or says nothing for a second, likewise.
+/// Any local process can find the address and connect. Connections of other users are closed at
+/// once, before anything is read or sent. A connection is also closed if it does not begin with a
+/// handshake that has this rank's nonce, or sends nothing for a second.
 class Acceptor {
  public:
   struct AcceptedPeer {
@@ -35,11 +35,13 @@ class Acceptor {
   Acceptor(const Acceptor&) = delete;
   Acceptor& operator=(const Acceptor&) = delete;
 
-  /// The next guest, or nothing at the deadline. Throws what ended the thread.
+  /// Returns the next accepted peer, or nothing at the deadline. Throws the error that ended the
+  /// thread.
   std::optional<AcceptedPeer> next(SocketDeadline deadline);
-  /// Notes who is refused, and why: one at the door, or at an address where a rank was looked for.
+  /// Records a refused process and the reason: it connected here, or listens where a rank was
+  /// expected.
   void refuse(const Fd& socket, const std::string& why);
-  /// In words, who was refused and why: the first few, and how many more.
+  /// Describes the refused processes and the reasons: the first few, and how many more.
   std::string refused() const;
 
  private:
@@ -50,8 +52,8 @@ class Acceptor {
 
   void work();
   bool wait();
-  void let_in();
-  void hear(Silent& silent);
+  void accept();
+  void read_handshake(Silent& silent);
 
   const Nonce own_;
   Fd listener_;
@@ -59,8 +61,8 @@ class Acceptor {
   std::list<Silent> silent_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<AcceptedPeer> guests_;
-  std::vector<std::string> words_;  // of the first that were refused
+  std::deque<AcceptedPeer> accepted_;
+  std::vector<std::string> words_;  // the first refusals
   std::size_t refusals_ = 0;
   std::exception_ptr failure_;
   std::thread thread_;

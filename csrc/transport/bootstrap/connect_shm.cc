@@ -1,19 +1,20 @@
-// How ranks find out that they share memory: they try.
+// How ranks find out whether they share memory: they try.
 //
 //   1. Every rank creates its window, listens at an abstract Unix address and
-//      publishes both in its card; or why it shares no memory, and then none does.
+//      publishes both in its rank info. A rank that shares no memory publishes the
+//      reason instead, and then no rank shares.
 //   2. Each pair connects once, the higher rank to the lower. A connection that
 //      fails means another host (or network namespace). The higher rank sends a
-//      greeting and its window's descriptor without waiting for an answer, unless
-//      who listens there is of another user.
-//   3. Every rank publishes whom it reached, so that all know whom to accept.
-//   4. The lower rank checks the user, the greeting and the window, and answers with
-//      its own. Nobody waits for an answer before it has accepted, so no cycle. What
-//      else connects is refused and told of (transport/bootstrap/acceptor.h).
-//   5. Both map the other's window and compare the nonce in it with the card's. Heaps
-//      travel in a second message, if the card says that there is one.
+//      handshake and its window's descriptor without waiting for an answer, unless
+//      the listener belongs to another user.
+//   3. Every rank publishes which ranks it reached, so that all know which to accept.
+//   4. The lower rank checks the user, the handshake and the window, and answers with
+//      its own. No rank waits for an answer before it has accepted, so no cycle. Any
+//      other connection is refused and reported (transport/bootstrap/acceptor.h).
+//   5. Both map the other's window and compare the nonce in it with the rank info's.
+//      Heaps travel in a second message, if the rank info says that there is one.
 //   6. Every rank publishes the outcome; memory is shared only if all succeeded.
-//   7. Else every rank publishes whose memory it has mapped, which makes the hosts.
+//   7. Otherwise every rank publishes whose memory it has mapped; the hosts follow from that.
 //
 // The connections stay open: the kernel closes them when a process ends.
 //
@@ -47,12 +48,12 @@ std::string host_name() {
   return name.data();
 }
 
-/// What a rank publishes of each lower one, by its place in a list.
-enum Reached : char { kNobody = '0', kRank = '1', kOtherUser = 'u' };
+/// What a rank publishes of each lower rank, by its place in a list.
+enum Reached : char { kUnreached = '0', kRank = '1', kOtherUser = 'u' };
 
-class Meeting {
+class ShmBootstrap {
  public:
-  Meeting(Store& store, int rank, int size, const ShmOptions& options)
+  ShmBootstrap(Store& store, int rank, int size, const ShmOptions& options)
       : rank_(rank),
         size_(size),
         options_(options),
@@ -63,37 +64,37 @@ class Meeting {
     if (!options.no_heap.empty()) no_heap_ = concat("rank ", number(rank), ": ", options.no_heap);
   }
 
-  ShmResult hold() {
+  ShmResult run() {
     try {
       create_window();
-      read_cards();
+      read_rank_infos();
       std::string problem = refusal();
-      if (problem.empty()) problem = meet_peers();
+      if (problem.empty()) problem = connect_peers();
       return conclude(problem);
     } catch (const Error& error) {
-      give_up(error);
+      abort(error);
       throw;
-    } catch (...) {  // Ctrl-C, or of the store
-      give_up(Error(ErrorKind::kInterrupted, "it was interrupted, or its store failed"));
+    } catch (...) {  // Ctrl-C, or an exception of the store
+      abort(Error(ErrorKind::kInterrupted, "it was interrupted, or its store failed"));
       throw;
     }
   }
 
  private:
   int number(int r) const { return options_.numbers.of(r); }
-  RankInfo& info(int r) { return cards_[static_cast<std::size_t>(r)]; }
+  RankInfo& info(int r) { return infos_[static_cast<std::size_t>(r)]; }
   ShmPeer& peer(int r) { return peers_[static_cast<std::size_t>(r)]; }
 
-  void give_up(const Error& error) {
-    own_fd_ = Fd();  // the store may need a descriptor, and the lack of one be the trouble
-    door_.reset();
+  void abort(const Error& error) {
+    own_fd_ = Fd();  // the store may need a descriptor, and a lack of them may be the error
+    acceptor_.reset();
     peers_.clear();
-    board_.give_up(error);
+    board_.abort(error);
   }
 
-  /// Which rank has gone, of those that have come, for which `awaited` may be waiting, or why
-  /// `awaited` does not come, in words. A rank closes its connections before it tells of trouble,
-  /// so one that has hung up counts from the second look on.
+  /// Describes a rank that is lost, among those that have connected, for which `awaited` may be
+  /// waiting; or why `awaited` will not arrive; or "". A rank closes its connections before it
+  /// reports its error, so a rank that has hung up counts from the second check on.
   std::string lost(int awaited) {
     const std::string why = options_.will_not_come ? options_.will_not_come(awaited) : "";
     if (!why.empty()) return why;
@@ -130,11 +131,11 @@ class Meeting {
     address << "dreamcomm-" << getpid() << '-' << std::hex;
     for (const unsigned byte : mine.nonce) address << byte;
     mine.socket = address.str();
-    if (mine.refusal.empty()) door_.emplace(mine.socket, mine.nonce);
+    if (mine.refusal.empty()) acceptor_.emplace(mine.socket, mine.nonce);
     board_.publish("card", to_text(mine));
   }
 
-  /// Makes the own window; why there is none, or nothing.
+  /// Creates the own window. Returns why there is none, or "".
   std::string lay_out() {
     if (options_.refuse) return "has shared_memory switched off";
     try {
@@ -147,10 +148,10 @@ class Meeting {
     return "";
   }
 
-  void read_cards() {
+  void read_rank_infos() {
     for (int r = 0; r < size_; ++r) {
-      cards_.push_back(rank_info_from(board_.get("card", r), r));
-      const RankInfo& theirs = cards_.back();
+      infos_.push_back(rank_info_from(board_.get("card", r), r));
+      const RankInfo& theirs = infos_.back();
       const std::string differences = differences_to(theirs);
       check(differences.empty(), ErrorKind::kMismatch, "rank ", number(rank_), " and rank ",
             number(r), " set up the same group differently: ", differences);
@@ -160,7 +161,7 @@ class Meeting {
     mapped_[static_cast<std::size_t>(rank_)] = '1';
   }
 
-  /// What another rank has set up differently, both ways, and what to do; or nothing.
+  /// Describes what another rank has set up differently, both ways, and what to do; or "".
   std::string differences_to(const RankInfo& theirs) const {
     std::string words;
     const auto compare = [&](const char* what, const auto& mine, const auto& other) {
@@ -182,7 +183,7 @@ class Meeting {
     return words.empty() ? "" : words + advice;
   }
 
-  /// The first rank that takes part in no sharing, in words, or nothing.
+  /// Describes the first rank that shares no memory, or "".
   std::string refusal() {
     for (int r = 0; r < size_; ++r) {
       if (!info(r).refusal.empty()) return concat("rank ", number(r), ' ', info(r).refusal);
@@ -190,8 +191,8 @@ class Meeting {
     return "";
   }
 
-  /// Steps 2 to 5; what went wrong first, or nothing.
-  std::string meet_peers() {
+  /// Runs steps 2 to 5. Returns the first error, or "".
+  std::string connect_peers() {
     std::string problem;
     std::string reached;
     for (int r = 0; r < rank_; ++r) {
@@ -206,7 +207,7 @@ class Meeting {
       if (problem.empty()) problem = obstacle(r, rank_, it_reached);
     }
     for (; expected > 0; --expected) {
-      const std::string refused = welcome();
+      const std::string refused = accept_peer();
       if (problem.empty()) problem = refused;
     }
     for (int r = 0; r < rank_; ++r) {
@@ -217,7 +218,7 @@ class Meeting {
     return problem;
   }
 
-  /// The name of the host that a rank counts to.
+  /// The name of the host that a rank belongs to.
   const std::string& host_of(int r) {
     return options_.hosts.empty() ? info(r).host : options_.hosts[static_cast<std::size_t>(r)];
   }
@@ -229,7 +230,7 @@ class Meeting {
     return list;
   }
 
-  /// Why the ranks do not share memory, or nothing.
+  /// Why the ranks do not share memory, or "".
   std::string obstacle(int from, int to, char reached) {
     if (reached == kRank) return "";
     if (reached == kOtherUser) {
@@ -252,44 +253,44 @@ class Meeting {
   }
 
   Reached dial(int r) {
-    if (!options_.hosts.empty() && host_of(r) != host_of(rank_)) return kNobody;
+    if (!options_.hosts.empty() && host_of(r) != host_of(rank_)) return kUnreached;
     std::optional<Fd> socket = connect_to(info(r).socket);
-    if (!socket) return kNobody;
+    if (!socket) return kUnreached;
     const PeerProcess process = peer_process(*socket);
     if (!is_own_user(process)) return kOtherUser;
     const Handshake handshake = handshake_to(r);
-    if (!hand_over(*socket, handshake)) return kNobody;
+    if (!hand_over(*socket, handshake)) return kUnreached;
     peer(r).process = watch_process(process.pid);
     peer(r).socket = std::move(*socket);
     return kRank;
   }
 
-  /// Sends the greeting with the window, and the heap if there is one, to a process of this user.
+  /// Sends the handshake with the window, and the heap if there is one, to a process of this user.
   bool hand_over(const Fd& socket, const Handshake& handshake) {
     return send_with_fd(socket, &handshake, sizeof handshake, own_fd_) &&
            (!options_.heap ||
             send_with_fd(socket, &handshake, sizeof handshake, options_.heap->fd()));
   }
 
-  /// Accepts one of the expected higher ranks and answers; why it cannot share.
-  std::string welcome() {
+  /// Accepts one of the expected higher ranks and answers. Returns why it cannot share, or "".
+  std::string accept_peer() {
     while (true) {
       std::optional<Acceptor::AcceptedPeer> accepted;
-      const bool came = board_.await([&](SetupBoard::Deadline until) {
-        accepted = door_->next(until);
+      const bool arrived = board_.await([&](SetupBoard::Deadline until) {
+        accepted = acceptor_->next(until);
         return accepted.has_value();
       });
-      check(came, ErrorKind::kTimeout, board_.where(), "no connection within the timeout of ",
+      check(arrived, ErrorKind::kTimeout, board_.where(), "no connection within the timeout of ",
             options_.timeout.count(), " ms from one of the ranks", unconnected());
       const int from = static_cast<int>(accepted->handshake.from);
       if (!is_from_peer(accepted->handshake, from) || peer(from).socket) {
-        door_->refuse(accepted->socket, "it is none of the ranks that were to come");
+        acceptor_->refuse(accepted->socket, "it is none of the expected ranks");
         continue;
       }
       std::optional<Mapping> window = window_of(from, accepted->memory);
       if (!window) {
-        door_->refuse(accepted->socket,
-                      concat("it came as rank ", number(from), " with other memory"));
+        acceptor_->refuse(accepted->socket,
+                          concat("it connected as rank ", number(from), " with other memory"));
         continue;
       }
       peer(from).process = watch_process(peer_process(accepted->socket).pid);
@@ -327,7 +328,7 @@ class Meeting {
     return adopt(r, std::move(peer(r).socket), std::move(*window));
   }
 
-  /// A greeting with its memory; false if none comes.
+  /// Receives a handshake with its memory; returns false if none arrives.
   bool receive(const Fd& socket, Handshake& handshake, Fd& memory) {
     return board_.await([&](SetupBoard::Deadline until) { return readable(socket, until); }) &&
            receive_with_fd(socket, &handshake, sizeof handshake, memory, board_.deadline());
@@ -341,7 +342,7 @@ class Meeting {
     return window;
   }
 
-  /// Takes the peer in with its heap, if it has one; why that cannot be done, or nothing.
+  /// Adds the peer with its heap, if it has one. Returns why that cannot be done, or "".
   std::string adopt(int r, Fd socket, Mapping window) {
     std::shared_ptr<const Mapping> heap;
     if (info(r).heap_bytes > 0) {
@@ -355,7 +356,7 @@ class Meeting {
     return "";
   }
 
-  /// The heap that a rank announced in its card, or nothing.
+  /// Receives the heap that a rank announced in its rank info, or nothing.
   std::optional<Fd> receive_heap(int r, const Fd& socket) {
     Handshake handshake;
     Fd memory;
@@ -366,7 +367,7 @@ class Meeting {
     return memory;
   }
 
-  /// Null where there is no address space for it: then all ranks go on without heaps.
+  /// Returns null if there is no address space for it: then all ranks run without heaps.
   std::shared_ptr<const Mapping> map_heap(int r, const Fd& memory) {
     try {
       return options_.heap->map_peer(info(r).heap, memory, info(r).heap_bytes);
@@ -380,7 +381,7 @@ class Meeting {
 
   /// Step 6.
   ShmResult conclude(const std::string& problem) {
-    const std::string refused = door_ ? door_->refused() : "";
+    const std::string refused = acceptor_ ? acceptor_->refused() : "";
     if (!refused.empty() && options_.warn) {
       options_.warn(concat("rank ", number(rank_), " of ", options_.numbers.size(size_),
                            " refused connections of strangers to ", "its address: ", refused));
@@ -390,7 +391,7 @@ class Meeting {
     std::string unshared;
     std::string no_heap;
     std::vector<std::string> apart;
-    for (int r = 0; r < size_; ++r) {  // of all: one may look unreachable because it has died
+    for (int r = 0; r < size_; ++r) {  // all: a rank may look unreachable because it has died
       const std::string outcome = board_.get("outcome", r);
       apart.push_back(outcome.starts_with(shared) ? "" : outcome);
       if (outcome.starts_with(shared)) {
@@ -420,7 +421,7 @@ class Meeting {
             {}};
   }
 
-  /// Step 7, where not all share: who shares with whom.
+  /// Runs step 7, if not all ranks share: which ranks share with which.
   Topology topology() {
     if (!refusal().empty()) return Topology();
     if (options_.on_hosts) options_.on_hosts();
@@ -448,12 +449,12 @@ class Meeting {
   Fd own_fd_;
   Mapping own_;
   std::shared_ptr<CallSiteService> call_sites_;
-  std::optional<Acceptor> door_;
+  std::optional<Acceptor> acceptor_;
   std::string no_heap_;  // why this rank cannot share heaps
-  std::vector<RankInfo> cards_;
+  std::vector<RankInfo> infos_;
   std::vector<ShmPeer> peers_;
   std::string mapped_;     // '1' for each rank whose memory this one maps
-  std::set<int> hung_up_;  // ranks seen so, which may yet say why
+  std::set<int> hung_up_;  // ranks seen to hang up; they may still report why
 };
 
 }  // namespace
@@ -461,7 +462,7 @@ class Meeting {
 ShmResult connect_shm(Store& store, int rank, int size, const ShmOptions& options) {
   check(size > 0 && rank >= 0 && rank < size, ErrorKind::kInvalid, "rank ", rank,
         " is not in a world of ", size);
-  return Meeting(store, rank, size, options).hold();
+  return ShmBootstrap(store, rank, size, options).run();
 }
 
 }  // namespace dreamcomm

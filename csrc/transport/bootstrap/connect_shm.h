@@ -25,41 +25,43 @@ namespace dreamcomm {
 struct ShmOptions {
   std::size_t page_bytes = std::size_t{512} << 10;    // of collective staging, twice per rank
   std::size_t message_bytes = std::size_t{64} << 10;  // of one message buffer
-  std::chrono::milliseconds timeout{30 * 60 * 1000};  // for the others to appear
-  std::shared_ptr<Heap> heap;           // of this process, for the peers to map; null: none
-  std::string no_heap{};                // why none that was wanted: then no rank shares its own
-  std::vector<std::string> settings{};  // what else is equal on all ranks: name=value, no spaces
+  std::chrono::milliseconds timeout{30 * 60 * 1000};  // for the other ranks to arrive
+  std::shared_ptr<Heap> heap;  // of this process, for the peers to map; null: none
+  std::string no_heap{};       // why a wanted heap is missing: then no rank shares its heap
+  std::vector<std::string>
+      settings{};  // further settings, equal on all ranks: name=value, no spaces
   std::map<std::string, std::string> remedies{};   // what to do where the setting so named differs
-  std::string group = "a group";                   // as errors of its making name it
-  RankNumbering numbers{};                         // and its ranks
-  std::function<void(const std::string&)> warn{};  // of what the user should know; may be null
-  /// What asks late ranks where they are; may be null, or give null: then nobody does.
+  std::string group = "a group";                   // the name in setup errors
+  RankNumbering numbers{};                         // the ranks' numbers there
+  std::function<void(const std::string&)> warn{};  // shows the user a warning; may be null
+  /// Creates the service that asks late ranks for their call site; may be null, or return null:
+  /// then they are not asked.
   std::function<std::shared_ptr<CallSiteService>()> make_whereabouts{};
-  /// Why a rank that has not come will not, as far as is known, or ""; may be null.
+  /// Why a rank that has not arrived will not, as far as is known, or ""; may be null.
   std::function<std::string(int rank)> will_not_come{};
-  /// The host that each rank counts to, by name: ranks of different ones share nothing, as if
-  /// they could not. Empty: whoever can does.
+  /// The host that each rank belongs to, by name: ranks of different hosts share nothing, as if
+  /// they could not. Empty: all ranks share that can.
   std::vector<std::string> hosts{};
-  /// Called where not all share; may be null. INVARIANT: no rank has left this meeting for its
-  /// host's before all have called it, as it needs what each publishes then.
+  /// Called where not all share; may be null. INVARIANT: no rank leaves this bootstrap for its
+  /// host's own before all ranks have called it, because it needs what each publishes then.
   std::function<void()> on_hosts{};
-  bool refuse = false;  // make no memory, as where the system gives none
+  bool refuse = false;  // share no memory, as if the system gave none
 };
 
-/// What came of trying to map every peer's memory.
+/// The result of trying to map every peer's memory.
 struct ShmResult {
   std::unique_ptr<Fabric> fabric;  // null if any pair of ranks shares no memory
-  std::string reason;              // in words, the same on every rank: why, or why not
-  std::string no_heap;             // likewise, if heaps that are there are not shared: why
+  std::string reason;              // the same text on every rank: why, or why not
+  std::string no_heap;             // likewise: why existing heaps are not shared, or ""
   Topology topology;  // the same on every rank; of no ranks where all share or one refuses
   std::array<std::uint8_t, 16> team{};  // likewise, and another for each group
   std::vector<std::string> apart{};     // likewise: why each rank does not share with all, or ""
-  std::vector<Fd> processes{};  // where there are hosts: tells the end of each rank of this one's
+  std::vector<Fd> processes{};  // if there are hosts: shows the end of each rank of this host
 };
 
-/// Collective over all ranks: each tries to map every other's memory. The store
-/// must be private to this group. Throws Error when a rank does not appear in
-/// time or the ranks' options or versions differ.
+/// Collective over all ranks: each tries to map every other's memory. The store must be private to
+/// this group. Throws Error if a rank does not arrive in time, or the ranks' options or versions
+/// differ.
 ShmResult connect_shm(Store& store, int rank, int size, const ShmOptions& options);
 
 }  // namespace dreamcomm

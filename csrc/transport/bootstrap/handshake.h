@@ -1,4 +1,4 @@
-// What a rank says first on a connection to another.
+// The first message of a rank on a connection to another.
 #pragma once
 
 #include <array>
@@ -14,7 +14,7 @@ struct Handshake {
   std::uint32_t version = kProtocolVersion;
   std::uint32_t from = 0;
   Nonce sender{};
-  Nonce receiver{};  // whom it is meant for: a stray connection cannot know
+  Nonce receiver{};  // the nonce of the rank it is meant for: other processes do not know it
 };
 
 }  // namespace dreamcomm

@@ -7,7 +7,7 @@
 
 namespace dreamcomm {
 std::string to_text(const RankInfo& info) {
-  // The first three are at their places in all versions, for those that differ.
+  // The first three fields have the same places in all versions, so that versions can be compared.
   std::string text = concat("dreamcomm ", info.version, ' ', info.host, ' ', info.rank, ' ',
                             info.size, ' ', info.page_bytes, ' ', info.message_bytes, ' ',
                             !info.refusal.empty(), ' ', hex(info.nonce), ' ', info.heap_bytes, ' ',

@@ -1,4 +1,4 @@
-// What a rank tells the others about itself through the store.
+// What a rank publishes about itself through the store.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +26,7 @@ struct RankInfo {
 };
 
 std::string to_text(const RankInfo& info);
-/// Throws Error(kMismatch) if the text is not a card of this version.
+/// Throws Error(kMismatch) if the text is not a rank info of this version.
 RankInfo rank_info_from(const std::string& text, int rank);
 
 }  // namespace dreamcomm

@@ -11,9 +11,9 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// How long a wait for one rank may last before it looks for trouble with another.
+/// How long a wait for one rank may last before it checks for errors of another.
 constexpr milliseconds kLook{500};
-/// How long a rank stays for the others to hear of a contradiction.
+/// How long a rank waits for the others to see a mismatch.
 constexpr milliseconds kStay{3000};
 
 }  // namespace
@@ -52,8 +52,8 @@ std::string SetupBoard::get(const char* what, int r) {
       if (error.kind() != ErrorKind::kTimeout) throw;
       look_for_trouble();
       if (const std::string lost = lost_(r); !lost.empty()) {
-        look_for_trouble();  // it may have told before it went
-        if (store_.has(key) && Clock::now() < deadline_) continue;  // or come, and be gone since
+        look_for_trouble();  // the rank may have reported its error before it ended
+        if (store_.has(key) && Clock::now() < deadline_) continue;  // or arrived and left since
         throw Error(ErrorKind::kPeerLost, concat(where(), lost));
       }
       check(Clock::now() < deadline_, ErrorKind::kTimeout, where(), "rank ", numbers_.of(r),
@@ -63,15 +63,15 @@ std::string SetupBoard::get(const char* what, int r) {
   }
 }
 
-bool SetupBoard::await(const std::function<bool(Deadline)>& come) {
-  while (!come(std::min(deadline_, Clock::now() + kLook))) {
+bool SetupBoard::await(const std::function<bool(Deadline)>& done) {
+  while (!done(std::min(deadline_, Clock::now() + kLook))) {
     if (Clock::now() >= deadline_) return false;
     look_for_trouble();
   }
   return true;
 }
 
-/// By a short wait, in which Ctrl-C is heard, too.
+/// Reads the key with a short wait, which Ctrl-C can also end.
 void SetupBoard::look_for_trouble() {
   std::string trouble;
   try {
@@ -83,17 +83,17 @@ void SetupBoard::look_for_trouble() {
   throw Error(ErrorKind::kPeerLost, concat(where(), trouble));
 }
 
-void SetupBoard::give_up(const Error& error) {
+void SetupBoard::abort(const Error& error) {
   try {
-    tell_trouble(error);
-    if (error.kind() == ErrorKind::kMismatch) stay_until_heard();
+    publish_trouble(error);
+    if (error.kind() == ErrorKind::kMismatch) wait_until_seen();
   } catch (const std::exception&) {
-    // The store has failed, or some rank does not come to hear: what this one has found before is
-    // the error to tell.
+    // The store has failed, or some rank does not confirm in time. The error that this rank found
+    // before is the one to report.
   }
 }
 
-void SetupBoard::tell_trouble(const Error& error) {
+void SetupBoard::publish_trouble(const Error& error) {
   if (!store_.has("trouble")) {
     store_.set("trouble",
                concat("rank ", numbers_.of(rank_), " could not set the group up: ", error.what()));
@@ -101,7 +101,7 @@ void SetupBoard::tell_trouble(const Error& error) {
   publish("heard", "");
 }
 
-void SetupBoard::stay_until_heard() {
+void SetupBoard::wait_until_seen() {
   const Deadline end = deadline_in(Clock::now(), kStay);
   for (int r = 0; r < size_; ++r) {
     const auto rest = std::chrono::duration_cast<milliseconds>(end - Clock::now());

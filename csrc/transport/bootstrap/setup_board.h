@@ -1,4 +1,4 @@
-// What the ranks of a group that is being made tell each other through the store.
+// What the ranks of a group publish to each other through the store while they set it up.
 #pragma once
 
 #include <chrono>
@@ -14,34 +14,36 @@ namespace dreamcomm {
 class SetupBoard {
  public:
   using Deadline = std::chrono::steady_clock::time_point;
-  /// Which rank has gone, and so keeps `awaited` or those behind it from coming, in words; or "".
+  /// Describes a lost rank that keeps `awaited`, or ranks that wait for it, from arriving; or "".
   using Lost = std::function<std::string(int awaited)>;
 
-  /// `group` as errors name it, and its ranks as they number them.
+  /// `group` and `numbers`: the names of the group and its ranks in errors.
   SetupBoard(Store& store, int rank, int size, std::chrono::milliseconds timeout, Lost lost,
              std::string group = "a group", RankNumbering numbers = {});
 
-  /// What errors of making the group begin with.
+  /// The beginning of setup errors.
   std::string where() const;
   void publish(const char* what, const std::string& value);
-  /// What rank `r` has published. Throws Error: kTimeout at the deadline; kPeerLost where another
-  /// rank has told of trouble, or has gone.
+  /// Returns what rank `r` has published. Throws Error: kTimeout at the deadline; kPeerLost if
+  /// another rank has reported an error, or is lost.
   std::string get(const char* what, int r);
   Deadline deadline() const { return deadline_; }
-  /// Until `come(until)`, which looks until then, says so; false at the deadline. Throws Error as
-  /// get() does where another rank has told of trouble, and what ends a wait for the store.
-  bool await(const std::function<bool(Deadline until)>& come);
+  /// Waits until `done(until)`, which waits until then, returns true; returns false at the
+  /// deadline. Throws Error as get() does if another rank has reported an error, and what ends a
+  /// wait for the store.
+  bool await(const std::function<bool(Deadline until)>& done);
 
-  /// This rank cannot make the group: the others need not wait for their timeouts. The first to
-  /// fail tells why. If the ranks contradict each other it stays until all have seen that, as it
-  /// may be the one that keeps the store. Where the store has failed, too, nothing is told.
-  void give_up(const Error& error);
+  /// Reports that this rank cannot set the group up, so that the others need not wait for their
+  /// timeouts. The first rank to fail reports why. After a mismatch, this rank stays until all have
+  /// seen the report, because it may be the one that runs the store. If the store has failed too,
+  /// nothing is reported.
+  void abort(const Error& error);
 
  private:
   std::chrono::milliseconds left() const;
   void look_for_trouble();
-  void tell_trouble(const Error& error);
-  void stay_until_heard();
+  void publish_trouble(const Error& error);
+  void wait_until_seen();
 
   Store& store_;
   const int rank_;

@@ -100,8 +100,9 @@ void CallSiteService::hang_up(Line line) {
   asked_.erase(fd);
 }
 
-/// Under the lock. The last question if its answer will do, or a new one; null if that cannot be
-/// sent. An answer that nobody fetched will not do later: the program has gone on.
+/// Returns the last question if its answer is fresh enough, or a new one; null if that cannot be
+/// sent. An answer that was not fetched in time is not used: the program has continued. Needs the
+/// lock.
 std::shared_ptr<CallSiteService::Answer> CallSiteService::question(int fd) {
   const Time now = std::chrono::steady_clock::now();
   const auto last = asked_.find(fd);
@@ -163,8 +164,8 @@ std::string CallSiteService::await(std::unique_lock<std::mutex>& lock, Answer& a
   return answer.text.value_or("");
 }
 
-/// Under the lock. One that was waited for in vain is old by now: who comes later asks anew, and
-/// only who still waits is told.
+/// Needs the lock. An answer that a caller waited for in vain is old by now. Only callers that
+/// still wait get it; later callers ask again.
 void CallSiteService::take_answer(int fd, std::uint32_t number, std::string text) {
   const auto last = asked_.find(fd);
   if (last == asked_.end() || last->second.number != number) return;
@@ -174,7 +175,7 @@ void CallSiteService::take_answer(int fd, std::uint32_t number, std::string text
   changed_.notify_all();
 }
 
-/// Never waits: a process that does not read must not hold up one that does.
+/// Never waits: a process that does not read must not delay one that does.
 bool CallSiteService::write(int fd, Sort sort, std::uint32_t number, const std::string& text) {
   Query query{.sort = sort, .number = number};
   put_text(query.text, text);
@@ -204,8 +205,8 @@ void CallSiteService::work() {
   }
 }
 
-// INVARIANT: a descriptor is used under the lock and while its line is listed, so not after it was
-// closed, or opened anew for something else.
+// INVARIANT: a descriptor is used under the lock and while its line is listed. So it is not used
+// after it was closed, or reopened for something else.
 void CallSiteService::read(Line line) {
   const std::scoped_lock lock(mutex_);
   const auto found = lines_.find(line);
@@ -216,7 +217,7 @@ void CallSiteService::read(Line line) {
     const ssize_t got = recv(fd, &query, sizeof query, MSG_DONTWAIT | MSG_TRUNC);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
-    if (got <= 0) {  // the other side has gone, and would be told of for ever
+    if (got <= 0) {  // the other side has ended: epoll would report it forever
       epoll_ctl(events_.get(), EPOLL_CTL_DEL, fd, nullptr);
       return;
     }

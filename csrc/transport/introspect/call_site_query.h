@@ -1,7 +1,8 @@
-// Where the program of a process is, told to peers that ask: for what is said of a late rank.
+// Asks a peer's process for its Python call site, and answers peers: for messages about a late
+// rank.
 //
-// The connection of two ranks, which stays open to tell of a death, carries letters: a question,
-// and its answer. One thread of the process reads those of all its groups, and sleeps meanwhile.
+// The connection of two ranks stays open to detect a peer's end. It also carries questions and
+// answers. One thread of the process reads those of all its groups, and sleeps otherwise.
 #pragma once
 
 #include <array>
@@ -24,52 +25,52 @@ namespace dreamcomm {
 
 class CallSiteService : public std::enable_shared_from_this<CallSiteService> {
  public:
-  /// Says where the program is, as " at FILE:LINE in FUNCTION", or "". Called on the thread of
+  /// Returns the program's position, as " at FILE:LINE in FUNCTION", or "". Called on the thread of
   /// the object; may wait for the interpreter. Must not throw.
   using Tell = std::function<std::string()>;
 
-  /// What is returned stops it when its last copy is dropped, on whatever thread: `tell` may run
-  /// the garbage collector, and that drop the last group. An answer that was asked for ahead
-  /// will do for ask() so long after the question. Throws Error(kSystem).
+  /// The service stops when the last copy of the result is dropped, on any thread: `tell` may run
+  /// the garbage collector, which may drop the last group. ask() uses the answer to an earlier
+  /// inquire() if it is not older than `fresh`. Throws Error(kSystem).
   static std::shared_ptr<CallSiteService> make(Tell tell, std::chrono::milliseconds fresh = kFresh);
   CallSiteService(const CallSiteService&) = delete;
   CallSiteService& operator=(const CallSiteService&) = delete;
 
-  /// Ends the thread: from then on nothing is answered or learned. Waits for a `tell` that is
-  /// under way, so what that needs (the GIL) must not be held. Idempotent, any thread.
+  /// Ends the thread: from then on nothing is answered or received. Waits for a running `tell`, so
+  /// what that needs (the GIL) must not be held. Idempotent, any thread.
   void stop();
 
-  /// What comes through the socket is answered until the result is dropped, which has to be
-  /// before the socket is closed. Nothing is answered if the system refuses to watch it.
+  /// Answers questions on the socket until the result is dropped, which must be before the socket
+  /// is closed. Answers nothing if the system refuses to watch it.
   std::shared_ptr<void> listen(const Fd& socket);
-  /// What the process at the other end of a socket that is listened to says, or "" if it does
-  /// not within `patience`: it is stopped, or its interpreter is busy. Whoever has not answered
-  /// one question is not waited for again until it does, or some time has passed. Several may
-  /// wait for one answer. Any thread.
+  /// Returns the answer of the process at the other end of a watched socket, or "" if it does not
+  /// answer within `patience`: it is stopped, or its interpreter is busy. A process that has not
+  /// answered one question is not waited for again until it does, or some time has passed. Several
+  /// threads may wait for one answer. Any thread.
   std::string ask(const Fd& socket, std::chrono::milliseconds patience);
-  /// Puts the question of the next ask() there. Any thread.
+  /// Sends the question of the next ask() ahead. Any thread.
   void inquire(const Fd& socket);
-  /// What this process says itself: for threads that run no Python.
+  /// This process's own answer: for threads that run no Python.
   std::string own(std::chrono::milliseconds patience);
-  /// Has the thread do something else that needs what `tell` may wait for. Must not throw. It is
-  /// done unless the thread has ended.
+  /// Runs `job` on the thread: for work that needs what `tell` may wait for. It must not throw. It
+  /// runs unless the thread has ended.
   void post(std::function<void()> job);
 
  private:
   enum class Sort : std::uint32_t { kQuestion = 1, kAnswer = 2 };
   struct Query {
     Sort sort = Sort::kQuestion;
-    std::uint32_t number = 0;  // of the question, by who asks
+    std::uint32_t number = 0;  // of the question, counted by the asking process
     std::array<char, 504> text{};
   };
-  using Line = std::uint64_t;  // a socket; never used twice, as descriptors are
+  using Line = std::uint64_t;  // a socket; unlike a descriptor, never reused
   static constexpr Line kOwn = 0;
   using Time = std::chrono::steady_clock::time_point;
   struct Answer {
     Time asked;
     std::optional<std::string> text{};
-    bool in_vain = false;  // somebody has waited for it too long
-    bool told = false;     // somebody was told of it: who asks later asks anew
+    bool in_vain = false;  // a caller has waited for it too long
+    bool told = false;     // a caller has got it: later callers ask again
   };
   struct Asked {
     std::uint32_t number = 0;
@@ -110,7 +111,7 @@ class CallSiteService : public std::enable_shared_from_this<CallSiteService> {
   std::uint32_t last_number_ = 0;
   std::map<int, Asked> asked_;                            // by socket: the last question
   std::map<std::uint32_t, std::shared_ptr<Answer>> own_;  // to questions of this process to itself
-  std::mutex ending_;                                     // of the thread
+  std::mutex ending_;                                     // guards the end of the thread
   std::thread thread_;
 };
 

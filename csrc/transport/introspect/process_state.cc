@@ -20,7 +20,8 @@ namespace fs = std::filesystem;
 
 fs::path folder_of(pid_t pid) { return fs::path("/proc") / std::to_string(pid); }
 
-/// Of its main thread, as /proc/PID/stat has it after the command in parentheses; or 0.
+/// Returns the state of the main thread, as /proc/PID/stat has it after the command in parentheses;
+/// or 0.
 char state_of(const fs::path& process) {
   std::ifstream file(process / "stat");
   const std::string text{std::istreambuf_iterator<char>(file), {}};
@@ -28,7 +29,7 @@ char state_of(const fs::path& process) {
   return end == std::string::npos || end + 2 >= text.size() ? '\0' : text[end + 2];
 }
 
-/// Of all calls that the process is in, in whatever group, the one it has been in longest.
+/// Returns the call, of any group, that the process has been in for longest.
 std::optional<RankView> longest_call(pid_t pid, const fs::path& process) {
   std::optional<RankView> longest;
   std::error_code gone;
@@ -39,13 +40,13 @@ std::optional<RankView> longest_call(pid_t pid, const fs::path& process) {
     if (closed || opened != concat("/memfd:", kWindowLabel, " (deleted)")) continue;
     const std::optional<RankView> seen = observe(one->path().string());
     if (!seen || !(seen->inside || seen->away) || seen->pid != pid)
-      continue;  // a child has its parent's open
+      continue;  // a child process has its parent's windows open
     if (!longest || seen->entered_ns < longest->entered_ns) longest = seen;
   }
   return longest;
 }
 
-/// One that has just been woken, as this process was, runs for a moment.
+/// A process that was just woken, as this one was, runs for a moment.
 bool still_runs(const fs::path& process) {
   constexpr int kLooks = 3;
   constexpr std::chrono::milliseconds kMoment{2};

@@ -1,4 +1,4 @@
-// What the process of a late rank does instead, as the kernel and its other groups show it.
+// What the process of a late rank does instead, as seen from the kernel and its other groups.
 #pragma once
 
 #include <sys/types.h>
@@ -7,12 +7,12 @@
 
 namespace dreamcomm {
 
-/// "; its process 42 is stopped (SIGSTOP or a debugger)", or that it is in a call of another
-/// group than `team` (RankView), or, unless it was just seen `inside` a call of that one, computes,
-/// or sleeps. Empty where /proc tells nothing: for a process of another user or PID namespace, or
-/// one that has ended.
+/// "; its process 42 is stopped (SIGSTOP or a debugger)", or that it is in a call of another group
+/// than `team` (RankView). Unless it was just seen `inside` a call of that one, it computes or
+/// sleeps. Empty if /proc shows nothing: for a process of another user or PID namespace, or one
+/// that has ended.
 std::string words_on_process(pid_t pid, const std::string& team, bool inside);
-/// By SIGSTOP or a debugger, as far as /proc tells.
+/// Whether it is stopped by SIGSTOP or a debugger, as far as /proc shows.
 bool is_stopped(pid_t pid);
 
 }  // namespace dreamcomm

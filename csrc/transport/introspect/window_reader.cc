@@ -48,9 +48,10 @@ std::optional<Kind> before_of(const Progress& progress) {
   return kind_of(progress.before);
 }
 
-RankView::Message oldest_of(const Correspondence& mail) {
-  return {mail.kind.read() == static_cast<std::int64_t>(Kind::kSend) ? Kind::kSend : Kind::kRecv,
-          static_cast<int>(mail.peer.read()), mail.bytes.read(), mail.since_ns.read()};
+RankView::Message oldest_of(const Correspondence& messages) {
+  return {
+      messages.kind.read() == static_cast<std::int64_t>(Kind::kSend) ? Kind::kSend : Kind::kRecv,
+      static_cast<int>(messages.peer.read()), messages.bytes.read(), messages.since_ns.read()};
 }
 
 }  // namespace
@@ -82,9 +83,9 @@ RankView view_of(const Header& header) {
     const Tally& tally = header.tallies[k];
     view.counts[k] = {tally.calls.read(), tally.sent.read(), tally.received.read()};
   }
-  const Correspondence& mail = header.correspondence;
-  view.messages = mail.pending.read();
-  view.oldest = oldest_of(mail);
+  const Correspondence& messages = header.correspondence;
+  view.messages = messages.pending.read();
+  view.oldest = oldest_of(messages);
   return view;
 }
 
@@ -98,7 +99,7 @@ RankView whole_view_of(const Header& header) {
     const auto at = static_cast<std::size_t>(index);
     return index < 0 || at >= std::min(here, whole.numbers.size()) ? -1 : whole.numbers[at];
   };
-  // Of a call it waits in a part within the host, or for another host.
+  // A rank in a call waits in a part within the host, or for another host.
   const int near = number(view.inside || view.answers_barrier ? view.waiting_for : -1);
   const Progress& calls = whole.calls;
   view.sequence = calls.sequence.read();
@@ -119,8 +120,8 @@ RankView whole_view_of(const Header& header) {
     counts.received += tally.received.read();
   }
   view.oldest.peer = number(view.oldest.peer);
-  const std::int64_t far = whole.mail.pending.read();
-  const RankView::Message oldest = oldest_of(whole.mail);
+  const std::int64_t far = whole.messages.pending.read();
+  const RankView::Message oldest = oldest_of(whole.messages);
   if (far > 0 && (view.messages == 0 || oldest.since_ns < view.oldest.since_ns)) {
     view.oldest = oldest;
   }
@@ -151,7 +152,7 @@ std::optional<RankView> observe(const std::string& path) {
   const int seals = fcntl(fd.get(), F_GET_SEALS);
   if (fd.get() < 0 || fstat(fd.get(), &found) != 0 || found.st_uid != geteuid() ||
       !S_ISREG(found.st_mode) || static_cast<std::size_t>(found.st_size) < sizeof(Header) ||
-      seals < 0 || (seals & F_SEAL_SHRINK) == 0) {  // what might shrink is nobody's window
+      seals < 0 || (seals & F_SEAL_SHRINK) == 0) {  // memory that might shrink is no window
     return std::nullopt;
   }
   void* mapped = mmap(nullptr, sizeof(Header), PROT_READ, MAP_SHARED, fd.get(), 0);

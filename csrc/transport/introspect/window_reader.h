@@ -1,4 +1,4 @@
-// A rank as tools see it from outside of its job: by its window's first bytes alone.
+// Reads a rank's state from outside of its job: from its window's first bytes alone.
 #pragma once
 
 #include <array>
@@ -11,9 +11,9 @@
 
 namespace dreamcomm {
 
-/// Read while the rank goes on: each number is whole, but they are not of one moment.
+/// Read while the rank runs: each number is whole, but they are not of one moment.
 struct RankView {
-  std::uint32_t version = 0;  // where it is another than kProtocolVersion, all else is empty
+  std::uint32_t version = 0;  // if it is not kProtocolVersion, all else is empty
   int pid = 0;
   int rank = 0;
   int size = 0;
@@ -37,7 +37,7 @@ struct RankView {
     std::int64_t received = 0;
   };
   std::array<Counts, kKinds> counts{};
-  struct Message {  // the one that is under way for longest
+  struct Message {  // the one that has been under way for longest
     Kind kind = Kind::kSend;
     int peer = -1;  // -1: any
     std::int64_t bytes = 0;
@@ -47,10 +47,11 @@ struct RankView {
   Message oldest;             // if there are any
 };
 
-/// Of a group on several hosts: of its part on this one, whose ranks count from 0 on, but for what
-/// whose window it is. Of a rank that has not made the group yet: version and pid alone.
+/// Reads the rank's state. In a multi-node group that is the state of its part on this host, whose
+/// ranks count from 0; only the window's identity is the group's. A rank that has not set the group
+/// up yet gives version and pid alone.
 RankView view_of(const Header& header);
-/// Of the whole group, whose ranks are the group's.
+/// Reads the rank's state in the whole group, with the group's ranks.
 RankView whole_view_of(const Header& header);
 
 /// Whether it was seen in a call of its group.
@@ -59,8 +60,8 @@ inline bool is_busy(const RankView& rank) { return rank.inside || rank.answers_b
 /// "is in broadcast as call 3, entered 2.1 s ago" and the like.
 std::string last_act(const RankView& rank);
 
-/// Of the window that `path` (/proc/PID/fd/N) opens, or nothing, if it is no window, or
-/// another user's, or gone by now.
+/// Reads the window that `path` (/proc/PID/fd/N) opens. Returns nothing if it is no window, is
+/// another user's, or is closed by now.
 std::optional<RankView> observe(const std::string& path);
 
 }  // namespace dreamcomm

@@ -10,7 +10,7 @@
 
 namespace dreamcomm {
 
-/// The system gives no shared memory, or not so much of it, which can be done without. A lack of
+/// The system gives no shared memory, or not enough: the group can run without it. A lack of
 /// descriptors is a plain Error(kSystem): little works then.
 class NoSharedMemory final : public Error {
  public:
@@ -40,7 +40,7 @@ class Mapping {
   std::size_t bytes_ = 0;
 };
 
-/// Of a rank's window; tools find it by this.
+/// The label of a rank's window; tools find it by this.
 inline constexpr const char* kWindowLabel = "dreamcomm-window";
 
 /// New zeroed memory of fixed size: sealed, so that no holder of the descriptor

@@ -9,7 +9,8 @@ namespace dreamcomm {
 
 using Nonce = std::array<std::uint8_t, 16>;
 
-/// A new one: shows that a mapping is the rank's own. Throws Error(kSystem) if the system has none.
+/// Creates one: it proves that a mapping is the rank's own. Throws Error(kSystem) if the system has
+/// none.
 Nonce make_nonce();
 
 std::string hex(const Nonce& nonce);

@@ -145,8 +145,8 @@ bool receive_with_fd(const Fd& socket, void* data, std::size_t size, Fd& fd,
     got = recvmsg(socket.get(), &message, MSG_CMSG_CLOEXEC);
   } while (got < 0 && errno == EINTR);
   if (got < 0 && errno != ECONNRESET) fail("recvmsg");
-  // All are owned at once, so that a bad message leaks nothing. The kernel closes those that
-  // did not fit.
+  // All descriptors are owned at once, so that a bad message leaks none. The kernel closes those
+  // that did not fit.
   std::vector<Fd> received;
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
        header = CMSG_NXTHDR(&message, header)) {

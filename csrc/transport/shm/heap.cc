@@ -61,7 +61,7 @@ std::optional<std::size_t> Heap::take(std::size_t bytes) {
   return std::nullopt;
 }
 
-/// Has the kernel find the pages up to `end` now: later it could only kill us.
+/// Makes the kernel provide the pages up to `end` now: later it could only kill the process.
 bool Heap::commit(std::size_t end) {
   if (end <= committed_) return true;
   const std::size_t target = std::min(round_up(end, kStep), memory_.bytes());

@@ -28,12 +28,12 @@ class Heap : public std::enable_shared_from_this<Heap> {
   /// Half of the machine's memory: no more than the pages in use is ever taken.
   static std::size_t default_bytes();
 
-  /// `bytes` of memory, aligned to kAlign, of undefined content, or null if the
-  /// heap is full. It goes back with its last owner and keeps the heap alive.
+  /// Returns `bytes` of memory, aligned to kAlign, of undefined content, or null if the heap is
+  /// full. The last owner frees it; it keeps the heap alive.
   std::shared_ptr<std::byte> allocate(std::size_t bytes);
   static constexpr std::size_t kAlign = 128;
-  /// What was allocated around `at` is not given out again once it is given back: a peer may
-  /// still write there. It ends with the heap.
+  /// Keeps the allocation around `at` from being reused after it is freed: a peer may still write
+  /// there. It ends with the heap.
   void retire(const std::byte* at);
 
   bool holds(const std::byte* at) const { return at >= data() && at < data() + bytes(); }

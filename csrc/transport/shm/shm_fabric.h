@@ -24,22 +24,22 @@ struct ShmPeer {
   Fd process;
   Mapping window;
   std::shared_ptr<const Mapping> heap;
-  std::shared_ptr<void> line{};  // of the socket, which outlives it
+  std::shared_ptr<void> line{};  // watches the socket; it must end first
 };
 
 class ShmFabric final : public Fabric {
  public:
-  /// `fd`: of the own window, kept open for tools of the same user (introspect/window_reader.h).
+  /// `fd`: the own window, kept open for tools of the same user (introspect/window_reader.h).
   ShmFabric(int rank, const WindowLayout& layout, Fd fd, Mapping own, std::shared_ptr<Heap> heap,
             std::vector<ShmPeer> peers, std::string words,
-            std::shared_ptr<CallSiteService> whereabouts)
+            std::shared_ptr<CallSiteService> call_sites)
       : Fabric(rank, layout),
         fd_(std::move(fd)),
         own_(std::move(own)),
         heap_(std::move(heap)),
         peers_(std::move(peers)),
         words_(std::move(words)),
-        call_sites_(std::move(whereabouts)) {
+        call_sites_(std::move(call_sites)) {
     if (!call_sites_) return;
     for (ShmPeer& other : peers_) {
       if (other.socket) other.line = call_sites_->listen(other.socket);
