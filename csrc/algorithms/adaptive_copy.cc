@@ -12,10 +12,10 @@ namespace {
 constexpr std::uint32_t kInARow = AdaptiveCopy::kInARow;
 constexpr std::size_t kLeast = std::size_t{8} << 10;  // smaller ones gain nothing
 
-/// How a new time moves the average. In rounds of work it is a plain one, in which one
-/// late peer does not make a way look slow. A trial has only a few rounds, some of which
-/// find pages and tensors where the other way has left them: there a shorter time counts
-/// more. A way that a trial has flattered shows its average as soon as it is used.
+/// How a new time changes the average. In rounds of work it is a plain average, in which one late
+/// peer does not make a way look slow. A trial has only a few rounds, some of which find pages and
+/// tensors where the other way has left them: there a shorter time counts more. A way that a trial
+/// measured too fast shows its average as soon as it is used.
 struct Weight {
   double shorter;  // of a time below the average
   double longer;   // of one above it
@@ -24,8 +24,8 @@ struct Weight {
 constexpr Weight kInWork{0.1, 0.1, 2};
 constexpr Weight kInTrial{0.5, 0.1, 2};
 
-/// What a round is for, the same on all ranks. kInARow rounds are for the same. A hash chooses
-/// them, so that no rhythm of a program's calls meets them always or never.
+/// The purpose of a round, the same on all ranks. kInARow rounds have the same purpose. A hash
+/// chooses it, so that no rhythm of a program's calls hits it always or never.
 enum class Purpose { kWork, kTryPlain, kTryPast };
 
 Purpose purpose_of(std::uint32_t round) {
@@ -63,7 +63,7 @@ void AdaptiveCopy::open(std::uint32_t round, std::size_t bytes) {
   round_ = round;
   bytes_ = 0;
   Purpose purpose = purpose_of(round);
-  // At first each way a few times, in turns.
+  // At first each way is tried a few times, alternately.
   const std::uint32_t number = similar_->rounds++;
   const bool first = number < kTrials;
   if (first) purpose = number / kInARow % 2 == 0 ? Purpose::kTryPlain : Purpose::kTryPast;
@@ -71,8 +71,8 @@ void AdaptiveCopy::open(std::uint32_t round, std::size_t bytes) {
   past_ = (past_sizes_ >> index & 1U) != 0;
   if (purpose == Purpose::kTryPlain) past_ = false;
   if (purpose == Purpose::kTryPast) past_ = true;
-  // In the first rounds of a way pages and tensors go over to where it leaves them in the
-  // caches, which takes longer than either way.
+  // After a change of the way, the first rounds move pages and tensors to where that way leaves
+  // them in the caches. That takes longer than either way.
   if (past_ != similar_->past_lately) similar_->in_a_row = 0;
   similar_->past_lately = past_;
   timed_ = similar_->in_a_row++ >= kSettling;

@@ -1,10 +1,10 @@
 // all_to_all of blocks of any sizes.
 //
-// Every page begins with a table: the sizes of the blocks the rank gives to each
-// peer and of those it expects. After the first turn all ranks know all tables,
-// so all of them find the same contradiction, or the same largest block, which
-// says how many rounds follow. In round c the page holds chunk c of every block,
-// side by side. Tensors in heaps are read in place after the first turn.
+// Every page begins with a table: the sizes of the blocks that the rank gives to each peer and of
+// those it expects. After the first turn all ranks know all tables, so all of them find the same
+// mismatch, or the same largest block, which determines how many rounds follow. In round c the page
+// holds chunk c of every block, side by side. Tensors in heaps are read in place after the first
+// turn.
 #include <algorithm>
 
 #include "algorithms/algorithms.h"
@@ -30,8 +30,8 @@ void write_table(Primitives& prims, const Request& request) {
   }
 }
 
-/// The largest block of all pairs of different ranks. Throws if two tables
-/// disagree, with the same words on every rank.
+/// Returns the largest block of all pairs of different ranks. Throws if two tables disagree, with
+/// the same text on every rank.
 std::size_t read_tables(Primitives& prims) {
   std::size_t largest = 0;
   const int size = prims.size();
@@ -53,7 +53,7 @@ std::size_t read_tables(Primitives& prims) {
   return largest;
 }
 
-/// Chunk `c` of a block that may have ended before.
+/// Chunk `c` of a block that may have ended before it.
 Range part_of(const Block& block, std::size_t piece, std::size_t c) {
   const std::size_t begin = std::min(block.bytes, c * piece);
   return {begin, std::min(block.bytes, begin + piece)};
@@ -92,7 +92,7 @@ void take_chunk(Primitives& prims, const Request& request, const Plan& plan, std
   }
 }
 
-/// Bytes that a rank gives to those before `taker`: where the taker's block begins.
+/// Bytes that a rank gives to the ranks before `taker`: where the taker's block begins.
 std::size_t given_before(const Primitives& prims, int giver, int taker) {
   std::size_t sum = 0;
   for (int rank = 0; rank < taker; ++rank) {
@@ -113,9 +113,9 @@ void pull_blocks(Primitives& prims, const Request& request) {
 
 }  // namespace
 
-// A rank whose input lies in its heap and is large enough gives nothing in the first
-// round. Every rank knows of every other, after that turn, whether it did so. If all
-// did, the blocks are read in place; if some did, the first round is made again.
+// A rank whose input lies in its heap and is large enough gives nothing in the first round. After
+// that turn every rank knows which ranks did so. If all did, the blocks are read in place; if some
+// did, the first round is repeated.
 void all_to_all(Primitives& prims, const Request& request) {
   const Plan plan = plan_of(prims);
   std::size_t total = 0;

@@ -1,5 +1,5 @@
-// Collectives that move bytes and compute nothing. In all of them a rank writes
-// into its page what others want from it, and reads what it wants from theirs.
+// Collectives that move bytes and compute nothing. In each of them a rank writes the bytes that
+// others need into its page, and reads those it needs from theirs.
 #include "algorithms/algorithms.h"
 #include "core/schedule.h"
 
@@ -45,7 +45,7 @@ void gather(Primitives& prims, const Request& request) {
     for (int peer = 0; reads && peer < prims.size(); ++peer) {
       if (peer == prims.rank()) continue;
       prims.get(request.out[static_cast<std::size_t>(peer)].data + part.begin, peer, 0,
-                 part.size());
+                part.size());
     }
   }
   if (reads) prims.copy(request.out[self].data, in.data, in.bytes);

@@ -1,5 +1,5 @@
-// Reductions in which every rank reduces a part of everybody's data, in rank
-// order: the same bits whatever the size, the chunk or the rank that looks.
+// Reductions in which every rank reduces a part of all ranks' data, in rank order: the same bits
+// whatever the size, the chunk or the rank.
 #include <algorithm>
 
 #include "algorithms/algorithms.h"
@@ -61,7 +61,8 @@ void direct_reduce(Primitives& prims, const Request& request) {
     }
     const bool last = k == total;
     const Peers collectors = everyone ? Peers::all() : Peers::only(request.root);
-    prims.exchange(last && !collects ? Peers::none() : Peers::all(), last ? collectors : Peers::all());
+    prims.exchange(last && !collects ? Peers::none() : Peers::all(),
+                   last ? collectors : Peers::all());
     for (int peer = 0; collects && k > 0 && peer < prims.size(); ++peer) {
       if (peer == prims.rank()) continue;
       const Range part = piece(k - 1, peer);

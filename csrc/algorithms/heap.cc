@@ -1,8 +1,8 @@
 // Collectives on tensors that lie in the ranks' heaps: no staging, two waits.
 //
-// All of them begin with Primitives::open(), after which every rank has made the call,
-// so that its inputs are written and its outputs may be. They end with a turn
-// among all, after which nobody reads or writes another's tensor any more.
+// Each of them begins with Primitives::open(). After it every rank has entered the call, so its
+// inputs are written and its outputs may be. They end with a turn of all ranks, after which no rank
+// reads or writes another's tensor.
 #include <algorithm>
 
 #include "algorithms/algorithms.h"
@@ -10,9 +10,9 @@
 
 namespace dreamcomm::algorithms {
 
-// Each rank reduces its shard of every peer's input, in rank order, and writes the
-// result into every peer's output (reduce: into the root's). In place, too: nobody
-// but rank r reads or writes shard r of any tensor.
+// Each rank reduces its shard of every peer's input, in rank order, and writes the result into
+// every peer's output (reduce: into the root's). In place, too: only rank r reads or writes shard r
+// of any tensor.
 void heap_reduce(Primitives& prims, const Request& request) {
   const bool everyone = request.kind == Kind::kAllReduce;
   const std::size_t item = item_size(request.reduction.dtype);
@@ -38,8 +38,8 @@ void heap_reduce_scatter(Primitives& prims, const Request& request) {
   prims.exchange(Peers::all(), Peers::all());
 }
 
-// Each rank copies its peers' inputs into its own output, beginning with the one
-// to its right, so that no two read the same input at the same time.
+// Each rank copies its peers' inputs into its own output, beginning with the one to its right, so
+// that no two ranks read the same input at the same time.
 void heap_all_gather(Primitives& prims, const Request& request) {
   const Block& in = request.in[0];
   for (int i = 1; i < prims.size(); ++i) {

@@ -41,8 +41,8 @@ void Primitives::exchange(Peers reads, Peers readers) {
   mark(Phase::kWait);
 }
 
-// All ranks turned the same round, so after a mismatch they stand at the same
-// place again, ready for the next call.
+// All ranks have turned the same round, so after a mismatch they are at the same place again, ready
+// for the next call.
 void Primitives::compare_openings() {
   for (int peer = 0; peer < size(); ++peer) {
     Opening their;
@@ -66,9 +66,8 @@ void Primitives::compare_openings() {
   }
 }
 
-// INVARIANT: a contradiction that ends a call is found by all ranks in the same round (if the
-// openings of two differ, every rank finds one that differs from its own), so all turn this
-// round, too.
+// INVARIANT: all ranks find a mismatch that ends a call in the same round (if the openings of two
+// ranks differ, every rank finds one that differs from its own), so all turn this round, too.
 void Primitives::end_mismatched(const std::function<std::string(const SiteOf&)>& told) {
   const std::string mine = scratch_.call_site ? scratch_.call_site() : "";
   SiteText text{};

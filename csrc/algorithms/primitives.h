@@ -1,4 +1,4 @@
-// One call's way through the rounds, and the bytes it moves.
+// One call's primitives: they run its rounds and count the bytes it moves.
 #pragma once
 
 #include <array>
@@ -20,7 +20,7 @@
 
 namespace dreamcomm {
 
-/// memcpy that takes null for nothing.
+/// memcpy that accepts null for no bytes.
 inline void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
   if (bytes != 0 && to != from) std::memcpy(to, from, bytes);
 }
@@ -36,7 +36,7 @@ class Primitives {
   /// Placed on cache lines of their own: no two ranks write one line.
   static constexpr std::size_t kAlign = 64;
 
-  /// Room for one thing of each rank, made once per group.
+  /// Memory for one thing of each rank, allocated once per group.
   struct Scratch {
     explicit Scratch(int size)
         : sources(static_cast<std::size_t>(size)),
@@ -50,16 +50,16 @@ class Primitives {
     std::vector<std::byte*> outs;
     std::vector<std::byte*> targets;
     AdaptiveCopy writer;
-    TscClock clock;     // of whoever's turn it is
+    TscClock clock;     // of the thread whose turn it is
     std::string group;  // "group '1'", for errors; empty: the default one
-    /// Where in the program this thread makes its call; may be empty, or say "".
+    /// Returns where in the program this thread makes its call; may be empty, or return "".
     std::function<std::string()> call_site;
-    /// Where the phases of the call are noted; null: nowhere.
+    /// Records the phases of the call; null: does not.
     Timeline* timeline = nullptr;
   };
 
-  /// `preference` says when heaps are worth it, for rows that find out on their way;
-  /// null: never. `now_ns`: when the call was entered.
+  /// `preference` determines when heaps are worth it, for rows that find out during the call; null:
+  /// never. `now_ns`: when the call was entered.
   Primitives(Rounds& rounds, const Opening& opening, WaitObserver& observer, Scratch& scratch,
              const Preference* preference = nullptr, std::int64_t now_ns = 0);
 
@@ -76,21 +76,21 @@ class Primitives {
   std::byte* page() const { return rounds_.page() + kSignature; }
   std::size_t room() const { return rounds_.page_bytes() - kSignature; }
 
-  /// Lets the ranks in `readers` read the page, and this rank those of `reads`.
-  /// The first turn of a call is among all: it compares the signatures and
-  /// throws Error(kMismatch) on every rank if two differ.
+  /// Lets the ranks in `readers` read the page, and this rank the pages of those in `reads`. The
+  /// first turn of a call is among all: it compares the signatures and throws Error(kMismatch) on
+  /// every rank if two differ.
   void exchange(Peers reads, Peers readers);
-  /// A first turn that moves nothing: after it all ranks know whose blocks lie in
-  /// heaps. Nothing may be read of them before, or written after the last turn.
+  /// A first turn that moves nothing: after it all ranks know whose blocks lie in heaps. These must
+  /// not be read before it, or written after the last turn.
   void open() { exchange(Peers::all(), Peers::all()); }
   /// A rank's input or output in its heap, as this rank maps it, or null.
   const std::byte* in(int rank) const { return scratch_.ins[static_cast<std::size_t>(rank)]; }
   std::byte* out(int rank) const { return scratch_.outs[static_cast<std::size_t>(rank)]; }
   bool all_in() const;
   bool all_out() const;
-  /// Whether this rank's input lies in its heap; before the first turn, too.
+  /// Whether this rank's input lies in its heap; also valid before the first turn.
   bool is_own_in() const { return opening_.in != 0; }
-  /// Whether a call of the kind that has `bytes` of input on a rank should be in heaps.
+  /// Whether a call of the kind that has `bytes` of input on a rank should use heaps.
   bool prefers_heaps(Kind kind, std::size_t bytes) const;
   /// Whether tensors in heaps were read or written in place.
   bool was_in_place() const { return in_place_; }
@@ -111,33 +111,33 @@ class Primitives {
   void pull(std::byte* to, int rank, std::size_t offset, std::size_t bytes);
   /// Copies from a peer's page and counts it.
   void get(std::byte* to, int rank, std::size_t offset, std::size_t bytes);
-  /// Copies of this rank's own: into its output.
+  /// Copies into this rank's output from its own memory.
   void copy(std::byte* to, const std::byte* from, std::size_t bytes);
   /// Combines `own` with the bytes of the left neighbour's page, and counts what was read.
   void combine_left(const Reduction& how, const std::byte* own, std::byte* out, std::size_t count);
   /// Copies into this rank's page for `readers` ranks to read, and counts it.
   void put(std::size_t offset, const std::byte* data, std::size_t bytes, int readers);
 
-  /// Where a rank made its call, as " at FILE:LINE in FUNCTION", or nothing.
+  /// Returns where a rank made its call, as " at FILE:LINE in FUNCTION", or "".
   using SiteOf = std::function<std::string(int rank)>;
-  /// Ends a call in which ranks contradict each other, what all of them have found in the same
-  /// round and before data was moved. Throws Error(kMismatch) with "the ranks made different
-  /// calls: " and `told`.
+  /// Ends a call in which the ranks' arguments contradict each other. All ranks must have found the
+  /// mismatch in the same round, before data was moved. Throws Error(kMismatch) with "the ranks
+  /// made different calls: " and `told`.
   [[noreturn]] void end_mismatched(const std::function<std::string(const SiteOf&)>& told);
 
   void count_sent(std::size_t bytes) { sent_ += bytes; }
   void count_received(std::size_t bytes) { received_ += bytes; }
   std::uint64_t sent() const { return sent_; }
   std::uint64_t received() const { return received_; }
-  /// The call's number in its group, as texts say it.
+  /// The call's number in its group, as texts show it.
   std::uint64_t sequence() const { return opening_.signature.sequence; }
-  /// Who entered the call last, and when. After the first turn.
+  /// Which rank entered the call last, and when. Valid after the first turn.
   const Arrival& arrival() const { return arrival_; }
 
  private:
   using SiteText = std::array<char, 512>;
 
-  /// What was done since the last mark was of this phase.
+  /// Assigns the time since the last mark to this phase.
   void mark(Phase phase) {
     if (scratch_.timeline != nullptr) [[unlikely]]
       scratch_.timeline->mark(phase, scratch_.clock.now_ns());

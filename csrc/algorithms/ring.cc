@@ -7,13 +7,15 @@
 namespace dreamcomm::algorithms {
 namespace {
 
-/// The division of AVG belongs to the last hop alone.
+/// Only the last hop divides for AVG.
 Reduction before_last(Reduction how) {
   how.divisor = 1;
   return how;
 }
 
-void hop(Primitives& prims) { prims.exchange(Peers::only(prims.left()), Peers::only(prims.right())); }
+void hop(Primitives& prims) {
+  prims.exchange(Peers::only(prims.left()), Peers::only(prims.right()));
+}
 
 }  // namespace
 
@@ -51,7 +53,7 @@ void ring_all_reduce(Primitives& prims, const Request& request) {
   }
 }
 
-// The walk of rank - 1, so that it ends with the block of this rank.
+// The schedule of rank - 1, so that it ends with the block of this rank.
 void ring_reduce_scatter(Primitives& prims, const Request& request) {
   const std::size_t item = item_size(request.reduction.dtype);
   const int size = prims.size();

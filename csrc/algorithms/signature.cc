@@ -33,8 +33,8 @@ Signature signature_of(const Request& request, std::uint64_t sequence, std::uint
 }
 
 std::string words(const Signature& s) {
-  // Nothing else gathers with an operation: what ranks say of sparse tensors before they are
-  // reduced.
+  // An all_gather with an operation exists only for sparse tensors: the ranks exchange their sizes
+  // before these are reduced.
   if (s.kind == Kind::kAllGather && s.op != ReduceOp::kNone) {
     return concat("all_reduce(", name(s.op), ", a sparse tensor) as call ", s.sequence);
   }

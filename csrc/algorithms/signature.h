@@ -1,4 +1,4 @@
-// What a rank's call looks like to its peers, compared before any data moves.
+// A rank's call as its peers see it: compared before any data moves.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace dreamcomm {
 
-/// Equal on all ranks of a correct program. Lies at the start of a page.
+/// Equal on all ranks of a correct program. It lies at the start of a page.
 struct Signature {
   std::uint64_t sequence = 0;  // collectives of this group so far
   std::uint64_t bytes = 0;     // of one block; 0 where blocks may differ (all_to_all)
@@ -19,23 +19,23 @@ struct Signature {
   DType dtype = DType::kOpaque;
   std::uint8_t row = 0;  // of the algorithm table, and whether the rank asks for heaps
   static constexpr std::uint8_t kAsks = 0x80;
-  static constexpr std::uint8_t kNoRow = 0x7f;  // of a call whose parts have rows of their own
+  static constexpr std::uint8_t kNoRow = 0x7f;  // a call whose parts have rows of their own
 
   bool operator==(const Signature&) const = default;
 };
 
-/// What lies at the start of each rank's first page of a call.
+/// The start of each rank's first page of a call.
 struct Opening {
   Signature signature;
   double factor = 1.0;             // PREMUL_SUM: this rank's own
-  std::uint64_t in = 0;            // where its first block of each lies in its heap, from 1 on;
+  std::uint64_t in = 0;            // offset of its first block in its heap, plus 1; `out` likewise;
   std::uint64_t out = 0;           // 0: not in the heap, or not all blocks in one piece there
   std::uint64_t past : 16 = 0;     // AdaptiveCopy's wishes; rank 0's count
   std::uint64_t entered : 48 = 0;  // when the rank entered the call: see Arrival
 };
 
-/// When the last rank entered a call, as its peers learn it from the openings. Their clock is
-/// one (CLOCK_MONOTONIC of a host); of its nanoseconds the low 48 bits travel: 3 days' worth.
+/// When the last rank entered a call, as its peers learn it from the openings. They share one clock
+/// (CLOCK_MONOTONIC of a host). Only the low 48 bits of its nanoseconds are sent: 3 days' worth.
 class Arrival {
  public:
   static constexpr std::uint64_t kMask = (std::uint64_t{1} << 48) - 1;

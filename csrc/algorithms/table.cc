@@ -10,8 +10,8 @@ namespace {
 
 bool always(const CallShape&) { return true; }
 
-// The ring passes partial results on, so each contribution must be scaled by its
-// own rank exactly once; PREMUL_SUM scales where it adds.
+// The ring passes partial results on, so each rank must scale its own contribution exactly once.
+// PREMUL_SUM scales where it adds.
 bool ring_can(const CallShape& call) { return call.size > 1 && call.op != ReduceOp::kPremulSum; }
 
 bool is_in_heap(const CallShape& call) { return call.in_heap; }
@@ -85,7 +85,7 @@ std::string_view objection(const Row& row, const CallShape& call, const Preferen
 }
 
 double predict(const Row& row, const CallShape& call, const Costs& costs) {
-  return costs.seconds(row.effort(call), formulas::memory(call));
+  return costs.seconds(row.cost_terms(call), formulas::memory(call));
 }
 
 std::size_t pick(const CallShape& call, const Preference& preference) {

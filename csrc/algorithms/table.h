@@ -1,5 +1,5 @@
-// The list of algorithms. Of the rows that suit a call the one predicted to be the
-// fastest wins, of equal ones the first.
+// The list of algorithms. The row with the least predicted time wins, among those that suit a call;
+// if several are equal, the first.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace dreamcomm {
 
-/// What the choice depends on: the same on every rank.
+/// The arguments on which the choice depends: the same on every rank.
 struct CallShape {
   Kind kind = Kind::kBarrier;
   ReduceOp op = ReduceOp::kNone;
@@ -20,7 +20,7 @@ struct CallShape {
   int size = 1;           // ranks
   std::size_t room = 0;   // bytes of a page
   bool in_heap = false;   // the inputs that are read lie in their ranks' heaps
-  bool out_heap = false;  // the outputs that are written by peers do
+  bool out_heap = false;  // the outputs that peers write do
 
   bool operator==(const CallShape&) const = default;
 };
@@ -31,8 +31,8 @@ struct Row {
   bool fixed_order;  // false: reduces in an order that depends on rank and size
   bool (*suits)(const CallShape& call);
   void (*run)(Primitives& prims, const Request& request);
-  CostTerms (*effort)(const CallShape& call);
-  std::string_view why;  // in words, for explain()
+  CostTerms (*cost_terms)(const CallShape& call);
+  std::string_view why;  // a description for explain()
 };
 
 std::span<const Row> algorithm_table();
@@ -40,14 +40,14 @@ std::span<const Row> algorithm_table();
 /// Whether the row works on tensors in heaps.
 bool is_in_heaps(const Row& row);
 
-/// How the user constrains the choice, and what it goes by.
+/// How the user constrains the choice, and the costs that decide it.
 struct Preference {
   std::string_view algorithm = "auto";  // or a row's name
   bool fixed_order = true;
   const Costs* costs = &Costs::fixed();
 };
 
-/// Why `row` is not taken for `call`, or empty if it may be.
+/// Returns why `row` is not taken for `call`, or "" if it may be.
 std::string_view objection(const Row& row, const CallShape& call, const Preference& preference);
 
 /// Seconds of the row for the call.
@@ -58,8 +58,8 @@ double predict(const Row& row, const CallShape& call, const Costs& costs);
 /// calls; messages have none, and the answer is the table's size.
 std::size_t pick(const CallShape& call, const Preference& preference);
 
-/// Whether a call is worth a turn to find out whose tensors lie in heaps: whether a
-/// row for heaps, if all do, takes less time than the best of the others.
+/// Whether finding out whose tensors lie in heaps is worth a turn: whether a row for heaps, if all
+/// do, takes less time than the best of the others.
 bool asks_for_heaps(const CallShape& call, const Preference& preference);
 
 }  // namespace dreamcomm

@@ -1,4 +1,4 @@
-// Where the ranks of a ceiling's trial meet, and see each other's memory.
+// A barrier for the ranks of a ceiling's trial, and each other's memory.
 #pragma once
 
 #include <algorithm>
@@ -28,7 +28,7 @@ inline void move(Communicator& communicator, Kind kind, std::span<const Block> i
   communicator.run(request);
 }
 
-/// Memory of every rank's heap, as mapped here, and a barrier over it.
+/// The memory of every rank's heap, as mapped here, and a barrier over it.
 class Arena {
  public:
   static constexpr std::size_t kStage = std::size_t{512} << 10;  // bytes of one buffer
@@ -42,7 +42,7 @@ class Arena {
     if (memory_) new (memory_.get()) Flag();
     const std::array<std::byte*, 3> own{memory_.get(), trial.in.data, trial.out.data};
     for (std::size_t what = 0; what < own.size(); ++what) exchange(heap, own[what], what);
-    // Of one mind: a rank that threw alone would leave the others waiting for it.
+    // All ranks decide alike: a rank that threw alone would leave the others waiting for it.
     check(!is_missing(at_[0]), ErrorKind::kInvalid, "the ceiling needs ", 4 * kStage,
           " bytes of every rank's shared heap, and one is full");
   }
@@ -50,7 +50,7 @@ class Arena {
   std::size_t size() const { return size_; }
   std::size_t self() const { return self_; }
   Communicator& communicator() const { return comm_; }
-  /// Two for data that goes out, two for results; `round` chooses.
+  /// Two buffers for outgoing data, two for results; `round` chooses.
   std::byte* stage(std::size_t rank, std::size_t round) const {
     return at_[0][rank] + sizeof(Flag) + (round & 1) * kStage;
   }
@@ -61,12 +61,12 @@ class Arena {
   std::byte* out(std::size_t rank) const { return at_[2][rank]; }
   bool all_in_heaps() const { return !is_missing(at_[1]) && !is_missing(at_[2]); }
 
-  void meet() {
+  void barrier() {
     flag(self_).publish(++epoch_);
     for (std::size_t rank = 0; rank < size_; ++rank) {
       const auto ready = [&] { return flag(rank).has(epoch_); };
       for (std::uint64_t waits = 0; !spin_until(crowded_ ? kGlance : kSpins, ready); ++waits) {
-        be_patient(rank, waits);
+        back_off(rank, waits);
       }
     }
   }
@@ -82,8 +82,9 @@ class Arena {
   Flag& flag(std::size_t rank) const {
     return *std::launder(reinterpret_cast<Flag*>(at_[0][rank]));
   }
-  /// A yield finds another to run, a sleep lets the scheduler move it here.
-  void be_patient(std::size_t rank, std::uint64_t waits) const {
+  /// Yields at first, so that another rank runs. Then sleeps, so that the scheduler may move it
+  /// here.
+  void back_off(std::size_t rank, std::uint64_t waits) const {
     constexpr std::uint64_t kYields = 20;
     constexpr std::chrono::microseconds kNap{20};
     constexpr std::chrono::seconds kLongest{60};
@@ -96,7 +97,7 @@ class Arena {
     check(waits * kNap < kLongest, ErrorKind::kTimeout, "the ceiling waited in vain for rank ",
           rank);
   }
-  /// All ranks' addresses of one thing, null where it lies in no heap.
+  /// Exchanges all ranks' addresses of one thing, null if it lies in no heap.
   void exchange(const Heap& heap, std::byte* own, std::size_t what) {
     std::uint64_t place = heap.holds(own) ? static_cast<std::uint64_t>(own - heap.data()) + 1 : 0;
     std::vector<std::uint64_t> places(size_);

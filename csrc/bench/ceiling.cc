@@ -1,8 +1,8 @@
-// The bare motions of the collectives: how fast they could be on this machine.
+// The bare copies of the collectives: how fast these could be on this machine.
 //
-// The loops are those of the algorithms without all that makes them safe. Staged
-// ones copy chunk k into one of two buffers, meet, and read the peers' buffers; the
-// other buffer is free to be written meanwhile (transport/rounds.h has the proof).
+// The loops are those of the algorithms without all that makes them safe. Staged ones copy chunk k
+// into one of two buffers, run a barrier, and read the peers' buffers; the other buffer may be
+// written meanwhile (transport/rounds.h has the proof).
 #include <algorithm>
 #include <array>
 #include <limits>
@@ -37,7 +37,7 @@ Range part(const Arena& arena, std::size_t total, std::size_t rank) {
   return {items.begin * sizeof(float), items.end * sizeof(float)};
 }
 
-// In heaps: after one meeting everything is readable, after the second it is done.
+// In heaps: after the first barrier everything is readable, after the second the call is done.
 
 void in_heaps(Arena& arena, const Trial& trial, std::size_t index) {
   const std::size_t in = trial.row(trial.in, index).bytes;
@@ -45,7 +45,7 @@ void in_heaps(Arena& arena, const Trial& trial, std::size_t index) {
   const std::size_t self = arena.self();
   const auto input = [&](std::size_t rank) { return arena.in(rank) + index * in; };
   const auto output = [&](std::size_t rank) { return arena.out(rank) + index * out; };
-  arena.meet();
+  arena.barrier();
   if (trial.kind == Kind::kAllReduce || trial.kind == Kind::kReduce) {
     const Range mine = part(arena, in, self);
     std::vector<std::byte*> outs;
@@ -66,10 +66,10 @@ void in_heaps(Arena& arena, const Trial& trial, std::size_t index) {
       copy_bytes(output(self) + rank * block, input(rank) + offset, block);
     }
   }
-  arena.meet();
+  arena.barrier();
 }
 
-// Staged. Round k writes chunk k, and of an all_reduce collects the results of k-1.
+// Staged. Round k writes chunk k; an all_reduce also collects the results of k-1.
 
 void staged_reduction(Arena& arena, const Block& in, std::byte* out, std::size_t chunk_bytes,
                       bool everyone) {
@@ -83,7 +83,7 @@ void staged_reduction(Arena& arena, const Block& in, std::byte* out, std::size_t
       if (rank == self) continue;
       copy_bytes(arena.stage(self, k) + of.begin, in.data + now.begin + of.begin, of.size());
     }
-    arena.meet();
+    arena.barrier();
     for (std::size_t rank = 0; collects && k > 0 && rank < arena.size(); ++rank) {
       const Range before = chunk(in.bytes, chunk_bytes, k - 1);
       const Range of = part(arena, before.size(), rank);
@@ -114,7 +114,7 @@ void staged_reduce_scatter(Arena& arena, const Block& in, const Block& out,
       copy_bytes(arena.stage(self, k) + rank * piece, in.data + rank * out.bytes + now.begin,
                  now.size());
     }
-    arena.meet();
+    arena.barrier();
     std::byte* const to = out.data + now.begin;
     add(arena, now.size(),
         [&](std::size_t rank) {
@@ -140,7 +140,7 @@ void staged_copies(Arena& arena, Kind kind, const Block& in, const Block& out,
       if (scatters && i == self) continue;
       copy_bytes(arena.stage(self, k) + i * piece, in.data + i * block + now.begin, now.size());
     }
-    arena.meet();
+    arena.barrier();
     for (std::size_t rank = 0; rank < sources; ++rank) {
       if (rank == self) continue;
       copy_bytes(out.data + rank * block + now.begin,
@@ -162,7 +162,7 @@ void staged(Arena& arena, const Trial& trial, std::size_t index, std::size_t chu
   } else {
     staged_copies(arena, trial.kind, in, out, chunk_bytes);
   }
-  arena.meet();  // the next call begins with the first buffer again
+  arena.barrier();  // the next call begins with the first buffer again
 }
 
 /// The chunk size with the best median on rank 0, for all ranks.
@@ -201,7 +201,7 @@ std::vector<double> time_ceiling(Communicator& communicator, Heap& heap, const T
     seconds = time_rows(communicator, trial,
                         [&](std::size_t index) { staged(arena, trial, index, bytes); });
   }
-  move(communicator, Kind::kBarrier, {}, {});  // nobody looks at this rank's memory any more
+  move(communicator, Kind::kBarrier, {}, {});  // no rank reads this rank's memory after it
   return seconds;
 }
 

@@ -17,7 +17,7 @@ void fill(const Block& block, T value) {
   }
 }
 
-/// Every element becomes `number`.
+/// Sets every element to `number`.
 void rewrite(DType dtype, const Block& block, int number) {
   switch (dtype) {
     case DType::kFloat16:
@@ -58,7 +58,7 @@ struct Blocks {
   std::vector<Block> out;
 };
 
-/// The blocks that rank `rank` of `size` brings to a call on these rows.
+/// The blocks that rank `rank` of `size` passes to a call on these rows.
 Blocks blocks_of(Kind kind, int rank, std::size_t size, const Block& in, const Block& out) {
   const bool root = rank == 0;
   switch (kind) {
@@ -105,13 +105,13 @@ void check_blocks(const Communicator& communicator, const Trial& trial) {
 
 std::vector<double> time_rows(Communicator& communicator, const Trial& trial,
                               const std::function<void(std::size_t index)>& call) {
-  const Request meet;  // a barrier
+  const Request barrier;  // a barrier
   std::vector<double> seconds;
   seconds.reserve(trial.rows * static_cast<std::size_t>(trial.samples));
   for (int sample = 0; sample < trial.samples; ++sample) {
     if (!trial.in_place()) rewrite(trial.dtype, trial.out, 0);
     rewrite(trial.dtype, trial.in, communicator.rank() + 1);
-    communicator.run(meet, trial.interrupt);
+    communicator.run(barrier, trial.interrupt);
     for (std::size_t index = 0; index < trial.rows; ++index) {
       const auto begin = Clock::now();
       call(index);

@@ -1,4 +1,4 @@
-// One case of a benchmark on the bare core, without torch: what is called on what.
+// One case of a benchmark on the bare core, without torch: the call and its tensors.
 #pragma once
 
 #include <cstddef>
@@ -29,9 +29,9 @@ struct Trial {
   }
 };
 
-/// Seconds of every call on this rank, `rows * samples` of them. Before each sample
-/// the outputs are rewritten with 0, every input with rank + 1, and the ranks meet,
-/// outside of the measured time. All ranks call it alike. `call` runs row `index`.
+/// Seconds of every call on this rank, `rows * samples` of them. Before each sample the outputs are
+/// set to 0 and every input to rank + 1, and the ranks run a barrier, outside of the measured time.
+/// All ranks call it alike. `call` runs row `index`.
 std::vector<double> time_rows(Communicator& communicator, const Trial& trial,
                               const std::function<void(std::size_t index)>& call);
 
@@ -42,11 +42,10 @@ void check_blocks(const Communicator& communicator, const Trial& trial);
 /// The trial's call through the communicator. SUM, root 0. Throws Error.
 std::vector<double> time_core(Communicator& communicator, const Trial& trial);
 
-/// What the same collective costs if nothing but its bytes is moved, float32 added
-/// for a reduction: no checks, no signatures, flags that are only spun upon. On
-/// tensors in heaps peers' memory is read and written in place, else it is staged
-/// in chunks of the size that proves best here. Throws Error(kInvalid) for kinds
-/// that are not measured so.
+/// The cost of the same collective if only its bytes are moved, and float32 added for a reduction:
+/// no checks, no signatures, flags that are only spun upon. On tensors in heaps, peers' memory is
+/// read and written in place. Otherwise it is staged in chunks of the size that proves best here.
+/// Throws Error(kInvalid) for kinds that are not measured so.
 std::vector<double> time_ceiling(Communicator& communicator, Heap& heap, const Trial& trial);
 
 }  // namespace dreamcomm

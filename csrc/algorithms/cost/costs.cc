@@ -43,10 +43,10 @@ const Costs& Costs::fixed() {
   return costs;
 }
 
-double Costs::seconds(const CostTerms& effort, std::size_t bytes) const {
-  double sum = effort.turns * turn;
+double Costs::seconds(const CostTerms& terms, std::size_t bytes) const {
+  double sum = terms.turns * turn;
   for (std::size_t m = 0; m < kMotions; ++m) {
-    if (effort.bytes[m] > 0) sum += effort.bytes[m] * interpolate(rates[m], bytes);
+    if (terms.bytes[m] > 0) sum += terms.bytes[m] * interpolate(rates[m], bytes);
   }
   return sum;
 }

@@ -1,4 +1,4 @@
-// What algorithms are chosen by: how long turns and motions of bytes take here.
+// Costs by which algorithms are chosen: how long turns and copies take on this machine.
 #pragma once
 
 #include <array>
@@ -9,7 +9,7 @@
 
 namespace dreamcomm {
 
-/// The ways in which collectives move bytes. What is counted is named beside each.
+/// The ways in which collectives move bytes. The bytes that count are named beside each.
 enum class CopyKind : std::uint8_t {
   kGive,        // into the own page: bytes written
   kTake,        // out of peers' pages: bytes written
@@ -25,15 +25,15 @@ struct CostTerms {
   double turns = 0;
   std::array<double, kMotions> bytes{};
 
-  CostTerms with(CopyKind motion, double amount) const {
+  CostTerms with(CopyKind kind, double amount) const {
     CostTerms more = *this;
-    more.bytes[static_cast<std::size_t>(motion)] += amount;
+    more.bytes[static_cast<std::size_t>(kind)] += amount;
     return more;
   }
 };
 
-/// Measured on one machine for one world size (comm/tuning/measure.h). A motion's cost per
-/// byte depends on how much memory a rank's call touches: which cache it comes from.
+/// Measured on one machine for one world size (comm/tuning/measure.h). The cost per byte depends on
+/// how much memory a rank's call touches: which cache the bytes are in.
 struct Costs {
   static constexpr std::array<std::size_t, 6> kSizes{std::size_t{4} << 10,   std::size_t{32} << 10,
                                                      std::size_t{256} << 10, std::size_t{1} << 20,
@@ -43,17 +43,17 @@ struct Costs {
   double turn = 0;  // seconds
   std::array<Rates, kMotions> rates{};
 
-  /// Those of two ranks on two cores of one server, rounded: for choices that do not
-  /// depend on the machine.
+  /// The rounded costs of two ranks on two cores of one server: for choices that do not depend on
+  /// the machine.
   static const Costs& fixed();
-  /// Seconds of `effort` in a call whose tensors are `bytes` a rank, input and output;
+  /// Seconds of a call with these terms, whose tensors have `bytes` a rank, input and output;
   /// between two of kSizes the rate is interpolated over the logarithm.
-  double seconds(const CostTerms& effort, std::size_t bytes) const;
+  double seconds(const CostTerms& terms, std::size_t bytes) const;
 
   bool operator==(const Costs&) const = default;
 };
 
-/// Lines of names and numbers, exact to the bit; from_text gives nothing for others.
+/// Lines of names and numbers, exact to the bit. from_text returns nothing for any other text.
 std::string to_text(const Costs& costs);
 std::optional<Costs> from_text(const std::string& text);
 

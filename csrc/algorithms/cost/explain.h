@@ -1,4 +1,4 @@
-// The choice of an algorithm in words.
+// Describes the choice of an algorithm.
 #pragma once
 
 #include <string>
@@ -7,8 +7,8 @@
 
 namespace dreamcomm {
 
-/// The candidates for `call` over `transport`, the pick, and why the others were
-/// passed over. A line each. `heaps`: every rank has one.
+/// Lists the candidates for `call` over `transport`, the pick, and why the others were passed over.
+/// A line each. `heaps`: every rank has one.
 std::string explain(const CallShape& call, const Preference& preference,
                     const std::string& transport, bool heaps);
 

@@ -1,5 +1,5 @@
-// The textbook's formulas as the rows carry them out, with S the bytes of a block, N
-// the ranks and C the chunks. Where ranks do different things, the slowest counts.
+// The textbook formulas as the rows implement them, with S the bytes of a block, N the ranks and C
+// the chunks. If ranks do different things, the slowest counts.
 #include "algorithms/cost/formulas.h"
 
 #include <algorithm>
@@ -21,8 +21,8 @@ double rounds(std::size_t total, std::size_t room) {
 
 CostTerms turns(double count) { return {count, {}}; }
 
-/// In heaps a call opens and closes with a turn.
-CostTerms in_heaps(CopyKind motion, double amount) { return turns(2).with(motion, amount); }
+/// A call in heaps opens and closes with a turn.
+CostTerms in_heaps(CopyKind kind, double amount) { return turns(2).with(kind, amount); }
 
 }  // namespace
 
@@ -49,8 +49,8 @@ CostTerms one_shot(const CallShape& call) {
       .with(CopyKind::kFold, ranks(call) * bytes(call));
 }
 
-// The shards of the peers are given; the result of the own is written twice, into the
-// page and into the tensor.
+// The peers' shards are written into the page; the own result is written twice, into the page and
+// into the tensor.
 CostTerms direct_reduce(const CallShape& call) {
   return turns(rounds(call.bytes, call.room / 2) + 1)
       .with(CopyKind::kGive, bytes(call) * (ranks(call) + 1) / ranks(call))
@@ -74,7 +74,7 @@ CostTerms ring_all_reduce(const CallShape& call) {
       .with(CopyKind::kTake, shard * hops);
 }
 
-// A fold is measured in place; here it writes another tensor, which costs as a take.
+// A fold is measured in place. Here it writes another tensor, which costs as much as a take.
 CostTerms direct_reduce_scatter(const CallShape& call) {
   return turns(rounds(call.bytes, call.room / static_cast<std::size_t>(call.size)))
       .with(CopyKind::kGive, bytes(call) * (ranks(call) - 1))

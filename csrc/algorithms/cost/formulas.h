@@ -1,4 +1,4 @@
-// What each row of the table costs a rank: the counterpart of algorithms.h.
+// The cost of each row of the table for a rank: the counterpart of algorithms.h.
 #pragma once
 
 #include "algorithms/cost/costs.h"
