@@ -1,4 +1,4 @@
-// What holds as long as a rank is inside a call.
+// Scopes of a call: each holds as long as its object lives.
 #pragma once
 
 #include <cstddef>
@@ -58,8 +58,8 @@ class InCallScope {
   const int before_ = std::uncaught_exceptions();
 };
 
-/// While a rank waits for ranks of other hosts. It stays so if that fails: it is not to blame until
-/// it has said why.
+/// Marks that a rank waits for ranks of other hosts. The mark stays if that fails: the rank is not
+/// the cause until it has reported why.
 class InternodeWaitScope {
  public:
   explicit InternodeWaitScope(Progress& progress) : progress_(progress) { progress_.away.set(1); }

@@ -28,7 +28,7 @@ void ProgressThread::submit(Job job, const std::shared_ptr<void>& owner) {
   {
     // The turn is taken under the lock, so that turns ascend in the queue.
     std::scoped_lock lock(mutex_);
-    if (stopping_) return;  // nobody would run it; its destructor tells its owner
+    if (stopping_) return;  // it would not run; its destructor informs its owner
     jobs_.emplace_back(ticket_lock_.take(), std::move(job));
     start_locked(owner);
   }
@@ -38,7 +38,7 @@ void ProgressThread::submit(Job job, const std::shared_ptr<void>& owner) {
 void ProgressThread::skip(TicketLock::Turn turn, const std::shared_ptr<void>& owner) {
   {
     std::scoped_lock lock(mutex_);
-    if (stopping_) return;  // those behind that turn learn that the rank has left
+    if (stopping_) return;  // the turns behind it fail, because the rank has left
     const auto later = std::find_if(jobs_.begin(), jobs_.end(),
                                     [&](const auto& job) { return reached(job.first, turn); });
     jobs_.emplace(later, turn, Job{});
@@ -110,7 +110,7 @@ void ProgressThread::work() {
     while (run_next()) {
     }
     if (is_finished()) return;
-    // Where messages keep moving no wait is long, and none of them would tend.
+    // While messages keep moving no wait is long, so no wait would call tend_.
     if (++busy % kBusyRounds == 0) tend_();
     if (matcher_.busy()) {
       wait_until(
@@ -118,7 +118,7 @@ void ProgressThread::work() {
           [&] { return matcher_.progress() || !matcher_.busy() || has_turn() || is_finished(); },
           [] { return -1; });
     } else {
-      // Nothing to hear from peers: sleep where they do not ring.
+      // Peers send nothing to wait for: sleep at the bell that they do not ring.
       wait_until(
           state_.bell(), patience, tending,
           [&] { return matcher_.busy() || has_turn() || is_finished(); }, [] { return -1; },

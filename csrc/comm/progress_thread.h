@@ -1,4 +1,4 @@
-// The jobs of a group that run behind the callers' backs, and their thread.
+// The jobs of a group that run on its own thread, and that thread.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@
 
 namespace dreamcomm {
 
-/// Runs submitted jobs, each when its turn is up, and moves messages that
-/// nobody is waiting for. The thread starts with the first need of it.
+/// Runs submitted jobs, each in its turn, and moves messages that no thread waits for. The thread
+/// starts when it is first needed.
 class ProgressThread {
  public:
   using Job = std::function<void()>;
@@ -28,7 +28,7 @@ class ProgressThread {
   /// `owner` keeps everything named in the constructor alive for the thread.
   /// After stop() the job is dropped.
   void submit(Job job, const std::shared_ptr<void>& owner);
-  /// Takes over a turn whose caller has given up waiting for it.
+  /// Takes over a turn whose caller no longer waits for it.
   void skip(TicketLock::Turn turn, const std::shared_ptr<void>& owner);
   void start(const std::shared_ptr<void>& owner);
   /// Returns when all jobs have run and the thread has ended.
@@ -46,7 +46,7 @@ class ProgressThread {
   TagMatcher& matcher_;
   const std::function<void()>& tend_;
   std::mutex mutex_;
-  std::deque<std::pair<TicketLock::Turn, Job>> jobs_;  // turns ascend, but for skipped ones
+  std::deque<std::pair<TicketLock::Turn, Job>> jobs_;  // turns ascend, except skipped ones
   bool stopping_ = false;
   std::thread thread_;
 };

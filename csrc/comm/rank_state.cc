@@ -68,9 +68,10 @@ void RankState::fail(ErrorKind kind, const std::string& reason) {
     if (failed()) return;
     reason_ = reason;
     kind_ = kind;
-    // Before peers can know: this rank's waits would take what they do then for the cause.
+    // It is set before peers can know: this rank's waits would take the peers' reactions for the
+    // cause.
     failed_.publish(1);
-    // Peers read the text after they have seen the status.
+    // The text is written first: peers read it after they have seen the status.
     put_text(header().reason, reason);
     header().status.publish(static_cast<std::uint32_t>(Status::kFailed));
   }
@@ -120,7 +121,7 @@ void RankState::ring_own() {
   header().doorbell.ring();
 }
 
-/// In calls of the program: where the group has other hosts, of the whole group.
+/// In a multi-node group, calls of the program are those of the whole group.
 RankView RankState::view_of(int peer) const {
   const Header& header = fabric_.header(peer);
   return fabric_.internode() ? whole_view_of(header) : dreamcomm::view_of(header);
@@ -136,8 +137,9 @@ Clock::time_point RankState::answer_until(Clock::duration waited) {
 
 namespace {
 
-/// "; its recv from rank 0 has waited 3.1 s", as it may be what this rank waits for.
-std::string words_on_mail(const RankView& seen) {
+/// Describes the oldest message, "; its recv from rank 0 has waited 3.1 s": it may be what this
+/// rank waits for.
+std::string words_on_oldest(const RankView& seen) {
   if (seen.messages == 0 || is_busy(seen)) return "";
   const RankView::Message& oldest = seen.oldest;
   const bool sends = oldest.kind == Kind::kSend;
@@ -150,8 +152,8 @@ std::string words_on_mail(const RankView& seen) {
 
 std::string RankState::does(int peer, Clock::time_point until) const {
   const auto left = std::chrono::duration_cast<milliseconds>(until - Clock::now());
-  const RankView seen = view_of(peer);  // once, or the halves may disagree
-  return dreamcomm::last_act(seen) + words_on_mail(seen) +
+  const RankView seen = view_of(peer);  // once, or the two parts may disagree
+  return dreamcomm::last_act(seen) + words_on_oldest(seen) +
          fabric_.other_activity(peer, is_busy(seen), std::max(left, milliseconds(0)));
 }
 

@@ -1,4 +1,4 @@
-// This rank as part of its group: its name in messages, and whether it is well.
+// This rank as part of its group: its name in messages, and whether it has failed.
 #pragma once
 
 #include <functional>
@@ -24,7 +24,7 @@ std::string words_on_group(const std::string& name, const std::vector<int>& worl
 class RankState {
  public:
   using Warn = std::function<void(const std::string&)>;
-  /// `world_ranks`: of the ranks of the (whole) group in the job; empty: the same.
+  /// `world_ranks`: the job's ranks of the (whole) group's ranks; empty: the same.
   RankState(Fabric& fabric, std::string group, Warn warn = {},
             const std::vector<int>& world_ranks = {});
 
@@ -32,10 +32,10 @@ class RankState {
   int size() const { return fabric_.size(); }
   Fabric& fabric() const { return fabric_; }
   Header& header() const { return fabric_.header(rank()); }
-  /// Of waits for peers. Found out once: it takes a look into files.
+  /// The waiting policy for peers. It is determined once, because that reads files.
   Patience& patience() { return patience_; }
 
-  /// Tells the user what may become an error. Any thread.
+  /// Warns the user of a possible error. Any thread.
   void warn(const std::string& text) const {
     if (warn_) warn_(text);
   }
@@ -44,35 +44,35 @@ class RankState {
   /// "group '1' (ranks 2, 3 of the job)".
   std::string group() const { return concat("group '", group_, "'", in_job_); }
 
-  /// Marks the group unusable for this rank and tells the peers. The first
-  /// reason stays. Any thread.
+  /// Marks the group unusable for this rank and informs the peers. The first reason stays. Any
+  /// thread.
   void fail(ErrorKind kind, const std::string& reason);
   bool failed() const { return failed_.has(1); }
   std::optional<std::string> failure() const;
-  /// What kind of failure; nothing after leave(), too.
+  /// The kind of failure; nothing after leave(), too.
   std::optional<ErrorKind> failure_kind() const;
   /// Throws Error(kAborted) if the group is unusable.
   void check_usable(const char* operation) const;
 
-  /// Tells the peers that this rank has left in good order.
+  /// Shows the peers that this rank has left cleanly.
   void leave();
 
-  /// Wakes everyone who may wait for something this rank published.
+  /// Wakes every peer that may wait for something this rank published.
   void ring_peers() const;
-  /// Wakes the threads of this rank: `bell` is where those sleep that wait for
-  /// other threads of the rank only, so that peers need not ring them.
+  /// Wakes the threads of this rank. Threads that wait only for other threads of the rank sleep at
+  /// `bell`, so that peers need not ring them.
   void ring_own();
   Doorbell& bell() { return bell_; }
 
-  /// What a peer last did in this group, in words.
+  /// Describes a peer's last action in this group.
   std::string last_act(int peer) const;
-  /// That, and what its process does instead. Reads files, and asks the process, which may answer
-  /// until then.
+  /// Describes that, and what its process does instead. Reads files, and asks the process, which
+  /// may answer until then.
   std::string does(int peer, Clock::time_point until) const;
-  /// Until when peers may answer at the end of a wait that has lasted `waited`: a twelfth of that,
-  /// in bounds.
+  /// How long peers may answer at the end of a wait that has lasted `waited`: a twelfth of that,
+  /// within bounds.
   static Clock::time_point answer_until(Clock::duration waited);
-  /// Asks ahead of does(), which then takes the same time for many ranks.
+  /// Sends the question of does() ahead; asking many ranks then takes no longer than asking one.
   void inquire(int peer) const { fabric_.inquire(peer); }
 
  private:

@@ -13,7 +13,7 @@ struct Shape {
   std::size_t out;
 };
 
-/// How many blocks a rank brings and wants (the table in core/request.h).
+/// How many input and output blocks a rank passes (the table in core/request.h).
 Shape expected(const Request& request, int rank, int size) {
   const auto n = static_cast<std::size_t>(size);
   const bool root = rank == request.root;

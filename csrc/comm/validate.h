@@ -1,4 +1,4 @@
-// Whether a request is one that can be run, before anything is published.
+// Checks whether a request can be run, before anything is published.
 #pragma once
 
 #include "core/request.h"

@@ -6,7 +6,7 @@ namespace dreamcomm {
 
 namespace {
 
-/// The first other rank whose process has ended without a word to the group, or -1.
+/// Returns the first other rank whose process has ended without leaving the group, or -1.
 int ended_among(const Fabric& fabric) {
   for (int rank = 0; rank < fabric.size(); ++rank) {
     if (rank == fabric.rank()) continue;
@@ -16,14 +16,14 @@ int ended_among(const Fabric& fabric) {
   return -1;
 }
 
-/// What a rank says that has aborted the group, or "".
+/// The reason that a rank gives for aborting the group, or "".
 std::string why_failed(const Fabric& fabric, int peer) {
   const Header& header = fabric.header(peer);
   if (static_cast<Status>(header.status.read()) != Status::kFailed) return "";
   return concat("rank ", fabric.number(peer), " has aborted the group: ", header.reason.data());
 }
 
-/// Longer than nearly every wait: only then is more looked at than the awaited rank.
+/// Longer than nearly every wait: only then more than the awaited rank is checked.
 constexpr std::chrono::milliseconds kLong{100};
 
 }  // namespace
@@ -60,8 +60,8 @@ std::string fate_of(const Fabric& fabric, int peer) {
 std::string why_gone(const Fabric& fabric, int peer) {
   const std::string fate = fate_of(fabric, peer);
   if (static_cast<Status>(fabric.header(peer).status.read()) != Status::kLeft) return fate;
-  // A rank that learns of a death in another group or in a message leaves this one in good order:
-  // the cause is whom it lost.
+  // A rank that learns of a death in another group or in a message leaves this group cleanly: the
+  // cause is the rank that it lost.
   const int ended = ended_among(fabric);
   if (ended < 0) return fate;
   return concat("the process of rank ", fabric.number(ended), " has ended, and ", fate);
@@ -110,7 +110,7 @@ void WaitWatchdog::warn_if_long(int rank, Clock::time_point now) {
   bool& warned = rank < 0 && warned_without_rank_ != nullptr ? *warned_without_rank_ : warned_;
   const bool for_none = rank < 0 && warned_without_rank_ == nullptr;
   const Clock::duration tenth = std::max<Clock::duration>((deadline_ - begin_) / 10, kLeastToWarn);
-  // Past its deadline, as of a rank that was stopped, the error says it all.
+  // Past the deadline, as after this process was stopped, the error reports everything.
   if (warned || for_none || now - begin_ < tenth || now >= deadline_) return;
   warned = true;
   state_.warn(concat(what_(), " on ", state_.who(), " has come to ", words_on_wait(rank, now),
@@ -118,18 +118,18 @@ void WaitWatchdog::warn_if_long(int rank, Clock::time_point now) {
                      in_seconds(deadline_ - begin_)));
 }
 
-/// A peer that waits for another host is not to blame, while whoever is speaks first: the ranks
-/// that wait for that one itself.
+/// A peer that waits for another host is not the cause. The ranks that wait for that host
+/// themselves report first.
 bool WaitWatchdog::is_late(int rank, Clock::time_point now) const {
   if (now < later(deadline_, grace_)) return false;
-  if (missed_ >= 0) return false;  // somebody has just gone: the next look tells why
+  if (missed_ >= 0) return false;  // a rank was just lost: the next check finds out why
   const Fabric& fabric = state_.fabric();
   const bool away = rank >= 0 && fabric.header(rank).progress.away.read() != 0;
   return !away || now >= later(deadline_, excuse_) || fabric.has_stopped(rank);
 }
 
-/// The rank that `rank` waits for in its turn, or -1. Where it has stopped looking about, it is the
-/// one to be told of itself.
+/// Returns the rank that `rank` waits for in turn, or -1. If `rank` has stopped checking its peers,
+/// it is the one to report itself.
 int WaitWatchdog::awaited_by(int rank, Clock::time_point now) const {
   constexpr std::chrono::milliseconds kFresh{500};
   const Fabric& fabric = state_.fabric();
@@ -157,10 +157,10 @@ std::string WaitWatchdog::words_on_wait(int rank, Clock::time_point now) const {
   return text;
 }
 
-/// The awaited rank, or after a while any rank that has died, left, or aborted the group, before
-/// or inside of this call, if one has; or -1. INVARIANT: that is told of within a second wherever a
-/// rank waits, whomever it waits for. A rank that has gone after it returned from this call has
-/// done its part.
+/// Returns the awaited rank, or after a while any rank, that has died, left, or aborted the group
+/// before or inside of this call; or -1. INVARIANT: wherever a rank waits, and for whichever rank,
+/// that is reported within a second. A lost rank that had returned from this call has done its
+/// part.
 int WaitWatchdog::gone_of(int rank, Clock::time_point now) const {
   const Fabric& fabric = state_.fabric();
   if (!why_gone(fabric, rank).empty()) return rank;
@@ -168,7 +168,8 @@ int WaitWatchdog::gone_of(int rank, Clock::time_point now) const {
   const std::int64_t call = state_.header().progress.sequence.read();
   for (int peer = 0; peer < fabric.size(); ++peer) {
     if (peer == fabric.rank()) continue;
-    if (why_gone(fabric, peer).empty()) continue;  // before the next, which are its last words
+    if (why_gone(fabric, peer).empty())
+      continue;  // checked before its progress, which is final then
     const Progress& last = fabric.header(peer).progress;
     const bool returned =
         last.sequence.read() >= call && last.inside.read() == 0 && last.failed_in.read() < call;
@@ -177,9 +178,9 @@ int WaitWatchdog::gone_of(int rank, Clock::time_point now) const {
   return -1;
 }
 
-// A rank may publish what we wait for and leave at once. So the first sight of
-// its absence only makes us look at the flags once more: the wait calls `look`
-// again only if they still lack it, and then nothing can come any more.
+// A rank may publish what we wait for and leave at once. So the first sight of its absence only
+// makes us check the flags once more. The wait calls `look` again only if the flags still lack it,
+// and then nothing more can arrive.
 void WaitWatchdog::look_at(int rank, Clock::time_point now) {
   Progress& progress = state_.header().progress;
   progress.waiting_for.set(rank);

@@ -1,4 +1,4 @@
-// The watch over one call's waits: deadline, lost peers, failure, Ctrl-C.
+// Watches one call's waits: deadline, lost peers, failure, Ctrl-C.
 #pragma once
 
 #include <functional>
@@ -12,13 +12,12 @@ namespace dreamcomm {
 
 class WaitWatchdog final : public WaitObserver {
  public:
-  /// A wait for a peer is told of when it has lasted a tenth of what it may, but not before.
+  /// The user is warned of a wait for a peer after a tenth of its timeout, but not before this.
   static constexpr std::chrono::seconds kLeastToWarn{1};
 
-  /// Peers who wait for ranks of other hosts have `excuse` beyond the deadline, and all peers
-  /// `grace`, of which nobody is told.
-  /// `what` names the call; `idle` runs at each look (messages make progress there);
-  /// `interrupt` may throw. All three must outlive the guard.
+  /// Peers that wait for ranks of other hosts have `excuse` beyond the deadline, and all peers have
+  /// `grace`, which no message mentions. `what` names the call; `idle` runs at each check (messages
+  /// make progress there); `interrupt` may throw. All three must outlive the watchdog.
   WaitWatchdog(RankState& state, const std::function<std::string()>& what,
                Clock::time_point deadline, const std::function<void()>& idle,
                const std::function<void()>& interrupt, Clock::time_point begin = Clock::now(),
@@ -28,10 +27,10 @@ class WaitWatchdog final : public WaitObserver {
                std::function<void()>&& interrupt) = delete;
 
   void look(int rank) override;
-  /// Of other ranks that have gone the awaited ones tell.
+  /// Ignores other lost ranks: the awaited ones report those.
   void look_at_awaited_only() { awaited_only_ = true; }
-  /// `what` names whom the wait is for: the user is warned though it is for none of these ranks.
-  /// `warned`: that it was, in this call.
+  /// `what` names the awaited ranks: the user is warned although the wait is for none of this
+  /// group's ranks. `warned`: the user has been, in this call.
   void warn_without_rank(bool& warned) { warned_without_rank_ = &warned; }
 
  private:
@@ -53,20 +52,20 @@ class WaitWatchdog final : public WaitObserver {
   bool awaited_only_ = false;
   bool warned_ = false;
   bool* warned_without_rank_ = nullptr;
-  int missed_ = -1;  // a rank that was seen to be gone at the last look
+  int missed_ = -1;  // a rank that the last check found lost
 };
 
-/// What has become of `peer`, from which nothing more will come, in words; or empty.
+/// Describes why nothing more will arrive from `peer`; or "".
 std::string fate_of(const Fabric& fabric, int peer);
 
-/// The same, with whom a rank that has left had lost.
+/// The same, and, if the rank has left, the rank that it had lost.
 std::string why_gone(const Fabric& fabric, int peer);
 
-/// Why nothing more will come from `peer`, in words with what it did last, or empty.
+/// Describes why nothing more will arrive from `peer`, and its last action; or "".
 std::string words_on_end(const RankState& state, int peer);
 
-/// The first other rank that has died or aborted the group, but for those that left in good
-/// order, in words with what it did last; or empty.
+/// Describes the first other rank that has died or aborted the group, and its last action; or "".
+/// Ranks that left cleanly do not count.
 std::string words_on_lost(const RankState& state);
 
 }  // namespace dreamcomm

@@ -86,7 +86,7 @@ TEST_CASE("who calls the roll of a monitored barrier too late is told so") {
     comm.monitored_barrier(seconds(60), true);
     if (comm.rank() != 0) {
       const auto error = caught([&] { comm.monitored_barrier(milliseconds(300), true); });
-      expect(error, ErrorKind::kTimeout, {"waiting for rank 0 to call the roll"});
+      expect(error, ErrorKind::kTimeout, {"waiting for rank 0 to enter it"});
       count.take();
     } else {
       const Clock::time_point end = Clock::now() + seconds(60);

@@ -84,7 +84,7 @@ def test_the_missing_are_named_in_the_words_of_one_host(
             continue
         assert seconds < 1.1 * SHORT.total_seconds() + 1 + slack, (rank, seconds)
         if absent == [2] and rank == 3:  # who calls its host's roll has not come
-            assert "waiting for rank 2 to call the roll" in text, text
+            assert "waiting for rank 2 to enter it" in text, text
         else:
             assert re.search(begin, text), (rank, text)
     if absent == [2]:
@@ -109,7 +109,7 @@ def test_a_late_rank_0_is_told_so(hosts: Hosts) -> None:
     assert re.search(begin + "rank [123].* has stopped waiting", late), late
     for rank, text in enumerate(others, 1):
         assert "failed to pass" not in text, text
-        assert f"waiting for rank {0 if rank < 3 else 2} to call the roll" in text or (
+        assert f"waiting for rank {0 if rank < 3 else 2} to enter it" in text or (
             "of waiting for rank 0 of host" in text
         ), text
 

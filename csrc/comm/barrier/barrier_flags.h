@@ -1,4 +1,4 @@
-// What the ranks of a monitored barrier show each other; see monitored_barrier.h.
+// The flags by which the ranks of a monitored barrier see each other; see monitored_barrier.h.
 #pragma once
 
 #include <algorithm>
@@ -11,13 +11,13 @@
 namespace dreamcomm::barrier {
 
 // The lowest bits of a verdict:
-inline constexpr std::uint32_t kLate = 1;    // somebody has not come
-inline constexpr std::uint32_t kEnded = 2;   // nor will, or rank 0 gave it up
-inline constexpr std::uint32_t kMissed = 4;  // it had ended without this host, as the words say
+inline constexpr std::uint32_t kLate = 1;    // a rank has not entered
+inline constexpr std::uint32_t kEnded = 2;   // and will not, or rank 0 aborted the barrier
+inline constexpr std::uint32_t kMissed = 4;  // it had ended without this host, as the text says
 inline constexpr std::uint32_t kBits = kLate | kEnded | kMissed;
-inline constexpr std::uint32_t kOne = kBits + 1;  // of a verdict's number
+inline constexpr std::uint32_t kOne = kBits + 1;  // the step of a verdict's number
 
-/// Beyond the deadline, for rank 0's verdict.
+/// Time beyond the deadline for rank 0's verdict.
 inline constexpr std::chrono::seconds kGrace{10};
 inline constexpr std::chrono::milliseconds kStopped{1000};
 
@@ -25,25 +25,25 @@ inline Flag& present(const RankState& state, int rank) {
   return state.fabric().header(rank).present;
 }
 
-/// The end of `timeout` from now on the clock of now_ns().
+/// The end of `timeout` from now, on the clock of now_ns().
 inline std::int64_t ends_ns(std::chrono::milliseconds timeout) {
   constexpr std::chrono::hours kLong(24 * 365 * 100);
   return now_ns() +
          std::chrono::nanoseconds(std::min<std::chrono::milliseconds>(timeout, kLong)).count();
 }
 
-/// How many roll calls a rank has left.
+/// How many barriers a rank has left.
 inline std::uint32_t ended(const Flag& present) { return present.read() / 2; }
 
-/// Of roll call `number`: the collectives that the rank had issued when it left it.
+/// The collectives that the rank had issued when it left barrier `number`.
 inline Gauge& calls_at(Header& header, std::uint32_t number) {
   return header.monitored_barriers[number % header.monitored_barriers.size()];
 }
 
-/// What rank 0's verdict is from the end of roll call `number` on.
+/// The value of rank 0's verdict once barrier `number` has ended.
 inline std::uint32_t verdict_on(std::uint32_t number) { return (number + 1) * kOne; }
 
-/// Holds the rank's presence odd while it lives.
+/// Keeps the rank's `present` odd while the object lives.
 class Presence {
  public:
   Presence(RankState& state, const MonitoredBarrier::Terms& terms)
@@ -55,7 +55,7 @@ class Presence {
     state.ring_peers();
   }
   ~Presence() {
-    calls_at(header_, ended(header_.present)).set(terms_.issued);  // for rank 0 already there
+    calls_at(header_, ended(header_.present)).set(terms_.issued);  // rank 0 already has
     header_.present.take();
   }
   Presence(const Presence&) = delete;

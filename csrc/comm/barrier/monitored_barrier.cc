@@ -24,7 +24,7 @@ void MonitoredBarrier::hold(const Terms& terms, const std::function<void()>& idl
   }
 }
 
-// Rarely more than one thread of a rank is here: the wait need not be clever.
+// Rarely does more than one thread of a rank wait here, so the wait is a simple one.
 std::unique_lock<std::mutex> MonitoredBarrier::take_turn(Terms& terms,
                                                          const std::function<void()>& idle,
                                                          const std::function<void()>& interrupt) {
@@ -44,7 +44,7 @@ std::unique_lock<std::mutex> MonitoredBarrier::take_turn(Terms& terms,
   return lock;
 }
 
-/// Goes on to the roll call that is next for the others, if this rank left some out.
+/// Advances to the barrier that is next for the others, if this rank left some out.
 void MonitoredBarrier::catch_up(std::int64_t issued) {
   Header& own = state_.header();
   while (true) {
@@ -56,16 +56,17 @@ void MonitoredBarrier::catch_up(std::int64_t issued) {
   }
 }
 
-/// The collectives that a peer had issued when it left roll call `number`, if this rank has issued
-/// more by now: then it left that one out. One of long ago, too.
+/// Returns the collectives that a peer had issued when it left barrier `number`, if this rank has
+/// issued more by now: then this rank left that barrier out. It works for barriers of long ago,
+/// too.
 std::optional<std::int64_t> MonitoredBarrier::calls_beyond(std::uint32_t number,
                                                            std::int64_t issued) const {
   for (int rank = 0; rank < state_.size(); ++rank) {
     Header& peer = state_.fabric().header(rank);
     std::uint32_t ahead = barrier::ended(peer.present) - number;  // read before its calls
-    // Rank 0's verdict comes before it leaves.
-    const bool judged = rank == 0 && peer.verdict.has(barrier::verdict_on(number));
-    if (ahead == 0 && judged) ahead = 1;
+    // Rank 0 publishes its verdict before it leaves.
+    const bool decided = rank == 0 && peer.verdict.has(barrier::verdict_on(number));
+    if (ahead == 0 && decided) ahead = 1;
     if (!reached(ahead, 1)) continue;
     const std::int64_t calls = barrier::calls_at(peer, number).read();
     if (ahead > peer.monitored_barriers.size()) return std::min(calls, issued - 1);
@@ -74,12 +75,13 @@ std::optional<std::int64_t> MonitoredBarrier::calls_beyond(std::uint32_t number,
   return std::nullopt;
 }
 
-/// In the roll call that rank 0 is in.
+/// Whether the rank is in the barrier that rank 0 is in.
 bool MonitoredBarrier::is_present(int rank) const {
   return barrier::present(state_, rank).read() == state_.header().present.read();
 }
 
-/// A rank that is not in the roll call and might still come; else rank 0, who decides.
+/// Returns a rank that is not in the barrier and may still enter it; otherwise rank 0, which
+/// decides.
 int MonitoredBarrier::awaited_beside_rank_0() const {
   if (!why_gone(state_.fabric(), 0).empty()) return 0;
   for (int rank = 1; rank < state_.size(); ++rank) {
@@ -88,22 +90,22 @@ int MonitoredBarrier::awaited_beside_rank_0() const {
   return 0;
 }
 
-/// Of roll call `number`, which rank 0 has ended; `late`: before this rank came. Throws Error
-/// unless it passed.
-void MonitoredBarrier::heed_verdict(std::uint32_t number, bool late) const {
-  const Header& caller = state_.fabric().header(0);
-  if (caller.passed.read() == number + 1) return;
-  const std::uint32_t verdict = caller.verdict.read();
-  const auto& text = caller.verdict_text[number % 2];
+/// Applies rank 0's verdict on barrier `number`; `late`: rank 0 had ended it before this rank
+/// entered. Throws Error unless the barrier passed.
+void MonitoredBarrier::apply_verdict(std::uint32_t number, bool late) const {
+  const Header& rank_0 = state_.fabric().header(0);
+  if (rank_0.passed.read() == number + 1) return;
+  const std::uint32_t verdict = rank_0.verdict.read();
+  const auto& text = rank_0.verdict_text[number % 2];
   const std::string problem(text.begin(), std::find(text.begin(), text.end(), '\0'));
-  // Else rank 0 has ended others since, and the text may be theirs, or half of it.
+  // If it is not, rank 0 has ended others since, and the text may be theirs, or half of it.
   const bool own = (verdict & ~barrier::kBits) == barrier::verdict_on(number) &&
-                   caller.verdict.read() == verdict;
+                   rank_0.verdict.read() == verdict;
   const std::string dead = own ? "" : words_on_lost(state_);
   const std::string lost = dead.empty() ? "" : "; " + dead;
   const bool ended = own ? (verdict & barrier::kEnded) != 0 : !dead.empty();
   const ErrorKind kind = ended ? ErrorKind::kPeerLost : ErrorKind::kTimeout;
-  // Then the words are of all ranks of this host, in time or not.
+  // In this case the text describes all ranks of this host, in time or not.
   if (own && (verdict & barrier::kMissed) != 0) throw Error(kind, problem);
   const std::string who = concat("monitored_barrier on ", state_.who());
   if (late) {
@@ -112,7 +114,7 @@ void MonitoredBarrier::heed_verdict(std::uint32_t number, bool late) const {
                              own ? concat(": ", problem) : concat(", and others since", lost)));
   }
   check(own, kind, who, " was ended by rank ", state_.fabric().number(0),
-        ", and others since, before this rank could hear why", lost);
+        ", and others since, before this rank could read why", lost);
   throw Error(kind,
               kind == ErrorKind::kTimeout ? problem : concat(who, " cannot finish: ", problem));
 }
@@ -120,44 +122,45 @@ void MonitoredBarrier::heed_verdict(std::uint32_t number, bool late) const {
 void MonitoredBarrier::answer(const Round& round) {
   catch_up(round.terms.issued);
   const std::uint32_t number = barrier::ended(state_.header().present);
-  // Before rank 0 can see this one present, and let all pass.
+  // It is read before rank 0 can see this rank present, and let all pass.
   const bool late = state_.fabric().header(0).verdict.has(barrier::verdict_on(number));
   const barrier::Presence presence(state_, round.terms);
   if (!late) {
-    await_caller(number, round);
+    await_rank_0(number, round);
     await_verdict(number, round);
   }
-  heed_verdict(number, late);
+  apply_verdict(number, late);
 }
 
-/// Rank 0 tells of all others. Once it is there it decides within every deadline.
-void MonitoredBarrier::await_caller(std::uint32_t number, const Round& round) {
-  const Header& caller = state_.fabric().header(0);
+/// Waits until rank 0 has entered. It reports all other ranks, and decides within every deadline.
+void MonitoredBarrier::await_rank_0(std::uint32_t number, const Round& round) {
+  const Header& rank_0 = state_.fabric().header(0);
   const std::function<std::string()> what = [this] {
     return concat("monitored_barrier (waiting for rank ", state_.fabric().number(0),
-                  " to call the roll)");
+                  " to enter it)");
   };
   WaitWatchdog watchdog(state_, what, round.deadline, round.idle, round.interrupt, round.begin);
   watchdog.look_at_awaited_only();
-  const auto has_come = [&] {
-    return caller.verdict.has(barrier::verdict_on(number)) ||
-           caller.present.read() == 2 * number + 1;
+  const auto entered = [&] {
+    return rank_0.verdict.has(barrier::verdict_on(number)) ||
+           rank_0.present.read() == 2 * number + 1;
   };
   try {
-    wait_until(state_.header().doorbell, state_.patience(), watchdog, has_come, [] { return 0; });
+    wait_until(state_.header().doorbell, state_.patience(), watchdog, entered, [] { return 0; });
   } catch (const Error& error) {
-    // While this rank found its words rank 0 may have come: then it judges.
-    if (error.kind() != ErrorKind::kTimeout || !has_come()) throw;
+    // Rank 0 may have entered while this rank composed its error: then rank 0 decides.
+    if (error.kind() != ErrorKind::kTimeout || !entered()) throw;
   }
 }
 
-/// Rank 0 has said how long it waits, and kGrace is for its answer, unless it is and stays stopped:
-/// a tool may stop it for a moment to look at it.
+/// Waits for rank 0's verdict. Rank 0 has published how long it waits; its verdict has kGrace
+/// beyond that, unless the rank is stopped and stays so: a tool may stop it for a moment to inspect
+/// it.
 void MonitoredBarrier::await_verdict(std::uint32_t number, const Round& round) {
   const Fabric& fabric = state_.fabric();
-  const Header& caller = fabric.header(0);
+  const Header& rank_0 = fabric.header(0);
   const std::int64_t ends =
-      std::min(caller.barrier_ends_ns.read(), state_.header().barrier_ends_ns.read());
+      std::min(rank_0.barrier_ends_ns.read(), state_.header().barrier_ends_ns.read());
   const auto left = std::chrono::nanoseconds(ends - now_ns());
   const Clock::time_point end =
       deadline_in(Clock::now(), std::chrono::ceil<std::chrono::milliseconds>(left));
@@ -168,8 +171,8 @@ void MonitoredBarrier::await_verdict(std::uint32_t number, const Round& round) {
     wait_until(state_.header().doorbell, state_.patience(), watchdog, ready,
                [&] { return Clock::now() < end ? awaited_beside_rank_0() : 0; });
   };
-  const auto decided = [&] { return caller.verdict.has(barrier::verdict_on(number)); };
-  Clock::time_point runs = end;  // when it was last seen to
+  const auto decided = [&] { return rank_0.verdict.has(barrier::verdict_on(number)); };
+  Clock::time_point runs = end;  // when it was last seen running
   const auto has_stopped = [&] {
     const Clock::time_point now = Clock::now();
     if (now < end || !fabric.has_stopped(0)) runs = now;

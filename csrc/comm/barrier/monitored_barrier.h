@@ -1,21 +1,22 @@
-// The monitored barrier: rank 0 calls the roll and says who is missing.
+// The monitored barrier: rank 0 determines which ranks are missing, and reports them.
 //
-// It uses flags of its own, so a failed one leaves the collectives' order intact.
-//   present    of each rank: advances when it enters a roll call and when it leaves, so
-//              2n + 1 says: in its roll call n (from 0)
-//   roll_calls of each rank: the collectives it had issued when it left roll call n, at n % 8
-//              (of rank 0 before its verdict)
-//   passed     of rank 0: n + 1 when all were in roll call n, before its verdict
-//   verdict    of rank 0: (n + 1) << 2 when it has ended roll call n; the lowest bits
-//              say what was wrong, the text beside it, at n % 2, in words
-// Rank 0 alone judges who is missing: a rank that gave up by itself would be missing, too.
-// INVARIANT: the next one cannot pass before all have left this one, so a rank that is slow to
-// look finds `passed` as it was; a text is written anew after the next verdict only, and of a
-// verdict that another has replaced such a rank says no more than that.
-// INVARIANT: roll call n of rank 0 passes only if every rank is in its own roll call n then. So
-// one that comes late to a failed one does not pass for the next; it is told. A rank that has left
-// some out goes on to the present one: it has issued more collectives since than those who held
-// it, and one that is late has not.
+// It uses flags of its own, so a failed barrier leaves the collectives' order intact.
+//   present             of each rank: advances when it enters a barrier and when it leaves,
+//                       so 2n + 1 means: in its barrier n (from 0)
+//   monitored_barriers  of each rank: the collectives it had issued when it left barrier n, at
+//                       n % 8 (rank 0 writes it before its verdict)
+//   passed              of rank 0: n + 1 when all were in barrier n, before its verdict
+//   verdict             of rank 0: (n + 1) << 3 when it has ended barrier n; the lowest
+//                       bits say what was wrong, and the text beside it, at n % 2, describes it
+// Only rank 0 decides which ranks are missing: a rank that stopped waiting by itself would be
+// missing, too.
+// INVARIANT: the next barrier cannot pass before all ranks have left this one, so a slow rank still
+// finds `passed` unchanged. A text is overwritten only after the next verdict. If a verdict has
+// been replaced by another, a slow rank reports only that.
+// INVARIANT: barrier n of rank 0 passes only if every rank is in its own barrier n then. So a rank
+// that enters a failed barrier late does not count for the next one; it gets an error. A rank that
+// has left some out advances to the present one: it has issued more collectives since than the
+// ranks that held it. A late rank has not.
 #pragma once
 
 #include <chrono>
@@ -36,16 +37,17 @@ class MonitoredBarrier {
  public:
   struct Terms {
     std::chrono::milliseconds timeout{};
-    bool all = false;                 // of the missing are to be named
-    std::int64_t issued = 0;          // collectives so far, on this rank
-    RemoteBarrier* remote = nullptr;  // of rank 0, where the group has other hosts
+    bool all = false;                 // name all missing ranks
+    std::int64_t issued = 0;          // this rank's collectives so far
+    RemoteBarrier* remote = nullptr;  // rank 0's, if the group has other hosts
   };
 
   explicit MonitoredBarrier(RankState& state);
 
-  /// Returns when all ranks are in it. Throws Error(kTimeout) on every rank that is, naming the
-  /// missing: the first, or `all` of them; Error(kPeerLost), and soon, where one cannot come. Of
-  /// the timeouts of those who are in it the first that ends, ends it for all.
+  /// Returns when all ranks are in it. Otherwise throws on every rank that is in it:
+  /// Error(kTimeout), which names the first missing rank or `all` of them; or Error(kPeerLost),
+  /// without waiting for the timeout, if a rank cannot enter. The first timeout that ends, of the
+  /// ranks in it, ends it for all.
   void hold(const Terms& terms, const std::function<void()>& idle,
             const std::function<void()>& interrupt);
 
@@ -58,7 +60,7 @@ class MonitoredBarrier {
     Clock::time_point begin;
     Clock::time_point deadline;
   };
-  /// Takes what it waits off the timeout.
+  /// Subtracts the time it waits from the timeout.
   std::unique_lock<std::mutex> take_turn(Terms& terms, const std::function<void()>& idle,
                                          const std::function<void()>& interrupt);
   void catch_up(std::int64_t issued);
@@ -74,7 +76,7 @@ class MonitoredBarrier {
   int time_over(const Round& round) const;
   void call(const Round& round);
   void answer(const Round& round);
-  void await_caller(std::uint32_t number, const Round& round);
+  void await_rank_0(std::uint32_t number, const Round& round);
   void await_verdict(std::uint32_t number, const Round& round);
   bool all_present() const;
   bool is_time_over(int rank) const;
@@ -84,12 +86,12 @@ class MonitoredBarrier {
   bool some_have_aborted() const;
   int awaited() const;
   int gone() const;
-  bool lacks_the_gone() const;
+  bool lacks_lost() const;
   int foremost(const std::vector<int>& absent) const;
   int awaited_beside_rank_0() const;
-  void heed_verdict(std::uint32_t number, bool late) const;
+  void apply_verdict(std::uint32_t number, bool late) const;
   BarrierCount missing(std::chrono::milliseconds waited, bool all) const;
-  void give_verdict(const Outcome& found, const Terms& terms);
+  void publish_verdict(const Outcome& found, const Terms& terms);
 
   RankState& state_;
   std::mutex mutex_;  // one thread of the rank at a time

@@ -1,4 +1,4 @@
-// Rank 0's part of a monitored barrier: who is missing, and whether to wait for them.
+// Rank 0's part of a monitored barrier: which ranks are missing, and whether to wait for them.
 #include <algorithm>
 
 #include "comm/barrier/barrier_flags.h"
@@ -10,10 +10,11 @@ namespace dreamcomm {
 
 namespace {
 
-constexpr std::chrono::milliseconds kRest{500};  // to come, once it is known that one cannot
+/// For the other missing ranks to enter, once one is known not to.
+constexpr std::chrono::milliseconds kRest{500};
 
-/// Who calls the roll looks at the clock itself, and asks the missing once: so the guard's is never
-/// over, also where this process was stopped until long after.
+/// Rank 0 checks the clock itself, and asks the missing ranks once. So the watchdog never times
+/// out, not even if this process was stopped until long after the deadline.
 constexpr Clock::duration kNeverOver = Clock::duration::max();
 
 std::chrono::milliseconds since(Clock::time_point begin) {
@@ -23,7 +24,7 @@ std::chrono::milliseconds since(Clock::time_point begin) {
 }  // namespace
 
 bool MonitoredBarrier::has_aborted(int rank) const {
-  const std::uint32_t value = barrier::present(state_, rank).read();  // once: it may come meanwhile
+  const std::uint32_t value = barrier::present(state_, rank).read();  // once: it may change
   const std::uint32_t own = state_.header().present.read();
   return value != own && reached(value, own);
 }
@@ -42,8 +43,8 @@ bool MonitoredBarrier::all_present() const {
   return true;
 }
 
-/// A rank for which nobody need wait longer, though some have not come: it will not come, or it has
-/// and its time is over; or -1.
+/// Returns a rank that ends the wait although some ranks have not entered: it has left this
+/// barrier, or it is in it and its timeout has ended; or -1.
 int MonitoredBarrier::ender() const {
   for (int rank = 1; rank < state_.size(); ++rank) {
     if (has_aborted(rank) || is_time_over(rank)) return rank;
@@ -51,12 +52,13 @@ int MonitoredBarrier::ender() const {
   return -1;
 }
 
-/// Of one that is in it: what is read before it came is the end of an earlier one.
+/// Only for a rank that is in the barrier: before it entered, the flag holds the end of an earlier
+/// one.
 bool MonitoredBarrier::is_time_over(int rank) const {
   return is_present(rank) && now_ns() >= state_.fabric().header(rank).barrier_ends_ns.read();
 }
 
-/// A rank that has gone, present or not, or the foremost of the absent ones, or -1.
+/// Returns a lost rank, present or not, or the foremost absent one, or -1.
 int MonitoredBarrier::awaited() const {
   std::vector<int> absent;
   for (int rank = 1; rank < state_.size(); ++rank) {
@@ -66,7 +68,7 @@ int MonitoredBarrier::awaited() const {
   return one >= 0 || absent.empty() ? one : foremost(absent);
 }
 
-/// A rank that has gone, or -1.
+/// Returns a lost rank, or -1.
 int MonitoredBarrier::gone() const {
   for (int rank = state_.size() - 1; rank > 0; --rank) {
     if (!why_gone(state_.fabric(), rank).empty()) return rank;
@@ -74,15 +76,15 @@ int MonitoredBarrier::gone() const {
   return -1;
 }
 
-/// Whether a rank is not in it that will not come.
-bool MonitoredBarrier::lacks_the_gone() const {
+/// Whether a rank is lost that has not entered.
+bool MonitoredBarrier::lacks_lost() const {
   for (int rank = 1; rank < state_.size(); ++rank) {
     if (!is_present(rank) && !why_gone(state_.fabric(), rank).empty()) return true;
   }
   return false;
 }
 
-/// One that has gone, or one that has given this roll call up, or the first.
+/// Returns a lost rank, or one that has left this barrier, or the first.
 int MonitoredBarrier::foremost(const std::vector<int>& absent) const {
   const auto find = [&](const auto& is_so) {
     return std::find_if(absent.rbegin(), absent.rend(), is_so);
@@ -100,8 +102,9 @@ void MonitoredBarrier::watch(const Round& round, const std::function<bool()>& re
   watch(watchdog, ready, blocker);
 }
 
-/// For other hosts, once the ranks of this one have been counted: a wait of its own, of which the
-/// user is told where it lasts, and not as it begins. `complete`: all had come, and none may go.
+/// Waits for other hosts, once the ranks of this one have been counted. It is a wait of its own, so
+/// the user is warned if it lasts, and not when it begins. `complete`: all ranks had entered, and
+/// none may be lost.
 void MonitoredBarrier::watch_others(const Round& round, const std::function<bool()>& ready,
                                     bool complete) {
   const std::function<std::string()> what = [&] {
@@ -119,10 +122,11 @@ void MonitoredBarrier::watch(WaitWatchdog& watchdog, const std::function<bool()>
                              const std::function<int()>& blocker) {
   watchdog.look_at_awaited_only();
   wait_until(state_.header().doorbell, state_.patience(), watchdog, ready, blocker);
-  if (!all_present()) watchdog.look(-1);  // they may have left as this rank has aborted the group
+  // Ranks may have left because this rank has aborted the group.
+  if (!all_present()) watchdog.look(-1);
 }
 
-/// Where all of the missing are to be named: there may be more than the one that cannot come.
+/// Waits for the rest if all missing ranks are to be named: there may be more than the lost one.
 void MonitoredBarrier::await_rest(const Round& round) {
   if (!round.terms.all) return;
   const Clock::time_point until = std::min(round.deadline, Clock::now() + kRest);
@@ -134,7 +138,7 @@ void MonitoredBarrier::await_rest(const Round& round) {
   watch(round, over, [] { return -1; });
 }
 
-/// Waits for all. Throws Error where rank 0 is ended itself.
+/// Waits for all ranks. Throws Error if rank 0's own wait is ended.
 BarrierCount MonitoredBarrier::count(const Round& round) {
   bool complete = false;
   bool remote = false;
@@ -151,7 +155,7 @@ BarrierCount MonitoredBarrier::count(const Round& round) {
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::kPeerLost) throw;
     const int gone = awaited();
-    if (gone < 0 || is_present(gone)) {  // it had come
+    if (gone < 0 || is_present(gone)) {  // it had entered
       return {.bits = barrier::kEnded, .problem = error.what()};
     }
     await_rest(round);
@@ -164,17 +168,18 @@ BarrierCount MonitoredBarrier::count(const Round& round) {
   if (rank >= 0 && !waited) await_rest(round);
   const auto lasted = rank < 0 && !remote ? round.terms.timeout : since(round.begin);
   BarrierCount found = missing(lasted, round.terms.all);
-  if (found.is_complete()) return {};  // the last one just came
-  found.bits = lacks_the_gone() ? barrier::kEnded : barrier::kLate;
+  if (found.is_complete()) return {};  // the last one has just entered
+  found.bits = lacks_lost() ? barrier::kEnded : barrier::kLate;
   found.late = late && found.bits == barrier::kLate;
-  if (waited && round.terms.remote == nullptr) {  // else the judge says it
+  if (waited && round.terms.remote == nullptr) {  // else the group's rank 0 reports it
     found.acts.back() +=
         concat("; the timeout of rank ", state_.fabric().number(rank), " was over");
   }
   return found;
 }
 
-/// A rank of this host that is in it and waits no longer, as the group numbers it, or -1.
+/// Returns a rank of this host that is in it and whose timeout has ended, with its number in the
+/// group, or -1.
 int MonitoredBarrier::time_over(const Round& round) const {
   if (Clock::now() >= round.deadline) return state_.fabric().number(0);
   for (int rank = 1; rank < state_.size(); ++rank) {
@@ -183,7 +188,7 @@ int MonitoredBarrier::time_over(const Round& round) const {
   return -1;
 }
 
-/// This host's ranks, and then all others.
+/// Counts this host's ranks, and then all others.
 MonitoredBarrier::Outcome MonitoredBarrier::count_all(const Round& round) {
   RemoteBarrier& others = *round.terms.remote;
   std::optional<Outcome> found =
@@ -225,17 +230,18 @@ void MonitoredBarrier::call(const Round& round) {
       found = {count.bits, told ? count.problem : words_on_missing(count, state_.who())};
     }
   } catch (const Error& error) {
-    give_verdict({barrier::kEnded, error.what()}, round.terms);
+    publish_verdict({barrier::kEnded, error.what()}, round.terms);
     throw;
   } catch (...) {
-    give_verdict({barrier::kEnded, concat("rank ", number, " was interrupted in it")}, round.terms);
+    publish_verdict({barrier::kEnded, concat("rank ", number, " was interrupted in it")},
+                    round.terms);
     throw;
   }
-  give_verdict(found, round.terms);
+  publish_verdict(found, round.terms);
   if (found.bits == 0) return;
   const bool ended = (found.bits & barrier::kEnded) != 0;
   const bool missed = (found.bits & barrier::kMissed) != 0;
-  const bool of_others = ended && !missed && number != 0;  // who hear it in the same words
+  const bool of_others = ended && !missed && number != 0;  // they get the same text
   throw Error(ended ? ErrorKind::kPeerLost : ErrorKind::kTimeout,
               of_others
                   ? concat("monitored_barrier on ", state_.who(), " cannot finish: ", found.problem)
@@ -281,8 +287,8 @@ std::string words_on_missing(const BarrierCount& count, const std::string& who) 
                 " ms (group seen from ", who, ")", acts);
 }
 
-/// Of the roll call that rank 0 is in.
-void MonitoredBarrier::give_verdict(const Outcome& found, const Terms& terms) {
+/// Publishes the verdict on the barrier that rank 0 is in.
+void MonitoredBarrier::publish_verdict(const Outcome& found, const Terms& terms) {
   Header& header = state_.header();
   const std::uint32_t number = barrier::ended(header.present);
   barrier::calls_at(header, number).set(terms.issued);

@@ -1,4 +1,4 @@
-// A roll call of a group on several hosts, as who calls the roll of one host sees the others.
+// The other hosts of a monitored barrier, as seen by the leader that counts its own host's ranks.
 #pragma once
 
 #include <chrono>
@@ -11,20 +11,20 @@
 
 namespace dreamcomm {
 
-/// What a roll call has come to.
+/// The outcome of a monitored barrier.
 struct BarrierOutcome {
   std::uint32_t bits = 0;  // see barrier_flags.h; 0: all are in it
-  std::string problem{};   // else, in words
+  std::string problem{};   // otherwise a description
 };
 
-/// What counting the ranks of one host has come to.
+/// The outcome of counting the ranks of one host.
 struct BarrierCount {
   std::uint32_t bits = 0;
-  std::vector<int> missing{};       // as the group numbers them, the foremost first
-  std::vector<std::string> acts{};  // of each, what is known of it, in words
-  std::string problem{};            // else why it could not be counted
+  std::vector<int> missing{};       // the group's numbers, the foremost first
+  std::vector<std::string> acts{};  // a description of each
+  std::string problem{};            // why they could not be counted, or ""
   std::chrono::milliseconds lasted{};
-  bool late = false;  // who calls the roll came when some had stopped waiting
+  bool late = false;  // the leader entered after some had stopped waiting
   bool is_complete() const { return missing.empty() && problem.empty(); }
 };
 
@@ -32,13 +32,13 @@ struct BarrierCount {
 /// "monitored_barrier on rank 0 ... came too late; rank 1 has stopped waiting; ...".
 std::string words_on_missing(const BarrierCount& count, const std::string& who);
 
-/// All but enter() wait no longer than for a moment, where a host has just gone. One thread at a
-/// time; in the order of a roll call.
+/// Only enter() waits longer than a moment, if a host has just been lost. One thread at a time;
+/// called in the order of a barrier.
 class RemoteBarrier {
  public:
   struct Terms {
-    bool all = false;         // of the missing are to be named
-    std::int64_t issued = 0;  // collectives so far, on this rank
+    bool all = false;         // name all missing ranks
+    std::int64_t issued = 0;  // this rank's collectives so far
     std::chrono::milliseconds timeout{};
     Clock::time_point begin{};
   };
@@ -48,18 +48,19 @@ class RemoteBarrier {
   RemoteBarrier(const RemoteBarrier&) = delete;
   RemoteBarrier& operator=(const RemoteBarrier&) = delete;
 
-  /// This host's roll is called. Returns what the others' came to, where that has ended without
-  /// this host.
+  /// Begins a barrier. Returns its outcome if it has ended without this host.
   virtual std::optional<BarrierOutcome> enter(const Terms& terms) = 0;
-  /// Whether to count no longer: it has ended elsewhere, or somebody wants to know who is missing.
+  /// Whether to stop counting: the barrier has ended elsewhere, or a host lacks ranks or has
+  /// reached its timeout.
   virtual bool is_over() = 0;
   virtual void report(const BarrierCount& count) = 0;
-  /// Whom this host, which is counted, waits for: "rank 2 of host beta (ranks 2, 3)".
+  /// Describes the ranks that this host, once counted, waits for: "rank 2 of host beta (ranks 2,
+  /// 3)".
   virtual std::string awaited() = 0;
-  /// What all hosts have come to, once that is known. `over`: a rank of this host whose timeout has
-  /// ended, or -1.
+  /// Returns the outcome of all hosts, once it is known. `over`: a rank of this host whose timeout
+  /// has ended, or -1.
   virtual std::optional<BarrierOutcome> outcome(int over) = 0;
-  /// However it ended; `interrupted` in words, or "".
+  /// Leaves the barrier, however it ended. `interrupted` is the error that ended it here, or "".
   virtual void leave(const std::string& interrupted) = 0;
 };
 

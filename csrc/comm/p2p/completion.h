@@ -17,23 +17,23 @@ class Completion {
     std::scoped_lock lock(mutex_);
     return done_;
   }
-  /// What it failed with, or null. Meaningful when done.
+  /// The error, or null. Valid when done.
   std::exception_ptr failure() const {
     std::scoped_lock lock(mutex_);
     return failure_;
   }
-  /// The rank a message came from. Meaningful when a receive is done.
+  /// The rank that a message came from. Valid when a receive is done.
   int source() const {
     std::scoped_lock lock(mutex_);
     return source_;
   }
-  /// Of a receive that waits in two places, within the host and for other hosts. INVARIANT: it gets
-  /// the message of the place that was the first to take it, and only that one finishes it, but
-  /// for its end without a message.
+  /// Claims a receive that waits in two places, within the host and for other hosts. INVARIANT: it
+  /// gets the message of the place that claimed it first. Only that place finishes it, except that
+  /// either may end it without a message.
   bool take() { return !taken_.exchange(true, std::memory_order_acq_rel); }
   bool taken() const { return taken_.load(std::memory_order_acquire); }
-  /// Runs `callback` once: now if the ticket is done, else when it is, on the
-  /// thread that completes it. One callback at the most.
+  /// Runs `callback` once: now if the message is done, otherwise when it is, on the thread that
+  /// completes it. One callback at most.
   void then(Callback callback) {
     std::unique_lock lock(mutex_);
     if (!done_) {
@@ -43,7 +43,7 @@ class Completion {
     lock.unlock();
     callback(failure_);
   }
-  /// For the communicator: ends the message. Later calls do nothing.
+  /// Ends the message; for the communicator. Later calls do nothing.
   void finish(int source, std::exception_ptr failure) {
     Callback callback;
     {

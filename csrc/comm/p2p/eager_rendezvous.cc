@@ -1,4 +1,4 @@
-// The mailbox's three rings of places: announcements, grants, buffers.
+// The tag matcher's three rings: announcements, grants, buffers.
 #include <algorithm>
 #include <cstring>
 
@@ -118,7 +118,7 @@ bool TagMatcher::take_grants(int peer) {
     const auto granted =
         std::find_if(to.announced.begin(), to.announced.end(),
                      [&](const Sending& s) { return s.number == clear_to_send.number; });
-    if (granted == to.announced.end()) continue;  // its sender gave up meanwhile
+    if (granted == to.announced.end()) continue;  // its sender has cancelled it meanwhile
     Sending sending = std::move(*granted);
     to.announced.erase(granted);
     if (clear_to_send.refused != 0) {
@@ -170,7 +170,7 @@ bool TagMatcher::fill(int peer, Lock& lock) {
   return true;
 }
 
-/// Whether there is something from this peer that is being taken, or is still to be.
+/// Whether a message of this peer is being taken, or is still to be taken.
 bool TagMatcher::left_behind(int peer) const {
   const Outbox& box = outbox(peer, state_.rank());
   const Inbox& taken = inbox(state_.rank(), peer);

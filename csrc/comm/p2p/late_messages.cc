@@ -1,4 +1,4 @@
-// Messages that wait for long: they are told of at a tenth of their time, and end with it.
+// Late messages: the user is warned after a tenth of their timeout, and they end with it.
 #include <algorithm>
 #include <span>
 
@@ -29,7 +29,7 @@ std::string TagMatcher::lacks(const Completion& completion, Clock::time_point un
       if (message.completion.get() == &completion) found = wait_of(peer, message, lacks);
     }
   });
-  lock.unlock();  // the peer is asked, which takes a while
+  lock.unlock();  // asking the peer takes a while
   return found ? lacks(*found, until) : "";
 }
 
@@ -52,43 +52,43 @@ TagMatcher::Wait TagMatcher::wait_of(int peer, const Message& message, const cha
           .deadline = message.deadline};
 }
 
-/// Those that have lasted a tenth of what they may. With each peer one at a time, and no other that
-/// was asked for before the last of which was told.
+/// Returns the messages that have lasted a tenth of their timeout: one at a time for each peer, and
+/// none that was issued before the last warning.
 std::vector<TagMatcher::Wait> TagMatcher::lasting(Clock::time_point now) {
   std::vector<Wait> found;
-  each_waiting([&](std::int64_t& told_ns, int peer, const auto& messages, const char* lacks) {
+  each_waiting([&](std::int64_t& warned_ns, int peer, const auto& messages, const char* lacks) {
     for (const auto& message : messages) {
       const Wait wait = wait_of(peer, message, lacks);
       const Clock::time_point asked{std::chrono::nanoseconds(wait.asked_ns)};
       const Clock::duration tenth =
           std::max<Clock::duration>((wait.deadline - asked) / 10, WaitWatchdog::kLeastToWarn);
-      if (wait.asked_ns <= told_ns || now - asked < tenth) continue;
-      told_ns = to_ns(now);
+      if (wait.asked_ns <= warned_ns || now - asked < tenth) continue;
+      warned_ns = to_ns(now);
       found.push_back(wait);
     }
   });
   return found;
 }
 
-/// Visits (when it was told of such ones, the peer or -1, messages, what the peer has not done).
+/// Calls look(time of the last warning, the peer or -1, messages, what the peer has not done).
 template <typename Visit>
 void TagMatcher::each_waiting(Visit&& look) {
   for (const Receiving& receive : posted_) {
     if (receive.completion->taken()) continue;  // by a message of another host
     const int peer = receive.peer.value_or(-1);
-    std::int64_t& told_ns = peer < 0 ? told_of_any_ns_ : link(peer).told_of_receives_ns;
-    look(told_ns, peer, std::span(&receive, 1), "sent it");
+    std::int64_t& warned_ns = peer < 0 ? warned_of_any_ns_ : link(peer).warned_of_receives_ns;
+    look(warned_ns, peer, std::span(&receive, 1), "sent it");
   }
   for (int peer = 0; peer < state_.size(); ++peer) {
     Link& with = link(peer);
-    look(with.told_of_sends_ns, peer, with.outgoing, "finished receiving it");
-    look(with.told_of_sends_ns, peer, with.announced, "received it");
-    look(with.told_of_sends_ns, peer, with.unannounced, "taken the messages before it");
-    look(with.told_of_receives_ns, peer, with.incoming, "finished sending it");
+    look(with.warned_of_sends_ns, peer, with.outgoing, "finished receiving it");
+    look(with.warned_of_sends_ns, peer, with.announced, "received it");
+    look(with.warned_of_sends_ns, peer, with.unannounced, "taken the messages before it");
+    look(with.warned_of_receives_ns, peer, with.incoming, "finished sending it");
   }
 }
 
-/// Outside the lock: it asks the peer, which takes a while.
+/// Call it outside the lock: it asks the peer, which takes a while.
 void TagMatcher::warn_of(const Wait& wait, Clock::time_point now) const {
   const Clock::time_point asked{std::chrono::nanoseconds(wait.asked_ns)};
   const std::string lasted = concat("has come to ", in_seconds(now - asked), " of waiting");
@@ -96,11 +96,12 @@ void TagMatcher::warn_of(const Wait& wait, Clock::time_point now) const {
                      "; its timeout is after ", in_seconds(wait.deadline - asked)));
 }
 
-/// Fails what is past its deadline. A receive that nothing has matched is simply
-/// withdrawn. Anything the peer knows of cannot be: then the group is broken.
+/// Fails every message past its deadline. A receive that nothing has matched is simply withdrawn. A
+/// message that the peer knows of cannot be: then the group is broken.
 void TagMatcher::expire(Clock::time_point now, std::optional<std::string>& broken) {
   const auto is_late = [&](const auto& message) { return now >= message.deadline; };
-  std::optional<Clock::time_point> until;  // peers may answer: once for all, as the lock is held
+  std::optional<Clock::time_point>
+      until;  // peers may answer: once for all, because the lock is held
   const auto until_since = [&](std::int64_t asked_ns) {
     if (!until) until = RankState::answer_until(std::chrono::nanoseconds(to_ns(now) - asked_ns));
     return *until;

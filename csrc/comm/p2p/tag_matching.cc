@@ -8,7 +8,7 @@
 namespace dreamcomm {
 namespace {
 
-/// For people: the first of the reasons, and how many there are beyond.
+/// Lists the first reasons, and how many there are beyond.
 std::string listed(const std::vector<std::string>& reasons) {
   constexpr std::size_t kMost = 4;
   std::string text = reasons.empty() ? "" : reasons[0];
@@ -88,7 +88,7 @@ bool TagMatcher::match(Receiving& receiving) {
   return true;
 }
 
-/// Brings a message and the receive that wants it together.
+/// Joins a message and the receive that it matches.
 void TagMatcher::accept(int peer, Unexpected& arrived, Receiving& receiving) {
   const bool fits = arrived.bytes == receiving.data.bytes;
   receiving.number = arrived.number;
@@ -120,7 +120,7 @@ void TagMatcher::finish(std::shared_ptr<Completion> completion, int source,
   finished_.push_back({std::move(completion), source, std::move(failure)});
 }
 
-/// Tells the tickets, outside the lock: their callbacks may call back.
+/// Finishes the completions outside the lock: their callbacks may call back.
 void TagMatcher::settle(Lock& lock, bool changed) {
   std::vector<Finished> finished = std::exchange(finished_, {});
   if (changed) show_oldest();
@@ -143,7 +143,7 @@ Tally& TagMatcher::tally(Kind kind) const {
   return state_.header().tallies[static_cast<std::size_t>(kind)];
 }
 
-/// All bytes of a message have left, or come.
+/// All bytes of a message have been sent, or received.
 template <typename Message>
 void TagMatcher::note_moved(int peer, const Message& message) {
   Tally& counts = tally(Message::kKind);
@@ -177,7 +177,7 @@ template void TagMatcher::note_moved(int, const Receiving&);
 template void TagMatcher::drop(int, Sending&, std::exception_ptr);
 template void TagMatcher::drop(int, Receiving&, std::exception_ptr);
 
-/// To tools: the message that is under way for longest.
+/// Shows tools the message that has been under way for longest.
 void TagMatcher::show_oldest() const {
   Correspondence& shown = state_.header().correspondence;
   std::int64_t pending = 0;
@@ -230,8 +230,8 @@ std::optional<std::string> TagMatcher::check_health() {
   std::vector<std::string> fates;
   for (int peer = 0; peer < state_.size(); ++peer) {
     if (peer == state_.rank()) continue;
-    // INVARIANT: a peer is taken for gone only if it had gone before we looked for what it left
-    // behind, and nothing of that is left: what it sent in full still counts.
+    // INVARIANT: a peer counts as lost only if it was lost before this thread looked for messages
+    // that it left, and none is left: a message that it sent in full still counts.
     const bool concerned = any_posted || pending_with(peer);
     const std::string fate = concerned ? fate_of(state_.fabric(), peer) : "";
     if (fate.empty() || left_behind(peer)) {
@@ -239,7 +239,7 @@ std::optional<std::string> TagMatcher::check_health() {
       continue;
     }
     fates.push_back(fate);
-    if (link(peer).filling) continue;  // by a thread that holds on to the message
+    if (link(peer).filling) continue;  // a thread still uses the message
     fail_link(peer, words_on_end(state_, peer));
   }
   why_alone_.reset();
@@ -256,7 +256,7 @@ std::optional<std::string> TagMatcher::check_health() {
   return broken;
 }
 
-/// Ends receives from any source, as nobody is left to send.
+/// Ends receives from any source, because no rank is left to send.
 void TagMatcher::drop_from_any(const std::string& reason) {
   std::erase_if(posted_, [&](Receiving& r) {
     if (r.peer) return false;
@@ -267,7 +267,7 @@ void TagMatcher::drop_from_any(const std::string& reason) {
   });
 }
 
-/// Fails everything that waits for a peer that has gone.
+/// Fails every message that waits for a lost peer.
 void TagMatcher::fail_link(int peer, const std::string& reason) {
   const auto lost = [&](const char* what, std::uint64_t tag) {
     return std::make_exception_ptr(
@@ -300,8 +300,8 @@ void TagMatcher::fail_all(ErrorKind kind, const std::string& reason) {
   for (int peer = 0; peer < state_.size(); ++peer) {
     Link& with = link(peer);
     for (auto* queue : {&with.unannounced, &with.announced, &with.outgoing}) {
-      // A thread that copies right now holds a reference to the front element:
-      // that one stays, and ends with the thread's next look.
+      // A thread that copies right now holds a reference to the front element: that one stays, and
+      // ends at the thread's next check.
       const std::size_t kept = queue == &with.outgoing && with.filling ? 1 : 0;
       while (queue->size() > kept) {
         drop(peer, queue->back(), failure("send to ", peer));

@@ -1,17 +1,15 @@
 // Messages between two ranks, matched by source and tag.
 //
-// A sender announces each message in its outbox for the receiver, in order. The
-// receiver matches announcements with its receives and grants those that match,
-// in any order; the sender then streams the granted messages one after another
-// through two buffers. Small messages travel inside the announcement. A receiver
-// takes announcements whenever it looks, wanted or not, so an unwanted message
-// never blocks one behind it.
+// A sender announces each message in its outbox for the receiver, in order. The receiver matches
+// announcements with its receives and grants those that match, in any order; the sender then
+// streams the granted messages one after another through two buffers. Small messages travel inside
+// the announcement. A receiver takes all announcements that it finds, wanted or not, so an unwanted
+// message never blocks one behind it.
 //
-// INVARIANT (each ring of places): the writer fills place i only while i minus
-// the count that the reader has published as read is below the number of places,
-// and publishes i + 1 afterwards; the reader reads place i only after it saw
-// that, and publishes its own count afterwards. So a place is never written and
-// read at once. PrepostedReceives, grants and buffers each follow it.
+// INVARIANT (each ring of places): the writer fills place i only while i minus the count that the
+// reader has published as read is below the number of places, and publishes i + 1 afterwards. The
+// reader reads place i only after it saw that, and publishes its own count afterwards. So a place
+// is never written and read at once. Envelopes, grants and buffers each follow it.
 //
 // Any thread may call any function. The lock guards the bookkeeping; bytes of
 // granted messages are copied outside it, by the thread that claimed the stream.
@@ -43,25 +41,25 @@ class TagMatcher {
   std::shared_ptr<Completion> receive(Block data, std::optional<int> peer, std::uint64_t tag,
                                       Clock::time_point deadline);
 
-  /// Another host's message was the first to take this receive from any source.
+  /// Another host's message has claimed this receive from any source.
   void withdraw(const Completion& completion);
 
-  /// Whoever waited for this receive was interrupted: it ends, unless it is matched. Left waiting,
-  /// it would take the message that the next receive is for.
+  /// Cancels a receive whose waiting thread was interrupted, unless it is matched. Left waiting, it
+  /// would take the message that the next receive is for.
   void give_up(const Completion& completion);
   /// "rank 1 has not sent it; it last called ...", or "" if it is not under way here. The peer is
-  /// asked, until then.
+  /// asked, and may answer until then.
   std::string lacks(const Completion& completion, Clock::time_point until);
 
-  /// Does what can be done now; whether that was anything.
+  /// Moves what can be moved now; returns whether anything was.
   bool progress();
-  /// Fails what has timed out or waits for a rank that has gone. System calls:
-  /// for threads that have waited a while. Returns why the group is unusable
-  /// now, if it is: an announced message cannot be taken back.
+  /// Fails the messages that have timed out or wait for a lost rank. System calls: for threads that
+  /// have waited a while. Returns why the group is unusable now, if it is: an announced message
+  /// cannot be taken back.
   std::optional<std::string> check_health();
   /// Whether messages are under way.
   bool busy() const;
-  /// What had become of the other ranks when health was last checked, if all had gone.
+  /// Why the other ranks were lost when health was last checked, if all were.
   std::optional<std::string> why_alone() const;
   /// Fails all messages under way.
   void fail_all(ErrorKind kind, const std::string& reason);
@@ -88,7 +86,7 @@ class TagMatcher {
     std::size_t moved = 0;
     std::int64_t asked_ns = 0;
 
-    /// Whether no message of another host has got it.
+    /// Whether no message of another host has claimed it.
     bool take() const { return peer || completion->take(); }
   };
   struct Unexpected {         // announced by a peer, not received yet
@@ -106,12 +104,12 @@ class TagMatcher {
     std::deque<ClearToSend> ungranted;  // decided, no place free yet
     std::deque<Receiving> incoming;     // granted: arrives in this order
     std::uint32_t numbers = 0;
-    bool filling = false;               // a thread copies into our buffers
-    bool draining = false;              // a thread copies out of the peer's
-    std::int64_t told_of_sends_ns = 0;  // when the user was told that one waits for long
-    std::int64_t told_of_receives_ns = 0;
+    bool filling = false;                 // a thread copies into our buffers
+    bool draining = false;                // a thread copies out of the peer's
+    std::int64_t warned_of_sends_ns = 0;  // when the user was last warned of one
+    std::int64_t warned_of_receives_ns = 0;
   };
-  struct Wait {  // of a message, for words
+  struct Wait {  // of a message, for errors and warnings
     const char* what;
     const char* lacks;  // what the peer has not done
     int peer;
@@ -127,7 +125,7 @@ class TagMatcher {
   };
   using Lock = std::unique_lock<std::mutex>;
 
-  /// In messages and for callers, who know the group's ranks.
+  /// The number in messages and for callers, which use the group's ranks.
   int number(int peer) const { return peer < 0 ? peer : state_.fabric().number(peer); }
   std::string any_or(int peer) const {
     return peer < 0 ? "any rank" : concat("rank ", number(peer));
@@ -181,9 +179,9 @@ class TagMatcher {
   mutable std::mutex mutex_;
   std::vector<Link> links_;
   std::deque<Receiving> posted_;
-  std::vector<Finished> finished_;  // told to the callers outside the lock
+  std::vector<Finished> finished_;  // their completions are finished outside the lock
   std::uint64_t arrivals_ = 0;
-  std::int64_t told_of_any_ns_ = 0;
+  std::int64_t warned_of_any_ns_ = 0;
   std::optional<std::string> why_alone_;
 };
 

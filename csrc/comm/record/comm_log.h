@@ -1,4 +1,4 @@
-// Sums over all operations of a rank, by kind and size: what a summary table shows.
+// Sums over all operations of a rank, by kind and size: the contents of a summary table.
 //
 // One writer adds; any thread reads meanwhile. The numbers of a line are each whole, but not of
 // one moment.
@@ -18,8 +18,8 @@
 
 namespace dreamcomm {
 
-/// How often durations fell where: eight equal steps for each doubling, so that a quantile is
-/// off by 6 % at the most.
+/// Counts durations by size: eight equal steps for each doubling, so that a quantile is off by at
+/// most 6 %.
 class Histogram {
  public:
   void add(std::int64_t nanoseconds) { counts_[place_of(nanoseconds)].grow(1); }
@@ -46,14 +46,14 @@ class CommLog {
     std::int64_t p50_ns = 0;
     std::int64_t p99_ns = 0;
     std::int64_t in_place = 0;
-    int slowest = -1;                 // the rank that was waited for longest in all
+    int slowest = -1;                 // the rank with the largest total wait for it
     std::int64_t for_slowest_ns = 0;  // how long
   };
-  /// Of a kind; its further sizes share one.
+  /// The lines of a kind; its further sizes share one.
   static constexpr std::size_t kMostLines = 64;
 
   explicit CommLog(int size) : size_(static_cast<std::size_t>(size)) {}
-  /// An operation that has ended. The writer's.
+  /// Adds an operation that has ended. Only the writer calls this.
   void add(const Record& record);
   std::vector<Line> lines() const;
 
@@ -73,7 +73,7 @@ class CommLog {
   static Line line_of(Key key, const Sums& sums);
 
   const std::size_t size_;
-  mutable std::mutex mutex_;  // of insertions and readers; the writer looks up without
+  mutable std::mutex mutex_;  // for insertions and readers; the writer's lookups need none
   std::map<Key, std::unique_ptr<Sums>> sums_;
   std::array<std::size_t, kKinds> counts_{};  // the writer's: keys of each kind
   Key last_key_{};                            // the writer's

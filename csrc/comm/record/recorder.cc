@@ -41,8 +41,8 @@ std::shared_ptr<const Book> Recorder::trace() const {
   return traces_.empty() ? nullptr : traces_.back();
 }
 
-/// The parts have a log of their own, whose room is for one: it has no readers, but makes a call
-/// tell who came last (Communicator::last_to_come).
+/// The parts have a log of their own, with room for one record. It has no readers, but with it open
+/// a call finds out which rank entered last (Communicator::last_to_come).
 std::shared_ptr<Recorder> Recorder::of_hosts(Origin origin, std::shared_ptr<Recorder> parts,
                                              std::vector<int> numbers) {
   auto made = std::make_shared<Recorder>(std::move(origin));
@@ -76,7 +76,7 @@ void Recorder::write_message(const Record& message) {
 
 Record record_of(const Request& request, std::int64_t number, std::size_t bytes,
                  std::int64_t entered_ns) {
-  // Its blocks may differ, which is why they are not part of its shape.
+  // Its blocks may differ, so they are not part of its shape.
   for (const Block& block : request.in) bytes += request.kind == Kind::kAllToAll ? block.bytes : 0;
   return {.number = number,
           .bytes = static_cast<std::int64_t>(bytes),

@@ -1,12 +1,12 @@
-// What one rank notes of its operations in a group, where someone wants to know.
+// Records one rank's operations in a group, while a log or a trace is open.
 //
 // Two books may be open at a time: the log (sums, and the last operations for a post-mortem) and
 // the trace (a timeline). With none open a call reads two pointers more.
 //
 // Each book has two writers, one for collectives, which run one at a time, and one for messages,
-// whose lock the mailbox holds; their parts are apart. A book lives as long as its recorder, as
-// an operation that began while it was open writes its end there, and is opened again by the next
-// who wants one of its room.
+// which the tag matcher's lock guards; their parts are apart. A book lives as long as its recorder,
+// because an operation that began while it was open writes its end there. The next caller that
+// wants a book with the same room gets it again.
 #pragma once
 
 #include <cstdint>
@@ -40,8 +40,7 @@ struct Book {
         collectives(of.records, size),
         messages(of.records, size),
         timeline(of.internode) {}
-  /// What was noted until now does not count any more, nor what is still noted of a call that is
-  /// under way.
+  /// Discards what was recorded until now, and what is still recorded of a call that is under way.
   void begin_anew() {
     const std::int64_t added = collectives.records.added();
     before_collectives.publish(added);
@@ -74,8 +73,8 @@ class Recorder {
     std::vector<HostOf> hosts{};  // of a group on several
   };
   explicit Recorder(Origin origin) : origin_(std::move(origin)) {}
-  /// Of a group on several hosts: `parts` is that of its ranks on this host, which `numbers` are in
-  /// the group. It hands on what it notes of messages, and a trace is of both.
+  /// For a multi-node group. `parts` is the recorder of its ranks on this host; `numbers` are their
+  /// ranks in the group. It passes on the messages that it records, and a trace contains both.
   static std::shared_ptr<Recorder> of_hosts(Origin origin, std::shared_ptr<Recorder> parts,
                                             std::vector<int> numbers);
 
@@ -83,24 +82,24 @@ class Recorder {
   /// Null in a group of one host.
   const std::shared_ptr<Recorder>& parts() const { return parts_; }
 
-  /// Its group has ended: what is noted stays for those that have begun to trace it.
+  /// Its group has ended: the records stay for readers that have begun to trace it.
   void end() { ended_.publish(1); }
   bool ended() const { return ended_.read() != 0; }
 
-  /// Any thread. Opening what is open does nothing.
+  /// Any thread. Opening an open book does nothing.
   void open_log(std::size_t records);
   void open_trace(const Book::Room& room);
   void close_trace();
-  /// The books opened last, closed or not, or null.
+  /// The book opened last, closed or not, or null.
   std::shared_ptr<const Book> log() const;
   std::shared_ptr<const Book> trace() const;
 
-  /// For those that write.
+  /// The open books, for the writers.
   Book* open_log_book() const { return log_.read(); }
   Book* open_trace_book() const { return trace_.read(); }
   bool idle() const { return open_log_book() == nullptr && open_trace_book() == nullptr; }
-  /// A message that has ended. Under the mailbox's lock; in a group on several hosts, which has two
-  /// mailboxes, any thread.
+  /// Records a message that has ended. Call it under the tag matcher's lock. In a multi-node group,
+  /// which has two tag matchers, any thread.
   void note_message(const Record& message);
 
  private:
@@ -114,8 +113,9 @@ class Recorder {
 
   const Origin origin_;
   std::shared_ptr<Recorder> parts_;
-  std::unique_ptr<const MultiNodeState> whole_;  // of which this one's are parts; null: none
-  std::mutex messages_;                          // of a group with parts
+  std::unique_ptr<const MultiNodeState>
+      whole_;            // of the whole group, of which this is a part; null: none
+  std::mutex messages_;  // for messages of a group with parts
   mutable std::mutex mutex_;
   std::vector<std::shared_ptr<Book>> logs_;    // one at the most
   std::vector<std::shared_ptr<Book>> traces_;  // one for each room; the last is the last opened
@@ -124,15 +124,15 @@ class Recorder {
   Mark ended_;
 };
 
-/// Of a call that begins; `bytes` of one of its blocks.
+/// The record of a call that begins; `bytes` of one of its blocks.
 Record record_of(const Request& request, std::int64_t number, std::size_t bytes,
                  std::int64_t entered_ns);
 
-/// A collective on its way into the open books; failed, unless it is said to be done.
+/// Writes a collective into the open books: as failed, unless done() is called.
 class Entry {
  public:
-  /// `make` says what the call is, and is asked only if a book is open. Each book is looked up
-  /// once: one that is opened meanwhile begins with the next call.
+  /// `make` creates the record, and is called only if a book is open. Each book is looked up once:
+  /// one that is opened meanwhile begins with the next call.
   template <typename Make>
   Entry(const Recorder& recorder, TscClock& clock, Make&& make)
       : clock_(clock), log_(recorder.open_log_book()), trace_(recorder.open_trace_book()) {
@@ -145,10 +145,10 @@ class Entry {
   Entry(const Entry&) = delete;
   Entry& operator=(const Entry&) = delete;
 
-  /// Where its phases are noted, or null.
+  /// Records the call's phases, or null.
   Timeline* timeline() const { return trace_ == nullptr ? nullptr : &trace_->timeline; }
   bool wanted() const { return log_ != nullptr || trace_ != nullptr; }
-  /// It is done; what became known on the way is in record().
+  /// Marks the call as done; what became known during it is in record().
   void done() { write(Record::State::kDone); }
   Record& record() { return record_; }
 

@@ -9,15 +9,15 @@
 
 namespace dreamcomm {
 
-/// What the waits of an agreement go by.
+/// The conditions of an agreement's waits.
 struct TuningWaits {
   Clock::time_point deadline;
-  const std::function<void()>& idle;       // as Guard has it
+  const std::function<void()>& idle;       // as WaitWatchdog has it
   const std::function<void()>& interrupt;  // likewise
 };
 
-/// Collective: rank 0 tells which costs it knows; if none, all measure them. Throws
-/// Error, after which the group is unusable.
+/// Collective: rank 0 shares the costs it knows; if it knows none, all measure them. Throws Error,
+/// after which the group is unusable.
 Measured agree_on_costs(RankState& state, Rounds& rounds, Primitives::Scratch& scratch,
                         const std::optional<Costs>& known, Heap* heap, const TuningWaits& waits);
 

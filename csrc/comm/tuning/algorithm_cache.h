@@ -1,4 +1,4 @@
-// Which row of the table serves a call, remembered.
+// Caches which row of the table serves a call.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@ namespace dreamcomm {
 
 struct Choice {
   std::size_t row = 0;
-  bool asks = false;  // for heaps, first; then the call is chosen for again
+  bool asks = false;  // first asks whether tensors lie in heaps, then chooses again
 };
 
 /// Not thread-safe: one call of a group runs at a time.
@@ -46,8 +46,8 @@ class AlgorithmCache {
   };
   static constexpr std::size_t kEntries = 64;
 
-  /// Multiplying spreads the low bits over the high ones. A call in heaps is chosen for
-  /// twice, with and without them: two places, or each would push the other out.
+  /// Multiplying spreads the low bits over the high ones. A call in heaps is looked up twice, with
+  /// and without them. Each has its own place, or each would evict the other.
   static std::size_t place_of(const CallShape& call) {
     const std::size_t heaps = (call.in_heap ? 1U : 0U) + (call.out_heap ? 2U : 0U);
     const std::size_t what =

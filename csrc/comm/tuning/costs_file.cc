@@ -36,7 +36,7 @@ std::string processor() {
   return "unknown";
 }
 
-/// Letters and digits, all else as single dashes.
+/// Replaces all but alphanumeric characters by single dashes.
 std::string plain(const std::string& text) {
   std::string result;
   for (const char c : text) {

@@ -13,20 +13,20 @@ namespace dreamcomm {
 namespace {
 
 constexpr int kTurns = 64;
-/// No more memory than this is taken by all ranks together for one tensor each.
+/// All ranks together take no more memory than this for one tensor each.
 constexpr std::size_t kMost = std::size_t{256} << 20;
 
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-/// Seconds per byte of every motion in one run.
+/// Seconds per byte of every kind of copy in one run.
 using Sample = std::array<double, kMotions>;
 
-/// Times the motions of calls on tensors of one size. Every run rewrites its
-/// tensors first, as a training step does, so that none is measured on a copy that
-/// another core still holds. A motion touches no more memory of a rank than that size:
-/// how much memory a call touches says from which cache its bytes come.
+/// Times the copies of calls on tensors of one size. Every run rewrites its tensors first, as a
+/// training step does, so that none is measured on a copy that another core still holds. A copy
+/// touches no more memory of a rank than that size: how much memory a call touches determines from
+/// which cache its bytes are read.
 class Course {
  public:
   Course(Rounds& rounds, Primitives::Scratch& scratch, Heap* heap, WaitObserver& observer,
@@ -77,9 +77,9 @@ class Course {
     return Primitives(rounds_, opening, observer_, scratch_);
   }
 
-  /// Writes pages and reads them in one way, chunk by chunk. Folds work in place. Takes
-  /// go from one half of the tensor into the other: into the bytes just given they
-  /// would be into a near cache, which no call has.
+  /// Writes pages and reads them in one way, chunk by chunk. Folds work in place. Takes copy from
+  /// one half of the tensor into the other: into the bytes just given they would hit a near cache,
+  /// which no call does.
   void through_pages(Sample& sample, CopyKind reads) {
     rewrite(private_.data());
     const bool folds = reads == CopyKind::kFold;
@@ -115,8 +115,8 @@ class Course {
     }
   }
 
-  /// What is read in one half of a tensor is written into the other half of the own, so
-  /// that no rank writes what another reads.
+  /// Reads one half of a tensor and writes the other half of the own, so that no rank writes what
+  /// another reads.
   void in_heaps(Sample& sample) {
     const std::size_t half = bytes_ / 2;
     const auto bytes = static_cast<double>(half);
@@ -136,8 +136,8 @@ class Course {
         });
   }
 
-  /// Seconds per byte of a motion in heaps; `otherwise` where one rank has no room in
-  /// its heap. All ranks make the same turns either way.
+  /// Seconds per byte of a copy in heaps; `otherwise` if one rank has no room in its heap. All
+  /// ranks turn the same rounds either way.
   template <typename Move>
   double in_place(double bytes, double otherwise, const Move& move) {
     if (shared_) rewrite(shared_.get());
@@ -163,7 +163,7 @@ class Course {
   bool had_heaps_ = false;
 };
 
-/// Small ones are noisy, large ones slow.
+/// Small copies are noisy, large ones slow.
 int repeats_of(std::size_t bytes) {
   if (bytes <= std::size_t{256} << 10) return 15;
   return bytes <= std::size_t{8} << 20 ? 5 : 2;
@@ -175,8 +175,7 @@ double median(std::vector<double> values) {
   return *middle;
 }
 
-/// Of calls that move next to nothing: what a turn costs between ranks that do
-/// something else than turning.
+/// Times calls that move next to nothing: the cost of a turn between ranks that also do other work.
 double time_of_turn(Rounds& rounds, Primitives::Scratch& scratch, WaitObserver& observer) {
   std::array<float, 16> data{};
   auto* bytes = reinterpret_cast<std::byte*>(data.data());
@@ -195,7 +194,7 @@ double time_of_turn(Rounds& rounds, Primitives::Scratch& scratch, WaitObserver& 
   return median(seconds);
 }
 
-/// What rank 0 says, on all ranks.
+/// Rank 0's value, on all ranks.
 bool as_rank_0(Rounds& rounds, WaitObserver& observer, bool mine) {
   std::memcpy(rounds.page(), &mine, sizeof mine);
   rounds.turn(Peers::all(), Peers::all(), observer);
@@ -204,7 +203,7 @@ bool as_rank_0(Rounds& rounds, WaitObserver& observer, bool mine) {
   return theirs;
 }
 
-/// For each number the largest of all ranks.
+/// The largest value of all ranks, for each number.
 Costs slowest(Rounds& rounds, WaitObserver& observer, const Costs& mine) {
   static_assert(std::is_trivially_copyable_v<Costs>);
   std::memcpy(rounds.page(), &mine, sizeof mine);

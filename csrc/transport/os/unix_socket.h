@@ -34,7 +34,7 @@ using SocketDeadline = std::chrono::steady_clock::time_point;
 
 /// Listens on an abstract address (no file) with `name`.
 Fd listen_at(const std::string& name, int backlog);
-/// Connects to it, or returns nothing when nobody listens there on this host.
+/// Connects to it, or returns nothing if no socket listens there on this host.
 std::optional<Fd> connect_to(const std::string& name);
 /// The next connection, or nothing at the deadline.
 std::optional<Fd> accept_from(const Fd& listener, SocketDeadline deadline);
