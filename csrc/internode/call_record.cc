@@ -7,13 +7,13 @@
 namespace dreamcomm {
 namespace {
 
-/// The last of all hosts' ranks. The others' word takes `word` seconds, in which nobody is
-/// waited for, and at times somewhat more: beside a long wait for a rank of this host that says
-/// nothing.
-LastToCome last_of(const LinkContext::Latest& latest, std::int64_t entered_ns, double word) {
+/// The last of all hosts' ranks. The other hosts' message takes `transfer` seconds, in which no
+/// rank is waited for, and sometimes somewhat longer. Beside a long wait for a rank of this host,
+/// that excess means nothing.
+LastToCome last_of(const LinkContext::Latest& latest, std::int64_t entered_ns, double transfer) {
   constexpr int kMuch = 4;
   LastToCome far = latest.between;
-  far.at_ns -= static_cast<std::int64_t>(word * 1e9);
+  far.at_ns -= static_cast<std::int64_t>(transfer * 1e9);
   const std::int64_t for_far = far.at_ns - latest.here.at_ns;
   const std::int64_t for_here = std::max<std::int64_t>(latest.here.at_ns - entered_ns, 0);
   return far.rank >= 0 && for_far > for_here / kMuch ? far : latest.here;
@@ -31,13 +31,13 @@ CallRecord::CallRecord(MultiNodeState& shown, const Recorder& recorder, TscClock
       entry_(recorder, clock,
              [&] { return record_of(request, number_, block_bytes(request), to_ns(now_)); }) {}
 
-void CallRecord::done(const LinkContext& context, const Way& way, double word) {
+void CallRecord::done(const LinkContext& context, const Way& way, double transfer) {
   Tally& counts = shown_.tallies[static_cast<std::size_t>(kind_)];
   counts.calls.grow(1);
   counts.sent.grow(static_cast<std::int64_t>(context.traffic().sent));
   counts.received.grow(static_cast<std::int64_t>(context.traffic().received));
   if (!entry_.wanted()) return;
-  const LastToCome last = last_of(context.latest, to_ns(now_), word);
+  const LastToCome last = last_of(context.latest, to_ns(now_), transfer);
   Record& record = entry_.record();
   record.arrived_ns = last.at_ns;
   record.peer = last.rank;

@@ -1,5 +1,5 @@
-// What a call of a group on several hosts leaves for people to look at: to tools that look from
-// outside while it runs, and in the books of the group's recorder.
+// Shows a multi-node call to observers: progress to tools while it runs, and a record afterwards in
+// the books of the group's recorder.
 #pragma once
 
 #include <cstdint>
@@ -16,19 +16,19 @@ namespace dreamcomm {
 
 class CallRecord {
  public:
-  /// One at a time of a group. All references must outlive it. It has failed, unless it is said to
-  /// be done.
+  /// One at a time in a group. All references must outlive it. The call counts as failed unless
+  /// done() is called.
   CallRecord(MultiNodeState& shown, const Recorder& recorder, TscClock& clock,
              const Request& request);
   CallRecord(const CallRecord&) = delete;
   CallRecord& operator=(const CallRecord&) = delete;
 
-  /// Where its waits for other hosts are noted, or null.
+  /// Records its waits for other hosts, or null.
   Timeline* timeline() const { return entry_.timeline(); }
   std::int64_t number() const { return number_; }
-  /// Over by `trip`, in that way, where the other hosts' word takes so many seconds to come: of a
-  /// call by leaders it brings their data.
-  void done(const LinkContext& context, const Way& way, double word);
+  /// The call has ended, on `context` and in this way. The other hosts' message takes `transfer`
+  /// seconds to arrive: in a call by leaders it brings their data.
+  void done(const LinkContext& context, const Way& way, double transfer);
 
  private:
   MultiNodeState& shown_;

@@ -122,7 +122,7 @@ TEST_CASE("who comes late to a monitored barrier of other hosts is told, and is 
           "this host: Rank 2 failed to pass";
       require(error.text.starts_with(begin), error.text);
     }
-    if (!late) expect(error, ErrorKind::kTimeout, {"Rank 2 failed", "nothing has been heard of"});
+    if (!late) expect(error, ErrorKind::kTimeout, {"Rank 2 failed", "nothing has arrived from"});
     rank.hold(seconds(60), true);
   });
 }

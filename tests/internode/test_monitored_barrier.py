@@ -88,7 +88,7 @@ def test_the_missing_are_named_in_the_words_of_one_host(
         else:
             assert re.search(begin, text), (rank, text)
     if absent == [2]:
-        assert "nothing has been heard of rank 2 of host" in found[0][0]
+        assert "nothing has arrived from rank 2 of host" in found[0][0]
     else:
         assert re.search(rf"rank {named[-1]} last called \S+ as call \d+, entered", found[0][0])
         assert "its main thread is at" in found[0][0]
@@ -266,7 +266,7 @@ def test_a_host_that_is_cut_off_is_named(hosts: Hosts, tmp_path: Path, slack: fl
         text, seconds = found.value
         if rank < 2:
             assert "Rank 2 failed to pass monitoredBarrier" in text, text
-            assert re.search(r"nothing has been heard of rank 2 of host \S+ \(ranks 2, 3\)", text)
+            assert re.search(r"nothing has arrived from rank 2 of host \S+ \(ranks 2, 3\)", text)
         else:
             assert re.search(r"waiting for rank 0 of host \S+ \(ranks 0, 1\)", text), text
         assert seconds < 3.0 + slack, (rank, seconds)

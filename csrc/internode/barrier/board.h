@@ -1,4 +1,4 @@
-// Short texts that ranks of all hosts can read, which nobody need come to give them.
+// Short texts that ranks post for ranks of all hosts to read, without exchanging messages.
 #pragma once
 
 #include <chrono>
@@ -7,7 +7,7 @@
 
 namespace dreamcomm {
 
-/// Of one rank. One thread at a time.
+/// One rank's view of the board. One thread at a time.
 class BarrierBoard {
  public:
   BarrierBoard() = default;
@@ -15,13 +15,14 @@ class BarrierBoard {
   BarrierBoard(const BarrierBoard&) = delete;
   BarrierBoard& operator=(const BarrierBoard&) = delete;
 
-  /// Takes the place of what was posted under the key. In the order given, but nobody waits for it.
+  /// Replaces what was posted under the key. Posts keep their order; the caller does not wait for
+  /// them.
   virtual void post(const std::string& key, const std::string& text) = 0;
-  /// Whether what read() returns may have changed since it was last called. Costs little.
+  /// Whether read()'s result may have changed since the last call. It costs little.
   virtual bool has_news() = 0;
-  /// What had been posted under each of its keys a moment ago, "" for nothing. Looks once more
-  /// meanwhile, and wakes the rank when it has. With `patience` it first waits so long for a look
-  /// that begins now.
+  /// Returns what had been posted under each of its keys a moment ago, "" for nothing. It starts
+  /// another read meanwhile, and wakes the rank when that is done. With `patience` it first waits
+  /// up to that long for a read that begins now.
   virtual std::vector<std::string> read(std::chrono::milliseconds patience = {}) = 0;
 };
 

@@ -8,7 +8,7 @@
 namespace dreamcomm::barrier {
 namespace {
 
-/// With its length in front, as it may hold anything.
+/// Writes the length first, because the text may contain anything.
 void put(std::ostream& to, const std::string& text) { to << text.size() << ' ' << text << ' '; }
 
 std::string take(std::istream& from) {
@@ -56,8 +56,8 @@ Report report_from(const std::string& text) {
 
 std::string to_text(const Verdict& verdict) {
   std::ostringstream text;
-  text << verdict.ended << ' ' << verdict.passed << ' ' << verdict.in << ' ' << verdict.came << ' '
-       << verdict.asks << ' ';
+  text << verdict.ended << ' ' << verdict.passed << ' ' << verdict.in << ' ' << verdict.entered_with
+       << ' ' << verdict.asks << ' ';
   for (const std::int64_t issued : verdict.issued) text << issued << ' ';
   text << verdict.outcome.bits << ' ';
   put(text, verdict.outcome.problem);
@@ -67,7 +67,7 @@ std::string to_text(const Verdict& verdict) {
 Verdict verdict_from(const std::string& text) {
   Verdict verdict;
   std::istringstream from(text);
-  from >> verdict.ended >> verdict.passed >> verdict.in >> verdict.came >> verdict.asks;
+  from >> verdict.ended >> verdict.passed >> verdict.in >> verdict.entered_with >> verdict.asks;
   for (std::int64_t& issued : verdict.issued) from >> issued;
   from >> verdict.outcome.bits;
   if (!from) return {};

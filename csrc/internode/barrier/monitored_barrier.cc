@@ -13,18 +13,19 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kFirstLook{300};  // for what has been posted before
-constexpr milliseconds kHeard{1000};     // for the leaders to read the last verdict
+constexpr milliseconds kFirstLook{300};  // for earlier posts
+constexpr milliseconds kReadTime{1000};  // for the leaders to read the last verdict
 
-/// How long after its own timeout a leader stays for rank 0 to judge, who first asks the others
-/// who is missing and reads their answers: no longer than its host's ranks stay for this one.
+/// How long a leader waits for rank 0's decision beyond its own timeout. Rank 0 first asks the
+/// others which ranks are missing and reads their answers. It is no longer than its host's ranks
+/// wait for this one.
 Clock::duration grace_of(milliseconds timeout) {
   constexpr milliseconds kLeast{300};
-  constexpr milliseconds kToJudge{1600};
-  return std::min<Clock::duration>(std::max(timeout / 10, kLeast) + kToJudge, barrier::kGrace / 2);
+  constexpr milliseconds kToDecide{1600};
+  return std::min<Clock::duration>(std::max(timeout / 10, kLeast) + kToDecide, barrier::kGrace / 2);
 }
 
-std::string key_of(int host) { return concat("roll/", host); }
+std::string key_of(int host) { return concat("barrier/", host); }
 
 }  // namespace
 
@@ -45,47 +46,47 @@ std::string InternodeBarrier::place(int rank) const {
 void InternodeBarrier::look(milliseconds patience) {
   if (patience.count() == 0 && !means_.board->has_news()) return;
   const std::vector<std::string> texts = means_.board->read(patience);
-  if (judges()) {
+  if (decides()) {
     reports_.clear();
     for (const std::string& text : texts) reports_.push_back(barrier::report_from(text));
   } else {
     read_ = barrier::verdict_from(texts.at(0));
   }
-  if (under_way_ && !has_met() && catch_up()) post();
+  if (under_way_ && !has_seen_peer() && catch_up()) post();
 }
 
 void InternodeBarrier::post() {
   means_.board->post(key_of(topology_.host_of(rank_)),
-                     judges() ? barrier::to_text(verdict_) : barrier::to_text(own_));
+                     decides() ? barrier::to_text(verdict_) : barrier::to_text(own_));
 }
 
 bool InternodeBarrier::is_in(const Report& report) const {
   return report.number == number_ && report.state != State::kNone && report.state != State::kLeft;
 }
 
-/// While this rank is in it.
+/// Only valid while this rank is in it.
 bool InternodeBarrier::has_left(const Report& report) const {
   return report.state != State::kNone && report.left() > number_;
 }
 
-/// Whether somebody else has been seen in the roll call that this rank is in, after as many
-/// collectives (else it may be one who has left since): then it is the one.
-bool InternodeBarrier::has_met() {
+/// Whether another rank has been seen in the barrier that this rank is in, with the same number of
+/// collectives (otherwise it may have left since): then both are in the same barrier.
+bool InternodeBarrier::has_seen_peer() {
   const auto is_here = [this](const Report& report) {
     return is_in(report) && report.issued == terms_.issued;
   };
-  const bool meets = judges() ? std::any_of(reports_.begin(), reports_.end(), is_here)
-                              : read_.in == number_ + 1 && read_.came == terms_.issued;
-  has_met_ = has_met_ || meets;
-  return has_met_;
+  const bool seen = decides() ? std::any_of(reports_.begin(), reports_.end(), is_here)
+                              : read_.in == number_ + 1 && read_.entered_with == terms_.issued;
+  has_seen_peer_ = has_seen_peer_ || seen;
+  return has_seen_peer_;
 }
 
-/// Goes on to the roll call that is next for the others, if this rank left some out: it has issued
-/// more collectives than those had who left them. Returns whether it did. Also while it is in one:
-/// what the others have posted may be read late.
+/// Advances to the barrier that is next for the others, if this rank left some out: it has issued
+/// more collectives than the others had when they left those. Returns whether it did. It may also
+/// advance while it is in one, because the others' posts may be read late.
 bool InternodeBarrier::catch_up() {
   const std::uint32_t before = number_;
-  if (judges()) {
+  if (decides()) {
     catch_up_with_leaders();
     verdict_.in = number_ + 1;
   } else {
@@ -95,8 +96,8 @@ bool InternodeBarrier::catch_up() {
   return number_ != before;
 }
 
-/// INVARIANT: rank 0 ends those that it leaves out, with the collectives of a leader that left
-/// them: so other leaders that were in none of them come to the present one as it does.
+/// INVARIANT: rank 0 ends the barriers that it leaves out, with the collectives of a leader that
+/// left them. So other leaders that were in none of them advance to the present one as rank 0 does.
 void InternodeBarrier::catch_up_with_leaders() {
   for (const Report& report : reports_) {
     const std::int64_t issued = report.state == State::kLeft ? report.issued : report.before;
@@ -115,11 +116,11 @@ void InternodeBarrier::catch_up_with_rank_0() {
     const bool known = read_.ended - number_ <= kept;
     return !known || terms_.issued > read_.issued[number_ % kept];
   };
-  // One that has passed was not left out by any.
+  // No rank has left out a barrier that passed.
   while (read_.ended > number_ && read_.passed <= number_ && left_out()) ++number_;
 }
 
-/// How the roll call has ended to which this leader comes late, in words for all of its host.
+/// How the barrier ended that this leader enters late, as a text for all of its host.
 BarrierOutcome InternodeBarrier::late() const {
   const bool own = read_.ended == number_ + 1;
   const std::uint32_t bits = own && read_.outcome.bits != 0 ? read_.outcome.bits : barrier::kLate;
@@ -140,14 +141,14 @@ std::optional<BarrierOutcome> InternodeBarrier::enter(const Terms& terms) {
   own_.issued = terms.issued;
   own_.before = before;
   verdict_.asks = 0;
-  verdict_.came = terms.issued;
+  verdict_.entered_with = terms.issued;
   catch_up();
-  if (!judges() && read_.ended > number_) return late();
+  if (!decides() && read_.ended > number_) return late();
   too_late_ = std::any_of(reports_.begin(), reports_.end(),
                           [this](const Report& report) { return has_left(report); });
   own_.state = State::kIn;
   under_way_ = true;
-  has_met_ = false;
+  has_seen_peer_ = false;
   post();
   return std::nullopt;
 }
@@ -155,9 +156,9 @@ std::optional<BarrierOutcome> InternodeBarrier::enter(const Terms& terms) {
 bool InternodeBarrier::is_over() {
   const std::scoped_lock lock(mutex_);
   look();
-  look_for_gone();
+  look_for_lost();
   if (!gone_.empty()) return true;
-  if (!judges()) return read_.ended > number_ || read_.asks == number_ + 1;
+  if (!decides()) return read_.ended > number_ || read_.asks == number_ + 1;
   return std::any_of(reports_.begin(), reports_.end(), [this](const Report& report) {
     const bool lacks = report.has_count() && !report.count.is_complete();
     return has_left(report) || (is_in(report) && (lacks || report.state == State::kOver));
@@ -168,25 +169,26 @@ void InternodeBarrier::report(const BarrierCount& count) {
   const std::scoped_lock lock(mutex_);
   own_.count = count;
   own_.state = State::kCounted;
-  if (!judges()) post();
+  if (!decides()) post();
 }
 
 std::optional<BarrierOutcome> InternodeBarrier::outcome(int over) {
   const std::scoped_lock lock(mutex_);
   look();
-  look_for_gone();
-  return judges() ? judge(over) : heed(over);
+  look_for_lost();
+  return decides() ? decide(over) : apply_verdict(over);
 }
 
-/// Of another leader: what rank 0 says. Once that is in it, it decides within every deadline.
-std::optional<BarrierOutcome> InternodeBarrier::heed(int over) {
+/// Applies rank 0's verdict; for the other leaders. Once rank 0 is in it, it decides within every
+/// deadline.
+std::optional<BarrierOutcome> InternodeBarrier::apply_verdict(int over) {
   if (read_.passed == number_ + 1) return BarrierOutcome{};
   if (read_.ended == number_ + 1) return read_.outcome;
   const std::string who = concat("monitored_barrier on ", who_);
   if (read_.ended > number_) {
     return BarrierOutcome{
         barrier::kLate,
-        concat(who, " was ended by rank 0, and others since, before ", "this rank could hear why")};
+        concat(who, " was ended by rank 0, and others since, before ", "this rank could read why")};
   }
   if (const auto gone = gone_.find(0); gone != gone_.end()) {
     return BarrierOutcome{barrier::kEnded, gone->second};
@@ -199,11 +201,11 @@ std::optional<BarrierOutcome> InternodeBarrier::heed(int over) {
     post();
   }
   const bool there = read_.in == number_ + 1;
-  // Before the ranks of this host give this one up.
+  // It ends before the ranks of this host stop waiting.
   const Clock::duration grace = there ? grace_of(terms_.timeout) : kFirstLook;
   if (Clock::now() < *deciding_ + grace) return std::nullopt;
   const char* const does =
-      there ? ", which has been in it, to judge; nothing is heard of it now" : " to call the roll";
+      there ? ", which has been in it, to decide; nothing arrives from it now" : " to enter it";
   return BarrierOutcome{barrier::kLate, concat(who, " reached its timeout after ",
                                                in_seconds(Clock::now() - terms_.begin),
                                                " of waiting for ", place(0), does)};
@@ -212,7 +214,7 @@ std::optional<BarrierOutcome> InternodeBarrier::heed(int over) {
 void InternodeBarrier::leave(const std::string& interrupted) {
   const std::scoped_lock lock(mutex_);
   under_way_ = false;
-  if (judges()) {
+  if (decides()) {
     if (!interrupted.empty()) outcome_ = {barrier::kEnded, interrupted};
     verdict_.outcome = outcome_;
     verdict_.ended = number_ + 1;
@@ -229,21 +231,21 @@ void InternodeBarrier::leave(const std::string& interrupted) {
 }
 
 void InternodeBarrier::stay_until_heard() {
-  if (!judges()) return;
-  const Clock::time_point end = Clock::now() + kHeard;
-  std::vector<int> awaited;  // of the others; those that were in the last one
+  if (!decides()) return;
+  const Clock::time_point end = Clock::now() + kReadTime;
+  std::vector<int> awaited;  // indexes of the leaders that were in the last one
   std::unique_lock lock(mutex_);
   for (std::size_t i = 0; i < reports_.size(); ++i) {
     const Report& report = reports_[i];
     const bool was_in = report.state != State::kNone && report.number + 1 == number_;
     if (was_in) awaited.push_back(static_cast<int>(i));
   }
-  const auto have_heard = [&] {
+  const auto have_read = [&] {
     return std::all_of(awaited.begin(), awaited.end(), [this](int i) {
       return reports_[static_cast<std::size_t>(i)].left() >= number_;
     });
   };
-  while (!have_heard() && Clock::now() < end) {
+  while (!have_read() && Clock::now() < end) {
     lock.unlock();
     std::this_thread::sleep_for(milliseconds(2));
     lock.lock();

@@ -1,4 +1,4 @@
-// Rank 0's part of a monitored barrier between hosts: who is missing.
+// Rank 0's part of a monitored barrier between hosts: which ranks are missing.
 #include <algorithm>
 #include <cstddef>
 
@@ -11,15 +11,16 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kAnswer{500};  // to rank 0's question who is missing
+constexpr milliseconds kAnswer{500};  // time to answer which ranks are missing
 
 }  // namespace
 
-/// Of rank 0. It waits while all may still come, and for answers where it has to name somebody.
-std::optional<BarrierOutcome> InternodeBarrier::judge(int over) {
+/// Decides; for rank 0. It waits while all ranks may still enter, and for answers if it must name
+/// ranks.
+std::optional<BarrierOutcome> InternodeBarrier::decide(int over) {
   bool complete = own_.count.is_complete();
   bool fails = over >= 0 || !complete || !gone_.empty();
-  bool answered = true;  // those that are in it have counted their ranks
+  bool answered = true;  // all leaders that are in it have counted their ranks
   bool named = !own_.count.missing.empty() || !gone_.empty();
   for (std::size_t i = 0; i < reports_.size(); ++i) {
     const Report& report = reports_[i];
@@ -43,8 +44,8 @@ std::optional<BarrierOutcome> InternodeBarrier::judge(int over) {
   return outcome_;
 }
 
-/// Of a host whose leader has not come, or has left, only that is known. All hosts are named: who
-/// reads it may be on any.
+/// Lists the missing ranks. For a host whose leader has not entered, or has left, only that is
+/// known. Every entry names its host, because readers may be on any.
 std::vector<InternodeBarrier::Absent> InternodeBarrier::absent() const {
   std::vector<Absent> found;
   const auto add = [&](const BarrierCount& count, std::size_t host) {
@@ -73,15 +74,15 @@ std::vector<InternodeBarrier::Absent> InternodeBarrier::absent() const {
            concat(place(leader), " has stopped waiting", why.empty() ? "" : ": ", why)});
     } else {
       const std::string act = is_in(report)
-                                  ? concat(place(leader), " does not tell who is missing there")
-                                  : concat("nothing has been heard of ", place(leader));
+                                  ? concat(place(leader), " does not report who is missing there")
+                                  : concat("nothing has arrived from ", place(leader));
       found.push_back({Absent::Why::kLate, leader, act});
     }
   }
   return found;
 }
 
-/// Names all, by rank, or the foremost.
+/// Names all missing ranks, in rank order, or the foremost.
 BarrierOutcome InternodeBarrier::conclude(int over) {
   std::vector<Absent> absent = this->absent();
   std::sort(absent.begin(), absent.end(), [this](const Absent& a, const Absent& b) {

@@ -1,8 +1,8 @@
 // all_reduce: reduce-scatter in the host, all-reduce of the shard between hosts, all-gather in
 // the host, as in BlueConnect (Cho et al., 2019) and NCCL's trees of hosts.
 //
-// Of a chunk, each carrier (a rank with an equal in every host) takes one shard; of a shard, each
-// host's carrier combines one piece for all, in the order of the hosts:
+// Each carrier (a rank with a counterpart in every host) takes one shard of a chunk. Each host's
+// carrier of a shard combines one piece of it for all, in the order of the hosts:
 //
 //     begin(k)    shards to the carriers, combined over the host's ranks; pieces to the hosts
 //     combine(k)  the own piece over all hosts; the result to the other hosts
@@ -66,7 +66,8 @@ class AllReduce {
            elements(k).size() % static_cast<std::size_t>(carriers_) == 0;
   }
 
-  /// Room and receives for a chunk, ahead of its messages: they need not ask for it.
+  /// Allocates and posts the receives of a chunk ahead of its messages, so that these need not
+  /// wait.
   void expect(std::size_t k) {
     Slot& s = slot(k);
     context_.wait(s.sends);

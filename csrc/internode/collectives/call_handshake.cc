@@ -15,26 +15,26 @@ namespace {
 
 using Text = std::array<char, 1024>;
 
-/// One of the two ranks between which calls differ.
+/// One of the two ranks whose calls differ.
 struct Side {
   std::int32_t rank = -1;  // none
   Signature call;
   Text words{};
 };
-/// What a host has to say: INVARIANT: of any number of ranks two suffice, so what is told is not
-/// longer for more ranks. Either the host's first rank differs from the group's first, or the first
-/// of its ranks that does is the first that differs from the host's first.
+/// A host's report of a mismatch. INVARIANT: two ranks suffice however many there are, so the
+/// report is not longer for more ranks. Either the host's first rank differs from the group's
+/// first, or the first of its ranks that does is the first that differs from the host's first.
 using Sides = std::array<Side, 2>;
 
-/// The first message of one leader to another; what its host brings follows.
+/// The first message from one leader to another; the bytes that its host brings follow.
 struct Heading {
   Signature signature;
   std::uint32_t agreed = 0;   // whether all ranks of the host made this call
-  std::int32_t last = -1;     // which of them came last; -1: not known
+  std::int32_t last = -1;     // which of them entered last; -1: not known
   std::uint32_t brought = 0;  // bytes that follow
 };
 
-/// What a leader tells the ranks of its host; what all take follows.
+/// What a leader sends to the ranks of its host; the bytes that all take follow.
 struct Verdict {
   std::uint32_t agreed = 0;
   LastToCome last{};  // of the other hosts' ranks, if the leader had to wait for one
@@ -42,7 +42,7 @@ struct Verdict {
 constexpr std::size_t kVerdict = 64;
 static_assert(sizeof(Verdict) <= kVerdict);
 
-constexpr std::uint32_t kWords = 0xfffe;  // a message's number that no algorithm uses
+constexpr std::uint32_t kMismatchSides = 0xfffe;  // a message's number that no algorithm uses
 
 const Reduction kBytes{};  // moved, not computed
 
@@ -55,27 +55,27 @@ class CallHandshake {
  public:
   CallHandshake(LinkContext& context, const Signature& own, const Caller& caller,
                 const LeaderPayload& payload)
-      : context_(context), own_(own), caller_(caller), small_(payload) {
+      : context_(context), own_(own), caller_(caller), payload_(payload) {
     most_ = sizeof(Heading) +
             std::max(most_brought(context.hosts()), host_table_bytes(context.topology()));
   }
 
-  void hold() {
+  void run() {
     compare_here();
-    const Cargo mine = context_.room(sizeof(Heading) + small_.brought);
-    const auto brought = static_cast<std::uint32_t>(agreed_ ? small_.brought : 0);
+    const Cargo mine = context_.room(sizeof(Heading) + payload_.brought);
+    const auto brought = static_cast<std::uint32_t>(agreed_ ? payload_.brought : 0);
     const Heading heading{own_, agreed_ ? 1U : 0U, context_.latest.here.rank, brought};
     std::memcpy(mine.data(), &heading, sizeof heading);
-    if (agreed_ && small_.bring) small_.bring(mine.data() + sizeof heading);
-    const Cargo told = context_.room(kVerdict + small_.told);
+    if (agreed_ && payload_.bring) payload_.bring(mine.data() + sizeof heading);
+    const Cargo told = context_.room(kVerdict + payload_.told);
     Verdict verdict{1, {}};
     if (is_leader()) {
-      verdict.agreed = meet(mine, told.data() + kVerdict) ? 1U : 0U;
+      verdict.agreed = compare_hosts(mine, told.data() + kVerdict) ? 1U : 0U;
       verdict.last = last_between_;
       std::memcpy(told.data(), &verdict, sizeof verdict);
     }
-    // Ranks that differ may differ in their small parts' sizes, too.
-    const Block block{told.data(), kVerdict + (agreed_ ? small_.told : 0)};
+    // Ranks that differ may also differ in the sizes of their payloads.
+    const Block block{told.data(), kVerdict + (agreed_ ? payload_.told : 0)};
     announce(block);
     std::memcpy(&verdict, told.data(), sizeof verdict);
     context_.latest.between = verdict.last;
@@ -86,8 +86,8 @@ class CallHandshake {
       }
       end_mismatched("", named, [](const Signature& call) { return " called " + words(call); });
     }
-    if (!small_.take) return;
-    const std::optional<Mismatch> objection = small_.take(told.data() + kVerdict);
+    if (!payload_.take) return;
+    const std::optional<Mismatch> objection = payload_.take(told.data() + kVerdict);
     if (!objection) return;
     std::vector<int> named;
     for (const int rank : std::set{objection->one, objection->other}) {
@@ -119,11 +119,11 @@ class CallHandshake {
     return all;
   }
 
-  /// Whether the ranks of this host make one call; the same answer on each.
+  /// Finds out whether the ranks of this host make one call; the same answer on each.
   void compare_here() {
-    // INVARIANT: a leader sends nothing to other hosts before all ranks of its own have come here,
-    // and no rank returns before it has heard of all hosts: as long as one has not come here, no
-    // rank anywhere has returned from this call.
+    // INVARIANT: a leader sends nothing to other hosts before all ranks of its own host have
+    // entered, and no rank returns before it has received from all hosts. So as long as one rank
+    // has not entered here, no rank anywhere has returned from this call.
     here_ =
         gather(own_, [this](const auto& in, const auto& out) { context_.gather_here(in, out); });
     context_.latest.here = context_.last_here();
@@ -131,7 +131,7 @@ class CallHandshake {
                           [this](const Signature& other) { return other == here_[0]; });
   }
 
-  /// Until the other hosts' leaders have sent what they send, and taken what this one does.
+  /// Waits until the other hosts' leaders have sent their messages, and taken this one's.
   void wait() {
     context_.wait(context_.receives());
     last_between_ = context_.last_between();
@@ -140,14 +140,14 @@ class CallHandshake {
 
   /// Whether the hosts make one call. INVARIANT: all leaders give the same answer: if the calls of
   /// two hosts differ, every host finds one that differs from its own.
-  bool meet(const Cargo& mine, std::byte* told) {
+  bool compare_hosts(const Cargo& mine, std::byte* told) {
     Cargo sent = mine;
     if (!agreed_) sent.bytes = sizeof(Heading);
     const std::vector<Cargo> theirs = context_.exchange_openings(sent, most_);
-    wait();  // what has come may be another call's
+    wait();  // what has arrived may be another call's
     bool all = agreed_;
     std::vector<const std::byte*> brought;
-    int last_of_host = last_between_.rank;  // as its leader says, which is who it is else
+    int last_of_host = last_between_.rank;  // the leader, unless it reports another rank
     for (int host = 0; host < context_.hosts(); ++host) {
       const bool own = host == context_.host();
       const Cargo& from = own ? mine : theirs[static_cast<std::size_t>(host)];
@@ -160,7 +160,7 @@ class CallHandshake {
       if (!own) context_.left_empty(from.bytes - sizeof heading - heading.brought);
     }
     last_between_.rank = last_of_host;
-    if (all && small_.judge) small_.judge(brought, told);
+    if (all && payload_.decide) payload_.decide(brought, told);
     return all;
   }
 
@@ -172,11 +172,11 @@ class CallHandshake {
     return rank >= 0 && rank < context_.size() && context_.topology().host_of(rank) == host;
   }
 
-  /// What is said of a rank after its name, and before the place of its call.
-  using Say = std::function<std::string(const Signature& call)>;
+  /// Describes a rank's call, after its name and before its call site.
+  using Describe = std::function<std::string(const Signature& call)>;
 
-  /// Of those of this host's ranks that are `named`. On every one of them.
-  Sides sides_here(const std::vector<int>& named, const Say& say) {
+  /// Returns the sides of this host's ranks that are `named`, on every one of them.
+  Sides sides_here(const std::vector<int>& named, const Describe& describe_call) {
     Text site{};
     put_text(site, caller_.site ? caller_.site() : "");
     const std::vector<Text> sites = gather(site, [this](const auto& in, const auto& out) {
@@ -187,15 +187,16 @@ class CallHandshake {
       const auto index = static_cast<std::size_t>(context_.topology().index_of(named[i]));
       sides[i].rank = named[i];
       sides[i].call = here_[index];
-      put_text(sides[i].words, concat("rank ", named[i], say(here_[index]), sites[index].data()));
+      put_text(sides[i].words,
+               concat("rank ", named[i], describe_call(here_[index]), sites[index].data()));
     }
     return sides;
   }
 
-  /// On every rank of all hosts, the same.
+  /// Throws the same error on every rank of all hosts.
   [[noreturn]] void end_mismatched(const std::string& why, const std::vector<int>& named,
-                                   const Say& say) {
-    const Sides here = sides_here(named, say);
+                                   const Describe& describe_call) {
+    const Sides here = sides_here(named, describe_call);
     std::array<char, 2 * sizeof(Text) + 2> text{};
     if (is_leader()) put_text(text, words_on(exchange(here), why.empty()));
     announce(block_of(text));
@@ -205,7 +206,7 @@ class CallHandshake {
                        ". No data was moved; the group stays usable"));
   }
 
-  /// Of all hosts, by rank.
+  /// Returns the sides of all hosts, by rank.
   std::vector<Side> exchange(const Sides& here) {
     const Cargo own = context_.room(sizeof here);
     std::memcpy(own.data(), &here, sizeof here);
@@ -213,8 +214,8 @@ class CallHandshake {
     context_.for_other_hosts([&](int host) {
       Cargo& cargo = all[static_cast<std::size_t>(host)];
       cargo = context_.room(sizeof here);
-      context_.receive(leader(host), cargo, kWords);
-      context_.send(leader(host), own, kWords);
+      context_.receive(leader(host), cargo, kMismatchSides);
+      context_.send(leader(host), own, kMismatchSides);
     });
     wait();
     all[static_cast<std::size_t>(context_.host())] = own;
@@ -232,7 +233,7 @@ class CallHandshake {
     return found;
   }
 
-  /// Of the first and, where `calls` differ, the first whose call does.
+  /// Describes the first side and, if `calls` differ, the first whose call differs.
   static std::string words_on(const std::vector<Side>& sides, bool calls) {
     const auto other = std::find_if(sides.begin() + 1, sides.end(), [&](const Side& side) {
       return !calls || side.call != sides[0].call;
@@ -244,7 +245,7 @@ class CallHandshake {
   LinkContext& context_;
   Signature own_;
   const Caller& caller_;
-  const LeaderPayload& small_;
+  const LeaderPayload& payload_;
   std::size_t most_;             // bytes that any host may send
   std::vector<Signature> here_;  // of the ranks of this host
   LastToCome last_between_;      // of the leaders whose messages this one waited for
@@ -255,7 +256,7 @@ class CallHandshake {
 
 void handshake(LinkContext& context, const Signature& own, const Caller& caller,
                const LeaderPayload& payload) {
-  CallHandshake(context, own, caller, payload).hold();
+  CallHandshake(context, own, caller, payload).run();
 }
 
 }  // namespace dreamcomm

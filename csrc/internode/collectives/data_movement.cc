@@ -1,5 +1,5 @@
-// Collectives that only move data. Each rank sends what is its own, but for a broadcast, of which
-// each carrier sends a shard.
+// Collectives that only move data. Each rank sends its own data, except in a broadcast, where each
+// carrier sends a shard.
 #include <array>
 #include <vector>
 
@@ -21,7 +21,7 @@ struct Chunk {
   HierContext::Transfers sends;
 };
 
-/// A rank's block goes to its stand-in of each other host, which hands it on there.
+/// A rank's block is sent to its stand-in on each other host, which passes it on there.
 class AllGather {
  public:
   AllGather(HierContext& context, const Request& request) : context_(context), request_(request) {}
@@ -75,7 +75,7 @@ class AllGather {
     });
   }
 
-  /// Ranks of other hosts, in the same order on all of this one.
+  /// Calls `each` for ranks of other hosts, in the same order on all of this one.
   template <typename Each>
   void for_others(Each&& each) {
     for (int rank = 0; rank < context_.size(); ++rank) {
@@ -88,8 +88,8 @@ class AllGather {
   std::array<Chunk, 2> chunks_;
 };
 
-/// A broadcast in the root's host; of each chunk, each carrier there sends its shard to its equal
-/// in every other host, where the carriers hand them on.
+/// A broadcast within the root's host. Each carrier there sends its shard of each chunk to its
+/// counterpart in every other host, where the carriers pass the shards on.
 class Broadcast {
  public:
   Broadcast(HierContext& context, const Request& request)
@@ -157,7 +157,7 @@ class Broadcast {
   std::array<Chunk, 2> chunks_;
 };
 
-/// Blocks between this rank and ranks of other hosts, straight from one to the other, in chunks:
+/// Blocks between this rank and ranks of other hosts, directly from one to the other, in chunks:
 /// all pairs at a time, whatever their sizes.
 class Exchange {
  public:

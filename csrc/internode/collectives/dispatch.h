@@ -1,4 +1,4 @@
-// The algorithms between hosts, after a call was opened: one function per kind.
+// The algorithms between hosts, which run after a call was opened: one function per kind.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 namespace dreamcomm::internode {
 
-/// The one of the request; none of a barrier.
+/// Runs the algorithm of the request; a barrier has none.
 void run(HierContext& context, const Request& request);
 
 void all_reduce(HierContext& context, const Request& request);
@@ -31,7 +31,7 @@ void pipeline(std::size_t total, Begin&& begin, End&& end) {
   }
 }
 
-/// Message `phase` of chunk `k`: numbers come again when those chunks have long arrived.
+/// The number of message `phase` of chunk `k`. Numbers repeat when those chunks have long arrived.
 constexpr std::uint32_t number_of(std::size_t k, std::uint32_t phase) {
   return static_cast<std::uint32_t>(k % 0x7000) * 2 + phase;
 }

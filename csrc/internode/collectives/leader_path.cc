@@ -13,8 +13,8 @@
 namespace dreamcomm {
 namespace {
 
-/// all_reduce and reduce of little: the ranks of a host give it to their leader, the leaders to
-/// each other.
+/// all_reduce and reduce of few bytes: the ranks of a host give them to their leader, and the
+/// leaders to each other.
 LeaderPayload small_reduction(HierContext& context, const Request& request) {
   const TwoStepReduction steps(request.reduction, context.widens_halves());
   const std::size_t count = request.in[0].bytes / steps.item();
@@ -27,8 +27,8 @@ LeaderPayload small_reduction(HierContext& context, const Request& request) {
     const Block out{bytes, in.bytes};
     context.here(Kind::kReduce, steps.here, {&in, 1}, {&out, context.index() == 0 ? 1U : 0U});
   };
-  payload.judge = [&context, steps, count](std::span<const std::byte* const> brought,
-                                           std::byte* told) {
+  payload.decide = [&context, steps, count](std::span<const std::byte* const> brought,
+                                            std::byte* told) {
     context.combine(steps, brought, told, count);
   };
   payload.take = [&request](const std::byte* told) {
@@ -38,7 +38,7 @@ LeaderPayload small_reduction(HierContext& context, const Request& request) {
   return payload;
 }
 
-/// A broadcast of little.
+/// A broadcast of few bytes.
 LeaderPayload small_broadcast(HierContext& context, const Request& request) {
   const std::size_t bytes = request.out[0].bytes;
   const int home = context.topology().host_of(request.root);
@@ -50,7 +50,7 @@ LeaderPayload small_broadcast(HierContext& context, const Request& request) {
     context.here(Kind::kBroadcast, request.reduction, request.in, {&out, 1},
                  context.topology().index_of(request.root));
   };
-  payload.judge = [home, bytes](std::span<const std::byte* const> brought, std::byte* told) {
+  payload.decide = [home, bytes](std::span<const std::byte* const> brought, std::byte* told) {
     copy_bytes(told, brought[static_cast<std::size_t>(home)], bytes);
   };
   payload.take = [&request, bytes](const std::byte* told) {
@@ -111,7 +111,7 @@ LeaderPayload sizes_of_all_to_all(HierContext& context, const Request& request) 
     }
     context.here(Kind::kAllGather, Reduction{}, {&in, 1}, out);
   };
-  payload.judge = [&context, row](std::span<const std::byte* const> brought, std::byte* told) {
+  payload.decide = [&context, row](std::span<const std::byte* const> brought, std::byte* told) {
     for (int rank = 0; rank < context.size(); ++rank) {
       const std::byte* from = brought[static_cast<std::size_t>(context.topology().host_of(rank))];
       copy_bytes(told + static_cast<std::size_t>(rank) * row,

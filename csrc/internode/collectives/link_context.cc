@@ -14,11 +14,11 @@ namespace dreamcomm {
 
 namespace {
 
-constexpr std::chrono::milliseconds kAsk{40};     // a moment for those who give up at the same time
-constexpr std::chrono::milliseconds kAsked{300};  // with what the store takes
-constexpr int kLooksApart = 6;                    // of the nudger's ticks
+constexpr std::chrono::milliseconds kAsk{40};     // a moment for ranks that abort at the same time
+constexpr std::chrono::milliseconds kAsked{300};  // includes the store's time
+constexpr int kLooksApart = 6;                    // of the interrupter's ticks
 constexpr std::chrono::milliseconds kLookElsewhere{100};  // nearly every wait is shorter
-constexpr std::chrono::milliseconds kUntilTold{450};      // by the mates of who has gone
+constexpr std::chrono::milliseconds kUntilTold{450};      // for the lost host's other ranks
 
 constexpr const char* kHasAborted = "it has aborted the group";
 
@@ -32,12 +32,12 @@ LinkContext::LinkContext(const Levels& levels, const Request& request, std::uint
       number_(number),
       interrupt_(interrupt) {}
 
-/// INVARIANT: of those who could tell of a late rank its own host's ranks are the first, at the
-/// deadline; then ranks that wait for it from other hosts; then the ranks of those that do: an
-/// in-host wait that lasts for a rank which itself waits for another host is excused. The first of
-/// these speaks, and the others pass its words on: all within a tenth of the timeout.
-/// Between hosts a rank tells whom it waits for before it asks what that one tells: in a row of
-/// ranks that wait for each other each passes on whom the last one waits for.
+/// INVARIANT: a late rank is reported first by its own host's ranks, at the deadline; then by ranks
+/// that wait for it from other hosts; then by the ranks that wait for those. An in-host wait for a
+/// rank that itself waits for another host is excused that long. The first of these ranks reports,
+/// and the others pass its report on: all within a tenth of the timeout. Between hosts a rank
+/// reports the rank it waits for before it queries that rank's report. So in a row of ranks that
+/// wait for each other, each passes on the rank that the last one waits for.
 Clock::duration LinkContext::slack() const {
   constexpr Clock::duration kLeast = std::chrono::milliseconds(150);
   return std::max((request_.deadline - begin_) / 30, kLeast);
@@ -54,11 +54,11 @@ void LinkContext::here(Kind kind, const Reduction& how, std::span<const Block> i
   run_here(part, interrupt_);
 }
 
-/// A death elsewhere, too, and that a rank there has given up, has to be told within a second while
-/// a rank of this host is late.
-/// INVARIANT: one that has gone is told of only if a rank of this host is seen after that not to
-/// have come to this gathering: the leader had not got what that one brings, so no rank anywhere
-/// had returned from the call (call_handshake.cc).
+/// A death on another host, or an abort of a rank there, must be reported within a second even
+/// while a rank of this host is late.
+/// INVARIANT: a lost rank is reported only if, after it was found, a rank of this host is seen not
+/// to have entered this gathering. Then the leader had not got that rank's part, so no rank
+/// anywhere had returned from the call (call_handshake.cc).
 void LinkContext::gather_here(std::span<const Block> in, std::span<const Block> out) {
   const Clock::time_point begin = Clock::now();
   Clock::time_point next = begin + kLookElsewhere;
@@ -100,7 +100,7 @@ void LinkContext::run_here(Request& part, const Interrupt& interrupt) {
     levels_.host.run_ordered(part, interrupt);
   } catch (const Error& error) {
     levels_.spoilt->publish(1);
-    // Where none of this host has died, one has left in good order (Causes).
+    // If no rank of this host has died, one has left cleanly (FailureCause).
     if (error.kind() != ErrorKind::kPeerLost || lost_remote_) throw;
     if (!levels_.host.lost().empty()) throw;
     throw Error(error.kind(), error.what() + levels_.causes.others());
@@ -110,11 +110,11 @@ void LinkContext::run_here(Request& part, const Interrupt& interrupt) {
   }
 }
 
-/// Of a rank of another host that has gone, while one of this host was waited for so long: that one
-/// may be why the other has given up.
+/// Reports a lost rank of another host, while a rank of this host has been waited for: that late
+/// rank may be why the other has aborted.
 void LinkContext::fail_for_remote(int rank, const std::string& failure, Clock::duration waited) {
   lost_remote_ = true;
-  const std::string told = told_by_host_of(rank, kUntilTold);
+  const std::string told = report_of_host(rank, kUntilTold);
   const std::string late = levels_.host.awaited(waited);
   throw Error(ErrorKind::kPeerLost,
               concat(describe(request_), " on ", levels_.host.who(), " cannot finish: rank ", rank,
@@ -123,9 +123,9 @@ void LinkContext::fail_for_remote(int rank, const std::string& failure, Clock::d
                      late.empty() ? "" : concat("; rank ", this->rank(), " waits for ", late)));
 }
 
-/// Why a rank has not sent, or taken, a message: as it says itself, else as its host's others do,
-/// who abort the group at about the same time and know what it does.
-std::string LinkContext::told_by_host_of(int rank, std::chrono::milliseconds moment) const {
+/// Why a rank has not sent, or taken, a message: by its own report, otherwise by its host's other
+/// ranks, which abort the group at about the same time and know what it does.
+std::string LinkContext::report_of_host(int rank, std::chrono::milliseconds moment) const {
   constexpr std::chrono::milliseconds kNone{0};
   const Clock::time_point until = Clock::now() + moment;
   while (true) {
@@ -137,8 +137,8 @@ std::string LinkContext::told_by_host_of(int rank, std::chrono::milliseconds mom
   }
 }
 
-/// INVARIANT: what peers of this host write into a room they have written when the call ends for
-/// which it was the output, unless that fails.
+/// INVARIANT: peers of this host write into a room only until the call ends for which it was the
+/// output, unless that fails.
 Cargo LinkContext::room(std::size_t bytes) const {
   Cargo room = room_of_its_own(bytes);
   if (!levels_.heap || !levels_.heap->holds(room.data())) return room;
@@ -149,7 +149,7 @@ Cargo LinkContext::room(std::size_t bytes) const {
   return {std::shared_ptr<std::byte>(room.data(), give_back), 0, bytes};
 }
 
-/// Into which no peer writes.
+/// Allocates a room that no peer writes into.
 Cargo LinkContext::room_of_its_own(std::size_t bytes) const {
   std::shared_ptr<std::byte> memory = levels_.heap ? levels_.heap->allocate(bytes) : nullptr;
   if (!memory) memory = {new std::byte[bytes], std::default_delete<std::byte[]>()};
@@ -184,7 +184,7 @@ void LinkContext::combine(const TwoStepReduction& steps, std::span<const std::by
 }
 
 /// INVARIANT: messages of one direction between two ranks that may be under way together have
-/// different tags. A call ends on a rank when its own messages have come or been taken over, and
+/// different tags. A call ends on a rank when its own messages have arrived or been taken over, and
 /// ranks are at most one call apart: each waits for all hosts at the beginning of a call.
 std::uint32_t LinkContext::tag(std::uint32_t number) const {
   constexpr std::uint32_t kPerCall = 16;  // bits
@@ -242,17 +242,17 @@ LinkContext::Transfers LinkContext::receives() { return std::exchange(receives_,
 void LinkContext::wait(const Transfers& transfers) {
   if (transfers.empty()) return;
   WaitScope awaiting(levels_.host.whole().calls, timeline_, noted_as_);
-  std::size_t come = 0;  // of them
+  std::size_t next = 0;  // of the transfers
   int looks = 0;
   AbortedPeers aborted(levels_.causes);
   const auto wait_on = [&] {
-    for (; come < transfers.size(); ++come) {
+    for (; next < transfers.size(); ++next) {
       try {
-        const auto& [parcel, rank] = transfers[come];
-        const bool has_come = levels_.interrupter.wait(*parcel) ||
-                              (++looks % kLooksApart == 0 && levels_.monitor.look(rank, *parcel));
-        if (has_come) {
-          awaiting.came(rank);
+        const auto& [parcel, rank] = transfers[next];
+        const bool arrived = levels_.interrupter.wait(*parcel) ||
+                             (++looks % kLooksApart == 0 && levels_.monitor.look(rank, *parcel));
+        if (arrived) {
+          awaiting.moved(rank);
           continue;
         }
         awaiting.lasts(rank);
@@ -261,19 +261,19 @@ void LinkContext::wait(const Transfers& transfers) {
         }
         return false;
       } catch (const Error& error) {
-        fail_for(transfers[come].rank, error);
+        fail_for(transfers[next].rank, error);
       }
     }
     return true;
   };
-  const std::function<std::string()> what = [&] { return waiting_for(transfers[come].rank); };
+  const std::function<std::string()> what = [&] { return waiting_for(transfers[next].rank); };
   try {
     levels_.host.wait_through(wait_on, what, {request_.deadline, slack(), warned_}, interrupt_);
     last_between_ = awaiting.last();
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::kTimeout) throw;
     levels_.reasons.give_up(this->rank(), error.what());
-    const std::string told = told_by_host_of(transfers[come].rank, kAsk);
+    const std::string told = report_of_host(transfers[next].rank, kAsk);
     if (told.empty()) throw;
     throw Error(ErrorKind::kTimeout, concat(error.what(), "; ", told));
   }

@@ -1,4 +1,4 @@
-// The way of a call on the host's memory: through shared memory, and a link between hosts.
+// The context of a call on the host's memory: shared memory, and a link between hosts.
 #pragma once
 
 #include <chrono>
@@ -21,7 +21,7 @@
 
 namespace dreamcomm {
 
-/// What a rank of such a group has, made once.
+/// What a rank of a multi-node group uses in every call.
 struct Levels {
   Communicator& host;  // the ranks of this one's host
   const Topology& topology;
@@ -30,7 +30,7 @@ struct Levels {
   ConnectionMonitor& monitor;
   PrepostedReceives& envelopes;
   const std::shared_ptr<Heap>& heap;  // of this process; null: none
-  /// Whether a call within the host has failed, in which a late peer may still write.
+  /// Whether a call within the host has failed, so that a late peer may still write.
   std::shared_ptr<Mark> spoilt;
   const AbortReasons& reasons;
   const FailureCause& causes;
@@ -40,17 +40,17 @@ struct Levels {
 
 class LinkContext final : public HierContext {
  public:
-  /// `number` counts the group's calls. All references must outlive the trip.
+  /// `number` counts the group's calls. All references must outlive the context.
   LinkContext(const Levels& levels, const Request& request, std::uint64_t number, std::size_t chunk,
               const Interrupt& interrupt);
 
   void here(Kind kind, const Reduction& how, std::span<const Block> in, std::span<const Block> out,
             int root = 0) override;
-  /// The first of a call, of which no rank of another host returns before it: so it is given up if
-  /// one of them has gone.
+  /// The first collective of a call: no rank of another host returns from the call before it. So it
+  /// is aborted if one of them is lost.
   void gather_here(std::span<const Block> in, std::span<const Block> out);
-  /// In the heap if there is room. Of the heap it is not used again once a call within the host
-  /// has failed.
+  /// In the heap if there is room. Heap memory is not used again once a call within the host has
+  /// failed.
   Cargo room(std::size_t bytes) const override;
   Cargo kept(const Block& block) override;
   void copy(std::byte* to, const std::byte* from, std::size_t bytes) override;
@@ -59,30 +59,29 @@ class LinkContext final : public HierContext {
                std::byte* out, std::size_t count) override;
   void send(int rank, const Cargo& cargo, std::uint32_t number) override;
   void receive(int rank, const Cargo& cargo, std::uint32_t number) override;
-  void depart(std::uint32_t) override {}  // each was at once
-  /// Among leaders, as the call opens: `mine` to those of the other hosts, and what they send is
-  /// received, in up to `most` bytes, into what is returned, by host.
+  void depart(std::uint32_t) override {}  // each message departs at once
+  /// Exchanges the leaders' openings: sends `mine` to the other hosts' leaders, and returns what
+  /// they send, up to `most` bytes, by host.
   std::vector<Cargo> exchange_openings(const Cargo& mine, std::size_t most);
   Transfers sends() override;
   Transfers receives() override;
   void wait(const Transfers& transfers) override;
-  /// So many bytes of the room for a message that has come: it was not known how long it would be.
+  /// Subtracts bytes of a room that a message left empty: its size was not known before.
   void left_empty(std::size_t bytes) { traffic_.received -= bytes; }
 
-  /// Of ranks that wait for each other, who was the last: to the last collective within the host,
-  /// and of the other hosts' ranks whose messages the last wait was for, where they were waited
-  /// for.
+  /// The last rank of a wait: last_here() of the last collective within the host, last_between() of
+  /// the other hosts' ranks whose messages the last wait was for, if it had to wait for them.
   LastToCome last_here() const;
   LastToCome last_between() const { return last_between_; }
-  /// Who was the last to make this call: of the ranks of this host, and of the others when its word
-  /// of that came.
+  /// The last rank to make this call: of the ranks of this host, and of the others, by the time at
+  /// which their message arrived.
   struct Latest {
     LastToCome here;
     LastToCome between;
   };
   Latest latest;
 
-  /// Waits for other hosts are noted there as the call's `number`; null: nowhere.
+  /// Records waits for other hosts there, as the call's `number`; null: does not.
   void note_in(Timeline* timeline, std::int64_t number) {
     timeline_ = timeline;
     noted_as_ = number;
@@ -95,7 +94,7 @@ class LinkContext final : public HierContext {
   std::vector<int> remote_ranks() const;
   void run_here(Request& part, const Interrupt& interrupt);
   [[noreturn]] void fail_for_remote(int rank, const std::string& failure, Clock::duration waited);
-  std::string told_by_host_of(int rank, std::chrono::milliseconds moment) const;
+  std::string report_of_host(int rank, std::chrono::milliseconds moment) const;
   std::string waiting_for(int rank) const;
   [[noreturn]] void fail_for(int rank, const Error& error) const;
   void send_as(int rank, const Cargo& cargo, std::uint32_t tag);
@@ -112,8 +111,8 @@ class LinkContext final : public HierContext {
   LastToCome last_between_;
   Timeline* timeline_ = nullptr;
   std::int64_t noted_as_ = 0;
-  bool warned_ = false;       // of a wait for another host
-  bool lost_remote_ = false;  // a rank of one, while one of this host was waited for
+  bool warned_ = false;       // the user was warned of a wait for another host
+  bool lost_remote_ = false;  // a rank of another host, while one of this host was waited for
 };
 
 }  // namespace dreamcomm

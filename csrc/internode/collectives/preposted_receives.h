@@ -1,4 +1,4 @@
-// The first messages of calls between hosts, whose receives begin a call ahead.
+// The first messages of calls between hosts: their receives are posted a call ahead.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +11,11 @@
 
 namespace dreamcomm {
 
-/// A message leaves at once where the receiver has said before that there is room for it; else when
-/// that comes: a second way over the wire. INVARIANT: what is said of a call's room is sent before
-/// this rank's own first message of the call before, for which the peer waits: it comes before the
-/// peer can have left, see ConnectionMonitor.
+/// A message leaves at once if the receiver has announced before that it has room for it. Otherwise
+/// it leaves when the announcement arrives, a second transfer over the wire later.
+/// INVARIANT: the announcement for a call is sent before this rank's own first message of the call
+/// before, for which the peer waits. So it arrives before the peer can have left, see
+/// ConnectionMonitor.
 class PrepostedReceives {
  public:
   struct Expected {
@@ -23,20 +24,20 @@ class PrepostedReceives {
   };
   using Expect = std::function<Expected(std::uint32_t tag)>;
 
-  /// The receive of what `rank` sends as this call opens. Begins that of the next call.
+  /// Returns the receive of what `rank` sends as this call opens, and posts that of the next call.
   Expected from(int rank, const Expect& expect) {
     const auto next = next_.find(rank);
     Expected now = next == next_.end() ? expect(tag_of(opened_)) : std::move(next->second);
     next_[rank] = expect(tag_of(opened_ + 1));
     return now;
   }
-  /// Of what this rank sends as this call opens.
+  /// The tag of what this rank sends as this call opens.
   std::uint32_t tag() const { return tag_of(opened_); }
-  /// It has: the same number of calls on all leaders.
+  /// The call has opened: the same number of calls on all leaders.
   void opened() { ++opened_; }
 
  private:
-  /// No other message's.
+  /// A tag that no other message has.
   static constexpr std::uint32_t tag_of(std::uint32_t opening) {
     return (opening << 16U | 0xffffU) & Link::kMostTag;
   }

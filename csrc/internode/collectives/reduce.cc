@@ -1,5 +1,5 @@
-// reduce and reduce_scatter: what each host's ranks add up to goes to whom it is for, who combines
-// it in the order of the hosts.
+// reduce and reduce_scatter: the sum of each host's ranks is sent to the rank that needs it, which
+// combines the sums in the order of the hosts.
 #include <array>
 #include <utility>
 #include <vector>
@@ -90,7 +90,7 @@ class Reduce {
       const Range r = shard_of(k, carrier);
       const bool own = carrier == context_.index();
       if (own) combine(context_, steps_, shares_[k % 2], done.data(), r.size());
-      // The others need it as little as the root does its own.
+      // All ranks take part in the broadcast, but only the root uses the result.
       std::byte* target = done.data();
       if (context_.rank() == request_.root) {
         target = request_.out[0].data + (elements(k).begin + r.begin) * steps_.item();
@@ -112,7 +112,7 @@ class Reduce {
   std::array<Shares, 2> shares_;
 };
 
-/// A host's share of a rank's block is added up at that rank's stand-in there, who sends it.
+/// A host's share of a rank's block is added up at that rank's stand-in there, which sends it.
 class ReduceScatter {
  public:
   ReduceScatter(HierContext& context, const Request& request)
@@ -157,7 +157,7 @@ class ReduceScatter {
     s.sends = context_.sends();
   }
 
-  /// This host's share of `rank`'s block. Into `own` if it is this rank's.
+  /// Adds up this host's share of `rank`'s block. Into `own` if it is this rank's.
   void add_up(std::size_t k, int rank, const Cargo& own) {
     const Range part = chunk(count_, per_chunk_, k);
     const Cargo wide = context_.widened(

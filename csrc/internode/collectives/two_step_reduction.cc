@@ -3,7 +3,8 @@
 namespace dreamcomm {
 namespace {
 
-/// Halves are rounded once, at the very end. MIN and MAX round nothing, as does what only moves.
+/// Halves are rounded once, at the very end. MIN and MAX round nothing, and neither do data
+/// movements.
 DType wire_of(const Reduction& how, bool widens) {
   const bool half = how.dtype == DType::kFloat16 || how.dtype == DType::kBFloat16;
   const bool exact =

@@ -1,4 +1,4 @@
-// A reduction between hosts in two steps: of each host's ranks, and of the hosts.
+// A reduction between hosts in two steps: over each host's ranks, and over the hosts.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@ struct TwoStepReduction {
   TwoStepReduction(const Reduction& how, bool widens);
 
   DType type;      // of the tensors
-  DType wire;      // of what hosts' ranks add up to, and send
+  DType wire;      // of the sums of the hosts' ranks, as sent
   Reduction here;  // from left to right in rank order; on `wire`
   Reduction between;
 

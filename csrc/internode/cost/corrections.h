@@ -1,4 +1,4 @@
-// What a model's times are multiplied by, at sizes for which calls were measured.
+// Factors for a model's times, at sizes for which calls were measured.
 #pragma once
 
 #include <array>
@@ -6,11 +6,11 @@
 
 namespace dreamcomm {
 
-/// The time of a call over what the model says. The model knows a latency and bytes per second;
-/// links and processors have more to them: shaped links let some bytes through at once, ranks that
-/// share processors hide some waits and add others.
+/// The measured time of a call over the model's. The model has only a latency and bytes per second.
+/// Links and processors are more complex: shaped links let some bytes through at once, and ranks
+/// that share processors hide some waits and add others.
 struct Corrections {
-  /// Of all_reduce; of no bytes it is a barrier.
+  /// Sizes of an all_reduce; 0 bytes are a barrier.
   static constexpr std::array<std::size_t, 8> kSizes{0,
                                                      std::size_t{1} << 10,
                                                      std::size_t{4} << 10,
@@ -22,7 +22,7 @@ struct Corrections {
 
   std::array<double, kSizes.size()> factors = none();
 
-  /// Between two sizes it changes evenly, beyond them not at all.
+  /// Interpolates between two sizes; beyond them it stays the same.
   double at(double bytes) const;
 
   bool operator==(const Corrections&) const = default;

@@ -13,19 +13,20 @@
 namespace dreamcomm {
 namespace {
 
-constexpr std::size_t kPage = std::size_t{256} << 10;  // of a rank: where staged calls go through
+constexpr std::size_t kPage = std::size_t{256} << 10;  // of a rank: staged calls go through it
 constexpr std::array<std::size_t, 5> kChunks{std::size_t{512} << 10, std::size_t{1} << 20,
                                              std::size_t{2} << 20, std::size_t{4} << 20,
                                              std::size_t{8} << 20};
-constexpr double kAsks = 1;  // a first chunk's receive is told of, before it is sent
+constexpr double kAsks =
+    1;  // the sender of a first chunk is informed of its receive before it sends
 constexpr std::size_t kOfAllToAll = kChunks[1];
 
-/// What a chunk takes, but for its opening.
+/// The load of a chunk, except its opening.
 struct Load {
   double here = 0;      // seconds of the ranks of a host
   double wire = 0;      // bytes that the busiest host sends, or receives
   double messages = 0;  // of a rank
-  double in_a_row = 1;  // messages of which each waits for the one before
+  double in_a_row = 1;  // messages that each wait for the one before
 };
 
 class Model {
@@ -33,7 +34,7 @@ class Model {
   Model(Kind kind, std::size_t bytes, const Shape& shape, const LevelCosts& costs)
       : kind_(kind), bytes_(bytes), shape_(shape), costs_(costs), others_(shape.hosts - 1) {}
 
-  /// Signatures and `brought` bytes from each host, `told` to all.
+  /// Seconds to open a call: signatures and `brought` bytes from each host, `told` bytes to all.
   double opening(double brought, double told) const {
     constexpr double kHead = sizeof(Signature) + 8;
     return here(Kind::kAllGather, sizeof(Signature)) +
@@ -62,10 +63,10 @@ class Model {
     const double before = moves_first() ? here(kind_, whole * shape_.ranks / shape_.size) : 0;
     const Load load = load_of(part);
     const double wire = load.wire * costs_.between.byte + load.messages * costs_.between.message;
-    // What the ranks do, while the wire is busy.
+    // The time of the ranks while the wire is busy.
     const double ranks = load.here + costs_.between.chunk + load.wire * costs_.between.handling;
-    // The longer of both is busy all the time; the other's first or last chunk is not hidden, nor
-    // is what both need the same processors for.
+    // The longer of both is busy all the time. The other's first or last chunk is not hidden, and
+    // neither is the time in which both need the same processors.
     const double shown = 1 + (count - 1) * (1 - costs_.between.overlap);
     const double seconds = begin + before + count * std::max(ranks, wire) +
                            shown * std::min(ranks, wire) +
@@ -74,10 +75,10 @@ class Model {
   }
 
  private:
-  /// Bytes of an all_reduce in which the busiest host sends so many.
+  /// Bytes of an all_reduce in which the busiest host sends `sent` bytes.
   double reduced_by(double sent) const { return sent * shape_.hosts / (2.0 * others_); }
 
-  /// What stays within the host does so before the rest goes.
+  /// Whether bytes that stay within the host move before the rest is sent.
   bool moves_first() const {
     return kind_ == Kind::kGather || kind_ == Kind::kScatter || kind_ == Kind::kAllToAll;
   }
@@ -137,7 +138,8 @@ bool may_go_by_leaders(Kind kind, std::size_t bytes, int hosts) {
   return kind == Kind::kBarrier || (fits && bytes <= most_brought(hosts));
 }
 
-/// A rank takes a chunk from each of the other hosts at a time: so all take no more room.
+/// Whether a rank takes a chunk from every other host at the same time: each is a share, so that
+/// all together take no more room.
 bool is_shared(Kind kind) { return kind == Kind::kAllGather || kind == Kind::kReduceScatter; }
 
 constexpr std::size_t share_bytes(std::size_t bytes, int hosts) {
@@ -199,10 +201,10 @@ std::vector<Way> ways(Kind kind, std::size_t bytes, const Shape& shape, const Le
   if (may_go_by_leaders(kind, bytes, shape.hosts)) add({.leaders = true});
   if (kind == Kind::kBarrier) return all;
   for (const std::size_t chunk : kChunks) {
-    // The blocks of an all_to_all may differ, and with them what each rank would choose.
+    // The blocks of an all_to_all may differ, and with them each rank's choice.
     if (kind == Kind::kAllToAll && chunk != kOfAllToAll) continue;
     const std::size_t size = is_shared(kind) ? share_bytes(chunk, shape.hosts) : chunk;
-    const bool is_new = all.empty() || size != all.back().chunk;  // of many hosts some are alike
+    const bool is_new = all.empty() || size != all.back().chunk;  // with many hosts some are equal
     if (is_new) add({.chunk = size});
     if (bytes <= size) break;
   }

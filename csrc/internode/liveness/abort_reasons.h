@@ -1,4 +1,4 @@
-// Why ranks of a group that spans hosts have given it up, or are gone.
+// Why ranks of a multi-node group have aborted it, or are lost.
 #pragma once
 
 #include <chrono>
@@ -9,19 +9,20 @@
 
 namespace dreamcomm {
 
-/// How ranks of different hosts learn of each other's ends.
+/// How ranks of different hosts report why they end.
 struct AbortReasons {
-  /// In a sentence that names `rank`: this one, or one of its host that cannot tell itself. The
-  /// last one counts. May be null.
+  /// Reports, in a sentence that names `rank`: this rank, or a rank of its host that cannot report
+  /// itself. The last report counts. May be null.
   std::function<void(int rank, const std::string& words)> tell{};
-  /// What has been told of a rank so far, for which it has a moment, or ""; may be null.
+  /// Returns the report of a rank so far, waiting up to a moment for it, or ""; may be null.
   std::function<std::string(int rank, std::chrono::milliseconds moment)> told{};
-  /// What has been told last of any rank, or "": one look instead of one for each. May be null.
+  /// Returns the last report of any rank, or "": one query instead of one for each rank. May be
+  /// null.
   std::function<std::string()> told_last{};
-  /// How long the store may take for an answer to one look. May be null.
+  /// How long the store may take to answer one query. May be null.
   std::function<std::chrono::milliseconds()> patience{};
 
-  /// Of this rank, which aborts the group.
+  /// Reports that this rank aborts the group.
   void give_up(int rank, const std::string& reason) const {
     if (tell) tell(rank, concat("rank ", rank, " has aborted the group: ", reason));
   }

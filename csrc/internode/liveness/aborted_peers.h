@@ -1,4 +1,4 @@
-// Ranks of other hosts that have aborted the group and live on, with all their connections.
+// Finds ranks of other hosts that have aborted the group but still run, with all their connections.
 #pragma once
 
 #include <algorithm>
@@ -14,19 +14,20 @@
 
 namespace dreamcomm {
 
-/// Found in the store, while a rank waits. INVARIANT: what they sent before has had a while to come
-/// when they are taken for lost: the time between two looks.
+/// Queries the store while a rank waits.
+/// INVARIANT: messages that they sent before have had time to arrive when the ranks are taken for
+/// lost: the time between two queries.
 class AbortedPeers {
  public:
-  /// Nearly every wait is shorter: only then does it cost a look.
+  /// Nearly every wait is shorter: only longer ones cost a query.
   static constexpr std::chrono::milliseconds kBetween{350};
 
-  /// For a wait that begins now, or has begun then. `causes` must outlive this.
+  /// For a wait that begins now, or began then. `causes` must outlive this.
   explicit AbortedPeers(const FailureCause& causes, Clock::time_point begin = Clock::now())
       : failure_cause_(causes), next_(begin + kBetween) {}
 
-  /// Those of `ranks` of whom a look before has shown it; none if the next look is not due, or
-  /// could last beyond the deadline of what is waited for.
+  /// Returns those of `ranks` that an earlier query has found. Returns none if the next query is
+  /// not due, or could last beyond the deadline of the wait.
   std::vector<int> among(std::span<const int> ranks, Clock::time_point deadline) {
     const Clock::time_point now = Clock::now();
     if (now < next_ || ranks.empty() || deadline - now < longest()) return {};
@@ -38,11 +39,12 @@ class AbortedPeers {
     return found;
   }
 
-  /// Of a look: a store that does not answer is waited for once, one that is far away twice.
+  /// The longest duration of a query: a store that does not answer is waited for once, a slow one
+  /// twice.
   std::chrono::milliseconds longest() const { return 2 * failure_cause_.patience(); }
 
  private:
-  /// Goes on where the one before had to end: a store that is far away answers for few in the time.
+  /// Continues where the last query had to end: a slow store answers for few ranks in the time.
   void look(std::span<const int> ranks) {
     if (!any_) any_ = failure_cause_.has_any_aborted();
     if (!any_) return;
@@ -53,13 +55,13 @@ class AbortedPeers {
     }
   }
 
-  static constexpr std::chrono::milliseconds kForMore{250};  // than one rank
+  static constexpr std::chrono::milliseconds kForMore{250};  // time to query more than one rank
 
   const FailureCause& failure_cause_;
   Clock::time_point next_;
-  bool any_ = false;    // as nobody takes it back
+  bool any_ = false;    // never reset: an abort is final
   std::set<int> seen_;  // likewise
-  std::size_t at_ = 0;  // counts those looked at
+  std::size_t at_ = 0;  // counts the queried ranks
 };
 
 }  // namespace dreamcomm

@@ -1,4 +1,4 @@
-// Whether ranks of other hosts are still connected.
+// Monitors whether ranks of other hosts are still connected.
 #pragma once
 
 #include <chrono>
@@ -15,16 +15,17 @@
 
 namespace dreamcomm {
 
-/// An engine tells who waits for a message that has not begun, but may not tell of one that has
-/// come in part when its connection ends (Gloo does not). So receives are left standing for
-/// messages that never come. INVARIANT: they begin with the group. A receive writes to the sender,
-/// and who writes to a rank that has left in good order loses what is still on its way from there.
+/// An engine reports the end of a connection to a wait for a message that has not begun. It may not
+/// report it for a message that has arrived in part (Gloo does not). So standing receives wait for
+/// messages that are never sent.
+/// INVARIANT: they begin with the group. A receive writes to the sender, and a rank that writes to
+/// a rank that has left cleanly loses what is still on its way from there.
 class ConnectionMonitor {
  public:
-  /// No other message's tag.
+  /// A tag that no other message has.
   static constexpr std::uint32_t kTag = 0xfffd;
 
-  /// All must outlive this. Throws Error(kPeerLost).
+  /// All arguments must outlive this. Throws Error(kPeerLost).
   ConnectionMonitor(Link& link, WaitInterrupter& interrupter, const Topology& topology, int rank)
       : interrupter_(interrupter) {
     for (int peer = 0; peer < topology.size(); ++peer) {
@@ -34,26 +35,27 @@ class ConnectionMonitor {
     }
   }
 
-  /// Throws Error(kPeerLost) if `rank` has gone. Takes a glance's tick or two. Any thread.
+  /// Throws Error(kPeerLost) if `rank` is lost. Takes one or two ticks of the glance interrupter.
+  /// Any thread.
   void glance(int rank) {
     const std::scoped_lock lock(mutex_);
     glances_.wait(*standing_.at(rank));
   }
-  /// Whether a parcel of `rank` has come, if the rank has gone. Throws Error(kPeerLost) if it has
-  /// and the parcel has not come. One thread at a time.
+  /// If `rank` is lost: returns true if its parcel has arrived, and throws Error(kPeerLost) if not.
+  /// Otherwise returns false. One thread at a time.
   bool look(int rank, Parcel& parcel) {
     try {
       glance(rank);
       return false;
     } catch (const Error&) {
-      // The rank may have left in good order: what it sent has come by now. One that was called
-      // back meanwhile says so the second time.
+      // The rank may have left cleanly: all that it sent has arrived by now. A wait that was
+      // interrupted meanwhile returns true the second time.
       if (interrupter_.wait(parcel) || interrupter_.wait(parcel)) return true;
       throw;
     }
   }
 
-  /// The ranks whose connections have ended, and how. Waits for no rank. Any thread.
+  /// Returns the ranks whose connections have ended, and the errors. Waits for no rank. Any thread.
   std::map<int, std::string> lost() {
     const std::scoped_lock lock(mutex_);
     std::map<int, std::string> found;
@@ -70,7 +72,7 @@ class ConnectionMonitor {
 
  private:
   WaitInterrupter& interrupter_;
-  std::mutex mutex_;  // of the waits for these, as several threads look:
+  std::mutex mutex_;  // guards the waits below: several threads check
   WaitInterrupter glances_{std::chrono::milliseconds(1)};
   std::map<int, std::shared_ptr<Parcel>> standing_;
 };

@@ -1,4 +1,4 @@
-// Why a rank of another host has gone, as far as this one can know.
+// Finds out why a rank of another host is lost, as far as this rank can know.
 #pragma once
 
 #include <chrono>
@@ -13,45 +13,45 @@
 
 namespace dreamcomm {
 
-/// A rank that aborts the group tells why, before its connections end. One that has learned of
-/// a death in another group, or in a message, leaves this group in good order and tells nothing:
-/// the cause is whom it lost. INVARIANT: who waits for it is told of that one, too. Its connection
-/// to this rank had ended before the other could learn of it and leave, and the moment in which
-/// the other is asked is left for word of that to come.
+/// A rank that aborts the group reports why before its connections end. A rank that has learned of
+/// a death in another group, or in a message, leaves this group cleanly and reports nothing: the
+/// cause is the rank that it lost.
+/// INVARIANT: a rank that waits for it reports that lost rank, too. The lost rank's connection to
+/// this rank had ended before the other rank could learn of it and leave. The moment in which the
+/// other rank is queried gives that end time to arrive.
 class FailureCause {
  public:
-  /// Both must outlive this. `here` says who of this rank's own host has died or given the group
-  /// up.
+  /// `reasons` and `monitor` must outlive this. `here` describes the ranks of this rank's own host
+  /// that have died or aborted the group.
   FailureCause(const AbortReasons& reasons, ConnectionMonitor& monitor,
                std::function<std::string()> here = {})
       : reasons_(reasons), monitor_(monitor), here_(std::move(here)) {}
 
-  /// Of a rank that is waited for, whose connection has ended by `failure`. Takes a moment. Any
+  /// The cause for an awaited rank whose connection ended with `failure`. Takes a moment. Any
   /// thread.
   std::string of(int rank, const std::string& failure) const {
     const std::string told = told_by(rank);
     return told.empty() ? failure + others(rank) : told;
   }
 
-  /// As it says itself, or ""; takes up to a moment. Any thread.
+  /// The rank's own report, or ""; takes up to a moment. Any thread.
   std::string told_by(int rank, std::chrono::milliseconds moment = AbortReasons::kMoment) const {
     return reasons_.of(rank, moment);
   }
 
-  /// Whether a rank, or any rank, has aborted the group, as far as the store knows now. Any
-  /// thread.
+  /// Whether a rank, or any rank, has aborted the group, as far as the store knows now. Any thread.
   bool has_aborted(int rank) const {
     return !reasons_.of(rank, std::chrono::milliseconds(0)).empty();
   }
 
   bool has_any_aborted() const { return reasons_.any(); }
 
-  /// For an answer to one of these questions.
+  /// How long one of these queries may take.
   std::chrono::milliseconds patience() const {
     return reasons_.patience ? reasons_.patience() : std::chrono::milliseconds(0);
   }
 
-  /// Of ranks that have gone, but for `rank` of another host: "; ..." or "". Any thread.
+  /// Describes lost ranks, except `rank` of another host: "; ..." or "". Any thread.
   std::string others(int rank = -1) const {
     std::map<int, std::string> lost = monitor_.lost();
     lost.erase(rank);
@@ -59,7 +59,8 @@ class FailureCause {
     return all_of(lost) + (here.empty() ? "" : "; " + here);
   }
 
-  /// Of these ranks, as they have told, else as is said beside each: "; ..." or "". Any thread.
+  /// Describes these ranks by their own reports, otherwise by the text beside each: "; ..." or "".
+  /// Any thread.
   std::string all_of(const std::map<int, std::string>& lost) const {
     constexpr int kMostNamed = 4;
     std::string text;

@@ -5,7 +5,7 @@
 namespace dreamcomm {
 namespace {
 
-/// Says that the wait is over, however it ends.
+/// Marks the wait as over, however it ends.
 class Over {
  public:
   Over(std::mutex& mutex, Parcel*& awaited) : mutex_(mutex), awaited_(awaited) {}
@@ -49,7 +49,7 @@ void WaitInterrupter::interrupt() {
   if (awaited_ != nullptr) awaited_->interrupt();
 }
 
-/// A nudge may come before the wait has begun and be lost: the next one is a tick away.
+/// An interrupt may come before the wait has begun and be lost: the next one follows after a tick.
 void WaitInterrupter::work() {
   block_signals();
   std::unique_lock lock(mutex_);

@@ -1,4 +1,5 @@
-// The thread that calls another one back from a wait in which it cannot look about.
+// Interrupts a blocking Parcel::wait() every tick, so that its thread can check deadlines and
+// peers.
 #pragma once
 
 #include <condition_variable>
@@ -11,22 +12,21 @@
 
 namespace dreamcomm {
 
-/// Costs a wait that is over soon no more than a lock: the thread sleeps while nothing is waited
-/// for.
+/// A short wait costs only a lock: the interrupter's thread sleeps while no wait is under way.
 class WaitInterrupter {
  public:
   static constexpr std::chrono::milliseconds kTick{50};
 
-  /// A wait is called back after one to two ticks.
+  /// A wait is interrupted after one to two ticks.
   explicit WaitInterrupter(std::chrono::milliseconds tick = kTick) : tick_(tick) {}
   ~WaitInterrupter();
   WaitInterrupter(const WaitInterrupter&) = delete;
   WaitInterrupter& operator=(const WaitInterrupter&) = delete;
 
-  /// As parcel.wait(), but false at times while it lasts, and soon after nudge(). One thread at a
-  /// time.
+  /// As parcel.wait(), but returns false now and then while it lasts, and soon after interrupt().
+  /// One thread at a time.
   bool wait(Parcel& parcel);
-  /// Calls back who waits now. Any thread.
+  /// Interrupts the present wait. Any thread.
   void interrupt();
 
  private:
@@ -37,7 +37,7 @@ class WaitInterrupter {
   std::condition_variable changed_;
   Parcel* awaited_ = nullptr;
   std::uint64_t waits_ = 0;  // begun
-  bool idle_ = true;         // the thread sleeps until it is told
+  bool idle_ = true;         // the thread sleeps until it is notified
   bool ending_ = false;
   std::thread thread_;  // from the first wait on
 };

@@ -1,4 +1,4 @@
-// A wait for messages of other hosts, as people see it: whom it is for, and how long it was.
+// A wait for messages of other hosts, as observers see it: its rank, and its duration.
 #pragma once
 
 #include <chrono>
@@ -25,16 +25,16 @@ class WaitScope {
   WaitScope(const WaitScope&) = delete;
   WaitScope& operator=(const WaitScope&) = delete;
 
-  /// It has taken a while, and is for `rank`.
+  /// The wait has lasted a while, and is for `rank`.
   void lasts(int rank) { shown_.waiting_for.set(rank); }
-  /// What that rank sends, or takes, has moved.
-  void came(int rank) {
-    constexpr std::int64_t kFelt = 2000;  // nanoseconds; what takes less was there
+  /// A message from or to that rank has finished.
+  void moved(int rank) {
+    constexpr std::int64_t kFelt = 2000;  // nanoseconds; what takes less was there already
     const std::int64_t now = now_ns();
     if (now - before_ > kFelt) last_ = {now, rank};
     before_ = now;
   }
-  /// Who was waited for, and came last.
+  /// The awaited rank whose message finished last.
   LastToCome last() const { return last_; }
 
  private:

@@ -1,4 +1,4 @@
-// What messages between hosts leave for people to look at.
+// Shows messages between hosts to observers.
 #include "comm/record/recorder.h"
 #include "internode/p2p/tag_matching.h"
 #include "transport/window.h"
@@ -9,7 +9,7 @@ Tally& InternodeTagMatcher::tally(Kind kind) const {
   return options_.shown.tallies[static_cast<std::size_t>(kind)];
 }
 
-/// All bytes of a message have left, or come.
+/// All bytes of a message have been sent, or received.
 void InternodeTagMatcher::note_moved(const Message& message) {
   Tally& counts = tally(message.kind);
   Gauge& bytes = message.kind == Kind::kSend ? counts.sent : counts.received;
@@ -29,8 +29,8 @@ void InternodeTagMatcher::note(const Message& message, Record::State state) {
                          .state = state});
 }
 
-/// To tools: the message that is under way for longest. Those from any source are shown by this
-/// host's mailbox.
+/// Shows tools the message that has been under way for longest. Receives from any source are shown
+/// by this host's tag matcher.
 void InternodeTagMatcher::show_oldest() const {
   Correspondence& shown = options_.shown.messages;
   std::int64_t pending = 0;

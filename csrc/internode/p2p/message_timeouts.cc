@@ -1,4 +1,4 @@
-// The deadlines of messages between hosts, and receives that nobody is left to send to.
+// The timeouts of messages between hosts, and any-source receives with no sender left.
 #include <algorithm>
 
 #include "comm/wait_watchdog.h"
@@ -8,17 +8,17 @@
 namespace dreamcomm {
 namespace {
 
-constexpr std::chrono::milliseconds kSpare{100};  // beside a look into the store
+constexpr std::chrono::milliseconds kSpare{100};  // in addition to a query of the store
 
 }  // namespace
 
-/// As a wait within a host.
+/// The user is warned as for a wait within a host.
 Clock::time_point InternodeTagMatcher::Message::warns_at() const {
   if (warned) return Clock::time_point::max();
   return begin + std::max<Clock::duration>((deadline - begin) / 10, WaitWatchdog::kLeastToWarn);
 }
 
-/// Wakes the clerk in time for a message's first warning, and so for its deadline.
+/// Wakes the timeouts thread in time for a message's first warning, and so for its deadline.
 void InternodeTagMatcher::watch(Clock::time_point deadline) {
   const Clock::time_point now = Clock::now();
   deadline = std::min(
@@ -62,15 +62,15 @@ void InternodeTagMatcher::work() {
     const Clock::time_point now = Clock::now();
     if (now >= asks_at_) ask(lock, now);
     const std::optional<std::string> broken = expire(now);
-    const std::vector<std::string> told = broken ? std::vector<std::string>() : warnings(now);
+    const std::vector<std::string> texts = broken ? std::vector<std::string>() : warnings(now);
     settle(lock);
     if (broken) options_.broken(*broken);
-    for (const std::string& text : told) options_.warn(text);
+    for (const std::string& text : texts) options_.warn(text);
     lock.lock();
   }
 }
 
-/// Ranks of other hosts for which messages have waited for a while; none where a deadline is near.
+/// Returns ranks of other hosts for which messages have waited a while; none if a deadline is near.
 std::vector<int> InternodeTagMatcher::awaited(Clock::time_point now) const {
   const Clock::time_point look_ends = later(now, aborted_peers_.longest() + kSpare);
   const auto ends = [look_ends](const MessagePtr& m) { return m->deadline < look_ends; };
@@ -90,12 +90,12 @@ std::vector<int> InternodeTagMatcher::awaited(Clock::time_point now) const {
   return {found.begin(), found.end()};
 }
 
-/// For ranks that have aborted the group: the lock is released meanwhile.
+/// Queries which ranks have aborted the group: the lock is released meanwhile.
 void InternodeTagMatcher::ask(Lock& lock, Clock::time_point now) {
   const std::vector<int> ranks = awaited(now);
   lock.unlock();
   for (const int rank : aborted_peers_.among(ranks, Clock::time_point::max())) {
-    lose(rank, concat("rank ", rank, " has aborted the group"));
+    fail_peer(rank, concat("rank ", rank, " has aborted the group"));
   }
   lock.lock();
   const bool any = !wanted_.empty() || !under_way_.empty();
@@ -108,10 +108,11 @@ void InternodeTagMatcher::be_alone(const std::string& why) {
   changed_.notify_all();
 }
 
-/// Receives from any source, once no rank is left. INVARIANT: what a rank of another host sent
-/// before it left has been heard when it is lost, and what one of this host sent has been taken
-/// when that one is seen to have gone; a receive stands here only if no message was there for it.
-/// Whether there were some; the lock was released meanwhile.
+/// Ends receives from any source once no rank is left to send. Returns whether there were any; the
+/// lock was released meanwhile.
+/// INVARIANT: when a rank of another host is lost, the messages that it sent before it left have
+/// been handled. When a rank of this host is seen to be lost, the messages that it sent have been
+/// taken. A receive is posted here only if no message was there for it.
 bool InternodeTagMatcher::drop_hopeless(Lock& lock) {
   const auto is_hopeless = [this](const MessagePtr& m) {
     const int far = topology_.size() - topology_.ranks_on(topology_.host_of(rank_));
@@ -122,7 +123,7 @@ bool InternodeTagMatcher::drop_hopeless(Lock& lock) {
   const std::string here = why_alone_->empty() ? "" : "; " + *why_alone_;
   const std::map<int, std::string> lost = lost_;
   lock.unlock();
-  std::string why = here + options_.causes.all_of(lost);  // asks, which takes a while
+  std::string why = here + options_.causes.all_of(lost);  // asking takes a while
   if (!why.empty()) why.front() = ':';
   lock.lock();
   const std::vector<MessagePtr> wanted(wanted_.begin(), wanted_.end());
@@ -134,7 +135,7 @@ bool InternodeTagMatcher::drop_hopeless(Lock& lock) {
   return true;
 }
 
-/// What a message waits for `who` to do.
+/// Describes what a message waits for `who` to do.
 std::string InternodeTagMatcher::lacks(const Message& message, const std::string& who) {
   if (message.kind == Kind::kRecv && !message.matched) return concat(who, " has not sent it");
   const bool waits = message.kind == Kind::kSend &&
@@ -157,28 +158,28 @@ std::string InternodeTagMatcher::lacks(const Completion& completion) const {
   return moved == under_way_.end() ? "" : lacks(**moved, place(*(*moved)->rank));
 }
 
-/// Of those that are late and not over, once of each.
+/// Returns a warning for each message that is late but not over its deadline, once for each.
 std::vector<std::string> InternodeTagMatcher::warnings(Clock::time_point now) {
-  std::vector<std::string> told;
+  std::vector<std::string> texts;
   const auto tell = [&](const MessagePtr& m) {
     if (!m->rank || now < m->warns_at()) return;
     m->warned = true;
     if (!options_.warn) return;
-    told.push_back(concat(words(*m), " has waited ", in_seconds(now - m->begin), ": ", lacks(*m),
-                          "; its timeout is after ", in_seconds(m->deadline - m->begin)));
+    texts.push_back(concat(words(*m), " has waited ", in_seconds(now - m->begin), ": ", lacks(*m),
+                           "; its timeout is after ", in_seconds(m->deadline - m->begin)));
   };
   std::for_each(wanted_.begin(), wanted_.end(), tell);
   std::for_each(under_way_.begin(), under_way_.end(), tell);
-  return told;
+  return texts;
 }
 
-/// A receive that nothing has matched is simply withdrawn. What the peer knows of cannot be: then
-/// the group is unusable, and why is returned.
+/// Withdraws a late receive that nothing has matched. A message that the peer knows of cannot be
+/// withdrawn: then the group is unusable, and the reason is returned.
 std::optional<std::string> InternodeTagMatcher::expire(Clock::time_point now) {
   const auto is_late = [&](const Message& m) { return now >= m.deadline; };
   const std::vector<MessagePtr> wanted(wanted_.begin(), wanted_.end());
   for (const MessagePtr& m : wanted) {
-    if (!m->rank || !is_late(*m)) continue;  // this host's mailbox looks after those of any source
+    if (!m->rank || !is_late(*m)) continue;  // this host's tag matcher handles those of any source
     drop(m, ErrorKind::kTimeout, concat(" reached its timeout: ", lacks(*m)));
   }
   const auto late = std::find_if(under_way_.begin(), under_way_.end(),

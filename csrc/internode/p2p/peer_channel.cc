@@ -11,11 +11,11 @@
 namespace dreamcomm {
 namespace {
 
-constexpr std::uint32_t kLetters = Link::kMostTag;
+constexpr std::uint32_t kHeaderTag = Link::kMostTag;
 constexpr std::chrono::milliseconds kMoment{50};
 constexpr std::size_t kLongest = sizeof(MessageHeader) + MessageHeader::kInline;
 
-/// Of the bytes of a message. Far more than can be under way.
+/// The tag of a message's bytes. It allows far more messages than can be under way.
 std::uint32_t tag_of(std::uint32_t number) { return number & (Link::kMostTag >> 1U); }
 
 Cargo room(std::size_t bytes) {
@@ -47,7 +47,7 @@ PeerChannel::PeerChannel(Link& link, int rank, Events events)
   }
 }
 
-/// An interrupt may come just before the wait that it is to end.
+/// An interrupt may come just before the wait that it is to end, so it is repeated.
 PeerChannel::~PeerChannel() {
   std::unique_lock lock(mutex_);
   while (running_ > 0) {
@@ -64,7 +64,7 @@ PeerChannel::~PeerChannel() {
 void PeerChannel::end() {
   const std::scoped_lock lock(mutex_);
   ending_ = true;
-  if (heard_) heard_->interrupt();
+  if (receiving_) receiving_->interrupt();
   if (awaited_) awaited_->interrupt();
   changed_.notify_all();
 }
@@ -73,7 +73,7 @@ void PeerChannel::write(const MessageHeader& header, std::span<const std::byte> 
   const Cargo cargo = room(sizeof header + bytes.size());
   std::memcpy(cargo.data(), &header, sizeof header);
   if (!bytes.empty()) std::memcpy(cargo.data() + sizeof header, bytes.data(), bytes.size());
-  follow(link_.send(rank_, cargo, kLetters), std::move(done));
+  follow(link_.send(rank_, cargo, kHeaderTag), std::move(done));
 }
 
 std::shared_ptr<Parcel> PeerChannel::send(const Cargo& cargo, std::uint32_t number) {
@@ -90,9 +90,9 @@ void PeerChannel::follow(std::shared_ptr<Parcel> parcel, Done done) {
   changed_.notify_all();
 }
 
-/// An engine may not tell of a message that has come in part when its connection ends
-/// (ConnectionMonitor): calls the other thread back until it has nothing to wait for.
-void PeerChannel::hurry() {
+/// An engine may not report the end of a connection for a message that has arrived in part
+/// (ConnectionMonitor). So this interrupts the other thread until it has nothing to wait for.
+void PeerChannel::interrupt_waits() {
   std::unique_lock lock(mutex_);
   while (!ending_ && (awaited_ || !followed_.empty())) {
     changed_.wait_for(lock, kMoment);
@@ -100,7 +100,7 @@ void PeerChannel::hurry() {
   }
 }
 
-/// False at the end of this.
+/// Returns false if the channel is ending.
 bool PeerChannel::wait(std::shared_ptr<Parcel>& awaited, const std::shared_ptr<Parcel>& parcel) {
   for (int misses = 0;;) {
     {
@@ -112,23 +112,24 @@ bool PeerChannel::wait(std::shared_ptr<Parcel>& awaited, const std::shared_ptr<P
     const std::scoped_lock lock(mutex_);
     awaited = nullptr;
     if (over) return true;
-    // What has come says so at the second call at the latest.
+    // A message that has arrived is reported by the second call at the latest.
     check(lost_.empty() || ++misses < 2, ErrorKind::kPeerLost, lost_);
   }
 }
 
-/// INVARIANT: the next letter's receive begins before this one is heard. It writes to the other
-/// rank, and must not after what lets that one leave (ConnectionMonitor): that its message was
-/// taken. One that has left already, as its last message was small, is told of once that was heard.
+/// INVARIANT: the next header's receive begins before this header is handled. The receive writes to
+/// the other rank, and must not do so after anything that lets that rank leave (ConnectionMonitor):
+/// a header that says that its message was taken. A rank that has left already, because its last
+/// message was small, is reported as lost after that message was handled.
 void PeerChannel::listen() {
   try {
     Cargo next = room(kLongest);
-    std::shared_ptr<Parcel> coming = link_.receive(rank_, next, kLetters);
-    while (wait(heard_, coming)) {
+    std::shared_ptr<Parcel> incoming = link_.receive(rank_, next, kHeaderTag);
+    while (wait(receiving_, incoming)) {
       const Cargo cargo = std::exchange(next, room(kLongest));
       std::exception_ptr gone;
       try {
-        coming = link_.receive(rank_, next, kLetters);
+        incoming = link_.receive(rank_, next, kHeaderTag);
       } catch (const Error&) {
         gone = std::current_exception();
       }
@@ -141,12 +142,12 @@ void PeerChannel::listen() {
     }
   } catch (const std::exception& error) {
     std::unique_lock lock(mutex_);
-    heard_ = nullptr;
+    receiving_ = nullptr;
     if (ending_) return;
     lost_ = error.what();
     lock.unlock();
     events_.lost(error.what());
-    hurry();
+    interrupt_waits();
   }
 }
 

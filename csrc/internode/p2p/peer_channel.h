@@ -1,5 +1,5 @@
-// Messages with one rank of another host: what is written to it, what it writes, and the threads
-// that wait for both.
+// Messages with one rank of another host: outgoing and incoming headers and bytes, and the threads
+// that wait for them.
 #pragma once
 
 #include <condition_variable>
@@ -18,29 +18,29 @@
 
 namespace dreamcomm {
 
-/// Goes ahead of a message's bytes, with them if they are few, or tells of what became of it.
+/// Precedes a message's bytes, and contains them if they are few; or reports the message's fate.
 struct MessageHeader {
   enum class About : std::uint32_t { kMessage, kTaken, kRefused };
   About about = About::kMessage;
-  std::uint32_t number = 0;    // of the message among those of its direction
+  std::uint32_t number = 0;    // of the message in its direction
   std::uint64_t tag = 0;       // the caller's
   std::uint64_t bytes = 0;     // of the message
-  std::uint64_t expected = 0;  // by the receive that refused it
+  std::uint64_t expected = 0;  // what the receive that refused it expects
 
-  static constexpr std::size_t kInline = 4096;  // so many bytes go with it
+  static constexpr std::size_t kInline = 4096;  // this many bytes fit into its packet
   bool is_whole() const { return bytes <= kInline; }
 };
 
-/// INVARIANT: what is followed ends without further calls on either rank, but for the first letter,
-/// which needs the other rank to have begun to listen: bytes are followed when both ranks have
-/// begun to move them, and who listens takes every letter. A rank listens to those that it sends
-/// to or may receive from, so a letter that has not left holds back nothing that could end.
+/// INVARIANT: a followed parcel ends without further calls on either rank, except the first header,
+/// for which the other rank must have begun to listen. Bytes are followed when both ranks have
+/// begun to move them, and a listening rank takes every header. A rank listens to those that it
+/// sends to or may receive from, so a header that is not sent yet delays nothing that could end.
 class PeerChannel {
  public:
-  /// On the threads of this peer; neither may throw.
+  /// Called on the threads of this peer; neither may throw.
   struct Events {
     std::function<void(const MessageHeader& header, std::span<const std::byte> bytes)> arrived;
-    std::function<void(const std::string& reason)> lost;  // once; nothing more will come
+    std::function<void(const std::string& reason)> lost;  // once; nothing more will arrive
   };
   using Done = std::function<void(std::exception_ptr failure)>;
 
@@ -54,10 +54,10 @@ class PeerChannel {
   void write(const MessageHeader& header, std::span<const std::byte> bytes, Done done);
   std::shared_ptr<Parcel> send(const Cargo& cargo, std::uint32_t number);
   std::shared_ptr<Parcel> receive(const Cargo& cargo, std::uint32_t number);
-  /// Runs `done` on this peer's thread when the parcel has come or gone: in the order followed.
+  /// Runs `done` on this peer's thread when the parcel has ended: in the order followed.
   void follow(std::shared_ptr<Parcel> parcel, Done done);
 
-  /// Lets the threads end soon. Any thread.
+  /// Makes the threads end soon. Any thread.
   void end();
 
  private:
@@ -67,7 +67,7 @@ class PeerChannel {
   };
   void listen();
   void work();
-  void hurry();
+  void interrupt_waits();
   bool wait(std::shared_ptr<Parcel>& awaited, const std::shared_ptr<Parcel>& parcel);
 
   Link& link_;
@@ -76,11 +76,11 @@ class PeerChannel {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Followed> followed_;
-  std::shared_ptr<Parcel> heard_;  // what each thread waits for
+  std::shared_ptr<Parcel> receiving_;  // what each thread waits for
   std::shared_ptr<Parcel> awaited_;
   int running_ = 0;
   bool ending_ = false;
-  std::string lost_;  // why, once no more letters come: what is followed has a moment then
+  std::string lost_;  // why, once no more headers arrive; followed parcels still get a moment
   std::thread listener_;
   std::thread worker_;
 };

@@ -17,7 +17,7 @@ InternodeTagMatcher::~InternodeTagMatcher() {
     changed_.notify_all();
   }
   if (timeouts_.joinable()) timeouts_.join();
-  peers_.clear();  // nobody looks for one any more; their threads end
+  peers_.clear();  // no thread looks for one after this; their threads end
 }
 
 std::shared_ptr<Completion> InternodeTagMatcher::send(const Cargo& cargo, int rank,
@@ -84,7 +84,7 @@ void InternodeTagMatcher::receive_any(const Cargo& cargo, std::uint64_t tag,
   settle(lock);
 }
 
-/// Listened to from here on. Throws Error(kPeerLost).
+/// Returns the channel to a rank, which is listened to from here on. Throws Error(kPeerLost).
 PeerChannel& InternodeTagMatcher::peer(int rank) {
   check(closed_.empty(), ErrorKind::kAborted, closed_);
   const auto lost = lost_.find(rank);
@@ -95,15 +95,15 @@ PeerChannel& InternodeTagMatcher::peer(int rank) {
         *link_, rank,
         PeerChannel::Events{
             [this, rank](const MessageHeader& header, std::span<const std::byte> bytes) {
-              hear(rank, header, bytes);
+              on_header(rank, header, bytes);
             },
-            [this, rank](const std::string& reason) { lose(rank, reason); }});
+            [this, rank](const std::string& reason) { fail_peer(rank, reason); }});
     known = peers_.emplace(rank, std::move(made)).first;
   }
   return *known->second;
 }
 
-/// But to those that have gone.
+/// Listens to all ranks of other hosts, except lost ones.
 void InternodeTagMatcher::listen_to_all() {
   for (int rank = 0; rank < topology_.size(); ++rank) {
     const bool far = topology_.host_of(rank) != topology_.host_of(rank_);
@@ -122,12 +122,12 @@ std::string InternodeTagMatcher::words(const Message& message) const {
                 message.kind == Kind::kSend ? " to " : " from ", other, " on ", options_.who);
 }
 
-void InternodeTagMatcher::hear(int rank, const MessageHeader& header,
-                               std::span<const std::byte> bytes) {
+void InternodeTagMatcher::on_header(int rank, const MessageHeader& header,
+                                    std::span<const std::byte> bytes) {
   Lock lock(mutex_);
   if (!closed_.empty()) return;
   if (header.about != MessageHeader::About::kMessage) {
-    hear_of(rank, header);
+    on_report(rank, header);
     settle(lock);
     return;
   }
@@ -148,17 +148,17 @@ void InternodeTagMatcher::hear(int rank, const MessageHeader& header,
   settle(lock);
 }
 
-/// Receives from any source that have got a message of this host.
+/// Removes receives from any source that have got a message of this host.
 void InternodeTagMatcher::forget_taken() {
   std::erase_if(wanted_, [](const MessagePtr& m) { return !m->rank && m->completion->taken(); });
 }
 
-/// What became of a message of this rank.
-void InternodeTagMatcher::hear_of(int rank, const MessageHeader& header) {
+/// Handles the receiver's report on a message of this rank.
+void InternodeTagMatcher::on_report(int rank, const MessageHeader& header) {
   const auto found = std::find_if(under_way_.begin(), under_way_.end(), [&](const MessagePtr& m) {
     return m->parcel && m->rank == rank && m->number == header.number;
   });
-  if (found == under_way_.end()) return;  // it was given up meanwhile
+  if (found == under_way_.end()) return;  // it was dropped meanwhile
   const MessagePtr message = *found;
   std::shared_ptr<Parcel> parcel = std::exchange(message->parcel, nullptr);
   if (header.about == MessageHeader::About::kTaken) {
@@ -180,14 +180,14 @@ bool InternodeTagMatcher::match(const MessagePtr& message) {
     return a.header.tag == message->tag && (!message->rank || *message->rank == a.rank);
   });
   if (found == unexpected_.end()) return false;
-  if (!message->rank && !message->completion->take()) return true;  // of this host
+  if (!message->rank && !message->completion->take()) return true;  // claimed by this host
   const Unexpected arrived = std::move(*found);
   unexpected_.erase(found);
   accept(message, arrived);
   return true;
 }
 
-/// Brings a message and the receive that has taken it together.
+/// Joins a message and the receive that has claimed it.
 void InternodeTagMatcher::accept(const MessagePtr& message, const Unexpected& arrived) {
   if (!message->rank) taken_.push_back(message->completion);
   message->rank = arrived.rank;
@@ -209,7 +209,8 @@ void InternodeTagMatcher::accept(const MessagePtr& message, const Unexpected& ar
   try {
     PeerChannel& from = peer(arrived.rank);
     std::shared_ptr<Parcel> parcel = from.receive(message->cargo, message->number);
-    // Before the bytes: who has received them may end the group, and the sender waits for this.
+    // It is written before the bytes are received: a rank that has received them may end the group,
+    // and the sender waits for this header.
     from.write({.about = MessageHeader::About::kTaken, .number = message->number}, {}, {});
     move(message, std::move(parcel));
     watch(message->deadline);
@@ -218,7 +219,7 @@ void InternodeTagMatcher::accept(const MessagePtr& message, const Unexpected& ar
   }
 }
 
-/// The bytes come all the same, as nobody can call them back.
+/// The bytes arrive all the same, because they cannot be called back.
 void InternodeTagMatcher::refuse(const MessagePtr& message, const Unexpected& arrived) {
   const std::string sent =
       concat(" expects ", message->cargo.bytes, " bytes, but ", place(arrived.rank), " sent ",
@@ -236,18 +237,18 @@ void InternodeTagMatcher::refuse(const MessagePtr& message, const Unexpected& ar
                 .expected = message->cargo.bytes},
                {}, {});
     from.follow(std::move(parcel), [waste](const std::exception_ptr&) {});
-  } catch (const std::exception&) {  // the sender has gone, or memory is short: it is told late
+  } catch (const std::exception&) {  // the sender is lost, or memory is short
   }
 }
 
-/// Both ranks move the bytes.
+/// Follows the bytes, which both ranks move now.
 void InternodeTagMatcher::move(const MessagePtr& message, std::shared_ptr<Parcel> parcel) {
   peers_.at(*message->rank)->follow(std::move(parcel), [this, message](std::exception_ptr failure) {
     end(message, std::move(failure));
   });
 }
 
-/// On a peer's thread, without the lock.
+/// Called on a peer's thread, without the lock.
 void InternodeTagMatcher::end(const MessagePtr& message, std::exception_ptr failure) {
   std::string why;
   if (failure) {
@@ -268,7 +269,7 @@ void InternodeTagMatcher::end(const MessagePtr& message, std::exception_ptr fail
   settle(lock);
 }
 
-/// Ends a message that will not be moved. `why` follows the words on it.
+/// Ends a message that will not be moved. `why` follows its description.
 void InternodeTagMatcher::drop(const MessagePtr& message, ErrorKind kind, const std::string& why) {
   std::erase(wanted_, message);
   under_way_.remove(message);
@@ -283,7 +284,7 @@ void InternodeTagMatcher::drop_where(const std::function<bool(const Message&)>& 
   all.insert(all.end(), under_way_.begin(), under_way_.end());
   for (const MessagePtr& message : all) {
     if (!concerns(*message)) continue;
-    // One from any source may be in the hands of this host's mailbox.
+    // This host's tag matcher may have claimed a receive from any source.
     if (message->rank || message->completion->take()) {
       drop(message, kind, why);
     } else {
@@ -296,9 +297,9 @@ void InternodeTagMatcher::drop_all(ErrorKind kind, const std::string& reason) {
   drop_where([](const Message&) { return true; }, kind, concat(" was ended: ", reason));
 }
 
-/// On the peer's thread. Receives from any source may still get other ranks' messages, and what is
-/// followed may have come: that ends by itself.
-void InternodeTagMatcher::lose(int rank, const std::string& reason) {
+/// Called on the peer's thread. Receives from any source may still get other ranks' messages, and a
+/// followed parcel may have arrived: that ends by itself.
+void InternodeTagMatcher::fail_peer(int rank, const std::string& reason) {
   const auto waits = [rank](const Message& m) { return m.rank == rank && m.waits_for_peer(); };
   const auto any_waits = [&](const auto& messages) {
     return std::any_of(messages.begin(), messages.end(),
@@ -307,9 +308,9 @@ void InternodeTagMatcher::lose(int rank, const std::string& reason) {
   Lock lock(mutex_);
   lost_.emplace(rank, reason);
   changed_.notify_all();
-  if (!any_waits(wanted_) && !any_waits(under_way_)) return;  // it may have left in good order
+  if (!any_waits(wanted_) && !any_waits(under_way_)) return;  // it may have left cleanly
   lock.unlock();
-  const std::string why = options_.causes.of(rank, reason);  // asks, which takes a while
+  const std::string why = options_.causes.of(rank, reason);  // asking takes a while
   lock.lock();
   drop_where(waits, ErrorKind::kPeerLost, concat(" cannot finish: ", why));
   settle(lock);
@@ -331,7 +332,7 @@ void InternodeTagMatcher::close(const std::string& reason) {
   link_->close();
 }
 
-/// Tells the tickets: their callbacks may call back.
+/// Finishes the completions without the lock: their callbacks may call back.
 void InternodeTagMatcher::settle(Lock& lock) {
   const std::vector<Finished> finished = std::exchange(finished_, {});
   const std::vector<std::shared_ptr<Completion>> taken = std::exchange(taken_, {});

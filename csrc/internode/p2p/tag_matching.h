@@ -1,14 +1,15 @@
-// Messages with ranks of other hosts, matched by source and tag as those within a host.
+// Messages with ranks of other hosts, matched by source and tag like those within a host.
 //
-// A sender writes a letter ahead of each message, in which small ones travel. The bytes of larger
-// ones follow under a tag of their own; they move once the receiver has matched the letter, and the
-// sender is told that it has before its part ends. A receive from any source waits here and in the
-// mailbox of its host, and goes to the first that takes it (Ticket::take).
+// A sender writes a header ahead of each message; small messages travel in the header's packet. The
+// bytes of larger ones follow under a tag of their own. They move once the receiver has matched the
+// header, and the sender is informed of the match before its part ends. A receive from any source
+// is posted here and in the tag matcher of its host, and goes to the first that claims it
+// (Completion::take).
 //
-// INVARIANT: letters of two ranks arrive in the order written, and are matched in that order, so
-// messages of one source and tag do not overtake each other.
+// INVARIANT: headers between two ranks arrive in the order written, and are matched in that order,
+// so messages of one source and tag do not overtake each other.
 //
-// Any thread may call any function. Tickets are finished without the lock.
+// Any thread may call any function. Completions are finished without the lock.
 #pragma once
 
 #include <condition_variable>
@@ -47,15 +48,15 @@ class InternodeTagMatcher {
   struct Options {
     std::string who;  // "rank 0 of 4 in group 'default'"
     const FailureCause& causes;
-    /// A receive from any source was taken here.
+    /// A receive from any source was claimed here.
     std::function<void(const Completion& completion)> taken{};
-    /// Tickets are done.
+    /// Completions are done.
     std::function<void()> finished{};
-    /// The group cannot be used any more: what a peer knows of cannot be taken back.
+    /// The group is unusable: a message that a peer knows of cannot be withdrawn.
     std::function<void(const std::string& reason)> broken{};
-    /// Tells the user that a message is late.
+    /// Warns the user that a message is late.
     std::function<void(const std::string& text)> warn{};
-    MultiNodeState& shown;  // to tools
+    MultiNodeState& shown;  // shown to tools
     Recorder& recorder;
   };
   InternodeTagMatcher(std::unique_ptr<Link> link, const Topology& topology, int rank,
@@ -68,18 +69,20 @@ class InternodeTagMatcher {
                                    Clock::time_point deadline);
   std::shared_ptr<Completion> receive(const Cargo& cargo, int rank, std::uint64_t tag,
                                       Clock::time_point deadline);
-  /// Of any source. Until a message is taken the deadline is looked after where the ticket is from.
+  /// Receives from any source. Until a message is taken, the group that created the completion
+  /// handles the deadline.
   void receive_any(const Cargo& cargo, std::uint64_t tag, Clock::time_point deadline,
                    std::shared_ptr<Completion> completion);
 
-  /// The other ranks of this host have gone, if there were any, and why. Calls nobody back.
+  /// The other ranks of this host are lost, if there were any, and why. Calls nothing back.
   void be_alone(const std::string& why);
-  /// Whom a message waits for, and to do what, in words; "" if it is none of these.
+  /// Describes the rank that a message waits for, and for what; "" if it is not one of these
+  /// messages.
   std::string lacks(const Completion& completion) const;
 
   /// Fails all messages under way.
   void fail_all(ErrorKind kind, const std::string& reason);
-  /// The same, and lets the threads end.
+  /// The same, and makes the threads end.
   void close(const std::string& reason);
 
  private:
@@ -91,13 +94,13 @@ class InternodeTagMatcher {
     Clock::time_point deadline = Clock::time_point::max();
     std::shared_ptr<Completion> completion;
     std::uint32_t number = 0;
-    bool matched = false;              // a receive
+    bool matched = false;              // a receive has its message
     std::shared_ptr<Parcel> parcel{};  // of a send, until the receiver has taken it
     std::int64_t asked_ns = now_ns();
     Clock::time_point begin = Clock::now();
-    bool warned = false;  // the user, that it is late
+    bool warned = false;  // the user was warned that it is late
     Clock::time_point warns_at() const;
-    /// And not for bytes that are on their way.
+    /// Whether it waits for its peer, and not for bytes that are on their way.
     bool waits_for_peer() const { return kind == Kind::kSend ? parcel != nullptr : !matched; }
   };
   using MessagePtr = std::shared_ptr<Message>;
@@ -118,9 +121,9 @@ class InternodeTagMatcher {
   std::string place(int rank) const;
   std::string words(const Message& message) const;
 
-  void hear(int rank, const MessageHeader& header, std::span<const std::byte> bytes);
+  void on_header(int rank, const MessageHeader& header, std::span<const std::byte> bytes);
   void forget_taken();
-  void hear_of(int rank, const MessageHeader& header);
+  void on_report(int rank, const MessageHeader& header);
   bool match(const MessagePtr& message);
   void accept(const MessagePtr& message, const Unexpected& arrived);
   void refuse(const MessagePtr& message, const Unexpected& arrived);
@@ -130,7 +133,7 @@ class InternodeTagMatcher {
   void drop_where(const std::function<bool(const Message&)>& concerns, ErrorKind kind,
                   const std::string& why);
   void drop_all(ErrorKind kind, const std::string& reason);
-  void lose(int rank, const std::string& reason);
+  void fail_peer(int rank, const std::string& reason);
   void settle(Lock& lock);
 
   Tally& tally(Kind kind) const;
@@ -157,20 +160,20 @@ class InternodeTagMatcher {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::map<int, std::unique_ptr<PeerChannel>> peers_;
-  std::map<int, std::uint32_t> numbers_;  // of the next message to each
-  std::map<int, std::string> lost_;       // why nothing goes to a rank any more
+  std::map<int, std::uint32_t> numbers_;  // of the next message to each rank
+  std::map<int, std::string> lost_;       // why nothing is sent to a rank any more
   std::deque<MessagePtr> wanted_;         // receives without a message
   std::deque<Unexpected> unexpected_;     // messages without a receive
   std::list<MessagePtr> under_way_;       // sends, and receives of a message
   std::vector<Finished> finished_;
   std::vector<std::shared_ptr<Completion>> taken_;
   std::string closed_;                                    // why, once it is
-  Clock::time_point watched_ = Clock::time_point::max();  // the clerk wakes then
-  Clock::time_point asks_at_ = Clock::time_point::max();  // and asks for ranks that are waited for
-  AbortedPeers aborted_peers_{options_.causes};           // the clerk's own
+  Clock::time_point watched_ = Clock::time_point::max();  // the timeouts thread wakes then
+  Clock::time_point asks_at_ = Clock::time_point::max();  // and queries the awaited ranks then
+  AbortedPeers aborted_peers_{options_.causes};           // used by the timeouts thread only
   std::optional<std::string> why_alone_;                  // on this host
   bool ending_ = false;
-  std::thread timeouts_;  // of message_timeouts.cc, from the first message on that it is needed for
+  std::thread timeouts_;  // message_timeouts.cc; runs once a message needs it
 };
 
 }  // namespace dreamcomm

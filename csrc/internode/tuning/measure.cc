@@ -13,21 +13,21 @@ namespace {
 constexpr int kRounds = 6;
 constexpr int kMany = 16;  // messages
 
-/// A slow link is measured with little, a fast one with much.
+/// A slow link is measured with few bytes, a fast one with many.
 constexpr std::array<std::size_t, 4> kSizes{std::size_t{16} << 10, std::size_t{256} << 10,
                                             std::size_t{1} << 20, std::size_t{4} << 20};
-constexpr double kEnough = 0.008;  // seconds of what is sent, beyond which no more is tried
+constexpr double kEnough = 0.008;  // seconds of sending, after which nothing larger is tried
 
-constexpr double kPatience = 2;  // seconds of all that is tried
+constexpr double kPatience = 2;  // seconds of all trials
 
-constexpr double kNoise = 1.25;  // what a call may take over a larger one
+constexpr double kNoise = 1.25;  // how much longer a call may take than a larger one
 
 bool is_long(const Trials& trials) { return trials.spent && trials.spent() > kPatience; }
 
 using WayOf = std::function<Way(std::size_t bytes)>;
 
-/// Sets `value`, up to 1, so that `predicted()`, which grows with it, is `seconds`; or as near as
-/// it gets.
+/// Sets `value`, up to 1, so that `predicted()`, which grows with it, equals `seconds`, or is as
+/// near as possible.
 template <typename Predicted>
 void fit(double& value, double seconds, Predicted&& predicted) {
   constexpr double kLeast = 1e-13;
@@ -40,8 +40,8 @@ void fit(double& value, double seconds, Predicted&& predicted) {
   }
 }
 
-/// Seconds per byte that a host sends, by what each size takes beyond the one before: what is there
-/// at once, as a shaped link lets some bytes through, is in both.
+/// Seconds per byte that a host sends, from the time of each size beyond that of the one before.
+/// Bytes that arrive at once, as on a shaped link, are in both.
 double per_byte(const Trials& trials, int senders, double empty) {
   double before = empty;
   std::size_t smaller = 0;
@@ -63,10 +63,11 @@ struct Tried {
   double seconds;
 };
 
-/// Calls of growing size, until their bytes take long at a host's rate of `byte` seconds each.
+/// Times calls of growing size, until their bytes take long at a host's rate of `byte` seconds
+/// each.
 std::vector<Tried> try_sizes(const Trials& trials, std::size_t most, const WayOf& way,
                              double byte) {
-  constexpr std::size_t kFar = 3;  // sizes at a time where even a call of no bytes takes long
+  constexpr std::size_t kFar = 3;  // sizes per step if even a call of no bytes takes long
   std::vector<Tried> tried;
   std::size_t at = 0;
   while (at < Corrections::kSizes.size() && Corrections::kSizes[at] <= most) {
@@ -80,16 +81,17 @@ std::vector<Tried> try_sizes(const Trials& trials, std::size_t most, const WayOf
   return tried;
 }
 
-/// What the model says of a size that was tried.
+/// The model's time for a tried size.
 using Predicted = std::function<double(std::size_t at)>;
 
-/// What the model's times of the sizes that were tried are to be multiplied by. Of larger ones the
-/// bytes count, as they were fitted.
+/// Returns the factors for the model's times at the tried sizes. For larger sizes the bytes
+/// dominate, and those were fitted.
 Corrections correct(const std::vector<Tried>& tried, const Predicted& predicted) {
   Corrections found;
   double larger = tried.back().seconds;
   for (std::size_t i = tried.size(); i-- > 0;) {
-    larger = std::min(tried[i].seconds, kNoise * larger);  // far longer than a larger one: a hiccup
+    larger =
+        std::min(tried[i].seconds, kNoise * larger);  // far longer than a larger one: a disturbance
     const double factor = larger / predicted(tried[i].at);
     const std::size_t begin = i == 0 ? 0 : tried[i - 1].at + 1;
     std::fill(&found.factors[begin], &found.factors[tried[i].at] + 1, factor);
@@ -97,9 +99,9 @@ Corrections correct(const std::vector<Tried>& tried, const Predicted& predicted)
   return found;
 }
 
-/// What the ranks take for a chunk and for each of its bytes, by what the two largest of those that
-/// were tried, of one chunk each, take beyond what the model knows already. All of it for the chunk
-/// would make large calls too quick, and large chunks too good.
+/// Fits the time of the ranks for a chunk and for each of its bytes. It uses the time beyond the
+/// model's of the two largest tried sizes that are one chunk each. If all of it were the chunk's,
+/// the model would find large calls too quick, and large chunks too good.
 void fit_ranks(const std::vector<Tried>& tried, const Predicted& predicted, const Shape& shape,
                WireCosts& wire) {
   wire.chunk = wire.handling = 0;
@@ -112,7 +114,7 @@ void fit_ranks(const std::vector<Tried>& tried, const Predicted& predicted, cons
   if (largest.at == 0) return;
   const double most = std::max(beyond(largest), 0.0);
   const Tried& smaller = tried[tried.size() - 2];
-  if (smaller.at > 0) {  // else it was a barrier, which has no chunk
+  if (smaller.at > 0) {  // otherwise it was a barrier, which has no chunk
     const double slope = (most - beyond(smaller)) / (sent(largest) - sent(smaller));
     wire.handling = std::clamp(slope, 0.0, most / sent(largest));
   }
@@ -151,9 +153,9 @@ Corrections calibrate_carriers(const Trials& trials, const Shape& shape, LevelCo
   return correct(tried, predicted);
 }
 
-/// What of the chunks of a large call overlaps, by one of a few: its bytes in one chunk have been
-/// timed. On a slow link the wire's part is nearly all, and what is shorter does not count; on one
-/// where already a barrier takes long that size was not tried.
+/// Fits how much of the chunks of a large call overlaps, with one call of a few chunks: its bytes
+/// in one chunk have been timed. On a slow link the wire's part is nearly all, and the shorter part
+/// does not matter. On a link where even a barrier takes long, that size was not tried.
 void fit_overlap(const Trials& trials, double barrier, const Shape& shape, LevelCosts& costs) {
   constexpr std::size_t kBytes = Corrections::kSizes.back();
   constexpr Way kWay{.chunk = kBytes / 4};
@@ -178,7 +180,7 @@ double time_of_messages(HierContext& context, const Burst& burst) {
   const Cargo in = context.room(burst.bytes * static_cast<std::size_t>(burst.messages));
   std::vector<double> seconds;
   for (int round = 0; round < kRounds; ++round) {
-    // Together, or each would find the host's link its own.
+    // All ranks begin together; otherwise each would find the host's link idle.
     if (burst.all) context.here(Kind::kBarrier, {}, {}, {});
     if (!takes_part) continue;
     const Clock::time_point begin = Clock::now();
@@ -190,7 +192,7 @@ double time_of_messages(HierContext& context, const Burst& burst) {
     }
     context.wait(context.receives());
     context.wait(context.sends());
-    // The first finds the link idle: a shaped one lets some bytes through at once then.
+    // The first round finds the link idle: a shaped link lets some bytes through at once then.
     if (round > 0) seconds.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
   }
   std::sort(seconds.begin(), seconds.end());
@@ -211,7 +213,7 @@ WireCosts measure_wire(const Trials& trials, const Shape& shape, const Costs& he
   fit(wire.latency, barrier, [&] { return predict(Kind::kBarrier, 0, leaders, shape, costs); });
   if (is_long(trials)) return wire;
   const Corrections of_leaders = calibrate_leaders(trials, shape, costs);
-  // What is measured of the one way only would turn calls to the other.
+  // Measuring only one way would make the model prefer the other.
   const Corrections of_carriers =
       is_long(trials) ? of_leaders : calibrate_carriers(trials, shape, costs);
   wire.by_leaders = of_leaders;

@@ -23,9 +23,9 @@ double median(Times values) {
   return values[kBursts / 2];
 }
 
-/// Calls in a row. Each is of another tensor while these are few bytes, and all are written anew
-/// before a burst: a buffer that the last call has left in all caches would be faster than what is
-/// reduced in training.
+/// Calls in a row. While they are of few bytes, each uses another tensor, and all tensors are
+/// written again before a burst. A buffer that the last call has left in all caches would be faster
+/// than the tensors that training reduces.
 class Caller {
  public:
   Caller(const InStep& ranks, std::size_t bytes, const Way& way, Clock::time_point deadline)
@@ -43,7 +43,7 @@ class Caller {
   Caller(const Caller&) = delete;
   Caller& operator=(const Caller&) = delete;
 
-  /// Seconds of so many.
+  /// Seconds of so many calls.
   double burst(std::size_t calls) {
     std::fill(data_.begin(), data_.end(), 0.0F);
     ranks_.run(barrier_, {.leaders = true});
@@ -71,8 +71,8 @@ class Caller {
 
 }  // namespace
 
-/// Of short calls a few bursts, and what these take beyond bursts of one call: a link that was idle
-/// lets some bytes through at once, and ranks do not begin together.
+/// Times short calls in a few bursts, as the time beyond bursts of one call: an idle link lets some
+/// bytes through at once, and ranks do not begin together.
 double time_of_calls(const InStep& ranks, std::size_t bytes, const Way& way,
                      Clock::time_point deadline) {
   Caller caller(ranks, bytes, way, deadline);
@@ -88,7 +88,7 @@ double time_of_calls(const InStep& ranks, std::size_t bytes, const Way& way,
   }
   const double whole = median(all) / static_cast<double>(calls);
   const double beyond = (median(all) - median(firsts)) / static_cast<double>(calls - 1);
-  return std::max(beyond, whole / 2);  // a hiccup of single calls makes the others no cheaper
+  return std::max(beyond, whole / 2);  // slow single calls do not make the others cheaper
 }
 
 }  // namespace dreamcomm

@@ -1,4 +1,4 @@
-// Times collective calls between hosts as who calls them sees them.
+// Times collective calls between hosts as their callers see them.
 #pragma once
 
 #include <cstddef>
@@ -9,14 +9,14 @@
 
 namespace dreamcomm {
 
-/// What ranks do together; collective.
+/// What the ranks do together; collective.
 struct InStep {
   std::function<void(const Request& request, const Way& way)> run;
-  std::function<double(double seconds)> slowest;  // of all ranks
+  std::function<double(double seconds)> slowest;  // the largest of all ranks
 };
 
-/// Seconds of one all_reduce of so many bytes that goes so (0 bytes: a barrier), of calls in a row,
-/// on this rank.
+/// Seconds, on this rank, of one of several all_reduces in a row, of so many bytes and this way (0
+/// bytes: a barrier).
 double time_of_calls(const InStep& ranks, std::size_t bytes, const Way& way,
                      Clock::time_point deadline);
 
