@@ -39,7 +39,7 @@ class Timeline {
 
   /// When the last phase ended, or the call began. Only the writer calls this.
   std::int64_t last_ns() const { return last_ns_; }
-  const SeqlockRing<Span>& internode() const { return ring_; }
+  const SeqlockRing<Span>& spans() const { return ring_; }
 
  private:
   SeqlockRing<Span> ring_;

@@ -1,4 +1,4 @@
-// What the benchmark times below torch: the bare core and the bare motions.
+// What the benchmark times below torch: the bare core and the bare copies.
 #include <doctest.h>
 
 #include <array>
@@ -64,7 +64,7 @@ void check_result(Kind kind, const Communicator& comm, std::span<const float> ou
     if (kind == Kind::kAllGather || kind == Kind::kAllToAll) {
       expected = static_cast<float>(i / count % static_cast<std::size_t>(size) + 1);
     }
-    if (out[i] == expected) continue;  // the words take longer than all the rest
+    if (out[i] == expected) continue;  // composing the text takes longer than all the rest
     require(false, concat(name(kind), " left ", out[i], " in element ", i, ", not ", expected));
   }
 }

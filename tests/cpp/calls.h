@@ -1,4 +1,4 @@
-// Calls of every kind with known inputs, and what must come out of them.
+// Calls of every kind with known inputs, and their expected results.
 #pragma once
 
 #include <cstddef>
@@ -36,8 +36,8 @@ struct Case {
   const std::vector<std::vector<int>>* hosts = nullptr;
 };
 
-/// Makes the tensors of the case, lets `run` carry the call out, and throws unless the
-/// result has the right bits.
+/// Creates the tensors of the case, lets `run` execute the call, and throws unless the result has
+/// the right bits.
 void run_case_by(const Case& one, int rank, int size,
                  const std::function<void(const Request&)>& run);
 

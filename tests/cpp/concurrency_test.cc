@@ -32,8 +32,9 @@ Case random_case(std::mt19937& random, int size) {
 void mix(const Setup& setup, int calls, unsigned seed) {
   CAPTURE(setup);
   CHECK_NOTHROW(run_ranks(setup, [&](Communicator& comm) {
-    std::mt19937 random(seed);                                          // alike on all ranks
-    std::mt19937 own(seed + 77U * static_cast<unsigned>(comm.rank()));  // how to call: each its own
+    std::mt19937 random(seed);  // alike on all ranks
+    std::mt19937 own(
+        seed + 77U * static_cast<unsigned>(comm.rank()));  // how to call: different on each rank
     std::vector<std::future<void>> jobs;
     for (int i = 0; i < calls; ++i) {
       const Case one = random_case(random, comm.size());

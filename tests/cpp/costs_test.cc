@@ -1,4 +1,4 @@
-// The cost model: what is measured, kept, and chosen by.
+// The cost model: what is measured, stored, and used for the choice.
 #include "algorithms/cost/costs.h"
 
 #include <doctest.h>
@@ -17,7 +17,7 @@
 namespace dreamcomm::testing {
 namespace {
 
-/// Rows cost what the motion at hand costs, all else is free.
+/// Only one kind of copy costs anything.
 Costs only(CopyKind motion, double seconds_per_byte, double turn = 0) {
   Costs costs;
   costs.turn = turn;
@@ -110,7 +110,7 @@ TEST_CASE("all ranks measure the same costs, and calls go on as before") {
           const Costs costs = comm.costs();
           require(costs.turn > 0, "a turn took no time");
           for (const Costs::Rates& rates : costs.rates) {
-            for (const double rate : rates) require(rate > 0, "a motion took no time");
+            for (const double rate : rates) require(rate > 0, "a copy took no time");
           }
           // A different choice would be a mismatch; different costs another sum.
           for (const std::size_t count : {1, 1000, 40'001, 300'000}) {
@@ -162,7 +162,7 @@ TEST_CASE("a page writer writes every byte, whichever way it goes") {
     REQUIRE(to.back() == std::byte{0xa5});
     if (skew > 0) REQUIRE(to[skew - 1] == std::byte{0xa5});
   }
-  CHECK(writer.writes() > 150);  // of a size that leaves the choice
+  CHECK(writer.writes() > 150);  // large enough for either way
   CHECK(writer.streamed() > 0);  // both ways were tried
   CHECK(writer.streamed() < writer.writes());
 }
@@ -188,7 +188,7 @@ TEST_CASE("a page writer leaves a way that turns slow, without a trial") {
   std::vector<std::byte> from(64 << 10);
   std::vector<std::byte> to(64 << 10);
   std::uint32_t round = 0;
-  // As a peer would: it reads a page that was written plainly in `plain`.
+  // The time of a peer that reads a page: `plain` if the page was written plainly.
   const auto go_on = [&](std::uint32_t end, std::chrono::microseconds plain) {
     while (round < end) {
       writer.follow(writer.wishes());
@@ -203,7 +203,7 @@ TEST_CASE("a page writer leaves a way that turns slow, without a trial") {
   const std::uint64_t tried = writer.streamed();
   go_on(140, std::chrono::microseconds{10});
   REQUIRE(writer.streamed() == tried);          // plain is faster
-  go_on(200, std::chrono::microseconds{1000});  // the next trials come after round 200
+  go_on(200, std::chrono::microseconds{1000});  // the next trials follow after round 200
   CHECK(writer.wishes() != 0);
   CHECK(writer.streamed() > tried + 10);
 }

@@ -47,7 +47,7 @@ inline void on_each_transport(int size, const std::function<void(Communicator&)>
 
 inline const Case kSum{Kind::kAllReduce, DType::kFloat32, ReduceOp::kSum, 100};
 
-/// Returns when `peer` has aborted the group or gone, and says with what words.
+/// Returns when `peer` has aborted the group or ended, with the error that says so.
 inline Caught wait_for_end_of(Communicator& comm, int peer) {
   Bytes data(8);
   const auto completion =

@@ -1,4 +1,4 @@
-// What goes wrong, and in which words: mismatch, lateness, death, abort.
+// Errors and their texts: mismatch, lateness, death, abort.
 #include <doctest.h>
 #include <unistd.h>
 
@@ -29,8 +29,8 @@ void run_until(Communicator& comm, Clock::time_point deadline) {
   comm.run(request);
 }
 
-/// The error that a rank gets which comes after a peer has given up. The peer's
-/// part of the call it gave up may lie there already: then only the next fails.
+/// The error of a rank that enters a call after a peer has aborted the group. The peer's part of
+/// the aborted call may be there already: then only the next call fails.
 Caught failure_after(Communicator& comm) {
   return caught([&] {
     for (int i = 0; i < 2; ++i) run_until(comm, Clock::now() + seconds(60));
@@ -104,7 +104,7 @@ TEST_CASE("bad requests are refused before anything is sent") {
 TEST_CASE("a late rank is named at the deadline, with what it last did") {
   on_each_transport(3, [](Communicator& comm) {
     run_case(comm, {.kind = Kind::kBarrier});
-    if (comm.rank() == 2) {  // is late: comes when the others have given up
+    if (comm.rank() == 2) {  // late: enters when the others have aborted
       expect(wait_for_end_of(comm, 0), ErrorKind::kPeerLost, {"rank 0 has aborted the group"});
       expect(wait_for_end_of(comm, 1), ErrorKind::kPeerLost, {"rank 1 has aborted the group"});
       expect(failure_after(comm), ErrorKind::kPeerLost, {"has aborted the group", "timeout"});
@@ -113,7 +113,7 @@ TEST_CASE("a late rank is named at the deadline, with what it last did") {
     const auto error = caught([&] { run_until(comm, Clock::now() + milliseconds(100)); });
     if (error.kind == ErrorKind::kTimeout) {
       expect(error, ErrorKind::kTimeout, {"for rank", "all_reduce(SUM, 100 x float32)"});
-    } else {  // the other one was earlier and told us
+    } else {  // the other rank was earlier and has reported it
       expect(error, ErrorKind::kPeerLost, {"rank 2", "last called barrier as call 1"});
     }
     expect(caught([&] { run_case(comm, kSum); }), ErrorKind::kAborted, {"unusable", "Destroy"});

@@ -1,4 +1,4 @@
-// The heap: what it gives, takes back and refuses.
+// The heap: allocation, reuse and refusal.
 #include "transport/shm/heap.h"
 
 #include <doctest.h>
@@ -50,7 +50,7 @@ TEST_CASE("heap: two owners never hold the same bytes") {
   CHECK(c.get()[0] == std::byte{3});
 }
 
-TEST_CASE("heap: what is retired is not given out again, and does not keep the heap") {
+TEST_CASE("heap: retired memory is not reused, and does not keep the heap alive") {
   std::weak_ptr<Heap> seen;
   {
     const auto heap = Heap::make(4096);
@@ -73,7 +73,7 @@ TEST_CASE("heap: what is retired is not given out again, and does not keep the h
   CHECK(seen.expired());
 }
 
-TEST_CASE("heap: when it is full it gives nothing, and room again afterwards") {
+TEST_CASE("heap: when it is full it gives nothing, and gives room again afterwards") {
   const auto heap = Heap::make(8192);
   auto all = heap->allocate(8192);
   CHECK(all != nullptr);

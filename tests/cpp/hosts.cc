@@ -24,7 +24,7 @@ int size_of(const Hosts& hosts) {
 
 namespace {
 
-/// As ranks would have found out.
+/// The topology that ranks would have found.
 Topology topology_of(const Hosts& hosts) {
   const auto size = static_cast<std::size_t>(size_of(hosts));
   std::vector<std::string> shared(size, std::string(size, '0'));
@@ -50,38 +50,38 @@ Way as_tested(Kind kind, std::size_t bytes) {
 
 namespace {
 
-/// What the leaders have posted.
-struct Wall {
+/// The posts of the leaders.
+struct Posts {
   std::mutex mutex;
   std::map<std::string, std::string> texts;
 };
 
-class WallBoard final : public BarrierBoard {
+class TestBoard final : public BarrierBoard {
  public:
-  WallBoard(std::shared_ptr<Wall> wall, std::vector<std::string> keys)
-      : wall_(std::move(wall)), keys_(std::move(keys)) {}
+  TestBoard(std::shared_ptr<Posts> posts, std::vector<std::string> keys)
+      : posts_(std::move(posts)), keys_(std::move(keys)) {}
 
   void post(const std::string& key, const std::string& text) override {
-    const std::scoped_lock lock(wall_->mutex);
-    wall_->texts[key] = text;
+    const std::scoped_lock lock(posts_->mutex);
+    posts_->texts[key] = text;
   }
   bool has_news() override { return true; }
   std::vector<std::string> read(std::chrono::milliseconds) override {
-    const std::scoped_lock lock(wall_->mutex);
+    const std::scoped_lock lock(posts_->mutex);
     std::vector<std::string> found;
-    for (const std::string& key : keys_) found.push_back(wall_->texts[key]);
+    for (const std::string& key : keys_) found.push_back(posts_->texts[key]);
     return found;
   }
 
  private:
-  const std::shared_ptr<Wall> wall_;
+  const std::shared_ptr<Posts> posts_;
   const std::vector<std::string> keys_;
 };
 
-std::shared_ptr<BarrierBoard> board_of(const std::shared_ptr<Wall>& wall, const Topology& topology,
-                                       int rank) {
+std::shared_ptr<BarrierBoard> board_of(const std::shared_ptr<Posts>& posts,
+                                       const Topology& topology, int rank) {
   if (topology.index_of(rank) != 0) return nullptr;
-  return std::make_shared<WallBoard>(wall, InternodeBarrier::keys(topology, rank));
+  return std::make_shared<TestBoard>(posts, InternodeBarrier::keys(topology, rank));
 }
 
 }  // namespace
@@ -99,7 +99,7 @@ void run_hosts(const Hosts& hosts, const Body& body, std::size_t page_bytes,
       fabrics[static_cast<std::size_t>(host[i])] = std::move(made[i]);
     }
   }
-  const auto wall = std::make_shared<Wall>();
+  const auto posts = std::make_shared<Posts>();
   std::mutex mutex;
   std::string failures;
   const auto run = [&](int rank) {
@@ -111,7 +111,7 @@ void run_hosts(const Hosts& hosts, const Body& body, std::size_t page_bytes,
                                     {.call_site = [rank] { return concat(" at r", rank, ".py:7"); },
                                      .heap = nullptr,
                                      .choose = choose,
-                                     .board = board_of(wall, topology, rank)});
+                                     .board = board_of(posts, topology, rank)});
       hier.carry_messages(std::move(messages[index]));
       body(host, hier, rank);
     } catch (const std::exception& error) {

@@ -1,4 +1,4 @@
-// Groups of threads that span hosts, and links of threads between these.
+// Multi-node groups of threads, and links of threads between the nodes.
 #pragma once
 
 #include <functional>
@@ -8,16 +8,16 @@
 
 namespace dreamcomm::testing {
 
-using Hosts = std::vector<std::vector<int>>;  // the ranks of each
+using Hosts = std::vector<std::vector<int>>;  // the ranks of each host
 
 int size_of(const Hosts& hosts);
 
-/// Little enough that both ways are gone.
+/// The limit is so low that calls take both ways.
 Way as_tested(Kind kind, std::size_t bytes);
 
 using Body = std::function<void(Communicator& host, HierarchicalCommunicator& hier, int rank)>;
 
-/// Runs `body` as every rank; throws with the texts of those that threw.
+/// Runs `body` as every rank; throws the texts of all ranks that threw.
 void run_hosts(const Hosts& hosts, const Body& body, std::size_t page_bytes = 64 << 10,
                const std::function<Way(Kind, std::size_t)>& choose = as_tested);
 

@@ -32,7 +32,7 @@ namespace dreamcomm::testing {
 namespace {
 
 long allocations_of(Communicator& comm, const Request& request) {
-  comm.run(request);  // the choice of an algorithm is remembered from now on
+  comm.run(request);  // the choice of an algorithm is cached from now on
   const long before = allocations;
   for (int i = 0; i < 100; ++i) comm.run(request);
   return allocations - before;

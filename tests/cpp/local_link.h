@@ -1,5 +1,5 @@
-// Messages between threads, as an engine without any buffers would carry them: a send ends when
-// its receive has begun.
+// Messages between threads, as an engine without any buffers would carry them: a send ends when its
+// receive has begun.
 #pragma once
 
 #include <condition_variable>
@@ -30,7 +30,7 @@ struct Post {
   Items sends;
   Items receives;
   std::vector<bool> closed;
-  bool unique = false;  // of one direction no two with one tag are under way
+  bool unique = false;  // no two messages of one direction have the same tag
 };
 
 /// One for each of `size` ranks. `unique`: no two messages of one direction and tag may be under

@@ -73,7 +73,7 @@ TEST_CASE("messages of all sizes arrive, both ways at once") {
   });
 }
 
-TEST_CASE("a message that nobody wants yet blocks none behind it") {
+TEST_CASE("a message that no receive matches yet blocks none behind it") {
   for_each_transport({2}, [](Communicator& comm) {
     constexpr int kMessages = 100;  // more than there are places for
     std::vector<Bytes> data;

@@ -1,4 +1,4 @@
-// Monitored barriers that fail: who is named, and that the next one passes.
+// Monitored barriers that fail: which ranks are named, and that the next barrier passes.
 #include <doctest.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -42,7 +42,7 @@ TEST_CASE("a monitored barrier names the missing and leaves the group usable") {
   });
 }
 
-TEST_CASE("a monitored barrier does not wait for a rank that has gone") {
+TEST_CASE("a monitored barrier does not wait for a lost rank") {
   for (const bool all : {false, true}) {
     on_each_transport(4, [all](Communicator& comm) {
       run_case(comm, kSum);
@@ -59,9 +59,9 @@ TEST_CASE("a monitored barrier does not wait for a rank that has gone") {
   }
 }
 
-TEST_CASE("whoever waits in a monitored barrier is told why rank 0 ended it") {
+TEST_CASE("every rank that waits in a monitored barrier learns why rank 0 ended it") {
   on_each_transport(3, [](Communicator& comm) {
-    if (comm.rank() == 2) {  // does not come
+    if (comm.rank() == 2) {  // does not enter
       expect(caught([&] { run_case(comm, kSum); }), ErrorKind::kPeerLost, {"enough"});
       return;
     }
@@ -78,7 +78,7 @@ TEST_CASE("whoever waits in a monitored barrier is told why rank 0 ended it") {
   });
 }
 
-TEST_CASE("who calls the roll of a monitored barrier too late is told so") {
+TEST_CASE("a rank 0 that enters a monitored barrier too late gets an error") {
   const auto aborted = shared_between_processes<std::array<Flag, 2>>();  // of each transport
   const auto used = shared_between_processes<Flag>();
   on_each_transport(3, [&](Communicator& comm) {
@@ -102,7 +102,7 @@ TEST_CASE("who calls the roll of a monitored barrier too late is told so") {
   });
 }
 
-TEST_CASE("a monitored barrier that failed is not made good by who comes late") {
+TEST_CASE("a late rank does not make a failed monitored barrier pass") {
   for (const bool left_one_out : {false, true}) {
     const auto failed = shared_between_processes<std::array<Flag, 2>>();  // of each transport
     const auto used = shared_between_processes<Flag>();
@@ -133,7 +133,7 @@ TEST_CASE("a monitored barrier that failed is not made good by who comes late") 
   }
 }
 
-TEST_CASE("the first timeout of those who hold a monitored barrier ends it for all") {
+TEST_CASE("the first timeout of the ranks in a monitored barrier ends it for all") {
   on_each_transport(3, [](Communicator& comm) {
     run_case(comm, kSum);
     comm.monitored_barrier(seconds(60), true);
@@ -141,8 +141,8 @@ TEST_CASE("the first timeout of those who hold a monitored barrier ends it for a
     if (comm.rank() != 2) {
       const auto timeout = comm.rank() == 1 ? milliseconds(30) : milliseconds(60'000);
       const auto error = caught([&] { comm.monitored_barrier(timeout, true); });
-      const bool judges = comm.rank() == 0;  // maybe when rank 1 has given up
-      expect(error, ErrorKind::kTimeout, {judges ? "failed to pass" : "onitored"});
+      const bool decides = comm.rank() == 0;  // maybe after rank 1 has stopped waiting
+      expect(error, ErrorKind::kTimeout, {decides ? "failed to pass" : "onitored"});
       require(Clock::now() - begin < seconds(8), "rank 1's timeout did not end it");
     }
     run_case(comm, kSum);
@@ -150,11 +150,11 @@ TEST_CASE("the first timeout of those who hold a monitored barrier ends it for a
   });
 }
 
-TEST_CASE("where rank 0 dies in a monitored barrier those in it are told at once") {
+TEST_CASE("if rank 0 dies in a monitored barrier, the ranks in it learn of it at once") {
   const Setup setup{.transport = Transport::kShm, .size = 3, .page_bytes = tiny_page(3)};
   const auto body = [](Communicator& comm) {
     run_case(comm, kSum);
-    if (comm.rank() == 2) {  // neither comes nor goes
+    if (comm.rank() == 2) {  // neither enters nor ends
       expect(wait_for_end_of(comm, 1), ErrorKind::kPeerLost, {});
       return;
     }
@@ -168,7 +168,7 @@ TEST_CASE("where rank 0 dies in a monitored barrier those in it are told at once
     const Clock::time_point begin = Clock::now();
     const auto error = caught([&] { comm.monitored_barrier(seconds(60), false); });
     expect(error, ErrorKind::kPeerLost, {"the process of rank 0 has ended"});
-    require(Clock::now() - begin < seconds(8), "nobody told of it");
+    require(Clock::now() - begin < seconds(8), "no rank reported it");
   };
   CHECK_NOTHROW(run_ranks(setup, body, {0}));
 }
@@ -185,7 +185,7 @@ TEST_CASE("ranks that have left monitored barriers out take part in the next") {
   });
 }
 
-TEST_CASE("a death before the first call is told as rank 0 judges it") {
+TEST_CASE("a death before the first call is reported as rank 0 finds it") {
   on_each_transport(4, [](Communicator& comm) {
     comm.monitored_barrier(seconds(60), true);
     if (comm.rank() == 2) return comm.abort("enough");
@@ -194,7 +194,7 @@ TEST_CASE("a death before the first call is told as rank 0 judges it") {
   });
 }
 
-TEST_CASE("of a batch of ranks each makes many monitored barriers, some late") {
+TEST_CASE("all ranks run many monitored barriers, some late") {
   on_each_transport(3, [](Communicator& comm) {
     for (int round = 0; round < 200; ++round) {
       if (round % 3 == comm.rank()) std::this_thread::sleep_for(milliseconds(round % 2));
@@ -203,16 +203,16 @@ TEST_CASE("of a batch of ranks each makes many monitored barriers, some late") {
   });
 }
 
-/// Stops this process in a while; others let it go on.
+/// Stops this process after a while; other processes resume it.
 std::thread stopping(Flag& resumed) {
   return std::thread([&resumed] {
     std::this_thread::sleep_for(milliseconds(50));
-    raise(SIGSTOP);  // to this thread, so it is stopped before it goes on
+    raise(SIGSTOP);  // to this thread, so it is stopped before it continues
     resumed.publish(1);
   });
 }
 
-void let_go_on(const Gauge& process, const Flag& resumed) {
+void resume_until(const Gauge& process, const Flag& resumed) {
   const Clock::time_point end = Clock::now() + seconds(60);
   while (resumed.read() == 0 && Clock::now() < end) {
     kill(static_cast<pid_t>(process.read()), SIGCONT);
@@ -220,7 +220,7 @@ void let_go_on(const Gauge& process, const Flag& resumed) {
   }
 }
 
-TEST_CASE("where rank 0 is stopped in a monitored barrier those in it are told at its end") {
+TEST_CASE("if rank 0 is stopped in a monitored barrier, the ranks in it learn of it at its end") {
   const Setup setup{.transport = Transport::kShm, .size = 3, .page_bytes = tiny_page(3)};
   const auto caller = shared_between_processes<Gauge>();
   const auto resumed = shared_between_processes<Flag>();
@@ -234,7 +234,7 @@ TEST_CASE("where rank 0 is stopped in a monitored barrier those in it are told a
     if (comm.rank() != 2) {
       const auto error = caught([&] { comm.monitored_barrier(milliseconds(400), false); });
       const bool in_time = Clock::now() - begin < seconds(8);
-      if (comm.rank() == 1) let_go_on(*caller, *resumed);
+      if (comm.rank() == 1) resume_until(*caller, *resumed);
       if (comm.rank() == 0) expect(error, ErrorKind::kTimeout, {"failed to pass"});
       if (comm.rank() == 1)
         expect(error, ErrorKind::kTimeout, {"waiting for rank 0", "is stopped"});
@@ -249,7 +249,7 @@ TEST_CASE("where rank 0 is stopped in a monitored barrier those in it are told a
   CHECK_NOTHROW(run_ranks(setup, body));
 }
 
-TEST_CASE("who looks at rank 0 for a moment, with a debugger, changes nothing") {
+TEST_CASE("stopping rank 0 for a moment, as a debugger does, changes nothing") {
   const Setup setup{.transport = Transport::kShm, .size = 3, .page_bytes = tiny_page(3)};
   const auto caller = shared_between_processes<Gauge>();
   const auto resumed = shared_between_processes<Flag>();
@@ -260,7 +260,7 @@ TEST_CASE("who looks at rank 0 for a moment, with a debugger, changes nothing") 
     if (comm.rank() == 0) stop = stopping(*resumed);
     if (comm.rank() == 2) {
       std::this_thread::sleep_for(milliseconds(450));  // rank 0 is stopped at its deadline
-      let_go_on(*caller, *resumed);
+      resume_until(*caller, *resumed);
     } else {
       const auto error = caught([&] { comm.monitored_barrier(milliseconds(400), false); });
       expect(error, ErrorKind::kTimeout, {"Rank 2 failed to pass"});

@@ -1,4 +1,4 @@
-// What reduce() should give, one element at a time and with no thought of speed.
+// The expected results of reduce(), one element at a time and without regard to speed.
 #pragma once
 
 #include <bit>

@@ -1,4 +1,4 @@
-// Who leaves a crowded processor.
+// Which ranks leave a crowded processor.
 #include "transport/placement.h"
 
 #include <doctest.h>
@@ -27,7 +27,7 @@ TEST_CASE("with a processor for each, those beside the awaited rank leave") {
   CHECK(leaving(std::array{2, 2, 5}, 2, 1) == Ranks{});  // they wait together, for another
 }
 
-TEST_CASE("of a crowd one rank leaves, and never the awaited one") {
+TEST_CASE("one rank leaves a crowd, and never the awaited one") {
   CHECK(leaving(std::array{0, 0, 1, 1}, 0, 2) == Ranks{});
   CHECK(leaving(std::array{0, 0, 0, 1}, 3, 2) == Ranks{2});
   CHECK(leaving(std::array{0, 0, 0, 1}, 2, 2) == Ranks{1});

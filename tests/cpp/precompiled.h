@@ -1,4 +1,4 @@
-// What most of the tests include, read once for all. Each includes what it needs itself, too.
+// Headers that most of the tests include, read once for all. Each test also includes what it needs.
 #pragma once
 
 #include <doctest.h>

@@ -24,7 +24,7 @@ thread_local Heap* heap_of_this_thread = nullptr;
 
 using Body = std::function<void(Communicator&)>;
 
-/// What processes of a test meet through: one file per key.
+/// The store of a test's processes: one file per key.
 class FileStore final : public Store {
  public:
   explicit FileStore(std::filesystem::path folder) : folder_(std::move(folder)) {}

@@ -1,4 +1,4 @@
-// What ranks note of their operations: ledgers, sums, timelines.
+// Records of operations: seqlock rings, sums, timelines.
 #include <doctest.h>
 
 #include <array>
@@ -37,11 +37,11 @@ struct Thing {
   }
 };
 
-TEST_CASE("a ledger keeps the last things in their order") {
+TEST_CASE("a ring keeps the last things in their order") {
   SeqlockRing<Thing> ring(3);
   CHECK(ring.read().empty());
   CHECK(ring.read(-1).empty());
-  ring.amend(Thing::of(9));  // nothing is there to be replaced
+  ring.amend(Thing::of(9));  // there is nothing to replace
   CHECK(ring.read().empty());
   for (int i = 1; i <= 5; ++i) ring.add(Thing::of(i));
   ring.amend(Thing::of(50));
@@ -53,7 +53,7 @@ TEST_CASE("a ledger keeps the last things in their order") {
   CHECK(ring.added() == 5);
 }
 
-TEST_CASE("a record is the same after its way through a ledger") {
+TEST_CASE("a record is the same after it went through a ring") {
   SeqlockRing<Record> ring(1);
   const Record one{.number = -1,
                    .bytes = std::int64_t{1} << 62,
@@ -74,20 +74,20 @@ TEST_CASE("a record is the same after its way through a ledger") {
     REQUIRE(ring.read().size() == 1);
     CHECK(ring.read()[0] == record);
   }
-  SeqlockRing<Span> internode(1);
+  SeqlockRing<Span> spans(1);
   const Span span{.call = -1, .begin_ns = 2, .end_ns = 3, .phase = Phase::kCopyOut};
-  internode.add(span);
-  CHECK(internode.read().at(0) == span);
+  spans.add(span);
+  CHECK(spans.read().at(0) == span);
 }
 
-TEST_CASE("a ledger without places keeps nothing") {
+TEST_CASE("a ring without places keeps nothing") {
   SeqlockRing<Thing> ring(0);
   ring.add(Thing::of(1));
   ring.amend(Thing::of(1));
   CHECK(ring.read().empty());
 }
 
-TEST_CASE("what is read of a ledger is whole while its writer goes on") {
+TEST_CASE("things read from a ring are whole while its writer continues") {
   SeqlockRing<Thing> ring(4);
   std::atomic<bool> over{false};
   std::jthread writer([&] {
@@ -209,35 +209,35 @@ TEST_CASE("a timeline joins what follows in one phase") {
   timeline.mark(Phase::kWait, 150);
   timeline.begin(2, 200);
   timeline.mark(Phase::kWait, 210);
-  const std::vector<Span> internode = timeline.internode().read();
-  REQUIRE(internode.size() == 3);
-  CHECK(internode[0].begin_ns == 100);
-  CHECK(internode[0].end_ns == 120);
-  CHECK(internode[1].begin_ns == 120);
-  CHECK(internode[2].begin_ns == 200);
-  CHECK(internode[2].call == 2);
+  const std::vector<Span> spans = timeline.spans().read();
+  REQUIRE(spans.size() == 3);
+  CHECK(spans[0].begin_ns == 100);
+  CHECK(spans[0].end_ns == 120);
+  CHECK(spans[1].begin_ns == 120);
+  CHECK(spans[2].begin_ns == 200);
+  CHECK(spans[2].call == 2);
 }
 
-TEST_CASE("a timeline takes in what is no phase of a call") {
+TEST_CASE("a timeline records spans that are no phase of a call") {
   Timeline timeline(10);
   timeline.begin(1, 100);
   timeline.mark(Phase::kWait, 110);
   timeline.note({.call = 7, .begin_ns = 90, .end_ns = 130, .phase = Phase::kBetween});
   timeline.mark(Phase::kWait, 140);
-  const std::vector<Span> internode = timeline.internode().read();
-  REQUIRE(internode.size() == 3);
-  CHECK(internode[1].call == 7);
-  CHECK(internode[1].phase == Phase::kBetween);
-  CHECK(internode[2].begin_ns == 110);
+  const std::vector<Span> spans = timeline.spans().read();
+  REQUIRE(spans.size() == 3);
+  CHECK(spans[1].call == 7);
+  CHECK(spans[1].phase == Phase::kBetween);
+  CHECK(spans[2].begin_ns == 110);
   CHECK(timeline.last_ns() == 140);
 }
 
-TEST_CASE("a group on several hosts notes the messages of both levels, as the group's ranks") {
+TEST_CASE("a multi-node group records the messages of both levels, with the group's ranks") {
   const auto parts = std::make_shared<Recorder>(Recorder::Origin{.rank = 0, .size = 2});
   const auto whole =
       Recorder::of_hosts({.rank = 1, .size = 4, .hosts = {{"a", {1, 3}}}}, parts, {1, 3});
   const Record message{.bytes = 8, .peer = 1, .kind = Kind::kSend, .state = Record::State::kDone};
-  CHECK_FALSE(parts->idle());  // calls within the host tell who came last
+  CHECK_FALSE(parts->idle());  // calls within the host find out which rank entered last
   CHECK(whole->idle());
   parts->note_message(message);
   whole->open_log(10);
@@ -255,7 +255,7 @@ TEST_CASE("a group on several hosts notes the messages of both levels, as the gr
   CHECK(parts->open_trace_book() == nullptr);
 }
 
-TEST_CASE("the time of the last rank to come is known whatever the clock says") {
+TEST_CASE("the time of the last rank to enter is known whatever the clock says") {
   for (const std::int64_t own :
        {std::int64_t{1000}, (std::int64_t{1} << 48) - 5, (std::int64_t{5} << 48) + 3}) {
     const auto sent = [](std::int64_t ns) {
@@ -278,7 +278,7 @@ std::vector<Record> noted(const Communicator& comm) {
   return book ? book->collectives.records.read() : std::vector<Record>{};
 }
 
-TEST_CASE("ranks note their calls, and who came last") {
+TEST_CASE("ranks record their calls, and which rank entered last") {
   for (const Transport transport : transports()) {
     const Setup setup{.transport = transport, .size = 3};
     CHECK_NOTHROW(run_ranks(setup, [](Communicator& comm) {
@@ -288,7 +288,7 @@ TEST_CASE("ranks note their calls, and who came last") {
       request.kind = Kind::kAllReduce;
       request.reduction = {.dtype = DType::kFloat32, .op = ReduceOp::kSum};
       request.in = request.out = std::span(&block, 1);
-      comm.run(request);  // before anyone looks
+      comm.run(request);  // before the log is open
       comm.recorder()->open_log(10);
       require(noted(comm).empty(), "a call was noted before the log was open");
       comm.run(Request{});
@@ -302,7 +302,7 @@ TEST_CASE("ranks note their calls, and who came last") {
       require(last.state == Record::State::kDone && last.entered_ns > 0, "it is not done");
       require(last.arrived_ns >= last.entered_ns && last.ended_ns >= last.arrived_ns,
               "its times are out of order");
-      require(last.peer >= 0 && last.peer < 3, concat("rank ", last.peer, " came last"));
+      require(last.peer >= 0 && last.peer < 3, concat("rank ", last.peer, " entered last"));
     }));
   }
 }
@@ -324,12 +324,12 @@ TEST_CASE("a trace has the phases of every call of every algorithm, without gaps
       comm.recorder()->close_trace();
       comm.run(request);
       const auto book = comm.recorder()->trace();
-      const std::vector<Span> internode = book->timeline.internode().read();
+      const std::vector<Span> spans = book->timeline.spans().read();
       require(book->collectives.records.added() == 1, "a call was noted after the trace's end");
-      require(!internode.empty(), "no phases");
+      require(!spans.empty(), "no phases");
       std::int64_t end = book->collectives.records.read().at(0).entered_ns;
       std::array<int, 4> seen{};
-      for (const Span& span : internode) {
+      for (const Span& span : spans) {
         require(span.call == 1 && span.begin_ns == end && span.end_ns >= end, "a gap");
         end = span.end_ns;
         ++seen[static_cast<std::size_t>(span.phase)];
@@ -357,8 +357,7 @@ TEST_CASE("a second trace has nothing of the first, and takes no more memory") {
       first = book;
       const auto records = book->collectives.records.read(book->before_collectives.read());
       require(records.size() == 1 && records[0].number == i + 1, "not the call of this trace");
-      require(book->timeline.internode().read(book->before_spans.read()).size() == 1,
-              "not its span");
+      require(book->timeline.spans().read(book->before_spans.read()).size() == 1, "not its span");
     }
     recorder.open_trace({20, 10});
     require(recorder.trace() != first, "a book of less room");
@@ -368,7 +367,7 @@ TEST_CASE("a second trace has nothing of the first, and takes no more memory") {
   }));
 }
 
-TEST_CASE("a call that fails is noted as failed") {
+TEST_CASE("a call that fails is recorded as failed") {
   Setup setup{.size = 2};
   CHECK_NOTHROW(run_ranks(setup, [](Communicator& comm) {
     comm.recorder()->open_log(10);
@@ -383,13 +382,13 @@ TEST_CASE("a call that fails is noted as failed") {
     } catch (const Error& error) {
       threw = error.kind() == ErrorKind::kMismatch;
     }
-    require(threw, "the mismatch was not told");
+    require(threw, "the mismatch was not reported");
     const std::vector<Record> records = noted(comm);
     require(records.size() == 1 && records[0].state == Record::State::kFailed, "not noted");
   }));
 }
 
-TEST_CASE("messages are noted with their other side") {
+TEST_CASE("messages are recorded with their other side") {
   Setup setup{.size = 2, .message_bytes = 4096};
   CHECK_NOTHROW(run_ranks(setup, [](Communicator& comm) {
     comm.recorder()->open_log(10);

@@ -37,7 +37,7 @@ struct Call {
 
 }  // namespace
 
-TEST_CASE("describe: calls in words") {
+TEST_CASE("describe: texts of calls") {
   const DType f32 = DType::kFloat32;
   CHECK(Call(Kind::kBarrier, DType::kOpaque, {}, {}).text() == "barrier()");
   CHECK(Call(Kind::kAllReduce, f32, {4096}, {4096}, 0, ReduceOp::kSum).text() ==

@@ -86,7 +86,7 @@ TEST_CASE("shards follow one another, cover all, and differ by one element at th
   }
 }
 
-TEST_CASE("chunks follow one another, cover all, and are full but for the last") {
+TEST_CASE("chunks follow one another, cover all, and are full except the last") {
   for (const std::size_t total : {0, 1, 7, 8, 9, 100}) {
     for (const std::size_t per_chunk : {1, 3, 8, 1000}) {
       std::size_t end = 0;
@@ -102,7 +102,7 @@ TEST_CASE("chunks follow one another, cover all, and are full but for the last")
   }
 }
 
-TEST_CASE("a walk of the ring reduces every shard once and gathers them all") {
+TEST_CASE("the ring reduces every shard once and gathers them all") {
   for (const int size : kWorlds) {
     using Contributors = std::multiset<int>;
     const auto n = static_cast<std::size_t>(size);

@@ -27,7 +27,7 @@ TEST_CASE("text that fits is kept, and other text cut") {
   CHECK(put<1>("abcd").empty());
 }
 
-TEST_CASE("a short time is told in milliseconds") {
+TEST_CASE("a short time is shown in milliseconds") {
   CHECK(in_seconds(std::chrono::milliseconds(0)) == "0 ms");
   CHECK(in_seconds(std::chrono::milliseconds(50)) == "50 ms");
   CHECK(in_seconds(std::chrono::milliseconds(100)) == "0.1 s");

@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::int64_t kMillisecond = 1'000'000;
 
-/// A clock that only yields move on, each by `cost`.
+/// A clock that only yields advance, each by `cost`.
 thread_local std::int64_t now = 0;
 thread_local std::int64_t cost = 0;
 thread_local int yields = 0;
@@ -59,7 +59,7 @@ TEST_CASE("a yield that took long ends them, and they are tried again ever less 
   CHECK(yields > 10);
 }
 
-TEST_CASE("a yield is not too long that lasts until the awaited rank has come") {
+TEST_CASE("a yield that lasts until the awaited rank is ready is not too long") {
   Machine machine(3 * kMillisecond);
   for (int wait = 0; wait < 100; ++wait) {
     CHECK_FALSE(machine.patience.yield());  // sleeps for the rest of this wait
@@ -69,7 +69,7 @@ TEST_CASE("a yield is not too long that lasts until the awaited rank has come") 
   CHECK(machine.patience.long_yields() == 0);
   CHECK_FALSE(machine.patience.avoids_yields());
   machine.patience.yield();
-  machine.patience.settle(now - 2 * kMillisecond);  // it had been there for long
+  machine.patience.settle(now - 2 * kMillisecond);  // it had been ready for long
   CHECK(machine.patience.avoids_yields());
 }
 

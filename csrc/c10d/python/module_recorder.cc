@@ -46,16 +46,16 @@ struct Spans {
 /// Those of calls that began in the trace; others are of one that was under way.
 Spans spans_of(const Book& book) {
   constexpr std::array kPhases{"wait", "copy in", "reduce", "copy out", "between hosts"};
-  Spans internode;
-  for (const Span& span : book.timeline.internode().read(book.before_spans.read())) {
+  Spans spans;
+  for (const Span& span : book.timeline.spans().read(book.before_spans.read())) {
     if (span.call <= book.before_call.read()) {
-      ++internode.others;
+      ++spans.others;
       continue;
     }
-    internode.list.append(py::make_tuple(
-        span.call, kPhases.at(static_cast<std::size_t>(span.phase)), span.begin_ns, span.end_ns));
+    spans.list.append(py::make_tuple(span.call, kPhases.at(static_cast<std::size_t>(span.phase)),
+                                     span.begin_ns, span.end_ns));
   }
-  return internode;
+  return spans;
 }
 
 void append_lines(py::list& list, const CommLog& log) {
@@ -88,13 +88,12 @@ py::object log_records(const Recorder& recorder) {
 py::object trace_records(const Recorder& recorder) {
   const auto book = recorder.trace();
   if (!book) return py::none();
-  const Spans internode = spans_of(*book);
-  return py::make_tuple(
-      all_of(book->collectives, book->before_collectives),
-      all_of(book->messages, book->before_messages), internode.list,
-      book->collectives.records.added() - book->before_collectives.read(),
-      book->messages.records.added() - book->before_messages.read(),
-      book->timeline.internode().added() - book->before_spans.read() - internode.others);
+  const Spans spans = spans_of(*book);
+  return py::make_tuple(all_of(book->collectives, book->before_collectives),
+                        all_of(book->messages, book->before_messages), spans.list,
+                        book->collectives.records.added() - book->before_collectives.read(),
+                        book->messages.records.added() - book->before_messages.read(),
+                        book->timeline.spans().added() - book->before_spans.read() - spans.others);
 }
 
 /// (name, ranks) of each; none of a group on one.
@@ -125,8 +124,8 @@ void bind_records(py::module_& m) {
   m.def("recorders", [] { return ProcessRecorders::of_process().live(); });
   m.def(
       "start_trace",
-      [](const std::string& name, std::size_t records, std::size_t internode) {
-        return ProcessRecorders::of_process().start_trace(name, {records, internode});
+      [](const std::string& name, std::size_t records, std::size_t spans) {
+        return ProcessRecorders::of_process().start_trace(name, {records, spans});
       },
       py::arg("name"), py::arg("records"), py::arg("spans"));
   m.def("stop_trace", [] { return ProcessRecorders::of_process().stop_trace(); });

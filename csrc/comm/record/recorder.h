@@ -32,14 +32,11 @@ struct Book {
   };
   struct Room {  // how many of each are kept
     std::size_t records = 0;
-    std::size_t internode = 0;
+    std::size_t spans = 0;
     bool operator==(const Room&) const = default;
   };
   Book(const Room& of, int size)
-      : room(of),
-        collectives(of.records, size),
-        messages(of.records, size),
-        timeline(of.internode) {}
+      : room(of), collectives(of.records, size), messages(of.records, size), timeline(of.spans) {}
   /// Discards what was recorded until now, and what is still recorded of a call that is under way.
   void begin_anew() {
     const std::int64_t added = collectives.records.added();
@@ -47,7 +44,7 @@ struct Book {
     const std::vector<Record> last = collectives.records.read(added - 1);
     before_call.publish(last.empty() ? 0 : last.back().number);
     before_messages.publish(messages.records.added());
-    before_spans.publish(timeline.internode().added());
+    before_spans.publish(timeline.spans().added());
   }
 
   const Room room;

@@ -1,4 +1,6 @@
 // Questions and answers between processes, here the two ends of socket pairs in one.
+#include "transport/introspect/call_site_query.h"
+
 #include <doctest.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -20,15 +22,13 @@
 #include <utility>
 #include <vector>
 
-#include "transport/introspect/call_site_query.h"
-
 namespace dreamcomm {
 namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-/// Of waits that have to be ended: one that is not hangs.
+/// For waits that must be ended: one that is not hangs.
 constexpr std::chrono::hours kForEver(24 * 365);
 
 std::pair<Fd, Fd> make_pair() {
@@ -73,7 +73,7 @@ class Gate {
   bool open_ = false;
 };
 
-TEST_CASE("a process tells a peer, and itself, where it is") {
+TEST_CASE("a process reports its call site to a peer, and to itself") {
   Two both([] { return std::string(" at two.py:2"); });
   for (int i = 0; i < 3; ++i) CHECK(both.ask() == " at two.py:2");
   CHECK(both.two->ask(both.there, seconds(60)) == " at one.py:1");
@@ -88,7 +88,7 @@ TEST_CASE("a long answer is cut") {
   CHECK(told == text.substr(0, told.size()));
 }
 
-TEST_CASE("who does not answer is not waited for again until it does") {
+TEST_CASE("a peer that does not answer is not waited for again until it does") {
   Gate gate;
   Two both([&] {
     gate.pass();
@@ -101,12 +101,12 @@ TEST_CASE("who does not answer is not waited for again until it does") {
   CHECK(both.ask() == " at last");
 }
 
-TEST_CASE("several wait for one answer, and all are told") {
+TEST_CASE("several threads wait for one answer, and all get it") {
   Gate gate;
-  std::atomic<int> tells = 0;
+  std::atomic<int> calls = 0;
   Two both([&] {
     gate.pass();
-    ++tells;
+    ++calls;
     return std::string(" at two.py:2");
   });
   std::vector<std::thread> askers;
@@ -120,21 +120,21 @@ TEST_CASE("several wait for one answer, and all are told") {
   CHECK(told == 4);
 }
 
-TEST_CASE("what was asked ahead and not fetched is not told much later") {
-  std::atomic<int> tells = 0;
+TEST_CASE("an answer that was requested ahead and not fetched is not used much later") {
+  std::atomic<int> calls = 0;
   const auto one =
       CallSiteService::make([] { return std::string(" at one.py:1"); }, milliseconds(0));
-  const auto two = CallSiteService::make([&] { return " at two.py:" + std::to_string(++tells); });
+  const auto two = CallSiteService::make([&] { return " at two.py:" + std::to_string(++calls); });
   const auto [here, there] = make_pair();
   const std::array lines{one->listen(here), two->listen(there)};
   one->inquire(here);
-  while (tells == 0) std::this_thread::yield();
+  while (calls == 0) std::this_thread::yield();
   // The second of these comes after the answer, on the same way.
   for (int i = 0; i < 2; ++i) CHECK(two->ask(there, kForEver) == " at one.py:1");
   CHECK(one->ask(here, kForEver) == " at two.py:2");
 }
 
-TEST_CASE("a peer that has gone, or hung up, is no trouble") {
+TEST_CASE("a peer that has ended, or hung up, causes no error") {
   Two both([] { return std::string(" at two.py:2"); });
   both.two->stop();
   CHECK(both.ask(milliseconds(1)).empty());
@@ -148,7 +148,7 @@ TEST_CASE("a peer that has gone, or hung up, is no trouble") {
   CHECK(others.one->own(seconds(60)) == " at one.py:1");
 }
 
-TEST_CASE("what is no letter is passed over") {
+TEST_CASE("packets of another size are ignored") {
   Two both([] { return std::string(" at two.py:2"); });
   for (const std::string& noise : {std::string("?"), std::string(5000, 'z'), std::string(512, 7)}) {
     REQUIRE(send(both.here.get(), noise.data(), noise.size(), MSG_NOSIGNAL) > 0);
@@ -156,7 +156,7 @@ TEST_CASE("what is no letter is passed over") {
   CHECK(both.ask() == " at two.py:2");
 }
 
-TEST_CASE("a stop releases who asks, and ends what is asked") {
+TEST_CASE("stopping releases waiting threads, and ends their questions") {
   Gate gate;
   Two both([&] {
     gate.pass();
@@ -174,7 +174,7 @@ TEST_CASE("a stop releases who asks, and ends what is asked") {
   CHECK(both.two->own(milliseconds(1)).empty());
 }
 
-TEST_CASE("the last holder may be dropped by the thread that answers") {
+TEST_CASE("the thread that answers may drop the last holder") {
   const auto [here, there] = make_pair();
   const auto asker = CallSiteService::make([] { return std::string(); });
   std::shared_ptr<CallSiteService> held;
@@ -192,7 +192,7 @@ int open_descriptors() {
   return static_cast<int>(std::distance(begin(all), end(all)));
 }
 
-/// As a peer may send it: with a descriptor, where `fd` is one.
+/// Sends what a peer may send: with a descriptor, if `fd` is one.
 void send_noise(const Fd& socket, const std::string& noise, int fd) {
   iovec bytes{const_cast<char*>(noise.data()), noise.size()};
   alignas(cmsghdr) std::array<std::byte, CMSG_SPACE(sizeof fd)> control{};
@@ -208,7 +208,7 @@ void send_noise(const Fd& socket, const std::string& noise, int fd) {
   REQUIRE(sendmsg(socket.get(), &message, MSG_NOSIGNAL) > 0);
 }
 
-TEST_CASE("thousands of letters of garbage harm nobody") {
+TEST_CASE("thousands of garbage packets do no harm") {
   constexpr std::size_t kPacket = 512;
   Two both([] { return std::string(" at two.py:2"); });
   CHECK(both.ask() == " at two.py:2");
@@ -229,7 +229,7 @@ TEST_CASE("thousands of letters of garbage harm nobody") {
   CHECK(open_descriptors() == before);
 }
 
-TEST_CASE("nothing stays open where only a weak pointer is left") {
+TEST_CASE("nothing stays open if only a weak pointer is left") {
   const int before = open_descriptors();
   auto one = CallSiteService::make([] { return std::string(); });
   const std::weak_ptr<CallSiteService> weak = one;
@@ -239,7 +239,7 @@ TEST_CASE("nothing stays open where only a weak pointer is left") {
   CHECK(open_descriptors() == before);
 }
 
-TEST_CASE("several are asked at once, and then waited for") {
+TEST_CASE("several peers are asked at once, and then waited for") {
   const auto asker = CallSiteService::make([] { return std::string(); });
   const auto other = CallSiteService::make([] { return std::string(" there"); });
   std::vector<std::pair<Fd, Fd>> pairs;
@@ -253,7 +253,7 @@ TEST_CASE("several are asked at once, and then waited for") {
   for (const auto& pair : pairs) CHECK(asker->ask(pair.first, seconds(60)) == " there");
 }
 
-TEST_CASE("lines come and go while others ask") {
+TEST_CASE("sockets are added and removed while others ask") {
   const auto one = CallSiteService::make([] { return std::string(" here"); });
   const auto two = CallSiteService::make([] { return std::string(" there"); });
   std::atomic<int> answered = 0;
@@ -265,7 +265,7 @@ TEST_CASE("lines come and go while others ask") {
         const std::array lines{one->listen(left), two->listen(right)};
         answered += one->ask(left, seconds(60)) == " there" ? 1 : 0;
         answered += two->ask(right, seconds(60)) == " here" ? 1 : 0;
-        if (i % 7 == 0) one->ask(left, milliseconds(0));  // the answer meets a closed line
+        if (i % 7 == 0) one->ask(left, milliseconds(0));  // the answer finds a closed socket
       }
     });
   }

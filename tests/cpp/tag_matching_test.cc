@@ -1,4 +1,6 @@
-// A mailbox that many threads look after at once.
+// A tag matcher that many threads progress at once.
+#include "comm/p2p/tag_matching.h"
+
 #include <doctest.h>
 
 #include <array>
@@ -8,7 +10,6 @@
 #include <vector>
 
 #include "calls.h"
-#include "comm/p2p/tag_matching.h"
 #include "transport/local_fabric.h"
 
 namespace dreamcomm::testing {
@@ -27,7 +28,7 @@ struct Rank {
 
 Bytes message(int number) { return make_block(DType::kUInt8, kBytes, 1, 0, number); }
 
-TEST_CASE("what a rank had sent in full when it left arrives, whoever looks after it") {
+TEST_CASE("what a rank had sent in full when it left arrives, whichever thread progresses it") {
   const Clock::time_point deadline = Clock::now() + std::chrono::seconds(60);
   for (int turn = 0; turn < 50; ++turn) {
     auto fabrics = make_local(2, {std::size_t{64} << 10, kBytes, 0, {}});

@@ -1,11 +1,13 @@
-// The first messages of calls between hosts: from the second call on their receives are there.
+// The first messages of calls between hosts: from the second call on, their receives are posted
+// ahead.
+#include "internode/collectives/preposted_receives.h"
+
 #include <doctest.h>
 
 #include <cstddef>
 #include <memory>
 #include <vector>
 
-#include "internode/collectives/preposted_receives.h"
 #include "local_link.h"
 
 namespace dreamcomm {
@@ -23,7 +25,7 @@ struct Leader {
   int peer;
   PrepostedReceives envelopes{};
 
-  /// What the peer sends as a call opens, and what this one has sent it.
+  /// What the peer sends as a call opens, and what this leader has sent it.
   struct Opening {
     PrepostedReceives::Expected from_peer;
     std::shared_ptr<Parcel> sent;
@@ -64,13 +66,14 @@ TEST_CASE("a call's first message finds its receive, which began with the call b
   }
 }
 
-TEST_CASE("what is said of the next call's room goes before a call's own message") {
+TEST_CASE("the receive for the next call is announced before a call's own message") {
   const std::vector<std::unique_ptr<Link>> links = make_local_links(2, true);
   Leader early{*links[0], 1};
   Leader late{*links[1], 0};
-  early.open(1);  // the late one need not have come for this
-  const Leader::Opening came = late.open(2);
-  CHECK(came.from_peer.parcel->wait());  // and may leave now: nothing is written to it any more
+  early.open(1);  // the late leader need not have opened its call for this
+  const Leader::Opening opening = late.open(2);
+  CHECK(opening.from_peer.parcel
+            ->wait());  // the early leader may leave now: nothing is written to it
   CHECK(is_taken(*links[1]->send(0, cargo_of(3), late.envelopes.tag())));
 }
 

@@ -1,4 +1,4 @@
-// How long calls between hosts are said to take, and what is measured for that.
+// The predicted time of calls between hosts, and the measurements behind it.
 #include <doctest.h>
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 namespace dreamcomm {
 namespace {
 
-/// What a model with these costs says, as trials; with hiccups where `disturbed`.
+/// The model's times with these costs, as trials; with disturbances if `disturbed`.
 Trials trials_of(const LevelCosts& costs, const Shape& shape, double bucket,
                  const std::function<double(std::size_t bytes)>& disturbed) {
   const auto calls = [=](std::size_t bytes, const Way& way) {
@@ -65,7 +65,7 @@ TEST_CASE("measured hosts are predicted as they were measured") {
   }
 }
 
-TEST_CASE("a hiccup while costs are measured does not turn calls away from their way") {
+TEST_CASE("a disturbance during the measurement does not change the way of calls") {
   const LevelCosts plain;
   const Shape shape(std::vector{2, 2});
   const auto hiccup = [](std::size_t bytes) { return bytes == 16 << 10 ? 0.1 : 0.0; };
@@ -75,7 +75,7 @@ TEST_CASE("a hiccup while costs are measured does not turn calls away from their
   CHECK(predict(Kind::kAllReduce, 16 << 10, {.leaders = true}, shape, found) <= 1.3 * most);
 }
 
-TEST_CASE("where trials take long no more are made than are needed") {
+TEST_CASE("if trials take long, no more are made than needed") {
   const LevelCosts plain;
   const Shape shape(std::vector{2, 2});
   Trials trials = trials_of(plain, shape, 0, [](std::size_t) { return 0.0; });
@@ -101,7 +101,7 @@ TEST_CASE("where trials take long no more are made than are needed") {
   }
 }
 
-TEST_CASE("leaders are left for what takes clearly less") {
+TEST_CASE("another way than by leaders must take clearly less time") {
   const Shape shape(std::vector{2, 2});
   LevelCosts costs;
   const std::size_t bytes = 64 << 10;
@@ -113,7 +113,7 @@ TEST_CASE("leaders are left for what takes clearly less") {
   CHECK(!best_way(Kind::kAllReduce, bytes, shape, costs).leaders);
 }
 
-TEST_CASE("corrections change evenly between the sizes that were measured") {
+TEST_CASE("corrections are interpolated between the measured sizes") {
   Corrections corrections;
   corrections.factors = {3, 2, 4, 1, 1, 1, 1, 0.5};
   CHECK(corrections.at(0) == 3);
@@ -128,7 +128,7 @@ Shape hosts_of(int hosts, int ranks_each) {
   return Shape(std::vector<int>(static_cast<std::size_t>(hosts), ranks_each));
 }
 
-TEST_CASE("the way of a call follows from what the hosts are like") {
+TEST_CASE("the way of a call depends on the hosts") {
   const LevelCosts ethernet;
   const auto taken = [&](std::size_t bytes, const Shape& shape, const LevelCosts& costs) {
     return best_way(Kind::kAllReduce, bytes, shape, costs);
@@ -137,7 +137,8 @@ TEST_CASE("the way of a call follows from what the hosts are like") {
   CHECK(!taken(64 << 20, hosts_of(2, 2), ethernet).leaders);
   LevelCosts far = ethernet;
   far.between.latency = 5e-3;
-  CHECK(taken(128 << 10, hosts_of(2, 2), far).leaders);    // twice more would be waited for else
+  CHECK(
+      taken(128 << 10, hosts_of(2, 2), far).leaders);  // otherwise ranks would wait two more times
   CHECK(!taken(128 << 10, hosts_of(64, 2), far).leaders);  // a leader would send 8 MB
   CHECK(best_way(Kind::kBarrier, 0, hosts_of(64, 8), far).leaders);
 

@@ -1,18 +1,18 @@
 // The processor's counter as a clock, against the kernel's.
+#include "core/tsc_clock.h"
+
 #include <doctest.h>
 
 #include <chrono>
 #include <cstdint>
 #include <thread>
 
-#include "core/tsc_clock.h"
-
 namespace dreamcomm {
 namespace {
 
 constexpr std::int64_t kOff = 2'000;  // nanoseconds, as the class says
 
-/// Looks for `milliseconds` whether each time lies between two looks at the kernel's clock.
+/// Checks for `milliseconds` whether each time lies between two reads of the kernel's clock.
 void compare(TscClock& clock, int milliseconds) {
   const std::int64_t end = now_ns() + std::int64_t{milliseconds} * 1'000'000;
   std::int64_t last = 0;
@@ -26,7 +26,7 @@ void compare(TscClock& clock, int milliseconds) {
   CHECK(wrong == 0);
 }
 
-TEST_CASE("a quick clock tells the kernel's time, and never goes back") {
+TEST_CASE("the counter's clock gives the kernel's time, and never runs backwards") {
   TscClock clock;
   compare(clock, 100);
   for (const int pause : {0, 1, 3, 20, 200}) {
@@ -35,7 +35,7 @@ TEST_CASE("a quick clock tells the kernel's time, and never goes back") {
   }
 }
 
-TEST_CASE("a quick clock looked at now and then tells the kernel's time") {
+TEST_CASE("the counter's clock, read only now and then, gives the kernel's time") {
   TscClock clock;
   for (int i = 0; i < 300; ++i) {
     std::this_thread::sleep_for(std::chrono::microseconds(10 * i));

@@ -1,4 +1,7 @@
-// Why ranks of other hosts have gone: by their own words, or by whose connections have ended.
+// Why ranks of other hosts are lost: by their own reports, or by the ranks whose connections have
+// ended.
+#include "internode/liveness/failure_cause.h"
+
 #include <doctest.h>
 
 #include <map>
@@ -8,13 +11,12 @@
 #include <vector>
 
 #include "internode/liveness/aborted_peers.h"
-#include "internode/liveness/failure_cause.h"
 #include "local_link.h"
 
 namespace dreamcomm::testing {
 namespace {
 
-/// Of five ranks, each alone on its host.
+/// Five ranks, each alone on its host.
 Topology five_hosts() {
   std::vector<std::string> maps(5, "00000");
   std::vector<std::string> names;
@@ -25,10 +27,10 @@ Topology five_hosts() {
   return Topology(maps, names);
 }
 
-/// Rank 0 of five, which waits for others, and what these have told in a store that answers a
-/// question in a while.
+/// Rank 0 of five, which waits for others, and their reports in a store that takes `a_while` to
+/// answer a query.
 struct Waiting {
-  /// Of these ranks, once the next look is due.
+  /// The aborted ranks among these, once the next query is due.
   std::vector<int> next_among(const std::vector<int>& ranks) {
     std::this_thread::sleep_for(AbortedPeers::kBetween);
     return aborted.among(ranks, Clock::time_point::max());
@@ -57,7 +59,7 @@ struct Waiting {
 
 }  // namespace
 
-TEST_CASE("span: of a rank that has told nothing the others that have gone are the cause") {
+TEST_CASE("internode: for a rank without a report, the other lost ranks are the cause") {
   const std::vector<std::unique_ptr<Link>> links = make_local_links(5, false);
   const Topology topology = five_hosts();
   WaitInterrupter interrupter;
@@ -77,11 +79,11 @@ TEST_CASE("span: of a rank that has told nothing the others that have gone are t
   CHECK(causes.of(3, "closed") == "rank 3 has aborted the group: Ctrl-C");
 }
 
-TEST_CASE("span: who gives up and lives on is taken for lost a look after it was seen") {
+TEST_CASE("internode: a rank that aborts and still runs is lost one query after it was found") {
   Waiting waiting;
   const std::vector<int> ranks = {1, 2, 3};
   CHECK(waiting.next_among(ranks).empty());
-  CHECK(waiting.asked == 0);  // of none, where none has told anything
+  CHECK(waiting.asked == 0);  // no rank is queried while there is no report
   waiting.told = {{2, "Ctrl-C"}, {4, "not asked for"}};
   CHECK(waiting.aborted.among(ranks, Clock::time_point::max()).empty());  // not yet due
   CHECK(waiting.next_among(ranks).empty());
@@ -92,19 +94,19 @@ TEST_CASE("span: who gives up and lives on is taken for lost a look after it was
   CHECK(waiting.asked == 5);
 }
 
-TEST_CASE("span: who gives up and lives on is found in a store that is far away") {
+TEST_CASE("internode: a rank that aborts and still runs is found in a slow store") {
   Waiting waiting;
   waiting.told = {{4, "Ctrl-C"}};
   waiting.a_while = std::chrono::milliseconds(300);
   const std::vector<int> ranks = {1, 2, 3, 4};
-  for (int look = 1; look <= 4; ++look) {  // of one rank, as that takes so long
+  for (int look = 1; look <= 4; ++look) {  // of one rank, because that takes so long
     CHECK(waiting.next_among(ranks).empty());
     CHECK(waiting.asked == look);
   }
   CHECK(waiting.next_among(ranks) == std::vector<int>{4});
 }
 
-TEST_CASE("span: who gives up is not looked for where that could last beyond the deadline") {
+TEST_CASE("internode: aborted ranks are not searched for if that could last beyond the deadline") {
   Waiting waiting;
   waiting.told = {{1, "Ctrl-C"}};
   const std::vector<int> ranks = {1};
@@ -115,7 +117,7 @@ TEST_CASE("span: who gives up is not looked for where that could last beyond the
   CHECK(waiting.asked == 1);
 }
 
-TEST_CASE("span: who has gone can be asked while a rank waits") {
+TEST_CASE("internode: lost ranks can be listed while a rank waits") {
   const std::vector<std::unique_ptr<Link>> links = make_local_links(5, false);
   const Topology topology = five_hosts();
   WaitInterrupter interrupter;

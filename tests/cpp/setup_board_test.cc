@@ -1,17 +1,17 @@
-// What ranks of a group that is being made read of each other.
+// What the ranks of a group read of each other while they set it up.
+#include "transport/bootstrap/setup_board.h"
+
 #include <doctest.h>
 
 #include <map>
 #include <string>
-
-#include "transport/bootstrap/setup_board.h"
 
 namespace dreamcomm::testing {
 namespace {
 
 using std::chrono::milliseconds;
 
-/// Whose first wait for a key ends before it looks, as that of a process that was stopped may.
+/// The first wait for a key ends before it looks, as that of a process that was stopped may.
 class LateStore final : public Store {
  public:
   void set(const std::string& key, const std::string& value) override { values_[key] = value; }
@@ -26,19 +26,19 @@ class LateStore final : public Store {
   int waits_ = 0;
 };
 
-TEST_CASE("a rank that has come, and is elsewhere since, is not missed") {
+TEST_CASE("a rank that has arrived, and makes another group since, is not missed") {
   LateStore store;
-  const auto elsewhere = [](int) { return "rank 1 makes another group"; };
-  SetupBoard board(store, 0, 2, std::chrono::seconds(30), elsewhere);
+  const auto other_group = [](int) { return "rank 1 makes another group"; };
+  SetupBoard board(store, 0, 2, std::chrono::seconds(30), other_group);
   CHECK_THROWS_WITH_AS(board.get("card", 1),
                        "setting up a group on rank 0 of 2: rank 1 makes another group", Error);
   LateStore again;
   again.set("card/1", "here");
-  SetupBoard met(again, 0, 2, std::chrono::seconds(30), elsewhere);
-  CHECK(met.get("card", 1) == "here");
+  SetupBoard arrived(again, 0, 2, std::chrono::seconds(30), other_group);
+  CHECK(arrived.get("card", 1) == "here");
 }
 
-TEST_CASE("a wait for what is not in the store ends with another rank's trouble, too") {
+TEST_CASE("a wait that does not use the store also ends with another rank's error") {
   LateStore store;
   SetupBoard board(store, 0, 2, std::chrono::seconds(30), [](int) { return ""; });
   int looks = 0;

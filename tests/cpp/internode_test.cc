@@ -1,4 +1,4 @@
-// Collectives of groups that span hosts: hosts of threads, and a link of threads between them.
+// Collectives of multi-node groups: nodes of threads, and a link of threads between them.
 #include <doctest.h>
 
 #include <algorithm>
@@ -196,7 +196,7 @@ std::string error_of(const std::function<void()>& call) {
   return "";
 }
 
-TEST_CASE("of many ranks the first is named, and the first that calls otherwise") {
+TEST_CASE("with many ranks, the first is named, and the first whose call differs") {
   Hosts many_ranks(2);
   for (int rank = 0; rank < 24; ++rank) many_ranks[rank < 20 ? 0 : 1].push_back(rank);
   Hosts many_hosts;
@@ -216,8 +216,8 @@ TEST_CASE("of many ranks the first is named, and the first that calls otherwise"
   }
 }
 
-TEST_CASE("a mismatch is told to all ranks of all hosts, and the group stays usable") {
-  for (const int odd : {0, 1, 2, 3}) {  // the rank that calls otherwise
+TEST_CASE("a mismatch is reported to all ranks of all hosts, and the group stays usable") {
+  for (const int odd : {0, 1, 2, 3}) {  // the rank whose call differs
     for (const std::size_t count : {3U, 10'000U}) {
       const Hosts hosts{{0, 1}, {2, 3}};
       run_hosts(hosts, [&](Communicator& host, HierarchicalCommunicator& hier, int rank) {
@@ -248,7 +248,7 @@ TEST_CASE("a mismatch is told to all ranks of all hosts, and the group stays usa
   }
 }
 
-TEST_CASE("blocks of other sizes than expected are told to all ranks") {
+TEST_CASE("blocks of unexpected sizes are reported to all ranks") {
   const Hosts hosts{{0, 1}, {2, 3}};
   for (const int giver : {0, 3}) {
     run_hosts(hosts, [&](Communicator& host, HierarchicalCommunicator& hier, int rank) {
@@ -276,7 +276,7 @@ TEST_CASE("blocks of other sizes than expected are told to all ranks") {
   }
 }
 
-TEST_CASE("a rank that gives up ends the call on all hosts") {
+TEST_CASE("a rank that aborts ends the call on all hosts") {
   const Hosts hosts{{0, 1}, {2, 3}};
   run_hosts(hosts, [&](Communicator& host, HierarchicalCommunicator& hier, int rank) {
     run_spanning(host, hier, {.kind = Kind::kBarrier, .hosts = &hosts}, rank);
@@ -296,7 +296,7 @@ TEST_CASE("a rank that gives up ends the call on all hosts") {
   });
 }
 
-TEST_CASE("a host that does not come is named at the deadline") {
+TEST_CASE("a host that does not enter is named at the deadline") {
   const Hosts hosts{{0, 1}, {2, 3}};
   run_hosts(hosts, [&](Communicator& host, HierarchicalCommunicator& hier, int rank) {
     if (rank >= 2) return;
@@ -313,7 +313,7 @@ TEST_CASE("a host that does not come is named at the deadline") {
   });
 }
 
-TEST_CASE("all ranks go by the costs that one of them has measured") {
+TEST_CASE("all ranks use the costs that one of them has measured") {
   const Hosts hosts{{0, 2}, {1, 3, 4}};
   std::array<LevelCosts, 5> found;
   run_hosts(
@@ -340,7 +340,7 @@ TEST_CASE("all ranks go by the costs that one of them has measured") {
   CHECK(!(found[0].between == WireCosts::fixed()));
 }
 
-TEST_CASE("hosts from what ranks can map") {
+TEST_CASE("the hosts follow from the memory that ranks can map") {
   const std::vector<std::string> names{"a", "b", "a", "b"};
   const Topology two(std::vector<std::string>{"1010", "0101", "1010", "0101"}, names);
   CHECK(two.words() == "host a (ranks 0, 2), host b (ranks 1, 3)");

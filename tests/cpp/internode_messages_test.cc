@@ -1,4 +1,4 @@
-// send and recv in groups that span hosts: matching, order, sizes, any source, what goes wrong.
+// send and recv in multi-node groups: matching, order, sizes, any source, errors.
 #include <doctest.h>
 
 #include <algorithm>
@@ -29,7 +29,7 @@ Cargo cargo_of(std::size_t bytes) {
   return {{new std::byte[bytes], std::default_delete<std::byte[]>()}, 0, bytes};
 }
 
-/// Bytes that tell who sent them, and as which message.
+/// Bytes that identify their sender, and the message.
 Cargo message(std::size_t bytes, int from, int number) {
   Cargo cargo = cargo_of(bytes);
   for (std::size_t i = 0; i < bytes; ++i) {
@@ -40,7 +40,7 @@ Cargo message(std::size_t bytes, int from, int number) {
   return cargo;
 }
 
-/// What was sent: it has to last until it has come.
+/// Sent messages: they must live until they have arrived.
 class Sent {
  public:
   const Cargo& operator()(std::size_t bytes, int from, int number) {
@@ -57,7 +57,7 @@ void require_message(const Cargo& got, int from, int number) {
           concat("message ", number, " of rank ", from, " has other bytes"));
 }
 
-/// The text of what the ticket fails with.
+/// The text of the error that the message fails with.
 std::string failure_of(Communicator& host, Completion& completion, ErrorKind kind) {
   try {
     host.wait(completion);
@@ -78,7 +78,7 @@ void barrier(Communicator& host, HierarchicalCommunicator& hier) {
   host.run_in_turn([&] { hier.run_ordered({}); });
 }
 
-/// Lets those go that wait for it, however its scope ends.
+/// Releases the ranks that wait for it, however its scope ends.
 class AtEnd {
  public:
   explicit AtEnd(std::atomic<bool>& over) : over_(over) {}
@@ -121,7 +121,7 @@ TEST_CASE("messages of all sizes arrive, between all ranks at once") {
 }
 
 /// Each rank sends every other kEach messages of mixed sizes under either tag.
-TEST_CASE("messages come once, in order, by source and from any") {
+TEST_CASE("messages arrive once, in order, by source and from any") {
   constexpr int kEach = 12;
   const auto bytes_of = [](int number) { return number % 3 == 0 ? 6000U : 8U * (1 + number); };
   for (const Hosts& hosts : kPlaces) {
@@ -154,7 +154,7 @@ TEST_CASE("messages come once, in order, by source and from any") {
           }
         }
       };
-      // Some are announced before anybody wants them, others after.
+      // Some are announced before they are received, others after.
       if (rank % 2 == 0) {
         send_all();
         receive_all();
@@ -167,7 +167,7 @@ TEST_CASE("messages come once, in order, by source and from any") {
       for (std::size_t i = 0; i < any.size(); ++i) {
         host.wait(*of_any[i]);
         const int source = of_any[i]->source();
-        require(source >= 0 && source < size && source != rank, "a message of nobody");
+        require(source >= 0 && source < size && source != rank, "a message without a sender");
         require_message(any[i], source, next[static_cast<std::size_t>(source)]++);
       }
       std::size_t i = 0;
@@ -225,7 +225,7 @@ TEST_CASE("a message of another size is refused on both ranks, and harms none af
   });
 }
 
-TEST_CASE("a receive in vain is withdrawn, from a rank and from any") {
+TEST_CASE("a late receive is withdrawn, from a rank and from any") {
   const Hosts hosts{{0, 1}, {2}};
   run_hosts(hosts, [&](Communicator& host, HierarchicalCommunicator& hier, int rank) {
     Sent sent;
@@ -252,7 +252,7 @@ TEST_CASE("a receive in vain is withdrawn, from a rank and from any") {
   });
 }
 
-TEST_CASE("a message that nobody takes ends the group at its deadline") {
+TEST_CASE("a message that is not received ends the group at its deadline") {
   const Hosts hosts{{0}, {1}};
   std::atomic<bool> over = false;
   run_hosts(hosts, [&](Communicator& host, HierarchicalCommunicator& hier, int rank) {
@@ -267,11 +267,11 @@ TEST_CASE("a message that nobody takes ends the group at its deadline") {
   });
 }
 
-TEST_CASE("who has gone is told to those who wait for it, and harms no other") {
+TEST_CASE("a lost rank is reported to ranks that wait for it, and harms no other") {
   const Hosts hosts{{0}, {1}, {2}};
   run_hosts(hosts, [&](Communicator& host, HierarchicalCommunicator& hier, int rank) {
     Sent sent;
-    if (rank == 1) return;  // its bridge ends
+    if (rank == 1) return;  // its communicator ends
     if (rank == 2) {
       std::this_thread::sleep_for(milliseconds(30));
       host.wait(*hier.send(sent(9000, 2, 7), 0, 1, soon()));
@@ -293,14 +293,14 @@ TEST_CASE("who has gone is told to those who wait for it, and harms no other") {
   });
 }
 
-TEST_CASE("a receive from any source is told that every other rank has gone") {
+TEST_CASE("a receive from any source fails when every other rank is lost") {
   const std::vector<Hosts> shapes{{{0}, {1}}, {{0, 1}, {2}}, {{0, 2}, {1}, {3}}};
   for (const Hosts& hosts : shapes) {
     run_hosts(hosts, [&](Communicator& host, HierarchicalCommunicator& hier, int rank) {
       Sent sent;
       std::this_thread::sleep_for(milliseconds(2 * rank));  // they leave one after another
       if (rank == 1) host.wait(*hier.send(sent(9000, 1, 7), 0, 1, soon()));
-      if (rank != 0) return;  // its bridge ends
+      if (rank != 0) return;  // its communicator ends
       Cargo room = cargo_of(9000);
       Cargo none = cargo_of(10);
       const auto some = hier.receive(room, std::nullopt, 1, soon());

@@ -1,4 +1,4 @@
-// Monitored barriers of groups on several hosts: who is named, and that the next one passes.
+// Monitored barriers of multi-node groups: which ranks are named, and that the next barrier passes.
 #include <doctest.h>
 
 #include <algorithm>
@@ -55,7 +55,7 @@ TEST_CASE("a monitored barrier between hosts waits for all ranks") {
           come.set(come.read() + 1);
         }
         rank.hold(seconds(60), round % 2 == 0);
-        require(come.read() >= 4 * (round + 1), "it passed before all had come");
+        require(come.read() >= 4 * (round + 1), "it passed before all had entered");
       }
     });
   }
@@ -105,7 +105,7 @@ TEST_CASE("ranks that have left monitored barriers between hosts out take part i
   }
 }
 
-TEST_CASE("who comes late to a monitored barrier of other hosts is told, and is in the next") {
+TEST_CASE("a host that enters a monitored barrier late gets an error, and is in the next") {
   const Hosts hosts{{0, 1}, {2, 3}};
   Flag over;
   on_hosts(hosts, [&](Rank& rank) {
@@ -146,7 +146,7 @@ TEST_CASE("the first timeout on any host ends a monitored barrier for all") {
   }
 }
 
-TEST_CASE("a monitored barrier between hosts does not wait for a rank that has gone") {
+TEST_CASE("a monitored barrier between hosts does not wait for a lost rank") {
   const Hosts hosts{{0, 1}, {2, 3}};
   for (const int gone : {1, 3}) {
     on_hosts(hosts, [&](Rank& rank) {
@@ -161,11 +161,11 @@ TEST_CASE("a monitored barrier between hosts does not wait for a rank that has g
   }
 }
 
-TEST_CASE("a monitored barrier between hosts does not wait for a leader that has gone") {
+TEST_CASE("a monitored barrier between hosts does not wait for a lost leader") {
   for (const Hosts& hosts : {Hosts{{0, 1}, {2, 3}}, Hosts{{0}, {1}, {2}}}) {
     const int other = hosts[1][0];
     for (const int gone : {0, other}) {
-      for (const bool waits : {false, true}) {  // for its end, or comes later
+      for (const bool waits : {false, true}) {  // for its end, or enters later
         Flag over;
         on_hosts(hosts, [&](Rank& rank) {
           rank.hold(seconds(60), true);
@@ -195,7 +195,7 @@ TEST_CASE("a monitored barrier between hosts does not wait for a leader that has
   }
 }
 
-TEST_CASE("a rank that goes while others wait for another host ends a monitored barrier") {
+TEST_CASE("a rank that is lost while others wait for another host ends a monitored barrier") {
   const Hosts hosts{{0, 1}, {2, 3}};
   for (const int gone : {1, 3}) {
     Flag told;
