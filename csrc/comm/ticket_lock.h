@@ -13,7 +13,7 @@ class TicketLock {
   using Turn = std::uint32_t;
   Turn take() { return next_.take(); }
   bool is_up(Turn turn) const { return serving_.read() == turn; }
-  /// Ends the turn; the caller wakes those who wait for theirs.
+  /// Ends the turn; the caller wakes the threads that wait for theirs.
   void pass(Turn turn) { serving_.publish(turn + 1); }
   bool idle() const { return serving_.read() == next_.read(); }
 

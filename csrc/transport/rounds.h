@@ -76,7 +76,7 @@ class Rounds {
   Patience patience_;
   Placement placement_;
   std::uint32_t next_;             // the coming round
-  Peers readers_ = Peers::none();  // who read this rank's page of the last round
+  Peers readers_ = Peers::none();  // the ranks that read this rank's page of the last round
 };
 
 }  // namespace dreamcomm

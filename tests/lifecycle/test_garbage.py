@@ -35,7 +35,7 @@ class Rank0:
     def __init__(self) -> None:
         self.whole = dist.HashStore()
         self.store = dist.PrefixStore("shm", dist.PrefixStore("dreamcomm/visit/2/1", self.whole))
-        self.store.set("heard/1", "")  # the other rank knows of all errors
+        self.store.set("seen/1", "")  # the other rank knows of all errors
 
     def make(self) -> str:
         """What is said of it."""

@@ -13,7 +13,7 @@ constexpr std::string_view kTitle = "dreamcomm-costs-3";
 constexpr std::string_view kEnd = "end";
 constexpr std::array kNames =
     std::to_array<std::string_view>({"give", "take", "fold", "pull", "fold_heaps", "reduce_heaps"});
-static_assert(kNames.size() == kMotions);
+static_assert(kNames.size() == kCopyKinds);
 
 /// Seconds per byte, from nanoseconds per KiB.
 constexpr double rate(double ns_per_kib) { return ns_per_kib * 1e-9 / 1024; }
@@ -45,7 +45,7 @@ const Costs& Costs::fixed() {
 
 double Costs::seconds(const CostTerms& terms, std::size_t bytes) const {
   double sum = terms.turns * turn;
-  for (std::size_t m = 0; m < kMotions; ++m) {
+  for (std::size_t m = 0; m < kCopyKinds; ++m) {
     if (terms.bytes[m] > 0) sum += terms.bytes[m] * interpolate(rates[m], bytes);
   }
   return sum;
@@ -55,7 +55,7 @@ std::string to_text(const Costs& costs) {
   std::ostringstream text;
   text.precision(std::numeric_limits<double>::max_digits10);
   text << kTitle << "\nturn " << costs.turn << '\n';
-  for (std::size_t m = 0; m < kMotions; ++m) {
+  for (std::size_t m = 0; m < kCopyKinds; ++m) {
     text << kNames[m];
     for (const double value : costs.rates[m]) text << ' ' << value;
     text << '\n';
@@ -75,7 +75,7 @@ std::optional<Costs> from_text(const std::string& text) {
   };
   Costs costs;
   if (!is_next(kTitle) || !is_next("turn") || !read(costs.turn)) return std::nullopt;
-  for (std::size_t m = 0; m < kMotions; ++m) {
+  for (std::size_t m = 0; m < kCopyKinds; ++m) {
     if (!is_next(kNames[m])) return std::nullopt;
     for (double& value : costs.rates[m]) {
       if (!read(value)) return std::nullopt;

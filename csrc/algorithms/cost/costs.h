@@ -18,12 +18,12 @@ enum class CopyKind : std::uint8_t {
   kFoldHeaps,   // tensors in heaps reduced into the own: bytes read
   kReduceHeaps  // tensors in heaps reduced into all of them: bytes read
 };
-inline constexpr std::size_t kMotions = 6;
+inline constexpr std::size_t kCopyKinds = 6;
 
 /// What one call costs a rank, in turns and bytes.
 struct CostTerms {
   double turns = 0;
-  std::array<double, kMotions> bytes{};
+  std::array<double, kCopyKinds> bytes{};
 
   CostTerms with(CopyKind kind, double amount) const {
     CostTerms more = *this;
@@ -41,7 +41,7 @@ struct Costs {
   using Rates = std::array<double, kSizes.size()>;  // seconds per byte at each of kSizes
 
   double turn = 0;  // seconds
-  std::array<Rates, kMotions> rates{};
+  std::array<Rates, kCopyKinds> rates{};
 
   /// The rounded costs of two ranks on two cores of one server: for choices that do not depend on
   /// the machine.

@@ -21,7 +21,7 @@ double seconds_since(Clock::time_point begin) {
 }
 
 /// Seconds per byte of every kind of copy in one run.
-using Sample = std::array<double, kMotions>;
+using Sample = std::array<double, kCopyKinds>;
 
 /// Times the copies of calls on tensors of one size. Every run rewrites its tensors first, as a
 /// training step does, so that none is measured on a copy that another core still holds. A copy
@@ -213,7 +213,7 @@ Costs slowest(Rounds& rounds, WaitObserver& observer, const Costs& mine) {
     Costs theirs;
     std::memcpy(&theirs, rounds.from(rank), sizeof theirs);
     result.turn = std::max(result.turn, theirs.turn);
-    for (std::size_t m = 0; m < kMotions; ++m) {
+    for (std::size_t m = 0; m < kCopyKinds; ++m) {
       for (std::size_t i = 0; i < Costs::kSizes.size(); ++i) {
         result.rates[m][i] = std::max(result.rates[m][i], theirs.rates[m][i]);
       }
@@ -245,7 +245,7 @@ Measured measure_costs(Rounds& rounds, Primitives::Scratch& scratch, Heap* heap,
     std::vector<Sample> samples;
     course.warm_up();
     for (int repeat = 0; repeat < repeats; ++repeat) samples.push_back(course.run());
-    for (std::size_t m = 0; m < kMotions; ++m) {
+    for (std::size_t m = 0; m < kCopyKinds; ++m) {
       std::vector<double> values;
       for (const Sample& sample : samples) values.push_back(sample[m]);
       costs.rates[m][i] = median(values);

@@ -98,14 +98,14 @@ void SetupBoard::publish_trouble(const Error& error) {
     store_.set("trouble",
                concat("rank ", numbers_.of(rank_), " could not set the group up: ", error.what()));
   }
-  publish("heard", "");
+  publish("seen", "");
 }
 
 void SetupBoard::wait_until_seen() {
   const Deadline end = deadline_in(Clock::now(), kStay);
   for (int r = 0; r < size_; ++r) {
     const auto rest = std::chrono::duration_cast<milliseconds>(end - Clock::now());
-    store_.get(concat("heard/", r), std::max(rest, milliseconds(1)));
+    store_.get(concat("seen/", r), std::max(rest, milliseconds(1)));
   }
 }
 
