@@ -1,5 +1,5 @@
-// The GPU's rows move the bytes that the benchmark takes for theirs. Counted by the host
-// target: a device counts nothing.
+// The GPU's rows move the bytes that the benchmark's formulas give. The host target counts them,
+// because a device counts nothing.
 #include <doctest.h>
 
 #include <atomic>
@@ -13,7 +13,7 @@
 namespace dreamcomm::testing {
 namespace {
 
-/// One after the other.
+/// The blocks are contiguous.
 std::vector<Block> blocks_at(std::byte* data, int count, std::size_t bytes) {
   std::vector<Block> blocks;
   for (int i = 0; i < count; ++i) {
@@ -60,7 +60,7 @@ TEST_CASE("GPU rows move the bytes of their formulas") {
   }
 }
 
-TEST_CASE("GPU sums by letters move the bytes of their formula") {
+TEST_CASE("GPU sums by LL packets move the bytes of their formula") {
   const benchmark::Row row{
       "all_reduce", "one_shot flagged", Kind::kAllReduce, gpu::AlgorithmId::kFlagged, false, true,
       nullptr};

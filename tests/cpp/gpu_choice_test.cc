@@ -1,4 +1,4 @@
-// Which algorithm a call on GPUs goes by.
+// Which algorithm is selected for a call on GPUs.
 #include <doctest.h>
 
 #include "gpu/host/select_algorithm.h"
@@ -6,7 +6,7 @@
 namespace dreamcomm::testing {
 namespace {
 
-TEST_CASE("small GPU sums go in one shot, the smallest by letters, large ones in two") {
+TEST_CASE("small GPU sums use one shot, the smallest LL packets, large ones two shots") {
   const auto row = [](std::size_t bytes, int size) {
     return gpu::choose({.kind = Kind::kAllReduce, .bytes = bytes, .size = size, .most_blocks = 64})
         .row;

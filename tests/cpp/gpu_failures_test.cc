@@ -1,4 +1,4 @@
-// Groups for tensors on GPUs, on devices made of threads: how their calls fail, and what is said.
+// Groups for tensors on GPUs, on devices made of threads: how their calls fail, and their errors.
 #include <doctest.h>
 
 #include <array>
@@ -22,11 +22,11 @@ TEST_CASE("a late rank is named, and the group's later calls say why they fail")
     const Block block{reinterpret_cast<std::byte*>(data.data()), sizeof data};
     if (comm.rank() != 2) {
       const std::string text = outcome(group, sum_of(block, std::chrono::milliseconds(60)));
-      const bool told = has(text, "all_reduce(SUM, 10 x float32) on rank") &&
-                        has(text, "(call 1 on GPUs)") &&
-                        (has(text, "after 0.1 s of waiting for rank 2, which has not come") ||
-                         has(text, "has aborted the group"));
-      require(told, text);
+      const bool named = has(text, "all_reduce(SUM, 10 x float32) on rank") &&
+                         has(text, "(call 1 on GPUs)") &&
+                         (has(text, "after 0.1 s of waiting for rank 2, which has not entered") ||
+                          has(text, "has aborted the group"));
+      require(named, text);
       const std::string again = outcome(group, sum_of(block));
       require(has(again, "takes no more tensors on GPUs: all_reduce(SUM"), again);
     }
@@ -34,7 +34,7 @@ TEST_CASE("a late rank is named, and the group's later calls say why they fail")
   });
 }
 
-TEST_CASE("different GPU calls are told, and move nothing") {
+TEST_CASE("different GPU calls are reported, and move nothing") {
   std::atomic<int> found{0};
   with_groups(2, [&](gpu::Communicator& group, Communicator& comm) {
     std::vector<float> data(comm.rank() == 0 ? 10 : 11, 1.0F);
@@ -71,7 +71,7 @@ TEST_CASE("abort ends a GPU group's waiting call on all ranks") {
   });
 }
 
-TEST_CASE("a GPU group's errors tell what the host knows of its ranks") {
+TEST_CASE("a GPU group's errors say what the host knows of its ranks") {
   with_groups(2, [](gpu::Communicator& group, Communicator& comm) {
     std::array<float, 10> data{};
     const Block block{reinterpret_cast<std::byte*>(data.data()), sizeof data};
@@ -91,7 +91,7 @@ TEST_CASE("a GPU group's errors tell what the host knows of its ranks") {
                   "cannot finish: the process of rank 1 has ended"),
               text);
       ended = false;
-      require(group.failure().value().what() == text, "a failure's words have changed");
+      require(group.failure().value().what() == text, "a failure's text has changed");
     }
     comm.run(Request{});
   });
@@ -101,40 +101,40 @@ TEST_CASE("a GPU group's errors tell what the host knows of its ranks") {
     group.speak_of("", {.does = [](int rank) { return concat("rank ", rank, " sleeps"); }});
     if (comm.rank() == 0) {
       const std::string text = outcome(group, sum_of(block, std::chrono::milliseconds(50)));
-      require(has(text, "rank 1, which has not come to this call; rank 1 sleeps"), text);
+      require(has(text, "rank 1, which has not entered this call; rank 1 sleeps"), text);
     }
     comm.run(Request{});
   });
 }
 
-TEST_CASE("calls that went well stay so when a GPU group is ended") {
+TEST_CASE("calls that succeeded stay so when a GPU group is ended") {
   with_groups(2, [](gpu::Communicator& group, Communicator& comm) {
     std::array<float, 10> data{};
     const Block block{reinterpret_cast<std::byte*>(data.data()), sizeof data};
     require(outcome(group, sum_of(block)).empty(), "the call failed");
     comm.run(Request{});
     group.abort();
-    require(!group.failure_of_calls(), "a call that went well is told as failed");
-    require(has(group.failure().value().what(), "abort() was called"), "nothing is told");
+    require(!group.failure_of_calls(), "a call that succeeded is reported as failed");
+    require(has(group.failure().value().what(), "abort() was called"), "nothing is reported");
     comm.run(Request{});
   });
 }
 
-TEST_CASE("a GPU group tells other hosts whether it has failed, and fails when they have") {
+TEST_CASE("a GPU group reports to other hosts whether it has failed, and fails when they have") {
   with_groups(2, [](gpu::Communicator& group, Communicator& comm) {
     std::vector<float> data(4);
     const Block block{reinterpret_cast<std::byte*>(data.data()), data.size() * sizeof(float)};
     std::uint64_t own = 1;
     group.run(sum_of(block), nullptr);
     group.put_verdict(reinterpret_cast<std::byte*>(&own), nullptr);
-    require(own == 0, "a call that went well failed");
+    require(own == 0, "a call that succeeded is reported as failed");
     std::uint64_t theirs = 0;
     group.take_verdict(reinterpret_cast<std::byte*>(&theirs), nullptr);
-    require(!group.failure(), "a call that went well elsewhere failed");
+    require(!group.failure(), "a call that succeeded elsewhere is reported as failed");
     comm.run(Request{});  // a barrier: the peer may still be in the call
     theirs = 1;
     group.take_verdict(reinterpret_cast<std::byte*>(&theirs), nullptr);
-    require(has(group.failure().value().what(), "a rank of another host"), "no word of it");
+    require(has(group.failure().value().what(), "a rank of another host"), "it is not reported");
     require(has(outcome(group, sum_of(block)), "takes no more tensors"), "a call after it");
   });
   with_groups(2, [](gpu::Communicator& group, Communicator& comm) {
@@ -145,7 +145,7 @@ TEST_CASE("a GPU group tells other hosts whether it has failed, and fails when t
     outcome(group, request);
     std::uint64_t own = 0;
     group.put_verdict(reinterpret_cast<std::byte*>(&own), nullptr);
-    require(own != 0, "a mismatch is not told");
+    require(own != 0, "a mismatch is not reported");
   });
 }
 

@@ -1,4 +1,4 @@
-// Groups for tensors on GPUs, on devices made of threads: how they meet, call, and keep memory.
+// Groups for tensors on GPUs, on devices made of threads: their bootstrap, calls and memory.
 #include <doctest.h>
 
 #include <array>
@@ -30,61 +30,61 @@ TEST_CASE("GPU groups carry out calls of all kinds") {
   }
 }
 
-/// What the ranks are told when rank 1's device is at fault; the same on all.
+/// The reason that all ranks get if rank 1's device is at fault.
 std::string why_not(const Faults& faults, int room = 8) {
   const int before = host_memory_in_use();
-  std::vector<std::string> told(3);
+  std::vector<std::string> reasons(3);
   CHECK_NOTHROW(run_ranks({.size = 3}, [&](Communicator& comm) {
-    const gpu::BootstrapResult meeting = gpu::bootstrap(
+    const gpu::BootstrapResult bootstrapped = gpu::bootstrap(
         comm.rank(), 3,
         [&]() -> Driver { return make_host_driver(0, room, comm.rank() == 1 ? faults : Faults{}); },
         kSmall, exchange_over(comm));
-    require(meeting.group == nullptr, "they met");
-    told[static_cast<std::size_t>(comm.rank())] = meeting.why_not;
+    require(bootstrapped.group == nullptr, "the bootstrap succeeded");
+    reasons[static_cast<std::size_t>(comm.rank())] = bootstrapped.why_not;
   }));
-  CHECK(told[0] == told[1]);
-  CHECK(told[0] == told[2]);
+  CHECK(reasons[0] == reasons[1]);
+  CHECK(reasons[0] == reasons[2]);
   CHECK(host_memory_in_use() == before);
-  return told[0];
+  return reasons[0];
 }
 
-TEST_CASE("GPU groups that cannot meet say why on all ranks, and keep no memory") {
+TEST_CASE("GPU groups whose bootstrap fails say why on all ranks, and keep no memory") {
   CHECK(why_not({.allocates = false}) == "rank 1: out of memory");
   CHECK(why_not({.opens = false}) == "rank 1: no peer access");
   // Rank 0 is the first that misses rank 1's mark.
-  CHECK(has(why_not({.reaches = false}), "rank 0: what rank 1 wrote into the memory of this"));
+  CHECK(has(why_not({.reaches = false}), "rank 0: data that rank 1 wrote into the memory of this"));
   CHECK(
-      has(why_not({.reads = false}), "rank 1: a kernel that gathers one word from each rank got"));
+      has(why_not({.reads = false}), "rank 1: a kernel that gathers a number from each rank got"));
   CHECK(has(why_not({}, 2), "more ranks share a device"));
 }
 
-TEST_CASE("GPU groups whose ranks have other options do not meet") {
-  const auto told = [](gpu::CommunicatorOptions other) {
+TEST_CASE("the bootstrap of GPU groups whose ranks have other options fails") {
+  const auto why = [](gpu::CommunicatorOptions other) {
     std::string text;
     CHECK_NOTHROW(run_ranks({.size = 2}, [&](Communicator& comm) {
-      const gpu::BootstrapResult meeting = gpu::bootstrap(
+      const gpu::BootstrapResult bootstrapped = gpu::bootstrap(
           comm.rank(), 2, [] { return make_host_driver(0, 8); }, comm.rank() == 1 ? other : kSmall,
           exchange_over(comm));
-      require(meeting.group == nullptr, "they met");
-      if (comm.rank() == 0) text = meeting.why_not;
+      require(bootstrapped.group == nullptr, "the bootstrap succeeded");
+      if (comm.rank() == 0) text = bootstrapped.why_not;
     }));
     return text;
   };
-  CHECK(has(told({.page_bytes = 1024, .most_blocks = 3, .lanes = 3}),
+  CHECK(has(why({.page_bytes = 1024, .most_blocks = 3, .lanes = 3}),
             "rank 1 has the options page_bytes 1024, most_blocks 3, lanes 3, heap_bytes 0"));
-  CHECK(has(told({.page_bytes = 500}), "rank 1: expected pages of a multiple of 128 bytes"));
+  CHECK(has(why({.page_bytes = 500}), "rank 1: expected pages of a multiple of 128 bytes"));
 }
 
 TEST_CASE("a GPU group needs a driver on every rank") {
   CHECK_NOTHROW(run_ranks({.size = 2}, [](Communicator& comm) {
-    const gpu::BootstrapResult meeting = gpu::bootstrap(
+    const gpu::BootstrapResult bootstrapped = gpu::bootstrap(
         comm.rank(), 2,
         [&]() -> Driver {
           if (comm.rank() == 1) throw Error(ErrorKind::kSystem, "no device");
           return make_host_driver(0, 8);
         },
         kSmall, exchange_over(comm));
-    require(meeting.why_not == "rank 1: no device", meeting.why_not);
+    require(bootstrapped.why_not == "rank 1: no device", bootstrapped.why_not);
   }));
 }
 
@@ -92,14 +92,14 @@ TEST_CASE("a GPU group whose device is lost keeps its memory on all ranks") {
   const int before = host_memory_in_use();
   CHECK_NOTHROW(run_ranks({.size = 2}, [](Communicator& comm) {
     const gpu::Exchange exchange = exchange_over(comm);
-    const gpu::BootstrapResult meeting = gpu::bootstrap(
+    const gpu::BootstrapResult bootstrapped = gpu::bootstrap(
         comm.rank(), 2,
         [&] { return make_host_driver(0, 8, {.drains = comm.rank() == 0 ? -1 : 1}); }, kSmall,
         exchange);
-    require(meeting.group != nullptr, meeting.why_not);
-    meeting.group->close(exchange);
+    require(bootstrapped.group != nullptr, bootstrapped.why_not);
+    bootstrapped.group->close(exchange);
   }));
-  CHECK(host_memory_in_use() == before + 6);  // a window, rounds and what the host is told, each
+  CHECK(host_memory_in_use() == before + 6);  // a window, rounds and memory of the host, each
 }
 
 TEST_CASE("GPU tensors in pieces are refused, and harm nothing") {
@@ -119,7 +119,7 @@ TEST_CASE("GPU tensors in pieces are refused, and harm nothing") {
   });
 }
 
-TEST_CASE("GPU blocks of no bytes lie nowhere") {
+TEST_CASE("GPU blocks without bytes may be anywhere") {
   with_groups(2, [](gpu::Communicator& group, Communicator& comm) {
     std::array<std::byte, 8> in{};
     in.fill(static_cast<std::byte>(comm.rank() + 1));
@@ -140,7 +140,7 @@ TEST_CASE("GPU blocks of no bytes lie nowhere") {
   });
 }
 
-TEST_CASE("all_reduce on GPUs goes by the algorithm that is asked for") {
+TEST_CASE("all_reduce on GPUs uses the algorithm that is asked for") {
   const auto row = [](const char* algorithm, bool fixed_order, bool registered = false) {
     return gpu::choose({.kind = Kind::kAllReduce,
                         .bytes = 1 << 20,
@@ -168,7 +168,7 @@ TEST_CASE("all_reduce on GPUs goes by the algorithm that is asked for") {
       {.page_bytes = 512, .most_blocks = 3, .lanes = 3, .asked = gpu::AlgorithmId::kRing});
 }
 
-/// Some ranks' tensors in registered memory, and everybody's sometimes.
+/// Some ranks' tensors are in registered memory, and sometimes all ranks'.
 TEST_CASE("GPU groups carry out calls of all kinds on registered memory") {
   gpu::CommunicatorOptions options = kSmall;
   options.heap_bytes = std::size_t{4} << 20;
@@ -198,11 +198,11 @@ TEST_CASE("registered memory of a GPU group lives as long as it is held") {
   std::array<std::shared_ptr<std::byte>, 2> held;
   CHECK_NOTHROW(run_ranks({.size = 2}, [&](Communicator& comm) {
     const gpu::Exchange exchange = exchange_over(comm);
-    gpu::BootstrapResult meeting =
+    gpu::BootstrapResult bootstrapped =
         gpu::bootstrap(comm.rank(), 2, [&] { return make_host_driver(0, 8); }, options, exchange);
-    require(meeting.group != nullptr, meeting.why_not);
-    held[static_cast<std::size_t>(comm.rank())] = meeting.group->heap();
-    meeting.group->close(exchange);
+    require(bootstrapped.group != nullptr, bootstrapped.why_not);
+    held[static_cast<std::size_t>(comm.rank())] = bootstrapped.group->heap();
+    bootstrapped.group->close(exchange);
   }));
   CHECK(host_memory_in_use() == before + 2);
   for (const auto& memory : held) std::fill_n(memory.get(), options.heap_bytes, std::byte{1});

@@ -1,4 +1,4 @@
-// What tests of groups for tensors on GPUs share.
+// Helpers for tests of groups for tensors on GPUs.
 #pragma once
 
 #include <chrono>
@@ -11,7 +11,7 @@
 
 namespace dreamcomm::testing {
 
-/// Over the CPU's group, as the backend does it.
+/// An exchange by the CPU's group, as in the backend.
 inline gpu::Exchange exchange_over(Communicator& comm) {
   return [&comm](std::span<const std::byte> mine, std::span<std::byte> all) {
     const Block in{const_cast<std::byte*>(mine.data()), mine.size()};

@@ -24,13 +24,13 @@ int devices() {
   return count;
 }
 
-/// What a rank has of its own on its device.
+/// A rank's own memory on its device.
 struct Own {
   gpu::OwnStream stream;
   gpu::DeviceMemory memory{kTensorBytes};
 };
 
-/// Ranks take the machine's GPUs in turns.
+/// Distributes the ranks over the machine's GPUs in turn.
 void with_threads(int size, const gpu::CommunicatorOptions& options,
                   const std::function<void(gpu::Communicator&, Communicator&, const Own&)>& body) {
   const int count = devices();
@@ -38,11 +38,11 @@ void with_threads(int size, const gpu::CommunicatorOptions& options,
     use_device(comm.rank() % count);
     const Own own;
     const gpu::Exchange exchange = exchange_over(comm);
-    gpu::BootstrapResult meeting =
+    gpu::BootstrapResult bootstrapped =
         gpu::bootstrap(comm.rank(), size, gpu::make_cuda_driver, options, exchange);
-    require(meeting.group != nullptr, meeting.why_not);
-    body(*meeting.group, comm, own);
-    meeting.group->close(exchange);
+    require(bootstrapped.group != nullptr, bootstrapped.why_not);
+    body(*bootstrapped.group, comm, own);
+    bootstrapped.group->close(exchange);
     // Freeing memory waits for the kernels that run: here none does on any rank.
   }));
 }
@@ -61,7 +61,7 @@ TEST_CASE("threads on GPUs carry out calls of all kinds") {
   }
 }
 
-/// Some ranks' tensors in registered memory, and everybody's sometimes.
+/// Some ranks' tensors are in registered memory, and sometimes all ranks'.
 TEST_CASE("threads on GPUs carry out calls of all kinds on registered memory") {
   gpu::CommunicatorOptions options{.most_blocks = 16, .heap_bytes = kTensorBytes};
   options.costs.turn = 1e-15;  // in place from a few bytes on

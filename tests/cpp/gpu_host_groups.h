@@ -27,16 +27,16 @@ inline void with_groups(int size,
   const int before = host_memory_in_use();
   CHECK_NOTHROW(run_ranks({.size = size}, [&](Communicator& comm) {
     const gpu::Exchange exchange = exchange_over(comm);
-    gpu::BootstrapResult meeting = gpu::bootstrap(
+    gpu::BootstrapResult bootstrapped = gpu::bootstrap(
         comm.rank(), size, [&] { return make_host_driver(comm.rank() % 2, 8); }, options, exchange);
-    require(meeting.group != nullptr, meeting.why_not);
-    body(*meeting.group, comm);
-    meeting.group->close(exchange);
+    require(bootstrapped.group != nullptr, bootstrapped.why_not);
+    body(*bootstrapped.group, comm);
+    bootstrapped.group->close(exchange);
   }));
   CHECK(host_memory_in_use() == before);
 }
 
-/// With the tensors in memory of their own, or in that which is given.
+/// With the tensors in their own memory, or in the given one.
 inline void run_on(gpu::Communicator& group, const Request& request, std::byte* memory = nullptr) {
   std::vector<std::byte> own;
   if (memory == nullptr) {
@@ -49,7 +49,7 @@ inline void run_on(gpu::Communicator& group, const Request& request, std::byte* 
   there.bring();
 }
 
-/// What making the call, or the kernel, says.
+/// The error of the call, or of the kernel; or "".
 inline std::string outcome(gpu::Communicator& group, const Request& request) {
   try {
     group.run(request, nullptr);

@@ -25,7 +25,7 @@ struct Part {
         heap(kHeap),
         in(kScratch),
         out(kScratch),
-        told(sizeof(gpu::Control)),
+        control(sizeof(gpu::Control)),
         report(sizeof(gpu::Report)) {
     std::vector<std::byte> image(layout.bytes());
     gpu::prepare_window(image.data(), layout, start);
@@ -39,7 +39,7 @@ struct Part {
   gpu::DeviceMemory heap;
   gpu::DeviceMemory in;
   gpu::DeviceMemory out;
-  gpu::MappedMemory told;
+  gpu::MappedMemory control;
   gpu::MappedMemory report;
   gpu::OwnStream stream;
 };
@@ -83,7 +83,7 @@ class DeviceGpus final : public Gpus {
     args.layout = layout_;
     args.info.page_bytes = static_cast<std::uint32_t>(layout_.page_bytes);
     args.rounds = reinterpret_cast<std::uint64_t*>(part.rounds.data());
-    args.control = reinterpret_cast<gpu::Control*>(part.told.data());
+    args.control = reinterpret_cast<gpu::Control*>(part.control.data());
     args.report = reinterpret_cast<gpu::Report*>(part.report.data());
     gpu::launch(args, {way.blocks, way.lanes}, part.stream.get());
     part.stream.wait();
@@ -98,7 +98,7 @@ class DeviceGpus final : public Gpus {
 
   void abort(int rank) override {
     auto* control =
-        reinterpret_cast<gpu::Control*>(parts_[static_cast<std::size_t>(rank)]->told.data());
+        reinterpret_cast<gpu::Control*>(parts_[static_cast<std::size_t>(rank)]->control.data());
     std::atomic_ref(control->abort).store(1);
   }
 

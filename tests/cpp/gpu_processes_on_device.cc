@@ -1,5 +1,5 @@
-// Ranks as processes that share one GPU over CUDA IPC. A program of its own: a process that
-// has used CUDA cannot be forked into ranks.
+// Ranks as processes that share one GPU over CUDA IPC. This is a separate program, because a
+// process that has used CUDA cannot be forked into ranks.
 #include <doctest.h>
 #include <signal.h>
 #include <unistd.h>
@@ -26,11 +26,11 @@ void with_processes(int size, const std::function<void(gpu::Communicator&, Commu
       {.transport = Transport::kShm, .size = size},
       [&](Communicator& comm) {
         const gpu::Exchange exchange = exchange_over(comm);
-        gpu::BootstrapResult meeting =
+        gpu::BootstrapResult bootstrapped =
             gpu::bootstrap(comm.rank(), size, gpu::make_cuda_driver, {.most_blocks = 16}, exchange);
-        require(meeting.group != nullptr, meeting.why_not);
-        body(*meeting.group, comm);
-        if (may_die.empty()) meeting.group->close(exchange);
+        require(bootstrapped.group != nullptr, bootstrapped.why_not);
+        body(*bootstrapped.group, comm);
+        if (may_die.empty()) bootstrapped.group->close(exchange);
       },
       may_die));
 }
@@ -49,7 +49,7 @@ TEST_CASE("processes on one GPU carry out calls of all kinds over CUDA IPC") {
   }
 }
 
-/// What a rank's call says if rank 1 does not come to it.
+/// The error of a rank's call that rank 1 does not enter.
 void call_alone(gpu::Communicator& group) {
   const gpu::OwnStream stream;
   std::vector<float> data(100, 1.0F);

@@ -41,7 +41,7 @@ gpu::KernelArgs args_of(const Communicator& comm, const Request& request, const 
 Outcome run_well(Gpus& gpus, const Communicator& comm, const Request& request, const Way& way) {
   const Outcome outcome = gpus.run(comm, request, way);
   require(outcome.report.claimed == 0,
-          "the kernel gave up, reason " + std::to_string(outcome.report.reason));
+          "the kernel failed, reason " + std::to_string(outcome.report.reason));
   return outcome;
 }
 

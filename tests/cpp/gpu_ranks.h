@@ -20,9 +20,9 @@ struct Way {
   std::int64_t patience_ns = 60'000'000'000;
 };
 
-/// What became of it.
+/// The result of a call.
 struct Outcome {
-  gpu::Report report{};   // reason kNone: it went well
+  gpu::Report report{};   // reason kNone: it succeeded
   std::size_t moved = 0;  // bytes read and written, on the host target
 };
 
@@ -33,21 +33,21 @@ class Gpus {
   /// Carries the call out and waits for the kernel. Tensors in the ranks' heaps count as
   /// registered.
   virtual Outcome run(const Communicator& comm, const Request& request, const Way& way) = 0;
-  /// Tells the running kernel of a rank to give up.
+  /// Ends the running kernel of a rank.
   virtual void abort(int rank) = 0;
 };
 
 /// The rounds of all blocks begin after `start`.
 std::unique_ptr<Gpus> make_gpus(int size, std::size_t page_bytes, std::uint32_t start);
 
-/// The same. Throws if the kernel gave up.
+/// The same. Throws if the kernel failed.
 Outcome run_well(Gpus& gpus, const Communicator& comm, const Request& request, const Way& way);
 
-/// What does not depend on where the memory is: all but in, out, heaps, windows, rounds,
-/// control and report.
+/// The arguments that do not depend on where the memory is: all except in, out, heaps, windows,
+/// rounds, control and report.
 gpu::KernelArgs args_of(const Communicator& comm, const Request& request, const Way& way);
 
-/// Where the blocks lie in this rank's heap, from 1 on; 0: not there.
+/// The blocks' offset in this rank's heap, plus 1; 0: they are not in it.
 std::uint64_t place_in_heap(const Communicator& comm, std::span<const Block> blocks);
 
 }  // namespace dreamcomm::testing

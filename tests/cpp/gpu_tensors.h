@@ -39,7 +39,7 @@ class Copied {
 
   /// The call on the copies.
   const Request& request() const { return there_; }
-  /// Brings what it has put out to where it belongs.
+  /// Copies the outputs back to the call's own tensors.
   void bring() const {
     for (std::size_t i = 0; i < out_.size(); ++i) {
       copy_(here_.out[i].data, out_[i].data, out_[i].bytes);

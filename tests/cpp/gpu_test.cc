@@ -167,7 +167,7 @@ TEST_CASE("GPU rounds wrap around") {
       0xFFFFFFF0U));
 }
 
-TEST_CASE("GPU sums by letters: many ranks, full blocks, more than fits") {
+TEST_CASE("GPU sums by LL packets: many ranks, full blocks, more than fits") {
   for (const int size : {2, 9, 16}) {
     for (const std::uint32_t start : {0xFFFFFFFDU, 0x7FFFFFFDU}) {
       CHECK_NOTHROW(on_gpus(
@@ -219,7 +219,7 @@ Request sum_of(const Block& data) {
   return request;
 }
 
-TEST_CASE("a GPU kernel that waits too long names whom it waits for") {
+TEST_CASE("a GPU kernel that waits too long names the rank it waits for") {
   std::atomic<int> alone_found{0};
   CHECK_NOTHROW(on_gpus(3, kTinyPage, [&](Gpus& gpus, Communicator& comm) {
     std::array<float, 50> data{};
@@ -231,9 +231,9 @@ TEST_CASE("a GPU kernel that waits too long names whom it waits for") {
       require(report.rank == comm.rank() && report.turn == 0 && report.round == 1, "a wrong place");
       require(report.info.kind == Kind::kAllReduce, "another call");
       const bool alone = report.reason == gpu::Report::kTimeout && report.missing == 1;
-      const bool told =
-          report.reason == gpu::Report::kPeerGone && report.missing == 2 - comm.rank();
-      require(alone || told, "a wrong reason");
+      const bool failed =
+          report.reason == gpu::Report::kPeerFailed && report.missing == 2 - comm.rank();
+      require(alone || failed, "a wrong reason");
       if (alone) ++alone_found;
     }
     comm.run(Request{});
@@ -252,14 +252,14 @@ TEST_CASE("the host ends a GPU kernel, and the peers' with it") {
       const Way way{.row = AlgorithmId::kStaged, .blocks = 1, .lanes = 2};
       const auto reason =
           static_cast<gpu::Report::Reason>(gpus.run(comm, sum_of(block), way).report.reason);
-      const auto expected = comm.rank() == 0 ? gpu::Report::kAborted : gpu::Report::kPeerGone;
+      const auto expected = comm.rank() == 0 ? gpu::Report::kAborted : gpu::Report::kPeerFailed;
       require(reason == expected, "a wrong reason: " + std::to_string(reason));
     }
     comm.run(Request{});
   }));
 }
 
-TEST_CASE("a GPU that has given up touches nothing any more") {
+TEST_CASE("a GPU whose call has failed writes nothing any more") {
   CHECK_NOTHROW(on_gpus(2, kTinyPage, [](Gpus& gpus, Communicator& comm) {
     std::vector<float> data(50, 1.0F);
     const Block block{reinterpret_cast<std::byte*>(data.data()), data.size() * sizeof(float)};
@@ -269,7 +269,7 @@ TEST_CASE("a GPU that has given up touches nothing any more") {
     // Both ranks make the next call, and rank 1 finds what rank 0 published of the first.
     const gpu::Report report = gpus.run(comm, sum_of(block), way).report;
     const auto reason = static_cast<gpu::Report::Reason>(report.reason);
-    require(reason == (comm.rank() == 0 ? gpu::Report::kTimeout : gpu::Report::kPeerGone),
+    require(reason == (comm.rank() == 0 ? gpu::Report::kTimeout : gpu::Report::kPeerFailed),
             "a wrong reason");
     for (const float value : data) require(value == 1.0F, "data was moved");
     comm.run(Request{});
@@ -286,7 +286,7 @@ TEST_CASE("GPU kernels of different calls move nothing") {
       const Way way{.row = row, .blocks = comm.rank() == 1 ? 1 : 3, .lanes = 2};
       const auto reason =
           static_cast<gpu::Report::Reason>(gpus.run(comm, sum_of(block), way).report.reason);
-      require(reason == gpu::Report::kMismatch || reason == gpu::Report::kPeerGone,
+      require(reason == gpu::Report::kMismatch || reason == gpu::Report::kPeerFailed,
               "a wrong reason");
       if (reason == gpu::Report::kMismatch) ++found;
       for (const float value : data) require(value == 1.0F, "data was moved");
@@ -296,16 +296,16 @@ TEST_CASE("GPU kernels of different calls move nothing") {
   }
 }
 
-TEST_CASE("a GPU call that differs is told of, though another rank does not come") {
+TEST_CASE("a GPU call that differs is reported, though another rank does not call") {
   CHECK_NOTHROW(on_gpus(3, kTinyPage, [](Gpus& gpus, Communicator& comm) {
     std::vector<float> data(comm.rank() == 2 ? 40 : 50, 1.0F);
     const Block block{reinterpret_cast<std::byte*>(data.data()), data.size() * sizeof(float)};
     if (comm.rank() != 1) {
       const Way way{.row = AlgorithmId::kFlagged, .blocks = 1, .lanes = 2};
       const gpu::Report report = gpus.run(comm, sum_of(block), way).report;
-      const bool told = report.reason == gpu::Report::kMismatch ||
-                        (report.reason == gpu::Report::kPeerGone && report.missing != 1);
-      require(told, "a wrong reason");
+      const bool named = report.reason == gpu::Report::kMismatch ||
+                         (report.reason == gpu::Report::kPeerFailed && report.missing != 1);
+      require(named, "a wrong reason");
     }
     comm.run(Request{});
   }));
@@ -324,8 +324,8 @@ TEST_CASE("all_to_all on GPUs finds sizes that do not agree") {
     request.in = from;
     request.out = to;
     const gpu::Report report = gpus.run(comm, request, {.blocks = 2, .lanes = 2}).report;
-    // A block may hear of another's end before it finds the contradiction itself.
-    if (report.reason == gpu::Report::kPeerGone) return;
+    // A block may see another's failure before it finds the contradiction itself.
+    if (report.reason == gpu::Report::kPeerFailed) return;
     require(report.reason == gpu::Report::kSizes, "a wrong reason");
     ++found;
     require(report.missing == 0 && report.taker == 1 && report.given == 20 && report.expected == 24,

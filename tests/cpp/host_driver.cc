@@ -16,8 +16,8 @@
 namespace dreamcomm::testing {
 namespace {
 
-/// Of all host drivers. What is kept for ever stays in reach from here, also at exit, so that
-/// a search for leaks finds only those that were not meant.
+/// State of all host drivers. Memory that is kept for ever stays reachable from here, also at exit,
+/// so that the leak checker finds only unintended leaks.
 struct Kept {
   std::mutex mutex;
   std::set<const void*> memory;
@@ -50,7 +50,7 @@ class HostDriver final : public gpu::Driver {
   gpu::Id process() const override { return {}; }
   gpu::Id device() const override { return device_; }
   std::string describe() const override { return concat("host:", int{device_[0]}); }
-  int room() const override { return room_; }
+  int resident_blocks() const override { return room_; }
 
   std::byte* allocate(std::size_t bytes) override {
     check(faults_.allocates, ErrorKind::kSystem, "out of memory");
@@ -78,7 +78,7 @@ class HostDriver final : public gpu::Driver {
   void release_host(std::byte* memory) noexcept override { release(memory); }
 
   void* stream() const override { return nullptr; }
-  // As the bus does, a word at a time.
+  // Copies one word at a time, as the bus does.
   void copy(void* to, const void* from, std::size_t bytes) override {
     check(bytes == sizeof(std::uint64_t), ErrorKind::kInvalid, "one word was expected");
     const auto word = std::atomic_ref(*static_cast<std::uint64_t*>(const_cast<void*>(from)));

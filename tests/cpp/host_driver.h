@@ -7,7 +7,7 @@
 
 namespace dreamcomm::testing {
 
-/// What goes wrong on a rank's device.
+/// Faults of a rank's device.
 struct Faults {
   bool allocates = true;  // else every allocation is refused
   bool opens = true;      // else peers' memory cannot be opened
@@ -16,7 +16,7 @@ struct Faults {
   int drains = -1;        // times that its kernels are waited for before it is lost; -1: never
 };
 
-/// A device that all drivers of the same number share, with room for so many blocks.
+/// A device that all drivers of the same number share. It runs `room` blocks at the same time.
 /// `start` returns when the kernel has ended.
 std::unique_ptr<gpu::Driver> make_host_driver(int device, int room, Faults faults = {});
 
@@ -26,8 +26,8 @@ int host_memory_in_use();
 /// Calls of host drivers so far on tensors in registered memory.
 int host_calls_in_place();
 
-/// Kernels that host drivers have begun so far, and waiting, for a minute at the most, for one
-/// more than so many.
+/// Kernels that host drivers have begun so far. await_host_kernel() waits, for a minute at most,
+/// until there are more than `begun`.
 int host_kernels_begun();
 void await_host_kernel(int begun);
 

@@ -7,8 +7,8 @@
 
 namespace dreamcomm::testing {
 
-/// Each lane a thread; the bytes that the kernel read and wrote. `delays`: per mille of
-/// lanes that begin late. Throws if GPUs do not compute with the call's type.
+/// Runs each lane as a thread. Returns the bytes that the kernel read and wrote. `delays`: per
+/// mille of lanes that begin late. Throws if GPUs do not compute with the call's type.
 std::size_t run_kernel(const gpu::KernelArgs& args, int blocks, int lanes, int delays);
 
 }  // namespace dreamcomm::testing

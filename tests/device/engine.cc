@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::chrono::seconds kLongest{20};
 
-/// Orders the current stream behind it; the host waits for nothing.
+/// wait() orders the current stream after the work; the host does not wait.
 class EngineWork final : public c10d::Work {
  public:
   explicit EngineWork(Mark done) : done_(std::move(done)) {}
@@ -28,7 +28,7 @@ class EngineWork final : public c10d::Work {
   Mark done_;
 };
 
-/// A thread for each, for the life of the process, as other streams have.
+/// Each has a thread for the life of the process, as other streams have.
 Queue& new_queue() { return *new Queue; }
 
 }  // namespace
@@ -41,17 +41,17 @@ void Board::wait(std::unique_lock<std::mutex>& lock, const char* what, const Don
 }
 
 bool Board::take(int rank, const Message& message) {
-  auto& row = letters_[{message.rank, rank}];
+  auto& row = sent_[{message.rank, rank}];
   if (row.empty()) return false;
-  Letter& letter = *row.front();
-  if (letter.memory.nbytes() == message.memory.nbytes()) {
-    std::memcpy(message.memory.mutable_data_ptr(), letter.memory.const_data_ptr(),
+  SentMessage& sent = *row.front();
+  if (sent.memory.nbytes() == message.memory.nbytes()) {
+    std::memcpy(message.memory.mutable_data_ptr(), sent.memory.const_data_ptr(),
                 message.memory.nbytes());
   } else {
-    failure_ = "a message has " + std::to_string(letter.memory.nbytes()) + " bytes, and room is " +
+    failure_ = "a message has " + std::to_string(sent.memory.nbytes()) + " bytes, and room is " +
                std::to_string(message.memory.nbytes());
   }
-  letter.taken = true;
+  sent.taken = true;
   row.pop_front();
   changed_.notify_all();
   return true;
@@ -59,15 +59,15 @@ bool Board::take(int rank, const Message& message) {
 
 void Board::exchange(int rank, const std::vector<Message>& messages) {
   std::unique_lock lock(mutex_);
-  std::vector<std::shared_ptr<Letter>> sent;
+  std::vector<std::shared_ptr<SentMessage>> sent;
   std::vector<Message> expected;
   for (const Message& one : messages) {
     if (!one.sends) {
       expected.push_back(one);
       continue;
     }
-    sent.push_back(std::make_shared<Letter>(Letter{one.memory}));
-    letters_[{rank, one.rank}].push_back(sent.back());
+    sent.push_back(std::make_shared<SentMessage>(SentMessage{one.memory}));
+    sent_[{rank, one.rank}].push_back(sent.back());
     ++messages_;
     bytes_ += static_cast<std::int64_t>(one.memory.nbytes());
   }
@@ -81,12 +81,12 @@ void Board::exchange(int rank, const std::vector<Message>& messages) {
 
 std::int64_t Board::greatest(int ranks, std::uint64_t call, std::int64_t mine) {
   std::unique_lock lock(mutex_);
-  Meeting& meeting = meetings_[call];
-  ++meeting.come;
-  meeting.greatest = std::max(meeting.greatest, mine);
+  Reduction& reduction = reductions_[call];
+  ++reduction.arrived;
+  reduction.greatest = std::max(reduction.greatest, mine);
   changed_.notify_all();
-  wait(lock, "ranks have not come to an all_reduce", [&] { return meeting.come == ranks; });
-  return meeting.greatest;
+  wait(lock, "ranks have not entered an all_reduce", [&] { return reduction.arrived == ranks; });
+  return reduction.greatest;
 }
 
 void Board::abort() {
@@ -108,7 +108,7 @@ std::pair<std::int64_t, std::int64_t> Board::traffic() const {
 Engine::Engine(std::shared_ptr<Board> board, int rank, int size)
     : Backend(rank, size), board_(std::move(board)), queue_(new_queue()) {}
 
-/// Behind what the current stream has been given so far.
+/// Runs the task after the current stream's work so far.
 Engine::WorkPtr Engine::put(std::function<void()> task) {
   Mark before;
   before.record(queue_of(current_stream()));

@@ -1,5 +1,5 @@
-// What carries the tests' devices' messages between ranks that are threads, as NCCL does: in the
-// order of a stream of its own, messages of one group together, each waiting for its other end.
+// Carries messages between the tests' devices, whose ranks are threads, as NCCL does: in the order
+// of its own stream, the messages of one group together. Each waits for its other end.
 #pragma once
 
 #include <condition_variable>
@@ -17,10 +17,10 @@
 
 namespace dreamcomm::testing {
 
-/// Where the engines of a test's ranks meet.
+/// The state that the engines of a test's ranks share.
 class Board {
  public:
-  struct Letter {
+  struct SentMessage {
     at::Tensor memory;  // of the host
     bool taken = false;
   };
@@ -29,9 +29,9 @@ class Board {
     at::Tensor memory;
     bool sends;
   };
-  /// Until all messages of a rank have met their other ends.
+  /// Returns when all messages of a rank have been matched.
   void exchange(int rank, const std::vector<Message>& messages);
-  /// The greatest of what all ranks have brought to their calls of that number.
+  /// The greatest of all ranks' `mine` in their calls of that number.
   std::int64_t greatest(int ranks, std::uint64_t call, std::int64_t mine);
   void abort();
   /// What went wrong, or "".
@@ -40,8 +40,8 @@ class Board {
   std::pair<std::int64_t, std::int64_t> traffic() const;
 
  private:
-  struct Meeting {
-    int come = 0;
+  struct Reduction {
+    int arrived = 0;
     std::int64_t greatest = 0;
   };
   bool take(int rank, const Message& message);
@@ -50,8 +50,9 @@ class Board {
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::map<std::pair<int, int>, std::deque<std::shared_ptr<Letter>>> letters_;  // by from and to
-  std::map<std::uint64_t, Meeting> meetings_;
+  // By sender and receiver.
+  std::map<std::pair<int, int>, std::deque<std::shared_ptr<SentMessage>>> sent_;
+  std::map<std::uint64_t, Reduction> reductions_;  // by number of the call
   std::string failure_;
   std::int64_t messages_ = 0;
   std::int64_t bytes_ = 0;

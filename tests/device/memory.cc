@@ -59,7 +59,7 @@ at::Tensor empty_strided(c10::IntArrayRef sizes, c10::IntArrayRef strides,
   return empty_on_device(sizes, strides, type.value_or(at::kFloat));
 }
 
-/// On the current stream; to the host it waits for it.
+/// Copies on the current stream; a copy to the host waits for it.
 at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool) {
   Queue& queue = queue_of(current_stream());
   if (from.is_cpu()) {  // the host's tensor may change as soon as this returns
@@ -80,7 +80,7 @@ at::Tensor as_strided(const at::Tensor& tensor, c10::IntArrayRef sizes, c10::Int
   return at::native::as_strided_tensorimpl(tensor, sizes, strides, offset);
 }
 
-/// The host's operation, on the current stream.
+/// Runs the host's operation, on the current stream.
 template <typename Operation>
 void put(const Operation& operation) {
   queue_of(current_stream()).put(operation);

@@ -25,7 +25,7 @@ class StreamDriver final : public gpu::Driver {
   gpu::Id process() const override { return host_->process(); }
   gpu::Id device() const override { return host_->device(); }
   std::string describe() const override { return host_->describe(); }
-  int room() const override { return host_->room(); }
+  int resident_blocks() const override { return host_->resident_blocks(); }
   std::byte* allocate(std::size_t bytes) override { return host_->allocate(bytes); }
   void release(std::byte* memory) noexcept override { host_->release(memory); }
   gpu::MemoryName name_of(std::byte* memory) override { return host_->name_of(memory); }
@@ -65,8 +65,8 @@ std::unique_ptr<gpu::Driver> make_driver() {
 }
 
 /// For Options._serve_device. The smallest pages make many rounds of few bytes.
-/// `turn`: seconds that a turn is taken to cost; nearly none: all is made in place that can be.
-/// `chunk`: bytes of a tensor that go between hosts at a time.
+/// `turn`: assumed seconds of a turn; with nearly 0, every call that can be in place is.
+/// `chunk`: bytes of a tensor that are sent between hosts at a time.
 py::capsule kind(int lanes, int blocks, std::size_t page_bytes, double turn, std::size_t chunk) {
   auto* made = new DeviceKind{
       kDeviceType, make_driver, [](void*) { return captures; },
@@ -76,14 +76,14 @@ py::capsule kind(int lanes, int blocks, std::size_t page_bytes, double turn, std
   return {made, [](void* held) { delete static_cast<DeviceKind*>(held); }};
 }
 
-/// As slow work of the current stream, before what is put there next.
+/// Adds slow work to the current stream.
 void delay(double seconds) {
   queue_of(current_stream()).put([seconds] {
     std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
   });
 }
 
-/// Calls `task` in the order of the current stream. It must be through before Python ends.
+/// Calls `task` in the order of the current stream. It must end before Python does.
 void put(py::function task) {
   auto held = std::make_shared<py::function>(std::move(task));
   queue_of(current_stream()).put([held = std::move(held)]() mutable {

@@ -18,7 +18,7 @@ void begin_late_now_and_then() {
   if (random() % 4 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 500));
 }
 
-/// All streams, found by their numbers; those of a device begin with its default one.
+/// All streams, by number; those of a device begin with its default stream.
 class Streams {
  public:
   Streams() {
@@ -48,14 +48,14 @@ c10::Stream default_stream(c10::DeviceIndex device) {
   return c10::Stream(c10::Stream::UNSAFE, c10::Device(kDeviceType, device), device);
 }
 
-/// What a thread has chosen.
+/// The current device and streams of a thread.
 struct Current {
   c10::DeviceIndex device = 0;
   std::array<c10::StreamId, kDevices> streams{0, 1, 2, 3};
 };
 thread_local Current current;
 
-class WaitWatchdog final : public c10::impl::DeviceGuardImplInterface {
+class DeviceGuard final : public c10::impl::DeviceGuardImplInterface {
  public:
   c10::DeviceType type() const override { return kDeviceType; }
   c10::Device exchangeDevice(c10::Device device) const override {
@@ -114,7 +114,7 @@ class WaitWatchdog final : public c10::impl::DeviceGuardImplInterface {
   }
 };
 
-C10_REGISTER_GUARD_IMPL(PrivateUse1, WaitWatchdog);
+C10_REGISTER_GUARD_IMPL(PrivateUse1, DeviceGuard);
 
 }  // namespace
 
@@ -188,7 +188,7 @@ void Mark::wait() const {
 Queue& queue_of(const c10::Stream& stream) { return streams().at(stream.id()); }
 
 c10::Stream current_stream() {
-  const WaitWatchdog guard;
+  const DeviceGuard guard;
   return guard.getStream(guard.getDevice());
 }
 

@@ -1,6 +1,6 @@
-// An accelerator for tests: threads that work off queues as streams, the host's memory as
-// that of devices. torch knows it as "privateuseone". All that torch orders by streams and
-// events really runs later and side by side, so what is not ordered shows.
+// An accelerator for tests, whose streams are threads that work off queues, and whose memory is the
+// host's. torch knows it as "privateuseone". Work that torch orders by streams and events really
+// runs later and in parallel, so that missing order shows.
 #pragma once
 
 #include <c10/core/Stream.h>
@@ -17,8 +17,8 @@ namespace dreamcomm::testing {
 inline constexpr c10::DeviceType kDeviceType = c10::DeviceType::PrivateUse1;
 inline constexpr int kDevices = 4;
 
-/// A stream: tasks run one after the other on a thread of its own, for the life of the
-/// process. Some begin a little late.
+/// A stream: tasks run one after the other on its own thread, for the life of the process. Some
+/// begin a little late.
 class Queue {
  public:
   Queue();
@@ -39,7 +39,7 @@ class Queue {
   bool busy_ = false;
 };
 
-/// A moment on a queue that others can wait for. Recorded anew, it is another moment.
+/// A point in a queue that other queues can wait for. Recorded again, it is another point.
 class Mark {
  public:
   void record(Queue& queue);
@@ -58,7 +58,7 @@ class Mark {
 };
 
 Queue& queue_of(const c10::Stream& stream);
-/// Of the current device of this thread.
+/// The current stream of this thread's current device.
 c10::Stream current_stream();
 
 }  // namespace dreamcomm::testing

@@ -57,7 +57,7 @@ def test_a_late_rank_is_named_at_the_deadline() -> None:
         both.wait()
 
     run_on_devices(2, body, seconds=1)
-    assert "rank 1, which has not come to this call; of calls on CPU tensors it" in told[0]
+    assert "rank 1, which has not entered this call; of calls on CPU tensors it" in told[0]
     assert "all_reduce(SUM, 10 x float32)" in told[0]
 
 

@@ -47,7 +47,7 @@ bit sleepers[RANKS];
 byte seen[RANKS];              /* of rings, before the sleep */
 byte sleeps[RANKS];            /* until this round; for the checks alone */
 bit dead[RANKS];               /* as the kernel tells by the closed socket */
-bit aborted[RANKS];           /* Member::failed_ */
+bit aborted[RANKS];           /* RankState::failed_ */
 bool fault = false;
 
 /* What the rank does with pages now; 0: nothing. For the checks alone. */
@@ -158,7 +158,7 @@ inline sleep() {
   atomic { rings[me] != seen[me] || ANY_GONE -> seen[me] = 0; sleeps[me] = 0 }
 }
 
-/* Guard::look */
+/* WaitWatchdog::look */
 inline look() {
   if
   :: atomic { aborted[me] -> goto ended }
@@ -276,7 +276,7 @@ proctype Crash() {
 #endif
 
 #ifdef ABORT
-/* Member::fail by another thread of a rank */
+/* RankState::fail by another thread of a rank */
 proctype Abort() {
   byte me;
   select(me : 0 .. (RANKS - 1));

@@ -1,9 +1,9 @@
-// Many tensors into one flat buffer and back on a GPU: the twin of kernels/bucket.h, with
-// the same arithmetic and the same bits.
+// Packs many tensors into one flat buffer, and unpacks them, on a GPU: the counterpart of
+// kernels/bucket.h, with the same arithmetic and the same bits.
 //
-// The buffer is cut into tiles, dealt out to the blocks; lanes take groups of a tile's
-// elements and find the tensor that each lies in. So the work is even whatever the
-// tensors' sizes are, and one kernel serves any number of them.
+// The buffer is divided into tiles, which are distributed among the blocks. Lanes take groups of a
+// tile's elements and find the tensor that each belongs to. So the work is even for any sizes of
+// tensors, and one kernel handles any number of them.
 #pragma once
 
 #include <bit>
@@ -17,7 +17,7 @@
 
 namespace dreamcomm::gpu {
 
-/// A tensor, and the first of the buffer's elements that are its own.
+/// A tensor, and the index of its first element in the buffer.
 struct Part {
   std::byte* data;
   std::uint64_t begin;
@@ -48,7 +48,7 @@ DREAMCOMM_DEVICE int part_at(const Part* parts, int low, int high, std::size_t e
   return low;
 }
 
-/// Elements one after another, in as few accesses as there can be.
+/// Contiguous elements, read and written in as few accesses as possible.
 template <typename E, int kCount>
 struct Group {
   static constexpr std::size_t kBytes = sizeof(E) * kCount;
@@ -60,7 +60,7 @@ struct Group {
   };
   E item[kCount];
 
-  /// Whether it can be accessed whole there.
+  /// Whether `data` is aligned for these accesses.
   DREAMCOMM_DEVICE static bool fits(const std::byte* data) {
     return reinterpret_cast<std::uintptr_t>(data) % kAccess == 0;
   }
@@ -79,7 +79,7 @@ struct Group {
   }
 };
 
-/// What one element goes through, between the formats From and To.
+/// Converts one element from the format From to To.
 template <typename From, typename To>
 struct Step {
   static constexpr bool kWide =
@@ -101,7 +101,7 @@ struct Step {
       return To::write(static_cast<typename To::Accumulator>(value));
     }
   }
-  // To divide by 1 changes nothing, and takes longer.
+  // Division by 1 changes nothing and takes longer, so it is left out.
   DREAMCOMM_DEVICE Out operator()(In element) const {
     const A value = static_cast<A>(From::read(element));
     return round(divisor == 1 ? value * scale : value / divisor * scale);
@@ -114,7 +114,7 @@ struct Step {
   }
 };
 
-/// Tells where an element is read and where its result is written.
+/// Finds where an element is read and where its result is written.
 template <bool kPacks, typename From, typename To>
 struct Places {
   const BucketTask& task;
@@ -139,7 +139,7 @@ class Mover {
  public:
   using In = typename From::Element;
   using Out = typename To::Element;
-  /// As many as make a pack of the larger type: then neighbouring lanes access neighbouring packs.
+  /// A pack of the larger type, so that neighbouring lanes access neighbouring packs.
   static constexpr int kGroup =
       static_cast<int>(kPackBytes / (sizeof(In) < sizeof(Out) ? sizeof(Out) : sizeof(In)));
 
@@ -148,8 +148,8 @@ class Mover {
 
   DREAMCOMM_DEVICE std::size_t end_of(int part) const { return places_.end_of(part); }
 
-  /// Elements of one part, by all lanes. `sums` keeps what was written, as elements from `first`
-  /// on, unless it is null.
+  /// Moves elements of one part, by all lanes. `sums`, if not null, keeps what was written, as
+  /// elements from `first` on.
   template <Lanes L, typename Sums>
   DREAMCOMM_DEVICE void move(const L& lanes, const Range& range, int part, Sums* sums,
                              std::size_t first) const {
@@ -241,8 +241,8 @@ class Mover {
 
 }  // namespace bucket
 
-/// Elements that a block takes at a time: whole blocks of the sum of squares, as many as the memory
-/// has room for that the lanes of a block share without being asked for more (48 KiB).
+/// Elements that a block takes at a time: as many whole blocks of the sum of squares as fit into
+/// the shared memory that a block has by default (48 KiB).
 template <typename To>
 inline constexpr std::size_t kTile = std::size_t{32768} / sizeof(typename To::Accumulator) /
                                      kernels::Inspector::kBlock * kernels::Inspector::kBlock;
@@ -253,8 +253,8 @@ constexpr std::size_t bucket_scratch() {
   return TileSums<typename To::Accumulator, kTile<To>>::kBytes;
 }
 
-/// Packs (the parts are read) or unpacks (they are written). `scratch`: bucket_scratch()
-/// bytes of the block's own, aligned to 16; not looked at without inspection.
+/// Packs (reads the parts) or unpacks (writes them). `scratch`: bucket_scratch() bytes of the
+/// block's own, aligned to 16; not used without inspection.
 template <bool kPacks, typename From, typename To, Target T>
 DREAMCOMM_DEVICE void bucket_body(const T& target, const BucketTask& task, const Part* parts,
                                   std::byte* scratch) {

@@ -7,15 +7,15 @@
 
 namespace dreamcomm::gpu {
 
-inline constexpr int kBucketLanes = 256;  // of a block
+inline constexpr int kBucketLanes = 256;  // lanes of a block
 
-/// A kernel's table of tensors: in its parameters, so that nothing has to be copied before.
+/// A kernel's table of tensors, in its parameters, so that no copy is needed before the launch.
 template <int kCount>
 struct PartTable {
   Part at[kCount];
 };
 
-/// What the lanes of a block share; its size is given at the launch.
+/// The memory that the lanes of a block share; its size is given at the launch.
 __device__ __forceinline__ std::byte* shared_scratch() {
   extern __shared__ uint4 memory[];
   return reinterpret_cast<std::byte*>(memory);
@@ -35,13 +35,13 @@ __global__ void __launch_bounds__(kBucketLanes)
   bucket_body<kPacks, From, To>(CudaTarget(), task, parts, shared_scratch());
 }
 
-/// A kernel for cudaLaunchKernel, in both sizes of its table, and with one elsewhere.
+/// A kernel for cudaLaunchKernel, in both sizes of its table, and with a table in device memory.
 struct BucketKernel {
   const void* few = nullptr;
   const void* many = nullptr;
   const void* listed = nullptr;
-  std::size_t scratch = 0;  // bytes that a block shares for an inspection
-  std::size_t tile = 1;     // elements that it takes at a time
+  std::size_t scratch = 0;  // bytes of shared memory that a block needs for an inspection
+  std::size_t tile = 1;     // elements that a block takes at a time
 };
 
 template <bool kPacks, typename From, typename To>
@@ -64,7 +64,7 @@ BucketKernel bucket_kernel_from(bool packs, DType to) {
   return found;
 }
 
-// Each in a file of its own, compiled side by side.
+// Each is in its own file, so that they compile in parallel.
 BucketKernel bucket_kernel_from_float32(bool packs, DType to);
 BucketKernel bucket_kernel_from_float64(bool packs, DType to);
 BucketKernel bucket_kernel_from_float16(bool packs, DType to);

@@ -9,7 +9,7 @@
 namespace dreamcomm::gpu {
 namespace {
 
-constexpr int kBlocksEach = 8;  // of a multiprocessor, at the most
+constexpr int kBlocksEach = 8;  // most blocks for each multiprocessor
 
 __global__ void __launch_bounds__(kBucketLanes)
     finish_kernel(const double* partials, std::size_t count, double* squares, bool* finite) {
@@ -49,7 +49,7 @@ void start(const void* kernel, unsigned blocks, void** arguments, std::size_t sc
              "cudaLaunchKernel");
 }
 
-/// CUDA copies all of the table, so what it is not filled with is left as it is.
+/// Fills only the entries in use: CUDA copies the whole table, but the kernel reads no others.
 template <int kCount>
 void start_row(const void* kernel, BucketRow& row, unsigned blocks, std::size_t scratch,
                void* stream) {
@@ -63,7 +63,8 @@ unsigned blocks_for(std::size_t count, const BucketKernel& kernel) {
   return std::min(static_cast<unsigned>(chunks(count, kernel.tile)), kBlocksEach * processors());
 }
 
-/// Whether it could be: the table has to be put somewhere.
+/// Starts a kernel with its table in device memory. Returns false if the table cannot be put there,
+/// or is not needed.
 bool start_listed(const BucketKernel& kernel, const Bucket& bucket, std::size_t scratch,
                   void* stream, const Stage& stage) {
   if (!stage || bucket.parts.size() <= std::size_t{kManyParts} || bucket.task.count == 0) {

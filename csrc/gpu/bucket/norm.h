@@ -12,8 +12,8 @@
 
 namespace dreamcomm::gpu {
 
-/// A sum of squares is never negative: its sign tells that an element was not finite.
-/// (The sum itself may be infinite without one, of float64.)
+/// A sum of squares. It is never negative, so its sign bit marks that an element was not finite.
+/// (A sum of float64 may be infinite without such an element.)
 struct SquareSum {
   double value = 0.0;
 
@@ -35,14 +35,14 @@ struct SquareSum {
   static constexpr std::uint64_t kSign = std::uint64_t{1} << 63U;
 };
 
-/// Of one tile: the lanes keep what they have written, then some of them add it up. W is
+/// The sums of one tile: the lanes keep what they have written, then some of them add it up. W is
 /// float or double.
 template <typename W, std::size_t kTile>
 class TileSums {
   static constexpr std::size_t kBlock = kernels::Inspector::kBlock;
   static constexpr std::size_t kLanes = kernels::Inspector::kLanes;
   static constexpr std::size_t kSums = kTile / kBlock * kLanes;
-  /// Each block begins in another half of the banks of a GPU's shared memory than the one before.
+  /// Padding by which consecutive blocks begin in different halves of a GPU's shared memory banks.
   static constexpr std::size_t kPadding = kLanes;
   static constexpr std::size_t kValues = kTile / kBlock * (kBlock + kPadding);
 
@@ -59,23 +59,24 @@ class TileSums {
     return reinterpret_cast<std::byte*>(values_ + padded(index));
   }
 
-  /// All lanes, when each has kept its own; `count` of the tile. Afterwards they may keep
-  /// the next tile's: INVARIANT: nobody reads a value after the second meeting, and nobody
-  /// writes a sum again before the next tile's first, to which who still reads them comes, too.
+  /// Adds up the `count` elements of a tile. All lanes call it, when each has kept its own.
+  /// Afterwards they may keep the next tile's. INVARIANT: no lane reads a value after the second
+  /// sync(), and no lane writes a sum again before the next tile's first sync(), which a lane that
+  /// still reads sums reaches only afterwards.
   template <Target T>
   DREAMCOMM_DEVICE void add_up(const T& target, std::size_t count, double* partials) {
     const auto lane = static_cast<std::size_t>(target.lane());
     const auto lanes = static_cast<std::size_t>(target.lanes());
-    target.meet();
+    target.sync();
     for (std::size_t s = lane; s < kSums; s += lanes) sums_[s] = sum_of(s, count);
-    target.meet();
+    target.sync();
     for (std::size_t half = kLanes / 2; half > 0; half /= 2) {
       for (std::size_t s = lane; s < kTile / kBlock * half; s += lanes) {
         SquareSum* const sums = sums_ + s / half * kLanes + s % half;
         sums[0].add(sums[half]);
         if (half == 1 && s * kBlock < count) partials[s] = sums[0].value;
       }
-      if (half > 1) target.meet();
+      if (half > 1) target.sync();
     }
   }
 
@@ -137,7 +138,7 @@ DREAMCOMM_DEVICE void finish_body(const T& target, const double* partials, std::
     columns[c] = sum;
   }
   for (std::size_t half = kColumns / 2; half > 0; half /= 2) {
-    target.meet();
+    target.sync();
     for (std::size_t c = lane; c < half; c += lanes) columns[c].add(columns[c + half]);
   }
   if (lane == 0) {

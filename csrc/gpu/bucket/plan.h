@@ -1,4 +1,4 @@
-// Which tensors of a bucket one kernel serves.
+// Divides a bucket's tensors among kernels.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,8 @@
 
 namespace dreamcomm::gpu {
 
-/// What the parameters of a kernel have room for: two sizes, as each launch copies all.
+/// Tensors that fit into a kernel's parameters. There are two sizes, because each launch copies all
+/// parameters.
 inline constexpr int kFewParts = 240;
 inline constexpr int kManyParts = 2000;
 
@@ -29,8 +30,8 @@ struct Bucket {
   std::size_t flat_item = 0;
 };
 
-/// One row, if there are few enough tensors; else rows that begin at whole blocks of the sum
-/// of squares, so that a tensor may be in two of them. None for a buffer without elements.
+/// One row, if there are few enough tensors. Otherwise several rows, which begin at whole blocks of
+/// the sum of squares, so that a tensor may be in two of them. None for a buffer without elements.
 inline std::vector<BucketRow> rows_of(const Bucket& bucket) {
   constexpr std::size_t kBlock = kernels::Inspector::kBlock;
   constexpr std::size_t kMost = kManyParts;
@@ -55,13 +56,13 @@ inline std::vector<BucketRow> rows_of(const Bucket& bucket) {
     row.task.parts = static_cast<int>(row.parts.size());
     rows.push_back(std::move(row));
     begin = end;
-    // The last one may go on in the next row.
+    // The last tensor may continue in the next row.
     if (first < parts.size() && parts[first].begin > end) --first;
   }
   return rows;
 }
 
-/// Those of PackJob and UnpackJob, without the tensors that have no elements.
+/// The parts of a PackJob or UnpackJob, without the tensors that have no elements.
 template <typename Tensor>
 std::vector<Part> parts_of(std::span<const Tensor> tensors) {
   std::vector<Part> parts;
@@ -102,7 +103,7 @@ inline Bucket bucket_of(const UnpackJob& job, double* partials) {
           .flat_item = item_size(job.from)};
 }
 
-/// The bytes that must be moved: each tensor, buffer and residual once.
+/// The bytes that have to be moved: each tensor, buffer and residual once.
 inline Moved moved_by(const PackJob& job) {
   const std::size_t count = count_of(job.tensors);
   const std::size_t carried = job.residual == nullptr ? 0 : sizeof(float);

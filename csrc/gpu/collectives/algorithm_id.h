@@ -7,10 +7,9 @@
 
 namespace dreamcomm::gpu {
 
-/// How a call is carried out; in CallInfo::row, the same on all ranks. Rows on registered
-/// memory begin with a turn in which the ranks learn whose tensors are registered; if
-/// some are not, they go on with the row named last. A row that a kind does not have is
-/// taken for kStaged.
+/// How a call is carried out; in CallInfo::row, the same on all ranks. Rows on registered memory
+/// begin with a turn in which the ranks learn which tensors are registered; if some are not, the
+/// call continues with the row that is named last. A row that a kind does not have means kStaged.
 enum class AlgorithmId : std::uint8_t {
   kStaged,          // any tensors: all kinds; all_reduce in one shot, reduce in two
   kTwoShot,         // any tensors: all_reduce, reduce
@@ -22,15 +21,16 @@ enum class AlgorithmId : std::uint8_t {
   kFlagged,         // any tensors of few bytes: all_reduce; else kStaged
 };
 
-/// For people.
+/// The name in texts for users.
 constexpr std::string_view name(AlgorithmId row) {
   constexpr std::string_view kNames[] = {"one_shot", "two_shot", "ring",     "one_shot in place",
                                          "pull",     "push",     "in place", "one_shot flagged"};
   return kNames[static_cast<std::size_t>(row)];
 }
 
-/// The row that the option `algorithm`, whose names are those of the CPU's table, asks for in
-/// all_reduce, if it has one here; the ring only where sums need not be in rank order.
+/// The row for all_reduce that the option `algorithm` selects, if there is one here. The option's
+/// names are those of the CPU's table. The ring is selected only where sums need not be in rank
+/// order.
 constexpr std::optional<AlgorithmId> row_asked(std::string_view algorithm, bool fixed_order) {
   if (algorithm == "one_shot") return AlgorithmId::kStaged;
   if (algorithm == "direct") return AlgorithmId::kTwoShot;

@@ -1,10 +1,9 @@
 // all_to_all of blocks of any sizes, as in algorithms/all_to_all.cc.
 //
-// The first page of each block of the kernel begins with the sizes of the tensor's blocks
-// that the rank gives and expects. After the first turn all ranks find the same
-// contradiction, or the same largest block, which says how many rounds follow; or that
-// all inputs are registered, in which case the blocks are read where they are. Later
-// pages hold, side by side, a piece for every peer.
+// The first page of each block of the kernel begins with the sizes of the tensor's blocks that the
+// rank gives and expects. After the first turn all ranks find the same contradiction, or the same
+// largest block, which determines how many rounds follow. If all inputs are registered, the blocks
+// are read in place instead. Later pages hold, side by side, a piece for every peer.
 #pragma once
 
 #include "gpu/collectives/block.h"
@@ -13,7 +12,7 @@ namespace dreamcomm::gpu::rows {
 
 /// Sizes of the blocks of one call, from the openings.
 struct Sizes {
-  std::uint64_t largest = 0;             // of what two different ranks exchange
+  std::uint64_t largest = 0;             // of blocks between two different ranks
   std::uint64_t places[kMaxRanks] = {};  // where in each rank's input this rank's block begins
   bool agree = true;
   int giver = 0;  // of the first contradiction
@@ -66,7 +65,7 @@ DREAMCOMM_DEVICE void fetch_blocks(Block<T>& block, const Sizes& sizes) {
   block.end();
 }
 
-/// The own block goes no way round.
+/// Copies this rank's own block directly, without the pages.
 template <Target T>
 DREAMCOMM_DEVICE void keep_own(Block<T>& block) {
   const KernelArgs& args = block.args;

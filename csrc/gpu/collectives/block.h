@@ -1,4 +1,4 @@
-// What the bodies of all rows are written with.
+// One block of one rank in a call: what the bodies of all rows are written with.
 #pragma once
 
 #include "gpu/collectives/block_rounds.h"
@@ -31,7 +31,7 @@ struct Block {
             static_cast<std::size_t>(target.blocks())};
   }
 
-  /// The same in chunks as equal as whole sectors allow: no block waits for one that has more.
+  /// The same in chunks as equal as whole sectors allow, so that no block waits for one with more.
   DREAMCOMM_DEVICE BlockChunks spread(std::size_t bytes, std::size_t most) const {
     const std::size_t blocks = static_cast<std::size_t>(target.blocks());
     const std::size_t parts = chunks(bytes, most * blocks) * blocks;
@@ -51,7 +51,7 @@ struct Block {
                              std::byte* also = nullptr) const {
     gpu::copy(target, to, also, from, bytes);
   }
-  /// A copy for each rank but this one.
+  /// A copy for each rank except this one.
   template <typename JobOf>
   DREAMCOMM_DEVICE void copy_each_peer(const JobOf& job_of) const {
     copy_each(target, args.size - 1,
@@ -78,8 +78,8 @@ struct Block {
     return sources;
   }
 
-  /// A first turn, after which all ranks know whose tensors are registered, and that all
-  /// ranks' kernels run, so that their inputs are written and their outputs may be.
+  /// The first turn. After it all ranks know which tensors are registered. All ranks' kernels run
+  /// by then, so their inputs are complete and their outputs may be written.
   DREAMCOMM_DEVICE bool open() {
     if (target.lane() == 0) {
       auto* opening = reinterpret_cast<Opening*>(rounds.page());
@@ -87,7 +87,7 @@ struct Block {
       opening->out = args.out_place;
     }
     if (!turn_all()) return false;
-    constexpr int kAhead = 4;  // under way
+    constexpr int kAhead = 4;  // ranks whose openings are loaded at once
     for (int first = 0; first < args.size; first += kAhead) {
       std::uint64_t in[kAhead] = {};
       std::uint64_t out[kAhead] = {};
@@ -129,7 +129,7 @@ struct Block {
     return false;
   }
 
-  /// The last turn of rows in place: after it nobody reads or writes another's tensor.
+  /// The last turn of rows in place: after it no rank reads or writes another's tensor.
   DREAMCOMM_DEVICE void end() {
     if (turn_all()) rounds.close();
   }

@@ -1,28 +1,29 @@
 // Rounds between block b of all ranks: transport/rounds.h, on the GPU.
 //
 // The protocol and its proof are those of the CPU's rounds, with "the rank" read as
-// "block b of the rank": two pages in turns, and a turn that waits for those whose page
-// is read and for those that read the own page of the round before. Three things differ.
+// "block b of the rank": two alternating pages, and a turn that waits for the ranks whose pages
+// this one reads and for those that read this rank's page of the previous round. Four things
+// differ.
 //
-//   Lanes. All lanes of the block write the page. They meet before lane p publishes the
-//   round to rank p, so that the publication follows all their writes; lane p, who sees
-//   rank p's word, meets the others before any of them reads. Release and acquire are
-//   cumulative: what one lane published another may have written.
+//   Lanes. All lanes of the block write the page. A barrier of the lanes precedes lane p's
+//   publication of the round to rank p, so that the publication follows all their writes. Lane p
+//   sees rank p's word; another barrier follows before any lane reads. Release and acquire are
+//   cumulative: one lane may publish what another has written.
 //
-//   Words. A rank writes its word into its peers' windows, so that each polls memory of
-//   its own. Beside the round stands the digest of the call. The first turn of a call, in
-//   round r, is among all: whoever publishes r+1 has compared all words of r, so the
-//   calls of all were equal. A rank that still waits then finds words of r, or of r+2 in
-//   the same place (a word for each parity), of equal calls. So a peer that made another
-//   call is found by every rank that goes no further, before data moves.
+//   Words. A rank writes its word into its peers' windows, so that each polls its own memory. A
+//   word holds the round and the digest of the call. The first turn of a call, in round r, waits
+//   for all ranks. A rank that publishes r+1 has compared all words of r, so all calls were equal.
+//   A rank that still waits then finds words of equal calls: of r, or of r+2 in the same place (a
+//   word for each parity). So every rank that cannot continue finds the peer that made another
+//   call, before data moves.
 //
-//   LL packets (ll_packets.h) go beside a word that nothing in the call is ordered before.
+//   LL packets (ll_packets.h) are used with a word that is not ordered after the call's accesses.
 //
-//   Giving up. A wait ends after `patience_ns`, when the host says so, or when any rank
-//   or another block of this one has given up. The first lane of the rank that notices
-//   says why in the report; all lanes of the block leave the kernel together, and mark
-//   it in all windows, so that the other blocks and the peers' kernels end as well. With it
-//   goes what the call was, so that ranks whose calls differ can name both.
+//   Failure. A wait ends after `patience_ns`, when the host orders it, or when any rank or another
+//   block of this rank has failed. The first lane of the rank that notices writes the reason into
+//   the report. All lanes of the block leave the kernel together and mark the failure in all
+//   windows, so that the other blocks and the peers' kernels end as well. The mark holds the call,
+//   so that ranks whose calls differ can name both.
 #pragma once
 
 #include <cstddef>
@@ -38,39 +39,40 @@ namespace dreamcomm::gpu {
 template <Target T>
 class BlockRounds {
  public:
-  /// All lanes of a block make one, and call everything together.
+  /// All lanes of a block construct one, and make every call on it together.
   DREAMCOMM_DEVICE BlockRounds(const T& target, const KernelArgs& args)
       : target_(target),
         args_(args),
         last_(static_cast<std::uint32_t>(args.rounds[target.block()])) {}
 
-  /// Before anything else: false if a rank has aborted the group. If it is this one, peers
-  /// may still read its pages of the call that failed, which later kernels, queued already,
-  /// must not write. If it is another, its words of that call may wait here for us.
-  /// Here all lanes meet: nobody stores the last round before all have read it.
+  /// Returns false if a rank has failed in an earlier call; comes before anything else. If this
+  /// rank has failed, peers may still read its pages of that call, so kernels that are already
+  /// queued must not write them. If another has failed, its words of that call may still be in
+  /// this rank's window. A barrier of all lanes: no lane stores the last round before all have
+  /// read it.
   DREAMCOMM_DEVICE bool may_begin() const {
-    int gone = -1;
-    // A mark for each lane: all calls wait for them.
+    int failed = -1;
+    // Each lane reads one mark, since every call waits for this.
     for (int r = target_.lane(); r < args_.size; r += target_.lanes()) {
-      if (target_.peek(&mark(args_.rank, r).gone) != 0) gone = r;
+      if (target_.read_relaxed(&mark(args_.rank, r).failed) != 0) failed = r;
     }
-    if (gone >= 0) give_up(Report::kPeerGone, gone, last_ + 1);
-    return !target_.any(gone >= 0);
+    if (failed >= 0) fail(Report::kPeerFailed, failed, last_ + 1);
+    return !target_.any(failed >= 0);
   }
 
   DREAMCOMM_DEVICE int rank() const { return args_.rank; }
   DREAMCOMM_DEVICE int size() const { return args_.size; }
   DREAMCOMM_DEVICE std::size_t page_bytes() const { return args_.layout.page_bytes; }
 
-  /// This rank's page of the coming round.
+  /// This rank's page of the next round.
   DREAMCOMM_DEVICE std::byte* page() const { return page_of(args_.rank, last_ + 1); }
   /// A rank's page of the last turn.
   DREAMCOMM_DEVICE const std::byte* from(int rank) const { return page_of(rank, last_); }
 
-  /// As Rounds::turn; false if the block has to give up, and then on all its lanes.
+  /// Like Rounds::turn. Returns false if the block has to end, and then on all its lanes.
   DREAMCOMM_DEVICE_LOOP bool turn(Peers reads, Peers readers) {
     const std::uint32_t round = last_ + 1;
-    target_.meet();
+    target_.sync();
     bool lost = false;
     for (int peer = target_.lane(); peer < args_.size; peer += target_.lanes()) {
       if (peer == args_.rank) continue;
@@ -80,44 +82,45 @@ class BlockRounds {
       const bool awaited = turns_ == 0 || reads.has(peer) || readers_.has(peer);
       if (awaited && peer != args_.rank) lost = !await(peer, round);
     }
-    if (!stays(!lost)) return false;
+    if (!all_ok(!lost)) return false;
     last_ = round;
     readers_ = readers;
     ++turns_;
     return true;
   }
 
-  /// The number of the coming round.
+  /// The number of the next round.
   DREAMCOMM_DEVICE std::uint32_t coming() const { return last_ + 1; }
-  /// Waits in the coming round for what a peer writes; false to give up, and then with all lanes.
+  /// Waits in the next round until a peer's write has arrived. Returns false if the block has to
+  /// end; then all its lanes have to.
   template <typename IsThere>
   DREAMCOMM_DEVICE bool wait_for(int peer, const IsThere& is_there) const {
     return await(peer, coming(), is_there);
   }
-  /// The only turn of a call by letters, all of which are on their way: `take` takes this lane's
-  /// first ones meanwhile, and returns false to give up.
+  /// The only turn of a call by packets, all of which have been written. Meanwhile `take` takes
+  /// this lane's first ones; it returns false if the block has to end.
   template <typename Take>
   DREAMCOMM_DEVICE bool turn_by_packets(const Take& take) {
     const std::uint32_t round = last_ + 1;
     for (int peer = target_.lane(); peer < args_.size; peer += target_.lanes()) {
       if (peer == args_.rank) continue;
-      target_.tell(&slot(peer, args_.rank).published[round & 1U], word(round));
+      target_.write_relaxed(&slot(peer, args_.rank).published[round & 1U], word(round));
     }
     bool lost = !take();
     for (int peer = target_.lane(); peer < args_.size && !lost; peer += target_.lanes()) {
       if (peer != args_.rank) lost = !await(peer, round);
     }
-    return stays(!lost);
+    return all_ok(!lost);
   }
-  /// After that turn, and once all lanes have taken the rest: false to give up.
+  /// Ends that call, once all lanes have taken the rest. Returns false if the block has to end.
   DREAMCOMM_DEVICE bool close_packets(bool all_taken) {
-    if (!stays(all_taken)) return false;
+    if (!all_ok(all_taken)) return false;
     ++last_;
     close();
     return true;
   }
 
-  /// Ends the call on all ranks, who all found the same contradiction.
+  /// Ends the call on all ranks, which have all found the same contradiction.
   DREAMCOMM_DEVICE void refuse_sizes(int giver, int taker, std::uint64_t given,
                                      std::uint64_t expected) const {
     if (target_.lane() == 0 && target_.claim(&args_.report->claimed, 1)) {
@@ -126,10 +129,10 @@ class BlockRounds {
       args_.report->expected = expected;
       write_report(Report::kSizes, giver, last_);
     }
-    tell_all();
+    mark_failed();
   }
 
-  /// After the last turn of the call: the next one goes on from here.
+  /// Stores the last round, after the call's last turn; the next call continues from it.
   DREAMCOMM_DEVICE void close() const {
     if (target_.lane() == 0) args_.rounds[target_.block()] = last_;
   }
@@ -149,19 +152,19 @@ class BlockRounds {
     return std::uint64_t{round} << 32U | digest(args_.info);
   }
 
-  /// Whether no lane has lost a peer; else all ranks are told.
-  DREAMCOMM_DEVICE bool stays(bool well) const {
-    if (!target_.any(!well)) return true;
-    tell_all();
+  /// Whether no lane has failed; otherwise marks the failure in all windows.
+  DREAMCOMM_DEVICE bool all_ok(bool ok) const {
+    if (!target_.any(!ok)) return true;
+    mark_failed();
     return false;
   }
 
-  /// What a peer has published: whether its call is another one, and whether it has come.
-  struct Sight {
+  /// A peer's state from its word: whether its call is another one, and whether it has arrived.
+  struct PeerState {
     bool differs;
-    bool has_come;
+    bool has_arrived;
   };
-  DREAMCOMM_DEVICE Sight look_at(int peer, std::uint64_t expected) const {
+  DREAMCOMM_DEVICE PeerState state_of(int peer, std::uint64_t expected) const {
     const auto round = static_cast<std::uint32_t>(expected >> 32U);
     const std::uint64_t seen = target_.read(&slot(args_.rank, peer).published[round & 1U]);
     const auto theirs = static_cast<std::uint32_t>(seen >> 32U);
@@ -171,34 +174,34 @@ class BlockRounds {
     const std::uint64_t expected = word(round);
     bool differs = false;
     const auto is_there = [&] {
-      const Sight sight = look_at(peer, expected);
-      differs = sight.differs;
-      return sight.has_come;
+      const PeerState state = state_of(peer, expected);
+      differs = state.differs;
+      return state.has_arrived;
     };
     if (!await(peer, round, is_there)) return false;
-    return !differs || give_up(Report::kMismatch, peer, round);
+    return !differs || fail(Report::kMismatch, peer, round);
   }
 
-  /// A reason to stop makes it look once more: what it waits for may have come in the meantime.
+  /// A reason to stop makes it check once more: what it waits for may have arrived meanwhile.
   template <typename IsThere>
   DREAMCOMM_DEVICE bool await(int peer, std::uint32_t round, const IsThere& is_there) const {
-    std::uint64_t begin = 0;  // not known before a while has passed: clocks are slow to read
+    std::uint64_t begin = 0;  // read late, because clocks are slow to read
     int stop = Report::kNone;
     int missing = peer;
     for (std::uint32_t looks = 1;; ++looks) {
       if (is_there()) return true;
       if (looks % 64 == 0 || stop != Report::kNone) {
         const int other = one_that_differs(round);
-        if (other >= 0) return give_up(Report::kMismatch, other, round);
+        if (other >= 0) return fail(Report::kMismatch, other, round);
       }
-      if (stop != Report::kNone) return give_up(stop, missing, round);
+      if (stop != Report::kNone) return fail(stop, missing, round);
       target_.pause();
       if (looks % 64 != 0) continue;
       if (begin == 0) begin = target_.now();
-      const int gone = one_gone();
-      if (gone >= 0) {
-        stop = Report::kPeerGone;
-        missing = gone;
+      const int failed = one_failed();
+      if (failed >= 0) {
+        stop = Report::kPeerFailed;
+        missing = failed;
       } else if (looks % 1024 == 0 && target_.read(&args_.control->abort) != 0) {
         stop = Report::kAborted;
       } else if (static_cast<std::int64_t>(target_.now() - begin) > args_.patience_ns) {
@@ -210,22 +213,22 @@ class BlockRounds {
   /// A rank that has made another call in this round, also one that is not waited for; or -1.
   DREAMCOMM_DEVICE int one_that_differs(std::uint32_t round) const {
     for (int r = 0; r < args_.size; ++r) {
-      if (r != args_.rank && look_at(r, word(round)).differs) return r;
+      if (r != args_.rank && state_of(r, word(round)).differs) return r;
     }
     return -1;
   }
 
-  /// A rank that has given up, also one that is not waited for: it may be why the awaited
-  /// one does not come; this rank itself, if another block has. Or -1.
-  DREAMCOMM_DEVICE int one_gone() const {
+  /// A rank that has failed, or -1. It may be one that is not waited for, since its failure may
+  /// be why the awaited rank does not arrive. It is this rank if another block of it has failed.
+  DREAMCOMM_DEVICE int one_failed() const {
     for (int r = 0; r < args_.size; ++r) {
-      if (target_.read(&mark(args_.rank, r).gone) != 0) return r;
+      if (target_.read(&mark(args_.rank, r).failed) != 0) return r;
     }
     return -1;
   }
 
-  /// The first lane of the rank that gives up says why, once and for all. Always false.
-  DREAMCOMM_DEVICE bool give_up(int reason, int missing, std::uint32_t round) const {
+  /// Writes the report, on the first lane of the rank that fails only. Always returns false.
+  DREAMCOMM_DEVICE bool fail(int reason, int missing, std::uint32_t round) const {
     if (target_.claim(&args_.report->claimed, 1)) write_report(reason, missing, round);
     return false;
   }
@@ -240,35 +243,36 @@ class BlockRounds {
     report.turn = turns_;
     report.block = target_.block();
     report.info = args_.info;
-    tell_card();
-    if (reason == Report::kMismatch) hear_card(missing);
+    publish_call();
+    if (reason == Report::kMismatch) read_call_of(missing);
     target_.publish(&report.reason, static_cast<std::uint64_t>(reason));
   }
 
-  /// Whoever made another call finds that out in its own first turn, and says which. INVARIANT:
-  /// one lane of a rank comes here, once, as it has claimed the report.
-  DREAMCOMM_DEVICE void tell_card() const {
+  /// Writes this rank's call into all windows. A rank that made another call finds the difference
+  /// in its own first turn, and does the same. INVARIANT: only one lane of a rank runs this, once,
+  /// because it has claimed the report.
+  DREAMCOMM_DEVICE void publish_call() const {
     for (int peer = 0; peer < args_.size; ++peer) {
       Mark& to = mark(peer, args_.rank);
       to.info = args_.info;
-      target_.publish(&to.told, 1);
+      target_.publish(&to.has_info, 1);
     }
   }
-  DREAMCOMM_DEVICE void hear_card(int peer) const {
+  DREAMCOMM_DEVICE void read_call_of(int peer) const {
     constexpr std::uint64_t kLongestNs = 200'000'000;
     Mark& from = mark(args_.rank, peer);
     const std::uint64_t begin = target_.now();
-    while (target_.read(&from.told) == 0) {
+    while (target_.read(&from.has_info) == 0) {
       if (target_.now() - begin > kLongestNs) return;
       target_.pause();
     }
     args_.report->theirs = from.info;
-    args_.report->heard = 1;
+    args_.report->has_theirs = 1;
   }
 
-  DREAMCOMM_DEVICE void tell_all() const {
+  DREAMCOMM_DEVICE void mark_failed() const {
     for (int peer = target_.lane(); peer < args_.size; peer += target_.lanes()) {
-      target_.publish(&mark(peer, args_.rank).gone, 1);
+      target_.publish(&mark(peer, args_.rank).failed, 1);
     }
   }
 
@@ -276,7 +280,7 @@ class BlockRounds {
   const KernelArgs& args_;
   std::uint32_t last_;  // round published
   std::uint32_t turns_ = 0;
-  Peers readers_ = Peers::none();  // who read this rank's page of the last round
+  Peers readers_ = Peers::none();  // ranks that read this rank's page of the last round
 };
 
 }  // namespace dreamcomm::gpu

@@ -1,8 +1,8 @@
 // Copies by the lanes of a block.
 //
-// Lane l takes pieces l, l + lanes, ... so that neighbours read neighbouring pieces. Each holds
-// several under way before it writes one: the more bytes are under way, the nearer a GPU comes to
-// its memory's speed.
+// Lane l takes pieces l, l + lanes, ... so that neighbours read neighbouring pieces. Each lane
+// starts several loads before its first store: the more bytes are in flight, the closer a GPU
+// gets to the speed of its memory.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ namespace dreamcomm::gpu {
 
 inline constexpr int kCopyDeep = 8;
 
-/// Of pieces that suit the alignment of all addresses.
+/// Copies whole pieces, whose size suits the alignment of all addresses. Returns where they end.
 template <typename Piece, Lanes L>
 DREAMCOMM_DEVICE std::size_t copy_pieces(const L& lanes_of, std::byte* to, std::byte* also,
                                          const std::byte* from, std::size_t begin,
@@ -42,7 +42,7 @@ DREAMCOMM_DEVICE std::size_t copy_pieces(const L& lanes_of, std::byte* to, std::
   return begin + pieces * sizeof(Piece);
 }
 
-/// memcpy by all lanes, to one place or two; nothing where a place is the source itself.
+/// memcpy by all lanes, to one place or two; does nothing if `to` is the source itself.
 template <Lanes L>
 DREAMCOMM_DEVICE_LOOP void copy(const L& lanes, std::byte* to, std::byte* also,
                                 const std::byte* from, std::size_t bytes) {
@@ -62,8 +62,8 @@ DREAMCOMM_DEVICE_LOOP void copy(const L& lanes, std::byte* to, std::byte* also,
   copy_pieces<std::uint8_t>(lanes, to, also, from, done, bytes);
 }
 
-/// The lanes of a block in teams of equally many, each of which does something else; lanes that
-/// are left over are in none.
+/// The lanes of a block in teams of equal size, each with its own work; lanes that are left over
+/// belong to no team.
 template <Lanes L>
 class Team {
  public:
@@ -86,8 +86,8 @@ struct CopyJob {
   std::size_t bytes;
 };
 
-/// memcpys side by side, by teams: of short ones the next would only begin when the one before
-/// has come a long way. `job_of` tells of each, from 0 on.
+/// Several memcpys side by side, each by a team of lanes. One after the other, a short one would
+/// only begin when the previous one is nearly done. `job_of` returns each job, from 0 on.
 template <Lanes L, typename JobOf>
 DREAMCOMM_DEVICE void copy_each(const L& lanes, int jobs, const JobOf& job_of) {
   if (jobs < 1) return;

@@ -1,5 +1,5 @@
-// What one source needs to be compiled by nvcc for the GPU and by the C++ compiler for
-// the host target (gpu/collectives/host_target.h).
+// Macros by which one source is compiled by nvcc for the GPU and by the C++ compiler for the host
+// target (gpu/collectives/host_target.h).
 #pragma once
 
 #if defined(__CUDACC__)
@@ -15,6 +15,6 @@ namespace dreamcomm::gpu {
 
 inline constexpr int kMaxRanks = 16;    // of a group, in one host
 inline constexpr int kMaxBlocks = 304;  // of a kernel: two for each multiprocessor
-inline constexpr int kSector = 128;  // bytes: what a GPU moves at a time; two writers never share
+inline constexpr int kSector = 128;     // bytes that a GPU moves at a time; two writers never share
 
 }  // namespace dreamcomm::gpu

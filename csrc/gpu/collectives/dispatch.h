@@ -1,4 +1,4 @@
-// From a call to the body that serves it.
+// Dispatches a call to the body that carries it out.
 #pragma once
 
 #include "gpu/collectives/algorithm_id.h"
@@ -10,8 +10,8 @@
 
 namespace dreamcomm::gpu {
 
-/// Whether a call goes by letters: equal on all blocks of all ranks.
-constexpr bool goes_by_packets(const KernelArgs& args) {
+/// Whether a call is carried out by LL packets; equal on all blocks of all ranks.
+constexpr bool uses_packets(const KernelArgs& args) {
   return static_cast<AlgorithmId>(args.info.row) == AlgorithmId::kFlagged && args.size > 1 &&
          args.info.kind == Kind::kAllReduce &&
          fits_packets(args.bytes, static_cast<int>(args.info.blocks));
@@ -52,7 +52,7 @@ DREAMCOMM_DEVICE void reduce_scatter_body(Block<T>& block, AlgorithmId row) {
 /// Calls that reduce elements of the format F.
 template <typename F, Target T>
 DREAMCOMM_DEVICE void reduce_body(Block<T>& block) {
-  if (goes_by_packets(block.args)) return rows::one_shot_flagged<F>(block);
+  if (uses_packets(block.args)) return rows::one_shot_flagged<F>(block);
   if (!block.rounds.may_begin()) return;
   const auto row = static_cast<AlgorithmId>(block.args.info.row);
   switch (block.args.info.kind) {

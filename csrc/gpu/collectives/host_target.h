@@ -1,7 +1,7 @@
 // Threads of the process as lanes: the kernels' bodies without a GPU.
 //
-// Slow, and not for users: it exists so that tests and sanitizers run what nvcc
-// compiles, with as many ranks, blocks and lanes as a case asks for.
+// It is slow, and not for users. Tests and sanitizers use it to run the source that nvcc compiles,
+// with as many ranks, blocks and lanes as a case needs.
 #pragma once
 
 #include <pthread.h>
@@ -16,8 +16,8 @@
 
 namespace dreamcomm::gpu {
 
-/// What the lanes of one block share. (std::barrier has counters that all barriers of a process
-/// share: what they order is hidden from ThreadSanitizer.)
+/// The state that the lanes of one block share. (It does not use std::barrier, whose counters are
+/// shared by all barriers of a process: ThreadSanitizer does not see what they order.)
 class HostBlock {
  public:
   explicit HostBlock(int lanes) : lanes_(lanes) {
@@ -29,21 +29,21 @@ class HostBlock {
 
   std::size_t bytes_read() const { return read_; }
   std::size_t bytes_written() const { return written_; }
-  /// By any lane.
+  /// May be called by any lane.
   void count(std::size_t read, std::size_t written) {
     read_.fetch_add(read, std::memory_order_relaxed);
     written_.fetch_add(written, std::memory_order_relaxed);
   }
 
   int lanes() const { return lanes_; }
-  void meet() { pthread_barrier_wait(&barrier_); }
+  void sync() { pthread_barrier_wait(&barrier_); }
   bool any(bool mine) {
     if (mine) flag_.store(true, std::memory_order_relaxed);
-    meet();
+    sync();
     const bool result = flag_.load(std::memory_order_relaxed);
-    meet();
+    sync();
     if (mine) flag_.store(false, std::memory_order_relaxed);
-    meet();
+    sync();
     return result;
   }
 
@@ -65,7 +65,7 @@ class HostTarget {
   int lanes() const { return shared_.lanes(); }
   int block() const { return block_; }
   int blocks() const { return blocks_; }
-  void meet() const { shared_.meet(); }
+  void sync() const { shared_.sync(); }
   bool any(bool mine) const { return shared_.any(mine); }
 
   void publish(std::uint64_t* word, std::uint64_t value) const {
@@ -74,19 +74,19 @@ class HostTarget {
   std::uint64_t read(std::uint64_t* word) const {
     return std::atomic_ref(*word).load(std::memory_order_acquire);
   }
-  // Releases: here nothing else orders what the rank's kernels before this one have accessed, as
-  // the end of a kernel does on a GPU.
-  void tell(std::uint64_t* word, std::uint64_t value) const { publish(word, value); }
-  std::uint64_t peek(std::uint64_t* word) const {
+  // Releases, because here nothing else orders the accesses of the rank's earlier kernels. On a GPU
+  // the end of a kernel does.
+  void write_relaxed(std::uint64_t* word, std::uint64_t value) const { publish(word, value); }
+  std::uint64_t read_relaxed(std::uint64_t* word) const {
     return std::atomic_ref(*word).load(std::memory_order_relaxed);
   }
   void write_packet(LLPacket* to, const LLPacket& packet) const {
-    for (int i = 0; i < 2; ++i) tell(&to->half[i], packet.half[i]);
+    for (int i = 0; i < 2; ++i) write_relaxed(&to->half[i], packet.half[i]);
   }
   LLPacket read_packet(LLPacket* from) const {
     LLPacket packet;
     for (int i = 0; i < 2; ++i) {
-      packet.half[i] = peek(&from->half[i]);
+      packet.half[i] = read_relaxed(&from->half[i]);
     }
     return packet;
   }

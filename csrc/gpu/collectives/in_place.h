@@ -1,20 +1,20 @@
 // Collectives on tensors that all ranks map: registered memory. Nothing is staged.
 //
-// All come after Block::open(), and end with a turn among all. Block b of every rank
-// works on the same parts, but where ranks write into others' tensors, on parts of the
-// writer's own shard: what block b has waited for is what block b works on.
+// All run after Block::open(), and end with a turn among all ranks. Block b of every rank works on
+// the same parts; where ranks write into others' tensors, block b works on parts of the writer's
+// own shard. So block b works only on what block b has waited for.
 //
-// A kernel that gives up cannot call its peers back: until all ranks' kernels have ended,
-// they may still read and write its tensors. So whoever frees registered memory, or a
-// window, first waits until that is so, also after a failure.
+// A kernel that fails cannot stop its peers: until all ranks' kernels have ended, they may still
+// read and write its tensors. So registered memory and windows are freed only after all ranks'
+// kernels have ended, also after a failure.
 #pragma once
 
 #include "gpu/collectives/block.h"
 
 namespace dreamcomm::gpu::rows {
 
-/// Each rank reduces all of everybody's data into its own tensor, which is none of the
-/// inputs: others read those. N(N + 1)S.
+/// Each rank reduces all ranks' data into its own output, which must not be an input, since other
+/// ranks read those. N(N + 1)S.
 template <typename F, Target T>
 DREAMCOMM_DEVICE void one_shot_in_place(Block<T>& block) {
   const KernelArgs& args = block.args;
@@ -27,9 +27,9 @@ DREAMCOMM_DEVICE void one_shot_in_place(Block<T>& block) {
   block.end();
 }
 
-/// Each rank reduces its shard of every tensor and writes it into all of them
-/// (all_reduce), or the root's (reduce). 2NS, the least there is. In place, too: nobody
-/// but rank r reads or writes shard r of any tensor.
+/// Each rank reduces its shard of every tensor and writes it into all of them (all_reduce), or
+/// into the root's (reduce). 2NS, the minimum. An output may be an input: only rank r reads or
+/// writes shard r of any tensor.
 template <typename F, Target T>
 DREAMCOMM_DEVICE void push(Block<T>& block) {
   const KernelArgs& args = block.args;
@@ -46,9 +46,9 @@ DREAMCOMM_DEVICE void push(Block<T>& block) {
   block.end();
 }
 
-/// Only the inputs are registered: each rank reduces its shard of every chunk into its
-/// page, and collects all shards from the pages. (3N + 1)S. An output may be the rank's
-/// own input: the part of a chunk that a rank writes in round k all have read by then.
+/// Only the inputs are registered: each rank reduces its shard of every chunk into its page, and
+/// collects all shards from the pages. (3N + 1)S. An output may be the rank's own input: by the
+/// time a rank writes its part of a chunk, in round k, all ranks have read it.
 template <typename F, Target T>
 DREAMCOMM_DEVICE void pull(Block<T>& block) {
   const KernelArgs& args = block.args;
@@ -81,8 +81,8 @@ DREAMCOMM_DEVICE void reduce_scatter_in_place(Block<T>& block) {
   block.end();
 }
 
-/// Each rank copies every peer's block (all_gather), or the root's (broadcast). It
-/// begins with the peer to its right, so that no two read the same one at the same time.
+/// Each rank copies every peer's block (all_gather), or the root's (broadcast). It begins with the
+/// peer to its right, so that no two ranks read the same one at the same time.
 template <Target T>
 DREAMCOMM_DEVICE void fetch(Block<T>& block) {
   const KernelArgs& args = block.args;

@@ -1,4 +1,4 @@
-// One call as a kernel gets it, by value.
+// The arguments of a kernel: one call, passed by value.
 #pragma once
 
 #include <cstddef>
@@ -15,29 +15,29 @@ struct KernelArgs {
   CallInfo info;
   int rank = 0;
   int size = 1;
-  int divisor = 1;             // of AVG
-  std::uint64_t sequence = 0;  // of the call; for reports
+  int divisor = 1;             // for AVG
+  std::uint64_t sequence = 0;  // the call's number; for reports
 
-  /// Bytes of a block (request.h), and where this rank's blocks begin: block i of
-  /// kinds that have one for each rank lies `bytes` after block i - 1.
+  /// Bytes of a block (request.h), and where this rank's blocks begin. Kinds with a block for each
+  /// rank have block i `bytes` after block i - 1.
   std::size_t bytes = 0;
   const std::byte* in = nullptr;
   std::byte* out = nullptr;
-  /// all_to_all: bytes of each block, which lie one after the other.
+  /// all_to_all: bytes of each block; the blocks are contiguous.
   std::uint64_t in_bytes[kMaxRanks] = {};
   std::uint64_t out_bytes[kMaxRanks] = {};
 
-  /// Registered memory, which all ranks map: that of each rank as mapped here, and
-  /// where this rank's tensors lie in its own, from 1 on; 0: they do not.
+  /// Registered memory, which all ranks map: that of each rank as mapped here, and the offsets of
+  /// this rank's tensors in its own, plus 1; 0: the tensor is not in it.
   std::byte* heaps[kMaxRanks] = {};
   std::uint64_t in_place = 0;
   std::uint64_t out_place = 0;
 
   std::byte* windows[kMaxRanks] = {};  // of all ranks, as mapped here
   Layout layout;
-  std::uint64_t* rounds = nullptr;  // of each of this rank's blocks: the last one published
+  std::uint64_t* rounds = nullptr;  // the last round that each of this rank's blocks published
   Control* control = nullptr;       // in memory of the host
-  Report* report = nullptr;         // likewise
+  Report* report = nullptr;         // in memory of the host
   std::int64_t patience_ns = 0;     // the longest wait
 };
 

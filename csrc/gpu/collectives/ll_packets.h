@@ -1,12 +1,13 @@
-// LLPackets between block b of all ranks, in the only round of a call of few bytes.
+// LL packets between block b of all ranks, in the only round of a call of few bytes.
 //
-// Each rank writes letters into its peers' windows, with the flag of the round, and then its
-// word (block_rounds.h), which none of the call's own accesses has to be ordered before. Those
-// of calls before are: kernels of a rank end one after another. INVARIANT: two places in turns
-// suffice, as for pages: who writes round r has seen all ranks in the call before, so that they
-// have left the one before that, and with it whatever letters of r-2 they had. The reader
-// empties the places, as calls without letters leave old ones there for any time. Words are
-// compared before anything that letters carried is stored.
+// Each rank writes packets into its peers' windows, with the flag of the round, and then its
+// word (block_rounds.h). The word is not ordered after the call's own accesses. It is ordered
+// after those of earlier calls, because a rank's kernels end one after another.
+// INVARIANT: two alternating places suffice, as for pages. A rank that writes round r has seen
+// all ranks in the previous call, so they have left the call before that one, and no longer read
+// packets of r-2. The reader clears the places, because old packets would otherwise stay there
+// through any number of calls without packets. Words are compared before anything that packets
+// carried is stored.
 #pragma once
 
 #include "gpu/collectives/block_rounds.h"
@@ -19,7 +20,7 @@ class LLPackets {
   DREAMCOMM_DEVICE LLPackets(const T& target, const KernelArgs& args, const BlockRounds<T>& rounds)
       : target_(target), args_(args), rounds_(rounds) {}
 
-  /// Above the bytes of each half; never 0.
+  /// The flag of the coming round, in the upper 32 bits of each half; never 0.
   DREAMCOMM_DEVICE std::uint64_t flag() const {
     return std::uint64_t{2 * rounds_.coming() + 1} << 32U;
   }
@@ -31,12 +32,13 @@ class LLPackets {
   DREAMCOMM_DEVICE LLPacket look(int peer, std::size_t number) const {
     return target_.read_packet(place(args_.rank, peer) + number);
   }
-  /// A rank's letter for this one, which was looked for before; false to give up.
+  /// Waits for a peer's packet; `packet` holds the result of an earlier look(). Returns false if
+  /// the block has to end.
   DREAMCOMM_DEVICE bool take(int peer, std::size_t number, LLPacket& packet) const {
-    const auto is_there = [&] { return has_come(packet = look(peer, number)); };
-    return has_come(packet) || rounds_.wait_for(peer, is_there);
+    const auto is_there = [&] { return has_arrived(packet = look(peer, number)); };
+    return has_arrived(packet) || rounds_.wait_for(peer, is_there);
   }
-  /// After all letters of that number were taken: their places are free again.
+  /// Clears the places of all packets with that number, once they have been taken.
   DREAMCOMM_DEVICE void empty(std::size_t number) const {
     for (int peer = 0; peer < args_.size; ++peer) {
       if (peer != args_.rank) target_.write_packet(place(args_.rank, peer) + number, LLPacket{});
@@ -44,12 +46,12 @@ class LLPackets {
   }
 
  private:
-  /// Where `writer` writes to `owner`.
+  /// The place in the window of `owner` for packets from `writer`.
   DREAMCOMM_DEVICE LLPacket* place(int owner, int writer) const {
     return reinterpret_cast<LLPacket*>(
         args_.windows[owner] + args_.layout.packets(target_.block(), rounds_.coming(), writer));
   }
-  DREAMCOMM_DEVICE bool has_come(const LLPacket& packet) const {
+  DREAMCOMM_DEVICE bool has_arrived(const LLPacket& packet) const {
     constexpr std::uint64_t kFlag = std::uint64_t{0xFFFFFFFF} << 32U;
     return (packet.half[0] & kFlag) == flag() && (packet.half[1] & kFlag) == flag();
   }

@@ -1,6 +1,6 @@
-// all_reduce of few bytes: each rank writes its own into all windows, with flags (the low-latency
-// protocol of NCCL, "LL"), and adds up what comes into its own. One way from rank to rank, and
-// no fence. (6(N - 1) + 2)NS: letters have twice the bytes, and are emptied.
+// all_reduce of few bytes, by the low-latency protocol of NCCL ("LL"): each rank writes its input,
+// with flags, into all windows, and adds up what arrives in its own window. Data crosses once from
+// rank to rank, without a fence. (6(N - 1) + 2)NS: packets have twice the bytes, and are cleared.
 #pragma once
 
 #include <bit>
@@ -10,7 +10,7 @@
 
 namespace dreamcomm::gpu::rows {
 
-/// What a letter carries.
+/// The elements that one packet carries.
 template <typename E>
 struct Items {
   static constexpr int kCount = static_cast<int>(kPacketBytes / sizeof(E));
@@ -26,19 +26,19 @@ DREAMCOMM_DEVICE Items<E> items_in(const LLPacket& packet) {
       {static_cast<std::uint32_t>(packet.half[0]), static_cast<std::uint32_t>(packet.half[1])}});
 }
 template <typename E>
-DREAMCOMM_DEVICE LLPacket letter_of(const Items<E>& items, std::uint64_t flag) {
+DREAMCOMM_DEVICE LLPacket packet_of(const Items<E>& items, std::uint64_t flag) {
   const auto halves = std::bit_cast<Halves>(items);
   return {{flag | halves.at[0], flag | halves.at[1]}};
 }
 
-/// One block's part of a call, of which letter `i` carries elements from i * kCount on.
+/// One block's part of a call; packet `i` carries the elements from i * kCount on.
 template <typename F, Target T>
 struct Flagged {
   using Element = typename F::Element;
   using Carried = Items<Element>;
   static constexpr auto kItems = static_cast<std::size_t>(Carried::kCount);
   Block<T>& block;
-  LLPackets<T> post;
+  LLPackets<T> ll;
   const Element* in;
   Element* out;
   std::size_t count;  // elements
@@ -52,24 +52,24 @@ struct Flagged {
     return items;
   }
   DREAMCOMM_DEVICE void send(std::size_t number, const Carried& items) const {
-    post.send_all(number, letter_of(items, post.flag()));
+    ll.send_all(number, packet_of(items, ll.flag()));
   }
-  /// In rank order; false to give up.
+  /// Adds up in rank order; returns false if the block has to end.
   DREAMCOMM_DEVICE bool add_up(std::size_t number, const Carried& mine, Carried& sum) const {
-    constexpr int kAhead = 4;  // ranks whose letters are read at once
+    constexpr int kAhead = 4;  // ranks whose packets are read at once
     Partial<F, Carried::kCount> partial{};
     for (int first = 0; first < block.size(); first += kAhead) {
       LLPacket packets[kAhead] = {};
       for (int i = 0; i < kAhead; ++i) {
         const int peer = first + i;
         if (peer >= block.size() || peer == block.rank()) continue;
-        packets[i] = post.look(peer, number);
+        packets[i] = ll.look(peer, number);
       }
       for (int i = 0; i < kAhead; ++i) {
         const int peer = first + i;
         if (peer >= block.size()) break;
         const bool is_own = peer == block.rank();
-        if (!is_own && !post.take(peer, number, packets[i])) return false;
+        if (!is_own && !ll.take(peer, number, packets[i])) return false;
         const Carried operand = is_own ? mine : items_in<Element>(packets[i]);
         peer == 0 ? partial.start(operand.item) : partial.join(block.args.info.op, operand.item);
       }
@@ -77,24 +77,24 @@ struct Flagged {
     partial.end(block.recipe(), sum.item);
     return true;
   }
-  /// And frees the places of the letters.
+  /// Stores the sums, and clears the places of their packets.
   DREAMCOMM_DEVICE void store(std::size_t number, const Carried& sum) const {
     for (std::size_t i = 0; i < kItems; ++i) {
       if (number * kItems + i < count) out[number * kItems + i] = sum.item[i];
     }
-    post.empty(number);
+    ll.empty(number);
   }
 };
 
-/// Begins by itself: the first elements are on their way meanwhile.
+/// Calls may_begin() itself, so that the first elements are loaded during that check.
 template <typename F, Target T>
 DREAMCOMM_DEVICE void one_shot_flagged(Block<T>& block) {
   using Element = typename F::Element;
   const KernelArgs& args = block.args;
   const BlockChunks mine = block.spread(args.bytes, kBytesByPackets);
   const Range part = mine.count() > 0 ? mine.at(0) : Range{};
-  const LLPackets<T> post(block.target, args, block.rounds);
-  const Flagged<F, T> flagged{block, post, reinterpret_cast<const Element*>(args.in + part.begin),
+  const LLPackets<T> ll(block.target, args, block.rounds);
+  const Flagged<F, T> flagged{block, ll, reinterpret_cast<const Element*>(args.in + part.begin),
                               reinterpret_cast<Element*>(args.out + part.begin),
                               part.size() / sizeof(Element)};
   const std::size_t packets = flagged.packets();

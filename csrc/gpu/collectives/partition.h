@@ -1,5 +1,5 @@
-// How a tensor is cut among blocks, rounds and ranks: at multiples of a pack, so that
-// every part but the last one's end begins and ends where lanes read 16 bytes at once.
+// How a tensor is divided among blocks, rounds and ranks: at multiples of a pack, so that every
+// part begins and ends, except at the end of the tensor, where lanes read 16 bytes at once.
 #pragma once
 
 #include "core/schedule.h"
@@ -9,7 +9,7 @@ namespace dreamcomm::gpu {
 
 constexpr std::size_t round_down(std::size_t bytes) { return bytes / kPackBytes * kPackBytes; }
 
-/// Shard `rank` of `bytes`: whole packs, and for the last that has any the rest.
+/// Shard `rank` of `bytes`: whole packs; the last shard that has any also has the rest.
 constexpr Range shard_bytes(std::size_t bytes, int size, int rank) {
   const Range packs = shard(chunks(bytes, kPackBytes), size, rank);
   const std::size_t begin = packs.begin * kPackBytes;
@@ -20,15 +20,15 @@ constexpr Range shard_bytes(std::size_t bytes, int size, int rank) {
 /// The chunks of one block: block, block + blocks, ...
 struct BlockChunks {
   std::size_t bytes;      // of the tensor
-  std::size_t per_chunk;  // at the most
-  std::size_t first;      // the number of this block
-  std::size_t step;       // blocks
+  std::size_t per_chunk;  // bytes at most
+  std::size_t first;      // this block's number
+  std::size_t step;       // number of blocks
 
   constexpr std::size_t count() const {
     const std::size_t all = chunks(bytes, per_chunk);
     return all > first ? chunks(all - first, step) : 0;
   }
-  /// Of this block's chunks the one with number `index`.
+  /// Chunk `index` of this block's chunks.
   constexpr Range at(std::size_t index) const {
     return chunk(bytes, per_chunk, first + index * step);
   }

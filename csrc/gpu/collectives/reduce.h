@@ -1,11 +1,11 @@
-// The loop by which lanes of a block fold several tensors into one or more.
+// The loop by which lanes of a block reduce several tensors into one or more.
 //
-// Lane l takes packs l, l + lanes, ... so that neighbours read neighbouring packs. Each
-// holds several packs of several operands under way before it needs one: the more bytes
-// are under way, the nearer a GPU comes to its memory's speed, and the fewer times a call
-// of few bytes waits for memory. Elements are combined in the order of the operands, as on the CPU
-// (kernels/operations.h has the operations), so equal inputs give equal bits on either, whatever
-// the number of blocks and lanes.
+// Lane l takes packs l, l + lanes, ... so that neighbours read neighbouring packs. Each lane
+// starts the loads of several packs of several operands before it needs the first: the more bytes
+// are in flight, the closer a GPU gets to the speed of its memory, and the fewer times a call of
+// few bytes waits for memory. Elements are combined in the order of the operands, as on the CPU
+// (the operations are in kernels/operations.h). So equal inputs give equal bits on both, for any
+// number of blocks and lanes.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,8 @@
 
 namespace dreamcomm::gpu {
 
-/// Packs of an operand: as many as leave their partial results in registers.
+/// Packs of an operand that a lane takes at a time: as many as fit with their partial results into
+/// registers.
 template <typename E>
 inline constexpr int kReduceDepth = sizeof(E) > 1 ? 4 : 1;
 
@@ -30,13 +31,13 @@ struct Sources {
   const std::byte* at[kMaxRanks];
 };
 
-/// What to do with operands.
+/// The operation that combines the operands.
 struct Recipe {
   ReduceOp op = ReduceOp::kSum;
   int divisor = 1;  // of AVG
 };
 
-/// The partial results of some elements, of a pack if nothing else is said.
+/// The partial results of some elements; by default of a pack.
 template <typename F, int kItems = Pack<typename F::Element>::kItems>
 struct Partial {
   using Element = typename F::Element;
@@ -83,13 +84,13 @@ DREAMCOMM_DEVICE void reduce_item(const Recipe& recipe, const Sources& in, int o
   for (int k = 0; k < outs; ++k) reinterpret_cast<Element*>(out.at[k])[index] = result;
 }
 
-/// Packs of one operand that are under way: those of one lane from `first` on, `lanes` apart.
+/// Packs of one operand that one lane loads at once: from `first` on, `lanes` apart.
 template <typename E>
 struct Packs {
   Pack<E> at[kReduceDepth<E>] = {};
 
-  /// Small elements are taken apart as they are loaded; under a condition each load would be waited
-  /// for before the next. So what would be beyond the last pack is that one again.
+  /// Small elements are unpacked as they are loaded; with a condition, each load would be waited
+  /// for before the next. So packs beyond the last one load the last one again.
   DREAMCOMM_DEVICE void load(const std::byte* from, std::size_t first, std::size_t lanes,
                              std::size_t count) {
     const auto* packs = reinterpret_cast<const Pack<E>*>(from);
@@ -104,9 +105,9 @@ struct Packs {
   }
 };
 
-/// Whole packs. `kernel` is chosen before: code that chooses for each pack is too long for a GPU's
-/// caches of instructions. Operands go in pairs, the last of an odd number in one with itself, of
-/// which one is left.
+/// Reduces whole packs. The caller selects `kernel`, because code that selects it for each pack is
+/// too long for a GPU's instruction caches. Operands are loaded in pairs. The last of an odd number
+/// is paired with itself, and its copy is ignored.
 template <typename F, typename K, Target T>
 DREAMCOMM_DEVICE void reduce_packs(const T& target, const K& kernel, const Recipe& recipe,
                                    const Sources& in, int operands, const Pointers& out, int outs,
@@ -142,8 +143,8 @@ DREAMCOMM_DEVICE void reduce_packs(const T& target, const K& kernel, const Recip
   }
 }
 
-/// out[j][i] = in[0][i] op in[1][i] op ... for `count` elements and every out. An out
-/// may be one of the sources. Element by element where one of them does not begin at a pack.
+/// out[j][i] = in[0][i] op in[1][i] op ... for `count` elements and every out. An out may be one of
+/// the sources. Works element by element if one of them is not aligned to a pack.
 template <typename F, Target T>
 DREAMCOMM_DEVICE_LOOP void reduce(const T& target, const Recipe& recipe, const Sources& in,
                                   int operands, const Pointers& out, int outs, std::size_t count) {

@@ -1,10 +1,10 @@
-// The ring, for GPUs whose neighbours alone are fast to reach: every rank reads from one
-// neighbour only (core/schedule.h draws the table). Sums are not added in rank order.
+// The ring, for GPUs that reach only their neighbours fast: every rank reads from one neighbour
+// only (core/schedule.h draws the table). Sums are not added in rank order.
 //
-// Even blocks pass to the right, odd ones to the left, so that both directions of every
-// link are used: an odd block walks as rank N - 1 - rank, whose right neighbour is the
-// rank's left one. Shards are those of the walk, not of the ranks. While block b waits
-// for a neighbour, other blocks of the multiprocessor compute: chunks are in a pipeline.
+// Even blocks pass data to the right, odd ones to the left, so that both directions of every link
+// are used. An odd block acts as ring position N - 1 - rank, whose right neighbour is the rank's
+// left one. Shards are numbered by ring position, not by rank. While block b waits for a neighbour,
+// other blocks of the multiprocessor compute, so chunks form a pipeline.
 #pragma once
 
 #include "gpu/collectives/block.h"
@@ -21,7 +21,7 @@ struct Ring {
 
   DREAMCOMM_DEVICE int size() const { return block.args.size; }
   DREAMCOMM_DEVICE int mirror(int rank) const { return mirrored ? size() - 1 - rank : rank; }
-  /// This rank's number in the walk.
+  /// This rank's position in the ring.
   DREAMCOMM_DEVICE int self() const { return mirror(block.args.rank); }
   DREAMCOMM_DEVICE int left() const { return mirror(ring_rank(self() - 1, size())); }
   DREAMCOMM_DEVICE int right() const { return mirror(ring_rank(self() + 1, size())); }
@@ -29,7 +29,7 @@ struct Ring {
     return block.rounds.turn(Peers::only(left()), Peers::only(right()));
   }
 
-  /// What the left neighbour passed on, combined with `own`. AVG divides at the last hop.
+  /// Combines what the left neighbour passed on with `own`. AVG divides at the last hop.
   template <typename F>
   DREAMCOMM_DEVICE void combine(bool last, const std::byte* own, const Pointers& outs, int count,
                                 std::size_t bytes) const {
@@ -43,7 +43,7 @@ struct Ring {
   }
 };
 
-/// 2(N - 1)/N x S from rank to rank; (6N - 4)S of memory where one GPU holds all ranks.
+/// Moves 2(N - 1)/N x S from rank to rank; (6N - 4)S of memory traffic if one GPU holds all ranks.
 template <typename F, Target T>
 DREAMCOMM_DEVICE void ring_all_reduce(Block<T>& block) {
   const KernelArgs& args = block.args;

@@ -1,22 +1,22 @@
-// Collectives on tensors that only their own rank can read: what others need goes
-// through the pages of this block. The walks are those of algorithms/direct.cc and
-// algorithms/data_movement.cc, with the chunks of a tensor dealt out to the blocks.
+// Collectives on tensors that only their own rank can read: data for other ranks is copied through
+// the pages of this block. The algorithms are those of algorithms/direct.cc and
+// algorithms/data_movement.cc, with the chunks of a tensor divided among the blocks.
 //
-// Bytes of memory on a GPU that holds all N ranks, S a block's bytes: beside each.
+// The comment of each gives the bytes of memory traffic on a GPU that holds all N ranks, where S
+// is a block's bytes.
 #pragma once
 
 #include "gpu/collectives/block.h"
 
 namespace dreamcomm::gpu::rows {
 
-/// A call in which nothing is moved still compares the calls.
+/// A turn without data, which still compares the ranks' calls.
 template <Target T>
 DREAMCOMM_DEVICE void barrier(Block<T>& block) {
   if (block.turn_all()) block.rounds.close();
 }
 
-/// Each rank reduces all of everybody's data. N(N + 3)S: 2NS into the pages, and
-/// N(N + 1)S from there.
+/// Each rank reduces all ranks' data. N(N + 3)S: 2NS into the pages, and N(N + 1)S from there.
 template <typename F, Target T>
 DREAMCOMM_DEVICE void one_shot(Block<T>& block) {
   const KernelArgs& args = block.args;
@@ -32,8 +32,8 @@ DREAMCOMM_DEVICE void one_shot(Block<T>& block) {
   block.rounds.close();
 }
 
-/// Each rank reduces its shard of every chunk, and collects the others' results in the
-/// round after (all_reduce), or the root does (reduce).
+/// Each rank reduces its shard of every chunk. In the next round each rank (all_reduce), or only
+/// the root (reduce), collects the others' results.
 template <typename F, Target T>
 DREAMCOMM_DEVICE void two_shot(Block<T>& block) {
   const KernelArgs& args = block.args;

@@ -1,9 +1,9 @@
-// What a kernel body asks of the machine that runs it.
+// The operations that a kernel body needs from the machine that runs it.
 //
-// A kernel is a grid of blocks, each of which is a team of lanes. Bodies are templates
-// over the target: on the GPU (cuda/target.cuh) lanes are CUDA threads; on the host
-// (host_target.h) they are threads of the process, so that the very source that nvcc
-// compiles runs under the tests and sanitizers of a machine without a GPU.
+// A kernel is a grid of blocks; a block is a team of lanes. Bodies are templates over the
+// target. On the GPU (cuda/target.cuh) lanes are CUDA threads. On the host (host_target.h) they
+// are threads of the process: the source that nvcc compiles also runs under the tests and
+// sanitizers of a machine without a GPU.
 #pragma once
 
 #include <concepts>
@@ -14,41 +14,41 @@
 
 namespace dreamcomm::gpu {
 
-/// What a loop needs that lanes share.
+/// The operations that a loop shared by lanes needs.
 template <typename L>
 concept Lanes = requires(const L& lanes, std::size_t bytes, int reads, int writes) {
   { lanes.lane() } -> std::same_as<int>;   // of this thread, within its block
   { lanes.lanes() } -> std::same_as<int>;  // of a block
-  // They read `bytes` of memory `reads` times and write them `writes` times; for those who check
-  // the formulas, told by all lanes.
+  // Counts that the lanes read `bytes` of memory `reads` times and write them `writes` times. All
+  // lanes call it. Tests compare the counts with the formulas.
   lanes.count(bytes, reads, writes);
 };
 
 template <typename T>
 concept Target = Lanes<T> && requires(const T& t, std::uint64_t* word, std::uint64_t value,
                                       bool flag, std::size_t bytes, int reads, int writes,
-                                      LLPacket* packet, const LLPacket& told) {
+                                      LLPacket* packet, const LLPacket& content) {
   { t.block() } -> std::same_as<int>;   // of this thread
   { t.blocks() } -> std::same_as<int>;  // of the kernel
-  // All lanes of the block come here; what each wrote before, all see after.
-  t.meet();
-  // The same; whether any lane brought true.
+  // A barrier of the block's lanes: each lane's earlier writes are visible to all lanes after it.
+  t.sync();
+  // The same barrier; returns whether any lane passed true.
   { t.any(flag) } -> std::same_as<bool>;
-  // Words in memory that other kernels or the host read. What this lane saw and wrote
-  // before `publish` is seen by whoever reads the value: release and acquire, among
-  // all processors that map the memory.
+  // Words in memory that other kernels or the host read. `publish` releases and `read` acquires,
+  // among all processors that map the memory: a reader of the value sees what this lane saw and
+  // wrote before.
   t.publish(word, value);
   { t.read(word) } -> std::same_as<std::uint64_t>;
-  // The same without an order among what this kernel accesses: what is told is the value alone.
-  t.tell(word, value);
-  { t.peek(word) } -> std::same_as<std::uint64_t>;
-  t.write_packet(packet, told);
+  // The same without ordering other accesses of this kernel: only the value is transferred.
+  t.write_relaxed(word, value);
+  { t.read_relaxed(word) } -> std::same_as<std::uint64_t>;
+  t.write_packet(packet, content);
   { t.read_packet(packet) } -> std::same_as<LLPacket>;
-  // Takes a word from 0 to `value`; whether it was this lane that did.
+  // Changes a word that is 0 to `value`; returns whether this lane changed it.
   { t.claim(word, value) } -> std::same_as<bool>;
   { t.now() } -> std::same_as<std::uint64_t>;  // nanoseconds, of a clock that all lanes share
-  t.pause();                                   // between two looks at a word
-  t.count_by_one(bytes, reads, writes);        // told by one lane
+  t.pause();                                   // between two reads of a word that is polled
+  t.count_by_one(bytes, reads, writes);        // like count(), but called by one lane
 };
 
 }  // namespace dreamcomm::gpu

@@ -1,4 +1,4 @@
-// Sixteen bytes at a time, the most that a lane reads or writes in one access.
+// Packs of sixteen bytes, the most that a lane reads or writes in one access.
 #pragma once
 
 #include <cstddef>

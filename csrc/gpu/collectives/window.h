@@ -1,13 +1,13 @@
-// The memory of one rank that all ranks of a group map on their GPUs, and what goes
-// between a kernel and the host.
+// The memory of one rank that all ranks of a group map on their GPUs, and the memory by which a
+// kernel and the host communicate.
 //
 //   Mark of rank 0, 1, ... | Slot of (block 0, rank 0), (0, 1) ... (block 1, rank 0) ...
-//   | two pages of block 0, of block 1, ... | letters of (block 0, even rounds, rank 0),
+//   | two pages of block 0, of block 1, ... | packets of (block 0, even rounds, rank 0),
 //   (0, even, 1) ... (0, odd, 0) ... (1, even, 0) ...
 //
-// Each block of a kernel has flags and pages of its own: block b of all ranks is a
-// little world that needs no other block. So calls may have any number of blocks, and
-// a call need not wait until the blocks of the call before it are done on other ranks.
+// Each block of a kernel has its own flags and pages. Blocks with the same number on all ranks
+// work together, independently of other blocks. So calls may have any number of blocks, and a call
+// does not wait until the blocks of the previous call are done on other ranks.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@
 
 namespace dreamcomm::gpu {
 
-/// A call as its ranks compare it: equal on all of them.
+/// The properties of a call that all its ranks must agree on.
 struct CallInfo {
   Kind kind = Kind::kBarrier;
   ReduceOp op = ReduceOp::kNone;
@@ -34,7 +34,7 @@ struct CallInfo {
   bool operator==(const CallInfo&) const = default;
 };
 
-/// 32 bits of the card, never 0.
+/// A hash of the call in 32 bits, never 0.
 constexpr std::uint32_t digest(const CallInfo& info) {
   std::uint64_t sum = info.bytes * 0x9E3779B97F4A7C15U;
   const std::uint64_t parts[] = {static_cast<std::uint64_t>(info.kind),
@@ -51,49 +51,49 @@ constexpr std::uint32_t digest(const CallInfo& info) {
   return static_cast<std::uint32_t>(sum >> 32U) | 1U;
 }
 
-/// Written by one rank into another's window: the rounds that its block has published.
-/// A word is (round << 32 | digest of the call); rounds take the two words in turns.
+/// The rounds that a block of one rank has published, written by that rank into another's window.
+/// A word is (round << 32 | digest of the call). Even and odd rounds use different words.
 struct alignas(kSector) Slot {
   std::uint64_t published[2];
 };
 
-/// Eight bytes of a tensor, written by one rank into another's window. Each half is a number that
-/// is read and written as one: four bytes, and above them the flag of the round, so that who sees
-/// the flag has the bytes. 0: nothing has come.
+/// Eight bytes of a tensor, written by one rank into another's window. Each half is read and
+/// written in one access: four bytes, and above them the flag of the round. A reader that sees the
+/// flag has the bytes. 0: nothing has arrived.
 struct alignas(kPackBytes) LLPacket {
   std::uint64_t half[2];
 };
 
-/// LLPackets of a block from each rank in a round carry so much.
+/// Capacity of the packets that one block gets from each rank in a round.
 inline constexpr std::size_t kPacketBytes = 8;
 inline constexpr std::size_t kPackets = 512;
 inline constexpr std::size_t kBytesByPackets = kPackets * kPacketBytes;
-inline constexpr int kPacketBlocks = 16;  // that have them, the first ones
+inline constexpr int kPacketBlocks = 16;  // only the first blocks have packets
 
-/// Written by one rank into all windows, its own as well.
+/// The state of one rank, which it writes into all windows, its own as well.
 struct alignas(kSector) Mark {
-  std::uint64_t gone;   // not 0: the writer has aborted the group
-  std::uint64_t stamp;  // what the writer wrote to show that it reaches this window
-  std::uint64_t told;   // not 0: `card` is there
-  CallInfo info;        // the call in which the writer gave up
+  std::uint64_t failed;    // not 0: the writer has aborted the group
+  std::uint64_t stamp;     // what the writer wrote to show that it reaches this window
+  std::uint64_t has_info;  // not 0: `info` is there
+  CallInfo info;           // the call that failed on the writer
 };
 static_assert(sizeof(Slot) == kSector && sizeof(Mark) == kSector);
 
-/// What a kernel that gave up tells the host, in memory that both map: one for a window,
-/// never reset. Only one GPU writes it.
+/// A failed kernel's report to the host, in memory that both map. There is one for a window, and
+/// it is never reset. Only one GPU writes it.
 struct Report {
   enum Reason : std::uint64_t {
     kNone = 0,
     kTimeout = 1,
     kAborted = 2,
-    kPeerGone = 3,  // `missing` has given up; this rank itself: in a call before
-    kMismatch = 4,  // a peer made another call
-    kSizes = 5,     // all_to_all: `missing` gives `given` bytes to `taker`, who expects others
+    kPeerFailed = 3,  // `missing` has failed; if it is this rank itself: in an earlier call
+    kMismatch = 4,    // a peer made another call
+    kSizes = 5,       // all_to_all: `missing` gives `given` bytes to `taker`, which expects others
   };
-  std::uint64_t claimed;  // by the lane that writes the rest
+  std::uint64_t claimed;  // not 0: a lane writes the rest
   std::uint64_t reason;   // published last
   std::int32_t rank;
-  std::int32_t missing;      // the rank waited for, or that called something else
+  std::int32_t missing;      // the rank waited for, or the one that made another call
   std::int64_t patience_ns;  // the longest wait of the call
   std::uint64_t sequence;    // of the call in the group, from 1 on, as this rank counts
   std::uint32_t round;       // of this block
@@ -103,12 +103,12 @@ struct Report {
   std::uint64_t given;
   std::uint64_t expected;
   CallInfo info;
-  std::uint64_t heard;  // of a mismatch: not 0: `theirs` is the call of `missing`
+  std::uint64_t has_theirs;  // of a mismatch: not 0: `theirs` is the call of `missing`
   CallInfo theirs;
 };
 
-/// What lies at the start of a rank's page in the first round of calls that ask whether
-/// tensors are registered; as in algorithms/signature.h. Sizes: all_to_all only.
+/// The start of a rank's page in the first round of calls whose ranks have to learn which tensors
+/// are registered, as in algorithms/signature.h. Sizes: all_to_all only.
 struct Opening {
   std::uint64_t in;
   std::uint64_t out;
@@ -116,16 +116,16 @@ struct Opening {
   std::uint64_t out_bytes[kMaxRanks];
 };
 
-/// What the host tells a running kernel, likewise.
+/// The host's orders to a running kernel, in memory that both map.
 struct Control {
-  std::uint64_t abort;      // not 0: give up
-  std::uint64_t elsewhere;  // for the host: not 0: a rank of another host has given up
+  std::uint64_t abort;              // not 0: the kernel has to end
+  std::uint64_t other_node_failed;  // for the host: not 0: a call has failed on another node
 };
 
 /// Offsets into a window; equal on all ranks.
 struct Layout {
   std::size_t page_bytes = std::size_t{256} << 10;  // of one block; a multiple of kSector
-  int blocks = kMaxBlocks;                          // that have pages
+  int blocks = kMaxBlocks;                          // blocks that have pages
 
   static constexpr std::size_t mark(int writer) {
     return static_cast<std::size_t>(writer) * sizeof(Mark);
@@ -146,13 +146,13 @@ struct Layout {
   }
 };
 
-/// Whether letters of so many blocks carry a tensor.
+/// Whether a tensor fits into the packets of so many blocks.
 constexpr bool fits_packets(std::size_t bytes, int blocks) {
   return blocks <= kPacketBlocks && bytes <= static_cast<std::size_t>(blocks) * kBytesByPackets;
 }
 
-/// Makes a window of memory of the host, before any rank maps it (and to be copied to a
-/// device): as if round `start` had been published by all.
+/// Initialises a window in memory of the host as if all had published round `start`, before any
+/// rank maps it. The caller may copy it to a device.
 inline void prepare_window(std::byte* window, const Layout& layout, std::uint32_t start) {
   std::memset(window, 0, layout.bytes());
   for (int block = 0; block < layout.blocks; ++block) {

@@ -1,4 +1,4 @@
-// CUDA's errors as ours.
+// Converts CUDA's errors into Error.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,7 +7,7 @@
 
 namespace dreamcomm::gpu {
 
-/// Throws Error(kSystem) unless the call went well. Clears the error.
+/// Throws Error(kSystem) unless the call succeeded. Clears the error.
 inline void check_cuda(cudaError_t result, const char* call) {
   if (result == cudaSuccess) return;
   cudaGetLastError();

@@ -14,7 +14,7 @@ constexpr char kNoIpc[] =
     "; processes in different containers need one IPC namespace (docker: --ipc=host), and slices "
     "of a device (MIG) cannot share memory. Tensors on cuda go to torch's NCCL group instead";
 
-/// CUDA does not outlive a fork.
+/// CUDA does not work in a forked child of a process that has used it.
 constexpr char kForked[] =
     "; was this process forked from one that had used CUDA? Start it by spawn instead";
 
@@ -25,8 +25,8 @@ cudaIpcMemHandle_t handle_in(const MemoryName& name) {
   return handle;
 }
 
-/// While it lives, the device is this thread's current one. What cannot be said of a lost device
-/// the calls that follow say.
+/// Makes the device this thread's current one in its scope. It ignores errors: if the device is
+/// lost, the calls that follow report it.
 class OnDevice {
  public:
   explicit OnDevice(int device) noexcept {
@@ -73,7 +73,7 @@ class CudaDriver final : public Driver {
   std::string describe() const override { return concat("cuda:", device_, ' ', properties_.name); }
 
   // A kernel's launch bounds let a block of it run on every multiprocessor.
-  int room() const override { return properties_.multiProcessorCount; }
+  int resident_blocks() const override { return properties_.multiProcessorCount; }
 
   std::byte* allocate(std::size_t bytes) override {
     const OnDevice here(device_);
@@ -152,8 +152,9 @@ class CudaDriver final : public Driver {
     });
   }
 
-  // Replays of graphs are not known one by one. All else on the device is not waited for:
-  // it may be a call of another group, which waits for a rank that closes this one first.
+  // Replays of graphs are not known one by one, so then the whole device is waited for. Otherwise
+  // other work on the device is not waited for: it may be a call of another group, which waits for
+  // a rank that closes this group first.
   void drain() override {
     const OnDevice here(device_);
     if (captured_) check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
@@ -161,8 +162,8 @@ class CudaDriver final : public Driver {
   }
 
  private:
-  // In a graph's capture no event from before can be waited for, nor one recorded that calls
-  // after it wait for. Within one capture, streams are ordered as outside.
+  // A graph's capture cannot wait for an event from before it, and later calls cannot wait for an
+  // event recorded in it. Within one capture, streams are ordered as outside.
   template <typename Put>
   void put_in_order(void* stream, const Put& put) {
     const OnDevice here(device_);
@@ -172,7 +173,7 @@ class CudaDriver final : public Driver {
     check_cuda(cudaStreamGetCaptureInfo(on, &status, &capture), "cudaStreamGetCaptureInfo");
     const bool captures = status != cudaStreamCaptureStatusNone;
     const cudaEvent_t last = captures ? last_captured_ : last_;
-    // Also on the stream of the last call: its handle may be another stream's by now.
+    // Waits also if the handle is that of the last call's stream: it may be another stream by now.
     if (!captures || capture == capture_) {
       check_cuda(cudaStreamWaitEvent(on, last, 0), "cudaStreamWaitEvent");
     }
@@ -205,9 +206,9 @@ class CudaDriver final : public Driver {
   std::set<void*> opened_;
   OwnStream stream_;
   cudaEvent_t last_ = nullptr;
-  bool captured_ = false;  // some call ever
+  bool captured_ = false;  // whether any call has been captured
   cudaEvent_t last_captured_ = nullptr;
-  unsigned long long capture_ = 0;  // the one that it belongs to
+  unsigned long long capture_ = 0;  // the capture that last_captured_ belongs to
 };
 
 }  // namespace

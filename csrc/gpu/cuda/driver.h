@@ -1,5 +1,5 @@
-// CUDA as a group's driver: memory by cudaMalloc, known to other processes by cudaIpc, and
-// to other ranks of this process by its address. No CUDA header is seen here.
+// CUDA as a group's driver. Memory is allocated by cudaMalloc; other processes open it by cudaIpc,
+// and other ranks of this process by its address. Includes no CUDA header.
 #pragma once
 
 #include <memory>
@@ -8,8 +8,8 @@
 
 namespace dreamcomm::gpu {
 
-/// For the device that is the current one now. Initialises CUDA.
-/// Throws Error(kSystem) with CUDA's words, Error(kInvalid) in a build without CUDA.
+/// Makes a driver for the current device. Initialises CUDA.
+/// Throws Error(kSystem) with CUDA's text, Error(kInvalid) in a build without CUDA.
 std::unique_ptr<Driver> make_cuda_driver();
 
 }  // namespace dreamcomm::gpu

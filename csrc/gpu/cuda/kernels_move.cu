@@ -4,9 +4,9 @@ namespace dreamcomm::gpu {
 namespace {
 
 __global__ void __launch_bounds__(kLanes, 1)
-    move_kernel(const __grid_constant__ KernelArgs args, const KernelArgs* tasks) {
+    move_kernel(const __grid_constant__ KernelArgs args, const KernelArgs* rank_args) {
   const CudaTarget target;
-  Block<CudaTarget> block(target, gridDim.y == 1 ? args : tasks[blockIdx.y]);
+  Block<CudaTarget> block(target, gridDim.y == 1 ? args : rank_args[blockIdx.y]);
   move_body(block);
 }
 

@@ -19,7 +19,7 @@ Kernel kernel_of(const CallInfo& info) {
               concat("there is no kernel for ", name(info.op), " of ", name(info.dtype)));
 }
 
-/// Blocks of the kernel that the device runs at the same time.
+/// The number of blocks of the kernel that the device runs at the same time.
 int resident(Kernel kernel, int lanes) {
   int device = 0;
   int processors = 0;
@@ -38,12 +38,12 @@ void check_shape(const Grid& grid, const Layout& layout) {
         " lanes; got ", grid.blocks, " of ", grid.lanes);
 }
 
-/// All ranks' blocks wait for each other: they have to run at the same time.
+/// Checks that all ranks' blocks run at the same time, because they wait for each other.
 void check_room(const Grid& grid, Kernel kernel, int ranks) {
   const int room = resident(kernel, grid.lanes);
   check(grid.blocks * ranks <= room, ErrorKind::kInvalid, ranks, " ranks of ", grid.blocks,
         " blocks wait for each other, but the device runs only ", room,
-        " such blocks at a time: take fewer blocks or fewer ranks");
+        " such blocks at the same time: use fewer blocks or fewer ranks");
 }
 
 }  // namespace
@@ -76,7 +76,7 @@ void load_kernels() {
       if (const Kernel kernel = of(static_cast<DType>(type))) load(kernel);
     }
   }
-  // Were it made larger at a launch, that would wait for running kernels, too.
+  // The stack is enlarged here, because enlarging it at a launch waits for running kernels, too.
   std::size_t limit = 0;
   check_cuda(cudaDeviceGetLimit(&limit, cudaLimitStackSize), "cudaDeviceGetLimit");
   if (limit < stack)
@@ -102,7 +102,7 @@ void launch(const KernelArgs& args, Grid grid, void* stream) {
              "cudaLaunchKernel");
 }
 
-void launch_ranks(std::span<const KernelArgs> calls, const KernelArgs* tasks, Grid grid,
+void launch_ranks(std::span<const KernelArgs> calls, const KernelArgs* rank_args, Grid grid,
                   void* stream) {
   check(calls.size() > 1, ErrorKind::kInvalid, "launch_ranks is for several ranks; got ",
         calls.size());
@@ -110,7 +110,7 @@ void launch_ranks(std::span<const KernelArgs> calls, const KernelArgs* tasks, Gr
   check_shape(grid, calls[0].layout);
   check_room(grid, kernel, static_cast<int>(calls.size()));
   KernelArgs first = calls[0];
-  void* arguments[] = {&first, &tasks};
+  void* arguments[] = {&first, &rank_args};
   const dim3 shape(static_cast<unsigned>(grid.blocks), static_cast<unsigned>(calls.size()));
   check_cuda(cudaLaunchCooperativeKernel(kernel, shape, dim3(static_cast<unsigned>(grid.lanes)),
                                          arguments, 0, static_cast<cudaStream_t>(stream)),

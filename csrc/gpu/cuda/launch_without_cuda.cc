@@ -1,5 +1,5 @@
-// Stands in for launch.cu and bucket/launch.cu where no CUDA code is compiled. The build
-// defines DREAMCOMM_WITHOUT_CUDA, the reason.
+// Replaces launch.cu and bucket/launch.cu in builds without CUDA. The build defines
+// DREAMCOMM_WITHOUT_CUDA, the reason.
 #include "core/error.h"
 #include "gpu/bucket/launch.h"
 #include "gpu/host/launch.h"

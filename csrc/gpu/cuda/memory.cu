@@ -7,13 +7,13 @@
 namespace dreamcomm::gpu {
 namespace {
 
-/// Smaller allocations share such a piece, and a process that is given one by its base
-/// sees its neighbours.
+/// Smaller allocations share a piece of this size: a process that opens one by its base also gets
+/// its neighbours.
 constexpr std::size_t kAllocation = std::size_t{2} << 20;
 
 cudaStream_t as_stream(void* stream) { return static_cast<cudaStream_t>(stream); }
 
-/// On a stream of its own: cudaMemset would neither wait nor make other streams wait.
+/// Uses its own stream and waits: cudaMemset would neither wait nor make other streams wait.
 void zero(void* memory, std::size_t bytes) {
   const OwnStream stream;
   check_cuda(cudaMemsetAsync(memory, 0, bytes, as_stream(stream.get())), "cudaMemsetAsync");
@@ -34,7 +34,7 @@ DeviceMemory::DeviceMemory(std::size_t bytes) : bytes_(chunks(bytes, kAllocation
   }
 }
 
-// A destructor has nobody to tell; the context may be gone at exit.
+// A destructor cannot report errors; at exit the context may already be destroyed.
 DeviceMemory::~DeviceMemory() { cudaFree(data_); }
 
 MappedMemory::MappedMemory(std::size_t bytes) {

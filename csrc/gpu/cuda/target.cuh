@@ -8,18 +8,18 @@
 
 namespace dreamcomm::gpu {
 
-/// One thread of a kernel whose grid is (blocks, ranks): of one rank, or of several that
-/// share the device (see launch.h).
+/// One thread of a kernel whose grid is (blocks, ranks), with one rank, or several that share the
+/// device (launch.h).
 class CudaTarget {
  public:
   __device__ __forceinline__ int lane() const { return static_cast<int>(threadIdx.x); }
   __device__ __forceinline__ int lanes() const { return static_cast<int>(blockDim.x); }
   __device__ __forceinline__ int block() const { return static_cast<int>(blockIdx.x); }
   __device__ __forceinline__ int blocks() const { return static_cast<int>(gridDim.x); }
-  __device__ __forceinline__ void meet() const { __syncthreads(); }
+  __device__ __forceinline__ void sync() const { __syncthreads(); }
   __device__ __forceinline__ bool any(bool mine) const { return __syncthreads_or(mine) != 0; }
 
-  // Of the system's scope: peers are other GPUs, other processes, the host.
+  // These have system scope, because peers are other GPUs, other processes and the host.
   __device__ __forceinline__ void publish(std::uint64_t* word, std::uint64_t value) const {
     asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
   }
@@ -28,15 +28,15 @@ class CudaTarget {
     asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
     return value;
   }
-  __device__ __forceinline__ void tell(std::uint64_t* word, std::uint64_t value) const {
+  __device__ __forceinline__ void write_relaxed(std::uint64_t* word, std::uint64_t value) const {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
   }
-  __device__ __forceinline__ std::uint64_t peek(std::uint64_t* word) const {
+  __device__ __forceinline__ std::uint64_t read_relaxed(std::uint64_t* word) const {
     std::uint64_t value;
     asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
     return value;
   }
-  // Both halves at once: each is one number to the memory model.
+  // Both halves in one access; the memory model treats each as one number.
   __device__ __forceinline__ void write_packet(LLPacket* to, const LLPacket& packet) const {
     asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(to), "l"(packet.half[0]),
                  "l"(packet.half[1])

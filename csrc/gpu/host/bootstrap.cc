@@ -1,4 +1,4 @@
-// How the ranks of a group find each other's windows.
+// Bootstrap of a group: the ranks exchange the names of their windows and map each other's.
 #include <algorithm>
 #include <vector>
 
@@ -8,35 +8,35 @@
 namespace dreamcomm::gpu {
 namespace {
 
-/// How a step went on one rank.
-struct Verdict {
+/// The result of a step on one rank.
+struct StepResult {
   bool fails = false;
   char why[400] = {};
 };
 
-struct Hello {
-  Verdict verdict;
+struct RankInfo {
+  StepResult result;
   CommunicatorOptions options;
   Id device{};
-  std::int32_t room = 0;
+  std::int32_t resident_blocks = 0;
 };
 
-struct Named {
-  Verdict verdict;
+struct MemoryNames {
+  StepResult result;
   MemoryName window;
   MemoryName heap;
 };
 
 template <typename Step>
-Verdict try_to(const Step& step) {
-  Verdict verdict;
+StepResult try_to(const Step& step) {
+  StepResult result;
   try {
     step();
   } catch (const std::exception& error) {
-    verdict.fails = true;
-    put_text(verdict.why, error.what());
+    result.fails = true;
+    put_text(result.why, error.what());
   }
-  return verdict;
+  return result;
 }
 
 template <typename T>
@@ -47,37 +47,38 @@ std::vector<T> all_of(const T& mine, int size, const Exchange& exchange) {
   return all;
 }
 
-const Verdict& verdict_of(const Verdict& verdict) { return verdict; }
-const Verdict& verdict_of(const Hello& hello) { return hello.verdict; }
-const Verdict& verdict_of(const Named& named) { return named.verdict; }
+const StepResult& result_of(const StepResult& result) { return result; }
+const StepResult& result_of(const RankInfo& info) { return info.result; }
+const StepResult& result_of(const MemoryNames& named) { return named.result; }
 
 /// The first failure, or nothing; the same on all ranks.
 template <typename T>
 std::string failure_among(const std::vector<T>& all) {
   for (std::size_t r = 0; r < all.size(); ++r) {
-    const Verdict& verdict = verdict_of(all[r]);
-    if (verdict.fails) return concat("rank ", r, ": ", verdict.why);
+    const StepResult& result = result_of(all[r]);
+    if (result.fails) return concat("rank ", r, ": ", result.why);
   }
   return "";
 }
 
-/// Layouts of windows have to be equal, or ranks would write at wrong places.
-std::string difference_among(const std::vector<Hello>& hellos) {
+/// Names the first rank whose options differ from rank 0's, or returns nothing. Ranks whose windows
+/// had different layouts would write at wrong places.
+std::string difference_among(const std::vector<RankInfo>& infos) {
   const auto words = [](const CommunicatorOptions& o) {
     return concat("page_bytes ", o.page_bytes, ", most_blocks ", o.most_blocks, ", lanes ", o.lanes,
                   ", heap_bytes ", o.heap_bytes, ", turn ", o.costs.turn, " s, byte ",
                   o.costs.per_byte, " s, algorithm ", o.asked ? name(*o.asked) : "auto");
   };
-  for (std::size_t r = 1; r < hellos.size(); ++r) {
-    if (hellos[r].options == hellos[0].options) continue;
-    return concat("rank ", r, " has the options ", words(hellos[r].options), ", rank 0 ",
-                  words(hellos[0].options));
+  for (std::size_t r = 1; r < infos.size(); ++r) {
+    if (infos[r].options == infos[0].options) continue;
+    return concat("rank ", r, " has the options ", words(infos[r].options), ", rank 0 ",
+                  words(infos[0].options));
   }
   return "";
 }
 
 void require_valid(const CommunicatorOptions& options) {
-  // Pieces for every peer, and the sizes of all_to_all.
+  // A page has to hold a piece for every peer, and the sizes of all_to_all.
   check(options.page_bytes >= 512 && options.page_bytes % kSector == 0, ErrorKind::kInvalid,
         "expected pages of a multiple of ", kSector, " bytes, at least 512, got ",
         options.page_bytes);
@@ -86,16 +87,17 @@ void require_valid(const CommunicatorOptions& options) {
         options.lanes);
 }
 
-int ranks_on(const std::vector<Hello>& hellos, const Id& device) {
+int ranks_on(const std::vector<RankInfo>& infos, const Id& device) {
   return static_cast<int>(std::count_if(
-      hellos.begin(), hellos.end(), [&](const Hello& hello) { return hello.device == device; }));
+      infos.begin(), infos.end(), [&](const RankInfo& info) { return info.device == device; }));
 }
 
-/// Blocks that every rank's kernels may have, though all that share a device run at once.
-int common_blocks(const std::vector<Hello>& hellos, int most) {
+/// Blocks that every rank's kernels may have, so that those of all ranks that share a device run at
+/// the same time.
+int common_blocks(const std::vector<RankInfo>& infos, int most) {
   int blocks = most;
-  for (const Hello& hello : hellos) {
-    blocks = std::min(blocks, hello.room / ranks_on(hellos, hello.device));
+  for (const RankInfo& info : infos) {
+    blocks = std::min(blocks, info.resident_blocks / ranks_on(infos, info.device));
   }
   return blocks;
 }
@@ -107,54 +109,55 @@ BootstrapResult bootstrap(int rank, int size,
                           const CommunicatorOptions& options, const Exchange& exchange,
                           std::chrono::milliseconds patience) {
   std::unique_ptr<Driver> driver;
-  Hello hello;
-  hello.verdict = try_to([&] {
+  RankInfo info;
+  info.result = try_to([&] {
     check(size <= kMaxRanks, ErrorKind::kInvalid, "a group for GPUs of one host has at most ",
           kMaxRanks, " ranks, got ", size);
     require_valid(options);
-    hello.options = options;
+    info.options = options;
     driver = make_driver();
-    hello.device = driver->device();
-    hello.room = driver->room();
+    info.device = driver->device();
+    info.resident_blocks = driver->resident_blocks();
   });
-  const std::vector<Hello> hellos = all_of(hello, size, exchange);
-  if (std::string why = failure_among(hellos); !why.empty()) return {nullptr, std::move(why)};
-  if (std::string why = difference_among(hellos); !why.empty()) return {nullptr, std::move(why)};
-  const int blocks = common_blocks(hellos, std::min(options.most_blocks, kMaxBlocks));
-  if (blocks < 1) return {nullptr, "more ranks share a device than it runs blocks at a time"};
+  const std::vector<RankInfo> infos = all_of(info, size, exchange);
+  if (std::string why = failure_among(infos); !why.empty()) return {nullptr, std::move(why)};
+  if (std::string why = difference_among(infos); !why.empty()) return {nullptr, std::move(why)};
+  const int blocks = common_blocks(infos, std::min(options.most_blocks, kMaxBlocks));
+  if (blocks < 1)
+    return {nullptr, "more ranks share a device than it runs blocks at the same time"};
 
-  const int sharing = ranks_on(hellos, hello.device);
+  const int sharing = ranks_on(infos, info.device);
   BootstrapResult bootstrapped;
   bootstrapped.group.reset(
       new Communicator(rank, size, std::move(driver), options, blocks, sharing));
   Communicator& group = *bootstrapped.group;
-  Named named;
-  named.verdict = try_to([&] {
+  MemoryNames named;
+  named.result = try_to([&] {
     group.allocate();
     named.window = group.driver_->name_of(group.windows_[static_cast<std::size_t>(rank)]);
     if (group.heap_) named.heap = group.driver_->name_of(group.heap_.get());
   });
-  const std::vector<Named> all_named = all_of(named, size, exchange);
+  const std::vector<MemoryNames> all_named = all_of(named, size, exchange);
   bootstrapped.why_not = failure_among(all_named);
   if (bootstrapped.why_not.empty()) {
     std::vector<MemoryName> windows;
     std::vector<MemoryName> heaps;
-    for (const Named& one : all_named) {
+    for (const MemoryNames& one : all_named) {
       windows.push_back(one.window);
       heaps.push_back(one.heap);
     }
-    const Verdict opened = try_to([&] {
+    const StepResult opened = try_to([&] {
       group.open(windows, heaps);
       group.stamp_all();
     });
     bootstrapped.why_not = failure_among(all_of(opened, size, exchange));
   }
   if (bootstrapped.why_not.empty()) {
-    const Verdict seen = try_to([&] { group.look_for_stamps(); });
+    const StepResult seen = try_to([&] { group.check_stamps(); });
     bootstrapped.why_not = failure_among(all_of(seen, size, exchange));
   }
   if (bootstrapped.why_not.empty()) {
-    const Verdict called = try_to([&] { group.probe(patience); });
+    const StepResult called = try_to([&] { group.probe(patience); });
     bootstrapped.why_not = failure_among(all_of(called, size, exchange));
   }
   if (!bootstrapped.why_not.empty()) {

@@ -18,8 +18,7 @@ constexpr std::uint64_t kStamp = 0x647265616d00;  // and the writer's rank
 
 std::size_t index_of(int rank) { return static_cast<std::size_t>(rank); }
 
-/// Where blocks that lie one after the other begin; null if there are none. Those of no
-/// bytes lie nowhere.
+/// Where contiguous blocks begin; null if there are none. Blocks without bytes are ignored.
 std::byte* row_of(std::span<const dreamcomm::Block> blocks, const char* which) {
   std::byte* begin = nullptr;
   const std::byte* end = nullptr;
@@ -45,7 +44,7 @@ std::size_t bytes_of_block(const Request& request) {
   return blocks.empty() ? 0 : blocks.front().bytes;
 }
 
-/// As kernels carry it out. Throws Error(kInvalid).
+/// The reduction as kernels carry it out. Throws Error(kInvalid) if GPUs do not compute it.
 Reduction reduction_of(const Request& request) {
   if (request.reduction.op == ReduceOp::kNone) return request.reduction;
   const std::optional<Reduction> computed = computed_as(request.reduction);
@@ -62,8 +61,8 @@ std::int64_t nanoseconds_until(Clock::time_point deadline) {
   return std::max<std::int64_t>(left.count(), 0);
 }
 
-Control& control_of(std::byte* told) { return *reinterpret_cast<Control*>(told); }
-Report& report_of(std::byte* told) { return *reinterpret_cast<Report*>(told + kSector); }
+Control& control_of(std::byte* memory) { return *reinterpret_cast<Control*>(memory); }
+Report& report_of(std::byte* memory) { return *reinterpret_cast<Report*>(memory + kSector); }
 
 }  // namespace
 
@@ -74,8 +73,8 @@ Communicator::Communicator(int rank, int size, std::unique_ptr<Driver> driver,
   layout_.blocks = blocks;
 }
 
-// Without a word from the peers nobody knows whether their kernels still write here: then
-// the driver stays, and all memory with it.
+// Without close(), this rank does not know whether the peers' kernels still write into its memory.
+// Then the driver and all its memory are kept.
 Communicator::~Communicator() {
   if (released_) return;
   Driver& driver = *driver_;
@@ -86,9 +85,9 @@ Communicator::~Communicator() {
 void Communicator::allocate() {
   std::byte*& window = windows_[index_of(rank_)];
   window = driver_->allocate(layout_.bytes());
-  // And words for probe(), in which peers' kernels may wait already: nothing is allocated then.
+  // Includes the words for probe(), which must not allocate: peers' kernels may already wait.
   rounds_ = driver_->allocate(index_of(layout_.blocks + size_ + 1) * sizeof(std::uint64_t));
-  told_ = driver_->allocate_host(kSector + sizeof(Report));
+  shared_ = driver_->allocate_host(kSector + sizeof(Report));
   if (options_.heap_bytes > 0) {
     heap_ = {driver_->allocate(options_.heap_bytes),
              [driver = driver_](std::byte* memory) { driver->release(memory); }};
@@ -105,10 +104,10 @@ void Communicator::open(std::span<const MemoryName> windows, std::span<const Mem
   }
 }
 
-/// As in Task::in_place.
+/// As in KernelArgs::in_place.
 std::uint64_t Communicator::place_of(const std::byte* data, std::size_t bytes) const {
   const std::byte* const begin = heap_.get();
-  const std::less_equal<const std::byte*> before;  // also of what is elsewhere
+  const std::less_equal<const std::byte*> before;  // defined for unrelated pointers, too
   const bool is_there = begin != nullptr && bytes > 0 && before(begin, data) &&
                         before(data + bytes, begin + options_.heap_bytes);
   return is_there ? static_cast<std::uint64_t>(data - begin) + 1 : 0;
@@ -122,17 +121,17 @@ void Communicator::stamp_all() {
   }
 }
 
-void Communicator::look_for_stamps() {
+void Communicator::check_stamps() {
   for (int r = 0; r < size_; ++r) {
     std::uint64_t found = 0;
     const std::byte* mark = windows_[index_of(rank_)] + Layout::mark(r);
     driver_->copy(&found, mark + offsetof(Mark, stamp), sizeof found);
-    check(found == kStamp + index_of(r), ErrorKind::kSystem, "what rank ", r,
-          " wrote into the memory of this device has not arrived, though the system said it would");
+    check(found == kStamp + index_of(r), ErrorKind::kSystem, "data that rank ", r,
+          " wrote into the memory of this device has not arrived, though mapping it succeeded");
   }
 }
 
-/// Kernels reach a peer's memory by other ways than copies of the host do.
+/// Checks that kernels reach the peers' memory, since copies by the host take other paths.
 void Communicator::probe(std::chrono::milliseconds patience) {
   const Clock::time_point deadline = deadline_in(Clock::now(), patience);
   std::byte* const word = rounds_ + index_of(layout_.blocks) * sizeof(std::uint64_t);
@@ -140,10 +139,10 @@ void Communicator::probe(std::chrono::milliseconds patience) {
   gather_words(AlgorithmId::kStaged, word, all, deadline);
   if (options_.heap_bytes >= sizeof(std::uint64_t)) {
     gather_words(AlgorithmId::kInPlace, heap_.get(), all, deadline);
-    const std::uint64_t none = 0;  // after the call's last turn nobody reads it
+    const std::uint64_t none = 0;  // no rank reads it after the call's last turn
     driver_->copy(heap_.get(), &none, sizeof none);
   }
-  sequence_ = 0;  // of calls that people know
+  sequence_ = 0;  // errors count only the caller's calls
 }
 
 void Communicator::gather_words(AlgorithmId row, std::byte* word, std::byte* all,
@@ -172,9 +171,9 @@ void Communicator::gather_words(AlgorithmId row, std::byte* word, std::byte* all
     std::uint64_t found = 0;
     driver_->copy(&found, place(r), sizeof found);
     check(found == mark(r), ErrorKind::kSystem,
-          "a kernel that gathers one word from each rank got ", found, " from rank ", r,
+          "a kernel that gathers a number from each rank got ", found, " from rank ", r,
           " instead of ", mark(r),
-          ": this device's kernels do not see that rank's memory as it is");
+          ": this device's kernels do not read that rank's memory correctly");
   }
 }
 
@@ -219,8 +218,8 @@ KernelArgs Communicator::args_of(const Request& request) const {
   std::copy(windows_.begin(), windows_.end(), args.windows);
   args.layout = layout_;
   args.rounds = reinterpret_cast<std::uint64_t*>(rounds_);
-  args.control = &control_of(told_);
-  args.report = &report_of(told_);
+  args.control = &control_of(shared_);
+  args.report = &report_of(shared_);
   args.patience_ns = nanoseconds_until(request.deadline);
   return args;
 }
@@ -239,55 +238,55 @@ void Communicator::run(const Request& request, void* stream) {
 
 void Communicator::put_verdict(std::byte* word, void* stream) {
   static_assert(sizeof(Report::reason) == kVerdictBytes);
-  driver_->copy_later(word, &report_of(told_).reason, kVerdictBytes, stream);
+  driver_->copy_later(word, &report_of(shared_).reason, kVerdictBytes, stream);
 }
 
 void Communicator::take_verdict(const std::byte* word, void* stream) {
-  static_assert(sizeof(Control::elsewhere) == kVerdictBytes);
-  driver_->copy_later(&control_of(told_).elsewhere, word, kVerdictBytes, stream);
+  static_assert(sizeof(Control::other_node_failed) == kVerdictBytes);
+  driver_->copy_later(&control_of(shared_).other_node_failed, word, kVerdictBytes, stream);
 }
 
 std::optional<Error> Communicator::refusal() const {
   const std::scoped_lock lock(closing_);
   if (closed_) return Error(ErrorKind::kAborted, "the group was closed");
-  return failure_told();
+  return current_failure();
 }
 
 std::optional<Error> Communicator::failure() const {
   const std::scoped_lock lock(closing_);
-  std::optional<Error> failed = failure_told();
+  std::optional<Error> failed = current_failure();
   if (failed) failed = Error(failed->kind(), about_ + failed->what());
   return failed;
 }
 
 std::optional<Error> Communicator::failure_of_calls() const {
   const std::scoped_lock lock(closing_);
-  std::optional<Error> failed = told_by_kernels();
+  std::optional<Error> failed = kernel_failure();
   if (failed) failed = Error(failed->kind(), about_ + failed->what());
   return failed;
 }
 
-/// In the words of when it was first asked: who is late then may be gone later.
-std::optional<Error> Communicator::told_by_kernels() const {
-  if (told_so_far_ || told_ == nullptr) return told_so_far_;
-  // A kernel may be writing: the reason comes last.
-  const Report& report = report_of(told_);
+/// Keeps the text of the first call, because a rank that was late then may have ended since.
+std::optional<Error> Communicator::kernel_failure() const {
+  if (reported_ || shared_ == nullptr) return reported_;
+  // A kernel may still be writing the report: it writes the reason last.
+  const Report& report = report_of(shared_);
   auto* reason = const_cast<std::uint64_t*>(&report.reason);
   if (std::atomic_ref(*reason).load(std::memory_order_acquire) != Report::kNone) {
-    told_so_far_ = error_of(report, size_, peer_reports_);
-    return told_so_far_;
+    reported_ = error_of(report, size_, peer_reports_);
+    return reported_;
   }
-  if (std::atomic_ref(control_of(told_).elsewhere).load(std::memory_order_acquire) != 0) {
+  if (std::atomic_ref(control_of(shared_).other_node_failed).load(std::memory_order_acquire) != 0) {
     return Error(
         ErrorKind::kPeerLost,
-        "a call on GPUs has failed on a rank of another host, whose error says why: what it "
-        "gave is not to be used");
+        "a call on GPUs has failed on a rank of another host, whose error says why; do not use the "
+        "call's results");
   }
   return std::nullopt;
 }
 
-std::optional<Error> Communicator::failure_told() const {
-  if (std::optional<Error> failed = told_by_kernels()) return failed;
+std::optional<Error> Communicator::current_failure() const {
+  if (std::optional<Error> failed = kernel_failure()) return failed;
   if (!aborted_.load()) return std::nullopt;
   const std::string lost = peer_reports_.lost ? peer_reports_.lost() : "";
   if (!lost.empty()) return Error(ErrorKind::kPeerLost, lost);
@@ -296,9 +295,9 @@ std::optional<Error> Communicator::failure_told() const {
 
 void Communicator::abort() {
   const std::scoped_lock lock(closing_);
-  if (told_ == nullptr) return;
+  if (shared_ == nullptr) return;
   aborted_.store(true);
-  std::atomic_ref(control_of(told_).abort).store(1, std::memory_order_release);
+  std::atomic_ref(control_of(shared_).abort).store(1, std::memory_order_release);
 }
 
 void Communicator::close(const Exchange& exchange) {
@@ -306,7 +305,7 @@ void Communicator::close(const Exchange& exchange) {
     const std::scoped_lock lock(closing_);
     if (std::exchange(closed_, true)) return;
   }
-  // What a rank cannot do for itself it must not hide from the others: they wait for it.
+  // A rank that cannot drain reports it to the others, because they wait for it.
   bool drained = true;
   try {
     driver_->drain();
@@ -320,25 +319,25 @@ void Communicator::close(const Exchange& exchange) {
     return std::all_of(all.begin(), all.end(), [](std::byte one) { return one == std::byte{1}; });
   };
   if (!all_say(drained)) return;
-  let_go_of_peers();
+  unmap_peers();
   all_say(true);
   for (std::byte* memory : {windows_[index_of(rank_)], rounds_}) {
     if (memory != nullptr) driver_->release(memory);
   }
-  std::byte* told = nullptr;
+  std::byte* shared = nullptr;
   {
     const std::scoped_lock lock(closing_);
-    if (told_ != nullptr && !told_so_far_) told_so_far_ = failure_told();
-    std::swap(told, told_);
+    if (shared_ != nullptr && !reported_) reported_ = current_failure();
+    std::swap(shared, shared_);
   }
-  if (told != nullptr) driver_->release_host(told);
+  if (shared != nullptr) driver_->release_host(shared);
   windows_ = {};
   rounds_ = nullptr;
   heap_ = nullptr;
   released_ = true;
 }
 
-void Communicator::let_go_of_peers() {
+void Communicator::unmap_peers() {
   for (int r = 0; r < size_; ++r) {
     if (r == rank_) continue;
     for (std::byte* memory : {windows_[index_of(r)], heaps_[index_of(r)]}) {

@@ -11,7 +11,7 @@ namespace {
 std::string what_is_missing(const Report& report, const PeerReports& peer_reports) {
   const std::string does = peer_reports.does ? peer_reports.does(report.missing) : "";
   return concat("rank ", report.missing,
-                report.turn == 0 ? std::string(", which has not come to this call")
+                report.turn == 0 ? std::string(", which has not entered this call")
                                  : concat(" in turn ", report.turn + 1, " of the call"),
                 does.empty() ? "" : "; ", does);
 }
@@ -21,7 +21,7 @@ std::string lost_to(const PeerReports& peer_reports) {
 }
 
 std::string other_call(const Report& report) {
-  if (report.heard == 0) return " (operation, reduction, dtype, size or root differ)";
+  if (report.has_theirs == 0) return " (operation, reduction, dtype, size or root differ)";
   const std::string theirs = describe(report.theirs);
   const bool alike = theirs == describe(report.info);
   return concat(": ", theirs, alike ? ", in another way (options differ)" : "");
@@ -52,7 +52,7 @@ Error error_of(const Report& report, int size, const PeerReports& peer_reports) 
               concat(who, " reached its timeout after ", waited.str(), " of waiting for ",
                      what_is_missing(report, peer_reports))};
     }
-    case Report::kPeerGone:
+    case Report::kPeerFailed:
       if (const std::string lost = lost_to(peer_reports); !lost.empty()) {
         return {ErrorKind::kPeerLost, concat(who, " cannot finish: ", lost)};
       }

@@ -1,4 +1,4 @@
-// What a kernel that gave up has told, in words.
+// Errors from the reports of failed kernels.
 #pragma once
 
 #include <functional>
@@ -12,17 +12,17 @@ namespace dreamcomm::gpu {
 /// "all_reduce(SUM, 1024 x float32)"
 std::string describe(const CallInfo& info);
 
-/// What the host knows of a group's ranks, of which kernels know only that they do not come. Either
+/// Reports of the host on a group's ranks. Kernels know only which ranks have not arrived. Either
 /// may be missing.
 struct PeerReports {
-  /// Who has died, or aborted the group, and what it did last; or "".
+  /// Names the rank that has died, or aborted the group, and what it did last; or "".
   std::function<std::string()> lost{};
-  /// What a rank does, to follow "rank 1, which has not come to this call; "; or "".
+  /// Says what a rank does, to follow "rank 1, which has not entered this call; "; or "".
   std::function<std::string(int rank)> does{};
 };
 
-/// The error that a report stands for, in a group of `size` ranks. All kinds end the group
-/// for tensors on GPUs: kernels that were queued behind have not run.
+/// The error for a report, in a group of `size` ranks. Each kind of error ends the group for
+/// tensors on GPUs, because kernels that were queued after the failed one have not run.
 Error error_of(const Report& report, int size, const PeerReports& peer_reports);
 
 }  // namespace dreamcomm::gpu

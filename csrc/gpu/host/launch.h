@@ -1,4 +1,4 @@
-// Starts kernels. No CUDA header is seen here: without nvcc a stand-in is compiled.
+// Starts kernels. Includes no CUDA header: without nvcc a stub is compiled instead.
 #pragma once
 
 #include <span>
@@ -11,14 +11,14 @@ namespace dreamcomm::gpu {
 /// Whether kernels were compiled in.
 bool is_built();
 
-/// Of the CUDA runtime that is linked, as 13000 for 13.0; 0: none.
+/// Version of the CUDA runtime that is linked, as 13000 for 13.0; 0: none.
 int runtime_version();
 
-/// Devices that this process may use. None, with the reason in `why`, where there is no
-/// driver, or it is too old; does not make a context.
+/// The number of devices that this process may use. It is 0, with the reason in `why`, if there is
+/// no driver or it is too old. Does not make a context.
 int device_count(std::string& why);
 
-/// Whether what a stream (a cudaStream_t) is given goes into a graph, and does not run.
+/// Whether a stream (a cudaStream_t) captures work into a graph instead of running it.
 bool is_capturing(void* stream);
 
 /// Blocks of `lanes` threads.
@@ -27,25 +27,25 @@ struct Grid {
   int lanes = 512;
 };
 
-/// Most lanes that a block has.
+/// The largest number of lanes in a block.
 int most_lanes();
 
-/// Loads all kernels into the current device. CUDA loads each at its first launch else,
-/// and may wait for the kernels that run to end: for ever, if those wait for this one.
-/// Once for each device, before anything is launched there.
+/// Loads all kernels into the current device. Otherwise CUDA loads each at its first launch, and
+/// may wait for running kernels to end: for ever, if those wait for this one. Call it once for
+/// each device, before anything is launched there.
 void load_kernels();
 
-/// Starts the kernel of one rank's call on a stream (a cudaStream_t) of the current
-/// device, and returns. All blocks of all ranks that share the device wait for each other: that
-/// they run at the same time is for the caller to see to, once (Driver::room()). Throws
-/// Error(kInvalid) for types and operations that GPUs do not compute with here; Error(kSystem) with
-/// CUDA's words for what CUDA refuses.
+/// Starts the kernel of one rank's call on a stream (a cudaStream_t) of the current device, and
+/// returns. All blocks of all ranks that share the device wait for each other, so the caller has to
+/// check once that they run at the same time (Driver::resident_blocks()). Throws Error(kInvalid)
+/// for types and operations that GPUs do not compute with here, and Error(kSystem) with CUDA's text
+/// for what CUDA refuses.
 void launch(const KernelArgs& args, Grid grid, void* stream);
 
-/// Starts one kernel for the calls of several ranks on one device; `tasks` is memory of
-/// the device, `calls` the same on the host. All blocks of all ranks run at the same time,
-/// or it throws Error(kInvalid): they wait for each other.
-void launch_ranks(std::span<const KernelArgs> calls, const KernelArgs* tasks, Grid grid,
+/// Starts one kernel for the calls of several ranks on one device. `rank_args` is a copy of `calls`
+/// in memory of the device. All blocks of all ranks have to run at the same time, because they wait
+/// for each other. Throws Error(kInvalid) if they do not fit.
+void launch_ranks(std::span<const KernelArgs> calls, const KernelArgs* rank_args, Grid grid,
                   void* stream);
 
 }  // namespace dreamcomm::gpu

@@ -1,4 +1,4 @@
-// Memory and streams of a device, owned. No CUDA header is seen here.
+// Owners of a device's memory and streams. Includes no CUDA header.
 #pragma once
 
 #include <cstddef>
@@ -6,8 +6,8 @@
 
 namespace dreamcomm::gpu {
 
-/// Memory of the current device, zeroed, at least as many bytes: plain cudaMalloc, which
-/// other processes can be given by its base. Throws Error(kSystem) with CUDA's words.
+/// Zeroed memory of the current device, at least `bytes`, by plain cudaMalloc, so that other
+/// processes can open it by its base. Throws Error(kSystem) with CUDA's text.
 class DeviceMemory {
  public:
   explicit DeviceMemory(std::size_t bytes);
@@ -23,7 +23,7 @@ class DeviceMemory {
   std::size_t bytes_;
 };
 
-/// Memory of the host that kernels read and write, zeroed: one address for both.
+/// Zeroed memory of the host that kernels read and write under the same address.
 class MappedMemory {
  public:
   explicit MappedMemory(std::size_t bytes);
@@ -37,7 +37,7 @@ class MappedMemory {
   std::byte* data_ = nullptr;
 };
 
-/// A stream that waits for no other.
+/// A stream that does not wait for other streams.
 class OwnStream {
  public:
   OwnStream();
@@ -46,7 +46,7 @@ class OwnStream {
   OwnStream& operator=(const OwnStream&) = delete;
 
   void* get() const { return stream_; }
-  /// In the order of the stream; `from` may be used again when it returns.
+  /// Copies in the order of the stream; `from` may be reused when it returns.
   void copy(void* to, const void* from, std::size_t bytes) const;
   void wait() const;
 

@@ -11,7 +11,7 @@
 namespace dreamcomm::gpu {
 namespace {
 
-/// When the process began, in ticks since the machine did.
+/// When the process started, in ticks since the machine started.
 std::string start_time() {
   std::ifstream file("/proc/self/stat");
   std::string text;

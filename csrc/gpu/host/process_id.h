@@ -1,4 +1,4 @@
-// Names a process among those of all containers of a host, also when its number is used again.
+// Identifies a process among those of all containers of a host, also when its number is reused.
 #pragma once
 
 #include "gpu/host/driver.h"

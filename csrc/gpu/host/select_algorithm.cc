@@ -7,7 +7,7 @@
 namespace dreamcomm::gpu {
 namespace {
 
-/// Less is not worth a block's turns.
+/// Fewer bytes do not justify a block's turns.
 constexpr std::size_t kBlockBytes = std::size_t{16} << 10;
 
 }  // namespace
@@ -19,8 +19,7 @@ double expected_seconds(AlgorithmId row, const Question& question) {
   switch (row) {
     case AlgorithmId::kTwoShot:
       return 2 * turn + (5 * n - 2) / n * all;
-    case AlgorithmId::kFlagged:  // no fence, nothing to be fetched after it, and all ranks side by
-                                 // side
+    case AlgorithmId::kFlagged:  // no fence, no load after it, and all ranks in parallel
       return turn / 2 + 2 * n * all;
     case AlgorithmId::kPush:
     case AlgorithmId::kPull:
@@ -34,8 +33,8 @@ double expected_seconds(AlgorithmId row, const Question& question) {
 
 namespace {
 
-/// On registered tensors a row costs a turn to learn whose they are, and saves the copies.
-/// If some rank's are not, the call has had that turn for nothing.
+/// On registered tensors a row needs one more turn, in which the ranks learn which tensors are
+/// registered, and saves the copies. If some rank's are not registered, that turn is wasted.
 AlgorithmId row_for(const Question& question) {
   const bool reduces = question.kind == Kind::kAllReduce || question.kind == Kind::kReduce;
   if (question.size == 1) return AlgorithmId::kStaged;
@@ -68,7 +67,7 @@ Choice choose(const Question& question) {
   choice.row = row_for(question);
   const std::size_t each = choice.row == AlgorithmId::kFlagged ? kBytesByPackets / 2 : kBlockBytes;
   const std::size_t worth = std::max<std::size_t>(1, chunks(question.bytes, each));
-  // The sizes of all_to_all differ among the ranks, so they cannot tell.
+  // The sizes of all_to_all differ among the ranks, so they cannot decide the number of blocks.
   const bool all = question.kind == Kind::kAllToAll;
   const auto most = static_cast<std::size_t>(choice.row == AlgorithmId::kFlagged
                                                  ? std::min(question.most_blocks, kPacketBlocks)

@@ -1,4 +1,5 @@
-// What GPUs compute with here, and what they do instead where the bits are the same.
+// The reductions that GPUs compute here, and those that they compute as another one with the same
+// bits.
 #pragma once
 
 #include <optional>
