@@ -39,7 +39,7 @@ Way = Callable[[], object]
 
 @dataclass(frozen=True)
 class Bucket:
-    """Gradients, what is sent of them, and views of that for each."""
+    """Gradients, the buffer that is sent, and a view of it for each gradient."""
 
     tensors: list[Tensor]
     flat: Tensor
@@ -53,14 +53,14 @@ def make_bucket(sizes: list[int]) -> Bucket:
 
 
 def timed(ways: dict[str, Way]) -> dict[str, float]:
-    """Median seconds of a call of each, in turns."""
+    """Median seconds of a call of each way, timed in turns."""
     other = torch.ones(FLUSH // 4, device="cuda")
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for way in ways.values():
         way()
     for _ in range(ROUNDS):
         for name, way in ways.items():
-            # Read, not written: what is dirty in the cache would be written back in the call.
+            # Read, not written: dirty lines of the cache would be written back during the call.
             other.sum()
             begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -73,7 +73,7 @@ def timed(ways: dict[str, Way]) -> dict[str, float]:
 
 
 def copy_rate() -> float:
-    """Bytes read and written a second, device to device, far beyond the L2 cache."""
+    """Bytes per second, read and written, of a device-to-device copy far larger than the L2 cache."""
     source = torch.ones(1 << 30, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     found = timed({"copy": lambda: target.copy_(source)})
@@ -131,7 +131,7 @@ def both(
 
 
 def hook_on(found: list[Bucket]) -> Way:
-    """On buckets of its own, which lie in one piece each."""
+    """Times the passes on its own buckets, each of which is contiguous."""
     wholes = [torch.randn(bucket.flat.numel(), device="cuda") for bucket in found]
 
     def run() -> None:
@@ -143,7 +143,7 @@ def hook_on(found: list[Bucket]) -> Way:
 
 
 def is_right(bucket: Bucket) -> bool:
-    """Both passes give what torch's own give."""
+    """Checks that both passes give the results of torch's own."""
     expected = torch.cat(bucket.tensors).mul(0.5).to(torch.bfloat16)
     pack(bucket)
     packed = torch.equal(bucket.flat, expected)
@@ -226,7 +226,7 @@ def main(out: Path) -> int:
         lines += measure(f"{name}, whole", [make_bucket(sizes)], rate, True)
         cut = [make_bucket(bucket) for bucket in buckets(sizes)]
         lines += measure(f"{name}, in buckets of 25 MiB", cut, rate, True)
-    # All in one bucket. So few bytes: what takes time is to start.
+    # All are in one bucket. There are so few bytes that the launch takes most of the time.
     lines += measure("10,000 tiny tensors", [make_bucket(tiny())], rate, False)
     write_lines(out, lines)
     return 0 if all(line.get("verified", True) for line in lines) else 1

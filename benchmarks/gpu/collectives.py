@@ -41,7 +41,7 @@ Way = Callable[[], object]
 
 
 class Case:
-    """The tensors of one size. Zeros: sums stay what they are, however often they are made."""
+    """The tensors of one size. They are zeros, so that repeated sums do not change them."""
 
     def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
         count = size // dtype.itemsize
@@ -66,7 +66,7 @@ class Case:
             }
 
     def is_right(self) -> bool:
-        """All ways add what the ranks give."""
+        """Checks that all ways add up the ranks' inputs."""
         rank, world = dist.get_rank(), dist.get_world_size()
         found = []
         for name, way in self.ways.items():
@@ -87,7 +87,7 @@ class Case:
 def symmetric_zeros(
     count: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[torch.Tensor | None, str | None]:
-    """In torch's symmetric memory; or why some rank has none, on all ranks."""
+    """A tensor in torch's symmetric memory; or, on all ranks, why some rank has none."""
     import torch.distributed._symmetric_memory as symmetric
 
     made = why_not = None
@@ -97,9 +97,9 @@ def symmetric_zeros(
         symmetric.rendezvous(made, dist.group.WORLD)
     except RuntimeError as error:
         why_not = str(error).splitlines()[0]
-    told: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(told, why_not)
-    return made, next((words for words in told if words is not None), None)
+    reasons: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(reasons, why_not)
+    return made, next((reason for reason in reasons if reason is not None), None)
 
 
 def row_of(way: Way) -> Way:
@@ -111,7 +111,7 @@ def row_of(way: Way) -> Way:
 
 
 def graph_of(way: Way) -> Way:
-    """After calls of the same kind: ranks meet in a group's first."""
+    """Captures calls. Make some of the same kind before: a group's first one bootstraps it."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         row_of(way)()
@@ -119,7 +119,7 @@ def graph_of(way: Way) -> Way:
 
 
 def seconds_of(calls: Way) -> float:
-    """Of one of the calls, by the stream of the slowest rank."""
+    """Seconds of one of the calls, by the stream of the slowest rank."""
     dist.barrier()
     torch.cuda.synchronize()
     event: Any = torch.cuda.Event
@@ -134,14 +134,14 @@ def seconds_of(calls: Way) -> float:
 
 
 def is_over(until: float) -> bool:
-    """The same on all ranks."""
+    """Whether the time is over; the same on all ranks."""
     over = torch.tensor([time.monotonic() > until])
     dist.broadcast(over, 0)
     return bool(over)
 
 
 def time_case(case: Case, seconds: float) -> dict[str, dict[str, float]]:
-    """By whom the calls are made, and by which way."""
+    """Seconds of each way, from Python and from a graph."""
     rows = {(BY_PYTHON, name): row_of(way) for name, way in case.ways.items()}
     rows |= {(BY_A_GRAPH, name): graph_of(way) for name, way in case.ways.items()}
     taken: dict[tuple[str, str], list[float]] = {key: [] for key in rows}
@@ -149,7 +149,7 @@ def time_case(case: Case, seconds: float) -> dict[str, dict[str, float]]:
     for turn in range(1 + ROUNDS.stop):
         for key, calls in rows.items():
             found = seconds_of(calls)
-            if turn > 0:  # the first is not warm
+            if turn > 0:  # the first round warms up
                 taken[key].append(found)
         if turn >= ROUNDS.start and is_over(until):
             break
@@ -160,7 +160,7 @@ def time_case(case: Case, seconds: float) -> dict[str, dict[str, float]]:
 
 
 def run(seconds: float) -> list[Line]:
-    """In every rank; `seconds` for all cases."""
+    """Runs in every rank; `seconds` is the limit for all cases."""
     device = torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
     torch.cuda.set_device(device)
     until = time.monotonic() + seconds
@@ -205,7 +205,7 @@ def main(out: Path, seconds: float) -> int:
     # Before the ranks start. Multicast is for several devices: with one it may wait for ever.
     os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
     os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
-    # Of more than two clients of the service CUDA finds no memory for 32 queues of each.
+    # With more than two clients of the service, CUDA has no memory for 32 queues of each.
     os.environ.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
     options = dreamcomm.Options(cuda="dreamcomm", cuda_heap_bytes=256 << 20, costs="fixed")
     lines: list[Line] = []

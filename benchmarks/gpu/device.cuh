@@ -1,4 +1,4 @@
-// Times on a device, and its own kernels that fill and compare: not what is measured.
+// Times on a device, and kernels that fill and compare, which are not timed.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -22,7 +22,7 @@ struct Event {
   cudaEvent_t event = nullptr;
 };
 
-/// The median of the times of `call`, which gives a stream its work, in seconds.
+/// The median of the times of `call`, which puts work on a stream, in seconds.
 template <typename Call>
 double median_seconds(cudaStream_t stream, int repeats, const Call& call) {
   const Event begin;
@@ -54,8 +54,8 @@ inline double copy_rate(std::size_t bytes, int repeats) {
   return 2.0 * static_cast<double>(bytes) / seconds;
 }
 
-/// Element i of what a rank gives: its factor times this. Small integers: every sum is exact,
-/// and a neighbour's element is another number.
+/// Element i of a rank's input is its factor times this. The numbers are small integers, so that
+/// every sum is exact, and neighbouring elements differ.
 __device__ __forceinline__ float pattern(std::size_t i) { return static_cast<float>(1 + i % 13); }
 
 __global__ void fill_kernel(float* out, std::size_t count, float factor) {
@@ -65,7 +65,7 @@ __global__ void fill_kernel(float* out, std::size_t count, float factor) {
   }
 }
 
-/// Counts what is not `factor` times the pattern from element `first` on.
+/// Counts the elements that are not `factor` times the pattern from element `first` on.
 __global__ void compare_kernel(const float* found, std::size_t count, std::size_t first,
                                float factor, unsigned long long* wrong) {
   const std::size_t step = std::size_t{blockDim.x} * gridDim.x;

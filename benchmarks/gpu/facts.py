@@ -1,4 +1,4 @@
-"""What a machine with a GPU is like, in JSON: what dreamcomm's GPU half builds on.
+"""Facts about a machine with a GPU, in JSON, that dreamcomm's GPU half relies on.
 
     python benchmarks/gpu/facts.py OUT.json
 
@@ -105,12 +105,12 @@ PROBES = {
     "nccl": NCCL,
     "symmetric memory": SYMMETRIC,
 }
-# What other libraries do with two ranks on one device: good to know, whatever it is.
+# What other libraries do with two ranks on one device; no result is required.
 OF_OTHERS = {"nccl", "symmetric memory"}
 
 
 def run_probe(name: str, code: str, folder: Path) -> object:
-    """What the probe printed, or how it ended."""
+    """The probe's output, or how it ended."""
     file = folder / f"{name.replace(' ', '_')}.py"
     file.write_text(code)
     try:
@@ -125,7 +125,7 @@ def run_probe(name: str, code: str, folder: Path) -> object:
 
 
 def read_answer(text: str) -> object:
-    """The last line; libraries may print others."""
+    """The last line, because libraries may print others."""
     last = (text.strip().splitlines() or [""])[-1]
     try:
         answer: object = json.loads(last)

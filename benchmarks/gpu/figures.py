@@ -1,4 +1,4 @@
-"""What the suite's parts found beside the goals, one figure after another. Pure."""
+"""The figures of the suite's parts, compared with the goals. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lines import Line
 
 NOT_MEASURED = "not measured"
 
-# What the suite's parts verify.
+# The checks of the suite's parts.
 VERIFIED = {
     "processes": "2 and 4 processes on the device over CUDA IPC, one stuck, one killed",
     "ops": "pack and unpack: the CPU's bits",
@@ -37,7 +37,7 @@ PASSES = ("pack", "unpack", "pack and unpack", "unpack, norm")
 
 @dataclass(frozen=True)
 class Figure:
-    """``met`` is None where nothing was measured, or there is no goal."""
+    """One figure. ``met`` is None if nothing was measured, or there is no goal."""
 
     name: str
     goal: str
@@ -47,7 +47,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Found:
-    """What the parts left."""
+    """The results of the parts."""
 
     facts: dict[str, Any] = field(default_factory=dict)
     parts: list[Line] = field(default_factory=list)
@@ -116,7 +116,7 @@ def grouped(lines: list[Line], *keys: str) -> dict[tuple[Any, ...], list[Line]]:
 
 
 def rows(lines: list[Line]) -> list[Figure]:
-    """Each algorithm's bytes of memory over time, beside the copy rate."""
+    """Each algorithm's bytes of memory over time, as a share of the copy rate."""
     groups = grouped(lines, "call", "row")
     missing = [(call, "every row") for call in CALLS if not any(k[0] == call for k in groups)]
     return [
@@ -142,7 +142,7 @@ def row(name: str, lines: list[Line]) -> Figure:
 
 
 def small(lines: list[Line]) -> list[Figure]:
-    """A full all_reduce in a replayed graph, beside an empty barrier."""
+    """A full all_reduce in a replayed graph, compared with an empty barrier."""
     groups = grouped(lines, "ranks")
     return [
         judged(
@@ -160,7 +160,7 @@ def small(lines: list[Line]) -> list[Figure]:
 
 
 def collectives(lines: list[Line]) -> list[Figure]:
-    """Beside the faster of torch's one-shot and two-shot, which is 1."""
+    """The time relative to the faster of torch's one-shot and two-shot, which is 1."""
     never, mostly = "never slower: 1", "1.2 in the median"
     timed = [line for line in lines if line["ratio"] is not None]
     why = next((f": {line['best_peer']}" for line in lines if line["ratio"] is None), "")
@@ -190,7 +190,7 @@ def collectives(lines: list[Line]) -> list[Figure]:
 
 
 def bucket(lines: list[Line]) -> list[Figure]:
-    """Pack and unpack beside torch's ways. What is not bound by bytes has no goal."""
+    """Pack and unpack compared with torch's ways. Cases that bytes do not bound have no goal."""
     groups = grouped([li for li in lines if li["figure"] == "bucket"], "parameters", "pass")
     found: list[Figure] = []
     for name in LISTS:

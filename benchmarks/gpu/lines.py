@@ -1,4 +1,4 @@
-"""Lines of JSON, each with what its figures are of."""
+"""Lines of JSON, each with a label that says what was measured."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def require_gpu() -> None:
 
 
 def write_lines(path: Path, lines: list[Line], label: str = ONE_GPU) -> None:
-    """Also prints them."""
+    """Writes the lines to a file, and prints them."""
     text = "".join(json.dumps({"label": label, **line}) + "\n" for line in lines)
     path.write_text(text)
     print(text, end="")
 
 
 def read_lines(path: Path) -> list[Line]:
-    """None of a missing file; a line that was cut off is left out."""
+    """The lines of a file; none if it is missing. A truncated line is left out."""
     found = []
     for text in path.read_text().splitlines() if path.exists() else []:
         try:

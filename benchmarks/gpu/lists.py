@@ -34,7 +34,7 @@ def tiny() -> list[int]:
 
 
 def buckets(sizes: list[int]) -> list[list[int]]:
-    """As DDP makes them: filled up to 25 MiB."""
+    """Buckets as DDP makes them: filled up to 25 MiB."""
     found: list[list[int]] = [[]]
     for size in sizes:
         if found[-1] and 4 * (sum(found[-1]) + size) > BUCKET:

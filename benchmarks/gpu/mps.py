@@ -1,4 +1,4 @@
-"""NVIDIA's multi-process service, with which kernels of several processes run on a GPU together.
+"""NVIDIA's multi-process service, by which kernels of several processes run together on a GPU.
 
 Without it processes take turns: waits between them then take as long as their slices of time.
 """
@@ -21,7 +21,7 @@ RUNS = "kernels of all ranks run together (MPS)"
 
 @contextmanager
 def multi_process_service(folder: Path) -> Iterator[str]:
-    """Starts it for the processes that are started within, and says whether that went well.
+    """Starts it for the processes that are started within, and says whether that succeeded.
 
     One that runs already is used, and left as it is.
     """
@@ -40,7 +40,7 @@ def multi_process_service(folder: Path) -> Iterator[str]:
 
 
 def start(folder: Path) -> str | None:
-    """Why it cannot be started, or None."""
+    """The reason that it cannot be started, or None."""
     if shutil.which(CONTROL) is None:
         return f"{CONTROL} is not installed"
     for variable in FOLDERS:
@@ -64,7 +64,7 @@ def start(folder: Path) -> str | None:
 
 
 def try_a_process() -> str | None:
-    """Why a process cannot use the GPU through it, or None."""
+    """The reason that a process cannot use the GPU through it, or None."""
     code = "import torch; torch.zeros(1, device='cuda').item()"
     try:
         done = subprocess.run(
@@ -78,7 +78,7 @@ def try_a_process() -> str | None:
 
 
 def ask(words: str) -> str | None:
-    """What the daemon answers; None where there is none."""
+    """The daemon's answer; None if there is no daemon."""
     if shutil.which(CONTROL) is None:
         return None
     try:

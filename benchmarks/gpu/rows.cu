@@ -4,15 +4,15 @@
 //   dreamcomm_gpu_rows small                 small all_reduces, beside an empty barrier
 //   dreamcomm_gpu_rows verify                few and small calls, untimed: for compute-sanitizer
 //
-// One cooperative kernel carries out the calls of N ranks, whose tensors are all in the
-// memory of the one device: so what is timed is how near a row comes to that memory's
-// speed, and nothing about links between GPUs. Rate: the bytes of the row's formula over
-// the time, beside the rate of a device-to-device copy in the same run (read and write
-// counted). Where several ranks read the same bytes at about the same time, and where
-// they pass through pages, the device's L2 cache serves some of them: a share may exceed 1.
+// One cooperative kernel carries out the calls of N ranks, whose tensors are all in the memory of
+// one device. So the figures show how close a row gets to the speed of that memory; they say
+// nothing about links between GPUs. The rate is the bytes of the row's formula over the time. It is
+// compared with the rate of a device-to-device copy in the same run (read and write counted). The
+// device's L2 cache serves some bytes that several ranks read at about the same time, or that pass
+// through pages, so a share may exceed 1.
 //
-// A small call is captured in a graph, many times in a row, and so is a barrier with as many
-// ranks: what is compared is the time of one of them in a replay.
+// A small call is captured in a graph, many times in a row, and so is a barrier with the same
+// number of ranks. The times of one call in a replay are compared.
 //
 // Results are verified first. Prints a line of JSON for each case.
 #include <cstdio>
@@ -80,7 +80,7 @@ bool time_rows(std::size_t bytes) {
   return all_right;
 }
 
-/// Calls in a row, captured: nothing of a replay's time is the host's.
+/// Calls in a row, captured, so that a replay's time has no part of the host.
 class Graph {
  public:
   explicit Graph(VirtualRanks& ranks) : stream_(ranks.stream()) {
@@ -97,7 +97,7 @@ class Graph {
   Graph(const Graph&) = delete;
   Graph& operator=(const Graph&) = delete;
 
-  /// Of one call.
+  /// Seconds of one call.
   double seconds() const {
     return median_seconds(
                stream_, kRepeats,

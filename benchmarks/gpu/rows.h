@@ -14,7 +14,7 @@ struct Row {
   gpu::AlgorithmId row;
   bool registered;
   bool over_itself;
-  double (*moved)(double n, double s);  // all ranks together
+  double (*moved)(double n, double s);  // bytes of all ranks together
 };
 
 inline constexpr Row kRows[] = {

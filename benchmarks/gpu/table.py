@@ -1,4 +1,4 @@
-"""One table of what the suite found beside its goals.
+"""One table of the suite's figures and goals.
 
     python benchmarks/gpu/table.py OUT
 

@@ -60,17 +60,17 @@ class VirtualRanks {
     stream_.copy(tasks_.data(), calls_.data(), calls_.size() * sizeof(gpu::KernelArgs));
   }
 
-  /// In the order of the stream, which a graph may capture.
+  /// Starts the call in the order of the stream, which a graph may capture.
   void launch() {
     gpu::launch_ranks(calls_, reinterpret_cast<const gpu::KernelArgs*>(tasks_.data()),
                       {call_.blocks, call_.lanes}, stream_.get());
   }
 
-  /// Runs the call once on known inputs, and looks at every element of every output.
+  /// Runs the call once on known inputs, and checks every element of every output.
   bool verify() {
     if (call_.kind == Kind::kBarrier) return run_and_count([](int) {}) == 0;
     for (int r = 0; r < size_; ++r) {
-      // What an earlier call left there may be right.
+      // The output of an earlier call could be right.
       check_cuda(cudaMemsetAsync(output(r), 0xff, bytes_, stream()), "cudaMemsetAsync");
       const std::size_t given =
           call_.kind == Kind::kAllGather ? call_.block_bytes(size_) : call_.bytes;
@@ -82,7 +82,7 @@ class VirtualRanks {
 
   const char* failure() const {
     for (const gpu::KernelArgs& args : calls_) {
-      if (args.report->claimed != 0) return "the kernel gave up";
+      if (args.report->claimed != 0) return "the kernel failed";
     }
     return nullptr;
   }
@@ -124,7 +124,7 @@ class VirtualRanks {
     return args;
   }
 
-  /// Launches, lets `look` count what is wrong, and adds the kernels that gave up.
+  /// Launches, lets `look` count wrong elements, and adds the number of failed kernels.
   template <typename Look>
   unsigned long long run_and_count(const Look& look) {
     check_cuda(cudaMemsetAsync(wrong_.data(), 0, sizeof(unsigned long long), stream()),
