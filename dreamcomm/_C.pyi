@@ -65,23 +65,23 @@ class DreamBackend(Backend):
     def transport(self) -> str: ...
     @property
     def shares_memory(self) -> bool: ...
-    # The ranks of each host; one host where all share memory, and none where torch's own group
+    # The ranks of each host. There is one host if all share memory, and none if torch's own group
     # carries everything.
     @property
     def hosts(self) -> list[list[int]]: ...
-    # Whether the process of a rank is known to have ended; of groups within one host.
+    # Whether the process of a rank is known to have ended; for groups within one host.
     def _has_ended(self, rank: int) -> bool: ...
-    # Why these are the hosts.
-    # Within this host and between hosts, as predict_between() takes them; None within one host.
+    # Costs within this host and between hosts, as predict_between() takes them; None within one
+    # host.
     @property
     def _level_costs(self) -> tuple[str, list[float]] | None: ...
     @property
     def failure(self) -> str | None: ...
-    # None where torch's own backends carry everything.
+    # None if torch's own backends carry everything.
     @property
     def _recorder(self) -> Recorder | None: ...
     def stats(self) -> dict[str, dict[str, int]]: ...
-    # Of a batch that an exception has left: receives are withdrawn. Without one it does nothing.
+    # Cancels the receives of a batch that an exception has ended. Does nothing without a batch.
     def _give_up_batch(self) -> None: ...
     def explain(self, op: str, nbytes: int, heap: bool = False) -> str: ...
     def monitored_barrier(
@@ -89,22 +89,22 @@ class DreamBackend(Backend):
     ) -> None: ...
     # Whether the tensor lies in the registered memory of the group's device.
     def _holds(self, tensor: Tensor) -> bool: ...
-    # Whether dreamcomm itself averages such tensors, 16 bits in float32, and not torch's Gloo or
-    # NCCL. Collective at a device's first tensor, as an all_reduce of it.
+    # Whether dreamcomm itself averages such tensors, those of 16 bits in float32, and not torch's
+    # Gloo or NCCL. Collective at a device's first tensor, like an all_reduce of it.
     def _averages(self, tensor: Tensor) -> bool: ...
     def get_error(self) -> ErrorType: ...
-    # For the benchmark. Rows are calls of a burst; before each burst every input is rewritten with
-    # rank + 1 and what is output alone with 0. Durations in seconds, samples x rows of them.
+    # For the benchmark. Rows are calls of a burst. Before each burst every input is rewritten with
+    # rank + 1, and memory that is output only with 0. Returns samples x rows durations in seconds.
     def _time_core(self, op: str, input: Tensor, output: Tensor, samples: int) -> list[float]: ...
     def _time_ceiling(
         self, op: str, input: Tensor, output: Tensor, samples: int
     ) -> list[float]: ...
-    # The algorithm and the seconds that the cost model expects of it.
+    # The algorithm, and the seconds that the cost model expects for it.
     def _predict(self, op: str, nbytes: int, in_heap: bool) -> tuple[str, float]: ...
     def _set_default_timeout(self, timeout: timedelta) -> None: ...
 
 class Recorder:
-    """What a rank notes of its group's operations; see dreamcomm.records."""
+    """A rank's records of its group's operations; see dreamcomm.observe.records."""
 
     @property
     def team(self) -> str: ...
@@ -114,20 +114,20 @@ class Recorder:
     def rank(self) -> int: ...
     @property
     def size(self) -> int: ...
-    # Of the group's ranks in the job; empty: the same.
+    # Ranks in the job of the group's ranks; empty: they are the same.
     @property
     def world_ranks(self) -> list[int]: ...
-    # Of a group on several hosts: what is noted of its calls' parts within this rank's host.
+    # For a group on several hosts: the records of its calls' parts within this rank's host.
     @property
     def parts(self) -> Recorder | None: ...
-    # Likewise: the name of each host, and its ranks.
+    # For a group on several hosts: the name of each host, and its ranks.
     @property
     def hosts(self) -> list[tuple[str, list[int]]]: ...
     def open_log(self, records: int) -> None: ...
     def log_lines(self) -> list[tuple[Any, ...]] | None: ...
-    # Of collectives and of messages.
+    # The records of collectives, and those of messages.
     def log_records(self) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]] | None: ...
-    # Those, the timeline's spans, and how many there were of each.
+    # The same records, the timeline's spans, and how many there were of each of the three.
     def trace_records(
         self,
     ) -> (
@@ -142,11 +142,11 @@ class Recorder:
         | None
     ): ...
 
-# Of the groups of this process.
+# The recorders of this process's groups.
 def recorders() -> list[Recorder]: ...
 
-# Of all groups that there are, and will be, until it is stopped.
-# Says how many traces of that name there were before.
+# Traces all groups of this process, also later ones, until it is stopped. Returns how many traces
+# of that name there were before.
 def start_trace(name: str, records: int, spans: int) -> int: ...
 def stop_trace() -> list[Recorder]: ...
 def explain(op: str, nbytes: int, world: int, heap: bool) -> str: ...
@@ -154,10 +154,10 @@ def explain(op: str, nbytes: int, world: int, heap: bool) -> str: ...
 # Costs within a host as text: seconds of a turn and of a byte moved.
 def even_costs(turn: float, byte: float) -> str: ...
 
-# Whether leaders exchange it, bytes at a time and seconds, of each way that a call can go, the one
-# taken first. wire: seconds of latency and of a further message, seconds per byte from one rank and
-# from all that carry, seconds of each of their chunks and what of these overlaps (0 to 1);
-# corrections by leaders, and by carriers.
+# The ways in which a call can be carried out, the selected one first. Each has: whether leaders
+# exchange the data, the bytes at a time, and the seconds. wire: seconds of latency and of a further
+# message, seconds per byte from one rank and from all that carry, seconds of each of their chunks
+# and the part of these that overlaps (0 to 1); corrections by leaders, and by carriers.
 def predict_between(
     op: str,
     nbytes: int,
@@ -173,27 +173,27 @@ def predict_flat_ring(
 def allocate(size: int, dtype: torch.dtype, heap_bytes: int) -> Tensor: ...
 
 class PatientStore(Store):
-    """Gloo's, to connect the ranks of different hosts: waits for keys until a moment."""
+    """A store with a deadline, by which Gloo connects the ranks of different hosts."""
 
-    # What was left until then when it was made.
+    # The time until the deadline when the store was made.
     timeout: timedelta
-    # Why what is waited for will not come, or "". Once it says something all waits end.
+    # The reason that awaited keys will not arrive, or "". With a reason, all waits end.
     def trouble(self) -> str: ...
-    # Ends all waits, now and later.
+    # Ends all current and later waits.
     def leave(self) -> None: ...
 
 def is_in_heap(tensor: Tensor) -> bool: ...
 
-# Of the CPU's kernels: "AVX-512" and the like.
+# Instruction set of the CPU's kernels: "AVX-512" and the like.
 def instruction_set() -> str: ...
 
 # Processors that affinity and control groups leave to this process.
 def usable_cpus() -> int: ...
 
-# Of the CUDA runtime that is linked, as 13000 for 13.0; 0 where the build has no CUDA.
+# Version of the CUDA runtime that is linked, as 13000 for 13.0; 0 if the build has no CUDA.
 def cuda_runtime_version() -> int: ...
 
-# Devices that this process may use, and if there are none, why. Makes no CUDA context.
+# The number of devices that this process may use, and the reason if it is 0. Makes no CUDA context.
 def cuda_devices() -> tuple[int, str]: ...
 
 # Bytes read and written; see dreamcomm.ops.
@@ -201,13 +201,14 @@ def pack(
     tensors: list[Tensor], out: Tensor, scale: float, residual: Tensor | None
 ) -> tuple[int, int]: ...
 
-# Bytes read and written, the sum of squares and whether all are finite, if inspected: of
-# CUDA tensors as tensors of no dimension.
+# Bytes read and written; if inspected, the sum of squares and whether all are finite. For CUDA
+# tensors these two are tensors without dimensions.
 def unpack(
     buffer: Tensor, tensors: list[Tensor], divisor: int, factor: float, inspect: bool
 ) -> tuple[int, int, float | Tensor, bool | Tensor]: ...
 
-# The memory by which tools see a rank: /proc/PID/fd/N whose link is "/memfd:LABEL (deleted)".
+# Label of the memory by which tools observe a rank: the link /proc/PID/fd/N is
+# "/memfd:LABEL (deleted)".
 WINDOW_LABEL: str
 PROTOCOL_VERSION: int
 

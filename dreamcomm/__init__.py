@@ -1,19 +1,19 @@
 """A communication backend for PyTorch: shared memory, the same bits every time.
 
 ``torch.distributed.init_process_group("dreamcomm")`` needs no import of this package.
-What it adds beside torch's own calls:
+It adds to torch's own calls:
 
 - :func:`spawn` starts ranks from a script or notebook; :class:`RankError` names the one
   that failed,
 - :class:`Options` are the backend's options, for ``pg_options``,
-- :func:`stats` counts calls and bytes, :func:`explain` tells which algorithm runs and why,
+- :func:`stats` counts calls and bytes, :func:`explain` says which algorithm runs and why,
 - :func:`empty`, :func:`zeros`, :func:`empty_like` and :func:`share_` put tensors and modules
   into memory that the ranks share, where collectives need no copies,
 - :mod:`hooks` has communication hooks for DistributedDataParallel (16 bits between the ranks,
   error feedback, the norm of all gradients), :mod:`ops` the two passes under them,
 - :func:`monitored_barrier` is a barrier that names the missing ranks,
-- :func:`trace` writes a timeline of all ranks, :func:`comm_log` sums up where the time went, and
-  :func:`dump_flight_record` keeps the last operations for torch's own analyser.
+- :func:`trace` writes a timeline of all ranks, :func:`comm_log` sums up the time of each kind of
+  operation, and :func:`dump_flight_record` saves the last operations for torch's own analyser.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-# torch first: it ends with a call of the entry point in dreamcomm.backend, which must not be
-# half imported then. If that call brought us here, torch is half imported but usable.
+# torch is imported first: its import ends with a call of the entry point in dreamcomm.backend,
+# which must be imported completely by then. If that call imports this package, torch is imported
+# only in part, but usable.
 import torch  # noqa: F401
 
 from dreamcomm.backend import autoload
@@ -69,7 +70,7 @@ __all__ = [
     "zeros",
 ]
 
-autoload()  # in case torch was told not to (TORCH_DEVICE_BACKEND_AUTOLOAD=0); else does nothing
+autoload()  # needed if TORCH_DEVICE_BACKEND_AUTOLOAD=0; otherwise it does nothing
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,7 @@ environment variable, equal on all ranks:
 ``DREAMCOMM_MESSAGE_BYTES``  bytes of a message buffer
 ``DREAMCOMM_HEAP_BYTES``     bytes of the heap, ``0`` for none
 ``DREAMCOMM_COSTS``          ``auto``, ``fixed`` or the path of a file of measured costs
-``DREAMCOMM_CUDA``           ``nccl`` or ``dreamcomm``: what carries tensors on GPUs
+``DREAMCOMM_CUDA``           ``nccl`` or ``dreamcomm``: the carrier of tensors on GPUs
 ``DREAMCOMM_CUDA_HEAP_BYTES``
                              bytes of each GPU's registered memory, ``0`` for none
 ``DREAMCOMM_LOG``            ``1`` or ``0``, also on some ranks only; with it
@@ -65,11 +65,11 @@ def autoload() -> None:
 
 
 class _Devices(list[str]):
-    """Which devices a group serves that is made by the name alone: those that there are.
+    """The devices of a group that is made by the backend's name alone: those of this machine.
 
-    torch takes tensors of its own (``ShardedTensor.gather``) to the first that is not the CPU, and
-    fails where a torch with or without CUDA finds no GPU. Devices are counted at each use, as a
-    program may hide some after ``import torch``, and as counting at import would be slow.
+    torch moves tensors of its own (``ShardedTensor.gather``) to the first device that is not the
+    CPU, and fails if it finds no GPU. Devices are counted at each use, because a program may hide
+    some after ``import torch``, and because counting at import would be slow.
     """
 
     @staticmethod
@@ -99,13 +99,13 @@ def create(dist_opts: _DistributedBackendOptions, backend_options: object = None
 
     Args:
         dist_opts: store, rank, size, timeout and name of the group, from torch.
-        backend_options: what the caller gave as ``pg_options``, an :class:`Options` or None.
+        backend_options: the caller's ``pg_options``, an :class:`Options` or None.
 
     Raises:
         ImportError: the package was built for another torch, or not at all.
         TypeError: ``backend_options`` are those of another backend.
-        ValueError: an option or an environment variable has no meaning.
-        DistBackendError: the members' options differ, or one did not appear in time.
+        ValueError: the value of an option or of an environment variable is invalid.
+        DistBackendError: the members' options differ, or one did not join in time.
     """
     from dreamcomm._torch.build_check import check_build
 
@@ -149,7 +149,7 @@ def heap_bytes() -> int:
     return _size("DREAMCOMM_HEAP_BYTES", _C.Options().heap_bytes, least=0)
 
 
-# All that are read, here and elsewhere, after DREAMCOMM_: for the doctor.
+# Names of all variables that are read, here and elsewhere, without DREAMCOMM_; for the doctor.
 VARIABLES = (
     "ALGORITHM", "COSTS", "CUDA", "CUDA_HEAP_BYTES", "FIXED_ORDER", "FLIGHT_RECORD",
     "HALVES_BETWEEN_HOSTS", "HEAP_BYTES", "HOSTS", "INTERNODE_DTYPE", "LOG", "MESSAGE_BYTES",
@@ -158,7 +158,11 @@ VARIABLES = (
 
 
 def apply_environment(options: Options) -> None:
-    """Raises ValueError, naming the variable, if one is no flag and no number of bytes."""
+    """Sets options from the environment.
+
+    Raises:
+        ValueError: a variable is no flag, or no number of bytes; the text names it.
+    """
     options.algorithm = _text("DREAMCOMM_ALGORITHM") or options.algorithm
     options.costs = _text("DREAMCOMM_COSTS") or options.costs
     options.cuda = _text("DREAMCOMM_CUDA") or options.cuda
@@ -175,7 +179,7 @@ def apply_environment(options: Options) -> None:
 
 
 def _text(variable: str) -> str | None:
-    """What the variable says; an empty one says nothing, as in most shells' scripts."""
+    """The variable's value, or None if it is unset or empty, as in most shell scripts."""
     return os.environ.get(variable) or None
 
 

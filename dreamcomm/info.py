@@ -1,4 +1,4 @@
-"""What a group did and does: byte counters, the choice of algorithm, who is missing."""
+"""Information on a group: byte counters, the choice of algorithm, missing ranks."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def stats(group: dist.ProcessGroup | None = None) -> dict[str, dict[str, int]]:
         group: a group with the backend dreamcomm; None is the default group.
 
     Returns:
-        For each operation ("all_reduce", "send", ...) a dict with ``calls``, and in bytes
-        ``sent`` (what peers read of this rank, once per reader) and ``received`` (what this
-        rank read of its peers), and ``in_place``, the calls among them on tensors in the
-        shared heap. Of a group that spans hosts the last three are of the parts of its calls
-        within this rank's host, under the parts' names, and ``sent_between_hosts`` and
-        ``received_between_hosts`` are the bytes of the calls between hosts. Calls on tensors on
-        GPUs, and those that torch's own Gloo or NCCL group carried, count nothing.
+        For each operation ("all_reduce", "send", ...) a dict of counters: ``calls``; the bytes
+        ``sent`` (read by peers from this rank, counted once per reader) and ``received`` (read by
+        this rank from its peers); and ``in_place``, the number of calls on tensors in the shared
+        heap. In a multi-node group the last three count the parts of calls within this rank's
+        host, under the parts' names; ``sent_between_hosts`` and ``received_between_hosts`` count
+        the bytes of calls between hosts. Calls on tensors on GPUs, and those that torch's own
+        Gloo or NCCL group carried, are not counted.
 
     Raises:
         ValueError: the group does not use dreamcomm, or this rank is not in it.
@@ -46,16 +46,20 @@ def explain(
     group: dist.ProcessGroup | None = None,
     shared: bool = False,
 ) -> str:
-    """Says how a call would run, what else there is, the time predicted for each, and why.
+    """Explains how a call would run: the algorithm, the others with predicted times, and why.
 
     Args:
         op: "all_reduce", "broadcast", "all_gather", ...
-        nbytes: bytes of one rank's block: of its tensor, or for reduce_scatter and scatter of
-            its output, for all_to_all of its whole input.
-        world: as a group of so many ranks of this host would run it; no group is needed. The
-            costs are those an earlier group of this size has measured, else fixed ones.
-        group: without ``world``: a group with the backend dreamcomm; None is the default group.
-        shared: for tensors that lie in the shared heap on all ranks (:func:`dreamcomm.empty`).
+        nbytes: bytes of one rank's block: of its tensor; for reduce_scatter and scatter of its
+            output; for all_to_all of its whole input.
+        world: the number of ranks of an assumed group on this host; no group is needed then. The
+            costs are those that an earlier group of this size has measured, or fixed ones.
+        group: used without ``world``: a group with the backend dreamcomm; None is the default
+            group.
+        shared: assume tensors in the shared heap on all ranks (:func:`dreamcomm.empty`).
+
+    Returns:
+        The explanation as text.
 
     Raises:
         TypeError: ``nbytes`` is no int.
@@ -79,15 +83,15 @@ def explain(
 
 
 def transport(group: dist.ProcessGroup | None = None) -> str:
-    """Names what carries the group's bytes, such as "shm (memfd), 4 ranks in one host"."""
+    """Names the group's transport, such as "shm (memfd), 4 ranks in one host"."""
     return backend_of(group).transport
 
 
 def averages(tensor: Tensor, group: dist.ProcessGroup | None = None) -> bool:
     """Whether dreamcomm itself averages the tensor in that group, in float32 if it has 16 bits.
 
-    Else torch's Gloo or NCCL does, or the backend that the group has for the tensor's device.
-    All ranks get the same answer; on a GPU all have to ask, if it is the group's first call there.
+    Otherwise torch's Gloo or NCCL does, or the group's backend for the tensor's device. All ranks
+    get the same answer. If it is the group's first call on a GPU, all ranks have to call it.
     """
     try:
         backend = ours(given_group(group), tensor.device)
@@ -105,16 +109,16 @@ def monitored_barrier(
 
     Args:
         group: a group with the backend dreamcomm; None is the default group.
-        timeout: how long to wait, a float in seconds; None is the group's timeout. The first of
-            the ranks' timeouts that is over ends the barrier for all who are in it.
-        wait_all_ranks: rank 0 names all missing ranks, not only the first; where one cannot come,
-            the others have half a second more to.
+        timeout: how long to wait, in seconds or as a timedelta; None is the group's timeout. The
+            shortest of the ranks' timeouts ends the barrier for all ranks in it.
+        wait_all_ranks: rank 0 names all missing ranks, not only the first. If one cannot arrive,
+            the others have half a second more to arrive.
 
     Raises:
         ValueError: the timeout is less than a millisecond, or no finite number.
-        DistBackendError: ranks were missing at the timeout, or, at once, one has ended, left or
-            given the barrier up. Rank 0 names them; the others say what they heard from rank 0.
-            On a rank that comes when rank 0 has stopped waiting: it was late.
+        DistBackendError: ranks were missing at the timeout. It is raised at once if a rank has
+            ended, has left or has stopped waiting. Rank 0 names the ranks; the others repeat rank
+            0's error. A rank that arrives after rank 0 has stopped waiting learns that it was late.
     """
     if timeout is not None:
         timeout = as_timeout("monitored_barrier", timeout)
@@ -122,7 +126,7 @@ def monitored_barrier(
 
 
 def as_timeout(call: str, given: timedelta | float) -> timedelta:
-    """Raises ValueError for what is no timeout."""
+    """The timeout as a timedelta. Raises ValueError below a millisecond, or if not finite."""
     try:
         timeout = bounded(given)
     except ValueError:  # inf, nan

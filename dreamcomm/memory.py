@@ -1,15 +1,15 @@
 """Tensors in memory that the ranks of this host share: collectives read and write them in place.
 
-A tensor made here is an ordinary CPU tensor. It lies in the process's heap, one range that
-every group of the process shows to its peers, so no step of its own is needed to register it,
-and ranks may hold different ones. Where the heap is full, or the system gives none, the tensor
-lies in other memory and collectives copy it, which ``dreamcomm.explain()`` tells. A tensor that is
-resized gets new memory from the heap. A forked child sees the same memory, not a copy.
+A tensor made here is an ordinary CPU tensor in the process's heap. The heap is one range that
+every group of the process shares with its peers. So tensors need no registration, and ranks may
+hold different ones. If the heap is full, or the system provides none, the tensor is in other memory
+and collectives copy it; ``dreamcomm.explain()`` says so. A tensor that is resized gets new memory
+from the heap. A forked child sees the same memory, not a copy.
 
-On a GPU the memory belongs to one group, whose option ``cuda`` is "dreamcomm" and whose
-``cuda_heap_bytes`` says how much there is. Its first call for a tensor on the GPU, an allocation
-or a collective, is one that all its ranks have to make. A tensor there that is resized beyond its
-storage moves into torch's own memory, which collectives copy.
+On a GPU the memory belongs to one group. The group's option ``cuda`` must be "dreamcomm", and
+``cuda_heap_bytes`` sets the size of the memory. All ranks of the group have to take part in its
+first call for a tensor on the GPU, whether an allocation or a collective. A tensor there that is
+resized beyond its storage moves into torch's own memory, which collectives copy.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ def empty(
     device: torch.device | str | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> Tensor:
-    """Makes a tensor of undefined content, as :func:`torch.empty`, in the shared heap.
+    """Makes a tensor of undefined content in the shared heap, like :func:`torch.empty`.
 
     Args:
         size: the shape, as numbers or as one sequence of them.
         dtype: None is torch's default dtype.
         device: None is the CPU.
-        group: for a GPU's memory, whose it is; None is the default group.
+        group: the group whose memory on the GPU is used; None is the default group.
 
     Raises:
         ValueError: a negative size; a device whose tensors the group hands to NCCL.
@@ -78,11 +78,11 @@ def empty_like(tensor: Tensor, *, group: dist.ProcessGroup | None = None) -> Ten
 
 
 def is_shared(tensor: Tensor, *, group: dist.ProcessGroup | None = None) -> bool:
-    """Whether the tensor lies in the heap that this process has now, or in the group's GPU memory.
+    """Whether the tensor is in this process's current heap, or in the group's GPU memory.
 
     Args:
-        tensor: of any kind.
-        group: for a tensor that is not on the CPU; None is the default group.
+        tensor: any tensor.
+        group: used for a tensor that is not on the CPU; None is the default group.
 
     Raises:
         TypeError: it is no tensor.
@@ -108,17 +108,17 @@ def is_shared(tensor: Tensor, *, group: dist.ProcessGroup | None = None) -> bool
 def share_(module: M) -> M:
     """Moves a module's CPU parameters, buffers and gradients into the shared heap, in place.
 
-    The parameters stay the same objects, so optimizers and hooks keep their hold on them. Where
-    a gradient is missing one of zeros is made, so that it lies in the heap from the first step
-    on; keep it there with ``zero_grad(set_to_none=False)``. Tensors that share memory (tied
-    weights) share it afterwards, too, if they are the same object.
+    The parameters stay the same objects, so optimizers and hooks stay valid. A missing gradient is
+    created as zeros, so that it is in the heap from the first step on; keep it there with
+    ``zero_grad(set_to_none=False)``. Tensors that share memory (tied weights) share it afterwards,
+    too, if they are the same object.
 
     Returns:
         The module.
 
     Raises:
-        ValueError: one of them is no ordinary tensor: sparse, quantized, lazy, a DTensor. Nothing
-            has been moved then.
+        ValueError: one of them is no ordinary tensor (it is sparse, quantized, lazy or a DTensor).
+            Nothing has been moved then.
         TypeError: it is no module.
     """
     if not isinstance(module, torch.nn.Module):

@@ -1,1 +1,1 @@
-"""What wraps or mends torch."""
+"""Wrappers and fixes of torch."""

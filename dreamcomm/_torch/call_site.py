@@ -10,7 +10,7 @@ from types import FrameType
 
 import torch
 
-# What stands between a program and the call: torch, this package, Python's own library.
+# Code between a program and the call: torch, this package, Python's own library.
 _BETWEEN = tuple(
     os.path.dirname(os.path.abspath(folder)) + os.sep
     for folder in (os.path.dirname(__file__), torch.__file__)
@@ -29,7 +29,7 @@ def call_site() -> str:
 
 
 def whereabouts() -> str:
-    """The innermost such line of the main thread, now."""
+    """The innermost such line that the main thread runs now."""
     return _innermost(sys._current_frames().get(threading.main_thread().ident or 0))
 
 
@@ -44,9 +44,10 @@ def _innermost(frame: FrameType | None) -> str:
 
 
 def _sayable(name: str, most: int) -> str:
-    """The end of a name, of so many bytes of UTF-8: what travels is cut at its own end.
+    """The last ``most`` bytes of a name in UTF-8. A message would cut off the end instead.
 
-    Python spells bytes of a file's name that are no UTF-8 as what UTF-8 cannot say.
+    Bytes of a file's name that are not UTF-8 are escaped: Python holds them as characters that
+    UTF-8 cannot encode.
     """
     raw = name.encode("utf-8", "backslashreplace")
     return raw.decode() if len(raw) <= most else "..." + raw[-most:].decode("utf-8", "ignore")

@@ -1,9 +1,9 @@
-"""Batches of calls that an exception leaves.
+"""Cancels batches of calls that end by an exception.
 
-torch forgets a batch (``batch_isend_irecv``, a coalescing block) only where it ends in good order.
-After an exception in one, as Ctrl-C or a tensor that nobody carries, it takes the group's later
-collectives for more of that batch: ``all_reduce`` returns at once and has reduced nothing. So a
-batch of a group of dreamcomm is given up then; those of other backends are left as they are.
+torch ends a batch (``batch_isend_irecv``, a coalescing block) only if no exception escapes it.
+After an exception, such as Ctrl-C or an unsupported tensor, torch adds the group's later
+collectives to that batch: ``all_reduce`` returns at once and has reduced nothing. So the batch of a
+dreamcomm group is cancelled then. Batches of other backends are not changed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Batches = dict["dist.ProcessGroup", Any]  # torch's, that have begun
 
 
 class Batch(AbstractContextManager[Any, None]):
-    """One batch of a group. No generator: Ctrl-C may come before one is told that it has begun."""
+    """One batch of a group. It is no generator: Ctrl-C could interrupt one before it has begun."""
 
     def __init__(
         self,
@@ -35,13 +35,13 @@ class Batch(AbstractContextManager[Any, None]):
         self._manager = manager
         self._group = group
         self._batches = batches
-        self._begins = group is not None and group not in batches  # it is in no other of the group
+        self._begins = group is not None and group not in batches  # not within another batch
 
     def __enter__(self) -> Any:
         try:
             return self._manager.__enter__()
         except BaseException:
-            self._give_up()
+            self._cancel()
             raise
 
     def __exit__(
@@ -56,15 +56,15 @@ class Batch(AbstractContextManager[Any, None]):
             ends_well = error is None
         finally:
             if not ends_well:
-                self._give_up()
+                self._cancel()
 
-    def _give_up(self) -> None:
+    def _cancel(self) -> None:
         if not self._begins or self._group is None:
             return
         try:
-            give_up(self._group, self._batches)
-        except Exception:  # the one on its way out is worth more
-            logging.getLogger("dreamcomm").warning("a batch could not be given up", exc_info=True)
+            cancel(self._group, self._batches)
+        except Exception:  # the exception that ended the batch matters more
+            logging.getLogger("dreamcomm").warning("a batch could not be cancelled", exc_info=True)
 
 
 def mend_batches() -> None:
@@ -87,15 +87,15 @@ def mend_batches() -> None:
         setattr(module, MANAGER, _coalescing_manager)
 
 
-def give_up(group: dist.ProcessGroup, batches: Batches) -> None:
-    """Forgets the group's batch: receives are withdrawn, and sends stay under way."""
-    if "dreamcomm._C" not in sys.modules:  # no group is of dreamcomm
+def cancel(group: dist.ProcessGroup, batches: Batches) -> None:
+    """Ends the group's batch: its receives are cancelled; its sends still complete."""
+    if "dreamcomm._C" not in sys.modules:  # no group uses dreamcomm
         return
     from dreamcomm._torch.groups import backend_of
 
     try:
         backend = backend_of(group)
-    except ValueError:  # another's
+    except ValueError:  # another backend's group
         return
     batches.pop(group, None)
     backend._give_up_batch()

@@ -1,9 +1,9 @@
-"""Where DistributedDataParallel's buckets lie, and FSDP2's buffers.
+"""The memory of DistributedDataParallel's buckets, and of FSDP2's buffers.
 
 torch asks a group's backend for the memory of buckets only with ``DDP_DISABLE_COMM_MEM=0`` in the
-environment, and then does so for every group of the process. Without GPUs no other backend of
-torch's gives any, so there the variable is set with the first group of this one. With GPUs it would
-move the buckets of NCCL's groups, too: whether it does is left to the user.
+environment, and then for every group of the process. Without GPUs no other backend of torch
+provides such memory, so there the first group of this backend sets the variable. With GPUs the
+variable would also move the buckets of NCCL's groups, so there it is left to the user.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ ON = ("0", "f", "false", "n", "no")  # as torch reads it
 
 
 def offer_memory() -> None:
-    """Has DDP take its buckets from its group, unless the user says otherwise."""
+    """Makes DDP take its buckets from its group, unless the user has set the variable."""
     if VARIABLE not in os.environ and not has_gpus():
         os.environ[VARIABLE] = "0"
 
 
 def are_shared() -> bool:
-    """Whether buckets of DDP on a group of this backend lie in shared memory, if made now."""
+    """Whether buckets of DDP on a group of this backend are in shared memory, if made now."""
     return os.environ.get(VARIABLE, "").lower() in ON
 
 
@@ -35,7 +35,7 @@ def has_gpus() -> bool:
 
 
 def advice(op: str) -> str:
-    """What :func:`dreamcomm.explain` says of torch's own tensors in such calls, or ""."""
+    """The text of :func:`dreamcomm.explain` on torch's own tensors in such calls, or ""."""
     if op == "all_reduce":
         if are_shared():
             return "\n  (buckets of DistributedDataParallel: in shared memory)"

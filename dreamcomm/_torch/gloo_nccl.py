@@ -1,4 +1,4 @@
-"""torch's own groups: for what shared memory cannot serve, and for what goes between hosts."""
+"""torch's own groups, for calls that shared memory cannot serve, and for data between hosts."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ __all__ = ["make_inner"]
 
 
 def make_inner(store: Store, rank: int, size: int, options: Options, device_type: str) -> Backend:
-    """Makes torch's own backend, for what shared memory cannot serve.
+    """Makes torch's own backend, for calls that shared memory cannot serve.
 
-    ``device_type`` is "cpu" (Gloo), "cuda" (NCCL) or "hosts", for what goes between hosts (Gloo).
-    Raises RuntimeError if torch has none.
+    ``device_type`` is "cpu" (Gloo), "cuda" (NCCL) or "hosts", for data between hosts (Gloo).
+    Raises RuntimeError if torch was built without that backend.
     """
     if device_type == "cuda":
         return _make_nccl(store, rank, size, options)
     return _make_gloo(store, rank, size, options, lazy=device_type == "cpu")
 
 
-_TRIES = 5  # for so many times its timeout Gloo waits for a rank to connect
+_TRIES = 5  # Gloo waits this many times its timeout for a rank to connect
 
 
 def _make_gloo(store: Store, rank: int, size: int, options: Options, lazy: bool) -> Backend:
@@ -46,7 +46,7 @@ def _make_gloo(store: Store, rank: int, size: int, options: Options, lazy: bool)
         )
     gloo: Any = dist.ProcessGroupGloo  # the stubs do not know the options class
     settings = gloo._Options()
-    # Lazy is connected at first use: two ranks that exchange messages do not wait for the others.
+    # A lazy group connects at first use: two ranks that exchange messages do not wait for others.
     names = os.environ.get("GLOO_SOCKET_IFNAME")
     with _in_batch():
         if names:
@@ -68,11 +68,11 @@ def _make_gloo(store: Store, rank: int, size: int, options: Options, lazy: bool)
 
 @contextmanager
 def _in_batch() -> Iterator[None]:
-    """Threads begun here wait until who runs on a processor leaves it, where the system has that.
+    """Starts threads that do not preempt others when they wake (SCHED_BATCH), if the system can.
 
-    A thread of Gloo that is woken by what another one of its process has just sent would take the
-    processor from it, find a connection's lock held by it, and look again and again until its time
-    is up: milliseconds, where ranks share processors.
+    A thread of Gloo wakes when another thread of its process has just sent data. Otherwise it would
+    preempt that thread, find a connection's lock held by it, and spin until its time slice ends:
+    milliseconds, if ranks share processors.
     """
     is_taken = (
         hasattr(os, "SCHED_BATCH")
@@ -87,7 +87,7 @@ def _in_batch() -> Iterator[None]:
 
 
 def _is_scheduled(policy: int) -> bool:
-    """Whether this thread is, from now on: some sandboxes know no other policy than the usual."""
+    """Sets this thread's policy; returns False in sandboxes that know only the usual one."""
     try:
         os.sched_setscheduler(0, policy, os.sched_param(0))
     except OSError:
@@ -109,15 +109,15 @@ def _make_device(name: str, rank: int, lazy: bool) -> Any:
         ) from error
 
 
-_LOOK = 0.2  # seconds between looks for trouble
-_MORE = 0.3  # seconds that Gloo may take beyond its time: it says more of why it has failed
+_LOOK = 0.2  # seconds between checks for trouble
+_MORE = 0.3  # seconds that Gloo may take beyond its timeout, since its error says more
 
 
 def _connect(store: PatientStore, connect: Callable[[], Backend]) -> Backend:
-    """Calls `connect`, which hears no signals; Ctrl-C, trouble and its time end the wait for it.
+    """Calls ``connect``, which ignores signals, in a thread, and waits for it.
 
-    It goes on then in a thread that no process waits for: not for long, unless it is in the midst
-    of reaching a rank, or in a store that does not answer.
+    Ctrl-C, trouble and the timeout end the wait. The thread then continues as a daemon. It ends
+    soon, unless it is connecting to a rank or waits for a store that does not answer.
     """
     done: Future[Backend] = Future()
 
@@ -140,7 +140,7 @@ def _connect(store: PatientStore, connect: Callable[[], Backend]) -> Backend:
         return done.result()
     except BaseException:
         store.leave()
-        wait([done], _LOOK)  # mostly it ends at once
+        wait([done], _LOOK)  # usually it ends at once
         raise
 
 

@@ -1,6 +1,6 @@
-"""torch's way to change a group's timeout later on, for groups of dreamcomm too.
+"""Lets torch's ``_set_pg_timeout`` change the timeout of dreamcomm groups, too.
 
-``_set_pg_timeout`` of torch knows the backends Gloo and NCCL alone: it warns, and changes nothing.
+torch's own function knows only Gloo and NCCL. For other backends it warns and changes nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SETTER = "_set_pg_timeout"
 
 
 def mend_timeout() -> None:
-    """Wraps torch's own setter, where it has one: it knows Gloo and NCCL alone. Called once."""
+    """Wraps torch's own setter, if it has one. Called once."""
     torchs: Any = importlib.import_module("torch.distributed.distributed_c10d")
     set_others = getattr(torchs, SETTER, None)
     if set_others is None:
@@ -38,8 +38,8 @@ def mend_timeout() -> None:
 
 
 def _backends_of(group: dist.ProcessGroup | None) -> tuple[list[DreamBackend], int]:
-    """Those of dreamcomm, and how many devices of the group have another one."""
-    if "dreamcomm._C" not in sys.modules:  # no group is of dreamcomm
+    """The group's dreamcomm backends, and how many of its devices have another backend."""
+    if "dreamcomm._C" not in sys.modules:  # no group uses dreamcomm
         return [], 0
     import torch
     import torch.distributed as dist
@@ -47,7 +47,7 @@ def _backends_of(group: dist.ProcessGroup | None) -> tuple[list[DreamBackend], i
     from dreamcomm._torch.groups import ours
 
     group = group or dist.group.WORLD
-    if not isinstance(group, dist.ProcessGroup):  # torch says so
+    if not isinstance(group, dist.ProcessGroup):  # torch raises the error
         return [], 0
     found = [ours(group, torch.device(device)) for device in group._device_types]
     backends = list({id(one): one for one in found if one is not None}.values())

@@ -16,7 +16,7 @@ __all__ = ["backend_of", "given_group", "ours"]
 
 
 def backend_of(group: dist.ProcessGroup | None) -> DreamBackend:
-    """The group's backend. Raises ValueError where there is none of dreamcomm."""
+    """The group's dreamcomm backend. Raises ValueError if it has none."""
     group = given_group(group)
     for device in group._device_types:
         backend = ours(group, torch.device(device))
@@ -26,7 +26,7 @@ def backend_of(group: dist.ProcessGroup | None) -> DreamBackend:
 
 
 def given_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """The group, or the default one. Raises ValueError where there is none."""
+    """The group, or the default one. Raises ValueError if there is none."""
     if group is None:
         group = dist.group.WORLD
     if group is None:
@@ -40,7 +40,7 @@ def given_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
 
 
 def ours(group: dist.ProcessGroup, device: torch.device) -> DreamBackend | None:
-    """What serves the group's tensors on a device, if that is dreamcomm."""
+    """The backend of the group's tensors on a device, if it is dreamcomm; else None."""
     check_build()
     from dreamcomm._C import DreamBackend
 

@@ -1,1 +1,1 @@
-"""Buckets of gradients: what DistributedDataParallel's hooks and sharded training share."""
+"""Buckets of gradients, shared by DistributedDataParallel's hooks and sharded training."""

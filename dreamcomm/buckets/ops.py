@@ -28,16 +28,17 @@ __all__ = ["Transfer", "pack", "unpack"]
 
 @dataclass(frozen=True)
 class Transfer:
-    """What a pass over a bucket did.
+    """The result of a pass over a bucket.
 
     Attributes:
-        bytes_read: bytes of tensors, buffers and residuals that were read, counted on the way.
-        bytes_written: the same of what was written.
+        bytes_read: bytes of tensors, buffers and residuals that were read, as counted by the pass.
+        bytes_written: bytes that were written, counted in the same way.
         squared_norm: the sum of the squares of all elements written, added in float64 in an
-            order that depends on their number alone; None if it was not asked for. On a CUDA
-            device a tensor of no dimension there, float64: nothing waits for it.
-        finite: whether no element written is infinite or NaN; None if it was not asked for. On
-            a CUDA device a tensor of no dimension there, bool.
+            order that depends only on their number; None if it was not requested. On a CUDA device
+            it is a float64 tensor of no dimension on that device, and the call does not wait for
+            it.
+        finite: whether no element written is infinite or NaN; None if it was not requested. On a
+            CUDA device it is a bool tensor of no dimension on that device.
     """
 
     bytes_read: int
@@ -54,17 +55,17 @@ def pack(
     float32 into bfloat16 moves 6 bytes per element, with a residual 14.
 
     Args:
-        tensors: of any shapes and one dtype.
-        out: of any shape, with as many elements as the tensors have together.
-        scale: what each element is multiplied by before it is cast.
+        tensors: tensors of any shapes and one dtype.
+        out: a tensor of any shape, with as many elements as the tensors have together.
+        scale: the factor of each element before it is cast.
         residual: float32, with as many elements as ``out``. It is added before the cast, and
-            gets what the cast took away, to be sent with the next call (error feedback; Seide
-            et al. 2014, "1-bit stochastic gradient descent"; Karimireddy et al. 2019, "Error
-            feedback fixes SignSGD"). Where that is not finite it becomes 0.
+            receives the rounding error of the cast, to be sent with the next call (error feedback;
+            Seide et al. 2014, "1-bit stochastic gradient descent"; Karimireddy et al. 2019, "Error
+            feedback fixes SignSGD"). An error that is not finite becomes 0.
 
     Raises:
         ValueError: dtypes, shapes, devices or layouts do not fit, or memory overlaps. A tensor
-            may lie at its own place in ``out`` if it has the same dtype. Nothing was written.
+            may be at its own place in ``out`` if it has the same dtype. Nothing was written.
         TypeError: an argument is of another type.
     """
     from dreamcomm._torch.build_check import check_build
@@ -89,14 +90,14 @@ def unpack(
 ) -> Transfer:
     """Writes the buffer's elements into the tensors: ``cast(x / divisor * factor)``.
 
-    bfloat16 into float32 moves 6 bytes per element, with ``inspect`` no more.
+    bfloat16 into float32 moves 6 bytes per element; ``inspect`` adds none.
 
     Args:
-        buffer: of any shape, with as many elements as the tensors have together.
-        tensors: of any shapes and one dtype.
-        divisor: at least 1; the number of ranks makes an average of a sum.
-        factor: what each quotient is multiplied by, such as the inverse of a loss scale.
-        inspect: also find ``squared_norm`` and ``finite`` of what is written.
+        buffer: a tensor of any shape, with as many elements as the tensors have together.
+        tensors: tensors of any shapes and one dtype.
+        divisor: at least 1; the number of ranks turns a sum into an average.
+        factor: the factor of each quotient, such as the inverse of a loss scale.
+        inspect: also find ``squared_norm`` and ``finite`` of the written elements.
 
     Raises:
         ValueError: as :func:`pack`, or the divisor is below 1. Nothing was written.

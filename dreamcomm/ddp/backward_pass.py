@@ -1,4 +1,4 @@
-"""Which buckets a backward pass of DistributedDataParallel had, and what was found in them."""
+"""The buckets of a backward pass of DistributedDataParallel, and the results of each."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ if TYPE_CHECKING:
 
 
 class Pass:
-    """The latest pass that communicated, also where it has not ended.
+    """The latest pass that communicated, even if it has not ended.
 
-    A bucket of index k is the k-th of its pass. But in the first pass of a static graph with
-    several buckets torch calls each of them number 0, and none the last one: such a pass goes on
-    with parameters that it has not met.
+    A bucket of index k is the k-th of its pass. In the first pass of a static graph with several
+    buckets, however, torch gives each the index 0 and marks none as the last. In such a pass a
+    bucket belongs to the same pass if its parameters have not been seen in it.
     """
 
     def __init__(self) -> None:
         self.results: dict[int, Transfer] = {}  # by the number that enter() gave the bucket
         self.work: dist.Work | None = None  # the latest call on a device
-        self._first = self._entered = 0  # numbers of this pass: from, and up to but without
+        self._first = self._entered = 0  # numbers of this pass: from _first to _entered - 1
         self._ended = False
         self._nameless = False  # all of its buckets have the index 0, and none is the last one
-        self._met: set[int] = set()  # their parameters
+        self._seen: set[int] = set()  # their parameters
 
     def enter(self, bucket: GradBucket) -> bool:
         """Gives the bucket the number ``latest``; True if a pass begins with it."""
-        begins = bucket.index() == 0 and not self._goes_on(bucket)
+        begins = bucket.index() == 0 and not self._continues(bucket)
         if begins:
             self.results, self.work = {}, None  # calls under way keep those of their pass
-            self._first, self._met = self._entered, set()
+            self._first, self._seen = self._entered, set()
             self._nameless = not bucket.is_last()
         self._nameless &= bucket.index() == 0
         if self._nameless:
-            self._met.update(map(id, bucket.parameters()))
+            self._seen.update(map(id, bucket.parameters()))
         self._entered += 1
         self._ended = bucket.is_last() or (self._nameless and not begins)
         return begins
@@ -46,7 +46,7 @@ class Pass:
         return self._entered - 1
 
     def found(self) -> list[Transfer]:
-        """Of all buckets, in order.
+        """The results of all buckets, in order.
 
         Raises:
             RuntimeError: the pass has not ended, or nothing was collected in it.
@@ -61,5 +61,5 @@ class Pass:
             )
         return found
 
-    def _goes_on(self, bucket: GradBucket) -> bool:
-        return self._nameless and self._met.isdisjoint(map(id, bucket.parameters()))
+    def _continues(self, bucket: GradBucket) -> bool:
+        return self._nameless and self._seen.isdisjoint(map(id, bucket.parameters()))

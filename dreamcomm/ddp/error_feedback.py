@@ -1,4 +1,4 @@
-"""What error feedback has not sent yet: residuals of gradients, kept by parameter."""
+"""Residuals of error feedback: the parts of gradients not sent yet, kept by parameter."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
 
 class Residuals:
-    """In float32; those of one bucket lie in a row, and follow their parameters to another.
+    """Residuals in float32. Those of one bucket form a row, and move with their parameters.
 
-    Rows are on the devices of their buckets. What is done to them is in the order of backward
-    passes, whose streams torch orders one behind the other, so they need no order of their own.
+    Rows are on the devices of their buckets. They are used in the order of backward passes, whose
+    streams torch orders one after the other, so they need no further synchronization.
     """
 
     def __init__(self) -> None:
         self._rows: dict[int, tuple[list[Tensor], Tensor]] = {}  # by bucket, with its parameters
-        self._parts: dict[Tensor, Tensor] = {}  # by parameter, in the order first met
-        self._loaded: list[Tensor] = []  # for parameters not met yet, in that order
+        self._parts: dict[Tensor, Tensor] = {}  # by parameter, in the order first seen
+        self._loaded: list[Tensor] = []  # for parameters not seen yet, in that order
 
     def row(self, bucket: GradBucket) -> Tensor:
         """The residuals of a bucket, flat, in the bucket's order.
@@ -40,24 +40,24 @@ class Residuals:
                 del self._rows[index]
             if len(self._loaded) > len(self._parts):
                 raise _misfit(f"{len(self._loaded)} residuals", f"{len(self._parts)} parameters")
-            self._loaded = []  # all are where they belong
+            self._loaded = []  # all have been assigned
         return row
 
     def of(self, parameter: Tensor) -> Tensor | None:
-        """A copy of a parameter's residual, or None if it was not met."""
+        """A copy of a parameter's residual, or None if the parameter was not seen."""
         part = self._parts.get(parameter)
         return None if part is None else part.clone().view(parameter.shape)
 
     def copies(self) -> list[Tensor]:
-        """All, in the order in which their parameters were first met."""
-        met = [part.clone().view(parameter.shape) for parameter, part in self._parts.items()]
-        return met + [tensor.clone() for tensor in self._loaded[len(met) :]]
+        """Copies of all residuals, in the order in which their parameters were first seen."""
+        seen = [part.clone().view(parameter.shape) for parameter, part in self._parts.items()]
+        return seen + [tensor.clone() for tensor in self._loaded[len(seen) :]]
 
     def load(self, residuals: Sequence[Tensor]) -> None:
-        """Takes what copies() gave, now or when the parameters are met.
+        """Loads the result of copies(), now or when the parameters are first seen.
 
         Raises:
-            ValueError: they do not fit the parameters met so far.
+            ValueError: they do not fit the parameters seen so far.
         """
         for tensor in residuals:
             if not isinstance(tensor, Tensor) or tensor.dtype != torch.float32:

@@ -6,17 +6,17 @@
 =================  ==============================================================================
 ``bf16``           bfloat16 between the ranks: half the bytes; sums in float32, rounded once
 ``fp16``           the same in float16: finer, but overflows beyond 65504
-``bf16_feedback``  as ``bf16``; what rounding took away is sent with the next gradient
-``fp16_feedback``  as ``fp16``, the same
+``bf16_feedback``  as ``bf16``; the rounding error is sent with the next gradient
+``fp16_feedback``  as ``fp16``; the rounding error is sent with the next gradient
 ``average``        float32 between the ranks; divides and takes the norm in one pass
 =================  ==============================================================================
 
 Parameters and gradients keep their dtype (float32, float64, bfloat16 or float16), on the CPU or
-on CUDA devices. The hooks run on a dreamcomm group whose ranks share memory, for gradients on GPUs
-one whose option ``cuda`` is "dreamcomm", and on any other group as well: then each rank divides
-before it casts, as torch's own hooks do, and sums are the other backend's.
+on CUDA devices. The hooks run on a dreamcomm group whose ranks share memory; for gradients on GPUs
+its option ``cuda`` must be "dreamcomm". They run on any other group as well. Then each rank divides
+before it casts, as torch's own hooks do, and the other backend computes the sums.
 
-The norm of all gradients comes for a fraction of another pass over them. To clip::
+The norm of all gradients costs a fraction of another pass over them. To clip::
 
     loss.backward()
     norm = state.norm()  # equal on all ranks
@@ -24,10 +24,10 @@ The norm of all gradients comes for a fraction of another pass over them. To cli
     if state.finite():
         optimizer.step()
 
-On GPUs a hook puts its work on streams and waits for nothing. There every bucket has a buffer of
-its own, kept for the next pass: 2 bytes per element, in the group's registered memory where there
-is some. ``state.norm()`` and ``state.finite()`` wait for the device, and raise if a call of the
-pass has failed there; without them, the next pass does.
+On GPUs a hook puts its work on streams and does not wait. There every bucket has its own buffer,
+which is kept for the next pass: 2 bytes per element, in the group's registered memory if it has
+any. ``state.norm()`` and ``state.finite()`` wait for the device, and raise if a call of the pass
+has failed there. Without them, the next pass raises.
 """
 
 # No `from __future__ import annotations`: DDP compares the annotations of hooks with classes.
@@ -50,15 +50,15 @@ __all__ = ["State", "average", "bf16", "bf16_feedback", "fp16", "fp16_feedback"]
 
 
 class State:
-    """What the hooks keep between backward passes; one for each model.
+    """The state of the hooks between backward passes; each model needs its own.
 
     Args:
-        group: the group that DistributedDataParallel was given; None is the default group.
+        group: DistributedDataParallel's group; None is the default group.
         norm: collect :meth:`norm` and :meth:`finite` also with the hooks of 16 bits, which then
-            read each bucket's result again from the cache. ``average`` always does.
+            read each bucket's result again from the cache. ``average`` always collects them.
 
-    With a hook of error feedback a checkpoint must hold :meth:`state_dict` of every rank, beside
-    model and optimizer: each rank has residuals of its own. The other hooks keep nothing that
+    With a hook of error feedback a checkpoint must hold :meth:`state_dict` of every rank, besides
+    model and optimizer, because each rank has its own residuals. The other hooks keep nothing that
     a checkpoint needs.
     """
 
@@ -73,9 +73,10 @@ class State:
     def norm(self) -> Tensor:
         """The 2-norm of all gradients after the latest backward pass that communicated.
 
-        It is that of the averages over all ranks, float32, of no dimension, on the CPU, and equal
-        on all ranks. A parameter that no rank used counts as zero, with error feedback as what was
-        sent of its residuals. Of gradients on a GPU it waits for the current stream.
+        It is the norm of the averages over all ranks: a float32 tensor of no dimension on the CPU,
+        equal on all ranks. A parameter that no rank used counts as zero; with error feedback it
+        counts as the part of its residuals that was sent. For gradients on a GPU this waits for
+        the current stream.
 
         Raises:
             RuntimeError: there was no such pass, it did not end, or nothing was collected in it.
@@ -94,11 +95,11 @@ class State:
         return all(self._numbers("finite"))
 
     def residual(self, parameter: Tensor) -> Tensor | None:
-        """What this rank has not sent yet of a parameter's gradient: a copy in float32.
+        """The part of a parameter's gradient that this rank has not sent yet: a copy in float32.
 
-        It is on the gradient's device. None if no hook of error feedback has seen the parameter.
-        Where dreamcomm does not add up the gradients it is what was not sent of the gradient
-        divided by the number of ranks.
+        It has the parameter's shape and is on the gradient's device. It is None if no hook of error
+        feedback has seen the parameter. If dreamcomm does not add up the gradients, it is the part
+        of the gradient divided by the number of ranks that was not sent.
         """
         return self._residuals.of(parameter)
 
@@ -106,19 +107,19 @@ class State:
         """The residuals of this rank: ``{"residuals": [float32 tensors]}``.
 
         They are copies on the gradients' devices, in the order in which the first backward pass
-        met their parameters, which is the same whenever the same model is wrapped with the same
-        settings.
+        reached their parameters. The order is the same whenever the same model is wrapped with the
+        same settings.
         """
         return {"residuals": self._residuals.copies()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes residuals that :meth:`state_dict` gave, on this rank and in a like group.
+        """Loads residuals from :meth:`state_dict` of the same rank in a group of the same size.
 
         They may be on another device than the gradients.
 
         Raises:
-            ValueError: they do not fit the parameters. If no backward pass has met those yet,
-                the first one raises.
+            ValueError: they do not fit the parameters. If no backward pass has run yet, the first
+                one raises.
         """
         if not isinstance(state, dict) or not isinstance(state.get("residuals"), list):
             raise ValueError(
@@ -129,13 +130,13 @@ class State:
         self._residuals.load(state["residuals"])
 
     def _numbers(self, name: str) -> list[float]:
-        """What passes over buckets have found, on the host; from a device in one copy."""
+        """One result of each bucket's pass, on the host; from a device in one copy."""
         found: list[Any] = [getattr(one, name) for one in self._pass.found()]
         if not isinstance(found[0], Tensor):
             numbers = [float(one or 0.0) for one in found]
         else:
             numbers = torch.stack([one.to(found[0].device) for one in found]).tolist()
-        # The device is done with the call by now; what befell its kernel is told by waiting.
+        # The device has finished the call by now; wait() raises if its kernel has failed.
         if self._pass.work is not None:
             self._pass.work.wait()
         return numbers
@@ -150,14 +151,14 @@ class State:
             self._buffers.begin_pass(bucket.buffer().device)
 
     def _divides(self, gradient: Tensor) -> bool:
-        """Whether the group adds in float32 and divides by itself; of all ranks at first."""
+        """Whether the group itself adds in float32 and divides; collective at first."""
         known = self._averages.get(gradient.device)
         if known is None:
             known = self._averages[gradient.device] = averages(gradient, self.group)
         return known
 
     def _buffer(self, gradient: Tensor, dtype: torch.dtype) -> Tensor:
-        """Of as many elements, beside the gradient, for the current stream to write to."""
+        """A buffer with the gradient's size and device, which the current stream may write to."""
         device, numel = gradient.device, gradient.numel()
         free = self._buffers.take((device, numel, dtype))
         if free is not None:
@@ -175,7 +176,7 @@ def bf16(state: State, bucket: GradBucket) -> Future[Tensor]:
     Each rank rounds its gradient to bfloat16, to nearest even, into a buffer in the shared heap or
     in the group's memory on the GPU; dreamcomm adds the ranks' values in float32 in rank order,
     divides, and rounds once; the result is cast back. 12 bytes of memory traffic per float32
-    element beside the all_reduce.
+    element besides the all_reduce.
 
     Raises:
         ValueError: the bucket is sparse, or neither on the CPU nor on a CUDA device.
@@ -184,19 +185,19 @@ def bf16(state: State, bucket: GradBucket) -> Future[Tensor]:
 
 
 def fp16(state: State, bucket: GradBucket) -> Future[Tensor]:
-    """Averages gradients in float16, as :func:`bf16`. What exceeds 65504 becomes infinite."""
+    """Averages gradients in float16, as :func:`bf16`. Values beyond 65504 become infinite."""
     return _compressed(state, bucket, torch.float16, feedback=False)
 
 
 def bf16_feedback(state: State, bucket: GradBucket) -> Future[Tensor]:
     """Averages gradients in bfloat16, with error feedback.
 
-    What rounding takes away on a rank is kept there in float32 and added to its next gradient,
-    so that in the sum over the steps nothing is lost, but for a parameter that no rank used in a
-    step: DDP drops what was sent of its residuals (Seide et al. 2014, "1-bit stochastic
-    gradient descent"; Karimireddy et al. 2019, "Error feedback fixes SignSGD"). Residuals belong
-    to parameters and survive that DDP rebuilds its buckets. A checkpoint must hold them: see
-    :class:`State`. 20 bytes of memory traffic per float32 element beside the all_reduce.
+    Each rank keeps its rounding error in float32 and adds it to its next gradient (Seide et al.
+    2014, "1-bit stochastic gradient descent"; Karimireddy et al. 2019, "Error feedback fixes
+    SignSGD"). So nothing is lost in the sum over the steps, with one exception: for a parameter
+    that no rank used in a step, DDP drops the part of its residuals that was sent. Residuals belong
+    to parameters, and are kept when DDP rebuilds its buckets. A checkpoint must hold them: see
+    :class:`State`. 20 bytes of memory traffic per float32 element besides the all_reduce.
 
     Raises:
         ValueError: as :func:`bf16`, or loaded residuals do not fit the model.
@@ -212,10 +213,11 @@ def fp16_feedback(state: State, bucket: GradBucket) -> Future[Tensor]:
 def average(state: State, bucket: GradBucket) -> Future[Tensor]:
     """Averages gradients in their own dtype, and finds their norm in the pass that divides.
 
-    Those of 16 bits are divided before they are rounded, so that their sum cannot overflow.
+    Gradients of 16 bits are divided before they are rounded, so that their sum cannot overflow.
 
-    The bucket is reduced where it lies: without a copy if that is the shared heap, as by default
-    without GPUs, or with ``DDP_DISABLE_COMM_MEM=0`` in the environment the group's memory on a GPU.
+    The bucket is reduced in place. No copy is needed if it is in the shared heap (the default
+    without GPUs), or in the group's memory on a GPU (with ``DDP_DISABLE_COMM_MEM=0`` in the
+    environment).
 
     Raises:
         ValueError: as :func:`bf16`.
@@ -271,12 +273,12 @@ def _all_reduce(
 ) -> Future[Tensor]:
     """Calls ``receive`` with the result, on a thread of the backend.
 
-    That must not hold the group, not even by way of a State: that thread may drop it last, after
-    the backward pass, and Gloo's group cannot be destroyed on a thread of its own.
+    ``receive`` must not hold the group, not even through a State. That thread may drop it last,
+    after the backward pass, and Gloo's group cannot be destroyed on a thread of its own.
 
-    On a device it is called while the result is still to come, most often before this returns:
-    its current stream, one of torch's, is behind the all_reduce, and whoever waits for the future
-    that is returned is behind that stream.
+    On a device ``receive`` is called before the result is complete, usually before this function
+    returns. Its current stream, one of torch's, runs after the all_reduce. A wait for the returned
+    future orders the waiting stream after that one.
     """
     work = dist.all_reduce(tensor, op, group=state.group, async_op=True)
     assert work is not None  # as it is asynchronous
@@ -307,7 +309,7 @@ def _entered(state: State, bucket: GradBucket) -> Tensor:
 
 
 def _captures(device: torch.device) -> bool:
-    """Whether what the current stream is given goes into a graph."""
+    """Whether the current stream captures its work into a graph."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
@@ -315,16 +317,17 @@ _Kind: TypeAlias = tuple[torch.device, int, torch.dtype]  # of a buffer, with it
 
 
 class _Buffers:
-    """Buffers of 16 bits, to be taken again. Those on the CPU are free as soon as unpack returns.
+    """Buffers of 16 bits for reuse. Those on the CPU are free as soon as unpack returns.
 
-    On a device unpack returns before it has read the buffer, on another stream than the next pack
-    is for. So a buffer is given back as a future that torch marks done behind unpack, on its
-    stream; and to wait for the future, which stops no host, orders the stream behind unpack that
-    is current then: that of the next pack, or that in whose order the memory is let go. Buffers
-    are taken again from the next pass on, as within one the gradients of the next bucket would
-    wait for the exchange of the last.
+    On a device unpack returns before it has read the buffer, and the next pack uses another stream.
+    So a buffer is given back as a future, which torch marks as done after unpack on unpack's
+    stream. A wait for the future does not block the host; it orders the current stream after
+    unpack. That is the stream of the next pack, or the one in whose order the memory is freed.
+    Buffers are reused only in the next pass, because within one pass the gradients of the next
+    bucket would wait for the exchange of the last one.
 
-    In a graph nothing is kept, as its buffers are its replays', and events do not cross its edge.
+    In a graph nothing is kept, because its buffers belong to its replays, and events are not valid
+    across its edge.
     """
 
     def __init__(self) -> None:
@@ -345,7 +348,7 @@ class _Buffers:
         self._wanted = set()
 
     def take(self, kind: _Kind) -> Tensor | None:
-        """One that the current stream may write to, or None if there is none."""
+        """A buffer that the current stream may write to, or None if none is free."""
         if _captures(kind[0]):
             return None
         self._wanted.add(kind)
@@ -353,7 +356,7 @@ class _Buffers:
         return _now(free.pop()) if free else None
 
     def give_back(self, buffer: Tensor) -> None:
-        """Any thread, and the stream on which unpack runs."""
+        """Returns a buffer, on any thread, with the stream of unpack as the current one."""
         kind = buffer.device, buffer.numel(), buffer.dtype
         if buffer.device.type == "cpu":
             self._free.setdefault(kind, []).append(buffer)
@@ -364,5 +367,5 @@ class _Buffers:
 
 
 def _now(buffer: Tensor | Future[Tensor]) -> Tensor:
-    """The buffer, with the current stream behind what still reads it."""
+    """The buffer, with the current stream ordered after the work that still reads it."""
     return buffer if isinstance(buffer, Tensor) else buffer.wait()

@@ -1,7 +1,7 @@
 """Ranks from a script or a notebook in one line: :func:`spawn`.
 
-``parent`` waits and judges, ``rank_process`` is its handle on one rank, ``ending`` tells that one
-has ended, ``rank_main`` is what runs inside a rank.
+``parent`` waits for the ranks and finds the first failure, ``rank_process`` is its handle on one
+rank, ``ending`` notifies it of a rank's end, and ``rank_main`` runs inside a rank.
 """
 
 from dreamcomm.launch.parent import RankError, spawn

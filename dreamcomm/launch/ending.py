@@ -1,4 +1,4 @@
-"""Tells that a child process has ended, and leaves it to be reaped."""
+"""Notifies of the end of a child process, and leaves it to be reaped."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Ending"]
 
 
 class Ending:
-    """``descriptor`` gets readable when the child ends: a pidfd, or what a thread writes to.
+    """``descriptor`` becomes readable when the child ends: a pidfd, or a pipe of a waiting thread.
 
     Sandboxes whose list of system calls is older than Linux 5.3 refuse a pidfd.
 
@@ -35,7 +35,7 @@ class Ending:
         os.eventfd_write(self.descriptor, 1)
 
     def close(self) -> None:
-        """After the child has ended: else it may block until then."""
+        """Closes the descriptor. Before the child has ended it may block until then."""
         if self._thread is not None:
             self._thread.join()
         os.close(self.descriptor)

@@ -1,4 +1,4 @@
-"""Whether this host can reach itself, as ranks of one host do to meet."""
+"""Checks that this host can connect to itself, as the bootstrap of ranks on one host does."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import socket
 __all__ = ["LOOPBACK", "check_loopback", "unreachable"]
 
 LOOPBACK = "127.0.0.1"
-SECONDS = 5.0  # for a connection that a firewall swallows; one that is refused fails at once
+SECONDS = 5.0  # limit for a connection that a firewall drops; a refused one fails at once
 
 
 def check_loopback() -> None:
-    """Connects to a port of its own. torch's store would try for minutes, and name other addresses.
+    """Connects to its own port. torch's store would try for minutes, and name other addresses.
 
     Raises:
-        ConnectionError: it cannot; the text says what to look at.
+        ConnectionError: it cannot; the text says what to check.
         OSError: this process may open no more files.
     """
     try:
@@ -29,8 +29,8 @@ def check_loopback() -> None:
 
 
 def unreachable(why: Exception) -> ConnectionError:
-    """The error for people."""
+    """The error for the user."""
     return ConnectionError(
-        f"{LOOPBACK} cannot be reached over TCP, where the ranks of one host meet: {why}. Look at "
-        "the device lo (`ip address show lo`; `ip link set lo up` starts it) and at the firewall"
+        f"{LOOPBACK} cannot be reached over TCP, as the ranks of one host need: {why}. Check the "
+        "device lo (`ip address show lo`; `ip link set lo up` starts it) and the firewall"
     )

@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-# A rank's failure makes its peers fail a moment later; within this time their news is gathered,
-# so that the error can name the first cause and not the first echo.
+# A rank's failure makes its peers fail a moment later. Messages are collected for this time, so
+# that the error names the first cause and not a consequence.
 ECHO_SECONDS = 0.5
-# What a rank gets to clean up after SIGINT or SIGTERM before SIGKILL.
+# The time for a rank to clean up after SIGINT or SIGTERM, before SIGKILL.
 GRACE_SECONDS = 5.0
-# What the store, which is in this very process, gets to answer.
+# The time for the store, which is in this process, to answer at the start.
 CONNECT_SECONDS = 10.0
-STORE_TIMEOUT = timedelta(minutes=5)  # of what is asked of it then; torch's own
+STORE_TIMEOUT = timedelta(minutes=5)  # for later requests; torch's own default
 
 
 class RankError(RuntimeError):
@@ -74,25 +74,25 @@ def spawn(
 ) -> list[R]:
     """Runs ``fn(*args, **kwargs)`` in ``nprocs`` processes on this host; returns their results.
 
-    In every rank the default process group is ready: ``torch.distributed.get_rank()`` tells the
+    In every rank the default process group is ready: ``torch.distributed.get_rank()`` returns the
     rank. RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set as
-    torchrun sets them; the store lives in the calling process. The cores are shared out among
-    the ranks, unless OMP_NUM_THREADS is set.
+    torchrun sets them; the store is in the calling process. The cores are divided among the ranks,
+    unless OMP_NUM_THREADS is set.
 
     Args:
-        fn: with start_method "spawn" a module-level function; with "fork" anything.
+        fn: a module-level function with start_method "spawn"; any callable with "fork".
         nprocs: the number of ranks, 1 or more.
         args, kwargs: the same for every rank; each rank gets its own copy.
-        backend: what ``init_process_group`` gets: "dreamcomm", "gloo", "cpu:dreamcomm,cuda:nccl".
-        timeout: of the process group, in seconds or as a timedelta; None is torch's default.
+        backend: as for ``init_process_group``: "dreamcomm", "gloo", "cpu:dreamcomm,cuda:nccl".
+        timeout: the process group's timeout, in seconds or as a timedelta; None is torch's default.
         options: the backend's options, as ``init_process_group(pg_options=...)``.
         start_method: "spawn" (a fresh interpreter per rank), "fork" (a copy of this process, one
             thread per rank; not after CUDA was used here), or None: "spawn" where ``__main__``
             is a file, else "fork".
-        init: False leaves ``init_process_group`` to ``fn``; the environment is set all the same.
+        init: False leaves ``init_process_group`` to ``fn``; the environment is set nevertheless.
 
     Returns:
-        What ``fn`` returned, by rank. Results travel pickled, tensors by value.
+        The results of ``fn``, by rank. They are sent pickled, tensors by value.
 
     Raises:
         RankError: a rank raised, was killed or ended early; the others have been ended.
@@ -123,7 +123,7 @@ def spawn(
 
 
 def check_arguments(fn: object, nprocs: object, args: object, kwargs: object) -> None:
-    """Raises TypeError or ValueError for what could only fail inside of the ranks."""
+    """Raises TypeError or ValueError for arguments that would otherwise fail inside the ranks."""
     if not callable(fn):
         raise TypeError(f"dreamcomm.spawn: fn must be a function, got {fn!r}")
     if isinstance(nprocs, bool) or not isinstance(nprocs, int):
@@ -144,7 +144,7 @@ def default_start_method() -> str:
 
     A fresh interpreter is the safe choice: no inherited locks, threads or CUDA state. But it
     finds ``fn`` by importing ``__main__`` from its file; a notebook's ``__main__`` has no file,
-    and functions typed there exist only in this process, so there the rank has to be a copy.
+    and functions defined there exist only in this process, so the rank has to be a copy.
     """
     return "spawn" if getattr(sys.modules["__main__"], "__file__", None) else "fork"
 
@@ -159,7 +159,7 @@ def threads_per_rank(nprocs: int, method: str) -> int | None:
 
 
 def pickle_job(job: Job) -> bytes:
-    """The job with what the fresh interpreter needs to find its modules first."""
+    """The job, after the data that the fresh interpreter needs to find its modules."""
     preparation = mp_spawn.get_preparation_data("rank")
     preparation["authkey"] = bytes(preparation["authkey"])  # Travels by a private pipe.
     try:
@@ -184,7 +184,7 @@ def host_store() -> TCPStore:
         )
     except DistError as error:
         raise unreachable(error) from error
-    store.set_timeout(STORE_TIMEOUT)  # that patience is for the connection alone
+    store.set_timeout(STORE_TIMEOUT)  # the short timeout is only for the connection
     return store
 
 
@@ -197,7 +197,7 @@ def rank_variables(rank: int, nprocs: int, port: int, threads: int | None) -> di
         "LOCAL_WORLD_SIZE": str(nprocs),
         "MASTER_ADDR": LOOPBACK,
         "MASTER_PORT": str(port),
-        # Tells env:// that the store is up already, so that rank 0 does not host another.
+        # Makes env:// use the running store, so that rank 0 does not host another.
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RESTART_COUNT": "0",
     }
@@ -205,7 +205,7 @@ def rank_variables(rank: int, nprocs: int, port: int, threads: int | None) -> di
 
 
 def fork_ranks(nprocs: int, threads: int | None, job: Job) -> list[Any]:
-    """As run_ranks; no rank begins before all are forked.
+    """Like run_ranks, but no rank begins before all are forked.
 
     The store's thread looks up the name of each rank that connects. A rank forked at that moment
     inherits the resolver's lock, held by a thread that it does not have.
@@ -244,7 +244,8 @@ def run_ranks(
     finally:
         for process in ranks:
             process.close()
-        del store  # Or a caught error, whose traceback holds this frame, keeps its thread alive.
+        # A caught error's traceback holds this frame, and would keep the store's thread alive.
+        del store
     if failures:
         first, *others = sorted(failures, key=lambda failure: failure.order())
         raise RankError(first, others)
@@ -252,7 +253,7 @@ def run_ranks(
 
 
 def result_of(process: RankProcess) -> Any:
-    """What the rank's function returned."""
+    """The result of the rank's function."""
     assert process.result is not None  # the rank has not failed
     try:
         return pickle.loads(process.result)
@@ -280,7 +281,7 @@ def watch(ranks: Sequence[RankProcess]) -> list[Failure]:
 def stop(ranks: Sequence[RankProcess], number: signal.Signals) -> None:
     """Sends the signal, gives the ranks time to clean up, and kills those that remain.
 
-    A second Ctrl-C while waiting cuts the time short.
+    A second Ctrl-C while waiting ends the wait.
     """
     try:
         for rank in ranks:

@@ -1,8 +1,8 @@
-"""What one rank started by :func:`dreamcomm.spawn` does, from its first line to its last.
+"""The code of one rank that :func:`dreamcomm.spawn` starts.
 
 A fresh interpreter runs this file as its main program; a forked rank calls :func:`run_rank`.
-Only the standard library is imported at the top: the way home to the parent must stand before
-anything heavy, or anything of the user's, has had a chance to fail.
+Only the standard library is imported at the top: the connection to the parent must work before
+large imports, or the user's code, can fail.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ class Job:
 
 
 def run_rank(job: Job | bytes, home: Connection, parent_pid: int, gate: Gate | None = None) -> None:
-    """Runs the job and sends one message home; ends the process itself unless all went well.
+    """Runs the job and sends one message to the parent; ends the process itself after an error.
 
-    With ``gate`` it begins with a byte from there, and ends where none can come any more: the
-    parent was interrupted before it knew of this rank. ``job`` may come pickled: then what goes
-    wrong while it is read is reported as well. The message is ``("returned", pickled value)`` or
-    ``("raised", traceback, time.monotonic())``; that clock is one per host, so the parent can tell
-    who failed first.
+    With ``gate`` it begins when it reads a byte from there. It ends if the pipe is closed: then the
+    parent was interrupted before it recorded this rank. ``job`` may be pickled; then errors in
+    reading it are reported as well. The message is ``("returned", pickled value)`` or
+    ``("raised", traceback, time.monotonic())``. All processes of a host share that clock, so the
+    parent can find which rank failed first.
     """
     die_with_parent(parent_pid)
     interrupt_once()
@@ -84,14 +84,14 @@ def run_rank(job: Job | bytes, home: Connection, parent_pid: int, gate: Gate | N
         end_now(INTERRUPTED_EXIT)
     except Exception as error:
         home.send(("raised", user_traceback(error), time.monotonic()))
-        # Not sys.exit: tearing a broken group down may wait for peers that never answer.
+        # Not sys.exit: destroying a failed group may wait for peers that never answer.
         end_now(FAILED_EXIT)
     home.send(message)
     home.close()
 
 
 def user_traceback(error: BaseException) -> str:
-    """The traceback from the user's first line on: the frames of this file tell nothing."""
+    """The traceback from the user's first line on, without the frames of this file."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
         frames = frames.tb_next
@@ -99,7 +99,7 @@ def user_traceback(error: BaseException) -> str:
 
 
 def pickle_by_value(value: Any) -> bytes:
-    """Plain pickle, so that a tensor travels as bytes and not as a handle that dies with us."""
+    """Plain pickle, so that a tensor is sent as bytes, not as a handle of this process."""
     try:
         return pickle.dumps(value)
     except Exception as error:
@@ -127,7 +127,7 @@ def read_job(pickled: bytes) -> Job:
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Has the kernel kill this process when the parent ends, however the parent ends."""
+    """Makes the kernel kill this process when the parent ends for any reason."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
@@ -136,7 +136,7 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def interrupt_once() -> None:
-    """One Ctrl-C arrives twice (terminal and parent): the second must not break the clean-up."""
+    """Ignores a second SIGINT: one Ctrl-C arrives twice (terminal and parent)."""
 
     def interrupt(_signum: int, _frame: FrameType | None) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -147,18 +147,18 @@ def interrupt_once() -> None:
 
 
 def end_now(status: int) -> None:
-    """Ends the process without clean-up by the interpreter, after its last words are out."""
+    """Flushes the output, and ends the process without clean-up by the interpreter."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(status)
 
 
 def main() -> None:
-    """Arguments: the fd of the way home and the parent's pid. Standard input: the pickled job."""
+    """Arguments: the fd of the pipe to the parent, its pid. Standard input: the pickled job."""
     home_fd, parent_pid = int(sys.argv[1]), int(sys.argv[2])
     die_with_parent(parent_pid)
     pickled = sys.stdin.buffer.read()
-    # What the ranks read from a terminal would be anyone's: as in multiprocessing, nothing.
+    # Several ranks cannot share a terminal's input: as in multiprocessing, they read nothing.
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     run_rank(pickled, Connection(home_fd, readable=False), parent_pid)

@@ -1,4 +1,4 @@
-"""The parent's handle on one rank: starting it, hearing from it, ending it."""
+"""The parent's handle on one rank: starts it, receives its message, ends it."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ class Failure:
         return known_signal(-self.exitcode) if self.exitcode < 0 else None
 
     def order(self) -> tuple[bool, float]:
-        """Sorts causes before echoes: peers notice a killed rank, perhaps before the parent does.
+        """Sorts causes before consequences: peers may notice a killed rank before the parent does.
 
-        SIGABRT is no such cause: a C++ runtime raises it when an error finds nobody to catch it,
-        which is how some echoes end.
+        SIGABRT does not count as a cause: a C++ runtime raises it for an uncaught exception, which
+        may be a consequence of another rank's failure.
         """
         killed = self.signal not in (None, signal.SIGABRT)
         return (not killed, self.when)
 
     def text(self) -> str:
-        """What follows "rank N" in the error message."""
+        """The text after "rank N" in the error message."""
         if self.traceback is not None:
             return f"raised:\n\n{self.traceback.rstrip()}\n"
         if self.signal is not None:
@@ -53,7 +53,7 @@ class Failure:
         return f"ended with exit code {self.exitcode} before its function returned"
 
     def summary(self) -> str:
-        """The same in one line."""
+        """The same text in one line."""
         if self.traceback is None:
             return self.text()
         return f"raised: {self.traceback.rstrip().splitlines()[-1]}"
@@ -77,7 +77,7 @@ def signal_name(number: int) -> str:
 
 
 class Child(Protocol):
-    """What a rank's process can be asked, however it was started."""
+    """The interface to a rank's process, for each way to start it."""
 
     @property
     def pid(self) -> int: ...
@@ -89,7 +89,7 @@ class Child(Protocol):
 
 @dataclass
 class RankProcess:
-    """One running rank. ``home`` brings its one message; ``ending`` tells that it has ended."""
+    """One running rank. ``home`` delivers its one message; ``ending`` notifies of its end."""
 
     rank: int
     child: Child
@@ -102,25 +102,25 @@ class RankProcess:
     def __post_init__(self) -> None:
         try:
             self.ending = Ending(self.child.pid)
-        except BaseException:  # nobody else knows of the child
+        except BaseException:  # no other code can end the child
             os.kill(self.child.pid, signal.SIGKILL)
             self.child.wait()
             raise
 
     def sources(self) -> list[Any]:
-        """What to wait on for news of this rank."""
+        """The sources to wait on for this rank's message or end."""
         ended = self.ending.descriptor
         return [ended] if self.home is None else [self.home, ended]
 
     def hear(self, source: object) -> None:
-        """Takes in the news that ``source`` brings."""
+        """Handles a source that is ready."""
         if source is self.home:
             self.receive()
         else:
             self.note_end()
 
     def receive(self) -> None:
-        """Takes the rank's message, if one is there; one cut short by death counts as none."""
+        """Reads the rank's message, if there is a complete one."""
         # Asked first: a process that the rank left behind may hold the other end open for long.
         if self.home is None or not self.home.poll():
             return
@@ -155,7 +155,7 @@ class RankProcess:
         return exitcode
 
     def close(self) -> None:
-        """Gives the file descriptors back; kills the process should it still run."""
+        """Closes the file descriptors; kills the process if it still runs."""
         self.send_signal(signal.SIGKILL)
         self.reap()
         self.ending.close()
@@ -202,8 +202,8 @@ def start_forked(
 
     process = multiprocessing.get_context("fork").Process(target=target, name=f"rank {rank}")
     with to_parent, warnings.catch_warnings():
-        # Python warns of forking where threads run. It is the caller's or default_start_method's
-        # considered choice, and run_rank uses nothing that another thread could hold locked.
+        # Python warns of forking a process with threads. The caller or default_start_method chose
+        # it deliberately, and run_rank uses nothing that another thread could have locked.
         warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=Warning)
         process.start()
     return RankProcess(rank, ForkedChild(process), home)
@@ -211,7 +211,7 @@ def start_forked(
 
 @dataclass(frozen=True)
 class ForkedChild:
-    """A forked process in the shape of :class:`Child`."""
+    """A forked process with the interface of :class:`Child`."""
 
     process: multiprocessing.process.BaseProcess
 

@@ -1,1 +1,1 @@
-"""What shows people a job: records, the log, the flight recorder, the table of ranks, the trace."""
+"""Views of a job: records, the log, the flight recorder, the table of ranks, the trace."""

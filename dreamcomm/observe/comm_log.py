@@ -1,8 +1,8 @@
 """The comm log: where a group's communication time went, by operation and size.
 
-Kept by groups with ``Options(log=True)``, or by all with ``DREAMCOMM_LOG=1``. Ranks learn when
-the others came to a collective from what they exchange in it anyway, so keeping the log makes
-nobody wait.
+Groups with ``Options(log=True)`` keep it, or all groups with ``DREAMCOMM_LOG=1``. Ranks learn when
+the others entered a collective from data that they exchange in it anyway, so the log causes no
+waits.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ HEADINGS = (
 
 @dataclass(frozen=True)
 class CommLog:
-    """What one rank has noted of one group; ``str()`` of it is a table.
+    """One rank's log of one group; ``str()`` of it is a table.
 
     Attributes:
-        group, rank, size: whose it is.
-        lines: one for each operation and size, the longest total first.
+        group, rank, size: the group's name, this rank and the number of ranks.
+        lines: one for each operation and size, the longest total time first.
     """
 
     group: str
@@ -61,10 +61,10 @@ class CommLog:
         lines = [line for line in self.lines if line.calls]
         failed = sum(line.failed for line in self.lines)
         if not lines:
-            return f"{title}: no call has ended well, {failed} failed"
+            return f"{title}: no call has succeeded, {failed} failed"
         rows = [HEADINGS, *(self._row(line) for line in lines[:MOST_LINES])]
         widths = [max(len(row[i]) for row in rows) for i in range(len(HEADINGS))]
-        text = [f"{title} (waited: for the last rank to come)"]
+        text = [f"{title} (waited: for the last rank to enter)"]
         for row in rows:
             first, *others = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
             text.append("  ".join((row[0].ljust(len(first)), *others)).rstrip())
@@ -77,8 +77,8 @@ class CommLog:
     def _row(self, line: Line) -> tuple[str, ...]:
         moved = line.nbytes > 0
         nbytes = size_of_call(line.operation, line.nbytes, self.size)
-        met = line.operation not in MESSAGES  # of a message it is not known when the other came
-        waited = f"{line.waited / line.total:.0%}" if met and line.total else ""
+        timed = line.operation not in MESSAGES  # messages do not record when the peer's call began
+        waited = f"{line.waited / line.total:.0%}" if timed and line.total else ""
         share = line.for_slowest / line.waited if line.waited else 0.0
         return (
             line.operation,
@@ -106,14 +106,17 @@ def in_time(nanoseconds: int) -> str:
 
 
 def comm_log(group: dist.ProcessGroup | None = None) -> CommLog:
-    """What this rank has noted of the group's operations since the log was begun.
+    """Returns this rank's log of the group's operations since the log was begun.
 
-    The durations of a collective are from this rank's coming to its leaving; those of a message
-    from when it was asked for until all its bytes had left or come. Calls on tensors on GPUs, and
-    those that torch's own Gloo or NCCL group carried, are not in it.
+    The duration of a collective is the time from this rank's entry to its return. The duration of
+    a message is the time from the call until all its bytes have been sent or received. The log does
+    not contain calls on tensors on GPUs, nor calls that torch's own Gloo or NCCL group carried.
 
     Args:
         group: a group with the backend dreamcomm; None is the default group.
+
+    Returns:
+        The log; times are in nanoseconds.
 
     Raises:
         ValueError: the group keeps no log, or does not use dreamcomm.
@@ -134,7 +137,7 @@ def comm_log(group: dist.ProcessGroup | None = None) -> CommLog:
 
 
 def log_of(recorder: Recorder) -> CommLog | None:
-    """What was noted, or None without a log."""
+    """The recorder's log, or None if it keeps none."""
     noted = recorder.log_lines()
     if noted is None:
         return None
@@ -144,10 +147,10 @@ def log_of(recorder: Recorder) -> CommLog | None:
 
 
 def report(recorder: Recorder, failure: str) -> None:
-    """At the end of a group that kept a log; called by the backend.
+    """Reports the log at the end of a group; called by the backend.
 
     Rank 0 prints the table to stderr. If the group has failed and ``DREAMCOMM_FLIGHT_RECORD``
-    names a prefix, each rank writes its flight record there, in a folder made for it if need be.
+    names a prefix, each rank writes its flight record there, and makes a missing folder.
     """
     if recorder.rank == 0 and sys.stderr is not None:
         print(log_of(recorder), file=sys.stderr)
@@ -157,7 +160,7 @@ def report(recorder: Recorder, failure: str) -> None:
 
 
 def write_record(prefix: str) -> None:
-    """Nobody can ask again for the record of a group that has ended: a missing folder is made."""
+    """Writes the record. Makes a missing folder, because the record cannot be requested later."""
     from dreamcomm.observe.flight_recorder import dump_flight_record
 
     try:

@@ -1,10 +1,9 @@
 """The last operations of a process, in the format of torch's Flight Recorder.
 
 ``python -m torch.distributed.flight_recorder.fr_trace FOLDER`` reads the files of all ranks and
-says where they went apart. It knows backends by name, and dreamcomm is none of them: the files
-say "gloo". It expects every member of a group in each of its operations: so the messages between
-two ranks show as those of a group of the two. Lines of the program are not in the files, nor are
-messages that are under way.
+finds where they differ. It knows backends by name, but not dreamcomm, so the files say "gloo". It
+expects every member of a group in each operation, so messages between two ranks are recorded as
+those of a group of the two. The files contain no lines of the program and no unfinished messages.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ VERSION = "2.10"
 STATES = {"running": "started", "done": "completed", "failed": "started"}
 DTYPES = {"float16": "Half", "bfloat16": "BFloat16", "float32": "Float", "float64": "Double"}
 SPREAD = ("all_gather", "gather")  # their output is all blocks
-JOINED = ("reduce_scatter", "scatter")  # their input is
-# Neighbours whose numbers meet are taken for one coalesced call, so no two do: messages begin
-# here, and go up by two for each, odd ones being those to a lower rank.
+JOINED = ("reduce_scatter", "scatter")  # their input is all blocks
+# The analyser takes neighbours with equal numbers for one coalesced call, so numbers are unique:
+# those of messages begin here and grow by two, and odd ones belong to messages to a lower rank.
 FIRST_MESSAGE = 1 << 40
 
 
 @dataclass(frozen=True)
 class Notes:
-    """What one group has noted, at one moment."""
+    """One group's records, at one moment."""
 
     recorder: Recorder
     collectives: list[Record]
@@ -47,7 +46,8 @@ def dump_flight_record(prefix: str | os.PathLike[str]) -> Path:
     """Writes the last 2000 operations of each group of this process that keeps a log.
 
     Args:
-        prefix: of the file's path; the process's rank in the job follows. Equal on all ranks.
+        prefix: the begin of the file's path, equal on all ranks; the process's rank in the job is
+            appended.
 
     Returns:
         The file's path.
@@ -81,7 +81,7 @@ def dump_flight_record(prefix: str | os.PathLike[str]) -> Path:
     path = Path(f"{begin}{world_rank(first, first.rank)}")
     if not path.parent.is_dir():
         raise ValueError(f"dump_flight_record: there is no folder {path.parent}")
-    # Threads may write one at the same time: the last has it.
+    # Several threads may write the file at the same time: the last one's stays.
     new = path.with_name(f"{path.name}.{threading.get_native_id()}.new")
     try:
         new.write_bytes(pickle.dumps(flight_record(kept)))
@@ -127,7 +127,7 @@ def config(name: str, ranks: list[int]) -> dict[str, Any]:
 
 
 def progress(last: Record) -> dict[str, int]:
-    """How far a group has come."""
+    """The numbers of a group's last operations."""
     done = last.number if last.state == "done" else last.number - 1
     return {
         "last_enqueued_collective": last.number,
@@ -137,7 +137,7 @@ def progress(last: Record) -> dict[str, int]:
 
 
 def times(record: Record, to_wall: int) -> dict[str, Any]:
-    """When it was, and how it ended; ``to_wall`` makes its times those of a clock on the wall."""
+    """The operation's times and end; ``to_wall`` ns convert its times to the wall clock."""
     made: dict[str, Any] = {
         "time_created_ns": record.entered + to_wall,
         "time_discovered_started_ns": record.entered + to_wall,
@@ -153,7 +153,7 @@ def times(record: Record, to_wall: int) -> dict[str, Any]:
 
 
 def collective(recorder: Recorder, record: Record) -> dict[str, Any]:
-    """One operation. Sizes are one dimension of elements, which is all that is noted."""
+    """One operation. Sizes have one dimension of elements, because no others are recorded."""
     import torch
 
     found = getattr(torch, record.dtype, None)

@@ -1,7 +1,7 @@
-"""What a rank notes of its operations, as objects.
+"""A rank's records of its operations, as objects.
 
-A rank notes an operation while a log is kept (``Options(log=True)``) or a trace runs. Times are
-nanoseconds of CLOCK_MONOTONIC, which is one for all processes of a host.
+A rank records operations while a log is kept (``Options(log=True)``) or a trace runs. Times are
+nanoseconds of CLOCK_MONOTONIC, which all processes of a host share.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ class Record:
     """One collective or message, as one rank saw it.
 
     Attributes:
-        number: of the collective in its group, equal on all ranks; of a message, its place
-            among those from its sender to its receiver, from 0 on. A receive that failed before
-            it met a message has 0.
-        operation, dtype, op, root: of the call.
-        nbytes: of one block; for all_to_all of the whole input; of a message.
+        number: the number of a collective in its group, equal on all ranks; the number of a
+            message among those from its sender to its receiver, from 0 on. A receive that failed
+            before it was matched has 0.
+        operation, dtype, op, root: as in the call.
+        nbytes: bytes of one block; for all_to_all of the whole input; for a message of all.
         state: "running", "done" or "failed".
-        algorithm: the table's row, once it is done.
-        entered, arrived, ended: when this rank came, when the last rank came, and when it was
-            over here; 0: not yet, or not known.
-        peer: the rank that came last; of a message, the other side; -1: not known.
-        in_place: whether tensors in the shared heap were used where they lie.
+        algorithm: the table's row, once the call is done.
+        entered, arrived, ended: when this rank entered, when the last rank entered, and when the
+            call ended here; 0: not yet, or not known.
+        peer: the rank that entered last; the other side of a message; -1: not known.
+        in_place: whether tensors in the shared heap were used without a copy.
     """
 
     number: int
@@ -62,12 +62,13 @@ class Line:
 
     Attributes:
         nbytes: as in :class:`Record`; -1: the operation's sizes beyond the first 64.
-        calls, failed: how many were done, and failed.
-        total: of the calls' durations.
-        waited: of that, for the last rank to come; 0 for messages, of which it is not known.
-        p50, p99: of the durations, to 6 %.
-        in_place: calls on tensors in the shared heap, without a copy.
-        slowest, for_slowest: the rank that was waited for longest in all, and how long; -1: none.
+        calls, failed: the numbers of successful and of failed calls.
+        total: the sum of the calls' durations.
+        waited: the part of ``total`` before the last rank entered; 0 for messages, where it is not
+            known.
+        p50, p99: percentiles of the durations, within 6 %.
+        in_place: the number of calls on tensors in the shared heap, without a copy.
+        slowest, for_slowest: the rank that was waited for longest in total, and how long; -1: none.
     """
 
     operation: str
@@ -102,7 +103,7 @@ class Line:
 
 
 def size_of_call(operation: str, nbytes: int, world: int) -> int:
-    """nccl-tests' size of a call whose block has ``nbytes``: of its largest tensor."""
+    """The size of a call in nccl-tests, the bytes of its largest tensor; a block has ``nbytes``."""
     return nbytes * world if operation in IN_BLOCKS else nbytes
 
 

@@ -1,8 +1,8 @@
-"""What the ranks on this host do now, seen from outside of their jobs.
+"""The current state of the ranks on this host, read from outside of their jobs.
 
-Every rank shows what it does in the memory that its peers map. A tool of the same user finds
-that memory among the open files of processes, maps its first bytes and reads; the ranks do not
-notice.
+Every rank writes its state into the memory that its peers map. A tool of the same user finds that
+memory among the open files of processes, maps its first bytes and reads them. The ranks are not
+affected.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Message:
     Attributes:
         operation: "send" or "recv".
         peer: the other side; -1: any rank.
-        nbytes: of it.
-        seconds: since it was asked for.
+        nbytes: its bytes.
+        seconds: time since the call.
     """
 
     operation: str
@@ -45,26 +45,26 @@ class RankState:
     """One rank of one group, at one moment.
 
     Attributes:
-        pid: the rank's process; of one that has ended the number it had in its PID namespace.
+        pid: the rank's process; if it has ended, the number that it had in its PID namespace.
         rank, size: its rank, and the number of ranks in the group.
         team: equal for the ranks of one group, and for no others.
         group: the group's name.
-        state: "active", "left" (shut down), "failed" or "ended": without leaving, and a child that
-            it forked still holds its memory, so that its peers may not have noticed.
-        reason: of a failure, or which child that is.
+        state: "active", "left" (shut down), "failed" or "ended". "ended" means without leaving the
+            group; a forked child still holds its memory, so its peers may not have noticed.
+        reason: the reason of a failure, or the child that holds the memory.
         sequence: the number of its last collective in the group; 0: none yet.
-        operation, nbytes: of that call, as its largest tensor has bytes; "" and 0: none yet.
+        operation, nbytes: of that call; nbytes are those of its largest tensor; "" and 0: none yet.
         before: the operation of the call before that one; "": none.
         inside: whether it is still in that call.
-        seconds: since it entered that call.
+        seconds: time since it entered that call.
         waiting_for: the rank that it waits for, or -1; only after a first, short wait.
-        counts: for each operation (calls, bytes sent, bytes received); in a group on several hosts
-            bytes within the host are those of calls' parts, and under these parts' names.
-        messages: how many sends and receives are under way.
+        counts: for each operation (calls, bytes sent, bytes received). In a group on several hosts
+            bytes within the host are counted for the calls' parts, under the parts' names.
+        messages: the number of unfinished sends and receives.
         message: the oldest of them, or None.
-        in_monitored_barrier: whether it is in one, which is no collective of the group's order;
-            then ``seconds`` are since it entered that.
-        stopped: its process, by SIGSTOP or a debugger.
+        in_monitored_barrier: whether it is in a monitored_barrier, which is not numbered as a
+            collective; then ``seconds`` is the time since it entered that.
+        stopped: whether its process is stopped, by SIGSTOP or a debugger.
     """
 
     pid: int
@@ -88,7 +88,7 @@ class RankState:
     before: str = ""
 
     def doing(self) -> str:
-        """In words: "in all_reduce, after barrier", "outside, after all_reduce (stopped)", ..."""
+        """As text: "in all_reduce, after barrier", "outside, after all_reduce (stopped)", ..."""
         return f"{self._doing()} (stopped)" if self.stopped else self._doing()
 
     def _doing(self) -> str:
@@ -108,7 +108,7 @@ class RankState:
         return f"outside, after {self.operation}" if self.sequence else "has called nothing yet"
 
     def waits_for(self) -> int:
-        """The rank that a call or else the oldest message waits for; -1: none, or any."""
+        """The rank that its call, or else its oldest message, waits for; -1: none, or any."""
         if self.inside or self.in_monitored_barrier:
             return self.waiting_for
         return -1 if self.message is None else self.message.peer
@@ -118,7 +118,7 @@ class RankState:
         return sum(sent + received for _, sent, received in self.counts.values())
 
     def calls(self) -> int:
-        """Collectives that have ended well, and messages that have begun, so far."""
+        """The number of collectives that have succeeded and of messages that have begun."""
         return sum(calls for calls, _, _ in self.counts.values())
 
     def as_dict(self) -> dict[str, Any]:
@@ -126,10 +126,10 @@ class RankState:
 
 
 def snapshot() -> tuple[list[RankState], list[str]]:
-    """All ranks of this user on this host, by group and rank; and what could not be read.
+    """All ranks of this user on this host, by group and rank, and the problems in reading them.
 
-    The default group comes first, and group 2 before group 10.
-    Ranks of other users, or in PID namespaces that are not below this one, do not show.
+    The default group is first, and group 2 is before group 10. Ranks of other users are not found,
+    nor are those in PID namespaces that are not below this one.
     """
     from dreamcomm._torch.build_check import check_build
 
@@ -154,14 +154,14 @@ def snapshot() -> tuple[list[RankState], list[str]]:
         if own == seen["pid"]:
             found[key] = _state_of(pid, seen, now)
         elif own is not None and seen["state"] == "active":
-            # A forked child holds its parent's window open, too: the parent counts, if it is there.
+            # A forked child holds its parent's window open, too: the parent counts, if it exists.
             found.setdefault(key, _ended(seen["pid"], pid, _state_of(pid, seen, now)))
     states = sorted(found.values(), key=place)
     return states, list(dict.fromkeys(problems))  # a process has a window for each group
 
 
 def place(state: RankState) -> tuple[Any, ...]:
-    """Where it stands in a list: numbers in groups' names by their value."""
+    """The key of its place in a list; numbers in groups' names are ordered by value."""
     words = re.split(r"(\d+)", state.group)  # every second one is a number
     name = [(int(word), "") if word.isdecimal() else (-1, word) for word in words]
     return state.group != "default", name, state.team, state.rank
@@ -185,7 +185,7 @@ def _state_of(pid: int, seen: dict[str, Any], now: int) -> RankState:
 
 
 def _ended(pid: int, child: int, last: RankState) -> RankState:
-    """What remains of a rank whose process is gone: it is in no call, and waits for nobody."""
+    """The state of a rank whose process has ended: it is in no call, and waits for no rank."""
     return replace(
         last,
         pid=pid,
@@ -201,7 +201,7 @@ def _ended(pid: int, child: int, last: RankState) -> RankState:
 
 
 def pid_in_its_namespace(pid: int) -> int | None:
-    """The process's number as it knows it itself, which its window has; None: it is gone."""
+    """The process's number in its own namespace, as in its window; None: it has ended."""
     try:
         text = Path(f"/proc/{pid}/status").read_text(errors="replace")
     except OSError:
@@ -220,7 +220,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def windows(label: str) -> Iterator[tuple[int, Path]]:
-    """Where ranks' memory is open: the process, and the path of the descriptor."""
+    """The places where ranks' memory is open: the process, and the path of the descriptor."""
     wanted = f"/memfd:{label} (deleted)"
     for pid in sorted(_pids()):
         try:

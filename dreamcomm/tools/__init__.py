@@ -1,1 +1,1 @@
-"""The command line and what stands behind it."""
+"""The command line and its commands."""

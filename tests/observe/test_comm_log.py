@@ -138,7 +138,7 @@ def fail_alone() -> str:
 
 def test_where_all_calls_failed_there_is_no_empty_table(pool: Pool) -> None:
     for said in pool.run(fail_alone):
-        assert said.endswith(": no call has ended well, 1 failed")
+        assert said.endswith(": no call has succeeded, 1 failed")
         assert "\n" not in said
 
 

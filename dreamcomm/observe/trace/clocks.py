@@ -1,9 +1,9 @@
-"""The clocks of a trace: each host has its own, and one picture needs one.
+"""Converts the times of a trace to one clock, since each host has its own.
 
-A part says what clock its times are of, and how far the wall clock was ahead of that when it was
-written. It also keeps when its rank entered and left the calls of groups on several hosts. No rank
-leaves such a call before all have entered it: so each call bounds how far two clocks are apart,
-from both sides, to about the time that the call took.
+A part names the clock of its times, and how far the wall clock was ahead of it when the part was
+written. It also holds when its rank entered and left the calls of multi-node groups. No rank leaves
+such a call before all have entered it. So each call bounds the offset of two clocks from both
+sides, to about the time that the call took.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ __all__ = ["about_clock", "align", "joined_clocks"]
 
 KEPT = 200  # calls of a group
 Contents = dict[str, Any]
-Meetings = dict[str, list[int]]  # of each call: when the last rank entered, and the first one left
+Meetings = dict[str, list[int]]  # for each call: when the last rank entered, and the first one left
 
 
 def about_clock(calls: dict[str, list[Record]]) -> Contents:
-    """What a part says of its clock; ``calls`` of each group on several hosts, by its team."""
+    """A part's data on its clock; ``calls`` are those of each multi-node group, by its team."""
     monotonic = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
     meetings = {
         f"{team[:8]}.{call.number}": [call.entered, call.ended]
@@ -46,7 +46,7 @@ def clock_id() -> str:
 
 
 def align(parts: list[Contents]) -> None:
-    """Gives the times of all parts the clock of the first one."""
+    """Converts the times of all parts to the clock of the first one."""
     clocks: dict[str, list[Contents]] = {}
     for part in parts:
         clocks.setdefault(part["otherData"].get("clock", {}).get("id", ""), []).append(part)
@@ -60,7 +60,7 @@ def align(parts: list[Contents]) -> None:
 
 
 def shift_of(of_clock: list[Contents], placed: list[Contents]) -> int:
-    """What is to be added to times of one clock to make them times of the placed ones, in ns."""
+    """The ns to add to times of one clock to convert them to the clock of the placed parts."""
     own, there = (part[0]["otherData"].get("clock", {}) for part in (of_clock, placed))
     shift = int(own.get("to_wall_ns", 0)) - int(there.get("to_wall_ns", 0))
     ours, theirs = meetings_of(of_clock), meetings_of(placed)
@@ -75,7 +75,7 @@ def shift_of(of_clock: list[Contents], placed: list[Contents]) -> int:
 
 
 def meetings_of(parts: list[Contents]) -> Meetings:
-    """Of ranks with one clock."""
+    """The calls of ranks with one clock."""
     found: Meetings = {}
     for part in parts:
         for call, (entered, left) in part["otherData"].get("meetings", {}).items():
@@ -94,7 +94,7 @@ def move(part: Contents, shift: int) -> None:
 
 
 def joined_clocks(aligned: list[Contents]) -> Contents:
-    """What the whole trace says of its clock: more parts may be added to it."""
+    """The whole trace's data on its clock, since more parts may be added to it."""
     if not aligned:
         return {}
     clock = aligned[0]["otherData"].get("clock", {})

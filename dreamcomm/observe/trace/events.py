@@ -1,4 +1,4 @@
-"""What one rank has kept, as events of a Chrome trace."""
+"""One rank's records as events of a Chrome trace."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Span = tuple[int, str, int, int]
 
 
 def part_of(recorders: list[Recorder], name: str) -> Event:
-    """One rank's events, and how many of each group's were dropped as there were too many."""
+    """One rank's events, and for each group the number that was dropped because of the limit."""
     events: list[Event] = []
     dropped: dict[str, int] = {}
     calls: dict[str, list[Record]] = {}
@@ -47,7 +47,7 @@ def part_of(recorders: list[Recorder], name: str) -> Event:
 
 
 def lanes_of(recorder: Recorder) -> Iterator[tuple[Recorder, str, tuple[str, ...]]]:
-    """The group's calls with what is done in them, or on several hosts with what these wait for.
+    """The group's calls with their steps; in a multi-node group with the waits of the calls.
 
     Then the calls' parts within this rank's host follow.
     """
@@ -67,7 +67,7 @@ def events_of(
     records: list[Record],
     spans: list[Span],
 ) -> Iterator[Event]:
-    """Of collectives: the lanes' names, the calls, and what was done in them."""
+    """The events of collectives: the lanes' names, the calls, and the steps in them."""
     pid = world_rank(recorder, recorder.rank)
     yield named("process_name", pid, 0, f"rank {pid}")
     yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
@@ -91,7 +91,7 @@ def events_of(
 
 
 def about(recorder: Recorder, record: Record) -> Event:
-    """What a click on the call shows."""
+    """The details that a click on the call shows."""
     told: Event = {
         "call": record.number,
         "bytes": size_of_call(record.operation, record.nbytes, recorder.size),
@@ -109,7 +109,7 @@ def about(recorder: Recorder, record: Record) -> Event:
 
 
 def message_events(recorder: Recorder, lane: int, records: list[Record]) -> Iterator[Event]:
-    """Messages overlap: each is a pair of events on a track of their own."""
+    """Messages as pairs of events on their own track, because they overlap."""
     pid = world_rank(recorder, recorder.rank)
     for record in records:
         way = "to" if record.operation == "send" else "from"
@@ -135,7 +135,7 @@ def named(what: str, pid: int, tid: int, name: str) -> Event:
 
 
 def lasting(name: str, pid: int, tid: int, begin: int, end: int) -> Event:
-    """Something from begin to end, given in nanoseconds and written in microseconds."""
+    """An event from begin to end, which are given in nanoseconds and written in microseconds."""
     return {
         "ph": "X",
         "name": name,

@@ -16,7 +16,7 @@ Contents = dict[str, Any]  # of a part, or of a trace
 
 
 def check_regular(target: Path, call: str) -> None:
-    """What is there will be read, and replaced: no device, and no pipe, which may have no end."""
+    """Checks that a path can be read and replaced: no device, and no pipe, which may be endless."""
     if target.exists() and not target.is_file():
         what = "a folder" if target.is_dir() else "not a regular file"
         raise ValueError(f"{call}: expected the path of a file, but {target} is {what}")
@@ -37,20 +37,20 @@ def write_json(path: Path, found: Contents) -> None:
 def merge_traces(parts: Sequence[str | os.PathLike[str]], path: str | os.PathLike[str]) -> None:
     """Writes the ranks' parts into one trace and removes them.
 
-    Those of several hosts get the clock of the first: by what the hosts' wall clocks say, and,
-    where that cannot be, by the calls: no rank has left one before all had entered it.
+    Times of several hosts are converted to the first host's clock, by the hosts' wall clocks. If
+    these contradict the calls, the calls decide: no rank leaves a call before all have entered it.
 
     Args:
-        parts: files that ranks have left beside a trace, or the traces of hosts with folders of
-            their own.
-        path: the trace. If it is there already and is that of the parts, they are added to it;
-            any other file is replaced. It may be among the parts, as of a pattern for both.
+        parts: files that ranks have left beside a trace, or the traces of hosts with their own
+            folders.
+        path: the trace. If it exists and belongs to the parts, they are added to it; any other
+            file is replaced. It may be among the parts, for example by a pattern for both.
 
     Raises:
         OSError: a file cannot be read or written.
-        ValueError: there are no parts; a file is no part of a trace, or they are of different ones;
-            the path is that of something other than a regular file.
-        TypeError: the parts are one path.
+        ValueError: there are no parts; a file is no part of a trace; the parts belong to different
+            traces; or the path is no regular file.
+        TypeError: ``parts`` is a single path.
     """
     if isinstance(parts, str | os.PathLike):
         raise TypeError(f"dreamcomm.merge_traces: expected a list of parts, got the path {parts!r}")
@@ -93,7 +93,7 @@ def is_of_trace(path: Path, name: str) -> bool:
 
 
 def loaded(path: Path, is_trace: bool = True) -> Contents:
-    """A part or a trace; what is none is an error, or {} where ``is_trace`` is False."""
+    """A part or a trace. Any other content is an error, or {} if ``is_trace`` is False."""
     try:
         check_regular(path, "dreamcomm.merge_traces")
         found = json.loads(path.read_text())
@@ -105,7 +105,7 @@ def loaded(path: Path, is_trace: bool = True) -> Contents:
         ):
             return dict(found, otherData=other)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        pass  # it is something else
+        pass  # it is another kind of file
     if is_trace:
         raise ValueError(f"{path} is no part of a trace")
     return {}

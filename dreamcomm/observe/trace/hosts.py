@@ -1,8 +1,8 @@
 """Traces of groups on several hosts, which may have no folder in common.
 
-Rank 0 merges the parts that it sees. The first rank of each other host looks whether rank 0's part
-comes to be where its own is, or somebody takes its own: then the folder is one. Else it merges the
-parts of its host's ranks into a file with the host's name.
+Rank 0 merges the parts that it sees. The first rank of each other host checks whether rank 0's part
+appears beside its own, or its own part is removed: then all share the folder. Otherwise it merges
+the parts of its host's ranks into a file with the host's name.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ __all__ = ["OtherHosts"]
 
 @dataclass(frozen=True)
 class Host:
-    """One of those without rank 0.
+    """A host without rank 0.
 
     Attributes:
         words: "host beta (ranks 2, 3)".
         first: its lowest rank.
-        parts: of its ranks, where they leave them.
-        file: of its ranks together, where the folder is another than rank 0's.
+        parts: the paths of its ranks' parts.
+        file: the file of all its ranks, if its folder is not rank 0's.
     """
 
     words: str
@@ -39,7 +39,7 @@ class Host:
 
 
 class OtherHosts:
-    """The hosts of a group without that of rank 0; ``parts`` are those of all ranks."""
+    """The hosts of a group except rank 0's; ``parts`` are those of all ranks."""
 
     def __init__(self, recorder: Recorder, parts: list[Path], path: Path) -> None:
         self._path = path
@@ -63,7 +63,7 @@ class OtherHosts:
         return any(host.first == rank for host in self._hosts)
 
     def merge_own(self, rank: int, patience: float) -> str:
-        """The parts of the host that this rank leads, unless rank 0 does; what is to be said."""
+        """Merges the parts of this rank's host, unless rank 0 does; returns a warning or ""."""
         (host,) = (host for host in self._hosts if host.first == rank)
         (own, *others) = host.parts
         end = time.monotonic() + patience
@@ -76,18 +76,18 @@ class OtherHosts:
         merge_traces([own, *(part for part in others if part.exists())], host.file)
         return (
             f"rank 0 has left nothing beside {self._path} within {patience:g} s: it writes "
-            f"elsewhere, or is gone. The trace of {host.words} is {host.file}; "
+            f"elsewhere, or has ended. The trace of {host.words} is {host.file}; "
             "dreamcomm.merge_traces([that, rank 0's], path) joins them"
         )
 
     def sort_out(self, missing: list[Path], name: str) -> tuple[list[Path], list[Path], str]:
-        """What is missing beside whole hosts; the files of these, where they are; a warning."""
+        """The parts missing except of whole hosts, the files of such hosts, and a warning or ""."""
         here, elsewhere = [], []
         for host in self._hosts:
             if not set(host.parts) <= set(missing):
                 continue
             missing = [part for part in missing if part not in host.parts]
-            if host.file.exists() and is_of_trace(host.file, name):  # who made it was impatient
+            if host.file.exists() and is_of_trace(host.file, name):  # its rank has not waited
                 here.append(host.file)
             else:
                 elsewhere.append(host)

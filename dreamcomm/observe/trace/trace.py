@@ -1,8 +1,7 @@
 """A timeline of all ranks in one file, for Perfetto (ui.perfetto.dev) or chrome://tracing.
 
-Each rank is a process of the picture. Each of its groups has a lane for the calls and one for
-each thing that is done in them (wait for peers, copy in, reduce, copy out), and a track for
-messages.
+Each rank is a process of the picture. Each of its groups has a lane for the calls, one for each
+kind of step in them (wait for peers, copy in, reduce, copy out), and a track for messages.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["Trace", "trace"]
 
 LOG = logging.getLogger("dreamcomm")
-MOST = 100_000_000  # of calls and spans
-ADDED = 80  # characters that the names of ranks' parts and hosts' files have beyond the trace's
+MOST = 100_000_000  # calls or spans
+ADDED = 80  # characters by which the names of ranks' parts and hosts' files exceed the trace's
 
 
 def trace(
@@ -41,32 +40,35 @@ def trace(
     spans: int = 400_000,
     patience: float = 10.0,
 ) -> Trace:
-    """Begins a timeline of all groups of this process, also of those that come later.
+    """Begins a timeline of all groups of this process, also of groups that are made later.
 
-    It is written by ``stop()``, or at the end of a ``with`` block. Every rank that is to be in it
-    calls this with the same path, equally often. Rank 0 of the largest group waits for the
-    parts of that group's ranks, merges them and writes the file, so ranks that have no group of
-    dreamcomm in common need paths of their own. Nothing is communicated between the ranks for
-    it. Where the ranks are on several hosts and the folder is not one, the first rank of each
-    other host writes one of its host's ranks, with the host's name in the file's:
-    ``merge_traces`` joins them. ::
+    ``stop()``, or the end of a ``with`` block, writes it. Every rank that should be in it has to
+    call this with the same path, the same number of times. Rank 0 of the largest group waits for
+    the parts of that group's ranks, merges them and writes the file. So ranks without a common
+    dreamcomm group need different paths. The ranks do not communicate for the trace. If the ranks
+    are on several hosts without a common folder, the first rank of each other host writes a file
+    of its host's ranks, with the host's name in the file name; ``merge_traces`` joins them. ::
 
         with dreamcomm.trace("run.json"):
             train()
 
     Args:
-        path: of the file; parts of the ranks lie beside it until they are merged.
-        calls: of these, the last are kept, in each group.
-        spans: likewise for the waits, copies and reductions in the calls; 64 bytes each.
-        patience: seconds that rank 0 waits for the parts of the others, in all; for those of
-            ranks whose process has ended not at all. So long the first ranks of other hosts wait
-            for rank 0's.
+        path: the path of the file; the ranks' parts are beside it until they are merged.
+        calls: how many calls are kept for each group; they are the last ones.
+        spans: how many waits, copies and reductions in calls are kept, for each group; 64 bytes
+            each.
+        patience: seconds that rank 0 waits for the others' parts, in total. It does not wait for
+            ranks whose process has ended. The first ranks of other hosts wait as long for rank 0's
+            part.
+
+    Returns:
+        The running trace.
 
     Raises:
-        ValueError: a number that has no meaning, a folder that is not there, a path that is one
-            or that is no regular file.
-        TypeError: an argument of another type.
-        RuntimeError: a trace of this process runs already.
+        ValueError: a number is out of range, the folder does not exist, or the path is a folder or
+            no regular file.
+        TypeError: an argument has another type.
+        RuntimeError: a trace of this process already runs.
     """
     from dreamcomm._torch.build_check import check_build
 
@@ -84,7 +86,7 @@ def trace(
 
 
 def checked(path: str | os.PathLike[str]) -> Path:
-    """Where the file will be, whatever folder the process is in by then."""
+    """The absolute path of the file, since the process may change its folder before the end."""
     if not os.fsdecode(path) or "\0" in os.fsdecode(path):
         raise ValueError(f"dreamcomm.trace: expected the path of a file, got {path!r}")
     try:
@@ -142,7 +144,7 @@ class Trace:
         except (OSError, ValueError):
             if error is None:
                 raise
-            # The error on its way out is worth more than this one.
+            # The exception that ended the block matters more than this one.
             LOG.warning("the trace %s could not be written", self._path, exc_info=True)
 
     def __del__(self) -> None:
@@ -155,11 +157,11 @@ class Trace:
     def stop(self) -> None:
         """Ends the trace and writes this rank's part; on rank 0 the file.
 
-        A second call does nothing, nor does one in a process forked meanwhile.
+        A second call does nothing. A call in a process that was forked meanwhile does nothing.
 
         Raises:
             OSError: the file cannot be written.
-            ValueError: what is there by now is no regular file.
+            ValueError: the path now is no regular file.
         """
         if not self._runs or os.getpid() != self._process:
             return
@@ -171,7 +173,7 @@ class Trace:
             )
             return
         whole = whole_of(recorders)
-        name = f"{whole.team[:8]}.{self._number}"  # of this trace among all that have this path
+        name = f"{whole.team[:8]}.{self._number}"  # identifies this trace among those at this path
         ranks = [world_rank(whole, rank) for rank in range(whole.size)]
         parts = [part_path(self._path, name, rank) for rank in ranks]
         write_json(parts[whole.rank], part_of(recorders, name))
@@ -230,17 +232,20 @@ class Trace:
 
 
 def whole_of(recorders: list[Recorder]) -> Recorder:
-    """The largest group's; of several the default group's, which all ranks of it choose alike."""
+    """The largest group's recorder; if there are several, the default group's.
+
+    All ranks of that group choose the same.
+    """
     try:
         default = backend_of(None)._recorder
-    except ValueError:  # it is another's, or gone
+    except ValueError:  # it belongs to another backend, or does not exist
         default = None
     team = None if default is None else default.team
     return max(recorders, key=lambda one: (one.size, one.team == team))
 
 
 def backend_of_recorder(recorder: Recorder) -> DreamBackend | None:
-    """Of the recorder's group, if there still is one."""
+    """The backend of the recorder's group, or None if the group no longer exists."""
     from torch.distributed.distributed_c10d import _world
 
     for group in _world.pg_map:
@@ -255,7 +260,7 @@ def backend_of_recorder(recorder: Recorder) -> DreamBackend | None:
 
 
 def is_without_rank_0(recorder: Recorder, backend: DreamBackend | None) -> bool:
-    """Whether rank 0 has ended or the group has failed, or had when it ended: by its last call."""
+    """Whether rank 0 has ended or the group has failed; of an ended group, by its last call."""
     if backend is not None:
         return backend.failure is not None or backend._has_ended(0)
     found = recorder.trace_records()
@@ -264,14 +269,14 @@ def is_without_rank_0(recorder: Recorder, backend: DreamBackend | None) -> bool:
 
 
 def part_path(path: Path, name: str, rank: int) -> Path:
-    """Where a rank leaves its part."""
+    """The path of a rank's part."""
     return path.with_name(f"{path.name}.{name}.rank{rank}")
 
 
 def appears(path: Path, rank: int, is_hopeless: Callable[[int], bool]) -> bool:
-    """Whether the rank's file comes to be there before that is hopeless."""
+    """Whether the rank's file appears before that is hopeless."""
     while not path.exists():
         if is_hopeless(rank):
-            return path.exists()  # it may have written it and ended
+            return path.exists()  # the rank may have written it and then ended
         time.sleep(0.02)
     return True

@@ -1,4 +1,4 @@
-"""Busy processes beside the ranks, as on a machine that other programs use.
+"""Busy processes that run beside the ranks, as on a machine that other programs use.
 
 The interpreter of a busy process runs this file as its main program: only the standard library is
 imported here.
@@ -24,7 +24,7 @@ class BusyProcessError(Exception):
 
 @contextmanager
 def busy_processes(count: int) -> Iterator[list[int]]:
-    """Runs ``count`` processes that compute until the end of the block; gives their ids.
+    """Runs ``count`` processes that compute until the end of the block; yields their ids.
 
     They have the priority and the cores of this process. The kernel ends them if it dies.
 
@@ -47,7 +47,7 @@ def busy_processes(count: int) -> Iterator[list[int]]:
 
 
 def start() -> subprocess.Popen[bytes]:
-    """A fresh interpreter: a fork would copy the memory and the threads of this process."""
+    """Starts a fresh interpreter, since a fork would copy this process's memory and threads."""
     command = [sys.executable, "-I", "-S", __file__, str(os.getpid())]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
 
@@ -69,12 +69,12 @@ def check_alive(process: subprocess.Popen[bytes]) -> None:
 
 
 def words(count: int) -> str:
-    """For titles: "beside 2 busy processes"; empty for none."""
+    """Text for titles: "beside 2 busy processes"; empty for none."""
     return f"beside {count} busy process{'es' * (count > 1)}" if count else ""
 
 
 def compute_for_ever() -> None:
-    """What a busy process does; its argument is the parent's process id."""
+    """The main function of a busy process; its argument is the parent's process id."""
     # An import from the package would import torch first.
     runpy.run_path(str(RANK_MAIN))["die_with_parent"](int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent ends it, without a traceback.

@@ -29,7 +29,7 @@ def read_cases(path: Path) -> list[Grid]:
     """Reads the tables ``[[cases]]``; each stands for every combination of its lists.
 
     Raises:
-        ValueError: the file is no such file; says what is wrong and where.
+        ValueError: the file's content is invalid; the text says what is wrong and where.
         OSError: it cannot be read.
     """
     try:

@@ -1,4 +1,4 @@
-"""What is measured: :class:`Case`, and how flags and files become a list of them. Pure."""
+"""The measured cases: :class:`Case`, and how flags and files become a list of them. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CEILING_ITEM = 4  # the memory probe moves float32
 
 @dataclass(frozen=True)
 class Case:
-    """One collective at one size; all that is timed of it is timed in turns.
+    """One collective at one size; its variants are timed in turns.
 
     Attributes:
         bytes: of the largest tensor of the call in each rank; 0 for a barrier.
@@ -78,7 +78,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Grid:
-    """Every combination of these. ``in_place`` holds where an operation can; None: as usual."""
+    """Every combination of these. ``in_place`` applies to operations that can; None: as usual."""
 
     ops: tuple[str, ...]
     sizes: tuple[int, ...]
@@ -89,7 +89,7 @@ class Grid:
     in_place: bool | None = None
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a word that means nothing here."""
+        """Raises ValueError for an invalid name."""
         check_words("operation", self.ops, tuple(OPERATIONS))
         check_words("dtype", self.dtypes, tuple(ITEM_BYTES))
         check_words("placement", self.placements, PLACEMENTS)
@@ -137,7 +137,7 @@ def make_case(
     in_place: bool | None,
     layers: tuple[str, ...],
 ) -> Case:
-    """The case that comes nearest to what was asked for; without layers if there is none."""
+    """The case that is closest to the requested one; without layers if there is none."""
     possible = OPERATIONS[op].in_place
     placed = in_place if in_place is not None and in_place in possible else possible[0]
     if op == "barrier":
@@ -148,7 +148,7 @@ def make_case(
 
 
 def keep_dist(layers: tuple[str, ...]) -> tuple[str, ...]:
-    """For what the bare core's timer does not take."""
+    """For cases that the bare core's timer does not support."""
     return tuple(layer for layer in layers if layer == "dist")
 
 

@@ -1,4 +1,4 @@
-"""From the command's flags to the grids of cases. Pure, but for reading a file of cases."""
+"""Turns the command's flags into grids of cases. Pure, except for reading a file of cases."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ QUICK_SIZES = "4KiB,256KiB,8MiB"
 
 @dataclass(frozen=True)
 class Flags:
-    """What was asked for; None and empty mean the default."""
+    """The flags' values; None and empty mean the default."""
 
     ops: tuple[str, ...] = ()
     least: str | None = None

@@ -1,4 +1,4 @@
-"""Runs whose tensors lie on GPUs: those against a backend that takes no others."""
+"""Runs with tensors on GPUs, against a backend that takes only those."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ import dreamcomm
 if TYPE_CHECKING:
     from dreamcomm.tools.bench.cases import Case, Grid
 
-ALIGNMENT = 1 << 20  # of all tensors of a case, more than enough
+ALIGNMENT = 1 << 20  # bytes for the alignment of a case's tensors, more than enough
 CARRIED = re.compile(r"\(tensors on cuda: GPU kernels")
 TOLD = re.compile(r"\(tensors on cuda: (.*?)(; what it does not do goes to |; sparse |\)$|$)", re.M)
 
 
 def device_of(versus: str | None) -> str:
-    """Where the tensors of a run lie: NCCL takes those of GPUs only."""
+    """The device type of a run's tensors; NCCL takes only tensors on GPUs."""
     return "cuda" if versus == "nccl" else "cpu"
 
 
 def on_gpus(grids: list[Grid]) -> list[Grid]:
-    """The grids without what is there for CPU tensors only.
+    """The grids without the parts that exist for CPU tensors only.
 
     Raises:
-        ValueError: nothing is left of one.
+        ValueError: nothing is left of a grid.
     """
     if any("dist" not in grid.layers for grid in grids):
         raise ValueError("tensors on GPUs are timed through the layer dist only")
@@ -47,7 +47,7 @@ def check_gpus(cases: Sequence[Case]) -> None:
 
 
 def options_for(cases: Sequence[Case], versus: str | None) -> dreamcomm.Options | None:
-    """What dreamcomm's group needs, so that its own kernels carry tensors on GPUs."""
+    """The options by which dreamcomm's own kernels carry tensors on GPUs."""
     if device_of(versus) == "cpu":
         return None
     return dreamcomm.Options(cuda="dreamcomm", cuda_heap_bytes=registered_bytes(cases))
@@ -60,7 +60,7 @@ def registered_bytes(cases: Sequence[Case]) -> int:
 
 
 def why_not_carried(explained: str) -> str | None:
-    """Why dreamcomm's kernels do not carry tensors on GPUs, from what explain() says; or None."""
+    """The reason in explain()'s text that dreamcomm's kernels do not carry GPU tensors; or None."""
     if CARRIED.search(explained):
         return None
     told = TOLD.search(explained)

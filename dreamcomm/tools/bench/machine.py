@@ -1,4 +1,4 @@
-"""Where and with what a run was made."""
+"""The machine and the software of a run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Versions:
-    """What a reader needs to repeat a run."""
+    """The data that a reader needs to repeat a run."""
 
     dreamcomm: str
     torch: str
@@ -47,7 +47,7 @@ def cpu_model() -> str:
 
 
 def these_versions() -> Versions:
-    """Of the running process."""
+    """The setup of the running process."""
     import torch
 
     return Versions(
@@ -64,7 +64,7 @@ def commit() -> str | None:
     try:
         tracked = ["git", "-C", folder, "ls-files", "--error-unmatch", __file__]
         if subprocess.run(tracked, capture_output=True, check=False).returncode != 0:
-            return None  # installed, perhaps inside someone else's checkout
+            return None  # installed, perhaps inside another project's checkout
         described = subprocess.run(
             ["git", "-C", folder, "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"],
             capture_output=True,

@@ -1,6 +1,6 @@
 """The table of collectives: shapes, results and bus factors. Pure.
 
-The size of a call is nccl-tests': the bytes of the largest tensor that a rank gives to it.
+The size of a call is that of nccl-tests: the bytes of the largest tensor of a rank.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ def whole(world: int) -> float:
 
 
 def others(world: int) -> float:
-    """All but a rank's own part crosses the bus."""
+    """All parts except a rank's own cross the bus."""
     return (world - 1) / world
 
 
 def twice_others(world: int) -> float:
-    """The parts of the others cross it on the way to their sums and on the way back."""
+    """The other ranks' parts cross the bus once to be summed, and once back."""
     return 2 * (world - 1) / world
 
 
@@ -75,7 +75,7 @@ OPERATIONS = {
 
 
 def result_pieces(op: str, rank: int, world: int, total: int) -> list[Piece]:
-    """What ``rank``'s output holds in the end, first to last; empty where it is undefined."""
+    """The expected output of ``rank``, first to last; empty where it is undefined."""
     everyone = tuple(range(world))
     part = total // world
     if op == "all_reduce" or (op == "reduce" and rank == ROOT):

@@ -69,19 +69,19 @@ def draw(run: Run, path: Path) -> bool:
 
 
 def title_of(run: Run) -> str:
-    """What is drawn, and where it was measured."""
+    """The title of the picture, and the machine."""
     here = [run.machine.cpu, f"{run.machine.cores} cores", busy.words(run.settings.beside)]
     return f"Time of one call over its size\n{', '.join(filter(None, here))}"
 
 
 def panels_of(run: Run) -> list[tuple[str, list[CaseResult]]]:
-    """The measured cases that have a size, by what they have in common."""
+    """The measured cases that have a size, grouped by their common properties."""
     measured = [r for r in run.results if r.status == "measured" and r.case.bytes > 0]
     return list(by_title(measured).items())
 
 
 def draw_panel(axes: Axes, title: str, results: list[CaseResult]) -> None:
-    """A line per variant: the median, both axes logarithmic."""
+    """Draws a line for each variant: the median, with both axes logarithmic."""
     names = list(dict.fromkeys(name for result in results for name in result.timings))
     for name in names:
         points = [

@@ -12,9 +12,9 @@ from dreamcomm.tools.bench.sizes import format_size
 
 
 class CaseBar:
-    """Cases done, and the one that runs; without ``show`` it does nothing.
+    """Shows the cases done, and the one that runs; without ``show`` it does nothing.
 
-    It draws between cases and has no thread of its own, so that it is in nobody's timing.
+    It draws between cases and has no thread, so that it does not affect timings.
     """
 
     def __init__(self, world: int, cases: int, show: bool) -> None:
@@ -32,7 +32,7 @@ class CaseBar:
         self.task = self.progress.add_task("", total=cases)
 
     def begin(self, case: Case) -> None:
-        """Names the case that comes now."""
+        """Names the case that runs next."""
         words = f"{case.op} {format_size(case.bytes)} {case.dtype} {case.placement}"
         self.progress.update(self.task, description=words, refresh=True)
 

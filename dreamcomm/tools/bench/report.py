@@ -1,4 +1,4 @@
-"""A run in words and tables: one table per collective, dtype, world and placement."""
+"""A run as text and tables: one table per collective, dtype, world and placement."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dreamcomm.tools.bench.ranks.variants import CEILING, CORE, DREAMCOMM
 from dreamcomm.tools.bench.result import CaseResult, Prediction, Run, prediction_errors
 from dreamcomm.tools.bench.sizes import format_size
 
-WIDTH = 110  # where there is no terminal to ask
+WIDTH = 110  # without a terminal
 ROOMY = 95  # columns from which on a table can be spaced out
 # In the order of a table's lines.
 OURS = (DREAMCOMM, CORE)
@@ -56,7 +56,7 @@ def print_closing(console: Console, run: Run) -> None:
 
 
 def by_title(results: Sequence[CaseResult]) -> dict[str, list[CaseResult]]:
-    """What belongs into one table or panel, by rising size."""
+    """The cases of one table or panel, by rising size."""
     found: dict[str, list[CaseResult]] = {}
     for result in sorted(results, key=lambda result: result.case.bytes):
         found.setdefault(title_of(result.case), []).append(result)
@@ -65,7 +65,7 @@ def by_title(results: Sequence[CaseResult]) -> dict[str, list[CaseResult]]:
 
 
 def title_of(case: Case) -> str:
-    """What a table's lines have in common."""
+    """The properties that a table's lines have in common."""
     words = [case.op, f"{case.world} ranks"]
     if case.op != "barrier":
         words[1:1] = [case.dtype]
@@ -87,7 +87,7 @@ def table(results: list[CaseResult], versus: str | None, roomy: bool) -> Table:
 
 
 def add_lines(made: Table, result: CaseResult, versus: str | None) -> None:
-    """The lines of one case; one that has no times says so in a word."""
+    """The lines of one case; without times a line says why in one word."""
     size = size_of(result.case)
     if result.status != "measured":
         made.add_row(size, result.status)
@@ -117,7 +117,7 @@ def size_of(case: Case) -> str:
 
 
 def format_prediction(prediction: Prediction | None, variant: str) -> str:
-    """On the line of the variant that it was held against."""
+    """The prediction, on the line of the variant that it was compared with."""
     if prediction is None or prediction.of != variant:
         return ""
     return f"{format_time(prediction.seconds)} {prediction.error:+.0%}"
@@ -132,5 +132,5 @@ def format_time(seconds: float) -> str:
 
 
 def three_digits(value: float) -> str:
-    """From 0.01 on; what is smaller shows fewer."""
+    """A number from 0.01 on with its digits; smaller ones have fewer."""
     return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"

@@ -29,7 +29,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the cost model expected: seconds, and held against the p50 of the variant ``of``."""
+    """The cost model's prediction: seconds, and the error against the p50 of the variant ``of``."""
 
     algorithm: str
     seconds: float
@@ -50,7 +50,7 @@ class CaseResult:
 
 @dataclass(frozen=True)
 class Run:
-    """Everything that is told of a run."""
+    """All results of a run."""
 
     date: str
     machine: Machine

@@ -7,7 +7,7 @@ from pathlib import Path
 from dreamcomm.tools.bench.cases import Case
 from dreamcomm.tools.bench.sizes import format_size
 
-# Buffers of dreamcomm and of the other backend, staging, and what verification makes.
+# Buffers of dreamcomm and of the other backend, staging, and memory of verification.
 COPIES = 3
 CGROUP = Path("/sys/fs/cgroup")
 

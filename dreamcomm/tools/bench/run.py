@@ -34,13 +34,13 @@ def plan(
     versus: str | None,
     outputs: tuple[Path | None, Path | None],
 ) -> list[Case]:
-    """The cases to run; finds every mistake that can be found before minutes are spent.
+    """The cases to run; finds every mistake that can be found before the run, which takes minutes.
 
     Args:
-        outputs: where the JSON and the picture go.
+        outputs: the paths of the JSON and of the picture.
 
     Raises:
-        ValueError: says what is wrong, for people.
+        ValueError: something is wrong; the text is for the user.
     """
     if versus is not None:
         check_versus(versus)
@@ -68,7 +68,7 @@ def run_and_show(
     Raises:
         RankError: a rank failed.
         BusyProcessError: a busy process did not run all the time.
-        NotWrittenError: a file could not be written; what was found has been printed.
+        NotWrittenError: a file could not be written; the results have been printed.
     """
     run = run_bench(cases, settings)
     if launched_world() is None or os.environ["RANK"] == "0":
@@ -89,12 +89,12 @@ def run_and_show(
 
 
 class NotWrittenError(Exception):
-    """Which file could not be written, and why."""
+    """A file could not be written; the text names it and the reason."""
 
 
 @contextmanager
 def written(path: Path) -> Iterator[None]:
-    """Raises NotWrittenError for what goes wrong with this file."""
+    """Raises NotWrittenError for errors with this file."""
     try:
         yield
     except OSError as error:
@@ -123,7 +123,7 @@ def launched_world() -> int | None:
     """The world size if torchrun or the like started this process as one of its ranks.
 
     Raises:
-        ValueError: what it has set in the environment is no rank of a world.
+        ValueError: the environment that it has set has no valid rank and world size.
     """
     if "RANK" not in os.environ:
         return None

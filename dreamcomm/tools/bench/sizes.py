@@ -1,4 +1,4 @@
-"""Sizes in bytes, as people write and read them: "32KiB", "1MiB", "512"."""
+"""Sizes in bytes as text: "32KiB", "1MiB", "512"."""
 
 from __future__ import annotations
 

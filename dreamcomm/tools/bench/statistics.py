@@ -1,4 +1,4 @@
-"""From durations to figures: percentiles and bandwidths. Pure."""
+"""Turns durations into figures: percentiles and bandwidths. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dreamcomm.tools.bench.operations import OPERATIONS
 
 @dataclass(frozen=True)
 class Timing:
-    """What is told of one variant. Times in seconds, bandwidths in GB/s (1e9 bytes)."""
+    """The figures of one variant. Times in seconds, bandwidths in GB/s (1e9 bytes)."""
 
     calls: int
     p50: float

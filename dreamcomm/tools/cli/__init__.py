@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from importlib.util import find_spec
 
-# What the extra "cli" installs.
+# The packages that the extra "cli" installs.
 NEEDED = ("typer", "rich", "matplotlib")
 
 

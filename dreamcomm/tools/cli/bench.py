@@ -22,7 +22,7 @@ Most = Annotated[str | None, typer.Option("--max", help="Largest size.", show_de
 Factor = Annotated[int | None, typer.Option(help="Between two sizes.", show_default="4")]
 Sizes = Annotated[str | None, typer.Option(help="Instead of these: a list, as 1KiB,32KiB.")]
 Dtypes = Annotated[
-    Many, typer.Option("--dtype", help="Of the tensors; repeatable.", show_default="float32")
+    Many, typer.Option("--dtype", help="Type of the tensors; repeatable.", show_default="float32")
 ]
 Worlds = Annotated[
     list[int] | None,
@@ -110,7 +110,7 @@ def run(
     json_path: Path | None,
     plot_path: Path | None,
 ) -> None:
-    """Plans and runs; errors leave in the command's words and exit codes."""
+    """Plans and runs; errors become the command's messages and exit codes."""
     from dreamcomm.launch import RankError
     from dreamcomm.tools.bench.busy import BusyProcessError
     from dreamcomm.tools.bench.run import NotWrittenError, plan, run_and_show

@@ -18,7 +18,7 @@ def demo(
         int | None, typer.Option(min=1, help="Training steps per backend.", show_default="1200")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A run of seconds.")] = False,
-    seed: Annotated[int, typer.Option(help="Of the weights and of the order of the data.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the weights and of the data order.")] = 1,
     out: Annotated[Path, typer.Option(help="The picture (png, svg or pdf).")] = Path(
         "dreamcomm-demo.png"
     ),

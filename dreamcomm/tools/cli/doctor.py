@@ -21,9 +21,9 @@ STYLES = {"fine": "green", "note": "cyan", "falls back": "yellow", "broken": "bo
 def doctor(as_json: Json = False) -> None:
     """Checks the installation and the machine, and says what falls back, and why.
 
-    Started by torchrun (--no-python) it also maps which ranks of the job share memory.
+    Started by torchrun (--no-python) it also shows which ranks of the job share memory.
 
-    Ends with exit code 1 if something is broken; what falls back works, but slower.
+    Ends with exit code 1 if something is broken. Fallbacks work, but slower.
     """
     from dreamcomm.tools.doctor import State, examine
 

@@ -1,4 +1,4 @@
-"""Standard output that cannot be written: one line for people, not a traceback."""
+"""Standard output that cannot be written: one line for the user, not a traceback."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class OutputError(Exception):
 
 
 class Output(io.FileIO):
-    """A descriptor whose errors can be told from those of other files."""
+    """A descriptor whose errors can be distinguished from those of other files."""
 
     def write(self, data: ReadableBuffer, /) -> int:
         try:
             return super().write(data)
-        except BrokenPipeError:  # who reads has had enough: rich and typer end quietly
+        except BrokenPipeError:  # the reader has closed the pipe: rich and typer end quietly
             raise
         except OSError as error:
             raise OutputError(error.strerror or str(error)) from error
@@ -71,7 +71,7 @@ def watched(stream: io.TextIOWrapper) -> io.TextIOWrapper:
 
 
 def discard(descriptor: int) -> None:
-    """Lets what is still buffered go nowhere: Python writes it once more when it ends."""
+    """Discards buffered output, because Python would write it again when it ends."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, descriptor)
     os.close(nowhere)

@@ -21,15 +21,15 @@ Described = Annotated[
         "--cluster", help="A TOML file, instead of the flags.", exists=True, dir_okay=False
     ),
 ]
-Hosts = Annotated[int, typer.Option(min=1, help="Hosts; see --up-to for more and more.")]
-RanksPerHost = Annotated[int, typer.Option(min=1, help="Ranks of each.")]
-Within = Annotated[str, typer.Option(help="Of a turn within a host, as 1us.")]
-WithinRate = Annotated[str, typer.Option(help="Of a rank's copies, as 10GB/s.")]
-Between = Annotated[str, typer.Option(help="Of a message between hosts, as 40us.")]
-Message = Annotated[str, typer.Option(help="What a further message costs its ranks, as 10us.")]
-BetweenRate = Annotated[str, typer.Option(help="Of a host's link, as 10Gbit/s.")]
-Op = Annotated[str, typer.Option(help="A collective, as all_gather.")]
-Sizes = Annotated[str, typer.Option(help="Bytes of one rank's block: a list, as 1KiB,64MiB.")]
+Hosts = Annotated[int, typer.Option(min=1, help="Hosts; --up-to simulates growing numbers.")]
+RanksPerHost = Annotated[int, typer.Option(min=1, help="Ranks of each host.")]
+Within = Annotated[str, typer.Option(help="Time of a turn within a host, such as 1us.")]
+WithinRate = Annotated[str, typer.Option(help="Rate of a rank's copies, such as 10GB/s.")]
+Between = Annotated[str, typer.Option(help="Time of a message between hosts, such as 40us.")]
+Message = Annotated[str, typer.Option(help="Time of its ranks for a further one, such as 10us.")]
+BetweenRate = Annotated[str, typer.Option(help="Rate of a host's link, such as 10Gbit/s.")]
+Op = Annotated[str, typer.Option(help="A collective, such as all_gather.")]
+Sizes = Annotated[str, typer.Option(help="Bytes of one rank's block: a list, such as 1KiB,64MiB.")]
 UpTo = Annotated[
     int | None,
     typer.Option(
@@ -73,9 +73,9 @@ def simulate(
     json_file: Json = None,
     plot: Plot = None,
 ) -> None:
-    """Predicts collectives and training steps on a cluster that need not be there.
+    """Predicts collectives and training steps on a cluster that need not exist.
 
-    By the cost model that groups of several hosts choose their ways by; up to 16,384 ranks.
+    It uses the cost model by which groups of several hosts choose; up to 16,384 ranks.
     """
     from rich.console import Console
 

@@ -38,11 +38,11 @@ Interval = Annotated[
 
 
 def top(as_json: Json = False, once: Once = False, interval: Interval = 0.5) -> None:
-    """Shows what every rank of yours on this host does now, and whom it waits for.
+    """Shows the current state of all your ranks on this host, and the rank that each waits for.
 
-    Looks from outside: it needs nothing of the jobs, and they do not notice it. Ends with Ctrl-C.
+    Reads it from outside: the jobs need no preparation and are not affected. Ends with Ctrl-C.
 
-    Where a window has too few lines, ranks that have failed or wait longest come first.
+    If a window has too few lines, ranks that have failed or wait longest are shown first.
     """
     from dreamcomm.observe.top import snapshot
     from dreamcomm.tools.cli.top_view import whole
@@ -77,7 +77,7 @@ def watch(console: Console, interval: float) -> None:
 
 
 def moments(interval: float) -> Iterator[Moment]:
-    """What is seen now, and again after each interval."""
+    """The current moment, and another after each interval."""
     from dreamcomm.observe.top import snapshot
     from dreamcomm.tools.cli.top_view import Moment
 
@@ -97,7 +97,7 @@ ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """These signals leave as an exit does, which gives the terminal back as it was."""
+    """Makes these signals end the command by an exit, which restores the terminal."""
 
     def end(number: int, frame: FrameType | None) -> None:
         for ending in ENDING:

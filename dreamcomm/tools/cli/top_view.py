@@ -1,4 +1,4 @@
-"""What ``dreamcomm top`` shows of one moment: all of it, or what fits a window."""
+"""The view of one moment in ``dreamcomm top``: all of it, or what fits into a window."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COLUMNS = (
 )
 COUNTERS = ("moved", "calls")  # since the group was made
 WORDS = ("group", "does", "waits for")  # the others are numbers
-# Where the window is narrow: what is cut, at these widths, and what is left out, in this order.
+# In a narrow window these columns are cut, at these widths, and the next are left out, in order.
 CUT = {"group": 12, "does": 26}
 DISPENSABLE = (*COUNTERS, "bytes", "GB/s", "call", "process")
 GAP = 2  # between columns
@@ -33,13 +33,13 @@ Moved = dict[tuple[str, int], int]
 
 @dataclass(frozen=True)
 class Moment:
-    """What was seen.
+    """The observed state of all ranks.
 
     Attributes:
         states: of all ranks, in their order.
         problems: what could not be read.
-        before: the bytes that each rank had moved at the look before.
-        elapsed: seconds since that look: the interval, and what looking and drawing took.
+        before: the bytes that each rank had moved at the previous observation.
+        elapsed: seconds since then: the interval, and the time of observing and drawing.
     """
 
     states: list[RankState]
@@ -49,7 +49,7 @@ class Moment:
 
 
 def whole(moment: Moment, width: int) -> Group:
-    """Every rank and every word, on as many lines as that takes; counters where there is room."""
+    """All ranks and texts, on as many lines as needed; counters if there is room."""
     notes = [Text(problem, style="yellow") for problem in moment.problems]
     if not moment.states:
         return Group(Text(NOTHING), *notes)
@@ -58,7 +58,7 @@ def whole(moment: Moment, width: int) -> Group:
 
 
 def fitted(moment: Moment, width: int, height: int) -> Group:
-    """A line for each rank, as many as the window has room for: first where there is trouble."""
+    """A line for each rank, as many as fit into the window, those with trouble first."""
     notes = notes_in(moment.problems, max(height // 4, 1))
     if not moment.states:
         return Group(in_a_line(Text(NOTHING)), *notes)
@@ -70,7 +70,7 @@ def fitted(moment: Moment, width: int, height: int) -> Group:
 
 
 def choose(states: list[RankState], room: int) -> list[RankState]:
-    """All, if there are as many lines; else the most troubled, and a line is left to say so."""
+    """All ranks if they fit; otherwise those with most trouble, and one line is left for a note."""
     if len(states) <= room:
         return states
     trouble = troubles(states)
@@ -84,7 +84,7 @@ def choose(states: list[RankState], room: int) -> list[RankState]:
 
 
 def troubles(states: list[RankState]) -> dict[tuple[str, int], tuple[bool, float]]:
-    """How much each rank is in need of a look: failed, and how long it waits or is waited for."""
+    """The trouble of each rank: whether it failed, and how long it waits or is waited for."""
     found = {
         (one.team, one.rank): (one.state in ("failed", "ended"), waiting_seconds(one))
         for one in states
@@ -98,7 +98,7 @@ def troubles(states: list[RankState]) -> dict[tuple[str, int], tuple[bool, float
 
 
 def waiting_seconds(state: RankState) -> float:
-    """In a call or for a message; 0 up to what is usual, so that the order keeps still."""
+    """Seconds of waiting in a call or for a message; 0 for usual waits, for a stable order."""
     if state.state != "active":
         return 0.0
     if state.inside or state.in_monitored_barrier:
@@ -109,7 +109,7 @@ def waiting_seconds(state: RankState) -> float:
 
 
 def hidden_words(states: list[RankState], shown: list[RankState]) -> Iterator[Text]:
-    """A line on the ranks that are not shown, if there are such."""
+    """A line on the ranks that are not shown, if there are any."""
     seen = {(one.team, one.rank) for one in shown}
     hidden = [one for one in states if (one.team, one.rank) not in seen]
     if hidden:
@@ -124,7 +124,7 @@ def hidden_words(states: list[RankState], shown: list[RankState]) -> Iterator[Te
 
 
 def notes_in(problems: list[str], room: int) -> list[Text]:
-    """The problems, a line for each; the last line counts those for which there is none."""
+    """The problems, a line for each; the last line counts those without a line."""
     if len(problems) > room:
         hidden = len(problems) - room + 1
         more = f"and {hidden} processes more that cannot be read: dreamcomm top --once shows all"
@@ -133,7 +133,7 @@ def notes_in(problems: list[str], room: int) -> list[Text]:
 
 
 def in_a_line(text: Text) -> Text:
-    """What is too long for it ends in an ellipsis."""
+    """The text in one line; an ellipsis replaces what does not fit."""
     text.no_wrap, text.overflow = True, "ellipsis"
     return text
 
@@ -141,7 +141,7 @@ def in_a_line(text: Text) -> Text:
 def columns_in(
     width: int, cells: list[dict[str, Text]], dispensable: tuple[str, ...] = DISPENSABLE
 ) -> tuple[str, ...]:
-    """Those for which there is room; the same from look to look."""
+    """The columns for which there is room; stable from one observation to the next."""
     columns: tuple[str, ...] = COLUMNS
     for column in dispensable:
         widths = [widest(name, cells) for name in columns]
@@ -152,15 +152,15 @@ def columns_in(
 
 
 def widest(column: str, cells: list[dict[str, Text]]) -> int:
-    """Of the column; of one that is cut, what it is left with."""
-    if column == "does":  # other words at each look
+    """The width of the column, after cutting."""
+    if column == "does":  # its text changes at each observation
         return CUT[column]
     found = max(len(column), *(row[column].cell_len for row in cells))
     return min(found, CUT.get(column, found))
 
 
 def table_of(cells: list[dict[str, Text]], columns: tuple[str, ...], cut: bool = False) -> Table:
-    """A row for each rank. Words that do not fit are folded, or cut."""
+    """A row for each rank. Text that does not fit is folded, or cut."""
     table = Table(box=None, pad_edge=False)
     for heading in columns:
         table.add_column(

@@ -1,5 +1,5 @@
-"""The demonstration: a small GPT trained by several processes, beside the same run on Gloo.
+"""The demonstration: a small GPT trained by several processes, compared with the same on Gloo.
 
-``text`` is what it learns, ``model`` what learns, ``train`` runs inside each rank, ``compare``
+``text`` is the training data, ``model`` the network. ``train`` runs inside each rank, ``compare``
 runs every backend in turn, ``report`` and ``picture`` show the outcome.
 """

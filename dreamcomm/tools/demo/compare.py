@@ -1,4 +1,4 @@
-"""Runs the same training on each backend in turn and compares what came out."""
+"""Runs the same training on each backend in turn and compares the results."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from statistics import median
 from dreamcomm.launch import spawn
 from dreamcomm.tools.demo.train import RankResult, Settings, train_rank
 
-# Left out of the step time: the first steps meet cold caches and build DDP's buckets anew.
+# Left out of the step time: the first steps have cold caches and rebuild DDP's buckets.
 COLD_STEPS = 5
 
 
@@ -25,12 +25,12 @@ class BackendRun:
         return [sum(column) / len(column) for column in columns]
 
     def step_times(self) -> list[float]:
-        """The time of each step but the first few: the slowest rank's, for whom all wait."""
+        """The time of each step except the first few: the slowest rank's, since all wait for it."""
         slowest = [max(c) for c in zip(*(rank.step_times for rank in self.ranks), strict=True)]
         return slowest[COLD_STEPS:] or slowest
 
     def communication_share(self) -> float:
-        """The part of a step's time that goes when the gradient exchange goes, 0 to 1."""
+        """The share of a step's time that a step without the gradient exchange saves, 0 to 1."""
         synced = median(t for rank in self.ranks for t in rank.synced_times)
         unsynced = median(t for rank in self.ranks for t in rank.unsynced_times)
         return max(0.0, 1 - unsynced / synced)
@@ -54,7 +54,7 @@ class Comparison:
 
 
 def run_backend(backend: str, ranks: int, settings: Settings) -> BackendRun:
-    """Starts the ranks, trains, and gathers what they measured."""
+    """Starts the ranks, trains, and gathers their measurements."""
     results = spawn(
         train_rank, ranks, args=(settings, backend), backend=backend, start_method="spawn"
     )

@@ -36,7 +36,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then a two-layer perceptron, each added to what came in."""
+    """Attention, then a two-layer perceptron, each added to its input."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()

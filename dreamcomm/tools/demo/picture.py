@@ -1,4 +1,4 @@
-"""The demo's picture: both loss curves, and where the step times lie."""
+"""The demo's picture: both loss curves, and the distribution of the step times."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def prepare(axes: Axes, title: str, subtitle: str) -> None:
 
 
 def smooth(losses: list[float]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """A running mean over the last fiftieth of the run; shorter where less has been seen."""
+    """A running mean over the last fiftieth of the run; shorter at the begin."""
     window = max(1, len(losses) // 50)
     sums = np.concatenate([[0.0], np.cumsum(losses)])
     ends = np.arange(1, len(losses) + 1)

@@ -13,9 +13,9 @@ SMOOTHING = 0.95
 
 
 class StepBar:
-    """Steps done, smoothed loss and step time; without ``show`` it does nothing.
+    """Shows steps done, smoothed loss and step time; without ``show`` it does nothing.
 
-    It draws between steps and has no thread of its own, so that it is in nobody's timing.
+    It draws between steps and has no thread, so that it does not affect timings.
     """
 
     def __init__(self, label: str, steps: int, show: bool) -> None:

@@ -1,4 +1,4 @@
-"""The demo's words: what is compared, the table, and the closing line."""
+"""The demo's texts: the description of the runs, the table, and the closing line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ METHOD = (
 
 
 def print_opening(console: Console, ranks: int, settings: Settings, entropy: float) -> None:
-    """Says what is about to happen."""
+    """Prints what will run."""
     shape = settings.shape
     console.print(
         f"{ranks} processes train a GPT ({shape.layers} layers of width {shape.width}, "

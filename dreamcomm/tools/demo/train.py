@@ -1,4 +1,4 @@
-"""What every rank does: train the model under DistributedDataParallel and time its steps."""
+"""The work of every rank: train the model under DistributedDataParallel and time its steps."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class RankResult:
-    """What one rank measured; times in seconds, losses in nats per byte."""
+    """One rank's measurements; times in seconds, losses in nats per byte."""
 
     losses: list[float]
     step_times: list[float]
@@ -46,7 +46,7 @@ class RankResult:
 
 def train_rank(settings: Settings, label: str) -> RankResult:
     """Trains in this rank of the default process group. ``label`` names the progress bar."""
-    # On every machine: a matrix product adds in an order that depends on the threads.
+    # Set on every machine: a matrix product adds in an order that depends on the threads.
     torch.set_num_threads(1)
     torch.manual_seed(settings.seed)
     torch.use_deterministic_algorithms(True)
@@ -116,8 +116,8 @@ class Trainer:
     def time_pairs(self) -> tuple[list[float], list[float]]:
         """Seconds of forward, backward and optimizer with and without the gradient exchange.
 
-        The two alternate, after training and on weights that no longer matter, so that whatever
-        else the machine does falls on both alike. All ranks start each step together.
+        The two alternate, so that other load of the machine affects both alike. This runs after
+        training, when the weights no longer matter. All ranks start each step together.
         """
         times: tuple[list[float], list[float]] = ([], [])
         for _ in range(self.settings.timed_pairs):

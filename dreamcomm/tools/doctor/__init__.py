@@ -1,7 +1,7 @@
-"""Looks at the installation and the machine: what works, what falls back, and why, in words.
+"""Checks the installation and the machine: what works, what falls back, and why.
 
 Every check is a function that returns a :class:`Finding` and raises nothing; :func:`examine` runs
-them in order. Only the last starts processes; those of torchrun look for each other instead.
+them in order. Only the last check starts processes; in a job of torchrun it uses the job's ranks.
 """
 
 from __future__ import annotations

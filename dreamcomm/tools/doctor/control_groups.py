@@ -1,4 +1,4 @@
-"""What control groups leave of the machine's memory: the least limit on the way to the root."""
+"""The memory limit of control groups: the least limit on the path to the root."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ __all__ = ["least_memory", "read_number"]
 
 MEMBERSHIP = Path("/proc/self/cgroup")
 ROOT = Path("/sys/fs/cgroup")
-LIMITS = ("memory.max", "memory.limit_in_bytes")  # of either version
+LIMITS = ("memory.max", "memory.limit_in_bytes")  # of versions 2 and 1
 
 
 def least_memory(membership: Path = MEMBERSHIP, root: Path = ROOT) -> tuple[int, Path] | None:
-    """In bytes, and the folder that sets it; None without a limit.
+    """The limit in bytes, and the folder that sets it; None without a limit.
 
     A service of systemd or a job of Slurm may have its limit at any level. Inside of a container
     the root is often the container's own group.
@@ -28,9 +28,9 @@ def least_memory(membership: Path = MEMBERSHIP, root: Path = ROOT) -> tuple[int,
 
 
 def folders(membership: Path, root: Path) -> Iterator[Path]:
-    """Of this process's groups that may limit memory, from the innermost on."""
+    """The folders of this process's groups that may limit memory, from the innermost on."""
     try:
-        lines = membership.read_text().splitlines()  # of "number:controllers:/path"
+        lines = membership.read_text().splitlines()  # as "number:controllers:/path"
     except OSError:
         lines = []
     for line in lines:
@@ -46,7 +46,7 @@ def folders(membership: Path, root: Path) -> Iterator[Path]:
 
 
 def read_number(path: Path) -> int | None:
-    """None if there is no such file, or it holds no number ("max")."""
+    """The file's number; None if the file is missing or holds no number ("max")."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):

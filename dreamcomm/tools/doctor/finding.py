@@ -1,4 +1,4 @@
-"""What a check of the doctor tells."""
+"""The result of a check of the doctor."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        about: what it is, in a word or two.
+        about: the subject, in a word or two.
         state: how much it matters.
-        found: what was seen.
-        meaning: what follows from it and what to do; empty where all is fine.
+        found: the observation.
+        meaning: the consequence and what to do; empty if all is fine.
     """
 
     about: str

@@ -1,4 +1,4 @@
-"""Checks of what tensors on GPUs have here."""
+"""Checks for tensors on GPUs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["cuda", "peers"]
 
 
 def cuda() -> Finding:
-    """What carries CUDA tensors here."""
+    """The carrier of CUDA tensors here."""
     import torch
 
     from dreamcomm import _C
@@ -44,7 +44,7 @@ def cuda() -> Finding:
 
 
 def peers() -> Finding:
-    """Which GPUs can read each other's memory, as the kernels do."""
+    """The GPUs that can read each other's memory, as the kernels do."""
     import torch
 
     about = "GPU peers"

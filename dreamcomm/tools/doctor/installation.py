@@ -1,4 +1,4 @@
-"""Checks of what is installed: the compiled module, and what it makes of this machine."""
+"""Checks of the installation: the compiled module, and what it uses on this machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PREFIX = "DREAMCOMM_"
 
 
 def build() -> Finding:
-    """Whether the compiled module is there, fits the running torch, and loads."""
+    """Whether the compiled module exists, fits the running torch, and loads."""
     import torch
 
     from dreamcomm._torch.build_check import check_build
@@ -32,7 +32,7 @@ def build() -> Finding:
 
 
 def processors() -> Finding:
-    """How many may be used, which decides how ranks wait."""
+    """The number of usable processors, which decides how ranks wait."""
     from dreamcomm import _C
 
     usable, all_of_them = _C.usable_cpus(), os.cpu_count() or 1
@@ -61,7 +61,7 @@ def buckets() -> Finding:
 
 
 def settings() -> Finding:
-    """Whether what the environment says has a meaning; a group of one rank finds that out."""
+    """Whether the environment's settings are valid; a group of one rank checks that."""
     from torch._C._distributed_c10d import HashStore
 
     from dreamcomm import _C
@@ -86,7 +86,7 @@ def settings() -> Finding:
 
 
 def unknown(variable: str) -> str:
-    """What is to be said of a variable that nothing reads, or ""."""
+    """A note on a variable that nothing reads, or ""."""
     known = [PREFIX + name for name in VARIABLES]
     if variable in known:
         return ""
@@ -95,7 +95,7 @@ def unknown(variable: str) -> str:
 
 
 def flight_record(given: dict[str, str]) -> str:
-    """Why no flight record would be written, or ""."""
+    """The reason that no flight record would be written, or ""."""
     prefix = given.get(f"{PREFIX}FLIGHT_RECORD")
     if not prefix:
         return ""
@@ -104,7 +104,7 @@ def flight_record(given: dict[str, str]) -> str:
     folder = Path(prefix + "0").parent
     there = next(path for path in (folder, *folder.absolute().parents) if os.path.exists(path))
     if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
-        return ""  # what is missing of the folder is made
+        return ""  # missing folders are made
     return f"but no file can be written in {folder}"
 
 

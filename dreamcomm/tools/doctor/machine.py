@@ -1,4 +1,4 @@
-"""Checks of the machine, which need nothing of the compiled module."""
+"""Checks of the machine, which do not need the compiled module."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def shared_memory() -> Finding:
     try:
         descriptor = os.memfd_create("dreamcomm-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            if not unlimited and soft < WINDOW:  # else a signal might end this process
+            if not unlimited and soft < WINDOW:  # otherwise a signal might end this process
                 raise OSError(errno.EFBIG, f"ulimit -f leaves {soft} bytes")
             os.ftruncate(descriptor, WINDOW)
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
@@ -80,7 +80,7 @@ def descriptors() -> Finding:
 
 
 def endings() -> Finding:
-    """Whether processes can be watched by a pidfd. It tells their end to all who hold it."""
+    """Whether processes can be watched by a pidfd, which notifies all its holders of their end."""
     about = "watching processes"
     try:
         os.close(os.pidfd_open(os.getpid()))
@@ -96,7 +96,7 @@ def endings() -> Finding:
 
 
 def open_files() -> Finding:
-    """A group takes about three descriptors for each pair of ranks."""
+    """Whether enough files may be open: a group needs about three for each pair of ranks."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     few = soft != resource.RLIM_INFINITY and soft < 256
     return Finding(
@@ -108,7 +108,7 @@ def open_files() -> Finding:
 
 
 def address_space() -> Finding:
-    """The heap for shared tensors reserves half of the memory, in addresses."""
+    """Whether the heap for shared tensors can reserve addresses for half of the memory."""
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     strict = read_number(Path("/proc/sys/vm/overcommit_memory")) == 2
     if soft == resource.RLIM_INFINITY and not strict:
@@ -123,7 +123,7 @@ def address_space() -> Finding:
 
 
 def memory() -> Finding:
-    """What the control group leaves of the machine's memory."""
+    """The limit of the control group on the machine's memory."""
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     least = least_memory()
     if least is None or least[0] >= pages:
@@ -144,7 +144,7 @@ def costs() -> Finding:
     place = folder
     try:
         place = next(path for path in (folder, *folder.parents) if path.exists())
-        with tempfile.TemporaryFile(dir=place):  # permissions alone do not tell
+        with tempfile.TemporaryFile(dir=place):  # permissions alone do not show it
             return Finding("kept costs", State.FINE, str(folder))
     except OSError:
         pass
@@ -157,14 +157,14 @@ def costs() -> Finding:
 
 
 def gloo() -> Finding:
-    """What torch's Gloo, which carries what falls back, makes of this host's name."""
+    """The address that torch's Gloo, which carries fallbacks, finds for this host's name."""
     chosen = os.environ.get("GLOO_SOCKET_IFNAME")
     if chosen:
         return gloo_device(chosen)
     name = socket.gethostname()
     try:
         address = socket.gethostbyname(name)
-    except (OSError, UnicodeError) as error:  # the latter of a name that is too long for DNS
+    except (OSError, UnicodeError) as error:  # UnicodeError: the name is too long for DNS
         return Finding(
             "host name",
             State.NOTE,
@@ -175,7 +175,7 @@ def gloo() -> Finding:
 
 
 def loopback() -> Finding:
-    """Whether the ranks of a host can meet by TCP, as those of torchrun and spawn do."""
+    """Whether the ranks of a host can connect by TCP, as those of torchrun and spawn do."""
     from dreamcomm.launch.loopback import LOOPBACK, check_loopback
 
     try:
@@ -186,7 +186,7 @@ def loopback() -> Finding:
 
 
 def gloo_device(chosen: str) -> Finding:
-    """Whether the network devices that Gloo is told to use are there."""
+    """Whether the network devices that Gloo has to use exist."""
     try:
         there = [name for _, name in socket.if_nameindex()]
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Which namespaces this process is in: what must be equal for ranks to find each other."""
+"""The namespaces of this process, which must be equal for ranks to find each other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from dreamcomm.tools.doctor.finding import Finding, State
 
 __all__ = ["namespaces"]
 
-# What differs, and what that means. The first of a machine has the number behind it, if it has one.
+# The kinds of namespaces, and the effect of different ones. The number of a machine's first
+# namespace follows, if it is fixed.
 KINDS = {
     "net": (
         None,
@@ -30,7 +31,7 @@ KINDS = {
 
 
 def namespaces() -> Finding:
-    """The network's decides who shares memory, the others who is seen, and as whom."""
+    """The network namespace decides which ranks share memory; the others decide which are seen."""
     try:
         names = {kind: os.readlink(f"/proc/self/ns/{kind}") for kind in KINDS}
     except OSError as error:

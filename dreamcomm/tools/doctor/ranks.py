@@ -10,17 +10,17 @@ from dreamcomm.tools.doctor.finding import GLOO_INSTEAD, Finding, State
 
 __all__ = ["hosts", "two_ranks"]
 
-SECONDS = 60.0  # for ranks to meet
+SECONDS = 60.0  # limit for the ranks' bootstrap
 
 
 def carried_by() -> str:
-    """In a rank: what carries a group's bytes, after a call has gone through."""
+    """Runs in a rank: makes a call, and returns the group's transport."""
     import torch
     import torch.distributed as dist
 
     from dreamcomm.info import transport
 
-    os.environ.pop("DREAMCOMM_HOSTS", None)  # it names the hosts of a job's ranks, not of these
+    os.environ.pop("DREAMCOMM_HOSTS", None)  # it names the hosts of a job's ranks
     dist.init_process_group("dreamcomm", timeout=timedelta(seconds=SECONDS))
     data = torch.ones(1000, device="cpu")
     dist.all_reduce(data)
@@ -30,7 +30,7 @@ def carried_by() -> str:
 
 
 def two_ranks() -> Finding:
-    """Two processes that meet and add, as in a job."""
+    """Two processes make a group and add numbers, as in a job."""
     from dreamcomm.launch import RankError, spawn
 
     try:
@@ -52,7 +52,7 @@ def last_words(traceback: str) -> str:
 
 
 def hosts() -> Finding:
-    """Collective, in the ranks of a job: which of them share memory, and why others do not."""
+    """The ranks of a job that share memory, and why others do not; collective in these ranks."""
     import torch.distributed as dist
 
     from dreamcomm._torch.groups import backend_of

@@ -1,1 +1,1 @@
-"""How long collectives and training steps would take on a cluster that is described, not there."""
+"""Predicts the times of collectives and training steps on a described cluster."""

@@ -1,4 +1,4 @@
-"""A cluster in a few numbers: its hosts, and what moving bytes costs within and between them."""
+"""A cluster in a few numbers: its hosts, and the costs of data within and between them."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ MOST_RANKS = 16_384
 class Wire:
     """Messages between nodes.
 
-    Without numbers those of WireCosts::fixed (csrc/internode/cost/model.cc).
+    The defaults are those of WireCosts::fixed (csrc/internode/cost/model.cc).
 
-    latency: seconds that a message is under way, of no bytes.
-    message: seconds of the two ranks for each further one.
-    alone: bytes per second that a host sends where one of its ranks does.
-    bandwidth: bytes per second that a host sends, and receives, where all of its ranks do.
-    chunk: seconds of each chunk that these take of a tensor, beyond its bytes.
-    handling: seconds that they take for each byte that a host sends, beyond copies within it.
-    overlap: how much of the ranks' part of the chunks, or of the wire's where that is shorter, goes
-        on during the other: 1 is all, 0 is none, as where both need the same processors.
-    by_leaders, by_carriers: what the times of measured hosts are multiplied by at some sizes
+    latency: seconds of a message without bytes.
+    message: seconds of the two ranks for each further message.
+    alone: bytes per second that a host sends if one of its ranks sends.
+    bandwidth: bytes per second that a host sends, and receives, if all of its ranks do.
+    chunk: seconds of all its ranks for each chunk of a tensor, beyond the time of its bytes.
+    handling: seconds of all its ranks for each byte that a host sends, besides copies within it.
+    overlap: the fraction of the ranks' part of the chunks, or of the wire's part if that is
+        shorter, that overlaps with the other: 1 is all; 0 is none, for example because both
+        need the same processors.
+    by_leaders, by_carriers: factors of the times of measured hosts at some sizes
         (csrc/internode/cost/corrections.h).
     """
 
@@ -42,7 +43,7 @@ class Wire:
 
     @classmethod
     def of(cls, numbers: Sequence[float]) -> Wire:
-        """Of what :meth:`numbers` gives, or what a group measured."""
+        """Makes the costs from the result of :meth:`numbers`, or from a group's measurement."""
         latency, message, alone, byte, chunk, handling, overlap, *rest = numbers
         half = len(rest) // 2
         corrections = tuple(rest[:half]), tuple(rest[half:])
@@ -50,7 +51,7 @@ class Wire:
         return cls(latency, message, 1 / alone, 1 / byte, *costs, *corrections)
 
     def numbers(self) -> tuple[float, ...]:
-        """As the compiled model takes them."""
+        """The numbers in the form that the compiled model takes."""
         rates = 1 / self.alone, 1 / self.bandwidth
         costs = self.latency, self.message, *rates, self.chunk, self.handling, self.overlap
         return (*costs, *self.by_leaders, *self.by_carriers)
@@ -58,10 +59,10 @@ class Wire:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Hosts, and both levels.
+    """The hosts, and the costs of both levels.
 
     ranks_on: ranks of each host.
-    here: costs within a host, as text (``_C.even_costs``, or what a group measured).
+    here: costs within a host, as text (``_C.even_costs``, or a group's measurement).
     """
 
     ranks_on: tuple[int, ...]
@@ -73,7 +74,7 @@ class Cluster:
         return sum(self.ranks_on)
 
     def with_hosts(self, hosts: int) -> Cluster:
-        """So many hosts like the first of these."""
+        """A cluster of so many hosts like the first of these."""
         return replace(self, ranks_on=self.ranks_on[:1] * hosts)
 
 
@@ -92,7 +93,7 @@ _KEYS = {
 
 
 def described(table: Mapping[str, Any]) -> Cluster:
-    """A cluster of what a TOML file says; all but the hosts may be left out.
+    """Makes a cluster from the content of a TOML file; only the hosts are required.
 
     Raises:
         ValueError: something is unknown, missing or out of range; the text says what.

@@ -1,4 +1,4 @@
-"""What a cluster is taken to be where neither flags nor a file say it; as people write it."""
+"""Defaults of a cluster, where neither flags nor a file set them, as text."""
 
 HOSTS = 2
 RANKS_PER_HOST = 8

@@ -14,7 +14,7 @@ from dreamcomm.tools.bench.sizes import format_size
 from dreamcomm.tools.simulate.scaling import Line
 
 COLOURS = ("#c2410c", "#1d4ed8", "#15803d", "#7e22ce", "#a16207", "#0e7490")
-# matplotlib's own, but for what it can write only where there is TeX.
+# matplotlib's own, except those that need TeX.
 ENDINGS = tuple(f".{kind}" for kind in FigureCanvasAgg.get_supported_filetypes() if kind != "pgf")
 
 

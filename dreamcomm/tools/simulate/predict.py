@@ -1,8 +1,8 @@
-"""What the cost model says: of collectives, and of training steps made of them.
+"""Predictions of the cost model for collectives, and for training steps made of them.
 
-Collectives are predicted by the model that groups choose their algorithms by
-(csrc/internode/cost/model.cc), for large messages the latency-bandwidth model of Hockney (1994),
-with stages that overlap.
+Collectives are predicted by the model by which groups choose their algorithms
+(csrc/internode/cost/model.cc). For large messages it is the latency-bandwidth model of Hockney
+(1994), with stages that overlap.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ COLLECTIVES = (
 
 @dataclass(frozen=True)
 class Forecast:
-    """One collective: how it would go, and its time in seconds."""
+    """One collective: how it would be carried out, and its time in seconds."""
 
     way: str
     seconds: float
 
 
 def ways(op: str, nbytes: int, cluster: Cluster) -> list[Forecast]:
-    """All ways that a call has on the cluster, the one it would take first.
+    """All ways to carry out a call on the cluster, the selected one first.
 
     Args:
-        nbytes: of one rank's block; a barrier has 0.
+        nbytes: bytes of one rank's block; a barrier has 0.
 
     Raises:
-        ValueError: the operation is no collective; the model knows nothing of messages.
+        ValueError: the operation is no collective; the model does not predict messages.
     """
     if op not in COLLECTIVES:
         raise ValueError(f"{op!r} is no collective: choose from {', '.join(COLLECTIVES)}")
@@ -45,7 +45,7 @@ def ways(op: str, nbytes: int, cluster: Cluster) -> list[Forecast]:
 
 
 def collective(op: str, nbytes: int, cluster: Cluster) -> Forecast:
-    """The way that would be taken. Raises ValueError as :func:`ways`."""
+    """The selected way. Raises ValueError as :func:`ways`."""
     return ways(op, nbytes, cluster)[0]
 
 
@@ -56,7 +56,7 @@ def _words(leaders: bool, chunk: int) -> str:
 
 
 def ring_all_reduce(nbytes: int, cluster: Cluster) -> float:
-    """Seconds of one flat ring over all ranks, what libraries that know no hosts do.
+    """Seconds of one flat ring over all ranks, as in libraries that do not distinguish hosts.
 
     2 (N - 1) steps, each of a message of ``nbytes / N`` (Patarasuk and Yuan, 2009): at large sizes
     independent of N, at small ones growing with it.
@@ -71,7 +71,8 @@ class Training:
     """A data parallel step as torch's DDP makes it (Li et al., 2020).
 
     gradients: bytes of all gradients. bucket: bytes that are reduced together.
-    forward, backward: seconds of a rank's own work; gradients come evenly over the backward pass.
+    forward, backward: seconds of a rank's own work; gradients are ready evenly over the backward
+        pass.
     """
 
     gradients: int
@@ -82,14 +83,14 @@ class Training:
 
 @dataclass(frozen=True)
 class Step:
-    """seconds: of the step. efficiency: of a rank's own work in it, from 0 to 1."""
+    """seconds: time of the step. efficiency: share of a rank's own work in it, from 0 to 1."""
 
     seconds: float
     efficiency: float
 
 
 def ddp_step(training: Training, cluster: Cluster) -> Step:
-    """Buckets are reduced in turn, each as soon as its gradients are there."""
+    """Buckets are reduced in turn, each as soon as its gradients are ready."""
     own = training.forward + training.backward
     if cluster.size == 1:
         return Step(own, 1.0)
@@ -98,7 +99,7 @@ def ddp_step(training: Training, cluster: Cluster) -> Step:
     if full:
         apart = training.backward * training.bucket / training.gradients
         each = collective("all_reduce", training.bucket, cluster).seconds
-        # All alike: either each waits for the one before, or each for its own gradients.
+        # Equal buckets: either each waits for the previous one, or each for its own gradients.
         end += max(apart + full * each, full * apart + each)
     if rest:
         end = max(end, own) + collective("all_reduce", rest, cluster).seconds

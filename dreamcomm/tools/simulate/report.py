@@ -1,4 +1,4 @@
-"""What was predicted, as a table and as JSON."""
+"""Predictions as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dreamcomm.tools.simulate.scaling import Line
 
 
 def table(op: str, lines: list[Line]) -> Table:
-    """For each cluster and size the time, how it goes, and a flat ring's time."""
+    """The time for each cluster and size, how it is carried out, and a flat ring's time."""
     made = Table(
         box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=f"{op}, predicted", title_justify="left"
     )
@@ -33,7 +33,7 @@ def table(op: str, lines: list[Line]) -> Table:
 
 
 def rows_of(line: Line, rings: bool) -> list[list[str]]:
-    """A row for each size; what is the cluster's stands in the first."""
+    """A row for each size; the cluster's own cells are in the first row."""
     rows: list[list[str]] = []
     for nbytes, forecast in line.by_size.items():
         first = not rows

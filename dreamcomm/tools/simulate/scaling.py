@@ -17,10 +17,11 @@ from dreamcomm.tools.simulate.predict import (
 
 @dataclass(frozen=True)
 class Line:
-    """What is predicted for a cluster of some size.
+    """The predictions for a cluster of some size.
 
-    by_size: for each number of bytes how the collective goes; a barrier has 0 alone. ring: likewise
-    the seconds of a flat ring, for all_reduce only. step: None where no training was described.
+    by_size: the collective's prediction for each number of bytes; a barrier has only 0.
+    ring: the seconds of a flat ring for each number of bytes, for all_reduce only.
+    step: None if no training was described.
     """
 
     hosts: int

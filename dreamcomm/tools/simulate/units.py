@@ -1,4 +1,4 @@
-"""Times and rates as people write and read them: "50us", "10Gbit/s", "12.5GB/s"."""
+"""Times and rates as text: "50us", "10Gbit/s", "12.5GB/s"."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 
 from dreamcomm.tools.bench.sizes import format_size, parse_size
 
-MOST_BYTES = 1 << 48  # of each of the most ranks: the model counts in 64 bits
-MOST_SECONDS = 1e6  # of anything; beyond doubt, and its sums and products have an end
+MOST_BYTES = 1 << 48  # of each rank: the model counts the bytes of the most ranks in 64 bits
+MOST_SECONDS = 1e6  # of any time; more than enough, and its sums and products stay finite
 MOST_PER_SECOND = 1e24  # bytes
 _WRITTEN = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-zµ/]+)")
 _TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
@@ -43,12 +43,12 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_rate(text: str) -> float:
-    """Reads a bandwidth, decimal as networks have it; returns bytes per second.
+    """Reads a bandwidth with decimal units, as for networks; returns bytes per second.
 
-    "b" are bits, as in 10Gb/s or 10Gbps, and "B" bytes.
+    "b" means bits, as in 10Gb/s or 10Gbps, and "B" bytes.
 
     Raises:
-        ValueError: it is none, or beyond what the model is for.
+        ValueError: it is no bandwidth, or beyond the model's range.
     """
     found = _RATE.fullmatch(text.strip())
     number = 0.0 if found is None else float(found[1])
@@ -65,5 +65,5 @@ def parse_rate(text: str) -> float:
 
 
 def shortened(text: str) -> str:
-    """What an error repeats of what was written."""
+    """The part of the input that an error repeats."""
     return text if len(text) <= 40 else text[:37] + "..."

@@ -1,1 +1,1 @@
-"""What each rank of the benchmark runs."""
+"""The code of each rank of the benchmark."""

@@ -27,17 +27,17 @@ class Buffers:
     output: Tensor
 
     def rewrite(self) -> None:
-        """Writes every element anew: rank + 1 into the inputs, 0 into what is output alone.
+        """Rewrites every element: rank + 1 into the inputs, 0 into memory that is output only.
 
-        Peers' cached copies are invalid after this, and the data lies in this core's cache, as
-        after a computation. The inputs come last, as they would there.
+        Peers' cached copies are invalid after this, and the data is in this core's cache, as after
+        a computation. The inputs are written last, as in a computation.
         """
         if self.output is not self.input:
             self.output.zero_()
         self.input.fill_(self.rank + 1)
 
     def as_float32(self) -> tuple[Tensor, Tensor]:
-        """The same memory seen as float32, which is what the memory probe moves."""
+        """The same memory as float32, which the memory probe moves."""
         return self.input.view(torch.float32), self.output.view(torch.float32)
 
 

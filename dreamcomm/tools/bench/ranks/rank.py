@@ -1,4 +1,4 @@
-"""What every rank does: for each case verify, then time, then put the ranks' times together."""
+"""The work of every rank: for each case verify, then time, then combine the ranks' times."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run_rank(cases: list[Case], settings: Settings) -> list[CaseResult]:
     if why_not is not None:
         words = f"dreamcomm's kernels do not carry tensors on GPUs here: {why_not}"
         return [skipped(case, words) for case in cases]
-    # Asked once: later, memory that is kept for the next case would count as taken.
+    # Read once: later, memory that is kept for the next case would count as used.
     available: int = team.from_first(team.available())
     results = []
     with CaseBar(team.world, len(cases), show=team.rank == 0) as bar:
@@ -41,7 +41,7 @@ def run_rank(cases: list[Case], settings: Settings) -> list[CaseResult]:
 
 
 def skipped(case: Case, why: str) -> CaseResult:
-    """A case that could not be measured here."""
+    """The result of a case that could not be measured here."""
     return CaseResult(case, "skipped", (why,))
 
 
@@ -71,7 +71,7 @@ def run_case(case: Case, team: Team, settings: Settings) -> CaseResult:
 
 
 def verify(variant: Variant, team: Team) -> tuple[str | None, str | None]:
-    """Why the variant cannot run on some rank, and what is wrong with its results on some.
+    """The reason that the variant cannot run on some rank, and the error in some rank's results.
 
     The other backend may lack a call; core and ceiling may lack memory that ranks share.
     """
@@ -87,7 +87,7 @@ def verify(variant: Variant, team: Team) -> tuple[str | None, str | None]:
 
 
 def predict(case: Case, team: Team, timings: dict[str, Timing]) -> Prediction | None:
-    """Holds the cost model against the bare core, or against the call where only that ran."""
+    """Compares the cost model with the bare core, or with the call if only that ran."""
     if case.op == "barrier" or team.device != "cpu" or not transport(team.dream).startswith("shm"):
         return None
     in_heap = case.placement == "heap"

@@ -23,7 +23,7 @@ class Team:
         self.dream = dist.group.WORLD
         self.backend = backend_of(self.dream)
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
-        # A group of its own: what is measured is not used to measure.
+        # A separate group, so that the measured groups are not used to measure.
         self.control = dist.new_group(backend="gloo")
         self.versus = versus
         self.other = None if versus is None else dist.new_group(backend=versus)
@@ -42,7 +42,7 @@ class Team:
         return torch.empty(rows, columns, dtype=dtype, device=self.device)
 
     def heap(self, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
-        """Memory in the shared heap, or registered on the GPU. Raises MemoryError where it is full.
+        """Memory in the shared heap, or registered on the GPU. Raises MemoryError if it is full.
 
         That of a GPU is the group's: all ranks have to call this.
         """
@@ -53,16 +53,16 @@ class Team:
         return made
 
     def available(self) -> int:
-        """Bytes for the tensors of all ranks, as far as they lie where the run's tensors do."""
+        """Bytes available for the tensors of all ranks, on the device of the run's tensors."""
         if self.device == "cpu":
             return available_memory()
         return self.world * torch.cuda.mem_get_info()[0]
 
     def not_carried(self) -> str | None:
-        """Why dreamcomm does not carry the run's tensors itself, on every rank; or None.
+        """The reason that dreamcomm itself does not carry the tensors, or None; on every rank.
 
-        A first call on GPUs lets the ranks meet. Without this, torch's NCCL would be measured in
-        dreamcomm's name.
+        A first call on GPUs bootstraps the group. Without this check, torch's NCCL could be
+        measured as dreamcomm.
         """
         if self.device == "cpu":
             return None

@@ -1,4 +1,4 @@
-"""When who is timed: rounds in which every variant has its turn, in rotating order."""
+"""The order of timing: rounds in which every variant has its turn, in rotating order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FEWEST_SAMPLES, MOST_SAMPLES = 5, 200
 
 
 class Sampled(Protocol):
-    """What can be timed."""
+    """The interface of variants that can be timed."""
 
     @property
     def name(self) -> str: ...
@@ -26,7 +26,7 @@ class Sampled(Protocol):
 
 
 def time_calls(calls: Sequence[Bound], settle: Callable[[], object] | None) -> list[float]:
-    """Seconds of each call alone; ``settle`` waits for what a call leaves running."""
+    """Seconds of each single call; ``settle`` waits for work that a call leaves running."""
     clock = time.perf_counter_ns
     durations = []
     for call in calls:
@@ -44,7 +44,7 @@ def measure(
     """Times the variants in turns, about ``budget`` seconds in all.
 
     Args:
-        agree: gives every rank the number that rank 0 came to.
+        agree: gives every rank rank 0's number.
 
     Returns:
         This rank's durations by variant.
@@ -75,7 +75,7 @@ def sample_count(round_seconds: float, budget: float) -> int:
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """A collection would fall on whichever call comes next."""
+    """Disables garbage collection, which would slow down a call."""
     gc.collect()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""What is timed side by side in one case: dreamcomm's layers, the other backend, the ceiling."""
+"""The variants that are timed in one case: dreamcomm's layers, the other backend, the ceiling."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dreamcomm.tools.bench.ranks.team import Team
 
 DREAMCOMM, CORE, CEILING = "dreamcomm", "core", "ceiling"
-UNTOUCHED = 99  # what verification finds where nothing was written
+UNTOUCHED = 99  # the value of elements that were not written, for verification
 
 Timer = Callable[[str, "Tensor", "Tensor", int], list[float]]
 
@@ -46,7 +46,7 @@ class DistVariant:
         return time_calls(self.calls, self.settle)
 
     def error(self) -> str | None:
-        """Runs every call once on random data; the first wrong element in words, or None."""
+        """Runs every call once on random data; returns the first wrong element as text, or None."""
         if self.buffers is None:
             return None
         rank, case = self.buffers.rank, self.case
@@ -60,7 +60,7 @@ class DistVariant:
 
 @dataclass(frozen=True)
 class BareVariant:
-    """A timer of the compiled module: the bare core, or the memory motions alone."""
+    """A timer of the compiled module: the bare core, or only its memory accesses."""
 
     name: str
     case: Case

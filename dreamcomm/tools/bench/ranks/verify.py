@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dreamcomm.tools.bench.operations import Piece, result_pieces
 
-# A prime, so that a value in the wrong place meets another one.
+# A prime, so that a value in the wrong place differs from the expected one.
 PERIOD = 65537
 CHUNK = 1 << 20
 LARGEST_VALUE = 8
@@ -48,7 +48,7 @@ class RandomInputs:
 
 
 def rewritten_inputs(rank: int, _row: int, _start: int, length: int) -> Tensor:
-    """The :data:`Source` of what ``Buffers.rewrite`` and the timers of the core write."""
+    """The :data:`Source` of the values that ``Buffers.rewrite`` and the core's timers write."""
     return torch.full((length,), rank + 1, dtype=torch.int16, device="cpu")
 
 
@@ -68,9 +68,9 @@ def fill(inputs: Tensor, rank: int, source: Source) -> None:
 def find_error(
     op: str, rank: int, world: int, total: int, outputs: Tensor, source: Source
 ) -> str | None:
-    """Compares every row of ``outputs`` with what ``op`` makes of ``source``, to the last bit.
+    """Compares every row of ``outputs`` with the result of ``op`` on ``source``, to the last bit.
 
-    Returns the first difference in words, or None.
+    Returns a text on the first difference, or None.
     """
     for row, values in enumerate(outputs):
         done = 0
