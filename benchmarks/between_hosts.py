@@ -1,15 +1,15 @@
-"""Groups that span hosts, beside torch's Gloo over all ranks: all_reduce on shaped links.
+"""Groups on several hosts, beside torch's Gloo over all ranks: all_reduce on shaped links.
 
     python benchmarks/between_hosts.py
     python benchmarks/between_hosts.py --only "2 x 2, 1 Gbit/s" --json between.json
 
-Hosts are network namespaces of this machine; their links are shaped by the kernel (tbf), and what
-delays them is a relay in user space, as the kernels at hand have no netem. Needs root. All ranks
-share this machine's processors. Both groups take turns in one run, buffers are rewritten before
-each burst of calls, the results are checked, and the time of a call is that of its slowest rank.
-A burst begins with a small call that is not counted: after a barrier of another group the ranks,
-of which several share a processor, begin milliseconds apart. The wire's share is what the bytes
-that must leave a host take at the link's rate, over the time measured.
+Hosts are network namespaces of this machine. The kernel shapes their links (tbf), and a relay in
+user space delays them, because the available kernels have no netem. Needs root. All ranks share
+this machine's processors. Both groups take turns in one run, buffers are rewritten before each
+burst of calls, the results are checked, and the time of a call is that of its slowest rank. A
+burst begins with a small call that is not counted: after a barrier of another group the ranks,
+several of which share a processor, begin milliseconds apart. The wire's share is the time of the
+bytes that must leave a host at the link's rate, over the measured time.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def measure(sizes: list[int]) -> list[dict[str, Any]]:
 
 
 def run_rank(rank: int, setting: Setting, hosts: list[str], store: str, sizes: list[int]) -> None:
-    """One rank; rank 0 leaves what was found in a file."""
+    """One rank; rank 0 writes the results into a file."""
     host = next(h for h in range(len(hosts)) if rank < sum(setting.ranks[: h + 1]))
     enter(hosts[host])
     torch.set_num_threads(1)
@@ -150,22 +150,22 @@ def run_rank(rank: int, setting: Setting, hosts: list[str], store: str, sizes: l
 
 
 def congestion() -> str:
-    """TCP's congestion control on the links: the usual one, or the nearest that may be chosen here.
+    """TCP's congestion control on the links: the usual one, or the closest that is allowed here.
 
-    Some machines come with one that paces what it sends (bbr), which stalls calls of short bursts.
+    Some machines have one that paces its data (bbr), which stalls calls of short bursts.
     """
     allowed = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control").read_text().split()
     return "cubic" if "cubic" in allowed else "reno"
 
 
 def wire_seconds(setting: Setting, nbytes: int) -> float:
-    """What leaves a host of an all_reduce, at its link's rate."""
+    """The time of the bytes of an all_reduce that leave a host, at its link's rate."""
     hosts = len(setting.ranks)
     return 2 * (hosts - 1) / hosts * nbytes / (setting.gigabits * GIGABIT)
 
 
 def measured(setting: Setting, sizes: list[int], control: str) -> dict[str, Any]:
-    """Raises NoNetwork where there can be none."""
+    """Raises NoNetwork if none can be made."""
     with (
         Network(
             len(setting.ranks), f"{setting.gigabits}gbit", setting.delay, congestion=control

@@ -1,4 +1,4 @@
-"""What a small call costs beyond torch's own work: the same call on dreamcomm and on `fake`.
+"""The cost of a small call beyond torch's own work: the same call on dreamcomm and on `fake`.
 
     python benchmarks/beyond_fake.py
     python benchmarks/beyond_fake.py --watches 12 --json fake.json

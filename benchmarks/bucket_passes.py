@@ -67,7 +67,7 @@ def flatten(tensors: list[Tensor]) -> Tensor:
 
 
 def ways_of(bucket: Bucket) -> dict[tuple[str, str], tuple[Callable[[], object], int]]:
-    """By task and way: what to call, and bytes per element where the floor is reached."""
+    """For each task and way: the function to call, and the bytes that an element needs."""
     ops, tensors, wire = dreamcomm.ops, bucket.tensors, bucket.wire
     scale = 1 / WORLD
     return {

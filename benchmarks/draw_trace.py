@@ -21,7 +21,7 @@ Event = dict[str, Any]
 
 
 def events_of_call(events: list[Event], call: int) -> list[Event]:
-    """What lasts, of the first group's lanes, within the call and a little around it."""
+    """The first group's events with a duration, within the call and a little around it."""
     found = [event for event in events if event["ph"] == "X" and event["tid"] <= len(COLORS)]
     picked = [e for e in found if e["args"]["call"] == call]
     if not picked:

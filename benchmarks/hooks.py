@@ -82,7 +82,7 @@ class HookTrainer(Trainer):
 
 @dataclass(frozen=True)
 class RankTimes:
-    """What one rank measured: seconds of every step by variant, and the verification."""
+    """One rank's measurements: seconds of every step by variant, and the verification."""
 
     steps: dict[str, list[float]]
     parameters: int

@@ -1,4 +1,4 @@
-"""What a figure needs beside it to be read later: machine, versions, commit, date."""
+"""The data that identify a figure later: machine, versions, commit, date."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ GPT_SHAPE, GPT_ROWS = Shape(layers=8, heads=5, width=320, context=64), 4
 
 @dataclass(frozen=True)
 class Task:
-    """A model, what one rank feeds it, and the parts that FSDP2 shards one by one."""
+    """A model, one rank's inputs, and the parts that FSDP2 shards one by one."""
 
     model: nn.Module
     parts: list[nn.Module]

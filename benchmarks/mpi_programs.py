@@ -22,12 +22,12 @@ INSTALL = (
     "`apt-get install openmpi-bin libopenmpi-dev mpich libmpich-dev`, or "
     "`pip install --prefix DIR impi-rt impi-devel` and give --prefix DIR"
 )
-# What a launcher must not see of the ranks it is started from.
+# Variables of the ranks that a launcher started from one must not see.
 FOREIGN = ("OMPI_", "PMI_", "PMIX_", "I_MPI_", "HYDRA_")
 
 
 class MpiError(Exception):
-    """An MPI program did not compile or run; the text says how it was called."""
+    """An MPI program did not compile or run; the text has its command line."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What it costs to keep a log, or a trace: calls of the bare core with it and without.
+"""The cost of a log, or of a trace: calls of the bare core with it and without.
 
     python benchmarks/recording.py
     python benchmarks/recording.py --rounds 100 --json recording.json
@@ -33,7 +33,7 @@ Nanoseconds = dict[str, list[float]]
 
 
 def run_rank(rounds: int, samples: int) -> dict[int, Nanoseconds]:
-    """For each size the medians of all rounds, by what is noted."""
+    """For each size the medians of all rounds, by kind of recording."""
     plain, logged = (dist.new_group(backend="dreamcomm") for _ in range(2))
     recorder = backend_of(logged)._recorder
     assert recorder is not None

@@ -3,9 +3,9 @@
     python benchmarks/soak.py                                # 20 minutes
     python benchmarks/soak.py --minutes 1 --seed 7 --json soak.json
 
-Every result is compared bit for bit with NumPy. See tests/endurance for what happens in an episode;
-soak.md beside this file tells what the figures mean. Ends with exit code 1 if a result was wrong,
-a rank hung, was told of a death late or wrongly, or anything was left behind.
+Every result is compared bit for bit with NumPy. tests/endurance describes an episode; soak.md
+beside this file explains the figures. Ends with exit code 1 if a result was wrong, a rank hung, a
+death was reported late or wrongly, or anything was left over.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SHOWN_EVERY = 60.0  # seconds
 
 
 class Progress:
-    """A line each minute, and what is wrong at once."""
+    """Prints a line each minute, and errors at once."""
 
     def __init__(self, figures: Figures) -> None:
         self.figures = figures
@@ -56,7 +56,7 @@ class Progress:
 
 def main(
     minutes: Annotated[float, typer.Option(min=0.05, help="How long.")] = 20.0,
-    seed: Annotated[int, typer.Option(help="Of everything random but the clock.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of everything random except the clock.")] = 1,
     hosts: Annotated[
         float, typer.Option(min=0, max=1, help="Share of episodes with a virtual host per rank.")
     ] = 0.0,

@@ -56,7 +56,7 @@ class Plan:
 
     @property
     def batches(self) -> int:
-        """Of one rank."""
+        """The results of one rank."""
         return CHECKED_STEPS + len(VARIANTS) * self.turns * (self.untimed + self.steps)
 
 

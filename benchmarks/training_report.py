@@ -1,4 +1,4 @@
-"""From steps' seconds to the table that people read."""
+"""Turns steps' seconds into the printed table."""
 
 from __future__ import annotations
 

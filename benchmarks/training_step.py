@@ -41,7 +41,7 @@ WARMUP_STEPS = 3
 
 @dataclass(frozen=True)
 class RankTimes:
-    """What one rank measured: seconds of every step by variant, and the verification."""
+    """One rank's measurements: seconds of every step by variant, and the verification."""
 
     steps: dict[str, list[float]]
     parameters: int

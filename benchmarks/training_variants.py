@@ -60,7 +60,7 @@ class NoReduceScatter(HeapMemory, ReduceScatter):
 
 # Without annotations: DDP compares them with classes, and here they are text.
 def no_all_reduce(state, bucket):  # type: ignore[no-untyped-def]
-    """A communication hook that takes the rank's own gradients for the sum."""
+    """A communication hook that returns the rank's own gradients as the sum."""
     done: torch.futures.Future[Tensor] = torch.futures.Future()
     done.set_result(bucket.buffer())
     return done

@@ -34,7 +34,7 @@ FULL_SAMPLES_BYTES = 8 << 20  # above, fewer samples: about as many bytes in all
 
 @dataclass(frozen=True)
 class Plan:
-    """What is compared, on every rank."""
+    """The result of the comparison, on every rank."""
 
     mpis: list[Mpi]
     sizes: list[int]
@@ -59,8 +59,8 @@ class Row:
     def ratio(self, ours: list[float]) -> float:
         """The best MPI's time over ours, the middle round's.
 
-        Of each round its own, as a virtual machine's cores are near each other at one moment and
-        far apart at another, which changes all times several-fold.
+        The ratio is taken in each round, because a virtual machine's cores are near each other at
+        one moment and far apart at another, which changes all times several-fold.
         """
         pairs = zip(self.mpi[self.best()], ours, strict=True)
         return median(theirs / mine for theirs, mine in pairs)

@@ -73,7 +73,7 @@ def timed(ways: dict[str, Way]) -> dict[str, float]:
 
 
 def copy_rate() -> float:
-    """Bytes per second, read and written, of a device-to-device copy far larger than the L2 cache."""
+    """Bytes per second, read and written, of a device copy far larger than the L2 cache."""
     source = torch.ones(1 << 30, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     found = timed({"copy": lambda: target.copy_(source)})
