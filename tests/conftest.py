@@ -77,7 +77,7 @@ def slack(soak: bool) -> float:
 
 @pytest.fixture(scope="session")
 def nursery() -> Iterator[Nursery]:
-    """Where processes come from."""
+    """Starts the processes of ranks."""
     made = Nursery()
     yield made
     made.close()

@@ -136,7 +136,7 @@ class Call:
         return reduce(self.step.op, self.step.dtype, inputs, factors)
 
     def factor(self, rank: int) -> float:
-        """Of PREMUL_SUM: each rank has its own."""
+        """The factor of PREMUL_SUM; each rank has its own."""
         return self.step.factor * (1 + rank)
 
     def all_reduce(self) -> Started:

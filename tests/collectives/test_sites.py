@@ -155,6 +155,6 @@ def test_a_name_that_is_no_text_harms_nobody(pool: Pool, is_async: bool) -> None
 
 @pytest.mark.parametrize("after", ["", "x", "xx"])
 def test_of_a_long_path_the_end_is_told(pool: Pool, after: str) -> None:
-    """Of characters of three bytes each, no part of one."""
+    """Only whole characters of three bytes each."""
     for text in pool.run(call_in, f"{chr(0x4F5C) * 300}{after}.py", False):
         assert len(re.findall(rf" at \.\.\.{chr(0x4F5C)}+{after}\.py:1 in call", text)) == 2, text

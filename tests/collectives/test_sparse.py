@@ -1,4 +1,4 @@
-"""all_reduce of sparse tensors: the ranks meet before Gloo has them."""
+"""all_reduce of sparse tensors: the ranks compare their calls before Gloo carries them."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ def test_a_message_that_never_comes(pool: Pool) -> None:
         assert part in text
 
 
-def roll_call(wait_all: bool) -> tuple[str, float]:
+def pass_monitored_barrier(wait_all: bool) -> tuple[str, float]:
     import dreamcomm
 
     rank = dist.get_rank()
@@ -161,7 +161,7 @@ def roll_call(wait_all: bool) -> tuple[str, float]:
 @pytest.mark.beyond_gloo("dreamcomm's own")
 @pytest.mark.parametrize("wait_all", [False, True])
 def test_a_monitored_barrier_names_the_absent_ranks(pool: Pool, wait_all: bool) -> None:
-    found = pool.run(roll_call, wait_all, world=4)
+    found = pool.run(pass_monitored_barrier, wait_all, world=4)
     texts = [text for text, _ in found]
     assert "failed to pass monitoredBarrier" in texts[0]
     assert ("Ranks 1, 3" if wait_all else "Rank 1") in texts[0]

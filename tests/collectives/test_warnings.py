@@ -139,7 +139,7 @@ def test_of_messages_that_wait_one_of_each_kind_is_told_of(pool: Pool) -> None:
         assert text.endswith("its timeout is after 10.0 s")
 
 
-def miss_the_roll_call(seconds: float) -> list[str]:
+def miss_the_barrier(seconds: float) -> list[str]:
     with warnings_of_all_threads() as texts:
         dist.all_reduce(torch.ones(3))
         if dist.get_rank() == 2:
@@ -149,7 +149,7 @@ def miss_the_roll_call(seconds: float) -> list[str]:
 
 
 def test_in_a_monitored_barrier_all_ranks_name_the_one_that_is_missing(pool: Pool) -> None:
-    *waiting, late = pool.run(miss_the_roll_call, 2.0, world=3)
+    *waiting, late = pool.run(miss_the_barrier, 2.0, world=3)
     assert late == []
     for rank, texts in enumerate(waiting):
         (text,) = texts

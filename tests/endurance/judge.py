@@ -1,4 +1,4 @@
-"""What is wrong with how an episode went."""
+"""Finds what was wrong in an episode."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from endurance.orders import ERROR, FINISHED, RAISED, Episode, Told
 
-NOTICED = 1.0  # seconds within which a death has to be told
-# Between hosts one rank hears it of another, after that has asked the store.
+NOTICED = 1.0  # seconds within which a death has to be reported
+# Between hosts a rank learns it from another, after that one has asked the store.
 NOTICED_BETWEEN = 2.0
 
 
@@ -75,8 +75,8 @@ def of_survivor(episode: Episode, heard: Heard, rank: int, slack: float) -> Iter
 
 
 def names_the_right_rank(episode: Episode, told: Told) -> bool:
-    """One of those whose processes ended, as a rank of the group. Where none was in it, or where
-    the victim left in good order, another that has left may be named: it really has."""
+    """Whether the error names a rank whose process ended. If none was in the group, or if the
+    victim left the group cleanly, it may name another rank that has really left."""
     lost = {told.members.index(v) for v in episode.fault.victims if v in told.members}
     words = (GONE, CUT_OFF) if "hosts" in episode.options else (GONE,)
     named = {int(number) for one in words for number in one.findall(told.text)}

@@ -1,4 +1,4 @@
-"""What the supervisor and the ranks of a soak say to each other. Picklable, no torch."""
+"""The messages between the supervisor and the ranks of a soak. Picklable, no torch."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-# What may befall ranks. The supervisor makes the first three, at a random moment; of the others
-# a rank makes its own, at a random step.
+# The faults of ranks. The supervisor makes the first three, at a random moment. A rank makes the
+# others itself, at a random step.
 FROM_OUTSIDE = ("kill -9", "kill -9 of several", "pause")
 FROM_INSIDE = ("os._exit", "exception")
 NOTHING = "nothing"
-# After these the ranks go on as if nothing had been.
+# After these the ranks continue as without a fault.
 HARMLESS = (NOTHING, "pause")
 
-# Where a process goes after an episode.
+# The role of a process after an episode.
 RESTARTED, SMALLER, REPLACED = "restarted", "smaller", "replaced"
 
 

@@ -112,7 +112,7 @@ def group_of(order: Order) -> Iterator[None]:
 
 @contextmanager
 def noting_the_time(told: Told) -> Iterator[None]:
-    """Of an error: before the group is destroyed, which takes time, too."""
+    """Notes the time of an error before the group is destroyed, which takes time, too."""
     try:
         yield
     finally:

@@ -105,7 +105,7 @@ class Supervisor:
         return struck
 
     def stacks(self) -> str:
-        """Of the ranks that told nothing, which end by this."""
+        """The stacks of the ranks that reported nothing, which end by this."""
         parts = []
         for rank, member in enumerate(self.team):
             if member.last(Told) is None and not member.gone:

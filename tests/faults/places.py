@@ -212,7 +212,7 @@ TWISTS: dict[str, tuple[str, ...]] = {
     "scatter": ("kind", "dtype", "size", "root"),
     "reduce_scatter": ("kind", "dtype", "size", "op"),
     "all_to_all": ("kind", "dtype", "split"),
-    # A monitored barrier is no collective, and compared with none: whoever calls another is late.
+    # A monitored barrier is not compared with collectives: a rank that calls one is late.
     "barrier": ("kind",),
     "send": ("size",),
     "recv": ("size",),

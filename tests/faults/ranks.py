@@ -98,7 +98,7 @@ def strike(cell: Cell, rank: int, folder: str, struck: Any, released: Any, told:
         group = dist.new_group(cell.members, timeout=timedelta(seconds=cell.seconds))
     elsewhere = None
     if cell.fault == "is in another group":
-        # The victim is there when the others have given up, and is told that they have left.
+        # The victim is still there when the others have failed; its error says that they left.
         elsewhere = dist.new_group(cell.members, timeout=timedelta(seconds=PATIENT))
     if rank not in cell.members:
         return

@@ -19,7 +19,7 @@ class Line:
 
     @classmethod
     def of(cls, cell: Cell, outcome: Outcome, ranks: list[int]) -> Line:
-        """Of a death, the time since; of a late rank, the time in the call beyond the timeout."""
+        """The time since a death, or for a late rank the time in the call beyond the timeout."""
         first = min(ranks, key=lambda rank: outcome.told[rank].at)
         if cell.is_late:
             seconds = max(outcome.told[rank].seconds for rank in ranks) - LATE

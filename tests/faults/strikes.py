@@ -13,7 +13,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-ENDS = 60.0  # seconds after which a rank that has told nothing is given up
+ENDS = 60.0  # seconds after which a rank that has reported nothing counts as hung
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Every fault in every place: each rank is told what is wrong, soon, and nothing is left over.
+"""Every fault in every place: each rank soon gets the right error, and nothing is left over.
 
 The table of all cells is printed at the end.
 """
@@ -73,7 +73,7 @@ def test_a_rank_is_late_or_gone(
     else:
         outcome = run_cell(cell, str(tmp_path))
     others = [rank for rank in cell.members if rank != VICTIM]
-    assert set(others) <= set(outcome.told), f"no word of {set(others) - set(outcome.told)}"
+    assert set(others) <= set(outcome.told), f"no report of {set(others) - set(outcome.told)}"
     for rank in others:
         told = outcome.told[rank]
         assert told.kind == "DistBackendError", told.error or "no error"

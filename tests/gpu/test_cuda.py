@@ -49,7 +49,7 @@ def test_a_stuck_rank_is_named() -> None:
 
 
 def test_a_killed_rank_is_named(tmp_path: Path) -> None:
-    """Of processes that nobody watches: spawn() would end the other one."""
+    """Starts the processes itself, because spawn() would end the other one."""
     context = multiprocessing.get_context("spawn")
     answer = context.Queue()
     arguments = (str(tmp_path / "store"), answer, 6.0)

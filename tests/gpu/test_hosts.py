@@ -33,7 +33,7 @@ def world_of(hosts: str) -> int:
 
 
 def numbers(rank: int, size: int, dtype: torch.dtype) -> torch.Tensor:
-    """Of which sums in another order have other bits."""
+    """Numbers whose sums in another order have other bits."""
     generator = torch.Generator().manual_seed(10 + rank)
     if dtype.is_floating_point:
         return torch.randn(size, generator=generator, dtype=torch.float64).to(dtype)

@@ -106,7 +106,7 @@ def test_a_message_waits_for_work_before_it_and_work_after_it_for_the_message() 
             work = backend.send([tensor], 1, 0)
             work.wait()
             tensor.copy_(torch.zeros(1000))
-            held.open()  # the host has come here without waiting for the device
+            held.open()  # the host has reached this line without waiting for the device
         else:
             backend.send([on_device(torch.zeros(1))], 0, 0).wait()
             backend.recv([tensor], 0, 0).wait()

@@ -46,7 +46,7 @@ def test_a_call_waits_for_work_before_it_and_work_after_it_for_the_call(asynchro
         after.copy_(tensor)
         tensor.copy_(torch.zeros(1000))
         assert not work.is_completed()
-        held.open()  # the host has come here without waiting for the device
+        held.open()  # the host has reached this line without waiting for the device
         assert torch.equal(on_host(after), everything(3.0))
         assert work.is_completed()
 

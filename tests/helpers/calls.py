@@ -14,7 +14,7 @@ class Group:
 
     backend: str
     world: int
-    store: str  # path of the file the ranks meet in
+    store: str  # path of the ranks' file store
     timeout: float = 30.0  # seconds one collective may take
     options: Mapping[str, Any] | None = None  # fields of dreamcomm.Options
 

@@ -154,7 +154,7 @@ def graph() -> None:
     use_gpu()
     rank, world = dist.get_rank(), dist.get_world_size()
     tensor = torch.ones(1000, device="cuda")
-    dist.all_reduce(tensor)  # the ranks meet before the capture
+    dist.all_reduce(tensor)  # the group is bootstrapped before the capture
     torch.cuda.synchronize()
     captured = torch.cuda.CUDAGraph()
     with torch.cuda.graph(captured):

@@ -1,8 +1,8 @@
 """What gpu/test_hooks.py runs: DistributedDataParallel and its hooks on the tests' accelerator.
 
-In a process of its own: torch's autograd has to be told of the accelerator, for good. Ranks are
-threads, each with a device. pack() and unpack() have no kernels there: those of the CPU stand for
-them, called by the streams in their order, on the same memory.
+Runs in its own process, because the accelerator is registered with torch's autograd for good. Ranks
+are threads, each with a device. pack() and unpack() have no kernels there: the CPU's replace them,
+called by the streams in their order, on the same memory.
 """
 
 from __future__ import annotations
@@ -323,7 +323,7 @@ def divided_first(name: str, world: int) -> None:
 def who_averages() -> None:
     def asks(cuda: str) -> Body:
         def body(rank: int) -> None:
-            tensor = on_device(torch.ones(3))  # the group's first: the ranks meet
+            tensor = on_device(torch.ones(3))  # the group's first, which bootstraps it
             assert info.averages(tensor, None) == (cuda == "dreamcomm")
             assert info.averages(tensor, dist.group.WORLD) == (cuda == "dreamcomm")
             assert not info.averages(torch.ones(3), None), "the group has nothing for the CPU"
@@ -385,7 +385,7 @@ def a_pass_that_failed() -> None:
         state = hooks.State()
         model, ddp = wrapped("bf16", state)
         train(model, ddp, range(2))  # buckets are made anew after the first pass
-        # Of the first layer, the last one in the backward pass.
+        # The weights of the first layer, which is last in the backward pass.
         model.weights[2].register_hook(fail)
         with pytest.raises(ArithmeticError):
             backward(ddp, 2)

@@ -1,4 +1,4 @@
-"""Where ranks' processes come from: forked off one that has imported torch, as importing it takes
+"""Starts ranks' processes: forks them from one that has imported torch, because importing it takes
 longer than a test."""
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import ctypes
 import platform
 import struct
 
-# Of x86-64 and aarch64.
+# The numbers of x86-64 and aarch64.
 NUMBERS = {
     "memfd_create": {"x86_64": 319, "aarch64": 279},
     "pidfd_open": {"x86_64": 434, "aarch64": 434},

@@ -317,7 +317,7 @@ def test_each_floor_sees_the_lower_floors_alone_and_no_torch(tmp_path: Path) -> 
         "bench": {"core", "transport", "kernels", "algorithms", "comm"},
         "internode": {"core", "transport", "kernels", "algorithms", "comm"},
     }
-    # Of each source by itself: what is compiled together is of one floor.
+    # Each source is compiled by itself, since a unity build would join sources of one floor.
     done = configure(tmp_path, f"-DPython_EXECUTABLE={sys.executable}", "-DCMAKE_UNITY_BUILD=OFF")
     assert done.returncode == 0, done.stderr
     seen: dict[str, set[str]] = {}

@@ -13,7 +13,7 @@ from internode.network import Network, NoNetwork
 
 MOST_HOSTS = 4
 
-# Of both kinds of hosts also where it shall not take long.
+# Runs on both kinds of hosts also in short runs.
 ALWAYS = "test_every_collective_has_the_documented_bits"
 
 

@@ -1,4 +1,4 @@
-"""Groups that span hosts: of network namespaces, or made by the option `hosts`."""
+"""Multi-node groups: of network namespaces, or made by the option `hosts`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def as_rank(
     function: Callable[..., Any],
     args: tuple[Any, ...],
 ) -> Any:
-    """Runs `function` in a group that spans hosts; `network` names them, or is empty."""
+    """Runs `function` in a multi-node group; `network` names them, or is empty."""
     size = size_of(placement)
     if network:
         enter(network[host_of(placement, rank)])
@@ -78,7 +78,7 @@ class Hosts:
         self.network = network
 
     def where(self, kind: str) -> str:
-        """Of a store that no other group has."""
+        """The address of a store that no other group has."""
         if kind == "file":
             return f"file:{self.folder / f'store-{next(_numbers)}'}"
         if self.network:

@@ -18,8 +18,8 @@ from lifecycle.groups import error_of
 
 
 def interrupt_a_leader(folder: str) -> tuple[str, float]:
-    """Rank 0 waits for a host that comes too late: what rank 0 sent it is there, so this call ends
-    well on it, and the next does not."""
+    """Rank 0 waits for a host that is late. Rank 0's data has arrived there, so this call succeeds
+    on that host, and the next one fails."""
     dist.barrier()
     rank = dist.get_rank()
     if rank >= 2:

@@ -1,4 +1,4 @@
-"""What a group that spans hosts chooses, and what its options choose for it."""
+"""The choices of a multi-node group, and the effect of its options on them."""
 
 from __future__ import annotations
 

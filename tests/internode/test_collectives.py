@@ -191,7 +191,7 @@ def test_calls_that_wait_at_once_later_and_together(hosts: Hosts) -> None:
 
 
 def count_bytes(elements: int) -> list[tuple[int, int]]:
-    """Of the opening and of the whole call, sent and received."""
+    """Bytes sent and received by the handshake, and by the whole call."""
     from dreamcomm import stats
 
     for _ in range(3):
@@ -402,7 +402,7 @@ def test_a_death_elsewhere_is_told_while_a_mate_is_late(
 
 
 def outlive_the_others_error(folder: str) -> tuple[str, float]:
-    """Rank 3 dies; rank 2 hears of it, and keeps the group until rank 0 has heard of it, too."""
+    """Rank 3 dies; rank 2 learns of it, and keeps the group until rank 0 has learned of it, too."""
     dist.barrier()
     rank = dist.get_rank()
     if rank == 3:

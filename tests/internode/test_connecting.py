@@ -175,7 +175,7 @@ def test_a_rank_that_stops_while_hosts_connect_is_named(
         assert seconds < 11 + slack, text  # the least that a group is waited for is 10 s
 
 
-# Of the meeting of all ranks, of its host's ranks twice, and where Gloo can reach it.
+# Keys of the bootstrap of all ranks, of that of its host's ranks (twice), and of its Gloo address.
 STEPS = ["shm/maps/2", "host/1/card/1", "host/1/dial/1", "between/dreamcomm/gloo/0/2"]
 
 

@@ -1,4 +1,4 @@
-"""Ranks that leave because a third one has died: who waits for them is told of that one."""
+"""Ranks that leave because a third one has died: a rank that waits for them names that one."""
 
 from __future__ import annotations
 

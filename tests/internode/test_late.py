@@ -1,4 +1,4 @@
-"""A wait for another host that lasts long is told of before it fails."""
+"""A long wait for another host is logged before it fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""send and recv of groups that span hosts: shared memory within, letters between."""
+"""send and recv of multi-node groups: shared memory within hosts, message headers between."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Monitored barriers of groups that span hosts: who is named, in which words, and what stays."""
+"""Monitored barriers of multi-node groups: the named ranks, the texts, and the group afterwards."""
 
 from __future__ import annotations
 

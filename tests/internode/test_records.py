@@ -1,4 +1,4 @@
-"""The log, the trace, the flight record and top of groups that span hosts."""
+"""The log, the trace, the flight record and top of multi-node groups."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from observe.test_trace import PHASES, lasting, load
 pytestmark = pytest.mark.beyond_gloo("gloo knows no hosts")
 
 ONE_AND_TWO = [[0], [1, 2]]
-LATE = 0.1  # seconds that a rank comes late
+LATE = 0.1  # seconds by which a rank is late
 
 
 def logged() -> Any:

@@ -74,7 +74,7 @@ def appears(file: Path) -> None:
 
 
 def leave_while_another_is_late(name: str, folder: str) -> str:
-    """Rank 1 leaves; rank 0 comes when rank 2, which waits for both, has been told."""
+    """Rank 1 leaves; rank 0 calls when rank 2, which waits for both, has its error."""
     use_everything()
     told = Path(folder, "told")
     if dist.get_rank() == VICTIM:

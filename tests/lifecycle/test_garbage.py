@@ -14,7 +14,7 @@ from dreamcomm import _C
 pytestmark = pytest.mark.beyond_gloo("gloo publishes nothing of this")
 
 HEX = "0" * 32
-# Of a card, by its places: what each field must not be.
+# Invalid values of each field of the rank info, by the field's place.
 WRONG = {
     0: ("", "gloo", "dreamcom", "DREAMCOMM", "\0"),
     1: ("0", "77", "-1", "x", str(2**64)),
@@ -56,7 +56,7 @@ def open_descriptors() -> int:
 
 
 def cards(good: list[str]) -> list[bytes]:
-    """Each field wrong in each way, cards that are cut off, and bytes that are no text."""
+    """Each field wrong in each way, rank infos that are cut off, and bytes that are no text."""
     chance = random.Random(1)
     found = []
     for place, texts in WRONG.items():

@@ -33,7 +33,7 @@ SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 def meet(rank: int, path: str) -> tuple[list[str], str]:
-    """Rank 1 stops when all know its card and it has not called yet. What was logged."""
+    """Rank 1 stops when all know its rank info and it has not called yet. Returns the log."""
     kept = Kept()
     logging.getLogger("dreamcomm").addHandler(kept)
     store: dist.Store = dist.FileStore(path, 2)
@@ -51,7 +51,7 @@ def meet(rank: int, path: str) -> tuple[list[str], str]:
 
 
 def nonces_in(store: Path) -> list[bytes] | None:
-    """What the ranks' cards say, in their order, once both are there."""
+    """The nonces of both ranks' rank infos, in their order, once both are there."""
     found = {int(m[1]): bytes.fromhex(m[2].decode()) for m in CARD.finditer(store.read_bytes())}
     return [found[0], found[1]] if len(found) == 2 else None
 
@@ -117,7 +117,7 @@ class Doorstep:
         return call_as_rank_1(self.address, self.nonces, memory)
 
     def go_on(self) -> str:
-        """The ranks meet, in shared memory. What rank 0 has logged."""
+        """The ranks make their group, in shared memory. Returns rank 0's log."""
         os.kill(self.ranks[1].pid, signal.SIGCONT)
         found = values(replies(self.ranks, timeout=60))
         for _, transport in found:
@@ -128,7 +128,7 @@ class Doorstep:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_a_process_of_another_user_is_handed_nothing(fresh: Fresh, tmp_path: Path) -> None:
-    """With the right greeting and the memory of rank 1 itself."""
+    """With the right handshake and the memory of rank 1 itself."""
     door = Doorstep(fresh, tmp_path)
     window = window_of(door.ranks[1].pid)
     assert as_nobody(lambda: door.call([window])) == 0
@@ -166,7 +166,7 @@ HOSTILE: dict[str, Callable[[int], int]] = {
     "unsealed": unsealed,
     "of another size": lambda size: sealed(size - 4096),
     "empty": lambda _: sealed(0),
-    "of nobody": sealed,  # right but for the nonce in it
+    "of nobody": sealed,  # right except for its nonce
     "not to be written": lambda size: sealed(size, fcntl.F_SEAL_WRITE),
     "to be read alone": read_only,
     "a pipe": pipe,
@@ -175,7 +175,7 @@ HOSTILE: dict[str, Callable[[int], int]] = {
 
 
 def test_hostile_memory_is_refused_and_the_rank_let_in(fresh: Fresh, tmp_path: Path) -> None:
-    """All one after another; what has no descriptor, or several, is no greeting."""
+    """All one after another; a message without a descriptor, or with several, is no handshake."""
     door = Doorstep(fresh, tmp_path)
     window = window_of(door.ranks[1].pid)
     size = os.fstat(window).st_size

@@ -193,7 +193,7 @@ def test_an_interrupt_while_the_user_is_told_of_a_wait_ends_it(fresh: Fresh) -> 
 
 
 def call_in_a_handler(call: str) -> tuple[str, float]:
-    """Rank 0's handler makes a call in the midst of one, which rank 1 comes to later."""
+    """Rank 0's handler makes a call during another one, which rank 1 enters later."""
     store = dist.distributed_c10d._get_default_store()
     dist.barrier()
     begin = time.monotonic()

@@ -225,7 +225,7 @@ def test_wrong_arguments_leave_the_group_as_it_was(pool: Pool, name: str) -> Non
 
 
 def differ() -> str:
-    """Of four ranks two go on, and agree only at the second attempt."""
+    """Two of four ranks continue, and agree only at the second attempt."""
     rank = dist.get_rank()
     if rank > 1:
         return ""
@@ -384,7 +384,7 @@ def test_after_a_rank_was_killed(
 def count_what_is_left(
     rank: int, backend: str, folder: str, world: int, dies: bool
 ) -> list[Census]:
-    """In turn the last rank goes, until one is left."""
+    """The last rank leaves in turn, until one remains."""
     found: list[Census] = []
     for size in range(world, 1, -1):
         if rank == size:
@@ -454,7 +454,7 @@ def test_a_store_that_is_lost(fresh: Fresh) -> None:
 
 
 class Deadly(dist.Store):
-    """A file that kills who publishes its card there, once it is armed."""
+    """A file that kills a rank that publishes its rank info there, once it is armed."""
 
     def __init__(self, path: str, world: int) -> None:
         super().__init__()

@@ -69,7 +69,7 @@ def address_of(pid: int) -> str:
 
 
 def greetings(chance: random.Random, count: int) -> Iterator[bytes]:
-    """Random bytes, and greetings that are wrong in one or several fields or cut off."""
+    """Random bytes, and handshakes that are wrong in one or several fields or cut off."""
     for _ in range(count):
         if chance.random() < 0.3:
             yield chance.randbytes(chance.choice([1, 51, 52, 53, 4096, 60_000]))
@@ -102,7 +102,7 @@ def start(fresh: Fresh, folder: Path) -> list[RankProcess]:
 
 
 def finish(ranks: list[RankProcess], folder: Path) -> str:
-    """Lets rank 1 come. What rank 0 has logged."""
+    """Lets rank 1 continue. Returns rank 0's log."""
     (folder / "come").touch()
     found = values(replies(ranks, timeout=60))
     for _, (first, last) in found:
@@ -152,7 +152,7 @@ def test_strangers_that_say_nothing_hold_up_nobody(fresh: Fresh, tmp_path: Path)
 
 
 def test_two_versions_in_one_job_refuse_each_other() -> None:
-    """A rank whose card, where dreamcomm's ranks look for it, tells of another protocol."""
+    """A rank whose rank info, where dreamcomm's ranks read it, has another protocol."""
 
     store = dist.HashStore()
     card = f"dreamcomm {VERSION + 1} beta 1 2 1 1 0 {'0' * 32} 0 {'0' * 32} socket none"

@@ -82,7 +82,7 @@ inline get(key) {
 
 inline adopt(r) { atomic { assert(laid_out[r]); mapped[AT(me, r)] = 1 } }
 
-/* The greeting and the window lie in the socket from here on. */
+/* The handshake and the window are in the socket from here on. */
 inline dial_lower() {
   if
   :: atomic { reaches[AT(me, r)] && listens[r] -> link[AT(me, r)] = dialled; dial[AT(me, r)] = 1 }

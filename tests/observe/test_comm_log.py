@@ -19,7 +19,7 @@ from helpers.pool import Fresh, Pool
 
 pytestmark = pytest.mark.beyond_gloo("Gloo keeps no log")
 
-LATE = 0.05  # seconds that rank 1 comes late
+LATE = 0.05  # seconds by which rank 1 is late
 
 
 def logged() -> Any:

@@ -15,7 +15,7 @@ from helpers.pool import Pool
 
 
 def begin_dense() -> list[Any]:
-    """Of plain tensors and of such as are staged, all under way together."""
+    """Calls on plain tensors and on staged ones, all at the same time."""
     rank = dist.get_rank()
     works: list[Any] = []
     for _ in range(10):
@@ -50,7 +50,7 @@ def begin_futures() -> list[Any]:
 def profiled() -> list[str]:
     with profile(activities=[ProfilerActivity.CPU]) as run:
         dist.all_reduce(torch.ones(100))
-        for _ in range(30):  # rank 0 comes to its wait before rank 1 to the call, most times
+        for _ in range(30):  # rank 0 usually waits before rank 1 has entered the call
             if dist.get_rank() == 1:
                 time.sleep(0.02)
             work = dist.broadcast(torch.ones(20, 10).t(), 1, async_op=True)
@@ -64,7 +64,7 @@ def test_operations_show_in_torchs_profiler(pool: Pool) -> None:
     for keys in found:
         assert "dreamcomm:all_reduce" in keys
         assert "dreamcomm:broadcast" in keys
-        assert "aten::copy_" not in keys  # of what is staged, on a thread that goes on
+        assert "aten::copy_" not in keys  # of staged tensors, on another thread
     assert "dreamcomm:wait(broadcast)" in found[0]
 
 

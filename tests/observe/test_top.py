@@ -34,7 +34,7 @@ def run_top(*arguments: str, columns: int = 160) -> str:
 
 
 def ranks_of_this_job() -> list[dict[str, Any]]:
-    """Of the groups that this process is in, though other jobs may run."""
+    """The groups that this process is in, since other jobs may run."""
     found = json.loads(run_top("--json"))
     assert not [problem for problem in found["problems"] if f" {os.getpid()} " in problem]
     teams = {rank["team"] for rank in found["ranks"] if rank["pid"] == os.getpid()}

@@ -34,7 +34,7 @@ OTHER_SCREEN, OWN_SCREEN, CURSOR = b"\x1b[?1049h", b"\x1b[?1049l", b"\x1b[?25h"
 
 
 def state(group: str, rank: int, size: int = 4) -> RankState:
-    """Of a rank that computes, after a call."""
+    """The state of a rank that computes, after a call."""
     return RankState(
         pid=4_000_000 + rank,
         rank=rank,

@@ -61,7 +61,7 @@ def result(**changes: object) -> RankResult:
 
 
 def pair_of_runs(**changes: object) -> tuple[BackendRun, BackendRun]:
-    """Two runs of two ranks, equal but for the last rank's ``changes``."""
+    """Two runs of two ranks, equal except for the last rank's ``changes``."""
     return (
         BackendRun("dreamcomm", [result(), result()]),
         BackendRun("gloo", [result(), result(**changes)]),

@@ -60,7 +60,7 @@ def test_a_file_that_cannot_be_written_is_told_in_a_line(arguments: list[str]) -
 
 
 def test_what_was_buffered_is_not_complained_of_at_the_end() -> None:
-    """Of a print that nobody flushed."""
+    """A program whose print is not flushed."""
     code = "from dreamcomm.tools.cli.output import told_output\nwith told_output(): print('a word')"
     with Path("/dev/full").open("w") as full:
         done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE)

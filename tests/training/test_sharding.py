@@ -140,7 +140,7 @@ def test_fsdp_and_tensor_parallel(pool: Pool) -> None:
 
 
 def gather_shards() -> list[float]:
-    """Of a tensor of two rows, one on each rank."""
+    """The shard of a tensor of two rows, one on each rank."""
     from torch.distributed._shard import sharded_tensor
     from torch.distributed._shard.sharding_spec import ChunkShardingSpec
 

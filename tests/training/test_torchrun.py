@@ -24,7 +24,7 @@ def run(backend: str, folder: Path, kill_at: int) -> dict[str, Any]:
     command += ["--nproc-per-node=2", "--max-restarts=1", "--monitor-interval=0.1"]
     command += [str(WORKER), backend, str(folder), str(kill_at)]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    if backend == "gloo":  # it trips over the keys that the ranks before the restart left
+    if backend == "gloo":  # it fails on the keys that the ranks before the restart left
         env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     # cwd: elsewhere than the source folder, which python -m would put on the path.
     launcher = subprocess.Popen(
