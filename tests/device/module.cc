@@ -9,8 +9,8 @@
 #include <thread>
 
 #include "c10d/device/device_group.h"
+#include "cpp/support/host_driver.h"
 #include "engine.h"
-#include "host_driver.h"
 #include "memory.h"
 #include "streams.h"
 
