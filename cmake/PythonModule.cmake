@@ -1,4 +1,4 @@
-# The module dreamcomm._C: floor 4, the only one that sees torch.
+# The module dreamcomm._C, of the one floor that sees torch.
 dreamcomm_include_root(c10d root)
 file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/csrc/c10d/*.cc")
 Python_add_library(_C MODULE WITH_SOABI ${sources})
