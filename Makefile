@@ -34,6 +34,7 @@ lint: build docs
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(PY) tests/lint/words.py
 
 # The site. A warning is an error: a broken link, a page that no list names, a docstring's form.
 # All pages are read each time (-E): those that were read before would warn no more.
