@@ -1,6 +1,7 @@
 #include "comm/communicator.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -28,7 +29,7 @@ namespace {
 /// A group for quick calls may still take this long to agree on costs.
 constexpr std::chrono::milliseconds kLeastTuning{10'000};
 
-/// Equal on all ranks: the cards at set-up said who has one.
+/// Equal on all ranks: each rank's rank_info at set-up said whether it has one.
 bool each_has_heap(const Fabric& fabric) {
   for (int rank = 0; rank < fabric.size(); ++rank) {
     if (fabric.heap(rank).empty()) return false;
@@ -36,7 +37,7 @@ bool each_has_heap(const Fabric& fabric) {
   return true;
 }
 
-/// As peers compare it: a rank that asks for heaps makes another turn.
+/// The byte that peers compare: a rank that asks for heaps makes another turn.
 std::uint8_t row_byte(const Choice& choice) {
   return static_cast<std::uint8_t>(choice.row | (choice.asks ? Signature::kAsks : 0U));
 }
@@ -89,17 +90,17 @@ struct Communicator::Impl {
       return;
     }
     const auto broken = matcher.check_health();
-    if (fabric->internode()) tell_far_messages();
+    if (fabric->internode()) notify_remote_messages();
     if (!broken) return;
     state.fail(ErrorKind::kTimeout, *broken);
     matcher.fail_all(ErrorKind::kTimeout, *broken);
   }
 
-  void tell_far_messages() {
+  void notify_remote_messages() {
     const std::optional<std::string> why = matcher.why_alone();
     if (!why) return;
-    const std::scoped_lock lock(far_mutex);
-    if (far.alone) far.alone(*why);
+    const std::scoped_lock lock(remote_mutex);
+    if (remote.alone) remote.alone(*why);
   }
 
   Clock::time_point deadline_of(Clock::time_point given, Clock::time_point now) const {
@@ -118,7 +119,7 @@ struct Communicator::Impl {
   void wait_for_turn(const std::shared_ptr<Impl>& self, TicketLock::Turn turn,
                      const Request* request, const Interrupt& interrupt) {
     const std::function<std::string()> what = [request] {
-      return concat(request == nullptr ? "a call" : describe(*request),
+      return concat(request == nullptr ? "a call" : dreamcomm::describe(*request),
                     ", which waits for the calls before it,");
     };
     WaitWatchdog watchdog(state, what, Clock::time_point::max(), tend, interrupt);
@@ -142,15 +143,15 @@ struct Communicator::Impl {
       const auto status = static_cast<Status>(fabric->header(peer).status.read());
       if (status != Status::kFailed || peer == fabric->rank()) [[likely]]
         continue;
-      throw Error(ErrorKind::kPeerLost,
-                  concat(describe(request), " on ", state.who(), cannot, why_gone(*fabric, peer)));
+      throw Error(ErrorKind::kPeerLost, concat(dreamcomm::describe(request), " on ", state.who(),
+                                               cannot, why_gone(*fabric, peer)));
     }
   }
 
   /// In its turn: nobody else changes the counts meanwhile.
   void run_now(const Request& request, const Interrupt& interrupt) {
     state.check_usable(name(request.kind).data());
-    const std::function<std::string()> what = [&request] { return describe(request); };
+    const std::function<std::string()> what = [&request] { return dreamcomm::describe(request); };
     const Clock::time_point now = scratch.clock.now();  // read once: it is felt in small calls
     WaitWatchdog watchdog(state, what, deadline_of(request.deadline, now), tend, interrupt, now,
                           request.excuse);
@@ -178,7 +179,7 @@ struct Communicator::Impl {
       throw;
     } catch (...) {
       state.fail(ErrorKind::kInterrupted,
-                 concat(describe(request), " was interrupted on ", state.who()));
+                 concat(dreamcomm::describe(request), " was interrupted on ", state.who()));
       throw;
     }
     Tally& counter = state.header().tallies[static_cast<std::size_t>(request.kind)];
@@ -244,8 +245,8 @@ struct Communicator::Impl {
   const std::shared_ptr<Recorder> recorder;
   Rounds rounds;
   TagMatcher matcher;
-  std::mutex far_mutex;
-  FarMessages far;
+  std::mutex remote_mutex;
+  RemoteMessages remote;
   MonitoredBarrier monitored_barrier;
   TicketLock ticket_lock;
   Primitives::Scratch scratch;
@@ -286,8 +287,22 @@ void Communicator::run_ordered(const Request& request, const Interrupt& interrup
   impl_->run_now(request, interrupt);
 }
 
+void Communicator::run_part(const Request& part, const Interrupt& interrupt) {
+  impl_->run_now(part, interrupt);
+}
+
 void Communicator::submit(std::function<void()> job) {
   impl_->thread.submit(std::move(job), impl_);
+}
+
+std::shared_ptr<Completion> Communicator::send(const Cargo& cargo, int peer, std::uint64_t tag,
+                                               Clock::time_point deadline) {
+  return send(Block{cargo.data(), cargo.bytes}, peer, tag, deadline);
+}
+
+std::shared_ptr<Completion> Communicator::receive(const Cargo& cargo, std::optional<int> peer,
+                                                  std::uint64_t tag, Clock::time_point deadline) {
+  return receive(Block{cargo.data(), cargo.bytes}, peer, tag, deadline);
 }
 
 std::shared_ptr<Completion> Communicator::send(Block data, int peer, std::uint64_t tag,
@@ -307,7 +322,7 @@ std::shared_ptr<Completion> Communicator::receive(Block data, std::optional<int>
 }
 
 void Communicator::withdraw(const Completion& completion) { impl_->matcher.withdraw(completion); }
-void Communicator::give_up(const Completion& completion) { impl_->matcher.give_up(completion); }
+void Communicator::cancel(const Completion& completion) { impl_->matcher.give_up(completion); }
 void Communicator::ring() { impl_->state.ring_own(); }
 
 void Communicator::wait(Completion& completion, const Interrupt& interrupt) {
@@ -323,7 +338,7 @@ void Communicator::wait(Completion& completion, const Interrupt& interrupt) {
         },
         [] { return -1; });
   } catch (const Error&) {
-    impl_->tend();  // the message's own end says which it is
+    impl_->tend();  // completes the message if its own error is this one
     if (!completion.done()) throw;
   }
   if (completion.failure()) std::rethrow_exception(completion.failure());
@@ -341,10 +356,9 @@ void Communicator::wait_through(const std::function<bool()>& wait,
     int stopped = -1;
     for (int peer = 0; peer < size(); ++peer) {
       const auto status = static_cast<Status>(impl_->fabric->header(peer).status.read());
-      if (peer == rank() || status == Status::kLeft) continue;  // nothing is awaited of that one
+      if (peer == rank() || status == Status::kLeft) continue;  // no call waits for it
       if (!why_gone(*impl_->fabric, peer).empty()) return peer;
-      if (impl_->fabric->has_stopped(peer))
-        stopped = peer;  // the other hosts may wait for that one
+      if (impl_->fabric->has_stopped(peer)) stopped = peer;  // the other nodes may wait for it
     }
     return stopped;
   };
@@ -352,10 +366,19 @@ void Communicator::wait_through(const std::function<bool()>& wait,
 }
 
 void Communicator::monitored_barrier(std::chrono::milliseconds timeout, bool all,
-                                     const Interrupt& interrupt, std::optional<std::int64_t> issued,
+                                     const Interrupt& interrupt, std::int64_t issued,
                                      RemoteBarrier* remote) {
-  impl_->monitored_barrier.hold({timeout, all, issued.value_or(impl_->sequence.read()), remote},
-                                impl_->tend, interrupt);
+  impl_->monitored_barrier.hold({timeout, all, issued, remote}, impl_->tend, interrupt);
+}
+
+void Communicator::monitored_barrier(std::chrono::milliseconds timeout, bool all,
+                                     const Interrupt& interrupt, std::int64_t issued) {
+  monitored_barrier(timeout, all, interrupt, issued, nullptr);
+}
+
+void Communicator::monitored_barrier(std::chrono::milliseconds timeout, bool all,
+                                     const Interrupt& interrupt) {
+  monitored_barrier(timeout, all, interrupt, impl_->sequence.read());
 }
 
 void Communicator::abort(const std::string& reason) {
@@ -415,13 +438,13 @@ std::string Communicator::awaited(Clock::duration waited) const {
 
 std::string Communicator::awaited(const Completion& completion, Clock::duration waited) const {
   const std::string near = impl_->matcher.lacks(completion, RankState::answer_until(waited));
-  const std::scoped_lock lock(impl_->far_mutex);
-  return near.empty() && impl_->far.lacks ? impl_->far.lacks(completion) : near;
+  const std::scoped_lock lock(impl_->remote_mutex);
+  return near.empty() && impl_->remote.lacks ? impl_->remote.lacks(completion) : near;
 }
 
-void Communicator::set_far_messages(FarMessages messages) {
-  const std::scoped_lock lock(impl_->far_mutex);
-  impl_->far = std::move(messages);
+void Communicator::set_remote_messages(RemoteMessages messages) {
+  const std::scoped_lock lock(impl_->remote_mutex);
+  impl_->remote = std::move(messages);
 }
 
 std::uint64_t Communicator::sequence() const { return to_count(impl_->sequence); }
@@ -436,7 +459,7 @@ std::array<Traffic, kKinds> Communicator::traffic() const {
   return result;
 }
 
-void Communicator::count_anew() {
+void Communicator::reset_traffic() {
   for (Tally& counter : impl_->state.header().tallies) {
     for (Gauge* gauge : {&counter.calls, &counter.sent, &counter.received, &counter.in_place}) {
       gauge->set(0);
@@ -449,7 +472,7 @@ std::string Communicator::explain(Kind kind, std::size_t bytes, bool in_heaps) c
   call.in_heap = call.out_heap = in_heaps && impl_->cache.heaps();
   const AdaptiveCopy& writer = impl_->scratch.writer;
   return concat(
-      dreamcomm::explain(call, impl_->cache.preference(), transport(), impl_->cache.heaps()),
+      dreamcomm::explain(call, impl_->cache.preference(), describe(), impl_->cache.heaps()),
       "\n  (of this rank's ", writer.writes(), " larger writes of pages, ", writer.streamed(),
       " went past the caches: where that was faster, or to try it)",
       words_on_waits(impl_->rounds.patience()));
@@ -484,7 +507,13 @@ std::shared_ptr<Recorder> Communicator::recorder() const { return impl_->recorde
 LastToCome Communicator::last_to_come() const { return impl_->last_to_come; }
 MultiNodeState& Communicator::whole() const { return impl_->state.header().whole; }
 
-std::string Communicator::transport() const { return impl_->fabric->describe(); }
+std::vector<std::vector<int>> Communicator::hosts() const {
+  std::vector<std::vector<int>> found(1, std::vector<int>(static_cast<std::size_t>(size())));
+  std::iota(found[0].begin(), found[0].end(), 0);
+  return found;
+}
+
+std::string Communicator::describe() const { return impl_->fabric->describe(); }
 std::span<std::byte> Communicator::heap(int rank) const { return impl_->fabric->heap(rank); }
 
 }  // namespace dreamcomm

@@ -1,5 +1,5 @@
-// Collectives of a group whose ranks are on several hosts: shared memory inside of each, another
-// engine's messages between them.
+// A group whose ranks are on several nodes: shared memory within each host, another engine's
+// messages between them.
 #pragma once
 
 #include <array>
@@ -10,8 +10,10 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "comm/communicator.h"
+#include "comm/group_communicator.h"
 #include "comm/record/recorder.h"
 #include "core/flag.h"
 #include "core/tsc_clock.h"
@@ -27,68 +29,89 @@
 namespace dreamcomm {
 
 struct HierarchicalOptions {
-  std::string group{};  // "group '1' (ranks 2, 3 of the job)", or "" where it need not be told
+  std::string group{};  // "group '1' (ranks 2, 3 of the job)", or "" where messages leave it out
   /// As CommOptions::call_site.
   std::function<std::string()> call_site{};
   std::shared_ptr<Heap> heap{};          // of this process; null: none
-  std::shared_ptr<Recorder> recorder{};  // of the whole group; null: nobody keeps anything
-  /// How a call goes, the same on every rank; null: as the model says.
+  std::shared_ptr<Recorder> recorder{};  // of the whole group; null: nothing is recorded
+  /// Which way a call takes, the same on every rank; null: as the model says.
   std::function<Way(Kind kind, std::size_t bytes)> choose{};
-  bool widens_halves = true;  // 16-bit floating types are added up, and sent, in float32
+  bool widens_halves = true;  // 16-bit floating types are reduced, and sent, in float32
   AbortReasons reasons{};
   std::shared_ptr<BarrierBoard> board{};  // of a host's leader, see InternodeBarrier
 };
 
 /// Order of reductions: the ranks of a host are combined from left to right in rank order, then
 /// the hosts' results in the order of the hosts (Topology). 16-bit floating types are computed,
-/// and cross the wire, in float32, and are rounded once at the end (unless they shall not widen).
+/// and cross the wire, in float32, and are rounded once at the end, unless `widens_halves` is off.
 /// So every rank, every run and every size gives the same bits; they are those of one host where
 /// each host has one rank.
-class HierarchicalCommunicator {
+class HierarchicalCommunicator final : public GroupCommunicator {
  public:
-  /// `host` is of the ranks of this one's host, by their local indices, and outlives the span.
-  HierarchicalCommunicator(Communicator& host, Topology topology, int rank,
+  /// `host` is that of the ranks of this rank's host, by their local indices.
+  HierarchicalCommunicator(std::shared_ptr<Communicator> host, Topology topology, int rank,
                            std::unique_ptr<Link> link, HierarchicalOptions options);
-  ~HierarchicalCommunicator();
+  ~HierarchicalCommunicator() override;
   HierarchicalCommunicator(const HierarchicalCommunicator&) = delete;
   HierarchicalCommunicator& operator=(const HierarchicalCommunicator&) = delete;
 
-  /// As Communicator::run_ordered, in a job of the host's communicator; with the group's ranks.
-  void run_ordered(const Request& request, const Interrupt& interrupt = {});
-  /// Collective, before the first call: chooses by the costs that rank 0's host has and that the
-  /// messages between hosts turn out to have, until `deadline`. Without it by fixed ones.
+  int rank() const override { return rank_; }
+  int size() const override { return topology_.size(); }
+
+  /// Collective, before the first call: chooses by the costs that rank 0's host has and by measured
+  /// costs of messages between nodes, until `deadline`. Without it fixed costs serve.
   void tune(Clock::time_point deadline, const Interrupt& interrupt);
-  /// Messages to ranks of other hosts go by `link`, as nothing else does. Once, before the first.
+  /// Sends messages to ranks of other nodes by `link`, which carries nothing else. Once, before the
+  /// first message.
   void carry_messages(std::unique_ptr<Link> link);
-  /// Collective: returns once all ranks have come, so that none leaves while others connect.
-  void meet(Clock::time_point deadline, const Interrupt& interrupt);
-  /// As Communicator's, with the group's ranks: through shared memory to those of this host.
-  std::shared_ptr<Completion> send(const Cargo& cargo, int rank, std::uint64_t tag,
-                                   Clock::time_point deadline);
-  std::shared_ptr<Completion> receive(const Cargo& cargo, std::optional<int> rank,
-                                      std::uint64_t tag, Clock::time_point deadline);
+  /// Collective: returns once all ranks called it, so that none leaves while others connect. Counts
+  /// as no call.
+  void sync(Clock::time_point deadline, const Interrupt& interrupt);
 
-  /// As Communicator's, with the group's ranks, of which rank 0 judges.
+  void run(const Request& request, const Interrupt& interrupt = {}) override;
+  void submit(std::function<void()> job) override;
+  void run_in_turn(const std::function<void()>& job, const Interrupt& interrupt = {}) override;
+  void run_ordered(const Request& request, const Interrupt& interrupt = {}) override;
+
+  /// Within the host through shared memory, to other nodes by the link of carry_messages().
+  std::shared_ptr<Completion> send(const Cargo& cargo, int peer, std::uint64_t tag,
+                                   Clock::time_point deadline) override;
+  std::shared_ptr<Completion> receive(const Cargo& cargo, std::optional<int> peer,
+                                      std::uint64_t tag, Clock::time_point deadline) override;
+  void wait(Completion& completion, const Interrupt& interrupt = {}) override;
+  void cancel(const Completion& completion) override;
+
   void monitored_barrier(std::chrono::milliseconds timeout, bool all, const Interrupt& interrupt,
-                         std::int64_t issued);
-  /// The group ends in good order: what this rank has said last is heard. Takes a moment at most.
-  void stay_until_heard();
+                         std::int64_t issued) override;
 
-  /// Ends the calls under way, with the link; the other hosts' ranks are told why. Any thread.
-  void give_up(const std::string& reason);
-  /// Ends the link, in good order where no call is under way. Any thread.
+  /// Also ends the link; posts the reason for the other nodes.
+  void abort(const std::string& reason) override;
+  void linger() override;
+  void shutdown() override;
+  /// Ends the link, cleanly if no call is under way. Any thread.
   void close();
+  std::optional<std::string> failure() const override;
+  std::optional<ErrorKind> failure_kind() const override;
+  bool has_ended(int rank) const override;
+
+  std::string who() const override;
+  std::string does(int rank) const override;
+  std::string awaited(Clock::duration waited) const override;
+  std::string awaited(const Completion& completion, Clock::duration waited) const override;
 
   const Topology& topology() const { return topology_; }
+  std::vector<std::vector<int>> hosts() const override;
+  Communicator& single_host(const char* what) override;
   /// "2 hosts: ...".
-  std::string describe() const;
-  /// How a call goes, and how long that is predicted to take; `bytes` as of ways().
+  std::string describe() const override;
+  /// Which way a call takes, and its predicted time; `bytes` as of ways().
   Way way(Kind kind, std::size_t bytes) const;
   const LevelCosts& costs() const { return costs_; }
-  /// How a call of so many bytes would go, and why.
-  std::string explain(Kind kind, std::size_t bytes) const;
-  /// Bytes of this rank between hosts.
-  std::array<WireTraffic, kKinds> traffic() const;
+  std::string explain(Kind kind, std::size_t bytes, bool in_heaps) const override;
+  Prediction predict(Kind kind, std::size_t bytes, bool in_heaps) const override;
+  /// The calls are the group's, the bytes those of their parts within this host.
+  std::array<Traffic, kKinds> traffic() const override;
+  std::optional<std::array<WireTraffic, kKinds>> wire_traffic() const override;
 
  private:
   bool is_near(int rank) const { return topology_.host_of(rank) == topology_.host_of(rank_); }
@@ -96,11 +119,11 @@ class HierarchicalCommunicator {
   void run(LinkContext& context, const Request& request, bool leaders);
   void run_uncounted(const Request& request, const Way& way, const Interrupt& interrupt);
   double slowest(double seconds, Clock::time_point deadline, const Interrupt& interrupt);
-  void tell_of_leader() const;
+  void report_lost_leader() const;
   template <typename Act>
-  void watched(const Request& request, Act&& act);
+  void abort_on_error(const Request& request, Act&& act);
 
-  Communicator& host_;
+  const std::shared_ptr<Communicator> host_;
   const Topology topology_;
   const int rank_;
   const std::unique_ptr<Link> link_;
@@ -108,21 +131,22 @@ class HierarchicalCommunicator {
   WaitInterrupter interrupter_;
   ConnectionMonitor monitor_;
   PrepostedReceives preposted_;
-  const FailureCause failure_cause_{options_.reasons, monitor_, [this] { return host_.lost(); }};
+  const FailureCause failure_cause_{options_.reasons, monitor_, [this] { return host_->lost(); }};
   const std::shared_ptr<Mark> spoilt_ = std::make_shared<Mark>();
   const Levels levels_;  // of the members before it
-  LevelCosts costs_;     // INVARIANT: the same on every rank, as ways are chosen by them
+  LevelCosts costs_;     // INVARIANT: the same on every rank, as ways are chosen by it
   struct Chosen {
     Kind kind;
     std::size_t bytes;
     Way way;
   };
-  std::optional<Chosen>
-      last_;                  // choosing takes some microseconds, and calls come in rows of equals
-  std::uint64_t calls_ = 0;   // begun: INVARIANT: the same on every rank, as messages tell calls
-                              // apart by it; with those that measured
-  std::uint64_t before_ = 0;  // of these, those before the first of the program's
-  Flag told_;                 // how often a reason was told: the first is the one
+  /// The last choice: choosing takes some microseconds, and programs repeat calls.
+  std::optional<Chosen> last_;
+  /// Calls begun, with those that measured. INVARIANT: the same on every rank, as messages tell
+  /// calls apart by it.
+  std::uint64_t calls_ = 0;
+  std::uint64_t before_ = 0;  // how many of them came before the program's first
+  Flag reasons_posted_;       // only the first reason is posted
   const std::shared_ptr<Recorder> recorder_;
   TscClock clock_;  // of calls, which run one at a time
   std::unique_ptr<InternodeTagMatcher> messages_;

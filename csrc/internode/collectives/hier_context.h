@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "comm/group_communicator.h"
 #include "core/record.h"
 #include "core/request.h"
 #include "internode/collectives/two_step_reduction.h"
@@ -14,12 +15,6 @@
 #include "transport/topology.h"
 
 namespace dreamcomm {
-
-/// Bytes between hosts, of this rank.
-struct WireTraffic {
-  std::uint64_t sent = 0;
-  std::uint64_t received = 0;
-};
 
 /// The operations that the algorithms between hosts (internode/collectives/dispatch.h) are written
 /// against. Addresses belong to the level that a subclass serves: to the host's memory, or a

@@ -97,7 +97,7 @@ void LinkContext::run_here(Request& part, const Interrupt& interrupt) {
   part.deadline = request_.deadline;
   if (part.deadline != Clock::time_point::max()) part.excuse = 2 * slack() + kAsked;
   try {
-    levels_.host.run_ordered(part, interrupt);
+    levels_.host.run_part(part, interrupt);
   } catch (const Error& error) {
     levels_.spoilt->publish(1);
     // If no rank of this host has died, one has left cleanly (FailureCause).

@@ -137,11 +137,12 @@ TEST_CASE("a carrier of an all_reduce sends 2(H-1)/H of its shard") {
     run_hosts(hosts, [&](Communicator& host, HierarchicalCommunicator& hier, int rank) {
       const std::size_t count = 12'288;  // divides evenly
       run_spanning(host, hier, {.kind = Kind::kBarrier, .hosts = &hosts}, rank);
-      const std::uint64_t opening = hier.traffic()[static_cast<std::size_t>(Kind::kBarrier)].sent;
+      const std::uint64_t opening =
+          (*hier.wire_traffic())[static_cast<std::size_t>(Kind::kBarrier)].sent;
       run_spanning(
           host, hier,
           {.kind = Kind::kAllReduce, .op = ReduceOp::kSum, .count = count, .hosts = &hosts}, rank);
-      const WireTraffic all = hier.traffic()[static_cast<std::size_t>(Kind::kAllReduce)];
+      const WireTraffic all = (*hier.wire_traffic())[static_cast<std::size_t>(Kind::kAllReduce)];
       const std::uint64_t shard = count * 4 / static_cast<std::size_t>(hier.topology().carriers());
       const std::uint64_t others = hosts.size() - 1;
       require(all.sent - opening == 2 * others * shard / hosts.size(), "sent other than expected");
@@ -162,8 +163,8 @@ TEST_CASE("what ranks receive between hosts is what others send them, both ways"
         }
         const std::scoped_lock lock(mutex);
         for (std::size_t i = 0; i < sums.size(); ++i) {
-          sums[i].sent += hier.traffic()[i].sent;
-          sums[i].received += hier.traffic()[i].received;
+          sums[i].sent += (*hier.wire_traffic())[i].sent;
+          sums[i].received += (*hier.wire_traffic())[i].received;
         }
       });
       for (const Kind kind : kAll) {
@@ -281,7 +282,7 @@ TEST_CASE("a rank that aborts ends the call on all hosts") {
   run_hosts(hosts, [&](Communicator& host, HierarchicalCommunicator& hier, int rank) {
     run_spanning(host, hier, {.kind = Kind::kBarrier, .hosts = &hosts}, rank);
     if (rank == 3) {
-      hier.give_up("it has had enough");
+      hier.abort("it has had enough");
       return;
     }
     std::vector<float> data(10'000);

@@ -328,7 +328,7 @@ TEST_CASE("the group's end ends the messages under way") {
     const auto named = hier.receive(room, 3, 0, soon());
     Cargo other = cargo_of(6000);
     const auto any = hier.receive(other, std::nullopt, 1, soon());
-    hier.give_up("a test wants it");
+    hier.abort("a test wants it");
     for (const auto& completion : {named, any}) {
       require_words(failure_of(host, *completion, ErrorKind::kAborted), {"a test wants it"});
     }

@@ -171,7 +171,7 @@ TEST_CASE("a monitored barrier between hosts does not wait for a lost leader") {
           rank.hold(seconds(60), true);
           if (rank.number == gone) {
             if (waits) std::this_thread::sleep_for(milliseconds(150));
-            rank.hier.give_up("enough");
+            rank.hier.abort("enough");
             over.take();
             return;
           }

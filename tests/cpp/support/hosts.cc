@@ -105,7 +105,8 @@ void run_hosts(const Hosts& hosts, const Body& body, std::size_t page_bytes,
   const auto run = [&](int rank) {
     const auto index = static_cast<std::size_t>(rank);
     try {
-      Communicator host(std::move(fabrics[index]), {.timeout = std::chrono::seconds(60)});
+      const auto host = std::make_shared<Communicator>(
+          std::move(fabrics[index]), CommOptions{.timeout = std::chrono::seconds(60)});
       const Topology topology = topology_of(hosts);
       HierarchicalCommunicator hier(host, topology, rank, std::move(links[index]),
                                     {.call_site = [rank] { return concat(" at r", rank, ".py:7"); },
@@ -113,7 +114,7 @@ void run_hosts(const Hosts& hosts, const Body& body, std::size_t page_bytes,
                                      .choose = choose,
                                      .board = board_of(posts, topology, rank)});
       hier.carry_messages(std::move(messages[index]));
-      body(host, hier, rank);
+      body(*host, hier, rank);
     } catch (const std::exception& error) {
       const std::scoped_lock lock(mutex);
       failures += concat("rank ", rank, ": ", error.what(), "\n");
