@@ -50,7 +50,7 @@ Recorder::Origin origin_of(Fabric& fabric, const CommOptions& options) {
           .world_ranks = options.world_ranks};
 }
 
-/// A line of explain() where others use the processors, too, or nothing.
+/// A line of explain() if other programs use the processors, too; else nothing.
 std::string words_on_waits(const Patience& patience) {
   if (patience.long_yields() == 0) return "";
   return concat("\n  (others use the processors, too: ", patience.long_yields(),
@@ -128,7 +128,7 @@ struct Communicator::Impl {
           state.bell(), between_calls, watchdog, [&] { return ticket_lock.is_up(turn); },
           [] { return -1; });
     } catch (...) {
-      thread.skip(turn, self);  // those behind us must get theirs
+      thread.skip(turn, self);  // the calls behind this one must get theirs
       throw;
     }
   }
@@ -136,7 +136,7 @@ struct Communicator::Impl {
   /// A peer that has aborted the group may have published its part of this call
   /// before; without this look the call could succeed here and not there.
   /// INVARIANT of calls in heaps: what a rank has read of a peer's tensor is what the
-  /// peer called with. A peer says that it failed before its caller can write there
+  /// peer called with. A peer publishes its failure before its caller can write there
   /// again, so a rank that sees no failure after its last read has read before that.
   void check_peers(const Request& request, const char* cannot) const {
     for (int peer = 0; peer < fabric->size(); ++peer) {
@@ -148,11 +148,12 @@ struct Communicator::Impl {
     }
   }
 
-  /// In its turn: nobody else changes the counts meanwhile.
+  /// In the call's turn: no other thread changes the counts meanwhile.
   void run_now(const Request& request, const Interrupt& interrupt) {
     state.check_usable(name(request.kind).data());
     const std::function<std::string()> what = [&request] { return dreamcomm::describe(request); };
-    const Clock::time_point now = scratch.clock.now();  // read once: it is felt in small calls
+    const Clock::time_point now =
+        scratch.clock.now();  // read once: a small call takes about a microsecond
     WaitWatchdog watchdog(state, what, deadline_of(request.deadline, now), tend, interrupt, now,
                           request.excuse);
     CallShape call = call_of(request);
@@ -198,7 +199,7 @@ struct Communicator::Impl {
     entry.done();
   }
 
-  /// Learns whose tensors lie in heaps: the same answer on every rank.
+  /// Asks all ranks whose tensors lie in heaps: the same answer on every rank.
   static CallShape ask_for_heaps(CallShape call, Primitives& prims, const Request& request) {
     prims.open();
     const bool from_root = request.kind == Kind::kBroadcast;

@@ -28,7 +28,7 @@ def call_site() -> str:
     return _innermost(sys._getframe().f_back)
 
 
-def whereabouts() -> str:
+def main_thread_site() -> str:
     """The innermost such line that the main thread runs now."""
     return _innermost(sys._current_frames().get(threading.main_thread().ident or 0))
 

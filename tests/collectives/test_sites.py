@@ -109,7 +109,7 @@ def differ_in_the_second_of_a_batch() -> tuple[str, list[float]]:
 def test_of_a_batch_is_told_what_was_carried_out(pool: Pool) -> None:
     for text, first in pool.run(differ_in_the_second_of_a_batch):
         assert text.endswith(
-            "No data was moved; the group stays usable. Of its batch, the 1 call before it was "
+            "No data was moved; the group stays usable. In its batch, the 1 call before it was "
             "carried out: repeat only the rest"
         ), text
         assert first == [2.0] * 4

@@ -1,5 +1,5 @@
-// The c10d backend: checks a call, makes a Request of it and hands it to the
-// communicator, or to torch's own group where no memory is shared.
+// The c10d backend: checks a call, makes a Request of it and runs that on the group's communicator
+// for CPU tensors or for a device's, or on torch's own backend where these do not serve it.
 #pragma once
 
 #include <memory>
@@ -15,7 +15,9 @@
 #include "c10d/base/options.h"
 #include "c10d/base/python_callbacks.h"
 #include "c10d/base/torch_fallback.h"
-#include "c10d/device/device_group.h"
+#include "c10d/device/bootstrap_exchange.h"
+#include "c10d/device/device_communicator.h"
+#include "c10d/device/multinode_setup.h"
 #include "c10d/process/fork_guard.h"
 #include "c10d/rendezvous/connect_nodes.h"
 #include "c10d/rendezvous/deadline_store.h"
@@ -24,19 +26,23 @@
 #include "c10d/work/callback_threads.h"
 #include "c10d/work/outstanding.h"
 #include "c10d/work/work.h"
-#include "comm/communicator.h"
+#include "comm/group_communicator.h"
 #include "comm/record/recorder.h"
 #include "core/flag.h"
-#include "internode/hier_communicator.h"
+#include "internode/cost/model.h"
 #include "transport/shm/heap.h"
 
 namespace dreamcomm {
 
-/// explain() for a group of `size` ranks that is not there: with the costs that an
-/// earlier group of this machine has left, or with the fixed ones.
+/// explain() for a group of `size` ranks that does not exist: with the costs that an
+/// earlier group of this machine has saved, or with the fixed ones.
 std::string explain_world(Kind kind, std::size_t bytes, int size, bool in_heaps);
 
-class Liveness;  // c10d/rendezvous/liveness.h: who has ended
+class Communicator;              // comm/communicator.h: one host's group
+class Fabric;                    // transport/fabric.h: the windows of all ranks
+class HierarchicalCommunicator;  // internode/hier_communicator.h: a group on several nodes
+class Liveness;                  // c10d/rendezvous/liveness.h: the ranks that have ended
+struct CommOptions;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 class DreamBackend final : public c10d::Backend {
@@ -44,10 +50,10 @@ class DreamBackend final : public c10d::Backend {
   using Tensor = at::Tensor;
   using TensorList = std::vector<at::Tensor>;
 
-  /// Why a rank of the new group will not come to make it, or "".
+  /// Why a rank of the new group will not take part, or "".
   using Watch = std::function<std::string(int rank)>;
   /// Collective: all ranks of the group make theirs. Throws what torch expects. `watch`: by default
-  /// the job's roster's.
+  /// what the job's default group knows (Liveness).
   static c10::intrusive_ptr<DreamBackend> create(const StorePtr& store, int rank, int size,
                                                  const c10::intrusive_ptr<DreamOptions>& options,
                                                  const PythonCallbacks& host,
@@ -80,9 +86,9 @@ class DreamBackend final : public c10d::Backend {
   void enableCollectivesTiming() override {}  // as Gloo: there is nothing to turn on
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
-  /// In place of its end, where an exception has left it: receives are withdrawn, and sends stay
-  /// under way. Of none it does nothing.
-  void give_up_coalescing();
+  /// Ends a batch that an exception escapes: its receives are cancelled; its sends still complete.
+  /// Does nothing if there is none.
+  void cancel_coalescing();
   void abort() override;
   void shutdown() override;
   bool supportsTensorAlloc(c10::DeviceIndex index) override;
@@ -129,7 +135,7 @@ class DreamBackend final : public c10d::Backend {
   WorkPtr recv(TensorList& tensors, int src, int tag) override;
   WorkPtr recvAnysource(TensorList& tensors, int tag) override;
 
-  // What people and tools ask for.
+  // Queries for people and tools.
   /// Whether the tensor lies in the registered memory of the group's device.
   bool holds(const Tensor& tensor) const;
   /// Whether this library itself averages such tensors: 16 bits in float32, rounded once.
@@ -138,10 +144,8 @@ class DreamBackend final : public c10d::Backend {
     return serves(Site{"all_reduce", rank_, size_}, tensor, c10d::ReduceOp::AVG);
   }
   std::array<Traffic, kKinds> traffic() const;
-  /// Bytes of this rank between hosts.
-  std::array<WireTraffic, kKinds> traffic_between() const;
-  /// Null in a group of one host.
-  const HierarchicalCommunicator* hier() const { return hierarchical_.get(); }
+  /// Bytes of this rank between nodes; nothing in a group of one host.
+  std::optional<std::array<WireTraffic, kKinds>> traffic_between() const;
   std::string explain(Kind kind, std::size_t bytes, bool in_heaps) const;
   /// `bytes` are those of the call's largest tensor.
   Prediction predict(Kind kind, std::size_t bytes, bool in_heaps) const;
@@ -150,10 +154,10 @@ class DreamBackend final : public c10d::Backend {
   std::vector<std::vector<int>> hosts() const;
   /// Whether the process of a rank of this host is known to have ended; of others it is not.
   bool has_ended(int rank) const;
-  /// The costs that ways between hosts are chosen by, if there are hosts.
-  std::optional<LevelCosts> level_costs() const;
+  /// The costs that ways between nodes are chosen by; nothing in a group of one host.
+  const std::optional<LevelCosts>& level_costs() const { return level_costs_; }
   /// Whether the ranks share memory; else torch's own backends carry everything.
-  bool shares_memory() const { return comm_ != nullptr; }
+  bool shares_memory() const { return cpu_ != nullptr; }
   /// Why the group is unusable, or nothing.
   std::optional<std::string> failure() const;
   /// Null where torch's own backends carry everything.
@@ -163,7 +167,7 @@ class DreamBackend final : public c10d::Backend {
   std::vector<double> time_core(Kind kind, const Tensor& input, const Tensor& output, int samples);
   std::vector<double> time_ceiling(Kind kind, const Tensor& input, const Tensor& output,
                                    int samples);
-  /// As shutdown(), but gives up on calls that are still under way.
+  /// As shutdown(), but aborts calls that are still under way.
   void close_at_exit();
   /// Closes and drops what the group holds. Also called when only weak references
   /// are left (the exit hook has one), as these would keep its memory mapped.
@@ -178,27 +182,27 @@ class DreamBackend final : public c10d::Backend {
     std::chrono::milliseconds timeout;
     bool async;
   };
-  /// A message on a device's tensor: put off until all of a coalesced call are known, as
-  /// ranks that meet in pairs must do so in one order.
+  /// A message on a device's tensor. In a batch it is put off until all are known, as pairs of
+  /// ranks must connect in one order.
   struct Message {
     const OpLabel& label;
     Tensor tensor;
     int peer;
     int tag;
     bool sends;
-    std::optional<c10::Stream> stream{};  // the caller's, if it was put off
+    std::optional<c10::Stream> stream{};  // the caller's, if it is put off
   };
   struct Coalescing {
     std::vector<WorkPtr> works;
     std::vector<Message> messages;
-    std::vector<Fallback::Inner> inners;  // that were told to coalesce, too
-    std::exception_ptr refused;           // what the first that was raised
+    std::vector<Fallback::Inner> inners;  // torch's backends that coalesce, too
+    std::exception_ptr refused;           // the first message's error
   };
 
   Site at(const OpLabel& label) const { return {label.name(), rank_, size_}; }
-  bool shares(const Tensor& tensor) const { return comm_ && tensor.defined() && tensor.is_cpu(); }
-  /// Whether this library moves such tensors, or reduces them by `op`: in shared memory,
-  /// or by kernels on their device, for whose first tensor the ranks meet.
+  bool shares(const Tensor& tensor) const { return cpu_ && tensor.defined() && tensor.is_cpu(); }
+  /// Whether this library moves such tensors, or reduces them by `op`: in shared memory, or by
+  /// kernels on their device. Collective at the first tensor on a device.
   bool serves(const Tensor& tensor) const;
   bool serves(const Site& site, const Tensor& tensor, const c10d::ReduceOp& op) const;
   bool serves_all(const Site& site, const TensorList& tensors, const c10d::ReduceOp& op) const;
@@ -229,8 +233,6 @@ class DreamBackend final : public c10d::Backend {
   WorkPtr carry(const Message& message);
   WorkPtr message_on_device(const Message& message);
   bool put_off(const Message& message);
-  /// A rank as the device's kernels of this host number it; of other hosts none.
-  std::optional<int> near(int rank) const;
   void send_put_off();
   template <typename Act>
   WorkPtr part_of_batch(Act&& act);
@@ -254,55 +256,53 @@ class DreamBackend final : public c10d::Backend {
   c10::intrusive_ptr<DreamBackend> child(const StorePtr& store, int rank, int size,
                                          const c10::intrusive_ptr<DreamOptions>& options);
   std::string why_ended(int rank) const;
-  /// Of a group of those `ranks` of this one; without given options, with this one's.
+  /// The options of a group of those `ranks` of this one; without given options, with this one's.
   c10::intrusive_ptr<DreamOptions> options_for(
       const std::vector<int>& ranks, const c10::intrusive_ptr<c10d::Backend::Options>& given) const;
   void abort_for(const std::string& reason);
-  Connection connection(const Topology& topology, const std::string& carries) const;
-  Fallback::Inner between_hosts(const Connection& made, const StorePtr& store);
-  Fallback::Inner gloo_between_hosts(const Connection& made,
-                                     const c10::intrusive_ptr<DeadlineStore>& store);
-  void tell_why_not_made(const std::string& reason);
-  void require_one_host(const char* what) const;
-  /// Until all that were made have come to an end, good or bad.
+  void post_why_not_made(const std::string& reason);
+  /// The communicator of a group on one host. Throws c10::ValueError for others; `what` opens it.
+  Communicator& single_host(const char* what) const;
+  /// Returns once all calls made so far have ended, with or without an error.
   void wait_for_calls();
-  /// Of a group that shares no memory, but for that of the ranks of a host.
-  void span(const ShmResult& whole, const ShmOptions& options);
-  /// What `does` names is done with what connects the ranks of different hosts, for the first time.
-  void use_first(const Connection& connection, const char* does, const std::function<void()>& use);
-  /// The part of this host, which is made while all connect.
-  void make_part(const Connection& all, const ShmOptions& options, const ShmResult& whole);
-  /// In a group on several hosts the fabric of a part.
-  void use(std::unique_ptr<Fabric> fabric, const CommOptions& options, const Connection* all);
-  /// By this library's kernels, once the first tensor on one comes.
-  void serve_devices();
+  /// The three ways to make a group: here all ranks share memory, ...
+  void share_within_host(std::unique_ptr<Fabric> fabric);
+  /// ... here only those of each host; without either torch's own backends carry everything.
+  void share_between_nodes(const ShmResult& whole, const ShmOptions& shm);
+  /// `between_nodes`: null unless this host's ranks are a part of a multi-node group.
+  std::shared_ptr<Communicator> make_communicator(std::unique_ptr<Fabric> fabric,
+                                                  const CommOptions& options,
+                                                  const Connection* between_nodes);
+  void drop_heap(const std::string& reason);
+  bool widens_halves() const;
+  LongestWait longest_rendezvous() const;
+  DeviceNodes device_nodes(HierarchicalCommunicator& all);
+  /// With this library's kernels, if the option cuda says so.
+  void serve_devices(const std::shared_ptr<Communicator>& host, std::optional<DeviceNodes> nodes);
   /// Agrees on the costs that algorithms are chosen by. Collective.
-  void tune(std::optional<Clock::time_point> deadline);
+  void tune(Communicator& host, std::optional<Clock::time_point> deadline);
   void report();
-  /// `alone`: without asking the peers for anything, who may be elsewhere.
+  /// `alone`: without the peers, which may not take part.
   void close(bool alone);
-  std::string words_on_devices(Kind kind, std::size_t bytes) const;
 
   StorePtr store_;
   StorePtr visit_;  // store_, under keys that no earlier group on it has used
   const c10::intrusive_ptr<DreamOptions> options_;
   PythonCallbacks callbacks_;
   const ForkGuard process_;  // a forked child must not touch the group
-  Gauge handling_;           // whether Python handles signals in the midst of a call of this group
+  Gauge handling_;           // whether a signal handler runs inside a call of this group
   const Interrupt interrupt_;
   Fallback fallback_;
-  std::shared_ptr<Communicator> comm_;  // null: everything goes to fallback_
-  std::unique_ptr<HierarchicalCommunicator>
-      hierarchical_;                     // null: comm_ is of the whole group, else of this host
-  std::shared_ptr<Liveness> liveness_;   // likewise
-  std::shared_ptr<StoreWorker> worker_;  // once there may be several hosts
-  std::shared_ptr<Recorder> recorder_;   // of the group
-  std::string costs_words_;              // where the costs come from
-  std::string reason_;                   // why memory is shared, or why not
-  std::string hosts_words_;              // of a group on several hosts: lines on these
+  std::shared_ptr<GroupCommunicator> cpu_;  // null: everything goes to fallback_
+  std::unique_ptr<DeviceCommunicator> devices_ = std::make_unique<NoDevices>();
+  std::shared_ptr<Liveness> liveness_;     // null where cpu_ is
+  std::shared_ptr<StoreWorker> worker_;    // once there may be several nodes
+  std::shared_ptr<Recorder> recorder_;     // of the group
+  std::optional<LevelCosts> level_costs_;  // in a group on several nodes
+  std::string setup_words_;                // lines of explain(): costs, or the map of hosts
+  std::string reason_;                     // why memory is shared, or why not
   std::shared_ptr<CallbackThreads> callback_threads_ = std::make_shared<CallbackThreads>();
   std::shared_ptr<Outstanding> outstanding_ = std::make_shared<Outstanding>();
-  std::unique_ptr<DeviceGroup> device_;  // null: torch's own backends serve accelerators
   std::shared_ptr<Heap> heap_;
   std::string no_heap_ = "heap_bytes is 0";  // why, if there is none
   std::shared_ptr<void> exit_hook_;
@@ -315,7 +315,7 @@ class DreamBackend final : public c10d::Backend {
   Gauge shrinks_;    // attempts
   Gauge shrunk_;     // whether a smaller group has taken this one's place
 
-  std::vector<std::string> said_at_shrinks_;  // by all ranks, when the last attempt failed
+  std::vector<std::string> said_at_shrinks_;  // all ranks' posts when the last attempt failed
   std::mutex coalescing_mutex_;
   std::optional<Coalescing> coalescing_;
   std::mutex child_mutex_;
@@ -325,8 +325,7 @@ class DreamBackend final : public c10d::Backend {
 template <typename Operation>
 WorkPtr DreamBackend::forward_message(const Tensor& tensor, Operation&& operation) {
   const c10::Device device = tensor.device();
-  const bool is_known =
-      device.is_cpu() || device.is_cuda() || (device_ && device.type() == device_->type());
+  const bool is_known = device.is_cpu() || device.is_cuda() || devices_->handles(device);
   TORCH_CHECK_VALUE(is_known, "rank ", rank_,
                     ": dreamcomm takes tensors on cpu and cuda, got one on ", device);
   return forward_to(device.is_cpu() ? "cpu" : "cuda", operation);

@@ -1,4 +1,4 @@
-// What the benchmark measures below torch's dispatch, and what was predicted.
+// The benchmark's measurements below torch's dispatch, and predictions.
 #include "algorithms/cost/explain.h"
 #include "algorithms/primitives.h"
 #include "bench/trial.h"
@@ -46,32 +46,30 @@ std::vector<double> as_torch(Measure&& measure) {
 std::vector<double> DreamBackend::time_core(Kind kind, const Tensor& input, const Tensor& output,
                                             int samples) {
   require_open();
-  TORCH_CHECK_VALUE(comm_, "the group has no core to measure: ", reason_);
-  require_one_host("the core is measured");
+  TORCH_CHECK_VALUE(cpu_, "the group has no core to measure: ", reason_);
+  Communicator& host = single_host("the core is measured");
   return as_torch([&] {
-    return dreamcomm::time_core(*comm_, trial_of(kind, input, output, samples, interrupt_));
+    return dreamcomm::time_core(host, trial_of(kind, input, output, samples, interrupt_));
   });
 }
 
 std::vector<double> DreamBackend::time_ceiling(Kind kind, const Tensor& input, const Tensor& output,
                                                int samples) {
   require_open();
-  TORCH_CHECK_VALUE(comm_ && heap_,
-                    "the ceiling is measured in the shared heap: ", comm_ ? no_heap_ : reason_);
-  require_one_host("the ceiling is measured");
+  TORCH_CHECK_VALUE(cpu_ && heap_,
+                    "the ceiling is measured in the shared heap: ", cpu_ ? no_heap_ : reason_);
+  Communicator& host = single_host("the ceiling is measured");
   return as_torch([&] {
-    return dreamcomm::time_ceiling(*comm_, *heap_,
+    return dreamcomm::time_ceiling(host, *heap_,
                                    trial_of(kind, input, output, samples, interrupt_));
   });
 }
 
 Prediction DreamBackend::predict(Kind kind, std::size_t bytes, bool in_heaps) const {
-  TORCH_CHECK_VALUE(comm_, "the group has no core to predict: ", reason_);
+  TORCH_CHECK_VALUE(cpu_, "the group has no core to predict: ", reason_);
   const bool shards = kind == Kind::kAllGather || kind == Kind::kReduceScatter;
   const std::size_t block = shards ? bytes / static_cast<std::size_t>(size_) : bytes;
-  if (!hierarchical_) return comm_->predict(kind, block, in_heaps);
-  const Way way = hierarchical_->way(kind, block);
-  return {way.leaders ? "leaders" : "carriers", way.seconds};
+  return cpu_->predict(kind, block, in_heaps);
 }
 
 std::string explain_world(Kind kind, std::size_t bytes, int size, bool in_heaps) {

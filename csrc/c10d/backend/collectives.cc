@@ -1,4 +1,4 @@
-// From torch's arguments to requests: collectives but for all-gather and
+// Makes requests of torch's arguments: all collectives except all-gather and
 // reduce-scatter. Each checks its arguments before anything is sent.
 #include <ATen/Context.h>
 #include <ATen/ops/empty.h>
@@ -204,14 +204,15 @@ WorkPtr DreamBackend::barrier(const c10d::BarrierOptions& opts) {
   calls.emplace_back(Kind::kBarrier, Reduction{});
   const Plan plan{kBarrier, {}, {}, opts.timeout, opts.asyncOp};
   // With device ids the caller means the work on those devices.
-  const bool is_cuda = !device_ || device_->type() == c10::DeviceType::CUDA;
-  const bool on_devices = !opts.device_ids.empty() && (!is_cuda || at::hasCUDA());
-  if (on_devices && device_) {
-    require_open();
-    const auto index = static_cast<c10::DeviceIndex>(opts.device_ids[0]);
-    if (device_->serves(c10::Device(device_->type(), index))) return issue_on_device(plan, calls);
+  const c10::DeviceType type = devices_->type();
+  const bool on_devices =
+      !opts.device_ids.empty() && (type != c10::DeviceType::CUDA || at::hasCUDA());
+  if (on_devices) {
+    const c10::Device device(type, static_cast<c10::DeviceIndex>(opts.device_ids[0]));
+    if (devices_->handles(device)) require_open();
+    if (devices_->serves(device)) return issue_on_device(plan, calls);
   }
-  if (!comm_ || on_devices) {
+  if (!cpu_ || on_devices) {
     sequence_.add(1);
     return forward_to(on_devices ? "cuda" : "cpu",
                       [&](c10d::Backend& inner) { return inner.barrier(opts); });
@@ -221,23 +222,19 @@ WorkPtr DreamBackend::barrier(const c10d::BarrierOptions& opts) {
 
 void DreamBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
   const std::chrono::milliseconds timeout = timeout_of(opts.timeout);
-  if (!comm_) {
+  if (!cpu_) {
     c10d::BarrierOptions in_time = opts;
     in_time.timeout = timeout;
     fallback_.get("cpu")->monitoredBarrier(in_time, wait_all_ranks);
     return;
   }
   require_open();
-  // Without time rank 0 cannot know who is missing, so it accuses nobody.
+  // Without a timeout rank 0 cannot find out which ranks are missing, so it names none.
   TORCH_CHECK_WITH(DistBackendError, rank_ != 0 || timeout.count() > 0,
                    "Rank 0 timed out in monitoredBarrier: its timeout is ", timeout.count(),
                    " ms, expected a positive one");
   try {
-    if (hierarchical_) {
-      hierarchical_->monitored_barrier(timeout, wait_all_ranks, check_signals, sequence_.read());
-    } else {
-      comm_->monitored_barrier(timeout, wait_all_ranks, check_signals, sequence_.read());
-    }
+    cpu_->monitored_barrier(timeout, wait_all_ranks, check_signals, sequence_.read());
   } catch (...) {
     std::rethrow_exception(current_as_torch());
   }

@@ -1,4 +1,4 @@
-// How a group comes to be: made by torch, split from another, or merged of two.
+// Makes groups: for torch, split from another, or merged of two.
 #include <algorithm>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
@@ -6,26 +6,30 @@
 #include "c10d/base/convert.h"
 #include "c10d/base/gil_signals.h"
 #include "c10d/device/bootstrap_exchange.h"
+#include "c10d/device/device_group.h"
 #include "c10d/process/process_heap.h"
 #include "c10d/process/process_recorders.h"
 #include "c10d/rendezvous/gloo_link.h"
 #include "c10d/rendezvous/liveness.h"
 #include "c10d/rendezvous/multinode_group.h"
+#include "c10d/rendezvous/node_connector.h"
 #include "c10d/rendezvous/rendezvous.h"
 #include "c10d/rendezvous/store_board.h"
 #include "c10d/rendezvous/store_worker.h"
 #include "c10d/rendezvous/torch_store.h"
+#include "comm/communicator.h"
 #include "comm/rank_state.h"
 #include "comm/tuning/costs_file.h"
+#include "internode/hier_communicator.h"
 
 namespace dreamcomm {
 namespace {
 
-/// Operations that a log keeps for a post-mortem, as torch's BatchedTransfer Recorder does.
+/// Operations that a log keeps for a post-mortem, as torch's flight recorder does.
 constexpr std::size_t kRecords = 2000;
 
-/// As errors name the group, which of the default one they need not.
-std::string group_to_tell(const DreamOptions& options) {
+/// The group's name in errors; "" for the default group, whose name they leave out.
+std::string group_in_errors(const DreamOptions& options) {
   if (options.group_name == kDefaultGroup) return "";
   return words_on_group(options.group_name, members_of(options));
 }
@@ -44,8 +48,8 @@ StorePtr store_between(const StorePtr& visit) {
   return c10::make_intrusive<c10d::PrefixStore>("between", visit);
 }
 
-/// Handlers of signals run in the midst of a call, which their own calls would wait for. Only the
-/// main thread counts: no other runs them.
+/// Counts in `depth` the signal handlers that run now: a call made by one would wait for the call
+/// it interrupted. Only the main thread counts: no other runs them.
 void handle_signals(Gauge& depth) {
   if (!on_main_thread()) return;
   struct Within {
@@ -58,19 +62,6 @@ void handle_signals(Gauge& depth) {
   const Within within(depth);
   check_signals();
 }
-
-/// What fails while a group is made is no call of the program: `does` says what its ranks did then.
-template <typename Do>
-void while_made(const std::string& group, int rank, int size, const char* does, Do&& run) {
-  try {
-    run();
-  } catch (const Error& error) {
-    throw Error(error.kind(), concat("setting up ", group, " on rank ", rank, " of ", size, does,
-                                     ": ", error.what()));
-  }
-}
-constexpr const char* kMeasured = ", whose costs were being measured";
-constexpr const char* kMet = ", whose ranks were meeting";
 
 }  // namespace
 
@@ -93,13 +84,10 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
       options_(options),
       callbacks_(host),
       interrupt_([this] { handle_signals(handling_); }),
-      fallback_([this, store = visit_, rank, size, options,
-                 make = host.make_inner](const std::string& device) {
-        if (hierarchical_ && device == "cpu") {
-          return between_hosts(connection(hierarchical_->topology(), "messages"), store);
-        }
-        return make(store, rank, size, options, device);
-      }),
+      fallback_(
+          [store = visit_, rank, size, options, make = host.make_inner](const std::string& device) {
+            return make(store, rank, size, options, device);
+          }),
       last_child_(c10::intrusive_ptr<c10d::Backend>()) {
   timeout_ms_.set(options->timeout.count());
   std::string heap_refused;
@@ -120,173 +108,153 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
   try {
     ShmResult result = meet(meeting, rank, size, shm, *options);
     reason_ = std::move(result.reason);
-    if (result.topology.hosts() > 1) hosts_words_ = map_of_hosts(result.topology, result.apart);
-    if (!result.no_heap.empty()) {
-      heap_.reset();
-      no_heap_ = std::move(result.no_heap);
-    }
-    if (result.topology.hosts() > 1) span(result, shm);
-    if (result.fabric) {
-      use(std::move(result.fabric),
-          {options->group_name, options->algorithm, options->fixed_order, options->timeout,
-           host.call_site, host.warn, members_of(*options)},
-          nullptr);
-      const auto job = c10::make_intrusive<c10d::PrefixStore>("job", visit_);
-      liveness_ = std::make_shared<Liveness>(comm_, std::make_shared<StoreWorker>(job));
-    }
-    if (!comm_) heap_.reset();  // Gloo copies from there as from any memory
-    if (is_default(*options) && liveness_) set_liveness(liveness_);
-    if (comm_ && options->cuda == "dreamcomm") serve_devices();
-    // Collective, as far as Gloo is: two ranks that exchange messages must not wait for the others.
-    if (!comm_) fallback_.get("cpu");
-    if (hierarchical_) {
-      const Connection messages = connection(hierarchical_->topology(), "messages");
-      auto link = std::make_unique<GlooLink>(fallback_.get("cpu"), rank_);
-      use_first(messages, kMet, [&] {
-        hierarchical_->carry_messages(std::move(link));
-        hierarchical_->meet(deadline_in(Clock::now(), rendezvous_timeout(*options)), interrupt_);
-      });
+    if (!result.no_heap.empty()) drop_heap(result.no_heap);
+    if (result.topology.hosts() > 1) {
+      share_between_nodes(result, shm);
+    } else if (result.fabric) {
+      share_within_host(std::move(result.fabric));
+    } else {
+      heap_.reset();         // Gloo copies from there as from any memory
+      fallback_.get("cpu");  // now, as ranks that exchange messages must not wait for all others
     }
   } catch (const Error& error) {
-    tell_why_not_made(error.what());
+    post_why_not_made(error.what());
     std::rethrow_exception(current_as_torch());
   } catch (...) {
-    tell_why_not_made("it was interrupted, or failed otherwise, while the group was made");
+    post_why_not_made("it was interrupted, or failed otherwise, while the group was made");
     std::rethrow_exception(current_as_torch());
   }
 }
 
-/// The other ranks, unless they have been told: by Ctrl-C, too, they would wait for it. Also before
-/// this one knows that there are several hosts: they may know already, and look nowhere else.
-void DreamBackend::tell_why_not_made(const std::string& reason) {
+/// Posts the reason for the other ranks, once: they would wait for this one, also after Ctrl-C.
+/// Also before this rank knows that there are several nodes: others may know, and read only there.
+void DreamBackend::post_why_not_made(const std::string& reason) {
   if (!worker_) return;
   const AbortReasons reasons = reasons_through(worker_);
   if (reasons.of(rank_, std::chrono::milliseconds(0)).empty()) reasons.give_up(rank_, reason);
 }
 
-void DreamBackend::use(std::unique_ptr<Fabric> fabric, const CommOptions& options,
-                       const Connection* all) {
-  comm_ = std::make_shared<Communicator>(std::move(fabric), options);
-  recorder_ = comm_->recorder();
-  if (all) recorder_ = recorder_of_hosts(recorder_, all->place, members_of(*options_));
+void DreamBackend::drop_heap(const std::string& reason) {
+  heap_.reset();
+  no_heap_ = reason;
+}
+
+std::shared_ptr<Communicator> DreamBackend::make_communicator(std::unique_ptr<Fabric> fabric,
+                                                              const CommOptions& options,
+                                                              const Connection* between_nodes) {
+  auto host = std::make_shared<Communicator>(std::move(fabric), options);
+  recorder_ = host->recorder();
+  if (between_nodes) {
+    recorder_ = recorder_of_hosts(recorder_, between_nodes->place, members_of(*options_));
+  }
   if (options_->log) recorder_->open_log(kRecords);
   ProcessRecorders::of_process().add(recorder_);
-  tune(all ? std::optional(all->end()) : std::nullopt);
+  tune(*host, between_nodes ? std::optional(between_nodes->end()) : std::nullopt);
+  return host;
 }
 
-void DreamBackend::make_part(const Connection& all, const ShmOptions& options,
-                             const ShmResult& whole) {
-  ShmOptions in_time = options;
-  in_time.timeout = all.time;
-  in_time.will_not_come =
-      watch_on_mates(all, options.will_not_come, whole, reasons_through(worker_));
-  ShmResult here = connect_host(visit_, all.place, in_time, whole);
-  if (!here.no_heap.empty()) {
-    heap_.reset();
-    no_heap_ = std::move(here.no_heap);
-  }
-  use(std::move(here.fabric),
+void DreamBackend::share_within_host(std::unique_ptr<Fabric> fabric) {
+  const auto host = make_communicator(
+      std::move(fabric),
       {options_->group_name, options_->algorithm, options_->fixed_order, options_->timeout,
-       callbacks_.call_site, callbacks_.warn, members_on_host(members_of(*options_), all.place),
-       members_of(*options_)},
-      &all);
+       callbacks_.call_site, callbacks_.warn, members_of(*options_)},
+      nullptr);
+  cpu_ = host;
+  const auto job = c10::make_intrusive<c10d::PrefixStore>("job", visit_);
+  liveness_ = std::make_shared<Liveness>(host, std::make_shared<StoreWorker>(job));
+  if (is_default(*options_)) set_liveness(liveness_);
+  serve_devices(host, std::nullopt);
 }
 
-void DreamBackend::span(const ShmResult& whole, const ShmOptions& options) {
+void DreamBackend::share_between_nodes(const ShmResult& whole, const ShmOptions& shm) {
   const Topology& topology = whole.topology;
-  const Connection calls = connection(topology, "calls");
-  make_part(calls, options, whole);
-  auto link = std::make_unique<GlooLink>(between_hosts(calls, store_between(visit_)), rank_);
-  liveness_ = std::make_shared<Liveness>(comm_, topology, rank_, worker_);
-  use_first(calls, kMet, [&] {
-    hierarchical_ = std::make_unique<HierarchicalCommunicator>(
-        *comm_, topology, rank_, std::move(link),
+  const NodeConnector nodes({rank_, size_, options_, callbacks_, visit_, interrupt_}, topology,
+                            worker_);
+  const Connection calls = nodes.begin("calls");
+  ShmResult here = nodes.connect_this_host(calls, shm, whole);
+  if (!here.no_heap.empty()) drop_heap(here.no_heap);
+  const auto host = make_communicator(
+      std::move(here.fabric),
+      {options_->group_name, options_->algorithm, options_->fixed_order, options_->timeout,
+       callbacks_.call_site, callbacks_.warn, members_on_host(members_of(*options_), calls.place),
+       members_of(*options_)},
+      &calls);
+  setup_words_ = map_of_hosts(topology, whole.apart);
+  auto link = std::make_unique<GlooLink>(nodes.connect(calls, host, store_between(visit_)), rank_);
+  liveness_ = std::make_shared<Liveness>(host, topology, rank_, worker_);
+  std::shared_ptr<HierarchicalCommunicator> all;
+  nodes.first_use(calls, host, kMet, [&] {
+    all = std::make_shared<HierarchicalCommunicator>(
+        host, topology, rank_, std::move(link),
         HierarchicalOptions{
-            .group = group_to_tell(*options_),
+            .group = group_in_errors(*options_),
             .call_site = callbacks_.call_site,
             .heap = heap_,
             .recorder = recorder_,
-            .widens_halves = options_->internode_dtype != "16bit",
+            .widens_halves = widens_halves(),
             .reasons = reasons_through(worker_),
-            .board = leaders_board(worker_, topology, rank_, [this] { comm_->ring(); })});
+            .board = leaders_board(worker_, topology, rank_, [host] { host->ring(); })});
   });
-  if (options_->costs == "fixed") return;
-  use_first(calls, kMeasured, [&] {
-    hierarchical_->tune(deadline_in(Clock::now(), rendezvous_timeout(*options_)), interrupt_);
-  });
-}
-
-void DreamBackend::use_first(const Connection& connection, const char* does,
-                             const std::function<void()>& use) {
-  while_made(group_being_made(*options_), rank_, size_, does, [&] {
-    first_use(connection, *worker_, reasons_through(worker_), watch_on(connection, comm_, worker_),
-              use);
-  });
-}
-
-Connection DreamBackend::connection(const Topology& topology, const std::string& carries) const {
-  return {{topology, rank_}, carries, time_to_connect(*options_), interrupt_};
-}
-
-Fallback::Inner DreamBackend::between_hosts(const Connection& made, const StorePtr& store) {
-  const DeadlineStore::Watch watch = watch_on(made, comm_, worker_);
-  return connect_hosts(made, *worker_, reasons_through(worker_), [&] {
-    return gloo_between_hosts(made, c10::make_intrusive<DeadlineStore>(store, made.end(), watch));
-  });
-}
-
-/// Torch names nobody whom it could not reach; what is known of others says more.
-Fallback::Inner DreamBackend::gloo_between_hosts(const Connection& made,
-                                                 const c10::intrusive_ptr<DeadlineStore>& store) {
-  try {
-    return callbacks_.make_inner(store, rank_, size_, options_, "hosts");
-  } catch (const std::exception& error) {
-    if (is_foreign(error)) throw;
-    const auto watch = [&] { return store->trouble(); };
-    const std::string known = made.is_nearly_over() ? watch() : cause_soon(watch);
-    const std::string own = words_of_gloo(error.what());
-    const bool is_all = !known.empty() && own.find(known) != std::string::npos;
-    throw Error(
-        ErrorKind::kPeerLost,
-        concat("rank ", rank_, " of ", size_, " in group '", options_->group_name,
-               "' could not connect with the ranks of other hosts: ", is_all ? "" : own + "; ",
-               known.empty() ? "a rank there may have ended or not been reached" : known));
+  cpu_ = all;
+  const auto deadline = [this] { return deadline_in(Clock::now(), rendezvous_timeout(*options_)); };
+  if (options_->costs != "fixed") {
+    nodes.first_use(calls, host, kMeasured, [&] { all->tune(deadline(), interrupt_); });
   }
+  level_costs_ = all->costs();
+  if (is_default(*options_)) set_liveness(liveness_);
+  serve_devices(host, device_nodes(*all));
+  const Connection messages = nodes.begin("messages");
+  const Fallback::Inner gloo = nodes.connect(messages, host, visit_);
+  fallback_.set("cpu", gloo);
+  nodes.first_use(messages, host, kMet, [&] {
+    all->carry_messages(std::make_unique<GlooLink>(gloo, rank_));
+    all->sync(deadline(), interrupt_);
+  });
 }
 
-void DreamBackend::serve_devices() {
+bool DreamBackend::widens_halves() const { return options_->internode_dtype != "16bit"; }
+
+DeviceNodes DreamBackend::device_nodes(HierarchicalCommunicator& all) {
+  const auto store = c10::make_intrusive<c10d::PrefixStore>("between-devices", visit_);
+  return {{all.topology(), rank_, widens_halves(), options_->device.chunk},
+          exchange_among_all(all, longest_rendezvous(), interrupt_),
+          [this, store] { return callbacks_.make_inner(store, rank_, size_, options_, "cuda"); }};
+}
+
+LongestWait DreamBackend::longest_rendezvous() const {
+  return [this] { return rendezvous_timeout(timeout()); };
+}
+
+void DreamBackend::serve_devices(const std::shared_ptr<Communicator>& host,
+                                 std::optional<DeviceNodes> nodes) {
+  if (options_->cuda != "dreamcomm") return;
   DeviceKind kind = options_->device;
   kind.options.heap_bytes = options_->cuda_heap_bytes;
   kind.options.asked = gpu::row_asked(options_->algorithm, options_->fixed_order);
-  const LongestWait longest = [this] { return rendezvous_timeout(timeout()); };
-  std::optional<DeviceHosts> hosts;
-  if (hierarchical_) {
-    const auto store = c10::make_intrusive<c10d::PrefixStore>("between-devices", visit_);
-    hosts = {
-        {hierarchical_->topology(), rank_, options_->internode_dtype != "16bit", kind.chunk},
-        exchange_among_hosts(*comm_, *hierarchical_, longest, interrupt_),
-        [this, store] { return callbacks_.make_inner(store, rank_, size_, options_, "cuda"); }};
-  }
-  device_ = std::make_unique<DeviceGroup>(comm_, kind, interrupt_, longest, std::move(hosts));
+  devices_ =
+      std::make_unique<DeviceGroup>(host, kind, interrupt_, longest_rendezvous(), std::move(nodes));
 }
 
-void DreamBackend::tune(std::optional<Clock::time_point> deadline) {
-  costs_words_ = "fixed ones, as the option costs says";
-  const int size = comm_->size();
-  const bool first = comm_->rank() == 0;
+void DreamBackend::tune(Communicator& host, std::optional<Clock::time_point> deadline) {
+  const auto chosen_by = [this](const std::string& costs) {
+    setup_words_ = concat("\n  (costs: ", costs, ')');
+  };
+  chosen_by("fixed ones, as the option costs says");
+  const int size = host.size();
+  const bool first = host.rank() == 0;
   if (options_->costs == "fixed" || size == 1) return;
   const bool measures = options_->costs == "auto";
   const std::string path =
-      measures ? costs_path(size, options_->page_bytes, comm_->all_have_heaps()) : options_->costs;
+      measures ? costs_path(size, options_->page_bytes, host.all_have_heaps()) : options_->costs;
   const auto known = first ? load_costs(path) : std::nullopt;
   bool complete = false;
-  while_made(group_being_made(*options_), rank_, size_, kMeasured,
-             [&] { complete = comm_->tune(known, heap_.get(), interrupt_, deadline); });
-  costs_words_ = concat("those of rank 0's ", path.empty() ? "measuring" : path);
+  while_made(*options_, rank_, size_, kMeasured,
+             [&] { complete = host.tune(known, heap_.get(), interrupt_, deadline); });
+  chosen_by(concat("those of rank 0's ", path.empty() ? "measuring" : path));
   if (!first || known) return;
-  if (!measures || !complete || !save_costs(path, comm_->costs())) {
-    costs_words_ = concat("measured for this group; they could not be kept in ",
-                          path.empty() ? "a file, as HOME is not set" : path);
+  if (!measures || !complete || !save_costs(path, host.costs())) {
+    chosen_by(concat("measured for this group; they could not be kept in ",
+                     path.empty() ? "a file, as HOME is not set" : path));
   }
 }
 
@@ -314,7 +282,7 @@ c10::intrusive_ptr<c10d::Backend> DreamBackend::split(
     const auto index = static_cast<std::size_t>(rank);
     TORCH_CHECK_VALUE(rank >= 0 && rank < size_, "split: expected ranks of the group, 0 to ",
                       size_ - 1, ", got ", rank);
-    if (globals.empty() && !is_whole) continue;  // of a merged group: torch numbers none of them
+    if (globals.empty() && !is_whole) continue;  // a merged group's ranks have no numbers in torch
     options->global_ranks_in_group.push_back(globals.empty() ? index : globals.at(index));
   }
   return child(store, static_cast<int>(own - ranks.begin()), static_cast<int>(ranks.size()),

@@ -1,4 +1,4 @@
-// How a checked call runs: here, later on the progress thread, or elsewhere.
+// Runs a checked call: here, later on the progress thread, or by torch's own backend.
 #include <algorithm>
 #include <optional>
 
@@ -10,40 +10,36 @@
 namespace dreamcomm {
 namespace {
 
-/// A mismatch of a part: those before it are done.
+/// Ends a call at a part with a mismatch: the parts before it are done.
 [[noreturn]] void end_batch(Calls& calls, std::size_t done, const Error& mismatch) {
   if (done == 0) throw mismatch;
   for (std::size_t i = 0; i < done; ++i) calls[i].unstage();
-  throw Error(mismatch.kind(), concat(mismatch.what(), ". Of its batch, the ", done,
+  throw Error(mismatch.kind(), concat(mismatch.what(), ". In its batch, the ", done,
                                       done == 1 ? " call before it was" : " calls before it were",
                                       " carried out: repeat only the rest"));
 }
 
-/// Runs the parts of one call, in the call's turn. All are staged before the
-/// first is sent: the parts of a coalesced call are one, so no part sees what
-/// another writes, and a tensor that cannot be staged harms nobody.
-void run_parts(Communicator& communicator, HierarchicalCommunicator* hier, Calls& calls,
-               Clock::time_point deadline, const Interrupt& interrupt) {
+/// Runs the parts of one call, in the call's turn. All are staged before the first is sent: so no
+/// part of a coalesced call sees what another writes, and a tensor that cannot be staged fails the
+/// call before any part runs.
+void run_parts(GroupCommunicator& group, Calls& calls, Clock::time_point deadline,
+               const Interrupt& interrupt) {
   for (Call& call : calls) call.stage();
   std::size_t rest = calls.size();
   try {
-    for (Call& call : calls) {
-      const Request request = call.request(deadline, --rest);
-      hier ? hier->run_ordered(request, interrupt) : communicator.run_ordered(request, interrupt);
-    }
+    for (Call& call : calls) group.run_ordered(call.request(deadline, --rest), interrupt);
   } catch (const Error& error) {
-    // A mismatch ends the call on all ranks alike. Else this rank would be parts
-    // behind its peers, and its next call would meet one of the parts.
+    // A mismatch ends the call on all ranks alike. After another error this rank would be parts
+    // behind its peers, and its next call would match one of the parts.
     if (error.kind() == ErrorKind::kMismatch) end_batch(calls, calls.size() - rest - 1, error);
-    communicator.abort(error.what());
-    if (hier) hier->give_up(error.what());
+    group.abort(error.what());
     throw;
   }
   for (Call& call : calls) call.unstage();
 }
 
-void leave_to_peers_if_failed(const Communicator& communicator, const Calls& calls) {
-  if (!communicator.failure_kind()) return;
+void leave_to_peers_if_failed(const GroupCommunicator& group, const Calls& calls) {
+  if (!group.failure_kind()) return;
   for (const Call& call : calls) call.leave_to_peers();
 }
 
@@ -57,8 +53,8 @@ bool all_direct(const Calls& calls) {
   return std::all_of(calls.begin(), calls.end(), [](const Call& call) { return call.direct(); });
 }
 
-/// Calls under way on the progress thread. Whatever becomes of it, its work is
-/// completed. It must not own the communicator, whose thread destroys it.
+/// Calls under way on the progress thread. It always completes its work, also if it is dropped. It
+/// must not own the communicator, whose thread destroys it.
 class Job {
  public:
   Job(c10::intrusive_ptr<DreamWork> work, Calls calls, std::chrono::milliseconds timeout,
@@ -77,16 +73,16 @@ class Job {
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
 
-  void run(Communicator& communicator, HierarchicalCommunicator* hier) {
+  void run(GroupCommunicator& group) {
     std::exception_ptr error;
     try {
       const auto deadline = deadline_after(timeout_, timeout_);
-      std::optional<AsCaller> as_caller;  // staging is torch's matter
+      std::optional<AsCaller> as_caller;  // staging runs torch's operations
       if (!all_direct(calls_)) as_caller.emplace(*work_->caller());
-      run_parts(communicator, hier, calls_, deadline, {});
+      run_parts(group, calls_, deadline, {});
     } catch (...) {
       error = current_as_torch();
-      leave_to_peers_if_failed(communicator, calls_);
+      leave_to_peers_if_failed(group, calls_);
     }
     finish(error);
   }
@@ -109,16 +105,16 @@ class Job {
 
 bool DreamBackend::serves(const Tensor& tensor) const {
   if (shares(tensor)) return true;
-  if (!device_ || !tensor.defined()) return false;
+  if (!tensor.defined() || !devices_->handles(tensor)) return false;
   require_open();
-  return device_->serves(tensor, std::nullopt);
+  return devices_->serves(tensor, std::nullopt);
 }
 
 bool DreamBackend::serves(const Site& site, const Tensor& tensor, const c10d::ReduceOp& op) const {
   if (shares(tensor)) return true;
-  if (!device_ || !tensor.defined()) return false;
+  if (!tensor.defined() || !devices_->handles(tensor)) return false;
   require_open();
-  return device_->serves(tensor, plainly(op, tensor, site));
+  return devices_->serves(tensor, plainly(op, tensor, site));
 }
 
 bool DreamBackend::serves_all(const Site& site, const TensorList& tensors,
@@ -147,7 +143,7 @@ WorkPtr DreamBackend::issue(const Plan& plan, Calls& calls) {
   try {
     run_here(calls, deadline_after(plan.timeout, timeout()));
   } catch (...) {
-    leave_to_peers_if_failed(*comm_, calls);
+    leave_to_peers_if_failed(*cpu_, calls);
     std::rethrow_exception(current_as_torch());
   }
   work->complete_unshared();
@@ -158,17 +154,17 @@ WorkPtr DreamBackend::issue_on_device(const Plan& plan, Calls& calls) {
   require_open();
   require_turn(plan.label);
   sequence_.add(1);
-  return collect(device_->issue({.label = plan.label,
-                                 .inputs = plan.inputs,
-                                 .outputs = plan.outputs,
-                                 .deadline = deadline_after(plan.timeout, timeout()),
-                                 .async = plan.async || coalescing(),
-                                 .sequence = static_cast<uint64_t>(sequence_.read())},
-                                calls));
+  return collect(devices_->issue({.label = plan.label,
+                                  .inputs = plan.inputs,
+                                  .outputs = plan.outputs,
+                                  .deadline = deadline_after(plan.timeout, timeout()),
+                                  .async = plan.async || coalescing(),
+                                  .sequence = static_cast<uint64_t>(sequence_.read())},
+                                 calls));
 }
 
-/// Of a call that a signal's handler makes: its turn would come after that of the call in whose
-/// midst the handler runs, which waits for the handler.
+/// Refuses a call that a signal's handler makes: it would wait for the call that the handler
+/// interrupted, which waits for the handler.
 void DreamBackend::require_turn(const OpLabel& label) const {
   TORCH_CHECK_WITH(DistBackendError, handling_.read() == 0 || !on_main_thread(), label.name(),
                    " on rank ", rank_, " of ", size_, " was called by a signal's handler while ",
@@ -177,23 +173,20 @@ void DreamBackend::require_turn(const OpLabel& label) const {
 }
 
 void DreamBackend::run_here(Calls& calls, Clock::time_point deadline) {
-  if (calls.size() == 1 && calls[0].direct() && !hierarchical_) {
-    comm_->run(calls[0].request(deadline, 0), interrupt_);
+  if (calls.size() == 1 && calls[0].direct()) {
+    cpu_->run(calls[0].request(deadline, 0), interrupt_);
     return;
   }
-  comm_->run_in_turn([&] { run_parts(*comm_, hierarchical_.get(), calls, deadline, interrupt_); },
-                     interrupt_);
+  cpu_->run_in_turn([&] { run_parts(*cpu_, calls, deadline, interrupt_); }, interrupt_);
 }
 
 WorkPtr DreamBackend::run_later(const Plan& plan, Calls& calls) {
   auto work = c10::make_intrusive<DreamWork>(rank_, plan.label, plan.inputs, plan.outputs,
-                                             callback_threads_, comm_);
+                                             callback_threads_, cpu_);
   work->set_sequence(static_cast<uint64_t>(sequence_.read()));
   const ProfiledWork::Record shown = work->take_record();
   auto job = std::make_shared<Job>(work, std::move(calls), timeout_of(plan.timeout), outstanding_);
-  comm_->submit([job, communicator = comm_.get(), hier = hierarchical_.get()] {
-    job->run(*communicator, hier);
-  });
+  cpu_->submit([job, group = cpu_.get()] { job->run(*group); });
   return work;
 }
 
@@ -205,8 +198,8 @@ WorkPtr DreamBackend::forward_to(const std::string& device_type,
   return together ? work : collect(work);
 }
 
-/// Whether calls are being coalesced; then `inner` is told, too. NCCL must know
-/// that these calls belong together: one at a time they deadlock.
+/// Whether calls are being coalesced; then `inner` coalesces, too. NCCL must start
+/// such calls together: one at a time they deadlock.
 bool DreamBackend::join_coalescing(const Fallback::Inner& inner) {
   const std::scoped_lock lock(coalescing_mutex_);
   if (!coalescing_) return false;
@@ -228,8 +221,8 @@ WorkPtr DreamBackend::collect(WorkPtr work) {
 void DreamBackend::startCoalescing() {
   std::optional<Coalescing> abandoned;
   {
-    // One that was started before and not ended: torch leaves it so when a call
-    // inside of it raises. The calls before that one are under way.
+    // A batch that was not ended: torch leaves it so when a call inside of it raises. The calls
+    // before that one are under way.
     const std::scoped_lock lock(coalescing_mutex_);
     abandoned.swap(coalescing_);
     coalescing_.emplace();
@@ -239,7 +232,7 @@ void DreamBackend::startCoalescing() {
   for (const Fallback::Inner& inner : abandoned->inners) inner->endCoalescing();
 }
 
-void DreamBackend::give_up_coalescing() {
+void DreamBackend::cancel_coalescing() {
   std::optional<Coalescing> abandoned;
   {
     const std::scoped_lock lock(coalescing_mutex_);
@@ -247,7 +240,7 @@ void DreamBackend::give_up_coalescing() {
     coalesces_.set(0);
   }
   if (!abandoned) return;
-  GroupWork(std::move(abandoned->works)).give_up();
+  GroupWork(std::move(abandoned->works)).cancel();
   for (const Fallback::Inner& inner : abandoned->inners) inner->endCoalescing();
 }
 
@@ -256,7 +249,7 @@ WorkPtr DreamBackend::endCoalescing() {
     if (const std::exception_ptr error = refused()) std::rethrow_exception(error);
     send_put_off();
   } catch (...) {
-    give_up_coalescing();
+    cancel_coalescing();
     throw;
   }
   std::optional<Coalescing> collected;

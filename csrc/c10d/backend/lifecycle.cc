@@ -1,7 +1,7 @@
-// The life of a group: asked about, and ended.
+// Queries about a group, and its end.
 #include <ATen/ops/empty.h>
 
-#include <numeric>
+#include <utility>
 
 #include "c10d/backend/backend.h"
 #include "c10d/base/convert.h"
@@ -38,13 +38,12 @@ DreamBackend::~DreamBackend() { release_resources(); }
 
 void DreamBackend::release_resources() {
   if (!process_.at_home()) {
-    // A forked child has the group's memory but not its threads: let go of both
-    // without ending them, as ending them would end the parent's group.
-    new auto(std::move(device_));
-    new auto(std::move(hierarchical_));
+    // A forked child has the group's memory but not its threads. It leaks both, as ending them
+    // would end the parent's group.
+    new auto(std::exchange(devices_, std::make_unique<NoDevices>()));
+    new auto(std::move(cpu_));
     new auto(std::move(liveness_));
     new auto(std::move(worker_));
-    new auto(std::move(comm_));
     new auto(std::move(callback_threads_));
     new auto(fallback_.close());
     return;
@@ -55,11 +54,10 @@ void DreamBackend::release_resources() {
     } catch (const std::exception& error) {
       TORCH_WARN("dreamcomm: closing a group failed: ", error.what());
     }
-    device_.reset();
-    hierarchical_.reset();  // its calls have ended; it uses what follows
+    devices_ = std::make_unique<NoDevices>();  // first: its kernels' group uses the others
+    cpu_.reset();
     liveness_.reset();
     worker_.reset();
-    comm_.reset();
     heap_.reset();
     exit_hook_.reset();
     callbacks_ = {};
@@ -70,9 +68,12 @@ void DreamBackend::release_resources() {
 
 c10::intrusive_ptr<c10d::Backend::Options> DreamBackend::getBackendOptions() { return options_; }
 
-void DreamBackend::require_one_host(const char* what) const {
-  TORCH_CHECK_VALUE(!hierarchical_, what, " of groups within one host; this one spans ",
-                    hierarchical_ ? hierarchical_->describe() : "");
+Communicator& DreamBackend::single_host(const char* what) const {
+  try {
+    return cpu_->single_host(what);
+  } catch (...) {
+    std::rethrow_exception(current_as_torch());
+  }
 }
 
 void DreamBackend::setTimeout(milliseconds given) {
@@ -81,11 +82,8 @@ void DreamBackend::setTimeout(milliseconds given) {
                     timeout.count(), " ms");
   timeout_ms_.set(timeout.count());
   options_->timeout = timeout;
-  const auto pass_on = [timeout](auto& inner) {
-    if constexpr (requires { inner.setTimeout(timeout); }) inner.setTimeout(timeout);
-  };
-  for (const Fallback::Inner& inner : fallback_.all()) pass_on(*inner);
-  if (const Fallback::Inner engine = device_ ? device_->engine() : nullptr) pass_on(*engine);
+  for (const Fallback::Inner& inner : fallback_.all()) set_timeout_of(*inner, timeout);
+  devices_->set_timeout(timeout);
 }
 
 uint64_t DreamBackend::getSequenceNumberForGroup() {
@@ -93,10 +91,10 @@ uint64_t DreamBackend::getSequenceNumberForGroup() {
 }
 
 c10d::ErrorType DreamBackend::getError() {
-  if (!comm_) return fallback_.get("cpu")->getError();
-  std::optional<ErrorKind> kind = comm_->failure_kind();
-  if (!kind && device_) {
-    if (const std::optional<Error> failed = device_->failure()) kind = failed->kind();
+  if (!cpu_) return fallback_.get("cpu")->getError();
+  std::optional<ErrorKind> kind = cpu_->failure_kind();
+  if (!kind) {
+    if (const std::optional<Error> failed = devices_->failure()) kind = failed->kind();
   }
   return kind ? to_error_type(*kind) : c10d::ErrorType::SUCCESS;
 }
@@ -115,109 +113,70 @@ void DreamBackend::require_open() const {
 
 bool DreamBackend::supportsTensorAlloc(c10::DeviceIndex index) {
   const bool on_cpu = index < 0;  // the devices with an index are accelerators
-  return on_cpu || (device_ && device_->allocates());
+  return on_cpu || devices_->allocates();
 }
 
 at::Tensor DreamBackend::allocateTensor(long size, at::TensorOptions options) {
-  const bool on_device = device_ && options.device().type() == device_->type();
+  const bool on_device = devices_->handles(options.device());
   TORCH_CHECK_VALUE(options.device().is_cpu() || on_device, "rank ", rank_,
                     ": dreamcomm allocates tensors on cpu, and on cuda with its option cuda, got ",
                     options.device());
   TORCH_CHECK_VALUE(size >= 0, "rank ", rank_, ": expected a size from 0 on, got ", size);
   require_open();
-  if (on_device) return device_->allocate(size, options);
+  if (on_device) return devices_->allocate(size, options);
   return heap_ ? allocate_tensor(*heap_, size, options) : at::empty({size}, options);
 }
 
-bool DreamBackend::holds(const Tensor& tensor) const { return device_ && device_->holds(tensor); }
+bool DreamBackend::holds(const Tensor& tensor) const { return devices_->holds(tensor); }
 
 std::array<Traffic, kKinds> DreamBackend::traffic() const {
   require_home();  // the counters lie in memory that children do not have
-  if (!comm_) return {};
-  std::array<Traffic, kKinds> all = comm_->traffic();
-  if (!hierarchical_) return all;
-  for (std::size_t i = 0; i < all.size(); ++i) {  // of calls the group's, not their parts
-    const auto kind = static_cast<Kind>(i);
-    const bool is_message = kind == Kind::kSend || kind == Kind::kRecv;
-    const auto calls = static_cast<std::uint64_t>(comm_->whole().tallies[i].calls.read());
-    all[i].calls = calls + (is_message ? all[i].calls : 0);
-  }
-  return all;
+  return cpu_ ? cpu_->traffic() : std::array<Traffic, kKinds>{};
 }
 
-std::array<WireTraffic, kKinds> DreamBackend::traffic_between() const {
-  std::array<WireTraffic, kKinds> all{};
-  if (hierarchical_) all = hierarchical_->traffic();
-  const std::array<WireTraffic, kKinds> on_devices =
-      device_ ? device_->traffic() : std::array<WireTraffic, kKinds>{};
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    all[i].sent += on_devices[i].sent;
-    all[i].received += on_devices[i].received;
+std::optional<std::array<WireTraffic, kKinds>> DreamBackend::traffic_between() const {
+  std::optional<std::array<WireTraffic, kKinds>> all = cpu_ ? cpu_->wire_traffic() : std::nullopt;
+  if (!all) return all;
+  const std::array<WireTraffic, kKinds> on_devices = devices_->traffic();
+  for (std::size_t i = 0; i < all->size(); ++i) {
+    (*all)[i].sent += on_devices[i].sent;
+    (*all)[i].received += on_devices[i].received;
   }
   return all;
 }
 
 std::string DreamBackend::transport() const {
-  if (hierarchical_) return hierarchical_->describe();
-  return comm_ ? comm_->transport() : concat("gloo, as no memory is shared: ", reason_);
+  return cpu_ ? cpu_->describe() : concat("gloo, as no memory is shared: ", reason_);
 }
 
 bool DreamBackend::has_ended(int rank) const {
   require_rank(Site{"has_ended", rank_, size_}, "rank", rank);
-  const std::optional<int> index = near(rank);
-  return comm_ && index && comm_->has_ended(*index);
+  return cpu_ && cpu_->has_ended(rank);
 }
 
 std::vector<std::vector<int>> DreamBackend::hosts() const {
-  std::vector<std::vector<int>> found;
-  if (!comm_) return found;
-  if (!hierarchical_) {
-    std::vector<int>& all = found.emplace_back(static_cast<std::size_t>(size_));
-    std::iota(all.begin(), all.end(), 0);
-    return found;
-  }
-  const Topology& all = hierarchical_->topology();
-  for (int host = 0; host < all.hosts(); ++host) {
-    const std::span<const int> ranks = all.ranks(host);
-    found.emplace_back(ranks.begin(), ranks.end());
-  }
-  return found;
-}
-
-std::optional<LevelCosts> DreamBackend::level_costs() const {
-  return hierarchical_ ? std::optional(hierarchical_->costs()) : std::nullopt;
+  return cpu_ ? cpu_->hosts() : std::vector<std::vector<int>>();
 }
 
 std::string DreamBackend::explain(Kind kind, std::size_t bytes, bool in_heaps) const {
-  if (!comm_) {
+  if (!cpu_) {
     return concat(name(kind), " of ", bytes,
                   " bytes: torch's own group carries it, Gloo for tensors on cpu and NCCL on "
                   "cuda, because the ranks share no memory: ",
                   reason_);
   }
   const std::string heap = heap_ ? heap_->describe() : concat("none: ", no_heap_);
-  if (hierarchical_) {
-    return concat(hierarchical_->explain(kind, bytes), hosts_words_,
-                  "\n  (heap of this rank: ", heap,
-                  ")\n  (tensors on cuda: ", words_on_devices(kind, bytes), ')');
-  }
-  return concat(comm_->explain(kind, bytes, in_heaps), "\n  (costs: ", costs_words_,
-                ")\n  (heap of this rank: ", heap,
-                ")\n  (tensors on cuda: ", words_on_devices(kind, bytes),
+  return concat(cpu_->explain(kind, bytes, in_heaps), setup_words_,
+                "\n  (heap of this rank: ", heap,
+                ")\n  (tensors on cuda: ", devices_->explain(kind, bytes),
                 "; sparse all_reduce goes to Gloo)");
 }
 
-std::string DreamBackend::words_on_devices(Kind kind, std::size_t bytes) const {
-  if (!device_) return "torch's own NCCL group, as the option cuda says";
-  return concat(device_->describe(), device_->explain(kind, bytes),
-                "; what it does not do goes to torch's own NCCL group");
-}
-
 std::optional<std::string> DreamBackend::failure() const {
-  if (!comm_) return std::nullopt;
-  std::optional<std::string> failed = comm_->failure();
-  if (!failed && device_) {
-    if (const std::optional<Error> error = device_->failure()) failed = error->what();
+  if (!cpu_) return std::nullopt;
+  std::optional<std::string> failed = cpu_->failure();
+  if (!failed) {
+    if (const std::optional<Error> error = devices_->failure()) failed = error->what();
   }
   return failed;
 }
@@ -226,25 +185,22 @@ void DreamBackend::abort() { abort_for("abort() was called"); }
 
 void DreamBackend::abort_for(const std::string& reason) {
   if (!process_.at_home()) return;
-  if (comm_) comm_->abort(reason);
-  if (hierarchical_) hierarchical_->give_up(reason);
-  if (device_) device_->abort();
+  if (cpu_) cpu_->abort(reason);
+  devices_->abort();
   for (const Fallback::Inner& inner : fallback_.all()) inner->abort();
 }
 
 void DreamBackend::shutdown() {
   if (!process_.at_home()) return;
-  // The excluded ranks do not come to close a group that was shrunk.
+  // A shrunk group is closed alone: the excluded ranks take no part.
   without_gil([this] { close(shrunk_.read() != 0); });
 }
 
 void DreamBackend::close_at_exit() {
   if (!process_.at_home()) return;
   const int left = outstanding_->count();
-  if (comm_ && left > 0) {
-    const std::string reason = concat("the process exits with ", left, " calls under way");
-    comm_->abort(reason);
-    if (hierarchical_) hierarchical_->give_up(reason);
+  if (cpu_ && left > 0) {
+    cpu_->abort(concat("the process exits with ", left, " calls under way"));
   }
   without_gil([this] {
     close(true);
@@ -252,7 +208,7 @@ void DreamBackend::close_at_exit() {
   });
 }
 
-/// Once, and before the group is shut down, which makes it look failed.
+/// Reports once, before the shutdown, after which the group looks failed.
 void DreamBackend::report() {
   if (!options_->log || !recorder_ || !callbacks_.report || reported_.read() != 0) return;
   reported_.set(1);
@@ -266,12 +222,13 @@ void DreamBackend::wait_for_calls() {
 void DreamBackend::close(bool alone) {
   closed_.set(1);
   wait_for_calls();
-  if (device_) device_->close(!alone);
+  devices_->close(!alone);
   report();
   if (recorder_) recorder_->end();
-  if (hierarchical_ && !failure()) hierarchical_->stay_until_heard();
-  if (comm_) comm_->shutdown();
-  if (hierarchical_) hierarchical_->close();
+  if (cpu_) {
+    if (!failure()) cpu_->linger();
+    cpu_->shutdown();
+  }
   callback_threads_->stop();
   for (const Fallback::Inner& inner : fallback_.close()) inner->shutdown();
 }

@@ -1,4 +1,4 @@
-// Messages between two ranks: always asynchronous, the work waits for its ticket.
+// Messages between two ranks: always asynchronous, the work waits for its completion.
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -61,7 +61,7 @@ void DreamBackend::send_put_off() {
   std::map<int, c10::Device> peers;
   for (const Message& message : messages) peers.emplace(message.peer, message.tensor.device());
   for (const auto& [peer, device] : peers) {
-    if (const std::optional<int> index = near(peer)) device_->meets_with(*index, device);
+    devices_->connects_with(peer, device);
   }
   for (const Message& message : messages) {
     const c10::StreamGuard on(*message.stream);
@@ -69,16 +69,9 @@ void DreamBackend::send_put_off() {
   }
 }
 
-std::optional<int> DreamBackend::near(int rank) const {
-  if (!hierarchical_) return rank;
-  const Topology& all = hierarchical_->topology();
-  return all.host_of(rank) == all.host_of(rank_) ? std::optional(all.index_of(rank)) : std::nullopt;
-}
-
 WorkPtr DreamBackend::message_on_device(const Message& message) {
   const Tensor& tensor = message.tensor;
-  const std::optional<int> peer = near(message.peer);
-  if (!peer || !device_->meets_with(*peer, tensor.device())) {
+  if (!devices_->connects_with(message.peer, tensor.device())) {
     return forward_message(tensor, [&](c10d::Backend& inner) {
       TensorList tensors{tensor};
       return message.sends ? inner.send(tensors, message.peer, message.tag)
@@ -91,8 +84,8 @@ WorkPtr DreamBackend::message_on_device(const Message& message) {
                         .deadline = deadline_after(c10d::kUnsetTimeout, timeout()),
                         .async = true,
                         .sequence = static_cast<uint64_t>(sequence_.read())};
-  return collect(message.sends ? device_->send(plan, tensor, *peer)
-                               : device_->receive(plan, tensor, *peer));
+  return collect(message.sends ? devices_->send(plan, tensor, message.peer)
+                               : devices_->receive(plan, tensor, message.peer));
 }
 
 WorkPtr DreamBackend::carry(const Message& message) {
@@ -101,8 +94,8 @@ WorkPtr DreamBackend::carry(const Message& message) {
   return message_on_device(message);
 }
 
-/// A message that is refused while calls are coalesced is so at their end, and no message behind it
-/// is begun. (An exception of torch's own, or Ctrl-C, leaves it at once:
+/// Postpones the error of a message in a batch to the batch's end; the messages behind it are not
+/// begun. (An exception of torch's own, or Ctrl-C, escapes at once:
 /// dreamcomm/_torch/coalescing.py.)
 template <typename Act>
 WorkPtr DreamBackend::part_of_batch(Act&& act) {
@@ -133,7 +126,7 @@ WorkPtr DreamBackend::recv(TensorList& tensors, int src, int tag) {
 
 WorkPtr DreamBackend::send_one(const Tensor& tensor, int dst, int tag) {
   const Site site = at(kSend);
-  if (device_ && device_->may_carry(tensor)) {
+  if (devices_->handles(tensor)) {
     require_peer(site, "dst", dst);
     require_tag(site, tag);
     require_dense(site, "tensor", tensor);
@@ -155,14 +148,11 @@ WorkPtr DreamBackend::send_one(const Tensor& tensor, int dst, int tag) {
     copy_into(memory, tensor);
   }
   const Block block = read_from(memory);
-  auto work = c10::make_intrusive<MessageWork>(rank_, kSend, tensor, callback_threads_, comm_);
+  auto work = c10::make_intrusive<MessageWork>(rank_, kSend, tensor, callback_threads_, cpu_);
   const ProfiledWork::Record shown = work->take_record();
   try {
     const Clock::time_point deadline = deadline_after(c10d::kUnsetTimeout, timeout());
-    auto completion = hierarchical_
-                          ? hierarchical_->send(cargo_of(memory, block), dst, number, deadline)
-                          : comm_->send(block, dst, number, deadline);
-    work->follow(std::move(completion), [memory] {});
+    work->follow(cpu_->send(cargo_of(memory, block), dst, number, deadline), [memory] {});
   } catch (...) {
     std::rethrow_exception(current_as_torch());
   }
@@ -171,7 +161,7 @@ WorkPtr DreamBackend::send_one(const Tensor& tensor, int dst, int tag) {
 
 WorkPtr DreamBackend::receive_one(const Tensor& tensor, int src, int tag) {
   const Site site = at(kRecv);
-  if (device_ && device_->may_carry(tensor)) {
+  if (devices_->handles(tensor)) {
     require_peer(site, "src", src);
     require_tag(site, tag);
     require_writable(site, "tensor", tensor);
@@ -204,13 +194,11 @@ WorkPtr DreamBackend::receive(const OpLabel& label, const Tensor& tensor, std::o
   const bool plain = is_plain(tensor);
   const Tensor memory = plain ? tensor : blank_like(tensor);
   const Block block = written_to(memory);
-  auto work = c10::make_intrusive<MessageWork>(rank_, label, tensor, callback_threads_, comm_);
+  auto work = c10::make_intrusive<MessageWork>(rank_, label, tensor, callback_threads_, cpu_);
   const ProfiledWork::Record shown = work->take_record();
   try {
     const Clock::time_point deadline = deadline_after(c10d::kUnsetTimeout, timeout());
-    auto completion =
-        hierarchical_ ? hierarchical_->receive(cargo_of(memory, block), source, number, deadline)
-                      : comm_->receive(block, source, number, deadline);
+    auto completion = cpu_->receive(cargo_of(memory, block), source, number, deadline);
     work->follow(std::move(completion), [plain, tensor, memory] {
       if (!plain) copy_into(tensor, memory);
     });

@@ -1,4 +1,4 @@
-// The ranks that stay make a smaller group, also after the others were lost.
+// shrink_group(): the ranks that stay make a smaller group, also after the others were lost.
 #include <algorithm>
 #include <functional>
 #include <numeric>
@@ -19,7 +19,7 @@ using std::chrono::milliseconds;
 constexpr int kShrinkDefault = 0;
 constexpr int kShrinkAbort = 1;
 
-/// How often a rank looks for what the others have said.
+/// How often a rank looks for what the others have posted.
 constexpr milliseconds kLook{10};
 
 /// "[0, 2]"
@@ -53,8 +53,8 @@ std::vector<int> others(const std::vector<int>& ranks, int size) {
   return all;
 }
 
-/// Those that stay tell each other whom they exclude: ranks that differ in that would
-/// wait for each other in vain, or make two groups of one.
+/// The ranks that stay post the ranks they exclude. Without agreement they would wait for each
+/// other until the timeout, or make two groups of one.
 class Agreement {
  public:
   /// `attempt`: this rank's count of them, which need not be its peers'. `past`: what the last
@@ -72,15 +72,15 @@ class Agreement {
   }
 
   /// Throws Error unless all that stay exclude the same ranks. Returns a name that no earlier
-  /// attempts of these ranks had. `has_ended`: of a rank's process.
+  /// attempts of these ranks had. `has_ended`: whether a rank's process has.
   std::string reach(milliseconds timeout, const std::function<bool(int rank)>& has_ended) {
     const Clock::time_point deadline = deadline_in(Clock::now(), timeout);
     store_.set(key(site_.rank), own_);
     while (true) {
-      // All anew: one that has agreed may have been interrupted since, and have begun again.
+      // Asks all again: a rank that had agreed may have been interrupted and have begun anew.
       std::vector<int> silent = others(excluded_, site_.size);
       std::erase_if(silent, [this](int rank) { return has_agreed(rank); });
-      // Of these none should say anything; one that does has excluded others.
+      // An excluded rank should post nothing; one that does excludes other ranks.
       for (const int rank : excluded_) has_agreed(rank);
       if (silent.empty()) return name();
       std::vector<int> ended = silent;
@@ -96,8 +96,8 @@ class Agreement {
     }
   }
 
-  /// After an attempt that came to nothing: nobody shall take it for one that still goes on.
-  /// Returns what all ranks have said until now.
+  /// Marks a failed attempt as over, so that no rank takes it for one under way. Returns what all
+  /// ranks have posted until now.
   std::vector<std::string> withdraw() {
     store_.set(key(site_.rank), concat(own_, kOver));
     std::vector<std::string> found(said_.size());
@@ -108,7 +108,8 @@ class Agreement {
   }
 
  private:
-  /// One that has agreed and given up since waited for the others, as this rank does.
+  /// The ranks to name: first those that never agreed. One that agreed and stopped since had waited
+  /// for the others, as this rank does.
   std::vector<int> blamed(const std::vector<int>& silent) const {
     std::vector<int> never = silent;
     std::erase_if(never, [this](int rank) { return met_[at(rank)]; });
@@ -124,8 +125,8 @@ class Agreement {
     return said.ends_with(kOver) ? said.substr(0, said.size() - kOver.size()) : said;
   }
 
-  /// INVARIANT: a rank that is taken to agree has said so in an attempt that was not over. What
-  /// was known when this rank's last attempt ended is no reason to end this one, too.
+  /// INVARIANT: a rank that is taken to agree has posted so in an attempt that was not over. A
+  /// contradiction that ended this rank's last attempt does not end this one.
   bool has_agreed(int rank) {
     if (!store_.has(key(rank))) return false;
     const std::string found = store_.get(key(rank), kLook);
@@ -153,10 +154,10 @@ class Agreement {
   const std::string own_;
   std::vector<std::string> past_;
   std::vector<std::string> said_;
-  std::vector<bool> met_;  // who agreed while this rank was there, and may have given up since
+  std::vector<bool> met_;  // the ranks that agreed during this attempt, and may have stopped since
 };
 
-/// A store that cannot be reached any more has gone with the process that served it.
+/// Runs `talk`, and explains why the store does not answer: the process that served it has ended.
 template <typename Talk>
 void talk_through_store(const Site& site, Talk&& talk) {
   const auto lost = [&](const c10::DistError& error) {
@@ -188,7 +189,7 @@ c10::intrusive_ptr<c10d::Backend> DreamBackend::shrink(
   TORCH_CHECK_VALUE(shrink_flags == kShrinkDefault || shrink_flags == kShrinkAbort, site,
                     "expected 'shrink_flags' to be SHRINK_DEFAULT (0) or SHRINK_ABORT (1), got ",
                     shrink_flags);
-  require_one_host("shrink_group serves the ranks");
+  if (cpu_) single_host("shrink_group serves the ranks");
   const std::vector<int> excluded = require_excludable(site, ranks_to_exclude);
   const std::vector<int> stay = others(excluded, size_);
   auto options = options_for(stay, opts_override);
@@ -212,7 +213,7 @@ c10::intrusive_ptr<c10d::Backend> DreamBackend::shrink(
         throw;  // nothing can be withdrawn
       } catch (const c10::DistStoreError&) {
         throw;
-      } catch (...) {  // somebody did not come, or Ctrl-C
+      } catch (...) {  // a rank is missing, or Ctrl-C
         said_at_shrinks_ = agreement.withdraw();
         throw;
       }
@@ -222,11 +223,11 @@ c10::intrusive_ptr<c10d::Backend> DreamBackend::shrink(
   return made;
 }
 
-/// Of a rank that has agreed to make a smaller group, and died.
+/// Why a rank that had agreed to make a smaller group does not, if it died.
 std::string DreamBackend::why_ended(int rank) const {
   if (!has_ended(rank)) return "";
   return concat("the process of rank ", rank, " of the group that shrinks has ended, where it ",
-                comm_->does(rank));
+                cpu_->does(rank));
 }
 
 c10::intrusive_ptr<DreamOptions> DreamBackend::options_for(

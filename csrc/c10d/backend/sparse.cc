@@ -1,4 +1,4 @@
-// all_reduce of sparse tensors: Gloo's, after the ranks have met here.
+// all_reduce of sparse tensors: Gloo's, after the ranks have compared their calls here.
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 namespace dreamcomm {
 namespace {
 
-constexpr int64_t kRoom = 256;  // bytes of what a rank says of its tensor
+constexpr int64_t kRoom = 256;  // bytes of a tensor's description
 
 std::string described(const at::Tensor& tensor) {
   return c10::str(type_name(tensor.scalar_type()), " of shape ", tensor.sizes(), " in the layout ",
@@ -26,8 +26,8 @@ std::string text_of(const at::Tensor& row) {
 
 }  // namespace
 
-/// Gloo would wait for a rank that makes another call, is late or dead, until its timeout, and not
-/// say for which. Here that is told as of any call.
+/// Compares what the ranks call. Gloo would wait until its timeout for a rank that makes another
+/// call, is late or dead, and would not name it; here the error does, as in any call.
 void DreamBackend::agree_on_sparse(const Tensor& tensor, const c10d::AllreduceOptions& opts) {
   const Site site = at(kAllReduce);
   Reduction reduction = to_reduction(opts.reduceOp, tensor.scalar_type(), site);
@@ -51,7 +51,7 @@ void DreamBackend::agree_on_sparse(const Tensor& tensor, const c10d::AllreduceOp
 
 WorkPtr DreamBackend::reduce_sparse(TensorList& tensors, const c10d::AllreduceOptions& opts) {
   const Tensor& tensor = only(at(kAllReduce), "tensors", tensors);
-  if (comm_ && tensor.device().is_cpu() && !coalescing()) agree_on_sparse(tensor, opts);
+  if (cpu_ && tensor.device().is_cpu() && !coalescing()) agree_on_sparse(tensor, opts);
   return forward(tensor, [&](c10d::Backend& inner) { return inner.allreduce(tensors, opts); });
 }
 

@@ -46,8 +46,8 @@ at::Tensor blank_like(const at::Tensor& tensor) {
   return at::empty_like(tensor, tensor.options(), at::MemoryFormat::Contiguous);
 }
 
-// Torch counts each write to a tensor, for autograd. An inference tensor has no count, so that
-// torch lets it be written in inference mode alone; a result goes there wherever the call is made.
+// Torch counts each write to a tensor, for autograd. An inference tensor has no count, so torch
+// lets it be written only in inference mode; here a result is written there in either mode.
 void copy_into(const at::Tensor& dst, const at::Tensor& src) {
   std::optional<c10::InferenceMode> uncounted;
   if (dst.is_inference() && !c10::InferenceMode::is_enabled()) uncounted.emplace();

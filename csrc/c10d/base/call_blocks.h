@@ -34,11 +34,11 @@ class Call {
   /// In the call's turn, before its request: earlier calls may write its inputs.
   void stage();
   void unstage();
-  /// After the group has failed in this call: its tensors in the shared heap are not used
-  /// again there, as a late peer may still write them. Others are not reached by peers.
+  /// After the group has failed in this call: retires its tensors in the shared heap, as a late
+  /// peer may still write there. Peers cannot reach other tensors.
   void leave_to_peers() const;
-  /// The call's memory on a device is in use until `stream` has come so far.
-  /// But for memory of which `is_registered` says that torch's allocators do not know it.
+  /// Marks the call's memory on a device as in use until `stream` has reached this point. Skips
+  /// memory that `is_registered` accepts: torch's allocators do not know it.
   using IsRegistered = std::function<bool(const void*)>;
   void used_on(const c10::Stream& stream, const IsRegistered& is_registered) const;
   bool any_registered(const IsRegistered& is_registered) const;

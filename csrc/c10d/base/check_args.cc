@@ -14,7 +14,7 @@
 namespace dreamcomm {
 namespace {
 
-/// How many elements lie before the tensor's last one, from its first on. Of a tensor that has any.
+/// How many elements lie before the tensor's last one, from its first on. The tensor must have one.
 std::int64_t last_element(const at::Tensor& tensor) {
   std::int64_t last = 0;
   for (std::int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);

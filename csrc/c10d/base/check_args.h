@@ -10,7 +10,7 @@
 
 namespace dreamcomm {
 
-/// Who makes which call.
+/// A call, and the rank that makes it.
 struct Site {
   const char* call;
   int rank;
@@ -42,7 +42,7 @@ int require_rank(const Site& site, const char* argument, std::int64_t rank);
 std::vector<std::size_t> split_bytes(const Site& site, const char* argument,
                                      const at::Tensor& tensor, c10::ArrayRef<std::int64_t> splits);
 
-/// Whether the memory of two tensors meets.
+/// Whether two tensors share memory.
 bool overlap(const at::Tensor& a, const at::Tensor& b);
 
 /// Whether two of the tensors share memory.

@@ -138,8 +138,8 @@ namespace {
 /// What Gloo says of a lost peer: programs that restart ranks search an error's text for it.
 constexpr const char* kLost = "Connection closed by peer";
 
-/// Whether a rank has gone. The same kind of error tells of ranks that do not come to a group at
-/// all, as their options differ: a program that restarts ranks then would do so for ever.
+/// Whether a rank was lost. The same kind of error reports ranks that never joined a group, as
+/// their options differ: a program that restarts ranks for that would do so without end.
 bool tells_of_loss(std::string_view text) {
   constexpr std::array kWords =
       std::to_array<std::string_view>({"has ended", "has left the group", "has aborted the group",

@@ -44,7 +44,7 @@ std::chrono::steady_clock::time_point deadline_after(std::chrono::milliseconds t
                                                      std::chrono::milliseconds fallback);
 
 /// The exception torch shows to Python for `error`: ValueError for the caller's
-/// mistakes, DistBackendError for what befell the group.
+/// mistakes, DistBackendError for the group's errors.
 std::exception_ptr to_torch(const Error& error);
 
 /// The current exception as torch's kind; anything but Error stays as it is.

@@ -1,5 +1,4 @@
-// What the backend asks of the interpreter: signals, and never to wait with the
-// GIL held.
+// The interpreter's signals, and waits without the GIL.
 #pragma once
 
 #include <exception>
@@ -14,8 +13,8 @@ bool on_main_thread();
 /// they raised (Ctrl-C: KeyboardInterrupt) as a Python exception.
 void check_signals();
 
-/// Whether `error` is Python's and nothing that a failed call raises: Ctrl-C, what a
-/// signal's handler raised, a mistake.
+/// Whether `error` is Python's own, not a failed call's: Ctrl-C, an exception of a signal's
+/// handler, a mistake.
 bool is_foreign(const std::exception& error);
 
 /// Runs `wait` with the GIL released if this thread holds it.

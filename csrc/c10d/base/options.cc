@@ -15,7 +15,7 @@ namespace dreamcomm {
 namespace {
 
 constexpr std::size_t kMost = std::size_t{1} << 30;
-/// What the system refuses is done without: this only keeps sums of sizes from overflowing.
+/// Keeps sums of sizes from overflowing; memory that the system refuses is done without.
 constexpr std::size_t kMostHeap = std::size_t{1} << 60;
 
 /// Setting a group up may take this long, whatever its timeout.
@@ -27,7 +27,7 @@ void require_bytes(const char* option, std::size_t bytes, std::size_t least,
                     " from ", least, " to ", most, ", got ", bytes);
 }
 
-/// What stands between its commas; nothing in no text.
+/// The parts between a text's commas; none of an empty text.
 std::vector<std::string> names_in(const std::string& text) {
   std::vector<std::string> names;
   std::istringstream rest(text.empty() ? text : text + ',');
@@ -107,7 +107,7 @@ std::vector<std::string> hosts_of(const DreamOptions& options, int size) {
 }
 
 std::chrono::milliseconds rendezvous_timeout(std::chrono::milliseconds timeout) {
-  // A group for quick calls may still be slow to meet: processes start one by one.
+  // A group for quick calls may still be slow to set up: processes start one by one.
   return std::max(timeout, kLeastMeeting);
 }
 

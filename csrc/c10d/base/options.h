@@ -1,4 +1,4 @@
-// What a user may choose for a group.
+// The options of a group.
 #pragma once
 
 #include <string>
@@ -49,13 +49,13 @@ c10::intrusive_ptr<DreamOptions> own_options(
 /// names too few.
 std::vector<std::string> hosts_of(const DreamOptions& options, int size);
 
-/// How long ranks wait for each other to make a group, or on devices to meet.
+/// How long ranks wait for each other to make a group, or to bootstrap their devices.
 std::chrono::milliseconds rendezvous_timeout(const DreamOptions& options);
 std::chrono::milliseconds rendezvous_timeout(std::chrono::milliseconds timeout);
 
-/// Of that, what making the parts on each host takes at most, and Gloo's connecting the ranks of
-/// different hosts with it: those who wait for a rank that cannot connect are to hear why before
-/// their own time is over.
+/// The part of that time for connecting each host's ranks and, by Gloo, the nodes. It is shorter,
+/// so that ranks which wait for one that cannot connect get the reason before their own time is
+/// over.
 std::chrono::milliseconds time_to_connect(const DreamOptions& options);
 
 }  // namespace dreamcomm

@@ -19,6 +19,11 @@ Fallback::Inner Fallback::get(const std::string& device_type) {
   return inner;
 }
 
+void Fallback::set(const std::string& device_type, Inner inner) {
+  const std::scoped_lock lock(mutex_);
+  made_[device_type] = std::move(inner);
+}
+
 std::vector<Fallback::Inner> Fallback::all() const {
   const std::scoped_lock lock(mutex_);
   std::vector<Inner> inners;
@@ -33,6 +38,19 @@ std::vector<Fallback::Inner> Fallback::close() {
   factory_ = nullptr;
   made_.clear();
   return inners;
+}
+
+namespace {
+
+template <typename Backend>
+void pass_on(Backend& inner, std::chrono::milliseconds timeout) {
+  if constexpr (requires { inner.setTimeout(timeout); }) inner.setTimeout(timeout);
+}
+
+}  // namespace
+
+void set_timeout_of(c10d::Backend& inner, std::chrono::milliseconds timeout) {
+  pass_on(inner, timeout);
 }
 
 }  // namespace dreamcomm

@@ -1,6 +1,7 @@
-// The group of torch's own that serves what this one cannot: Gloo, NCCL.
+// Torch's own backends, Gloo and NCCL, which serve what this one does not.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -10,8 +11,8 @@
 
 namespace dreamcomm {
 
-/// Inner backends by device type ("cpu": Gloo, "cuda": NCCL), each made when it
-/// is first asked for. Thread-safe.
+/// Inner backends by device type ("cpu": Gloo, "cuda": NCCL), each made at its first use.
+/// Thread-safe.
 class Fallback {
  public:
   using Inner = c10::intrusive_ptr<c10d::Backend>;
@@ -22,6 +23,8 @@ class Fallback {
 
   /// Throws c10::DistBackendError after close().
   Inner get(const std::string& device_type);
+  /// Uses `inner` for that type from now on; the factory is not asked.
+  void set(const std::string& device_type, Inner inner);
   /// Those made so far.
   std::vector<Inner> all() const;
   /// Drops the factory and the inner backends and returns these.
@@ -34,5 +37,8 @@ class Fallback {
   std::map<std::string, Inner> made_;
   bool closed_ = false;
 };
+
+/// Sets a backend's timeout; torch 2.11's have none to set.
+void set_timeout_of(c10d::Backend& inner, std::chrono::milliseconds timeout);
 
 }  // namespace dreamcomm

@@ -8,7 +8,7 @@
 namespace dreamcomm {
 namespace {
 
-/// Of messages that no user sends: theirs are 31 bits.
+/// The tag of these messages. Users' tags have 31 bits.
 constexpr std::uint64_t kTag = std::uint64_t{1} << 40;
 
 template <typename Run>
@@ -30,18 +30,11 @@ gpu::Exchange exchange_by(int size, LongestWait longest, Run run) {
 
 }  // namespace
 
-gpu::Exchange exchange_among_all(Communicator& comm, const LongestWait& longest,
+gpu::Exchange exchange_among_all(GroupCommunicator& group, const LongestWait& longest,
                                  const Interrupt& interrupt) {
-  return exchange_by(comm.size(), longest,
-                     [&comm, interrupt](const Request& request) { comm.run(request, interrupt); });
-}
-
-gpu::Exchange exchange_among_hosts(Communicator& host, HierarchicalCommunicator& hier,
-                                   const LongestWait& longest, const Interrupt& interrupt) {
-  return exchange_by(hier.topology().size(), longest,
-                     [&host, &hier, interrupt](const Request& request) {
-                       host.run_in_turn([&] { hier.run_ordered(request, interrupt); }, interrupt);
-                     });
+  return exchange_by(group.size(), longest, [&group, interrupt](const Request& request) {
+    group.run(request, interrupt);
+  });
 }
 
 gpu::Exchange exchange_with(Communicator& comm, int peer, int first, const LongestWait& longest,
@@ -56,9 +49,9 @@ gpu::Exchange exchange_with(Communicator& comm, int peer, int first, const Longe
     std::byte* const other = both->data() + (is_first ? bytes : 0);
     std::memcpy(own, mine.data(), bytes);
     const Clock::time_point deadline = deadline_in(Clock::now(), longest());
-    const auto sent = comm.send({own, bytes}, peer, kTag, deadline);
+    const auto sent = comm.send(Block{own, bytes}, peer, kTag, deadline);
     sent->then([both](const std::exception_ptr&) {});
-    const auto received = comm.receive({other, bytes}, peer, kTag, deadline);
+    const auto received = comm.receive(Block{other, bytes}, peer, kTag, deadline);
     received->then([both](const std::exception_ptr&) {});
     comm.wait(*received, interrupt);
     comm.wait(*sent, interrupt);

@@ -1,4 +1,4 @@
-// A call's blocks as one run of memory, which the kernels for accelerators want.
+// A call's blocks as one run of memory, as the kernels for accelerators need them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,7 +24,7 @@ class Contiguous {
   Contiguous(std::span<const Block> blocks, c10::Device device);
 
   std::span<const Block> blocks() const { return {blocks_.data(), blocks_.size()}; }
-  /// Into the temporary, if there is one, and out of it.
+  /// Copy into the temporary, if there is one, and out of it.
   void collect() const { copy_all(true); }
   void spread() const { copy_all(false); }
 

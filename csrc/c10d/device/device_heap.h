@@ -16,9 +16,9 @@
 namespace dreamcomm {
 
 /// Deals out memory that peers read and write in place. A tensor's memory is used again
-/// when the streams are through that were current where it was made and where it was
-/// dropped; and peers are through with it when the calls on it are, so whoever used it in
-/// a call has to have waited for that call. What is dropped while a graph is captured is not
+/// when the work is done on the streams that were current where it was made and where it was
+/// dropped. Peers have finished with it when the calls on it are done, so a caller must wait for a
+/// call before it drops the call's tensors. Memory that is dropped while a graph is captured is not
 /// used again: replays may use it. Thread-safe.
 class DeviceHeap : public std::enable_shared_from_this<DeviceHeap> {
  public:

@@ -50,7 +50,7 @@ bool DeviceWork::isCompleted() {
 std::exception_ptr DeviceWork::exception() const {
   const std::scoped_lock lock(found_mutex_);
   if (found_) return failure_;
-  // First: what the kernel has told is there when it is done. Who has gone since does not matter.
+  // First: a finished kernel has stored its error. A rank lost later does not matter.
   const bool done = !captured_ && done_->query();
   const std::optional<Error> failed = done ? group_->failure_of_calls() : group_->failure();
   found_ = done || failed;
@@ -96,7 +96,7 @@ c10::intrusive_ptr<c10::ivalue::Future> DeviceWork::getFuture() {
   if (future_) return future_;
   const c10::TypePtr type = c10::ListType::create(c10::TensorType::get());
   future_ = c10::make_intrusive<c10::ivalue::Future>(type, std::vector{stream_.device()});
-  // Of the stream as it is now: the call's last step is on it.
+  // The future waits for the stream as it is now: the call's last step is on it.
   const c10::StreamGuard on(stream_);
   future_->markCompleted(outputs_);
   return future_;

@@ -8,19 +8,19 @@
 #include <mutex>
 #include <optional>
 
-#include "c10d/work/work.h"
+#include "c10d/base/op_labels.h"
+#include "c10d/base/profiled_work.h"
 #include "gpu/host/communicator.h"
 
 namespace dreamcomm {
 
-/// A call that a stream has been given. wait() orders the caller's current stream behind
-/// it, as with NCCL, and does not stop the host, unless it has a timeout or the call is a
-/// barrier. What befalls the kernel is told by whichever looks first after it has ended:
-/// isCompleted(), wait() or the group's next call.
+/// A call on a stream. wait() orders the caller's current stream behind it, as with NCCL, and does
+/// not block the host, unless it has a timeout or the call is a barrier. A failed kernel is
+/// reported by the next call, wait(timeout) or isCompleted().
 class DeviceWork final : public ProfiledWork {
  public:
   /// `done` has been recorded on `stream` behind the call's last step; `captured`: into a graph,
-  /// whose events cannot be asked.
+  /// whose events cannot be queried.
   DeviceWork(int rank, const OpLabel& label, Tensors inputs, Tensors outputs,
              const c10::Stream& stream, std::shared_ptr<const c10::Event> done, bool captured,
              std::shared_ptr<const gpu::Communicator> group, uint64_t sequence);
@@ -47,7 +47,7 @@ class DeviceWork final : public ProfiledWork {
   const bool captured_;
   const std::shared_ptr<const gpu::Communicator> group_;
   const uint64_t sequence_;
-  // Found when the event was first seen done; a later call's failure is none of this one's.
+  // Stored when the event was first seen done: a later call's failure is not this one's.
   mutable std::mutex found_mutex_;
   mutable bool found_ = false;
   mutable std::exception_ptr failure_;

@@ -12,7 +12,7 @@
 namespace dreamcomm {
 namespace {
 
-/// Memory that somebody else keeps.
+/// Memory that the caller keeps.
 Cargo lent(std::byte* data, std::size_t bytes) {
   return {std::shared_ptr<std::byte>(std::shared_ptr<void>(), data), 0, bytes};
 }

@@ -1,5 +1,5 @@
-// The way of a call on a device's memory: this library's kernels within the host, torch's own
-// engine between hosts. All of it is put on one stream; the host waits for nothing.
+// A multi-node call on a device's memory: this library's kernels within the host, torch's own
+// engine between nodes. All of it is put on one stream; the host waits for nothing.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,13 +14,13 @@
 
 namespace dreamcomm {
 
-/// The messages of one number, which the engine takes together: NCCL, that would wait for one
-/// before it begins the next, has all ranks' messages under way at a time.
+/// The messages of one number, which the engine takes together: NCCL would wait for each one before
+/// it begins the next.
 class BatchedTransfer;
 
 class DeviceHierContext final : public HierContext {
  public:
-  /// What it goes by: all outlive it.
+  /// What it uses: all outlive it.
   struct Level {
     gpu::Communicator& group;  // of the ranks of this host
     c10d::Backend& engine;
@@ -31,13 +31,13 @@ class DeviceHierContext final : public HierContext {
     void* stream;  // the current one
   };
   DeviceHierContext(const Level& level, Clock::time_point deadline, std::size_t chunk);
-  /// Orders the stream behind what is still under way, so that no room is used again before.
+  /// Orders the stream behind messages under way, so that no room is used again before they end.
   ~DeviceHierContext() override;
 
   void here(Kind kind, const Reduction& how, std::span<const Block> in, std::span<const Block> out,
             int root = 0) override;
   Cargo room(std::size_t bytes) const override;
-  /// Itself: the stream will not go on before the message has left.
+  /// The block itself: the stream does not continue before the message is sent.
   Cargo kept(const Block& block) override;
   void copy(std::byte* to, const std::byte* from, std::size_t bytes) override;
   Cargo widened(const TwoStepReduction& steps, std::byte* in, std::size_t count) override;
@@ -56,7 +56,7 @@ class DeviceHierContext final : public HierContext {
 
   const Level level_;
   const Clock::time_point deadline_;
-  std::map<std::uint32_t, std::shared_ptr<BatchedTransfer>> named_;  // not departed
+  std::map<std::uint32_t, std::shared_ptr<BatchedTransfer>> named_;  // not started
   std::vector<std::shared_ptr<BatchedTransfer>> departed_;
   Transfers sends_;
   Transfers receives_;

@@ -31,7 +31,7 @@ void MultinodeDeviceGroup::run(const Request& request, void* stream) {
                                        .stream = stream};
   DeviceHierContext context(level, request.deadline, place_.chunk);
   try {
-    if (request.kind == Kind::kBarrier) {  // between hosts the verdict is one
+    if (request.kind == Kind::kBarrier) {  // the verdict is the barrier between nodes
       context.here(Kind::kBarrier, Reduction{}, {}, {});
     } else {
       internode::run(context, request);

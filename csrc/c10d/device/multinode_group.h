@@ -1,4 +1,4 @@
-// Calls on devices in a group whose ranks are on several hosts.
+// Calls on devices in a group whose ranks are on several nodes.
 #pragma once
 
 #include <array>
@@ -14,7 +14,7 @@
 
 namespace dreamcomm {
 
-/// A rank of such a group, among those of its host and those of others.
+/// Where a rank of such a group is.
 struct DevicePlace {
   Topology topology;
   int rank = 0;
@@ -23,9 +23,9 @@ struct DevicePlace {
 };
 
 /// Sums are made in the order of HierarchicalCommunicator, so equal placements give the bits of the
-/// host's tensors. INVARIANT: a call that fails on one rank is known to have failed on all when its
-/// stream has come to its end: agree() puts the ranks' verdicts behind it. So no host goes on with
-/// sums that another one could not make.
+/// host's tensors. INVARIANT: once a call's stream has reached the call's end, all ranks know if it
+/// failed on one: agree() puts the ranks' verdicts behind it. So no host uses sums that another one
+/// could not make.
 class MultinodeDeviceGroup {
  public:
   MultinodeDeviceGroup(std::shared_ptr<gpu::Communicator> group, DevicePlace place,
@@ -34,12 +34,12 @@ class MultinodeDeviceGroup {
   /// On the current stream, which is `stream`. Throws Error.
   void run(const Request& request, void* stream);
   void agree(void* stream);
-  /// Whether a call has begun that is not agreed on: other hosts wait for this rank.
+  /// Whether a call has begun that is not agreed on: other nodes wait for this rank.
   bool under_way() const { return under_way_; }
 
   const DevicePlace& place() const { return place_; }
   const Fallback::Inner& engine() const { return engine_; }
-  /// Bytes of this rank between hosts, but for verdicts. Any thread.
+  /// Bytes of this rank between nodes, without verdicts. Any thread.
   std::array<WireTraffic, kKinds> traffic() const;
 
  private:

@@ -13,7 +13,7 @@
 namespace dreamcomm {
 namespace {
 
-/// A rank's, as the others read it.
+/// A rank's answer, as the others read it.
 struct Answer {
   bool can = true;
   std::array<char, 511> why{};
@@ -24,7 +24,7 @@ struct Answer {
   }
 };
 
-/// What is not said by the program's own means: "" if `act` went well.
+/// Runs `act`, and turns its errors into a refusal. Ctrl-C passes.
 template <typename Act>
 void attempt(Answer& own, const Act& act) {
   try {
@@ -35,9 +35,9 @@ void attempt(Answer& own, const Act& act) {
   }
 }
 
-std::optional<std::string> refusal_of_any(const Answer& own, const DeviceHosts& hosts) {
-  std::vector<Answer> all(static_cast<std::size_t>(hosts.place.topology.size()));
-  hosts.exchange(std::as_bytes(std::span(&own, 1)), std::as_writable_bytes(std::span(all)));
+std::optional<std::string> refusal_of_any(const Answer& own, const DeviceNodes& nodes) {
+  std::vector<Answer> all(static_cast<std::size_t>(nodes.place.topology.size()));
+  nodes.exchange(std::as_bytes(std::span(&own, 1)), std::as_writable_bytes(std::span(all)));
   const auto one = std::find_if(all.begin(), all.end(), [](const Answer& a) { return !a.can; });
   if (one == all.end()) return std::nullopt;
   return concat("rank ", one - all.begin(), ": ", one->why.data());
@@ -45,20 +45,20 @@ std::optional<std::string> refusal_of_any(const Answer& own, const DeviceHosts& 
 
 }  // namespace
 
-/// INVARIANT: all hosts' ranks go the same way, so what one cannot do none does. Engines connect
-/// here: they allocate memory then, which waits for kernels that would wait for peers.
-MultinodeSetup meet_hosts(const std::shared_ptr<gpu::Communicator>& group,
-                          const std::string& why_not, const DeviceHosts& hosts,
-                          c10::Device device) {
+/// INVARIANT: the ranks of all nodes decide alike, so what one cannot do none does. Engines connect
+/// here: they allocate memory then, which waits for kernels, and those would wait for peers.
+MultinodeSetup set_up_nodes(const std::shared_ptr<gpu::Communicator>& group,
+                            const std::string& why_not, const DeviceNodes& nodes,
+                            c10::Device device) {
   Answer own;
   Fallback::Inner engine;
   if (!group) own.refuse(why_not);
-  attempt(own, [&] { engine = hosts.make_engine(); });
-  if (auto refusal = refusal_of_any(own, hosts)) return {nullptr, std::move(*refusal)};
-  auto span = std::make_unique<MultinodeDeviceGroup>(group, hosts.place, std::move(engine), device);
-  attempt(own, [&] { span->agree(CurrentDevice(device).stream()); });
-  if (auto refusal = refusal_of_any(own, hosts)) return {nullptr, std::move(*refusal)};
-  return {std::move(span), ""};
+  attempt(own, [&] { engine = nodes.make_engine(); });
+  if (auto refusal = refusal_of_any(own, nodes)) return {nullptr, std::move(*refusal)};
+  auto made = std::make_unique<MultinodeDeviceGroup>(group, nodes.place, std::move(engine), device);
+  attempt(own, [&] { made->agree(CurrentDevice(device).stream()); });
+  if (auto refusal = refusal_of_any(own, nodes)) return {nullptr, std::move(*refusal)};
+  return {std::move(made), ""};
 }
 
 }  // namespace dreamcomm

@@ -1,4 +1,4 @@
-// How the ranks of several hosts find out whether calls on their devices go hierarchically.
+// How the ranks of several nodes agree whether calls on their devices run hierarchically.
 #pragma once
 
 #include <functional>
@@ -11,24 +11,25 @@
 
 namespace dreamcomm {
 
-/// What a group that spans hosts has beyond that of this host's ranks.
-struct DeviceHosts {
+/// What a group on several nodes has beyond that of this host's ranks.
+struct DeviceNodes {
   DevicePlace place;
-  /// Collective among all hosts' ranks.
+  /// Collective among the ranks of all nodes.
   gpu::Exchange exchange;
-  /// Of a group of its own, which carries nothing but parts of calls between hosts.
+  /// Makes an engine for this group alone, which carries only parts of calls between nodes.
   std::function<Fallback::Inner()> make_engine;
 };
 
-/// What became of it; the same on all ranks.
+/// The outcome, the same on all ranks.
 struct MultinodeSetup {
-  std::unique_ptr<MultinodeDeviceGroup> span;  // or null, and then
-  std::string why_not;                         // which rank cannot, and why
+  std::unique_ptr<MultinodeDeviceGroup> group;  // or null
+  std::string why_not;                          // if null: which rank cannot, and why
 };
 
-/// Collective among all hosts' ranks. `group` is of the ranks of this one's, or null, and then
+/// Collective among the ranks of all nodes. `group` is that of this host's ranks, or null, and then
 /// `why_not` says why. Throws what `exchange` throws.
-MultinodeSetup meet_hosts(const std::shared_ptr<gpu::Communicator>& group,
-                          const std::string& why_not, const DeviceHosts& hosts, c10::Device device);
+MultinodeSetup set_up_nodes(const std::shared_ptr<gpu::Communicator>& group,
+                            const std::string& why_not, const DeviceNodes& nodes,
+                            c10::Device device);
 
 }  // namespace dreamcomm

@@ -15,18 +15,18 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// How long kernels may still run when a rank leaves alone.
+/// How long kernels may still run when a rank closes its queue alone.
 constexpr milliseconds kLeaving{5'000};
 
 }  // namespace
 
 StreamQueue::StreamQueue(std::shared_ptr<gpu::Communicator> group, c10::Device device, Ways ways,
                          std::string about, gpu::PeerReports peer_reports,
-                         std::unique_ptr<MultinodeDeviceGroup> span)
+                         std::unique_ptr<MultinodeDeviceGroup> multinode)
     : group_(std::move(group)),
       device_(device),
       ways_(std::move(ways)),
-      multinode_(std::move(span)) {
+      multinode_(std::move(multinode)) {
   group_->speak_of(std::move(about), std::move(peer_reports));
 }
 
@@ -46,8 +46,8 @@ c10::intrusive_ptr<DeviceWork> StreamQueue::issue(int rank, const DevicePlan& pl
   const c10::Stream stream = stream_for(plan);
   const c10::StreamGuard on(stream);
   const bool captured = ways_.is_capturing(stream);
-  // All are staged before the first is sent, as on the CPU: no part of a coalesced call
-  // sees what another writes, and a tensor that cannot be staged harms nobody.
+  // All are staged before the first is sent, as on the CPU: no part of a coalesced call sees what
+  // another writes, and a tensor that cannot be staged fails the call before any part runs.
   for (Call& call : calls) call.stage();
   for (const Call& call : calls) {
     if (plan.async) call.used_on(stream, ways_.is_registered);
@@ -103,7 +103,7 @@ void StreamQueue::run_parts(const DevicePlan& plan, Calls& calls, const c10::Str
     }
     if (multinode_) multinode_->agree(native);
   } catch (...) {
-    // This rank is parts behind its peers: its next call would meet one of them.
+    // This rank is parts behind its peers: its next call would match one of the parts.
     if (begun || (multinode_ && multinode_->under_way())) abort();
     throw;
   }

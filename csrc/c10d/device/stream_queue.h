@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "c10d/base/call_blocks.h"
+#include "c10d/device/device_communicator.h"
 #include "c10d/device/device_work.h"
 #include "c10d/device/multinode_group.h"
 #include "comm/communicator.h"
@@ -19,33 +20,23 @@
 
 namespace dreamcomm {
 
-/// One call, checked, as it goes to a device.
-struct DevicePlan {
-  const OpLabel& label;
-  Tensors inputs;
-  Tensors outputs;
-  Clock::time_point deadline;
-  bool async;
-  uint64_t sequence;
-};
-
 /// Order. A call runs on the caller's current stream, or, if it is asynchronous, on a
-/// stream of the lane's that waits for the caller's. The driver orders the kernels of a
-/// group, whatever their streams. So results are there for whatever the caller puts on
-/// his stream after wait(), and the host waits for nothing. Thread-safe.
+/// stream of the queue's that waits for the caller's. The driver orders the kernels of a
+/// group, whatever their streams. So work that the caller puts on its stream after wait()
+/// finds the results, and the host waits for nothing. Thread-safe.
 class StreamQueue {
  public:
-  /// What a lane asks of the rest.
+  /// What a queue asks of its owner.
   struct Ways {
     std::function<bool(const c10::Stream&)> is_capturing;
     Call::IsRegistered is_registered;
     std::function<c10::Stream()> make_stream;
   };
-  /// `about` comes before what errors say, `hearsay` is what they know of ranks; `span`: null for
-  /// a group of one host.
+  /// `about` opens the text of errors, `peer_reports` adds what is known of ranks; `multinode`:
+  /// null for a group of one host.
   StreamQueue(std::shared_ptr<gpu::Communicator> group, c10::Device device, Ways ways,
               std::string about, gpu::PeerReports peer_reports,
-              std::unique_ptr<MultinodeDeviceGroup> span = nullptr);
+              std::unique_ptr<MultinodeDeviceGroup> multinode = nullptr);
 
   /// Puts the calls, parts of one, on their stream. Throws what torch expects.
   c10::intrusive_ptr<DeviceWork> issue(int rank, const DevicePlan& plan, Calls& calls);
@@ -54,8 +45,8 @@ class StreamQueue {
   /// Why a call failed, or nothing.
   std::optional<Error> failure() const { return group_->failure(); }
   void abort();
-  /// Null: all ranks are of one host.
-  const MultinodeDeviceGroup* span() const { return multinode_.get(); }
+  /// Null: all ranks are on one host.
+  const MultinodeDeviceGroup* multinode() const { return multinode_.get(); }
   /// Collective: waits for this rank's kernels and releases the group's memory. Throws what
   /// `exchange` or `pause` throws; then the memory is kept.
   void close(const gpu::Exchange& exchange, const Interrupt& pause);
@@ -78,7 +69,7 @@ class StreamQueue {
   const c10::Device device_;
   const Ways ways_;
   const std::unique_ptr<MultinodeDeviceGroup> multinode_;
-  std::mutex calling_;  // one call at a time, and of these:
+  std::mutex calling_;  // one call at a time; guards what follows
   std::optional<c10::Stream> side_;
   std::shared_ptr<const c10::Event> last_;  // behind the last call
   std::vector<Kept> kept_;

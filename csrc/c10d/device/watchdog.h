@@ -1,4 +1,4 @@
-// The thread that looks, while kernels may wait for a rank, whether that rank can still come.
+// The thread that checks whether the ranks that kernels may wait for are alive.
 #pragma once
 
 #include <chrono>
@@ -9,9 +9,8 @@
 
 namespace dreamcomm {
 
-/// A kernel sees flags of its peers, not their deaths; the host does, by their sockets. INVARIANT:
-/// `tell` is called within two ticks of the time from which `look` says true, once, and on the
-/// thread.
+/// A kernel sees its peers' flags, but not their deaths; the host sees those, by their sockets.
+/// INVARIANT: once `look` returns true, `tell` is called within two ticks, once, on the thread.
 class DeviceWatchdog {
  public:
   static constexpr std::chrono::milliseconds kTick{100};

@@ -1,4 +1,4 @@
-// Tells a process from the children it forks.
+// Distinguishes a process from the children it forks.
 #pragma once
 
 #include <sys/mman.h>
@@ -7,8 +7,8 @@
 
 namespace dreamcomm {
 
-/// A page that the kernel blanks in a forked child: looking at it costs one load,
-/// where getpid() costs a system call.
+/// A page that the kernel blanks in a forked child: a look at it costs one load, getpid() a system
+/// call.
 class ForkGuard {
  public:
   ForkGuard() {

@@ -7,9 +7,9 @@
 namespace dreamcomm {
 namespace {
 
-/// Shared by all groups, as there is one main thread to tell of.
+/// Shared by all groups: a process has one main thread.
 struct Current {
-  ProcessSingleton<CallSiteService> whereabouts;
+  ProcessSingleton<CallSiteService> service;
   std::atomic<bool> ended = false;
 };
 
@@ -21,14 +21,12 @@ Current& of_process() {
 }  // namespace
 
 std::shared_ptr<CallSiteService> process_call_sites(const CallSiteService::Tell& tell) {
-  return of_process().whereabouts.get_or([&]() -> std::shared_ptr<CallSiteService> {
+  return of_process().service.get_or([&]() -> std::shared_ptr<CallSiteService> {
     return of_process().ended ? nullptr : CallSiteService::make(tell);
   });
 }
 
-std::shared_ptr<CallSiteService> live_process_call_sites() {
-  return of_process().whereabouts.get();
-}
+std::shared_ptr<CallSiteService> live_process_call_sites() { return of_process().service.get(); }
 
 void end_process_call_sites() {
   of_process().ended = true;

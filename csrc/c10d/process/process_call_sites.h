@@ -11,7 +11,7 @@ namespace dreamcomm {
 std::shared_ptr<CallSiteService> process_call_sites(const CallSiteService::Tell& tell);
 /// The one there is, or null; in a forked child that has made none, too.
 std::shared_ptr<CallSiteService> live_process_call_sites();
-/// Stops it for good: the interpreter is about to go. Without the GIL.
+/// Stops it for good: the interpreter is about to end. Without the GIL.
 void end_process_call_sites();
 
 }  // namespace dreamcomm

@@ -36,8 +36,8 @@ c10::DataPtr in_storage(std::shared_ptr<std::byte> memory) {
           c10::Device(c10::DeviceType::CPU)};
 }
 
-/// What resizes storages: in the heap that there is then, or, where that is full or gone, in
-/// ordinary memory. It outlives all storages, as these go on pointing to it.
+/// Resizes storages: in the process's heap, or in ordinary memory if there is none or it is full.
+/// It outlives all storages, which keep pointers to it.
 class HeapAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(std::size_t bytes) override {

@@ -18,8 +18,8 @@ std::shared_ptr<Heap> process_heap(std::size_t bytes);
 /// The heap there is, or null.
 std::shared_ptr<Heap> live_process_heap();
 
-/// Of a tensor of one dimension in any heap. Throws c10::ValueError for sizes and types that
-/// none has.
+/// The bytes of a tensor of one dimension in any heap. Throws c10::ValueError for sizes and types
+/// that no heap has.
 std::uint64_t bytes_of(std::int64_t size, const at::TensorOptions& options);
 
 /// A tensor of one dimension in the heap; in ordinary memory if that is full. Like any tensor's its

@@ -18,12 +18,12 @@ class ProcessRecorders {
 
   /// A group begins. While a trace runs its recorder takes part and is kept.
   void add(const std::shared_ptr<Recorder>& recorder);
-  /// Of the groups that are there.
+  /// The recorders of the live groups.
   std::vector<std::shared_ptr<Recorder>> live() const;
-  /// Each recorder has that room. Says how many traces of that name this process made before.
+  /// Each recorder gets that room. Returns how many traces of that name this process made before.
   /// Throws Error(kInvalid) if one runs.
   int start_trace(const std::string& name, const Book::Room& room);
-  /// Ends it. Those of all groups that were there at some time of it. Throws as above.
+  /// Ends it. Returns the recorders of all groups that lived during a part of it. Throws as above.
   std::vector<std::shared_ptr<Recorder>> stop_trace();
 
  private:

@@ -85,7 +85,7 @@ void require_fitting(const char* call, Tensors tensors, const char* flat_name, c
                     " elements, as many as the tensors have together, got ", flat.numel());
 }
 
-/// No tensor shares memory with `flat`, but for one of the same type at its own place.
+/// No tensor shares memory with `flat`, except one of the same type at its own place.
 void require_apart(const char* call, Tensors tensors, const char* flat_name, const Tensor& flat) {
   const auto* place = static_cast<const std::byte*>(flat.const_data_ptr());
   for (std::size_t i = 0; i < tensors.size(); ++i) {
@@ -94,7 +94,7 @@ void require_apart(const char* call, Tensors tensors, const char* flat_name, con
     TORCH_CHECK_VALUE(in_place || !overlap(tensors[i], flat),
                       Argument({call, "tensors", static_cast<std::int64_t>(i)}),
                       " not to share memory with '", flat_name,
-                      "', but for its own place in it with the same type; clone() it first");
+                      "', except at its own place in it with the same type; clone() it first");
     place += tensors[i].numel() * static_cast<std::int64_t>(flat.itemsize());
   }
 }
@@ -114,7 +114,7 @@ void require_residual(Tensors tensors, const Tensor& out, const Tensor& residual
   }
 }
 
-/// Tells autograd that the memory has changed, as operations in place do.
+/// Reports to autograd that the memory has changed, as operations in place do.
 void mark_written(const Tensor& tensor) {
   if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
 }
@@ -135,7 +135,7 @@ Moved on_device(c10::Device device, const Start& start) {
 }
 
 /// A graph would copy again from memory of the host that has been given to others. What is
-/// returned keeps `kept`: torch gives its memory to nobody before the stream has come there.
+/// returned keeps `kept`: torch does not reuse its memory before the stream has reached that point.
 gpu::Stage stage_on(c10::Device device, void* stream, Tensor& kept) {
   if (gpu::is_capturing(stream)) return {};
   return [device, &kept](std::span<const std::byte> bytes) -> const void* {

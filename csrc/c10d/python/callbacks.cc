@@ -23,7 +23,7 @@ using OptionsPtr = c10::intrusive_ptr<DreamOptions>;
 /// A Python object that any thread may drop, the GIL held or not.
 std::shared_ptr<py::object> shared_object(py::object object) {
   return {new py::object(std::move(object)), [](py::object* held) {
-            if (Py_IsInitialized() == 0) return;  // nothing is left to tell
+            if (Py_IsInitialized() == 0) return;  // the interpreter has ended
             const py::gil_scoped_acquire gil;
             delete held;
           }};
@@ -54,7 +54,7 @@ class AtExit {
   /// The garbage collector may be what drops it, in the midst of any code: nothing
   /// is imported here, nothing thrown, and an exception under way stays so.
   ~AtExit() {
-    if (Py_IsInitialized() == 0) {  // nobody is left to tell
+    if (Py_IsInitialized() == 0) {  // the interpreter has ended
       hook_.release();
       unregister_.release();
       return;
@@ -86,50 +86,51 @@ std::string site(const char* function) {
   try {
     return py::module_::import("dreamcomm._torch.call_site").attr(function)().cast<std::string>();
   } catch (const std::exception&) {
-    return "";  // the interpreter is on its way out; the peers wait for what this rank says
+    return "";  // the interpreter is ending; the peers wait for this rank's answer
   }
 }
 
-/// Of a call that has gone wrong. The group's own thread runs no Python: it must not take the
-/// GIL, which may be gone for good. So of a call that it runs, or that torch's threads made, is
-/// told where the program has come to.
+/// Where a failed call was made. The group's own thread runs no Python: it must not take the GIL,
+/// which may be gone for good. So for calls that it runs, or that torch's threads made, this is
+/// where the main thread is now.
 std::string call_site() {
   if (PyGILState_GetThisThreadState() != nullptr) {
     std::string found = site("call_site");
     if (!found.empty() || PyGILState_Check() != 0) return found;
   }
   constexpr milliseconds kPatience{500};  // for the interpreter, while the peers wait
-  const std::shared_ptr<CallSiteService> whereabouts = live_process_call_sites();
-  const std::string at = whereabouts ? whereabouts->own(kPatience) : "";
+  const std::shared_ptr<CallSiteService> service = live_process_call_sites();
+  const std::string at = service ? service->own(kPatience) : "";
   return at.empty() ? "" : concat(" (its main thread is", at, ")");
 }
 
-/// For the thread that answers peers. It is ended before the interpreter goes.
-std::string whereabouts() { return site("whereabouts"); }
+/// For the thread that answers peers, which stops before the interpreter ends.
+std::string main_thread_site() { return site("main_thread_site"); }
 
 /// With the GIL held.
 void log_warning(const std::string& text) {
   try {
     py::module_::import("logging").attr("getLogger")("dreamcomm").attr("warning")("%s", text);
   } catch (py::error_already_set& error) {
-    // Ctrl-C just now, or what another signal's handler raised: it ends the wait that this told of.
+    // Ctrl-C just now, or what another signal's handler raised: it ends the wait that this warns
+    // of.
     if (on_main_thread() && !error.matches(PyExc_Exception)) throw;
     error.discard_as_unraisable("dreamcomm's warning");
   }
 }
 
-/// To the logger "dreamcomm". The group's own thread, as in call_site(), leaves that to the one
-/// that answers peers; if that cannot have the interpreter soon, to stderr.
+/// Warns through the logger "dreamcomm". The group's own thread, as in call_site(), leaves that to
+/// the thread that answers peers; if that one does not get the GIL soon, it writes to stderr.
 void warn(const std::string& text) {
   if (PyGILState_GetThisThreadState() != nullptr) {
     const py::gil_scoped_acquire gil;
     return log_warning(text);
   }
   constexpr milliseconds kPatience{500};
-  const auto told = std::make_shared<Flag>();  // by whoever takes it first
+  const auto told = std::make_shared<Flag>();  // by the thread that takes it first
   const auto taken = std::make_shared<std::promise<void>>();
-  if (const std::shared_ptr<CallSiteService> whereabouts = live_process_call_sites()) {
-    whereabouts->post([text, told, taken] {
+  if (const std::shared_ptr<CallSiteService> service = live_process_call_sites()) {
+    service->post([text, told, taken] {
       const py::gil_scoped_acquire gil;
       if (told->take() != 0) return;
       taken->set_value();
@@ -162,7 +163,7 @@ PythonCallbacks make_callbacks(py::object make_inner) {
             return (*make)(store, rank, size, options, device_type).cast<Fallback::Inner>();
           },
           call_site,
-          whereabouts,
+          main_thread_site,
           warn,
           report,
           register_exit};

@@ -1,4 +1,4 @@
-// What the backend has Python do: tell where the program is, warn, report, clean up at exit.
+// The backend's callbacks into Python: call sites, warnings, reports, clean-up at exit.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>

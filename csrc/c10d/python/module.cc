@@ -47,14 +47,14 @@ py::dict to_dict(const std::array<Traffic, kKinds>& traffic) {
   return result;
 }
 
-/// Of a group that spans hosts: its calls, the bytes of their parts within this rank's host, and
-/// those between hosts.
+/// A group's calls and bytes. In a group on several nodes: its calls, the bytes of their parts
+/// within this rank's host, and those between nodes.
 py::dict stats_of(const DreamBackend& backend) {
   py::dict stats = to_dict(backend.traffic());
-  if (!backend.hier()) return stats;
   const auto between = backend.traffic_between();
+  if (!between) return stats;
   for (int k = 0; k < kKinds; ++k) {
-    const WireTraffic& wire = between[static_cast<std::size_t>(k)];
+    const WireTraffic& wire = (*between)[static_cast<std::size_t>(k)];
     const py::dict of_kind = stats[name(static_cast<Kind>(k)).data()];
     of_kind["sent_between_hosts"] = wire.sent;
     of_kind["received_between_hosts"] = wire.received;
@@ -218,7 +218,7 @@ bool is_in_heap(const at::Tensor& tensor) {
   return heap && heap->holds(static_cast<const std::byte*>(tensor.const_data_ptr()));
 }
 
-/// Of memory that need not be a rank's: U+FFFD stands for what is no text.
+/// The text of memory that may not be a rank's: U+FFFD replaces bytes that are no UTF-8.
 py::object decoded(const std::string& text) {
   return py::bytes(text).attr("decode")("utf-8", "replace");
 }
@@ -280,7 +280,7 @@ void bind_backend(py::module_& m) {
       .def("_holds", &DreamBackend::holds, py::arg("tensor"))
       .def("_averages", &DreamBackend::averages, py::arg("tensor"),
            py::call_guard<py::gil_scoped_release>())
-      .def("_give_up_batch", &DreamBackend::give_up_coalescing,
+      .def("_give_up_batch", &DreamBackend::cancel_coalescing,
            py::call_guard<py::gil_scoped_release>())
       .def("stats", &stats_of)
       .def(

@@ -43,7 +43,7 @@ LevelCosts costs_of(const std::string& here, const Wire& wire) {
   return {*costs, between};
 }
 
-/// The one that is taken is the first.
+/// The way that is taken comes first.
 Ways predict_between(const std::string& op, std::size_t nbytes, const std::vector<int>& ranks_on,
                      const std::string& here, const Wire& wire) {
   const Shape shape = shape_of(ranks_on);

@@ -31,7 +31,7 @@ py::tuple as_tuple(const Record& record) {
                         record.in_place);
 }
 
-/// Those after the first `before`.
+/// The records after the first `before`.
 py::list all_of(const Book::Part& part, const Mark& before) {
   py::list list;
   for (const Record& record : part.records.read(before.read())) list.append(as_tuple(record));
@@ -43,7 +43,7 @@ struct Spans {
   std::int64_t others = 0;
 };
 
-/// Those of calls that began in the trace; others are of one that was under way.
+/// The spans of calls that began in the trace; the others belong to a call under way at its start.
 Spans spans_of(const Book& book) {
   constexpr std::array kPhases{"wait", "copy in", "reduce", "copy out", "between hosts"};
   Spans spans;
@@ -84,7 +84,7 @@ py::object log_records(const Recorder& recorder) {
                         all_of(book->messages, book->before_messages));
 }
 
-/// Of the last trace: collectives, messages, spans, and how many of each were noted in all.
+/// The last trace's collectives, messages and spans, and how many of each were noted in all.
 py::object trace_records(const Recorder& recorder) {
   const auto book = recorder.trace();
   if (!book) return py::none();
@@ -96,7 +96,7 @@ py::object trace_records(const Recorder& recorder) {
                         book->timeline.spans().added() - book->before_spans.read() - spans.others);
 }
 
-/// (name, ranks) of each; none of a group on one.
+/// (name, ranks) of each host; none in a group of one host.
 py::list recorder_hosts(const Recorder& recorder) {
   py::list list;
   for (const auto& host : recorder.origin().hosts) {

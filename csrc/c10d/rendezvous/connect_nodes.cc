@@ -15,7 +15,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kAtOnce{0};
-constexpr milliseconds kToHear{1500};  // who asks a late rank first waits for up to a second
+constexpr milliseconds kToHear{1500};  // a rank that asks a late one first waits up to a second
 constexpr milliseconds kHearEvery{40};
 constexpr milliseconds kForWord{500};
 constexpr milliseconds kLongestRound{1000};  // of very many ranks, at a slow store
@@ -28,8 +28,8 @@ std::string name_of(const Place& place, int rank) {
   return concat("rank ", rank, " of ", place.topology.words(place.topology.host_of(rank)));
 }
 
-/// The other ranks of whom nothing is heard until that time, and that the text does not name; not
-/// known if the store does not answer, or not for all of them in that time.
+/// The other ranks that posted nothing until that time, and that the text does not name. Nothing if
+/// the store does not answer, or not for all of them in that time.
 std::optional<std::vector<int>> silent(const Connection& connection, StoreWorker& worker,
                                        const AbortReasons& reasons, const std::string& told,
                                        Clock::time_point until) {
@@ -74,12 +74,12 @@ std::string words_on(const Place& place, const std::optional<std::vector<int>>& 
 
 constexpr std::string_view kAborted = " has aborted the group: ";
 
-/// Whether something is told that no other rank told before.
+/// Whether a rank posted an error of its own, not one that it read from another rank.
 bool is_first_hand(const std::string& told) {
   return !told.empty() && told.find(kAborted) == told.rfind(kAborted);
 }
 
-/// Why another rank has failed: if some are silent, as a rank of their hosts tells it.
+/// Why another rank has failed: if some ranks are silent, as a rank of their hosts posted it.
 std::string told_by_another(const Place& place, const AbortReasons& reasons,
                             const std::vector<int>& ranks) {
   const Topology& topology = place.topology;
@@ -93,8 +93,8 @@ std::string told_by_another(const Place& place, const AbortReasons& reasons,
   return "";
 }
 
-/// Why some other rank has aborted the group: the one that does so because of none, if it is
-/// there, and the store says so in the time.
+/// Why some other rank has aborted the group: preferably the reason of the rank that failed first,
+/// if the store gives it in time.
 std::string first_told(const AbortReasons& reasons, int own, int size) {
   const std::string last = reasons.last();
   if (last.empty()) return "";
@@ -110,7 +110,7 @@ std::string first_told(const AbortReasons& reasons, int own, int size) {
 
 std::string words_on_end(int rank) { return concat("the process of rank ", rank, " has ended"); }
 
-/// Its words name the other side only, not why it has gone.
+/// Gloo's text names the other side, but not why the connection ended.
 bool is_connection_lost(const Error& error) {
   const std::string_view words = error.what();
   return error.kind() == ErrorKind::kPeerLost && words.find(kAborted) == std::string_view::npos &&
@@ -119,8 +119,9 @@ bool is_connection_lost(const Error& error) {
 
 }  // namespace
 
-/// An end is looked at before what was told, as that was told before. Not at the end of the time:
-/// what others tell then is that they, too, have waited, and for whom they do not know.
+/// Asks for the end of a process before it reads reasons: a rank posts its reason before it ends.
+/// Reads no reasons once the time is nearly over: other ranks then post only that they have waited,
+/// too.
 std::function<std::string(int)> watch_on_mates(const Connection& connection,
                                                const std::function<std::string(int)>& known,
                                                const ShmResult& whole,
@@ -170,7 +171,7 @@ Fallback::Inner connect_hosts(const Connection& connection, StoreWorker& worker,
     worker.post(connected_key(connection.carries, place.rank), "yes");
     return made;
   } catch (const Error& error) {
-    // Those that have connected with this one have seen its connections end.
+    // Ranks that had connected with this one have seen its connections end.
     reasons.give_up(place.rank, error.what());
     const std::optional<std::vector<int>> found =
         silent(connection, worker, reasons, "", Clock::now() + kToHear);

@@ -1,4 +1,4 @@
-// The store by which torch's Gloo tells ranks how to reach each other.
+// The store through which torch's Gloo exchanges addresses, with a deadline.
 #pragma once
 
 #include <chrono>
@@ -15,10 +15,10 @@
 
 namespace dreamcomm {
 
-/// Waits for keys until a moment; its timeout is what was left until then when it was made.
+/// Waits for keys until a deadline; its timeout is the time left when it was made.
 class DeadlineStore final : public c10d::Store {
  public:
-  /// Why what is waited for will not come, in words, or "".
+  /// Why the awaited keys will not appear, in words, or "".
   using Watch = std::function<std::string()>;
 
   DeadlineStore(StorePtr store, Clock::time_point until, Watch watch);

@@ -29,13 +29,13 @@ class GlooParcel final : public Parcel {
 
   bool wait() override {
     try {
-      // Calls have deadlines of their own; Gloo's would end them in its words.
+      // Calls have deadlines of their own; Gloo's would end them with its own errors.
       return work_->wait(std::chrono::hours(24 * 365));
     } catch (const std::exception& error) {
       fail(peer_, error);
     }
   }
-  void interrupt() override { work_->abort(); }  // of the wait: the message stays under way
+  void interrupt() override { work_->abort(); }  // ends the wait: the message stays under way
 
  private:
   const c10::intrusive_ptr<c10d::Work> work_;
@@ -56,8 +56,8 @@ Fallback::Inner GlooLink::gloo() const {
   return gloo_;
 }
 
-/// A profiler does not see it: a message may end in a later run of the profiler than it began in,
-/// whose memory is gone by then, and torch writes there when a recorded one ends.
+/// Hidden from the profiler: a message may outlast the profiler's run that it began in. When a
+/// recorded message ends, torch writes to that run's memory, which is freed by then.
 template <typename Begin>
 std::shared_ptr<Parcel> GlooLink::begin(int rank, const Cargo& cargo, Begin&& begin) const {
   const at::DisableRecordFunctionGuard unseen;
@@ -82,7 +82,7 @@ std::shared_ptr<Parcel> GlooLink::receive(int rank, const Cargo& cargo, std::uin
   });
 }
 
-/// Its connections end with the last message that holds it.
+/// The connections end with the last message that holds the group.
 void GlooLink::close() {
   Fallback::Inner last;  // dropped without the lock
   const std::scoped_lock lock(mutex_);

@@ -1,4 +1,4 @@
-// Messages between hosts as those of torch's own Gloo group.
+// A link between nodes that is one of torch's own Gloo groups.
 #pragma once
 
 #include <memory>
@@ -10,8 +10,8 @@
 
 namespace dreamcomm {
 
-/// The group's messages are the link's alone. Its pairs are connected: a first message would wait
-/// for its receiver else, where nothing can call it back.
+/// The group carries only the link's messages. Its pairs must be connected: else a first message
+/// would wait for its receiver, without a way to interrupt it.
 class GlooLink final : public Link {
  public:
   GlooLink(Fallback::Inner gloo, int rank) : gloo_(std::move(gloo)), rank_(rank) {}

@@ -78,7 +78,7 @@ void GroupOrder::begin(GroupRecord record) {
 
 void GroupOrder::end(bool made) {
   const std::scoped_lock lock(mutex_);
-  if (!current_) return;  // of two groups made by two threads the other's has ended
+  if (!current_) return;  // two threads made groups, and the other's has ended
   current_->failed = !made;
   if (!made) post();
   current_.reset();
@@ -104,7 +104,7 @@ std::string GroupOrder::contradiction(int other) {
   return found;
 }
 
-/// Under the lock, as all that follow.
+/// Under the lock, as all functions below.
 bool GroupOrder::has_begun(const GroupRecord& theirs) const {
   const auto found = begun_.find(theirs.name);
   return found != begun_.end() && found->second >= theirs.turn;
@@ -129,7 +129,7 @@ std::string GroupOrder::judge_numbers(int other, const GroupRecord& theirs) cons
 }
 
 std::string GroupOrder::judge_names(int other, const GroupRecord& theirs) const {
-  if (theirs.failed && !theirs.contradicted) return "";  // it may yet come
+  if (theirs.failed && !theirs.contradicted) return "";  // it may still take part
   if (theirs.name == current_->name) return "";
   if (has_begun(theirs) || !contains(theirs.members, rank_)) return "";
   if (theirs.members != current_->members) {

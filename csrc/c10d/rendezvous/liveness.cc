@@ -60,7 +60,7 @@ bool Liveness::has_ended_here(int rank) const {
   return rank != rank_ && host_->has_ended(topology_.index_of(rank));
 }
 
-/// INVARIANT: an end is final, so once told it stays true, and who tells it first does not matter.
+/// INVARIANT: an end is final, so a post stays true, and any rank may be the first to post it.
 void Liveness::tell(int rank) {
   {
     const std::scoped_lock lock(mutex_);

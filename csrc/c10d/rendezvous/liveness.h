@@ -1,5 +1,5 @@
-// What its default group knows of a job's ranks: who has ended, and what groups they make. torch
-// tells the members of other groups by their ranks in it.
+// What the default group knows of a job's ranks: the ones that have ended, and the groups they
+// make. torch numbers the members of other groups by their ranks in it.
 #pragma once
 
 #include <memory>
@@ -14,19 +14,19 @@
 
 namespace dreamcomm {
 
-/// The kernel tells of the ranks of this host. Of another host's its ranks tell, once they know,
-/// through the store.
+/// The kernel reports the ends of this host's ranks. Another node's ranks post the ends they know
+/// of in the store.
 class Liveness {
  public:
-  /// All ranks share memory. `clerk` is of a store that all ranks write to.
+  /// All ranks share memory. `worker` uses a store that all ranks write to.
   Liveness(std::shared_ptr<Communicator> all, std::shared_ptr<StoreWorker> worker);
-  /// `host` is of the ranks of this one's host.
+  /// `host` is the communicator of this host's ranks.
   Liveness(std::shared_ptr<Communicator> host, Topology topology, int rank,
            std::shared_ptr<StoreWorker> worker);
 
   /// Whether the process of a rank is known to have ended. Bounded. Any thread.
   bool has_ended(int rank);
-  /// Of those who have ended on this host, the other hosts. Bounded. Any thread.
+  /// Posts the ends of this host's ranks for the other nodes. Bounded. Any thread.
   void tell_of_host();
   GroupOrder& group_order() { return group_order_; }
 
@@ -39,7 +39,7 @@ class Liveness {
   const int rank_;
   const std::shared_ptr<StoreWorker> worker_;
   std::mutex mutex_;
-  std::set<int> told_;  // to the others, or by them
+  std::set<int> told_;  // ranks whose end was posted, by this rank or another
   GroupOrder group_order_;
 };
 

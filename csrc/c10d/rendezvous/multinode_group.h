@@ -1,4 +1,4 @@
-// A group whose ranks are on several hosts: made of the group of this rank's host, and Gloo.
+// The parts of a group on several nodes: the group of this rank's host, its recorder, its reasons.
 #pragma once
 
 #include <memory>
@@ -23,25 +23,24 @@ struct Place {
   int index() const { return topology.index_of(rank); }
 };
 
-/// The group of the ranks of this one's host. Collective among these. `options` are those of the
-/// meeting that found the hosts, and `whole` came of it. Throws Error.
+/// The group of this host's ranks. Collective among these. `options` are those of the bootstrap
+/// that found the hosts, and `whole` is its result. Throws Error.
 ShmResult connect_host(const c10::intrusive_ptr<c10d::Store>& store, const Place& place,
                        const ShmOptions& options, const ShmResult& whole);
 
-/// Of the whole group, whose part on this host is `parts`.
+/// The recorder of the whole group; `parts` is that of its part on this host.
 std::shared_ptr<Recorder> recorder_of_hosts(const std::shared_ptr<Recorder>& parts,
                                             const Place& place, const std::vector<int>& members);
 
 /// For each host a line on its ranks, with their local indices, and why they share no memory with
-/// others; `apart` is what ranks have found of that.
+/// others; `apart` gives each rank's reason.
 std::string map_of_hosts(const Topology& topology, const std::vector<std::string>& apart);
 
 /// A host's ranks in the job; `members` are the group's, empty: the same.
 std::vector<int> members_on_host(const std::vector<int>& members, const Place& place);
 
-/// How a rank tells, and learns, why ranks of other hosts abort the group, or have ended: through
-/// the store, if it still answers. They look for a moment, as the rank may have been killed. What
-/// is known of ends on this host is told with it.
+/// Posts and reads in the store, if it still answers, why ranks abort the group. Reading waits for
+/// a moment, as the other rank may have been killed. A post also publishes known ends on this host.
 AbortReasons reasons_through(const std::shared_ptr<StoreWorker>& worker);
 
 }  // namespace dreamcomm

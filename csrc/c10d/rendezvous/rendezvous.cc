@@ -13,7 +13,7 @@
 namespace dreamcomm {
 namespace {
 
-/// Why a rank of a new group does not come to make it, as the default group sees it.
+/// Why a rank of a new group does not take part, as the default group knows it.
 std::function<std::string(int)> members_watch(const DreamOptions& options) {
   const std::shared_ptr<Liveness> job = is_default(options) ? nullptr : liveness();
   if (!job) return {};
@@ -37,8 +37,8 @@ std::string costs_kind(const std::string& costs) {
   return costs == "auto" || costs == "fixed" ? costs : "file";
 }
 
-/// Who is in the group, as ranks of the job: groups that ranks make in different orders may meet
-/// under one name, and be of one size. Of many ranks a number that tells them from others.
+/// The group's members, as ranks of the job: groups that ranks make in different orders may have
+/// one name and one size. For many ranks a number that tells them from others.
 std::string members_text(const DreamOptions& options) {
   constexpr std::size_t kMostNamed = 16;
   const std::vector<int> members = members_of(options);
@@ -92,8 +92,9 @@ ShmOptions rendezvous_options(const DreamOptions& options, int size, const Pytho
                  .will_not_come = members_watch(options),
                  .hosts = hosts_of(options, size),
                  .refuse = !options.shared_memory};
-  // Also for a rank that is alone on its host: what its own threads have to say goes by it.
-  if (size > 1) shm.make_whereabouts = [&host] { return process_call_sites(host.whereabouts); };
+  // Also for a rank that is alone on its host: warnings of its own threads use this service.
+  if (size > 1)
+    shm.make_whereabouts = [&host] { return process_call_sites(host.main_thread_site); };
   return shm;
 }
 

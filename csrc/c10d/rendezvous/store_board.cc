@@ -9,13 +9,13 @@
 namespace dreamcomm {
 namespace {
 
-/// Pauses before a look: short at first, as the others are mostly near.
+/// Pauses before a look: short at first, as the others are mostly quick.
 constexpr std::chrono::milliseconds kShortestBetween{1};
 constexpr std::chrono::milliseconds kLongestBetween{32};
 
 }  // namespace
 
-/// INVARIANT: one look is under way at the most, so what it finds is newer than what is there.
+/// INVARIANT: at most one look is under way, so its result is newer than the stored one.
 struct StoreBoard::Board {
   std::string look(c10d::Store& store) {
     std::vector<std::string> found;

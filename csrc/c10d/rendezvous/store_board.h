@@ -1,4 +1,4 @@
-// What leaders of hosts post for each other, in the store.
+// A board in the store, on which the leaders of hosts post for each other.
 #pragma once
 
 #include <chrono>
@@ -18,7 +18,7 @@ class StoreBoard final : public BarrierBoard {
   /// Reads `keys`. `ring` wakes the rank; any thread.
   StoreBoard(std::shared_ptr<StoreWorker> worker, std::vector<std::string> keys,
              std::function<void()> ring);
-  /// From then on the rank is not woken.
+  /// No longer wakes the rank.
   ~StoreBoard() override;
 
   void post(const std::string& key, const std::string& text) override;
@@ -28,7 +28,7 @@ class StoreBoard final : public BarrierBoard {
  private:
   struct Board;
   const std::shared_ptr<StoreWorker> worker_;
-  const std::shared_ptr<Board> board_;  // the clerk's, too
+  const std::shared_ptr<Board> board_;  // shared with the worker
 };
 
 /// For a monitored barrier between hosts; null on ranks that lead none.

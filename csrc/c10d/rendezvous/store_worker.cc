@@ -23,7 +23,7 @@ constexpr std::chrono::milliseconds kLeave{200};  // for the thread to end by it
 constexpr std::chrono::seconds kLeaveOfPython{10};
 constexpr int kPatienceForAnswers = 4;  // one may take three times as long as another
 
-/// Stores written in Python need not have it.
+/// Stores written in Python may lack it.
 c10::intrusive_ptr<c10d::Store> clone_of(const c10::intrusive_ptr<c10d::Store>& store) {
   try {
     return store->clone();
@@ -55,7 +55,7 @@ struct StoreWorker::State {
     Job job;
     std::optional<std::string> result{};
     bool over = false;
-    bool in_vain = false;  // somebody waited too long for it
+    bool in_vain = false;  // a caller waited for it until its patience ended
   };
 
   void work() {
@@ -67,7 +67,7 @@ struct StoreWorker::State {
       if (!own) own = clone_of(store);
       try {
         order->result = order->job(*own);
-      } catch (const std::exception&) {  // the store has gone with the rank that kept it
+      } catch (const std::exception&) {  // the rank that served the store has ended
       }
       lock.lock();
       order->over = true;
@@ -108,7 +108,7 @@ struct StoreWorker::State {
   std::chrono::milliseconds took{0};                               // the last answer
   std::chrono::milliseconds patience = kPatience;
   bool may_be_python = false;  // where the thread works
-  int silent = 0;              // orders that were waited for in vain and are not over
+  int silent = 0;              // orders whose callers stopped waiting and that still run
   bool ending = false;
   bool has_ended = true;  // there is no thread
 };
@@ -130,7 +130,7 @@ void StoreWorker::leave() {
   state_->changed.wait_for(lock, kLeaveOfPython, has_ended);
 }
 
-/// Under the lock. Without a thread to be had the store is one that does not answer.
+/// Under the lock. If no thread can be started, the store counts as one that does not answer.
 bool StoreWorker::hire() {
   try {
     std::thread([state = state_] {
@@ -171,7 +171,7 @@ StoreWorker::Job StoreWorker::looking(const std::string& key) const {
 std::optional<std::string> StoreWorker::read(const std::string& key) {
   {
     const std::scoped_lock lock(state_->mutex);
-    if (state_->silent > 0) return std::nullopt;  // nor would anybody take the answer
+    if (state_->silent > 0) return std::nullopt;  // no caller would take the answer
   }
   return run(looking(key), patience());
 }

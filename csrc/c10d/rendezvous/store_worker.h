@@ -1,5 +1,4 @@
-// Use of a store that may be out of reach: by a thread of its own, for which nobody waits without
-// end.
+// A thread that uses a store for others, so that none of them blocks in a store out of reach.
 #pragma once
 
 #include <chrono>
@@ -11,11 +10,11 @@
 
 namespace dreamcomm {
 
-/// INVARIANT: a thread that calls never is in the store itself, nor waits for its lock: a TCPStore
-/// waits without end for the answer of a host that has vanished, and holds its lock meanwhile. So
-/// the clerk has a connection of its own, made when it is greeted or the first job comes, and
-/// nobody waits longer for it than he likes. Once one has waited in vain nobody waits again, until
-/// it answers: the next ones would only add their patience to his.
+/// INVARIANT: callers never block in the store, nor wait for its lock: a TCPStore waits without end
+/// for the answer of a host that has vanished, and holds its lock meanwhile. So requests run on a
+/// worker with its own connection, made by greet() or at the first job, and callers wait for their
+/// patience at most. After one timeout callers fail fast until the store answers again: otherwise
+/// each would add its patience to the last one's.
 class StoreWorker {
  public:
   using Job = std::function<std::string(c10d::Store&)>;
@@ -26,28 +25,28 @@ class StoreWorker {
   StoreWorker(const StoreWorker&) = delete;
   StoreWorker& operator=(const StoreWorker&) = delete;
 
-  /// What `job` returned, if it did within `patience` and threw nothing. Jobs are done in the order
-  /// given, also those that nobody waits for any more, so a job must own what it uses. Any thread.
+  /// What `job` returned, if it did within `patience` and threw nothing. Jobs run in the order
+  /// given, also after their callers stopped waiting, so a job must own what it uses. Any thread.
   std::optional<std::string> run(Job job, std::chrono::milliseconds patience);
-  /// Likewise, but waits for nothing. After `pause`, in which others are done; not at all if this
-  /// goes meanwhile.
+  /// Likewise, but waits for nothing. Runs after `pause`, in which other jobs may run; not at all
+  /// if this is destroyed meanwhile.
   void begin(Job job, std::chrono::milliseconds pause = {});
 
-  /// Takes no more orders. Leaves the thread alone where the store keeps it, but for long in one
-  /// that may be written in Python, which must not be in use when the interpreter ends.
+  /// Takes no more jobs. Does not wait for a thread that the store blocks, except, for a while, in
+  /// a store that may be written in Python: none may be in use when the interpreter ends.
   void leave();
 
-  /// For the answers of a store that is there, and the longest for one that is far away.
+  /// The patience with a store nearby, and the longest, with one far away.
   static constexpr std::chrono::milliseconds kPatience{300};
   static constexpr std::chrono::milliseconds kLongestPatience{2000};
-  /// What is under the key, "" for nothing, if the store says so within its patience.
+  /// The key's value, "" for none, if the store answers within the patience.
   std::optional<std::string> read(const std::string& key);
-  /// It grows with the time that the quicker one of the last two answers took: a key that is there
-  /// takes a TCPStore three round trips, one that is not takes one.
+  /// Grows with the time of the quicker one of the last two answers: a key that exists takes a
+  /// TCPStore three round trips, one that does not takes one.
   std::chrono::milliseconds patience() const;
-  /// Connects meanwhile, and learns by two answers how far the store is.
+  /// Connects in the background, and measures by two answers how far the store is.
   void greet();
-  /// Puts a text there, for which post() does not wait, and set() as long.
+  /// Puts a text there. post() does not wait for it, set() does, for the patience.
   void post(const std::string& key, const std::string& text);
   void set(const std::string& key, const std::string& text);
 

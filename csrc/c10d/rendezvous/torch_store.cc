@@ -12,7 +12,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// Pauses between looks at the store: short at first, as the others are mostly near.
+/// Pauses between looks at the store: short at first, as the others are mostly quick.
 constexpr milliseconds kFirstPause{1};
 constexpr milliseconds kLongestPause{50};
 
@@ -32,8 +32,7 @@ void TorchStore::set(const std::string& key, const std::string& value) { store_-
 
 bool TorchStore::has(const std::string& key) { return store_->check({key}); }
 
-// Not store_->wait(): that one cannot be interrupted, and a TCPStore's prints
-// warnings when its time is up.
+// Not store_->wait(): it cannot be interrupted, and a TCPStore's prints warnings at its timeout.
 std::string TorchStore::get(const std::string& key, milliseconds timeout) {
   const Clock::time_point deadline = deadline_in(Clock::now(), timeout);
   await_keys(*store_, {key}, [&] {

@@ -4,17 +4,16 @@
 #include <chrono>
 #include <functional>
 #include <string>
-#include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
+#include "c10d/base/store_ptr.h"
 #include "core/store.h"
 
 namespace dreamcomm {
 
-using StorePtr = c10::intrusive_ptr<c10d::Store>;
-
-/// Returns once the store has the keys. Looks and sleeps, as a TCPStore is its process's no longer
-/// while one waits in it; `meanwhile` is called before each pause, and ends the wait by throwing.
+/// Returns once the store has the keys. Polls, as a thread that waits in a TCPStore holds its lock
+/// against the rest of the process. `meanwhile` is called before each pause; it ends the wait by
+/// throwing.
 void await_keys(c10d::Store& store, const std::vector<std::string>& keys,
                 const std::function<void()>& meanwhile);
 

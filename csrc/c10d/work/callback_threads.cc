@@ -29,7 +29,7 @@ struct CallbackThreads::State {
       tasks.pop_front();
       lock.unlock();
       task();
-      task = nullptr;  // what it holds goes without the lock
+      task = nullptr;  // destroys what it holds without the lock
       lock.lock();
     }
   }
@@ -51,7 +51,7 @@ void CallbackThreads::post(std::function<void()> task) {
     try {
       state_->threads.emplace_back([state = state_] { state->work(); });
     } catch (const std::system_error&) {
-      // No thread to be had: an older one has to do, or else this one.
+      // No thread can be started: an existing one runs it, or this one.
       if (state_->threads.empty()) {
         const std::function<void()> last = std::move(state_->tasks.back());
         state_->tasks.pop_back();

@@ -20,10 +20,10 @@ class CallbackThreads {
 
   /// The task must not throw. After stop() it runs here and now. Any thread.
   void post(std::function<void()> task);
-  /// Waits until all tasks have run and the threads ended, but for the thread
-  /// that calls this, if a task does. Idempotent.
+  /// Waits until all tasks have run and the threads have ended, except the calling thread if a task
+  /// calls this. Idempotent.
   void stop();
-  /// Whether this is the process that has the threads, and no child that it forked.
+  /// Whether this is the process that has the threads, not a forked child.
   bool at_home() const { return process_.at_home(); }
 
  private:

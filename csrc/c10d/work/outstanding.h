@@ -25,7 +25,7 @@ class Outstanding {
     const std::scoped_lock lock(mutex_);
     return count_;
   }
-  /// Waits until none is left, for `longest` at the most; says whether none is.
+  /// Waits until none is left, for `longest` at most; returns whether none is.
   bool wait_none(std::chrono::milliseconds longest) {
     std::unique_lock lock(mutex_);
     return changed_.wait_for(lock, longest, [this] { return count_ == 0; });

@@ -21,7 +21,7 @@ c10::TypePtr tensor_list() { return c10::ListType::create(c10::TensorType::get()
 
 DreamWork::DreamWork(int rank, const OpLabel& label, Tensors inputs, Tensors outputs,
                      std::shared_ptr<CallbackThreads> callback_threads,
-                     std::weak_ptr<Communicator> communicator)
+                     std::weak_ptr<GroupCommunicator> communicator)
     : ProfiledWork(rank, label.type, label.title, inputs),
       label_(label),
       outputs_(outputs.begin(), outputs.end()),
@@ -110,14 +110,14 @@ Interrupt DreamWork::pause_until(milliseconds timeout) const {
 }
 
 std::string DreamWork::awaited(milliseconds waited) const {
-  const std::shared_ptr<Communicator> group = communicator();
+  const std::shared_ptr<GroupCommunicator> group = communicator();
   if (!group) return "";
   const std::string whom = group->awaited(waited);
   return concat(" on ", group->who(), whom.empty() ? "" : ", which waits for ", whom);
 }
 
 std::string MessageWork::awaited(milliseconds waited) const {
-  const std::shared_ptr<Communicator> group = communicator();
+  const std::shared_ptr<GroupCommunicator> group = communicator();
   if (!group) return "";
   const std::string lacks = group->awaited(*completion_, waited);
   return concat(" on ", group->who(), lacks.empty() ? "" : ": ", lacks);
@@ -134,7 +134,7 @@ void DreamWork::advance(const Interrupt& pause) {
 
 MessageWork::MessageWork(int rank, const OpLabel& label, const at::Tensor& tensor,
                          std::shared_ptr<CallbackThreads> callback_threads,
-                         std::weak_ptr<Communicator> communicator)
+                         std::weak_ptr<GroupCommunicator> communicator)
     : DreamWork(rank, label, tensor, tensor, std::move(callback_threads), std::move(communicator)) {
 }
 
@@ -157,24 +157,24 @@ void MessageWork::follow(std::shared_ptr<Completion> completion, std::function<v
 int MessageWork::sourceRank() const { return completion_->source(); }
 
 void MessageWork::advance(const Interrupt& pause) {
-  if (const std::shared_ptr<Communicator> group = communicator()) {
+  if (const std::shared_ptr<GroupCommunicator> group = communicator()) {
     try {
       group->wait(*completion_, pause);
     } catch (const Error& error) {
       if (!completion_->done()) std::rethrow_exception(to_torch(error));
-      // The message failed; the work tells.
+      // The message failed: the work holds its error.
     } catch (const c10::DistBackendError&) {
       throw;  // wait()'s own timeout: the message goes on
     } catch (...) {
-      give_up();  // Ctrl-C
+      cancel();  // Ctrl-C
       throw;
     }
   }
   DreamWork::advance(pause);
 }
 
-void MessageWork::give_up() {
-  if (const std::shared_ptr<Communicator> group = communicator()) group->give_up(*completion_);
+void MessageWork::cancel() {
+  if (const std::shared_ptr<GroupCommunicator> group = communicator()) group->cancel(*completion_);
 }
 
 GroupWork::GroupWork(std::vector<c10::intrusive_ptr<c10d::Work>> works)
@@ -202,16 +202,16 @@ bool GroupWork::wait(milliseconds timeout) {
   try {
     for (const auto& work : works_) work->wait(timeout);
   } catch (const std::exception& error) {
-    if (is_foreign(error)) give_up();  // Ctrl-C; if one has failed, or is late, the others go on
+    if (is_foreign(error)) cancel();  // Ctrl-C; if one has failed, or is late, the others go on
     throw;
   }
   return true;
 }
 
-/// Who waits for all of them will wait for none again.
-void GroupWork::give_up() const {
+/// A caller that stops waiting for all of them waits for none again.
+void GroupWork::cancel() const {
   for (const auto& work : works_) {
-    if (auto* message = dynamic_cast<MessageWork*>(work.get())) message->give_up();
+    if (auto* message = dynamic_cast<MessageWork*>(work.get())) message->cancel();
   }
 }
 

@@ -10,25 +10,25 @@
 #include <string_view>
 
 #include "c10d/base/op_labels.h"
+#include "c10d/base/profiled_work.h"
 #include "c10d/work/callback_threads.h"
-#include "c10d/work/profiled_work.h"
-#include "comm/communicator.h"
+#include "comm/group_communicator.h"
 #include "comm/p2p/completion.h"
 
 namespace dreamcomm {
 
-/// Completed once, by whoever ran the call, on any thread. Its Future holds the
-/// outputs as List[Tensor]; a Future asked for before the call is done completes
-/// on a thread of the executor, never on the progress thread.
+/// Completed once, by the thread that ran the call. Its Future holds the outputs as List[Tensor]; a
+/// Future that is taken before the call is done completes on one of `callback_threads`, never on
+/// the progress thread.
 class DreamWork : public ProfiledWork {
  public:
-  /// `executor` may be null for a call that is done before torch sees its work.
+  /// `callback_threads` may be null for a call that is done before torch sees its work.
   DreamWork(int rank, const OpLabel& label, Tensors inputs, Tensors outputs,
             std::shared_ptr<CallbackThreads> callback_threads,
-            std::weak_ptr<Communicator> communicator = {});
+            std::weak_ptr<GroupCommunicator> communicator = {});
 
   void complete(std::exception_ptr error);
-  /// The same without an error, before anyone else has seen the work: no locks.
+  /// The same without an error, before another thread has seen the work: no locks.
   void complete_unshared();
 
   /// Interruptible by signals. `timeout` (0: none) ends the wait, not the call.
@@ -46,10 +46,10 @@ class DreamWork : public ProfiledWork {
   /// Helps the call along until it is done; throws only what `pause` throws.
   virtual void advance(const Interrupt& pause);
   const char* name() const { return label_.name(); }
-  /// Where this rank waits for whom, after so long: " on rank 0 of 2 in group 'default', ..."; or
+  /// Which rank this one waits for, after so long: " on rank 0 of 2 in group 'default', ..."; or
   /// "".
   virtual std::string awaited(std::chrono::milliseconds waited) const;
-  std::shared_ptr<Communicator> communicator() const { return communicator_.lock(); }
+  std::shared_ptr<GroupCommunicator> communicator() const { return communicator_.lock(); }
 
  private:
   void require_home() const;
@@ -60,12 +60,12 @@ class DreamWork : public ProfiledWork {
   const c10::SmallVector<at::Tensor, 1> outputs_;
   const std::shared_ptr<CallbackThreads> callback_threads_;
   // Not kept alive: its progress thread may drop the last reference to a work.
-  const std::weak_ptr<Communicator> communicator_;
+  const std::weak_ptr<GroupCommunicator> communicator_;
   std::optional<at::ThreadLocalState> caller_;  // what callbacks run under
   uint64_t sequence_ = 0;
   bool was_done_ = false;                           // before torch saw it
   c10::intrusive_ptr<c10::ivalue::Future> future_;  // guarded by mutex_, as is:
-  bool settled_ = false;                            // nobody else will complete future_
+  bool settled_ = false;                            // future_ is complete, or is being completed
 };
 
 /// A message.
@@ -73,13 +73,13 @@ class MessageWork final : public DreamWork {
  public:
   MessageWork(int rank, const OpLabel& label, const at::Tensor& tensor,
               std::shared_ptr<CallbackThreads> callback_threads,
-              std::weak_ptr<Communicator> communicator);
+              std::weak_ptr<GroupCommunicator> communicator);
 
-  /// Completes this when the ticket is done; `received` runs before.
+  /// Completes this work when the message is done; `received` runs before.
   void follow(std::shared_ptr<Completion> completion, std::function<void()> received);
   int sourceRank() const override;
-  /// Nobody waits for it any more: a receive takes no message, unless its own has come.
-  void give_up();
+  /// Ends a receive that no thread waits for, unless its message is there.
+  void cancel();
 
  private:
   void advance(const Interrupt& pause) override;
@@ -100,8 +100,8 @@ class GroupWork final : public ProfiledWork {
   void synchronize() override;
   std::vector<at::Tensor> result() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
-  /// As MessageWork's, of each message.
-  void give_up() const;
+  /// Cancels each message, as MessageWork::cancel().
+  void cancel() const;
 
  private:
   const std::vector<c10::intrusive_ptr<c10d::Work>> works_;

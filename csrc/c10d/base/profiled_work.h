@@ -62,8 +62,8 @@ class ProfiledWait {
   std::optional<at::RecordFunction> record_;
 };
 
-/// The state that the caller's thread had, for what another does of its call, or after it. Neither
-/// operations nor memory show in profiles, as they may go on when the caller ends the run.
+/// Gives this thread the state of the caller's, to run a part of its call or a callback. Profiles
+/// show neither operations nor memory, as they may go on after the caller ends the profiler's run.
 class AsCaller {
  public:
   explicit AsCaller(const at::ThreadLocalState& caller) : state_(caller) {}

@@ -1,4 +1,4 @@
-#include "c10d/work/profiled_work.h"
+#include "c10d/base/profiled_work.h"
 
 #include <string_view>
 
