@@ -2,7 +2,7 @@
 """Torch's own distributed tests with dreamcomm, judged by what Gloo passes.
 
     python tests/conformance/run.py                         # all of it
-    python tests/conformance/run.py --quick                 # only what must pass
+    python tests/conformance/run.py --quick                 # only what must pass, not of 3 ranks
     python tests/conformance/run.py --worlds 4 -v           # one world, a line per test
     python tests/conformance/run.py --worlds '' --no-pretend-gpus --hosts a,a,b,b
                                                             # on two hosts alone, whole
@@ -60,7 +60,9 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--backend", default="dreamcomm")
-    parser.add_argument("--worlds", default="2,3,4", help="numbers of ranks, comma separated")
+    parser.add_argument(
+        "--worlds", help="numbers of ranks, comma separated; default 2,3,4, with --quick 2,4"
+    )
     parser.add_argument(
         "--pretend-gpus",
         action=argparse.BooleanOptionalAction,
@@ -75,12 +77,15 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="only the tests that must pass")
     parser.add_argument("--refresh", action="store_true", help="run Gloo again")
     parser.add_argument("--only", action="append", default=[], help="a test's name; repeatable")
-    parser.add_argument("--shards", type=int, default=2, help="parts that run side by side")
+    parser.add_argument("--shards", type=int, default=4, help="parts that run side by side")
     parser.add_argument("--timeout", type=int, default=60, help="seconds for one test")
     parser.add_argument("--json-dir", type=Path, help="write every outcome and rank log here")
     parser.add_argument("--errors", action="store_true", help="print each failure in full")
     parser.add_argument("-v", "--verbose", action="store_true", help="a line per test")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.worlds is None:
+        args.worlds = "2,4" if args.quick else "2,3,4"
+    return args
 
 
 class Runner:
