@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from contextlib import redirect_stdout
+from dataclasses import dataclass, replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -24,9 +26,36 @@ SMALL = Settings(
 )
 
 
+@dataclass
+class Whole:
+    """A demo from its first line to its last, which trains once on each backend."""
+
+    agree: bool
+    runs: list[BackendRun]
+    lines: list[str]
+    picture: Path
+
+
 @pytest.fixture(scope="module")
-def runs(backend: str) -> tuple[BackendRun, BackendRun]:
-    return run_backend(backend, 2, SMALL), run_backend("gloo", 2, SMALL)
+def whole(backend: str, tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    picture = tmp_path_factory.mktemp("demo") / "demo.png"
+    runs: list[BackendRun] = []
+
+    def run_and_keep(name: str, ranks: int, settings: Settings) -> BackendRun:
+        runs.append(run_backend(name, ranks, settings))
+        return runs[-1]
+
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(StringIO()) as said:
+        patch.setenv("COLUMNS", "100")
+        patch.setattr(demo_run, "run_backend", run_and_keep)
+        agree = demo_run.run_demo(2, SMALL, picture, (backend, "gloo"))
+    return Whole(agree, runs, said.getvalue().rstrip().splitlines(), picture)
+
+
+@pytest.fixture(scope="module")
+def runs(whole: Whole) -> tuple[BackendRun, BackendRun]:
+    first, second = whole.runs
+    return first, second
 
 
 def test_both_backends_train_to_the_same_bits(runs: tuple[BackendRun, BackendRun]) -> None:
@@ -128,20 +157,12 @@ def test_the_model_of_the_demo_is_small() -> None:
     assert parameter_count(GPT(Shape())) <= 1_000_000
 
 
-def test_the_whole_demo(
-    backend: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
-    out = tmp_path / "demo.png"
-    assert demo_run.run_demo(2, replace(SMALL, steps=4), out, (backend, "gloo"))
-    assert out.read_bytes().startswith(b"\x89PNG")
-    lines = capsys.readouterr().out.rstrip().splitlines()
-    assert lines[-1].startswith("The losses of the two runs are equal")
-    assert str(out) in lines[-2]
-    assert any("unigram" in line for line in lines)
+def test_the_whole_demo(whole: Whole) -> None:
+    assert whole.agree
+    assert whole.picture.read_bytes().startswith(b"\x89PNG")
+    assert whole.lines[-1].startswith("The losses of the two runs are equal")
+    assert str(whole.picture) in whole.lines[-2]
+    assert any("unigram" in line for line in whole.lines)
 
 
 def test_unequal_runs_end_with_exit_code_1(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
