@@ -28,6 +28,7 @@ os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 from faults.table import pytest_sessionfinish, pytest_terminal_summary, pytest_testnodedown
 from helpers.nursery import Nursery
 from helpers.pool import Fresh, Pool
+from helpers.times import Times
 
 __all__ = ["pytest_sessionfinish", "pytest_terminal_summary", "pytest_testnodedown"]  # hooks
 
@@ -41,11 +42,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="backend under test; 'gloo' checks the tests themselves",
     )
     parser.addoption(
-        "--soak", action="store_true", help="run the random tests for many more examples"
+        "--soak", action="store_true", help="run all tests, and the random ones for many examples"
+    )
+    parser.addoption(
+        "--keep-times",
+        action="store_true",
+        help="write the tests that take long to tests/times.tsv, by which files are ordered",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Times(config.getoption("--keep-times")), "times")
     config.addinivalue_line("markers", "beyond_gloo(why): the stand-in backend gloo cannot do this")
 
 
