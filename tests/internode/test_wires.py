@@ -76,7 +76,7 @@ import torch, torch.distributed as dist
 rank, store = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group(
     "dreamcomm", store=dist.FileStore(store, 4), rank=rank, world_size=4,
-    timeout=timedelta(seconds=4),
+    timeout=timedelta(seconds=2),
 )
 for count in (3, 100_000, 1_000_000):
     tensor = torch.full((count,), float(rank))
@@ -84,7 +84,7 @@ for count in (3, 100_000, 1_000_000):
     assert bool((tensor == 6.0).all())
 print("CLOCK", time.monotonic(), time.time(), flush=True)
 if rank == 3:
-    time.sleep(8)
+    time.sleep(4)
     sys.exit()
 begin = time.monotonic()
 try:
@@ -141,5 +141,5 @@ def test_hosts_whose_clocks_differ_by_a_day(
     assert clocks[2] - clocks[0] > DAY - 60
     for output in outputs[:3]:
         _, told = output.split("TOLD ")
-        assert 3.9 <= float(told.split()[0]) <= 5.0, output
+        assert 1.9 <= float(told.split()[0]) <= 3.0, output
         assert "rank 3" in told, output
