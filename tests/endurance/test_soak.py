@@ -24,8 +24,14 @@ def test_everything_is_right_whatever_befalls_the_ranks(
     figures = Figures()
     supervisor = Supervisor(SEED, tmp_path, figures, SPANNING, slack)
     supervisor.run(LONG_SECONDS if soak else SECONDS)
+    for _ in range(20):  # where the machine is busy, until it has seen everything
+        if has_seen_everything(figures) or not figures.is_clean:
+            break
+        supervisor.run(SECONDS / 2)
     print(figures)
     assert figures.is_clean, str(figures)
-    assert set(figures.calls) == set(KINDS)
-    assert figures.killed > 0
-    assert figures.begun_anew > 0
+    assert has_seen_everything(figures), str(figures)
+
+
+def has_seen_everything(figures: Figures) -> bool:
+    return set(figures.calls) == set(KINDS) and figures.killed > 0 and figures.begun_anew > 0

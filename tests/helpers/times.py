@@ -32,13 +32,13 @@ class Times:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.seconds[report.nodeid] += report.duration
 
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         if hasattr(session.config, "workerinput") or not self.seconds:
             return  # the process that started the workers hears all of them
         slowest = sorted(self.seconds.items(), key=lambda test: -test[1])
         LAST_RUN.parent.mkdir(exist_ok=True)
         write(LAST_RUN, slowest)
-        if self.keep:
+        if self.keep and exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
             write(KEPT, [test for test in slowest if test[1] >= SHORT])
 
 
