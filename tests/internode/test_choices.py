@@ -77,7 +77,7 @@ def explain_all() -> dict[str, str]:
 
 def test_what_is_said_of_other_operations_is_true(hosts: Hosts) -> None:
     (said, *_) = hosts.run(TWO_OF_TWO, explain_all)
-    assert "shared memory within a host; a letter" in said["send"]
+    assert "shared memory within a host; between nodes a header" in said["send"]
     assert "each rank sends its block to one rank of every other host" in said["all_gather"]
     assert "straight from rank to rank" in said["gather"]
 
