@@ -1,15 +1,22 @@
-# make demo: train on two processes    make test: check everything
+# make demo: train on two processes    make test: check everything, in a quarter of an hour
+# make test-long: all tests there are, which takes more than an hour
 # Each makes its environment in $(VENV), installs what it needs and builds.
 VENV ?= .venv
 PYTHON ?= python3
 # What to install where the environment has no torch yet; one that is there stays.
 TORCH ?= torch==2.13.0
 JOBS ?= $(shell nproc)
+# 1: also what takes long. `make test-long` sets it.
+LONG ?=
 # For which GPUs the module is built: auto (this machine's), on (all), off; cmake/Cuda.cmake.
 CUDA ?= auto
 
+comma := ,
 BIN := $(VENV)/bin
 PY := $(BIN)/python
+INSTALL = $(PY) -m pip install --quiet --no-build-isolation -C cmake.define.DREAMCOMM_WERROR=ON \
+    -C cmake.define.DREAMCOMM_BUILD_CUDA=$(CUDA)
+NVCC := $(shell command -v nvcc)
 READY := $(VENV)/.dreamcomm-ready
 CMAKE := $(BIN)/cmake
 CPP_SOURCES = $(shell find csrc tests benchmarks -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh')
@@ -19,14 +26,30 @@ export CMAKE_BUILD_PARALLEL_LEVEL = $(JOBS)
 # The environment's own tools (cmake, ninja) for builds without isolation.
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: demo test lint docs cpp cpp-plain cpp-thread cpp-address cpp-gpu conformance pytest build clean
+.PHONY: demo test test-long lint docs cpp cpp-plain cpp-thread cpp-address cpp-gpu \
+    compile compile-plain compile-thread compile-address conformance pytest build clean
+ifdef SIDE_BY_SIDE
+compile-thread: compile-plain
+compile-address: compile-thread
+else
 .NOTPARALLEL:
+endif
 
-demo: build
+# Without what only the tests and linters need, which takes as long again.
+demo: $(READY)
+	$(INSTALL) -e '.[cli]'
 	$(BIN)/dreamcomm demo
 
-# pytest comes last: its closing line ends the output.
-test: lint cpp conformance pytest
+# The C++ tests are compiled while PyTorch's suite runs, which mostly waits. pytest comes last: its
+# closing line ends the output.
+test: lint
+	@$(MAKE) --no-print-directory -j 2 -O --old-file=build SIDE_BY_SIDE=1 conformance compile
+	@$(MAKE) --no-print-directory --old-file=build cpp pytest
+compile: compile-plain compile-thread compile-address
+
+# CUDA code is compiled for all GPUs, where there is nvcc, and a warning is an error.
+test-long:
+	$(MAKE) LONG=1 CUDA=$(if $(NVCC),on,auto) lint cpp cpp-gpu conformance pytest
 
 lint: build docs
 	@$(BIN)/clang-format --dry-run -Werror $(CPP_SOURCES)
@@ -44,17 +67,21 @@ docs: build
 
 cpp: cpp-plain cpp-thread cpp-address
 
-cpp-plain: $(READY)
-	$(call cpp_build,plain,-DDREAMCOMM_SANITIZE=)
-	$(call cpp_run,plain)
+# With the module's own libraries, in its tree.
+cpp-plain: compile-plain
+	$(BIN)/ctest --test-dir $(MODULE_TREE) $(CTEST_FLAGS)
 
-cpp-thread: $(READY)
-	$(call cpp_build,thread,-DDREAMCOMM_SANITIZE=thread)
+cpp-thread: compile-thread
 	TSAN_OPTIONS=halt_on_error=1 $(FIXED_LAYOUT) $(call cpp_run,thread)
 
-cpp-address: $(READY)
-	$(call cpp_build,address,-DDREAMCOMM_SANITIZE=address)
+cpp-address: compile-address
 	UBSAN_OPTIONS=print_stacktrace=1 $(call cpp_run,address)
+
+compile-plain: build
+	$(CMAKE) --build $(MODULE_TREE) --target dreamcomm_tests
+compile-thread compile-address: compile-%: $(READY)
+	$(CMAKE) -S . -B build/cpp-$* -G Ninja -DDREAMCOMM_BUILD_TESTS=ON -DDREAMCOMM_WERROR=ON -DDREAMCOMM_SANITIZE=$*
+	$(CMAKE) --build build/cpp-$*
 
 # What runs on a GPU only is compiled, where there is nvcc, so that it stays fit to be run there.
 cpp-gpu: $(READY)
@@ -65,26 +92,24 @@ cpp-gpu: $(READY)
 	        dreamcomm_gpu_rows; \
 	else echo "No nvcc here: what is for a GPU is not compiled."; fi
 
-define cpp_build
-$(CMAKE) -S . -B build/cpp-$(1) -G Ninja -DDREAMCOMM_BUILD_TESTS=ON -DDREAMCOMM_WERROR=ON $(2)
-$(CMAKE) --build build/cpp-$(1)
-endef
-
-cpp_run = $(BIN)/ctest --test-dir build/cpp-$(1) --parallel $(JOBS) --output-on-failure --no-tests=error
+# Where pip has built the module last.
+MODULE_TREE = $$(dirname "$$(ls -t build/cp3*/CMakeCache.txt | head -n 1)")
+# Parts that mostly wait run side by side, whatever there is of processors.
+CTEST_FLAGS = --parallel 5 --output-on-failure --no-tests=error $(if $(LONG),,-LE long)
+cpp_run = $(BIN)/ctest --test-dir build/cpp-$(1) $(CTEST_FLAGS)
 
 # PyTorch's own distributed suite, run on this backend: what must pass.
 conformance: build
-	$(PY) tests/conformance/run.py --quick
+	$(PY) tests/conformance/run.py --quick $(if $(LONG),--worlds 2$(comma)3$(comma)4)
 
-# Two at a time, as most of what tests do is to wait; a file's stay together.
+# Three at a time, as most of what tests do is to wait; a file's stay together, and files that take
+# long come first. The long form's tests have less patience, and promised times: two at a time.
 pytest: build
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(BIN)/pytest -n $(if $(LONG),2 --soak,3) --dist loadfile --no-loadscope-reorder
 
 # An editable install: Python changes need no rebuild, C++ changes only their own files.
 build: $(READY)
-	$(PY) -m pip install --quiet --no-build-isolation \
-	    -C cmake.define.DREAMCOMM_WERROR=ON -C cmake.define.DREAMCOMM_TEST_DEVICE=ON \
-	    -C cmake.define.DREAMCOMM_BUILD_CUDA=$(CUDA) -e '.[cli,test,lint,docs]'
+	$(INSTALL) -C cmake.define.DREAMCOMM_TEST_DEVICE=ON -e '.[cli,test,lint,docs]'
 
 # Debian 12's and Ubuntu 22.04's own pip is older, and knows no -C.
 $(READY): pyproject.toml
