@@ -143,6 +143,7 @@ std::shared_ptr<Communicator> DreamBackend::make_communicator(std::unique_ptr<Fa
                                                               const CommOptions& options,
                                                               const Connection* between_nodes) {
   auto host = std::make_shared<Communicator>(std::move(fabric), options);
+  cpu_ = host;  // stays in the group until an error of the set-up is posted
   recorder_ = host->recorder();
   if (between_nodes) {
     recorder_ = recorder_of_hosts(recorder_, between_nodes->place, members_of(*options_));
@@ -159,7 +160,6 @@ void DreamBackend::share_within_host(std::unique_ptr<Fabric> fabric) {
       {options_->group_name, options_->algorithm, options_->fixed_order, options_->timeout,
        callbacks_.call_site, callbacks_.warn, members_of(*options_)},
       nullptr);
-  cpu_ = host;
   const auto job = c10::make_intrusive<c10d::PrefixStore>("job", visit_);
   liveness_ = std::make_shared<Liveness>(host, std::make_shared<StoreWorker>(job));
   if (is_default(*options_)) set_liveness(liveness_);
