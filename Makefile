@@ -57,6 +57,7 @@ lint: build docs
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(PY) tests/lint/rooms.py
 	$(PY) tests/lint/words.py
 
 # The site. A warning is an error: a broken link, a page that no list names, a docstring's form.

@@ -14,7 +14,7 @@ from internode.network import Network, NoNetwork
 MOST_HOSTS = 4
 
 # The short form has hosts of both kinds here, and real ones where a link has to be cut. Elsewhere
-# virtual ones do, which are made sooner: ranks bootstrap and report what they do in the same way on both.
+# virtual ones stand for both. They start sooner, and their ranks bootstrap in the same way.
 ON_BOTH = "test_every_collective_has_the_documented_bits"
 ON_REAL_HOSTS = {
     "test_a_host_whose_link_is_down_is_named",

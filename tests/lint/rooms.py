@@ -4,7 +4,7 @@
     python tests/lint/rooms.py
 
 A floor is a folder of csrc/, a room a folder of a floor; "." stands for the files in no room. The
-floors' own order is CMake's (csrc/CMakeLists.txt). Exit code 1 if an include goes up or sideways.
+floors' own order is CMake's (CMakeLists.txt). Exit code 1 if an include goes up or sideways.
 """
 
 from __future__ import annotations

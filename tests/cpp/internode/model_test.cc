@@ -1,4 +1,6 @@
 // The predicted time of calls between hosts, and the measurements behind it.
+#include "internode/cost/model.h"
+
 #include <doctest.h>
 
 #include <algorithm>
@@ -8,7 +10,6 @@
 #include <vector>
 
 #include "core/types.h"
-#include "internode/cost/model.h"
 #include "internode/tuning/measure.h"
 
 namespace dreamcomm {
