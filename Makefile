@@ -103,10 +103,10 @@ cpp_run = $(BIN)/ctest --test-dir build/cpp-$(1) $(CTEST_FLAGS)
 conformance: build
 	$(PY) tests/conformance/run.py --quick $(if $(LONG),--worlds 2$(comma)3$(comma)4)
 
-# Three at a time, as most of what tests do is to wait; a file's stay together, and files that take
+# Four at a time, as most of what tests do is to wait; a file's stay together, and files that take
 # long come first. The long form's tests have less patience, and promised times: two at a time.
 pytest: build
-	$(BIN)/pytest -n $(if $(LONG),2 --soak,3) --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -n $(if $(LONG),2 --soak,4) --dist loadfile --no-loadscope-reorder
 
 # An editable install: Python changes need no rebuild, C++ changes only their own files.
 build: $(READY)

@@ -18,14 +18,16 @@ MISSING = [tool for tool in ("spin", "cc") if shutil.which(tool) is None]
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
 
 HOLDS = [
-    "rounds RANKS=2 ROUNDS=3 CRASH",  # the third is the first whose page was read before
-    "rounds RANKS=2 ROUNDS=2 ABORT",
+    "rounds RANKS=2 ROUNDS=3",  # the third is the first whose page was read before
+    "rounds RANKS=2 ROUNDS=2 CRASH",
+    "rounds RANKS=2 ROUNDS=1 ABORT",
     "rounds RANKS=3 ROUNDS=2 SURE_BELL",
     "meeting RANKS=2 CRASH LATE STRANGER",
     "meeting RANKS=3 STRANGER",
 ]
 HOLDS_LONG = [
-    "rounds RANKS=2 ROUNDS=3",
+    "rounds RANKS=2 ROUNDS=3 CRASH",
+    "rounds RANKS=2 ROUNDS=2 ABORT",
     "rounds RANKS=3 ROUNDS=3 SURE_BELL",
     "rounds RANKS=3 ROUNDS=2 SURE_BELL CRASH",
     "meeting RANKS=3 CRASH",
