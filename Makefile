@@ -81,7 +81,8 @@ cpp-address: compile-address
 compile-plain: build
 	$(CMAKE) --build $(MODULE_TREE) --target dreamcomm_tests
 compile-thread compile-address: compile-%: $(READY)
-	$(CMAKE) -S . -B build/cpp-$* -G Ninja -DDREAMCOMM_BUILD_TESTS=ON -DDREAMCOMM_WERROR=ON -DDREAMCOMM_SANITIZE=$*
+	$(CMAKE) -S . -B build/cpp-$* -G Ninja -DDREAMCOMM_BUILD_TESTS=ON -DDREAMCOMM_WERROR=ON -DDREAMCOMM_SANITIZE=$* \
+	    -DDREAMCOMM_SANITIZE_ALL=$(if $(LONG),ON,OFF)
 	$(CMAKE) --build build/cpp-$*
 
 # What runs on a GPU only is compiled, where there is nvcc, so that it stays fit to be run there.
