@@ -323,7 +323,7 @@ std::shared_ptr<Completion> Communicator::receive(Block data, std::optional<int>
 }
 
 void Communicator::withdraw(const Completion& completion) { impl_->matcher.withdraw(completion); }
-void Communicator::cancel(const Completion& completion) { impl_->matcher.give_up(completion); }
+void Communicator::cancel(const Completion& completion) { impl_->matcher.cancel(completion); }
 void Communicator::ring() { impl_->state.ring_own(); }
 
 void Communicator::wait(Completion& completion, const Interrupt& interrupt) {

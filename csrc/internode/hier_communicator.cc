@@ -74,7 +74,7 @@ void HierarchicalCommunicator::abort(const std::string& reason) {
   if (messages_) messages_->fail_all(ErrorKind::kAborted, reason);
   if (reasons_posted_.take() == 0) {
     report_lost_leader();
-    options_.reasons.give_up(rank_, reason);
+    options_.reasons.post_abort(rank_, reason);
   }
   close();
 }

@@ -98,4 +98,4 @@ def cancel(group: dist.ProcessGroup, batches: Batches) -> None:
     except ValueError:  # another backend's group
         return
     batches.pop(group, None)
-    backend._give_up_batch()
+    backend._cancel_batch()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Backend, Store
 
-    from dreamcomm._C import Options, PatientStore
+    from dreamcomm._C import Options, DeadlineStore
 
 __all__ = ["make_inner"]
 
@@ -38,7 +38,7 @@ def _make_gloo(store: Store, rank: int, size: int, options: Options, lazy: bool)
     import torch.distributed as dist
     from torch._C._distributed_c10d import PrefixStore
 
-    from dreamcomm._C import PatientStore
+    from dreamcomm._C import DeadlineStore
 
     if not dist.is_gloo_available():
         raise RuntimeError(
@@ -56,7 +56,7 @@ def _make_gloo(store: Store, rank: int, size: int, options: Options, lazy: bool)
     _copy_settings(settings, options)
     prefixed = PrefixStore("dreamcomm/gloo", store)
     inner: Backend
-    if isinstance(store, PatientStore):
+    if isinstance(store, DeadlineStore):
         settings._timeout = max(store.timeout / _TRIES, timedelta(milliseconds=1))
         inner = _connect(store, lambda: gloo(prefixed, rank, size, settings))
     else:
@@ -113,7 +113,7 @@ _LOOK = 0.2  # seconds between checks for trouble
 _MORE = 0.3  # seconds that Gloo may take beyond its timeout, since its error says more
 
 
-def _connect(store: PatientStore, connect: Callable[[], Backend]) -> Backend:
+def _connect(store: DeadlineStore, connect: Callable[[], Backend]) -> Backend:
     """Calls ``connect``, which ignores signals, in a thread, and waits for it.
 
     Ctrl-C, trouble and the timeout end the wait. The thread then continues as a daemon. It ends

@@ -131,7 +131,7 @@ DreamBackend::DreamBackend(const StorePtr& store, int rank, int size,
 void DreamBackend::post_why_not_made(const std::string& reason) {
   if (!worker_) return;
   const AbortReasons reasons = reasons_through(worker_);
-  if (reasons.of(rank_, std::chrono::milliseconds(0)).empty()) reasons.give_up(rank_, reason);
+  if (reasons.of(rank_, std::chrono::milliseconds(0)).empty()) reasons.post_abort(rank_, reason);
 }
 
 void DreamBackend::drop_heap(const std::string& reason) {

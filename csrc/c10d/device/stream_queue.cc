@@ -27,7 +27,7 @@ StreamQueue::StreamQueue(std::shared_ptr<gpu::Communicator> group, c10::Device d
       device_(device),
       ways_(std::move(ways)),
       multinode_(std::move(multinode)) {
-  group_->speak_of(std::move(about), std::move(peer_reports));
+  group_->describe_as(std::move(about), std::move(peer_reports));
 }
 
 c10::Stream StreamQueue::stream_for(const DevicePlan& plan) {

@@ -280,7 +280,7 @@ void bind_backend(py::module_& m) {
       .def("_holds", &DreamBackend::holds, py::arg("tensor"))
       .def("_averages", &DreamBackend::averages, py::arg("tensor"),
            py::call_guard<py::gil_scoped_release>())
-      .def("_give_up_batch", &DreamBackend::cancel_coalescing,
+      .def("_cancel_batch", &DreamBackend::cancel_coalescing,
            py::call_guard<py::gil_scoped_release>())
       .def("stats", &stats_of)
       .def(

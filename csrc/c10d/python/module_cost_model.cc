@@ -77,7 +77,7 @@ py::object level_costs_of(const DreamBackend& backend) {
 }
 
 void bind_between(py::module_& m) {
-  py::class_<DeadlineStore, c10d::Store, c10::intrusive_ptr<DeadlineStore>>(m, "PatientStore")
+  py::class_<DeadlineStore, c10d::Store, c10::intrusive_ptr<DeadlineStore>>(m, "DeadlineStore")
       .def("trouble", &DeadlineStore::trouble, py::call_guard<py::gil_scoped_release>())
       .def("leave", &DeadlineStore::leave);
 

@@ -172,11 +172,11 @@ Fallback::Inner connect_hosts(const Connection& connection, StoreWorker& worker,
     return made;
   } catch (const Error& error) {
     // Ranks that had connected with this one have seen its connections end.
-    reasons.give_up(place.rank, error.what());
+    reasons.post_abort(place.rank, error.what());
     const std::optional<std::vector<int>> found =
         silent(connection, worker, reasons, "", Clock::now() + kToHear);
     const std::string words = error.what() + words_on(place, found);
-    if (words != error.what()) reasons.give_up(place.rank, words);
+    if (words != error.what()) reasons.post_abort(place.rank, words);
     const bool is_told = words.find(kAborted) != std::string::npos;
     throw Error(error.kind(),
                 is_told
@@ -194,7 +194,7 @@ void first_use(const Connection& connection, StoreWorker& worker, const AbortRea
     const int rank = connection.place.rank;
     const std::string cause = is_connection_lost(error) ? cause_soon(watch) : "";
     if (!cause.empty()) told += "; " + cause;
-    if (reasons.of(rank, kAtOnce).empty()) reasons.give_up(rank, told);
+    if (reasons.of(rank, kAtOnce).empty()) reasons.post_abort(rank, told);
     const auto found = silent(connection, worker, reasons, told, later(connection.end(), kToHear));
     throw Error(error.kind(), told + words_on(connection.place, found));
   }

@@ -93,8 +93,7 @@ ShmOptions rendezvous_options(const DreamOptions& options, int size, const Pytho
                  .hosts = hosts_of(options, size),
                  .refuse = !options.shared_memory};
   // Also for a rank that is alone on its host: warnings of its own threads use this service.
-  if (size > 1)
-    shm.make_whereabouts = [&host] { return process_call_sites(host.main_thread_site); };
+  if (size > 1) shm.make_call_sites = [&host] { return process_call_sites(host.main_thread_site); };
   return shm;
 }
 

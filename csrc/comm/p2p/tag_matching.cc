@@ -53,7 +53,7 @@ void TagMatcher::withdraw(const Completion& completion) {
   settle(lock);
 }
 
-void TagMatcher::give_up(const Completion& completion) {
+void TagMatcher::cancel(const Completion& completion) {
   Lock lock(mutex_);
   std::erase_if(posted_, [&](Receiving& r) {
     if (r.completion.get() != &completion || !r.take()) return false;

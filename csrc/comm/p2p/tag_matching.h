@@ -46,7 +46,7 @@ class TagMatcher {
 
   /// Cancels a receive whose waiting thread was interrupted, unless it is matched. Left waiting, it
   /// would take the message that the next receive is for.
-  void give_up(const Completion& completion);
+  void cancel(const Completion& completion);
   /// "rank 1 has not sent it; it last called ...", or "" if it is not under way here. The peer is
   /// asked, and may answer until then.
   std::string lacks(const Completion& completion, Clock::time_point until);

@@ -101,7 +101,7 @@ class Communicator {
   /// Sets the text that errors begin with, which names the group if its ranks are numbered
   /// differently from the caller's, and what the host knows of the ranks. Call it before the first
   /// call.
-  void speak_of(std::string about, PeerReports peer_reports) {
+  void describe_as(std::string about, PeerReports peer_reports) {
     about_ = std::move(about);
     peer_reports_ = std::move(peer_reports);
   }

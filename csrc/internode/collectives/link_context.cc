@@ -17,8 +17,8 @@ namespace {
 constexpr std::chrono::milliseconds kAsk{40};     // a moment for ranks that abort at the same time
 constexpr std::chrono::milliseconds kAsked{300};  // includes the store's time
 constexpr int kLooksApart = 6;                    // of the interrupter's ticks
-constexpr std::chrono::milliseconds kLookElsewhere{100};  // nearly every wait is shorter
-constexpr std::chrono::milliseconds kUntilTold{450};      // for the lost host's other ranks
+constexpr std::chrono::milliseconds kLookRemote{100};  // nearly every wait is shorter
+constexpr std::chrono::milliseconds kUntilTold{450};   // for the lost host's other ranks
 
 constexpr const char* kHasAborted = "it has aborted the group";
 
@@ -61,12 +61,12 @@ void LinkContext::here(Kind kind, const Reduction& how, std::span<const Block> i
 /// anywhere had returned from the call (call_handshake.cc).
 void LinkContext::gather_here(std::span<const Block> in, std::span<const Block> out) {
   const Clock::time_point begin = Clock::now();
-  Clock::time_point next = begin + kLookElsewhere;
+  Clock::time_point next = begin + kLookRemote;
   AbortedPeers aborted(levels_.causes, begin);
   const Interrupt look = [&] {
     if (interrupt_) interrupt_();
     if (Clock::now() < next) return;
-    next = Clock::now() + kLookElsewhere;
+    next = Clock::now() + kLookRemote;
     std::map<int, std::string> lost = levels_.monitor.lost();
     if (lost.empty()) {
       for (const int rank : aborted.among(remote_ranks(), request_.deadline)) {
@@ -272,7 +272,7 @@ void LinkContext::wait(const Transfers& transfers) {
     last_between_ = awaiting.last();
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::kTimeout) throw;
-    levels_.reasons.give_up(this->rank(), error.what());
+    levels_.reasons.post_abort(this->rank(), error.what());
     const std::string told = report_of_host(transfers[next].rank, kAsk);
     if (told.empty()) throw;
     throw Error(ErrorKind::kTimeout, concat(error.what(), "; ", told));

@@ -23,7 +23,7 @@ struct AbortReasons {
   std::function<std::chrono::milliseconds()> patience{};
 
   /// Reports that this rank aborts the group.
-  void give_up(int rank, const std::string& reason) const {
+  void post_abort(int rank, const std::string& reason) const {
     if (tell) tell(rank, concat("rank ", rank, " has aborted the group: ", reason));
   }
   std::string last() const { return told_last ? told_last() : ""; }

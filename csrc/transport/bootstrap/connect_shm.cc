@@ -111,7 +111,7 @@ class ShmBootstrap {
   }
 
   void create_window() {
-    if (options_.make_whereabouts) call_sites_ = options_.make_whereabouts();
+    if (options_.make_call_sites) call_sites_ = options_.make_call_sites();
     RankInfo mine;
     mine.refusal = lay_out();
     mine.version = kProtocolVersion;

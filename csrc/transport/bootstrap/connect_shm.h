@@ -36,7 +36,7 @@ struct ShmOptions {
   std::function<void(const std::string&)> warn{};  // shows the user a warning; may be null
   /// Creates the service that asks late ranks for their call site; may be null, or return null:
   /// then they are not asked.
-  std::function<std::shared_ptr<CallSiteService>()> make_whereabouts{};
+  std::function<std::shared_ptr<CallSiteService>()> make_call_sites{};
   /// Why a rank that has not arrived will not, as far as is known, or ""; may be null.
   std::function<std::string(int rank)> will_not_come{};
   /// The host that each rank belongs to, by name: ranks of different hosts share nothing, as if

@@ -76,9 +76,9 @@ TEST_CASE("a GPU group's errors say what the host knows of its ranks") {
     std::array<float, 10> data{};
     const Block block{reinterpret_cast<std::byte*>(data.data()), sizeof data};
     std::atomic<bool> ended{false};
-    group.speak_of("here: ",
-                   {.lost = [&] { return ended ? "the process of rank 1 has ended" : ""; },
-                    .does = [](int rank) { return concat("rank ", rank, " sleeps"); }});
+    group.describe_as("here: ",
+                      {.lost = [&] { return ended ? "the process of rank 1 has ended" : ""; },
+                       .does = [](int rank) { return concat("rank ", rank, " sleeps"); }});
     if (comm.rank() == 0) {
       std::jthread later([&, begun = host_kernels_begun()] {
         await_host_kernel(begun);
@@ -98,7 +98,7 @@ TEST_CASE("a GPU group's errors say what the host knows of its ranks") {
   with_groups(2, [](gpu::Communicator& group, Communicator& comm) {
     std::array<float, 10> data{};
     const Block block{reinterpret_cast<std::byte*>(data.data()), sizeof data};
-    group.speak_of("", {.does = [](int rank) { return concat("rank ", rank, " sleeps"); }});
+    group.describe_as("", {.does = [](int rank) { return concat("rank ", rank, " sleeps"); }});
     if (comm.rank() == 0) {
       const std::string text = outcome(group, sum_of(block, std::chrono::milliseconds(50)));
       require(has(text, "rank 1, which has not entered this call; rank 1 sleeps"), text);
