@@ -57,7 +57,7 @@ def examined_where(call: str, error: int) -> dict[str, Finding]:
         text=True,
         timeout=120,
         check=False,
-        cwd=Path(__file__).parent,
+        cwd=Path(__file__).parents[1],
     )
     findings = [Finding(**one) for one in json.loads(done.stdout)]
     return {one.about: replace(one, state=State(one.state)) for one in findings}
