@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Backend, Store
 
-    from dreamcomm._C import Options, DeadlineStore
+    from dreamcomm._C import DeadlineStore, Options
 
 __all__ = ["make_inner"]
 
