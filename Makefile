@@ -1,4 +1,4 @@
-# make demo: train on two processes    make test: check everything, in a quarter of an hour
+# make demo: train on two processes    make test: the checks of a change
 # make test-long: all tests there are, which takes more than an hour
 # Each makes its environment in $(VENV), installs what it needs and builds.
 VENV ?= .venv
@@ -16,7 +16,7 @@ BIN := $(VENV)/bin
 PY := $(BIN)/python
 INSTALL = $(PY) -m pip install --quiet --no-build-isolation -C cmake.define.DREAMCOMM_WERROR=ON \
     -C cmake.define.DREAMCOMM_BUILD_CUDA=$(CUDA)
-NVCC := $(shell command -v nvcc)
+NVCC := $(or $(shell command -v nvcc),$(wildcard /usr/local/cuda/bin/nvcc))
 READY := $(VENV)/.dreamcomm-ready
 CMAKE := $(BIN)/cmake
 CPP_SOURCES = $(shell find csrc tests benchmarks -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh')
@@ -24,7 +24,7 @@ CPP_SOURCES = $(shell find csrc tests benchmarks -name '*.h' -o -name '*.cc' -o 
 FIXED_LAYOUT := $(shell setarch $$(uname -m) -R true 2>/dev/null && echo setarch $$(uname -m) -R)
 export CMAKE_BUILD_PARALLEL_LEVEL = $(JOBS)
 # The environment's own tools (cmake, ninja) for builds without isolation.
-export PATH := $(abspath $(BIN)):$(PATH)
+export PATH := $(abspath $(BIN)):$(PATH):/usr/local/cuda/bin
 
 .PHONY: demo test test-long lint docs cpp cpp-plain cpp-thread cpp-address cpp-gpu \
     compile compile-plain compile-thread compile-address conformance pytest build clean
@@ -87,8 +87,8 @@ compile-thread compile-address: compile-%: $(READY)
 
 # What runs on a GPU only is compiled, where there is nvcc, so that it stays fit to be run there.
 cpp-gpu: $(READY)
-	@if command -v nvcc >/dev/null || test -x /usr/local/cuda/bin/nvcc; then \
-	    PATH=$$PATH:/usr/local/cuda/bin $(CMAKE) -S . -B build/cpp-gpu -G Ninja -DDREAMCOMM_BUILD_TESTS=ON \
+	@if test -n "$(NVCC)"; then \
+	    $(CMAKE) -S . -B build/cpp-gpu -G Ninja -DDREAMCOMM_BUILD_TESTS=ON \
 	        -DDREAMCOMM_BUILD_GPU_TESTS=ON -DDREAMCOMM_WERROR=ON -DCMAKE_CUDA_ARCHITECTURES=90-real && \
 	    $(CMAKE) --build build/cpp-gpu --target dreamcomm_gpu_tests dreamcomm_gpu_processes \
 	        dreamcomm_gpu_rows; \
