@@ -54,15 +54,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Times(config.getoption("--keep-times")), "times")
     config.addinivalue_line("markers", "beyond_gloo(why): the stand-in backend gloo cannot do this")
+    config.addinivalue_line(
+        "markers", "long: for the long form alone, as others show nearly the same"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--backend") == DEFAULT_BACKEND:
-        return
+    gloo = config.getoption("--backend") != DEFAULT_BACKEND
     for item in items:
         mark = item.get_closest_marker("beyond_gloo")
-        if mark:
+        if gloo and mark:
             item.add_marker(pytest.mark.skip(reason=mark.args[0]))
+        if item.get_closest_marker("long") and not config.getoption("--soak"):
+            item.add_marker(pytest.mark.skip(reason="only with --soak"))
 
 
 @pytest.fixture(scope="session")

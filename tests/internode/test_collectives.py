@@ -220,7 +220,7 @@ def stats_of_a_new_group(costs: str) -> dict[str, dict[str, int]]:
     return stats(dist.new_group())
 
 
-@pytest.mark.parametrize("costs", ["auto", "fixed"])
+@pytest.mark.parametrize("costs", ["auto", pytest.param("fixed", marks=pytest.mark.long)])
 def test_what_a_group_measures_is_no_traffic(hosts: Hosts, costs: str) -> None:
     for stats in hosts.run(TWO_OF_TWO, stats_of_a_new_group, costs):
         assert not any(number for row in stats.values() for number in row.values()), stats
@@ -467,7 +467,9 @@ def miss_rank_3(call: str) -> tuple[str, float]:
     return text, time.monotonic() - begin
 
 
-@pytest.mark.parametrize("call", ["all_reduce", "monitored_barrier"])
+@pytest.mark.parametrize(
+    "call", ["all_reduce", pytest.param("monitored_barrier", marks=pytest.mark.long)]
+)
 def test_a_rank_that_never_calls_is_named(hosts: Hosts, call: str, slack: float) -> None:
     found = hosts.run(TWO_OF_TWO, miss_rank_3, call, seconds=SECONDS)
     for rank in (0, 1, 2) if call == "all_reduce" else (0,):
@@ -538,8 +540,17 @@ def lose_a_host(gone: str) -> tuple[str, float]:
     return error_of(lambda: dist.all_reduce(torch.ones(100_000))), time.monotonic() - begin
 
 
-@pytest.mark.parametrize("placement", [[[0], [1]], TWO_OF_TWO], ids=str)
-@pytest.mark.parametrize("store", ["file", "tcp"])
+@pytest.mark.parametrize(
+    ("store", "placement"),
+    [
+        ("tcp", TWO_OF_TWO),
+        *(
+            pytest.param(*rest, marks=pytest.mark.long)
+            for rest in [("file", TWO_OF_TWO), ("file", [[0], [1]]), ("tcp", [[0], [1]])]
+        ),
+    ],
+    ids=str,
+)
 def test_a_host_whose_link_is_down_is_named(
     hosts: Hosts, tmp_path: Path, store: str, placement: Placement, slack: float
 ) -> None:

@@ -57,7 +57,9 @@ def lose_a_rank_far_from_the_store(rank: int, port: int, number: int) -> tuple[s
     )
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.long)]
+)
 def test_what_hosts_tell_each_other_is_heard_far_from_the_store(
     fresh: Fresh, number: int, slack: float
 ) -> None:

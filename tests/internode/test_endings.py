@@ -68,7 +68,9 @@ def lose_the_last_rank(rank: int, folder: str, world: int) -> dict[str, Any]:
     return {"error": error, "seconds": seconds, "before": before, "after": after}
 
 
-@pytest.mark.parametrize("hosts", ["a,b,b", "a,b,c", "a,a,b,b"])
+@pytest.mark.parametrize(
+    "hosts", ["a,b,b", pytest.param("a,b,c", marks=pytest.mark.long), "a,a,b,b"]
+)
 def test_those_left_begin_anew(fresh: Fresh, tmp_path: Any, hosts: str, slack: float) -> None:
     world = len(hosts.split(","))
     env = {"DREAMCOMM_HOSTS": hosts}
@@ -173,7 +175,7 @@ def wait_for_one_that_has_given_up(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", WAITS)
-@pytest.mark.parametrize("hosts", ["a,b", "a,a,b,b"])
+@pytest.mark.parametrize("hosts", [pytest.param("a,b", marks=pytest.mark.long), "a,a,b,b"])
 def test_a_message_is_not_waited_for_when_its_rank_has_given_up(
     fresh: Fresh, hosts: str, name: str, slack: float
 ) -> None:

@@ -70,8 +70,19 @@ def miss(absent: list[int], wait_all: bool) -> tuple[str, float]:
     return text, seconds
 
 
-@pytest.mark.parametrize("wait_all", [False, True])
-@pytest.mark.parametrize("absent", [[1], [3], [2], [1, 3]], ids=str)
+@pytest.mark.parametrize(
+    ("absent", "wait_all"),
+    [
+        ([1], False),
+        ([2], False),
+        ([1, 3], True),
+        *(
+            pytest.param(*rest, marks=pytest.mark.long)
+            for rest in [([3], False), ([1, 3], False), ([1], True), ([3], True), ([2], True)]
+        ),
+    ],
+    ids=str,
+)
 def test_the_missing_are_named_in_the_words_of_one_host(
     hosts: Hosts, absent: list[int], wait_all: bool, slack: float
 ) -> None:
@@ -124,7 +135,9 @@ def lose(victim: int) -> tuple[str, float]:
     return hold(), time.monotonic() - begin
 
 
-@pytest.mark.parametrize("victim", [0, 1, 2, 3])
+@pytest.mark.parametrize(
+    "victim", [0, 3, *(pytest.param(rest, marks=pytest.mark.long) for rest in (1, 2))]
+)
 def test_a_monitored_barrier_does_not_wait_for_the_dead(
     hosts: Hosts, victim: int, slack: float
 ) -> None:
@@ -140,8 +153,14 @@ def test_a_monitored_barrier_does_not_wait_for_the_dead(
         assert seconds < 2.5 + slack, (rank, seconds)
 
 
-@pytest.mark.parametrize("store", ["file", "tcp"])
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize(
+    ("victim", "store"),
+    [
+        (0, "tcp"),
+        (1, "file"),
+        *(pytest.param(*rest, marks=pytest.mark.long) for rest in [(0, "file"), (1, "tcp")]),
+    ],
+)
 def test_a_dead_rank_that_was_alone_on_its_host_is_named(
     hosts: Hosts, victim: int, store: str, slack: float
 ) -> None:
@@ -166,7 +185,9 @@ def wait_long(absent: int, seconds: float) -> tuple[list[str], str]:
     return texts, said
 
 
-@pytest.mark.parametrize("absent", [0, 1, 2, 3])
+@pytest.mark.parametrize(
+    "absent", [0, 3, *(pytest.param(rest, marks=pytest.mark.long) for rest in (1, 2))]
+)
 def test_a_long_wait_for_another_host_is_told_of(hosts: Hosts, absent: int) -> None:
     found = hosts.run(TWO_OF_TWO, wait_long, absent, 4.5)
     assert [said for _, said in found] == ["no error"] * 4

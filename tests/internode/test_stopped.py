@@ -33,14 +33,22 @@ def reduce_until_it_fails(begun: str) -> tuple[str, float]:
         Path(begun).touch()
 
 
-@pytest.mark.parametrize("store", ["file", "tcp"])
-@pytest.mark.parametrize("victim", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("victim", "store"),
+    [
+        (0, "file"),
+        (0, "tcp"),
+        (2, "tcp"),
+        *(
+            pytest.param(*rest, marks=pytest.mark.long)
+            for rest in [(1, "file"), (1, "tcp"), (2, "file")]
+        ),
+    ],
+)
 def test_the_stopped_rank_is_named_by_all(
-    hosts: Hosts, tmp_path: Path, victim: int, store: str, soak: bool, slack: float
+    hosts: Hosts, tmp_path: Path, victim: int, store: str, slack: float
 ) -> None:
     """Also where it is the one whose process keeps the store, which answers nobody then."""
-    if store == "file" and victim != 0 and not soak:
-        pytest.skip("only with --soak")
     begun = tmp_path / "begun"
     ranks = hosts.start(TWO_OF_TWO, reduce_until_it_fails, str(begun), seconds=SECONDS, store=store)
     while not begun.exists():

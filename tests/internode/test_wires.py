@@ -110,7 +110,7 @@ def of_the_wall(folder: Path) -> list[str]:
     return ["env", f"LD_PRELOAD={library}", f"WALL_CLOCK_SHIFT={DAY}"]
 
 
-@pytest.mark.parametrize("clock", [since_boot, of_the_wall])
+@pytest.mark.parametrize("clock", [since_boot, pytest.param(of_the_wall, marks=pytest.mark.long)])
 def test_hosts_whose_clocks_differ_by_a_day(
     tmp_path: Path, clock: Callable[[Path], list[str]]
 ) -> None:

@@ -23,6 +23,10 @@ from launch import spawn_ranks
 HANG_SECONDS = 120  # No test waits that long; a hang fails here and not in CI's limit.
 
 both_methods = pytest.mark.parametrize("start_method", ["spawn", "fork"])
+# Each rank of "spawn" imports torch: what the other tests show of it is shown by a few.
+both_methods_in_long = pytest.mark.parametrize(
+    "start_method", [pytest.param("spawn", marks=pytest.mark.long), "fork"]
+)
 
 
 @both_methods
@@ -41,7 +45,7 @@ def test_results_come_by_rank(backend: str, start_method: str) -> None:
         assert torch.equal(total, torch.full((3,), 36.0))
 
 
-@both_methods
+@both_methods_in_long
 def test_one_rank_is_a_world(backend: str, start_method: str) -> None:
     ((rank, world, _),) = spawn(
         spawn_ranks.describe, 1, args=(0,), backend=backend, start_method=start_method
@@ -49,7 +53,7 @@ def test_one_rank_is_a_world(backend: str, start_method: str) -> None:
     assert (rank, world) == (0, 1)
 
 
-@both_methods
+@both_methods_in_long
 def test_ranks_get_the_environment_of_torchrun(start_method: str) -> None:
     before = dict(os.environ)
     first, second = spawn(spawn_ranks.environment, 2, init=False, start_method=start_method)
@@ -75,7 +79,7 @@ def test_the_users_thread_count_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     assert spawn(spawn_ranks.threads, 1, init=False, start_method="spawn") == [1]
 
 
-@both_methods
+@both_methods_in_long
 def test_init_false_leaves_the_group_to_the_function(start_method: str) -> None:
     assert spawn(spawn_ranks.initialised, 2, init=False, start_method=start_method) == [False] * 2
 
@@ -120,7 +124,7 @@ def test_an_exception_names_the_rank_and_shows_its_traceback(
     assert "rank_main" not in caught.value.traceback
 
 
-@both_methods
+@both_methods_in_long
 def test_a_killed_rank_is_named_with_its_signal(backend: str, start_method: str) -> None:
     with pytest.raises(RankError, match=r"^rank 2 was killed by SIGKILL") as caught:
         spawn(
@@ -140,7 +144,7 @@ def test_a_signal_that_python_has_no_name_for_is_told(number: int, name: str) ->
     assert caught.value.signal == number
 
 
-@both_methods
+@both_methods_in_long
 def test_a_rank_that_exits_is_named_with_its_code(backend: str, start_method: str) -> None:
     with pytest.raises(RankError, match="rank 0 ended with exit code 3"):
         spawn(
@@ -215,14 +219,10 @@ def run_python(*arguments: str, cwd: Path | None = None) -> subprocess.Completed
     )
 
 
-@both_methods
-@pytest.mark.parametrize("error", [errno.EPERM, errno.ENOSYS])
-def test_ranks_run_and_fail_the_same_where_no_pidfd_is_given(
-    error: int, start_method: str, soak: bool
-) -> None:
+@both_methods_in_long
+@pytest.mark.parametrize("error", [pytest.param(errno.EPERM, marks=pytest.mark.long), errno.ENOSYS])
+def test_ranks_run_and_fail_the_same_where_no_pidfd_is_given(error: int, start_method: str) -> None:
     """Threads wait for them, and are gone as well."""
-    if (error == errno.EPERM) != (start_method == "spawn") and not soak:
-        pytest.skip("only with --soak")
     program = (
         "import threading; from launch import spawn_ranks; from helpers.seccomp import refuse\n"
         "from dreamcomm import RankError, spawn\n"

@@ -23,8 +23,15 @@ from launch import spawn_ranks
 
 HANG_SECONDS = 120  # No test waits that long; a hang fails here and not in CI's limit.
 
-both_methods = pytest.mark.parametrize("start_method", ["spawn", "fork"])
-every_end = pytest.mark.parametrize("how", ["return", "raise", "kill"])
+SPAWN_IN_LONG = pytest.param("spawn", marks=pytest.mark.long)  # each rank imports torch
+every_end = pytest.mark.parametrize(
+    ("start_method", "how"),
+    [
+        ("spawn", "kill"),
+        *(("fork", how) for how in ("return", "raise", "kill")),
+        *(pytest.param("spawn", how, marks=pytest.mark.long) for how in ("return", "raise")),
+    ],
+)
 
 
 def belongings() -> dict[str, object]:
@@ -38,7 +45,6 @@ def belongings() -> dict[str, object]:
     }
 
 
-@both_methods
 @every_end
 def test_nothing_is_left_behind(backend: str, start_method: str, how: str) -> None:
     def go() -> None:
@@ -104,7 +110,7 @@ def test_a_forked_rank_that_the_parent_does_not_know_of_ends(
     assert rank.exitcode not in (None, 0)
 
 
-@both_methods
+@pytest.mark.parametrize("start_method", [SPAWN_IN_LONG, "fork"])
 @pytest.mark.parametrize(
     ("end", "status"),
     [

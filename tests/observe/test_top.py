@@ -278,7 +278,7 @@ def look_as_a_table(columns: int) -> str:
     return text
 
 
-@pytest.mark.parametrize("columns", [20, 160])
+@pytest.mark.parametrize("columns", [pytest.param(20, marks=pytest.mark.long), 160])
 def test_the_table_shows_each_rank(pool: Pool, columns: int) -> None:
     for text in pool.run(look_as_a_table, columns):
         assert "waits for" in text

@@ -45,7 +45,9 @@ def test_busy_processes_end_with_the_block(error: type[BaseException]) -> None:
     assert child_ids(os.getpid()) == before
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGKILL]
+)
 def test_busy_processes_end_with_their_parent(number: signal.Signals) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

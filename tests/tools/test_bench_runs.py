@@ -82,7 +82,10 @@ def test_ranks_that_run_already_have_to_fit(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize(
     ("name", "left"),
-    [("DREAMCOMM_HEAP_BYTES", {"dreamcomm", "core"}), ("DREAMCOMM_SHARED_MEMORY", {"dreamcomm"})],
+    [
+        ("DREAMCOMM_HEAP_BYTES", {"dreamcomm", "core"}),
+        pytest.param("DREAMCOMM_SHARED_MEMORY", {"dreamcomm"}, marks=pytest.mark.long),
+    ],
 )
 def test_what_needs_memory_that_is_not_shared_is_left_out(
     name: str, left: set[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -119,7 +119,7 @@ def test_no_memfd_falls_back_to_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Gloo" in found.meaning
 
 
-@pytest.mark.parametrize("error", [errno.EPERM, errno.ENOSYS])
+@pytest.mark.parametrize("error", [errno.EPERM, pytest.param(errno.ENOSYS, marks=pytest.mark.long)])
 def test_where_no_memory_can_be_made_the_doctor_says_what_happens(error: int) -> None:
     found = examined_where("memfd_create", error)
     for about in ("shared memory", "two ranks"):
@@ -146,7 +146,7 @@ def test_descriptors_that_do_not_arrive_fall_back(monkeypatch: pytest.MonkeyPatc
     assert "Gloo" in found.meaning
 
 
-@pytest.mark.parametrize("error", [errno.EPERM, errno.ENOSYS])
+@pytest.mark.parametrize("error", [errno.EPERM, pytest.param(errno.ENOSYS, marks=pytest.mark.long)])
 def test_ranks_are_watched_where_no_pidfd_is_given(error: int) -> None:
     found = examined_where("pidfd_open", error)
     assert found["watching processes"].state is State.NOTE

@@ -17,12 +17,17 @@ SAID = "dreamcomm: cannot write the output: No space left on device\n"
 
 COMMANDS = [
     ["version"],
-    ["simulate", "--sizes", "1KiB"],
-    ["top", "--once"],
-    ["top", "--json"],
     ["top"],
-    ["doctor"],
-    ["--help"],
+    *(
+        pytest.param(arguments, marks=pytest.mark.long)
+        for arguments in (
+            ["simulate", "--sizes", "1KiB"],
+            ["top", "--once"],
+            ["top", "--json"],
+            ["doctor"],
+            ["--help"],
+        )
+    ),
 ]
 
 
@@ -49,7 +54,10 @@ def test_a_full_device_is_told_in_a_line(arguments: list[str]) -> None:
     "arguments",
     [
         ["simulate", "--sizes", "1KiB"],
-        ["bench", "--world", "2", "--sizes", "1KiB", "--op", "broadcast", "--seconds", "0.01"],
+        pytest.param(
+            ["bench", "--world", "2", "--sizes", "1KiB", "--op", "broadcast", "--seconds", "0.01"],
+            marks=pytest.mark.long,
+        ),
     ],
     ids=lambda arguments: arguments[0],
 )
@@ -67,7 +75,11 @@ def test_what_was_buffered_is_not_complained_of_at_the_end() -> None:
     assert (done.returncode, done.stderr.decode()) == (1, SAID)
 
 
-@pytest.mark.parametrize("arguments", [["version"], ["top", "--json"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments",
+    [["version"], pytest.param(["top", "--json"], marks=pytest.mark.long)],
+    ids=" ".join,
+)
 def test_a_reader_that_left_is_not_worth_a_word(arguments: list[str]) -> None:
     ours, theirs = os.pipe()
     os.close(ours)
