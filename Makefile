@@ -31,6 +31,8 @@ export PATH := $(abspath $(BIN)):$(PATH):/usr/local/cuda/bin
 ifdef SIDE_BY_SIDE
 compile-thread: compile-plain
 compile-address: compile-thread
+cpp-thread: cpp-plain
+cpp-address: cpp-thread
 else
 .NOTPARALLEL:
 endif
@@ -40,11 +42,12 @@ demo: $(READY)
 	$(INSTALL) -e '.[cli]'
 	$(BIN)/dreamcomm demo
 
-# The C++ tests are compiled while PyTorch's suite runs, which mostly waits. pytest comes last: its
-# closing line ends the output.
+# The C++ tests are compiled while PyTorch's suite runs, and run beside pytest: what waits runs beside
+# what computes. pytest ends last: its closing line ends the output.
 test: lint
 	@$(MAKE) --no-print-directory -j 2 -O --old-file=build SIDE_BY_SIDE=1 conformance compile
-	@$(MAKE) --no-print-directory --old-file=build cpp pytest
+	@$(MAKE) --no-print-directory -j 2 -O --old-file=build --old-file=compile-plain \
+	    --old-file=compile-thread --old-file=compile-address SIDE_BY_SIDE=1 cpp pytest
 compile: compile-plain compile-thread compile-address
 
 # CUDA code is compiled for all GPUs, where there is nvcc, and a warning is an error.

@@ -17,6 +17,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 # A shell that runs the tests in the background has them, and all they start, ignore Ctrl-C.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# So has nohup, with the end of the terminal.
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # The same choices on every machine, and nothing written into the user's cache.
 os.environ.setdefault("DREAMCOMM_COSTS", "fixed")

@@ -82,6 +82,7 @@ def test_what_is_said_of_other_operations_is_true(hosts: Hosts) -> None:
     assert "straight from rank to rank" in said["gather"]
 
 
+@pytest.mark.long
 def test_the_doctor_maps_a_job_on_two_hosts(network: Network, tmp_path: Path) -> None:
     jobs = []
     for host in (0, 1):

@@ -52,7 +52,13 @@ def results(library: str, backend: str, folder: Path) -> set[tuple[str, str]]:
 
 
 @pytest.mark.beyond_gloo("compares dreamcomm with gloo")
-@pytest.mark.parametrize("library", STARTED)
+@pytest.mark.parametrize(
+    "library",
+    [
+        "dreamcomm",
+        *(pytest.param(one, marks=pytest.mark.long) for one in STARTED if one != "dreamcomm"),
+    ],
+)
 def test_a_library_computes_the_same_bits(
     library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

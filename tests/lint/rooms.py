@@ -22,7 +22,13 @@ ENDINGS = {".h", ".cc", ".cu", ".cuh"}
 # all. A floor has several orders where its rooms have no single one.
 ORDERS: dict[str, list[list[set[str]]]] = {
     "c10d": [
-        [{"python"}, {"backend"}, {"device", "rendezvous", "work"}, {"base"}, {"process"}],
+        [
+            {"python"},
+            {"backend", "gradients"},
+            {"device", "rendezvous", "work"},
+            {"base"},
+            {"process"},
+        ],
     ],
     "internode": [
         [{"."}, {"barrier", "p2p", "tuning"}, {"collectives"}, {"cost", "liveness"}],

@@ -155,6 +155,7 @@ def test_a_run_prints_a_table_per_operation(small_run: tuple[str, dict[str, Any]
     assert "Prediction error of the cost model" in output
 
 
+@pytest.mark.long
 @pytest.mark.beyond_gloo("measures dreamcomm")
 def test_odd_worlds_dtypes_and_in_place() -> None:
     done = invoke(

@@ -12,6 +12,7 @@
 #include "c10d/python/bucket_ops.h"
 #include "c10d/python/callbacks.h"
 #include "c10d/python/module_cost_model.h"
+#include "c10d/python/module_gradients.h"
 #include "c10d/python/module_recorder.h"
 #include "core/cpus.h"
 #include "gpu/host/launch.h"
@@ -336,6 +337,7 @@ PYBIND11_MODULE(_C, m) {
   dreamcomm::bind_between(m);
   dreamcomm::bind_backend(m);
   dreamcomm::bind_ops(m);
+  dreamcomm::bind_gradients(m);
   m.def(
       "explain",
       [](const std::string& op, std::size_t nbytes, int world, bool heap) {

@@ -1,0 +1,84 @@
+// A bucket: gradients that one collective reduces. Large ones are reduced where they are, in the
+// heap; small ones, and all of a communication hook's, in one flat tensor, which they become views
+// of.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/comm.hpp>
+#include <vector>
+
+#include "c10d/gradients/gradient.h"
+
+namespace dreamcomm {
+
+using Gradients = std::vector<Gradient>;
+
+/// How buckets are reduced.
+struct BucketRule {
+  c10::intrusive_ptr<c10d::ProcessGroup> group;
+  /// Gradients of so many bytes and more are reduced where they are; 0: none is.
+  std::size_t own_bytes = 0;
+  /// Whether the group averages itself: the sum of all ranks is divided once, and rounded once.
+  bool averages = false;
+  /// The gradient is `factor` times the ranks' sum; 0: their average.
+  double factor = 0;
+  /// In a join, how many ranks the average is of; 0: all.
+  std::int64_t divisor = 0;
+  std::shared_ptr<c10d::CommHookInterface> hook;
+};
+
+class GradientBucket {
+ public:
+  /// `members` index `gradients`: of one type and device, or one sparse gradient alone.
+  GradientBucket(std::vector<std::size_t> members, const Gradients& gradients);
+
+  const std::vector<std::size_t>& members() const { return members_; }
+  std::size_t pending = 0;  // members that this pass still awaits
+
+  /// Starts the collective of the members' gradients. A gradient that is not touched here takes
+  /// part as it is, by a copy, or as zeros.
+  void launch(Gradients& gradients, const BucketRule& rule, std::size_t index, std::size_t count);
+  /// The same with zeros, for a rank that has no gradients.
+  void launch_zeros(const Gradients& gradients, const BucketRule& rule, std::size_t index,
+                    std::size_t count);
+  /// Waits for the collective. Gradients that are not `touched` by any rank stay as they are.
+  void settle(Gradients& gradients, const BucketRule& rule, const std::vector<bool>& touched);
+  /// After an error: waits for what is under way, and keeps nothing of it.
+  void drop();
+  /// The bytes that a rank reduces in it.
+  std::uint64_t bytes() const { return bytes_; }
+  /// Of those, the bytes that were copied first in the latest pass.
+  std::uint64_t copied() const { return copied_; }
+
+ private:
+  struct Slot {
+    std::int64_t offset = -1;  // in the flat tensor; -1: reduced where it is
+    at::Tensor view;           // of the flat tensor
+    at::Tensor stand_in;       // takes part in place of the gradient, which is not touched
+    at::Tensor kept;           // the gradient's content, where the stand-in has its memory
+  };
+
+  void lay_out(const Gradients& gradients, const BucketRule& rule);
+  at::Tensor contribution(Gradient& gradient, Slot& slot, const BucketRule& rule, bool zeros);
+  void start(const Gradients& gradients, const BucketRule& rule, std::size_t index,
+             std::size_t count);
+  void scale(const BucketRule& rule);
+  void copy(const at::Tensor& to, const at::Tensor& from);
+
+  const std::vector<std::size_t> members_;
+  std::vector<Slot> slots_;
+  bool sparse_ = false;
+  bool laid_out_ = false;
+  const void* laid_out_for_ = nullptr;  // the hook
+  std::uint64_t bytes_ = 0;
+  std::uint64_t copied_ = 0;
+  at::Tensor flat_;
+  std::vector<at::Tensor> parts_;  // what is under way: the flat tensor, and large gradients
+  c10::intrusive_ptr<c10d::Work> work_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;  // the hook's
+};
+
+}  // namespace dreamcomm

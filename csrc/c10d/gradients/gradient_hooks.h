@@ -1,0 +1,45 @@
+// What autograd calls for a GradientReducer. A hook outlives its reducer without harm.
+#pragma once
+
+#include <torch/csrc/autograd/function_hook.h>
+
+#include <cstddef>
+#include <memory>
+#include <utility>
+
+#include "c10d/gradients/gradient_reducer.h"
+
+namespace dreamcomm {
+
+using torch::autograd::variable_list;
+
+/// After autograd has added to a parameter's gradient.
+class GradientHook final : public torch::autograd::FunctionPostHook {
+ public:
+  GradientHook(std::weak_ptr<GradientReducer> reducer, std::size_t index)
+      : reducer_(std::move(reducer)), index_(index) {}
+  variable_list operator()(const variable_list& outputs, const variable_list&) override {
+    if (const auto reducer = reducer_.lock()) reducer->on_gradient(index_);
+    return outputs;
+  }
+  bool is_live() const { return !reducer_.expired(); }
+
+ private:
+  const std::weak_ptr<GradientReducer> reducer_;
+  const std::size_t index_;
+};
+
+/// Before autograd goes through an output of the module.
+class OutputHook final : public torch::autograd::FunctionPreHook {
+ public:
+  explicit OutputHook(std::weak_ptr<GradientReducer> reducer) : reducer_(std::move(reducer)) {}
+  variable_list operator()(const variable_list& grads) override {
+    if (const auto reducer = reducer_.lock()) reducer->on_output();
+    return grads;
+  }
+
+ private:
+  const std::weak_ptr<GradientReducer> reducer_;
+};
+
+}  // namespace dreamcomm

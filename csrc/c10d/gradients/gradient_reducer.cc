@@ -1,0 +1,374 @@
+#include "c10d/gradients/gradient_reducer.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "c10d/gradients/gradient_hooks.h"
+#include "c10d/process/process_heap.h"
+#include "core/error.h"
+
+namespace dreamcomm {
+namespace {
+
+using std::chrono::steady_clock;
+
+double seconds_since(steady_clock::time_point begin) {
+  return std::chrono::duration<double>(steady_clock::now() - begin).count();
+}
+
+/// Where small exchanges of the group go: the CPU, where it has a backend for that.
+c10::Device exchange_device(const c10d::ProcessGroup& group, const c10::Device& device) {
+  const auto types = group.getDeviceTypes();
+  const bool on_cpu = std::find(types.begin(), types.end(), c10::DeviceType::CPU) != types.end();
+  return on_cpu ? c10::Device(c10::DeviceType::CPU) : device;
+}
+
+}  // namespace
+
+GradientReducer::GradientReducer(Gradients gradients, BucketRule rule, Replan replan, Mixed mixed)
+    : gradients_(std::move(gradients)),
+      rule_(std::move(rule)),
+      replan_(std::move(replan)),
+      mixed_(std::move(mixed)) {}
+
+GradientReducer::~GradientReducer() { detach(); }
+
+void GradientReducer::attach() {
+  const Lock lock(mutex_);
+  for (Gradient& gradient : gradients_) {
+    gradient.accumulator = torch::autograd::impl::grad_accumulator(gradient.parameter);
+    for (const auto& hook : gradient.accumulator->post_hooks()) {
+      const auto* other = dynamic_cast<const GradientHook*>(hook.get());
+      TORCH_CHECK_VALUE(other == nullptr || !other->is_live(), "parameter '", gradient.name,
+                        "' is already reduced by another wrapper of dreamcomm: wrap each module "
+                        "once, and drop the first wrapper before a second one");
+    }
+  }
+  for (std::size_t i = 0; i < gradients_.size(); ++i) {
+    gradients_[i].hook = gradients_[i].accumulator->add_post_hook(
+        std::make_unique<GradientHook>(weak_from_this(), i));
+  }
+}
+
+void GradientReducer::detach() {
+  const Lock lock(mutex_);
+  for (Gradient& gradient : gradients_) {
+    if (gradient.accumulator) gradient.accumulator->del_post_hook(gradient.hook);
+    gradient.accumulator = nullptr;
+  }
+}
+
+void GradientReducer::set_buckets(const Buckets& buckets) {
+  const Lock lock(mutex_);
+  buckets_.clear();
+  buckets_.reserve(buckets.size());
+  for (const std::vector<std::size_t>& members : buckets) {
+    for (const std::size_t member : members) gradients_[member].bucket = buckets_.size();
+    buckets_.emplace_back(members, gradients_);
+  }
+  births_ = births();
+}
+
+/// One for each gradient that is reduced where it is.
+std::shared_ptr<HeapBirths> GradientReducer::births() const {
+  if (rule_.own_bytes == 0 || rule_.hook) return nullptr;
+  std::map<std::size_t, int> wanted;
+  for (const Gradient& gradient : gradients_) {
+    const std::size_t bytes = gradient.parameter.nbytes();
+    if (!gradient.sparse && bytes >= rule_.own_bytes) ++wanted[bytes];
+  }
+  std::shared_ptr<Heap> heap = live_process_heap();
+  if (wanted.empty() || !heap) return nullptr;
+  return std::make_shared<HeapBirths>(std::move(heap), wanted);
+}
+
+void GradientReducer::set_hook(std::shared_ptr<c10d::CommHookInterface> hook) {
+  const Lock lock(mutex_);
+  rule_.hook = std::move(hook);
+  births_ = births();
+}
+
+void GradientReducer::set_static_graph(bool is_static) {
+  const Lock lock(mutex_);
+  static_ = is_static;
+}
+
+void GradientReducer::set_sync(bool sync) {
+  const Lock lock(mutex_);
+  sync_ = sync;
+}
+
+bool GradientReducer::sync() const {
+  const Lock lock(mutex_);
+  return sync_;
+}
+
+void GradientReducer::set_divisor(std::int64_t ranks) {
+  const Lock lock(mutex_);
+  rule_.divisor = ranks;
+}
+
+void GradientReducer::set_group(const c10::intrusive_ptr<c10d::ProcessGroup>& group, bool averages,
+                                std::size_t own_bytes) {
+  const Lock lock(mutex_);
+  rule_.group = group;
+  rule_.averages = averages;
+  rule_.own_bytes = own_bytes;
+  births_ = births();
+  learned_ = counted_ = false;
+}
+
+void GradientReducer::relearn() {
+  const Lock lock(mutex_);
+  learned_ = counted_ = false;
+  static_touched_.clear();
+}
+
+PassReport GradientReducer::report() const {
+  const Lock lock(mutex_);
+  return report_;
+}
+
+std::string GradientReducer::who() const {
+  return concat("rank ", rule_.group->getRank(), " of ", rule_.group->getSize());
+}
+
+void GradientReducer::await_backward(const std::vector<at::Tensor>& outputs) {
+  for (const at::Tensor& output : outputs) {
+    if (!output.requires_grad() || !output.grad_fn()) continue;
+    output.grad_fn()->add_pre_hook(std::make_unique<OutputHook>(weak_from_this()));
+  }
+}
+
+void GradientReducer::recover() {
+  const Lock lock(mutex_);
+  if (!active_) return;
+  for (GradientBucket& bucket : buckets_) bucket.drop();
+  set_heap_births(nullptr);
+  active_ = false;
+}
+
+void GradientReducer::on_output() {
+  const Lock lock(mutex_);
+  if (!active_) begin();
+}
+
+void GradientReducer::begin() {
+  active_ = true;
+  synced_ = sync_;
+  next_ = 0;
+  began_ = steady_clock::now();
+  order_.clear();
+  mixing_.clear();
+  for (GradientBucket& bucket : buckets_) bucket.pending = bucket.members().size();
+  for (Gradient& gradient : gradients_) gradient.made = 0;
+  set_heap_births(births_);
+  torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->finish();
+  });
+}
+
+void GradientReducer::on_gradient(std::size_t index) {
+  const Lock lock(mutex_);
+  if (!active_) begin();
+  Gradient& gradient = gradients_[index];
+  if (gradient.is_reduced() && gradient.version() == gradient.reduced_version + 1) {
+    require_fresh(gradient);
+    if (!synced_) mixing_.push_back(index);
+  }
+  require_layout(gradient);
+  gradient.touched = true;
+  gradient.made += 1;
+  if (!synced_) return;
+  if (gradient.made == 1) order_.push_back(static_cast<std::int64_t>(index));
+  if (!learned_ || !counted_ || gradient.expected == 0) return;
+  require_once(gradient);
+  if (gradient.made != gradient.expected) return;
+  buckets_[gradient.bucket].pending -= 1;
+  launch_ready();
+}
+
+/// A sum of what is reduced already and what is not would count the first part several times; an
+/// average does not.
+void GradientReducer::require_fresh(const Gradient& gradient) const {
+  TORCH_CHECK(rule_.factor == 0 || !synced_, who(),
+              ": this backward pass adds to the gradient of '", gradient.name,
+              "', which is reduced already. With reduce=\"mean\" that is right; with "
+              "a sum or a factor call zero_grad() before, or put all backward passes but the last "
+              "under no_sync()");
+}
+
+void GradientReducer::require_layout(const Gradient& gradient) const {
+  const at::Tensor& made = gradient.parameter.grad();
+  if (!made.defined()) return;
+  TORCH_CHECK(made.is_sparse() == gradient.sparse, who(), ": the gradient of parameter '",
+              gradient.name, "' is ", made.is_sparse() ? "sparse" : "dense", ", expected a ",
+              gradient.sparse ? "sparse" : "dense", " one: ",
+              gradient.sparse
+                  ? "its module has sparse=True, but the parameter is used elsewhere, "
+                    "too"
+                  : "only those of torch.nn.Embedding and EmbeddingBag with sparse=True "
+                    "are expected to be sparse");
+}
+
+void GradientReducer::require_once(const Gradient& gradient) const {
+  TORCH_CHECK(gradient.made <= gradient.expected, who(), ": autograd made the gradient of '",
+              gradient.name, "' ", gradient.made, " times in this backward pass, and only ",
+              gradient.expected,
+              " times in the first one, after which it was sent to the other "
+              "ranks. A part of the model runs under torch.utils.checkpoint with "
+              "use_reentrant=True more often than then: give use_reentrant=False, which makes each "
+              "gradient once");
+}
+
+void GradientReducer::launch_ready() {
+  while (next_ < buckets_.size() && buckets_[next_].pending == 0) {
+    buckets_[next_].launch(gradients_, rule_, next_, buckets_.size());
+    ++next_;
+  }
+}
+
+/// At the end of a backward pass, on its thread.
+void GradientReducer::finish() {
+  const Lock lock(mutex_);
+  set_heap_births(nullptr);
+  if (!active_) return;
+  active_ = false;
+  if (!synced_) {
+    tell_mixed();
+    return;
+  }
+  report_.backward_seconds = seconds_since(began_);
+  for (; next_ < buckets_.size(); ++next_) {
+    buckets_[next_].launch(gradients_, rule_, next_, buckets_.size());
+  }
+  settle_all(true);
+  if (!learned_) learn();
+  if (!counted_) {
+    for (Gradient& gradient : gradients_) gradient.expected = gradient.made;
+    counted_ = true;
+  }
+}
+
+/// Without `keep` this rank drops the results.
+void GradientReducer::settle_all(bool keep) {
+  const steady_clock::time_point begin = steady_clock::now();
+  try {
+    std::vector<bool> touched = exchange_touched();
+    if (!keep) touched.assign(touched.size(), false);
+    report_.bytes = report_.copied = 0;
+    for (GradientBucket& bucket : buckets_) {
+      bucket.settle(gradients_, rule_, touched);
+      report_.bytes += bucket.bytes();
+      report_.copied += bucket.copied();
+    }
+  } catch (...) {
+    for (GradientBucket& bucket : buckets_) bucket.drop();
+    throw;
+  }
+  report_.exposed_seconds = seconds_since(begin);
+  ++report_.passes;
+}
+
+/// Which gradients any rank has touched. A static graph's are those of its first pass.
+std::vector<bool> GradientReducer::exchange_touched() {
+  if (static_ && !static_touched_.empty()) {
+    for (std::size_t i = 0; i < gradients_.size(); ++i) {
+      TORCH_CHECK(!gradients_[i].touched || static_touched_[i], who(), ": parameter '",
+                  gradients_[i].name,
+                  "' got a gradient, but no rank's did in the first backward "
+                  "pass: with static_graph=True it is not reduced. Leave static_graph off");
+    }
+    return static_touched_;
+  }
+  const c10::Device where = exchange_device(*rule_.group, gradients_.front().parameter.device());
+  const auto count = static_cast<std::int64_t>(gradients_.size());
+  at::Tensor flags = at::zeros({count}, at::TensorOptions().dtype(at::kByte));
+  auto* const flag = flags.mutable_data_ptr<std::uint8_t>();
+  for (std::size_t i = 0; i < gradients_.size(); ++i) flag[i] = gradients_[i].touched ? 1 : 0;
+  std::vector<at::Tensor> moved{flags.to(where)};
+  c10d::AllreduceOptions opts;
+  opts.reduceOp = c10d::ReduceOp::MAX;
+  opts.asyncOp = true;
+  rule_.group->allreduce(moved, opts)->wait();
+  const at::Tensor found = moved[0].cpu();
+  const auto* const any = found.const_data_ptr<std::uint8_t>();
+  std::vector<bool> touched(any, any + count);
+  if (static_) static_touched_ = touched;
+  return touched;
+}
+
+/// After the first pass that reduced: buckets in the order in which backward makes gradients.
+void GradientReducer::learn() {
+  const c10::Device where = exchange_device(*rule_.group, gradients_.front().parameter.device());
+  const auto width = static_cast<std::int64_t>(gradients_.size());
+  const auto ranks = static_cast<std::int64_t>(rule_.group->getSize());
+  at::Tensor mine = at::full({width}, -1, at::TensorOptions().dtype(at::kLong));
+  std::copy(order_.begin(), order_.end(), mine.mutable_data_ptr<std::int64_t>());
+  const at::Tensor input = mine.to(where);
+  std::vector<std::vector<at::Tensor>> all(1);
+  for (std::int64_t rank = 0; rank < ranks; ++rank) all[0].push_back(at::empty_like(input));
+  std::vector<at::Tensor> inputs{input};
+  c10d::AllgatherOptions opts;
+  opts.asyncOp = true;
+  rule_.group->allgather(all, inputs, opts)->wait();
+  std::vector<std::vector<std::int64_t>> orders(static_cast<std::size_t>(ranks));
+  for (std::size_t rank = 0; rank < orders.size(); ++rank) {
+    const at::Tensor found = all[0][rank].cpu();
+    const auto* const row = found.const_data_ptr<std::int64_t>();
+    orders[rank].assign(row, std::find(row, row + width, -1));
+  }
+  set_buckets(replan_(orders));
+  learned_ = true;
+}
+
+void GradientReducer::tell_mixed() {
+  if (mixing_.empty() || !mixed_) return;
+  std::vector<std::string> names;
+  for (const std::size_t index : std::exchange(mixing_, {})) {
+    names.push_back(gradients_[index].name);
+  }
+  mixed_(names);
+}
+
+void GradientReducer::reduce_now() {
+  const Lock lock(mutex_);
+  TORCH_CHECK(!active_, who(),
+              ": reduce_gradients() was called while a backward pass of the same "
+              "module is under way; call it after backward()");
+  for (Gradient& gradient : gradients_) {
+    const bool given = gradient.parameter.grad().defined() && !gradient.is_as_reduced();
+    gradient.touched = gradient.touched || given;
+    require_layout(gradient);
+  }
+  for (next_ = 0; next_ < buckets_.size(); ++next_) {
+    buckets_[next_].launch(gradients_, rule_, next_, buckets_.size());
+  }
+  settle_all(true);
+}
+
+void GradientReducer::reduce_zeros() {
+  const Lock lock(mutex_);
+  for (std::size_t i = 0; i < buckets_.size(); ++i) {
+    buckets_[i].launch_zeros(gradients_, rule_, i, buckets_.size());
+  }
+  std::vector<bool> was(gradients_.size());
+  for (std::size_t i = 0; i < gradients_.size(); ++i) {
+    was[i] = std::exchange(gradients_[i].touched, false);
+  }
+  settle_all(false);
+  for (std::size_t i = 0; i < gradients_.size(); ++i) gradients_[i].touched = was[i];
+  order_.clear();
+  if (!learned_) learn();
+}
+
+}  // namespace dreamcomm

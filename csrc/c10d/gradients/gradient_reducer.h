@@ -1,0 +1,114 @@
+// Reduces the gradients of a module in backward passes: notes which are ready, starts each bucket's
+// collective when it is complete, and settles all at the pass's end.
+//
+// Invariant: every rank starts the collectives of a pass in the order of the buckets, and all of
+// them, whatever gradients its own pass makes; then one exchange of which gradients were touched.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "c10d/gradients/gradient_bucket.h"
+#include "c10d/gradients/heap_births.h"
+
+namespace dreamcomm {
+
+/// Times and bytes of the latest pass that reduced.
+struct PassReport {
+  std::uint64_t passes = 0;
+  double backward_seconds = 0;  // from its first to its last gradient
+  double exposed_seconds = 0;   // that it then waited for collectives
+  std::uint64_t bytes = 0;
+  std::uint64_t copied = 0;  // of those bytes, reduced in another place than autograd made them
+};
+
+class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
+ public:
+  using Buckets = std::vector<std::vector<std::size_t>>;
+  /// Makes the buckets anew, of each rank's order of gradients in its first pass: for each rank the
+  /// parameters' numbers, those that got none left out.
+  using Replan = std::function<Buckets(const std::vector<std::vector<std::int64_t>>& orders)>;
+  /// Told the names of gradients that this rank's pass added to, though they were reduced already.
+  using Mixed = std::function<void(const std::vector<std::string>& names)>;
+
+  GradientReducer(Gradients gradients, BucketRule rule, Replan replan, Mixed mixed);
+  ~GradientReducer();
+  GradientReducer(const GradientReducer&) = delete;
+  GradientReducer& operator=(const GradientReducer&) = delete;
+
+  /// Registers the hooks: once, after the constructor. Throws if another reducer has any of the
+  /// parameters.
+  void attach();
+  /// Ends all hooks.
+  void detach();
+  /// Replaces the buckets; between passes.
+  void set_buckets(const Buckets& buckets);
+  void set_hook(std::shared_ptr<c10d::CommHookInterface> hook);
+  void set_static_graph(bool is_static);
+  /// Whether the next passes reduce.
+  void set_sync(bool sync);
+  bool sync() const;
+  /// In a join: the average is of so many ranks; 0: of all.
+  void set_divisor(std::int64_t ranks);
+  void set_group(const c10::intrusive_ptr<c10d::ProcessGroup>& group, bool averages,
+                 std::size_t own_bytes);
+
+  /// A pass through these outputs begins when it reaches one of them.
+  void await_backward(const std::vector<at::Tensor>& outputs);
+  /// Forgets a pass that an error ended.
+  void recover();
+  /// Outside of a pass: reduces what has accumulated.
+  void reduce_now();
+  /// A pass of zeros, for a rank without data.
+  void reduce_zeros();
+  /// Learns the order of gradients anew in the next pass.
+  void relearn();
+  PassReport report() const;
+
+  // Called by hooks.
+  void on_output();
+  void on_gradient(std::size_t index);
+
+ private:
+  using Lock = std::unique_lock<std::recursive_mutex>;
+
+  void begin();
+  void launch_ready();
+  void finish();
+  void settle_all(bool keep);
+  std::vector<bool> exchange_touched();
+  void learn();
+  void tell_mixed();
+  void require_once(const Gradient& gradient) const;
+  void require_fresh(const Gradient& gradient) const;
+  void require_layout(const Gradient& gradient) const;
+  std::shared_ptr<HeapBirths> births() const;
+  std::string who() const;
+
+  mutable std::recursive_mutex mutex_;  // a hook of Python may ask for the report
+  Gradients gradients_;
+  BucketRule rule_;
+  const Replan replan_;
+  const Mixed mixed_;
+  std::vector<GradientBucket> buckets_;
+  std::shared_ptr<HeapBirths> births_;
+
+  bool sync_ = true;
+  bool static_ = false;
+  bool learned_ = false;              // the order of gradients
+  bool counted_ = false;              // how often this rank makes each
+  std::vector<bool> static_touched_;  // what a static graph touches on any rank
+  bool active_ = false;               // a pass is under way
+  bool synced_ = false;               // and reduces
+  std::size_t next_ = 0;              // the bucket to start next
+  std::vector<std::int64_t> order_;   // of the gradients that this pass has made
+  std::vector<std::size_t> mixing_;   // gradients that were reduced already
+  std::chrono::steady_clock::time_point began_;
+  PassReport report_;
+};
+
+}  // namespace dreamcomm

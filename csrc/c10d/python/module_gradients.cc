@@ -1,0 +1,94 @@
+#include "c10d/python/module_gradients.h"
+
+#include <pybind11/functional.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/distributed/c10d/python_comm_hook.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "c10d/gradients/gradient_reducer.h"
+
+namespace dreamcomm {
+namespace {
+
+using GroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
+
+std::shared_ptr<GradientReducer> make_reducer(const std::vector<at::Tensor>& parameters,
+                                              const std::vector<std::string>& names,
+                                              const std::vector<bool>& sparse,
+                                              const GradientReducer::Buckets& buckets,
+                                              const GroupPtr& group, bool averages, double factor,
+                                              std::size_t own_bytes, GradientReducer::Replan replan,
+                                              GradientReducer::Mixed mixed) {
+  Gradients gradients(parameters.size());
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    gradients[i].parameter = parameters[i];
+    gradients[i].name = names.at(i);
+    gradients[i].sparse = sparse.at(i);
+  }
+  BucketRule rule{.group = group,
+                  .own_bytes = own_bytes,
+                  .averages = averages,
+                  .factor = factor,
+                  .divisor = 0,
+                  .hook = nullptr};
+  auto reducer = std::make_shared<GradientReducer>(std::move(gradients), std::move(rule),
+                                                   std::move(replan), std::move(mixed));
+  reducer->attach();
+  reducer->set_buckets(buckets);
+  return reducer;
+}
+
+void set_hook(GradientReducer& reducer, py::object state, const py::object& hook) {
+  std::shared_ptr<c10d::CommHookInterface> called;
+  if (!hook.is_none()) called = std::make_shared<c10d::PythonCommHook>(std::move(state), hook);
+  const py::gil_scoped_release release;
+  reducer.set_hook(std::move(called));
+}
+
+py::dict report_of(const GradientReducer& reducer) {
+  PassReport report;
+  {
+    const py::gil_scoped_release release;
+    report = reducer.report();
+  }
+  py::dict found;
+  found["passes"] = report.passes;
+  found["backward_seconds"] = report.backward_seconds;
+  found["exposed_seconds"] = report.exposed_seconds;
+  found["bytes"] = report.bytes;
+  found["copied"] = report.copied;
+  return found;
+}
+
+}  // namespace
+
+void bind_gradients(pybind11::module_& m) {
+  using Released = py::call_guard<py::gil_scoped_release>;
+  py::class_<GradientReducer, std::shared_ptr<GradientReducer>>(
+      m, "GradientReducer", "Reduces a module's gradients in backward passes.")
+      .def(py::init(&make_reducer), py::arg("parameters"), py::arg("names"), py::arg("sparse"),
+           py::arg("buckets"), py::arg("group"), py::arg("averages"), py::arg("factor"),
+           py::arg("own_bytes"), py::arg("replan"), py::arg("mixed"))
+      .def("detach", &GradientReducer::detach, Released())
+      .def("set_buckets", &GradientReducer::set_buckets, py::arg("buckets"), Released())
+      .def("set_hook", &set_hook, py::arg("state"), py::arg("hook"))
+      .def("set_static_graph", &GradientReducer::set_static_graph, py::arg("is_static"), Released())
+      .def_property("sync", py::cpp_function(&GradientReducer::sync, Released()),
+                    py::cpp_function(&GradientReducer::set_sync, Released()))
+      .def("set_divisor", &GradientReducer::set_divisor, py::arg("ranks"), Released())
+      .def("set_group", &GradientReducer::set_group, py::arg("group"), py::arg("averages"),
+           py::arg("own_bytes"), Released())
+      .def("await_backward", &GradientReducer::await_backward, py::arg("outputs"), Released())
+      .def("recover", &GradientReducer::recover, Released())
+      .def("reduce_now", &GradientReducer::reduce_now, Released())
+      .def("reduce_zeros", &GradientReducer::reduce_zeros, Released())
+      .def("relearn", &GradientReducer::relearn, Released())
+      .def("report", &report_of);
+}
+
+}  // namespace dreamcomm
