@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dreamcomm.tools.bench import busy
-from training_variants import DREAMCOMM, GLOO, PLAIN, VARIANTS
+from training_variants import DREAMCOMM, GLOO, OWN, PLAIN, VARIANTS
 
 CAPTION = (
     "Exposed: what a step takes longer than the plain model's, as a share of the step. "
@@ -38,6 +38,7 @@ class Timing:
     steps: int
     largest_weight_difference: float
     gloo_over_dreamcomm: float
+    gloo_over_own: float | None
     variants: dict[str, Row]
 
     @staticmethod
@@ -60,8 +61,11 @@ class Timing:
             for variant, times in seconds.items()
         }
         ratio = middle[GLOO] / middle[DREAMCOMM]
+        own = middle[GLOO] / middle[OWN] if OWN in middle else None
         steps = len(seconds[PLAIN])
-        return Timing(model, wrapper, world, beside, parameters, steps, difference, ratio, rows)
+        return Timing(
+            model, wrapper, world, beside, parameters, steps, difference, ratio, own, rows
+        )
 
 
 def percentile(values: list[float], share: float) -> float:
@@ -86,13 +90,14 @@ def print_timing(console: Console, timing: Timing) -> None:
     table.add_column("")
     for heading in ("p50", "p99", "exposed"):
         table.add_column(heading, justify="right")
-    for variant in VARIANTS:
+    for variant in VARIANTS[timing.wrapper]:
         row = timing.variants[variant]
         exposed = "" if variant == PLAIN else f"{row.exposed:.0%}"
         table.add_row(variant, f"{row.p50_ms:.1f} ms", f"{row.p99_ms:.1f} ms", exposed)
     console.print(table)
+    own = "" if timing.gloo_over_own is None else f", gloo / own: {timing.gloo_over_own:.2f}"
     console.print(
-        f"gloo / dreamcomm: {timing.gloo_over_dreamcomm:.2f}. After the first steps all ranks' "
+        f"gloo / dreamcomm: {timing.gloo_over_dreamcomm:.2f}{own}. After the first steps all ranks' "
         f"weights are equal, and as with gloo to {timing.largest_weight_difference:.1g}.\n",
         highlight=False,
     )

@@ -29,6 +29,7 @@ from training_variants import (
     DREAMCOMM,
     GLOO,
     NO_COMMUNICATION,
+    PLAIN,
     VARIANTS,
     WRAPPERS,
     Trainer,
@@ -55,13 +56,14 @@ def run_rank(model: str, wrapper: str, steps: int) -> RankTimes:
     groups = {DREAMCOMM: world, NO_COMMUNICATION: world, GLOO: dist.new_group(backend="gloo")}
     rank = dist.get_rank()
     trainers = {
-        variant: Trainer(make_task(model, rank), wrapper, variant, groups) for variant in VARIANTS
+        variant: Trainer(make_task(model, rank), wrapper, variant, groups)
+        for variant in VARIANTS[wrapper]
     }
     for _ in range(CHECKED_STEPS):
         for trainer in trainers.values():
             trainer.step()
     difference = verify(trainers, groups[GLOO])
-    times: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
+    times: dict[str, list[float]] = {variant: [] for variant in VARIANTS[wrapper]}
     for number in range(WARMUP_STEPS + steps):
         for variant, trainer in trainers.items():
             seconds = trainer.timed_step()
@@ -72,17 +74,18 @@ def run_rank(model: str, wrapper: str, steps: int) -> RankTimes:
 
 
 def verify(trainers: dict[str, Trainer], group: dist.ProcessGroup) -> float:
-    """The largest difference between the weights of Gloo and of dreamcomm.
+    """The largest difference between the weights of Gloo and of the others that communicate.
 
     Raises RuntimeError if it is more than rounding, or if the ranks' weights are not equal.
     """
-    found = {variant: trainers[variant].weights() for variant in (GLOO, DREAMCOMM)}
+    compared = [variant for variant in trainers if variant not in (PLAIN, NO_COMMUNICATION)]
+    found = {variant: trainers[variant].weights() for variant in compared}
     for variant, weights in found.items():
         digests: list[object] = [None] * dist.get_world_size()
         dist.all_gather_object(digests, digest(weights), group=group)
         if len(set(digests)) != 1:
             raise RuntimeError(f"the ranks' weights differ after training over {variant}")
-    pairs = list(zip(found[GLOO], found[DREAMCOMM], strict=True))
+    pairs = [pair for variant in compared for pair in zip(found[GLOO], found[variant], strict=True)]
     difference = max((one - other).abs().max().item() for one, other in pairs)
     if not all(torch.allclose(one, other, rtol=1e-5, atol=1e-7) for one, other in pairs):
         raise RuntimeError(
@@ -99,7 +102,7 @@ def measure(model: str, wrapper: str, world: int, steps: int, beside: int) -> Ti
         variant: [
             max(moment) for moment in zip(*(rank.steps[variant] for rank in ranks), strict=True)
         ]
-        for variant in VARIANTS
+        for variant in VARIANTS[wrapper]
     }
     difference = max(rank.largest_difference for rank in ranks)
     return Timing.of(model, wrapper, world, beside, ranks[0].parameters, slowest, difference)

@@ -21,7 +21,11 @@ import dreamcomm
 from models import Task
 
 PLAIN, NO_COMMUNICATION, GLOO, DREAMCOMM = "plain", "no communication", "gloo", "dreamcomm"
-VARIANTS = (PLAIN, NO_COMMUNICATION, GLOO, DREAMCOMM)
+OWN = "dreamcomm's own wrapper"  # not torch's
+VARIANTS = {
+    "ddp": (PLAIN, NO_COMMUNICATION, GLOO, DREAMCOMM, OWN),
+    "fsdp2": (PLAIN, NO_COMMUNICATION, GLOO, DREAMCOMM),
+}
 WRAPPERS = ("ddp", "fsdp2")
 LEARNING_RATE = 1e-3
 
@@ -74,6 +78,10 @@ def under_ddp(task: Task, group: dist.ProcessGroup, communicate: bool) -> nn.Mod
     return model
 
 
+def under_own_ddp(task: Task, group: dist.ProcessGroup) -> nn.Module:
+    return dreamcomm.DistributedDataParallel(task.model, process_group=group)
+
+
 def under_fsdp2(task: Task, group: dist.ProcessGroup, communicate: bool) -> nn.Module:
     mesh = DeviceMesh.from_group(group, "cpu")
     for part in [*task.parts, task.model]:
@@ -97,7 +105,9 @@ class Trainer:
     ) -> None:
         self.task = task
         self.model = task.model
-        if variant != PLAIN:
+        if variant == OWN:
+            self.model = under_own_ddp(task, groups[DREAMCOMM])
+        elif variant != PLAIN:
             wrap = under_ddp if wrapper == "ddp" else under_fsdp2
             self.model = wrap(task, groups[variant], variant != NO_COMMUNICATION)
         self.optimizer = torch.optim.SGD(task.model.parameters(), lr=LEARNING_RATE)

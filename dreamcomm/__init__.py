@@ -9,6 +9,8 @@ It adds to torch's own calls:
 - :func:`stats` counts calls and bytes, :func:`explain` says which algorithm runs and why,
 - :func:`empty`, :func:`zeros`, :func:`empty_like` and :func:`share_` put tensors and modules
   into memory that the ranks share, where collectives need no copies,
+- :class:`DistributedDataParallel` trains copies of a module on all ranks, with gradients that are
+  reduced where they are born; :func:`replicate` does the same in place,
 - :mod:`hooks` has communication hooks for DistributedDataParallel (16 bits between the ranks,
   error feedback, the norm of all gradients), :mod:`ops` the two passes under them,
 - :func:`monitored_barrier` is a barrier that names the missing ranks,
@@ -31,6 +33,8 @@ from dreamcomm.backend import autoload
 if TYPE_CHECKING:
     from dreamcomm import hooks, ops
     from dreamcomm.backend import Options, explain, monitored_barrier, stats, transport
+    from dreamcomm.ddp.distributed import DistributedDataParallel
+    from dreamcomm.ddp.replicate import replicate
     from dreamcomm.launch import RankError, spawn
     from dreamcomm.memory import empty, empty_like, is_shared, share_, zeros
     from dreamcomm.observe.comm_log import CommLog, comm_log
@@ -40,6 +44,8 @@ if TYPE_CHECKING:
 
 _MODULES = ("hooks", "ops")
 _HOMES = {
+    "ddp.distributed": ("DistributedDataParallel",),
+    "ddp.replicate": ("replicate",),
     "launch": ("RankError", "spawn"),
     "memory": ("empty", "empty_like", "is_shared", "share_", "zeros"),
     "observe.trace.trace": ("trace",),
@@ -50,6 +56,7 @@ _HOMES = {
 }
 __all__ = [
     "CommLog",
+    "DistributedDataParallel",
     "Options",
     "RankError",
     "comm_log",
@@ -62,6 +69,7 @@ __all__ = [
     "merge_traces",
     "monitored_barrier",
     "ops",
+    "replicate",
     "share_",
     "spawn",
     "stats",

@@ -84,4 +84,16 @@ void Inspector::take(const std::byte* block, std::size_t count) {
   columns_[blocks_++ % kColumns] += sum;
 }
 
+double sum_of_squares(DType type, const std::byte* data, std::size_t count) {
+  Inspector inspector(type);
+  while (count > 0) {
+    const std::size_t some = std::min(count, inspector.room());
+    inspector.add(data, some);
+    data += some * item_size(type);
+    count -= some;
+  }
+  inspector.finish();
+  return inspector.squares();
+}
+
 }  // namespace dreamcomm::kernels

@@ -44,4 +44,7 @@ class Inspector {
   bool finite_ = true;
 };
 
+/// The sum of the squares of `count` elements, as an Inspector finds it.
+double sum_of_squares(DType type, const std::byte* data, std::size_t count);
+
 }  // namespace dreamcomm::kernels

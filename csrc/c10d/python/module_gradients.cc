@@ -1,16 +1,22 @@
 #include "c10d/python/module_gradients.h"
 
+#include <ATen/ops/empty.h>
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/distributed/c10d/python_comm_hook.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "c10d/base/convert.h"
 #include "c10d/gradients/gradient_reducer.h"
+#include "kernels/bucket.h"
+#include "kernels/inspector.h"
 
 namespace dreamcomm {
 namespace {
@@ -65,10 +71,42 @@ py::dict report_of(const GradientReducer& reducer) {
   return found;
 }
 
+constexpr std::int64_t kNormBlock = 4096;  // elements; dreamcomm/buckets/norm.py has it, too
+
+at::Tensor block_squares(const at::Tensor& flat, std::int64_t low, std::int64_t high) {
+  TORCH_CHECK_VALUE(flat.is_cpu() && flat.dim() == 1 && flat.is_contiguous(),
+                    "block_squares: expected a contiguous CPU tensor of one dimension");
+  const std::int64_t blocks = (flat.numel() + kNormBlock - 1) / kNormBlock;
+  TORCH_CHECK_VALUE(0 <= low && low <= high && high <= blocks,
+                    "block_squares: expected blocks of 0 to ", blocks, ", got ", low, " to ", high);
+  const DType type = to_dtype(flat.scalar_type());
+  TORCH_CHECK_VALUE(is_packable(type),
+                    "block_squares: expected float32, float64, bfloat16 or float16, got ",
+                    flat.scalar_type());
+  at::Tensor sums = at::empty({high - low}, at::TensorOptions().dtype(at::kDouble));
+  auto* const sum = sums.mutable_data_ptr<double>();
+  const auto* const data = static_cast<const std::byte*>(flat.const_data_ptr());
+  for (std::int64_t block = low; block < high; ++block) {
+    const std::int64_t begin = block * kNormBlock;
+    const std::int64_t count = std::min(kNormBlock, flat.numel() - begin);
+    sum[block - low] = kernels::sum_of_squares(type, data + begin * flat.element_size(),
+                                               static_cast<std::size_t>(count));
+  }
+  return sums;
+}
+
+double add_in_order(const at::Tensor& numbers) {
+  const auto* const number = numbers.const_data_ptr<double>();
+  return std::accumulate(number, number + numbers.numel(), 0.0);
+}
+
 }  // namespace
 
 void bind_gradients(pybind11::module_& m) {
   using Released = py::call_guard<py::gil_scoped_release>;
+  m.def("block_squares", &block_squares, py::arg("flat"), py::arg("low"), py::arg("high"),
+        Released());
+  m.def("add_in_order", &add_in_order, py::arg("numbers"));
   py::class_<GradientReducer, std::shared_ptr<GradientReducer>>(
       m, "GradientReducer", "Reduces a module's gradients in backward passes.")
       .def(py::init(&make_reducer), py::arg("parameters"), py::arg("names"), py::arg("sparse"),

@@ -1,0 +1,123 @@
+"""One norm for all ways of training: the same bits however a parameter is sharded.
+
+Squares are taken in float64 and summed over fixed blocks of 4,096 elements from each parameter's
+start, in the order of memory; the sums of the blocks are added in the parameters' order. A block
+has one owner, so ranks share the work and tell each other the sums, not the elements.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+__all__ = ["BLOCK", "block_counts", "clip_", "norm_of", "owned_blocks"]
+
+BLOCK = 4096  # elements
+
+
+def block_counts(numels: Sequence[int]) -> list[int]:
+    """How many blocks each parameter has."""
+    return [-(-numel // BLOCK) for numel in numels]
+
+
+def owned_blocks(total: int, rank: int, world: int) -> tuple[int, int]:
+    """The first block of a rank's share, and the first that is beyond it."""
+    return total * rank // world, total * (rank + 1) // world
+
+
+def norm_of(gradients: Sequence[Tensor], group: dist.ProcessGroup) -> float:
+    """The 2-norm of gradients that are equal on all ranks of the group. Collective.
+
+    Args:
+        gradients: dense or sparse, on one device type, in the same order on all ranks.
+        group: its ranks share the work.
+    """
+    dense = [_values(gradient) for gradient in gradients]
+    counts = block_counts([one.numel() for one in dense])
+    total = sum(counts)
+    if total == 0:
+        return 0.0
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    begin, end = owned_blocks(total, rank, world)
+    widest = -(-total // world)
+    device = dense[0].device
+    mine = torch.zeros(widest, dtype=torch.float64, device=device)
+    place = first = 0
+    for gradient, count in zip(dense, counts, strict=True):
+        low, high = max(begin, first) - first, min(end, first + count) - first
+        if low < high:
+            mine[place : place + high - low] = _squares(gradient, low, high)
+            place += high - low
+        first += count
+    if world == 1:
+        return math.sqrt(_added(mine[:total]))
+    every = [torch.empty_like(mine) for _ in range(world)]
+    dist.all_gather(every, mine, group=group)
+    shares = [owned_blocks(total, other, world) for other in range(world)]
+    owned = [sums[: high - low] for sums, (low, high) in zip(every, shares, strict=True)]
+    return math.sqrt(_added(torch.cat(owned)))
+
+
+def clip_(
+    parameters: Sequence[torch.nn.Parameter],
+    max_norm: float,
+    norm_type: float,
+    error_if_nonfinite: bool,
+    group: dist.ProcessGroup,
+) -> Tensor:
+    """Scales the parameters' gradients, which are equal on all ranks. Collective.
+
+    Returns:
+        The norm before, float32, of no dimension.
+
+    Raises:
+        RuntimeError: the norm is not finite, and ``error_if_nonfinite`` is set.
+    """
+    gradients = [one.grad for one in parameters if one.grad is not None]
+    device = parameters[0].device
+    with torch.no_grad():
+        if float(norm_type) == 2.0:
+            norm = torch.tensor(norm_of(gradients, group), device=device, dtype=torch.float32)
+        else:
+            values = [_values(gradient) for gradient in gradients]
+            norm = torch.nn.utils.get_total_norm(values, float(norm_type)).float()
+        if error_if_nonfinite and not bool(torch.isfinite(norm)):
+            raise RuntimeError(
+                f"rank {dist.get_rank(group)}: the {norm_type}-norm of the gradients is "
+                f"{norm.item()}; they were not clipped. Without error_if_nonfinite=True they are"
+            )
+        scale = torch.clamp(float(max_norm) / (norm + 1e-6), max=1.0)
+        if device.type != "cpu" or float(scale) != 1.0:
+            values = [_values(gradient) for gradient in gradients]
+            torch._foreach_mul_(values, scale.to(device))
+    return norm
+
+
+def _values(gradient: Tensor) -> Tensor:
+    """The gradient's elements in the order of memory."""
+    if gradient.is_sparse:
+        return gradient._values().reshape(-1)
+    if torch.ops.aten.is_non_overlapping_and_dense(gradient):
+        return gradient.detach().as_strided((gradient.numel(),), (1,))
+    return gradient.detach().reshape(-1)
+
+
+def _squares(flat: Tensor, low: int, high: int) -> Tensor:
+    """The sums of the squares of a tensor's blocks from ``low`` to before ``high``."""
+    if flat.device.type == "cpu":
+        from dreamcomm import _C
+
+        return _C.block_squares(flat, low, high)
+    part = flat[low * BLOCK : high * BLOCK].double().square()
+    padded = torch.nn.functional.pad(part, (0, (high - low) * BLOCK - part.numel()))
+    return padded.view(high - low, BLOCK).sum(1)
+
+
+def _added(sums: Tensor) -> float:
+    from dreamcomm import _C
+
+    return _C.add_in_order(sums.cpu())

@@ -1,0 +1,145 @@
+"""Data parallelism in place: the module keeps its class's methods and its parameters' names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from dreamcomm._torch.ddp import broadcast_buffers_, broadcast_module, find_tensors
+from dreamcomm._torch.groups import given_group
+from dreamcomm.buckets.norm import clip_
+from dreamcomm.ddp.checks import (
+    check_equal_models,
+    check_group,
+    check_module,
+    factor_of,
+    find_parameters,
+)
+from dreamcomm.ddp.engine import Caps, Reducer
+from dreamcomm.ddp.report import Report
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+__all__ = ["ReplicatedModule", "replicate"]
+
+M = TypeVar("M", bound=nn.Module)
+MIB = 1 << 20
+WHAT = "replicate"
+
+
+class ReplicatedModule:
+    """What :func:`replicate` adds to a module."""
+
+    _replicate_reducer: Reducer
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes inside add to this rank's gradients alone."""
+        before, self._replicate_reducer.sync = self._replicate_reducer.sync, False
+        try:
+            yield
+        finally:
+            self._replicate_reducer.sync = before
+
+    def set_requires_gradient_sync(self, requires_gradient_sync: bool) -> None:
+        """Whether backward passes reduce, as FSDP2's method of this name."""
+        self._replicate_reducer.sync = requires_gradient_sync
+
+    def reduce_gradients(self) -> None:
+        """Reduces what has accumulated, without a backward pass. Collective."""
+        self._replicate_reducer.reduce_now()
+
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    ) -> Tensor:
+        """As :meth:`DistributedDataParallel.clip_grad_norm_`. Collective."""
+        reducer = self._replicate_reducer
+        parameters = [one.parameter for one in reducer.trained]
+        return clip_(parameters, max_norm, norm_type, error_if_nonfinite, reducer.group)
+
+    def register_comm_hook(self, state: object, hook: Any) -> None:
+        """As torch's ``DistributedDataParallel.register_comm_hook``."""
+        self._replicate_reducer.register_hook(state, hook)
+
+    def report(self) -> Report:
+        """The bucket plan, and times and bytes of the latest step."""
+        return Report.of(self._replicate_reducer.plan, self._replicate_reducer.report())
+
+
+def replicate(
+    module: M,
+    *,
+    mesh: DeviceMesh | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    bucket_cap_mb: float = 25,
+    static_graph: bool = False,
+    forward_sync_buffers: bool = True,
+    reduce: str | float = "mean",
+) -> M:
+    """Makes a module's backward passes reduce its gradients over all ranks, in place.
+
+    The module stays the same object, of a class that derives from its own and from
+    :class:`ReplicatedModule`; ``state_dict()`` has the same names as before. The name and the idea
+    are those of ``torch.distributed._composable.replicate``.
+
+    Args:
+        module: as for :class:`DistributedDataParallel`. Its values become rank 0's.
+        mesh: of one dimension; its group reduces.
+        process_group: in place of ``mesh``; None is the default group.
+        bucket_cap_mb: mebibytes at which a bucket is closed.
+        static_graph, forward_sync_buffers, reduce: as for :class:`DistributedDataParallel`.
+
+    Returns:
+        The module.
+
+    Raises:
+        ValueError, TypeError: as :class:`DistributedDataParallel`.
+    """
+    if mesh is not None and process_group is not None:
+        raise ValueError(f"{WHAT}: give mesh or process_group, not both")
+    if mesh is not None and mesh.ndim != 1:
+        raise ValueError(f"{WHAT}: expected a mesh of one dimension, got {mesh}; give a part of it")
+    if not bucket_cap_mb > 0:
+        raise ValueError(f"{WHAT}: expected bucket_cap_mb above 0, got {bucket_cap_mb}")
+    group = given_group(process_group) if mesh is None else mesh.get_group(mesh_dim=0)
+    factor = factor_of(reduce, WHAT)
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"{WHAT}: expected a torch.nn.Module, got {type(module).__name__}")
+    if isinstance(module, ReplicatedModule):
+        raise ValueError(f"{WHAT}: the module is replicated already")
+    parameters = find_parameters(module, ())
+    check_module(module, parameters, WHAT)
+    check_group(group, parameters, WHAT)
+    check_equal_models(group, parameters, WHAT)
+    caps = Caps(int(bucket_cap_mb * MIB) or 1, MIB)
+    reducer = Reducer(parameters, group, caps, factor=factor, static_graph=static_graph)
+    broadcast_module(module, group, set(), buffers=True)
+    own = type(module)
+    module.__class__ = type(f"Replicated{own.__name__}", (ReplicatedModule, own), {})
+    cast(Any, module)._replicate_reducer = reducer
+    module.register_forward_pre_hook(_before_forward(forward_sync_buffers))
+    module.register_forward_hook(_after_forward)
+    return module
+
+
+def _before_forward(sync_buffers: bool) -> Any:
+    def before(module: nn.Module, _: Any) -> None:
+        reducer = cast(Reducer, module._replicate_reducer)
+        if torch.is_grad_enabled() and reducer.sync:
+            reducer.prepare_for_forward()
+        buffers = list(module.buffers())
+        if sync_buffers and buffers and reducer.sync:
+            broadcast_buffers_(buffers, reducer.group)
+
+    return before
+
+
+def _after_forward(module: nn.Module, _: Any, output: Any) -> None:
+    if torch.is_grad_enabled():
+        cast(Reducer, module._replicate_reducer).prepare_for_backward(find_tensors(output))
