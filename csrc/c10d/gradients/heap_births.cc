@@ -1,7 +1,10 @@
 #include "c10d/gradients/heap_births.h"
 
+#include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 
+#include <mutex>
+#include <unordered_map>
 #include <utility>
 
 namespace dreamcomm {
@@ -13,76 +16,98 @@ std::shared_ptr<HeapBirths>& wanted_here() {
   return births;
 }
 
+/// All tensors that live in a heap by a birth, by their address: torch's raw interface frees memory
+/// by its address alone. Never destroyed, as tensors may outlive it otherwise.
+struct Living {
+  std::mutex mutex;
+  std::unordered_map<void*, Birth> births;
+};
+
+Living& living() {
+  static Living* const only = new Living;
+  return *only;
+}
+
 /// Stands in front of the CPU allocator that it finds. It outlives all tensors, whose storages
 /// keep pointers to it.
 class BirthAllocator final : public c10::Allocator {
  public:
-  explicit BirthAllocator(c10::Allocator* behind) : behind_(behind) {}
+  static void stand_in_front() {
+    static const bool once = [] {
+      behind() = c10::GetCPUAllocator();
+      c10::SetCPUAllocator(new BirthAllocator);
+      return true;
+    }();
+    static_cast<void>(once);
+  }
 
   c10::DataPtr allocate(std::size_t bytes) override {
     if (HeapBirths* const births = wanted_here().get()) {
-      if (c10::DataPtr born = births->allocate(bytes)) return born;
+      if (std::optional<Birth> birth = births->allocate(bytes)) return keep(std::move(*birth));
     }
-    return behind_->allocate(bytes);
+    return behind()->allocate(bytes);
   }
   bool is_simple_data_ptr(const c10::DataPtr& data) const override {
-    return behind_->is_simple_data_ptr(data);
+    return behind()->is_simple_data_ptr(data);
   }
-  c10::DeleterFnPtr raw_deleter() const override { return behind_->raw_deleter(); }
+  c10::DeleterFnPtr raw_deleter() const override { return &end; }
   void copy_data(void* to, const void* from, std::size_t bytes) const override {
-    behind_->copy_data(to, from, bytes);
+    behind()->copy_data(to, from, bytes);
   }
 
  private:
-  c10::Allocator* const behind_;
-};
+  static c10::Allocator*& behind() {
+    static c10::Allocator* found = nullptr;
+    return found;
+  }
 
-void stand_in_front() {
-  static const bool once = [] {
-    c10::SetCPUAllocator(new BirthAllocator(c10::GetCPUAllocator()));
-    return true;
-  }();
-  static_cast<void>(once);
-}
+  static c10::DataPtr keep(Birth birth) {
+    void* const data = birth.memory.get();
+    const std::scoped_lock lock(living().mutex);
+    living().births.emplace(data, std::move(birth));
+    return {data, data, &end, c10::Device(c10::DeviceType::CPU)};
+  }
+
+  static void end(void* data) {
+    {
+      const std::scoped_lock lock(living().mutex);
+      if (living().births.erase(data) > 0) return;
+    }
+    if (const c10::DeleterFnPtr passed_on = behind()->raw_deleter()) passed_on(data);
+  }
+};
 
 }  // namespace
 
-struct HeapBirths::Birth {
-  std::shared_ptr<std::byte> memory;
-  std::shared_ptr<HeapBirths> births;  // keeps `size`
-  Size* size;
-};
+Birth::~Birth() {
+  if (!memory) return;  // moved from
+  memory.reset();
+  size->live.fetch_sub(1);
+}
 
 HeapBirths::HeapBirths(std::shared_ptr<Heap> heap, const std::map<std::size_t, int>& wanted)
     : heap_(std::move(heap)) {
   for (const auto& [bytes, count] : wanted) sizes_[bytes].wanted = count;
 }
 
-c10::DataPtr HeapBirths::allocate(std::size_t bytes) {
+std::optional<Birth> HeapBirths::allocate(std::size_t bytes) {
   const auto found = sizes_.find(bytes);
-  if (found == sizes_.end()) return {};
-  Size& size = found->second;
+  if (found == sizes_.end()) return std::nullopt;
+  BirthSize& size = found->second;
   if (size.live.fetch_add(1) >= size.wanted) {
     size.live.fetch_sub(1);
-    return {};
+    return std::nullopt;
   }
   std::shared_ptr<std::byte> memory = heap_->allocate(bytes);
   if (!memory) {  // the heap is full
     size.live.fetch_sub(1);
-    return {};
+    return std::nullopt;
   }
-  void* const data = memory.get();
-  auto* const birth = new Birth{std::move(memory), shared_from_this(), &size};
-  const c10::DeleterFnPtr end = [](void* held) {
-    const std::unique_ptr<Birth> ended(static_cast<Birth*>(held));
-    ended->memory.reset();
-    ended->size->live.fetch_sub(1);
-  };
-  return {data, birth, end, c10::Device(c10::DeviceType::CPU)};
+  return Birth(std::move(memory), shared_from_this(), &size);
 }
 
 void set_heap_births(std::shared_ptr<HeapBirths> births) {
-  if (births) stand_in_front();
+  if (births) BirthAllocator::stand_in_front();
   wanted_here() = std::move(births);
 }
 

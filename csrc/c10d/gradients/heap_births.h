@@ -2,34 +2,49 @@
 // memory of the process's heap, so that no copy stands between autograd and the collective.
 #pragma once
 
-#include <c10/core/Allocator.h>
-
 #include <atomic>
 #include <cstddef>
 #include <map>
 #include <memory>
+#include <optional>
+#include <utility>
 
 #include "transport/shm/heap.h"
 
 namespace dreamcomm {
+
+class HeapBirths;
+
+/// How many tensors of one size are wanted at a time, and live.
+struct BirthSize {
+  int wanted = 0;
+  std::atomic<int> live = 0;
+};
+
+/// A tensor's memory in the heap.
+struct Birth {
+  Birth(std::shared_ptr<std::byte> memory_, std::shared_ptr<HeapBirths> births_, BirthSize* size_)
+      : memory(std::move(memory_)), births(std::move(births_)), size(size_) {}
+  Birth(Birth&&) = default;
+  Birth& operator=(Birth&&) = delete;
+  ~Birth();
+
+  std::shared_ptr<std::byte> memory;
+  std::shared_ptr<HeapBirths> births;  // keeps `size`
+  BirthSize* size;
+};
 
 /// How many tensors of which sizes are wanted from a heap at a time. Thread-safe.
 class HeapBirths : public std::enable_shared_from_this<HeapBirths> {
  public:
   /// `wanted`: how many for each number of bytes.
   HeapBirths(std::shared_ptr<Heap> heap, const std::map<std::size_t, int>& wanted);
-  /// Memory of the heap, or null where `bytes` is not wanted, or as many live already.
-  c10::DataPtr allocate(std::size_t bytes);
+  /// Nothing where `bytes` is not wanted, or as many live already.
+  std::optional<Birth> allocate(std::size_t bytes);
 
  private:
-  struct Size {
-    int wanted = 0;
-    std::atomic<int> live = 0;
-  };
-  struct Birth;  // what a tensor's storage owns
-
   const std::shared_ptr<Heap> heap_;
-  std::map<std::size_t, Size> sizes_;  // its keys never change
+  std::map<std::size_t, BirthSize> sizes_;  // its keys never change
 };
 
 /// Lets this thread's new CPU tensors be born in a heap; null ends that. The first call puts an
