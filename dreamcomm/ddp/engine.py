@@ -24,6 +24,14 @@ if TYPE_CHECKING:
 __all__ = ["Caps", "Reducer", "TrainedParameter"]
 
 
+# The hooks of these modules call one collective for each bucket. Those of others may call several,
+# the later ones when the first are done: two buckets' calls could then change places on some ranks.
+ONE_CALL_EACH = (
+    "torch.distributed.algorithms.ddp_comm_hooks.default_hooks",
+    "dreamcomm.ddp.hooks",
+)
+
+
 @dataclass(frozen=True)
 class TrainedParameter:
     """A parameter, with its name and whether its gradient is sparse."""
@@ -116,7 +124,7 @@ class Reducer:
         self._engine.sync = self._sync
         self._engine.set_static_graph(self._static)
         if self._hook is not None:
-            self._engine.set_hook(*self._hook)
+            self.register_hook(*self._hook)
 
     def _planned(self, order: Sequence[int] | None = None, unseen: Sequence[int] = ()) -> Plan:
         caps = self.caps
@@ -165,7 +173,8 @@ class Reducer:
 
     def register_hook(self, state: object, hook: Callable[..., Any]) -> None:
         self._hook = state, hook
-        self._engine.set_hook(state, hook)
+        in_turn = getattr(hook, "__module__", "") not in ONE_CALL_EACH
+        self._engine.set_hook(state, hook, in_turn)
 
     def reduce_now(self) -> None:
         self._engine.reduce_now()

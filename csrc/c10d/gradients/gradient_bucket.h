@@ -28,6 +28,9 @@ struct BucketRule {
   /// In a join, how many ranks the average is of; 0: all.
   std::int64_t divisor = 0;
   std::shared_ptr<c10d::CommHookInterface> hook;
+  /// Whether the hook may call several collectives, one after the other. Then a bucket's hook
+  /// starts after the one before has ended: else ranks would call them in different orders.
+  bool hook_in_turn = false;
 };
 
 class GradientBucket {
@@ -44,6 +47,11 @@ class GradientBucket {
   /// The same with zeros, for a rank that has no gradients.
   void launch_zeros(const Gradients& gradients, const BucketRule& rule, std::size_t index,
                     std::size_t count);
+  /// Waits for what the hook has started, which may call collectives of its own.
+  void await_hook() const {
+    if (future_) future_->wait();
+  }
+  bool hook_ended() const { return !future_ || future_->completed(); }
   /// Waits for the collective. Gradients that are not `touched` by any rank stay as they are.
   void settle(Gradients& gradients, const BucketRule& rule, const std::vector<bool>& touched);
   /// After an error: waits for what is under way, and keeps nothing of it.

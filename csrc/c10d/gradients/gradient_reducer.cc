@@ -91,9 +91,10 @@ std::shared_ptr<HeapBirths> GradientReducer::births() const {
   return std::make_shared<HeapBirths>(std::move(heap), wanted);
 }
 
-void GradientReducer::set_hook(std::shared_ptr<c10d::CommHookInterface> hook) {
+void GradientReducer::set_hook(std::shared_ptr<c10d::CommHookInterface> hook, bool in_turn) {
   const Lock lock(mutex_);
   rule_.hook = std::move(hook);
+  rule_.hook_in_turn = in_turn;
   births_ = births();
 }
 
@@ -232,9 +233,15 @@ void GradientReducer::require_once(const Gradient& gradient) const {
 
 void GradientReducer::launch_ready() {
   while (next_ < buckets_.size() && buckets_[next_].pending == 0) {
-    buckets_[next_].launch(gradients_, rule_, next_, buckets_.size());
-    ++next_;
+    if (rule_.hook_in_turn && next_ > 0 && !buckets_[next_ - 1].hook_ended()) return;
+    launch_next();
   }
+}
+
+void GradientReducer::launch_next() {
+  if (rule_.hook_in_turn && next_ > 0) buckets_[next_ - 1].await_hook();
+  buckets_[next_].launch(gradients_, rule_, next_, buckets_.size());
+  ++next_;
 }
 
 /// At the end of a backward pass, on its thread.
@@ -248,9 +255,7 @@ void GradientReducer::finish() {
     return;
   }
   report_.backward_seconds = seconds_since(began_);
-  for (; next_ < buckets_.size(); ++next_) {
-    buckets_[next_].launch(gradients_, rule_, next_, buckets_.size());
-  }
+  while (next_ < buckets_.size()) launch_next();
   settle_all(true);
   if (!learned_) learn();
   if (!counted_) {
@@ -263,6 +268,7 @@ void GradientReducer::finish() {
 void GradientReducer::settle_all(bool keep) {
   const steady_clock::time_point begin = steady_clock::now();
   try {
+    for (const GradientBucket& bucket : buckets_) bucket.await_hook();
     std::vector<bool> touched = exchange_touched();
     if (!keep) touched.assign(touched.size(), false);
     report_.bytes = report_.copied = 0;
@@ -350,9 +356,8 @@ void GradientReducer::reduce_now() {
     gradient.touched = gradient.touched || given;
     require_layout(gradient);
   }
-  for (next_ = 0; next_ < buckets_.size(); ++next_) {
-    buckets_[next_].launch(gradients_, rule_, next_, buckets_.size());
-  }
+  next_ = 0;
+  while (next_ < buckets_.size()) launch_next();
   settle_all(true);
 }
 
@@ -360,6 +365,7 @@ void GradientReducer::reduce_zeros() {
   const Lock lock(mutex_);
   for (std::size_t i = 0; i < buckets_.size(); ++i) {
     buckets_[i].launch_zeros(gradients_, rule_, i, buckets_.size());
+    if (rule_.hook_in_turn) buckets_[i].await_hook();
   }
   std::vector<bool> was(gradients_.size());
   for (std::size_t i = 0; i < gradients_.size(); ++i) {

@@ -47,7 +47,8 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void detach();
   /// Replaces the buckets; between passes.
   void set_buckets(const Buckets& buckets);
-  void set_hook(std::shared_ptr<c10d::CommHookInterface> hook);
+  /// `in_turn`: as BucketRule::hook_in_turn.
+  void set_hook(std::shared_ptr<c10d::CommHookInterface> hook, bool in_turn);
   void set_static_graph(bool is_static);
   /// Whether the next passes reduce.
   void set_sync(bool sync);
@@ -78,6 +79,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
 
   void begin();
   void launch_ready();
+  void launch_next();
   void finish();
   void settle_all(bool keep);
   std::vector<bool> exchange_touched();

@@ -49,11 +49,11 @@ std::shared_ptr<GradientReducer> make_reducer(const std::vector<at::Tensor>& par
   return reducer;
 }
 
-void set_hook(GradientReducer& reducer, py::object state, const py::object& hook) {
+void set_hook(GradientReducer& reducer, py::object state, const py::object& hook, bool in_turn) {
   std::shared_ptr<c10d::CommHookInterface> called;
   if (!hook.is_none()) called = std::make_shared<c10d::PythonCommHook>(std::move(state), hook);
   const py::gil_scoped_release release;
-  reducer.set_hook(std::move(called));
+  reducer.set_hook(std::move(called), in_turn);
 }
 
 py::dict report_of(const GradientReducer& reducer) {
@@ -114,7 +114,7 @@ void bind_gradients(pybind11::module_& m) {
            py::arg("own_bytes"), py::arg("replan"), py::arg("mixed"))
       .def("detach", &GradientReducer::detach, Released())
       .def("set_buckets", &GradientReducer::set_buckets, py::arg("buckets"), Released())
-      .def("set_hook", &set_hook, py::arg("state"), py::arg("hook"))
+      .def("set_hook", &set_hook, py::arg("state"), py::arg("hook"), py::arg("in_turn"))
       .def("set_static_graph", &GradientReducer::set_static_graph, py::arg("is_static"), Released())
       .def_property("sync", py::cpp_function(&GradientReducer::sync, Released()),
                     py::cpp_function(&GradientReducer::set_sync, Released()))
