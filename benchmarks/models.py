@@ -18,6 +18,9 @@ MLP_WIDTHS, MLP_ROWS = (1024, 4096, 1024, 4096, 1024, 4096, 1024), 8
 # 10.0 million parameters, 256 tokens per rank and step: about 200 ms.
 GPT_SHAPE, GPT_ROWS = Shape(layers=8, heads=5, width=320, context=64), 4
 
+# 1,000 parameters of 1 KiB: what a wrapper does for each counts, not the bytes.
+SMALL_TENSORS, SMALL_WIDTH = 1000, 256
+
 
 @dataclass(frozen=True)
 class Task:
@@ -44,7 +47,24 @@ def gpt(rows: torch.Generator) -> Task:
     return Task(model, [*model.blocks], tokens[:, :-1], tokens[:, 1:], next_token_loss)
 
 
-MODELS = {"mlp": mlp, "gpt": gpt}
+class Scales(nn.Module):
+    """Scales its input by many small vectors at once, so that it computes next to nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vectors = nn.ParameterList(torch.randn(SMALL_WIDTH) for _ in range(SMALL_TENSORS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.cat(list(self.vectors))
+
+
+def small(rows: torch.Generator) -> Task:
+    x, y = (torch.randn(SMALL_TENSORS * SMALL_WIDTH, generator=rows) for _ in range(2))
+    model = Scales()
+    return Task(model, [], x, y, F.mse_loss)
+
+
+MODELS = {"mlp": mlp, "gpt": gpt, "small": small}
 
 
 def make_task(name: str, rank: int) -> Task:

@@ -22,8 +22,9 @@ from models import Task
 
 PLAIN, NO_COMMUNICATION, GLOO, DREAMCOMM = "plain", "no communication", "gloo", "dreamcomm"
 OWN = "dreamcomm's own wrapper"  # not torch's
+COLLECTIVES = "collectives alone"  # of the gradients' sizes, in shared memory, without training
 VARIANTS = {
-    "ddp": (PLAIN, NO_COMMUNICATION, GLOO, DREAMCOMM, OWN),
+    "ddp": (PLAIN, NO_COMMUNICATION, GLOO, DREAMCOMM, OWN, COLLECTIVES),
     "fsdp2": (PLAIN, NO_COMMUNICATION, GLOO, DREAMCOMM),
 }
 WRAPPERS = ("ddp", "fsdp2")
@@ -97,6 +98,14 @@ def under_fsdp2(task: Task, group: dist.ProcessGroup, communicate: bool) -> nn.M
     return task.model
 
 
+def shared_like(model: nn.Module) -> list[Tensor]:
+    """Tensors in shared memory with the gradients' bytes; small ones are one tensor."""
+    weights = [*model.parameters()]
+    large = [dreamcomm.zeros(*one.shape) for one in weights if one.nbytes >= 128 << 10]
+    rest = sum(one.numel() for one in weights if one.nbytes < 128 << 10)
+    return [*large, dreamcomm.zeros(rest)] if rest else large
+
+
 class Trainer:
     """One variant of a task on this rank."""
 
@@ -105,15 +114,31 @@ class Trainer:
     ) -> None:
         self.task = task
         self.model = task.model
+        self.shared = shared_like(task.model) if variant == COLLECTIVES else []
         if variant == OWN:
             self.model = under_own_ddp(task, groups[DREAMCOMM])
-        elif variant != PLAIN:
+        elif variant not in (PLAIN, COLLECTIVES):
             wrap = under_ddp if wrapper == "ddp" else under_fsdp2
             self.model = wrap(task, groups[variant], variant != NO_COMMUNICATION)
         self.optimizer = torch.optim.SGD(task.model.parameters(), lr=LEARNING_RATE)
 
     def step(self) -> None:
+        if self.shared:
+            self.reduce_shared()
+            return
         self.train_on(self.task.inputs, self.task.targets)
+
+    def reduce_shared(self) -> None:
+        """All-reduces as many bytes as the gradients have, 25 MiB in a call as wrappers do."""
+        part: list[Tensor] = []
+        works = []
+        for number, tensor in enumerate(self.shared, 1):
+            part.append(tensor)
+            if sum(one.nbytes for one in part) >= 25 << 20 or number == len(self.shared):
+                works.append(dist.all_reduce_coalesced(part, dist.ReduceOp.AVG, async_op=True))
+                part = []
+        for work in works:
+            work.wait()
 
     def train_on(self, inputs: Tensor, targets: Tensor) -> None:
         self.optimizer.zero_grad()

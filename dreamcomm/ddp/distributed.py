@@ -258,7 +258,8 @@ class DistributedDataParallel(TorchDDP):
         named = dict(self.module.named_parameters())
         for name in self.declared_unused:
             if named[name].requires_grad:
-                named[name].register_post_accumulate_grad_hook(_declared_unused(name, rank))
+                refuse = _declared_unused(name, rank)
+                named[name].register_post_accumulate_grad_hook(refuse)  # type: ignore[no-untyped-call]
 
     # Forward and backward.
 
