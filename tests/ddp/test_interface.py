@@ -269,3 +269,22 @@ def test_the_report_names_buckets_times_and_bytes(pool: Pool) -> None:
         assert "exposed communication" in text
         assert "unused" in text
         assert "frozen" not in text
+
+
+def starting_weights(how: str, init_sync: bool) -> list[float]:
+    module = nn.Linear(1, 1)
+    module.register_buffer("kept", torch.zeros(1))
+    for tensor in (module.weight, module.bias, module.kept):
+        nn.init.constant_(tensor, 1.0 + dist.get_rank())
+    if how == "replicate":
+        dreamcomm.replicate(module)
+    else:
+        class_of(how)(module, init_sync=init_sync)
+    return [module.weight.item(), module.bias.item(), module.kept.item()]
+
+
+@pytest.mark.parametrize("how", ["torch", "ours", "replicate"])
+def test_weights_and_buffers_begin_as_rank_0s(pool: Pool, how: str) -> None:
+    assert pool.run(starting_weights, how, True, world=3) == [[1.0] * 3] * 3
+    if how != "replicate":
+        assert pool.run(starting_weights, how, False) == [[1.0] * 3, [2.0] * 3]
