@@ -87,7 +87,7 @@ def clip_(
             norm = torch.nn.utils.get_total_norm(values, float(norm_type)).float()
         if error_if_nonfinite and not bool(torch.isfinite(norm)):
             raise RuntimeError(
-                f"rank {dist.get_rank(group)}: the {norm_type}-norm of the gradients is "
+                f"rank {dist.get_rank(group)}: the {norm_type:g}-norm of the gradients is "
                 f"{norm.item()}; they were not clipped. Without error_if_nonfinite=True they are"
             )
         scale = torch.clamp(float(max_norm) / (norm + 1e-6), max=1.0)
@@ -100,7 +100,9 @@ def clip_(
 def _values(gradient: Tensor) -> Tensor:
     """The gradient's elements in the order of memory."""
     if gradient.is_sparse:
-        return gradient._values().reshape(-1)
+        return _values(gradient._values())
+    if gradient.is_complex():
+        return _values(torch.view_as_real(gradient.detach().resolve_conj()))
     if torch.ops.aten.is_non_overlapping_and_dense(gradient):
         return gradient.detach().as_strided((gradient.numel(),), (1,))
     return gradient.detach().reshape(-1)

@@ -22,7 +22,7 @@ __all__ = [
 
 
 def find_parameters(module: nn.Module, ignored: Iterable[str]) -> list[TrainedParameter]:
-    """The module's parameters, each once, but for those ignored."""
+    """The module's parameters, each once, except those ignored."""
     left_out = set(ignored)
     found: dict[nn.Parameter, TrainedParameter] = {}
     for prefix, part in module.named_modules():
@@ -51,7 +51,7 @@ def check_module(module: object, parameters: Sequence[TrainedParameter], what: s
             "first"
         )
     if not any(one.parameter.requires_grad for one in parameters):
-        raise ValueError(
+        raise RuntimeError(  # torch's class raises this one
             f"{what}: {type(module).__name__} has no parameter that requires a gradient, so there "
             "is nothing to reduce"
         )

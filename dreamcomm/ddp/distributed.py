@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+import weakref
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -79,9 +80,11 @@ class DistributedDataParallel(TorchDDP):
             that gets a gradient raises an error.
 
     Raises:
-        ValueError: no parameter requires a gradient; parameters are on devices of several types or
-            where the group has no backend; modules differ between ranks; a parameter is wrapped
-            already; options contradict each other. Nothing has moved then.
+        ValueError: parameters are on devices of several types or where the group has no backend;
+            modules differ between ranks; a parameter is wrapped already; options contradict each
+            other. Nothing has moved then.
+        RuntimeError: no parameter requires a gradient; both a group and a mesh are given, or a mesh
+            of several dimensions.
         TypeError: ``module`` is no module.
         NotImplementedError: ``mixed_precision`` or ``delay_all_reduce_named_params`` is given.
     """
@@ -149,6 +152,7 @@ class DistributedDataParallel(TorchDDP):
         self._set_buffers(broadcast_buffers, forward_sync_buffers)
         caps = _caps(bucket_cap_mb, bucket_cap_mb_list)
         self.bucket_bytes_cap = caps.bucket
+        self.bucket_bytes_cap_list = list(caps.each)
         self.bucket_bytes_cap_default = bucket_cap_mb is None and not bucket_cap_mb_list
         if check_reduction:
             warnings.warn(f"{WHAT}: check_reduction has no effect", FutureWarning, stacklevel=2)
@@ -239,7 +243,6 @@ class DistributedDataParallel(TorchDDP):
             {
                 "module_name": type(self.module).__name__,
                 "backend_name": dist.get_backend(self.process_group),
-                "comm_hook": "",
             },
             {
                 "world_size": dist.get_world_size(self.process_group),
@@ -258,7 +261,7 @@ class DistributedDataParallel(TorchDDP):
         named = dict(self.module.named_parameters())
         for name in self.declared_unused:
             if named[name].requires_grad:
-                refuse = _declared_unused(name, rank)
+                refuse = _declared_unused(weakref.ref(self), name, rank)
                 named[name].register_post_accumulate_grad_hook(refuse)  # type: ignore[no-untyped-call]
 
     # Forward and backward.
@@ -330,9 +333,9 @@ class DistributedDataParallel(TorchDDP):
         if self._comm_hooks:
             raise RuntimeError(f"{WHAT}: a communication hook is registered already")
         self._check_comm_hook(hook)
+        self.reducer.register_hook(state, hook)
         self.logger._set_comm_hook_name(getattr(hook, "__qualname__", type(hook).__name__))
         self._comm_hooks.append((hook, state))
-        self.reducer.register_hook(state, hook)
 
     def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -340,6 +343,7 @@ class DistributedDataParallel(TorchDDP):
         halves = comm_hook_type.name == "FP16_COMPRESS"
         hook = default_hooks.fp16_compress_hook if halves else default_hooks.allreduce_hook
         self.register_comm_hook(self.process_group, hook)
+        self.logger._set_comm_hook_name(str(comm_hook_type))
 
     def join_hook(self, **kwargs: Any) -> ReducerJoinHook:
         """What a rank without data does in a join; see torch's class."""
@@ -381,11 +385,13 @@ class DistributedDataParallel(TorchDDP):
 
 def _group_of(group: dist.ProcessGroup | None, mesh: DeviceMesh | None) -> dist.ProcessGroup:
     if group is not None and mesh is not None:
-        raise ValueError(f"{WHAT}: give process_group or device_mesh, not both")
+        raise RuntimeError(f"{WHAT}: give process_group or device_mesh, not both")
     if mesh is None:
         return given_group(group)
     if mesh.ndim != 1:
-        raise ValueError(f"{WHAT}: expected a mesh of one dimension, got {mesh}; give a part of it")
+        raise RuntimeError(
+            f"{WHAT}: expected a mesh of one dimension, got {mesh}; give a part of it"
+        )
     return mesh.get_group(mesh_dim=0)
 
 
@@ -412,11 +418,15 @@ def _caps(megabytes: float | None, each: list[float] | None) -> Caps:
     return Caps(max(1, cap), max(1, cap if megabytes is not None else MIB))
 
 
-def _declared_unused(name: str, rank: int) -> Callable[[Tensor], None]:
+def _declared_unused(
+    wrapper: weakref.ref[DistributedDataParallel], name: str, rank: int
+) -> Callable[[Tensor], None]:
     def refuse(_: Tensor) -> None:
+        if wrapper() is None:
+            return
         raise RuntimeError(
-            f"rank {rank}: parameter {name!r} got a gradient, but {WHAT} was told that it is "
-            "unused; leave its name out of unused="
+            f"rank {rank}: parameter {name!r} got a gradient, but is declared unused; leave its "
+            "name out of unused="
         )
 
     return refuse

@@ -14,10 +14,11 @@ from torch.futures import Future
 
 from dreamcomm.buckets.group_memory import group_memory
 from dreamcomm.buckets.plan import ParameterInfo, Plan, agreed_order, plan_buckets
-from dreamcomm.ddp.mixed_gradients import refuse_step
+from dreamcomm.ddp.mixed_gradients import refuse_steps
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
+    from torch.utils.hooks import RemovableHandle
 
     from dreamcomm._C import GradientReducer
 
@@ -78,6 +79,7 @@ class Reducer:
         self._all = list(parameters)
         self._rebuilt = False
         self._sync = True
+        self._refusal: RemovableHandle | None = None
         self._make()
 
     def _make(self) -> None:
@@ -104,10 +106,10 @@ class Reducer:
             reducer = me()
             return [] if reducer is None else reducer._replanned(orders)
 
-        def mixed(names: list[str]) -> None:
+        def mixed() -> None:
             reducer = me()
             if reducer is not None:
-                reducer._tell_mixed(names)
+                reducer._refuse_steps()
 
         self._engine: GradientReducer = _C.GradientReducer(
             [one.parameter for one in self.trained],
@@ -143,14 +145,23 @@ class Reducer:
         self._rebuilt = True
         return self.plan.members()
 
-    def _tell_mixed(self, names: list[str]) -> None:
-        gradients = {one.name: one.parameter for one in self.trained}
-        passes = self.passes
-        refuse_step(
-            {name: gradients[name] for name in names},
-            rank=dist.get_rank(self.group),
-            is_over=lambda: self.passes != passes,
-        )
+    def _refuse_steps(self) -> None:
+        """Until the next forward pass at which no gradient is a mix any more."""
+        if self._refusal is not None:
+            return
+        me = weakref.ref(self)
+
+        def found() -> dict[int, str]:
+            reducer = me()
+            return {} if reducer is None else reducer._mixed()
+
+        self._refusal = refuse_steps(found, dist.get_rank(self.group))
+        weakref.finalize(self, self._refusal.remove)
+
+    def _mixed(self) -> dict[int, str]:
+        """The names of parameters whose gradients are reduced in part, by their ids."""
+        names = {id(one.parameter): one.name for one in self.trained}
+        return {id(one): names[id(one)] for one in self._engine.mixed()}
 
     # What dreamcomm's modules use.
 
@@ -172,6 +183,11 @@ class Reducer:
         return self._engine.report()
 
     def register_hook(self, state: object, hook: Callable[..., Any]) -> None:
+        if self.factor != 0.0:
+            raise ValueError(
+                "a communication hook decides itself what gradients become: leave reduce= out, or "
+                "have the hook multiply them"
+            )
         self._hook = state, hook
         in_turn = getattr(hook, "__module__", "") not in ONE_CALL_EACH
         self._engine.set_hook(state, hook, in_turn)
@@ -190,12 +206,20 @@ class Reducer:
         self._engine.set_divisor(0)
         if torch._C._current_graph_task_id() == -1:  # else this is inside of a backward pass
             self._engine.recover()
+            if self._refusal is not None and not self._mixed():
+                self._refusal.remove()
+                self._refusal = None
             if any(one.parameter.requires_grad for one in self.frozen):
                 self._engine.detach()
                 self._make()
 
     def prepare_for_backward(self, outputs: Sequence[Tensor] | Tensor) -> None:
         self._engine.await_backward([outputs] if isinstance(outputs, Tensor) else list(outputs))
+
+    def _install_post_backward_futures(self, futures: Sequence[Future[Any]]) -> None:
+        """What a hook for buffers has started; it is waited for here."""
+        for future in futures:
+            future.wait()
 
     def _rebuild_buckets(self) -> bool:
         rebuilt, self._rebuilt = self._rebuilt, False

@@ -20,6 +20,7 @@ class Logger:
 
     def set_error_and_log(self, error: str) -> None:
         self.strs_map["error"] = error
+        self.ints_map["has_error"] = 1
 
     def set_runtime_stats_and_log(self) -> None:
         """Does nothing: the reducer takes the times."""

@@ -48,7 +48,8 @@ class Report:
             return f"{self.plan}\nno backward pass has reduced yet"
         return (
             f"{self.plan}\n"
-            f"{self.passes} backward passes have reduced; the latest took "
+            f"{self.passes} backward pass{'es have' if self.passes > 1 else ' has'} reduced; the "
+            "latest took "
             f"{1e3 * self.backward_seconds:.1f} ms, and {1e3 * self.exposed_seconds:.1f} ms more "
             "until all gradients were reduced (exposed communication).\n"
             f"A rank reduces {self.nbytes:,d} bytes a step; {self.copied_nbytes:,d} of them are "

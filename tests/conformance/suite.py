@@ -4,6 +4,8 @@
     python tests/conformance/suite.py --backend gloo --world 2 --json out.json -v
     python tests/conformance/suite.py --backend dreamcomm --world 4 --json out.json \\
         --only test_all_reduce_sum --only test_broadcast --errors
+    python tests/conformance/suite.py --pretend-gpus --json out.json \\
+        --data-parallel dreamcomm.DistributedDataParallel --only test_ddp_namedtuple
 
 The ranks of a test are forked, so torch is imported once. run.py compares two backends.
 """
@@ -24,10 +26,18 @@ from outcomes import Outcomes
 from selection import Case, import_suite
 
 
-def make_tests(case: Case, rank_log: str) -> type[unittest.TestCase]:
-    """The suite as a TestCase whose ranks answer for `case`; rank output to `rank_log`."""
+def make_tests(case: Case, rank_log: str, data_parallel: str = "") -> type[unittest.TestCase]:
+    """The suite as a TestCase whose ranks answer for `case`; rank output to `rank_log`.
+
+    With `data_parallel`, "package.Class", each rank has to make that class in torch's place.
+    """
     suite = import_suite(case)
     enter: Any = contextlib.nullcontext
+    check_made: Any = None
+    if data_parallel:  # before pretend_gpus, which mends the class that it finds
+        import stand_in
+
+        check_made = stand_in.install(data_parallel, suite)
     if case.pretend_gpus:
         import pretend_gpus
 
@@ -56,6 +66,17 @@ def make_tests(case: Case, rank_log: str) -> type[unittest.TestCase]:
             with enter(rank):
                 super()._run(rank, *args, **kwargs)
 
+        def run_test(self, test_name: str, *args: Any) -> None:
+            test = getattr(self, test_name)
+
+            def checked() -> None:
+                test()
+                check_made()
+
+            if check_made:
+                setattr(self, test_name, checked)
+            super().run_test(test_name, *args)
+
     Suite.__module__ = __name__
     Suite.__qualname__ = "Suite"
     return Suite
@@ -69,6 +90,12 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--world", type=int, default=2, help="number of ranks")
     parser.add_argument("--pretend-gpus", action="store_true")
     parser.add_argument("--hosts", default="", help="a host's name for each rank: a,a,b,b")
+    parser.add_argument(
+        "--data-parallel",
+        default="",
+        help="the class that tests make in place of torch's: dreamcomm.DistributedDataParallel; "
+        "a test that makes none fails",
+    )
     parser.add_argument("--only", action="append", default=[], help="a test's name; repeatable")
     parser.add_argument("--only-file", type=Path, help="names of the tests to run, one a line")
     parser.add_argument("--skip", action="append", default=[], help="a test's name; repeatable")
@@ -101,7 +128,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.hosts:  # for the ranks, which are forked
         os.environ["DREAMCOMM_HOSTS"] = args.hosts
     case = Case(args.backend, args.world, args.pretend_gpus, args.timeout, args.hosts)
-    tests = make_tests(case, os.path.abspath(args.rank_log))
+    tests = make_tests(case, os.path.abspath(args.rank_log), args.data_parallel)
     logging.disable(logging.CRITICAL)
 
     outcomes = Outcomes(args.verbose, args.errors)

@@ -132,7 +132,26 @@ def test_a_cell_is_as_one_process(
     pool: Pool, static: bool, no_sync: bool, used: str, checkpointed: str
 ) -> None:
     for error in pool.run(run_cell, static, no_sync, used, checkpointed):
-        assert error == ""
+        if static and used == "differing by rank":  # also from step to step
+            assert "parameter 'maybe." in error
+        else:
+            assert error == ""
+
+
+def change_a_static_graph(first: bool) -> str:
+    model = dreamcomm.DistributedDataParallel(Branches(), static_graph=True)
+    loss_of(model(data(0), first)).backward()
+    with pytest.raises(RuntimeError) as caught:
+        loss_of(model(data(1), not first)).backward()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_static_graph_that_changes_is_named(pool: Pool, first: bool) -> None:
+    for rank, error in enumerate(pool.run(change_a_static_graph, first)):
+        got = "got no gradient, but one" if first else "got a gradient, but none"
+        assert f"rank {rank} of 2: parameter 'maybe." in error
+        assert got in error
 
 
 @pytest.mark.parametrize("used", USES)

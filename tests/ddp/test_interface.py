@@ -58,7 +58,7 @@ def attributes(name: str) -> dict[str, Any]:
         "param_sync": model.require_forward_param_sync,
         "broadcast_buffers": model.broadcast_buffers,
         "parameters_to_ignore": model.parameters_to_ignore,
-        "bucket_bytes_cap": model.bucket_bytes_cap,
+        "bucket_bytes_cap": (model.bucket_bytes_cap, model.bucket_bytes_cap_list),
         "dim": model.dim,
         "keys": [*model.state_dict()],
         "logged": {key: data[key] for key in ("world_size", "rank", "module_name")},

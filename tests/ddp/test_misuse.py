@@ -42,7 +42,7 @@ def refused(case: str, options: dict[str, Any]) -> tuple[str, str]:
     weights = (
         [p.detach().clone() for p in model.parameters()] if case in ("shapes", "counts") else []
     )
-    with pytest.raises((ValueError, TypeError, NotImplementedError)) as caught:
+    with pytest.raises((ValueError, TypeError, RuntimeError)) as caught:
         dreamcomm.DistributedDataParallel(model, **options)
     kept = list(model.parameters()) if weights else []
     for before, after in zip(weights, kept, strict=True):
@@ -57,8 +57,8 @@ def refused(case: str, options: dict[str, Any]) -> tuple[str, str]:
     ("case", "kind", "words"),
     [
         ("no module", "TypeError", "expected a torch.nn.Module, got str"),
-        ("no parameters", "ValueError", "ReLU has no parameter that requires a gradient"),
-        ("frozen", "ValueError", "Linear has no parameter that requires a gradient"),
+        ("no parameters", "RuntimeError", "ReLU has no parameter that requires a gradient"),
+        ("frozen", "RuntimeError", "Linear has no parameter that requires a gradient"),
         ("lazy", "ValueError", "parameter 'weight' has no shape yet"),
         ("elsewhere", "ValueError", "parameter 'weight' is on meta, and its group reduces"),
         ("on two devices", "ValueError", "'0.weight' on cpu, '1.weight' on meta"),
@@ -87,7 +87,7 @@ def test_a_module_that_cannot_be_trained_is_refused(
         ({"bucket_cap_mb": 0}, "ValueError", "caps of buckets above 0 MiB"),
         ({"bucket_cap_mb": 1, "bucket_cap_mb_list": [1]}, "ValueError", "not both"),
         ({"unused": ["wait"]}, "ValueError", "no parameter 'wait'"),
-        ({"unused": ["weight", "bias"]}, "ValueError", "no parameter that requires a gradient"),
+        ({"unused": ["weight", "bias"]}, "RuntimeError", "no parameter that requires a gradient"),
         ({"device_ids": [0]}, "ValueError", "for a module on one GPU"),
         (
             {"broadcast_buffers": True, "forward_sync_buffers": False},
@@ -171,3 +171,29 @@ def test_a_hook_has_to_be_callable_and_the_only_one(pool: Pool) -> None:
         assert "must be callable" in errors[0]
         assert errors[1] == ""
         assert "is registered already" in errors[2]
+
+
+def wrap_what_torch_has_wrapped() -> str:
+    inner = nn.Linear(2, 2)
+    first = nn.parallel.DistributedDataParallel(inner)
+    with pytest.raises(ValueError, match="another wrapper, torch's") as caught:
+        dreamcomm.DistributedDataParallel(inner)
+    del first
+    dreamcomm.DistributedDataParallel(inner)
+    return str(caught.value)
+
+
+def test_a_module_that_torch_has_wrapped_is_refused(pool: Pool) -> None:
+    for text in pool.run(wrap_what_torch_has_wrapped):
+        assert "parameter 'weight'" in text
+
+
+def hook_and_sum() -> str:
+    model = dreamcomm.DistributedDataParallel(nn.Linear(2, 2), reduce="sum")
+    with pytest.raises(ValueError, match="leave reduce= out") as caught:
+        model.register_comm_hook(None, lambda state, bucket: None)
+    return str(caught.value)
+
+
+def test_a_hook_and_a_factor_contradict_each_other(pool: Pool) -> None:
+    pool.run(hook_and_sum)

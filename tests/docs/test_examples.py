@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import json
 import os
@@ -10,6 +11,7 @@ import re
 import runpy
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 # What a program prints, whatever the order of its ranks' lines.
 OF_TORCHRUN = {
-    "ddp.py": ["step 20: loss ", "rank 0: weights equal rank 0's: True", "rank 1: weights equal"],
+    "ddp.py": ["step 40: loss ", "40 backward passes have reduced"],
     "fsdp2.py": ["rank 0: keeps (64, 64) of (128, 64)", "rank 1: keeps (64, 64) of (128, 64)"],
     "hooks.py": ["rank 0, step 10: norm ", "rank 1: 2 residuals to save"],
     "tensor_parallel.py": ["rank 0: has 128 of 256 rows", "rank 1: has 128 of 256 rows"],
@@ -60,8 +62,9 @@ def started(name: str, folder: Path) -> str:
     return done.stdout + done.stderr
 
 
-def as_rank(rank: int, path: str, port: int) -> str:
+def as_rank(rank: int, path: str, port: int, arguments: Sequence[str] = ()) -> str:
     """What a rank of torchrun prints. Its store is the test's, as torchrun's is its own."""
+    sys.argv[1:] = arguments
     os.environ.update(
         RANK=str(rank),
         LOCAL_RANK=str(rank),
@@ -76,6 +79,15 @@ def as_rank(rank: int, path: str, port: int) -> str:
     return printed.getvalue()
 
 
+def as_two_ranks(fresh: Fresh, name: str, arguments: Sequence[str] = ()) -> str:
+    """What both ranks of a program print."""
+    from torch.distributed import TCPStore
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    path = str(EXAMPLES / name)
+    return "".join(fresh.run(as_rank, path, store.port, arguments, group=False))
+
+
 def test_each_program_is_started_by_a_test() -> None:
     assert {path.name for path in EXAMPLES.glob("*.py")} == {*OF_TORCHRUN, *OF_SPAWN}
     for name in OF_TORCHRUN:
@@ -85,13 +97,32 @@ def test_each_program_is_started_by_a_test() -> None:
 # In ranks that have imported torch already, as torchrun itself takes seconds.
 @pytest.mark.parametrize("name", sorted(OF_TORCHRUN.keys() - {"ddp.py"}))
 def test_a_program_runs_as_under_torchrun(name: str, fresh: Fresh) -> None:
-    from torch.distributed import TCPStore
-
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    path = str(EXAMPLES / name)
-    printed = "".join(fresh.run(as_rank, path, store.port, group=False))
+    printed = as_two_ranks(fresh, name)
     for line in OF_TORCHRUN[name]:
         assert line in printed
+
+
+def test_a_resumed_run_prints_the_losses_of_one_that_went_through(
+    fresh: Fresh, tmp_path: Path
+) -> None:
+    """The first part ends in the middle of the second epoch: an epoch has two steps."""
+    text = str(EXAMPLES.parent / "docs" / "gradients.md")
+    checkpoint, picture = str(tmp_path / "run.pt"), tmp_path / "losses.png"
+
+    def losses(steps: int, *arguments: str) -> dict[int, str]:
+        asked = ["--text", text, "--steps", str(steps), *arguments]
+        printed = as_two_ranks(fresh, "ddp.py", asked)
+        found = re.findall(r"^step (\d+): loss (\S+)$", printed, re.M)
+        return {int(step): loss for step, loss in found}
+
+    whole = losses(6)
+    first = losses(3, "--checkpoint", checkpoint)
+    draws = ["--picture", str(picture)] if importlib.util.find_spec("matplotlib") else []
+    rest = losses(6, "--checkpoint", checkpoint, *draws)
+    assert list(whole) == [1, 2, 3, 4, 5, 6]
+    assert (list(first), list(rest)) == ([1, 2, 3], [4, 5, 6])
+    assert {**first, **rest} == whole
+    assert not draws or picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_torchrun_starts_a_program(tmp_path: Path) -> None:

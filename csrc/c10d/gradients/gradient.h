@@ -23,9 +23,12 @@ struct Gradient {
   int expected = 0;  // how often autograd makes it in a pass, as the first pass has shown
   int made = 0;      // how often it has in this one
 
+  bool mixed = false;    // a part of it was reduced, and a later one was not
   bool touched = false;  // autograd has added to it since it was reduced last
-  // The gradient as the last reduction left it: its tensor, which is only compared, and version.
-  const void* reduced = nullptr;
+  bool stale = false;    // this pass adds to what the last reduction left
+  // The tensor that the last reduction left as the gradient, and its version then. A weak pointer:
+  // no other tensor gets its address while it is kept.
+  c10::weak_intrusive_ptr<c10::TensorImpl> reduced{c10::intrusive_ptr<c10::TensorImpl>()};
   std::uint32_t reduced_version = 0;
 
   at::Tensor& tensor() const { return parameter.mutable_grad(); }
@@ -33,13 +36,13 @@ struct Gradient {
   bool is_as_reduced() const { return is_reduced() && version() == reduced_version; }
   bool is_reduced() const {
     const at::Tensor& now = parameter.grad();
-    return reduced != nullptr && now.defined() && now.unsafeGetTensorImpl() == reduced;
+    return now.defined() && now.unsafeGetTensorImpl() == reduced._unsafe_get_target();
   }
   std::uint32_t version() const { return parameter.grad()._version(); }
   void mark_reduced() {
-    touched = false;
+    touched = stale = mixed = false;
     const at::Tensor& now = parameter.grad();
-    reduced = now.defined() ? now.unsafeGetTensorImpl() : nullptr;
+    reduced = c10::weak_intrusive_ptr<c10::TensorImpl>(now.getIntrusivePtr());
     reduced_version = now.defined() ? version() : 0;
   }
 };

@@ -28,8 +28,8 @@ at::Tensor alias(const at::Tensor& flat, std::int64_t offset, const at::Tensor& 
 at::Tensor allocate(const BucketRule& rule, std::int64_t size, const at::TensorOptions& options) {
   const c10::Device device = options.device();
   const auto backend = rule.group->getBackend(device.type());
-  const c10::DeviceIndex index = device.has_index() ? device.index() : c10::DeviceIndex(0);
-  if (size == 0 || !backend->supportsTensorAlloc(index)) return at::empty({size}, options);
+  // The CPU's device has no index: -1.
+  if (size == 0 || !backend->supportsTensorAlloc(device.index())) return at::empty({size}, options);
   return backend->allocateTensor(static_cast<long>(size), options);
 }
 

@@ -58,7 +58,7 @@ class GradientBucket {
   void drop();
   /// The bytes that a rank reduces in it.
   std::uint64_t bytes() const { return bytes_; }
-  /// Of those, the bytes that were copied first in the latest pass.
+  /// The part of them that was copied first in the latest pass.
   std::uint64_t copied() const { return copied_; }
 
  private:

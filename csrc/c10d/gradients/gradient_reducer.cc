@@ -1,18 +1,16 @@
 #include "c10d/gradients/gradient_reducer.h"
 
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty_like.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/count_nonzero.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/utils/lambda_post_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <map>
-#include <set>
 #include <utility>
 
 #include "c10d/gradients/gradient_hooks.h"
+#include "c10d/gradients/rank_exchange.h"
 #include "c10d/process/process_heap.h"
 #include "core/error.h"
 
@@ -21,15 +19,27 @@ namespace {
 
 using std::chrono::steady_clock;
 
-double seconds_since(steady_clock::time_point begin) {
-  return std::chrono::duration<double>(steady_clock::now() - begin).count();
+/// Ends at the first element that is not zero.
+template <typename T>
+bool all_zero(const at::Tensor& flat) {
+  const auto* const value = static_cast<const T*>(flat.const_data_ptr());
+  return std::all_of(value, value + flat.nbytes() / sizeof(T), [](T one) { return one == T(0); });
 }
 
-/// Where small exchanges of the group go: the CPU, where it has a backend for that.
-c10::Device exchange_device(const c10d::ProcessGroup& group, const c10::Device& device) {
-  const auto types = group.getDeviceTypes();
-  const bool on_cpu = std::find(types.begin(), types.end(), c10::DeviceType::CPU) != types.end();
-  return on_cpu ? c10::Device(c10::DeviceType::CPU) : device;
+/// Whether a gradient was cleared in place. A zero of -0.0 counts as another number.
+bool is_zero(const at::Tensor& gradient) {
+  const bool plain =
+      gradient.is_cpu() && !gradient.is_sparse() && gradient.is_non_overlapping_and_dense();
+  if (!plain)
+    return at::count_nonzero(gradient.is_sparse() ? gradient._values() : gradient)
+               .item<std::int64_t>() == 0;
+  const at::Tensor flat = gradient.as_strided({gradient.numel()}, {1});
+  return flat.nbytes() % sizeof(std::uint64_t) == 0 ? all_zero<std::uint64_t>(flat)
+                                                    : all_zero<std::uint8_t>(flat);
+}
+
+double seconds_since(steady_clock::time_point begin) {
+  return std::chrono::duration<double>(steady_clock::now() - begin).count();
 }
 
 }  // namespace
@@ -48,9 +58,12 @@ void GradientReducer::attach() {
     gradient.accumulator = torch::autograd::impl::grad_accumulator(gradient.parameter);
     for (const auto& hook : gradient.accumulator->post_hooks()) {
       const auto* other = dynamic_cast<const GradientHook*>(hook.get());
-      TORCH_CHECK_VALUE(other == nullptr || !other->is_live(), "parameter '", gradient.name,
-                        "' is already reduced by another wrapper of dreamcomm: wrap each module "
-                        "once, and drop the first wrapper before a second one");
+      const bool torchs = dynamic_cast<torch::autograd::utils::LambdaPostHook*>(hook.get());
+      TORCH_CHECK_VALUE(
+          !torchs && (other == nullptr || !other->is_live()), "parameter '", gradient.name,
+          "' is already reduced by another wrapper",
+          torchs ? ", torch's DistributedDataParallel" : "",
+          ": wrap each module once, and delete the first wrapper before a second one");
     }
   }
   for (std::size_t i = 0; i < gradients_.size(); ++i) {
@@ -78,7 +91,7 @@ void GradientReducer::set_buckets(const Buckets& buckets) {
   births_ = births();
 }
 
-/// One for each gradient that is reduced where it is.
+/// For each gradient that is reduced where it is.
 std::shared_ptr<HeapBirths> GradientReducer::births() const {
   if (rule_.own_bytes == 0 || rule_.hook) return nullptr;
   std::map<std::size_t, int> wanted;
@@ -88,6 +101,8 @@ std::shared_ptr<HeapBirths> GradientReducer::births() const {
   }
   std::shared_ptr<Heap> heap = live_process_heap();
   if (wanted.empty() || !heap) return nullptr;
+  // Other tensors of a pass may have the size of a gradient.
+  for (auto& [bytes, count] : wanted) count = 2 * count + 2;
   return std::make_shared<HeapBirths>(std::move(heap), wanted);
 }
 
@@ -132,6 +147,7 @@ void GradientReducer::relearn() {
   const Lock lock(mutex_);
   learned_ = counted_ = false;
   static_touched_.clear();
+  static_mine_.clear();
 }
 
 PassReport GradientReducer::report() const {
@@ -169,9 +185,12 @@ void GradientReducer::begin() {
   next_ = 0;
   began_ = steady_clock::now();
   order_.clear();
-  mixing_.clear();
+  mixes_ = false;
   for (GradientBucket& bucket : buckets_) bucket.pending = bucket.members().size();
-  for (Gradient& gradient : gradients_) gradient.made = 0;
+  for (Gradient& gradient : gradients_) {
+    gradient.made = 0;
+    gradient.stale = must_be_fresh() && gradient.is_reduced() && !is_zero(gradient.tensor());
+  }
   set_heap_births(births_);
   torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
     if (const auto self = weak.lock()) self->finish();
@@ -182,9 +201,9 @@ void GradientReducer::on_gradient(std::size_t index) {
   const Lock lock(mutex_);
   if (!active_) begin();
   Gradient& gradient = gradients_[index];
-  if (gradient.is_reduced() && gradient.version() == gradient.reduced_version + 1) {
+  if (gradient.stale && gradient.is_reduced()) {
     require_fresh(gradient);
-    if (!synced_) mixing_.push_back(index);
+    gradient.mixed = mixes_ = true;
   }
   require_layout(gradient);
   gradient.touched = true;
@@ -258,7 +277,7 @@ void GradientReducer::finish() {
   while (next_ < buckets_.size()) launch_next();
   settle_all(true);
   if (!learned_) learn();
-  if (!counted_) {
+  if (!counted_ && !order_.empty()) {
     for (Gradient& gradient : gradients_) gradient.expected = gradient.made;
     counted_ = true;
   }
@@ -269,7 +288,7 @@ void GradientReducer::settle_all(bool keep) {
   const steady_clock::time_point begin = steady_clock::now();
   try {
     for (const GradientBucket& bucket : buckets_) bucket.await_hook();
-    std::vector<bool> touched = exchange_touched();
+    std::vector<bool> touched = exchange_touched(/*of_zeros=*/!keep);
     if (!keep) touched.assign(touched.size(), false);
     report_.bytes = report_.copied = 0;
     for (GradientBucket& bucket : buckets_) {
@@ -286,64 +305,47 @@ void GradientReducer::settle_all(bool keep) {
 }
 
 /// Which gradients any rank has touched. A static graph's are those of its first pass.
-std::vector<bool> GradientReducer::exchange_touched() {
-  if (static_ && !static_touched_.empty()) {
-    for (std::size_t i = 0; i < gradients_.size(); ++i) {
-      TORCH_CHECK(!gradients_[i].touched || static_touched_[i], who(), ": parameter '",
-                  gradients_[i].name,
-                  "' got a gradient, but no rank's did in the first backward "
-                  "pass: with static_graph=True it is not reduced. Leave static_graph off");
-    }
-    return static_touched_;
-  }
-  const c10::Device where = exchange_device(*rule_.group, gradients_.front().parameter.device());
-  const auto count = static_cast<std::int64_t>(gradients_.size());
-  at::Tensor flags = at::zeros({count}, at::TensorOptions().dtype(at::kByte));
-  auto* const flag = flags.mutable_data_ptr<std::uint8_t>();
-  for (std::size_t i = 0; i < gradients_.size(); ++i) flag[i] = gradients_[i].touched ? 1 : 0;
-  std::vector<at::Tensor> moved{flags.to(where)};
-  c10d::AllreduceOptions opts;
-  opts.reduceOp = c10d::ReduceOp::MAX;
-  opts.asyncOp = true;
-  rule_.group->allreduce(moved, opts)->wait();
-  const at::Tensor found = moved[0].cpu();
-  const auto* const any = found.const_data_ptr<std::uint8_t>();
-  std::vector<bool> touched(any, any + count);
-  if (static_) static_touched_ = touched;
-  return touched;
+std::vector<bool> GradientReducer::exchange_touched(bool of_zeros) {
+  std::vector<bool> mine(gradients_.size());
+  for (std::size_t i = 0; i < mine.size(); ++i) mine[i] = !of_zeros && gradients_[i].touched;
+  if (!static_) return set_on_any(rule_.group, device(), mine);
+  if (static_touched_.empty()) static_touched_ = set_on_any(rule_.group, device(), mine);
+  if (of_zeros) return static_touched_;
+  if (static_mine_.empty()) static_mine_ = mine;
+  for (std::size_t i = 0; i < mine.size(); ++i)
+    require_static(gradients_[i], mine[i], static_mine_[i]);
+  return static_touched_;
+}
+
+void GradientReducer::require_static(const Gradient& gradient, bool now, bool at_first) const {
+  TORCH_CHECK(now == at_first, who(), ": parameter '", gradient.name,
+              now ? "' got a gradient, but none" : "' got no gradient, but one",
+              " in the first backward pass that reduced: with static_graph=True all passes have to "
+              "use the same parameters. Leave static_graph off");
 }
 
 /// After the first pass that reduced: buckets in the order in which backward makes gradients.
 void GradientReducer::learn() {
-  const c10::Device where = exchange_device(*rule_.group, gradients_.front().parameter.device());
-  const auto width = static_cast<std::int64_t>(gradients_.size());
-  const auto ranks = static_cast<std::int64_t>(rule_.group->getSize());
-  at::Tensor mine = at::full({width}, -1, at::TensorOptions().dtype(at::kLong));
-  std::copy(order_.begin(), order_.end(), mine.mutable_data_ptr<std::int64_t>());
-  const at::Tensor input = mine.to(where);
-  std::vector<std::vector<at::Tensor>> all(1);
-  for (std::int64_t rank = 0; rank < ranks; ++rank) all[0].push_back(at::empty_like(input));
-  std::vector<at::Tensor> inputs{input};
-  c10d::AllgatherOptions opts;
-  opts.asyncOp = true;
-  rule_.group->allgather(all, inputs, opts)->wait();
-  std::vector<std::vector<std::int64_t>> orders(static_cast<std::size_t>(ranks));
-  for (std::size_t rank = 0; rank < orders.size(); ++rank) {
-    const at::Tensor found = all[0][rank].cpu();
-    const auto* const row = found.const_data_ptr<std::int64_t>();
-    orders[rank].assign(row, std::find(row, row + width, -1));
-  }
+  const auto orders = orders_of_all(rule_.group, device(), order_, gradients_.size());
+  // A pass of torch.autograd.grad makes none.
+  if (std::all_of(orders.begin(), orders.end(), [](const auto& one) { return one.empty(); }))
+    return;
   set_buckets(replan_(orders));
   learned_ = true;
 }
 
 void GradientReducer::tell_mixed() {
-  if (mixing_.empty() || !mixed_) return;
-  std::vector<std::string> names;
-  for (const std::size_t index : std::exchange(mixing_, {})) {
-    names.push_back(gradients_[index].name);
+  if (std::exchange(mixes_, false) && mixed_) mixed_();
+}
+
+std::vector<at::Tensor> GradientReducer::mixed() const {
+  const Lock lock(mutex_);
+  std::vector<at::Tensor> found;
+  for (const Gradient& gradient : gradients_) {
+    if (!gradient.mixed || !gradient.is_reduced() || is_zero(gradient.tensor())) continue;
+    found.push_back(gradient.parameter);
   }
-  mixed_(names);
+  return found;
 }
 
 void GradientReducer::reduce_now() {
@@ -352,7 +354,9 @@ void GradientReducer::reduce_now() {
               ": reduce_gradients() was called while a backward pass of the same "
               "module is under way; call it after backward()");
   for (Gradient& gradient : gradients_) {
-    const bool given = gradient.parameter.grad().defined() && !gradient.is_as_reduced();
+    // What was written to a gradient after its reduction is as right in the average of all.
+    const bool old = rule_.factor == 0 ? gradient.is_as_reduced() : gradient.is_reduced();
+    const bool given = gradient.parameter.grad().defined() && !old;
     gradient.touched = gradient.touched || given;
     require_layout(gradient);
   }
@@ -367,12 +371,7 @@ void GradientReducer::reduce_zeros() {
     buckets_[i].launch_zeros(gradients_, rule_, i, buckets_.size());
     if (rule_.hook_in_turn) buckets_[i].await_hook();
   }
-  std::vector<bool> was(gradients_.size());
-  for (std::size_t i = 0; i < gradients_.size(); ++i) {
-    was[i] = std::exchange(gradients_[i].touched, false);
-  }
   settle_all(false);
-  for (std::size_t i = 0; i < gradients_.size(); ++i) gradients_[i].touched = was[i];
   order_.clear();
   if (!learned_) learn();
 }

@@ -32,8 +32,8 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   /// Makes the buckets anew, of each rank's order of gradients in its first pass: for each rank the
   /// parameters' numbers, those that got none left out.
   using Replan = std::function<Buckets(const std::vector<std::vector<std::int64_t>>& orders)>;
-  /// Told the names of gradients that this rank's pass added to, though they were reduced already.
-  using Mixed = std::function<void(const std::vector<std::string>& names)>;
+  /// Called after a pass that did not reduce, and added to gradients that were reduced already.
+  using Mixed = std::function<void()>;
 
   GradientReducer(Gradients gradients, BucketRule rule, Replan replan, Mixed mixed);
   ~GradientReducer();
@@ -69,6 +69,8 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   /// Learns the order of gradients anew in the next pass.
   void relearn();
   PassReport report() const;
+  /// The parameters whose gradients are reduced in part, and were not cleared since.
+  std::vector<at::Tensor> mixed() const;
 
   // Called by hooks.
   void on_output();
@@ -82,14 +84,18 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void launch_next();
   void finish();
   void settle_all(bool keep);
-  std::vector<bool> exchange_touched();
+  std::vector<bool> exchange_touched(bool of_zeros);
   void learn();
   void tell_mixed();
+  void require_static(const Gradient& gradient, bool now, bool at_first) const;
   void require_once(const Gradient& gradient) const;
   void require_fresh(const Gradient& gradient) const;
   void require_layout(const Gradient& gradient) const;
+  /// Whether a pass may not add to what is reduced without notice.
+  bool must_be_fresh() const { return rule_.factor != 0 || !synced_; }
   std::shared_ptr<HeapBirths> births() const;
   std::string who() const;
+  c10::Device device() const { return gradients_.front().parameter.device(); }
 
   mutable std::recursive_mutex mutex_;  // a hook of Python may ask for the report
   Gradients gradients_;
@@ -104,11 +110,12 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   bool learned_ = false;              // the order of gradients
   bool counted_ = false;              // how often this rank makes each
   std::vector<bool> static_touched_;  // what a static graph touches on any rank
+  std::vector<bool> static_mine_;     // and on this one
   bool active_ = false;               // a pass is under way
   bool synced_ = false;               // and reduces
   std::size_t next_ = 0;              // the bucket to start next
   std::vector<std::int64_t> order_;   // of the gradients that this pass has made
-  std::vector<std::size_t> mixing_;   // gradients that were reduced already
+  bool mixes_ = false;                // this pass adds to gradients that were reduced already
   std::chrono::steady_clock::time_point began_;
   PassReport report_;
 };

@@ -15,13 +15,12 @@
 
 #include "c10d/base/convert.h"
 #include "c10d/gradients/gradient_reducer.h"
+#include "c10d/gradients/rank_exchange.h"
 #include "kernels/bucket.h"
 #include "kernels/inspector.h"
 
 namespace dreamcomm {
 namespace {
-
-using GroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
 
 std::shared_ptr<GradientReducer> make_reducer(const std::vector<at::Tensor>& parameters,
                                               const std::vector<std::string>& names,
@@ -125,6 +124,7 @@ void bind_gradients(pybind11::module_& m) {
       .def("recover", &GradientReducer::recover, Released())
       .def("reduce_now", &GradientReducer::reduce_now, Released())
       .def("reduce_zeros", &GradientReducer::reduce_zeros, Released())
+      .def("mixed", &GradientReducer::mixed, Released())
       .def("relearn", &GradientReducer::relearn, Released())
       .def("report", &report_of);
 }
