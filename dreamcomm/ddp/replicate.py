@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -25,6 +26,7 @@ from dreamcomm.ddp.report import Report
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.utils.hooks import RemovableHandle
 
 __all__ = ["ReplicatedModule", "replicate"]
 
@@ -34,9 +36,31 @@ WHAT = "replicate"
 
 
 class ReplicatedModule:
-    """What :func:`replicate` adds to a module."""
+    """What :func:`replicate` adds to a module. A copy, and what is unpickled, is a plain module."""
 
     _replicate_reducer: Reducer
+    _replicate_hooks: tuple[RemovableHandle, RemovableHandle]
+
+    def _plain(self) -> nn.Module:
+        """The module as it was before, on the same parameters."""
+        module = cast(nn.Module, self)
+        own: type[nn.Module] = type(module).__mro__[2]  # after ReplicatedModule
+        plain = own.__new__(own)
+        left_out = ("_replicate_reducer", "_replicate_hooks")
+        plain.__dict__.update({k: v for k, v in module.__dict__.items() if k not in left_out})
+        for name in ("_forward_pre_hooks", "_forward_hooks"):
+            hooks = copy.copy(module.__dict__[name])
+            for handle in self._replicate_hooks:
+                hooks.pop(handle.id, None)
+            plain.__dict__[name] = hooks
+        return plain
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
+        return copy.deepcopy(self._plain(), memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        plain = self._plain()
+        return _blank, (type(plain),), cast(Any, plain.__reduce_ex__(protocol))[2]
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -123,9 +147,16 @@ def replicate(
     own = type(module)
     module.__class__ = type(f"Replicated{own.__name__}", (ReplicatedModule, own), {})
     cast(Any, module)._replicate_reducer = reducer
-    module.register_forward_pre_hook(_before_forward(forward_sync_buffers))
-    module.register_forward_hook(_after_forward)
+    cast(Any, module)._replicate_hooks = (
+        module.register_forward_pre_hook(_before_forward(forward_sync_buffers)),
+        module.register_forward_hook(_after_forward),
+    )
     return module
+
+
+def _blank(kind: type[nn.Module]) -> nn.Module:
+    """A module that pickle then fills."""
+    return kind.__new__(kind)
 
 
 def _before_forward(sync_buffers: bool) -> Any:

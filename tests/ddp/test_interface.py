@@ -118,7 +118,10 @@ def test_what_clients_call_works(pool: Pool, name: str) -> None:
 
 
 def train(name: str, hook: str, steps: int = 5) -> list[Tensor]:
-    model = class_of(name)(make("mlp"), bucket_cap_mb=0.1)
+    # PowerSGD calls several collectives for a bucket: under torch's class several buckets' calls
+    # come in different orders on the ranks.
+    cap = 25 if (name, hook) == ("torch", "powerSGD") else 0.1
+    model = class_of(name)(make("mlp"), bucket_cap_mb=cap)
     if hook == "builtin fp16":
         model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
     elif hook == "builtin":
@@ -253,6 +256,26 @@ def test_replicate_keeps_the_object_and_its_names(pool: Pool) -> None:
         assert names == [*make("mlp").state_dict()]
         assert kind == "ReplicatedMlp"
         assert same
+
+
+def copied() -> bool:
+    module = dreamcomm.replicate(make("mlp"))
+    averaged = torch.optim.swa_utils.AveragedModel(module)
+    file = io.BytesIO()
+    torch.save(module, file)
+    file.seek(0)
+    copies = [averaged.module, torch.load(file, weights_only=False)]
+    module(batch(dist.get_rank())[0]).sum().backward()  # the hooks of the first are in place
+    total = module.layers[0].bias.grad.clone()
+    dist.all_reduce(total, dist.ReduceOp.AVG)
+    assert torch.allclose(total, module.layers[0].bias.grad)
+    for one in copies:
+        one(batch(dist.get_rank())[0]).sum().backward()  # without the others
+    return all(type(one) is type(make("mlp")) for one in copies)
+
+
+def test_a_copy_of_a_replicated_module_is_a_plain_one(pool: Pool) -> None:
+    assert pool.run(copied) == [True, True]
 
 
 def reported() -> tuple[str, int]:
