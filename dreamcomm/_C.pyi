@@ -234,6 +234,7 @@ class GradientReducer:
         averages: bool,
         factor: float,
         own_bytes: int,
+        finds_unused: bool,
         replan: Callable[[list[list[int]]], list[list[int]]],
         mixed: Callable[[], None],
     ) -> None: ...

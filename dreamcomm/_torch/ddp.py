@@ -24,6 +24,7 @@ __all__ = [
     "broadcast_module",
     "find_tensors",
     "hidden_from_dynamo",
+    "unseen_by_dynamo",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -68,6 +69,11 @@ def hidden_from_dynamo(function: F) -> F:
     """Has torch.compile skip the function itself; what it calls is compiled."""
     hide = cast(Any, torch)._disable_dynamo
     return cast(F, hide(function, recursive=False))
+
+
+def unseen_by_dynamo(function: F) -> F:
+    """Has torch.compile compile neither the function nor what it calls."""
+    return cast(F, cast(Any, torch)._disable_dynamo(function, recursive=True))
 
 
 def broadcast_module(

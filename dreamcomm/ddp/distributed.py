@@ -13,7 +13,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Joinable
 
-from dreamcomm._torch.ddp import TorchDDP, broadcast_module, find_tensors, hidden_from_dynamo
+from dreamcomm._torch.ddp import (
+    TorchDDP,
+    broadcast_module,
+    find_tensors,
+    hidden_from_dynamo,
+    unseen_by_dynamo,
+)
 from dreamcomm._torch.groups import given_group
 from dreamcomm.buckets.norm import clip_
 from dreamcomm.ddp.checks import (
@@ -48,9 +54,10 @@ class DistributedDataParallel(TorchDDP):
 
     - Large gradients on the CPU are born in memory that the ranks share, and are reduced there:
       nothing is copied, and no second copy of the gradients is kept.
-    - Parameters without a gradient are found in every pass, at its end: whatever
-      ``find_unused_parameters`` says, a parameter that no rank used keeps ``grad`` None, and one
-      that some rank used gets the average, with zeros of the others.
+    - Parameters without a gradient are found in every pass, at its end: on the CPU always, on GPUs
+      with ``find_unused_parameters``, as there the host would wait for the device. A parameter that
+      no rank used keeps ``grad`` None, and one that some rank used gets the average, with zeros of
+      the others.
     - ``no_sync()`` counts in the backward pass alone.
     - A second wrapper, ranks with different modules and an optimizer step on gradients of which
       only a part was reduced are errors.
@@ -65,7 +72,8 @@ class DistributedDataParallel(TorchDDP):
         init_sync: check that the ranks' modules are equal, and take rank 0's values.
         process_group: None is the default group.
         bucket_cap_mb: mebibytes at which a bucket is closed; None is 25.
-        find_unused_parameters: accepted; unused parameters are found in any case.
+        find_unused_parameters: on GPUs, without it, a parameter without a gradient is an error. On
+            the CPU without effect.
         check_reduction: accepted; without effect, as in torch.
         gradient_as_bucket_view: accepted; gradients are never copied out of buckets.
         static_graph: the parameters that are used are those of the first pass, and the ranks no
@@ -89,6 +97,7 @@ class DistributedDataParallel(TorchDDP):
         NotImplementedError: ``mixed_precision`` or ``delay_all_reduce_named_params`` is given.
     """
 
+    find_unused_parameters: bool
     logger: Logger
     reducer: Reducer
     _divide_by_initial_world_size: bool
@@ -238,6 +247,8 @@ class DistributedDataParallel(TorchDDP):
             self._caps,
             factor=self._reduce_factor,
             static_graph=self.static_graph,
+            # On a GPU the exchange would have the host wait for the device.
+            finds_unused=self.device_type == "cpu" or self.find_unused_parameters,
         )
         self.logger = Logger(
             {
@@ -282,6 +293,7 @@ class DistributedDataParallel(TorchDDP):
             inputs, kwargs = self._pre_forward(*inputs, **kwargs)
             return self._post_forward(self._run_ddp_forward(*inputs, **kwargs))
 
+    @unseen_by_dynamo
     def _post_forward(self, output: Any) -> Any:
         if self._check_sync_bufs_post_fwd():
             self._sync_buffers()

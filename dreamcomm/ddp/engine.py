@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
+from dreamcomm._torch.ddp import unseen_by_dynamo
 from dreamcomm.buckets.group_memory import group_memory
 from dreamcomm.buckets.plan import ParameterInfo, Plan, agreed_order, plan_buckets
 from dreamcomm.ddp.mixed_gradients import refuse_steps
@@ -60,6 +62,8 @@ class Reducer:
         caps: of the buckets.
         factor: the gradient is so many times the ranks' sum; 0: their average.
         static_graph: the set of used parameters is that of the first pass.
+        finds_unused: ranks tell each other after each pass which gradients they have. Else each has
+            to have all in each pass that reduces.
     """
 
     def __init__(
@@ -70,11 +74,13 @@ class Reducer:
         *,
         factor: float = 0.0,
         static_graph: bool = False,
+        finds_unused: bool = True,
     ) -> None:
         self.group = group
         self.caps = caps
         self.factor = factor
         self._static = static_graph
+        self._finds_unused = finds_unused
         self._hook: tuple[object, Callable[..., Any]] | None = None
         self._all = list(parameters)
         self._rebuilt = False
@@ -84,8 +90,6 @@ class Reducer:
 
     def _make(self) -> None:
         """Makes the compiled reducer of those parameters that are trained now."""
-        from dreamcomm import _C
-
         self.trained = [one for one in self._all if one.parameter.requires_grad]
         self.frozen = [one for one in self._all if not one.parameter.requires_grad]
         self.infos = tuple(
@@ -111,7 +115,7 @@ class Reducer:
             if reducer is not None:
                 reducer._refuse_steps()
 
-        self._engine: GradientReducer = _C.GradientReducer(
+        self._engine = _alone(
             [one.parameter for one in self.trained],
             [one.name for one in self.trained],
             [one.sparse for one in self.trained],
@@ -120,6 +124,7 @@ class Reducer:
             memory.averages,
             self.factor,
             memory.own_bytes,
+            self._finds_unused,
             replan,
             mixed,
         )
@@ -202,6 +207,7 @@ class Reducer:
 
     # What torch's Reducer has, and torch's own code calls.
 
+    @unseen_by_dynamo
     def prepare_for_forward(self) -> None:
         self._engine.set_divisor(0)
         if torch._C._current_graph_task_id() == -1:  # else this is inside of a backward pass
@@ -213,6 +219,7 @@ class Reducer:
                 self._engine.detach()
                 self._make()
 
+    @unseen_by_dynamo
     def prepare_for_backward(self, outputs: Sequence[Tensor] | Tensor) -> None:
         self._engine.await_backward([outputs] if isinstance(outputs, Tensor) else list(outputs))
 
@@ -228,6 +235,7 @@ class Reducer:
     def _push_all_rebuilt_params(self) -> None:
         """Does nothing: the order of gradients is exchanged at the first pass's end."""
 
+    @unseen_by_dynamo
     def _set_forward_pass_work_handle(
         self, work: dist.Work, divide_by_initial_world_size: bool
     ) -> None:
@@ -278,6 +286,17 @@ class Reducer:
         self.group = group
         memory = group_memory(group, self.trained[0].parameter.device)
         self._engine.set_group(group, memory.averages, memory.own_bytes)
+
+
+def _alone(*arguments: Any) -> GradientReducer:
+    """The compiled reducer. Another one of the same parameters may be garbage that still lives."""
+    from dreamcomm import _C
+
+    try:
+        return _C.GradientReducer(*arguments)
+    except ValueError:
+        gc.collect()
+        return _C.GradientReducer(*arguments)
 
 
 def _first(done: Future[list[Tensor]]) -> Tensor:

@@ -103,6 +103,7 @@ def replicate(
     process_group: dist.ProcessGroup | None = None,
     bucket_cap_mb: float = 25,
     static_graph: bool = False,
+    find_unused_parameters: bool = False,
     forward_sync_buffers: bool = True,
     reduce: str | float = "mean",
 ) -> M:
@@ -117,7 +118,8 @@ def replicate(
         mesh: of one dimension; its group reduces.
         process_group: in place of ``mesh``; None is the default group.
         bucket_cap_mb: mebibytes at which a bucket is closed.
-        static_graph, forward_sync_buffers, reduce: as for :class:`DistributedDataParallel`.
+        static_graph, find_unused_parameters, forward_sync_buffers, reduce: as for
+            :class:`DistributedDataParallel`.
 
     Returns:
         The module.
@@ -142,7 +144,14 @@ def replicate(
     check_group(group, parameters, WHAT)
     check_equal_models(group, parameters, WHAT)
     caps = Caps(int(bucket_cap_mb * MIB) or 1, MIB)
-    reducer = Reducer(parameters, group, caps, factor=factor, static_graph=static_graph)
+    reducer = Reducer(
+        parameters,
+        group,
+        caps,
+        factor=factor,
+        static_graph=static_graph,
+        finds_unused=parameters[0].parameter.device.type == "cpu" or find_unused_parameters,
+    )
     broadcast_module(module, group, set(), buffers=True)
     own = type(module)
     module.__class__ = type(f"Replicated{own.__name__}", (ReplicatedModule, own), {})

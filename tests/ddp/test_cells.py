@@ -19,6 +19,8 @@ from torch.utils.checkpoint import checkpoint
 
 import dreamcomm
 from ddp.models import ROWS, gradients, rows_of
+from dreamcomm.ddp.checks import find_parameters
+from dreamcomm.ddp.engine import Caps, Reducer
 from helpers.pool import Pool
 
 pytestmark = pytest.mark.beyond_gloo("compares what only dreamcomm has")
@@ -222,6 +224,50 @@ def test_parameters_that_are_declared_unused(pool: Pool) -> None:
     for rank, error in enumerate(pool.run(run_declared, names, True)):
         assert f"rank {rank}: parameter 'maybe." in error
         assert "unused=" in error
+
+
+def without_exchange(uses: bool) -> str:
+    """As on GPUs: each rank has to have all gradients."""
+    module = Branches()
+    parameters = find_parameters(module, ())
+    world = dist.group.WORLD
+    assert world is not None
+    reducer = Reducer(parameters, world, Caps(1 << 20, 1 << 20), finds_unused=False)
+    try:
+        loss_of(module(data(0), uses)).backward()
+    except RuntimeError as error:
+        return str(error)
+    assert reducer.passes == 1
+    return ""
+
+
+def test_without_an_exchange_all_gradients_have_to_be_there(pool: Pool) -> None:
+    assert pool.run(without_exchange, True) == ["", ""]
+    for rank, error in enumerate(pool.run(without_exchange, False)):
+        assert f"rank {rank} of 2: parameter 'maybe." in error
+        assert "find_unused_parameters=True" in error
+
+
+def grad_on_one_rank() -> None:
+    """torch.autograd.grad, and a backward pass of the inputs alone, call nothing."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    model, reference = dreamcomm.DistributedDataParallel(Branches()), Branches()
+    for step in range(4):
+        for one in (model, reference):
+            one.zero_grad()
+        x = rows_of(data(step), rank, world).requires_grad_()
+        if rank == 0:
+            torch.autograd.grad(model(x).sum(), x)
+            torch.autograd.grad(model(x).sum(), [model.module.first.weight])
+            model(x).sum().backward(inputs=[x])
+        (world * loss_of(model(x))).backward()
+        loss_of(reference(data(step))).backward()
+        compare(model.module, reference)
+        assert model.reducer.passes == step + 1
+
+
+def test_gradients_of_inputs_on_one_rank_alone(pool: Pool) -> None:
+    pool.run(grad_on_one_rank)
 
 
 def run_two_forwards() -> None:

@@ -32,9 +32,8 @@ STARTED = {
 }
 
 
-def results(library: str, backend: str, folder: Path) -> set[tuple[str, str]]:
+def results(program: str, start: list[str], backend: str, folder: Path) -> set[tuple[str, str]]:
     """The backends that the ranks say they used, and the hashes of what they have computed."""
-    program, start = STARTED[library]
     folder.mkdir()
     # torchrun ends its ranks when it is asked to end.
     command = ["timeout", "240", sys.executable, *start, str(PROGRAMS / program)]
@@ -64,6 +63,7 @@ def test_a_library_computes_the_same_bits(
 ) -> None:
     monkeypatch.setenv("KERAS_BACKEND", "torch")
     pytest.importorskip(library)
-    ((used, over_gloo),) = results(library, "gloo", tmp_path / "gloo")
+    ((used, over_gloo),) = results(*STARTED[library], "gloo", tmp_path / "gloo")
     assert used == "gloo"
-    assert results(library, "dreamcomm", tmp_path / "dreamcomm") == {("dreamcomm", over_gloo)}
+    found = results(*STARTED[library], "dreamcomm", tmp_path / "dreamcomm")
+    assert found == {("dreamcomm", over_gloo)}

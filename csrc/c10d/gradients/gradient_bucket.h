@@ -25,6 +25,9 @@ struct BucketRule {
   bool averages = false;
   /// The gradient is `factor` times the ranks' sum; 0: their average.
   double factor = 0;
+  /// Whether ranks tell each other after a pass which gradients they have. Else each has to have
+  /// all.
+  bool finds_unused = true;
   /// In a join, how many ranks the average is of; 0: all.
   std::int64_t divisor = 0;
   std::shared_ptr<c10d::CommHookInterface> hook;

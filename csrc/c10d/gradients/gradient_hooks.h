@@ -13,6 +13,13 @@ namespace dreamcomm {
 
 using torch::autograd::variable_list;
 
+[[noreturn]] inline void refuse_compiled_autograd() {
+  TORCH_CHECK_NOT_IMPLEMENTED(false,
+                              "dreamcomm reduces gradients in backward passes that autograd runs "
+                              "itself, not in those of compiled autograd: leave "
+                              "torch._dynamo.config.compiled_autograd off");
+}
+
 /// After autograd has added to a parameter's gradient.
 class GradientHook final : public torch::autograd::FunctionPostHook {
  public:
@@ -21,6 +28,9 @@ class GradientHook final : public torch::autograd::FunctionPostHook {
   variable_list operator()(const variable_list& outputs, const variable_list&) override {
     if (const auto reducer = reducer_.lock()) reducer->on_gradient(index_);
     return outputs;
+  }
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const override {
+    refuse_compiled_autograd();
   }
   bool is_live() const { return !reducer_.expired(); }
 
@@ -36,6 +46,9 @@ class OutputHook final : public torch::autograd::FunctionPreHook {
   variable_list operator()(const variable_list& grads) override {
     if (const auto reducer = reducer_.lock()) reducer->on_output();
     return grads;
+  }
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const override {
+    refuse_compiled_autograd();
   }
 
  private:

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/count_nonzero.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -176,7 +177,18 @@ void GradientReducer::recover() {
 
 void GradientReducer::on_output() {
   const Lock lock(mutex_);
-  if (!active_) begin();
+  if (!active_ && makes_gradients()) begin();
+}
+
+/// Whether this run of autograd adds to any of the gradients. torch.autograd.grad, and a backward
+/// pass to given inputs, may not; then other ranks need not run one.
+bool GradientReducer::makes_gradients() const {
+  const auto* const chosen = torch::autograd::get_current_graph_task_exec_info();
+  if (chosen == nullptr || chosen->empty()) return true;
+  return std::any_of(gradients_.begin(), gradients_.end(), [chosen](const Gradient& gradient) {
+    const auto found = chosen->find(gradient.accumulator.get());
+    return found != chosen->end() && found->second.needed_;
+  });
 }
 
 void GradientReducer::begin() {
@@ -308,6 +320,10 @@ void GradientReducer::settle_all(bool keep) {
 std::vector<bool> GradientReducer::exchange_touched(bool of_zeros) {
   std::vector<bool> mine(gradients_.size());
   for (std::size_t i = 0; i < mine.size(); ++i) mine[i] = !of_zeros && gradients_[i].touched;
+  if (!static_ && !rule_.finds_unused) {
+    for (std::size_t i = 0; i < mine.size(); ++i) require_used(gradients_[i], of_zeros || mine[i]);
+    return std::vector<bool>(mine.size(), true);
+  }
   if (!static_) return set_on_any(rule_.group, device(), mine);
   if (static_touched_.empty()) static_touched_ = set_on_any(rule_.group, device(), mine);
   if (of_zeros) return static_touched_;
@@ -315,6 +331,13 @@ std::vector<bool> GradientReducer::exchange_touched(bool of_zeros) {
   for (std::size_t i = 0; i < mine.size(); ++i)
     require_static(gradients_[i], mine[i], static_mine_[i]);
   return static_touched_;
+}
+
+void GradientReducer::require_used(const Gradient& gradient, bool used) const {
+  TORCH_CHECK(
+      used, who(), ": parameter '", gradient.name,
+      "' got no gradient in this backward pass: give find_unused_parameters=True, with which "
+      "ranks tell each other so, or its name as one of unused=");
 }
 
 void GradientReducer::require_static(const Gradient& gradient, bool now, bool at_first) const {

@@ -79,6 +79,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
  private:
   using Lock = std::unique_lock<std::recursive_mutex>;
 
+  bool makes_gradients() const;
   void begin();
   void launch_ready();
   void launch_next();
@@ -87,6 +88,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   std::vector<bool> exchange_touched(bool of_zeros);
   void learn();
   void tell_mixed();
+  void require_used(const Gradient& gradient, bool used) const;
   void require_static(const Gradient& gradient, bool now, bool at_first) const;
   void require_once(const Gradient& gradient) const;
   void require_fresh(const Gradient& gradient) const;

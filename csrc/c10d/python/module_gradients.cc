@@ -22,13 +22,11 @@
 namespace dreamcomm {
 namespace {
 
-std::shared_ptr<GradientReducer> make_reducer(const std::vector<at::Tensor>& parameters,
-                                              const std::vector<std::string>& names,
-                                              const std::vector<bool>& sparse,
-                                              const GradientReducer::Buckets& buckets,
-                                              const GroupPtr& group, bool averages, double factor,
-                                              std::size_t own_bytes, GradientReducer::Replan replan,
-                                              GradientReducer::Mixed mixed) {
+std::shared_ptr<GradientReducer> make_reducer(
+    const std::vector<at::Tensor>& parameters, const std::vector<std::string>& names,
+    const std::vector<bool>& sparse, const GradientReducer::Buckets& buckets, const GroupPtr& group,
+    bool averages, double factor, std::size_t own_bytes, bool finds_unused,
+    GradientReducer::Replan replan, GradientReducer::Mixed mixed) {
   Gradients gradients(parameters.size());
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     gradients[i].parameter = parameters[i];
@@ -39,6 +37,7 @@ std::shared_ptr<GradientReducer> make_reducer(const std::vector<at::Tensor>& par
                   .own_bytes = own_bytes,
                   .averages = averages,
                   .factor = factor,
+                  .finds_unused = finds_unused,
                   .divisor = 0,
                   .hook = nullptr};
   auto reducer = std::make_shared<GradientReducer>(std::move(gradients), std::move(rule),
@@ -110,7 +109,7 @@ void bind_gradients(pybind11::module_& m) {
       m, "GradientReducer", "Reduces a module's gradients in backward passes.")
       .def(py::init(&make_reducer), py::arg("parameters"), py::arg("names"), py::arg("sparse"),
            py::arg("buckets"), py::arg("group"), py::arg("averages"), py::arg("factor"),
-           py::arg("own_bytes"), py::arg("replan"), py::arg("mixed"))
+           py::arg("own_bytes"), py::arg("finds_unused"), py::arg("replan"), py::arg("mixed"))
       .def("detach", &GradientReducer::detach, Released())
       .def("set_buckets", &GradientReducer::set_buckets, py::arg("buckets"), Released())
       .def("set_hook", &set_hook, py::arg("state"), py::arg("hook"), py::arg("in_turn"))

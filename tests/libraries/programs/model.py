@@ -12,10 +12,10 @@ from torch import Tensor, nn
 WIDTH, CLASSES, ROWS, STEPS = 32, 8, 16, 4
 
 
-def make_model() -> nn.Sequential:
+def make_model(hidden: int = 64) -> nn.Sequential:
     """Equal weights on all ranks."""
     torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(WIDTH, 64), nn.ReLU(), nn.Linear(64, CLASSES))
+    return nn.Sequential(nn.Linear(WIDTH, hidden), nn.ReLU(), nn.Linear(hidden, CLASSES))
 
 
 def make_batches(rank: int) -> list[tuple[Tensor, Tensor]]:
