@@ -30,10 +30,11 @@ from dreamcomm.ddp.checks import (
     factor_of,
     find_parameters,
 )
-from dreamcomm.ddp.engine import Caps, Reducer
+from dreamcomm.ddp.engine import Reducer
 from dreamcomm.ddp.join import ReducerJoinHook
 from dreamcomm.ddp.logger import Logger
 from dreamcomm.ddp.report import Report
+from dreamcomm.ddp.settings import WHAT, caps_of, device_index, group_of, is_module
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 __all__ = ["DistributedDataParallel"]
 
 MIB = 1 << 20
-WHAT = "DistributedDataParallel"
 
 
 class DistributedDataParallel(TorchDDP):
@@ -139,15 +139,15 @@ class DistributedDataParallel(TorchDDP):
                 f"{WHAT}: mixed_precision is not supported: use torch.autocast, or the hooks of "
                 "dreamcomm.hooks for gradients of 16 bits"
             )
-        self.process_group = _group_of(process_group, device_mesh)
+        self.process_group = group_of(process_group, device_mesh)
         if device_mesh is not None:
             self.device_mesh = device_mesh
         factor = factor_of(reduce, WHAT)
         ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
-        named = [name for name, _ in module.named_parameters()] if _is_module(module) else []
+        named = [name for name, _ in module.named_parameters()] if is_module(module) else []
         self.declared_unused = check_names(unused, named, WHAT)
         self.parameters_to_ignore = ignored
-        parameters = find_parameters(module, ignored) if _is_module(module) else []
+        parameters = find_parameters(module, ignored) if is_module(module) else []
         check_module(module, parameters, WHAT)
         check_group(self.process_group, parameters, WHAT)
         self._set_devices(parameters, device_ids, output_device)
@@ -159,7 +159,7 @@ class DistributedDataParallel(TorchDDP):
             skip_all_reduce_unused_params=skip_all_reduce_unused_params,
         )
         self._set_buffers(broadcast_buffers, forward_sync_buffers)
-        caps = _caps(bucket_cap_mb, bucket_cap_mb_list)
+        caps = caps_of(bucket_cap_mb, bucket_cap_mb_list)
         self.bucket_bytes_cap = caps.bucket
         self.bucket_bytes_cap_list = list(caps.each)
         self.bucket_bytes_cap_default = bucket_cap_mb is None and not bucket_cap_mb_list
@@ -203,8 +203,8 @@ class DistributedDataParallel(TorchDDP):
             return
         if len(device_ids) > 1:
             raise ValueError(f"{WHAT}: expected device_ids to name one device, got {device_ids}")
-        self.device_ids = [_index(device_ids[0])]
-        self.output_device = _index(device_ids[0] if output_device is None else output_device)
+        self.device_ids = [device_index(device_ids[0])]
+        self.output_device = device_index(device_ids[0] if output_device is None else output_device)
 
     def _set_settings(self, **settings: Any) -> None:
         self.static_graph = False
@@ -393,41 +393,6 @@ class DistributedDataParallel(TorchDDP):
         self._make_reducer()
         for hook, kept in self._comm_hooks:
             self.reducer.register_hook(kept, hook)
-
-
-def _group_of(group: dist.ProcessGroup | None, mesh: DeviceMesh | None) -> dist.ProcessGroup:
-    if group is not None and mesh is not None:
-        raise RuntimeError(f"{WHAT}: give process_group or device_mesh, not both")
-    if mesh is None:
-        return given_group(group)
-    if mesh.ndim != 1:
-        raise RuntimeError(
-            f"{WHAT}: expected a mesh of one dimension, got {mesh}; give a part of it"
-        )
-    return mesh.get_group(mesh_dim=0)
-
-
-def _is_module(module: object) -> bool:
-    return isinstance(module, nn.Module)
-
-
-def _index(device: int | torch.device) -> int:
-    if isinstance(device, int):
-        return device
-    return torch.device(device).index or 0
-
-
-def _caps(megabytes: float | None, each: list[float] | None) -> Caps:
-    if megabytes is not None and each:
-        raise ValueError(f"{WHAT}: give bucket_cap_mb or bucket_cap_mb_list, not both")
-    sizes = [] if megabytes is None else [megabytes]
-    if any(not size > 0 for size in [*sizes, *(each or [])]):
-        raise ValueError(f"{WHAT}: expected caps of buckets above 0 MiB, got {sizes or each}")
-    if each:
-        caps = tuple(max(1, int(size * MIB)) for size in each)
-        return Caps(caps[-1], caps[0], caps)
-    cap = int((25 if megabytes is None else megabytes) * MIB)
-    return Caps(max(1, cap), max(1, cap if megabytes is not None else MIB))
 
 
 def _declared_unused(

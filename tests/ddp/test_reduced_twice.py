@@ -70,6 +70,20 @@ def test_a_clipped_sum_is_not_added_to(pool: Pool) -> None:
         assert "which is reduced already" in error
 
 
+def mix_a_sum() -> str:
+    """Also under no_sync(): a later reduction would count the first part twice."""
+    model = dreamcomm.DistributedDataParallel(weight_model(), reduce="sum")
+    model(torch.ones(1, 1)).sum().backward()
+    with model.no_sync(), pytest.raises(RuntimeError) as caught:
+        model(torch.ones(1, 1)).sum().backward()
+    return str(caught.value)
+
+
+def test_a_sum_is_not_mixed(pool: Pool) -> None:
+    for error in pool.run(mix_a_sum):
+        assert "which is reduced already" in error
+
+
 def clip_then_mix() -> str:
     inner = make("mlp")
     model = dreamcomm.DistributedDataParallel(inner)

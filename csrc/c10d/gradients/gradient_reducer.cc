@@ -10,6 +10,7 @@
 #include <map>
 #include <utility>
 
+#include "c10d/gradients/gradient_checks.h"
 #include "c10d/gradients/gradient_hooks.h"
 #include "c10d/gradients/rank_exchange.h"
 #include "c10d/process/process_heap.h"
@@ -214,52 +215,19 @@ void GradientReducer::on_gradient(std::size_t index) {
   if (!active_) begin();
   Gradient& gradient = gradients_[index];
   if (gradient.stale && gradient.is_reduced()) {
-    require_fresh(gradient);
+    require_average(who(), gradient, rule_.factor);
     gradient.mixed = mixes_ = true;
   }
-  require_layout(gradient);
+  require_layout(who(), gradient);
   gradient.touched = true;
   gradient.made += 1;
   if (!synced_) return;
   if (gradient.made == 1) order_.push_back(static_cast<std::int64_t>(index));
   if (!learned_ || !counted_ || gradient.expected == 0) return;
-  require_once(gradient);
+  require_once(who(), gradient);
   if (gradient.made != gradient.expected) return;
   buckets_[gradient.bucket].pending -= 1;
   launch_ready();
-}
-
-/// A sum of what is reduced already and what is not would count the first part several times; an
-/// average does not.
-void GradientReducer::require_fresh(const Gradient& gradient) const {
-  TORCH_CHECK(rule_.factor == 0 || !synced_, who(),
-              ": this backward pass adds to the gradient of '", gradient.name,
-              "', which is reduced already. With reduce=\"mean\" that is right; with "
-              "a sum or a factor call zero_grad() before, or put all backward passes but the last "
-              "under no_sync()");
-}
-
-void GradientReducer::require_layout(const Gradient& gradient) const {
-  const at::Tensor& made = gradient.parameter.grad();
-  if (!made.defined()) return;
-  TORCH_CHECK(made.is_sparse() == gradient.sparse, who(), ": the gradient of parameter '",
-              gradient.name, "' is ", made.is_sparse() ? "sparse" : "dense", ", expected a ",
-              gradient.sparse ? "sparse" : "dense", " one: ",
-              gradient.sparse
-                  ? "its module has sparse=True, but the parameter is used elsewhere, "
-                    "too"
-                  : "only those of torch.nn.Embedding and EmbeddingBag with sparse=True "
-                    "are expected to be sparse");
-}
-
-void GradientReducer::require_once(const Gradient& gradient) const {
-  TORCH_CHECK(gradient.made <= gradient.expected, who(), ": autograd made the gradient of '",
-              gradient.name, "' ", gradient.made, " times in this backward pass, and only ",
-              gradient.expected,
-              " times in the first one, after which it was sent to the other "
-              "ranks. A part of the model runs under torch.utils.checkpoint with "
-              "use_reentrant=True more often than then: give use_reentrant=False, which makes each "
-              "gradient once");
 }
 
 void GradientReducer::launch_ready() {
@@ -321,7 +289,8 @@ std::vector<bool> GradientReducer::exchange_touched(bool of_zeros) {
   std::vector<bool> mine(gradients_.size());
   for (std::size_t i = 0; i < mine.size(); ++i) mine[i] = !of_zeros && gradients_[i].touched;
   if (!static_ && !rule_.finds_unused) {
-    for (std::size_t i = 0; i < mine.size(); ++i) require_used(gradients_[i], of_zeros || mine[i]);
+    for (std::size_t i = 0; i < mine.size(); ++i)
+      require_used(who(), gradients_[i], of_zeros || mine[i]);
     return std::vector<bool>(mine.size(), true);
   }
   if (!static_) return set_on_any(rule_.group, device(), mine);
@@ -329,22 +298,8 @@ std::vector<bool> GradientReducer::exchange_touched(bool of_zeros) {
   if (of_zeros) return static_touched_;
   if (static_mine_.empty()) static_mine_ = mine;
   for (std::size_t i = 0; i < mine.size(); ++i)
-    require_static(gradients_[i], mine[i], static_mine_[i]);
+    require_static(who(), gradients_[i], mine[i], static_mine_[i]);
   return static_touched_;
-}
-
-void GradientReducer::require_used(const Gradient& gradient, bool used) const {
-  TORCH_CHECK(
-      used, who(), ": parameter '", gradient.name,
-      "' got no gradient in this backward pass: give find_unused_parameters=True, with which "
-      "ranks tell each other so, or its name as one of unused=");
-}
-
-void GradientReducer::require_static(const Gradient& gradient, bool now, bool at_first) const {
-  TORCH_CHECK(now == at_first, who(), ": parameter '", gradient.name,
-              now ? "' got a gradient, but none" : "' got no gradient, but one",
-              " in the first backward pass that reduced: with static_graph=True all passes have to "
-              "use the same parameters. Leave static_graph off");
 }
 
 /// After the first pass that reduced: buckets in the order in which backward makes gradients.
@@ -381,7 +336,7 @@ void GradientReducer::reduce_now() {
     const bool old = rule_.factor == 0 ? gradient.is_as_reduced() : gradient.is_reduced();
     const bool given = gradient.parameter.grad().defined() && !old;
     gradient.touched = gradient.touched || given;
-    require_layout(gradient);
+    require_layout(who(), gradient);
   }
   next_ = 0;
   while (next_ < buckets_.size()) launch_next();

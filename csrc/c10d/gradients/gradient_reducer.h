@@ -88,11 +88,6 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   std::vector<bool> exchange_touched(bool of_zeros);
   void learn();
   void tell_mixed();
-  void require_used(const Gradient& gradient, bool used) const;
-  void require_static(const Gradient& gradient, bool now, bool at_first) const;
-  void require_once(const Gradient& gradient) const;
-  void require_fresh(const Gradient& gradient) const;
-  void require_layout(const Gradient& gradient) const;
   /// Whether a pass may not add to what is reduced without notice.
   bool must_be_fresh() const { return rule_.factor != 0 || !synced_; }
   std::shared_ptr<HeapBirths> births() const;

@@ -1,0 +1,22 @@
+// Errors of gradients that a backward pass makes, for people: who, which parameter, what to do.
+// Each throws unless all is well. `who`: "rank 1 of 2".
+#pragma once
+
+#include <string>
+
+#include "c10d/gradients/gradient.h"
+
+namespace dreamcomm {
+
+/// A pass may not add to a sum that is reduced already: the first part would count several times.
+void require_average(const std::string& who, const Gradient& gradient, double factor);
+/// The gradient is sparse, or dense, as expected.
+void require_layout(const std::string& who, const Gradient& gradient);
+/// Autograd has made the gradient no more often than in the first pass.
+void require_once(const std::string& who, const Gradient& gradient);
+/// Without an exchange of which gradients there are, each rank has to have all.
+void require_used(const std::string& who, const Gradient& gradient, bool used);
+/// A static graph uses the parameters of its first pass.
+void require_static(const std::string& who, const Gradient& gradient, bool now, bool at_first);
+
+}  // namespace dreamcomm
