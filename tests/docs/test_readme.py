@@ -76,3 +76,17 @@ def test_the_times_of_steps_are_measured(step: str) -> None:
     seconds = [of[name]["p50_ms"] / 1e3 for name in ("gloo", "dreamcomm", "no communication")]
     written = cells(step)
     assert written == [in_unit_of(*pair) for pair in zip(written, seconds, strict=True)]
+
+
+@pytest.mark.parametrize("model", ["mlp", "gpt"])
+def test_the_times_of_the_own_wrapper_are_measured(model: str) -> None:
+    (found,) = (
+        timing
+        for timing in results("cpu-2-cores-wrapper.json")["training_step"]
+        if (timing["model"], timing["wrapper"]) == (model, "ddp")
+    )
+    title = {"mlp": "MLP of 25 M parameters", "gpt": "GPT of 10 M parameters"}[model]
+    written = cells(f"own wrapper, {title}")
+    variants = ("gloo", "dreamcomm", "dreamcomm's own wrapper", "plain")
+    for cell, variant in zip(written, variants, strict=True):
+        assert cell == in_unit_of(cell, found["variants"][variant]["p50_ms"] / 1e3)

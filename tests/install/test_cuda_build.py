@@ -119,7 +119,7 @@ def reports() -> dict[str, str]:
     found = {}
     for tree in trees:
         for file in tree.glob("CMakeFiles/dc_gpu.dir/csrc/gpu/**/*.ptxas.txt"):
-            found[file.name] = file.read_text()
+            found[str(file.relative_to(tree))] = file.read_text()
     return found
 
 
