@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dreamcomm.buckets.protocol import ClipPart
+
 __all__ = ["BLOCK", "block_counts", "clip_", "norm_of", "owned_blocks"]
 
 BLOCK = 4096  # elements
@@ -62,14 +64,8 @@ def norm_of(gradients: Sequence[Tensor], group: dist.ProcessGroup) -> float:
     return math.sqrt(_added(torch.cat(owned)))
 
 
-def clip_(
-    parameters: Sequence[torch.nn.Parameter],
-    max_norm: float,
-    norm_type: float,
-    error_if_nonfinite: bool,
-    group: dist.ProcessGroup,
-) -> Tensor:
-    """Scales the parameters' gradients, which are equal on all ranks. Collective.
+def clip_(part: ClipPart, max_norm: float, norm_type: float, error_if_nonfinite: bool) -> Tensor:
+    """Scales the gradients of a part, which are equal on all ranks of its group. Collective.
 
     Returns:
         The norm before, float32, of no dimension.
@@ -77,8 +73,8 @@ def clip_(
     Raises:
         RuntimeError: the norm is not finite, and ``error_if_nonfinite`` is set.
     """
-    gradients = [one.grad for one in parameters if one.grad is not None]
-    device = parameters[0].device
+    gradients = [one.grad for one in part.parameters if one.grad is not None]
+    device, group = part.parameters[0].device, part.group
     with torch.no_grad():
         if float(norm_type) == 2.0:
             norm = torch.tensor(norm_of(gradients, group), device=device, dtype=torch.float32)

@@ -22,6 +22,7 @@ from dreamcomm._torch.ddp import (
 )
 from dreamcomm._torch.groups import given_group
 from dreamcomm.buckets.norm import clip_
+from dreamcomm.buckets.protocol import ClipPart
 from dreamcomm.ddp.checks import (
     check_equal_models,
     check_group,
@@ -331,8 +332,12 @@ class DistributedDataParallel(TorchDDP):
         Raises:
             RuntimeError: the norm is not finite, and ``error_if_nonfinite`` is set.
         """
-        parameters = [one.parameter for one in self.reducer.trained]
-        return clip_(parameters, max_norm, norm_type, error_if_nonfinite, self.process_group)
+        (part,) = self.clip_parts()
+        return clip_(part, max_norm, norm_type, error_if_nonfinite)
+
+    def clip_parts(self) -> list[ClipPart]:
+        """What the norm of all gradients consists of: all parameters, the same on all ranks."""
+        return [ClipPart([one.parameter for one in self.reducer.trained], self.process_group)]
 
     def report(self) -> Report:
         """The bucket plan, and times and bytes of the latest step; ``print`` it."""

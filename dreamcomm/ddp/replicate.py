@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from dreamcomm._torch.ddp import broadcast_buffers_, broadcast_module, find_tensors
 from dreamcomm._torch.groups import given_group
 from dreamcomm.buckets.norm import clip_
+from dreamcomm.buckets.protocol import ClipPart
 from dreamcomm.ddp.checks import (
     check_equal_models,
     check_group,
@@ -83,9 +84,13 @@ class ReplicatedModule:
         self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
     ) -> Tensor:
         """As :meth:`DistributedDataParallel.clip_grad_norm_`. Collective."""
+        (part,) = self.clip_parts()
+        return clip_(part, max_norm, norm_type, error_if_nonfinite)
+
+    def clip_parts(self) -> list[ClipPart]:
+        """As :meth:`DistributedDataParallel.clip_parts`."""
         reducer = self._replicate_reducer
-        parameters = [one.parameter for one in reducer.trained]
-        return clip_(parameters, max_norm, norm_type, error_if_nonfinite, reducer.group)
+        return [ClipPart([one.parameter for one in reducer.trained], reducer.group)]
 
     def register_comm_hook(self, state: object, hook: Any) -> None:
         """As torch's ``DistributedDataParallel.register_comm_hook``."""

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dreamcomm.buckets.norm import BLOCK, block_counts, clip_, norm_of, owned_blocks
+from dreamcomm.buckets.protocol import ClipPart
 from helpers.pool import Pool
 
 pytestmark = pytest.mark.beyond_gloo("the kernels are dreamcomm's")
@@ -52,7 +53,7 @@ def clip_what_is_not_finite() -> tuple[str, float]:
     world = dist.group.WORLD
     assert world is not None
     with pytest.raises(RuntimeError) as caught:
-        clip_([parameter], 1.0, 2.0, True, world)
+        clip_(ClipPart([parameter], world), 1.0, 2.0, True)
     return str(caught.value), parameter.grad[0].item()
 
 

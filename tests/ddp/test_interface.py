@@ -14,6 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 
 import dreamcomm
 from ddp.models import batch, make, rows_of
+from dreamcomm.buckets.protocol import ReducesGradients
 from helpers.pool import Pool
 
 pytestmark = pytest.mark.beyond_gloo("compares what only dreamcomm has")
@@ -276,6 +277,19 @@ def copied() -> bool:
 
 def test_a_copy_of_a_replicated_module_is_a_plain_one(pool: Pool) -> None:
     assert pool.run(copied) == [True, True]
+
+
+def offered(how: str) -> list[int]:
+    module = make("odd")
+    wrapped = dreamcomm.replicate(module) if how == "replicate" else class_of(how)(module)
+    assert isinstance(wrapped, ReducesGradients)
+    return [len(part.parameters) for part in wrapped.clip_parts()]
+
+
+@pytest.mark.parametrize("how", ["ours", "replicate"])
+def test_both_offer_what_other_ways_of_training_need(pool: Pool, how: str) -> None:
+    trained = sum(p.requires_grad for p in make("odd").parameters())
+    assert pool.run(offered, how) == [[trained]] * 2
 
 
 def reported() -> tuple[str, int]:

@@ -94,7 +94,7 @@ def test_a_module_that_cannot_be_trained_is_refused(
             "ValueError",
             "contradict each other",
         ),
-        ({"mixed_precision": object()}, "NotImplementedError", "use torch.autocast"),
+        ({"mixed_precision": "bfloat16"}, "NotImplementedError", "use torch.autocast"),
         ({"delay_all_reduce_named_params": []}, "NotImplementedError", "leave it out"),
     ],
     ids=str,
