@@ -1,1 +1,1 @@
-"""Buckets of gradients, shared by DistributedDataParallel's hooks and sharded training."""
+"""Buckets of gradients: what data parallelism, its hooks and sharded training share."""

@@ -1,1 +1,1 @@
-"""Communication hooks for DistributedDataParallel."""
+"""DistributedDataParallel, the same in place, and communication hooks."""

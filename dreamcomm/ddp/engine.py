@@ -252,13 +252,6 @@ class Reducer:
         future: Future[Tensor] = work.get_future().then(_first)
         return future
 
-    def _run_comm_hook(self, bucket: GradBucket) -> Future[Tensor]:
-        if self._hook is None:
-            return self._run_allreduce_hook(bucket)
-        state, hook = self._hook
-        future: Future[Tensor] = hook(state, bucket)
-        return future
-
     def _set_static_graph(self) -> None:
         self._static = True
         self._engine.set_static_graph(True)

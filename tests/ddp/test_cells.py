@@ -331,6 +331,30 @@ def run_frozen() -> None:
         compare(inner, reference)
 
 
+def thaw_between() -> None:
+    """What has accumulated before a thaw is reduced, where the last pass adds nothing to it."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    inner, reference = Branches(), Branches()
+    for one in (inner, reference):
+        one.middle.requires_grad_(False)
+    model = dreamcomm.DistributedDataParallel(inner)
+    for step in range(3):
+        for one in (inner, reference):
+            one.zero_grad()
+        with model.no_sync():
+            (world * loss_of(model(rows_of(data(step), rank, world), True))).backward()
+        loss_of(reference(data(step), True)).backward()
+        for one in (inner, reference):
+            one.middle.requires_grad_(step > 0)
+        (world * loss_of(model(rows_of(data(step), rank, world), False))).backward()
+        loss_of(reference(data(step), False)).backward()
+        compare(inner, reference)
+
+
+def test_a_thaw_between_passes_loses_nothing(pool: Pool) -> None:
+    pool.run(thaw_between)
+
+
 def test_parameters_that_are_frozen_and_thawed_later(pool: Pool) -> None:
     pool.run(run_frozen, world=3)
 

@@ -140,38 +140,19 @@ at::Tensor GradientBucket::contribution(Gradient& gradient, Slot& slot, const Bu
 }
 
 void GradientBucket::launch(Gradients& gradients, const BucketRule& rule, std::size_t index,
-                            std::size_t count) {
+                            std::size_t count, bool zeros) {
   const at::NoGradGuard no_grad;
   parts_.clear();
   copied_ = 0;
   if (sparse_) {
     const Gradient& only = gradients[members_.front()];
-    const bool takes_part = only.touched && only.tensor().defined();
+    const bool takes_part = !zeros && only.touched && only.tensor().defined();
     parts_.push_back(takes_part ? only.tensor() : no_rows(only.parameter));
   } else {
     lay_out(gradients, rule);
     if (flat_.numel() > 0) parts_.push_back(flat_);
     for (std::size_t i = 0; i < members_.size(); ++i) {
-      at::Tensor own = contribution(gradients[members_[i]], slots_[i], rule, false);
-      if (own.defined()) parts_.push_back(std::move(own));
-    }
-  }
-  start(gradients, rule, index, count);
-}
-
-void GradientBucket::launch_zeros(const Gradients& gradients, const BucketRule& rule,
-                                  std::size_t index, std::size_t count) {
-  const at::NoGradGuard no_grad;
-  parts_.clear();
-  copied_ = 0;
-  if (sparse_) {
-    parts_.push_back(no_rows(gradients[members_.front()].parameter));
-  } else {
-    lay_out(gradients, rule);
-    if (flat_.numel() > 0) parts_.push_back(flat_);
-    for (std::size_t i = 0; i < members_.size(); ++i) {
-      Gradient zero = gradients[members_[i]];
-      at::Tensor own = contribution(zero, slots_[i], rule, true);
+      at::Tensor own = contribution(gradients[members_[i]], slots_[i], rule, zeros);
       if (own.defined()) parts_.push_back(std::move(own));
     }
   }

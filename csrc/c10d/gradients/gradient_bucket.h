@@ -45,11 +45,9 @@ class GradientBucket {
   std::size_t pending = 0;  // members that this pass still awaits
 
   /// Starts the collective of the members' gradients. A gradient that is not touched here takes
-  /// part as it is, by a copy, or as zeros.
-  void launch(Gradients& gradients, const BucketRule& rule, std::size_t index, std::size_t count);
-  /// The same with zeros, for a rank that has no gradients.
-  void launch_zeros(const Gradients& gradients, const BucketRule& rule, std::size_t index,
-                    std::size_t count);
+  /// part as it is, by a copy, or as zeros; with `zeros` all do.
+  void launch(Gradients& gradients, const BucketRule& rule, std::size_t index, std::size_t count,
+              bool zeros = false);
   /// Waits for what the hook has started, which may call collectives of its own.
   void await_hook() const {
     if (future_) future_->wait();

@@ -40,6 +40,10 @@ bool is_zero(const at::Tensor& gradient) {
                                                     : all_zero<std::uint8_t>(flat);
 }
 
+std::string named(const c10d::ProcessGroup& group) {
+  return concat("rank ", group.getRank(), " of ", group.getSize());
+}
+
 double seconds_since(steady_clock::time_point begin) {
   return std::chrono::duration<double>(steady_clock::now() - begin).count();
 }
@@ -50,7 +54,8 @@ GradientReducer::GradientReducer(Gradients gradients, BucketRule rule, Replan re
     : gradients_(std::move(gradients)),
       rule_(std::move(rule)),
       replan_(std::move(replan)),
-      mixed_(std::move(mixed)) {}
+      mixed_(std::move(mixed)),
+      who_(named(*rule_.group)) {}
 
 GradientReducer::~GradientReducer() { detach(); }
 
@@ -139,6 +144,7 @@ void GradientReducer::set_group(const c10::intrusive_ptr<c10d::ProcessGroup>& gr
                                 std::size_t own_bytes) {
   const Lock lock(mutex_);
   rule_.group = group;
+  who_ = named(*group);
   rule_.averages = averages;
   rule_.own_bytes = own_bytes;
   births_ = births();
@@ -155,10 +161,6 @@ void GradientReducer::relearn() {
 PassReport GradientReducer::report() const {
   const Lock lock(mutex_);
   return report_;
-}
-
-std::string GradientReducer::who() const {
-  return concat("rank ", rule_.group->getRank(), " of ", rule_.group->getSize());
 }
 
 void GradientReducer::await_backward(const std::vector<at::Tensor>& outputs) {
@@ -215,16 +217,16 @@ void GradientReducer::on_gradient(std::size_t index) {
   if (!active_) begin();
   Gradient& gradient = gradients_[index];
   if (gradient.stale && gradient.is_reduced()) {
-    require_average(who(), gradient, rule_.factor);
+    require_average(who_, gradient, rule_.factor);
     gradient.mixed = mixes_ = true;
   }
-  require_layout(who(), gradient);
+  require_layout(who_, gradient);
   gradient.touched = true;
   gradient.made += 1;
   if (!synced_) return;
   if (gradient.made == 1) order_.push_back(static_cast<std::int64_t>(index));
   if (!learned_ || !counted_ || gradient.expected == 0) return;
-  require_once(who(), gradient);
+  require_once(who_, gradient);
   if (gradient.made != gradient.expected) return;
   buckets_[gradient.bucket].pending -= 1;
   launch_ready();
@@ -290,7 +292,7 @@ std::vector<bool> GradientReducer::exchange_touched(bool of_zeros) {
   for (std::size_t i = 0; i < mine.size(); ++i) mine[i] = !of_zeros && gradients_[i].touched;
   if (!static_ && !rule_.finds_unused) {
     for (std::size_t i = 0; i < mine.size(); ++i)
-      require_used(who(), gradients_[i], of_zeros || mine[i]);
+      require_used(who_, gradients_[i], of_zeros || mine[i]);
     return std::vector<bool>(mine.size(), true);
   }
   if (!static_) return set_on_any(rule_.group, device(), mine);
@@ -298,14 +300,14 @@ std::vector<bool> GradientReducer::exchange_touched(bool of_zeros) {
   if (of_zeros) return static_touched_;
   if (static_mine_.empty()) static_mine_ = mine;
   for (std::size_t i = 0; i < mine.size(); ++i)
-    require_static(who(), gradients_[i], mine[i], static_mine_[i]);
+    require_static(who_, gradients_[i], mine[i], static_mine_[i]);
   return static_touched_;
 }
 
 /// After the first pass that reduced: buckets in the order in which backward makes gradients.
 void GradientReducer::learn() {
   const auto orders = orders_of_all(rule_.group, device(), order_, gradients_.size());
-  // A pass of torch.autograd.grad makes none.
+  // A pass may make none, such as one through an output that no parameter has a part in.
   if (std::all_of(orders.begin(), orders.end(), [](const auto& one) { return one.empty(); }))
     return;
   set_buckets(replan_(orders));
@@ -328,7 +330,7 @@ std::vector<at::Tensor> GradientReducer::mixed() const {
 
 void GradientReducer::reduce_now() {
   const Lock lock(mutex_);
-  TORCH_CHECK(!active_, who(),
+  TORCH_CHECK(!active_, who_,
               ": reduce_gradients() was called while a backward pass of the same "
               "module is under way; call it after backward()");
   for (Gradient& gradient : gradients_) {
@@ -336,7 +338,7 @@ void GradientReducer::reduce_now() {
     const bool old = rule_.factor == 0 ? gradient.is_as_reduced() : gradient.is_reduced();
     const bool given = gradient.parameter.grad().defined() && !old;
     gradient.touched = gradient.touched || given;
-    require_layout(who(), gradient);
+    require_layout(who_, gradient);
   }
   next_ = 0;
   while (next_ < buckets_.size()) launch_next();
@@ -346,7 +348,7 @@ void GradientReducer::reduce_now() {
 void GradientReducer::reduce_zeros() {
   const Lock lock(mutex_);
   for (std::size_t i = 0; i < buckets_.size(); ++i) {
-    buckets_[i].launch_zeros(gradients_, rule_, i, buckets_.size());
+    buckets_[i].launch(gradients_, rule_, i, buckets_.size(), /*zeros=*/true);
     if (rule_.hook_in_turn) buckets_[i].await_hook();
   }
   settle_all(false);

@@ -91,7 +91,6 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   /// Whether a pass may not add to what is reduced without notice.
   bool must_be_fresh() const { return rule_.factor != 0 || !synced_; }
   std::shared_ptr<HeapBirths> births() const;
-  std::string who() const;
   c10::Device device() const { return gradients_.front().parameter.device(); }
 
   mutable std::recursive_mutex mutex_;  // a hook of Python may ask for the report
@@ -99,6 +98,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   BucketRule rule_;
   const Replan replan_;
   const Mixed mixed_;
+  std::string who_;  // "rank 1 of 2", for errors
   std::vector<GradientBucket> buckets_;
   std::shared_ptr<HeapBirths> births_;
 

@@ -32,6 +32,8 @@ std::shared_ptr<GradientReducer> make_reducer(
     gradients[i].parameter = parameters[i];
     gradients[i].name = names.at(i);
     gradients[i].sparse = sparse.at(i);
+    // What is there already counts in the first pass: another average of an average is the same.
+    gradients[i].touched = factor == 0 && parameters[i].grad().defined();
   }
   BucketRule rule{.group = group,
                   .own_bytes = own_bytes,
