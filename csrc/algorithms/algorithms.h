@@ -23,6 +23,9 @@ void heap_reduce_scatter(Primitives& prims, const Request& request);
 void heap_all_gather(Primitives& prims, const Request& request);
 void heap_broadcast(Primitives& prims, const Request& request);
 
+// Request::pass, in place of a row.
+void sharded_pass(Primitives& prims, const Request& request);
+
 void ring_all_reduce(Primitives& prims, const Request& request);
 void ring_reduce_scatter(Primitives& prims, const Request& request);
 void ring_all_gather(Primitives& prims, const Request& request);

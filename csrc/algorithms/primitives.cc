@@ -141,6 +141,18 @@ void Primitives::reduce_heaps(const Reduction& how, std::size_t offset, Peers in
   mark(Phase::kReduce);
 }
 
+std::uint64_t Primitives::place_of(const std::byte* data) const {
+  if (data == nullptr) return 0;
+  const std::span<std::byte> heap = rounds_.heap(rank());
+  check(data >= heap.data() && data < heap.data() + heap.size(), ErrorKind::kInvalid,
+        "a tensor of a sharded pass does not lie in the heap of rank ", rank());
+  return static_cast<std::uint64_t>(data - heap.data()) + 1;
+}
+
+std::byte* Primitives::at_place(int rank, std::uint64_t place) {
+  return place == 0 ? nullptr : rounds_.heap(rank).data() + place - 1;
+}
+
 bool Primitives::all_in() const {
   return std::find(scratch_.ins.begin(), scratch_.ins.end(), nullptr) == scratch_.ins.end();
 }

@@ -125,6 +125,17 @@ class Primitives {
   /// made different calls: " and `told`.
   [[noreturn]] void end_mismatched(const std::function<std::string(const SiteOf&)>& told);
 
+  /// Where a tensor of this rank lies in its heap, from 1 on; 0: null, which is nowhere. Throws
+  /// Error(kInvalid) for other memory.
+  std::uint64_t place_of(const std::byte* data) const;
+  /// A rank's tensor at such a place, as this rank maps it; null for 0.
+  std::byte* at_place(int rank, std::uint64_t place);
+  /// Assigns the time since the last mark to this phase, in which tensors in heaps were used.
+  void worked(Phase phase) {
+    in_place_ = true;
+    mark(phase);
+  }
+
   void count_sent(std::size_t bytes) { sent_ += bytes; }
   void count_received(std::size_t bytes) { received_ += bytes; }
   std::uint64_t sent() const { return sent_; }

@@ -2,10 +2,12 @@
 
 #include "algorithms/table.h"
 #include "core/error.h"
+#include "core/sharded_pass.h"
 
 namespace dreamcomm {
 
 std::size_t block_bytes(const Request& request) {
+  if (request.pass != nullptr) return pass_bytes(*request.pass);
   switch (request.kind) {
     case Kind::kBarrier:
     case Kind::kAllToAll:
@@ -24,7 +26,9 @@ Signature signature_of(const Request& request, std::uint64_t sequence, std::uint
   signature.sequence = sequence;
   signature.bytes = block_bytes(request);
   signature.root = request.root;
-  signature.rest = request.rest;
+  signature.rest = request.pass == nullptr
+                       ? request.rest
+                       : static_cast<std::uint32_t>(request.pass->parts().size());
   signature.kind = request.kind;
   signature.op = request.reduction.op;
   signature.dtype = request.reduction.dtype;
@@ -39,6 +43,10 @@ std::string words(const Signature& s) {
     return concat("all_reduce(", name(s.op), ", a sparse tensor) as call ", s.sequence);
   }
   const std::size_t row = s.row & ~Signature::kAsks;
+  if (row == Signature::kSharded) {
+    return concat(name(s.kind), "(sharded, ", s.rest, " parameters, ", s.bytes, " bytes) as call ",
+                  s.sequence);
+  }
   std::string what;
   if (s.op != ReduceOp::kNone) what += concat(name(s.op), ", ");
   if (s.kind == Kind::kAllToAll) what += concat(name(s.dtype), ", ");

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "algorithms/algorithms.h"
 #include "algorithms/cost/explain.h"
 #include "algorithms/table.h"
 #include "comm/barrier/monitored_barrier.h"
@@ -38,7 +39,8 @@ bool each_has_heap(const Fabric& fabric) {
 }
 
 /// The byte that peers compare: a rank that asks for heaps makes another turn.
-std::uint8_t row_byte(const Choice& choice) {
+std::uint8_t row_byte(const Request& request, const Choice& choice) {
+  if (request.pass != nullptr) return Signature::kSharded;
   return static_cast<std::uint8_t>(choice.row | (choice.asks ? Signature::kAsks : 0U));
 }
 
@@ -157,12 +159,12 @@ struct Communicator::Impl {
     WaitWatchdog watchdog(state, what, deadline_of(request.deadline, now), tend, interrupt, now,
                           request.excuse);
     CallShape call = call_of(request);
-    Choice choice = cache.choose(call);
+    Choice choice = request.pass == nullptr ? cache.choose(call) : Choice{.row = Record::kSharded};
     sequence.grow(1);
     const std::int64_t number = sequence.read();
     const InCallScope entered(state.header().progress, request.kind, call.bytes, number, now);
     const Opening opening{
-        signature_of(request, static_cast<std::uint64_t>(number), row_byte(choice)),
+        signature_of(request, static_cast<std::uint64_t>(number), row_byte(request, choice)),
         request.reduction.factor, place_of(request.in), place_of(request.out)};
     const Preference heaps = cache.preference();
     Entry entry(*recorder, scratch.clock,
@@ -173,7 +175,11 @@ struct Communicator::Impl {
     try {
       check_peers(request, " cannot begin: ");
       if (choice.asks) choice = cache.choose(ask_for_heaps(call, prims, request));
-      algorithm_table()[choice.row].run(prims, request);
+      if (request.pass == nullptr) {
+        algorithm_table()[choice.row].run(prims, request);
+      } else {
+        algorithms::sharded_pass(prims, request);
+      }
       if (prims.was_in_place()) check_peers(request, " cannot be trusted: ");
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::kMismatch) state.fail(error.kind(), error.what());

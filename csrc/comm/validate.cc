@@ -53,6 +53,7 @@ void validate(const Request& request, int rank, int size) {
               "a message is not a collective");
   fail_unless(request.root >= 0 && request.root < size, "root is ", request.root,
               ", but must be a rank from 0 to ", size - 1);
+  if (request.pass != nullptr) return;  // the walk finds all ranks' tensors itself
   const Shape shape = expected(request, rank, size);
   fail_unless(request.in.size() == shape.in && request.out.size() == shape.out, "got ",
               request.in.size(), " input and ", request.out.size(), " output blocks, expected ",

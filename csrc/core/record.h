@@ -27,6 +27,7 @@ struct Record {
   State state = State::kRunning;
   bool in_place = false;  // tensors in heaps were used in place
 
+  static constexpr std::uint8_t kSharded = 0xfd;    // a sharded pass
   static constexpr std::uint8_t kByLeaders = 0xfe;  // between hosts
   static constexpr std::uint8_t kByCarriers = 0xff;
 

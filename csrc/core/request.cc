@@ -1,6 +1,7 @@
 #include "core/request.h"
 
 #include "core/error.h"
+#include "core/sharded_pass.h"
 
 namespace dreamcomm {
 namespace {
@@ -34,6 +35,10 @@ std::string in_and_out(const Request& request) {
 }
 
 std::string arguments(const Request& request) {
+  if (request.pass != nullptr) {
+    return concat("sharded, ", request.pass->parts().size(), " parameters, ",
+                  pass_bytes(*request.pass), " bytes");
+  }
   const std::string data = elements(block_bytes(request), request.reduction.dtype);
   const std::string_view op = name(request.reduction.op);
   switch (request.kind) {
@@ -70,6 +75,7 @@ std::string describe(const Request& request) {
 }
 
 std::size_t payload_bytes(const Request& request) {
+  if (request.pass != nullptr) return pass_bytes(*request.pass);
   switch (request.kind) {
     case Kind::kBarrier:
       return 0;

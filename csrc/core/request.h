@@ -19,6 +19,8 @@ constexpr std::int64_t to_ns(Clock::time_point time) {
 }
 inline std::int64_t now_ns() { return to_ns(Clock::now()); }
 
+class ShardedPass;  // core/sharded_pass.h: what a sharded optimizer does
+
 /// A contiguous run of bytes that the caller owns.
 struct Block {
   std::byte* data = nullptr;
@@ -49,6 +51,9 @@ struct Request {
   std::uint32_t rest = 0;  // how many parts of the same coalesced call follow this one
   Clock::time_point deadline = Clock::time_point::max();
   Clock::duration excuse{};          // extra wait for peers that themselves wait for other nodes
+  /// A pass over tensors in all ranks' heaps, in place of blocks: an all_reduce, reduce_scatter or
+  /// all_gather of which each rank handles its elements between reading and writing.
+  ShardedPass* pass = nullptr;
   const Request* part_of = nullptr;  // the program's call, if this is one host's part of it
 };
 

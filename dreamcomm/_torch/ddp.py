@@ -22,6 +22,7 @@ __all__ = [
     "TorchDDP",
     "broadcast_buffers_",
     "broadcast_module",
+    "broadcast_tensors",
     "find_tensors",
     "hidden_from_dynamo",
     "unseen_by_dynamo",
@@ -95,3 +96,10 @@ def broadcast_buffers_(buffers: Sequence[Tensor], group: dist.ProcessGroup) -> N
     versions = cast(Any, torch.autograd)._unsafe_preserve_version_counter
     with torch.no_grad(), versions(tuple(buffers)):
         cast(Any, dist)._broadcast_coalesced(group, list(buffers), BROADCAST_BYTES, 0)
+
+
+def broadcast_tensors(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> None:
+    """Gives tensors rank 0's values, in place. Collective."""
+    with torch.no_grad():
+        plain = [one.detach() for one in tensors]
+        cast(Any, dist)._broadcast_coalesced(group, plain, BROADCAST_BYTES, 0)

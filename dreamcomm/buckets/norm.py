@@ -14,9 +14,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dreamcomm.buckets.protocol import ClipPart
-
-__all__ = ["BLOCK", "block_counts", "clip_", "norm_of", "owned_blocks"]
+__all__ = [
+    "BLOCK",
+    "added_in_order",
+    "block_counts",
+    "block_squares",
+    "norm_of",
+    "owned_blocks",
+    "values_of",
+]
 
 BLOCK = 4096  # elements
 
@@ -38,7 +44,7 @@ def norm_of(gradients: Sequence[Tensor], group: dist.ProcessGroup) -> float:
         gradients: dense or sparse, on one device type, in the same order on all ranks.
         group: its ranks share the work.
     """
-    dense = [_values(gradient) for gradient in gradients]
+    dense = [values_of(gradient) for gradient in gradients]
     counts = block_counts([one.numel() for one in dense])
     total = sum(counts)
     if total == 0:
@@ -52,59 +58,30 @@ def norm_of(gradients: Sequence[Tensor], group: dist.ProcessGroup) -> float:
     for gradient, count in zip(dense, counts, strict=True):
         low, high = max(begin, first) - first, min(end, first + count) - first
         if low < high:
-            mine[place : place + high - low] = _squares(gradient, low, high)
+            mine[place : place + high - low] = block_squares(gradient, low, high)
             place += high - low
         first += count
     if world == 1:
-        return math.sqrt(_added(mine[:total]))
+        return math.sqrt(added_in_order(mine[:total]))
     every = [torch.empty_like(mine) for _ in range(world)]
     dist.all_gather(every, mine, group=group)
     shares = [owned_blocks(total, other, world) for other in range(world)]
     owned = [sums[: high - low] for sums, (low, high) in zip(every, shares, strict=True)]
-    return math.sqrt(_added(torch.cat(owned)))
+    return math.sqrt(added_in_order(torch.cat(owned)))
 
 
-def clip_(part: ClipPart, max_norm: float, norm_type: float, error_if_nonfinite: bool) -> Tensor:
-    """Scales the gradients of a part, which are equal on all ranks of its group. Collective.
-
-    Returns:
-        The norm before, float32, of no dimension.
-
-    Raises:
-        RuntimeError: the norm is not finite, and ``error_if_nonfinite`` is set.
-    """
-    gradients = [one.grad for one in part.parameters if one.grad is not None]
-    device, group = part.parameters[0].device, part.group
-    with torch.no_grad():
-        if float(norm_type) == 2.0:
-            norm = torch.tensor(norm_of(gradients, group), device=device, dtype=torch.float32)
-        else:
-            values = [_values(gradient) for gradient in gradients]
-            norm = torch.nn.utils.get_total_norm(values, float(norm_type)).float()
-        if error_if_nonfinite and not bool(torch.isfinite(norm)):
-            raise RuntimeError(
-                f"rank {dist.get_rank(group)}: the {norm_type:g}-norm of the gradients is "
-                f"{norm.item()}; they were not clipped. Without error_if_nonfinite=True they are"
-            )
-        scale = torch.clamp(float(max_norm) / (norm + 1e-6), max=1.0)
-        if device.type != "cpu" or float(scale) != 1.0:
-            values = [_values(gradient) for gradient in gradients]
-            torch._foreach_mul_(values, scale.to(device))
-    return norm
-
-
-def _values(gradient: Tensor) -> Tensor:
+def values_of(gradient: Tensor) -> Tensor:
     """The gradient's elements in the order of memory."""
     if gradient.is_sparse:
-        return _values(gradient._values())
+        return values_of(gradient._values())
     if gradient.is_complex():
-        return _values(torch.view_as_real(gradient.detach().resolve_conj()))
+        return values_of(torch.view_as_real(gradient.detach().resolve_conj()))
     if torch.ops.aten.is_non_overlapping_and_dense(gradient):
         return gradient.detach().as_strided((gradient.numel(),), (1,))
     return gradient.detach().reshape(-1)
 
 
-def _squares(flat: Tensor, low: int, high: int) -> Tensor:
+def block_squares(flat: Tensor, low: int, high: int) -> Tensor:
     """The sums of the squares of a tensor's blocks from ``low`` to before ``high``."""
     if flat.device.type == "cpu":
         from dreamcomm import _C
@@ -115,7 +92,8 @@ def _squares(flat: Tensor, low: int, high: int) -> Tensor:
     return padded.view(high - low, BLOCK).sum(1)
 
 
-def _added(sums: Tensor) -> float:
+def added_in_order(sums: Tensor) -> float:
+    """The sum of float64 numbers, from the first to the last."""
     from dreamcomm import _C
 
     return _C.add_in_order(sums.cpu())

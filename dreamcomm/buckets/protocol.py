@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
-__all__ = ["ClipPart", "ReducesGradients"]
+__all__ = ["ClipPart", "GradientPart", "ReducesGradients"]
+
+
+@dataclass(frozen=True)
+class GradientPart:
+    """One rank's elements of a gradient.
+
+    Attributes:
+        elements: of this rank, flat. They are scaled in place.
+        numel: elements of the whole gradient.
+        ranges: for each rank the first of its elements, and how many it has. What all ranks have
+            counts as rank 0's.
+    """
+
+    elements: Tensor
+    numel: int
+    ranges: Sequence[tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -20,15 +36,18 @@ class ClipPart:
     Attributes:
         parameters: in the order in which their squares are added.
         group: all its ranks hold the same gradients, and share the work of adding squares.
+        parts: gives each rank's elements of the gradients in place of that, where ranks do not hold
+            the same; None: they do.
     """
 
     parameters: Sequence[nn.Parameter]
     group: dist.ProcessGroup
+    parts: Callable[[], Sequence[GradientPart]] | None = None
 
 
 @runtime_checkable
 class ReducesGradients(Protocol):
-    """A module that reduces its gradients over ranks in backward passes.
+    """What reduces gradients over ranks in backward passes: a module, or an optimizer.
 
     A pipeline holds back the reduction of all micro-batches except the last, or of all, and reduces
     once at the end; a norm over several modules takes each one's parts.

@@ -21,11 +21,10 @@ from dreamcomm._torch.ddp import (
     unseen_by_dynamo,
 )
 from dreamcomm._torch.groups import given_group
-from dreamcomm.buckets.norm import clip_
+from dreamcomm.buckets.clip import clip_
+from dreamcomm.buckets.parameters import check_equal_models, check_group
 from dreamcomm.buckets.protocol import ClipPart
 from dreamcomm.ddp.checks import (
-    check_equal_models,
-    check_group,
     check_module,
     check_names,
     factor_of,

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from dreamcomm._torch.groups import given_group
-from dreamcomm.ddp.engine import Caps
+from dreamcomm.buckets.engine import Caps
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -7,7 +7,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dreamcomm.buckets.norm import BLOCK, block_counts, clip_, norm_of, owned_blocks
+from dreamcomm.buckets.clip import clip_
+from dreamcomm.buckets.norm import BLOCK, block_counts, norm_of, owned_blocks
 from dreamcomm.buckets.protocol import ClipPart
 from helpers.pool import Pool
 

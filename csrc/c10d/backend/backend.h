@@ -130,6 +130,12 @@ class DreamBackend final : public c10d::Backend {
   WorkPtr reduce_scatter_tensor_coalesced(TensorList& outputs, TensorList& inputs,
                                           const c10d::ReduceScatterOptions& opts) override;
 
+  /// One pass of a sharded optimizer over CPU tensors in the process's heap, which it keeps alive.
+  /// Only where shares_heaps(). (gather_scatter.cc)
+  WorkPtr sharded_pass(std::shared_ptr<ShardedPass> pass, const TensorList& tensors, bool async);
+  /// Whether all ranks map each other's heaps: the same answer on all.
+  bool shares_heaps() const;
+
   // Messages (send_recv.cc).
   WorkPtr send(TensorList& tensors, int dst, int tag) override;
   WorkPtr recv(TensorList& tensors, int src, int tag) override;

@@ -196,4 +196,26 @@ WorkPtr DreamBackend::reduce_scatter_tensor_coalesced(TensorList& outputs, Tenso
   return issue({kReduceScatterCoalesced, inputs, outputs, opts.timeout, opts.asyncOp}, calls);
 }
 
+WorkPtr DreamBackend::sharded_pass(std::shared_ptr<ShardedPass> pass, const TensorList& tensors,
+                                   bool async) {
+  const OpLabel& label = !pass->writes() ? kShardedReduce
+                         : pass->reads() ? kShardedStep
+                                         : kShardedWrite;
+  const Kind kind = !pass->writes() ? Kind::kReduceScatter
+                    : pass->reads() ? Kind::kAllReduce
+                                    : Kind::kAllGather;
+  TORCH_CHECK_VALUE(shares_heaps(), at(label), "the ranks do not map each other's heaps");
+  for (const Tensor& tensor : tensors) {
+    if (tensor.is_cpu() && heap_->holds(static_cast<const std::byte*>(tensor.const_data_ptr())))
+      continue;
+    // The peers would wait for this rank.
+    cpu_->abort(concat("a tensor of a sharded optimizer does not lie in the heap: ",
+                       heap_->describe(), "; set Options(heap_bytes=...) to more"));
+  }
+  Calls calls;
+  calls.emplace_back(kind, Reduction{}).pass(std::move(pass), tensors);
+  // The default timeout: the group's.
+  return issue({label, tensors, tensors, c10d::kUnsetTimeout, async}, calls);
+}
+
 }  // namespace dreamcomm

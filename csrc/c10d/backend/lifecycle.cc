@@ -76,6 +76,11 @@ Communicator& DreamBackend::single_host(const char* what) const {
   }
 }
 
+bool DreamBackend::shares_heaps() const {
+  return cpu_ && heap_ && cpu_->hosts().size() == 1 &&
+         single_host("tensors of a sharded pass lie in memory").all_have_heaps();
+}
+
 void DreamBackend::setTimeout(milliseconds given) {
   const milliseconds timeout = bounded(given);
   TORCH_CHECK_VALUE(timeout.count() > 0, "rank ", rank_, ": expected a positive timeout, got ",

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "c10d/process/process_heap.h"
 
@@ -91,6 +92,11 @@ void Call::in_place(const at::Tensor& tensor, bool aside) {
   out_.push_back(block);
 }
 
+void Call::pass(std::shared_ptr<ShardedPass> pass, c10::ArrayRef<at::Tensor> tensors) {
+  for (const at::Tensor& tensor : tensors) plain_.push_back(tensor.storage());
+  pass_ = std::move(pass);
+}
+
 void Call::stage() {
   for (Staged& part : staged_) {
     part.memory = blank_like(part.tensor);
@@ -144,7 +150,8 @@ Request Call::request(Clock::time_point deadline, std::size_t rest) const {
           .out = {out_.data(), out_.size()},
           .root = root_,
           .rest = static_cast<std::uint32_t>(rest),
-          .deadline = deadline};
+          .deadline = deadline,
+          .pass = pass_.get()};
 }
 
 }  // namespace dreamcomm

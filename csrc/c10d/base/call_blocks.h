@@ -7,8 +7,10 @@
 #include <c10/util/SmallVector.h>
 
 #include <functional>
+#include <memory>
 
 #include "core/request.h"
+#include "core/sharded_pass.h"
 
 namespace dreamcomm {
 
@@ -28,6 +30,8 @@ class Call {
   void output(const at::Tensor& tensor, c10::ArrayRef<std::size_t> sizes, bool aside = false);
   /// One block that is input and output.
   void in_place(const at::Tensor& tensor, bool aside = false);
+  /// A pass in place of blocks, on the memory of these tensors in this process's heap.
+  void pass(std::shared_ptr<ShardedPass> pass, c10::ArrayRef<at::Tensor> tensors);
 
   /// Whether all tensors are plain: stage() and unstage() have nothing to do.
   bool direct() const { return staged_.empty(); }
@@ -67,6 +71,7 @@ class Call {
   Blocks out_;
   c10::SmallVector<c10::Storage, 2> plain_;  // outlives `tensor.data = ...`, too
   c10::SmallVector<Staged, 0> staged_;
+  std::shared_ptr<ShardedPass> pass_;
 };
 
 using Calls = c10::SmallVector<Call, 1>;

@@ -39,6 +39,9 @@ inline constexpr OpLabel kReduceScatterCoalesced{
 inline constexpr OpLabel kAllToAll{OpType::ALLTOALL, "dreamcomm:all_to_all"};
 inline constexpr OpLabel kAllToAllBase{OpType::ALLTOALL_BASE, "dreamcomm:all_to_all"};
 inline constexpr OpLabel kBarrier{OpType::BARRIER, "dreamcomm:barrier"};
+inline constexpr OpLabel kShardedStep{OpType::ALLREDUCE_COALESCED, "dreamcomm:sharded_step"};
+inline constexpr OpLabel kShardedReduce{OpType::_REDUCE_SCATTER_BASE, "dreamcomm:sharded_reduce"};
+inline constexpr OpLabel kShardedWrite{OpType::ALLGATHER_COALESCED, "dreamcomm:sharded_write"};
 inline constexpr OpLabel kSend{OpType::SEND, "dreamcomm:send"};
 inline constexpr OpLabel kRecv{OpType::RECV, "dreamcomm:recv"};
 inline constexpr OpLabel kRecvAnySource{OpType::RECVANYSOURCE, "dreamcomm:recvAnySource"};

@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <string>
 
+#include "c10d/gradients/shard.h"
+
 namespace dreamcomm {
 
 struct Gradient {
@@ -30,6 +32,11 @@ struct Gradient {
   // no other tensor gets its address while it is kept.
   c10::weak_intrusive_ptr<c10::TensorImpl> reduced{c10::intrusive_ptr<c10::TensorImpl>()};
   std::uint32_t reduced_version = 0;
+  // The same of what autograd has left, where gradients stay local until the step.
+  c10::weak_intrusive_ptr<c10::TensorImpl> seen{c10::intrusive_ptr<c10::TensorImpl>()};
+  std::uint32_t seen_version = 0;
+
+  Shard shard;  // where gradients are sharded
 
   at::Tensor& tensor() const { return parameter.mutable_grad(); }
   /// Whether it is what the last reduction left, and nothing was written to it since.
@@ -38,7 +45,35 @@ struct Gradient {
     const at::Tensor& now = parameter.grad();
     return now.defined() && now.unsafeGetTensorImpl() == reduced._unsafe_get_target();
   }
+  bool is_stand_in() const {
+    return shard.stand_in.defined() && parameter.grad().is_same(shard.stand_in);
+  }
+  /// Whether there is a gradient of this rank alone.
+  bool is_local() const { return parameter.grad().defined() && !is_stand_in(); }
+  /// Whether the gradient's elements lie in memory as the parameter's do.
+  bool lies_as_parameter() const {
+    const at::Tensor& now = parameter.grad();
+    return now.strides() == parameter.strides() || (now.is_contiguous() && parameter.is_contiguous());
+  }
+  /// A rank's elements, in the order of memory: rows lie one after the other.
+  ShardRange elements(int world, int rank) const {
+    if (shard.replicated) return {0, parameter.numel()};
+    const std::int64_t rows = parameter.size(0);
+    return rows_of_rank(rows, rows == 0 ? 0 : parameter.numel() / rows, world, rank);
+  }
   std::uint32_t version() const { return parameter.grad()._version(); }
+  /// Notes the gradient that autograd has left.
+  void mark_seen() {
+    const at::Tensor& now = parameter.grad();
+    seen = c10::weak_intrusive_ptr<c10::TensorImpl>(now.getIntrusivePtr());
+    seen_version = version();
+  }
+  bool was_seen() const { return seen._unsafe_get_target() != nullptr; }
+  bool is_as_seen() const {
+    const at::Tensor& now = parameter.grad();
+    return now.defined() && now.unsafeGetTensorImpl() == seen._unsafe_get_target() &&
+           version() == seen_version;
+  }
   void mark_reduced() {
     touched = stale = mixed = false;
     const at::Tensor& now = parameter.grad();

@@ -144,6 +144,7 @@ void GradientBucket::launch(Gradients& gradients, const BucketRule& rule, std::s
   const at::NoGradGuard no_grad;
   parts_.clear();
   copied_ = 0;
+  if (rule.sharded) return launch_sharded(gradients, rule);
   if (sparse_) {
     const Gradient& only = gradients[members_.front()];
     const bool takes_part = !zeros && only.touched && only.tensor().defined();
@@ -208,6 +209,7 @@ void GradientBucket::scale(const BucketRule& rule) {
 void GradientBucket::settle(Gradients& gradients, const BucketRule& rule,
                             const std::vector<bool>& touched) {
   const at::NoGradGuard no_grad;
+  if (rule.sharded) return settle_sharded(gradients, rule, touched);
   if (future_) {
     const auto future = std::exchange(future_, nullptr);
     future->wait();
@@ -244,6 +246,7 @@ void GradientBucket::drop() {
   }
   work_ = nullptr;
   future_ = nullptr;
+  pass_ = nullptr;
   parts_.clear();
 }
 

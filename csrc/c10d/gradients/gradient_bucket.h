@@ -10,7 +10,9 @@
 #include <torch/csrc/distributed/c10d/comm.hpp>
 #include <vector>
 
+#include "c10d/backend/backend.h"
 #include "c10d/gradients/gradient.h"
+#include "c10d/gradients/sharded_reduction.h"
 
 namespace dreamcomm {
 
@@ -28,6 +30,12 @@ struct BucketRule {
   /// Whether ranks tell each other after a pass which gradients they have. Else each has to have
   /// all.
   bool finds_unused = true;
+  /// Whether each rank keeps its rows of the averages alone.
+  bool sharded = false;
+  /// Of sharded gradients: backward passes do not reduce, and a reduction leaves `grad` as it is.
+  bool deferred = false;
+  /// The backend whose ranks map each other's heaps; null: shards go through collectives.
+  c10::intrusive_ptr<DreamBackend> heaps;
   /// In a join, how many ranks the average is of; 0: all.
   std::int64_t divisor = 0;
   std::shared_ptr<c10d::CommHookInterface> hook;
@@ -55,6 +63,13 @@ class GradientBucket {
   bool hook_ended() const { return !future_ || future_->completed(); }
   /// Waits for the collective. Gradients that are not `touched` by any rank stay as they are.
   void settle(Gradients& gradients, const BucketRule& rule, const std::vector<bool>& touched);
+  /// Of a sharded bucket: waits for its collective, and frees what it has read.
+  void complete_sharded(Gradients& gradients, const BucketRule& rule);
+  /// Brings this rank's gradients into its heap, where they then are `grad`. Returns one tensor for
+  /// each member, in the order of memory; undefined: there is none.
+  std::vector<at::Tensor> place(Gradients& gradients, const BucketRule& rule);
+  /// Which members any rank has, after settle() in the ranks' heaps.
+  const std::vector<bool>& touched() const { return touched_; }
   /// After an error: waits for what is under way, and keeps nothing of it.
   void drop();
   /// The bytes that a rank reduces in it.
@@ -75,6 +90,14 @@ class GradientBucket {
   void start(const Gradients& gradients, const BucketRule& rule, std::size_t index,
              std::size_t count);
   void scale(const BucketRule& rule);
+  // Of sharded gradients (sharded_bucket.cc).
+  void launch_sharded(Gradients& gradients, const BucketRule& rule);
+  void send_shards(Gradients& gradients, const BucketRule& rule);
+  void receive_shards(Gradients& gradients, const BucketRule& rule,
+                      const std::vector<bool>& touched);
+  void settle_sharded(Gradients& gradients, const BucketRule& rule,
+                      const std::vector<bool>& touched);
+  void note_reduced(Gradients& gradients, const BucketRule& rule);
   void copy(const at::Tensor& to, const at::Tensor& from);
 
   const std::vector<std::size_t> members_;
@@ -85,6 +108,8 @@ class GradientBucket {
   std::uint64_t bytes_ = 0;
   std::uint64_t copied_ = 0;
   at::Tensor flat_;
+  std::shared_ptr<ReduceToShards> pass_;  // under way in the ranks' heaps
+  std::vector<bool> touched_;
   std::vector<at::Tensor> parts_;  // what is under way: the flat tensor, and large gradients
   c10::intrusive_ptr<c10d::Work> work_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;  // the hook's

@@ -32,7 +32,26 @@ class GradientHook final : public torch::autograd::FunctionPostHook {
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const override {
     refuse_compiled_autograd();
   }
+  std::shared_ptr<GradientReducer> reducer() const { return reducer_.lock(); }
   bool is_live() const { return !reducer_.expired(); }
+
+ private:
+  const std::weak_ptr<GradientReducer> reducer_;
+  const std::size_t index_;
+};
+
+/// Before autograd adds to a parameter's gradient, which may have been reduced into a shard.
+class ShardHook final : public torch::autograd::FunctionPreHook {
+ public:
+  ShardHook(std::weak_ptr<GradientReducer> reducer, std::size_t index)
+      : reducer_(std::move(reducer)), index_(index) {}
+  variable_list operator()(const variable_list& grads) override {
+    if (const auto reducer = reducer_.lock()) reducer->before_gradient(index_);
+    return grads;
+  }
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const override {
+    refuse_compiled_autograd();
+  }
 
  private:
   const std::weak_ptr<GradientReducer> reducer_;

@@ -196,7 +196,8 @@ bool GradientReducer::makes_gradients() const {
 
 void GradientReducer::begin() {
   active_ = true;
-  synced_ = sync_;
+  synced_ = sync_ && !rule_.deferred;
+  reduced_ = false;
   next_ = 0;
   began_ = steady_clock::now();
   order_.clear();
@@ -223,6 +224,7 @@ void GradientReducer::on_gradient(std::size_t index) {
   require_layout(who_, gradient);
   gradient.touched = true;
   gradient.made += 1;
+  if (rule_.deferred) gradient.mark_seen();
   if (!synced_) return;
   if (gradient.made == 1) order_.push_back(static_cast<std::int64_t>(index));
   if (!learned_ || !counted_ || gradient.expected == 0) return;
@@ -241,6 +243,8 @@ void GradientReducer::launch_ready() {
 
 void GradientReducer::launch_next() {
   if (rule_.hook_in_turn && next_ > 0) buckets_[next_ - 1].await_hook();
+  // So gradients of two buckets are there at most.
+  if (rule_.sharded && next_ > 0) buckets_[next_ - 1].complete_sharded(gradients_, rule_);
   buckets_[next_].launch(gradients_, rule_, next_, buckets_.size());
   ++next_;
 }
@@ -288,6 +292,7 @@ void GradientReducer::settle_all(bool keep) {
 
 /// Which gradients any rank has touched. A static graph's are those of its first pass.
 std::vector<bool> GradientReducer::exchange_touched(bool of_zeros) {
+  if (rule_.heaps) return std::vector<bool>(gradients_.size(), true);  // each bucket's pass tells
   std::vector<bool> mine(gradients_.size());
   for (std::size_t i = 0; i < mine.size(); ++i) mine[i] = !of_zeros && gradients_[i].touched;
   if (!static_ && !rule_.finds_unused) {
@@ -333,16 +338,28 @@ void GradientReducer::reduce_now() {
   TORCH_CHECK(!active_, who_,
               ": reduce_gradients() was called while a backward pass of the same "
               "module is under way; call it after backward()");
+  touch_all();
+  next_ = 0;
+  while (next_ < buckets_.size()) launch_next();
+  settle_all(true);
+  reduced_ = rule_.sharded;
+}
+
+/// Before a reduction outside of a pass: all gradients take part that are not reduced.
+void GradientReducer::touch_all() {
   for (Gradient& gradient : gradients_) {
+    if (rule_.sharded) {
+      const bool old = !rule_.deferred && gradient.is_as_reduced();
+      gradient.touched = gradient.is_local() && !old;
+      if (gradient.touched) require_layout(who_, gradient);
+      continue;
+    }
     // What was written to a gradient after its reduction is as right in the average of all.
     const bool old = rule_.factor == 0 ? gradient.is_as_reduced() : gradient.is_reduced();
     const bool given = gradient.parameter.grad().defined() && !old;
     gradient.touched = gradient.touched || given;
     require_layout(who_, gradient);
   }
-  next_ = 0;
-  while (next_ < buckets_.size()) launch_next();
-  settle_all(true);
 }
 
 void GradientReducer::reduce_zeros() {

@@ -9,11 +9,13 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "c10d/gradients/gradient_bucket.h"
 #include "c10d/gradients/heap_births.h"
+#include "kernels/optimizer/optimizer.h"
 
 namespace dreamcomm {
 
@@ -58,6 +60,35 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void set_group(const c10::intrusive_ptr<c10d::ProcessGroup>& group, bool averages,
                  std::size_t own_bytes);
 
+  // Sharded gradients (sharded_reducer.cc).
+  /// From now on each rank keeps its shards of the averages alone: one for each gradient. `deferred`
+  /// and `heaps`: as in BucketRule.
+  void shard(std::vector<Shard> shards, bool deferred,
+             const c10::intrusive_ptr<DreamBackend>& heaps);
+  /// The reducer whose hooks are on the parameter, or null.
+  static std::shared_ptr<GradientReducer> of(const at::Tensor& parameter);
+  /// The parameters, in the order of their numbers.
+  std::vector<at::Tensor> parameters() const;
+  /// Frees the shards' memory; the next reduction makes it anew.
+  void drop_shards();
+  /// This rank's elements of the reduced gradients; undefined: no rank has a gradient.
+  std::vector<at::Tensor> shard_gradients() const;
+  /// The same, whatever `grad` is by now; undefined: none was reduced yet.
+  at::Tensor shard_memory(std::size_t index) const;
+  /// Whether the shards hold all that has accumulated.
+  bool is_reduced() const;
+  /// What the optimizer keeps of each parameter.
+  void set_optimizer_memory(const std::vector<std::optional<at::Tensor>>& masters,
+                            const std::vector<std::vector<at::Tensor>>& states);
+  /// One pass over the ranks' heaps: reduces what is not reduced, steps this rank's elements of each
+  /// parameter by the rule of its number, and writes them into all ranks' parameters. Without rules
+  /// it only writes. Collective. Returns which gradients any rank has.
+  std::vector<bool> step(const std::vector<OptimizerRule>& rules, const std::vector<int>& rule_of);
+  /// Takes gradients that stay local as they are now for what autograd has made.
+  void note_seen();
+  /// Which gradients were changed since autograd made them, where they stay local.
+  std::vector<bool> changed() const;
+
   /// A pass through these outputs begins when it reaches one of them.
   void await_backward(const std::vector<at::Tensor>& outputs);
   /// Forgets a pass that an error ended.
@@ -75,6 +106,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   // Called by hooks.
   void on_output();
   void on_gradient(std::size_t index);
+  void before_gradient(std::size_t index);
 
  private:
   using Lock = std::unique_lock<std::recursive_mutex>;
@@ -87,9 +119,10 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void settle_all(bool keep);
   std::vector<bool> exchange_touched(bool of_zeros);
   void learn();
+  void touch_all();
   void tell_mixed();
   /// Whether a pass may not add to what is reduced without notice.
-  bool must_be_fresh() const { return rule_.factor != 0 || !synced_; }
+  bool must_be_fresh() const { return !rule_.sharded && (rule_.factor != 0 || !synced_); }
   std::shared_ptr<HeapBirths> births() const;
   c10::Device device() const { return gradients_.front().parameter.device(); }
 
@@ -102,6 +135,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   std::vector<GradientBucket> buckets_;
   std::shared_ptr<HeapBirths> births_;
 
+  bool reduced_ = false;  // shards hold what has accumulated
   bool sync_ = true;
   bool static_ = false;
   bool learned_ = false;              // the order of gradients

@@ -13,6 +13,7 @@
 #include "c10d/python/callbacks.h"
 #include "c10d/python/module_cost_model.h"
 #include "c10d/python/module_gradients.h"
+#include "c10d/python/module_optimizer.h"
 #include "c10d/python/module_recorder.h"
 #include "core/cpus.h"
 #include "gpu/host/launch.h"
@@ -273,6 +274,7 @@ void bind_backend(py::module_& m) {
       .def_property_readonly("options", &DreamBackend::getBackendOptions)
       .def_property_readonly("transport", &DreamBackend::transport)
       .def_property_readonly("shares_memory", &DreamBackend::shares_memory)
+      .def_property_readonly("shares_heaps", &DreamBackend::shares_heaps)
       .def_property_readonly("failure", &DreamBackend::failure)
       .def_property_readonly("hosts", &DreamBackend::hosts)
       .def("_has_ended", &DreamBackend::has_ended, py::arg("rank"))
@@ -337,6 +339,7 @@ PYBIND11_MODULE(_C, m) {
   dreamcomm::bind_between(m);
   dreamcomm::bind_backend(m);
   dreamcomm::bind_ops(m);
+  dreamcomm::bind_optimizer(m);
   dreamcomm::bind_gradients(m);
   m.def(
       "explain",

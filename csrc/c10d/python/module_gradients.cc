@@ -3,11 +3,13 @@
 #include <ATen/ops/empty.h>
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/Dtype.h>
 #include <torch/csrc/distributed/c10d/python_comm_hook.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -26,7 +28,7 @@ std::shared_ptr<GradientReducer> make_reducer(
     const std::vector<at::Tensor>& parameters, const std::vector<std::string>& names,
     const std::vector<bool>& sparse, const GradientReducer::Buckets& buckets, const GroupPtr& group,
     bool averages, double factor, std::size_t own_bytes, bool finds_unused,
-    GradientReducer::Replan replan, GradientReducer::Mixed mixed) {
+    GradientReducer::Replan replan, GradientReducer::Mixed mixed, bool hooked) {
   Gradients gradients(parameters.size());
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     gradients[i].parameter = parameters[i];
@@ -40,11 +42,14 @@ std::shared_ptr<GradientReducer> make_reducer(
                   .averages = averages,
                   .factor = factor,
                   .finds_unused = finds_unused,
+                  .sharded = false,
+                  .deferred = false,
+                  .heaps = nullptr,
                   .divisor = 0,
                   .hook = nullptr};
   auto reducer = std::make_shared<GradientReducer>(std::move(gradients), std::move(rule),
                                                    std::move(replan), std::move(mixed));
-  reducer->attach();
+  if (hooked) reducer->attach();
   reducer->set_buckets(buckets);
   return reducer;
 }
@@ -54,6 +59,20 @@ void set_hook(GradientReducer& reducer, py::object state, const py::object& hook
   if (!hook.is_none()) called = std::make_shared<c10d::PythonCommHook>(std::move(state), hook);
   const py::gil_scoped_release release;
   reducer.set_hook(std::move(called), in_turn);
+}
+
+void shard(GradientReducer& reducer, const std::vector<bool>& replicated,
+           const std::vector<py::object>& sum_types,
+           const std::vector<std::optional<at::Tensor>>& stand_ins, bool deferred,
+           const c10::intrusive_ptr<DreamBackend>& heaps) {
+  std::vector<Shard> shards(replicated.size());
+  for (std::size_t i = 0; i < shards.size(); ++i) {
+    shards[i].replicated = replicated[i];
+    shards[i].sum_type = reinterpret_cast<THPDtype*>(sum_types.at(i).ptr())->scalar_type;
+    shards[i].stand_in = stand_ins.at(i).value_or(at::Tensor());
+  }
+  const py::gil_scoped_release release;
+  reducer.shard(std::move(shards), deferred, heaps);
 }
 
 py::dict report_of(const GradientReducer& reducer) {
@@ -108,10 +127,12 @@ void bind_gradients(pybind11::module_& m) {
         Released());
   m.def("add_in_order", &add_in_order, py::arg("numbers"));
   py::class_<GradientReducer, std::shared_ptr<GradientReducer>>(
-      m, "GradientReducer", "Reduces a module's gradients in backward passes.")
+      m, "GradientReducer", "Reduces a module's gradients in backward passes.",
+      py::dynamic_attr())
       .def(py::init(&make_reducer), py::arg("parameters"), py::arg("names"), py::arg("sparse"),
            py::arg("buckets"), py::arg("group"), py::arg("averages"), py::arg("factor"),
-           py::arg("own_bytes"), py::arg("finds_unused"), py::arg("replan"), py::arg("mixed"))
+           py::arg("own_bytes"), py::arg("finds_unused"), py::arg("replan"), py::arg("mixed"),
+           py::arg("hooked"))
       .def("detach", &GradientReducer::detach, Released())
       .def("set_buckets", &GradientReducer::set_buckets, py::arg("buckets"), Released())
       .def("set_hook", &set_hook, py::arg("state"), py::arg("hook"), py::arg("in_turn"))
@@ -127,7 +148,21 @@ void bind_gradients(pybind11::module_& m) {
       .def("reduce_zeros", &GradientReducer::reduce_zeros, Released())
       .def("mixed", &GradientReducer::mixed, Released())
       .def("relearn", &GradientReducer::relearn, Released())
-      .def("report", &report_of);
+      .def("report", &report_of)
+      .def_static("of", &GradientReducer::of, py::arg("parameter"))
+      .def_property_readonly("parameters", &GradientReducer::parameters)
+      .def("shard", &shard, py::arg("replicated"), py::arg("sum_types"), py::arg("stand_ins"),
+           py::arg("deferred"), py::arg("heaps"))
+      .def("shard_gradients", &GradientReducer::shard_gradients, Released())
+      .def("shard_memory", &GradientReducer::shard_memory, py::arg("index"), Released())
+      .def("drop_shards", &GradientReducer::drop_shards, Released())
+      .def_property_readonly("is_reduced",
+                             py::cpp_function(&GradientReducer::is_reduced, Released()))
+      .def("set_optimizer_memory", &GradientReducer::set_optimizer_memory, py::arg("masters"),
+           py::arg("states"))
+      .def("step", &GradientReducer::step, py::arg("rules"), py::arg("rule_of"), Released())
+      .def("note_seen", &GradientReducer::note_seen, Released())
+      .def("changed", &GradientReducer::changed, Released());
 }
 
 }  // namespace dreamcomm

@@ -15,6 +15,7 @@ std::string row_name(const Record& record) {
   const auto rows = algorithm_table();
   if (record.kind == Kind::kSend || record.kind == Kind::kRecv) return "";
   if (record.state != Record::State::kDone) return "";
+  if (record.row == Record::kSharded) return "sharded";
   if (record.row == Record::kByLeaders) return "leaders";
   if (record.row == Record::kByCarriers) return "carriers";
   if (record.row >= rows.size()) return "";

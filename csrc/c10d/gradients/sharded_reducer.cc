@@ -1,0 +1,166 @@
+// What a GradientReducer does for a sharded optimizer.
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <memory>
+
+#include "c10d/gradients/gradient_checks.h"
+#include "c10d/gradients/gradient_hooks.h"
+#include "c10d/gradients/gradient_reducer.h"
+#include "c10d/gradients/sharded_step.h"
+
+namespace dreamcomm {
+
+std::shared_ptr<GradientReducer> GradientReducer::of(const at::Tensor& parameter) {
+  const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(parameter);
+  if (!accumulator) return nullptr;
+  for (const auto& hook : accumulator->post_hooks()) {
+    const auto* const ours = dynamic_cast<const GradientHook*>(hook.get());
+    if (ours != nullptr && ours->is_live()) return ours->reducer();
+  }
+  return nullptr;
+}
+
+std::vector<at::Tensor> GradientReducer::parameters() const {
+  const Lock lock(mutex_);
+  std::vector<at::Tensor> found;
+  for (const Gradient& gradient : gradients_) found.push_back(gradient.parameter);
+  return found;
+}
+
+void GradientReducer::drop_shards() {
+  const Lock lock(mutex_);
+  reduced_ = false;
+  for (Gradient& gradient : gradients_) {
+    gradient.shard.gradient = at::Tensor();
+    gradient.shard.valid = false;
+  }
+}
+
+void GradientReducer::shard(std::vector<Shard> shards, bool deferred,
+                            const c10::intrusive_ptr<DreamBackend>& heaps) {
+  const Lock lock(mutex_);
+  TORCH_CHECK_VALUE(shards.size() == gradients_.size(), who_, ": expected ", gradients_.size(),
+                    " shards, got ", shards.size());
+  TORCH_CHECK_VALUE(!active_, who_, ": gradients cannot be sharded within a backward pass");
+  TORCH_CHECK_VALUE(!rule_.hook, who_,
+                    ": a communication hook reduces these gradients already; a sharded optimizer "
+                    "reduces them itself: leave the hook out");
+  const bool hooked = rule_.sharded;
+  rule_.sharded = true;
+  rule_.deferred = deferred;
+  rule_.heaps = heaps;
+  rule_.own_bytes = heaps ? rule_.own_bytes : 0;
+  reduced_ = false;
+  for (std::size_t i = 0; i < shards.size(); ++i) {
+    gradients_[i].shard = std::move(shards[i]);
+    if (hooked || !gradients_[i].accumulator) continue;
+    gradients_[i].accumulator->add_pre_hook(std::make_unique<ShardHook>(weak_from_this(), i));
+  }
+}
+
+/// Autograd must not add to a stand-in: a new gradient begins, whose average is added to the shard.
+void GradientReducer::before_gradient(std::size_t index) {
+  const Lock lock(mutex_);
+  Gradient& gradient = gradients_[index];
+  if (gradient.is_stand_in()) {
+    gradient.tensor() = at::Tensor();
+    gradient.shard.adds = true;
+  } else if (!gradient.parameter.grad().defined() || !gradient.touched) {
+    gradient.shard.adds = false;
+  }
+}
+
+std::vector<at::Tensor> GradientReducer::shard_gradients() const {
+  const Lock lock(mutex_);
+  std::vector<at::Tensor> found;
+  found.reserve(gradients_.size());
+  for (const Gradient& gradient : gradients_) {
+    const bool is_there = rule_.deferred ? reduced_ && gradient.shard.valid : gradient.is_stand_in();
+    found.push_back(is_there ? gradient.shard.gradient : at::Tensor());
+  }
+  return found;
+}
+
+at::Tensor GradientReducer::shard_memory(std::size_t index) const {
+  const Lock lock(mutex_);
+  return gradients_.at(index).shard.gradient;
+}
+
+bool GradientReducer::is_reduced() const {
+  const Lock lock(mutex_);
+  const auto is_there = [](const Gradient& one) { return one.parameter.grad().defined(); };
+  const bool any = std::any_of(gradients_.begin(), gradients_.end(), is_there);
+  const auto is_local = [](const Gradient& one) { return one.is_local(); };
+  if (rule_.deferred) return reduced_ && any;
+  return std::none_of(gradients_.begin(), gradients_.end(), is_local);
+}
+
+void GradientReducer::set_optimizer_memory(const std::vector<std::optional<at::Tensor>>& masters,
+                                           const std::vector<std::vector<at::Tensor>>& states) {
+  const Lock lock(mutex_);
+  TORCH_CHECK_VALUE(masters.size() == gradients_.size() && states.size() == gradients_.size(),
+                    who_, ": expected one master and state for each of ", gradients_.size(),
+                    " parameters");
+  for (std::size_t i = 0; i < gradients_.size(); ++i) {
+    Shard& shard = gradients_[i].shard;
+    shard.master = masters[i].value_or(at::Tensor());
+    TORCH_CHECK_VALUE(states[i].size() <= shard.state.size(), who_, ": too many states");
+    shard.state = {};
+    std::copy(states[i].begin(), states[i].end(), shard.state.begin());
+  }
+}
+
+std::vector<bool> GradientReducer::step(const std::vector<OptimizerRule>& rules,
+                                        const std::vector<int>& rule_of) {
+  const Lock lock(mutex_);
+  TORCH_CHECK(!active_, who_, ": step() was called within a backward pass; call it afterwards");
+  TORCH_CHECK_VALUE(rule_.heaps, who_, ": the ranks do not map each other's heaps");
+  const bool reads = rule_.deferred && !is_reduced() && !rules.empty();
+  std::vector<at::Tensor> placed(gradients_.size());
+  if (reads) {
+    touch_all();
+    for (GradientBucket& bucket : buckets_) {
+      const std::vector<at::Tensor> members = bucket.place(gradients_, rule_);
+      for (std::size_t i = 0; i < members.size(); ++i) placed[bucket.members()[i]] = members[i];
+    }
+  }
+  const auto pass = std::make_shared<ShardedStep>(rule_.group->getSize(), rule_.group->getRank(),
+                                                  rules, reads, rule_.factor);
+  std::vector<at::Tensor> used;
+  std::vector<std::size_t> numbers;
+  for (std::size_t i = 0; i < gradients_.size(); ++i) {
+    if (gradients_[i].parameter.numel() == 0) continue;
+    pass->add(gradients_[i], placed[i], rules.empty() ? 0 : rule_of.at(i));
+    used.push_back(gradients_[i].parameter);
+    if (placed[i].defined()) used.push_back(placed[i]);
+    numbers.push_back(i);
+  }
+  rule_.heaps->sharded_pass(pass, used, /*async=*/false)->wait();
+  std::vector<bool> touched(gradients_.size());
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    touched[numbers[i]] = pass->touched()[i];
+    if (touched[numbers[i]]) gradients_[numbers[i]].parameter.unsafeGetTensorImpl()->bump_version();
+  }
+  return touched;
+}
+
+void GradientReducer::note_seen() {
+  const Lock lock(mutex_);
+  for (Gradient& gradient : gradients_) {
+    if (gradient.is_local()) gradient.mark_seen();
+  }
+}
+
+std::vector<bool> GradientReducer::changed() const {
+  const Lock lock(mutex_);
+  std::vector<bool> found;
+  for (const Gradient& gradient : gradients_) {
+    found.push_back(rule_.deferred && gradient.is_local() && gradient.was_seen() &&
+                    !gradient.is_as_seen());
+  }
+  return found;
+}
+
+}  // namespace dreamcomm

@@ -1,0 +1,61 @@
+// One pass over parameters whose elements are shared out among the ranks: reads all ranks'
+// gradients where they lie, and writes all ranks' parameters.
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "core/types.h"
+
+namespace dreamcomm {
+
+/// A parameter in a sharded pass, as one rank has it. Everything except the addresses and this
+/// rank's elements is the same on all ranks.
+struct ShardedPart {
+  bool present = false;                 // the rank has a gradient of it; none counts as zeros
+  const std::byte* gradient = nullptr;  // in the rank's heap; only a pass that reads has it
+  std::byte* parameter = nullptr;       // in the rank's heap; only a pass that writes has it
+  DType gradient_type = DType::kFloat32;
+  DType sum_type = DType::kFloat32;  // the average is computed, and given, in it
+  DType parameter_type = DType::kFloat32;
+  std::size_t numel = 0;    // of the whole parameter
+  std::size_t begin = 0;    // the first of this rank's elements
+  std::size_t count = 0;    // of this rank's elements
+  bool replicated = false;  // every rank owns all elements, and writes only its own copy
+};
+
+/// What a pass does with averages. Not thread-safe; one rank's.
+class ShardedPass {
+ public:
+  ShardedPass() = default;
+  virtual ~ShardedPass() = default;
+  ShardedPass(const ShardedPass&) = delete;
+  ShardedPass& operator=(const ShardedPass&) = delete;
+
+  virtual std::span<const ShardedPart> parts() const = 0;
+  /// Whether the gradients of all ranks are read.
+  virtual bool reads() const = 0;
+  /// Whether this rank's elements of its parameter are copied into those of all ranks.
+  virtual bool writes() const = 0;
+  /// The average is multiplied by it, and is a sum then; 0: it is the average.
+  virtual double factor() const = 0;
+  /// Takes `count` of this rank's elements from `begin` on, of the whole parameter. `average`: of
+  /// the gradients; null in a pass that does not read. A pass that writes has changed the
+  /// parameter's elements when it returns.
+  virtual void apply(std::size_t part, std::size_t begin, std::size_t count,
+                     const std::byte* average) = 0;
+  /// Called on all ranks before the elements of each part that any rank has a gradient of; the
+  /// others are left out.
+  virtual void touch(std::size_t part) = 0;
+};
+
+/// Bytes that all ranks' shards have together, of what the pass moves.
+inline std::size_t pass_bytes(const ShardedPass& pass) {
+  std::size_t bytes = 0;
+  for (const ShardedPart& part : pass.parts()) {
+    bytes += part.numel * item_size(pass.reads() ? part.gradient_type : part.parameter_type);
+  }
+  return bytes;
+}
+
+}  // namespace dreamcomm

@@ -1,0 +1,177 @@
+"""The bucket engine: reduces the gradients of a list of parameters in backward passes."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from dreamcomm.buckets.group_memory import group_memory
+from dreamcomm.buckets.parameters import TrainedParameter
+from dreamcomm.buckets.plan import ParameterInfo, Plan, agreed_order, plan_buckets
+
+if TYPE_CHECKING:
+    from dreamcomm._C import GradientReducer
+
+__all__ = ["BucketEngine", "Caps"]
+
+
+@dataclass(frozen=True)
+class Caps:
+    """Sizes in bytes at which buckets are closed; see :func:`plan_buckets`."""
+
+    bucket: int
+    first: int
+    each: tuple[int, ...] = ()
+
+
+class BucketEngine:
+    """Plans buckets of gradients, and has the compiled reducer reduce them.
+
+    Args:
+        parameters: all that may get a gradient, also those that are frozen now.
+        group: reduces them.
+        caps: of the buckets.
+        factor: the gradient is so many times the ranks' sum; 0: their average.
+        static_graph: the set of used parameters is that of the first pass.
+        finds_unused: ranks tell each other after each pass which gradients they have. Else each has
+            to have all in each pass that reduces.
+        hooked: backward passes reduce, and make large gradients where they are reduced. Else they
+            go on as if there were no engine.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[TrainedParameter],
+        group: dist.ProcessGroup,
+        caps: Caps,
+        *,
+        factor: float = 0.0,
+        static_graph: bool = False,
+        finds_unused: bool = True,
+        hooked: bool = True,
+    ) -> None:
+        self.group = group
+        self.caps = caps
+        self.factor = factor
+        self._static = static_graph
+        self._finds_unused = finds_unused
+        self._hooked = hooked
+        self._all = list(parameters)
+        self._rebuilt = False
+        self._sync = True
+        self._made: list[Callable[[], None]] = []
+        self._make()
+
+    def _make(self) -> None:
+        """Makes the compiled reducer of those parameters that are trained now."""
+        self.trained = [one for one in self._all if one.parameter.requires_grad]
+        self.frozen = [one for one in self._all if not one.parameter.requires_grad]
+        self.infos = tuple(
+            ParameterInfo(
+                one.name,
+                one.parameter.numel(),
+                one.parameter.dtype,
+                one.parameter.device,
+                one.sparse,
+            )
+            for one in self.trained
+        )
+        self.plan = self._planned()
+        memory = group_memory(self.group, self.trained[0].parameter.device)
+        me = weakref.ref(self)  # the compiled reducer holds the functions, and is held by this
+
+        def replan(orders: list[list[int]]) -> list[list[int]]:
+            engine = me()
+            return [] if engine is None else engine._replanned(orders)
+
+        def mixed() -> None:
+            engine = me()
+            if engine is not None:
+                engine._on_mixed()
+
+        self.compiled = _alone(
+            [one.parameter for one in self.trained],
+            [one.name for one in self.trained],
+            [one.sparse for one in self.trained],
+            self.plan.members(),
+            self.group,
+            memory.averages,
+            self.factor,
+            memory.own_bytes,
+            self._finds_unused,
+            replan,
+            mixed,
+            self._hooked,
+        )
+        self.compiled.owner = me
+        self.compiled.sync = self._sync
+        self.compiled.set_static_graph(self._static)
+        for made in self._made:
+            made()
+
+    def on_made(self, made: Callable[[], None]) -> None:
+        """Has ``made()`` called after each change of the trained parameters."""
+        self._made.append(made)
+
+    def remake_if_thawed(self) -> None:
+        """Takes in parameters that were frozen, and require a gradient now."""
+        if any(one.parameter.requires_grad for one in self.frozen):
+            self.compiled.detach()
+            self._make()
+
+    def _planned(self, order: Sequence[int] | None = None, unseen: Sequence[int] = ()) -> Plan:
+        caps = self.caps
+        return plan_buckets(
+            self.infos,
+            order=order,
+            unseen=unseen,
+            cap_bytes=caps.bucket,
+            first_bytes=caps.first,
+            caps=caps.each,
+        )
+
+    def _replanned(self, orders: list[list[int]]) -> list[list[int]]:
+        order, unseen = agreed_order(orders, len(self.infos))
+        self.plan = self._planned(order, unseen)
+        self._rebuilt = True
+        return self.plan.members()
+
+    def _on_mixed(self) -> None:
+        """Called when a pass that did not reduce has added to gradients that were reduced."""
+
+    @property
+    def sync(self) -> bool:
+        """Whether backward passes reduce."""
+        return self._sync
+
+    @sync.setter
+    def sync(self, value: bool) -> None:
+        self._sync = self.compiled.sync = bool(value)
+
+    @property
+    def passes(self) -> int:
+        """How many passes have reduced."""
+        return int(self.compiled.report()["passes"])
+
+    def report(self) -> dict[str, Any]:
+        return self.compiled.report()
+
+    def reduce_now(self) -> None:
+        """Reduces what has accumulated, outside of a backward pass. Collective."""
+        self.compiled.reduce_now()
+
+
+def _alone(*arguments: Any) -> GradientReducer:
+    """The compiled reducer. Another one of the same parameters may be garbage that still lives."""
+    from dreamcomm import _C
+
+    try:
+        return _C.GradientReducer(*arguments)
+    except ValueError:
+        gc.collect()
+        return _C.GradientReducer(*arguments)

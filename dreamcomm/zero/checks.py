@@ -1,0 +1,75 @@
+"""What ZeroOptimizer refuses before anything has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from dreamcomm.zero.engine import WHAT
+from dreamcomm.zero.per_element import check_per_element
+
+__all__ = ["check_arguments", "check_parameters", "named_parameters"]
+
+
+def check_arguments(
+    optimizer_class: object,
+    stage: object,
+    overlap_with_ddp: bool,
+    master_dtype: torch.dtype | None,
+    reduce: bool,
+    per_element: bool,
+) -> None:
+    """Raises for options that do not exist, or contradict each other."""
+    if overlap_with_ddp:
+        raise NotImplementedError(
+            f"{WHAT}: overlap_with_ddp is not supported; the step is one pass over shared memory, "
+            "with nothing left to overlap: leave it out"
+        )
+    if stage not in (1, 2):
+        hint = "; stage 0 is the optimizer itself" if stage == 0 else ""
+        raise ValueError(f"{WHAT}: expected stage 1 or 2, got {stage!r}{hint}")
+    if not reduce and stage == 2:
+        raise ValueError(
+            f"{WHAT}: stage 2 keeps shards of the gradients that it reduces itself; with "
+            "reduce=False use stage=1"
+        )
+    if master_dtype is not None and not (
+        isinstance(master_dtype, torch.dtype) and master_dtype in (torch.float32, torch.float64)
+    ):
+        raise ValueError(
+            f"{WHAT}: expected master_dtype to be torch.float32, torch.float64 or None, got "
+            f"{master_dtype!r}"
+        )
+    check_per_element(optimizer_class, per_element, WHAT)
+
+
+def named_parameters(groups: Sequence[dict[str, Any]]) -> list[tuple[str, torch.nn.Parameter]]:
+    """All parameters with their names, or with numbers where they were given without."""
+    named: list[tuple[str, torch.nn.Parameter]] = []
+    for group in groups:
+        names = group.get("param_names")
+        for place, parameter in enumerate(group["params"]):
+            named.append((names[place] if names else f"parameter {len(named)}", parameter))
+    return named
+
+
+def check_parameters(named: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
+    """Raises for parameters that cannot be sharded together."""
+    seen: dict[int, str] = {}
+    for name, parameter in named:
+        if id(parameter) in seen:
+            raise ValueError(f"{WHAT}: {name!r} is given twice, also as {seen[id(parameter)]!r}")
+        seen[id(parameter)] = name
+        if not parameter.is_floating_point():
+            raise ValueError(
+                f"{WHAT}: expected parameters of floating-point types, got {name!r} of "
+                f"{parameter.dtype}"
+            )
+    devices = {parameter.device: name for name, parameter in reversed(named)}
+    if len(devices) > 1:
+        placed = ", ".join(f"{name!r} on {device}" for device, name in devices.items())
+        raise ValueError(f"{WHAT}: expected all parameters on one device, got {placed}")
+    if not any(parameter.requires_grad for _, parameter in named):
+        raise ValueError(f"{WHAT}: none of {len(named)} parameters requires a gradient")

@@ -1,0 +1,94 @@
+"""The bucket engine of a sharded optimizer: its own, or that of a DistributedDataParallel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from dreamcomm._torch.groups import ours
+from dreamcomm.buckets.engine import BucketEngine, Caps
+from dreamcomm.buckets.parameters import TrainedParameter
+from dreamcomm.zero.sharded_gradient import ShardedGradient
+from dreamcomm.zero.shards import ParameterShard
+
+__all__ = ["WHAT", "engine_of", "found_engine", "shard_engine"]
+
+MIB = 1 << 20
+WHAT = "ZeroOptimizer"
+
+
+def found_engine(parameters: Sequence[torch.nn.Parameter]) -> BucketEngine | None:
+    """The engine of the DistributedDataParallel that holds all of the parameters, or None.
+
+    Raises:
+        ValueError: one holds a part of them, or others beside them.
+    """
+    from dreamcomm import _C
+
+    trained = [one for one in parameters if one.requires_grad]
+    held = [_C.GradientReducer.of(one) for one in trained]
+    reducers = {id(one): one for one in held if one is not None}
+    if not reducers:
+        return None
+    (reducer, *others) = reducers.values()
+    theirs = {id(one) for one in reducer.parameters}
+    if others or {id(one) for one in trained} != theirs:
+        raise ValueError(
+            f"{WHAT}: got {len(trained)} parameters that require a gradient, and a "
+            f"DistributedDataParallel reduces {len(theirs)}, not all of them the same: give all "
+            "parameters of the wrapped module, and no others"
+        )
+    engine = reducer.owner()
+    assert isinstance(engine, BucketEngine)
+    return engine
+
+
+def engine_of(
+    named: Sequence[tuple[str, torch.nn.Parameter]], group: dist.ProcessGroup, *, reduces: bool
+) -> BucketEngine:
+    """An engine of these parameters alone; ``reduces``: in backward passes, and in steps."""
+    trained = [TrainedParameter(name, parameter) for name, parameter in named]
+    try:
+        return BucketEngine(trained, group, Caps(25 * MIB, MIB), hooked=reduces)
+    except ValueError as error:
+        if "already reduced by another wrapper" not in str(error):
+            raise
+        raise ValueError(
+            f"{WHAT}: {error}; under torch's DistributedDataParallel pass reduce=False, as it "
+            "averages gradients itself"
+        ) from None
+
+
+def shard_engine(
+    engine: BucketEngine, shards: dict[int, ParameterShard], *, stage: int, in_heaps: bool
+) -> list[ParameterShard]:
+    """Has the engine keep this rank's rows of the gradients alone.
+
+    Args:
+        shards: by the ids of parameters.
+        stage: 1: backward passes leave gradients as they are; 2: they reduce and free them.
+        in_heaps: parameters lie in memory that the ranks share.
+
+    Returns:
+        The shards in the order of the engine's parameters.
+    """
+    reducer = engine.compiled
+    ordered = [shards[id(one.parameter)] for one in engine.trained]
+    stand_ins = [
+        ShardedGradient(one.parameter, one.name, reducer, number, engine.group)
+        if stage == 2
+        else None
+        for number, one in enumerate(ordered)
+    ]
+    backend = ours(engine.group, ordered[0].parameter.device) if in_heaps else None
+    reducer.shard(
+        [one.replicated for one in ordered],
+        [one.sum_dtype for one in ordered],
+        stand_ins,
+        stage == 1,
+        backend,
+    )
+    return ordered
+

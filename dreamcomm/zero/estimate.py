@@ -1,0 +1,329 @@
+"""How many bytes a rank needs for training at each ZeRO stage, from shapes and dtypes alone.
+
+Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
+figure 1: with P parameters of 2 bytes, gradients of 2 bytes, K bytes of optimizer state and master
+parameters an element (12 for Adam) and N ranks, a rank has
+
+=====  ====================================  ==========================
+stage  bytes                                 sharded
+=====  ====================================  ==========================
+0      ``(2 + 2 + K) * P``                   nothing
+1      ``(2 + 2) * P + K * P / N``           optimizer state, masters
+2      ``2 * P + (2 + K) * P / N``           and gradients
+3      ``(2 + 2 + K) * P / N``               and parameters
+=====  ====================================  ==========================
+
+Here rows are sharded as :mod:`dreamcomm.zero.layout` does, so uneven ones are exact. Activations,
+buffers and what an allocator loses are not counted.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dreamcomm.buckets.plan import ParameterInfo, plan_buckets
+from dreamcomm.zero.layout import shard_layout
+
+__all__ = ["Estimate", "estimate"]
+
+MIB = 1 << 20
+CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+# Options of a step's code, not of what the optimizer holds. Some refuse parameters on a CPU.
+CODE_OPTIONS = {"foreach", "fused", "capturable", "differentiable"}
+KEPT_UNITS = 3  # at stage 3: see estimate()
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Bytes that one rank needs, by what they hold. ``str(estimate)`` is a table.
+
+    Attributes:
+        world_size: number of ranks.
+        stage: 0 (plain data parallelism) to 3.
+        parameters: that the module computes with, kept between steps.
+        gradients: after they are reduced.
+        optimizer_state: with step counters.
+        master_parameters: copies in another dtype, which the optimizer steps.
+        transient: for a part of a step only.
+    """
+
+    world_size: int
+    stage: int
+    parameters: int
+    gradients: int
+    optimizer_state: int
+    master_parameters: int
+    transient: int
+
+    @property
+    def total(self) -> int:
+        """Bytes, without the transient ones."""
+        return self.parameters + self.gradients + self.optimizer_state + self.master_parameters
+
+    @property
+    def peak(self) -> int:
+        """Bytes, with the transient ones."""
+        return self.total + self.transient
+
+    def __str__(self) -> str:
+        sizes = {
+            "parameters": self.parameters,
+            "gradients": self.gradients,
+            "optimizer state": self.optimizer_state,
+            "master parameters": self.master_parameters,
+            "total": self.total,
+            "transient": self.transient,
+            "peak": self.peak,
+        }
+        ranks = "1 rank" if self.world_size == 1 else f"{self.world_size:,d} ranks"
+        return "\n".join(
+            [
+                f"ZeRO stage {self.stage}, {ranks}, on each:",
+                *(f"  {name:17s}  {_readable(size)}" for name, size in sizes.items()),
+            ]
+        )
+
+
+def estimate(
+    module_or_parameters: nn.Module | Iterable[Tensor],
+    world_size: int,
+    stage: int,
+    *,
+    optimizer: type[torch.optim.Optimizer] | torch.optim.Optimizer | float = torch.optim.AdamW,
+    optimizer_kwargs: Mapping[str, object] | None = None,
+    param_dtype: torch.dtype | None = None,
+    grad_dtype: torch.dtype | None = None,
+    master_dtype: torch.dtype | None = None,
+    bucket_bytes: int = 25 * MIB,
+    rank: int = 0,
+) -> Estimate:
+    """Bytes per rank for training at a ZeRO stage. Reads shapes and dtypes only: meta will do.
+
+    A parameter that occurs twice counts once. A frozen one (``requires_grad`` is False) has no
+    gradient, no state and no master.
+
+    ``transient`` is 0 at stages 0 and 1. At stage 2 it is the largest bucket of whole gradients,
+    as backward makes them, in the parameters' dtype. At stage 3 it is three times the whole
+    parameters of the largest unit: the unit that computes, the next one, and one unit's gradients.
+    A unit is a child module, or the module's own parameters together. A ModuleList, ModuleDict or
+    Sequential is no unit: its members are. A child that has such a container inside is none
+    either: its children are. Without a module, each parameter is a unit.
+
+    Args:
+        module_or_parameters: a module, on any device, or its parameters.
+        world_size: number of ranks.
+        stage: 0 is plain data parallelism; 1 shards the optimizer's state and masters; 2 gradients,
+            too; 3 parameters, too.
+        optimizer: a class, or an instance, which stands for its class and defaults, or the bytes of
+            state an element, masters not included. A class is tried on a parameter of 6 elements.
+        optimizer_kwargs: for the class, such as ``{"momentum": 0.9}``; over an instance's defaults.
+        param_dtype: of floating-point parameters; None keeps each parameter's own.
+        grad_dtype: of kept gradients; None is the parameter's dtype, or ``master_dtype`` if that is
+            given and gradients are sharded (stages 2 and 3).
+        master_dtype: of the optimizer's copies and its state. A parameter that has this dtype
+            already needs no copy. None is no copies, and state in the parameter's dtype.
+        bucket_bytes: a bucket of gradients is closed when it has so many bytes.
+        rank: whose bytes; rank 0 has the most.
+
+    Raises:
+        TypeError: an argument is of a wrong type.
+        ValueError: an argument is out of its range, or the class's state is not so many tensors
+            of the parameter's shape; give the bytes an element instead.
+    """
+    if stage not in (0, 1, 2, 3):
+        raise ValueError(f"estimate: expected stage to be 0, 1, 2 or 3, got {stage!r}")
+    if world_size < 1:
+        raise ValueError(f"estimate: expected world_size of at least 1, got {world_size}")
+    if not 0 <= rank < world_size:
+        raise ValueError(f"estimate: expected rank from 0 to {world_size - 1}, got {rank}")
+    if bucket_bytes < 1:
+        raise ValueError(f"estimate: expected bucket_bytes of at least 1, got {bucket_bytes}")
+    for name, dtype in [("param", param_dtype), ("grad", grad_dtype), ("master", master_dtype)]:
+        _check_dtype(f"{name}_dtype", dtype)
+    state = _state_of(optimizer, dict(optimizer_kwargs or {}))
+    units = _units_of(module_or_parameters)
+    members = list({id(one): one for unit in units for one in unit}.values())
+    pieces = shard_layout([one.shape for one in members], world_size, rank)
+
+    parameters = gradients = masters = counters = 0
+    states = 0.0
+    for one, piece in zip(members, pieces, strict=True):
+        whole, shard = one.numel(), piece.numel
+        dtype = _dtype_of(one, param_dtype)
+        parameters += (shard if stage >= 3 else whole) * dtype.itemsize
+        if not one.requires_grad:
+            continue
+        step_dtype = master_dtype or dtype
+        kept = grad_dtype or (step_dtype if stage >= 2 else dtype)
+        gradients += (shard if stage >= 2 else whole) * kept.itemsize
+        stepped = shard if stage >= 1 else whole
+        masters += stepped * step_dtype.itemsize if step_dtype != dtype else 0
+        states += stepped * (state.tensors * step_dtype.itemsize + state.fixed)
+        counters += state.counters
+    transient = 0
+    if stage == 2:
+        transient = _largest_bucket(members, param_dtype, bucket_bytes)
+    elif stage == 3:
+        transient = KEPT_UNITS * max((_nbytes(unit, param_dtype) for unit in units), default=0)
+    return Estimate(
+        world_size, stage, parameters, gradients, math.ceil(states) + counters, masters, transient
+    )
+
+
+@dataclass(frozen=True)
+class _State:
+    """What an optimizer holds for a parameter.
+
+    Attributes:
+        tensors: number of tensors of the parameter's shape, in the dtype that is stepped.
+        fixed: bytes an element in other dtypes.
+        counters: bytes of scalars.
+    """
+
+    tensors: int
+    fixed: float
+    counters: int
+
+
+def _state_of(optimizer: object, options: dict[str, object]) -> _State:
+    if isinstance(optimizer, (int, float)) and not isinstance(optimizer, bool):
+        if not (math.isfinite(optimizer) and optimizer >= 0):
+            raise ValueError(
+                f"estimate: expected at least 0 bytes of state an element, got {optimizer}"
+            )
+        if options:
+            raise ValueError(
+                "estimate: expected no optimizer_kwargs with a number of bytes, got "
+                f"{sorted(options)}"
+            )
+        return _State(0, optimizer, 0)
+    if isinstance(optimizer, torch.optim.Optimizer):
+        kind = type(optimizer)
+        # Defaults hold more than the constructor takes: AdamW's have decoupled_weight_decay.
+        taken = inspect.signature(kind).parameters
+        options = {k: v for k, v in optimizer.defaults.items() if k in taken} | options
+    elif isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer):
+        kind = optimizer
+    else:
+        raise TypeError(
+            "estimate: expected optimizer to be a class of torch.optim, an instance, or bytes an "
+            f"element, got {optimizer!r}"
+        )
+    kept = tuple(sorted((k, v) for k, v in options.items() if k not in CODE_OPTIONS))
+    try:
+        hash(kept)
+    except TypeError:  # a list, say
+        return _tried.__wrapped__(kind, kept)
+    return _tried(kind, kept)  # type: ignore[arg-type]  # mypy compares Optimizer's __hash__
+
+
+@functools.lru_cache(maxsize=64)
+def _tried(kind: type[torch.optim.Optimizer], options: tuple[tuple[str, Any], ...]) -> _State:
+    """Steps a small parameter once. It is float64, to tell its dtype from fixed ones."""
+    held: dict[str, object] = {}
+    with torch.device("cpu"):
+        parameter = nn.Parameter(torch.zeros(2, 3, dtype=torch.float64))
+        parameter.grad = torch.ones_like(parameter)
+        try:
+            tried = kind([parameter], **dict(options))
+            tried.step()
+            held = tried.state[parameter]
+        except Exception as error:
+            raise ValueError(
+                f"estimate: expected an optimizer that steps one dense parameter, got "
+                f"{kind.__name__}, which raised: {error}; give its bytes an element instead"
+            ) from error
+    tensors = fixed = counters = 0
+    for name, value in held.items():
+        if not isinstance(value, Tensor):
+            continue
+        if value.ndim == 0:
+            counters += value.element_size()
+        elif value.shape != parameter.shape:
+            raise ValueError(
+                f"estimate: expected state of the parameter's shape, got {kind.__name__} with "
+                f"{name!r} of shape {tuple(value.shape)} for {tuple(parameter.shape)}; give its "
+                "bytes an element instead"
+            )
+        elif value.dtype == parameter.dtype:
+            tensors += 1
+        else:
+            fixed += value.element_size()
+    return _State(tensors, fixed, counters)
+
+
+def _units_of(given: nn.Module | Iterable[Tensor]) -> list[Sequence[Tensor]]:
+    """Parameters by unit, in the module's order. A tied one is in each unit that uses it."""
+    if isinstance(given, nn.Module):
+        units = list(_units_in(given))
+    elif isinstance(given, Iterable) and not isinstance(given, (Tensor, str)):
+        units = [[one] for one in given]
+    else:
+        raise TypeError(
+            f"estimate: expected a torch.nn.Module or its parameters, got {type(given).__name__}"
+        )
+    for one in (one for unit in units for one in unit):
+        if not isinstance(one, Tensor):
+            raise TypeError(
+                f"estimate: expected parameters to be tensors, got {type(one).__name__}"
+            )
+        if nn.parameter.is_lazy(one):
+            raise ValueError(
+                "estimate: expected parameters with shapes, got one that is not initialized yet; "
+                "run the module once"
+            )
+    return units
+
+
+def _units_in(module: nn.Module) -> Iterable[Sequence[Tensor]]:
+    yield list(module.parameters(recurse=False))
+    for child in module.children():
+        inside = not isinstance(module, CONTAINERS) and any(
+            isinstance(inner, CONTAINERS) for inner in child.modules()
+        )
+        if isinstance(child, CONTAINERS) or inside:
+            yield from _units_in(child)
+        else:
+            yield list(child.parameters())
+
+
+def _dtype_of(parameter: Tensor, param_dtype: torch.dtype | None) -> torch.dtype:
+    return (param_dtype if parameter.is_floating_point() else None) or parameter.dtype
+
+
+def _nbytes(parameters: Iterable[Tensor], param_dtype: torch.dtype | None) -> int:
+    return sum(one.numel() * _dtype_of(one, param_dtype).itemsize for one in parameters)
+
+
+def _largest_bucket(
+    members: Iterable[Tensor], param_dtype: torch.dtype | None, bucket_bytes: int
+) -> int:
+    infos = [
+        ParameterInfo("", one.numel(), _dtype_of(one, param_dtype), one.device)
+        for one in members
+        if one.requires_grad
+    ]
+    plan = plan_buckets(infos, cap_bytes=bucket_bytes, first_bytes=min(MIB, bucket_bytes))
+    return max((bucket.nbytes for bucket in plan.buckets), default=0)
+
+
+def _check_dtype(name: str, dtype: object) -> None:
+    if dtype is None:
+        return
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"estimate: expected {name} to be a torch.dtype or None, got {dtype!r}")
+    if not dtype.is_floating_point:
+        raise ValueError(f"estimate: expected {name} to be of floating point, got {dtype}")
+
+
+def _readable(size: int) -> str:
+    """In MB or GB, 10^6 or 10^9 bytes."""
+    return f"{size / 1e9:10,.2f} GB" if size >= 10**9 else f"{size / 1e6:10,.2f} MB"

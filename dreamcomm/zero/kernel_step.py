@@ -1,0 +1,96 @@
+"""Steps by the compiled kernels, in one pass over memory that the ranks share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from dreamcomm.zero.rules import rule_of, state_names
+from dreamcomm.zero.shards import ParameterShard
+
+if TYPE_CHECKING:
+    from dreamcomm._C import AdamRule, GradientReducer, SgdRule
+
+__all__ = ["KernelStep"]
+
+
+class KernelStep:
+    """The steps of one engine's parameters.
+
+    The state is kept where torch keeps it, in the inner optimizer, so that torch's own step can
+    take the next turn.
+    """
+
+    def __init__(self, shards: Sequence[ParameterShard], inner: Optimizer) -> None:
+        self._shards, self._inner = shards, inner
+        groups = {id(one): k for k, g in enumerate(inner.param_groups) for one in g["params"]}
+        self._group_of = [groups[id(one.tensor)] for one in shards]
+        self._memory: list[list[Tensor]] | None = None
+
+    def forget(self) -> None:
+        """Looks at the inner optimizer's state anew before the next step."""
+        self._memory = None
+
+    def run(self, reducer: GradientReducer) -> None:
+        """Averages what is not averaged, steps, and writes all ranks' parameters. Collective."""
+        names = [state_names(group) for group in self._inner.param_groups]
+        if self._memory is None or any(
+            len(memory) != len(names[k]) for memory, k in zip(self._memory, self._group_of, strict=True)
+        ):
+            self._memory = [
+                [self._state(one, name) for name in names[k]]
+                for one, k in zip(self._shards, self._group_of, strict=True)
+            ]
+            reducer.set_optimizer_memory(
+                [one.tensor if one.has_master else None for one in self._shards], self._memory
+            )
+        rules, rule_of_each = self._rules()
+        touched = reducer.step(rules, rule_of_each)
+        self._note(touched, names)
+
+    def _state(self, one: ParameterShard, name: str) -> Tensor:
+        """What is kept under that name: the optimizer's own, or zeros that it gets later."""
+        kept = self._inner.state.get(one.tensor, {}).get(name)
+        return torch.zeros_like(one.tensor) if kept is None else kept
+
+    def _rules(self) -> tuple[list[AdamRule | SgdRule], list[int]]:
+        """A rule for each group and number of a step, and which one each parameter has."""
+        numbers: dict[tuple[int, int], int] = {}
+        rules: list[AdamRule | SgdRule] = []
+        which = []
+        for one, k in zip(self._shards, self._group_of, strict=True):
+            key = k, self._next_step(one, self._inner.param_groups[k])
+            if key not in numbers:
+                numbers[key] = len(rules)
+                rules.append(rule_of(self._inner.param_groups[k], key[1]))
+            which.append(numbers[key])
+        return rules, which
+
+    def _next_step(self, one: ParameterShard, group: dict[str, Any]) -> int:
+        state = self._inner.state.get(one.tensor, {})
+        if "betas" in group:
+            return 1 + int(state["step"].item()) if "step" in state else 1
+        return 1 if state.get("momentum_buffer") is None else 2
+
+    def _note(self, touched: Sequence[bool], names: Sequence[tuple[str, ...]]) -> None:
+        """Gives the inner optimizer the state of parameters that were stepped."""
+        assert self._memory is not None
+        steps = []
+        for one, k, memory, is_touched in zip(
+            self._shards, self._group_of, self._memory, touched, strict=True
+        ):
+            if not is_touched:
+                continue
+            state = self._inner.state[one.tensor]
+            if "betas" in self._inner.param_groups[k]:
+                if "step" not in state:
+                    state["step"] = torch.tensor(0.0)
+                steps.append(state["step"])
+            for name, kept in zip(names[k], memory, strict=True):
+                state[name] = kept
+        if steps:
+            torch._foreach_add_(steps, 1)

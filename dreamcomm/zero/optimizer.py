@@ -1,0 +1,372 @@
+"""An optimizer whose state, and at stage 2 gradients, are sharded over the ranks of a group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
+
+from dreamcomm._torch.ddp import broadcast_tensors
+from dreamcomm._torch.groups import given_group, ours
+from dreamcomm.buckets.clip import clip_
+from dreamcomm.buckets.parameters import TrainedParameter, check_equal_models, check_group
+from dreamcomm.buckets.protocol import ClipPart, GradientPart
+from dreamcomm.zero.checks import check_arguments, check_parameters, named_parameters
+from dreamcomm.zero.engine import WHAT, engine_of, found_engine, shard_engine
+from dreamcomm.zero.gather import gather_parameters
+from dreamcomm.zero.kernel_step import KernelStep
+from dreamcomm.zero.layout import shard_layout
+from dreamcomm.zero.rules import has_kernel
+from dreamcomm.zero.scaling import shared_found_inf, unscale_
+from dreamcomm.zero.shards import (
+    ParameterShard,
+    in_memory_order,
+    make_shards,
+    settle_parameters,
+)
+from dreamcomm.zero.state import State, load_state, packed_state
+from dreamcomm.zero.warning import warn_of_changed
+
+__all__ = ["ZeroOptimizer"]
+
+
+class ZeroOptimizer(Optimizer):
+    """Steps a part of each parameter on each rank (Rajbhandari et al. 2020, "ZeRO").
+
+    The arguments are those of :class:`torch.distributed.optim.ZeroRedundancyOptimizer`. It is used
+    on the parameters of a bare module, whose gradients it averages itself; on those of a
+    :class:`dreamcomm.DistributedDataParallel`, which then leaves that to it; or, with
+    ``reduce=False``, under a wrapper that averages gradients. A rank steps the rows of each
+    parameter that torch.chunk gives it, and all ranks get all rows.
+
+    - Stage 1 shards the optimizer's state. Gradients stay this rank's own until :meth:`step`, which
+      averages, steps and hands out in one pass where the ranks share memory.
+    - Stage 2 also shards gradients: a backward pass reduces each bucket into shards and frees it.
+      ``grad`` is then a tensor without memory.
+
+    The parameters become contiguous, and on CPUs move into memory that the ranks share. On CPUs
+    Adam, AdamW and SGD take the steps of torch's single-tensor forms, bit for bit but for Adam's
+    square roots, also with ``fused=True``, where torch's own steps differ from those.
+
+    Args:
+        params: as of any optimizer: parameters, pairs of names and parameters, or groups of either.
+        optimizer_class: one whose step of an element depends on that element alone, such as
+            torch.optim.AdamW.
+        process_group: its ranks share the work; None is the default group.
+        parameters_as_bucket_view: accepted; parameters are never copied for communication.
+        overlap_with_ddp: not supported.
+        stage: 1 or 2.
+        master_dtype: such as torch.float32, for parameters of 16 bits: the optimizer steps copies
+            in this type, averages are computed in it, and parameters are these copies rounded.
+        reduce: whether gradients are averaged here.
+        per_element: vouches for an ``optimizer_class`` that is not known.
+        defaults: of the optimizer class.
+
+    Raises:
+        ValueError: a stage that does not exist; no parameters, or one twice, or on several devices;
+            ranks with different ones; parameters of which a DistributedDataParallel holds a part.
+        TypeError: ``optimizer_class`` is no class of optimizers.
+        NotImplementedError: ``overlap_with_ddp``.
+    """
+
+    _step_supports_amp_scaling = True
+
+    def __init__(
+        self,
+        params: Any,
+        optimizer_class: type[Optimizer],
+        process_group: dist.ProcessGroup | None = None,
+        parameters_as_bucket_view: bool = False,
+        overlap_with_ddp: bool = False,
+        *,
+        stage: int = 1,
+        master_dtype: torch.dtype | None = None,
+        reduce: bool = True,
+        per_element: bool = False,
+        **defaults: Any,
+    ) -> None:
+        check_arguments(optimizer_class, stage, overlap_with_ddp, master_dtype, reduce, per_element)
+        self.process_group = given_group(process_group)
+        self.stage, self.master_dtype = stage, master_dtype
+        self._reduces, self._class = reduce, optimizer_class
+        self._ready = self._unscaled_everywhere = False
+        super().__init__(params, dict(defaults))
+        self._set_up(first=True)
+
+    # Construction.
+
+    def _set_up(self, *, first: bool) -> None:
+        """Shards the parameters of all groups. Collective."""
+        named = named_parameters(self.param_groups)
+        parameters = [parameter for _, parameter in named]
+        check_parameters(named)
+        engine = found_engine(parameters) if self._reduces else None
+        if first:
+            self._held = engine is not None  # by a DistributedDataParallel
+            self._kept_sync = engine.sync if engine is not None else True
+        if engine is not None and len(engine.trained) == len(named):
+            names = {id(one.parameter): one.name for one in engine.trained}
+            named = [(names.get(id(parameter), name), parameter) for name, parameter in named]
+        trained = [TrainedParameter(name, parameter) for name, parameter in named]
+        check_group(self.process_group, trained, WHAT)
+        check_equal_models(self.process_group, trained, WHAT)
+        self._in_heaps = self._share(parameters)
+        if not self._held:
+            broadcast_tensors(parameters, self.process_group)
+        world, rank = self._ranks()
+        shards = make_shards(named, world, rank, self.master_dtype)
+        self._shards = {id(one.parameter): one for one in shards}
+        self._make_inner()
+        if engine is None:
+            engine = engine_of(named, self.process_group, reduces=self._reduces)
+        self._engine = engine
+        engine.on_made(self._shard_engine)
+        self._shard_engine()
+        self._ready = True
+
+    def _ranks(self) -> tuple[int, int]:
+        return dist.get_world_size(self.process_group), dist.get_rank(self.process_group)
+
+    def _share(self, parameters: list[torch.nn.Parameter]) -> bool:
+        """Whether parameters lie in memory that all ranks map, on all of them. Collective."""
+        device = parameters[0].device
+        backend = ours(self.process_group, device) if device.type == "cpu" else None
+        shared = backend is not None and backend.shares_heaps
+        with torch.no_grad():
+            all_there = settle_parameters(parameters, shared=shared)
+        if not shared:
+            return False
+        everywhere = torch.tensor([int(all_there)])
+        dist.all_reduce(everywhere, op=dist.ReduceOp.MIN, group=self.process_group)
+        return bool(everywhere.item())
+
+    def _make_inner(self) -> None:
+        """The optimizer of this rank's rows, with the groups' options."""
+        given = []
+        for group in self.param_groups:
+            options = {k: v for k, v in group.items() if k not in ("params", "param_names")}
+            tensors = [self._shards[id(one)].tensor for one in group["params"]]
+            given.append({**options, "params": tensors})
+        self._inner = self._class(given, **self.defaults)
+        on_cpu = self.param_groups[0]["params"][0].device.type == "cpu"
+        for group, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
+            for key, value in inner.items():
+                if key != "params":
+                    group.setdefault(key, value)
+        self.defaults = {**self._inner.defaults, **self.defaults}
+        # One form of the step, whose bits do not depend on where a rank's rows begin.
+        self._single = {"foreach": False, "fused": False} if on_cpu else {}
+        self.state = State(self._shards, self._inner)
+
+    def _shard_engine(self) -> None:
+        self._ordered = shard_engine(
+            self._engine, self._shards, stage=self.stage, in_heaps=self._in_heaps
+        )
+        self._kernel_step = KernelStep(self._ordered, self._inner)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds parameters. Collective, after the optimizer was made."""
+        if not getattr(self, "_ready", False):
+            super().add_param_group(param_group)
+            return
+        if self._held:
+            raise ValueError(
+                f"{WHAT}: the parameters are those of a DistributedDataParallel, which has no "
+                "others: wrap the larger module, and make a new optimizer"
+            )
+        if any(one.grad is not None for group in self.param_groups for one in group["params"]):
+            raise RuntimeError(f"{WHAT}: call zero_grad() before add_param_group()")
+        before = packed_state(self, as_shards=True)
+        super().add_param_group(param_group)
+        self._engine.compiled.detach()
+        self._set_up(first=False)
+        load_state(self, before)
+
+    # The step.
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Averages what is not averaged yet, steps, and gives all ranks the result. Collective."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with torch.no_grad():
+            if self._is_skipped():
+                return loss
+            self._check_memory()
+            self._sync_groups()
+            if self._reduces and self.stage == 1:
+                warn_of_changed(self._engine, self._ordered)
+            if self._in_heaps and self._reduces and has_kernel(self._inner):
+                self._step_by_kernels()
+            else:
+                self._step_by_torch()
+        return loss
+
+    def _is_skipped(self) -> bool:
+        """Whether a GradScaler has found an infinity or NaN, on any rank."""
+        found = shared_found_inf(self)
+        if found is None:
+            return False
+        scale = getattr(self, "grad_scale", None)
+        if scale is not None and not found:
+            unscale_(self._shard_gradients(), scale)
+        return found
+
+    def _check_memory(self) -> None:
+        for one in self._ordered:
+            if one.parameter.data_ptr() != one.address:
+                raise RuntimeError(
+                    f"{WHAT}: parameter {one.name!r} has got other memory since the optimizer was "
+                    "made, as by .data = ..., .to() or load_state_dict(assign=True); make the "
+                    "optimizer afterwards, or copy values in place"
+                )
+
+    def _sync_groups(self) -> None:
+        """The inner optimizer gets the options that schedulers and users have set."""
+        for group, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
+            inner.update({k: v for k, v in group.items() if k not in ("params", "param_names")})
+            inner.update({k: v for k, v in self._single.items() if k in inner})
+
+    def _step_by_kernels(self) -> None:
+        reducer = self._engine.compiled
+        if self.stage == 2 and not reducer.is_reduced:
+            reducer.reduce_now()
+        self._kernel_step.run(reducer)
+
+    def _step_by_torch(self) -> None:
+        gradients = self._shard_gradients()
+        stepped = []
+        for one, gradient in zip(self._ordered, gradients, strict=True):
+            if gradient is not None:
+                one.tensor.grad = one.shaped(gradient)
+                stepped.append(one)
+        self._inner.step()
+        for one in stepped:
+            one.tensor.grad = None
+        self._kernel_step.forget()
+        if self._in_heaps:
+            self._engine.compiled.set_optimizer_memory(
+                [one.tensor if one.has_master else None for one in self._ordered],
+                [[] for _ in self._ordered],
+            )
+            self._engine.compiled.step([], [])
+            return
+        for one in stepped:
+            one.write_back()
+        gather_parameters(stepped, self.process_group)
+
+    def _shard_gradients(self) -> list[Tensor | None]:
+        """This rank's elements of the averages, flat, in the engine's order. Collective."""
+        if not self._reduces:
+            return [
+                None
+                if one.parameter.grad is None
+                else in_memory_order(torch.empty_like(one.tensor).copy_(one.rows(one.parameter.grad)))
+                for one in self._ordered
+            ]
+        self.reduce_gradients()
+        return self._engine.compiled.shard_gradients()
+
+    # Gradients.
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes inside add to this rank's own gradients; a later one, or
+        :meth:`reduce_gradients`, reduces the sum."""
+        before = self._engine.sync
+        self._engine.sync = False
+        try:
+            yield
+        finally:
+            self._engine.sync = before
+
+    def reduce_gradients(self) -> None:
+        """Averages what has accumulated into this rank's shards. Collective.
+
+        Nothing is done where all is averaged already.
+        """
+        reducer = self._engine.compiled
+        if self._reduces and not reducer.is_reduced:
+            reducer.reduce_now()
+
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    ) -> Tensor:
+        """Scales all gradients so that their norm is at most ``max_norm``. Collective.
+
+        The 2-norm has the bits of that of a :class:`dreamcomm.DistributedDataParallel`. At stage 1
+        ``grad`` stays as it is, and :meth:`step` uses the clipped averages.
+
+        Args:
+            max_norm: the largest norm.
+            norm_type: the p of the norm; ``inf`` is the largest absolute value.
+            error_if_nonfinite: raise where the norm is infinite or NaN, and change nothing.
+
+        Returns:
+            The norm before, a float32 tensor of no dimension on the gradients' device.
+
+        Raises:
+            RuntimeError: the norm is not finite, and ``error_if_nonfinite`` is set.
+        """
+        if not self._reduces:
+            parameters = [one.parameter for one in self._ordered]
+            return torch.nn.utils.clip_grad_norm_(
+                parameters, max_norm, norm_type, error_if_nonfinite
+            )
+        (part,) = self.clip_parts()
+        return clip_(part, max_norm, norm_type, error_if_nonfinite)
+
+    def clip_parts(self) -> list[ClipPart]:
+        """What the norm of all gradients consists of: each rank's rows of every parameter."""
+        parameters = [one.parameter for one in self._ordered]
+        return [ClipPart(parameters, self.process_group, self._gradient_parts)]
+
+    def _gradient_parts(self) -> list[GradientPart]:
+        world, _ = self._ranks()
+        shapes = [tuple(one.parameter.shape) for one in self._ordered]
+        layouts = [shard_layout(shapes, world, rank) for rank in range(world)]
+        found = []
+        for number, gradient in enumerate(self._shard_gradients()):
+            if gradient is None:
+                continue
+            one = self._ordered[number]
+            numel = one.parameter.numel()
+            ranges = [(of_rank[number].offset, of_rank[number].numel) for of_rank in layouts]
+            if one.replicated:
+                ranges = [(0, numel)] + [(numel, 0)] * (world - 1)
+            found.append(GradientPart(gradient, numel, ranges))
+        return found
+
+    def _note_unscaled(self) -> None:
+        """A GradScaler has looked at all ranks' gradients, and divided them."""
+        self._unscaled_everywhere = True
+        self._engine.compiled.note_seen()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clears gradients, and frees them with ``set_to_none``; shards keep their memory."""
+        super().zero_grad(set_to_none)
+
+    # State.
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state as DTensors that are sharded on dimension 0, by numbers of parameters.
+
+        ``torch.distributed.checkpoint`` saves and loads it, through
+        ``get_optimizer_state_dict`` by names; so it goes into another world size, another stage, or
+        one process. Nothing is communicated.
+        """
+        return packed_state(self)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes a state, of DTensors or of whole tensors.
+
+        Raises:
+            ValueError: it is of other parameters, or lacks a part. Nothing has changed then.
+        """
+        load_state(self, state_dict)

@@ -1,0 +1,123 @@
+"""A rank's part of each parameter: what the inner optimizer steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dreamcomm import memory
+from dreamcomm.zero.layout import is_replicated, shard_layout
+
+__all__ = ["ParameterShard", "in_memory_order", "make_shards", "settle_parameters"]
+
+
+@dataclass(eq=False)
+class ParameterShard:
+    """This rank's rows of a parameter.
+
+    Attributes:
+        name: of the parameter, for messages.
+        parameter: the whole one; its rows lie in memory one after the other.
+        tensor: this rank's rows: a view of the parameter's memory, or a copy of more bits.
+        begin: the first row; 0 of a scalar.
+        offset, numel: this rank's elements in the parameter, in the order of memory.
+        replicated: a scalar, which all ranks step.
+        has_master: ``tensor`` is a copy.
+        address: of the parameter's memory when ``tensor`` was made.
+    """
+
+    name: str
+    parameter: torch.nn.Parameter
+    tensor: Tensor
+    begin: int
+    offset: int
+    numel: int
+    replicated: bool
+    has_master: bool
+    address: int
+
+    @property
+    def sum_dtype(self) -> torch.dtype:
+        """What this rank's elements of the gradient are computed and kept in."""
+        return self.tensor.dtype
+
+    def rows(self, whole: Tensor) -> Tensor:
+        """This rank's rows of a tensor of the parameter's shape."""
+        if self.replicated:
+            return whole
+        return whole.narrow(0, self.begin, self.tensor.shape[0])
+
+    def shaped(self, elements: Tensor) -> Tensor:
+        """Flat elements of this rank, in the order of memory, as rows."""
+        return elements.as_strided(self.tensor.shape, self.tensor.stride())
+
+    def write_back(self) -> None:
+        """Rounds the copy of more bits into the parameter."""
+        if self.has_master:
+            self.rows(self.parameter.detach()).copy_(self.tensor)
+
+
+def in_memory_order(tensor: Tensor) -> Tensor:
+    """A dense tensor's elements, flat, as they lie in memory."""
+    return tensor.detach().as_strided((tensor.numel(),), (1,))
+
+
+def settle_parameters(parameters: Sequence[Tensor], *, shared: bool) -> bool:
+    """Has the rows of each parameter lie in memory one after the other, shared if it can be.
+
+    Most do, also in the order of channels last; others become contiguous.
+
+    Returns:
+        Whether all lie in memory that ranks share.
+    """
+    for parameter in parameters:
+        whole = parameter.detach()
+        if not _rows_lie_together(whole):
+            whole = whole.contiguous()
+        if shared and not memory.is_shared(whole) and whole.numel() > 0:
+            place = memory.empty(whole.numel(), dtype=whole.dtype)
+            whole = place.as_strided(whole.shape, whole.stride()).copy_(whole)
+        if whole.data_ptr() != parameter.data_ptr():
+            parameter.data = whole
+    return shared and all(memory.is_shared(one) or one.numel() == 0 for one in parameters)
+
+
+def _rows_lie_together(whole: Tensor) -> bool:
+    if not torch.ops.aten.is_non_overlapping_and_dense(whole):
+        return False
+    rows = whole.shape[0] if whole.dim() > 0 else 1
+    return rows <= 1 or whole.stride(0) == whole.numel() // rows
+
+
+def make_shards(
+    named: Sequence[tuple[str, torch.nn.Parameter]],
+    world: int,
+    rank: int,
+    master_dtype: torch.dtype | None,
+) -> list[ParameterShard]:
+    """This rank's part of each parameter."""
+    pieces = shard_layout([tuple(one.shape) for _, one in named], world, rank)
+    shards = []
+    for (name, parameter), piece in zip(named, pieces, strict=True):
+        replicated = is_replicated(tuple(parameter.shape))
+        whole = parameter.detach()
+        rows = whole if replicated else whole[piece.begin : piece.end]
+        has_master = master_dtype not in (None, parameter.dtype) and parameter.is_floating_point()
+        tensor = rows.to(master_dtype) if has_master else rows
+        shards.append(
+            ParameterShard(
+                name,
+                parameter,
+                tensor,
+                piece.begin,
+                piece.offset,
+                piece.numel,
+                replicated,
+                has_master,
+                parameter.data_ptr(),
+            )
+        )
+    return shards
