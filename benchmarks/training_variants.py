@@ -1,4 +1,4 @@
-"""One model, four ways to train it: alone, and wrapped over three kinds of communication."""
+"""One model, and the ways to train it: alone, wrapped over kinds of communication, and sharded."""
 
 from __future__ import annotations
 
@@ -15,20 +15,28 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 from torch.distributed.tensor import DTensor
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 import dreamcomm
+from dreamcomm.zero import ZeroOptimizer
 from models import Task
 
 PLAIN, NO_COMMUNICATION, GLOO, DREAMCOMM = "plain", "no communication", "gloo", "dreamcomm"
 OWN = "dreamcomm's own wrapper"  # not torch's
 COLLECTIVES = "collectives alone"  # of the gradients' sizes, in shared memory, without training
+ZERO_1, ZERO_2 = "ZeRO stage 1", "ZeRO stage 2"  # dreamcomm's, on a bare module
+ZERO_1_DDP = "ZeRO stage 1 on own wrapper"
+REDUNDANCY = "torch's ZeRO"  # ZeroRedundancyOptimizer under torch's wrapper, over dreamcomm
 VARIANTS = {
     "ddp": (PLAIN, NO_COMMUNICATION, GLOO, DREAMCOMM, OWN, COLLECTIVES),
     "fsdp2": (PLAIN, NO_COMMUNICATION, GLOO, DREAMCOMM),
+    # With AdamW, fused where torch steps.
+    "zero": (PLAIN, GLOO, DREAMCOMM, OWN, REDUNDANCY, ZERO_1, ZERO_1_DDP, ZERO_2),
 }
-WRAPPERS = ("ddp", "fsdp2")
+WRAPPERS = ("ddp", "fsdp2", "zero")
 LEARNING_RATE = 1e-3
+ADAM_RATE = 1e-5  # small, so that rounding does not grow within the verification
 
 
 class HeapMemory:
@@ -106,6 +114,24 @@ def shared_like(model: nn.Module) -> list[Tensor]:
     return [*large, dreamcomm.zeros(rest)] if rest else large
 
 
+def make_optimizer(
+    model: nn.Module, wrapper: str, variant: str, group: dist.ProcessGroup
+) -> torch.optim.Optimizer:
+    """SGD; for what is compared with ZeRO AdamW, whose state is to be sharded."""
+    if wrapper != "zero":
+        return torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    if variant == REDUNDANCY:
+        return ZeroRedundancyOptimizer(
+            model.parameters(), torch.optim.AdamW, group, lr=ADAM_RATE, fused=True
+        )
+    if variant in (ZERO_1, ZERO_1_DDP, ZERO_2):
+        stage = 2 if variant == ZERO_2 else 1
+        return ZeroOptimizer(
+            model.parameters(), torch.optim.AdamW, group, stage=stage, lr=ADAM_RATE
+        )
+    return torch.optim.AdamW(model.parameters(), lr=ADAM_RATE, fused=True)
+
+
 class Trainer:
     """One variant of a task on this rank."""
 
@@ -115,12 +141,14 @@ class Trainer:
         self.task = task
         self.model = task.model
         self.shared = shared_like(task.model) if variant == COLLECTIVES else []
-        if variant == OWN:
+        if variant in (OWN, ZERO_1_DDP):
             self.model = under_own_ddp(task, groups[DREAMCOMM])
-        elif variant not in (PLAIN, COLLECTIVES):
-            wrap = under_ddp if wrapper == "ddp" else under_fsdp2
+        elif variant == REDUNDANCY:
+            self.model = under_ddp(task, groups[DREAMCOMM], True)
+        elif variant not in (PLAIN, COLLECTIVES, ZERO_1, ZERO_2):
+            wrap = under_fsdp2 if wrapper == "fsdp2" else under_ddp
             self.model = wrap(task, groups[variant], variant != NO_COMMUNICATION)
-        self.optimizer = torch.optim.SGD(task.model.parameters(), lr=LEARNING_RATE)
+        self.optimizer = make_optimizer(task.model, wrapper, variant, groups[DREAMCOMM])
 
     def step(self) -> None:
         if self.shared:

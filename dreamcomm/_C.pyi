@@ -251,3 +251,66 @@ class GradientReducer:
     def mixed(self) -> list[Tensor]: ...
     def relearn(self) -> None: ...
     def report(self) -> dict[str, Any]: ...
+
+class AdamRule:
+    """The numbers of one step of Adam or AdamW, as torch's _single_tensor_adam computes them."""
+
+    decay: float  # parameters are multiplied by it first: 1 - lr * weight_decay; 1: none
+    weight_decay: float  # not decoupled; 0: none
+    lerp_weight: float  # 1 - beta1
+    beta2: float
+    square_weight: float  # 1 - beta2
+    bias_correction2_sqrt: float
+    eps: float
+    step_size: float  # lr / bias_correction1
+    amsgrad: bool
+    maximize: bool
+    # Whether square roots are torch's own: MKL's, up to one unit in the last place off. False:
+    # correctly rounded, which is faster. Always False if torch has no MKL, where both are the same.
+    torch_roots: bool
+    def __init__(
+        self,
+        *,
+        decay: float = 1.0,
+        weight_decay: float = 0.0,
+        lerp_weight: float = 0.0,
+        beta2: float = 0.0,
+        square_weight: float = 0.0,
+        bias_correction2_sqrt: float = 1.0,
+        eps: float = 0.0,
+        step_size: float = 0.0,
+        amsgrad: bool = False,
+        maximize: bool = False,
+        torch_roots: bool = True,
+    ) -> None: ...
+
+class SgdRule:
+    """The numbers of one step of SGD."""
+
+    lr: float
+    weight_decay: float
+    momentum: float
+    dampening: float
+    nesterov: bool
+    maximize: bool
+    first: bool  # the momentum buffer has no value yet, and becomes the gradient
+    def __init__(
+        self,
+        *,
+        lr: float = 0.0,
+        weight_decay: float = 0.0,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        nesterov: bool = False,
+        maximize: bool = False,
+        first: bool = False,
+    ) -> None: ...
+
+# Steps a parameter and its state in place: exp_avg, exp_avg_sq and, with amsgrad, max_exp_avg_sq;
+# or the momentum buffer. All are contiguous CPU tensors, float32 or float64.
+def optimizer_step(
+    rule: AdamRule | SgdRule,
+    parameter: Tensor,
+    state: Sequence[Tensor | None],
+    gradient: Tensor,
+) -> None: ...

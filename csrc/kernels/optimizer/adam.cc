@@ -148,11 +148,12 @@ void descend_all(Vectors level, const Adam<T>& adam, const Rows<T>& rows, const 
   });
 }
 
-/// With square roots from elsewhere. A tile of squares lies in the L1 cache meanwhile.
+/// With square roots from elsewhere. A tile of each row lies in the L2 cache meanwhile: smaller
+/// tiles cost more calls, and more waits for memory where a row's next tile begins.
 template <typename T, Form kForm>
 void step_by_tiles(Vectors level, const Adam<T>& adam, Rows<T> rows, std::size_t count,
                    SquareRoots roots) {
-  constexpr std::size_t kTile = 16384 / sizeof(T);
+  constexpr std::size_t kTile = 65536 / sizeof(T);
   constexpr DType kType = sizeof(T) == 4 ? DType::kFloat32 : DType::kFloat64;
   alignas(64) std::array<T, kTile> tile;
   while (count > 0) {
