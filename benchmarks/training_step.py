@@ -122,7 +122,9 @@ def main(
     model: Annotated[
         list[str] | None, typer.Option(help="mlp, gpt or small; all if not given.")
     ] = None,
-    wrapper: Annotated[list[str] | None, typer.Option(help="ddp, fsdp2 or zero; all if not given.")] = None,
+    wrapper: Annotated[
+        list[str] | None, typer.Option(help="ddp, fsdp2 or zero; all if not given.")
+    ] = None,
     world: Annotated[int, typer.Option(min=2, max=16, help="Ranks.")] = 2,
     steps: Annotated[int, typer.Option(min=1, help="Timed steps of each variant.")] = 40,
     beside: Annotated[int, typer.Option(min=0, help="Busy processes beside the ranks.")] = 0,

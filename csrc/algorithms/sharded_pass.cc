@@ -22,15 +22,16 @@
 #include "core/sharded_pass.h"
 #include "kernels/bucket.h"
 #include "kernels/reduce.h"
+#include "kernels/transfer/stream.h"
 #include "kernels/widen.h"
 
 namespace dreamcomm::algorithms {
 namespace {
 
-constexpr std::size_t kTile = 2048;  // elements: of a few streams, a tile of each fits the L1 cache
+constexpr std::size_t kTile = 16384;  // elements: of a few streams, a tile of each fits the L1 cache
 
-/// Where a rank's tensors lie in its heap, from 1 on; 0: it has none. Of a gradient that is not
-/// read, only whether there is one.
+/// Where a rank's tensors lie in its heap, from 1 on; 0: it has none. A gradient that is not read
+/// only shows whether there is one.
 struct Places {
   std::uint64_t gradient = 0;
   std::uint64_t parameter = 0;
@@ -139,7 +140,7 @@ class Walk {
     for (int rank = 0; rank < prims_.size(); ++rank) {
       if (rank == prims_.rank()) continue;
       std::byte* const target = targets_[static_cast<std::size_t>(rank)];
-      copy_bytes(target + begin * item, part.parameter + begin * item, n * item);
+      stream_copy(target + begin * item, part.parameter + begin * item, n * item);
     }
     prims_.worked(Phase::kCopyOut);
   }

@@ -24,7 +24,9 @@ from dreamcomm.buckets.protocol import GradientPart
 __all__ = ["sharded_norm"]
 
 
-def sharded_norm(parts: Sequence[GradientPart], norm_type: float, group: dist.ProcessGroup) -> float:
+def sharded_norm(
+    parts: Sequence[GradientPart], norm_type: float, group: dist.ProcessGroup
+) -> float:
     """The norm of all ranks' parts together. Collective.
 
     Args:
@@ -55,7 +57,7 @@ def sharded_norm(parts: Sequence[GradientPart], norm_type: float, group: dist.Pr
     mine.append(torch.empty(0, dtype=torch.float64, device=device))
     counts = [[_own_blocks(part, other) for part in parts] for other in range(world)]
     sums = _exchange(torch.cat(mine), [sum(of_rank) for of_rank in counts], group)
-    cut = [one.split(of_rank) for one, of_rank in zip(sums, counts, strict=True)]
+    cut = [torch.split(one, of_rank) for one, of_rank in zip(sums, counts, strict=True)]
     ordered = [cut[other][k] for k in range(len(parts)) for other in range(world)]
     return math.sqrt(added_in_order(torch.cat(ordered)))
 
@@ -111,9 +113,7 @@ def _sums(part: GradientPart, rank: int, fragments: Sequence[Tensor]) -> list[Te
     return [block_squares(whole, 0, blocks - 1), block_squares(last, 0, 1)]
 
 
-def _exchange(
-    mine: Tensor, lengths: Sequence[int], group: dist.ProcessGroup
-) -> list[Tensor]:
+def _exchange(mine: Tensor, lengths: Sequence[int], group: dist.ProcessGroup) -> list[Tensor]:
     """Every rank's tensor of one dimension, whose lengths are known."""
     if len(lengths) == 1 or max(lengths) == 0:
         return [mine] * len(lengths)

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.futures import Future
 
 from dreamcomm._torch.ddp import unseen_by_dynamo
-from dreamcomm.buckets.group_memory import group_memory
 from dreamcomm.buckets.engine import BucketEngine, Caps
+from dreamcomm.buckets.group_memory import group_memory
 from dreamcomm.buckets.parameters import TrainedParameter
 from dreamcomm.ddp.mixed_gradients import refuse_steps
 

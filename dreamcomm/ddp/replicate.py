@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from dreamcomm._torch.ddp import broadcast_buffers_, broadcast_module, find_tensors
 from dreamcomm._torch.groups import given_group
-from dreamcomm.buckets.engine import Caps
 from dreamcomm.buckets.clip import clip_
+from dreamcomm.buckets.engine import Caps
 from dreamcomm.buckets.parameters import check_equal_models, check_group
 from dreamcomm.buckets.protocol import ClipPart
 from dreamcomm.ddp.checks import (

@@ -91,4 +91,3 @@ def shard_engine(
         backend,
     )
     return ordered
-

@@ -25,10 +25,15 @@ class KernelStep:
     take the next turn.
     """
 
-    def __init__(self, shards: Sequence[ParameterShard], inner: Optimizer) -> None:
-        self._shards, self._inner = shards, inner
-        groups = {id(one): k for k, g in enumerate(inner.param_groups) for one in g["params"]}
-        self._group_of = [groups[id(one.tensor)] for one in shards]
+    def __init__(
+        self,
+        shards: Sequence[ParameterShard],
+        inner: Optimizer,
+        groups: Sequence[dict[str, Any]],
+    ) -> None:
+        self._shards, self._inner, self._groups = shards, inner, groups
+        numbers = {id(one): k for k, group in enumerate(groups) for one in group["params"]}
+        self._group_of = [numbers[id(one.parameter)] for one in shards]
         self._memory: list[list[Tensor]] | None = None
 
     def forget(self) -> None:
@@ -37,9 +42,10 @@ class KernelStep:
 
     def run(self, reducer: GradientReducer) -> None:
         """Averages what is not averaged, steps, and writes all ranks' parameters. Collective."""
-        names = [state_names(group) for group in self._inner.param_groups]
+        names = [state_names(group) for group in self._groups]
         if self._memory is None or any(
-            len(memory) != len(names[k]) for memory, k in zip(self._memory, self._group_of, strict=True)
+            len(memory) != len(names[k])
+            for memory, k in zip(self._memory, self._group_of, strict=True)
         ):
             self._memory = [
                 [self._state(one, name) for name in names[k]]
@@ -63,10 +69,10 @@ class KernelStep:
         rules: list[AdamRule | SgdRule] = []
         which = []
         for one, k in zip(self._shards, self._group_of, strict=True):
-            key = k, self._next_step(one, self._inner.param_groups[k])
+            key = k, self._next_step(one, self._groups[k])
             if key not in numbers:
                 numbers[key] = len(rules)
-                rules.append(rule_of(self._inner.param_groups[k], key[1]))
+                rules.append(rule_of(self._groups[k], key[1]))
             which.append(numbers[key])
         return rules, which
 
@@ -86,7 +92,7 @@ class KernelStep:
             if not is_touched:
                 continue
             state = self._inner.state[one.tensor]
-            if "betas" in self._inner.param_groups[k]:
+            if "betas" in self._groups[k]:
                 if "step" not in state:
                     state["step"] = torch.tensor(0.0)
                 steps.append(state["step"])

@@ -36,7 +36,8 @@ def rule_of(group: Mapping[str, Any], step: int) -> AdamRule | SgdRule:
     """The rule of a parameter's step with this number, from 1 on.
 
     Args:
-        group: of the parameter.
+        group: of the parameter. ``fused``: Adam's square roots are correctly rounded, in the same
+            pass over memory; else they are torch's, which on x86 MKL rounds otherwise.
         step: SGD: 1 where there is no momentum yet.
     """
     from dreamcomm import _C
@@ -68,4 +69,5 @@ def rule_of(group: Mapping[str, Any], step: int) -> AdamRule | SgdRule:
         step_size=lr / correction1,
         amsgrad=bool(group["amsgrad"]),
         maximize=bool(group["maximize"]),
+        torch_roots=not group.get("fused"),
     )

@@ -47,12 +47,12 @@ class ShardedGradient(Tensor):
         self._group = group
         return self
 
-    def __repr__(self, *, tensor_contents: object = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         ranks = dist.get_world_size(self._group)
         return f"ShardedGradient({self._name!r}, shape {tuple(self.shape)}, over {ranks} ranks)"
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]  # torch declares it as no class method
         cls,
         func: Any,
         types: Iterable[type],
@@ -103,9 +103,7 @@ def _zero_all_(gradients: list[Tensor]) -> None:
 
 def _unscale_(gradients: list[Tensor], found_inf: Tensor, inverse_scale: Tensor) -> None:
     """GradScaler's look at gradients: an infinity or NaN on any rank counts on all. Collective."""
-    shards = [
-        local_shard(one) if isinstance(one, ShardedGradient) else one for one in gradients
-    ]
+    shards = [local_shard(one) if isinstance(one, ShardedGradient) else one for one in gradients]
     present = [shard for shard in shards if shard is not None and shard.numel() > 0]
     if present:
         torch._amp_foreach_non_finite_check_and_unscale_(present, found_inf, inverse_scale)

@@ -87,7 +87,12 @@ def _whole(one: ParameterShard, value: Any, mesh: DeviceMesh | None) -> Any:
         return value
     whole = one.parameter
     return DTensor.from_local(
-        value.contiguous(), mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=torch.empty(whole.shape, device="meta").stride()
+        value.contiguous(),
+        mesh,
+        [Shard(0)],
+        run_check=False,
+        shape=whole.shape,
+        stride=torch.empty(whole.shape, device="meta").stride(),
     )
 
 
@@ -129,7 +134,9 @@ def load_state(optimizer: ZeroOptimizer, state_dict: Mapping[str, Any]) -> None:
     for number, kept in state_dict["state"].items():
         one = by_number.get(number)
         if one is None:
-            raise ValueError(f"{WHAT}: the state to load has a parameter {number!r} that no group has")
+            raise ValueError(
+                f"{WHAT}: the state to load has a parameter {number!r} that no group has"
+            )
         mine = {key: _rows_of(one, key, value, optimizer) for key, value in kept.items()}
         if one.has_master:
             rows = one.rows(one.parameter.detach())

@@ -20,11 +20,11 @@ def warn_of_changed(engine: BucketEngine, shards: Sequence[ParameterShard]) -> N
     if not any(changed):
         return
     names = [one.name for one, is_changed in zip(shards, changed, strict=True) if is_changed]
+    some = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
     warnings.warn(
         f"{WHAT} on rank {dist.get_rank(engine.group)}: the gradients of {len(names)} parameters "
-        f"({', '.join(names[:3])}{', ...' if len(names) > 3 else ''}) were changed since backward() "
-        "made them. They are this rank's own until step() averages them, so a clipping by their "
-        "norm clips by another norm on each rank: call ZeroOptimizer.clip_grad_norm_() instead of "
-        "torch.nn.utils.clip_grad_norm_()",
+        f"({some}) were changed after backward(). They are this rank's own until step() averages "
+        "them, so a clipping by their norm clips by another norm on each rank: call "
+        "ZeroOptimizer.clip_grad_norm_() instead of torch.nn.utils.clip_grad_norm_()",
         stacklevel=4,
     )

@@ -24,7 +24,8 @@ ORDERS: dict[str, list[list[set[str]]]] = {
     "c10d": [
         [
             {"python"},
-            {"backend", "gradients"},
+            {"gradients"},
+            {"backend"},
             {"device", "rendezvous", "work"},
             {"base"},
             {"process"},

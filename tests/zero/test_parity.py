@@ -87,7 +87,10 @@ def check_equal(found: list[Any]) -> None:
             assert torch.equal(one, other), (one - other).abs().max()
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
+WORLDS = [2, 3, 4]
+
+
+@pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("stage", [1, 2])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", MODELS)
@@ -96,3 +99,110 @@ def test_the_bits_are_those_of_ddp(
     pool: Pool, name: str, optimizer: str, clip: float | None, stage: int, world: int
 ) -> None:
     check_equal(pool.run(both, name, optimizer, 5, clip, 1, {"stage": stage}, world=world))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", ["mlp", "gpt"])
+@pytest.mark.parametrize("clip", [None, 0.05])
+def test_the_bits_are_those_of_ddp_after_100_steps(
+    pool: Pool, name: str, optimizer: str, clip: float | None, world: int
+) -> None:
+    for stage in (1, 2):
+        check_equal(
+            pool.run(both, name, optimizer, 100, clip, 1, {"stage": stage}, world=world, timeout=200)
+        )
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("how", [{"stage": 1}, {"stage": 2}, {"stage": 2, "wrap": True}], ids=str)
+@pytest.mark.parametrize("clip", [None, 0.05])
+def test_accumulated_gradients_have_the_bits_of_ddp(
+    pool: Pool, how: dict[str, Any], clip: float | None, world: int
+) -> None:
+    """Four micro-batches, of which the first three are held back."""
+    check_equal(pool.run(both, "gpt", "sgd", 4, clip, 4, how, world=world))
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_accumulation_in_shards_is_close(pool: Pool, world: int) -> None:
+    """Each micro-batch is reduced, so sums are rounded in another order: the same in each run."""
+    how = {"stage": 2, "holds": False}
+    first, second = (pool.run(both, "gpt", "sgd", 4, 0.05, 4, how, world=world) for _ in range(2))
+    for ((norms, weights), ours), (_, again) in zip(first, second, strict=True):
+        assert ours[0] == pytest.approx(norms, rel=1e-6)
+        for one, other, repeated in zip(weights, ours[1], again[1], strict=True):
+            assert torch.allclose(one, other, rtol=1e-6, atol=1e-7)
+            assert torch.equal(other, repeated)
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("name", ["gpt", "odd"])
+def test_it_takes_over_the_buckets_of_a_wrapper(pool: Pool, name: str, stage: int) -> None:
+    check_equal(pool.run(both, name, "adamw", 5, 0.05, 1, {"stage": stage, "wrap": True}, world=3))
+
+
+def variants(kind: type[torch.optim.Optimizer], options: dict[str, Any], stage: int) -> Any:
+    """Weights of DDP with the optimizer in its single-tensor form, and of ZeRO with it."""
+    found = []
+    for zero in (False, True):
+        module: nn.Module = make("mlp")
+        if zero:
+            stepper: torch.optim.Optimizer = ZeroOptimizer(
+                module.parameters(), kind, stage=stage, **options
+            )
+        else:
+            module = dreamcomm.DistributedDataParallel(module)
+            stepper = kind(module.parameters(), foreach=False, **options)  # type: ignore[call-arg]
+        for step in range(5):
+            stepper.zero_grad()
+            accumulate(module, step, 1, None)
+            stepper.step()
+        found.append(([], [p.detach().clone() for p in module.parameters()]))
+    return found
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (torch.optim.Adam, {"lr": 1e-3, "weight_decay": 0.1, "amsgrad": True}),
+        (torch.optim.AdamW, {"lr": 1e-3, "maximize": True, "betas": (0.4, 0.8)}),
+        (torch.optim.SGD, {"lr": 0.01}),
+        (torch.optim.SGD, {"lr": 0.01, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
+        (torch.optim.SGD, {"lr": 0.01, "momentum": 0.9, "dampening": 0.5}),
+        (torch.optim.RMSprop, {"lr": 1e-3, "momentum": 0.9}),
+        (torch.optim.Adagrad, {"lr": 1e-2}),
+        (torch.optim.NAdam, {"lr": 1e-3}),
+    ],
+    ids=str,
+)
+def test_other_options_and_optimizers(
+    pool: Pool, kind: type[torch.optim.Optimizer], options: dict[str, Any], stage: int
+) -> None:
+    """torch steps those on the shards that have no kernel."""
+    check_equal(pool.run(variants, kind, options, stage, world=3))
+
+
+def under_torch() -> Any:
+    """torch's DDP averages; stage 1 shards the optimizer's state alone."""
+    theirs = nn.parallel.DistributedDataParallel(make("gpt"))
+    reference = torch.optim.AdamW(theirs.parameters(), lr=1e-3, foreach=False)
+    module = nn.parallel.DistributedDataParallel(make("gpt"))
+    stepper = ZeroOptimizer(module.parameters(), torch.optim.AdamW, reduce=False, lr=1e-3)
+    norms: list[list[float]] = [[], []]
+    for step in range(4):
+        for who, (one, optimizer) in enumerate([(theirs, reference), (module, stepper)]):
+            optimizer.zero_grad()
+            accumulate(one, step, 1, None)
+            norm = nn.utils.clip_grad_norm_(one.parameters(), 0.05)
+            norms[who].append(float(norm))
+            optimizer.step()
+    weights = [[p.detach().clone() for p in one.parameters()] for one in (theirs, module)]
+    return (norms[0], weights[0]), (norms[1], weights[1])
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_it_leaves_averages_to_torchs_wrapper(pool: Pool, world: int) -> None:
+    check_equal(pool.run(under_torch, world=world))

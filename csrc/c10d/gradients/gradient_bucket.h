@@ -32,7 +32,7 @@ struct BucketRule {
   bool finds_unused = true;
   /// Whether each rank keeps its rows of the averages alone.
   bool sharded = false;
-  /// Of sharded gradients: backward passes do not reduce, and a reduction leaves `grad` as it is.
+  /// Backward passes do not reduce sharded gradients, and a reduction leaves `grad` as it is.
   bool deferred = false;
   /// The backend whose ranks map each other's heaps; null: shards go through collectives.
   c10::intrusive_ptr<DreamBackend> heaps;
@@ -63,7 +63,7 @@ class GradientBucket {
   bool hook_ended() const { return !future_ || future_->completed(); }
   /// Waits for the collective. Gradients that are not `touched` by any rank stay as they are.
   void settle(Gradients& gradients, const BucketRule& rule, const std::vector<bool>& touched);
-  /// Of a sharded bucket: waits for its collective, and frees what it has read.
+  /// Waits for a sharded bucket's collective, and frees what it has read.
   void complete_sharded(Gradients& gradients, const BucketRule& rule);
   /// Brings this rank's gradients into its heap, where they then are `grad`. Returns one tensor for
   /// each member, in the order of memory; undefined: there is none.
@@ -90,7 +90,7 @@ class GradientBucket {
   void start(const Gradients& gradients, const BucketRule& rule, std::size_t index,
              std::size_t count);
   void scale(const BucketRule& rule);
-  // Of sharded gradients (sharded_bucket.cc).
+  // For sharded gradients (sharded_bucket.cc).
   void launch_sharded(Gradients& gradients, const BucketRule& rule);
   void send_shards(Gradients& gradients, const BucketRule& rule);
   void receive_shards(Gradients& gradients, const BucketRule& rule,

@@ -30,7 +30,7 @@ struct Shard {
   at::Tensor gradient;
   bool valid = false;  // it holds an average
   bool adds = false;   // the next reduction is added to it
-  /// Of the optimizer, flat and alike: the copy of more bits, and what it keeps.
+  /// The optimizer's, flat and alike: the copy of more bits, and what it keeps.
   at::Tensor master;
   std::array<at::Tensor, 3> state;
 };

@@ -127,24 +127,29 @@ void step_at_once(Vectors level, const Adam<T>& adam, const Rows<T>& rows, std::
   });
 }
 
-/// Updates the state and leaves the squares in `tile`.
+/// Updates the state and leaves the squares in `tile`. Those that are 0 are 1 there: MKL takes ten
+/// times as long for the root of 0, and gradients that are always 0 are common.
 template <typename T, Form kForm>
 void update_all(Vectors level, const Adam<T>& adam, const Rows<T>& rows, T* tile,
                 std::size_t count) {
   run_fused(level, [adam, rows, tile, count] {
 #pragma GCC ivdep
     for (std::size_t i = 0; i < count; ++i) {
-      tile[i] = adam.template update<kForm>(rows, i).square;
+      const T square = adam.template update<kForm>(rows, i).square;
+      tile[i] = square == 0 ? T{1} : square;
     }
   });
 }
 
-template <typename T>
+template <typename T, bool kAmsgrad>
 void descend_all(Vectors level, const Adam<T>& adam, const Rows<T>& rows, const T* roots,
                  std::size_t count) {
   run_fused(level, [adam, rows, roots, count] {
+    const T* const squares = kAmsgrad ? rows.largest : rows.square;
 #pragma GCC ivdep
-    for (std::size_t i = 0; i < count; ++i) adam.descend(rows, i, rows.average[i], roots[i]);
+    for (std::size_t i = 0; i < count; ++i) {
+      adam.descend(rows, i, rows.average[i], squares[i] == 0 ? T{0} : roots[i]);
+    }
   });
 }
 
@@ -160,7 +165,7 @@ void step_by_tiles(Vectors level, const Adam<T>& adam, Rows<T> rows, std::size_t
     const std::size_t n = std::min(kTile, count);
     update_all<T, kForm>(level, adam, rows, tile.data(), n);
     roots(kType, reinterpret_cast<std::byte*>(tile.data()), n);
-    descend_all(level, adam, rows, tile.data(), n);
+    descend_all<T, kForm.amsgrad>(level, adam, rows, tile.data(), n);
     rows.advance(n);
     count -= n;
   }
