@@ -93,7 +93,7 @@ class ZeroOptimizer(Optimizer):
         check_arguments(optimizer_class, stage, overlap_with_ddp, master_dtype, reduce, per_element)
         self.process_group = given_group(process_group)
         self.stage, self.master_dtype = stage, master_dtype
-        self._reduces, self._class = reduce, optimizer_class
+        self._reduces, self._class, self._options = reduce, optimizer_class, dict(defaults)
         self._ready = self._unscaled_everywhere = False
         super().__init__(params, dict(defaults))
         self._set_up(first=True)
@@ -152,7 +152,7 @@ class ZeroOptimizer(Optimizer):
             options = {k: v for k, v in group.items() if k not in ("params", "param_names")}
             tensors = [self._shards[id(one)].tensor for one in group["params"]]
             given.append({**options, "params": tensors})
-        self._inner = self._class(given, **self.defaults)
+        self._inner = self._class(given, **self._options)
         on_cpu = self.param_groups[0]["params"][0].device.type == "cpu"
         for group, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
             for key, value in inner.items():
@@ -181,11 +181,16 @@ class ZeroOptimizer(Optimizer):
             )
         if any(one.grad is not None for group in self.param_groups for one in group["params"]):
             raise RuntimeError(f"{WHAT}: call zero_grad() before add_param_group()")
-        before = packed_state(self, as_shards=True)
+        shards, kept = self._shards, self._inner.state
         super().add_param_group(param_group)
         self._engine.compiled.detach()
         self._set_up(first=False)
-        load_state(self, before)
+        for key, before in shards.items():
+            now = self._shards[key]
+            if now.has_master:
+                now.tensor.copy_(before.tensor)
+            if before.tensor in kept:
+                self._inner.state[now.tensor] = kept[before.tensor]
 
     # The step.
 

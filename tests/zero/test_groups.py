@@ -24,9 +24,7 @@ def trained(group: Any, name: str, stage: int | None, clip: float | None, steps:
         module = dreamcomm.DistributedDataParallel(module, process_group=group, bucket_cap_mb=0.2)
         stepper: Any = torch.optim.AdamW(module.parameters(), lr=1e-3, foreach=False)
     else:
-        stepper = ZeroOptimizer(
-            module.parameters(), torch.optim.AdamW, group, stage=stage, lr=1e-3
-        )
+        stepper = ZeroOptimizer(module.parameters(), torch.optim.AdamW, group, stage=stage, lr=1e-3)
     clips = module.clip_grad_norm_ if stage is None else stepper.clip_grad_norm_
     norms = []
     for step in range(steps):

@@ -111,7 +111,9 @@ def test_the_bits_are_those_of_ddp_after_100_steps(
 ) -> None:
     for stage in (1, 2):
         check_equal(
-            pool.run(both, name, optimizer, 100, clip, 1, {"stage": stage}, world=world, timeout=200)
+            pool.run(
+                both, name, optimizer, 100, clip, 1, {"stage": stage}, world=world, timeout=200
+            )
         )
 
 
