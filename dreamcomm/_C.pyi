@@ -187,6 +187,9 @@ class DeadlineStore(Store):
 
 def is_in_heap(tensor: Tensor) -> bool: ...
 
+# Gives all free pages of malloc back to the system, where it is glibc's.
+def give_back_free_pages() -> None: ...
+
 # Instruction set of the CPU's kernels: "AVX-512" and the like.
 def instruction_set() -> str: ...
 

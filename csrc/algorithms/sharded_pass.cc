@@ -13,13 +13,14 @@
 //
 // More parameters than a page has room for take a turn of step 1 for each page. Tiles of the first
 // page are then walked before the second turn; the tables alternate between the two pages.
+#include "core/sharded_pass.h"
+
 #include <algorithm>
 #include <array>
 #include <cstring>
 #include <vector>
 
 #include "algorithms/algorithms.h"
-#include "core/sharded_pass.h"
 #include "kernels/bucket.h"
 #include "kernels/reduce.h"
 #include "kernels/transfer/stream.h"
@@ -28,7 +29,8 @@
 namespace dreamcomm::algorithms {
 namespace {
 
-constexpr std::size_t kTile = 16384;  // elements: of a few streams, a tile of each fits the L1 cache
+constexpr std::size_t kTile =
+    16384;  // elements: of a few streams, a tile of each fits the L1 cache
 
 /// Where a rank's tensors lie in its heap, from 1 on; 0: it has none. A gradient that is not read
 /// only shows whether there is one.

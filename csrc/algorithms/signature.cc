@@ -26,9 +26,11 @@ Signature signature_of(const Request& request, std::uint64_t sequence, std::uint
   signature.sequence = sequence;
   signature.bytes = block_bytes(request);
   signature.root = request.root;
-  signature.rest = request.pass == nullptr
-                       ? request.rest
-                       : static_cast<std::uint32_t>(request.pass->parts().size());
+  signature.rest = request.rest;
+  if (request.pass != nullptr) {
+    signature.root = static_cast<std::int32_t>(digest(*request.pass));
+    signature.rest = static_cast<std::uint32_t>(request.pass->parts().size());
+  }
   signature.kind = request.kind;
   signature.op = request.reduction.op;
   signature.dtype = request.reduction.dtype;
@@ -44,8 +46,12 @@ std::string words(const Signature& s) {
   }
   const std::size_t row = s.row & ~Signature::kAsks;
   if (row == Signature::kSharded) {
-    return concat(name(s.kind), "(sharded, ", s.rest, " parameters, ", s.bytes, " bytes) as call ",
-                  s.sequence);
+    const std::string_view what = s.kind == Kind::kAllReduce       ? "sharded step"
+                                  : s.kind == Kind::kReduceScatter ? "sharded reduction"
+                                                                   : "sharded write";
+    return concat(name(s.kind), '(', what, ", ", s.rest,
+                  s.rest == 1 ? " parameter, " : " parameters, ", s.bytes, " bytes, digest ",
+                  static_cast<std::uint32_t>(s.root), ") as call ", s.sequence);
   }
   std::string what;
   if (s.op != ReduceOp::kNone) what += concat(name(s.op), ", ");

@@ -19,7 +19,8 @@ struct Signature {
   DType dtype = DType::kOpaque;
   std::uint8_t row = 0;  // of the algorithm table, and whether the rank asks for heaps
   static constexpr std::uint8_t kAsks = 0x80;
-  static constexpr std::uint8_t kSharded = 0x7e;  // a sharded pass; `rest` counts its parameters
+  // A sharded pass. `rest` counts its parameters, and `root` is a digest of them.
+  static constexpr std::uint8_t kSharded = 0x7e;
   static constexpr std::uint8_t kNoRow = 0x7f;  // a call whose parts have rows of their own
 
   bool operator==(const Signature&) const = default;

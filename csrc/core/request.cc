@@ -36,7 +36,8 @@ std::string in_and_out(const Request& request) {
 
 std::string arguments(const Request& request) {
   if (request.pass != nullptr) {
-    return concat("sharded, ", request.pass->parts().size(), " parameters, ",
+    const std::size_t parts = request.pass->parts().size();
+    return concat(name(*request.pass), ", ", parts, parts == 1 ? " parameter, " : " parameters, ",
                   pass_bytes(*request.pass), " bytes");
   }
   const std::string data = elements(block_bytes(request), request.reduction.dtype);

@@ -50,7 +50,7 @@ struct Request {
   int root = 0;
   std::uint32_t rest = 0;  // how many parts of the same coalesced call follow this one
   Clock::time_point deadline = Clock::time_point::max();
-  Clock::duration excuse{};          // extra wait for peers that themselves wait for other nodes
+  Clock::duration excuse{};  // extra wait for peers that themselves wait for other nodes
   /// A pass over tensors in all ranks' heaps, in place of blocks: an all_reduce, reduce_scatter or
   /// all_gather of which each rank handles its elements between reading and writing.
   ShardedPass* pass = nullptr;

@@ -2,8 +2,11 @@
 // gradients where they lie, and writes all ranks' parameters.
 #pragma once
 
+#include <bit>
 #include <cstddef>
+#include <cstdint>
 #include <span>
+#include <string_view>
 
 #include "core/types.h"
 
@@ -48,6 +51,27 @@ class ShardedPass {
   /// others are left out.
   virtual void touch(std::size_t part) = 0;
 };
+
+/// "sharded step" and the like, for people.
+inline std::string_view name(const ShardedPass& pass) {
+  if (!pass.writes()) return "sharded reduction";
+  return pass.reads() ? "sharded step" : "sharded write";
+}
+
+/// A hash of all that has to be equal on the ranks, except the parts' number.
+inline std::uint32_t digest(const ShardedPass& pass) {
+  std::uint64_t hash = 0xcbf29ce484222325U;  // FNV-1a, by words
+  const auto add = [&hash](std::uint64_t value) { hash = (hash ^ value) * 0x100000001b3U; };
+  add(std::bit_cast<std::uint64_t>(pass.factor()));
+  add((pass.reads() ? 2U : 0U) + (pass.writes() ? 1U : 0U));
+  for (const ShardedPart& part : pass.parts()) {
+    add(part.numel);
+    add((static_cast<std::uint64_t>(part.gradient_type) << 24U) +
+        (static_cast<std::uint64_t>(part.sum_type) << 16U) +
+        (static_cast<std::uint64_t>(part.parameter_type) << 8U) + (part.replicated ? 1U : 0U));
+  }
+  return static_cast<std::uint32_t>(hash ^ (hash >> 32U));
+}
 
 /// Bytes that all ranks' shards have together, of what the pass moves.
 inline std::size_t pass_bytes(const ShardedPass& pass) {

@@ -30,6 +30,7 @@ __all__ = [
 
 F = TypeVar("F", bound=Callable[..., Any])
 BROADCAST_BYTES = 250 << 20  # of one message, as torch has it
+SMALL_BYTES = 128 << 10  # tensors below it are put together
 
 if TYPE_CHECKING:
 
@@ -99,7 +100,12 @@ def broadcast_buffers_(buffers: Sequence[Tensor], group: dist.ProcessGroup) -> N
 
 
 def broadcast_tensors(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> None:
-    """Gives tensors rank 0's values, in place. Collective."""
+    """Gives tensors rank 0's values. Collective. Large ones take no other memory meanwhile."""
     with torch.no_grad():
         plain = [one.detach() for one in tensors]
-        cast(Any, dist)._broadcast_coalesced(group, plain, BROADCAST_BYTES, 0)
+        small = [one for one in plain if one.nbytes < SMALL_BYTES]
+        for one in plain:
+            if one.nbytes >= SMALL_BYTES:
+                dist.broadcast(one, group=group, group_src=0)
+        if small:
+            cast(Any, dist)._broadcast_coalesced(group, small, BROADCAST_BYTES, 0)

@@ -64,7 +64,8 @@ class BucketEngine:
         self._all = list(parameters)
         self._rebuilt = False
         self._sync = True
-        self._made: list[Callable[[], None]] = []
+        self._made: list[weakref.WeakMethod[Callable[[], None]]] = []
+        self._taken_by: tuple[weakref.ref[object], str] | None = None
         self._make()
 
     def _make(self) -> None:
@@ -111,12 +112,23 @@ class BucketEngine:
         self.compiled.owner = me
         self.compiled.sync = self._sync
         self.compiled.set_static_graph(self._static)
-        for made in self._made:
-            made()
+        for one in self._made:
+            made = one()
+            if made is not None:
+                made()
 
     def on_made(self, made: Callable[[], None]) -> None:
-        """Has ``made()`` called after each change of the trained parameters."""
-        self._made.append(made)
+        """Has a method called after each change of the trained parameters, while its object lives."""
+        self._made.append(weakref.WeakMethod(made))
+
+    def take_over(self, optimizer: object, name: str) -> None:
+        """Notes that a sharded optimizer reduces the gradients, as long as it lives."""
+        self._taken_by = weakref.ref(optimizer), name
+
+    @property
+    def sharded_by(self) -> str:
+        """The name of the sharded optimizer that reduces the gradients; empty: none does."""
+        return self._taken_by[1] if self._taken_by and self._taken_by[0]() is not None else ""
 
     def remake_if_thawed(self) -> None:
         """Takes in parameters that were frozen, and require a gradient now."""

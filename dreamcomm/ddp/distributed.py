@@ -335,7 +335,16 @@ class DistributedDataParallel(TorchDDP):
         return clip_(part, max_norm, norm_type, error_if_nonfinite)
 
     def clip_parts(self) -> list[ClipPart]:
-        """What the norm of all gradients consists of: all parameters, the same on all ranks."""
+        """What the norm of all gradients consists of: all parameters, the same on all ranks.
+
+        Raises:
+            RuntimeError: a ZeroOptimizer reduces the gradients.
+        """
+        if self.reducer.sharded_by:
+            raise RuntimeError(
+                f"{WHAT} on rank {dist.get_rank(self.process_group)}: {self.reducer.sharded_by} "
+                "reduces the gradients: call its clip_grad_norm_() and clip_parts()"
+            )
         return [ClipPart([one.parameter for one in self.reducer.trained], self.process_group)]
 
     def report(self) -> Report:

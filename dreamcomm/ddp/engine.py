@@ -89,6 +89,10 @@ class Reducer(BucketEngine):
     # What dreamcomm's modules use.
 
     def register_hook(self, state: object, hook: Callable[..., Any]) -> None:
+        if self.sharded_by:
+            raise ValueError(
+                f"{self.sharded_by} reduces the gradients: a communication hook would not be called"
+            )
         if self.factor != 0.0:
             raise ValueError(
                 "a communication hook decides itself what gradients become: leave reduce= out, or "

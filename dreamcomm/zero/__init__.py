@@ -1,7 +1,19 @@
 """ZeRO: sharded optimizer state and gradients, and what they need of memory."""
 
+from dreamcomm.zero.checkpoint import load, save
 from dreamcomm.zero.estimate import Estimate, estimate
+from dreamcomm.zero.memory import MemoryReport, memory_report, process_memory
 from dreamcomm.zero.optimizer import ZeroOptimizer
 from dreamcomm.zero.scaling import GradScaler
 
-__all__ = ["Estimate", "GradScaler", "ZeroOptimizer", "estimate"]
+__all__ = [
+    "Estimate",
+    "GradScaler",
+    "MemoryReport",
+    "ZeroOptimizer",
+    "estimate",
+    "load",
+    "memory_report",
+    "process_memory",
+    "save",
+]

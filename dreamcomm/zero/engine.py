@@ -13,9 +13,11 @@ from dreamcomm.buckets.parameters import TrainedParameter
 from dreamcomm.zero.sharded_gradient import ShardedGradient
 from dreamcomm.zero.shards import ParameterShard
 
-__all__ = ["WHAT", "engine_of", "found_engine", "shard_engine"]
+__all__ = ["BUCKET_BYTES", "WHAT", "engine_of", "found_engine", "shard_engine"]
 
 MIB = 1 << 20
+# Buckets are small, as the gradients of two are there at a time at stage 2. A call costs some 20 us.
+BUCKET_BYTES = 4 * MIB
 WHAT = "ZeroOptimizer"
 
 
@@ -42,6 +44,10 @@ def found_engine(parameters: Sequence[torch.nn.Parameter]) -> BucketEngine | Non
         )
     engine = reducer.owner()
     assert isinstance(engine, BucketEngine)
+    if engine.sharded_by:
+        raise ValueError(
+            f"{WHAT}: another {engine.sharded_by} has these parameters already: delete it first"
+        )
     return engine
 
 
@@ -51,7 +57,7 @@ def engine_of(
     """An engine of these parameters alone; ``reduces``: in backward passes, and in steps."""
     trained = [TrainedParameter(name, parameter) for name, parameter in named]
     try:
-        return BucketEngine(trained, group, Caps(25 * MIB, MIB), hooked=reduces)
+        return BucketEngine(trained, group, Caps(BUCKET_BYTES, MIB), hooked=reduces)
     except ValueError as error:
         if "already reduced by another wrapper" not in str(error):
             raise

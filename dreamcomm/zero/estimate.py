@@ -102,7 +102,7 @@ def estimate(
     param_dtype: torch.dtype | None = None,
     grad_dtype: torch.dtype | None = None,
     master_dtype: torch.dtype | None = None,
-    bucket_bytes: int = 25 * MIB,
+    bucket_bytes: int = 4 * MIB,
     rank: int = 0,
 ) -> Estimate:
     """Bytes per rank for training at a ZeRO stage. Reads shapes and dtypes only: meta will do.
@@ -110,8 +110,9 @@ def estimate(
     A parameter that occurs twice counts once. A frozen one (``requires_grad`` is False) has no
     gradient, no state and no master.
 
-    ``transient`` is 0 at stages 0 and 1. At stage 2 it is the largest bucket of whole gradients,
-    as backward makes them, in the parameters' dtype. At stage 3 it is three times the whole
+    ``transient`` is 0 at stages 0 and 1. At stage 2 it is twice the largest bucket of whole
+    gradients, as backward makes them, in the parameters' dtype: one is reduced while the next is
+    made. At stage 3 it is three times the whole
     parameters of the largest unit: the unit that computes, the next one, and one unit's gradients.
     A unit is a child module, or the module's own parameters together. A ModuleList, ModuleDict or
     Sequential is no unit: its members are. A child that has such a container inside is none
@@ -130,7 +131,8 @@ def estimate(
             given and gradients are sharded (stages 2 and 3).
         master_dtype: of the optimizer's copies and its state. A parameter that has this dtype
             already needs no copy. None is no copies, and state in the parameter's dtype.
-        bucket_bytes: a bucket of gradients is closed when it has so many bytes.
+        bucket_bytes: a bucket of gradients is closed when it has so many bytes; ZeroOptimizer's
+            own have 4 MiB.
         rank: whose bytes; rank 0 has the most.
 
     Raises:
@@ -170,7 +172,7 @@ def estimate(
         counters += state.counters
     transient = 0
     if stage == 2:
-        transient = _largest_bucket(members, param_dtype, bucket_bytes)
+        transient = 2 * _largest_bucket(members, param_dtype, bucket_bytes)
     elif stage == 3:
         transient = KEPT_UNITS * max((_nbytes(unit, param_dtype) for unit in units), default=0)
     return Estimate(

@@ -21,6 +21,8 @@ from dreamcomm.zero.engine import WHAT, engine_of, found_engine, shard_engine
 from dreamcomm.zero.gather import gather_parameters
 from dreamcomm.zero.kernel_step import KernelStep
 from dreamcomm.zero.layout import shard_layout
+from dreamcomm.zero.loading import load_state
+from dreamcomm.zero.masters import note_versions, refresh_masters
 from dreamcomm.zero.rules import has_kernel
 from dreamcomm.zero.scaling import shared_found_inf, unscale_
 from dreamcomm.zero.shards import (
@@ -28,7 +30,7 @@ from dreamcomm.zero.shards import (
     make_shards,
     settle_parameters,
 )
-from dreamcomm.zero.state import State, load_state, packed_state
+from dreamcomm.zero.state import State, packed_state
 from dreamcomm.zero.warning import warn_of_changed
 
 __all__ = ["ZeroOptimizer"]
@@ -105,7 +107,7 @@ class ZeroOptimizer(Optimizer):
         named = named_parameters(self.param_groups)
         parameters = [parameter for _, parameter in named]
         check_parameters(named)
-        engine = found_engine(parameters) if self._reduces else None
+        engine = found_engine(parameters) if self._reduces and (first or self._held) else None
         if first:
             self._held = engine is not None  # by a DistributedDataParallel
             self._kept_sync = engine.sync if engine is not None else True
@@ -126,6 +128,7 @@ class ZeroOptimizer(Optimizer):
             engine = engine_of(named, self.process_group, reduces=self._reduces)
         self._engine = engine
         engine.on_made(self._shard_engine)
+        engine.take_over(self, f"{WHAT}(stage={self.stage})")
         self._shard_engine()
         self._ready = True
 
@@ -204,6 +207,7 @@ class ZeroOptimizer(Optimizer):
             if self._is_skipped():
                 return loss
             self._check_memory()
+            refresh_masters(self._ordered)
             self._sync_groups()
             if self._reduces and self.stage == 1:
                 warn_of_changed(self._engine, self._ordered)
@@ -211,6 +215,7 @@ class ZeroOptimizer(Optimizer):
                 self._step_by_kernels()
             else:
                 self._step_by_torch()
+            note_versions(self._ordered)
         return loss
 
     def _is_skipped(self) -> bool:
@@ -368,7 +373,12 @@ class ZeroOptimizer(Optimizer):
         ``get_optimizer_state_dict`` by names; so it goes into another world size, another stage, or
         one process. Nothing is communicated.
         """
-        return packed_state(self)
+        for before in self._optimizer_state_dict_pre_hooks.values():
+            before(self)
+        packed = packed_state(self)
+        for after in self._optimizer_state_dict_post_hooks.values():
+            packed = after(self, packed) or packed
+        return packed
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes a state, of DTensors or of whole tensors.
@@ -376,4 +386,8 @@ class ZeroOptimizer(Optimizer):
         Raises:
             ValueError: it is of other parameters, or lacks a part. Nothing has changed then.
         """
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            state_dict = before(self, state_dict) or state_dict
         load_state(self, state_dict)
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)

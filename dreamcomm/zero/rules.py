@@ -17,8 +17,11 @@ KERNEL_CLASSES = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 
 
 def has_kernel(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the kernels make the optimizer's step: its class, and its groups' options."""
+    """Whether the kernels make the optimizer's step: its class, its groups' options and dtypes."""
     if type(optimizer) not in KERNEL_CLASSES:
+        return False
+    dtypes = {one.dtype for group in optimizer.param_groups for one in group["params"]}
+    if not dtypes <= {torch.float32, torch.float64}:
         return False
     special = ("capturable", "differentiable")
     return not any(group.get(name) for group in optimizer.param_groups for name in special)

@@ -27,6 +27,7 @@ class ParameterShard:
         replicated: a scalar, which all ranks step.
         has_master: ``tensor`` is a copy.
         address: of the parameter's memory when ``tensor`` was made.
+        version: of the parameter when the copy was last known to round to it; -1: unknown.
     """
 
     name: str
@@ -38,6 +39,7 @@ class ParameterShard:
     replicated: bool
     has_master: bool
     address: int
+    version: int = -1
 
     @property
     def sum_dtype(self) -> torch.dtype:
@@ -73,6 +75,8 @@ def settle_parameters(parameters: Sequence[Tensor], *, shared: bool) -> bool:
     Returns:
         Whether all lie in memory that ranks share.
     """
+    from dreamcomm import _C
+
     for parameter in parameters:
         whole = parameter.detach()
         if not _rows_lie_together(whole):
@@ -82,6 +86,8 @@ def settle_parameters(parameters: Sequence[Tensor], *, shared: bool) -> bool:
             whole = place.as_strided(whole.shape, whole.stride()).copy_(whole)
         if whole.data_ptr() != parameter.data_ptr():
             parameter.data = whole
+    if shared:
+        _C.give_back_free_pages()  # malloc might keep as many bytes as the model has
     return shared and all(memory.is_shared(one) or one.numel() == 0 for one in parameters)
 
 

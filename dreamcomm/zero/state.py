@@ -2,43 +2,49 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping, MutableMapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer
 
-from dreamcomm.zero.engine import WHAT
+from dreamcomm.zero.initial import initial_state, options_of
+from dreamcomm.zero.masters import refresh_masters
 from dreamcomm.zero.shards import ParameterShard
 
 if TYPE_CHECKING:
     from dreamcomm.zero.optimizer import ZeroOptimizer
 
-__all__ = ["State", "load_state", "packed_state"]
+__all__ = ["MASTER", "State", "packed_state"]
 
 MASTER = "master_param"  # the key of the copy of more bits
 
 
-class State(MutableMapping[Tensor, dict[str, Any]]):
+class State(MutableMapping[Tensor, Mapping[str, Any]]):
     """What an inner optimizer keeps of each parameter's rows, by the parameters.
 
-    It counts as true while it is empty: torch's ``get_optimizer_state_dict`` makes steps of an
-    optimizer without a state.
+    A parameter that was not stepped yet shows the state with which its first step begins, read
+    only. Reading changes nothing. The mapping counts as true while it is empty: torch's
+    ``get_optimizer_state_dict`` makes steps of an optimizer without a state.
     """
 
     def __init__(self, shards: Mapping[int, ParameterShard], inner: Optimizer) -> None:
         self._shards, self._inner = shards, inner
 
-    def __getitem__(self, parameter: Tensor) -> dict[str, Any]:
-        return self._inner.state[self._shards[id(parameter)].tensor]
+    def __getitem__(self, parameter: Tensor) -> Mapping[str, Any]:
+        one = self._shards[id(parameter)]
+        if not one.has_master and self._inner.state.get(one.tensor):
+            kept: dict[str, Any] = self._inner.state[one.tensor]
+            return kept
+        return MappingProxyType(_kept_or_initial(self._inner, one, _options(self._inner)))
 
-    def __setitem__(self, parameter: Tensor, value: dict[str, Any]) -> None:
-        self._inner.state[self._shards[id(parameter)].tensor] = value
+    def __setitem__(self, parameter: Tensor, value: Mapping[str, Any]) -> None:
+        kept = {key: part for key, part in value.items() if key != MASTER}
+        self._inner.state[self._shards[id(parameter)].tensor] = kept
 
     def __delitem__(self, parameter: Tensor) -> None:
         del self._inner.state[self._shards[id(parameter)].tensor]
@@ -54,8 +60,13 @@ class State(MutableMapping[Tensor, dict[str, Any]]):
         return True
 
 
-def packed_state(optimizer: ZeroOptimizer, *, as_shards: bool = False) -> dict[str, Any]:
-    """The state by numbers of parameters; ``as_shards``: this rank's rows as plain tensors."""
+def packed_state(optimizer: ZeroOptimizer) -> dict[str, Any]:
+    """The state by numbers of parameters.
+
+    It has the parameters that torch's ``get_optimizer_state_dict`` has before a first step: all
+    that require a gradient, used or not. So a checkpoint has the keys that a new optimizer's
+    strict load expects. A frozen parameter is there if it was stepped before.
+    """
     numbers: dict[int, int] = {}
     groups = []
     for group in optimizer.param_groups:
@@ -63,18 +74,40 @@ def packed_state(optimizer: ZeroOptimizer, *, as_shards: bool = False) -> dict[s
             numbers[id(parameter)] = len(numbers)
         packed = {key: value for key, value in group.items() if key != "params"}
         groups.append({**packed, "params": [numbers[id(one)] for one in group["params"]]})
-    mesh = None if as_shards else _mesh(optimizer)
+    inner, mesh = optimizer._inner, _mesh(optimizer)
+    options = _options(inner)
+    shards = [
+        one
+        for one in optimizer._shards.values()
+        if one.parameter.requires_grad or inner.state.get(one.tensor)
+    ]
+    refresh_masters(shards)
     state = {}
-    for one in optimizer._shards.values():
-        if not one.parameter.requires_grad:
-            continue
-        kept = optimizer._inner.state.get(one.tensor) or _blank(optimizer._inner, one)
-        if one.has_master:
-            kept = {**kept, MASTER: one.tensor}
+    for one in shards:
+        kept = _kept_or_initial(inner, one, options)
         state[numbers[id(one.parameter)]] = {
             key: _whole(one, value, mesh) for key, value in kept.items()
         }
-    return {"state": state, "param_groups": groups}
+    # An optimizer without any state, such as SGD without momentum, has no entries in torch.
+    return {"state": state if any(state.values()) else {}, "param_groups": groups}
+
+
+def _options(inner: Optimizer) -> dict[int, dict[str, Any]]:
+    """Each tensor's options, by its id."""
+    found = {}
+    for group in inner.param_groups:
+        options = options_of(group)
+        found.update({id(tensor): options for tensor in group["params"]})
+    return found
+
+
+def _kept_or_initial(
+    inner: Optimizer, one: ParameterShard, options: Mapping[int, dict[str, Any]]
+) -> dict[str, Any]:
+    kept = inner.state.get(one.tensor)
+    if not kept:
+        kept = initial_state(inner, options[id(one.tensor)], one.tensor)
+    return {**kept, MASTER: one.tensor} if one.has_master else dict(kept)
 
 
 def _mesh(optimizer: ZeroOptimizer) -> DeviceMesh:
@@ -82,140 +115,12 @@ def _mesh(optimizer: ZeroOptimizer) -> DeviceMesh:
     return DeviceMesh.from_group(optimizer.process_group, device)
 
 
-def _whole(one: ParameterShard, value: Any, mesh: DeviceMesh | None) -> Any:
-    if mesh is None or not _is_rows(one, value):
+def _whole(one: ParameterShard, value: Any, mesh: DeviceMesh) -> Any:
+    """A value as a checkpoint has it: rows as a part of a tensor over all ranks."""
+    if not isinstance(value, Tensor) or one.replicated or value.shape != one.tensor.shape:
         return value
-    whole = one.parameter
+    shape = one.parameter.shape
+    stride = torch.empty(shape, device="meta").stride()
     return DTensor.from_local(
-        value.contiguous(),
-        mesh,
-        [Shard(0)],
-        run_check=False,
-        shape=whole.shape,
-        stride=torch.empty(whole.shape, device="meta").stride(),
+        value.contiguous(), mesh, [Shard(0)], run_check=False, shape=shape, stride=stride
     )
-
-
-def _is_rows(one: ParameterShard, value: Any) -> bool:
-    """Whether it holds a number for each of this rank's elements."""
-    is_tensor = isinstance(value, Tensor) and value.dim() > 0
-    return is_tensor and not one.replicated and value.shape == one.tensor.shape
-
-
-def _blank(inner: Optimizer, one: ParameterShard) -> dict[str, Any]:
-    """The state as it is before a first step, found by a step of another optimizer."""
-    group = next(g for g in inner.param_groups if any(p is one.tensor for p in g["params"]))
-    options = {key: value for key, value in group.items() if key != "params"}
-    other = torch.zeros_like(one.tensor)
-    other.grad = torch.zeros_like(other)
-    scratch = type(inner)([{**options, "lr": 0.0, "params": [other]}])
-    scratch.step()
-    blank = dict(scratch.state[other])
-    if isinstance(blank.get("step"), Tensor):
-        blank["step"].zero_()
-    return blank
-
-
-def load_state(optimizer: ZeroOptimizer, state_dict: Mapping[str, Any]) -> None:
-    """Takes a state: all of it is checked and copied before anything changes.
-
-    Raises:
-        ValueError: it is of other parameters, or lacks a part.
-    """
-    saved_groups = state_dict["param_groups"]
-    _check_groups(optimizer, saved_groups)
-    by_number = {
-        number: optimizer._shards[id(parameter)]
-        for saved, group in zip(saved_groups, optimizer.param_groups, strict=True)
-        for number, parameter in zip(saved["params"], group["params"], strict=True)
-    }
-    taken: dict[Tensor, dict[str, Any]] = {}
-    masters: list[tuple[ParameterShard, Tensor]] = []
-    for number, kept in state_dict["state"].items():
-        one = by_number.get(number)
-        if one is None:
-            raise ValueError(
-                f"{WHAT}: the state to load has a parameter {number!r} that no group has"
-            )
-        mine = {key: _rows_of(one, key, value, optimizer) for key, value in kept.items()}
-        if one.has_master:
-            rows = one.rows(one.parameter.detach())
-            masters.append((one, mine.pop(MASTER, rows)))
-        mine.pop(MASTER, None)
-        _check_parts(optimizer, one, mine)
-        if mine:
-            taken[one.tensor] = mine
-    _warn_of_missing(by_number, state_dict["state"])
-    for one, values in masters:
-        one.tensor.copy_(values)
-    optimizer._inner.state.clear()
-    optimizer._inner.state.update(taken)
-    for saved, group in zip(saved_groups, optimizer.param_groups, strict=True):
-        group.update({k: v for k, v in saved.items() if k not in ("params", "param_names")})
-    optimizer._kernel_step.forget()
-
-
-def _check_groups(optimizer: ZeroOptimizer, saved: list[dict[str, Any]]) -> None:
-    ours = [len(group["params"]) for group in optimizer.param_groups]
-    theirs = [len(group["params"]) for group in saved]
-    if ours != theirs:
-        raise ValueError(
-            f"{WHAT}: the state to load has groups of {theirs} parameters, and the optimizer has "
-            f"groups of {ours}: it is of another model"
-        )
-
-
-def _rows_of(one: ParameterShard, key: str, value: Any, optimizer: ZeroOptimizer) -> Any:
-    """This rank's part of a saved value, as a copy."""
-    if not isinstance(value, Tensor):
-        return value
-    if key == "step" or value.dim() == 0:
-        return value.detach().clone()
-    whole = one.parameter.shape
-    if isinstance(value, DTensor):
-        if value.shape != whole:
-            raise _of_another(one, key, value)
-        local = value.to_local()
-        world = dist.get_world_size(optimizer.process_group)
-        same = tuple(value.placements) == (Shard(0),) and value.device_mesh.size() == world
-        if same and local.shape == one.tensor.shape:
-            return torch.empty_like(one.tensor).copy_(local)
-        value = value.full_tensor()
-    if value.shape == whole:
-        return torch.empty_like(one.tensor).copy_(one.rows(value))
-    if value.shape == one.tensor.shape:
-        return torch.empty_like(one.tensor).copy_(value)
-    raise _of_another(one, key, value)
-
-
-def _of_another(one: ParameterShard, key: str, value: Tensor) -> ValueError:
-    return ValueError(
-        f"{WHAT}: {key!r} of parameter {one.name!r} has shape {tuple(value.shape)} in the state to "
-        f"load, and the parameter has {tuple(one.parameter.shape)}: it is of another model. "
-        "Nothing was changed"
-    )
-
-
-def _check_parts(optimizer: ZeroOptimizer, one: ParameterShard, mine: dict[str, Any]) -> None:
-    expected = set(_blank(optimizer._inner, one)) if one.parameter.requires_grad else set()
-    lacking = sorted(expected - set(mine))
-    if mine and lacking:
-        raise ValueError(
-            f"{WHAT}: the state to load lacks {', '.join(map(repr, lacking))} of parameter "
-            f"{one.name!r}; it has {sorted(mine)}. Nothing was changed"
-        )
-
-
-def _warn_of_missing(by_number: Mapping[int, ParameterShard], state: Mapping[Any, Any]) -> None:
-    without = [
-        one.name
-        for number, one in by_number.items()
-        if one.parameter.requires_grad and number not in state
-    ]
-    if state and without:
-        warnings.warn(
-            f"{WHAT}: the state to load has nothing of {len(without)} parameters "
-            f"({', '.join(without[:3])}{', ...' if len(without) > 3 else ''}), as if they had never "
-            "been stepped; they begin anew",
-            stacklevel=4,
-        )

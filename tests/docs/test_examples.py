@@ -20,6 +20,7 @@ import yaml
 from helpers.pool import Fresh
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+TEXT = str(EXAMPLES.parent / "docs" / "gradients.md")  # a short one, to train on
 
 # What a program prints, whatever the order of its ranks' lines.
 OF_TORCHRUN = {
@@ -27,6 +28,7 @@ OF_TORCHRUN = {
     "fsdp2.py": ["rank 0: keeps (64, 64) of (128, 64)", "rank 1: keeps (64, 64) of (128, 64)"],
     "hooks.py": ["rank 0, step 10: norm ", "rank 1: 2 residuals to save"],
     "tensor_parallel.py": ["rank 0: has 128 of 256 rows", "rank 1: has 128 of 256 rows"],
+    "zero.py": ["bytes of this rank ", "ZeRO stage 1, 2 ranks", "ZeRO stage 3, 2 ranks"],
 }
 OF_SPAWN = {
     "shared_tensors.py": [
@@ -95,25 +97,28 @@ def test_each_program_is_started_by_a_test() -> None:
 
 
 # In ranks that have imported torch already, as torchrun itself takes seconds.
-@pytest.mark.parametrize("name", sorted(OF_TORCHRUN.keys() - {"ddp.py"}))
+@pytest.mark.parametrize("name", sorted(OF_TORCHRUN.keys() - {"ddp.py", "zero.py"}))
 def test_a_program_runs_as_under_torchrun(name: str, fresh: Fresh) -> None:
     printed = as_two_ranks(fresh, name)
     for line in OF_TORCHRUN[name]:
         assert line in printed
 
 
+def losses_of(printed: str) -> dict[int, str]:
+    """By step."""
+    found = re.findall(r"^step (\d+): loss (\S+)$", printed, re.M)
+    return {int(step): loss for step, loss in found}
+
+
 def test_a_resumed_run_prints_the_losses_of_one_that_went_through(
     fresh: Fresh, tmp_path: Path
 ) -> None:
     """The first part ends in the middle of the second epoch: an epoch has two steps."""
-    text = str(EXAMPLES.parent / "docs" / "gradients.md")
     checkpoint, picture = str(tmp_path / "run.pt"), tmp_path / "losses.png"
 
     def losses(steps: int, *arguments: str) -> dict[int, str]:
-        asked = ["--text", text, "--steps", str(steps), *arguments]
-        printed = as_two_ranks(fresh, "ddp.py", asked)
-        found = re.findall(r"^step (\d+): loss (\S+)$", printed, re.M)
-        return {int(step): loss for step, loss in found}
+        asked = ["--text", TEXT, "--steps", str(steps), *arguments]
+        return losses_of(as_two_ranks(fresh, "ddp.py", asked))
 
     whole = losses(6)
     first = losses(3, "--checkpoint", checkpoint)
@@ -123,6 +128,31 @@ def test_a_resumed_run_prints_the_losses_of_one_that_went_through(
     assert (list(first), list(rest)) == ([1, 2, 3], [4, 5, 6])
     assert {**first, **rest} == whole
     assert not draws or picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_zero_prints_the_same_losses_at_both_stages_and_from_a_checkpoint(
+    fresh: Fresh, tmp_path: Path
+) -> None:
+    """The checkpoint is one of stage 2, of a wrapped module, and stage 1 goes on from it."""
+    checkpoint = ["--checkpoint", str(tmp_path / "run")]
+
+    def losses(how: str, stage: int, steps: int, *arguments: str) -> dict[int, str]:
+        asked = ["--text", TEXT, "--how", how, "--stage", str(stage), "--steps", str(steps)]
+        printed = as_two_ranks(fresh, "zero.py", [*asked, *arguments])
+        for line in OF_TORCHRUN["zero.py"]:
+            assert line in printed
+        return losses_of(printed)
+
+    whole = losses("bare", 1, 4)
+    assert list(whole) == [1, 2, 3, 4]
+    assert losses("bare", 2, 4) == whole
+    first = losses("wrapped", 2, 2, *checkpoint)
+    rest = losses("wrapped", 1, 4, *checkpoint)
+    assert (list(first), list(rest)) == ([1, 2], [3, 4])
+    assert {**first, **rest} == whole
+    # torch's clipping adds up the squares in another order.
+    under_torch = [float(loss) for loss in losses("torch", 1, 4).values()]
+    assert under_torch == pytest.approx([float(loss) for loss in whole.values()], rel=1e-5)
 
 
 def test_torchrun_starts_a_program(tmp_path: Path) -> None:

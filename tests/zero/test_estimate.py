@@ -54,8 +54,8 @@ def test_the_papers_numbers(stage: int, gigabytes: float) -> None:
         (0, 1, (4 * 19, 4 * 16, 8 * 16 + 12, 0, 0)),
         (1, 0, (4 * 19, 4 * 16, 8 * 10 + 12, 0, 0)),
         (1, 1, (4 * 19, 4 * 16, 8 * 7 + 12, 0, 0)),
-        (2, 0, (4 * 19, 4 * 10, 8 * 10 + 12, 0, 4 * 16)),
-        (2, 1, (4 * 19, 4 * 7, 8 * 7 + 12, 0, 4 * 16)),
+        (2, 0, (4 * 19, 4 * 10, 8 * 10 + 12, 0, 2 * 4 * 16)),
+        (2, 1, (4 * 19, 4 * 7, 8 * 7 + 12, 0, 2 * 4 * 16)),
         # The largest unit is the head: 10 + 5.
         (3, 0, (4 * 13, 4 * 10, 8 * 10 + 12, 0, 3 * 4 * 15)),
         (3, 1, (4 * 7, 4 * 7, 8 * 7 + 12, 0, 3 * 4 * 15)),
@@ -78,7 +78,7 @@ def test_uneven_frozen_tied_and_scalar_parameters(
     [
         (0, (2 * 19, 2 * 16, 8 * 16 + 12, 4 * 16, 0)),
         (1, (2 * 19, 2 * 16, 8 * 10 + 12, 4 * 10, 0)),
-        (2, (2 * 19, 4 * 10, 8 * 10 + 12, 4 * 10, 2 * 16)),
+        (2, (2 * 19, 4 * 10, 8 * 10 + 12, 4 * 10, 2 * 2 * 16)),
         (3, (2 * 13, 4 * 10, 8 * 10 + 12, 4 * 10, 3 * 2 * 15)),
     ],
 )
@@ -108,10 +108,10 @@ def test_dtypes_of_what_is_not_floating_point_stay() -> None:
 def test_the_largest_bucket() -> None:
     own = [nn.Parameter(torch.zeros(rows)) for rows in (100, 10, 20, 30)]
     # In reverse order: 30 + 20 elements reach 200 bytes, then 10 + 100.
-    assert estimate(own, 4, 2, bucket_bytes=200).transient == 4 * 110
-    assert estimate(own, 4, 2, bucket_bytes=4).transient == 4 * 100
+    assert estimate(own, 4, 2, bucket_bytes=200).transient == 2 * 4 * 110
+    assert estimate(own, 4, 2, bucket_bytes=4).transient == 2 * 4 * 100
     own[0].requires_grad = False
-    assert estimate(own, 4, 2, bucket_bytes=200).transient == 4 * 50
+    assert estimate(own, 4, 2, bucket_bytes=200).transient == 2 * 4 * 50
 
 
 def test_units_are_members_of_containers() -> None:

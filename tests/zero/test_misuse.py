@@ -137,6 +137,74 @@ def test_a_gradient_in_shards_says_so(pool: Pool) -> None:
             assert "the gradient of '0.weight', which was reduced into shards over 2 ranks" in text
 
 
+def taken_over() -> list[str]:
+    """What a wrapper refuses while an optimizer has its gradients, and takes afterwards."""
+    module = dreamcomm.DistributedDataParallel(make("mlp"))
+    optimizer = ZeroOptimizer(module.parameters(), torch.optim.AdamW)
+    said = []
+    for call in (
+        lambda: module.clip_grad_norm_(1.0),
+        lambda: module.register_comm_hook(None, dreamcomm.hooks.float16_hook),
+        lambda: ZeroOptimizer(module.parameters(), torch.optim.AdamW),
+    ):
+        try:
+            call()
+        except (RuntimeError, ValueError) as error:
+            said.append(str(error))
+    del optimizer
+    ZeroOptimizer(module.parameters(), torch.optim.AdamW, stage=2)
+    return said
+
+
+def test_a_wrapper_whose_gradients_are_taken_over_says_so(pool: Pool) -> None:
+    for clip, hook, second in pool.run(taken_over):
+        assert "ZeroOptimizer(stage=1) reduces the gradients: call its clip_grad_norm_()" in clip
+        assert "a communication hook would not be called" in hook
+        assert "another ZeroOptimizer(stage=1) has these parameters already" in second
+
+
+def sparse(wraps: bool) -> str:
+    module: nn.Module = nn.Embedding(8, 2, sparse=True)
+    if wraps:
+        module = dreamcomm.DistributedDataParallel(module)
+    try:
+        ZeroOptimizer(module.parameters(), torch.optim.SGD)
+        module(torch.tensor([1])).sum().backward()
+    except (RuntimeError, ValueError) as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("wraps", [False, True])
+def test_sparse_gradients_are_refused(pool: Pool, wraps: bool) -> None:
+    for text in pool.run(sparse, wraps):
+        assert "leave sparse=True out" in text
+
+
+def halves(stage: int) -> bool:
+    """Parameters of 16 bits without masters are stepped by torch, in 16 bits."""
+    found = []
+    for zero in (False, True):
+        module: nn.Module = make("mlp").bfloat16()
+        if zero:
+            optimizer: Any = ZeroOptimizer(module.parameters(), torch.optim.AdamW, stage=stage)
+        else:
+            module = dreamcomm.DistributedDataParallel(module)
+            optimizer = torch.optim.AdamW(module.parameters(), foreach=False)
+        for step in range(3):
+            optimizer.zero_grad()
+            x, y = (rows_of(one.bfloat16(), dist.get_rank(), 2) for one in batch(step))
+            nn.functional.mse_loss(module(x), y).backward()
+            optimizer.step()
+        found.append([p.detach().clone() for p in module.parameters()])
+    return all(map(torch.equal, *found))
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_parameters_of_16_bits_without_masters(pool: Pool, stage: int) -> None:
+    assert pool.run(halves, stage) == [True, True]
+
+
 def vouched() -> bool:
     kind = type("Own", (torch.optim.SGD,), {})
     module, other = make("mlp"), make("mlp")

@@ -214,8 +214,8 @@ WorkPtr DreamBackend::sharded_pass(std::shared_ptr<ShardedPass> pass, const Tens
   }
   Calls calls;
   calls.emplace_back(kind, Reduction{}).pass(std::move(pass), tensors);
-  // The default timeout: the group's.
-  return issue({label, tensors, tensors, c10d::kUnsetTimeout, async}, calls);
+  // The work keeps no tensor: their memory is free for the next ones when the pass has ended.
+  return issue({label, {}, {}, c10d::kUnsetTimeout, async}, calls);
 }
 
 }  // namespace dreamcomm

@@ -53,7 +53,8 @@ struct Gradient {
   /// Whether the gradient's elements lie in memory as the parameter's do.
   bool lies_as_parameter() const {
     const at::Tensor& now = parameter.grad();
-    return now.strides() == parameter.strides() || (now.is_contiguous() && parameter.is_contiguous());
+    return now.strides() == parameter.strides() ||
+           (now.is_contiguous() && parameter.is_contiguous());
   }
   /// A rank's elements, in the order of memory: rows lie one after the other.
   ShardRange elements(int world, int rank) const {

@@ -37,11 +37,6 @@ at::TensorOptions plain_options(const at::Tensor& parameter) {
   return at::TensorOptions().dtype(parameter.scalar_type()).device(parameter.device());
 }
 
-bool is_in_heap(const at::Tensor& tensor) {
-  const std::shared_ptr<Heap> heap = live_process_heap();
-  return heap && heap->holds(static_cast<const std::byte*>(tensor.const_data_ptr()));
-}
-
 bool same_place(const at::Tensor& a, const at::Tensor& b) {
   return a.const_data_ptr() == b.const_data_ptr() && a.strides() == b.strides();
 }

@@ -63,6 +63,8 @@ class GradientBucket {
   bool hook_ended() const { return !future_ || future_->completed(); }
   /// Waits for the collective. Gradients that are not `touched` by any rank stay as they are.
   void settle(Gradients& gradients, const BucketRule& rule, const std::vector<bool>& touched);
+  /// Makes the flat tensor, unless it is there. Otherwise launch() does.
+  void lay_out(const Gradients& gradients, const BucketRule& rule);
   /// Waits for a sharded bucket's collective, and frees what it has read.
   void complete_sharded(Gradients& gradients, const BucketRule& rule);
   /// Brings this rank's gradients into its heap, where they then are `grad`. Returns one tensor for
@@ -85,7 +87,6 @@ class GradientBucket {
     at::Tensor kept;           // the gradient's content, where the stand-in has its memory
   };
 
-  void lay_out(const Gradients& gradients, const BucketRule& rule);
   at::Tensor contribution(Gradient& gradient, Slot& slot, const BucketRule& rule, bool zeros);
   void start(const Gradients& gradients, const BucketRule& rule, std::size_t index,
              std::size_t count);

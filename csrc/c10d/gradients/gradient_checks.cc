@@ -14,6 +14,8 @@ void require_average(const std::string& who, const Gradient& gradient, double fa
 void require_layout(const std::string& who, const Gradient& gradient) {
   const at::Tensor& made = gradient.parameter.grad();
   if (!made.defined() || made.is_sparse() == gradient.sparse) return;
+  TORCH_CHECK(!gradient.shard.sharded, who, ": the gradient of parameter '", gradient.name,
+              "' is sparse, and a sharded optimizer takes dense ones: leave sparse=True out");
   const char* const why =
       gradient.sparse
           ? "a sparse one: its module has sparse=True, but the parameter is used elsewhere, too"

@@ -81,6 +81,8 @@ void GradientReducer::attach() {
 
 void GradientReducer::detach() {
   const Lock lock(mutex_);
+  if (early_births_) set_heap_births(nullptr);
+  early_births_ = nullptr;
   for (Gradient& gradient : gradients_) {
     if (gradient.accumulator) gradient.accumulator->del_post_hook(gradient.hook);
     gradient.accumulator = nullptr;
@@ -96,6 +98,7 @@ void GradientReducer::set_buckets(const Buckets& buckets) {
     buckets_.emplace_back(members, gradients_);
   }
   births_ = births();
+  lay_out_in_heaps();
 }
 
 /// For each gradient that is reduced where it is.
@@ -224,12 +227,17 @@ void GradientReducer::on_gradient(std::size_t index) {
   require_layout(who_, gradient);
   gradient.touched = true;
   gradient.made += 1;
+  if (rule_.sharded) note_early(gradient);
   if (rule_.deferred) gradient.mark_seen();
   if (!synced_) return;
   if (gradient.made == 1) order_.push_back(static_cast<std::int64_t>(index));
-  if (!learned_ || !counted_ || gradient.expected == 0) return;
-  require_once(who_, gradient);
-  if (gradient.made != gradient.expected) return;
+  if (reduces_first_pass()) {
+    if (gradient.made > 1) return;  // what comes later is reduced at the end
+  } else {
+    if (!learned_ || !counted_ || gradient.expected == 0) return;
+    require_once(who_, gradient);
+    if (gradient.made != gradient.expected) return;
+  }
   buckets_[gradient.bucket].pending -= 1;
   launch_ready();
 }
@@ -252,7 +260,7 @@ void GradientReducer::launch_next() {
 /// At the end of a backward pass, on its thread.
 void GradientReducer::finish() {
   const Lock lock(mutex_);
-  set_heap_births(nullptr);
+  set_heap_births(early_births_);
   if (!active_) return;
   active_ = false;
   if (!synced_) {
@@ -262,10 +270,12 @@ void GradientReducer::finish() {
   report_.backward_seconds = seconds_since(began_);
   while (next_ < buckets_.size()) launch_next();
   settle_all(true);
+  if (reduces_first_pass()) reduce_rest();
   if (!learned_) learn();
   if (!counted_ && !order_.empty()) {
     for (Gradient& gradient : gradients_) gradient.expected = gradient.made;
     counted_ = true;
+    trim();
   }
 }
 

@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -61,8 +62,8 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
                  std::size_t own_bytes);
 
   // Sharded gradients (sharded_reducer.cc).
-  /// From now on each rank keeps its shards of the averages alone: one for each gradient. `deferred`
-  /// and `heaps`: as in BucketRule.
+  /// From now on each rank keeps its shards of the averages alone: one for each gradient.
+  /// `deferred` and `heaps`: as in BucketRule.
   void shard(std::vector<Shard> shards, bool deferred,
              const c10::intrusive_ptr<DreamBackend>& heaps);
   /// The reducer whose hooks are on the parameter, or null.
@@ -80,9 +81,9 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   /// What the optimizer keeps of each parameter.
   void set_optimizer_memory(const std::vector<std::optional<at::Tensor>>& masters,
                             const std::vector<std::vector<at::Tensor>>& states);
-  /// One pass over the ranks' heaps: reduces what is not reduced, steps this rank's elements of each
-  /// parameter by the rule of its number, and writes them into all ranks' parameters. Without rules
-  /// it only writes. Collective. Returns which gradients any rank has.
+  /// One pass over the ranks' heaps: reduces what is not reduced, steps this rank's elements of
+  /// each parameter by the rule of its number, and writes them into all ranks' parameters. Without
+  /// rules it only writes. Collective. Returns which gradients any rank has.
   std::vector<bool> step(const std::vector<OptimizerRule>& rules, const std::vector<int>& rule_of);
   /// Takes gradients that stay local as they are now for what autograd has made.
   void note_seen();
@@ -120,9 +121,20 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   std::vector<bool> exchange_touched(bool of_zeros);
   void learn();
   void touch_all();
+  void reduce_rest();
   void tell_mixed();
   /// Whether a pass may not add to what is reduced without notice.
   bool must_be_fresh() const { return !rule_.sharded && (rule_.factor != 0 || !synced_); }
+  /// Whether the pass is the first one and reduces before its end all the same: else it would hold
+  /// all gradients, and a heap keeps its pages. A gradient that autograd makes several times is
+  /// reduced in several parts then.
+  bool reduces_first_pass() const { return rule_.heaps && !rule_.deferred && !counted_; }
+  /// Notes a gradient that autograd made before the pass was known to have begun: the next one of
+  /// its size is born in the heap at any time.
+  void note_early(const Gradient& gradient);
+  /// Once, after a first step's gradients that were born elsewhere are in the heap.
+  void trim();
+  void lay_out_in_heaps();
   std::shared_ptr<HeapBirths> births() const;
   c10::Device device() const { return gradients_.front().parameter.device(); }
 
@@ -134,6 +146,9 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   std::string who_;  // "rank 1 of 2", for errors
   std::vector<GradientBucket> buckets_;
   std::shared_ptr<HeapBirths> births_;
+  std::map<std::size_t, int> early_sizes_;
+  bool trimmed_ = false;
+  std::shared_ptr<HeapBirths> early_births_;  // between passes
 
   bool reduced_ = false;  // shards hold what has accumulated
   bool sync_ = true;

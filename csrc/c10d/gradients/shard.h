@@ -22,6 +22,7 @@ inline ShardRange rows_of_rank(std::int64_t rows, std::int64_t row_numel, int wo
 }
 
 struct Shard {
+  bool sharded = false;     // there is a sharded optimizer
   bool replicated = false;  // a scalar, which all ranks step
   at::ScalarType sum_type = at::kFloat;
   /// What the parameter's `grad` becomes when it is reduced; undefined: it stays.

@@ -1,5 +1,5 @@
-// A bucket whose gradients are sharded: by one pass over the ranks' heaps, or by a reduce_scatter of
-// rows that are put in the order of ranks first.
+// A bucket whose gradients are sharded: by one pass over the ranks' heaps, or by a reduce_scatter
+// of rows that are put in the order of ranks first.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -56,8 +56,8 @@ void GradientBucket::launch_sharded(Gradients& gradients, const BucketRule& rule
   for (const std::size_t member : members_) prepare(gradients[member]);
   if (!rule.heaps) return send_shards(gradients, rule);
   const std::vector<at::Tensor> placed = place(gradients, rule);
-  pass_ = std::make_shared<ReduceToShards>(rule.group->getSize(), rule.group->getRank(),
-                                           rule.factor);
+  pass_ =
+      std::make_shared<ReduceToShards>(rule.group->getSize(), rule.group->getRank(), rule.factor);
   for (std::size_t i = 0; i < members_.size(); ++i) {
     pass_->add(gradients[members_[i]], placed[i]);
     if (placed[i].defined()) parts_.push_back(placed[i]);
@@ -69,9 +69,7 @@ void GradientBucket::launch_sharded(Gradients& gradients, const BucketRule& rule
 void GradientBucket::send_shards(Gradients& gradients, const BucketRule& rule) {
   const int world = rule.group->getSize();
   const Gradient& first = gradients[members_.front()];
-  const auto options = first.parameter.options()
-                           .dtype(first.shard.sum_type)
-                           .requires_grad(false);
+  const auto options = first.parameter.options().dtype(first.shard.sum_type).requires_grad(false);
   const std::int64_t width = width_of(gradients, members_, world);
   at::Tensor all = at::zeros({world * width}, options);
   for (int rank = 0; rank < world; ++rank) {

@@ -5,10 +5,13 @@
 #include <algorithm>
 #include <memory>
 
+#include "c10d/base/pages.h"
 #include "c10d/gradients/gradient_checks.h"
 #include "c10d/gradients/gradient_hooks.h"
 #include "c10d/gradients/gradient_reducer.h"
+#include "c10d/gradients/rank_exchange.h"
 #include "c10d/gradients/sharded_step.h"
+#include "c10d/process/process_heap.h"
 
 namespace dreamcomm {
 
@@ -47,6 +50,10 @@ void GradientReducer::shard(std::vector<Shard> shards, bool deferred,
   TORCH_CHECK_VALUE(!rule_.hook, who_,
                     ": a communication hook reduces these gradients already; a sharded optimizer "
                     "reduces them itself: leave the hook out");
+  for (const Gradient& gradient : gradients_) {
+    TORCH_CHECK_VALUE(!gradient.sparse, who_, ": parameter '", gradient.name,
+                      "' has sparse gradients, which cannot be sharded: leave sparse=True out");
+  }
   const bool hooked = rule_.sharded;
   rule_.sharded = true;
   rule_.deferred = deferred;
@@ -54,16 +61,47 @@ void GradientReducer::shard(std::vector<Shard> shards, bool deferred,
   rule_.own_bytes = heaps ? rule_.own_bytes : 0;
   reduced_ = false;
   for (std::size_t i = 0; i < shards.size(); ++i) {
+    if (gradients_[i].is_stand_in()) gradients_[i].tensor() = at::Tensor();
     gradients_[i].shard = std::move(shards[i]);
+    gradients_[i].shard.sharded = true;
     if (hooked || !gradients_[i].accumulator) continue;
     gradients_[i].accumulator->add_pre_hook(std::make_unique<ShardHook>(weak_from_this(), i));
   }
+  lay_out_in_heaps();
+}
+
+void GradientReducer::trim() {
+  if (early_sizes_.empty() || trimmed_) return;
+  give_back_free_pages();
+  trimmed_ = true;
+}
+
+/// Before any gradient is there: a small tensor that is made when a large gradient was freed takes
+/// a piece of its memory, which the next large one does not fit into any more.
+void GradientReducer::lay_out_in_heaps() {
+  if (!rule_.heaps) return;
+  for (GradientBucket& bucket : buckets_) bucket.lay_out(gradients_, rule_);
+}
+
+void GradientReducer::note_early(const Gradient& gradient) {
+  const at::Tensor& now = gradient.parameter.grad();
+  const std::size_t bytes = gradient.parameter.nbytes();
+  if (!births_ || gradient.made != 1 || bytes < rule_.own_bytes || gradient.sparse) return;
+  const std::shared_ptr<Heap> heap = live_process_heap();
+  if (!heap || is_in_heap(now)) return;
+  const auto same_size = [bytes](const Gradient& one) { return one.parameter.nbytes() == bytes; };
+  int& wanted = early_sizes_[bytes];
+  if (wanted >= 2 * std::count_if(gradients_.begin(), gradients_.end(), same_size)) return;
+  ++wanted;
+  early_births_ = std::make_shared<HeapBirths>(heap, early_sizes_);
 }
 
 /// Autograd must not add to a stand-in: a new gradient begins, whose average is added to the shard.
 void GradientReducer::before_gradient(std::size_t index) {
   const Lock lock(mutex_);
   Gradient& gradient = gradients_[index];
+  // Peers read the gradient while its bucket is under way.
+  if (rule_.heaps && active_) buckets_[gradient.bucket].complete_sharded(gradients_, rule_);
   if (gradient.is_stand_in()) {
     gradient.tensor() = at::Tensor();
     gradient.shard.adds = true;
@@ -72,12 +110,24 @@ void GradientReducer::before_gradient(std::size_t index) {
   }
 }
 
+/// After a first pass: gradients that autograd has made again after their bucket was reduced.
+void GradientReducer::reduce_rest() {
+  const bool mine = std::any_of(gradients_.begin(), gradients_.end(),
+                                [](const Gradient& one) { return one.made > 1; });
+  if (!set_on_any(rule_.group, device(), {mine})[0]) return;
+  for (Gradient& gradient : gradients_) gradient.touched = gradient.touched && gradient.is_local();
+  next_ = 0;
+  while (next_ < buckets_.size()) launch_next();
+  settle_all(true);
+}
+
 std::vector<at::Tensor> GradientReducer::shard_gradients() const {
   const Lock lock(mutex_);
   std::vector<at::Tensor> found;
   found.reserve(gradients_.size());
   for (const Gradient& gradient : gradients_) {
-    const bool is_there = rule_.deferred ? reduced_ && gradient.shard.valid : gradient.is_stand_in();
+    const bool is_there =
+        rule_.deferred ? reduced_ && gradient.shard.valid : gradient.is_stand_in();
     found.push_back(is_there ? gradient.shard.gradient : at::Tensor());
   }
   return found;
@@ -100,8 +150,8 @@ bool GradientReducer::is_reduced() const {
 void GradientReducer::set_optimizer_memory(const std::vector<std::optional<at::Tensor>>& masters,
                                            const std::vector<std::vector<at::Tensor>>& states) {
   const Lock lock(mutex_);
-  TORCH_CHECK_VALUE(masters.size() == gradients_.size() && states.size() == gradients_.size(),
-                    who_, ": expected one master and state for each of ", gradients_.size(),
+  TORCH_CHECK_VALUE(masters.size() == gradients_.size() && states.size() == gradients_.size(), who_,
+                    ": expected one master and state for each of ", gradients_.size(),
                     " parameters");
   for (std::size_t i = 0; i < gradients_.size(); ++i) {
     Shard& shard = gradients_[i].shard;
@@ -138,6 +188,7 @@ std::vector<bool> GradientReducer::step(const std::vector<OptimizerRule>& rules,
     numbers.push_back(i);
   }
   rule_.heaps->sharded_pass(pass, used, /*async=*/false)->wait();
+  trim();
   std::vector<bool> touched(gradients_.size());
   for (std::size_t i = 0; i < numbers.size(); ++i) {
     touched[numbers[i]] = pass->touched()[i];

@@ -16,7 +16,8 @@ ShardedPart sharded_part(const Gradient& gradient, const at::Tensor& placed, int
 class ReduceToShards final : public ShardedPass {
  public:
   /// `factor`: as BucketRule::factor.
-  ReduceToShards(int world, int rank, double factor) : world_(world), rank_(rank), factor_(factor) {}
+  ReduceToShards(int world, int rank, double factor)
+      : world_(world), rank_(rank), factor_(factor) {}
   /// Before the pass; makes the shard's memory.
   void add(Gradient& gradient, const at::Tensor& placed);
 

@@ -32,8 +32,8 @@ class ShardedStep final : public ShardedPass {
  private:
   struct Member {
     int rule;
-    std::byte* master;              // null: the parameter is stepped itself
-    const std::byte* gradient;      // of the shard
+    std::byte* master;          // null: the parameter is stepped itself
+    const std::byte* gradient;  // of the shard
     std::array<std::byte*, 3> state;
   };
   const int world_;

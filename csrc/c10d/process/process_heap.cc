@@ -63,6 +63,12 @@ std::shared_ptr<Heap> process_heap(std::size_t bytes) {
 
 std::shared_ptr<Heap> live_process_heap() { return current().get(); }
 
+bool is_in_heap(const at::Tensor& tensor) {
+  if (!tensor.is_cpu() || tensor.layout() != at::kStrided || tensor.numel() == 0) return false;
+  const std::shared_ptr<Heap> heap = live_process_heap();
+  return heap && heap->holds(static_cast<const std::byte*>(tensor.const_data_ptr()));
+}
+
 std::uint64_t bytes_of(std::int64_t size, const at::TensorOptions& options) {
   TORCH_CHECK_VALUE(size >= 0, "expected a size from 0 on, got ", size);
   TORCH_CHECK_VALUE(!c10::isQIntType(options.dtype().toScalarType()),

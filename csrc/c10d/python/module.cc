@@ -9,6 +9,7 @@
 #include "c10d/backend/backend.h"
 #include "c10d/base/convert.h"
 #include "c10d/process/process_heap.h"
+#include "c10d/base/pages.h"
 #include "c10d/python/bucket_ops.h"
 #include "c10d/python/callbacks.h"
 #include "c10d/python/module_cost_model.h"
@@ -213,13 +214,6 @@ at::Tensor allocate(std::int64_t size, at::ScalarType dtype, std::size_t heap_by
   return allocate_tensor(*heap, size, options);
 }
 
-/// Whether all of the tensor's memory lies in the heap that the process has now.
-bool is_in_heap(const at::Tensor& tensor) {
-  if (!tensor.is_cpu() || tensor.layout() != at::kStrided || tensor.numel() == 0) return false;
-  const std::shared_ptr<Heap> heap = live_process_heap();
-  return heap && heap->holds(static_cast<const std::byte*>(tensor.const_data_ptr()));
-}
-
 /// The text of memory that may not be a rank's: U+FFFD replaces bytes that are no UTF-8.
 py::object decoded(const std::string& text) {
   return py::bytes(text).attr("decode")("utf-8", "replace");
@@ -349,6 +343,7 @@ PYBIND11_MODULE(_C, m) {
       },
       py::arg("op"), py::arg("nbytes"), py::arg("world"), py::arg("heap"));
   m.def("allocate", &dreamcomm::allocate, py::arg("size"), py::arg("dtype"), py::arg("heap_bytes"));
+  m.def("give_back_free_pages", &dreamcomm::give_back_free_pages);
   m.def("is_in_heap", &dreamcomm::is_in_heap, py::arg("tensor"));
   m.def("instruction_set", [] { return std::string(dreamcomm::instruction_set()); });
   m.def("usable_cpus", &dreamcomm::usable_cpus);

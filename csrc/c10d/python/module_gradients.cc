@@ -9,8 +9,8 @@
 
 #include <algorithm>
 #include <memory>
-#include <optional>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -127,8 +127,7 @@ void bind_gradients(pybind11::module_& m) {
         Released());
   m.def("add_in_order", &add_in_order, py::arg("numbers"));
   py::class_<GradientReducer, std::shared_ptr<GradientReducer>>(
-      m, "GradientReducer", "Reduces a module's gradients in backward passes.",
-      py::dynamic_attr())
+      m, "GradientReducer", "Reduces a module's gradients in backward passes.", py::dynamic_attr())
       .def(py::init(&make_reducer), py::arg("parameters"), py::arg("names"), py::arg("sparse"),
            py::arg("buckets"), py::arg("group"), py::arg("averages"), py::arg("factor"),
            py::arg("own_bytes"), py::arg("finds_unused"), py::arg("replan"), py::arg("mixed"),
