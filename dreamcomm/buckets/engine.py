@@ -118,7 +118,7 @@ class BucketEngine:
                 made()
 
     def on_made(self, made: Callable[[], None]) -> None:
-        """Has a method called after each change of the trained parameters, while its object lives."""
+        """Calls a method after each change of the trained parameters, while its object lives."""
         self._made.append(weakref.WeakMethod(made))
 
     def take_over(self, optimizer: object, name: str) -> None:

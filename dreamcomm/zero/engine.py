@@ -16,7 +16,7 @@ from dreamcomm.zero.shards import ParameterShard
 __all__ = ["BUCKET_BYTES", "WHAT", "engine_of", "found_engine", "shard_engine"]
 
 MIB = 1 << 20
-# Buckets are small, as the gradients of two are there at a time at stage 2. A call costs some 20 us.
+# Buckets are small: at stage 2 gradients of two are there at a time. A call costs some 20 us.
 BUCKET_BYTES = 4 * MIB
 WHAT = "ZeroOptimizer"
 

@@ -96,6 +96,7 @@ class ZeroOptimizer(Optimizer):
         self.process_group = given_group(process_group)
         self.stage, self.master_dtype = stage, master_dtype
         self._reduces, self._class, self._options = reduce, optimizer_class, dict(defaults)
+        self._held = False  # by a DistributedDataParallel
         self._ready = self._unscaled_everywhere = False
         super().__init__(params, dict(defaults))
         self._set_up(first=True)
@@ -109,7 +110,7 @@ class ZeroOptimizer(Optimizer):
         check_parameters(named)
         engine = found_engine(parameters) if self._reduces and (first or self._held) else None
         if first:
-            self._held = engine is not None  # by a DistributedDataParallel
+            self._held = engine is not None
             self._kept_sync = engine.sync if engine is not None else True
         if engine is not None and len(engine.trained) == len(named):
             names = {id(one.parameter): one.name for one in engine.trained}

@@ -19,8 +19,8 @@ from torch.utils.checkpoint import checkpoint
 
 import dreamcomm
 from ddp.models import ROWS, gradients, rows_of
-from dreamcomm.ddp.checks import find_parameters
 from dreamcomm.buckets.engine import Caps
+from dreamcomm.ddp.checks import find_parameters
 from dreamcomm.ddp.engine import Reducer
 from helpers.pool import Pool
 

@@ -144,7 +144,7 @@ def taken_over() -> list[str]:
     said = []
     for call in (
         lambda: module.clip_grad_norm_(1.0),
-        lambda: module.register_comm_hook(None, dreamcomm.hooks.float16_hook),
+        lambda: module.register_comm_hook(None, dreamcomm.hooks.fp16),
         lambda: ZeroOptimizer(module.parameters(), torch.optim.AdamW),
     ):
         try:
@@ -168,8 +168,9 @@ def sparse(wraps: bool) -> str:
     if wraps:
         module = dreamcomm.DistributedDataParallel(module)
     try:
-        ZeroOptimizer(module.parameters(), torch.optim.SGD)
+        optimizer = ZeroOptimizer(module.parameters(), torch.optim.SGD)
         module(torch.tensor([1])).sum().backward()
+        optimizer.step()
     except (RuntimeError, ValueError) as error:
         return str(error)
     return ""
@@ -255,3 +256,15 @@ def group_added() -> list[bool]:
 
 def test_parameters_can_be_added(pool: Pool) -> None:
     assert pool.run(group_added) == [[True] * 4] * 2
+
+
+def first_weights() -> list[float]:
+    torch.manual_seed(dist.get_rank())
+    module = nn.Sequential(nn.Linear(200, 200), nn.Linear(3, 2))
+    ZeroOptimizer(module.parameters(), torch.optim.SGD)
+    return [float(p.double().sum()) for p in module.parameters()]
+
+
+def test_the_first_weights_are_those_of_rank_0(pool: Pool) -> None:
+    first, *others = pool.run(first_weights, world=3)
+    assert others == [first, first]
