@@ -95,7 +95,7 @@ def print_timing(console: Console, timing: Timing) -> None:
         exposed = "" if variant in (PLAIN, COLLECTIVES) else f"{row.exposed:.0%}"
         table.add_row(variant, f"{row.p50_ms:.1f} ms", f"{row.p99_ms:.1f} ms", exposed)
     console.print(table)
-    own = "" if timing.gloo_over_own is None else own_words(timing)
+    own = own_words(timing) if timing.wrapper == "ddp" else ""
     console.print(
         f"gloo / dreamcomm: {timing.gloo_over_dreamcomm:.2f}{own}. After the first steps all "
         f"ranks' weights are equal, and as with gloo to {timing.largest_weight_difference:.1g}.\n",

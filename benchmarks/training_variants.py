@@ -26,13 +26,14 @@ PLAIN, NO_COMMUNICATION, GLOO, DREAMCOMM = "plain", "no communication", "gloo", 
 OWN = "dreamcomm's own wrapper"  # not torch's
 COLLECTIVES = "collectives alone"  # of the gradients' sizes, in shared memory, without training
 ZERO_1, ZERO_2 = "ZeRO stage 1", "ZeRO stage 2"  # dreamcomm's, on a bare module
+ZERO_1_FUSED = "ZeRO stage 1, fused"  # square roots in the same pass
 ZERO_1_DDP = "ZeRO stage 1 on own wrapper"
 REDUNDANCY = "torch's ZeRO"  # ZeroRedundancyOptimizer under torch's wrapper, over dreamcomm
 VARIANTS = {
     "ddp": (PLAIN, NO_COMMUNICATION, GLOO, DREAMCOMM, OWN, COLLECTIVES),
     "fsdp2": (PLAIN, NO_COMMUNICATION, GLOO, DREAMCOMM),
     # With AdamW, fused where torch steps.
-    "zero": (PLAIN, GLOO, DREAMCOMM, OWN, REDUNDANCY, ZERO_1, ZERO_1_DDP, ZERO_2),
+    "zero": (PLAIN, GLOO, DREAMCOMM, OWN, REDUNDANCY, ZERO_1, ZERO_1_FUSED, ZERO_1_DDP, ZERO_2),
 }
 WRAPPERS = ("ddp", "fsdp2", "zero")
 LEARNING_RATE = 1e-3
@@ -124,10 +125,14 @@ def make_optimizer(
         return ZeroRedundancyOptimizer(
             model.parameters(), torch.optim.AdamW, group, lr=ADAM_RATE, fused=True
         )
-    if variant in (ZERO_1, ZERO_1_DDP, ZERO_2):
-        stage = 2 if variant == ZERO_2 else 1
+    if variant in (ZERO_1, ZERO_1_FUSED, ZERO_1_DDP, ZERO_2):
         return ZeroOptimizer(
-            model.parameters(), torch.optim.AdamW, group, stage=stage, lr=ADAM_RATE
+            model.parameters(),
+            torch.optim.AdamW,
+            group,
+            stage=2 if variant == ZERO_2 else 1,
+            lr=ADAM_RATE,
+            fused=variant == ZERO_1_FUSED,
         )
     return torch.optim.AdamW(model.parameters(), lr=ADAM_RATE, fused=True)
 
@@ -145,7 +150,7 @@ class Trainer:
             self.model = under_own_ddp(task, groups[DREAMCOMM])
         elif variant == REDUNDANCY:
             self.model = under_ddp(task, groups[DREAMCOMM], True)
-        elif variant not in (PLAIN, COLLECTIVES, ZERO_1, ZERO_2):
+        elif variant not in (PLAIN, COLLECTIVES, ZERO_1, ZERO_1_FUSED, ZERO_2):
             wrap = under_fsdp2 if wrapper == "fsdp2" else under_ddp
             self.model = wrap(task, groups[variant], variant != NO_COMMUNICATION)
         self.optimizer = make_optimizer(task.model, wrapper, variant, groups[DREAMCOMM])

@@ -111,7 +111,6 @@ class ZeroOptimizer(Optimizer):
         engine = found_engine(parameters) if self._reduces and (first or self._held) else None
         if first:
             self._held = engine is not None
-            self._kept_sync = engine.sync if engine is not None else True
         if engine is not None and len(engine.trained) == len(named):
             names = {id(one.parameter): one.name for one in engine.trained}
             named = [(names.get(id(parameter), name), parameter) for name, parameter in named]
