@@ -53,8 +53,11 @@ TEST_CASE("a sharded pass and another call raise on every rank, naming both, and
     parts.push_back({{}, std::vector<std::size_t>(static_cast<std::size_t>(size), 0)});
     const Plan longer(size, 0, parts, 3);
     const std::size_t elements = static_cast<std::size_t>(size) * 100 + 1;
-    const auto sharded = [](std::size_t count, std::size_t bytes) {
-      return concat("(sharded, ", count, " parameters, ", bytes, " bytes)");
+    parts = two_parts(size);
+    std::swap(parts[0], parts[1]);
+    const Plan swapped(size, 0, parts, 3);
+    const auto sharded = [](const char* what, std::size_t count, std::size_t bytes) {
+      return concat(what, ", ", count, " parameters, ", bytes, " bytes, digest ");
     };
     const std::string text = concat("all_reduce(SUM, ", elements, " x float32");
     Case plain{Kind::kAllReduce, DType::kFloat32, ReduceOp::kSum, elements};
@@ -64,10 +67,15 @@ TEST_CASE("a sharded pass and another call raise on every rank, naming both, and
         {.text = text, .plain = plain},
         {.text = text, .plain = in_heap},
         {.text = "barrier(", .plain = {.kind = Kind::kBarrier}},
-        {.text = "all_reduce" + sharded(3, elements * 4), .plan = &longer},
-        {.text = "all_reduce" + sharded(2, elements * 4 + 4), .plan = &larger},
-        {.text = "reduce_scatter" + sharded(2, elements * 4), .plan = &plan, .writes = false},
-        {.text = "all_gather" + sharded(2, elements * 4), .plan = &plan, .reads = false}};
+        {.text = sharded("all_reduce(sharded step", 3, elements * 4), .plan = &longer},
+        {.text = sharded("all_reduce(sharded step", 2, elements * 4 + 4), .plan = &larger},
+        {.text = sharded("all_reduce(sharded step", 2, elements * 4), .plan = &swapped},
+        {.text = sharded("reduce_scatter(sharded reduction", 2, elements * 4),
+         .plan = &plan,
+         .writes = false},
+        {.text = sharded("all_gather(sharded write", 2, elements * 4),
+         .plan = &plan,
+         .reads = false}};
 
     const auto body = [&](Communicator& comm) {
       Tensors tensors(plan, comm.rank());
@@ -76,9 +84,10 @@ TEST_CASE("a sharded pass and another call raise on every rank, naming both, and
         wrong = (wrong + 1) % comm.size();
         const Caught error =
             failure_of_other(comm, comm.rank() == wrong ? other : Other{.text = "", .plan = &plan});
-        expect(error, ErrorKind::kMismatch,
-               {concat("rank ", wrong, " called ", other.text),
-                "called all_reduce" + sharded(2, elements * 4), "the group stays usable"});
+        expect(
+            error, ErrorKind::kMismatch,
+            {concat("rank ", wrong, " called ", other.text),
+             sharded("called all_reduce(sharded step", 2, elements * 4), "the group stays usable"});
         step(plan, tensors, false, run_on(comm));
         tensors.reset();
         run_case(comm, kSum);
@@ -123,7 +132,7 @@ TEST_CASE("an exception in apply() ends a sharded pass on every rank") {
   on_three([](Communicator& comm, const Plan& plan, Tensors& tensors) {
     if (comm.rank() != 1) {
       expect(failure_of_pass(comm, plan, tensors), ErrorKind::kPeerLost,
-             {"rank 1", "all_reduce(sharded, 2 parameters", "interrupted"});
+             {"rank 1", "all_reduce(sharded step, 2 parameters", "interrupted"});
     } else {
       Subtraction pass(plan, tensors, true, true);
       pass.in_apply = [] { throw Stop{}; };
@@ -179,7 +188,8 @@ TEST_CASE("a rank that is killed in apply() ends a sharded pass at once") {
     if (comm.rank() == 2) pass.in_apply = [] { _exit(9); };
     const Caught error = caught([&] { comm.run(request_of(pass)); });
     // The first rank to notice may abort the group before the other one notices.
-    expect(error, ErrorKind::kPeerLost, {"rank 2", "ended", "all_reduce(sharded, 2 parameters"});
+    expect(error, ErrorKind::kPeerLost,
+           {"rank 2", "ended", "all_reduce(sharded step, 2 parameters"});
     require(Clock::now() - begin < seconds(30), "only the deadline ended the wait");
   };
   on_three(body, {2});
@@ -236,7 +246,7 @@ TEST_CASE("a rank that is late in apply() is named at the deadline") {
     const Caught error = failure_of_pass(comm, plan, tensors, milliseconds(100));
     const auto kind =
         error.kind == ErrorKind::kTimeout ? ErrorKind::kTimeout : ErrorKind::kPeerLost;
-    expect(error, kind, {"for rank 2", "all_reduce(sharded, 2 parameters"});
+    expect(error, kind, {"for rank 2", "all_reduce(sharded step, 2 parameters"});
   });
 }
 
@@ -251,7 +261,7 @@ TEST_CASE("a rank that is late for a sharded pass is named at the deadline") {
       const Caught error = failure_of_pass(comm, plan, tensors, milliseconds(100));
       const auto kind =
           error.kind == ErrorKind::kTimeout ? ErrorKind::kTimeout : ErrorKind::kPeerLost;
-      expect(error, kind, {"rank 2", "all_reduce(sharded, 2 parameters"});
+      expect(error, kind, {"rank 2", "all_reduce(sharded step, 2 parameters"});
     }
     tensors.require_unchanged();
   });
