@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
+from torch import nn
 
-from dreamcomm.buckets.group_memory import group_memory
+from dreamcomm.buckets.group_memory import GroupMemory, group_memory
 from dreamcomm.buckets.parameters import TrainedParameter
 from dreamcomm.buckets.plan import ParameterInfo, Plan, agreed_order, plan_buckets
 
@@ -42,6 +45,8 @@ class BucketEngine:
             to have all in each pass that reduces.
         hooked: backward passes reduce, and make large gradients where they are reduced. Else they
             go on as if there were no engine.
+        holds_frozen: parameters that are frozen now take part as soon as they get a gradient. Else
+            the owner calls :meth:`remake_if_thawed` before each backward pass.
     """
 
     def __init__(
@@ -54,13 +59,14 @@ class BucketEngine:
         static_graph: bool = False,
         finds_unused: bool = True,
         hooked: bool = True,
+        holds_frozen: bool = False,
     ) -> None:
         self.group = group
         self.caps = caps
         self.factor = factor
         self._static = static_graph
         self._finds_unused = finds_unused
-        self._hooked = hooked
+        self._hooked, self._holds_frozen = hooked, holds_frozen
         self._all = list(parameters)
         self._rebuilt = False
         self._sync = True
@@ -70,8 +76,9 @@ class BucketEngine:
 
     def _make(self) -> None:
         """Makes the compiled reducer of those parameters that are trained now."""
-        self.trained = [one for one in self._all if one.parameter.requires_grad]
-        self.frozen = [one for one in self._all if not one.parameter.requires_grad]
+        takes_part = [self._holds_frozen or one.parameter.requires_grad for one in self._all]
+        self.trained = list(compress(self._all, takes_part))
+        self.frozen = list(compress(self._all, (not takes for takes in takes_part)))
         self.infos = tuple(
             ParameterInfo(
                 one.name,
@@ -95,7 +102,18 @@ class BucketEngine:
             if engine is not None:
                 engine._on_mixed()
 
-        self.compiled = _alone(
+        with _thawed([one.parameter for one in self.trained]):
+            self.compiled = self._compiled(memory, replan, mixed)
+        self.compiled.owner = me
+        self.compiled.sync = self._sync
+        self.compiled.set_static_graph(self._static)
+        for one in self._made:
+            made = one()
+            if made is not None:
+                made()
+
+    def _compiled(self, memory: GroupMemory, replan: Any, mixed: Any) -> GradientReducer:
+        return _alone(
             [one.parameter for one in self.trained],
             [one.name for one in self.trained],
             [one.sparse for one in self.trained],
@@ -109,13 +127,6 @@ class BucketEngine:
             mixed,
             self._hooked,
         )
-        self.compiled.owner = me
-        self.compiled.sync = self._sync
-        self.compiled.set_static_graph(self._static)
-        for one in self._made:
-            made = one()
-            if made is not None:
-                made()
 
     def on_made(self, made: Callable[[], None]) -> None:
         """Calls a method after each change of the trained parameters, while its object lives."""
@@ -176,6 +187,19 @@ class BucketEngine:
     def reduce_now(self) -> None:
         """Reduces what has accumulated, outside of a backward pass. Collective."""
         self.compiled.reduce_now()
+
+
+@contextmanager
+def _thawed(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Has all require a gradient for a moment: autograd then makes the node that hooks are on."""
+    frozen = [one for one in parameters if not one.requires_grad]
+    for one in frozen:
+        one.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for one in frozen:
+            one.requires_grad_(False)
 
 
 def _alone(*arguments: Any) -> GradientReducer:

@@ -57,7 +57,9 @@ def engine_of(
     """An engine of these parameters alone; ``reduces``: in backward passes, and in steps."""
     trained = [TrainedParameter(name, parameter) for name, parameter in named]
     try:
-        return BucketEngine(trained, group, Caps(BUCKET_BYTES, MIB), hooked=reduces)
+        return BucketEngine(
+            trained, group, Caps(BUCKET_BYTES, MIB), hooked=reduces, holds_frozen=True
+        )
     except ValueError as error:
         if "already reduced by another wrapper" not in str(error):
             raise

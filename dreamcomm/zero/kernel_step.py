@@ -35,6 +35,7 @@ class KernelStep:
         numbers = {id(one): k for k, group in enumerate(groups) for one in group["params"]}
         self._group_of = [numbers[id(one.parameter)] for one in shards]
         self._memory: list[list[Tensor]] | None = None
+        self._made_for: list[tuple[str, ...]] = []
 
     def forget(self) -> None:
         """Looks at the inner optimizer's state anew before the next step."""
@@ -42,21 +43,25 @@ class KernelStep:
 
     def run(self, reducer: GradientReducer) -> None:
         """Averages what is not averaged, steps, and writes all ranks' parameters. Collective."""
-        names = [state_names(group) for group in self._groups]
-        if self._memory is None or any(
-            len(memory) != len(names[k])
-            for memory, k in zip(self._memory, self._group_of, strict=True)
-        ):
+        # Frozen parameters have no state until they get a gradient.
+        names = [
+            state_names(self._groups[k])
+            if one.parameter.requires_grad or one.parameter.grad is not None
+            else ()
+            for one, k in zip(self._shards, self._group_of, strict=True)
+        ]
+        if self._memory is None or names != self._made_for:
+            self._made_for = names
             self._memory = [
-                [self._state(one, name) for name in names[k]]
-                for one, k in zip(self._shards, self._group_of, strict=True)
+                [self._state(one, name) for name in of_one]
+                for one, of_one in zip(self._shards, names, strict=True)
             ]
             reducer.set_optimizer_memory(
                 [one.tensor if one.has_master else None for one in self._shards], self._memory
             )
         rules, rule_of_each = self._rules()
         touched = reducer.step(rules, rule_of_each)
-        self._note(touched, names)
+        self._note(touched)
 
     def _state(self, one: ParameterShard, name: str) -> Tensor:
         """What is kept under that name: the optimizer's own, or zeros that it gets later."""
@@ -82,12 +87,12 @@ class KernelStep:
             return 1 + int(state["step"].item()) if "step" in state else 1
         return 1 if state.get("momentum_buffer") is None else 2
 
-    def _note(self, touched: Sequence[bool], names: Sequence[tuple[str, ...]]) -> None:
+    def _note(self, touched: Sequence[bool]) -> None:
         """Gives the inner optimizer the state of parameters that were stepped."""
         assert self._memory is not None
         steps = []
-        for one, k, memory, is_touched in zip(
-            self._shards, self._group_of, self._memory, touched, strict=True
+        for one, k, names, memory, is_touched in zip(
+            self._shards, self._group_of, self._made_for, self._memory, touched, strict=True
         ):
             if not is_touched:
                 continue
@@ -96,7 +101,7 @@ class KernelStep:
                 if "step" not in state:
                     state["step"] = torch.tensor(0.0)
                 steps.append(state["step"])
-            for name, kept in zip(names[k], memory, strict=True):
+            for name, kept in zip(names, memory, strict=True):
                 state[name] = kept
         if steps:
             torch._foreach_add_(steps, 1)
