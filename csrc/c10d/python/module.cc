@@ -8,8 +8,8 @@
 
 #include "c10d/backend/backend.h"
 #include "c10d/base/convert.h"
-#include "c10d/process/process_heap.h"
 #include "c10d/base/pages.h"
+#include "c10d/process/process_heap.h"
 #include "c10d/python/bucket_ops.h"
 #include "c10d/python/callbacks.h"
 #include "c10d/python/module_cost_model.h"
