@@ -144,6 +144,13 @@ class BucketEngine:
     def remake_if_thawed(self) -> None:
         """Takes in parameters that were frozen, and require a gradient now."""
         if any(one.parameter.requires_grad for one in self.frozen):
+            if self.compiled.holds_shards():
+                raise RuntimeError(
+                    f"rank {dist.get_rank(self.group)}: a parameter that was frozen requires a "
+                    f"gradient now, while {self.sharded_by} has accumulated others: call "
+                    "zero_grad() first"
+                )
+            self.compiled.unshard()
             self.compiled.detach()
             self._make()
 

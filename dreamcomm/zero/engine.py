@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 
 import torch
@@ -13,7 +14,14 @@ from dreamcomm.buckets.parameters import TrainedParameter
 from dreamcomm.zero.sharded_gradient import ShardedGradient
 from dreamcomm.zero.shards import ParameterShard
 
-__all__ = ["BUCKET_BYTES", "WHAT", "engine_of", "found_engine", "shard_engine"]
+__all__ = [
+    "BUCKET_BYTES",
+    "WHAT",
+    "engine_of",
+    "found_engine",
+    "release_engine",
+    "shard_engine",
+]
 
 MIB = 1 << 20
 # Buckets are small: at stage 2 gradients of two are there at a time. A call costs some 20 us.
@@ -36,7 +44,8 @@ def found_engine(parameters: Sequence[torch.nn.Parameter]) -> BucketEngine | Non
         return None
     (reducer, *others) = reducers.values()
     theirs = {id(one) for one in reducer.parameters}
-    if others or {id(one) for one in trained} != theirs:
+    ours_trained = {id(one) for one in trained}
+    if others or not ours_trained <= theirs or not theirs <= {id(one) for one in parameters}:
         raise ValueError(
             f"{WHAT}: got {len(trained)} parameters that require a gradient, and a "
             f"DistributedDataParallel reduces {len(theirs)}, not all of them the same: give all "
@@ -44,6 +53,8 @@ def found_engine(parameters: Sequence[torch.nn.Parameter]) -> BucketEngine | Non
         )
     engine = reducer.owner()
     assert isinstance(engine, BucketEngine)
+    if engine.sharded_by:
+        gc.collect()  # another one may be garbage that still lives, as one with a scheduler
     if engine.sharded_by:
         raise ValueError(
             f"{WHAT}: another {engine.sharded_by} has these parameters already: delete it first"
@@ -99,3 +110,8 @@ def shard_engine(
         backend,
     )
     return ordered
+
+
+def release_engine(engine: BucketEngine) -> None:
+    """Has the engine reduce gradients again as before, once its optimizer is gone."""
+    engine.compiled.unshard()

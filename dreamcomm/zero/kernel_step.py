@@ -36,13 +36,14 @@ class KernelStep:
         self._group_of = [numbers[id(one.parameter)] for one in shards]
         self._memory: list[list[Tensor]] | None = None
         self._made_for: list[tuple[str, ...]] = []
+        self._stepped: set[int] = set()  # ids of shards whose state was given to the optimizer
 
     def forget(self) -> None:
         """Looks at the inner optimizer's state anew before the next step."""
         self._memory = None
 
-    def run(self, reducer: GradientReducer) -> None:
-        """Averages what is not averaged, steps, and writes all ranks' parameters. Collective."""
+    def run(self, reducer: GradientReducer, reads: bool) -> None:
+        """Averages if it ``reads``, steps, and writes all ranks' parameters. Collective."""
         # Frozen parameters have no state until they get a gradient.
         names = [
             state_names(self._groups[k])
@@ -50,8 +51,9 @@ class KernelStep:
             else ()
             for one, k in zip(self._shards, self._group_of, strict=True)
         ]
-        if self._memory is None or names != self._made_for:
+        if names != self._made_for or not self._is_current():
             self._made_for = names
+            self._stepped.clear()
             self._memory = [
                 [self._state(one, name) for name in of_one]
                 for one, of_one in zip(self._shards, names, strict=True)
@@ -60,8 +62,21 @@ class KernelStep:
                 [one.tensor if one.has_master else None for one in self._shards], self._memory
             )
         rules, rule_of_each = self._rules()
-        touched = reducer.step(rules, rule_of_each)
+        touched = reducer.step(rules, rule_of_each, reads)
         self._note(touched)
+
+    def _is_current(self) -> bool:
+        """Whether the optimizer's state is what the kernels know: a user may have replaced it."""
+        if self._memory is None:
+            return False
+        for one, names, memory in zip(self._shards, self._made_for, self._memory, strict=True):
+            state = self._inner.state.get(one.tensor)
+            if not state:
+                if id(one) in self._stepped:
+                    return False
+            elif any(state.get(name) is not kept for name, kept in zip(names, memory, strict=True)):
+                return False
+        return True
 
     def _state(self, one: ParameterShard, name: str) -> Tensor:
         """What is kept under that name: the optimizer's own, or zeros that it gets later."""
@@ -97,6 +112,7 @@ class KernelStep:
             if not is_touched:
                 continue
             state = self._inner.state[one.tensor]
+            self._stepped.add(id(one))
             if "betas" in self._groups[k]:
                 if "step" not in state:
                     state["step"] = torch.tensor(0.0)

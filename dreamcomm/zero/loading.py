@@ -72,7 +72,6 @@ def load_state(optimizer: ZeroOptimizer, state_dict: Mapping[str, Any]) -> None:
         one, master = entry.shard, values.pop(MASTER, None)
         if one.has_master and master is not None:
             one.tensor.copy_(master)
-        one.version = -1
         if not values and isinstance(optimizer._inner, torch.optim.Adagrad):
             values = initial_state(optimizer._inner, entry.options, one.tensor)  # it makes it early
         if values:

@@ -8,26 +8,20 @@ import torch
 
 from dreamcomm.zero.shards import ParameterShard
 
-__all__ = ["note_versions", "refresh_masters"]
+__all__ = ["refresh_masters"]
 
 
 def refresh_masters(shards: Iterable[ParameterShard]) -> None:
-    """Reads a copy anew where its parameter was written to since :func:`note_versions`.
+    """Reads a copy anew where it does not round to the parameter, which somebody has written to.
 
-    An element that still rounds to the parameter's keeps its bits. So weights and optimizer may be
-    loaded in any order.
+    All elements are compared, as a write through ``.data`` counts no version. An element that
+    rounds to the parameter's keeps its bits. So weights and optimizer may be loaded in any order.
     """
     with torch.no_grad():
         for one in shards:
-            if not one.has_master or one.version == one.parameter._version:
+            if not one.has_master:
                 continue
             rows = one.rows(one.parameter.detach())
             kept = one.tensor.to(rows.dtype) == rows
-            one.tensor.copy_(torch.where(kept, one.tensor, rows.to(one.tensor.dtype)))
-
-
-def note_versions(shards: Iterable[ParameterShard]) -> None:
-    """Remembers that copies round to their parameters: at the end of a step."""
-    for one in shards:
-        if one.has_master:
-            one.version = one.parameter._version
+            if not bool(kept.all()):
+                one.tensor.copy_(torch.where(kept, one.tensor, rows.to(one.tensor.dtype)))

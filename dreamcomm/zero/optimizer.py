@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
@@ -17,12 +18,18 @@ from dreamcomm.buckets.clip import clip_
 from dreamcomm.buckets.parameters import TrainedParameter, check_equal_models, check_group
 from dreamcomm.buckets.protocol import ClipPart, GradientPart
 from dreamcomm.zero.checks import check_arguments, check_parameters, named_parameters
-from dreamcomm.zero.engine import WHAT, engine_of, found_engine, shard_engine
+from dreamcomm.zero.engine import (
+    WHAT,
+    engine_of,
+    found_engine,
+    release_engine,
+    shard_engine,
+)
 from dreamcomm.zero.gather import gather_parameters
 from dreamcomm.zero.kernel_step import KernelStep
 from dreamcomm.zero.layout import shard_layout
 from dreamcomm.zero.loading import load_state
-from dreamcomm.zero.masters import note_versions, refresh_masters
+from dreamcomm.zero.masters import refresh_masters
 from dreamcomm.zero.rules import has_kernel
 from dreamcomm.zero.scaling import shared_found_inf, unscale_
 from dreamcomm.zero.shards import (
@@ -129,6 +136,8 @@ class ZeroOptimizer(Optimizer):
         self._engine = engine
         engine.on_made(self._shard_engine)
         engine.take_over(self, f"{WHAT}(stage={self.stage})")
+        if first or not self._held:
+            weakref.finalize(self, release_engine, engine)
         self._shard_engine()
         self._ready = True
 
@@ -203,6 +212,7 @@ class ZeroOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._recover()
         with torch.no_grad():
             if self._is_skipped():
                 return loss
@@ -215,7 +225,6 @@ class ZeroOptimizer(Optimizer):
                 self._step_by_kernels()
             else:
                 self._step_by_torch()
-            note_versions(self._ordered)
         return loss
 
     def _is_skipped(self) -> bool:
@@ -244,10 +253,10 @@ class ZeroOptimizer(Optimizer):
             inner.update({k: v for k, v in self._single.items() if k in inner})
 
     def _step_by_kernels(self) -> None:
-        reducer = self._engine.compiled
-        if self.stage == 2 and not reducer.is_reduced:
-            reducer.reduce_now()
-        self._kernel_step.run(reducer)
+        reads = self.stage == 1 and not self._engine.compiled.agree_reduced()
+        if self.stage == 2:
+            self.reduce_gradients()
+        self._kernel_step.run(self._engine.compiled, reads)
 
     def _step_by_torch(self) -> None:
         gradients = self._shard_gradients()
@@ -265,7 +274,7 @@ class ZeroOptimizer(Optimizer):
                 [one.tensor if one.has_master else None for one in self._ordered],
                 [[] for _ in self._ordered],
             )
-            self._engine.compiled.step([], [])
+            self._engine.compiled.step([], [], False)
             return
         for one in stepped:
             one.write_back()
@@ -303,9 +312,9 @@ class ZeroOptimizer(Optimizer):
 
         Nothing is done where all is averaged already.
         """
-        reducer = self._engine.compiled
-        if self._reduces and not reducer.is_reduced:
-            reducer.reduce_now()
+        self._recover()
+        if self._reduces and not self._engine.compiled.agree_reduced():
+            self._engine.compiled.reduce_now()
 
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
@@ -360,9 +369,21 @@ class ZeroOptimizer(Optimizer):
         self._unscaled_everywhere = True
         self._engine.compiled.note_seen()
 
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError(
+            f"{WHAT} can be neither copied nor pickled, as it belongs to a process group: save its "
+            "state_dict()"
+        )
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears gradients, and frees them with ``set_to_none``; shards keep their memory."""
+        self._recover()
         super().zero_grad(set_to_none)
+
+    def _recover(self) -> None:
+        """Forgets a backward pass that an error ended."""
+        if torch._C._current_graph_task_id() == -1:  # else this is inside of one
+            self._engine.compiled.recover()
 
     # State.
 

@@ -23,8 +23,13 @@ def has_kernel(optimizer: torch.optim.Optimizer) -> bool:
     dtypes = {one.dtype for group in optimizer.param_groups for one in group["params"]}
     if not dtypes <= {torch.float32, torch.float64}:
         return False
-    special = ("capturable", "differentiable")
-    return not any(group.get(name) for group in optimizer.param_groups for name in special)
+    for group in optimizer.param_groups:
+        numbers = (group["lr"], group["weight_decay"], *group.get("betas", ()))
+        if any(isinstance(one, torch.Tensor) for one in numbers):
+            return False  # torch computes with them in their own dtype
+        if group.get("capturable") or group.get("differentiable"):
+            return False
+    return True
 
 
 def state_names(group: Mapping[str, Any]) -> tuple[str, ...]:

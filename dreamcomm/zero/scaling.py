@@ -25,9 +25,12 @@ class GradScaler(torch.amp.GradScaler):
     def _unscale_grads_(
         self, optimizer: Any, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
     ) -> dict[torch.device, Tensor]:
-        found = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
         group = getattr(optimizer, "process_group", None)
-        if not hasattr(optimizer, "_note_unscaled") or group is None:
+        is_zero = hasattr(optimizer, "_note_unscaled") and group is not None
+        if is_zero and optimizer.stage == 2:
+            optimizer.reduce_gradients()  # a part that is local yet would be looked at alone
+        found = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
+        if not is_zero:
             return found
         device = optimizer.param_groups[0]["params"][0].device
         # A rank without gradients has looked at none.
@@ -47,13 +50,13 @@ def shared_found_inf(optimizer: ZeroOptimizer) -> bool | None:
     if found is None:
         return None
     group = optimizer.process_group
-    local = optimizer._reduces and optimizer.stage == 1 and not optimizer._unscaled_everywhere
-    optimizer._unscaled_everywhere = False
-    if local and dist.get_world_size(group) > 1:
+    everywhere, optimizer._unscaled_everywhere = optimizer._unscaled_everywhere, False
+    local = optimizer._reduces and dist.get_world_size(group) > 1 and not everywhere
+    if local and (optimizer.stage == 1 or not optimizer._engine.compiled.agree_reduced()):
         raise RuntimeError(
-            f"rank {dist.get_rank(group)}: torch.amp.GradScaler looks for infinities in this "
-            "rank's own gradients at stage 1, so ranks could skip different steps: use "
-            "dreamcomm.zero.GradScaler, which has the same arguments, or stage=2"
+            f"rank {dist.get_rank(group)}: torch.amp.GradScaler has looked for infinities in this "
+            "rank's own gradients, as they are not averaged yet, so ranks could skip different "
+            "steps: use dreamcomm.zero.GradScaler, which has the same arguments"
         )
     return bool(found.item() > 0)
 

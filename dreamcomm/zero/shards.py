@@ -27,7 +27,6 @@ class ParameterShard:
         replicated: a scalar, which all ranks step.
         has_master: ``tensor`` is a copy.
         address: of the parameter's memory when ``tensor`` was made.
-        version: of the parameter when the copy was last known to round to it; -1: unknown.
     """
 
     name: str
@@ -39,7 +38,6 @@ class ParameterShard:
     replicated: bool
     has_master: bool
     address: int
-    version: int = -1
 
     @property
     def sum_dtype(self) -> torch.dtype:

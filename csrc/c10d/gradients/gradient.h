@@ -62,6 +62,13 @@ struct Gradient {
     const std::int64_t rows = parameter.size(0);
     return rows_of_rank(rows, rows == 0 ? 0 : parameter.numel() / rows, world, rank);
   }
+  /// Whether it is what the last reduction of all gradients left, or is still missing.
+  bool is_unchanged() const {
+    return parameter.grad().defined() ? is_as_reduced() : reduced._unsafe_get_target() == nullptr;
+  }
+  /// Notices that what this rank has added up was discarded since, in either way: by None, or by
+  /// zeros. What a shard holds of it counts no more then.
+  void notice_cleared();
   std::uint32_t version() const { return parameter.grad()._version(); }
   /// Notes the gradient that autograd has left.
   void mark_seen() {
@@ -82,5 +89,8 @@ struct Gradient {
     reduced_version = now.defined() ? version() : 0;
   }
 };
+
+/// Whether a gradient was cleared in place. A zero of -0.0 counts as another number.
+bool is_zero(const at::Tensor& gradient);
 
 }  // namespace dreamcomm

@@ -1,6 +1,5 @@
 #include "c10d/gradients/gradient_reducer.h"
 
-#include <ATen/ops/count_nonzero.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
@@ -20,25 +19,6 @@ namespace dreamcomm {
 namespace {
 
 using std::chrono::steady_clock;
-
-/// Ends at the first element that is not zero.
-template <typename T>
-bool all_zero(const at::Tensor& flat) {
-  const auto* const value = static_cast<const T*>(flat.const_data_ptr());
-  return std::all_of(value, value + flat.nbytes() / sizeof(T), [](T one) { return one == T(0); });
-}
-
-/// Whether a gradient was cleared in place. A zero of -0.0 counts as another number.
-bool is_zero(const at::Tensor& gradient) {
-  const bool plain =
-      gradient.is_cpu() && !gradient.is_sparse() && gradient.is_non_overlapping_and_dense();
-  if (!plain)
-    return at::count_nonzero(gradient.is_sparse() ? gradient._values() : gradient)
-               .item<std::int64_t>() == 0;
-  const at::Tensor flat = gradient.as_strided({gradient.numel()}, {1});
-  return flat.nbytes() % sizeof(std::uint64_t) == 0 ? all_zero<std::uint64_t>(flat)
-                                                    : all_zero<std::uint8_t>(flat);
-}
 
 std::string named(const c10d::ProcessGroup& group) {
   return concat("rank ", group.getRank(), " of ", group.getSize());
@@ -228,7 +208,7 @@ void GradientReducer::on_gradient(std::size_t index) {
   gradient.touched = true;
   gradient.made += 1;
   if (rule_.sharded) note_early(gradient);
-  if (rule_.deferred) gradient.mark_seen();
+  if (rule_.sharded) gradient.mark_seen();
   if (!synced_) return;
   if (gradient.made == 1) order_.push_back(static_cast<std::int64_t>(index));
   if (reduces_first_pass()) {

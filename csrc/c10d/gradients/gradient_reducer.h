@@ -76,15 +76,20 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   std::vector<at::Tensor> shard_gradients() const;
   /// The same, whatever `grad` is by now; undefined: none was reduced yet.
   at::Tensor shard_memory(std::size_t index) const;
-  /// Whether the shards hold all that has accumulated.
-  bool is_reduced() const;
+  /// Whether the shards hold all that has accumulated, on all ranks. Collective.
+  bool agree_reduced() const;
+  /// Ends the sharding; what the shards hold is lost.
+  void unshard();
+  /// Whether a gradient other than zero is in shards alone.
+  bool holds_shards() const;
   /// What the optimizer keeps of each parameter.
   void set_optimizer_memory(const std::vector<std::optional<at::Tensor>>& masters,
                             const std::vector<std::vector<at::Tensor>>& states);
-  /// One pass over the ranks' heaps: reduces what is not reduced, steps this rank's elements of
+  /// One pass over the ranks' heaps: reduces if it `reads`, steps this rank's elements of
   /// each parameter by the rule of its number, and writes them into all ranks' parameters. Without
   /// rules it only writes. Collective. Returns which gradients any rank has.
-  std::vector<bool> step(const std::vector<OptimizerRule>& rules, const std::vector<int>& rule_of);
+  std::vector<bool> step(const std::vector<OptimizerRule>& rules, const std::vector<int>& rule_of,
+                         bool reads);
   /// Takes gradients that stay local as they are now for what autograd has made.
   void note_seen();
   /// Which gradients were changed since autograd made them, where they stay local.
@@ -148,6 +153,8 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   std::shared_ptr<HeapBirths> births_;
   std::map<std::size_t, int> early_sizes_;
   bool trimmed_ = false;
+  bool shard_hooked_ = false;
+  std::size_t own_bytes_ = 0;                 // BucketRule::own_bytes without sharding
   std::shared_ptr<HeapBirths> early_births_;  // between passes
 
   bool reduced_ = false;  // shards hold what has accumulated

@@ -15,6 +15,7 @@ namespace {
 
 /// A later reduction is added where the last one is still the gradient.
 void prepare(Gradient& gradient) {
+  gradient.notice_cleared();
   if (!gradient.touched) gradient.shard.adds = gradient.is_stand_in();
 }
 
@@ -149,7 +150,10 @@ void GradientBucket::complete_sharded(Gradients& gradients, const BucketRule& ru
 void GradientBucket::note_reduced(Gradients& gradients, const BucketRule& rule) {
   for (std::size_t i = 0; i < members_.size(); ++i) {
     Gradient& gradient = gradients[members_[i]];
-    if (rule.deferred) gradient.shard.valid = touched_[i];
+    if (rule.deferred) {
+      gradient.shard.valid = touched_[i];
+      gradient.mark_reduced();
+    }
     if (!touched_[i]) continue;
     gradient.shard.adds = false;
     gradient.shard.valid = true;

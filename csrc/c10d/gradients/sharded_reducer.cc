@@ -58,16 +58,40 @@ void GradientReducer::shard(std::vector<Shard> shards, bool deferred,
   rule_.sharded = true;
   rule_.deferred = deferred;
   rule_.heaps = heaps;
-  rule_.own_bytes = heaps ? rule_.own_bytes : 0;
+  if (!hooked) own_bytes_ = rule_.own_bytes;
+  rule_.own_bytes = heaps ? own_bytes_ : 0;
   reduced_ = false;
   for (std::size_t i = 0; i < shards.size(); ++i) {
     if (gradients_[i].is_stand_in()) gradients_[i].tensor() = at::Tensor();
     gradients_[i].shard = std::move(shards[i]);
     gradients_[i].shard.sharded = true;
-    if (hooked || !gradients_[i].accumulator) continue;
+    if (shard_hooked_ || !gradients_[i].accumulator) continue;
     gradients_[i].accumulator->add_pre_hook(std::make_unique<ShardHook>(weak_from_this(), i));
   }
+  shard_hooked_ = true;
   lay_out_in_heaps();
+}
+
+void GradientReducer::unshard() {
+  const Lock lock(mutex_);
+  if (!rule_.sharded) return;
+  rule_.sharded = rule_.deferred = reduced_ = false;
+  rule_.heaps = nullptr;
+  rule_.own_bytes = own_bytes_;
+  if (early_births_) set_heap_births(nullptr);
+  early_births_ = nullptr;
+  for (Gradient& gradient : gradients_) {
+    if (gradient.is_stand_in()) gradient.tensor() = at::Tensor();
+    gradient.shard = Shard();
+    gradient.touched = gradient.parameter.grad().defined();
+  }
+}
+
+bool GradientReducer::holds_shards() const {
+  const Lock lock(mutex_);
+  return std::any_of(gradients_.begin(), gradients_.end(), [](const Gradient& one) {
+    return one.is_stand_in() && one.shard.gradient.defined() && !is_zero(one.shard.gradient);
+  });
 }
 
 void GradientReducer::trim() {
@@ -100,12 +124,16 @@ void GradientReducer::note_early(const Gradient& gradient) {
 void GradientReducer::before_gradient(std::size_t index) {
   const Lock lock(mutex_);
   Gradient& gradient = gradients_[index];
+  if (!rule_.sharded) return;
   // Peers read the gradient while its bucket is under way.
   if (rule_.heaps && active_) buckets_[gradient.bucket].complete_sharded(gradients_, rule_);
   if (gradient.is_stand_in()) {
     gradient.tensor() = at::Tensor();
     gradient.shard.adds = true;
-  } else if (!gradient.parameter.grad().defined() || !gradient.touched) {
+    return;
+  }
+  gradient.notice_cleared();
+  if (!gradient.parameter.grad().defined() || !gradient.touched) {
     gradient.shard.adds = false;
   }
 }
@@ -138,13 +166,14 @@ at::Tensor GradientReducer::shard_memory(std::size_t index) const {
   return gradients_.at(index).shard.gradient;
 }
 
-bool GradientReducer::is_reduced() const {
+bool GradientReducer::agree_reduced() const {
   const Lock lock(mutex_);
-  const auto is_there = [](const Gradient& one) { return one.parameter.grad().defined(); };
-  const bool any = std::any_of(gradients_.begin(), gradients_.end(), is_there);
-  const auto is_local = [](const Gradient& one) { return one.is_local(); };
-  if (rule_.deferred) return reduced_ && any;
-  return std::none_of(gradients_.begin(), gradients_.end(), is_local);
+  const auto is_done = [this](const Gradient& one) {
+    return rule_.deferred ? one.is_unchanged() : !one.is_local();
+  };
+  const bool mine =
+      (reduced_ || !rule_.deferred) && std::all_of(gradients_.begin(), gradients_.end(), is_done);
+  return !set_on_any(rule_.group, device(), {!mine})[0];
 }
 
 void GradientReducer::set_optimizer_memory(const std::vector<std::optional<at::Tensor>>& masters,
@@ -163,11 +192,10 @@ void GradientReducer::set_optimizer_memory(const std::vector<std::optional<at::T
 }
 
 std::vector<bool> GradientReducer::step(const std::vector<OptimizerRule>& rules,
-                                        const std::vector<int>& rule_of) {
+                                        const std::vector<int>& rule_of, bool reads) {
   const Lock lock(mutex_);
   TORCH_CHECK(!active_, who_, ": step() was called within a backward pass; call it afterwards");
   TORCH_CHECK_VALUE(rule_.heaps, who_, ": the ranks do not map each other's heaps");
-  const bool reads = rule_.deferred && !is_reduced() && !rules.empty();
   std::vector<at::Tensor> placed(gradients_.size());
   if (reads) {
     touch_all();

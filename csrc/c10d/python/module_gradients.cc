@@ -61,10 +61,10 @@ void set_hook(GradientReducer& reducer, py::object state, const py::object& hook
   reducer.set_hook(std::move(called), in_turn);
 }
 
-void shard(GradientReducer& reducer, const std::vector<bool>& replicated,
-           const std::vector<py::object>& sum_types,
-           const std::vector<std::optional<at::Tensor>>& stand_ins, bool deferred,
-           const c10::intrusive_ptr<DreamBackend>& heaps) {
+void shard_gradients(GradientReducer& reducer, const std::vector<bool>& replicated,
+                     const std::vector<py::object>& sum_types,
+                     const std::vector<std::optional<at::Tensor>>& stand_ins, bool deferred,
+                     const c10::intrusive_ptr<DreamBackend>& heaps) {
   std::vector<Shard> shards(replicated.size());
   for (std::size_t i = 0; i < shards.size(); ++i) {
     shards[i].replicated = replicated[i];
@@ -150,16 +150,18 @@ void bind_gradients(pybind11::module_& m) {
       .def("report", &report_of)
       .def_static("of", &GradientReducer::of, py::arg("parameter"))
       .def_property_readonly("parameters", &GradientReducer::parameters)
-      .def("shard", &shard, py::arg("replicated"), py::arg("sum_types"), py::arg("stand_ins"),
-           py::arg("deferred"), py::arg("heaps"))
+      .def("shard", &shard_gradients, py::arg("replicated"), py::arg("sum_types"),
+           py::arg("stand_ins"), py::arg("deferred"), py::arg("heaps"))
       .def("shard_gradients", &GradientReducer::shard_gradients, Released())
       .def("shard_memory", &GradientReducer::shard_memory, py::arg("index"), Released())
       .def("drop_shards", &GradientReducer::drop_shards, Released())
-      .def_property_readonly("is_reduced",
-                             py::cpp_function(&GradientReducer::is_reduced, Released()))
+      .def("agree_reduced", &GradientReducer::agree_reduced, Released())
+      .def("unshard", &GradientReducer::unshard, Released())
+      .def("holds_shards", &GradientReducer::holds_shards, Released())
       .def("set_optimizer_memory", &GradientReducer::set_optimizer_memory, py::arg("masters"),
            py::arg("states"))
-      .def("step", &GradientReducer::step, py::arg("rules"), py::arg("rule_of"), Released())
+      .def("step", &GradientReducer::step, py::arg("rules"), py::arg("rule_of"), py::arg("reads"),
+           Released())
       .def("note_seen", &GradientReducer::note_seen, Released())
       .def("changed", &GradientReducer::changed, Released());
 }
