@@ -70,10 +70,18 @@ def _other_norm(parts: Sequence[GradientPart], p: float, group: dist.ProcessGrou
     device = parts[0].elements.device
     largest = math.isinf(p)
     if largest:
-        found = torch.stack(norms).max() if norms else torch.zeros((), dtype=torch.float64)
+        found = (
+            torch.stack(norms).max()
+            if norms
+            else torch.zeros((), dtype=torch.float64, device=device)
+        )
     else:
         powers = [norm if p == 0 else norm.pow(p) for norm in norms]
-        found = torch.stack(powers).sum() if powers else torch.zeros((), dtype=torch.float64)
+        found = (
+            torch.stack(powers).sum()
+            if powers
+            else torch.zeros((), dtype=torch.float64, device=device)
+        )
     total = found.to(device).reshape(1)
     dist.all_reduce(total, op=dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=group)
     return float(total) if largest or p == 0 else float(total) ** (1.0 / p)

@@ -232,7 +232,7 @@ def _tried(kind: type[torch.optim.Optimizer], options: tuple[tuple[str, Any], ..
     """Steps a small parameter once. It is float64, to tell its dtype from fixed ones."""
     held: dict[str, object] = {}
     with torch.device("cpu"):
-        parameter = nn.Parameter(torch.zeros(2, 3, dtype=torch.float64))
+        parameter = nn.Parameter(torch.zeros(2, 3, dtype=torch.float64, device="cpu"))
         parameter.grad = torch.ones_like(parameter)
         try:
             tried = kind([parameter], **dict(options))

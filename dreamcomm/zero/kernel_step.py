@@ -115,7 +115,7 @@ class KernelStep:
             self._stepped.add(id(one))
             if "betas" in self._groups[k]:
                 if "step" not in state:
-                    state["step"] = torch.tensor(0.0)
+                    state["step"] = torch.tensor(0.0, device="cpu")
                 steps.append(state["step"])
             for name, kept in zip(names, memory, strict=True):
                 state[name] = kept

@@ -153,7 +153,7 @@ class ZeroOptimizer(Optimizer):
             all_there = settle_parameters(parameters, shared=shared)
         if not shared:
             return False
-        everywhere = torch.tensor([int(all_there)])
+        everywhere = torch.tensor([int(all_there)], device="cpu")
         dist.all_reduce(everywhere, op=dist.ReduceOp.MIN, group=self.process_group)
         return bool(everywhere.item())
 
