@@ -7,9 +7,9 @@
 //   3. All ranks turn.
 //
 // INVARIANT: no element is read by one rank while another writes it. Proof. Only its owner reads
-// or writes an element of any rank's parameter in step 2, and nobody writes a gradient. What a rank
-// did with its own tensors before the call ends before its turn of step 1, and what it does with
-// them afterwards begins after the turn of step 3, which follows all ranks' step 2.
+// or writes an element of any rank's parameter in step 2. No rank writes a gradient in step 2. A
+// rank's earlier writes to its own tensors end before its turn of step 1. Its later ones begin
+// after the turn of step 3, which follows all ranks' step 2.
 //
 // More parameters than a page has room for take a turn of step 1 for each page. Tiles of the first
 // page are then walked before the second turn; the tables alternate between the two pages.
@@ -29,8 +29,9 @@
 namespace dreamcomm::algorithms {
 namespace {
 
-constexpr std::size_t kTile =
-    16384;  // elements: of a few streams, a tile of each fits the L1 cache
+/// Elements. Tiles of a step's streams lie in the L2 cache. Smaller ones cost more calls of torch's
+/// square root.
+constexpr std::size_t kTile = 16384;
 
 /// Where a rank's tensors lie in its heap, from 1 on; 0: it has none. A gradient that is not read
 /// only shows whether there is one.

@@ -137,7 +137,7 @@ class ZeroOptimizer(Optimizer):
         engine.on_made(self._shard_engine)
         engine.take_over(self, f"{WHAT}(stage={self.stage})")
         if first or not self._held:
-            weakref.finalize(self, release_engine, engine)
+            self._release = weakref.finalize(self, release_engine, engine)
         self._shard_engine()
         self._ready = True
 
@@ -195,6 +195,7 @@ class ZeroOptimizer(Optimizer):
             raise RuntimeError(f"{WHAT}: call zero_grad() before add_param_group()")
         shards, kept = self._shards, self._inner.state
         super().add_param_group(param_group)
+        self._release()  # it would keep the engine, and its shards
         self._engine.compiled.detach()
         self._set_up(first=False)
         for key, before in shards.items():
@@ -234,7 +235,8 @@ class ZeroOptimizer(Optimizer):
             return False
         scale = getattr(self, "grad_scale", None)
         if scale is not None and not found:
-            unscale_(self._shard_gradients(), scale)
+            local = [one.parameter.grad for one in self._ordered]
+            unscale_(self._shard_gradients() if self._reduces else local, scale)
         return found
 
     def _check_memory(self) -> None:

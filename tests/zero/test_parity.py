@@ -187,24 +187,38 @@ def test_other_options_and_optimizers(
     check_equal(pool.run(variants, kind, options, stage, world=3))
 
 
-def under_torch() -> Any:
-    """torch's DDP averages; stage 1 shards the optimizer's state alone."""
+def under_torch(unscales: bool | None) -> Any:
+    """torch's DDP averages; stage 1 shards the optimizer's state alone.
+
+    With a GradScaler unless ``unscales`` is None; it unscales before clipping, or in the step.
+    """
     theirs = nn.parallel.DistributedDataParallel(make("gpt"))
     reference = torch.optim.AdamW(theirs.parameters(), lr=1e-3, foreach=False)
     module = nn.parallel.DistributedDataParallel(make("gpt"))
     stepper = ZeroOptimizer(module.parameters(), torch.optim.AdamW, reduce=False, lr=1e-3)
     norms: list[list[float]] = [[], []]
+    scalers = [
+        torch.amp.GradScaler("cpu", init_scale=1000.0, enabled=unscales is not None)
+        for _ in range(2)
+    ]
     for step in range(4):
         for who, (one, optimizer) in enumerate([(theirs, reference), (module, stepper)]):
             optimizer.zero_grad()
-            accumulate(one, step, 1, None)
-            norm = nn.utils.clip_grad_norm_(one.parameters(), 0.05)
-            norms[who].append(float(norm))
-            optimizer.step()
+            x, y = (part(data) for data in batch(step))
+            scalers[who].scale(nn.functional.mse_loss(one(x), y)).backward()
+            if unscales is not False:
+                scalers[who].unscale_(optimizer)
+                norm = nn.utils.clip_grad_norm_(one.parameters(), 0.05)
+                norms[who].append(float(norm))
+            scalers[who].step(optimizer)
+            scalers[who].update()
     weights = [[p.detach().clone() for p in one.parameters()] for one in (theirs, module)]
     return (norms[0], weights[0]), (norms[1], weights[1])
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_it_leaves_averages_to_torchs_wrapper(pool: Pool, world: int) -> None:
-    check_equal(pool.run(under_torch, world=world))
+@pytest.mark.parametrize("unscales", [None, True, False])
+def test_it_leaves_averages_to_torchs_wrapper(
+    pool: Pool, unscales: bool | None, world: int
+) -> None:
+    check_equal(pool.run(under_torch, unscales, world=world))

@@ -70,8 +70,6 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   static std::shared_ptr<GradientReducer> of(const at::Tensor& parameter);
   /// The parameters, in the order of their numbers.
   std::vector<at::Tensor> parameters() const;
-  /// Frees the shards' memory; the next reduction makes it anew.
-  void drop_shards();
   /// This rank's elements of the reduced gradients; undefined: no rank has a gradient.
   std::vector<at::Tensor> shard_gradients() const;
   /// The same, whatever `grad` is by now; undefined: none was reduced yet.

@@ -32,15 +32,6 @@ std::vector<at::Tensor> GradientReducer::parameters() const {
   return found;
 }
 
-void GradientReducer::drop_shards() {
-  const Lock lock(mutex_);
-  reduced_ = false;
-  for (Gradient& gradient : gradients_) {
-    gradient.shard.gradient = at::Tensor();
-    gradient.shard.valid = false;
-  }
-}
-
 void GradientReducer::shard(std::vector<Shard> shards, bool deferred,
                             const c10::intrusive_ptr<DreamBackend>& heaps) {
   const Lock lock(mutex_);

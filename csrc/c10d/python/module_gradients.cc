@@ -154,7 +154,6 @@ void bind_gradients(pybind11::module_& m) {
            py::arg("stand_ins"), py::arg("deferred"), py::arg("heaps"))
       .def("shard_gradients", &GradientReducer::shard_gradients, Released())
       .def("shard_memory", &GradientReducer::shard_memory, py::arg("index"), Released())
-      .def("drop_shards", &GradientReducer::drop_shards, Released())
       .def("agree_reduced", &GradientReducer::agree_reduced, Released())
       .def("unshard", &GradientReducer::unshard, Released())
       .def("holds_shards", &GradientReducer::holds_shards, Released())
