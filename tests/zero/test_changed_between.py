@@ -49,6 +49,52 @@ def test_what_was_cleared_counts_no_more(pool: Pool, stage: int, clear: bool) ->
     assert pool.run(discarded, stage, clear) == [1.5, 1.5]
 
 
+def replaced_gradient(stage: int) -> float:
+    """The same, with another tensor in place of what was added up."""
+    model = weight_model()
+    optimizer = ZeroOptimizer(model.parameters(), torch.optim.SGD, stage=stage, lr=1.0)
+    backward(model, 10.0)
+    with optimizer.no_sync():
+        backward(model, 20.0)
+    model.weight.grad = torch.full((1, 1), 1.0 + dist.get_rank())
+    optimizer.step()
+    return -model.weight.item()
+
+
+@stages
+def test_a_gradient_may_be_replaced(pool: Pool, stage: int) -> None:
+    assert pool.run(replaced_gradient, stage) == [1.5, 1.5]
+
+
+class Perhaps(nn.Module):
+    """Uses its weight, or not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: Tensor, uses: bool) -> Tensor:
+        return x * self.weight if uses else x * 1.0
+
+
+def first_unused(stage: int) -> float:
+    """In the first pass rank 1 uses no parameter, and both ranks use it in the others."""
+    model = dreamcomm.DistributedDataParallel(Perhaps())
+    optimizer = ZeroOptimizer(model.parameters(), torch.optim.SGD, stage=stage, lr=1.0)
+    for step in range(3):
+        optimizer.zero_grad()
+        nn.init.zeros_(model.module.weight)
+        x = torch.full((), 3.0, requires_grad=True)
+        model(x, step > 0 or dist.get_rank() == 0).backward()
+        optimizer.step()
+    return -model.module.weight.item()
+
+
+@stages
+def test_a_rank_that_first_makes_no_gradient(pool: Pool, stage: int) -> None:
+    assert pool.run(first_unused, stage) == [3.0, 3.0]
+
+
 def discarded_and_unused(stage: int) -> float:
     """The same, with a last pass in which rank 1 alone uses the parameter."""
     model = weight_model()

@@ -33,7 +33,9 @@ void Gradient::notice_cleared() {
     touched = false;
     return;
   }
-  if (shard.adds && was_seen() && !is_as_seen() && is_zero(tensor())) shard.adds = false;
+  if (!shard.adds || !was_seen() || is_as_seen()) return;
+  const bool is_another = tensor().unsafeGetTensorImpl() != seen._unsafe_get_target();
+  if (is_another || is_zero(tensor())) shard.adds = false;
 }
 
 }  // namespace dreamcomm

@@ -66,8 +66,8 @@ struct Gradient {
   bool is_unchanged() const {
     return parameter.grad().defined() ? is_as_reduced() : reduced._unsafe_get_target() == nullptr;
   }
-  /// Notices that what this rank has added up was discarded since, in either way: by None, or by
-  /// zeros. What a shard holds of it counts no more then.
+  /// Notices that what this rank has added up was discarded since: by None, by zeros, or by another
+  /// tensor. What a shard holds of it counts no more then.
   void notice_cleared();
   std::uint32_t version() const { return parameter.grad()._version(); }
   /// Notes the gradient that autograd has left.

@@ -250,7 +250,7 @@ void GradientReducer::finish() {
   report_.backward_seconds = seconds_since(began_);
   while (next_ < buckets_.size()) launch_next();
   settle_all(true);
-  if (reduces_first_pass()) reduce_rest();
+  if (rule_.heaps && !learned_) reduce_rest();  // on all ranks, also without gradients here
   if (!learned_) learn();
   if (!counted_ && !order_.empty()) {
     for (Gradient& gradient : gradients_) gradient.expected = gradient.made;
