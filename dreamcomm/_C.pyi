@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import Backend, ErrorType, ProcessGroup, Store
+from torch._C._distributed_c10d import Backend, ErrorType, ProcessGroup, Store, Work
 
 class Options(Backend.Options):
     """Settings of a group, for ``pg_options``; all ranks must give equal ones."""
@@ -85,6 +85,8 @@ class DreamBackend(Backend):
     def _recorder(self) -> Recorder | None: ...
     def stats(self) -> dict[str, dict[str, int]]: ...
     # Cancels the receives of a batch that an exception has ended. Does nothing without a batch.
+    @staticmethod
+    def _cancel_receive(work: Work) -> None: ...
     def _cancel_batch(self) -> None: ...
     def explain(self, op: str, nbytes: int, heap: bool = False) -> str: ...
     def monitored_barrier(

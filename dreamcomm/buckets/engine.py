@@ -16,6 +16,7 @@ from torch import nn
 from dreamcomm.buckets.group_memory import GroupMemory, group_memory
 from dreamcomm.buckets.parameters import TrainedParameter
 from dreamcomm.buckets.plan import ParameterInfo, Plan, agreed_order, plan_buckets
+from dreamcomm.buckets.protocol import ClipPart, ReducesGradients
 
 if TYPE_CHECKING:
     from dreamcomm._C import GradientReducer
@@ -71,7 +72,7 @@ class BucketEngine:
         self._rebuilt = False
         self._sync = True
         self._made: list[weakref.WeakMethod[Callable[[], None]]] = []
-        self._taken_by: tuple[weakref.ref[object], str] | None = None
+        self._taken_by: tuple[weakref.ref[ReducesGradients], str] | None = None
         self._make()
 
     def _make(self) -> None:
@@ -132,14 +133,14 @@ class BucketEngine:
         """Calls a method after each change of the trained parameters, while its object lives."""
         self._made.append(weakref.WeakMethod(made))
 
-    def take_over(self, optimizer: object, name: str) -> None:
+    def take_over(self, optimizer: ReducesGradients, name: str) -> None:
         """Notes that a sharded optimizer reduces the gradients, as long as it lives."""
         self._taken_by = weakref.ref(optimizer), name
 
     @property
     def sharded_by(self) -> str:
         """The name of the sharded optimizer that reduces the gradients; empty: none does."""
-        return self._taken_by[1] if self._taken_by and self._taken_by[0]() is not None else ""
+        return self._taken_by[1] if self._taken_by and self._sharded_optimizer() else ""
 
     def remake_if_thawed(self) -> None:
         """Takes in parameters that were frozen, and require a gradient now."""
@@ -182,6 +183,39 @@ class BucketEngine:
     @sync.setter
     def sync(self, value: bool) -> None:
         self._sync = self.compiled.sync = bool(value)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes inside add to this rank's gradients alone."""
+        before = self.sync
+        self.sync = False
+        try:
+            yield
+        finally:
+            self.sync = before
+
+    def reduce_gradients(self) -> None:
+        """Reduces what has accumulated; by the sharded optimizer, if there is one. Collective."""
+        optimizer = self._sharded_optimizer()
+        if optimizer is None:
+            self.reduce_now()
+        else:
+            optimizer.reduce_gradients()
+
+    def clip_parts(self) -> list[ClipPart]:
+        """What a norm of all gradients consists of here."""
+        optimizer = self._sharded_optimizer()
+        if optimizer is not None:
+            return optimizer.clip_parts()
+        return [ClipPart([one.parameter for one in self.trained], self.group)]
+
+    def _sharded_optimizer(self) -> ReducesGradients | None:
+        return self._taken_by[0]() if self._taken_by else None
+
+    @property
+    def averaged_over(self) -> float:
+        """A gradient is the ranks' sum divided by this."""
+        return 1.0 / self.factor if self.factor else float(dist.get_world_size(self.group))
 
     @property
     def passes(self) -> int:

@@ -22,11 +22,13 @@ class GradientPart:
         numel: elements of the whole gradient.
         ranges: for each rank the first of its elements, and how many it has. What all ranks have
             counts as rank 0's.
+        parameter: whose gradient it is, as it is found in ``ClipPart.parameters``.
     """
 
     elements: Tensor
     numel: int
     ranges: Sequence[tuple[int, int]]
+    parameter: nn.Parameter | None = None
 
 
 @dataclass(frozen=True)

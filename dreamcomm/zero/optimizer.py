@@ -363,7 +363,7 @@ class ZeroOptimizer(Optimizer):
             ranges = [(of_rank[number].offset, of_rank[number].numel) for of_rank in layouts]
             if one.replicated:
                 ranges = [(0, numel)] + [(numel, 0)] * (world - 1)
-            found.append(GradientPart(gradient, numel, ranges))
+            found.append(GradientPart(gradient, numel, ranges, one.parameter))
         return found
 
     def _note_unscaled(self) -> None:

@@ -16,6 +16,7 @@
 #include "c10d/python/module_gradients.h"
 #include "c10d/python/module_optimizer.h"
 #include "c10d/python/module_recorder.h"
+#include "c10d/work/work.h"
 #include "core/cpus.h"
 #include "gpu/host/launch.h"
 #include "kernels/reduce.h"
@@ -260,6 +261,11 @@ py::object observe_rank(const std::string& path) {
   return seen;
 }
 
+/// Ends a receive, unless its message is there: then it is done as usual.
+void cancel_receive(const WorkPtr& work) {
+  if (auto* message = dynamic_cast<MessageWork*>(work.get())) message->cancel();
+}
+
 void bind_backend(py::module_& m) {
   py::class_<DreamBackend, c10d::Backend, BackendPtr>(
       m, "DreamBackend", "The c10d backend of one group; made by init_process_group.")
@@ -279,6 +285,8 @@ void bind_backend(py::module_& m) {
            py::call_guard<py::gil_scoped_release>())
       .def("_cancel_batch", &DreamBackend::cancel_coalescing,
            py::call_guard<py::gil_scoped_release>())
+      .def_static("_cancel_receive", &cancel_receive, py::arg("work"),
+                  py::call_guard<py::gil_scoped_release>())
       .def("stats", &stats_of)
       .def(
           "explain",

@@ -1,0 +1,106 @@
+"""Gives each block of a pipeline the same random numbers, however blocks are spread over stages.
+
+One process draws all dropout masks from one generator, in order. Ranks that each run some blocks
+of some micro-batches cannot continue one sequence. Instead each call of a block begins with a seed
+that is made from what identifies the call, so a recomputed call draws the same numbers, too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["BlockRandomness"]
+
+
+class BlockRandomness:
+    """Seeds torch's generators before each call of a block.
+
+    The CPU's generator is seeded, and the one of the current CUDA device if CUDA is in use. Only
+    calls through ``unit(...)`` of units in training mode are seeded. The units carry hooks only
+    within :meth:`at`.
+
+    What draws random numbers outside of all units is not made independent of the stages. A call
+    that ``torch.utils.checkpoint`` repeats in the backward pass needs an :meth:`at` around that
+    pass.
+
+    Args:
+        units: the model's blocks by global name. A rank may give only its own.
+        seed: the same on all ranks of a pipeline.
+    """
+
+    def __init__(self, units: Mapping[str, nn.Module], seed: int) -> None:
+        self._units = dict(units)
+        self._seed = seed
+        self._active = False
+
+    @contextmanager
+    def at(self, step: int, microbatch: int) -> Iterator[None]:
+        """Seeds the calls of units within the context.
+
+        Afterwards the generators are as before, also after an error. The calls of a unit are
+        counted from zero in each context: to recompute, enter it again with the same numbers.
+
+        Args:
+            step: the training step.
+            microbatch: the micro-batch within the step.
+
+        Raises:
+            RuntimeError: if the context is entered within itself.
+        """
+        if self._active:
+            raise RuntimeError("at() cannot be entered within another at()")
+        generators = _Generators()
+        calls: Counter[str] = Counter()
+        prefix = f"{self._seed}/{step}/{microbatch}/"
+
+        def hook_of(name: str) -> Callable[[nn.Module, Any], None]:
+            def before(unit: nn.Module, _: Any) -> None:
+                if unit.training:
+                    generators.seed(_hash(f"{prefix}{name}/{calls[name]}"))
+                    calls[name] += 1
+
+            return before
+
+        handles = []
+        self._active = True
+        try:
+            for name, unit in self._units.items():
+                # Before the unit's other hooks, which may draw numbers themselves.
+                handles.append(unit.register_forward_pre_hook(hook_of(name), prepend=True))
+            yield
+        finally:
+            self._active = False
+            for handle in handles:
+                handle.remove()
+            generators.restore()
+
+
+class _Generators:
+    """The generators that blocks draw from. Keeps their states from before the first seed."""
+
+    def __init__(self) -> None:
+        self._before: list[tuple[torch.Generator, Tensor]] = []
+
+    def seed(self, seed: int) -> None:
+        if not self._before:
+            used = [torch.default_generator]
+            if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+                used.append(torch.cuda.default_generators[torch.cuda.current_device()])
+            self._before = [(one, one.get_state()) for one in used]
+        for generator, _ in self._before:
+            generator.manual_seed(seed)
+
+    def restore(self) -> None:
+        for generator, state in self._before:
+            generator.set_state(state)
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1

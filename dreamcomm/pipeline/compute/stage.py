@@ -1,0 +1,222 @@
+"""Runs the micro-batches of one stage, and keeps what their backward passes need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
+
+from dreamcomm.pipeline.compute.backward import Pending, backward_input, full_backward
+from dreamcomm.pipeline.compute.entry import Entry, enter
+from dreamcomm.pipeline.compute.skip import Skip
+
+__all__ = ["Result", "StageRun", "handed_over"]
+
+Run = Callable[[Any, dict[str, Any]], Any]
+
+
+@dataclass
+class Kept:
+    """What a micro-batch's backward pass needs. No tensor that was sent is in it.
+
+    Attributes:
+        entry: where the stage's graph begins.
+        roots: where it ends: a loss, or each output that needs a gradient.
+    """
+
+    entry: Entry
+    roots: list[GradientEdge]
+
+
+@dataclass
+class Result:
+    """What a stage made of a micro-batch.
+
+    Attributes:
+        value: for the next stage; of the last one, the module's output.
+        loss: of the last stage; None without a loss function.
+        count: what the loss is a sum over; None: it is a mean.
+    """
+
+    value: Any
+    loss: Tensor | None = None
+    count: float | None = None
+
+
+@dataclass
+class StageRun:
+    """One stage on this rank.
+
+    Attributes:
+        number: of the stage.
+        run: calls the stage's part of the module on inputs and keyword arguments.
+        is_last: what it returns is the module's output.
+        travels: whether values that jump over blocks travel beside those between stages.
+        skips: what blocks of this stage put such values into, or take them from, by name.
+        loss_fn: of the last stage; None for others, and without a loss.
+        counted: whether the loss function returns a sum and what it goes over.
+        around: a context for each run of a micro-batch, by step, micro-batch and whether the run
+            repeats an earlier one.
+        checkpointed: keep a micro-batch's inputs alone, and run it again for its backward pass.
+    """
+
+    number: int
+    run: Run
+    is_last: bool
+    travels: bool = False
+    skips: dict[str, Skip] = field(default_factory=dict)
+    loss_fn: Callable[..., Any] | None = None
+    counted: bool = False
+    around: Callable[[int, int, bool], AbstractContextManager[Any]] = lambda *_: nullcontext()
+    checkpointed: bool = False
+    live_peak: int = 0
+    _kept: dict[int, Kept] = field(default_factory=dict)
+    _pending: dict[int, Pending] = field(default_factory=dict)
+
+    def forward(
+        self,
+        step: int,
+        microbatch: int,
+        inputs: Any,
+        kwargs: dict[str, Any],
+        loss_args: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
+        *,
+        trains: bool,
+    ) -> Result:
+        """Runs a micro-batch.
+
+        Args:
+            step, microbatch: the random state depends on them.
+            inputs: for stage 0 the user's positional arguments; else what the stage before sent,
+                in which tensors whose gradient is wanted require one.
+            kwargs: that the stage takes.
+            loss_args: of the last stage: what the loss function gets after the output.
+            trains: a backward pass follows.
+        """
+        leaves, spec = pytree.tree_flatten(inputs)
+        _, entry = enter([], [])
+        if self.number > 0:
+            where = [n for n, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+            given = [leaves[n] for n in where]
+            entered, entry = enter(
+                [one.detach() for one in given], [trains and one.requires_grad for one in given]
+            )
+            for n, one in zip(where, entered, strict=True):
+                leaves[n] = one
+        value = self._call(step, microbatch, leaves, spec, kwargs)
+        result = Result(value)
+        ends: list[Tensor] = [
+            one
+            for one in pytree.tree_leaves(value)
+            if isinstance(one, Tensor) and one.requires_grad
+        ]
+        if self.loss_fn is not None and loss_args is not None:
+            result = self._with_loss(value, loss_args)
+            loss = result.loss
+            ends = [loss] if loss is not None and loss.requires_grad else []
+        if trains:
+            self._kept[microbatch] = Kept(entry, [get_gradient_edge(one) for one in ends])
+            self.live_peak = max(self.live_peak, len(self._kept))
+        return result
+
+    def _call(
+        self, step: int, microbatch: int, leaves: list[Any], spec: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        def run_once(repeats: bool, *given: Any) -> Any:
+            with self.around(step, microbatch, repeats):
+                return self._run_with_skips(pytree.tree_unflatten(list(given), spec), kwargs)
+
+        if not self.checkpointed or not torch.is_grad_enabled():
+            return run_once(False, *leaves)
+        runs = [0]
+
+        def run_again(*given: Any) -> Any:
+            runs[0] += 1
+            # The first operation may work in place, and the second run needs what the first got.
+            own = [one.clone() if isinstance(one, Tensor) else one for one in given]
+            return run_once(runs[0] > 1, *own)
+
+        return checkpoint(run_again, *leaves, use_reentrant=False, preserve_rng_state=False)
+
+    def _run_with_skips(self, inputs: Any, kwargs: dict[str, Any]) -> Any:
+        """Runs the part. Values that jump over blocks travel beside the stage's value."""
+        if not self.travels:
+            return self.run(inputs, kwargs)
+        travelling: dict[str, Any] = {}
+        if self.number > 0:
+            inputs, travelling = inputs[0], dict(inputs[1])
+        try:
+            for name in self.skips.keys() & travelling.keys():
+                self.skips[name].give(travelling.pop(name))
+            value = self.run(inputs, kwargs)
+            for name, skip in self.skips.items():
+                if skip.holds:
+                    travelling[name] = skip.take()
+        finally:
+            for skip in self.skips.values():
+                skip.clear()
+        return value if self.is_last else (value, travelling)
+
+    def _with_loss(self, value: Any, loss_args: tuple[tuple[Any, ...], dict[str, Any]]) -> Result:
+        assert self.loss_fn is not None
+        found = self.loss_fn(value, *loss_args[0], **loss_args[1])
+        is_pair = isinstance(found, tuple) and len(found) == 2
+        if self.counted != is_pair:
+            wanted = "a sum and a count" if self.counted else "one loss"
+            raise TypeError(
+                f"expected the loss function to return {wanted}, got {type(found).__name__}; "
+                'with scale_grads="count" it returns (sum of losses, count), else a tensor'
+            )
+        loss, count = found if self.counted else (found, None)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            what = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+            raise TypeError(
+                f"expected the loss function to return a tensor of one element, got {what}"
+            )
+        return Result(value, loss, None if count is None else float(count))
+
+    # Backward.
+
+    def backward(self, microbatch: int, gradients: list[Tensor | None]) -> list[Tensor | None]:
+        """The whole backward pass; ``gradients``: of what the forward pass gave, or of the loss.
+
+        Returns:
+            Gradients of the tensors that came in, those that require one.
+        """
+        kept = self._kept.pop(microbatch)
+        return _wanted(kept.entry, full_backward(kept.roots, gradients, kept.entry))
+
+    def backward_input(
+        self, microbatch: int, gradients: list[Tensor | None]
+    ) -> list[Tensor | None]:
+        """The backward pass to the inputs alone; see :meth:`backward`."""
+        kept = self._kept.pop(microbatch)
+        found, self._pending[microbatch] = backward_input(kept.roots, gradients, kept.entry)
+        return _wanted(kept.entry, found)
+
+    def backward_weight(self, microbatch: int) -> None:
+        """The rest of the backward pass."""
+        self._pending.pop(microbatch).backward_weight()
+
+    def forget(self) -> None:
+        """Drops what is kept, after a step that failed."""
+        self._kept.clear()
+        self._pending.clear()
+
+
+def _wanted(entry: Entry, gradients: list[Tensor | None]) -> list[Tensor | None]:
+    return [g for g, edge in zip(gradients, entry.edges, strict=True) if edge is not None]
+
+
+def handed_over(value: Any) -> Any:
+    """A value as the next stage on the same rank gets it: cut off from this stage's graph."""
+    return pytree.tree_map_only(
+        Tensor, lambda one: one.detach().requires_grad_(one.requires_grad), value
+    )

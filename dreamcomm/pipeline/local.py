@@ -1,0 +1,97 @@
+"""The stages of one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+from torch import nn
+
+from dreamcomm.pipeline.compute.batch_norm import DeferredBatchNorm
+from dreamcomm.pipeline.compute.randomness import BlockRandomness
+from dreamcomm.pipeline.compute.skip import find_skips
+from dreamcomm.pipeline.compute.stage import StageRun
+from dreamcomm.pipeline.gradients import StepGradients
+from dreamcomm.pipeline.layout import Layout
+from dreamcomm.pipeline.messages.channel import Channel
+from dreamcomm.pipeline.named_module import NamedParts
+from dreamcomm.pipeline.plan import Plan, stage_parameters
+from dreamcomm.pipeline.split import StagePart
+from dreamcomm.pipeline.tied import TiedWeights, find_tied
+
+__all__ = ["LocalStages"]
+
+
+class LocalStages:
+    """What a rank has of a pipeline: runs of its stages, and their parameters.
+
+    Attributes:
+        runs: by the number of the stage.
+        module: all parameters and buffers, under their names in the whole module.
+        tied: the shared parameters among them.
+        batch_norm: defers the running statistics.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        layout: Layout,
+        channel: Channel,
+        *,
+        loss_fn: Callable[..., Any] | None,
+        counted: bool,
+        checkpointed: bool,
+    ) -> None:
+        own = [plan.parts[stage] for stage in plan.schedule.stages_of(layout.place)]
+        units = {name: unit for part in own for name, unit in part.units.items()}
+        tensors = {name: tensor for part in own for name, tensor in part.tensors.items()}
+        self.module = NamedParts(units, tensors)
+        self.batch_norm = DeferredBatchNorm(units.values())
+        self._pipes, self._counted, self._channel = layout.pipes, counted, channel
+        skips = find_skips({n: unit for part in plan.parts for n, unit in part.units.items()})
+        tied = find_tied([stage_parameters(part) for part in plan.parts], plan.schedule.rank_of)
+        self.tied = TiedWeights(tied, channel, layout.peers, layout.place)
+        last = plan.schedule.stages - 1
+        self.runs = {
+            part.number: StageRun(
+                part.number,
+                part.run,
+                part.number == last,
+                travels=bool(skips),
+                skips={name: skip for name, skip in skips.items() if _has(part, skip)},
+                loss_fn=loss_fn if part.number == last else None,
+                counted=counted,
+                around=self._around(BlockRandomness(part.units, plan.seed)),
+                checkpointed=checkpointed,
+            )
+            for part in own
+        }
+
+    def _around(self, randomness: BlockRandomness) -> Callable[[int, int, bool], Any]:
+        @contextmanager
+        def around(step: int, microbatch: int, repeats: bool) -> Iterator[None]:
+            collects = nullcontext() if repeats else self.batch_norm.at(microbatch)
+            with randomness.at(step, microbatch), collects:
+                yield
+
+        return around
+
+    @property
+    def trained(self) -> list[nn.Parameter]:
+        """This rank's parameters that are trained now."""
+        return [one for one in self.module.parameters() if one.requires_grad]
+
+    def step_gradients(self) -> StepGradients:
+        """The gradients of a step that begins."""
+        return StepGradients(self.trained, self.tied, pipes=self._pipes, counted=self._counted)
+
+    def copy_tied(self, step: int) -> None:
+        """Gives all copies of shared parameters the first one's values. Collective."""
+        self.tied.copy_weights(step)
+        self._channel.drain()
+        self._channel.end()
+
+
+def _has(part: StagePart, wanted: nn.Module) -> bool:
+    return any(one is wanted for unit in part.units.values() for one in unit.modules())

@@ -1,0 +1,100 @@
+"""The end of a step: all ranks learn whether all parts of it went well.
+
+Rank 0 of the group collects one message from every rank, and answers with a verdict. So either all
+ranks go on to reduce gradients, or none does, and no rank begins a step while another is in the
+one before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from dreamcomm.pipeline.errors import Failure
+from dreamcomm.pipeline.messages.channel import Channel, RankLost
+from dreamcomm.pipeline.messages.header import Key, Slot
+
+__all__ = ["Part", "Verdict", "agree", "lost"]
+
+
+@dataclass
+class Part:
+    """What a rank reports of a step.
+
+    Attributes:
+        failure: its own error, or that of which it heard first; None: none.
+        count: of what a sum of losses goes over, such as tokens; None: losses are means.
+        losses: of a last stage; None: of another, or not wanted on all ranks.
+        pipe: number of the pipeline whose losses these are.
+    """
+
+    failure: Failure | None = None
+    count: float | None = None
+    losses: list[Any] | None = None
+    pipe: int = 0
+
+
+@dataclass
+class Verdict:
+    """What all ranks learn.
+
+    Attributes:
+        failure: of the lowest rank that failed, or None.
+        count: the sum over all ranks, or None where none has one.
+        losses: by the number of the pipeline.
+    """
+
+    failure: Failure | None = None
+    count: float | None = None
+    losses: dict[int, list[Any]] = field(default_factory=dict)
+
+
+def agree(channel: Channel, step: int, mine: Part) -> Verdict:
+    """Ends a step on all ranks. Collective.
+
+    Raises:
+        RankLost: a rank has ended. Rank 0 has told the others.
+    """
+    if channel.rank == 0:
+        return _collect(channel, step, mine)
+    channel.done(mine)
+    verdict: Verdict = channel.receive(0, Key(step, Slot.VERDICT), despite_failures=True)
+    return verdict
+
+
+def _collect(channel: Channel, step: int, mine: Part) -> Verdict:
+    parts = [mine]
+    try:
+        for peer in range(1, channel.size):
+            parts.append(channel.receive_done(peer))
+    except RankLost as error:
+        _tell(channel, step, Verdict(lost(error.rank)), but=error.rank)
+        raise
+    except RuntimeError as error:  # the group's timeout is over
+        parts.append(Part(Failure(0, type(error).__name__, str(error))))
+    if channel.failure is not None:
+        parts.append(Part(channel.failure))
+    verdict = _judged(parts)
+    _tell(channel, step, verdict)
+    return verdict
+
+
+def _judged(parts: list[Part]) -> Verdict:
+    failures = [one.failure for one in parts if one.failure is not None]
+    counts = [one.count for one in parts if one.count is not None]
+    return Verdict(
+        min(failures, key=lambda one: one.rank) if failures else None,
+        sum(counts) if counts else None,
+        {one.pipe: one.losses for one in parts if one.losses is not None},
+    )
+
+
+def _tell(channel: Channel, step: int, verdict: Verdict, but: int = -1) -> None:
+    for peer in range(1, channel.size):
+        if peer != but:
+            channel.send(peer, Key(step, Slot.VERDICT), verdict)
+
+
+def lost(rank: int) -> Failure:
+    """The failure that a rank's end is."""
+    return Failure(rank, "RankLost", "its process has ended, and the group with it; start anew")

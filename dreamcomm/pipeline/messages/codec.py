@@ -1,0 +1,179 @@
+"""Values as messages: a description of their structure, and the tensors."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from dreamcomm.backend import heap_bytes
+
+__all__ = ["Codec", "Described", "TensorMeta", "described"]
+
+SIMPLE = (bool, int, float, str, bytes, type(None), torch.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMeta:
+    """A tensor's description in a message.
+
+    Attributes:
+        shape: as the sender has it.
+        dtype: as the sender has it.
+        device: its type, such as "cpu".
+        order: dimensions from the slowest to the fastest in memory; None: as in the shape.
+        needs_grad: the sender waits for the gradient of this tensor.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: str
+    order: tuple[int, ...] | None
+    needs_grad: bool
+
+    def __reduce__(self) -> tuple[type[TensorMeta], tuple[Any, ...]]:
+        return TensorMeta, (self.shape, self.dtype, self.device, self.order, self.needs_grad)
+
+
+class Described(NamedTuple):
+    """A value without its tensors.
+
+    Attributes:
+        spec: the tree that the leaves make; None: the value is its one leaf.
+        leaves: a TensorMeta for each tensor, and all other leaves as they are.
+    """
+
+    spec: pytree.TreeSpec | None
+    leaves: tuple[Any, ...]
+
+
+class Codec:
+    """Turns values into bytes and tensors, and back.
+
+    A value is any tree of torch.utils._pytree. Its leaves are dense tensors, or anything that can
+    be pickled. Descriptions that come again are decoded once.
+    """
+
+    def __init__(self) -> None:
+        self._decoded: Callable[[bytes], Described] = lru_cache(256)(_decode)
+        self._dumped: Callable[[TensorMeta], bytes] = lru_cache(256)(_dumped)
+        from dreamcomm import _C
+
+        self._heap_bytes = heap_bytes()
+        self._allocate = _C.allocate
+
+    def encode(self, value: Any) -> tuple[bytes, list[Tensor], bool]:
+        """The description's bytes, the tensors, and whether the bytes alone say what it is.
+
+        Raises:
+            TypeError: a leaf cannot be sent.
+        """
+        if isinstance(value, Tensor):
+            meta, memory = _tensor_meta(value)
+            return self._dumped(meta), [memory], True
+        leaves, spec = pytree.tree_flatten(value)
+        tensors, simple = [], True
+        for number, leaf in enumerate(leaves):
+            if isinstance(leaf, Tensor):
+                leaves[number], memory = _tensor_meta(leaf)
+                tensors.append(memory)
+            else:
+                simple = simple and isinstance(leaf, SIMPLE)
+        return _dumped(pytree.tree_unflatten(leaves, spec)), tensors, simple
+
+    def decode(self, data: bytes, simple: bool) -> Described:
+        """The description; ``simple`` is the last thing that :meth:`encode` gave."""
+        return self._decoded(data) if simple else _decode(data)
+
+    def memory_for(self, meta: TensorMeta) -> tuple[Tensor, Tensor]:
+        """A tensor of the described kind, and a contiguous one on its memory to receive into.
+
+        On CPUs the memory is in the heap that peers map.
+        """
+        shape = meta.shape if meta.order is None else tuple(meta.shape[d] for d in meta.order)
+        if meta.device == "cpu" and self._heap_bytes:
+            memory = self._allocate(math.prod(shape), meta.dtype, self._heap_bytes).view(shape)
+        else:
+            memory = torch.empty(shape, dtype=meta.dtype, device=meta.device)
+        if meta.order is None:
+            return memory, memory
+        inverse = [meta.order.index(d) for d in range(len(meta.order))]
+        return memory.permute(inverse), memory
+
+
+def _dumped(tree: Any) -> bytes:
+    try:
+        return pickle.dumps(tree, protocol=5)
+    except Exception as error:
+        raise TypeError(
+            f"a value between stages cannot be sent, because it cannot be pickled: {error}; stages "
+            "exchange tensors, plain Python values, and tuples, lists and dicts of them"
+        ) from error
+
+
+def _decode(data: bytes) -> Described:
+    tree = pickle.loads(data)
+    if isinstance(tree, TensorMeta):
+        return Described(None, (tree,))
+    leaves, spec = pytree.tree_flatten(tree)
+    return Described(spec, tuple(leaves))
+
+
+def _tensor_meta(tensor: Tensor) -> tuple[TensorMeta, Tensor]:
+    """The description, and a contiguous tensor of the same memory, or of a copy."""
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
+        raise TypeError(
+            f"a tensor of layout {tensor.layout} cannot be sent between stages; give a dense one"
+        )
+    plain = tensor.detach()
+    if type(plain) is not Tensor and type(plain) is not torch.nn.Parameter:
+        raise TypeError(
+            f"a {type(tensor).__name__} cannot be sent between stages; give a plain tensor "
+            "(of a DTensor: to_local())"
+        )
+    order = None
+    if not plain.is_contiguous():
+        strides = plain.stride()
+        ranked = tuple(sorted(range(plain.dim()), key=lambda d: (-strides[d], d)))
+        permuted = plain.permute(ranked)
+        if permuted.is_contiguous():
+            plain, order = permuted, ranked
+        else:
+            plain = plain.contiguous()
+    if plain.is_conj() or plain.is_neg():
+        plain = plain.resolve_conj().resolve_neg()
+    shape = tuple(tensor.shape)
+    return TensorMeta(shape, tensor.dtype, tensor.device.type, order, tensor.requires_grad), plain
+
+
+def assembled(what: Described, tensors: list[Tensor]) -> Any:
+    """The value, with these tensors in the places of their descriptions.
+
+    A tensor requires a gradient where the sender waits for it.
+    """
+    found = iter(tensors)
+    leaves = [
+        next(found).requires_grad_(one.needs_grad) if isinstance(one, TensorMeta) else one
+        for one in what.leaves
+    ]
+    return leaves[0] if what.spec is None else pytree.tree_unflatten(leaves, what.spec)
+
+
+def described(value: Any) -> str:
+    """A value in words for errors: "float32 [4, 8]", "(float32 [4, 8], None)"."""
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    if isinstance(value, tuple | list):
+        inside = ", ".join(described(one) for one in value)
+        return f"({inside})" if isinstance(value, tuple) else f"[{inside}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k!r}: {described(v)}" for k, v in value.items()) + "}"
+    text = repr(value)
+    return text if len(text) <= 40 else f"a {type(value).__name__}"

@@ -1,0 +1,65 @@
+"""A pipeline trains as one process does that runs the same micro-batches and accumulates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dreamcomm.pipeline import Pipeline
+from helpers.pool import Pool
+from pipeline.pipe_models import MODELS, OneProcess, make, optimizer_of
+
+pytestmark = pytest.mark.beyond_gloo("compares what only dreamcomm has")
+
+SCHEDULES = ["gpipe", "1f1b", "interleaved1f1b", "zb-h1"]
+STEPS, ROWS = 20, 10
+
+
+def train(
+    name: str, schedule: str, micro: int, dtype: torch.dtype, steps: int = STEPS, **options: Any
+) -> tuple[list[list[float]], list[float], dict[str, Tensor]]:
+    """Losses, norms, and the parameters and buffers of this rank."""
+    _, loss_fn, data = MODELS[name]
+    pipe = Pipeline(
+        make(name, dtype), micro, schedule=schedule, loss_fn=loss_fn, loss="all", **options
+    )
+    optimizer = optimizer_of(pipe.parameters())
+    losses, norms = [], []
+    for step in range(steps):
+        x, y = data(step, ROWS, dtype)
+        optimizer.zero_grad()
+        found: list[Tensor] = []
+        pipe.step(x, target=y, losses=found)
+        losses.append([float(one) for one in found])
+        norms.append(float(pipe.clip_grad_norm_(float("inf"))))
+        optimizer.step()
+    return losses, norms, {k: v.clone() for k, v in pipe.state_dict().items()}
+
+
+def compare(ranks: list[Any], name: str, micro: int, dtype: torch.dtype) -> None:
+    reference = OneProcess(name, dtype)
+    losses, norms = reference.train(STEPS, ROWS, micro)
+    within = 1e-9 if dtype == torch.float64 else 1e-5
+    close = {"rtol": within, "atol": within}
+    expected = dict(reference.module.named_parameters())
+    found: dict[str, Tensor] = {}
+    for got_losses, got_norms, state in ranks:
+        torch.testing.assert_close(torch.tensor(got_losses), torch.tensor(losses), **close)
+        torch.testing.assert_close(torch.tensor(got_norms), torch.tensor(norms), rtol=1e-5, atol=0)
+        found |= state
+    assert set(expected) <= set(found)
+    for key, value in expected.items():
+        torch.testing.assert_close(found[key], value.detach(), **close)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", list(MODELS))
+def test_equals_one_process(pool: Pool, name: str, schedule: str, world: int) -> None:
+    micro = 4 if schedule != "gpipe" else 3
+    ranks = pool.run(train, name, schedule, micro, torch.float32, world=world)
+    compare(ranks, name, micro, torch.float32)
