@@ -17,9 +17,9 @@ __all__ = ["StepGradients"]
 class StepGradients:
     """The gradients of one step on this rank.
 
-    Gradients add up over steps until zero_grad(), as over backward passes. A step's own part is kept
-    apart where it is changed: of shared parameters, whose copies are added, and of all where they
-    are divided by a count that is known at the end.
+    Gradients add up over steps until zero_grad(), as over backward passes. A step's own part is
+    kept apart where it is changed: of shared parameters, whose copies are added, and of all where
+    they are divided by a count that is known at the end.
 
     Args:
         parameters: of this rank's stages, those that are trained.

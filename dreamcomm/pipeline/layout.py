@@ -75,6 +75,7 @@ def _pipe_dim(mesh: DeviceMesh) -> int:
     found = [d for d, name in enumerate(names) if name in NAMES]
     if len(found) != 1:
         raise ValueError(
-            f'Pipeline: expected a mesh with one dimension named "pipe" or "pp", got {names or mesh}'
+            'Pipeline: expected a mesh with one dimension named "pipe" or "pp", got '
+            f"{names or mesh}"
         )
     return found[0]

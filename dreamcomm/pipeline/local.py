@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch import nn
 
@@ -17,7 +17,7 @@ from dreamcomm.pipeline.layout import Layout
 from dreamcomm.pipeline.messages.channel import Channel
 from dreamcomm.pipeline.named_module import NamedParts
 from dreamcomm.pipeline.plan import Plan, stage_parameters
-from dreamcomm.pipeline.split import StagePart
+from dreamcomm.pipeline.split import Splittable, StagePart
 from dreamcomm.pipeline.tied import TiedWeights, find_tied
 
 __all__ = ["LocalStages"]
@@ -35,6 +35,7 @@ class LocalStages:
 
     def __init__(
         self,
+        whole: Splittable,
         plan: Plan,
         layout: Layout,
         channel: Channel,
@@ -46,7 +47,7 @@ class LocalStages:
         own = [plan.parts[stage] for stage in plan.schedule.stages_of(layout.place)]
         units = {name: unit for part in own for name, unit in part.units.items()}
         tensors = {name: tensor for part in own for name, tensor in part.tensors.items()}
-        self.module = NamedParts(units, tensors)
+        self.module = NamedParts(whole if _is_traced(whole) else None, units, tensors)
         self.batch_norm = DeferredBatchNorm(units.values())
         self._pipes, self._counted, self._channel = layout.pipes, counted, channel
         skips = find_skips({n: unit for part in plan.parts for n, unit in part.units.items()})
@@ -91,6 +92,10 @@ class LocalStages:
         self.tied.copy_weights(step)
         self._channel.drain()
         self._channel.end()
+
+
+def _is_traced(whole: Splittable) -> TypeGuard[nn.Module]:
+    return isinstance(whole, nn.Module) and not isinstance(whole, nn.Sequential | nn.ModuleList)
 
 
 def _has(part: StagePart, wanted: nn.Module) -> bool:

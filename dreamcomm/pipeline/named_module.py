@@ -16,12 +16,20 @@ class NamedParts(nn.Module):
     pipeline runs the parts.
 
     Args:
+        whole: the module that they are of; it gets the mode of this one. None: a list of stages.
         units: submodules by their names in the whole module.
         tensors: parameters and buffers outside of them.
     """
 
-    def __init__(self, units: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self,
+        whole: nn.Module | None,
+        units: Mapping[str, nn.Module],
+        tensors: Mapping[str, Tensor],
+    ) -> None:
         super().__init__()
+        self._whole = (whole,)  # in a tuple: it is no part of this one
+        kept_out = set() if whole is None else _not_saved(whole)
         for name, unit in units.items():
             folder, last = _folder(self, name)
             if last not in folder._modules:
@@ -34,7 +42,16 @@ class NamedParts(nn.Module):
             if isinstance(tensor, nn.Parameter):
                 folder.register_parameter(last, tensor)
             else:
-                folder.register_buffer(last, tensor)
+                folder.register_buffer(last, tensor, persistent=name not in kept_out)
+        if whole is not None:
+            self.training = whole.training
+
+    def train(self, mode: bool = True) -> NamedParts:
+        """Sets the mode of the parts, and of the whole module, whose forward may ask for it."""
+        super().train(mode)
+        if self._whole[0] is not None:
+            self._whole[0].training = mode
+        return self
 
     def forward(self, *_: object, **__: object) -> None:
         """Raises: call the pipeline's step().
@@ -60,6 +77,15 @@ def _folder(root: nn.Module, name: str) -> tuple[nn.Module, str]:
             here.add_module(part, child)
         here = child
     return here, last
+
+
+def _not_saved(whole: nn.Module) -> set[str]:
+    """The names of buffers that are left out of state dicts."""
+    return {
+        f"{path}.{name}" if path else name
+        for path, module in whole.named_modules()
+        for name in module._non_persistent_buffers_set
+    }
 
 
 def _everything(module: nn.Module) -> Iterable[tuple[str, Tensor]]:

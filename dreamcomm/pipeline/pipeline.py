@@ -34,17 +34,17 @@ EVAL, STEP = 0, 1
 class Pipeline:
     """Trains a model whose stages are on different ranks (Huang et al. 2019, "GPipe").
 
-    Every rank makes it from the same whole module, and keeps the stages that the schedule gives it.
-    All ranks then call the same methods with the same or with fewer arguments: the first stage reads
-    inputs, the last one targets, and others may leave them out. A step ends on all ranks, or raises
-    :class:`PipelineError` on all; after an error of one rank the next step works.
+    Every rank makes it from the same whole module, and runs the stages that the schedule gives it.
+    All ranks then call the same methods, with the same or with fewer arguments: the first stage
+    reads inputs, the last one targets, and others may leave them out. A step ends on all ranks, or
+    raises :class:`PipelineError` on all; after an error of one rank the next step works.
 
     Between stages travel trees of tensors and other values, whose shapes and dtypes may differ in
     each micro-batch and step.
 
     Args:
         module_or_stages: a Sequential; a module whose forward calls a list of blocks; or a list of
-            stages, of which each gets what the one before returned, a tuple as positional arguments.
+            stages, of which each gets what the one before returned, a tuple as several arguments.
         n_microbatches: into which a batch is cut. It need not divide the rows.
         schedule: "gpipe", "1f1b", "interleaved1f1b" or "zb-h1", or a Schedule.
         loss_fn: called with a micro-batch's output and target; None: no backward passes.
@@ -108,6 +108,7 @@ class Pipeline:
         self._channel = Channel(layout.group, plan.tag)
         self._calls, self._reduces, self._lost = 0, True, -1
         self._local = LocalStages(
+            module_or_stages,
             plan,
             layout,
             self._channel,
@@ -327,7 +328,7 @@ class Pipeline:
 
     @property
     def module(self) -> nn.Module:
-        """This rank's parts, under their names in the whole module: for wrappers and checkpoints."""
+        """This rank's parts, under their names in the whole module."""
         return self._local.module
 
     def parameters(self) -> Iterator[nn.Parameter]:
@@ -354,7 +355,9 @@ class Pipeline:
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
     ) -> Tensor:
-        """Scales the whole model's gradients so that their norm is at most ``max_norm``. Collective.
+        """Scales the whole model's gradients so that their norm is at most ``max_norm``.
+
+        Collective.
 
         Args:
             max_norm: the largest norm.

@@ -20,7 +20,7 @@ __all__ = ["Batch", "Runner", "Timed"]
 
 
 class Timed(NamedTuple):
-    """When an action ran, in seconds of :func:`time.perf_counter`; ``ready``: its inputs were here."""
+    """When an action began, had its inputs, and ended, in seconds of time.perf_counter()."""
 
     action: Action
     begin: float

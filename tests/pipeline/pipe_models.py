@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ class Mlp(nn.Sequential):
     def __init__(self) -> None:
         sizes = [FEATURES, 120, 130, 110, 90, 100, 80, 70, 5]
         layers: list[nn.Module] = []
-        for inputs, outputs in zip(sizes, sizes[1:], strict=False):
+        for inputs, outputs in pairwise(sizes):
             layers.append(nn.Sequential(nn.Linear(inputs, outputs), nn.Tanh()))
         super().__init__(*layers)
 
@@ -27,7 +28,7 @@ class Cnn(nn.Sequential):
     def __init__(self) -> None:
         layers: list[nn.Module] = [nn.Unflatten(1, (1, 3, 4))]
         channels = [1, 8, 12, 16, 16, 12]
-        for inputs, outputs in zip(channels, channels[1:], strict=False):
+        for inputs, outputs in pairwise(channels):
             layers += [
                 nn.Conv2d(inputs, outputs, 3, padding=1, bias=False),
                 nn.BatchNorm2d(outputs),
@@ -130,7 +131,7 @@ class OneProcess:
             for xm, ym in zip(xs.tensor_split(micro), ys.tensor_split(micro), strict=True):
                 loss = self.loss_fn(self.module(xm), ym)
                 (loss / (micro * shares)).backward()
-                losses.append(float(loss))
+                losses.append(float(loss.detach()))
         return losses
 
     def train(

@@ -12,6 +12,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
+
+from ddp.models import Gpt
+from dreamcomm.pipeline.split import (
+    StagePart,
+    make_parts,
+    unit_names,
+)
+from pipeline.split_chain import floating, parameters, run, same
 from pipeline.split_models import (
     CONTEXT,
     WIDTH,
@@ -27,18 +36,6 @@ from pipeline.split_models import (
     numbers,
     tokens,
 )
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
-
-from ddp.models import Gpt
-from dreamcomm.pipeline.split import (
-    StagePart,
-    choose_cuts,
-    make_parts,
-    measure_costs,
-    parameter_costs,
-    unit_names,
-)
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 EXAMPLE = Path(__file__).parents[2] / "examples/zero.py"
@@ -51,46 +48,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-def floating(values: Any) -> list[Tensor]:
-    leaves = pytree.tree_leaves(values)
-    return [one for one in leaves if isinstance(one, Tensor) and one.requires_grad]
-
-
-def leaf(tensor: Tensor) -> Tensor:
-    return tensor.detach().requires_grad_(tensor.requires_grad)
-
-
-def run(parts: list[StagePart], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Runs forward and backward as a pipeline does: each part sees tensors of its own."""
-    steps: list[tuple[Any, Any]] = []
-    values: Any = args
-    for part in parts:
-        inputs = pytree.tree_map_only(Tensor, leaf, values) if steps else values
-        own = {name: one for name, one in kwargs.items() if part.takes(name)}
-        values = part.run(inputs, own)
-        steps.append((inputs, values))
-    gradients = [torch.ones_like(one) for one in floating(values)]
-    for inputs, outputs in reversed(steps):
-        ends = [(o, g) for o, g in zip(floating(outputs), gradients, strict=True) if g is not None]
-        if ends:
-            torch.autograd.backward([o for o, _ in ends], [g for _, g in ends])
-        gradients = [one.grad for one in floating(inputs)]
-    return values
-
-
-def parameters(modules: list[nn.Module]) -> list[nn.Parameter]:
-    return [one for module in modules for one in module.parameters()]
-
-
-def same(one: Any, other: Any) -> None:
-    leaves, structure = pytree.tree_flatten(one)
-    leaves2, structure2 = pytree.tree_flatten(other)
-    assert structure == structure2
-    for a, b in zip(leaves, leaves2, strict=True):
-        assert type(a) is type(b)
-        assert torch.equal(a, b) if isinstance(a, Tensor) else a == b
 
 
 def compare(
@@ -264,93 +221,3 @@ def test_an_assert_of_forward_is_kept() -> None:
     parts = make_parts(NanoGpt(), [1])
     with pytest.raises(AssertionError, match=r"t <= self\.block_size"):
         parts[0].run((tokens(1, CONTEXT + 1),), {})
-
-
-class Branch(nn.Module):
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
-        self.kind = kind
-        self.hidden = [nn.Linear(2, 2)]
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        if self.kind == "branch" and x.sum() > 0:
-            return x
-        if self.kind == "loop":
-            return sum(row for row in x)
-        if self.kind == "range":
-            return x * len(range(x.shape[0]))
-        if self.kind == "hidden":
-            return self.hidden[0](x)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            return x @ x
-
-
-@pytest.mark.parametrize(
-    ("kind", "error"),
-    [
-        ("branch", r'test_split.py:\d+, `if self.kind == "branch" and x.sum\(\) > 0:`: a branch'),
-        ("loop", "loops over a value of the batch"),
-        ("range", "needs a value of the batch that is not known before a call"),
-        ("hidden", "calls a module that is not registered as a child"),
-        ("autocast", "torch.autocast inside forward"),
-    ],
-)
-def test_what_cannot_be_traced_is_said_with_its_line(kind: str, error: str) -> None:
-    with pytest.raises(ValueError, match=f"cannot split Branch: its forward.*{error}") as raised:
-        make_parts(Branch(kind))
-    assert "Give the stages as a list of modules" in str(raised.value)
-
-
-def test_tracing_leaves_modules_and_torch_as_they_are() -> None:
-    arange, model = torch.arange, Corners()
-    before = set(vars(model)), model.table
-    make_parts(model)
-    with pytest.raises(ValueError, match="cannot split"):
-        make_parts(Branch("loop"))
-    assert torch.arange is arange
-    assert (set(vars(model)), model.table) == before or model.table is before[1]
-    assert isinstance(model.table, Tensor)
-
-
-def test_blocks_can_be_named() -> None:
-    model = Unet()
-    assert unit_names(model) == ["downs.0", "downs.1", "ups.0", "ups.1"]
-    assert unit_names(model, blocks="ups") == ["ups.0", "ups.1"]
-    parts = make_parts(model, [1], blocks="ups")
-    same(run(parts, (numbers(1, 1, 8, 8),), {}), model(numbers(1, 1, 8, 8)))
-    with pytest.raises(ValueError, match=r"blocks='up' names no child .* \['downs', 'ups'\]"):
-        make_parts(model, blocks="up")
-    with pytest.raises(ValueError, match="cannot split Block: found no list of blocks"):
-        make_parts(Block())
-
-
-def test_cuts_are_chosen_by_cost_or_given() -> None:
-    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)), nn.Linear(4, 40))
-    assert choose_cuts(model, 2) == [4]
-    assert choose_cuts(model, 2, costs=[1.0, 1, 1, 1, 1]) in ([2], [3])
-    assert choose_cuts(model, 3, [1, 3]) == [1, 3]
-    assert parameter_costs([nn.ReLU(), nn.Linear(2, 3)]) == pytest.approx([1e-3, 9 + 1e-3])
-    for split in ([3, 1], [0, 1], [1, 5], [1, 1]):
-        with pytest.raises(ValueError, match="increasing indices from 1 to 4, as there are 5 unit"):
-            choose_cuts(model, 3, split)
-    with pytest.raises(ValueError, match="expected 2 cuts for 3 stages"):
-        choose_cuts(model, 3, [1])
-    with pytest.raises(ValueError, match=r"cannot make 6 stages of 5 units \(0, 1, 2, 3, 4\)"):
-        choose_cuts(model, 6)
-    with pytest.raises(ValueError, match="expected a cost for each of 5 units, got 1"):
-        choose_cuts(model, 2, costs=[1.0])
-
-
-def test_measuring_costs_leaves_no_traces() -> None:
-    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 900))
-    state, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()
-    costs = measure_costs(model, numbers(64, 8), repeats=3)
-    assert len(costs) == 4
-    assert min(costs) > 0
-    same(state, model.state_dict())
-    assert torch.equal(random, torch.get_rng_state())
-    assert all(one.grad is None for one in model.parameters())
-    assert len(measure_costs(NanoGpt(), tokens(2), targets=tokens(2), repeats=1)) == 4

@@ -51,38 +51,40 @@ def with_messages(schedule: Schedule) -> Schedule:
 
 def _row(schedule: Schedule, rank: int, inbox: Inbox) -> tuple[Action, ...]:
     row: list[Action] = []
+    received: set[Action] = set()
     for action in schedule.actions(rank):
         for part in action.parts:
-            row += _receives(schedule, part, inbox, row)
+            needed = _needed(schedule, part)
+            # It may be received already, for a compute that needed a later message.
+            while needed is not None and needed not in received:
+                row.append(_next(schedule, part, needed, inbox))
+                received.add(row[-1])
         row.append(action)
         for part in action.parts:
             row += _sends(schedule, part)
     return tuple(row)
 
 
-def _receives(schedule: Schedule, action: Action, inbox: Inbox, row: list[Action]) -> list[Action]:
-    """The receives before a compute: the one it needs, after those from the same rank before it."""
+def _needed(schedule: Schedule, action: Action) -> Action | None:
+    """The receive that a compute needs, if any."""
     stage, kind, microbatch, _ = action
-    if kind is Kind.F:
-        needed, source = Action(stage, Kind.RECV_F, microbatch), stage - 1
-    elif kind in (Kind.B, Kind.I):
-        needed, source = Action(stage, Kind.RECV_B, microbatch), stage + 1
-    else:
-        return []
-    if not _crosses(schedule, stage, source):
-        return []
+    if kind is Kind.F and _crosses(schedule, stage, stage - 1):
+        return Action(stage, Kind.RECV_F, microbatch)
+    if kind in (Kind.B, Kind.I) and _crosses(schedule, stage, stage + 1):
+        return Action(stage, Kind.RECV_B, microbatch)
+    return None
+
+
+def _next(schedule: Schedule, action: Action, needed: Action, inbox: Inbox) -> Action:
+    """The next receive from the rank whose result a compute needs."""
+    source = needed.stage - 1 if needed.kind is Kind.RECV_F else needed.stage + 1
     messages = inbox[schedule.rank_of[source]]
-    received: list[Action] = []
-    if needed in row:  # for an earlier compute, which needed a later message of the same rank
-        return received
-    if needed not in messages:
+    if not messages:
         raise ValueError(
             f"with_messages: {action} needs {needed}, whose sender does not compute it: "
             f"see what `check` says of the schedule"
         )
-    while needed not in received:
-        received.append(messages.popleft())
-    return received
+    return messages.popleft()
 
 
 def _sends(schedule: Schedule, action: Action) -> list[Action]:

@@ -69,12 +69,17 @@ def simulate(
             than the one it expects is next.
         ValueError: a cost is negative, or there is not one for each stage.
     """
-    costs = Costs(
-        _cost("forward", forward, schedule.stages),
-        _cost("backward_input", backward_input, schedule.stages),
-        _cost("backward_weight", backward_weight, schedule.stages),
-        _cost("message", message, schedule.stages),
-    )
+    given = {
+        "forward": forward,
+        "backward_input": backward_input,
+        "backward_weight": backward_weight,
+        "message": message,
+    }
+    costs = Costs(**{name: _cost(name, cost, schedule.stages) for name, cost in given.items()})
+    return _run(schedule, costs)
+
+
+def _run(schedule: Schedule, costs: Costs) -> Simulation:
     clock = Clock(schedule, costs)
     clock.run()
     return Simulation(

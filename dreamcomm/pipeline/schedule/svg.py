@@ -37,7 +37,7 @@ text { font: 12px sans-serif; fill: #222 }
 @media (prefers-color-scheme: dark) { text { fill: #ddd } .in { fill: #111 } }
 """
 LEFT, RIGHT, TOP, ROW, GAP, LETTER = 64, 32, 34, 26, 6, 7
-PALEST = 0.6  # opacity of the last stage of a rank
+FAINTEST = 0.7  # opacity of the last stage of a rank
 
 
 def svg_grid(
@@ -61,43 +61,43 @@ def svg_grid(
     origin = float(min((span.start for row in spans for span in row), default=0))
     length = float(max((span.end for row in spans for span in row), default=0)) - origin or 1.0
     scale = (width - LEFT - RIGHT) / length
-    shades = [_shades(row) for row in spans]
-    with_stage = any(len(shade) > 1 for shade in shades)
+    with_stage = any(len({span.action.stage for span in row}) > 1 for row in spans)
     bottom = TOP + len(spans) * (ROW + GAP)
     parts = [_text(LEFT, 20, title)] if title else []
     for rank, row in enumerate(spans):
         top = TOP + rank * (ROW + GAP)
         parts.append(_text(8, top + 17, f"rank {rank}"))
         parts.append(_box("idle", LEFT, top, length * scale))
-        for span in row:
-            begin, end = float(span.start) - origin, float(span.end) - origin
-            box = LEFT + begin * scale, top, (end - begin) * scale
-            tip = f"{span.action}: {begin:.6g} to {end:.6g} {unit}".rstrip()
-            parts.append(_step(span, *box, tip, shades[rank][span.action.stage], with_stage))
+        parts += _row(row, top, origin, scale, unit, with_stage)
     parts += _axis(length, scale, bottom, unit)
     parts += _legend(spans, with_stage, bottom + 44)
-    height = bottom + 60
-    opening = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-        f'width="{width}" height="{height}" role="img">'
-    )
+    size = f'viewBox="0 0 {width} {bottom + 60}" width="{width}" height="{bottom + 60}"'
+    opening = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">'
     return "\n".join([opening, f"<style>{STYLE}</style>", *parts, "</svg>", ""])
 
 
+def _row(
+    row: Sequence[Span], top: float, origin: float, scale: float, unit: str, with_stage: bool
+) -> list[str]:
+    shades = _shades(row)
+    parts = []
+    for span in row:
+        begin, end = float(span.start) - origin, float(span.end) - origin
+        tip = f"{span.action}: {begin:.6g} to {end:.6g} {unit}".rstrip()
+        left, size = LEFT + begin * scale, (end - begin) * scale
+        name = next(name for name, _, kinds in COLOURS if span.action.kind in kinds)
+        inside = f"<title>{escape(tip)}</title>"
+        box = _box(f"box {name}", left, top, size, inside, shades[span.action.stage])
+        label = _label(span, with_stage, size)
+        parts.append(box + (_text(left + size / 2, top + 17, label, "in") if label else ""))
+    return parts
+
+
 def _shades(row: Sequence[Span]) -> dict[int, float]:
-    """The opacity of each stage of a rank: later ones are paler."""
+    """The opacity of each stage of a rank: later ones are fainter."""
     stages = sorted({span.action.stage for span in row})
-    fade = (1 - PALEST) / max(1, len(stages) - 1)
+    fade = (1 - FAINTEST) / max(1, len(stages) - 1)
     return {stage: 1 - fade * index for index, stage in enumerate(stages)}
-
-
-def _step(
-    span: Span, left: float, top: float, size: float, tip: str, shade: float, with_stage: bool
-) -> str:
-    name = next(name for name, _, kinds in COLOURS if span.action.kind in kinds)
-    box = _box(f"box {name}", left, top, size, f"<title>{escape(tip)}</title>", shade)
-    label = _label(span, with_stage, size)
-    return box + (_text(left + size / 2, top + 17, label, "in") if label else "")
 
 
 def _label(span: Span, with_stage: bool, size: float) -> str:
@@ -133,7 +133,7 @@ def _legend(spans: Sequence[Sequence[Span]], with_stage: bool, top: float) -> li
         parts.append(_text(left + 20, top, label))
         left += 40 + LETTER * len(label)
     if with_stage:
-        parts.append(_text(left, top, "paler: a later stage of the rank"))
+        parts.append(_text(left, top, "fainter: a later stage of the rank"))
     return parts
 
 

@@ -72,11 +72,7 @@ def choose_cuts(
         ValueError: there are fewer units than parts, or a list does not fit.
     """
     names = unit_names(whole, blocks=blocks)
-    if not 1 <= parts <= len(names):
-        listed = ", ".join(names if len(names) <= 8 else [*names[:3], "...", names[-1]])
-        raise ValueError(
-            f"cannot make {parts} stages of {len(names)} units ({listed}): a stage has at least one"
-        )
+    _check_parts(parts, names)
     if not isinstance(split, str):
         cuts = check_cuts(split, len(names))
         if len(cuts) != parts - 1:
@@ -89,6 +85,14 @@ def choose_cuts(
     if len(costs) != len(names):
         raise ValueError(f"expected a cost for each of {len(names)} units, got {len(costs)}")
     return partition(costs, parts)
+
+
+def _check_parts(parts: int, names: list[str]) -> None:
+    if not 1 <= parts <= len(names):
+        listed = ", ".join(names if len(names) <= 8 else [*names[:3], "...", names[-1]])
+        raise ValueError(
+            f"cannot make {parts} stages of {len(names)} units ({listed}): a stage has at least one"
+        )
 
 
 def measure_costs(

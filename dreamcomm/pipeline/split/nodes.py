@@ -7,7 +7,7 @@ import operator
 from torch import fx
 
 from dreamcomm.pipeline.split.factories import RANDOM
-from dreamcomm.pipeline.split.tracing import check
+from dreamcomm.pipeline.split.guards import check
 
 __all__ = ["NodeKinds"]
 

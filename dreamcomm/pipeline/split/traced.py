@@ -153,7 +153,7 @@ class _Parts:
         return StagePart(number, units, run, partial(self._uses, names), tensors)
 
     def _uses(self, names: set[str], name: str) -> bool:
-        """Whether a later stage uses an argument. What ``**kwargs`` collects may be used by each."""
+        """Whether a later stage uses an argument; all may use what ``**kwargs`` collects."""
         collected = name not in self.traced.signature.parameters and self._is_argument(name)
         return name in names or collected
 

@@ -6,8 +6,6 @@ stay open: the graph holds ``x.shape[1]`` as a node, so it serves batches of eve
 
 from __future__ import annotations
 
-import ast
-import linecache
 import sys
 import threading
 from collections.abc import Callable
@@ -20,10 +18,11 @@ from torch import Tensor, fx, nn
 
 from dreamcomm.pipeline.split.arguments import Given, Variant
 from dreamcomm.pipeline.split.factories import recorded_factories
+from dreamcomm.pipeline.split.guards import check, guard_at
 
 _FOLLOWERS = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
 
-__all__ = ["Constant", "ForwardTracer", "check"]
+__all__ = ["Constant", "ForwardTracer"]
 
 
 class Constant:
@@ -56,12 +55,6 @@ class OpenValue(fx.Proxy):
 
 def _setitem(target: Any, index: Any, value: Any) -> None:
     target[index] = value
-
-
-def check(condition: Any, text: str) -> None:
-    """What an assert statement becomes."""
-    if not condition:
-        raise AssertionError(text)
 
 
 class ForwardTracer(fx.Tracer):
@@ -156,11 +149,11 @@ class ForwardTracer(fx.Tracer):
         return node
 
     def to_bool(self, obj: fx.Proxy) -> bool:
-        text = _assert_at(_caller())
-        if text is None:
+        guard = guard_at(_caller())
+        if guard is None:
             raise ValueError("a branch, loop or `and`/`or` depends on a value of the batch")
-        self.create_proxy("call_function", check, (obj, text), {})
-        return True
+        self.create_proxy("call_function", check, (obj, *guard), {})
+        return guard[0]
 
 
 def _autocast_state() -> list[bool]:
@@ -175,24 +168,3 @@ def _caller() -> FrameType | None:
     ):
         frame = frame.f_back
     return frame
-
-
-def _assert_at(frame: FrameType | None) -> str | None:
-    """The condition of the assert statement that a frame is at; None where it is at none.
-
-    One with ``or``, ``not`` or ``if`` in it is None too: a part of it does not have to hold.
-    """
-    if frame is None:
-        return None
-    try:
-        tree = ast.parse("".join(linecache.getlines(frame.f_code.co_filename)))
-    except SyntaxError:
-        return None
-    for node in ast.walk(tree):
-        end = getattr(node, "end_lineno", None)
-        if isinstance(node, ast.Assert) and end and node.lineno <= frame.f_lineno <= end:
-            loose = any(
-                isinstance(one, ast.Or | ast.Not | ast.IfExp) for one in ast.walk(node.test)
-            )
-            return None if loose else ast.unparse(node.test)
-    return None
