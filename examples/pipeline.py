@@ -143,11 +143,15 @@ def train(options: argparse.Namespace) -> None:
         if options.checkpoint and (step % 10 == 0 or step == options.steps):
             zero.save(state_of(pipe, optimizer), options.checkpoint)
 
-    print(f"rank {rank}: {pipe.report()}")
+    reports = [""] * world
+    dist.all_gather_object(reports, str(pipe.report()))
     picture = pipe.report().picture()
-    if rank == 0 and options.timeline != "none":
-        Path(options.timeline).write_text(picture)
-        print(f"wrote {options.timeline}")
+    if rank == 0:
+        for number, report in enumerate(reports):
+            print(f"rank {number}: {report}")
+        if options.timeline != "none":
+            Path(options.timeline).write_text(picture)
+            print(f"wrote {options.timeline}")
 
 
 def main() -> None:

@@ -63,7 +63,7 @@ class LocalStages:
                 skips={name: skip for name, skip in skips.items() if _has(part, skip)},
                 loss_fn=loss_fn if part.number == last else None,
                 counted=counted,
-                around=self._around(BlockRandomness(part.units, plan.seed)),
+                around=self._around(BlockRandomness(part.units, _seed(plan.seed, layout.pipe))),
                 checkpointed=checkpointed,
             )
             for part in own
@@ -96,6 +96,11 @@ class LocalStages:
 
 def _is_traced(whole: Splittable) -> TypeGuard[nn.Module]:
     return isinstance(whole, nn.Module) and not isinstance(whole, nn.Sequential | nn.ModuleList)
+
+
+def _seed(seed: int, pipe: int) -> int:
+    """Pipelines side by side draw different numbers."""
+    return seed + pipe * 0x9E3779B97F4A7C15
 
 
 def _has(part: StagePart, wanted: nn.Module) -> bool:

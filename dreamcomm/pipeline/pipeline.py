@@ -15,8 +15,9 @@ from dreamcomm.pipeline.errors import Failure, PipelineError
 from dreamcomm.pipeline.gradients import StepGradients
 from dreamcomm.pipeline.layout import layout_of
 from dreamcomm.pipeline.local import LocalStages
-from dreamcomm.pipeline.messages.agreement import Part, Verdict, agree, lost
+from dreamcomm.pipeline.messages.agreement import Part, Verdict, agree, leave, lost
 from dreamcomm.pipeline.messages.channel import Channel, PeerFailed, RankLost
+from dreamcomm.pipeline.messages.codec import described
 from dreamcomm.pipeline.plan import Asked, agreed_plan
 from dreamcomm.pipeline.report import Report
 from dreamcomm.pipeline.runner import Batch, Outcome, Runner
@@ -99,7 +100,7 @@ class Pipeline:
         )
         plan = agreed_plan(asked, layout)
         _check_options(scale_grads, accumulate, loss)
-        self.schedule = plan.schedule
+        self.schedule, self._parts = plan.schedule, plan.parts
         self.n_microbatches = n_microbatches
         self.steps = 0
         self._specs = (args_chunk_spec, kwargs_chunk_spec, output_merge_spec)
@@ -171,7 +172,8 @@ class Pipeline:
     ) -> Any:
         """Runs a batch forward alone, without gradients; else as :meth:`step`.
 
-        As in torch, modules stay in the mode that they are in: see ``pipe.module.eval()``.
+        Losses are computed where there is a target, or a list for them. As in torch, modules stay
+        in the mode that they are in: see ``pipe.module.eval()``.
         """
         return self._run(EVAL, args, kwargs, target, losses, return_outputs, loss_kwargs)
 
@@ -194,7 +196,9 @@ class Pipeline:
         try:
             if trains:
                 gradients = self._local.step_gradients()
-            batch = self._batch(args, kwargs, target, loss_kwargs, trains, return_outputs)
+            scored = trains or target is not None or losses is not None
+            loss_args = (target, loss_kwargs or {}) if scored else None
+            batch = self._batch(args, kwargs, loss_args, trains, return_outputs)
             with self._around(gradients, trains):
                 outcome = self._runner.run(call, batch)
             part = self._part(outcome)
@@ -206,6 +210,12 @@ class Pipeline:
             error = raised
             part.failure = self._failure(raised)
             self._channel.tell_failure(part.failure)
+        except BaseException as raised:  # Ctrl-C: the others stop, this rank does not wait for them
+            part.failure = self._failure(raised)
+            self._channel.tell_failure(part.failure)
+            leave(self._channel, call, part)
+            self._undo(gradients)
+            raise
         verdict = self._agree(call, part)
         if verdict.failure is not None:
             self._undo(gradients)
@@ -240,19 +250,22 @@ class Pipeline:
         self,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        target: Any,
-        loss_kwargs: dict[str, Any] | None,
+        loss_args: tuple[Any, dict[str, Any]] | None,
         trains: bool,
         keeps_outputs: bool,
     ) -> Batch:
         """Cuts what this rank's stages read."""
         count = self.n_microbatches
+        for name in kwargs:
+            if not any(part.takes(name) for part in self._parts):
+                raise TypeError(f"no stage takes the keyword argument {name!r}")
         first, last = 0 in self._local.runs, self.schedule.stages - 1 in self._local.runs
         pairs = split_batch(args if first else (), kwargs, count, *self._specs[:2])
         targets = None
-        if last and self._loss_fn is not None:
+        if last and self._loss_fn is not None and loss_args is not None:
+            target, options = loss_args
             cut = [()] * count if target is None else [(t,) for t in split_targets(target, count)]
-            targets = [(one, loss_kwargs or {}) for one in cut]
+            targets = [(one, options) for one in cut]
         weight = 1.0 / (count * self._accumulate) if self._scales is True else 1.0
         return Batch(
             [one for one, _ in pairs],
@@ -296,8 +309,10 @@ class Pipeline:
         at, rank = self._runner.at, self._channel.rank
         if at is None:
             return Failure(rank, type(error).__name__, str(error))
-        m = -1 if at.microbatch is None else at.microbatch
-        return Failure(rank, type(error).__name__, str(error), str(at), at.stage, m)
+        text, m = str(error), -1 if at.microbatch is None else at.microbatch
+        if self._runner.given is not None:
+            text += f" (stage {at.stage - 1} gave {described(self._runner.given)})"
+        return Failure(rank, type(error).__name__, text, str(at), at.stage, m)
 
     def _agree(self, call: int, part: Part) -> Verdict:
         try:

@@ -82,6 +82,7 @@ class Runner:
     ) -> None:
         self.schedule, self.stages = schedule, stages
         self.at: Action | None = None
+        self.given: Any = None  # what the stage before gave, while a stage runs on it
         self._row = schedule.computes(rank)
         self._forwards = tuple(one for one in self._row if one.kind is Kind.F)
         self._takes, self._channel = takes, channel
@@ -128,6 +129,7 @@ class Runner:
 
     def _forward(self, step: int, stage: int, m: int, batch: Batch, outcome: Outcome) -> float:
         inputs = batch.args[m] if stage == 0 else self._receive(step, Slot.FORWARD, stage, m)
+        self.given = inputs if stage > 0 else None
         ready = time.perf_counter()
         kwargs = {k: v for k, v in batch.kwargs[m].items() if self._takes(stage, k)}
         is_last = stage == self._last
@@ -135,6 +137,7 @@ class Runner:
         result = self.stages[stage].forward(
             batch.number, m, inputs, kwargs, targets, trains=batch.trains
         )
+        self.given = None
         if is_last:
             # The output would keep the graph until the end of the step.
             result.value = handed_over(result.value) if batch.keeps_outputs else None
@@ -173,6 +176,6 @@ class Runner:
     def forget(self) -> None:
         """Drops what a failed step has left."""
         self._local.clear()
-        self.at = None
+        self.at = self.given = None
         for stage in self.stages.values():
             stage.forget()

@@ -27,9 +27,11 @@ OF_TORCHRUN = {
     "ddp.py": ["step 40: loss ", "40 backward passes have reduced"],
     "fsdp2.py": ["rank 0: keeps (64, 64) of (128, 64)", "rank 1: keeps (64, 64) of (128, 64)"],
     "hooks.py": ["rank 0, step 10: norm ", "rank 1: 2 residuals to save"],
+    "pipeline.py": ["rank 0: 1F1B: 8 actions in ", "rank 3: 1F1B: 8 actions in "],
     "tensor_parallel.py": ["rank 0: has 128 of 256 rows", "rank 1: has 128 of 256 rows"],
     "zero.py": ["bytes of this rank ", "ZeRO stage 1, 2 ranks", "ZeRO stage 3, 2 ranks"],
 }
+RANKS = {"pipeline.py": 4}  # of others two
 OF_SPAWN = {
     "shared_tensors.py": [
         "rank 0: the sum is 3.0; 1 call ran in place",
@@ -64,14 +66,14 @@ def started(name: str, folder: Path) -> str:
     return done.stdout + done.stderr
 
 
-def as_rank(rank: int, path: str, port: int, arguments: Sequence[str] = ()) -> str:
+def as_rank(rank: int, path: str, world: int, port: int, arguments: Sequence[str] = ()) -> str:
     """What a rank of torchrun prints. Its store is the test's, as torchrun's is its own."""
     sys.argv[1:] = arguments
     os.environ.update(
         RANK=str(rank),
         LOCAL_RANK=str(rank),
-        WORLD_SIZE="2",
-        LOCAL_WORLD_SIZE="2",
+        WORLD_SIZE=str(world),
+        LOCAL_WORLD_SIZE=str(world),
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),
         TORCHELASTIC_USE_AGENT_STORE="True",
@@ -81,25 +83,26 @@ def as_rank(rank: int, path: str, port: int, arguments: Sequence[str] = ()) -> s
     return printed.getvalue()
 
 
-def as_two_ranks(fresh: Fresh, name: str, arguments: Sequence[str] = ()) -> str:
-    """What both ranks of a program print."""
+def as_ranks(fresh: Fresh, name: str, arguments: Sequence[str] = ()) -> str:
+    """What the ranks of a program print."""
     from torch.distributed import TCPStore
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    path = str(EXAMPLES / name)
-    return "".join(fresh.run(as_rank, path, store.port, arguments, group=False))
+    path, world = str(EXAMPLES / name), RANKS.get(name, 2)
+    asked = (path, world, store.port, arguments)
+    return "".join(fresh.run(as_rank, *asked, world=world, group=False))
 
 
 def test_each_program_is_started_by_a_test() -> None:
     assert {path.name for path in EXAMPLES.glob("*.py")} == {*OF_TORCHRUN, *OF_SPAWN}
     for name in OF_TORCHRUN:
-        assert command_of(name).startswith("torchrun --nproc-per-node 2 ")
+        assert command_of(name).startswith(f"torchrun --nproc-per-node {RANKS.get(name, 2)} ")
 
 
 # In ranks that have imported torch already, as torchrun itself takes seconds.
-@pytest.mark.parametrize("name", sorted(OF_TORCHRUN.keys() - {"ddp.py", "zero.py"}))
+@pytest.mark.parametrize("name", sorted(OF_TORCHRUN.keys() - {"ddp.py", "pipeline.py", "zero.py"}))
 def test_a_program_runs_as_under_torchrun(name: str, fresh: Fresh) -> None:
-    printed = as_two_ranks(fresh, name)
+    printed = as_ranks(fresh, name)
     for line in OF_TORCHRUN[name]:
         assert line in printed
 
@@ -118,7 +121,7 @@ def test_a_resumed_run_prints_the_losses_of_one_that_went_through(
 
     def losses(steps: int, *arguments: str) -> dict[int, str]:
         asked = ["--text", TEXT, "--steps", str(steps), *arguments]
-        return losses_of(as_two_ranks(fresh, "ddp.py", asked))
+        return losses_of(as_ranks(fresh, "ddp.py", asked))
 
     whole = losses(6)
     first = losses(3, "--checkpoint", checkpoint)
@@ -138,7 +141,7 @@ def test_zero_prints_the_same_losses_at_both_stages_and_from_a_checkpoint(
 
     def losses(how: str, stage: int, steps: int, *arguments: str) -> dict[int, str]:
         asked = ["--text", TEXT, "--how", how, "--stage", str(stage), "--steps", str(steps)]
-        printed = as_two_ranks(fresh, "zero.py", [*asked, *arguments])
+        printed = as_ranks(fresh, "zero.py", [*asked, *arguments])
         for line in OF_TORCHRUN["zero.py"]:
             assert line in printed
         return losses_of(printed)
@@ -153,6 +156,35 @@ def test_zero_prints_the_same_losses_at_both_stages_and_from_a_checkpoint(
     # torch's clipping adds up the squares in another order.
     under_torch = [float(loss) for loss in losses("torch", 1, 4).values()]
     assert under_torch == pytest.approx([float(loss) for loss in whole.values()], rel=1e-5)
+
+
+def test_a_pipeline_prints_the_same_losses_under_all_schedules_and_from_a_checkpoint(
+    fresh: Fresh, tmp_path: Path
+) -> None:
+    """The checkpoint is one of stage 2 and 1F1B, and interleaved stages go on from it."""
+    checkpoint, picture = ["--checkpoint", str(tmp_path / "run")], tmp_path / "run.svg"
+
+    def losses(schedule: str, data: str, steps: int, *arguments: str) -> dict[int, str]:
+        asked = ["--text", TEXT, "--schedule", schedule, "--data", data, "--steps", str(steps)]
+        asked += ["--timeline", str(picture)]
+        printed = as_ranks(fresh, "pipeline.py", [*asked, *arguments])
+        if schedule == "1f1b":
+            for line in OF_TORCHRUN["pipeline.py"]:
+                assert line in printed
+        return losses_of(printed)
+
+    whole = losses("1f1b", "ddp", 4)
+    assert list(whole) == [1, 2, 3, 4]
+    assert losses("gpipe", "zero1", 4) == whole
+    assert losses("zb-h1", "zero2", 4) == whole
+    first = losses("1f1b", "zero2", 2, *checkpoint)
+    rest = losses("interleaved1f1b", "ddp", 4, *checkpoint)
+    assert (list(first), list(rest)) == ([1, 2], [3, 4])
+    assert {**first, **rest} == whole
+    # One pipeline of four stages draws other masks, as micro-batches have other rows.
+    alone = [float(loss) for loss in losses("1f1b", "none", 4).values()]
+    assert alone == pytest.approx([float(loss) for loss in whole.values()], rel=1e-2)
+    assert "<title>3B3: " in picture.read_text()
 
 
 def test_torchrun_starts_a_program(tmp_path: Path) -> None:

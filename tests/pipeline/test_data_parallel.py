@@ -171,5 +171,3 @@ def test_no_sync_reduces_once(pool: Pool) -> None:
     for three, one, passes in pool.run(accumulated, "ddp", world=4):
         torch.testing.assert_close(three, one, rtol=1e-5, atol=1e-7)
         assert passes == [1, 1]
-
-

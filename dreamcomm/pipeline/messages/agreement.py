@@ -14,7 +14,7 @@ from dreamcomm.pipeline.errors import Failure
 from dreamcomm.pipeline.messages.channel import Channel, RankLost
 from dreamcomm.pipeline.messages.header import Key, Slot
 
-__all__ = ["Part", "Verdict", "agree", "lost"]
+__all__ = ["Part", "Verdict", "agree", "leave", "lost"]
 
 
 @dataclass
@@ -60,6 +60,14 @@ def agree(channel: Channel, step: int, mine: Part) -> Verdict:
     channel.done(mine)
     verdict: Verdict = channel.receive(0, Key(step, Slot.VERDICT), despite_failures=True)
     return verdict
+
+
+def leave(channel: Channel, step: int, mine: Part) -> None:
+    """Ends a step that failed on this rank, without waiting for the others."""
+    if channel.rank == 0:
+        _tell(channel, step, Verdict(mine.failure))
+    else:
+        channel.done(mine)
 
 
 def _collect(channel: Channel, step: int, mine: Part) -> Verdict:

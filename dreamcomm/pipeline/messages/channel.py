@@ -58,6 +58,7 @@ class RankLost(Exception):
 class Arriving:
     """A message whose header is here."""
 
+    mode: int
     what: Described
     tensors: list[Tensor]
     works: list[Any]
@@ -125,7 +126,7 @@ class Channel:
 
     def done(self, value: Any) -> None:
         """Tells the group's rank 0 that this rank's part of the step is over."""
-        self.send(0, Key(self._step, Slot.DONE, self._mode), value)
+        self.send(0, Key(self._step, Slot.DONE), value)
 
     # Sending.
 
@@ -136,7 +137,7 @@ class Channel:
             TypeError: a part of the value cannot be sent.
         """
         data, tensors, simple = self._codec.encode(value)
-        header = Header(key, len(data), simple, data)
+        header = Header(key, self._mode, len(data), simple, data)
         first = header._replace(description=b"") if header.follows else header
         self._issue(torch.frombuffer(first.write(), dtype=torch.uint8), peer, self._tag)
         if header.follows:
@@ -217,13 +218,7 @@ class Channel:
 
     def receive_done(self, peer: int) -> Any:
         """What a peer gave to :meth:`done` in this step, whatever it has called."""
-        keys = [Key(self._step, Slot.DONE, mode) for mode in range(len(MODES))]
-        began = time.monotonic()
-        while True:
-            for key in keys:
-                if (peer, key) in self._arrived:
-                    return self.receive(peer, key, despite_failures=True)
-            self._accept(wanted=(peer, keys[self._mode]), began=began)
+        return self.receive(peer, Key(self._step, Slot.DONE), despite_failures=True)
 
     def has(self, peer: int, key: Key) -> bool:
         """Whether the header of such a message is here."""
@@ -282,21 +277,21 @@ class Channel:
                 f"rank {source} has sent {header.key} twice in one step; is the pipeline used by "
                 "two threads?"
             )
-        self._arrived[source, header.key] = Arriving(what, tensors, works)
+        self._arrived[source, header.key] = Arriving(header.mode, what, tensors, works)
         self._look_at(source, header.key)
 
     def _look_at(self, source: int, key: Key) -> None:
         """Notes a peer's error, and a peer that does something else in this step."""
         if key.step != self._step or self._failed is not None:
             return
+        arriving = self._arrived[source, key]
         if key.slot is Slot.ERROR:
-            arriving = self._arrived[source, key]
             self._failed = PeerFailed(source, assembled(arriving.what, arriving.tensors))
-        elif key.slot is Slot.DONE and key.stage != self._mode:
+        elif arriving.mode != self._mode:
             reason = Failure(
                 source,
                 "RuntimeError",
-                f"it has called {MODES[key.stage]}, while rank {self.rank} has called "
+                f"it has called {MODES[arriving.mode]}, while rank {self.rank} has called "
                 f"{MODES[self._mode]}; all ranks have to call the same",
             )
             self._failed = PeerFailed(source, reason)

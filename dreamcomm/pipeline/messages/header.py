@@ -47,12 +47,14 @@ class Header(NamedTuple):
 
     Attributes:
         key: of the message.
+        mode: what the sender does in this step.
         size: bytes of the description. It follows in a message of its own where it does not fit.
         simple: equal descriptions are equal values, apart from the tensors.
         description: its bytes; empty where they follow.
     """
 
     key: Key
+    mode: int
     size: int
     simple: bool
     description: bytes
@@ -66,9 +68,8 @@ class Header(NamedTuple):
         """The header as the bytes of a message."""
         data = bytearray(HEADER_BYTES)
         key = self.key
-        FIELDS.pack_into(
-            data, 0, MAGIC, key.slot, self.simple, 0, key.step, key.stage, key.microbatch, self.size
-        )
+        fields = (key.slot, self.simple, self.mode, key.step, key.stage, key.microbatch, self.size)
+        FIELDS.pack_into(data, 0, MAGIC, *fields)
         data[FIELDS.size : FIELDS.size + len(self.description)] = self.description
         return data
 
@@ -79,9 +80,10 @@ class Header(NamedTuple):
         Raises:
             RuntimeError: it is none.
         """
-        magic, slot, simple, _, step, stage, microbatch, size = FIELDS.unpack_from(data)
+        magic, slot, simple, mode, step, stage, microbatch, size = FIELDS.unpack_from(data)
         if magic != MAGIC:
             raise RuntimeError("a message that is none of this pipeline's has come under its tag")
         inline = size if size <= INLINE_BYTES else 0
         description = bytes(data[FIELDS.size : FIELDS.size + inline])
-        return cls(Key(step, Slot(slot), stage, microbatch), size, bool(simple), description)
+        key = Key(step, Slot(slot), stage, microbatch)
+        return cls(key, mode, size, bool(simple), description)
