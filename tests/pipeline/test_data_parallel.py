@@ -54,18 +54,28 @@ def train(name: str, schedule: str, how: str, steps: int, runs: int = 1) -> list
             losses.append([float(one) for one in found])
             norms.append(float(pipe.clip_grad_norm_(float("inf"))))
             optimizer.step()
-        state = {k: v.clone() for k, v in pipe.state_dict().items()}
+        state = {k: v.detach().clone() for k, v in pipe.named_parameters()}
         results.append((losses, norms, state, engine.passes))
         del keep, optimizer, engine
     return results
 
 
-@pytest.mark.parametrize("how", ["ddp", "zero1", "zero2"])
+SHORT = [("gpt", "1f1b", "zero2"), ("gpt", "zb-h1", "ddp"), ("cnn", "interleaved1f1b", "zero1")]
+CELLS = [
+    (name, schedule, how)
+    for name in MODELS
+    for schedule in ("gpipe", "1f1b", "interleaved1f1b", "zb-h1")
+    for how in ("ddp", "zero1", "zero2")
+]
+
+
 @pytest.mark.parametrize(
-    ("name", "schedule"),
-    [("gpt", "1f1b"), ("gpt", "zb-h1"), ("mlp", "interleaved1f1b"), ("mlp", "gpipe")],
+    "cell",
+    [pytest.param(c, marks=[] if c in SHORT else [pytest.mark.long]) for c in CELLS],
+    ids="-".join,
 )
-def test_two_by_two_equals_one_process(pool: Pool, name: str, schedule: str, how: str) -> None:
+def test_two_by_two_equals_one_process(pool: Pool, cell: tuple[str, str, str]) -> None:
+    name, schedule, how = cell
     steps = 20
     ranks = pool.run(train, name, schedule, how, steps, 2, world=4)
     reference = OneProcess(name)

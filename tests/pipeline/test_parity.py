@@ -55,10 +55,46 @@ def compare(ranks: list[Any], name: str, micro: int, dtype: torch.dtype) -> None
         torch.testing.assert_close(found[key], value.detach(), **close)
 
 
-@pytest.mark.parametrize("world", [2, 4])
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("name", list(MODELS))
-def test_equals_one_process(pool: Pool, name: str, schedule: str, world: int) -> None:
-    micro = 4 if schedule != "gpipe" else 3
-    ranks = pool.run(train, name, schedule, micro, torch.float32, world=world)
-    compare(ranks, name, micro, torch.float32)
+FLOAT32, FLOAT64 = torch.float32, torch.float64
+SHORT = [
+    ("mlp", "1f1b", 2, FLOAT64),
+    ("mlp", "interleaved1f1b", 3, FLOAT32),
+    ("cnn", "1f1b", 3, FLOAT32),
+    ("cnn", "zb-h1", 2, FLOAT64),
+    ("gpt", "gpipe", 4, FLOAT32),
+    ("gpt", "interleaved1f1b", 2, FLOAT32),
+    ("gpt", "zb-h1", 3, FLOAT64),
+]
+CELLS = [
+    (name, schedule, world, dtype)
+    for name in MODELS
+    for schedule in SCHEDULES
+    for world in (2, 3, 4)
+    for dtype in (FLOAT32, FLOAT64)
+]
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [pytest.param(c, marks=[] if c in SHORT else [pytest.mark.long]) for c in CELLS],
+    ids=lambda cell: "-".join(map(str, cell)),
+)
+def test_equals_one_process(pool: Pool, cell: tuple[str, str, int, torch.dtype]) -> None:
+    name, schedule, world, dtype = cell
+    micro = 3 if schedule == "gpipe" else 4
+    ranks = pool.run(train, name, schedule, micro, dtype, world=world)
+    compare(ranks, name, micro, dtype)
+
+
+def twice(name: str, schedule: str) -> bool:
+    """Whether two runs have the same bits."""
+    first, second = (train(name, schedule, 3, torch.float32, steps=5) for _ in range(2))
+    equal = all(torch.equal(first[2][key], second[2][key]) for key in first[2])
+    return equal and first[:2] == second[:2]
+
+
+@pytest.mark.parametrize(
+    ("name", "schedule"), [("gpt", "1f1b"), ("cnn", "zb-h1"), ("mlp", "interleaved1f1b")]
+)
+def test_two_runs_have_the_same_bits(pool: Pool, name: str, schedule: str) -> None:
+    assert pool.run(twice, name, schedule) == [True, True]

@@ -157,18 +157,16 @@ class Channel:
         return self._on_cpu if tensor.is_cpu else self.group._get_backend(tensor.device)
 
     def _bound_sends(self) -> None:
-        while self._sends:
-            oldest = self._sends[0]
-            if oldest.is_completed():
-                oldest.wait()  # raises the error of one that failed
-            elif len(self._sends) > MOST_SENDS:
-                while self._accept():
-                    pass
-                if not self._waited(oldest):
-                    continue
-            else:
-                return
-            self._sends.popleft()
+        self._forget_sent()
+        while len(self._sends) > MOST_SENDS:
+            while self._accept():
+                pass
+            if self._waited(self._sends[0]):
+                self._sends.popleft()
+
+    def _forget_sent(self) -> None:
+        while self._sends and self._sends[0].is_completed():
+            self._sends.popleft().wait()  # raises the error of one that failed
 
     def drain(self) -> None:
         """Waits until all that was sent is with its receivers, and its memory may change."""
@@ -181,13 +179,14 @@ class Channel:
     # Receiving.
 
     def poll(self) -> None:
-        """Accepts the messages that have arrived.
+        """Accepts the messages that have arrived, and frees what has been sent.
 
         Raises:
             PeerFailed: a peer has stopped in this step.
         """
         while self._accept():
             pass
+        self._forget_sent()
         if self._failed is not None:
             raise self._failed
 
