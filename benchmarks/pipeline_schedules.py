@@ -8,8 +8,9 @@ takes one unit forward (F), one for the gradients of inputs (I) and one for thos
 stage of the interleaved schedule takes half of a unit, because a rank has two of them. The first
 stage has no gradients of inputs: its W takes two units, which changes no schedule's length.
 
-A step lasts from the first rank's begin to the last rank's end, the agreement at its end included.
-Reported are medians of the steps after a warm-up. The prediction is that of dreamcomm.pipeline.
+The cases of a number of ranks take turns, step by step, in one run of the same processes. A step
+lasts from the first rank's begin to the last rank's end, the agreement at its end included. Reported
+are medians of the steps after a warm-up. The prediction is that of dreamcomm.pipeline.
 simulate, with the same units and messages that take no time. Speedups are those of GPipe over one
 process that runs all stages without a pipeline; its own ratio to the prediction shows by how much
 the machine's sleeps are too long.
@@ -83,6 +84,9 @@ def loss_fn(output: Tensor) -> Tensor:
     return output.mean()
 
 
+Case = tuple[str, int]  # a schedule and its micro-batches
+
+
 @dataclass(frozen=True)
 class Step:
     """One rank's step, in seconds of a clock that all processes share."""
@@ -138,26 +142,40 @@ def stages_a_rank(schedule: str) -> int:
     return 2 if schedule == "interleaved1f1b" else 1
 
 
-def run_rank(
-    schedule: str, microbatches: int, unit: float, steps: int
-) -> tuple[list[Step], dict[int, int]]:
-    """A rank's timed steps, and its stages' live peaks."""
+def run_rank(cases: list[Case], unit: float, steps: int) -> list[tuple[list[Step], dict[int, int]]]:
+    """Of each case this rank's timed steps, and its stages' live peaks. Cases take turns."""
     torch.set_num_threads(1)
+    pipes = [make_pipeline(case, unit) for case in cases]
+    found: list[list[Step]] = [[] for _ in cases]
+    for _ in range(1 + steps):
+        for pipe, timed in zip(pipes, found, strict=True):
+            batch = torch.ones(pipe.n_microbatches, 16)
+            dist.barrier()
+            begin = time.perf_counter()
+            pipe.step(batch, return_outputs=False)
+            timed.append(Step(begin, time.perf_counter(), pipe.report().busy))
+    return [(timed[1:], pipe.report().live_peak) for pipe, timed in zip(pipes, found, strict=True)]
+
+
+def make_pipeline(case: Case, unit: float) -> Pipeline:
+    schedule, microbatches = case
     on_rank = stages_a_rank(schedule)
     stages = [SleepingStage(unit / on_rank) for _ in range(on_rank * dist.get_world_size())]
-    pipe = Pipeline(stages, microbatches, schedule=schedule, loss_fn=loss_fn)
-    batch = torch.ones(microbatches, 16)
-    found = []
-    for _ in range(1 + steps):
-        dist.barrier()
-        begin = time.perf_counter()
-        pipe.step(batch, return_outputs=False)
-        found.append(Step(begin, time.perf_counter(), pipe.report().busy))
-    return found[1:], pipe.report().live_peak
+    return Pipeline(stages, microbatches, schedule=schedule, loss_fn=loss_fn)
 
 
-def measure(schedule: str, ranks: int, microbatches: int, unit: float, steps: int) -> Length:
-    everyone = dreamcomm.spawn(run_rank, ranks, args=(schedule, microbatches, unit, steps))
+def measure(ranks: int, cases: list[Case], unit: float, steps: int) -> list[Length]:
+    everyone = dreamcomm.spawn(run_rank, ranks, args=(cases, unit, steps))
+    return [
+        length_of(case, ranks, unit, list(found))
+        for case, found in zip(cases, zip(*everyone, strict=True), strict=True)
+    ]
+
+
+def length_of(
+    case: Case, ranks: int, unit: float, everyone: list[tuple[list[Step], dict[int, int]]]
+) -> Length:
+    schedule, microbatches = case
     together = list(zip(*(found for found, _ in everyone), strict=True))
     lengths = [max(s.end for s in step) - min(s.begin for s in step) for step in together]
     busy = [sum(s.busy for s in step) for step in together]
@@ -291,22 +309,21 @@ def main(
             known = ", ".join(SCHEDULES)
             raise typer.BadParameter(f"expected one of {known}", param_hint="--schedule")
     console = Console(width=None if Console().is_terminal else 160)
+    counts = microbatches or MICROBATCHES
+    cases = [(name, count) for count in counts for name in schedule or SCHEDULES]
     lengths, speedups = [], []
     for world in ranks or RANKS:
-        for count in microbatches or MICROBATCHES:
-            for name in schedule or SCHEDULES:
-                one = measure(name, world, count, unit / 1e3, steps)
-                lengths.append(one)
-                if name == "gpipe" and count == max(microbatches or MICROBATCHES):
-                    speedups.append(measure_speedup(one))
+        found = measure(world, cases, unit / 1e3, steps)
+        lengths += found
+        longest = ("gpipe", max(counts))
+        speedups += [
+            measure_speedup(one) for one in found if (one.schedule, one.microbatches) == longest
+        ]
     print_lengths(console, lengths, steps)
     print_speedups(console, speedups)
     if json is not None:
-        found = {
-            "lengths": [asdict(one) for one in lengths],
-            "speedups": [asdict(one) for one in speedups],
-        }
-        write_json(json, {"machine": describe_machine(), "steps": steps, **found})
+        rows = {"lengths": [asdict(x) for x in lengths], "speedups": [asdict(x) for x in speedups]}
+        write_json(json, {"machine": describe_machine(), "steps": steps, **rows})
 
 
 if __name__ == "__main__":

@@ -89,11 +89,7 @@ class StepGradients:
                 engine.reduce_gradients()
 
     def _divide(self, count: float | None) -> None:
-        if not count:
-            raise ValueError(
-                f"the losses of this step are sums over {count} elements on all ranks together; "
-                "expected more than none"
-            )
+        assert count
         scaled: set[int] = set()
         for engine in self.engines:
             _scale([one.parameter for one in engine.trained], engine.averaged_over / count)

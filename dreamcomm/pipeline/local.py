@@ -17,6 +17,7 @@ from dreamcomm.pipeline.layout import Layout
 from dreamcomm.pipeline.messages.channel import Channel
 from dreamcomm.pipeline.named_module import NamedParts
 from dreamcomm.pipeline.plan import Plan, stage_parameters
+from dreamcomm.pipeline.settings import Settings
 from dreamcomm.pipeline.split import Splittable, StagePart
 from dreamcomm.pipeline.tied import TiedWeights, find_tied
 
@@ -39,17 +40,15 @@ class LocalStages:
         plan: Plan,
         layout: Layout,
         channel: Channel,
-        *,
-        loss_fn: Callable[..., Any] | None,
-        counted: bool,
-        checkpointed: bool,
+        settings: Settings,
     ) -> None:
+        self.settings = settings
         own = [plan.parts[stage] for stage in plan.schedule.stages_of(layout.place)]
         units = {name: unit for part in own for name, unit in part.units.items()}
         tensors = {name: tensor for part in own for name, tensor in part.tensors.items()}
         self.module = NamedParts(whole if _is_traced(whole) else None, units, tensors)
         self.batch_norm = DeferredBatchNorm(units.values())
-        self._pipes, self._counted, self._channel = layout.pipes, counted, channel
+        self._pipes, self._counted = layout.pipes, settings.scale_grads == "count"
         skips = find_skips({n: unit for part in plan.parts for n, unit in part.units.items()})
         tied = find_tied([stage_parameters(part) for part in plan.parts], plan.schedule.rank_of)
         self.tied = TiedWeights(tied, channel, layout.peers, layout.place)
@@ -61,10 +60,10 @@ class LocalStages:
                 part.number == last,
                 travels=bool(skips),
                 skips={name: skip for name, skip in skips.items() if _has(part, skip)},
-                loss_fn=loss_fn if part.number == last else None,
-                counted=counted,
+                loss_fn=settings.loss_fn if part.number == last else None,
+                counted=self._counted,
                 around=self._around(BlockRandomness(part.units, _seed(plan.seed, layout.pipe))),
-                checkpointed=checkpointed,
+                checkpointed=settings.checkpoint,
             )
             for part in own
         }
@@ -86,12 +85,6 @@ class LocalStages:
     def step_gradients(self) -> StepGradients:
         """The gradients of a step that begins."""
         return StepGradients(self.trained, self.tied, pipes=self._pipes, counted=self._counted)
-
-    def copy_tied(self, step: int) -> None:
-        """Gives all copies of shared parameters the first one's values. Collective."""
-        self.tied.copy_weights(step)
-        self._channel.drain()
-        self._channel.end()
 
 
 def _is_traced(whole: Splittable) -> TypeGuard[nn.Module]:

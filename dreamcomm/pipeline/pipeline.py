@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from dreamcomm.pipeline.clip import clip_whole_
-from dreamcomm.pipeline.errors import Failure, PipelineError
-from dreamcomm.pipeline.gradients import StepGradients
 from dreamcomm.pipeline.layout import layout_of
 from dreamcomm.pipeline.local import LocalStages
-from dreamcomm.pipeline.messages.agreement import Part, Verdict, agree, leave, lost
-from dreamcomm.pipeline.messages.channel import Channel, PeerFailed, RankLost
-from dreamcomm.pipeline.messages.codec import described
+from dreamcomm.pipeline.messages.channel import Channel
 from dreamcomm.pipeline.plan import Asked, agreed_plan
 from dreamcomm.pipeline.report import Report
-from dreamcomm.pipeline.runner import Batch, Outcome, Runner
 from dreamcomm.pipeline.schedule import Schedule
-from dreamcomm.pipeline.split import Splittable, merge_outputs, split_batch, split_targets
+from dreamcomm.pipeline.settings import Settings
+from dreamcomm.pipeline.split import Splittable
+from dreamcomm.pipeline.steps import EVAL, STEP, Call, Steps
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["Pipeline"]
-
-EVAL, STEP = 0, 1
 
 
 class Pipeline:
@@ -94,39 +88,27 @@ class Pipeline:
         seed: int | None = None,
     ) -> None:
         self._layout = layout = layout_of(mesh)
+        settings = Settings(
+            loss_fn,
+            args_chunk_spec,
+            kwargs_chunk_spec,
+            output_merge_spec,
+            scale_grads,
+            accumulate,
+            loss,
+            checkpoint,
+        )
         options = (scale_grads, accumulate, loss, checkpoint)
         asked = Asked(
             module_or_stages, n_microbatches, schedule, stages, split, costs, blocks, seed, options
         )
         plan = agreed_plan(asked, layout)
         _check_options(scale_grads, accumulate, loss)
-        self.schedule, self._parts = plan.schedule, plan.parts
-        self.n_microbatches = n_microbatches
-        self.steps = 0
-        self._specs = (args_chunk_spec, kwargs_chunk_spec, output_merge_spec)
-        self._loss_fn, self._scales, self._accumulate = loss_fn, scale_grads, accumulate
-        self._losses_everywhere = loss == "all"
-        self._channel = Channel(layout.group, plan.tag)
-        self._calls, self._reduces, self._lost = 0, True, -1
-        self._local = LocalStages(
-            module_or_stages,
-            plan,
-            layout,
-            self._channel,
-            loss_fn=loss_fn,
-            counted=scale_grads == "count",
-            checkpointed=checkpoint,
-        )
-        self._runner = Runner(
-            plan.schedule,
-            layout.place,
-            self._local.runs,
-            lambda stage, name: plan.parts[stage].takes(name),
-            self._channel,
-            layout.peers,
-        )
-        self._report: Report | None = None
-        self._local.copy_tied(self._next_call(STEP))
+        self.schedule, self.n_microbatches = plan.schedule, n_microbatches
+        channel = Channel(layout.group, plan.tag)
+        self._local = LocalStages(module_or_stages, plan, layout, channel, settings)
+        self._steps = Steps(plan, layout, self._local, channel)
+        self._steps.share_weights()
 
     # Steps.
 
@@ -159,7 +141,9 @@ class Pipeline:
         Raises:
             PipelineError: a rank has failed, or is lost. On all ranks.
         """
-        return self._run(STEP, args, kwargs, target, losses, return_outputs, loss_kwargs)
+        return self._steps.run(
+            Call(STEP, args, kwargs, target, losses, return_outputs, loss_kwargs)
+        )
 
     def eval(
         self,
@@ -175,169 +159,18 @@ class Pipeline:
         Losses are computed where there is a target, or a list for them. As in torch, modules stay
         in the mode that they are in: see ``pipe.module.eval()``.
         """
-        return self._run(EVAL, args, kwargs, target, losses, return_outputs, loss_kwargs)
-
-    def _run(
-        self,
-        mode: int,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        target: Any,
-        losses: list[Tensor] | None,
-        return_outputs: bool,
-        loss_kwargs: dict[str, Any] | None,
-    ) -> Any:
-        self._check_whole()
-        call = self._next_call(mode)
-        trains = mode == STEP and self._loss_fn is not None
-        part, error = Part(pipe=self._layout.pipe), None
-        gradients: StepGradients | None = None
-        outcome = Outcome()
-        try:
-            if trains:
-                gradients = self._local.step_gradients()
-            scored = trains or target is not None or losses is not None
-            loss_args = (target, loss_kwargs or {}) if scored else None
-            batch = self._batch(args, kwargs, loss_args, trains, return_outputs)
-            with self._around(gradients, trains):
-                outcome = self._runner.run(call, batch)
-            part = self._part(outcome)
-        except PeerFailed as heard:
-            part.failure = heard.reason
-        except RankLost as ended:
-            self._lose(ended.rank)
-        except Exception as raised:
-            error = raised
-            part.failure = self._failure(raised)
-            self._channel.tell_failure(part.failure)
-        except BaseException as raised:  # Ctrl-C: the others stop, this rank does not wait for them
-            part.failure = self._failure(raised)
-            self._channel.tell_failure(part.failure)
-            leave(self._channel, call, part)
-            self._undo(gradients)
-            raise
-        verdict = self._agree(call, part)
-        if verdict.failure is not None:
-            self._undo(gradients)
-            raise PipelineError(
-                f"the pipeline's step failed on {verdict.failure}", verdict.failure
-            ) from error
-        self._local.batch_norm.commit()
-        if gradients is not None:
-            gradients.finish(call, verdict.count, reduces=self._reduces)
-            self._channel.drain()
-            self.steps += 1
-        self._channel.end()
-        self._report = Report.of(self.schedule, outcome, self._local, self._channel, self._layout)
-        self._fill(losses, outcome, verdict)
-        return self._output(outcome, return_outputs)
-
-    @contextmanager
-    def _around(self, gradients: StepGradients | None, trains: bool) -> Iterator[None]:
-        with ExitStack() as stack:
-            if gradients is not None:
-                stack.enter_context(gradients.accumulating())
-            stack.enter_context(self._local.batch_norm.step())
-            stack.enter_context(torch.set_grad_enabled(trains))
-            yield
-
-    def _next_call(self, mode: int) -> int:
-        self._calls += 1
-        self._channel.begin(self._calls, mode)
-        return self._calls
-
-    def _batch(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        loss_args: tuple[Any, dict[str, Any]] | None,
-        trains: bool,
-        keeps_outputs: bool,
-    ) -> Batch:
-        """Cuts what this rank's stages read."""
-        count = self.n_microbatches
-        for name in kwargs:
-            if not any(part.takes(name) for part in self._parts):
-                raise TypeError(f"no stage takes the keyword argument {name!r}")
-        first, last = 0 in self._local.runs, self.schedule.stages - 1 in self._local.runs
-        pairs = split_batch(args if first else (), kwargs, count, *self._specs[:2])
-        targets = None
-        if last and self._loss_fn is not None and loss_args is not None:
-            target, options = loss_args
-            cut = [()] * count if target is None else [(t,) for t in split_targets(target, count)]
-            targets = [(one, options) for one in cut]
-        weight = 1.0 / (count * self._accumulate) if self._scales is True else 1.0
-        return Batch(
-            [one for one, _ in pairs],
-            [one for _, one in pairs],
-            targets,
-            trains,
-            weight,
-            self.steps,
-            keeps_outputs,
+        return self._steps.run(
+            Call(EVAL, args, kwargs, target, losses, return_outputs, loss_kwargs)
         )
 
-    def _part(self, outcome: Outcome) -> Part:
-        """What this rank reports at the end of a step."""
-        found = [outcome.results[m] for m in sorted(outcome.results)]
-        counts = [one.count for one in found if one.count is not None]
-        losses = None
-        if self._losses_everywhere and found and found[0].loss is not None:
-            losses = [(float(one.loss), one.loss.dtype) for one in found if one.loss is not None]
-        return Part(None, sum(counts) if counts else None, losses, self._layout.pipe)
+    @property
+    def steps(self) -> int:
+        """How many steps have trained. Random states depend on it: set it when training resumes."""
+        return self._steps.done
 
-    def _fill(self, losses: list[Tensor] | None, outcome: Outcome, verdict: Verdict) -> None:
-        if losses is None:
-            return
-        losses.clear()
-        own = [outcome.results[m].loss for m in sorted(outcome.results)]
-        if own:
-            losses.extend(one.detach() for one in own if one is not None)
-        elif self._losses_everywhere:
-            found = verdict.losses.get(self._layout.pipe, [])
-            losses.extend(torch.tensor(value, dtype=dtype, device="cpu") for value, dtype in found)
-
-    def _output(self, outcome: Outcome, wanted: bool) -> Any:
-        if not wanted or not outcome.results:
-            return None
-        values = [outcome.results[m].value for m in sorted(outcome.results)]
-        return merge_outputs(values, self._specs[2])
-
-    # Failures.
-
-    def _failure(self, error: BaseException) -> Failure:
-        at, rank = self._runner.at, self._channel.rank
-        if at is None:
-            return Failure(rank, type(error).__name__, str(error))
-        text, m = str(error), -1 if at.microbatch is None else at.microbatch
-        if self._runner.given is not None:
-            text += f" (stage {at.stage - 1} gave {described(self._runner.given)})"
-        return Failure(rank, type(error).__name__, text, str(at), at.stage, m)
-
-    def _agree(self, call: int, part: Part) -> Verdict:
-        try:
-            return agree(self._channel, call, part)
-        except RankLost as ended:
-            self._lose(ended.rank)
-            raise AssertionError("unreachable") from ended
-
-    def _lose(self, rank: int) -> None:
-        """A rank has ended. Raises on this rank; the others notice it themselves."""
-        self._lost = rank
-        self._runner.forget()
-        self._check_whole()
-
-    def _check_whole(self) -> None:
-        if self._lost >= 0:
-            failure = lost(self._lost)
-            raise PipelineError(f"the pipeline has ended: {failure}", failure)
-
-    def _undo(self, gradients: StepGradients | None) -> None:
-        self._runner.forget()
-        self._local.batch_norm.discard()
-        if gradients is not None:
-            gradients.undo()
-        self._channel.end()
+    @steps.setter
+    def steps(self, value: int) -> None:
+        self._steps.done = value
 
     # Parameters.
 
@@ -397,11 +230,11 @@ class Pipeline:
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Steps inside add to this rank's own gradients; the first one outside reduces the sum."""
-        before, self._reduces = self._reduces, False
+        before, self._steps.reduces = self._steps.reduces, False
         try:
             yield
         finally:
-            self._reduces = before
+            self._steps.reduces = before
 
     def report(self) -> Report:
         """Times, activations and messages of the latest step on this rank.
@@ -409,9 +242,9 @@ class Pipeline:
         Raises:
             RuntimeError: there was no step yet.
         """
-        if self._report is None:
+        if self._steps.latest is None:
             raise RuntimeError("Pipeline.report(): no step was run yet")
-        return self._report
+        return self._steps.latest
 
     def __repr__(self) -> str:
         rank = dist.get_rank(self._layout.group)

@@ -89,6 +89,7 @@ class TiedWeights:
                     self._tell(step, number, one, WEIGHT, one.parameter.detach())
                 else:
                     one.parameter.copy_(self._from_first(step, number, one, WEIGHT))
+        self._channel.drain()
 
     def add_gradients(self, step: int) -> None:
         """Gives all copies the sum of their gradients. Collective in the pipeline."""
@@ -102,6 +103,7 @@ class TiedWeights:
                 self._tell(step, number, one, SUM, one.parameter.grad)
             else:
                 one.parameter.grad = self._from_first(step, number, one, SUM)
+        self._channel.drain()  # what was sent may now be reduced in place
 
     def _summed(self, step: int, number: int, one: Tied) -> Tensor | None:
         """The sum of all copies' gradients, in the order of stages."""

@@ -81,7 +81,7 @@ def steps(count: int, longest: float, seed: int) -> tuple[list[Tensor], int]:
             pipe = Pipeline(
                 model(), micro, schedule=schedule, loss_fn=F.mse_loss, stages=stages, blocks=None
             )
-            delayed(pipe._channel, generator, longest)
+            delayed(pipe._steps._channel, generator, longest)
             pipes.append(pipe)
     sums, failed = [], 0
     for _ in range(count):

@@ -1,0 +1,239 @@
+"""One call of a pipeline: from a batch to reduced gradients, or to an error on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dreamcomm.pipeline.errors import Failure, PipelineError
+from dreamcomm.pipeline.gradients import StepGradients
+from dreamcomm.pipeline.layout import Layout
+from dreamcomm.pipeline.local import LocalStages
+from dreamcomm.pipeline.messages.agreement import Part, Verdict, agree, leave, lost
+from dreamcomm.pipeline.messages.channel import Channel, PeerFailed, RankLost
+from dreamcomm.pipeline.messages.codec import described
+from dreamcomm.pipeline.plan import Plan
+from dreamcomm.pipeline.report import Report
+from dreamcomm.pipeline.runner import Batch, Outcome, Runner
+from dreamcomm.pipeline.split import merge_outputs, split_batch, split_targets
+
+__all__ = ["EVAL", "STEP", "Call", "Steps"]
+
+EVAL, STEP = 0, 1  # as channel.MODES
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments of a call; see :meth:`Pipeline.step`."""
+
+    mode: int
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    target: Any
+    losses: list[Tensor] | None
+    return_outputs: bool
+    loss_kwargs: dict[str, Any] | None
+
+
+class Steps:
+    """Runs calls on this rank.
+
+    Attributes:
+        done: how many steps have trained. Random states depend on it.
+        reduces: whether steps reduce gradients over pipelines side by side.
+        latest: the report of the latest call.
+    """
+
+    def __init__(self, plan: Plan, layout: Layout, local: LocalStages, channel: Channel) -> None:
+        self.done, self.reduces = 0, True
+        self.latest: Report | None = None
+        self._plan, self._layout, self._local, self._channel = plan, layout, local, channel
+        self._settings = local.settings
+        self._calls, self._lost = 0, -1
+        self._runner = Runner(
+            plan.schedule,
+            layout.place,
+            local.runs,
+            lambda stage, name: plan.parts[stage].takes(name),
+            channel,
+            layout.peers,
+        )
+
+    def share_weights(self) -> None:
+        """Gives all copies of shared parameters equal values. Collective."""
+        self._begin(STEP)
+        self._local.tied.copy_weights(self._calls)
+        self._channel.end()
+
+    def run(self, call: Call) -> Any:
+        """Runs a call. Collective.
+
+        Raises:
+            PipelineError: a rank has failed, or is lost. On all ranks.
+        """
+        self._check_whole()
+        self._begin(call.mode)
+        trains = call.mode == STEP and self._settings.loss_fn is not None
+        part, error = Part(pipe=self._layout.pipe), None
+        gradients: StepGradients | None = None
+        outcome = Outcome()
+        try:
+            if trains:
+                gradients = self._local.step_gradients()
+            with self._around(gradients, trains):
+                outcome = self._runner.run(self._calls, self._batch(call, trains))
+            part = self._part(outcome)
+        except PeerFailed as heard:
+            part.failure = heard.reason
+        except RankLost as ended:
+            self._lose(ended.rank)
+        except Exception as raised:
+            error = raised
+            part.failure = self._failure(raised)
+            self._channel.tell_failure(part.failure)
+        except BaseException as raised:  # Ctrl-C: the others stop, this rank does not wait for them
+            part.failure = self._failure(raised)
+            self._channel.tell_failure(part.failure)
+            leave(self._channel, self._calls, part)
+            self._undo(gradients)
+            raise
+        verdict = self._agree(part, needs_count=trains and self._settings.scale_grads == "count")
+        if verdict.failure is not None:
+            self._undo(gradients)
+            text = f"the pipeline's step failed on {verdict.failure}"
+            raise PipelineError(text, verdict.failure) from error
+        self._finish(gradients, verdict)
+        self.latest = Report.of(
+            self._plan.schedule, outcome, self._local, self._channel, self._layout
+        )
+        self._fill(call.losses, outcome, verdict)
+        return self._output(outcome, call.return_outputs)
+
+    def _begin(self, mode: int) -> None:
+        self._calls += 1
+        self._channel.begin(self._calls, mode)
+
+    @contextmanager
+    def _around(self, gradients: StepGradients | None, trains: bool) -> Iterator[None]:
+        with ExitStack() as stack:
+            if gradients is not None:
+                stack.enter_context(gradients.accumulating())
+            stack.enter_context(self._local.batch_norm.step())
+            stack.enter_context(torch.set_grad_enabled(trains))
+            yield
+
+    def _finish(self, gradients: StepGradients | None, verdict: Verdict) -> None:
+        """After a call that went well on all ranks."""
+        self._local.batch_norm.commit()
+        if gradients is not None:
+            gradients.finish(self._calls, verdict.count, reduces=self.reduces)
+            self.done += 1
+        self._channel.end()
+
+    def _batch(self, call: Call, trains: bool) -> Batch:
+        """Cuts what this rank's stages read."""
+        settings, count = self._settings, self._plan.schedule.microbatches
+        for name in call.kwargs:
+            if not any(part.takes(name) for part in self._plan.parts):
+                raise TypeError(f"no stage takes the keyword argument {name!r}")
+        pairs = split_batch(
+            call.args if 0 in self._local.runs else (),
+            call.kwargs,
+            count,
+            settings.args_chunk_spec,
+            settings.kwargs_chunk_spec,
+        )
+        scaled = settings.scale_grads is True
+        return Batch(
+            [one for one, _ in pairs],
+            [one for _, one in pairs],
+            self._targets(call, trains, count),
+            trains,
+            1.0 / (count * settings.accumulate) if scaled else 1.0,
+            self.done,
+            call.return_outputs,
+        )
+
+    def _targets(
+        self, call: Call, trains: bool, count: int
+    ) -> list[tuple[tuple[Any, ...], dict[str, Any]]] | None:
+        """What the loss function gets after the output, for each micro-batch; None: no losses."""
+        wanted = trains or call.target is not None or call.losses is not None
+        is_last = self._plan.schedule.stages - 1 in self._local.runs
+        if not (wanted and is_last and self._settings.loss_fn is not None):
+            return None
+        options = call.loss_kwargs or {}
+        if call.target is None:
+            return [((), options)] * count
+        return [((one,), options) for one in split_targets(call.target, count)]
+
+    def _part(self, outcome: Outcome) -> Part:
+        """What this rank reports at the end of a call."""
+        found = [outcome.results[m] for m in sorted(outcome.results)]
+        counts = [one.count for one in found if one.count is not None]
+        losses = None
+        if self._settings.loss == "all" and found and found[0].loss is not None:
+            losses = [(float(one.loss), one.loss.dtype) for one in found if one.loss is not None]
+        return Part(None, sum(counts) if counts else None, losses, self._layout.pipe)
+
+    def _fill(self, losses: list[Tensor] | None, outcome: Outcome, verdict: Verdict) -> None:
+        if losses is None:
+            return
+        losses.clear()
+        own = [outcome.results[m].loss for m in sorted(outcome.results)]
+        if own:
+            losses.extend(one.detach() for one in own if one is not None)
+        elif self._settings.loss == "all":
+            found = verdict.losses.get(self._layout.pipe, [])
+            losses.extend(torch.tensor(value, dtype=dtype, device="cpu") for value, dtype in found)
+
+    def _output(self, outcome: Outcome, wanted: bool) -> Any:
+        if not wanted or not outcome.results:
+            return None
+        values = [outcome.results[m].value for m in sorted(outcome.results)]
+        return merge_outputs(values, self._settings.output_merge_spec)
+
+    # Failures.
+
+    def _failure(self, error: BaseException) -> Failure:
+        at, rank = self._runner.at, self._channel.rank
+        if at is None:
+            return Failure(rank, type(error).__name__, str(error))
+        text, m = str(error), -1 if at.microbatch is None else at.microbatch
+        if self._runner.given is not None:
+            text += f" (stage {at.stage - 1} gave {described(self._runner.given)})"
+        return Failure(rank, type(error).__name__, text, str(at), at.stage, m)
+
+    def _agree(self, part: Part, *, needs_count: bool) -> Verdict:
+        try:
+            verdict = agree(self._channel, self._calls, part)
+        except RankLost as ended:
+            self._lose(ended.rank)
+            raise
+        if verdict.failure is None and needs_count and not verdict.count:
+            text = f"the losses are sums over {verdict.count} elements of all ranks; none counts"
+            verdict.failure = Failure(0, "ValueError", text)
+        return verdict
+
+    def _lose(self, rank: int) -> None:
+        """A rank has ended. Raises on this rank; the others notice it themselves."""
+        self._lost = rank
+        self._runner.forget()
+        self._check_whole()
+
+    def _check_whole(self) -> None:
+        if self._lost >= 0:
+            failure = lost(self._lost)
+            raise PipelineError(f"the pipeline has ended: {failure}", failure)
+
+    def _undo(self, gradients: StepGradients | None) -> None:
+        self._runner.forget()
+        self._local.batch_norm.discard()
+        if gradients is not None:
+            gradients.undo()
+        self._channel.end()
