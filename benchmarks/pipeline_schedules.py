@@ -1,6 +1,6 @@
 """Compares lengths of pipeline schedules with their predictions, by stages that sleep.
 
-    python benchmarks/pipeline_schedules.py --json schedules.json      # 6 minutes
+    python benchmarks/pipeline_schedules.py --json schedules.json      # 5 minutes
     python benchmarks/pipeline_schedules.py --ranks 2 --microbatches 4 --unit 5 --steps 3
 
 A stage sleeps instead of computing, so many ranks fit on few cores. On each rank a micro-batch
@@ -9,10 +9,10 @@ stage of the interleaved schedule takes half of a unit, because a rank has two o
 stage has no gradients of inputs: its W takes two units, which changes no schedule's length.
 
 The cases of a number of ranks take turns, step by step, in one run of the same processes. A step
-lasts from the first rank's begin to the last rank's end, the agreement at its end included. Reported
-are medians of the steps after a warm-up. The prediction is that of dreamcomm.pipeline.
-simulate, with the same units and messages that take no time. Speedups are those of GPipe over one
-process that runs all stages without a pipeline; its own ratio to the prediction shows by how much
+lasts from the first rank's begin to the last rank's end, the agreement at its end included. Figures
+are medians of the steps after a warm-up. The prediction is that of dreamcomm.pipeline.simulate for
+the same units, with messages that take no time. Speedups are those of GPipe over one process that
+runs all stages without a pipeline. That process's time over the sum of its sleeps shows by how much
 the machine's sleeps are too long.
 """
 

@@ -202,6 +202,11 @@ class BucketEngine:
         else:
             optimizer.reduce_gradients()
 
+    def note_own_changes(self) -> None:
+        """Gradients have been changed on purpose, before they are reduced: no warning is due."""
+        if self._sharded_optimizer() is not None:
+            self.compiled.note_seen()
+
     def clip_parts(self) -> list[ClipPart]:
         """What a norm of all gradients consists of here."""
         optimizer = self._sharded_optimizer()

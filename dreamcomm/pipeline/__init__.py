@@ -11,6 +11,8 @@ from dreamcomm.pipeline.errors import Failure, PipelineError
 from dreamcomm.pipeline.pipeline import Pipeline
 from dreamcomm.pipeline.report import Report
 from dreamcomm.pipeline.schedule import (
+    Action,
+    Kind,
     Schedule,
     ScheduleError,
     make_schedule,
@@ -23,7 +25,9 @@ from dreamcomm.pipeline.schedule import (
 from dreamcomm.pipeline.split import MicroBatches, measure_costs, partition
 
 __all__ = [
+    "Action",
     "Failure",
+    "Kind",
     "MicroBatches",
     "Pipeline",
     "PipelineError",

@@ -18,8 +18,9 @@ class StepGradients:
     """The gradients of one step on this rank.
 
     Gradients add up over steps until zero_grad(), as over backward passes. A step's own part is
-    kept apart where it is changed: of shared parameters, whose copies are added, and of all where
-    they are divided by a count that is known at the end.
+    kept apart from what was there before, and added at the end: a step that fails then leaves
+    nothing, and what is done to it (adding the copies of shared parameters, dividing by a count)
+    is done to it alone.
 
     Args:
         parameters: of this rank's stages, those that are trained.
@@ -44,14 +45,15 @@ class StepGradients:
                 f"nothing averages the gradients of {len(left)} of this rank's "
                 f"{len(self._parameters)} parameters over the mesh's {pipes} pipelines: before the "
                 "first step, wrap the pipeline's module in dreamcomm.DistributedDataParallel("
-                'pipe.module, process_group=mesh["data"].get_group()), or make a '
-                "dreamcomm.zero.ZeroOptimizer of pipe.parameters() with that group; or give the "
-                'Pipeline mesh["pipe"] alone, and average yourself'
+                'pipe.module, process_group=mesh["data"].get_group()), and keep the wrapper, or '
+                "make a dreamcomm.zero.ZeroOptimizer of pipe.parameters() with that group; or give "
+                'the Pipeline mesh["pipe"] alone, and average yourself'
             )
-        apart = self._parameters if counted else tied.parameters
-        self._before = [(one, one.grad) for one in apart if one.grad is not None]
+        found = [(one, one.grad) for one in self._parameters if one.grad is not None]
+        self._sharded = [one for one, gradient in found if _is_sharded(gradient)]
+        self._before = [(one, g) for one, g in found if not _is_sharded(g)]
         self._without = [one for one in self._parameters if one.grad is None]
-        _check_whole(self._before)
+        self._check_sharded()
 
     @contextmanager
     def accumulating(self) -> Iterator[None]:
@@ -64,8 +66,11 @@ class StepGradients:
             yield
 
     def undo(self) -> None:
-        """After a step that failed: gradients that were there before are, the others are not."""
-        for one in self._without:
+        """After a step that failed: gradients are as they were before.
+
+        Those that an earlier step has sharded are dropped: this step's part cannot be told apart.
+        """
+        for one in (*self._without, *self._sharded):
             one.grad = None
         for one, before in self._before:
             one.grad = before
@@ -84,9 +89,19 @@ class StepGradients:
             self._tied.add_gradients(step)
             for one, before in self._before:
                 one.grad = _added(before, one.grad)
-        if reduces:
-            for engine in self.engines:
+        for engine in self.engines:
+            engine.note_own_changes()
+            if reduces:
                 engine.reduce_gradients()
+
+    def _check_sharded(self) -> None:
+        shared = {id(one) for one in self._tied.parameters}
+        if any(self._counted or id(one) in shared for one in self._sharded):
+            raise RuntimeError(
+                "a gradient of an earlier step is sharded already, and this step has to add to it "
+                "apart (shared weights, or losses with counts): run the earlier steps under the "
+                "pipeline's no_sync(), or call zero_grad() before this one"
+            )
 
     def _divide(self, count: float | None) -> None:
         assert count
@@ -110,11 +125,11 @@ def _added(before: Tensor | None, now: Tensor | None) -> Tensor | None:
     return before.add_(now)
 
 
-def _check_whole(gradients: Sequence[tuple[nn.Parameter, Tensor | None]]) -> None:
-    for _, gradient in gradients:
-        if gradient is not None and gradient.numel() and gradient.untyped_storage().nbytes() == 0:
-            raise RuntimeError(
-                "a gradient of an earlier step is sharded already, and this step has to add to it "
-                "apart (shared weights, or losses with counts): run the earlier steps under the "
-                "pipeline's no_sync(), or call zero_grad() before this one"
-            )
+def _is_sharded(gradient: Tensor | None) -> bool:
+    """Whether a ZeroOptimizer has put a tensor without memory in its place."""
+    return bool(
+        gradient is not None
+        and gradient.numel()
+        and gradient.layout is torch.strided
+        and gradient.untyped_storage().nbytes() == 0
+    )

@@ -51,7 +51,7 @@ class LocalStages:
         self._pipes, self._counted = layout.pipes, settings.scale_grads == "count"
         skips = find_skips({n: unit for part in plan.parts for n, unit in part.units.items()})
         tied = find_tied([stage_parameters(part) for part in plan.parts], plan.schedule.rank_of)
-        self.tied = TiedWeights(tied, channel, layout.peers, layout.place)
+        self.tied = TiedWeights(tied, self.module, channel, layout.peers, layout.place)
         last = plan.schedule.stages - 1
         self.runs = {
             part.number: StageRun(

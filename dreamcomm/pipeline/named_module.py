@@ -35,6 +35,7 @@ class NamedParts(nn.Module):
             if last not in folder._modules:
                 folder.add_module(last, unit)
         present = {name for name, _ in _everything(self)}
+        self._outside = [name for name in tensors if name not in present]
         for name, tensor in tensors.items():
             if name in present:
                 continue
@@ -52,6 +53,22 @@ class NamedParts(nn.Module):
         if self._whole[0] is not None:
             self._whole[0].training = mode
         return self
+
+    def put_back(self) -> None:
+        """Gives the whole module the tensors outside of units that this one has now.
+
+        They are others after to_empty(), or load_state_dict(assign=True).
+        """
+        whole = self._whole[0]
+        if whole is None:
+            return
+        for name in self._outside:
+            path, _, last = name.rpartition(".")
+            here, there = self.get_submodule(path), whole.get_submodule(path)
+            if last in here._parameters:
+                there._parameters[last] = here._parameters[last]
+            else:
+                there._buffers[last] = here._buffers[last]
 
     def forward(self, *_: object, **__: object) -> None:
         """Raises: call the pipeline's step().

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dreamcomm.pipeline.clip import clip_whole_
+from dreamcomm.pipeline.free import free_others_
 from dreamcomm.pipeline.layout import layout_of
 from dreamcomm.pipeline.local import LocalStages
 from dreamcomm.pipeline.messages.channel import Channel
@@ -60,6 +61,8 @@ class Pipeline:
         loss: "last": ``losses`` is filled on the last stage; "all": on all ranks.
         checkpoint: keep each micro-batch's inputs of a stage alone, and run it twice.
         seed: of the random states that blocks run under; None: torch.initial_seed() of rank 0.
+        free_others: free the parameters and buffers of stages that other ranks run: the given
+            modules then have tensors on the meta device in their places.
 
     Raises:
         ValueError: stages, schedule, ranks or names do not fit together, or ranks ask for different
@@ -86,6 +89,7 @@ class Pipeline:
         loss: str = "last",
         checkpoint: bool = False,
         seed: int | None = None,
+        free_others: bool = False,
     ) -> None:
         self._layout = layout = layout_of(mesh)
         settings = Settings(
@@ -98,7 +102,12 @@ class Pipeline:
             loss,
             checkpoint,
         )
-        options = (scale_grads, accumulate, loss, checkpoint)
+        options = (
+            f"scale_grads={scale_grads!r}",
+            f"accumulate={accumulate}",
+            f"loss={loss!r}",
+            f"checkpoint={checkpoint}",
+        )
         asked = Asked(
             module_or_stages, n_microbatches, schedule, stages, split, costs, blocks, seed, options
         )
@@ -109,6 +118,8 @@ class Pipeline:
         self._local = LocalStages(module_or_stages, plan, layout, channel, settings)
         self._steps = Steps(plan, layout, self._local, channel)
         self._steps.share_weights()
+        if free_others:
+            free_others_(module_or_stages, self.module)
 
     # Steps.
 
@@ -260,5 +271,10 @@ def _check_options(scale_grads: bool | str, accumulate: int, loss: str) -> None:
         raise ValueError(f'expected scale_grads True, False or "count", got {scale_grads!r}')
     if accumulate < 1:
         raise ValueError(f"expected accumulate of at least 1, got {accumulate}")
+    if accumulate > 1 and scale_grads is not True:
+        raise ValueError(
+            f"accumulate={accumulate} divides gradients that scale_grads=True scales; with "
+            f"scale_grads={scale_grads!r} leave it out"
+        )
     if loss not in ("last", "all"):
         raise ValueError(f'expected loss "last" or "all", got {loss!r}')

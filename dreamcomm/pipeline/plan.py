@@ -34,7 +34,7 @@ class Asked:
     costs: Sequence[float] | None
     blocks: str | Sequence[str] | None
     seed: int | None
-    options: tuple[Any, ...]
+    options: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -152,8 +152,8 @@ def _exchanged(layout: Layout, make: Any) -> list[Any]:
 def _lines(asked: Asked, parts: Sequence[StagePart], schedule: Schedule) -> list[str]:
     rows = [" ".join(map(str, schedule.actions(rank))) for rank in range(schedule.world)]
     digest = hashlib.sha256("\n".join(rows).encode()).hexdigest()[:16]
-    lines = [f"schedule {schedule.name} of {schedule.microbatches} micro-batches ({digest})"]
-    lines += [f"options {asked.options}"]
+    lines = [f"schedule of {schedule.microbatches} micro-batches ({digest})"]
+    lines += [f"seed {asked.seed}", *asked.options]
     for part in parts:
         lines.append(f"stage {part.number} of units {', '.join(part.units)}")
         lines += [

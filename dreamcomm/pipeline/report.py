@@ -61,7 +61,7 @@ class Report:
 
     def picture(self) -> str:
         """All ranks' steps as SVG, with idle times to be seen. Collective."""
-        return svg_grid(self.timelines())
+        return svg_grid(self.timelines(), unit="s")
 
     def __str__(self) -> str:
         live = ", ".join(f"stage {stage}: {count}" for stage, count in self.live_peak.items())

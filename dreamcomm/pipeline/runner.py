@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dreamcomm.pipeline.compute.stage import Result, StageRun, handed_over
+from dreamcomm.pipeline.compute.stage import Result, StageRun, detached, handed_over
 from dreamcomm.pipeline.messages.channel import Channel
 from dreamcomm.pipeline.messages.header import Key, Slot
 from dreamcomm.pipeline.schedule.actions import Action, Kind
@@ -99,6 +99,8 @@ class Runner:
         """
         outcome = Outcome()
         self._local.clear()
+        for stage in self.stages.values():
+            stage.live_peak = 0
         for action in self._row if batch.trains else self._forwards:
             self._channel.poll()
             self.at = action
@@ -140,7 +142,7 @@ class Runner:
         self.given = None
         if is_last:
             # The output would keep the graph until the end of the step.
-            result.value = handed_over(result.value) if batch.keeps_outputs else None
+            result.value = detached(result.value) if batch.keeps_outputs else None
             outcome.results[m] = result
         else:
             self._send(Key(step, Slot.FORWARD, stage + 1, m), result.value)

@@ -77,6 +77,7 @@ class Steps:
             PipelineError: a rank has failed, or is lost. On all ranks.
         """
         self._check_whole()
+        self._local.module.put_back()
         self._begin(call.mode)
         trains = call.mode == STEP and self._settings.loss_fn is not None
         part, error = Part(pipe=self._layout.pipe), None

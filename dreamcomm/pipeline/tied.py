@@ -25,14 +25,16 @@ class Tied:
     """A shared parameter.
 
     Attributes:
-        name: its name in the first stage that has it.
-        parameter: this rank's copy.
-        places: of the ranks that hold it, in the order of their first stages with it.
+        names: its name in the first stage with it, for the place of each rank that holds it, in
+            the order of these stages.
     """
 
-    name: str
-    parameter: nn.Parameter
-    places: tuple[int, ...]
+    names: dict[int, str]
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """Of the ranks that hold it."""
+        return tuple(self.names)
 
 
 def find_tied(
@@ -44,15 +46,11 @@ def find_tied(
         stages: each stage's parameters with their names.
         rank_of: the place of each stage's rank in the pipeline.
     """
-    names: dict[int, tuple[str, nn.Parameter]] = {}
-    places: dict[int, list[int]] = {}
+    names: dict[int, dict[int, str]] = {}
     for stage, named in enumerate(stages):
         for name, parameter in named:
-            names.setdefault(id(parameter), (name, parameter))
-            held = places.setdefault(id(parameter), [])
-            if rank_of[stage] not in held:
-                held.append(rank_of[stage])
-    return [Tied(*names[key], tuple(held)) for key, held in places.items() if len(held) > 1]
+            names.setdefault(id(parameter), {}).setdefault(rank_of[stage], name)
+    return [Tied(held) for held in names.values() if len(held) > 1]
 
 
 class TiedWeights:
@@ -60,35 +58,48 @@ class TiedWeights:
 
     Args:
         tied: the same on all ranks of the pipeline.
+        module: has this rank's copies, by name.
         channel: to them.
         peers: the channel's rank for each place in the pipeline.
         place: this rank's.
     """
 
     def __init__(
-        self, tied: Sequence[Tied], channel: Channel, peers: Sequence[int], place: int
+        self,
+        tied: Sequence[Tied],
+        module: nn.Module,
+        channel: Channel,
+        peers: Sequence[int],
+        place: int,
     ) -> None:
+        self._module = module
         self._all = [(number, one) for number, one in enumerate(tied) if place in one.places]
         self._channel, self._peers, self._place = channel, peers, place
 
     @property
     def parameters(self) -> list[nn.Parameter]:
         """This rank's copies."""
-        return [one.parameter for _, one in self._all]
+        return [self._copy(one) for _, one in self._all]
 
     @property
     def counted_elsewhere(self) -> list[nn.Parameter]:
         """Those of which an earlier stage's rank holds a copy."""
-        return [one.parameter for _, one in self._all if one.places[0] != self._place]
+        return [self._copy(one) for _, one in self._all if not self._is_first(one)]
+
+    def _copy(self, one: Tied) -> nn.Parameter:
+        return self._module.get_parameter(one.names[self._place])
 
     def copy_weights(self, step: int) -> None:
         """Gives all copies the first one's values. Collective in the pipeline."""
         with torch.no_grad():
             for number, one in self._all:
+                parameter = self._copy(one)
+                if parameter.is_meta:
+                    continue  # it has no values yet
                 if self._is_first(one):
-                    self._tell(step, number, one, WEIGHT, one.parameter.detach())
+                    self._tell(step, number, one, WEIGHT, parameter.detach())
                 else:
-                    one.parameter.copy_(self._from_first(step, number, one, WEIGHT))
+                    parameter.copy_(self._from_first(step, number, one, WEIGHT))
         self._channel.drain()
 
     def add_gradients(self, step: int) -> None:
@@ -96,18 +107,19 @@ class TiedWeights:
         for number, one in self._all:
             if not self._is_first(one):
                 key = Key(step, Slot.TIED, number, PART)
-                self._channel.send(self._peers[one.places[0]], key, one.parameter.grad)
+                self._channel.send(self._peers[one.places[0]], key, self._copy(one).grad)
         for number, one in self._all:
+            parameter = self._copy(one)
             if self._is_first(one):
-                one.parameter.grad = self._summed(step, number, one)
-                self._tell(step, number, one, SUM, one.parameter.grad)
+                parameter.grad = self._summed(step, number, one)
+                self._tell(step, number, one, SUM, parameter.grad)
             else:
-                one.parameter.grad = self._from_first(step, number, one, SUM)
+                parameter.grad = self._from_first(step, number, one, SUM)
         self._channel.drain()  # what was sent may now be reduced in place
 
     def _summed(self, step: int, number: int, one: Tied) -> Tensor | None:
         """The sum of all copies' gradients, in the order of stages."""
-        total = one.parameter.grad
+        total = self._copy(one).grad
         for place in one.places[1:]:
             more = self._channel.receive(self._peers[place], Key(step, Slot.TIED, number, PART))
             if more is not None:

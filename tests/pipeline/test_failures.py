@@ -113,6 +113,28 @@ def test_an_error_reaches_all_and_the_next_step_works(
             torch.testing.assert_close(gradient, expected[name])
 
 
+def accumulated_before(schedule: str) -> tuple[bool, bool]:
+    """Whether a failed step leaves what an earlier one has accumulated."""
+    pipe = Pipeline(module := blocks(), 4, schedule=schedule, loss_fn=loss)
+    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
+    pipe.step(x, target=x)
+    before = [one.grad for one in pipe.parameters()]
+    values = [one.grad.clone() for one in pipe.parameters()]  # type: ignore[union-attr]
+    bad = module[2]
+    assert isinstance(bad, Bad)
+    bad.calls, bad.fails = 0, "forward"
+    raised(lambda: pipe.step(x, target=x))
+    after = [one.grad for one in pipe.parameters()]
+    same = all(a is b for a, b in zip(before, after, strict=True))
+    equal = all(torch.equal(a, b) for a, b in zip(values, after, strict=True))  # type: ignore[arg-type]
+    return same, equal
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_a_failed_step_leaves_earlier_gradients(pool: Pool, schedule: str) -> None:
+    assert pool.run(accumulated_before, schedule, world=3) == [(True, True)] * 3
+
+
 def beside(rank: int) -> list[Any]:
     """One of two pipelines side by side fails; the other one has nothing to wait for."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pipe", "data"))

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from dreamcomm.pipeline import Pipeline
 from helpers.pool import Pool
+from pipeline.pipe_models import MODELS, OneProcess, make
 
 pytestmark = pytest.mark.beyond_gloo("checks what only dreamcomm does")
 
@@ -105,3 +106,50 @@ def evaluated() -> int:
 
 def test_evaluation_keeps_nothing(pool: Pool) -> None:
     assert pool.run(evaluated) == [0, 0]
+
+
+def freed(name: str) -> tuple[set[str], set[str], list[float]]:
+    """The names of tensors with memory and without, in the given module; and a step's losses."""
+    module = make(name)
+    pipe = Pipeline(module, 2, loss_fn=MODELS[name][1], loss="all", free_others=True)
+    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    without = {key for key, one in named.items() if one.is_meta}
+    x, y = MODELS[name][2](0, 4, torch.float32)
+    losses: list[Tensor] = []
+    pipe.step(x, target=y, losses=losses)
+    assert {key for key, _ in pipe.named_parameters()} <= named.keys() - without
+    return named.keys() - without, without, [float(one) for one in losses]
+
+
+@pytest.mark.parametrize("name", ["gpt", "cnn"])
+def test_stages_of_other_ranks_are_freed(pool: Pool, name: str) -> None:
+    reference = OneProcess(name)
+    losses = reference.gradients(0, 4, 2)
+    ranks = pool.run(freed, name)
+    everything = ranks[0][0] | ranks[0][1]
+    assert ranks[0][0] | ranks[1][0] == everything
+    shared = {"embedding.weight"} if name == "gpt" else set()
+    assert ranks[0][0] & ranks[1][0] == shared
+    for kept, without, found in ranks:
+        assert kept
+        assert without
+        assert found == pytest.approx(losses, rel=1e-5)
+
+
+def on_meta() -> list[float]:
+    """A module without memory, of which each rank makes its own part."""
+    with torch.device("meta"):
+        module = make("gpt")
+    pipe = Pipeline(module, 2, loss_fn=MODELS["gpt"][1], loss="all")
+    pipe.module.to_empty(device="cpu")
+    pipe.load_state_dict(make("gpt").state_dict())
+    x, y = MODELS["gpt"][2](0, 4, torch.float32)
+    losses: list[Tensor] = []
+    pipe.step(x, target=y, losses=losses)
+    return [float(one) for one in losses]
+
+
+def test_a_module_without_memory(pool: Pool) -> None:
+    losses = OneProcess("gpt").gradients(0, 4, 2)
+    for found in pool.run(on_meta):
+        assert found == pytest.approx(losses, rel=1e-5)

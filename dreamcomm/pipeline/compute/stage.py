@@ -17,7 +17,7 @@ from dreamcomm.pipeline.compute.backward import Pending, backward_input, full_ba
 from dreamcomm.pipeline.compute.entry import Entry, enter
 from dreamcomm.pipeline.compute.skip import Skip
 
-__all__ = ["Result", "StageRun", "handed_over"]
+__all__ = ["Result", "StageRun", "detached", "handed_over"]
 
 Run = Callable[[Any, dict[str, Any]], Any]
 
@@ -213,6 +213,11 @@ class StageRun:
 
 def _wanted(entry: Entry, gradients: list[Tensor | None]) -> list[Tensor | None]:
     return [g for g, edge in zip(gradients, entry.edges, strict=True) if edge is not None]
+
+
+def detached(value: Any) -> Any:
+    """A value without its graph."""
+    return pytree.tree_map_only(Tensor, Tensor.detach, value)
 
 
 def handed_over(value: Any) -> Any:

@@ -1,8 +1,7 @@
 """The end of a step: all ranks learn whether all parts of it went well.
 
-Rank 0 of the group collects one message from every rank, and answers with a verdict. So either all
-ranks go on to reduce gradients, or none does, and no rank begins a step while another is in the
-one before.
+Rank 0 of the group collects one message from every rank, and answers with a verdict. So gradients
+are reduced on all ranks or on none, and no rank begins a step while another is in the one before.
 """
 
 from __future__ import annotations

@@ -78,7 +78,9 @@ class Channel:
         self.sent_bytes = self.sent_messages = 0
         self._codec = Codec()
         self._on_cpu: Any = group._get_backend(torch.device("cpu"))
-        self._dream = ours(group, torch.device("cpu"))
+        backend = ours(group, torch.device("cpu"))
+        # None where Gloo carries messages: it moves, and ends, only what a thread waits for.
+        self._dream = backend if backend is not None and backend.shares_memory else None
         self._buffer = bytearray(HEADER_BYTES)
         self._header = torch.frombuffer(self._buffer, dtype=torch.uint8)
         self._posted: Any = None
@@ -104,6 +106,9 @@ class Channel:
 
     def end(self) -> None:
         """Withdraws the receive of headers: no message is awaited until the next step."""
+        if self._dream is None and self._failed is None and not self._told:
+            while self._sends:
+                self._sends.popleft().wait()
         if self._posted is None or self._dream is None:
             return
         self._dream._cancel_receive(self._posted)
@@ -158,7 +163,7 @@ class Channel:
 
     def _bound_sends(self) -> None:
         self._forget_sent()
-        while len(self._sends) > MOST_SENDS:
+        while len(self._sends) > MOST_SENDS and self._dream is not None:
             while self._accept():
                 pass
             if self._waited(self._sends[0]):
@@ -310,9 +315,11 @@ class Channel:
             lost = self.lost_rank()
             if lost is not None:
                 raise RankLost(lost) from None
-            if work.is_completed():
-                raise
-            return False
+            if not work.is_completed():
+                return False
+            # It may have ended since the time to look: then its own result counts.
+            work.wait()
+            return True
 
     def lost_rank(self) -> int | None:
         """The first rank of the group whose process has ended, or None."""
