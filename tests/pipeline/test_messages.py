@@ -12,7 +12,7 @@ from torch import Tensor
 from dreamcomm import is_shared
 from dreamcomm.pipeline.messages.channel import MOST_SENDS, Channel, PeerFailed
 from dreamcomm.pipeline.messages.codec import Codec, described
-from dreamcomm.pipeline.messages.header import HEADER_BYTES, INLINE_BYTES, Header, Key, Slot
+from dreamcomm.pipeline.messages.header import Key, Slot
 from helpers.pool import Pool
 
 pytestmark = pytest.mark.beyond_gloo("tests what is written for dreamcomm's messages")
@@ -175,15 +175,58 @@ def test_a_failure_ends_a_receive(pool: Pool) -> None:
     assert second == (None, [0.0, 0.0])
 
 
-def test_headers_are_what_was_written() -> None:
-    for size in (0, INLINE_BYTES, INLINE_BYTES + 1):
-        data = b"x" * size if size <= INLINE_BYTES else b""
-        header = Header(Key(1 << 40, Slot.TIED, 3, -1), 1, size, True, data)
-        written = header.write()
-        assert len(written) == HEADER_BYTES
-        assert Header.read(written) == header
-    with pytest.raises(RuntimeError, match="none of this pipeline"):
-        Header.read(bytearray(HEADER_BYTES))
+def headers(count: int) -> list[Any]:
+    """Headers of the compiled channel: with and without room for the description."""
+    from dreamcomm import _C
+    from dreamcomm._torch.groups import backend_of
+
+    channel, peer = _C.HeaderChannel(backend_of(None), TAG), 1 - dist.get_rank()
+    texts = [b"x" * 10, b"y" * 2000]
+    sent = [channel.send(peer, (1 << 40, n, -1, 3, 4), texts[n % 2], [n, -1]) for n in range(count)]
+    assert sent == [n % 2 == 0 for n in range(count)]
+    found = [channel.next(10_000) for _ in range(count)]
+    for n, one in enumerate(found):
+        assert one == (peer, (1 << 40, n, -1, 3, 4), texts[0] if n % 2 == 0 else 2000, (n, -1))
+    channel.cancel()
+    dist.barrier()
+    assert channel.pending() == 0
+    with pytest.raises(RuntimeError, match="interrupted"):  # what cancel() ended
+        channel.next(0) or channel.cancel() or channel.next(0)
+    return found
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_headers(pool: Pool, count: int) -> None:
+    first, second = pool.run(headers, count)
+    assert len(first) == len(second) == count
+
+
+def placed() -> tuple[bool, bool, list[str]]:
+    """A tensor in the sender's heap: taken once, refused where nothing can lie."""
+    from dreamcomm._torch.groups import backend_of
+
+    backend, rank = backend_of(None), dist.get_rank()
+    one = backend._place(torch.full((1001,), float(rank), dtype=torch.float64))
+    assert one is not None
+    before = one.taken
+    offsets: list[Any] = [None, None]
+    dist.all_gather_object(offsets, one.offset)
+    into = torch.empty(1001, dtype=torch.float64)
+    texts = []
+    for bad in ((-1, into.nbytes), (1 << 60, into.nbytes), (offsets[1 - rank], 8)):
+        with pytest.raises(ValueError, match=r"expected|can lie") as caught:
+            backend._take_placed(1 - rank, *bad, into)
+        texts.append(str(caught.value))
+    backend._take_placed(1 - rank, offsets[1 - rank], into.nbytes, into)
+    dist.barrier()
+    return before, one.taken and bool((into == 1 - rank).all()), texts
+
+
+def test_placed_tensors(pool: Pool) -> None:
+    for before, after, texts in pool.run(placed):
+        assert not before
+        assert after
+        assert "no message of" in texts[0]
 
 
 def test_what_cannot_be_sent_is_refused() -> None:

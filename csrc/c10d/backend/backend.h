@@ -9,6 +9,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
+#include "c10d/backend/placed_message.h"
 #include "c10d/base/call_blocks.h"
 #include "c10d/base/check_args.h"
 #include "c10d/base/convert.h"
@@ -140,6 +141,14 @@ class DreamBackend final : public c10d::Backend {
   WorkPtr send(TensorList& tensors, int dst, int tag) override;
   WorkPtr recv(TensorList& tensors, int src, int tag) override;
   WorkPtr recvAnysource(TensorList& tensors, int tag) override;
+
+  // Tensors of messages in the sender's heap (placed_message.cc).
+  /// Copies a contiguous tensor of the CPU into the heap. Null if it is full, or if not all ranks
+  /// map each other's.
+  std::unique_ptr<PlacedMessage> place(const Tensor& tensor) const;
+  /// Copies what another rank has placed, unless there is nothing to copy it to, and tells it so.
+  void take_placed(int source, std::int64_t offset, std::int64_t bytes,
+                   const std::optional<Tensor>& into) const;
 
   // Queries for people and tools.
   /// Whether the tensor lies in the registered memory of the group's device.

@@ -20,7 +20,7 @@ constexpr int kShrinkDefault = 0;
 constexpr int kShrinkAbort = 1;
 
 /// How often a rank looks for what the others have posted.
-constexpr milliseconds kLook{10};
+constexpr milliseconds kLookForRanks{10};
 
 /// "[0, 2]"
 std::string listed(const std::vector<int>& ranks) {
@@ -91,7 +91,7 @@ class Agreement {
             listed(blamed(silent)), " did not call it within the timeout of ", timeout.count(),
             " ms. All ranks but the excluded ", listed(excluded_),
             " must call it; exclude those that have ended, too");
-      std::this_thread::sleep_for(kLook);
+      std::this_thread::sleep_for(kLookForRanks);
       check_signals();
     }
   }
@@ -102,7 +102,7 @@ class Agreement {
     store_.set(key(site_.rank), concat(own_, kOver));
     std::vector<std::string> found(said_.size());
     for (int rank = 0; rank < site_.size; ++rank) {
-      if (store_.has(key(rank))) found[at(rank)] = without_over(store_.get(key(rank), kLook));
+      if (store_.has(key(rank))) found[at(rank)] = without_over(store_.get(key(rank), kLookForRanks));
     }
     return found;
   }
@@ -129,7 +129,7 @@ class Agreement {
   /// contradiction that ended this rank's last attempt does not end this one.
   bool has_agreed(int rank) {
     if (!store_.has(key(rank))) return false;
-    const std::string found = store_.get(key(rank), kLook);
+    const std::string found = store_.get(key(rank), kLookForRanks);
     const std::string said = without_over(found);
     if (list_in(said) == listed(excluded_)) {
       said_[at(rank)] = said;

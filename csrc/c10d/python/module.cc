@@ -14,9 +14,9 @@
 #include "c10d/python/callbacks.h"
 #include "c10d/python/module_cost_model.h"
 #include "c10d/python/module_gradients.h"
+#include "c10d/python/module_messages.h"
 #include "c10d/python/module_optimizer.h"
 #include "c10d/python/module_recorder.h"
-#include "c10d/work/work.h"
 #include "core/cpus.h"
 #include "gpu/host/launch.h"
 #include "kernels/reduce.h"
@@ -261,11 +261,6 @@ py::object observe_rank(const std::string& path) {
   return seen;
 }
 
-/// Ends a receive, unless its message is there: then it is done as usual.
-void cancel_receive(const WorkPtr& work) {
-  if (auto* message = dynamic_cast<MessageWork*>(work.get())) message->cancel();
-}
-
 void bind_backend(py::module_& m) {
   py::class_<DreamBackend, c10d::Backend, BackendPtr>(
       m, "DreamBackend", "The c10d backend of one group; made by init_process_group.")
@@ -285,8 +280,10 @@ void bind_backend(py::module_& m) {
            py::call_guard<py::gil_scoped_release>())
       .def("_cancel_batch", &DreamBackend::cancel_coalescing,
            py::call_guard<py::gil_scoped_release>())
-      .def_static("_cancel_receive", &cancel_receive, py::arg("work"),
-                  py::call_guard<py::gil_scoped_release>())
+      .def("_place", &DreamBackend::place, py::arg("tensor"),
+           py::call_guard<py::gil_scoped_release>())
+      .def("_take_placed", &DreamBackend::take_placed, py::arg("source"), py::arg("offset"),
+           py::arg("nbytes"), py::arg("into"), py::call_guard<py::gil_scoped_release>())
       .def("stats", &stats_of)
       .def(
           "explain",
@@ -340,6 +337,7 @@ PYBIND11_MODULE(_C, m) {
   dreamcomm::bind_records(m);
   dreamcomm::bind_between(m);
   dreamcomm::bind_backend(m);
+  dreamcomm::bind_messages(m);
   dreamcomm::bind_ops(m);
   dreamcomm::bind_optimizer(m);
   dreamcomm::bind_gradients(m);

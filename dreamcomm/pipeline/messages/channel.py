@@ -1,13 +1,16 @@
 """Messages between the ranks of a pipeline, received in any order.
 
-A message is a header of fixed size and the tensors that it describes. Headers of all peers arrive
-at one receive from any source, in the order in which each peer sent them. The receiver then posts
-receives for the tensors, into memory that peers map.
+A message is a header and the tensors that it describes. Headers of all peers arrive at one receive
+from any source, in the order in which each peer sent them. A tensor is placed: its sender copies it
+into its heap, and its receiver copies it from there, with nothing to wait for on either side
+(csrc/c10d/backend/placed_message.h). Where too much is placed already, or there is no heap that
+peers map, it is sent: the receiver posts a receive for it once it has the header.
 
 INVARIANT (matching): a sender issues the header of a message and then its tensors, from one thread,
 and all tensors under one tag. A receiver posts receives for a peer's tensors in the order of that
 peer's headers, whether or not it wants them. So the n-th tensor that is sent to a rank is the n-th
 that it receives from that peer, and a message can be dropped without confusing those behind it.
+Placed tensors are taken when their header is read.
 
 INVARIANT (no deadlock by order): a rank that waits, for a message or for a send to end, accepts all
 messages that arrive. So a send ends as soon as its receiver waits for anything, and what a rank
@@ -20,7 +23,8 @@ import time
 from collections import deque
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from itertools import repeat
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -29,13 +33,18 @@ from torch import Tensor
 from dreamcomm._torch.groups import ours
 from dreamcomm.pipeline.errors import Failure
 from dreamcomm.pipeline.messages.codec import Codec, Described, TensorMeta, assembled
-from dreamcomm.pipeline.messages.header import HEADER_BYTES, Header, Key, Slot
+from dreamcomm.pipeline.messages.header import Header, Key, Slot
+from dreamcomm.pipeline.messages.torch_headers import TorchHeaders
+
+if TYPE_CHECKING:
+    from dreamcomm._C import HeaderChannel, PlacedMessage
 
 __all__ = ["Channel", "PeerFailed", "RankLost"]
 
-LOOK = timedelta(milliseconds=100)  # how often a waiting rank checks that its peers live
+LOOK_MS = 100  # how often a waiting rank checks that its peers live
 MODES = ("eval()", "step()")
-MOST_SENDS = 64  # works under way, of headers and tensors
+MOST_SENDS = 64  # works under way, of headers and of tensors
+MOST_PLACED = 64 << 20  # bytes that receivers have not taken yet
 
 
 class PeerFailed(Exception):
@@ -79,15 +88,23 @@ class Channel:
         self._codec = Codec()
         self._on_cpu: Any = group._get_backend(torch.device("cpu"))
         backend = ours(group, torch.device("cpu"))
-        # None where Gloo carries messages: it moves, and ends, only what a thread waits for.
+        # None where Gloo carries messages.
         self._dream = backend if backend is not None and backend.shares_memory else None
-        self._buffer = bytearray(HEADER_BYTES)
-        self._header = torch.frombuffer(self._buffer, dtype=torch.uint8)
-        self._posted: Any = None
+        self._headers = self._make_headers()
+        self._places = self._dream is not None and self._dream.shares_heaps
         self._sends: deque[Any] = deque()
+        self._placed: deque[PlacedMessage] = deque()
+        self._placed_bytes = 0
         self._arrived: dict[tuple[int, Key], Arriving] = {}
         self._step, self._mode, self._told = 0, 0, False
         self._failed: PeerFailed | None = None
+
+    def _make_headers(self) -> HeaderChannel | TorchHeaders:
+        if self._dream is None:
+            return TorchHeaders(self._on_cpu, self._tag)
+        from dreamcomm import _C
+
+        return _C.HeaderChannel(self._dream, self._tag)
 
     # Steps.
 
@@ -105,15 +122,13 @@ class Channel:
             self._look_at(source, key)
 
     def end(self) -> None:
-        """Withdraws the receive of headers: no message is awaited until the next step."""
-        if self._dream is None and self._failed is None and not self._told:
+        """After a step: no message is awaited until the next one."""
+        if self._dream is not None:
+            self._headers.cancel()
+        elif self._failed is None and not self._told:  # else some sends may never end
+            self._headers.cancel()
             while self._sends:
                 self._sends.popleft().wait()
-        if self._posted is None or self._dream is None:
-            return
-        self._dream._cancel_receive(self._posted)
-        while self._posted is not None and self._accept():
-            pass
 
     @property
     def failure(self) -> Any:
@@ -142,20 +157,44 @@ class Channel:
             TypeError: a part of the value cannot be sent.
         """
         data, tensors, simple = self._codec.encode(value)
-        header = Header(key, self._mode, len(data), simple, data)
-        first = header._replace(description=b"") if header.follows else header
-        self._issue(torch.frombuffer(first.write(), dtype=torch.uint8), peer, self._tag)
-        if header.follows:
+        offsets = self._place_all(len(data), tensors)
+        header = Header(key, self._mode, simple, data, offsets)
+        inside = self._headers.send(peer, header.numbers(), data, offsets)
+        if not inside:
             text = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-            self._issue(text, peer, self._tag + 1)
-        for tensor in tensors:
-            if tensor.numel():
-                self._issue(tensor, peer, self._tag + 1)
+            self._issue(text, peer)
+        for tensor, offset in zip(tensors, offsets or repeat(-1), strict=False):
+            if tensor.numel() and offset < 0:
+                self._issue(tensor, peer)
         self.sent_messages += 1
+        self.sent_bytes += len(data)
         self._bound_sends()
 
-    def _issue(self, tensor: Tensor, peer: int, tag: int) -> None:
-        self._sends.append(self._backend_of(tensor).send([tensor], peer, tag))
+    def _place_all(self, description: int, tensors: list[Tensor]) -> tuple[int, ...]:
+        """Copies the tensors into the heap, those that may be; returns where they are, or -1."""
+        if not self._places or not tensors or not self._headers_fit(description, len(tensors)):
+            return ()
+        return tuple([self._place(tensor) for tensor in tensors])
+
+    def _headers_fit(self, description: int, tensors: int) -> bool:
+        headers = self._headers
+        return not isinstance(headers, TorchHeaders) and headers.fits(description, tensors)
+
+    def _place(self, tensor: Tensor) -> int:
+        size = tensor.nbytes
+        if not tensor.is_cpu or not size or self._placed_bytes + size > MOST_PLACED:
+            return -1
+        assert self._dream is not None
+        placed = self._dream._place(tensor)
+        if placed is None:
+            return -1
+        self._placed.append(placed)
+        self._placed_bytes += size
+        self.sent_bytes += size
+        return placed.offset
+
+    def _issue(self, tensor: Tensor, peer: int) -> None:
+        self._sends.append(self._backend_of(tensor).send([tensor], peer, self._tag + 1))
         self.sent_bytes += tensor.nbytes
 
     def _backend_of(self, tensor: Tensor) -> Any:
@@ -163,20 +202,24 @@ class Channel:
 
     def _bound_sends(self) -> None:
         self._forget_sent()
-        while len(self._sends) > MOST_SENDS and self._dream is not None:
-            while self._accept():
-                pass
-            if self._waited(self._sends[0]):
+        while self._dream is not None and self._under_way() > MOST_SENDS:
+            self._accept(LOOK_MS if self._headers.pending() else 0)
+            if self._sends and self._waited(self._sends[0]):
                 self._sends.popleft()
+
+    def _under_way(self) -> int:
+        return len(self._sends) + self._headers.pending()
 
     def _forget_sent(self) -> None:
         while self._sends and self._sends[0].is_completed():
             self._sends.popleft().wait()  # raises the error of one that failed
+        while self._placed and self._placed[0].taken:
+            self._placed_bytes -= self._placed.popleft().nbytes
 
     def drain(self) -> None:
-        """Waits until all that was sent is with its receivers, and its memory may change."""
+        """Waits until the memory of all that was sent may change."""
         while self._sends:
-            while self._accept():
+            while self._accept(0):
                 pass
             if self._waited(self._sends[0]):
                 self._sends.popleft()
@@ -189,7 +232,7 @@ class Channel:
         Raises:
             PeerFailed: a peer has stopped in this step.
         """
-        while self._accept():
+        while self._accept(0):
             pass
         self._forget_sent()
         if self._failed is not None:
@@ -213,7 +256,8 @@ class Channel:
         while wanted not in self._arrived:
             if self._failed is not None and not despite_failures:
                 raise self._failed
-            self._accept(wanted=wanted, began=began)
+            if not self._accept(LOOK_MS):
+                self._check_timeout(wanted, began)
         arriving = self._arrived.pop(wanted)
         for work in arriving.works:
             while not self._waited(work):
@@ -221,59 +265,42 @@ class Channel:
         return assembled(arriving.what, arriving.tensors)
 
     def receive_done(self, peer: int) -> Any:
-        """What a peer gave to :meth:`done` in this step, whatever it has called."""
+        """What a peer gave to :meth:`done` in this step."""
         return self.receive(peer, Key(self._step, Slot.DONE), despite_failures=True)
 
-    def has(self, peer: int, key: Key) -> bool:
-        """Whether the header of such a message is here."""
-        return (peer, key) in self._arrived
-
-    def _accept(self, wanted: tuple[int, Key] | None = None, began: float = 0.0) -> bool:
-        """Takes the next header; without one that is wanted, only if it is here."""
-        if self._posted is None:
-            self._posted = self._on_cpu.recv_anysource([self._header], self._tag)
-        if wanted is None and not self._posted.is_completed():
-            return False
+    def _accept(self, milliseconds: int) -> bool:
+        """Takes the next header, if it is here within this time."""
         try:
-            if not self._waited(self._posted):
-                if wanted is not None:
-                    self._check_timeout(wanted, began)
-                return False
-        except RankLost:
-            raise
-        except Exception:
-            if not self._posted.is_completed():
+            found = self._headers.next(milliseconds)
+        except RuntimeError:
+            self._check_lost()
+            if self._dream is None:
                 raise
-            self._posted = None  # withdrawn, or older than the group's timeout
-            if wanted is not None:
-                self._check_timeout(wanted, began)
+            # The receive was cancelled, or is older than the group's timeout. A group that has
+            # failed says so at the next one.
+            found = self._headers.next(milliseconds)
+        if found is None:
+            if milliseconds:
+                self._check_lost()
             return False
-        source = self._posted._source_rank()
-        header = Header.read(self._buffer)
-        self._posted = None
-        self._take(source, header)
+        source, numbers, description, offsets = found
+        self._take(source, Header.of(numbers, description, offsets))
         return True
 
     def _take(self, source: int, header: Header) -> None:
-        """Posts receives for what follows a header."""
-        data = header.description
-        if header.follows:
-            text = bytearray(header.size)
-            work = self._on_cpu.recv(
-                [torch.frombuffer(text, dtype=torch.uint8)], source, self._tag + 1
-            )
-            while not self._waited(work):
-                pass
-            data = bytes(text)
-        what = self._codec.decode(data, header.simple)
+        """Takes what is placed, and posts receives for what follows a header."""
+        what = self._codec.decode(self._description(source, header), header.simple)
+        metas = [one for one in what.leaves if isinstance(one, TensorMeta)]
         tensors, works = [], []
-        for meta in what.leaves:
-            if isinstance(meta, TensorMeta):
-                tensor, memory = self._codec.memory_for(meta)
-                if memory.numel():
-                    backend = self._backend_of(memory)
-                    works.append(backend.recv([memory], source, self._tag + 1))
-                tensors.append(tensor)
+        for meta, offset in zip(metas, header.offsets or repeat(-1), strict=False):
+            tensor, memory = self._codec.memory_for(meta)
+            tensors.append(tensor)
+            if offset >= 0:
+                assert self._dream is not None
+                self._dream._take_placed(source, offset, memory.nbytes, memory)
+            elif memory.numel():
+                backend = self._backend_of(memory)
+                works.append(backend.recv([memory], source, self._tag + 1))
         if header.key.step < self._step:
             return  # its works keep the memory until the bytes are there
         if (source, header.key) in self._arrived:
@@ -283,6 +310,16 @@ class Channel:
             )
         self._arrived[source, header.key] = Arriving(header.mode, what, tensors, works)
         self._look_at(source, header.key)
+
+    def _description(self, source: int, header: Header) -> bytes:
+        if isinstance(header.description, bytes):
+            return header.description
+        text = bytearray(header.description)
+        tensor = torch.frombuffer(text, dtype=torch.uint8)
+        work = self._on_cpu.recv([tensor], source, self._tag + 1)
+        while not self._waited(work):
+            pass
+        return bytes(text)
 
     def _look_at(self, source: int, key: Key) -> None:
         """Notes a peer's error, and a peer that does something else in this step."""
@@ -309,24 +346,22 @@ class Channel:
             work.wait()
             return True
         try:
-            work.wait(LOOK)
-            return True
+            work.wait(timedelta(milliseconds=LOOK_MS))
         except RuntimeError:
-            lost = self.lost_rank()
-            if lost is not None:
-                raise RankLost(lost) from None
+            self._check_lost()
             if not work.is_completed():
                 return False
             # It may have ended since the time to look: then its own result counts.
             work.wait()
-            return True
+        return True
 
-    def lost_rank(self) -> int | None:
-        """The first rank of the group whose process has ended, or None."""
+    def _check_lost(self) -> None:
+        """Raises if the process of a rank of the group has ended."""
         if self._dream is None:
-            return None
-        others = (one for one in range(self.size) if one != self.rank)
-        return next((one for one in others if self._dream._has_ended(one)), None)
+            return
+        for one in range(self.size):
+            if one != self.rank and self._dream._has_ended(one):
+                raise RankLost(one)
 
     def _check_timeout(self, wanted: tuple[int, Key], began: float) -> None:
         assert self._dream is not None

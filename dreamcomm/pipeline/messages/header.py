@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import struct
 from enum import IntEnum
 from typing import NamedTuple
 
-__all__ = ["HEADER_BYTES", "INLINE_BYTES", "Header", "Key", "Slot"]
-
-# A message of this size travels inside its announcement (csrc/transport/window.h, kInline).
-HEADER_BYTES = 960
-FIELDS = struct.Struct("<IBBHQiiI")
-INLINE_BYTES = HEADER_BYTES - FIELDS.size
-MAGIC = 0x44435031  # "DCP1"
+__all__ = ["Header", "Key", "Slot"]
 
 
 class Slot(IntEnum):
@@ -23,7 +16,10 @@ class Slot(IntEnum):
     ERROR = 2  # why the sender has stopped in this step
     DONE = 3  # the sender's part of this step is over; to the group's rank 0
     VERDICT = 4  # whether all parts of this step went well; from the group's rank 0
-    TIED = 5  # gradients of a shared parameter
+    TIED = 5  # weights or gradients of a shared parameter
+
+
+SLOTS = tuple(Slot)
 
 
 class Key(NamedTuple):
@@ -48,42 +44,28 @@ class Header(NamedTuple):
     Attributes:
         key: of the message.
         mode: what the sender does in this step.
-        size: bytes of the description. It follows in a message of its own where it does not fit.
         simple: equal descriptions are equal values, apart from the tensors.
-        description: its bytes; empty where they follow.
+        description: its bytes, or their number where they follow.
+        offsets: for each tensor its place in the sender's heap, or -1 for one that is sent; none
+            where all are sent.
     """
 
     key: Key
     mode: int
-    size: int
     simple: bool
-    description: bytes
+    description: bytes | int
+    offsets: tuple[int, ...]
 
-    @property
-    def follows(self) -> bool:
-        """Whether the description comes in a message of its own."""
-        return self.size > INLINE_BYTES
-
-    def write(self) -> bytearray:
-        """The header as the bytes of a message."""
-        data = bytearray(HEADER_BYTES)
-        key = self.key
-        fields = (key.slot, self.simple, self.mode, key.step, key.stage, key.microbatch, self.size)
-        FIELDS.pack_into(data, 0, MAGIC, *fields)
-        data[FIELDS.size : FIELDS.size + len(self.description)] = self.description
-        return data
+    def numbers(self) -> tuple[int, int, int, int, int]:
+        """The key and the rest as the numbers that a HeaderChannel sends."""
+        step, slot, stage, microbatch = self.key
+        return step, slot, stage, microbatch, 2 * self.mode + self.simple
 
     @classmethod
-    def read(cls, data: bytearray) -> Header:
-        """The header in the bytes of a message.
-
-        Raises:
-            RuntimeError: it is none.
-        """
-        magic, slot, simple, mode, step, stage, microbatch, size = FIELDS.unpack_from(data)
-        if magic != MAGIC:
-            raise RuntimeError("a message that is none of this pipeline's has come under its tag")
-        inline = size if size <= INLINE_BYTES else 0
-        description = bytes(data[FIELDS.size : FIELDS.size + inline])
-        key = Key(step, Slot(slot), stage, microbatch)
-        return cls(key, mode, size, bool(simple), description)
+    def of(
+        cls, numbers: tuple[int, ...], description: bytes | int, offsets: tuple[int, ...]
+    ) -> Header:
+        """What was sent as these numbers."""
+        step, slot, stage, microbatch, rest = numbers
+        key = Key(step, SLOTS[slot], stage, microbatch)
+        return cls(key, rest >> 1, bool(rest & 1), description, offsets)
