@@ -39,7 +39,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 import dreamcomm
 from dreamcomm.pipeline import Pipeline
 from dreamcomm.pipeline.messages.channel import Channel
-from dreamcomm.pipeline.messages.header import Key, Slot
+from dreamcomm.pipeline.messages.key import Key, Slot
 from dreamcomm.tools.bench.busy import busy_processes
 from machine import check_output, describe_machine, write_json
 

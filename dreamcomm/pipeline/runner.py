@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from dreamcomm.pipeline.compute.stage import Result, StageRun, detached, handed_over
 from dreamcomm.pipeline.messages.channel import Channel
-from dreamcomm.pipeline.messages.header import Key, Slot
+from dreamcomm.pipeline.messages.key import Key, Slot
 from dreamcomm.pipeline.schedule.actions import Action, Kind
 from dreamcomm.pipeline.schedule.schedule import Schedule
 
@@ -57,6 +58,13 @@ class Outcome:
 
     results: dict[int, Result] = field(default_factory=dict)
     timeline: list[Timed] = field(default_factory=list)
+
+
+def _labelled(action: Action) -> AbstractContextManager[Any]:
+    """Shows the action in a profile that is being taken."""
+    if not torch._C._autograd._profiler_enabled():
+        return nullcontext()
+    return torch.profiler.record_function(f"pipeline {action}")
 
 
 class Runner:
@@ -105,7 +113,7 @@ class Runner:
             self._channel.poll()
             self.at = action
             begin = time.perf_counter()
-            with torch.profiler.record_function(f"pipeline {action}"):
+            with _labelled(action):
                 ready = self._act(step, action, batch, outcome)
             outcome.timeline.append(Timed(action, begin, ready, time.perf_counter()))
             self.at = None
@@ -126,7 +134,8 @@ class Runner:
         run = self.stages[stage]
         found = (run.backward if action.kind is Kind.B else run.backward_input)(m, gradients)
         if stage > 0:
-            self._send(Key(step, Slot.BACKWARD, stage - 1, m), tuple(found))
+            value = found[0] if len(found) == 1 else tuple(found)
+            self._send(Key(step, Slot.BACKWARD, stage - 1, m), value)
         return ready
 
     def _forward(self, step: int, stage: int, m: int, batch: Batch, outcome: Outcome) -> float:
@@ -153,7 +162,8 @@ class Runner:
     ) -> list[Tensor | None]:
         """The gradients of what the stage made of a micro-batch."""
         if stage < self._last:
-            return list(self._receive(step, Slot.BACKWARD, stage, m))
+            value = self._receive(step, Slot.BACKWARD, stage, m)
+            return list(value) if isinstance(value, tuple) else [value]
         loss = outcome.results[m].loss
         if loss is None or not loss.requires_grad:
             return []

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from dreamcomm.pipeline.messages.channel import Channel
-from dreamcomm.pipeline.messages.header import Key, Slot
+from dreamcomm.pipeline.messages.key import Key, Slot
 
 __all__ = ["Tied", "TiedWeights", "find_tied"]
 

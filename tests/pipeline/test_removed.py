@@ -16,7 +16,7 @@ from dreamcomm.buckets.engine import BucketEngine
 from dreamcomm.pipeline import Pipeline
 from dreamcomm.pipeline.messages.agreement import Verdict
 from dreamcomm.pipeline.messages.channel import Channel
-from dreamcomm.pipeline.messages.header import Key, Slot
+from dreamcomm.pipeline.messages.key import Key, Slot
 from dreamcomm.pipeline.tied import TiedWeights
 from helpers.pool import Pool
 from pipeline.pipe_models import MODELS, OneProcess, make, next_token

@@ -142,13 +142,20 @@ class DreamBackend final : public c10d::Backend {
   WorkPtr recv(TensorList& tensors, int src, int tag) override;
   WorkPtr recvAnysource(TensorList& tensors, int tag) override;
 
+  // Messages without a work, of memory that the cargo keeps (send_recv.cc).
+  std::shared_ptr<Completion> send_cargo(const Cargo& cargo, int dst, int tag);
+  std::shared_ptr<Completion> receive_cargo(const Cargo& cargo, int tag);  // from any rank
+  /// Helps the message along until it is done, or until `pause` throws.
+  void wait_for(Completion& completion, const Interrupt& pause);
+  void cancel(const Completion& completion) { cpu_->cancel(completion); }
+
   // Tensors of messages in the sender's heap (placed_message.cc).
   /// Copies a contiguous tensor of the CPU into the heap. Null if it is full, or if not all ranks
   /// map each other's.
   std::unique_ptr<PlacedMessage> place(const Tensor& tensor) const;
-  /// Copies what another rank has placed, unless there is nothing to copy it to, and tells it so.
-  void take_placed(int source, std::int64_t offset, std::int64_t bytes,
-                   const std::optional<Tensor>& into) const;
+  /// Copies what another rank has placed into a new tensor in the heap, and tells it so.
+  Tensor take_placed(int source, std::int64_t offset, at::IntArrayRef shape,
+                     at::ScalarType dtype) const;
 
   // Queries for people and tools.
   /// Whether the tensor lies in the registered memory of the group's device.

@@ -1,11 +1,11 @@
 #include "c10d/backend/header_channel.h"
 
-#include <ATen/ops/empty.h>
-
 #include <cstring>
+#include <memory>
 #include <utility>
 
-#include "c10d/work/work.h"
+#include "c10d/base/convert.h"
+#include "c10d/base/gil_signals.h"
 
 namespace dreamcomm {
 namespace {
@@ -22,14 +22,29 @@ struct Fields {
 };
 constexpr std::size_t kRoom = HeaderChannel::kBytes - sizeof(Fields);
 
-at::Tensor make_buffer() {
-  return at::empty({static_cast<std::int64_t>(HeaderChannel::kBytes)}, at::kByte);
+/// Memory of one message. The sends and receives that are under way keep it.
+Cargo make_cargo() {
+  constexpr std::size_t kBytes = HeaderChannel::kBytes;
+  return {std::shared_ptr<std::byte>(new std::byte[kBytes], std::default_delete<std::byte[]>()), 0,
+          kBytes};
 }
+
+void throw_failure_of(const Completion& completion) {
+  if (!completion.failure()) return;
+  try {
+    std::rethrow_exception(completion.failure());
+  } catch (...) {
+    std::rethrow_exception(current_as_torch());
+  }
+}
+
+/// Ends a wait, not the message.
+struct TimeOver {};
 
 }  // namespace
 
 HeaderChannel::HeaderChannel(c10::intrusive_ptr<DreamBackend> backend, int tag)
-    : backend_(std::move(backend)), tag_(tag), buffer_(make_buffer()) {}
+    : backend_(std::move(backend)), tag_(tag), buffer_(make_cargo()) {}
 
 HeaderChannel::~HeaderChannel() { cancel(); }
 
@@ -45,53 +60,60 @@ void HeaderChannel::send(int peer, const KeyedHeader& header) {
   fields.key = header.key;
   TORCH_CHECK_VALUE(fits(fields.inside, header.offsets.size()), "a header of ", fields.inside,
                     " bytes and ", header.offsets.size(), " offsets is too long");
-  const at::Tensor message = make_buffer();
-  auto* at = message.mutable_data_ptr<std::uint8_t>();
+  const Cargo message = make_cargo();
+  std::byte* at = message.data();
   std::memcpy(at, &fields, sizeof(fields));
   at += sizeof(fields);
   std::memcpy(at, header.description.data(), fields.inside);
   std::memcpy(at + fields.inside, header.offsets.data(),
               header.offsets.size() * sizeof(std::int64_t));
-  DreamBackend::TensorList tensors{message};
-  WorkPtr work = backend_->send(tensors, peer, tag_);
-  if (!work->isCompleted()) sends_.push_back(std::move(work));
+  std::shared_ptr<Completion> sent = backend_->send_cargo(message, peer, tag_);
+  if (!sent->done()) {
+    // The engine may read the memory until the message is done.
+    sent->then([message](const std::exception_ptr&) {});
+    sends_.push_back(std::move(sent));
+  } else {
+    throw_failure_of(*sent);
+  }
 }
 
 std::size_t HeaderChannel::pending() {
-  while (!sends_.empty() && sends_.front()->isCompleted()) {
-    const WorkPtr done = std::move(sends_.front());
+  while (!sends_.empty() && sends_.front()->done()) {
+    const std::shared_ptr<Completion> done = std::move(sends_.front());
     sends_.pop_front();
-    done->wait();  // throws its error
+    throw_failure_of(*done);
   }
   return sends_.size();
 }
 
-std::optional<std::pair<int, KeyedHeader>> HeaderChannel::next(
-    std::chrono::milliseconds timeout) {
+std::optional<std::pair<int, KeyedHeader>> HeaderChannel::next(std::chrono::milliseconds timeout) {
   if (!posted_) {
-    DreamBackend::TensorList tensors{buffer_};
-    posted_ = backend_->recvAnysource(tensors, tag_);
+    posted_ = backend_->receive_cargo(buffer_, tag_);
+    posted_->then([memory = buffer_](const std::exception_ptr&) {});
   }
-  if (!posted_->isCompleted()) {
+  if (!posted_->done()) {
     if (timeout.count() == 0) return std::nullopt;
+    const Clock::time_point until = Clock::now() + timeout;
     try {
-      posted_->wait(timeout);
-    } catch (const c10::Error&) {
-      // Its own error is thrown below, also where it ended after the time to wait.
-      if (!posted_->isCompleted()) return std::nullopt;
+      backend_->wait_for(*posted_, [&] {
+        check_signals();
+        if (Clock::now() >= until) throw TimeOver();
+      });
+    } catch (const TimeOver&) {
     }
+    if (!posted_->done()) return std::nullopt;
   }
-  const WorkPtr done = std::exchange(posted_, {});
-  done->wait();
-  return std::pair(done->sourceRank(), read());
+  const std::shared_ptr<Completion> done = std::exchange(posted_, nullptr);
+  throw_failure_of(*done);
+  return std::pair(done->source(), read());
 }
 
 void HeaderChannel::cancel() {
-  if (auto* message = dynamic_cast<MessageWork*>(posted_.get())) message->cancel();
+  if (posted_ && !posted_->done()) backend_->cancel(*posted_);
 }
 
 KeyedHeader HeaderChannel::read() const {
-  const auto* at = buffer_.const_data_ptr<std::uint8_t>();
+  const std::byte* at = buffer_.data();
   Fields fields;
   std::memcpy(&fields, at, sizeof(fields));
   TORCH_CHECK(fields.magic == kMagic && fits(fields.inside, fields.offsets),

@@ -2,16 +2,15 @@
 // that were placed in a heap, are described by.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "c10d/backend/backend.h"
@@ -59,9 +58,9 @@ class HeaderChannel {
 
   const c10::intrusive_ptr<DreamBackend> backend_;
   const int tag_;
-  at::Tensor buffer_;
-  WorkPtr posted_;
-  std::deque<WorkPtr> sends_;
+  const Cargo buffer_;
+  std::shared_ptr<Completion> posted_;
+  std::deque<std::shared_ptr<Completion>> sends_;
 };
 
 }  // namespace dreamcomm

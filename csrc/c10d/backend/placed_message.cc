@@ -6,6 +6,7 @@
 #include "c10d/backend/backend.h"
 #include "c10d/base/check_args.h"
 #include "c10d/base/op_labels.h"
+#include "c10d/process/process_heap.h"
 
 namespace dreamcomm {
 
@@ -29,7 +30,7 @@ PlacedMessage::~PlacedMessage() {
 }
 
 void PlacedMessage::take(std::byte* from, std::size_t bytes, void* to) {
-  if (to != nullptr) std::memcpy(to, from, bytes);
+  std::memcpy(to, from, bytes);
   flag(from, bytes).store(1, std::memory_order_release);
 }
 
@@ -41,28 +42,23 @@ std::unique_ptr<PlacedMessage> DreamBackend::place(const Tensor& tensor) const {
   return shares_heaps() ? PlacedMessage::copy_of(tensor, heap_) : nullptr;
 }
 
-void DreamBackend::take_placed(int source, std::int64_t offset, std::int64_t bytes,
-                               const std::optional<Tensor>& into) const {
+at::Tensor DreamBackend::take_placed(int source, std::int64_t offset, at::IntArrayRef shape,
+                                     at::ScalarType dtype) const {
   const Site site = at(kRecv);
   require_open();
   require_rank(site, "source", source);
   TORCH_CHECK_VALUE(shares_heaps(), site, "the ranks do not map each other's heaps");
+  const Tensor into =
+      allocate_tensor(*heap_, c10::multiply_integers(shape), at::TensorOptions().dtype(dtype))
+          .view(shape);
   const std::span<std::byte> heap = single_host("placed messages lie in memory").heap(source);
   const auto begin = static_cast<std::size_t>(offset);
-  const auto size = static_cast<std::size_t>(bytes);
-  TORCH_CHECK_VALUE(offset >= 0 && bytes >= 0 && begin <= heap.size() && size <= heap.size() &&
-                        PlacedMessage::space_for(size) <= heap.size() - begin,
-                    site, "no message of ", bytes, " bytes can lie at ", offset,
+  TORCH_CHECK_VALUE(offset >= 0 && begin <= heap.size() &&
+                        PlacedMessage::space_for(into.nbytes()) <= heap.size() - begin,
+                    site, "no message of ", into.nbytes(), " bytes can lie at ", offset,
                     " of the heap of rank ", source);
-  void* to = nullptr;
-  if (into) {
-    require_writable(site, "tensor", *into);
-    TORCH_CHECK_VALUE(into->is_cpu() && into->is_contiguous() && into->nbytes() == size, site,
-                      "expected a contiguous tensor of ", bytes, " bytes on the CPU, got ",
-                      into->nbytes());
-    to = into->mutable_data_ptr();
-  }
-  PlacedMessage::take(heap.data() + begin, size, to);
+  PlacedMessage::take(heap.data() + begin, into.nbytes(), into.mutable_data_ptr());
+  return into;
 }
 
 }  // namespace dreamcomm

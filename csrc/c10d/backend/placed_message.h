@@ -36,8 +36,7 @@ class PlacedMessage {
   std::size_t bytes() const { return bytes_; }
   bool taken() const { return flag(memory_.get(), bytes_).load(std::memory_order_acquire) != 0; }
 
-  /// The receiver's part: copies to `to`, unless null, from `bytes` at a place in the sender's
-  /// heap, and sets the flag.
+  /// The receiver's part: copies `bytes` from a place in the sender's heap, and sets the flag.
   static void take(std::byte* from, std::size_t bytes, void* to);
 
  private:

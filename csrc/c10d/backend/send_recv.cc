@@ -208,4 +208,36 @@ WorkPtr DreamBackend::receive(const OpLabel& label, const Tensor& tensor, std::o
   return collect(work);
 }
 
+std::shared_ptr<Completion> DreamBackend::send_cargo(const Cargo& cargo, int dst, int tag) {
+  const Site site = at(kSend);
+  require_open();
+  require_peer(site, "dst", dst);
+  try {
+    const Clock::time_point deadline = deadline_after(c10d::kUnsetTimeout, timeout());
+    return cpu_->send(cargo, dst, require_tag(site, tag), deadline);
+  } catch (...) {
+    std::rethrow_exception(current_as_torch());
+  }
+}
+
+std::shared_ptr<Completion> DreamBackend::receive_cargo(const Cargo& cargo, int tag) {
+  const Site site = at(kRecvAnySource);
+  require_open();
+  try {
+    const Clock::time_point deadline = deadline_after(c10d::kUnsetTimeout, timeout());
+    return cpu_->receive(cargo, std::nullopt, require_tag(site, tag), deadline);
+  } catch (...) {
+    std::rethrow_exception(current_as_torch());
+  }
+}
+
+void DreamBackend::wait_for(Completion& completion, const Interrupt& pause) {
+  try {
+    cpu_->wait(completion, pause);
+  } catch (const Error& error) {
+    // A message that failed holds its error.
+    if (!completion.done()) std::rethrow_exception(to_torch(error));
+  }
+}
+
 }  // namespace dreamcomm

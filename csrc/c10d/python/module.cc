@@ -283,7 +283,7 @@ void bind_backend(py::module_& m) {
       .def("_place", &DreamBackend::place, py::arg("tensor"),
            py::call_guard<py::gil_scoped_release>())
       .def("_take_placed", &DreamBackend::take_placed, py::arg("source"), py::arg("offset"),
-           py::arg("nbytes"), py::arg("into"), py::call_guard<py::gil_scoped_release>())
+           py::arg("shape"), py::arg("dtype"), py::call_guard<py::gil_scoped_release>())
       .def("stats", &stats_of)
       .def(
           "explain",

@@ -29,7 +29,7 @@ std::shared_ptr<Completion> TagMatcher::send(Block data, int peer, std::uint64_t
   Link& to = link(peer);
   to.unannounced.push_back(Sending{data, tag, to.numbers++, deadline, completion, 0, now_ns()});
   pump(peer, lock);
-  settle(lock);
+  settle(lock, /*changed=*/true, completion.get());
   return completion;
 }
 
@@ -43,7 +43,7 @@ std::shared_ptr<Completion> TagMatcher::receive(Block data, std::optional<int> p
   for (int other = 0; other < state_.size(); ++other) {
     if (other != state_.rank() && (!peer || *peer == other)) pump(other, lock);
   }
-  settle(lock);
+  settle(lock, /*changed=*/true, completion.get());
   return completion;
 }
 
@@ -120,13 +120,18 @@ void TagMatcher::finish(std::shared_ptr<Completion> completion, int source,
   finished_.push_back({std::move(completion), source, std::move(failure)});
 }
 
-/// Finishes the completions outside the lock: their callbacks may call back.
-void TagMatcher::settle(Lock& lock, bool changed) {
+/// Finishes the completions outside the lock: their callbacks may call back. No thread waits for a
+/// message that its caller has not got yet, so `unseen` alone wakes none.
+void TagMatcher::settle(Lock& lock, bool changed, const Completion* unseen) {
   std::vector<Finished> finished = std::exchange(finished_, {});
   if (changed) show_oldest();
   lock.unlock();
-  for (Finished& one : finished) one.completion->finish(number(one.source), one.failure);
-  if (!finished.empty()) state_.ring_own();
+  bool seen = false;
+  for (Finished& one : finished) {
+    one.completion->finish(number(one.source), one.failure);
+    seen |= one.completion.get() != unseen;
+  }
+  if (seen) state_.ring_own();
 }
 
 bool TagMatcher::progress() {

@@ -143,7 +143,7 @@ class TagMatcher {
   bool drain(int peer, Lock& lock);
   void accept(int peer, Unexpected& arrived, Receiving& receiving);
   bool match(Receiving& receiving);
-  void settle(Lock& lock, bool changed = true);
+  void settle(Lock& lock, bool changed = true, const Completion* unseen = nullptr);
   void finish(std::shared_ptr<Completion> completion, int source,
               std::exception_ptr failure = nullptr);
 

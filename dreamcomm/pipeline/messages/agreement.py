@@ -11,7 +11,7 @@ from typing import Any
 
 from dreamcomm.pipeline.errors import Failure
 from dreamcomm.pipeline.messages.channel import Channel, RankLost
-from dreamcomm.pipeline.messages.header import Key, Slot
+from dreamcomm.pipeline.messages.key import Key, Slot
 
 __all__ = ["Part", "Verdict", "agree", "leave", "lost"]
 

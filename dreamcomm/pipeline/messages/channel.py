@@ -32,8 +32,8 @@ from torch import Tensor
 
 from dreamcomm._torch.groups import ours
 from dreamcomm.pipeline.errors import Failure
-from dreamcomm.pipeline.messages.codec import Codec, Described, TensorMeta, assembled
-from dreamcomm.pipeline.messages.header import Header, Key, Slot
+from dreamcomm.pipeline.messages.codec import Codec, Described, assembled
+from dreamcomm.pipeline.messages.key import Key, Slot
 from dreamcomm.pipeline.messages.torch_headers import TorchHeaders
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Channel:
         self._sends: deque[Any] = deque()
         self._placed: deque[PlacedMessage] = deque()
         self._placed_bytes = 0
-        self._arrived: dict[tuple[int, Key], Arriving] = {}
+        self._arrived: dict[tuple[int, tuple[int, ...]], Arriving] = {}
         self._step, self._mode, self._told = 0, 0, False
         self._failed: PeerFailed | None = None
 
@@ -116,7 +116,7 @@ class Channel:
             mode: what the step does; it has to be equal on all ranks.
         """
         self._step, self._mode, self._told = step, mode, False
-        self._arrived = {k: v for k, v in self._arrived.items() if k[1].step >= step}
+        self._arrived = {k: v for k, v in self._arrived.items() if k[1][0] >= step}
         self._failed = None
         for source, key in list(self._arrived):
             self._look_at(source, key)
@@ -158,8 +158,7 @@ class Channel:
         """
         data, tensors, simple = self._codec.encode(value)
         offsets = self._place_all(len(data), tensors)
-        header = Header(key, self._mode, simple, data, offsets)
-        inside = self._headers.send(peer, header.numbers(), data, offsets)
+        inside = self._headers.send(peer, (*key, 2 * self._mode + simple), data, offsets)
         if not inside:
             text = torch.frombuffer(bytearray(data), dtype=torch.uint8)
             self._issue(text, peer)
@@ -283,50 +282,53 @@ class Channel:
             if milliseconds:
                 self._check_lost()
             return False
-        source, numbers, description, offsets = found
-        self._take(source, Header.of(numbers, description, offsets))
+        self._take(*found)
         return True
 
-    def _take(self, source: int, header: Header) -> None:
+    def _take(
+        self, source: int, numbers: tuple[int, ...], text: bytes | int, offsets: tuple[int, ...]
+    ) -> None:
         """Takes what is placed, and posts receives for what follows a header."""
-        what = self._codec.decode(self._description(source, header), header.simple)
-        metas = [one for one in what.leaves if isinstance(one, TensorMeta)]
+        flags = numbers[4]
+        data = text if isinstance(text, bytes) else self._text_that_follows(source, text)
+        what = self._codec.decode(data, bool(flags & 1))
         tensors, works = [], []
-        for meta, offset in zip(metas, header.offsets or repeat(-1), strict=False):
-            tensor, memory = self._codec.memory_for(meta)
-            tensors.append(tensor)
+        for meta, offset in zip(what.metas, offsets or repeat(-1), strict=False):
             if offset >= 0:
                 assert self._dream is not None
-                self._dream._take_placed(source, offset, memory.nbytes, memory)
-            elif memory.numel():
+                memory = self._dream._take_placed(source, offset, meta.memory_shape, meta.dtype)
+                tensors.append(meta.in_order(memory))
+                continue
+            tensor, memory = self._codec.memory_for(meta)
+            tensors.append(tensor)
+            if memory.numel():
                 backend = self._backend_of(memory)
                 works.append(backend.recv([memory], source, self._tag + 1))
-        if header.key.step < self._step:
+        if numbers[0] < self._step:
             return  # its works keep the memory until the bytes are there
-        if (source, header.key) in self._arrived:
+        key = numbers[:4]  # equal to the Key, and found by it
+        if (source, key) in self._arrived:
             raise RuntimeError(
-                f"rank {source} has sent {header.key} twice in one step; is the pipeline used by "
+                f"rank {source} has sent {Key(*key)} twice in one step; is the pipeline used by "  # type: ignore[arg-type]
                 "two threads?"
             )
-        self._arrived[source, header.key] = Arriving(header.mode, what, tensors, works)
-        self._look_at(source, header.key)
+        self._arrived[source, key] = Arriving(flags >> 1, what, tensors, works)
+        self._look_at(source, key)
 
-    def _description(self, source: int, header: Header) -> bytes:
-        if isinstance(header.description, bytes):
-            return header.description
-        text = bytearray(header.description)
+    def _text_that_follows(self, source: int, size: int) -> bytes:
+        text = bytearray(size)
         tensor = torch.frombuffer(text, dtype=torch.uint8)
         work = self._on_cpu.recv([tensor], source, self._tag + 1)
         while not self._waited(work):
             pass
         return bytes(text)
 
-    def _look_at(self, source: int, key: Key) -> None:
+    def _look_at(self, source: int, key: tuple[int, ...]) -> None:
         """Notes a peer's error, and a peer that does something else in this step."""
-        if key.step != self._step or self._failed is not None:
+        if key[0] != self._step or self._failed is not None:
             return
         arriving = self._arrived[source, key]
-        if key.slot is Slot.ERROR:
+        if key[1] == Slot.ERROR:
             self._failed = PeerFailed(source, assembled(arriving.what, arriving.tensors))
         elif arriving.mode != self._mode:
             reason = Failure(

@@ -17,6 +17,7 @@ from dreamcomm.backend import heap_bytes
 
 __all__ = ["Codec", "Described", "TensorMeta", "described"]
 
+MOST_KNOWN = 256  # descriptions that are kept
 SIMPLE = (bool, int, float, str, bytes, type(None), torch.dtype)
 
 
@@ -38,6 +39,19 @@ class TensorMeta:
     order: tuple[int, ...] | None
     needs_grad: bool
 
+    @property
+    def memory_shape(self) -> tuple[int, ...]:
+        """The shape of the contiguous tensor that travels."""
+        if self.order is None:
+            return self.shape
+        return tuple(self.shape[d] for d in self.order)
+
+    def in_order(self, memory: Tensor) -> Tensor:
+        """The described tensor on the memory of the one that travels."""
+        if self.order is None:
+            return memory
+        return memory.permute([self.order.index(d) for d in range(len(self.order))])
+
     def __reduce__(self) -> tuple[type[TensorMeta], tuple[Any, ...]]:
         return TensorMeta, (self.shape, self.dtype, self.device, self.order, self.needs_grad)
 
@@ -48,10 +62,12 @@ class Described(NamedTuple):
     Attributes:
         spec: the tree that the leaves make; None: the value is its one leaf.
         leaves: a TensorMeta for each tensor, and all other leaves as they are.
+        metas: those of tensors.
     """
 
     spec: pytree.TreeSpec | None
     leaves: tuple[Any, ...]
+    metas: tuple[TensorMeta, ...]
 
 
 class Codec:
@@ -62,10 +78,11 @@ class Codec:
     """
 
     def __init__(self) -> None:
-        self._decoded: Callable[[bytes], Described] = lru_cache(256)(_decode)
-        self._dumped: Callable[[TensorMeta], bytes] = lru_cache(256)(_dumped)
+        self._decoded: Callable[[bytes], Described] = lru_cache(MOST_KNOWN)(_decode)
+        self._dumped: Callable[[TensorMeta], bytes] = lru_cache(MOST_KNOWN)(_dumped)
         from dreamcomm import _C
 
+        self._single: dict[tuple[Any, ...], bytes] = {}
         self._heap_bytes = heap_bytes()
         self._allocate = _C.allocate
 
@@ -76,8 +93,7 @@ class Codec:
             TypeError: a leaf cannot be sent.
         """
         if isinstance(value, Tensor):
-            meta, memory = _tensor_meta(value)
-            return self._dumped(meta), [memory], True
+            return self._encoded_tensor(value)
         leaves, spec = pytree.tree_flatten(value)
         tensors, simple = [], True
         for number, leaf in enumerate(leaves):
@@ -88,6 +104,20 @@ class Codec:
                 simple = simple and isinstance(leaf, SIMPLE)
         return _dumped(pytree.tree_unflatten(leaves, spec)), tensors, simple
 
+    def _encoded_tensor(self, tensor: Tensor) -> tuple[bytes, list[Tensor], bool]:
+        """A bare tensor, the most frequent value. Known ones are described by a look-up."""
+        plain = type(tensor) is Tensor and tensor.is_cpu and tensor.layout is torch.strided
+        if not plain or not tensor.is_contiguous() or tensor.is_neg() or tensor.is_conj():
+            meta, memory = _tensor_meta(tensor)
+            return self._dumped(meta), [memory], True
+        key = (tensor.shape, tensor.dtype, tensor.requires_grad)
+        data = self._single.get(key)
+        if data is None:
+            data = self._dumped(_tensor_meta(tensor)[0])
+            if len(self._single) < MOST_KNOWN:
+                self._single[key] = data
+        return data, [tensor.detach()], True
+
     def decode(self, data: bytes, simple: bool) -> Described:
         """The description; ``simple`` is the last thing that :meth:`encode` gave."""
         return self._decoded(data) if simple else _decode(data)
@@ -97,15 +127,12 @@ class Codec:
 
         On CPUs the memory is in the heap that peers map.
         """
-        shape = meta.shape if meta.order is None else tuple(meta.shape[d] for d in meta.order)
+        shape = meta.memory_shape
         if meta.device == "cpu" and self._heap_bytes:
             memory = self._allocate(math.prod(shape), meta.dtype, self._heap_bytes).view(shape)
         else:
             memory = torch.empty(shape, dtype=meta.dtype, device=meta.device)
-        if meta.order is None:
-            return memory, memory
-        inverse = [meta.order.index(d) for d in range(len(meta.order))]
-        return memory.permute(inverse), memory
+        return meta.in_order(memory), memory
 
 
 def _dumped(tree: Any) -> bytes:
@@ -121,9 +148,10 @@ def _dumped(tree: Any) -> bytes:
 def _decode(data: bytes) -> Described:
     tree = pickle.loads(data)
     if isinstance(tree, TensorMeta):
-        return Described(None, (tree,))
+        return Described(None, (tree,), (tree,))
     leaves, spec = pytree.tree_flatten(tree)
-    return Described(spec, tuple(leaves))
+    metas = tuple(one for one in leaves if isinstance(one, TensorMeta))
+    return Described(spec, tuple(leaves), metas)
 
 
 def _tensor_meta(tensor: Tensor) -> tuple[TensorMeta, Tensor]:
@@ -160,10 +188,13 @@ def assembled(what: Described, tensors: list[Tensor]) -> Any:
     """
     found = iter(tensors)
     leaves = [
-        next(found).requires_grad_(one.needs_grad) if isinstance(one, TensorMeta) else one
-        for one in what.leaves
+        _flagged(next(found), one) if isinstance(one, TensorMeta) else one for one in what.leaves
     ]
     return leaves[0] if what.spec is None else pytree.tree_unflatten(leaves, what.spec)
+
+
+def _flagged(tensor: Tensor, meta: TensorMeta) -> Tensor:
+    return tensor.requires_grad_() if meta.needs_grad else tensor
 
 
 def described(value: Any) -> str:
