@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 import torch.distributed as dist
 from torch import Tensor, nn
 
-__all__ = ["ClipPart", "GradientPart", "ReducesGradients"]
+__all__ = ["ClipPart", "GradientPart", "ReducesGradients", "is_sharded"]
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,11 @@ class ClipPart:
     parameters: Sequence[nn.Parameter]
     group: dist.ProcessGroup
     parts: Callable[[], Sequence[GradientPart]] | None = None
+
+
+def is_sharded(gradient: Tensor | None) -> bool:
+    """Whether a sharded optimizer has put a tensor without memory in a gradient's place."""
+    return bool(getattr(type(gradient), "stands_for_shards", False))
 
 
 @runtime_checkable

@@ -6,9 +6,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from dreamcomm.buckets.found import engines_of
+from dreamcomm.buckets.protocol import is_sharded
+from dreamcomm.pipeline.compute.fresh import FreshGradients
 from dreamcomm.pipeline.tied import TiedWeights
 
 __all__ = ["StepGradients"]
@@ -25,6 +28,7 @@ class StepGradients:
     Args:
         parameters: of this rank's stages, those that are trained.
         tied: its copies of shared parameters.
+        fresh: notes those that have no gradient when the step begins.
         pipes: how many pipelines stand side by side.
         counted: whether gradients are divided by a count at the end.
     """
@@ -34,12 +38,15 @@ class StepGradients:
         parameters: Sequence[nn.Parameter],
         tied: TiedWeights,
         *,
+        fresh: FreshGradients,
         pipes: int,
         counted: bool,
     ) -> None:
+        self._fresh = fresh
         self._parameters, self._tied = list(parameters), tied
         self._counted = counted
         self.engines, left = engines_of(self._parameters)
+        self._check_engines(pipes)
         if pipes > 1 and left:
             raise RuntimeError(
                 f"nothing averages the gradients of {len(left)} of this rank's "
@@ -50,10 +57,20 @@ class StepGradients:
                 'the Pipeline mesh["pipe"] alone, and average yourself'
             )
         found = [(one, one.grad) for one in self._parameters if one.grad is not None]
-        self._sharded = [one for one, gradient in found if _is_sharded(gradient)]
-        self._before = [(one, g) for one, g in found if not _is_sharded(g)]
+        self._sharded = [one for one, gradient in found if is_sharded(gradient)]
+        self._before = [(one, g) for one, g in found if not is_sharded(g)]
         self._without = [one for one in self._parameters if one.grad is None]
         self._check_sharded()
+
+    def _check_engines(self, pipes: int) -> None:
+        for engine in self.engines:
+            size = dist.get_world_size(engine.group)
+            if size != pipes:
+                raise RuntimeError(
+                    f"what reduces the gradients of this rank's stages does so over {size} ranks, "
+                    f"and {pipes} pipelines stand side by side: give it the process group of the "
+                    'mesh\'s other dimensions, as mesh["data"].get_group()'
+                )
 
     @contextmanager
     def accumulating(self) -> Iterator[None]:
@@ -63,6 +80,7 @@ class StepGradients:
                 stack.enter_context(engine.no_sync())
             for one, _ in self._before:
                 one.grad = None
+            self._fresh.begin(self._parameters)
             yield
 
     def undo(self) -> None:
@@ -100,7 +118,7 @@ class StepGradients:
             raise RuntimeError(
                 "a gradient of an earlier step is sharded already, and this step has to add to it "
                 "apart (shared weights, or losses with counts): run the earlier steps under the "
-                "pipeline's no_sync(), or call zero_grad() before this one"
+                "pipeline's no_sync(), or call zero_grad(set_to_none=True) before this one"
             )
 
     def _divide(self, count: float | None) -> None:
@@ -123,13 +141,3 @@ def _added(before: Tensor | None, now: Tensor | None) -> Tensor | None:
     if before is None or now is None:
         return now if before is None else before
     return before.add_(now)
-
-
-def _is_sharded(gradient: Tensor | None) -> bool:
-    """Whether a ZeroOptimizer has put a tensor without memory in its place."""
-    return bool(
-        gradient is not None
-        and gradient.numel()
-        and gradient.layout is torch.strided
-        and gradient.untyped_storage().nbytes() == 0
-    )

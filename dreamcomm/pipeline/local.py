@@ -9,6 +9,7 @@ from typing import Any, TypeGuard
 from torch import nn
 
 from dreamcomm.pipeline.compute.batch_norm import DeferredBatchNorm
+from dreamcomm.pipeline.compute.fresh import FreshGradients
 from dreamcomm.pipeline.compute.randomness import BlockRandomness
 from dreamcomm.pipeline.compute.skip import find_skips
 from dreamcomm.pipeline.compute.stage import StageRun
@@ -52,6 +53,7 @@ class LocalStages:
         skips = find_skips({n: unit for part in plan.parts for n, unit in part.units.items()})
         tied = find_tied([stage_parameters(part) for part in plan.parts], plan.schedule.rank_of)
         self.tied = TiedWeights(tied, self.module, channel, layout.peers, layout.place)
+        self.fresh = FreshGradients()
         last = plan.schedule.stages - 1
         self.runs = {
             part.number: StageRun(
@@ -64,6 +66,7 @@ class LocalStages:
                 counted=self._counted,
                 around=self._around(BlockRandomness(part.units, _seed(plan.seed, layout.pipe))),
                 checkpointed=settings.checkpoint,
+                fresh=self.fresh,
             )
             for part in own
         }
@@ -84,7 +87,9 @@ class LocalStages:
 
     def step_gradients(self) -> StepGradients:
         """The gradients of a step that begins."""
-        return StepGradients(self.trained, self.tied, pipes=self._pipes, counted=self._counted)
+        return StepGradients(
+            self.trained, self.tied, fresh=self.fresh, pipes=self._pipes, counted=self._counted
+        )
 
 
 def _is_traced(whole: Splittable) -> TypeGuard[nn.Module]:

@@ -48,10 +48,10 @@ class NamedParts(nn.Module):
             self.training = whole.training
 
     def train(self, mode: bool = True) -> NamedParts:
-        """Sets the mode of the parts, and of the whole module, whose forward may ask for it."""
+        """Sets the mode of the parts, and of the whole module, whose forwards may ask for it."""
         super().train(mode)
         if self._whole[0] is not None:
-            self._whole[0].training = mode
+            self._whole[0].train(mode)
         return self
 
     def put_back(self) -> None:

@@ -102,6 +102,7 @@ class Pipeline:
             loss,
             checkpoint,
         )
+        _check_types(n_microbatches, loss_fn, accumulate, checkpoint, seed)
         options = (
             f"scale_grads={scale_grads!r}",
             f"accumulate={accumulate}",
@@ -266,8 +267,22 @@ class Pipeline:
         )
 
 
+def _check_types(
+    n_microbatches: Any, loss_fn: Any, accumulate: Any, checkpoint: Any, seed: Any
+) -> None:
+    """Raises TypeError; every rank has the same arguments here, or a mistake that it sees first."""
+    whole: list[tuple[str, Any]] = [("n_microbatches", n_microbatches), ("accumulate", accumulate)]
+    for name, value in (*whole, *([] if seed is None else [("seed", seed)])):
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise TypeError(f"Pipeline: expected {name} to be a whole number, got {value!r}")
+    if loss_fn is not None and not callable(loss_fn):
+        raise TypeError(f"Pipeline: expected loss_fn to be callable or None, got {loss_fn!r}")
+    if not isinstance(checkpoint, bool):
+        raise TypeError(f"Pipeline: expected checkpoint True or False, got {checkpoint!r}")
+
+
 def _check_options(scale_grads: bool | str, accumulate: int, loss: str) -> None:
-    if scale_grads not in (True, False, "count"):
+    if not isinstance(scale_grads, bool) and scale_grads != "count":
         raise ValueError(f'expected scale_grads True, False or "count", got {scale_grads!r}')
     if accumulate < 1:
         raise ValueError(f"expected accumulate of at least 1, got {accumulate}")

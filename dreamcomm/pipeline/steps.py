@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from dreamcomm.pipeline.errors import Failure, PipelineError
 from dreamcomm.pipeline.gradients import StepGradients
@@ -82,13 +83,14 @@ class Steps:
         trains = call.mode == STEP and self._settings.loss_fn is not None
         part, error = Part(pipe=self._layout.pipe), None
         gradients: StepGradients | None = None
-        outcome = Outcome()
+        outcome, output = Outcome(), None
         try:
+            _check_list(call.losses)
             if trains:
                 gradients = self._local.step_gradients()
             with self._around(gradients, trains):
                 outcome = self._runner.run(self._calls, self._batch(call, trains))
-            part = self._part(outcome)
+            part, output = self._part(outcome), self._output(outcome, call.return_outputs)
         except PeerFailed as heard:
             part.failure = heard.reason
         except RankLost as ended:
@@ -96,10 +98,10 @@ class Steps:
         except Exception as raised:
             error = raised
             part.failure = self._failure(raised)
-            self._channel.tell_failure(part.failure)
+            self._tell(part.failure)
         except BaseException as raised:  # Ctrl-C: the others stop, this rank does not wait for them
             part.failure = self._failure(raised)
-            self._channel.tell_failure(part.failure)
+            self._tell(part.failure)
             leave(self._channel, self._calls, part)
             self._undo(gradients)
             raise
@@ -113,7 +115,7 @@ class Steps:
             self._plan.schedule, outcome, self._local, self._channel, self._layout
         )
         self._fill(call.losses, outcome, verdict)
-        return self._output(outcome, call.return_outputs)
+        return output
 
     def _begin(self, mode: int) -> None:
         self._calls += 1
@@ -151,8 +153,8 @@ class Steps:
         )
         scaled = settings.scale_grads is True
         return Batch(
-            [one for one, _ in pairs],
-            [one for _, one in pairs],
+            [_own_versions(one) for one, _ in pairs],
+            [_own_versions(one) for _, one in pairs],
             self._targets(call, trains, count),
             trains,
             1.0 / (count * settings.accumulate) if scaled else 1.0,
@@ -210,12 +212,19 @@ class Steps:
             text += f" (stage {at.stage - 1} gave {described(self._runner.given)})"
         return Failure(rank, type(error).__name__, text, str(at), at.stage, m)
 
+    def _tell(self, failure: Failure) -> None:
+        """Tells the other ranks. Where the group itself has failed, they learn it from that."""
+        with suppress(RuntimeError, RankLost):
+            self._channel.tell_failure(failure)
+
     def _agree(self, part: Part, *, needs_count: bool) -> Verdict:
         try:
             verdict = agree(self._channel, self._calls, part)
         except RankLost as ended:
             self._lose(ended.rank)
             raise
+        except RuntimeError as error:  # the timeout is over, or the group is ended
+            verdict = Verdict(part.failure or self._failure(error))
         if verdict.failure is None and needs_count and not verdict.count:
             text = f"the losses are sums over {verdict.count} elements of all ranks; none counts"
             verdict.failure = Failure(0, "ValueError", text)
@@ -237,4 +246,15 @@ class Steps:
         self._local.batch_norm.discard()
         if gradients is not None:
             gradients.undo()
-        self._channel.end()
+        with suppress(RuntimeError, RankLost):  # of a group that has failed
+            self._channel.end()
+
+
+def _own_versions(value: Any) -> Any:
+    """Tensors that may be changed in place. Pieces of one batch would count changes together."""
+    return pytree.tree_map_only(Tensor, lambda one: one if one.requires_grad else one.data, value)
+
+
+def _check_list(losses: Any) -> None:
+    if losses is not None and not isinstance(losses, list):
+        raise TypeError(f"expected losses to be a list to fill, got {type(losses).__name__}")

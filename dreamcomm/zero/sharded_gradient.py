@@ -24,6 +24,8 @@ class ShardedGradient(Tensor):
     Everything else raises, as its values are not on this rank.
     """
 
+    stands_for_shards = True  # see buckets.protocol.is_sharded
+
     _name: str
     _reducer: weakref.ref[GradientReducer]
     _index: int

@@ -231,7 +231,7 @@ def test_placed_tensors(pool: Pool) -> None:
 
 def test_what_cannot_be_sent_is_refused() -> None:
     codec = Codec()
-    with pytest.raises(TypeError, match="cannot be pickled"):
+    with pytest.raises(TypeError, match="cannot be sent"):
         codec.encode([lambda: None])
     with pytest.raises(TypeError, match="sparse"):
         codec.encode(torch.eye(3).to_sparse())

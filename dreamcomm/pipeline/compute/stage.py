@@ -15,7 +15,9 @@ from torch.utils.checkpoint import checkpoint
 
 from dreamcomm.pipeline.compute.backward import Pending, backward_input, full_backward
 from dreamcomm.pipeline.compute.entry import Entry, enter
+from dreamcomm.pipeline.compute.fresh import FreshGradients
 from dreamcomm.pipeline.compute.skip import Skip
+from dreamcomm.pipeline.values import check_values
 
 __all__ = ["Result", "StageRun", "detached", "handed_over"]
 
@@ -65,6 +67,7 @@ class StageRun:
         around: a context for each run of a micro-batch, by step, micro-batch and whether the run
             repeats an earlier one.
         checkpointed: keep a micro-batch's inputs alone, and run it again for its backward pass.
+        fresh: the rank's parameters without a gradient in this step.
     """
 
     number: int
@@ -76,9 +79,11 @@ class StageRun:
     counted: bool = False
     around: Callable[[int, int, bool], AbstractContextManager[Any]] = lambda *_: nullcontext()
     checkpointed: bool = False
+    fresh: FreshGradients = field(default_factory=FreshGradients)
     live_peak: int = 0
     _kept: dict[int, Kept] = field(default_factory=dict)
     _pending: dict[int, Pending] = field(default_factory=dict)
+    _sent: dict[int, list[Tensor | None]] = field(default_factory=dict)  # before the second part
 
     def forward(
         self,
@@ -100,38 +105,44 @@ class StageRun:
             loss_args: of the last stage: what the loss function gets after the output.
             trains: a backward pass follows.
         """
-        leaves, spec = pytree.tree_flatten(inputs)
-        _, entry = enter([], [])
-        if self.number > 0:
-            where = [n for n, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-            given = [leaves[n] for n in where]
-            entered, entry = enter(
-                [one.detach() for one in given], [trains and one.requires_grad for one in given]
-            )
-            for n, one in zip(where, entered, strict=True):
-                leaves[n] = one
+        leaves, spec = ([inputs], None) if isinstance(inputs, Tensor) else _flat(inputs)
+        entry = self._enter(leaves, trains)
         value = self._call(step, microbatch, leaves, spec, kwargs)
         result = Result(value)
-        ends: list[Tensor] = [
-            one
-            for one in pytree.tree_leaves(value)
-            if isinstance(one, Tensor) and one.requires_grad
-        ]
+        ends: list[Tensor] = [one for one in _leaves(value) if _needs_gradient(one)]
+        if not self.is_last:
+            check_values(value)
         if self.loss_fn is not None and loss_args is not None:
             result = self._with_loss(value, loss_args)
             loss = result.loss
             ends = [loss] if loss is not None and loss.requires_grad else []
+            if trains and not ends and any(edge is not None for edge in entry.edges):
+                raise RuntimeError("the loss needs no gradient, though what it is made of does")
         if trains:
             self._kept[microbatch] = Kept(entry, [get_gradient_edge(one) for one in ends])
             self.live_peak = max(self.live_peak, len(self._kept))
         return result
 
+    def _enter(self, leaves: list[Any], trains: bool) -> Entry:
+        """Puts the tensors that came in at the beginning of the stage's graph."""
+        if self.number == 0:
+            return Entry()
+        where = [n for n, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        given = [leaves[n] for n in where]
+        entered, entry = enter(
+            [one.detach() for one in given], [trains and one.requires_grad for one in given]
+        )
+        for n, one in zip(where, entered, strict=True):
+            leaves[n] = one
+        return entry
+
     def _call(
         self, step: int, microbatch: int, leaves: list[Any], spec: Any, kwargs: dict[str, Any]
     ) -> Any:
-        def run_once(repeats: bool, *given: Any) -> Any:
+        def run_once(repeats: bool, *given: Any, named: dict[str, Any] = kwargs) -> Any:
+            inputs = given[0] if spec is None else pytree.tree_unflatten(list(given), spec)
             with self.around(step, microbatch, repeats):
-                return self._run_with_skips(pytree.tree_unflatten(list(given), spec), kwargs)
+                return self._run_with_skips(inputs, named)
 
         if not self.checkpointed or not torch.is_grad_enabled():
             return run_once(False, *leaves)
@@ -141,9 +152,10 @@ class StageRun:
             runs[0] += 1
             # The first operation may work in place, and the second run needs what the first got.
             own = [one.clone() if isinstance(one, Tensor) else one for one in given]
-            return run_once(runs[0] > 1, *own)
+            named = pytree.tree_map_only(Tensor, Tensor.clone, kwargs)
+            return run_once(runs[0] > 1, *own, named=named)
 
-        return checkpoint(run_again, *leaves, use_reentrant=False, preserve_rng_state=False)
+        return checkpoint(run_again, *leaves, use_reentrant=False)
 
     def _run_with_skips(self, inputs: Any, kwargs: dict[str, Any]) -> Any:
         """Runs the part. Values that jump over blocks travel beside the stage's value."""
@@ -191,24 +203,42 @@ class StageRun:
             Gradients of the tensors that came in, those that require one.
         """
         kept = self._kept.pop(microbatch)
-        return _wanted(kept.entry, full_backward(kept.roots, gradients, kept.entry))
+        found = full_backward(kept.roots, gradients, kept.entry)
+        self.fresh.set_apart(found)
+        return _wanted(kept.entry, found)
 
     def backward_input(
         self, microbatch: int, gradients: list[Tensor | None]
     ) -> list[Tensor | None]:
         """The backward pass to the inputs alone; see :meth:`backward`."""
         kept = self._kept.pop(microbatch)
-        found, self._pending[microbatch] = backward_input(kept.roots, gradients, kept.entry)
+        found, pending = backward_input(kept.roots, gradients, kept.entry)
+        self._pending[microbatch], self._sent[microbatch] = pending, found
+        self.fresh.set_apart([*found, *pending.gradients])
         return _wanted(kept.entry, found)
 
     def backward_weight(self, microbatch: int) -> None:
         """The rest of the backward pass."""
         self._pending.pop(microbatch).backward_weight()
+        self.fresh.set_apart(self._sent.pop(microbatch))
 
     def forget(self) -> None:
         """Drops what is kept, after a step that failed."""
         self._kept.clear()
         self._pending.clear()
+        self._sent.clear()
+
+
+def _flat(value: Any) -> tuple[list[Any], Any]:
+    return pytree.tree_flatten(value)
+
+
+def _leaves(value: Any) -> list[Any]:
+    return [value] if isinstance(value, Tensor) else pytree.tree_leaves(value)
+
+
+def _needs_gradient(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.requires_grad
 
 
 def _wanted(entry: Entry, gradients: list[Tensor | None]) -> list[Tensor | None]:
@@ -217,6 +247,8 @@ def _wanted(entry: Entry, gradients: list[Tensor | None]) -> list[Tensor | None]
 
 def detached(value: Any) -> Any:
     """A value without its graph."""
+    if isinstance(value, Tensor):
+        return value.detach()
     return pytree.tree_map_only(Tensor, Tensor.detach, value)
 
 

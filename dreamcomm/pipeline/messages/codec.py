@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from dreamcomm.backend import heap_bytes
+from dreamcomm.pipeline.values import SIMPLE, dumped
 
 __all__ = ["Codec", "Described", "TensorMeta", "described"]
 
 MOST_KNOWN = 256  # descriptions that are kept
-SIMPLE = (bool, int, float, str, bytes, type(None), torch.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Codec:
 
     def __init__(self) -> None:
         self._decoded: Callable[[bytes], Described] = lru_cache(MOST_KNOWN)(_decode)
-        self._dumped: Callable[[TensorMeta], bytes] = lru_cache(MOST_KNOWN)(_dumped)
+        self._dumped: Callable[[TensorMeta], bytes] = lru_cache(MOST_KNOWN)(dumped)
         from dreamcomm import _C
 
         self._single: dict[tuple[Any, ...], bytes] = {}
@@ -102,7 +102,7 @@ class Codec:
                 tensors.append(memory)
             else:
                 simple = simple and isinstance(leaf, SIMPLE)
-        return _dumped(pytree.tree_unflatten(leaves, spec)), tensors, simple
+        return dumped(pytree.tree_unflatten(leaves, spec)), tensors, simple
 
     def _encoded_tensor(self, tensor: Tensor) -> tuple[bytes, list[Tensor], bool]:
         """A bare tensor, the most frequent value. Known ones are described by a look-up."""
@@ -133,16 +133,6 @@ class Codec:
         else:
             memory = torch.empty(shape, dtype=meta.dtype, device=meta.device)
         return meta.in_order(memory), memory
-
-
-def _dumped(tree: Any) -> bytes:
-    try:
-        return pickle.dumps(tree, protocol=5)
-    except Exception as error:
-        raise TypeError(
-            f"a value between stages cannot be sent, because it cannot be pickled: {error}; stages "
-            "exchange tensors, plain Python values, and tuples, lists and dicts of them"
-        ) from error
 
 
 def _decode(data: bytes) -> Described:
