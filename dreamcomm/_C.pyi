@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import Backend, ErrorType, ProcessGroup, Store
+from torch.autograd.graph import Node
 
 class Options(Backend.Options):
     """Settings of a group, for ``pg_options``; all ranks must give equal ones."""
@@ -60,6 +61,13 @@ class HeaderChannel:
     ) -> tuple[int, tuple[int, ...], bytes | int, tuple[int, ...]] | None: ...
     def pending(self) -> int: ...
     def cancel(self) -> None: ...
+
+class EntryNode:
+    @property
+    def node(self) -> Node: ...
+    def take(self) -> list[Tensor | None]: ...
+
+def enter(tensors: Sequence[Tensor]) -> tuple[list[Tensor], EntryNode]: ...
 
 class PlacedMessage:
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, TypeGuard
 
 from torch import nn
@@ -54,6 +54,8 @@ class LocalStages:
         tied = find_tied([stage_parameters(part) for part in plan.parts], plan.schedule.rank_of)
         self.tied = TiedWeights(tied, self.module, channel, layout.peers, layout.place)
         self.fresh = FreshGradients()
+        seed = _seed(plan.seed, layout.pipe)
+        self._randomness = [BlockRandomness(part.units, seed) for part in own]
         last = plan.schedule.stages - 1
         self.runs = {
             part.number: StageRun(
@@ -64,11 +66,11 @@ class LocalStages:
                 skips={name: skip for name, skip in skips.items() if _has(part, skip)},
                 loss_fn=settings.loss_fn if part.number == last else None,
                 counted=self._counted,
-                around=self._around(BlockRandomness(part.units, _seed(plan.seed, layout.pipe))),
+                around=self._around(randomness),
                 checkpointed=settings.checkpoint,
                 fresh=self.fresh,
             )
-            for part in own
+            for part, randomness in zip(own, self._randomness, strict=True)
         }
 
     def _around(self, randomness: BlockRandomness) -> Callable[[int, int, bool], Any]:
@@ -79,6 +81,15 @@ class LocalStages:
                 yield
 
         return around
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """A step: hooks are on the modules inside."""
+        with ExitStack() as stack:
+            stack.enter_context(self.batch_norm.step())
+            for one in self._randomness:
+                stack.enter_context(one.hooked())
+            yield
 
     @property
     def trained(self) -> list[nn.Parameter]:

@@ -126,7 +126,7 @@ class Steps:
         with ExitStack() as stack:
             if gradients is not None:
                 stack.enter_context(gradients.accumulating())
-            stack.enter_context(self._local.batch_norm.step())
+            stack.enter_context(self._local.running())
             stack.enter_context(torch.set_grad_enabled(trains))
             yield
 

@@ -27,7 +27,9 @@ def run(parts: list[StagePart], args: tuple[Any, ...], kwargs: dict[str, Any]) -
     for part in parts:
         inputs = pytree.tree_map_only(Tensor, leaf, values) if steps else values
         own = {name: one for name, one in kwargs.items() if part.takes(name)}
-        values = part.run(inputs, own)
+        own = pytree.tree_map_only(Tensor, torch.clone, own)  # each rank has a copy of its own
+        given = pytree.tree_map_only(Tensor, torch.clone, inputs) if steps else inputs
+        values = part.run(given, own)  # a leaf cannot be changed in place
         steps.append((inputs, values))
     gradients = [torch.ones_like(one) for one in floating(values)]
     for inputs, outputs in reversed(steps):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -188,3 +189,49 @@ def test_no_sync_reduces_once(pool: Pool) -> None:
     for three, one, passes in pool.run(accumulated, "ddp", world=4):
         torch.testing.assert_close(three, one, rtol=1e-5, atol=1e-7)
         assert passes == [1, 1]
+
+
+def two_steps_of_zero2() -> list[float]:
+    """Norms after a step, and after a second one without zero_grad()."""
+    mesh = mesh_of_four()
+    share = mesh.get_local_rank("data")
+    pipe = Pipeline(make("mlp"), 2, loss_fn=MODELS["mlp"][1], mesh=mesh)
+    zero = ZeroOptimizer(
+        pipe.parameters(), torch.optim.SGD, mesh["data"].get_group(), stage=2, lr=0.1
+    )
+    norms = []
+    for _ in range(2):
+        x, y = (one.chunk(2)[share] for one in MODELS["mlp"][2](0, 8, torch.float32))
+        pipe.step(x, target=y)
+        norms.append(float(pipe.clip_grad_norm_(float("inf"))))
+    zero.zero_grad(set_to_none=False)
+    pipe.step(x, target=y)
+    norms.append(float(pipe.clip_grad_norm_(float("inf"))))
+    return norms
+
+
+def test_zero_2_accumulates_over_steps(pool: Pool) -> None:
+    for one, two, again in pool.run(two_steps_of_zero2, world=4):
+        assert two == pytest.approx(2 * one, rel=1e-5)
+        assert again == pytest.approx(one, rel=1e-5)
+
+
+def wrong_group() -> str:
+    pipe = Pipeline(make("mlp"), 2, loss_fn=MODELS["mlp"][1], mesh=mesh_of_four())
+    keep = dreamcomm.DistributedDataParallel(pipe.module, process_group=two_of_a_stage())
+    x, y = MODELS["mlp"][2](0, 8, torch.float32)
+    with pytest.raises(PipelineError) as caught:
+        pipe.step(x, target=y)
+    del keep
+    return str(caught.value)
+
+
+def two_of_a_stage() -> Any:
+    """One rank alone, where both pipelines' should be."""
+    groups = [dist.new_group([rank]) for rank in range(4)]
+    return groups[dist.get_rank()]
+
+
+def test_a_wrapper_over_other_ranks_is_refused(pool: Pool) -> None:
+    for text in pool.run(wrong_group, world=4):
+        assert "over 1 ranks, and 2 pipelines" in text

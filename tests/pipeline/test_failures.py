@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.pipelining.microbatch import TensorChunkSpec
 from torch.nn import functional as F
 
 import dreamcomm
@@ -257,6 +258,8 @@ def refused(options: dict[str, Any], own: dict[int, dict[str, Any]]) -> str:
         ({"micro": 0}, {}, "n_microbatches"),
         ({"stages": 16, "schedule": "interleaved1f1b"}, {}, "16 stages"),
         ({"scale_grads": "sum"}, {}, "scale_grads"),
+        ({"scale_grads": 1}, {}, "scale_grads"),
+        ({"accumulate": 2, "scale_grads": False}, {}, "accumulate=2"),
         ({"loss": "none"}, {}, '"last" or "all"'),
         ({"accumulate": 0}, {}, "accumulate"),
         ({"blocks": "nothing"}, {}, "nothing"),
@@ -311,3 +314,51 @@ def test_a_rank_that_ends_is_reported(fresh: Fresh, rank: int, when: str) -> Non
         assert seconds < 1.0
         assert "ended" in again
         assert at_once < 0.2
+
+
+# After the last action.
+
+
+class Odd(nn.Module):
+    def forward(self, x: Tensor) -> Any:
+        return {"numbers": x.sum().item(), "rows": x}
+
+
+def odd_ends() -> list[str]:
+    torch.manual_seed(0)
+    pipe = Pipeline(
+        nn.Sequential(nn.Linear(4, 4), Odd()),
+        2,
+        loss_fn=lambda output: output["rows"].mean(),
+        output_merge_spec=(TensorChunkSpec(0),) * 3,
+    )
+    x = torch.ones(4, 4)
+    texts = [raised(lambda: pipe.step(x))[0]]
+    own: Any = () if dist.get_rank() == 1 else []
+    texts.append(raised(lambda: pipe.step(x, losses=own, return_outputs=False))[0])
+    pipe.step(x, return_outputs=False)
+    return texts
+
+
+def test_an_error_after_the_last_action_reaches_all(pool: Pool) -> None:
+    first, second = pool.run(odd_ends)
+    assert first == second
+    assert "expected losses to be a list" in first[1]
+
+
+def late() -> tuple[str, list[bool]]:
+    """Rank 0 is late by three times the group's timeout; the others' gradients stay."""
+    pipe = Pipeline(blocks(), 2, loss_fn=loss)
+    x = torch.randn(4, 4, generator=torch.Generator().manual_seed(1))
+    pipe.step(x, target=x)
+    before = [one.grad for one in pipe.parameters()]
+    if dist.get_rank() == 0:
+        time.sleep(3.2)
+    text = raised(lambda: pipe.step(x, target=x))[0]
+    return text, [a is one.grad for a, one in zip(before, pipe.parameters(), strict=True)]
+
+
+def test_a_late_rank_is_an_error_of_the_pipeline(pool: Pool) -> None:
+    for text, kept in pool.run(late, group_timeout=1.0):
+        assert "has waited" in text
+        assert all(kept)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining.microbatch import TensorChunkSpec
 from torch.nn import functional as F
 
-from dreamcomm.pipeline import MicroBatches, Pipeline, Skip
+from dreamcomm.pipeline import MicroBatches, Pipeline, PipelineError, Skip
 from helpers.pool import Pool
 from pipeline.pipe_models import MODELS, OneProcess, make, next_token
 
@@ -311,3 +312,86 @@ def test_running_statistics_are_of_the_whole_batch(pool: Pool) -> None:
     for name in ("2.running_mean", "2.running_var", "2.num_batches_tracked"):
         torch.testing.assert_close(found[name], expected[name], rtol=1e-6, atol=1e-6)
     assert all(int(v) == 1 for k, v in found.items() if k.endswith("tracked"))
+
+
+# What would lose a gradient, or change it, is refused or right.
+
+
+@dataclass
+class Unknown:
+    x: Tensor
+
+
+class Hides(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> Any:
+        return Unknown(self.linear(x))
+
+
+class Finds(nn.Module):
+    def forward(self, value: Any) -> Tensor:
+        out: Tensor = value.x
+        return out
+
+
+def hiding(stages: int) -> str:
+    torch.manual_seed(0)
+    pipe = Pipeline(
+        [Hides(), Finds()], 2, loss_fn=F.mse_loss, schedule="gpipe", stages=stages or None
+    )
+    with pytest.raises(PipelineError) as caught:
+        pipe.step(torch.ones(4, 4), target=torch.ones(4, 4))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("world", "stages"), [(2, 0), (1, 2)])
+def test_tensors_in_unknown_classes_are_refused(pool: Pool, world: int, stages: int) -> None:
+    for text in pool.run(hiding, stages, world=world):
+        assert "holds a tensor" in text
+        assert "register" in text
+
+
+class Noisy(nn.Module):
+    """Draws numbers that are no unit's in training, and begins in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.relu_()
+        out: Tensor = self.linear(F.dropout(x, 0.5, training=True))
+        return out
+
+
+def noisy(checkpoint: bool) -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    module = nn.Sequential(Noisy(), Noisy())
+    module.eval()  # units in evaluation mode are not seeded
+    pipe = Pipeline(module, 2, loss_fn=F.mse_loss, checkpoint=checkpoint)
+    torch.manual_seed(5)
+    pipe.step(torch.linspace(-1, 1, 16).view(4, 4), target=torch.ones(4, 4))
+    return state_of(pipe)
+
+
+def test_recomputation_repeats_all_random_numbers(pool: Pool) -> None:
+    kept, again = pool.run(noisy, False), pool.run(noisy, True)
+    for first, second in zip(kept, again, strict=True):
+        assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def cut_off() -> str:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    pipe = Pipeline(module, 2, loss_fn=lambda output: output.detach().sum())
+    with pytest.raises(PipelineError) as caught:
+        pipe.step(torch.ones(4, 4))
+    return str(caught.value)
+
+
+def test_a_loss_without_gradient_is_an_error(pool: Pool) -> None:
+    for text in pool.run(cut_off):
+        assert "the loss needs no gradient" in text

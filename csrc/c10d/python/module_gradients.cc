@@ -4,6 +4,7 @@
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/Dtype.h>
+#include <torch/csrc/autograd/python_cpp_function.h>
 #include <torch/csrc/distributed/c10d/python_comm_hook.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -16,6 +17,7 @@
 #include <vector>
 
 #include "c10d/base/convert.h"
+#include "c10d/gradients/entry.h"
 #include "c10d/gradients/gradient_reducer.h"
 #include "c10d/gradients/rank_exchange.h"
 #include "kernels/bucket.h"
@@ -126,6 +128,20 @@ void bind_gradients(pybind11::module_& m) {
   m.def("block_squares", &block_squares, py::arg("flat"), py::arg("low"), py::arg("high"),
         Released());
   m.def("add_in_order", &add_in_order, py::arg("numbers"));
+  py::class_<GraphEntry>(m, "EntryNode", "Where received tensors enter an autograd graph.")
+      .def_property_readonly("node",
+                             [](const GraphEntry& self) {
+                               return py::reinterpret_steal<py::object>(
+                                   torch::autograd::functionToPyObject(self.node));
+                             })
+      .def("take", [](const GraphEntry& self) {
+        py::list taken;
+        for (const at::Tensor& gradient : self.entry->take()) {
+          taken.append(gradient.defined() ? py::cast(gradient) : py::object(py::none()));
+        }
+        return taken;
+      });
+  m.def("enter", &enter, py::arg("tensors"));
   py::class_<GradientReducer, std::shared_ptr<GradientReducer>>(
       m, "GradientReducer", "Reduces a module's gradients in backward passes.", py::dynamic_attr())
       .def(py::init(&make_reducer), py::arg("parameters"), py::arg("names"), py::arg("sparse"),

@@ -11,6 +11,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -38,7 +39,23 @@ class BlockRandomness:
     def __init__(self, units: Mapping[str, nn.Module], seed: int) -> None:
         self._units = dict(units)
         self._seed = seed
-        self._active = False
+        self._call: _Call | None = None
+        self._hooked = False
+
+    @contextmanager
+    def hooked(self) -> Iterator[None]:
+        """Keeps the hooks on the units, so that each :meth:`at` inside need not set them anew."""
+        handles = []
+        self._hooked = True
+        try:
+            for name, unit in self._units.items():
+                # Before the unit's other hooks, which may draw numbers themselves.
+                handles.append(unit.register_forward_pre_hook(self._hook_of(name), prepend=True))
+            yield
+        finally:
+            self._hooked = False
+            for handle in handles:
+                handle.remove()
 
     @contextmanager
     def at(self, step: int, microbatch: int) -> Iterator[None]:
@@ -54,32 +71,36 @@ class BlockRandomness:
         Raises:
             RuntimeError: if the context is entered within itself.
         """
-        if self._active:
+        if self._call is not None:
             raise RuntimeError("at() cannot be entered within another at()")
-        generators = _Generators()
-        calls: Counter[str] = Counter()
-        prefix = f"{self._seed}/{step}/{microbatch}/"
-
-        def hook_of(name: str) -> Callable[[nn.Module, Any], None]:
-            def before(unit: nn.Module, _: Any) -> None:
-                if unit.training:
-                    generators.seed(_hash(f"{prefix}{name}/{calls[name]}"))
-                    calls[name] += 1
-
-            return before
-
-        handles = []
-        self._active = True
+        self._call = call = _Call(f"{self._seed}/{step}/{microbatch}/", _Generators(), Counter())
         try:
-            for name, unit in self._units.items():
-                # Before the unit's other hooks, which may draw numbers themselves.
-                handles.append(unit.register_forward_pre_hook(hook_of(name), prepend=True))
-            yield
+            if self._hooked:
+                yield
+            else:
+                with self.hooked():
+                    yield
         finally:
-            self._active = False
-            for handle in handles:
-                handle.remove()
-            generators.restore()
+            self._call = None
+            call.generators.restore()
+
+    def _hook_of(self, name: str) -> Callable[[nn.Module, Any], None]:
+        def before(unit: nn.Module, _: Any) -> None:
+            call = self._call
+            if call is not None and unit.training:
+                call.generators.seed(_hash(f"{call.prefix}{name}/{call.counts[name]}"))
+                call.counts[name] += 1
+
+        return before
+
+
+@dataclass
+class _Call:
+    """The micro-batch that runs: what seeds begin with, and how often each unit was called."""
+
+    prefix: str
+    generators: _Generators
+    counts: Counter[str]
 
 
 class _Generators:

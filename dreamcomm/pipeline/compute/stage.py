@@ -116,7 +116,7 @@ class StageRun:
             result = self._with_loss(value, loss_args)
             loss = result.loss
             ends = [loss] if loss is not None and loss.requires_grad else []
-            if trains and not ends and any(edge is not None for edge in entry.edges):
+            if trains and not ends and any(entry.wanted):
                 raise RuntimeError("the loss needs no gradient, though what it is made of does")
         if trains:
             self._kept[microbatch] = Kept(entry, [get_gradient_edge(one) for one in ends])
@@ -242,7 +242,7 @@ def _needs_gradient(leaf: Any) -> bool:
 
 
 def _wanted(entry: Entry, gradients: list[Tensor | None]) -> list[Tensor | None]:
-    return [g for g, edge in zip(gradients, entry.edges, strict=True) if edge is not None]
+    return [g for g, one in zip(gradients, entry.wanted, strict=True) if one]
 
 
 def detached(value: Any) -> Any:

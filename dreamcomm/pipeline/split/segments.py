@@ -7,7 +7,8 @@ Values that later stages need are passed along by the stages between::
     stages   |- 0 -----------------|- 1 ---|- 2 ---------|
     sent                        h1, t     h2, t              t is a length: each makes its own mask
 
-What depends on no argument, or on sizes alone, is computed anew in each stage that uses it.
+A keyword argument is taken from each rank's own, except one that forward changes in place. What
+depends on no argument, or on sizes alone, is computed anew in each stage that uses it.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ def _segment(
         given = placeholders.get(node)
         if given is not None:
             segment.names.add(given.name)
-        if given is not None and (number == 0 or given.keyword):
+        if given is not None and (number == 0 or (given.keyword and not kinds.is_changed(node))):
             segment.arguments[node] = given
         elif kinds.is_repeatable(node):
             segment.nodes.append(node)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ from dreamcomm.pipeline.split.tracing import ForwardTracer
 
 __all__ = ["TracedModule"]
 
+_Modes = tuple[bool, ...]
 _Graph = tuple[fx.Graph, dict[fx.Node, Given], list[tuple[str, fx.Node]]]
 
 
@@ -42,9 +44,9 @@ class TracedModule:
         candidates = block_lists(module) if blocks is None else [named_lists(module, blocks)]
         self.reference, self._lists, graph = self._first_trace(candidates)
         self.blocks = [name for name, _ in graph[2]]
-        self._graphs: dict[tuple[Variant, bool], _Graph] = {
-            (self.reference, module.training): graph
-        }
+        entered = entered_modules(module, self._lists)
+        self._entered = [one for one in module.modules() if id(one) in entered]
+        self._graphs: dict[tuple[Variant, _Modes], _Graph] = {(self.reference, self.modes()): graph}
 
     def _first_trace(
         self, candidates: list[tuple[str, ...]]
@@ -78,6 +80,26 @@ class TracedModule:
         """The variant of a call, and the values of its open arguments."""
         return bind(self.signature, args, kwargs, fix_numbers=self.fix_numbers)
 
+    def modes(self) -> _Modes:
+        """The ``training`` flags that a trace may depend on.
+
+        They are those of the modules whose forward is followed, and of their children.
+        """
+        known = [(one, *one.children()) for one in self._entered]
+        return tuple(one.training for group in known for one in group)
+
+    @contextmanager
+    def in_mode(self, training: bool) -> Iterator[None]:
+        """Puts all modules into a mode for a while."""
+        before = [(one, one.training) for one in self.module.modules()]
+        try:
+            for one, _ in before:
+                one.training = training
+            yield
+        finally:
+            for one, mode in before:
+                one.training = mode
+
     def _trace(self, variant: Variant, lists: tuple[str, ...]) -> _Graph:
         tracer = ForwardTracer(variant, entered_modules(self.module, lists))
         try:
@@ -87,12 +109,12 @@ class TracedModule:
         return graph, tracer.placeholders, block_calls(graph, lists)
 
     def graph(self, variant: Variant) -> _Graph:
-        """The trace of a variant in the module's present mode, training or evaluation.
+        """The trace of a variant in the present modes, training or evaluation.
 
         Raises:
             ValueError: it cannot be traced, or calls another number of blocks.
         """
-        key = (variant, self.module.training)
+        key = (variant, self.modes())
         if key not in self._graphs:
             graph = self._trace(variant, self._lists)
             if len(graph[2]) != len(self.blocks):
@@ -118,32 +140,37 @@ class _Parts:
     def __init__(self, traced: TracedModule, cuts: list[int]) -> None:
         self.traced = traced
         self.cuts = cuts
-        self._programs: dict[tuple[Variant, bool], list[SegmentProgram]] = {}
+        self._programs: dict[tuple[Variant, _Modes], list[SegmentProgram]] = {}
 
     def make(self) -> list[StagePart]:
-        variants = [self.traced.reference]
-        for one in self.traced.likely_variants():
+        known = [self.programs(self.traced.reference), *self._likely_programs()]
+        for training in (True, False):  # a head may be used in one mode alone
+            with self.traced.in_mode(training):
+                known += self._likely_programs()
+        return [self._part(*one) for one in enumerate(zip(*known, strict=True))]
+
+    def _likely_programs(self) -> list[list[SegmentProgram]]:
+        found = []
+        for variant in dict.fromkeys((self.traced.reference, *self.traced.likely_variants())):
             try:
-                self.programs(one)
+                found.append(self.programs(variant))
             except ValueError:
                 continue  # said when it is called so
-            variants.append(one)
-        return [self._part(number, variants) for number in range(len(self.cuts) + 1)]
+        return found
 
     def programs(self, variant: Variant) -> list[SegmentProgram]:
-        key = (variant, self.traced.module.training)
+        key = (variant, self.traced.modes())
         if key not in self._programs:
             graph, placeholders, calls = self.traced.graph(variant)
             segments = cut_graph(graph, [node for _, node in calls], self.cuts, placeholders)
             self._programs[key] = [SegmentProgram(self.traced.module, one) for one in segments]
         return self._programs[key]
 
-    def _part(self, number: int, variants: list[Variant]) -> StagePart:
+    def _part(self, number: int, programs: Sequence[SegmentProgram]) -> StagePart:
         units: dict[str, nn.Module] = {}
         tensors: dict[str, Any] = {}
         names: set[str] = set()
-        for variant in variants:
-            program = self.programs(variant)[number]
+        for program in programs:
             units |= {name: one for name, one in program.units.items() if name not in units}
             tensors |= program.tensors
             names |= program.segment.names

@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -19,42 +18,10 @@ from torch import Tensor, fx, nn
 from dreamcomm.pipeline.split.arguments import Given, Variant
 from dreamcomm.pipeline.split.factories import recorded_factories
 from dreamcomm.pipeline.split.guards import check, guard_at
+from dreamcomm.pipeline.split.open_value import Constant, OpenValue
+from dreamcomm.pipeline.split.unchanged import left_unchanged, refused_assignments
 
-_FOLLOWERS = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
-
-__all__ = ["Constant", "ForwardTracer"]
-
-
-class Constant:
-    """A tensor that forward made or found outside the module; called, it returns it."""
-
-    __name__ = "constant"
-
-    def __init__(self, value: Tensor) -> None:
-        self.value = value
-
-    def __call__(self) -> Tensor:
-        return self.value
-
-
-class OpenValue(fx.Proxy):
-    """A value in a trace; ``value[i] = x`` is recorded too.
-
-    ``isinstance(value, Tensor)`` in forward raises, as the trace would follow the wrong branch.
-    """
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> type:
-        if not sys._getframe(1).f_code.co_filename.startswith(_FOLLOWERS):
-            raise ValueError("it asks for the type of a value of the batch")
-        return OpenValue
-
-    def __setitem__(self, index: Any, value: Any) -> None:
-        self.tracer.create_proxy("call_function", _setitem, (self, index, value), {})
-
-
-def _setitem(target: Any, index: Any, value: Any) -> None:
-    target[index] = value
+__all__ = ["ForwardTracer"]
 
 
 class ForwardTracer(fx.Tracer):
@@ -75,6 +42,7 @@ class ForwardTracer(fx.Tracer):
         self.variant = variant
         self.entered = entered
         self.placeholders: dict[fx.Node, Given] = {}
+        self._constants: dict[int, fx.Node] = {}
         self._thread = threading.get_ident()
         self._autocast = _autocast_state()
 
@@ -85,15 +53,13 @@ class ForwardTracer(fx.Tracer):
             for one in module.modules()
             if id(one) in self.entered
         ]
-        kept = [(one, dict(vars(one))) for one in module.modules() if id(one) in self.entered]
-        try:
-            with torch.enable_grad(), recorded_factories(self, namespaces):
-                return self.trace(module)
-        finally:
-            for one, attributes in kept:
-                for name, value in attributes.items():
-                    if isinstance(value, Tensor):
-                        vars(one)[name] = value
+        with (
+            left_unchanged(module, self.entered),
+            refused_assignments(module),
+            torch.enable_grad(),
+            recorded_factories(self, namespaces),
+        ):
+            return self.trace(module)
 
     # What fx calls
 
@@ -134,7 +100,10 @@ class ForwardTracer(fx.Tracer):
 
     def create_arg(self, a: Any) -> Any:
         if isinstance(a, Tensor) and not self._is_registered(a):
-            return self.create_node("call_function", Constant(a), (), {})
+            if id(a) not in self._constants:  # one node, so that all its uses see a change in place
+                node = self.create_node("call_function", Constant(a), (), {})
+                self._constants[id(a)] = node
+            return self._constants[id(a)]
         return super().create_arg(a)
 
     def _is_registered(self, tensor: Tensor) -> bool:

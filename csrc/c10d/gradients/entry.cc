@@ -1,0 +1,53 @@
+#include "c10d/gradients/entry.h"
+
+#include <ATen/ops/add.h>
+#include <c10/core/GradMode.h>
+
+namespace dreamcomm {
+namespace {
+
+template <typename Pointer>
+Pointer kept(EntryNode* node) {
+  if constexpr (requires { Pointer::reclaim(node); }) {
+    return Pointer::reclaim(node);
+  } else {
+    return Pointer(node);
+  }
+}
+
+}  // namespace
+
+torch::autograd::variable_list EntryNode::apply(torch::autograd::variable_list&& gradients) {
+  const c10::AutoGradMode off(false);
+  if (arrived_.empty()) arrived_.resize(gradients.size());
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    if (!gradients[i].defined()) continue;
+    arrived_[i] =
+        arrived_[i].defined() ? at::add(arrived_[i], gradients[i]) : std::move(gradients[i]);
+  }
+  return {};
+}
+
+std::vector<at::Tensor> EntryNode::take() {
+  std::vector<at::Tensor> taken = std::exchange(arrived_, {});
+  taken.resize(num_inputs());
+  return taken;
+}
+
+std::pair<std::vector<at::Tensor>, GraphEntry> enter(const std::vector<at::Tensor>& tensors) {
+  auto* const entry = new EntryNode;
+  const NodePtr node = kept<NodePtr>(entry);
+  std::vector<at::Tensor> entered;
+  entered.reserve(tensors.size());
+  for (const at::Tensor& tensor : tensors) {
+    // A detached tensor shares the version counter: where its sender is in this process and has
+    // saved it, a change in place is reported there.
+    at::Tensor alias = tensor.detach();
+    const auto number = entry->add_input_metadata(alias);
+    torch::autograd::impl::set_gradient_edge(alias, {node, number});
+    entered.push_back(std::move(alias));
+  }
+  return {std::move(entered), {node, entry}};
+}
+
+}  // namespace dreamcomm
