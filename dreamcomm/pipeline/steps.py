@@ -153,8 +153,8 @@ class Steps:
         )
         scaled = settings.scale_grads is True
         return Batch(
-            [_own_versions(one) for one, _ in pairs],
-            [_own_versions(one) for _, one in pairs],
+            [tuple(map(_own_versions, args)) for args, _ in pairs],
+            [{k: _own_versions(v) for k, v in kwargs.items()} for _, kwargs in pairs],
             self._targets(call, trains, count),
             trains,
             1.0 / (count * settings.accumulate) if scaled else 1.0,
@@ -252,7 +252,9 @@ class Steps:
 
 def _own_versions(value: Any) -> Any:
     """Tensors that may be changed in place. Pieces of one batch would count changes together."""
-    return pytree.tree_map_only(Tensor, lambda one: one if one.requires_grad else one.data, value)
+    if isinstance(value, Tensor):
+        return value if value.requires_grad else value.data
+    return pytree.tree_map_only(Tensor, _own_versions, value)
 
 
 def _check_list(losses: Any) -> None:

@@ -97,4 +97,7 @@ def _are_equal(values: list[Any]) -> bool:
     first = values[0]
     if isinstance(first, Tensor):
         return all(isinstance(one, Tensor) and torch.equal(first, one) for one in values[1:])
-    return all(bool(one == first) for one in values[1:])
+    try:
+        return all(bool(one == first) for one in values[1:])
+    except (RuntimeError, ValueError):  # of arrays, and of classes that hold tensors
+        return False
