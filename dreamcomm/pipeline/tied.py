@@ -33,7 +33,7 @@ class Tied:
 
     @property
     def places(self) -> tuple[int, ...]:
-        """Of the ranks that hold it."""
+        """The places of the ranks that hold it."""
         return tuple(self.names)
 
 

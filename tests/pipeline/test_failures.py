@@ -92,7 +92,7 @@ def failing(schedule: str, where: str, block: int) -> list[Any]:
 @pytest.mark.parametrize("where", ["forward", "backward", "loss"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_an_error_reaches_all_and_the_next_step_works(
-    pool: Pool, schedule: str, where: str
+    pool: Pool, schedule: str, where: str, slack: float
 ) -> None:
     block = {"forward": 2, "backward": 0, "loss": 5}[where]
     world = 2 if schedule == "interleaved1f1b" else 3
@@ -108,7 +108,7 @@ def test_an_error_reaches_all_and_the_next_step_works(
         assert place == ranks[0][2]
         assert kind in text
         assert f"stage {place[1]}, micro-batch " in text
-        assert seconds < 1.0
+        assert seconds < 1.0 + slack
         assert left == 0, "gradients of the failed step are gone"
         for name, gradient in gradients.items():
             torch.testing.assert_close(gradient, expected[name])
@@ -157,12 +157,12 @@ def beside(rank: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("rank", [0, 3])
-def test_an_error_stops_the_pipelines_beside(pool: Pool, rank: int) -> None:
+def test_an_error_stops_the_pipelines_beside(pool: Pool, rank: int, slack: float) -> None:
     ranks = pool.run(beside, rank, world=4)
     for text, seconds in ranks:
         assert f"rank {rank}, stage {rank // 2}, " in text
         assert text == ranks[0][0]
-        assert seconds < 1.0
+        assert seconds < 1.0 + slack
 
 
 # Bad input.
@@ -301,7 +301,7 @@ def dying(rank: int, when: str) -> Any:
 
 @pytest.mark.parametrize("when", ["before", "inside"])
 @pytest.mark.parametrize("rank", [0, 1, 2])
-def test_a_rank_that_ends_is_reported(fresh: Fresh, rank: int, when: str) -> None:
+def test_a_rank_that_ends_is_reported(fresh: Fresh, rank: int, when: str, slack: float) -> None:
     ranks = fresh.start(dying, rank, when, world=3)
     for number, one in enumerate(ranks):
         if number == rank:
@@ -311,9 +311,9 @@ def test_a_rank_that_ends_is_reported(fresh: Fresh, rank: int, when: str) -> Non
         text, seconds, again, at_once = reply.value
         assert f"rank {rank}" in text
         assert "ended" in text
-        assert seconds < 1.0
+        assert seconds < 1.0 + slack
         assert "ended" in again
-        assert at_once < 0.2
+        assert at_once < 0.2 + slack
 
 
 # After the last action.
@@ -353,12 +353,12 @@ def late() -> tuple[str, list[bool]]:
     pipe.step(x, target=x)
     before = [one.grad for one in pipe.parameters()]
     if dist.get_rank() == 0:
-        time.sleep(3.2)
+        time.sleep(6.2)
     text = raised(lambda: pipe.step(x, target=x))[0]
     return text, [a is one.grad for a, one in zip(before, pipe.parameters(), strict=True)]
 
 
 def test_a_late_rank_is_an_error_of_the_pipeline(pool: Pool) -> None:
-    for text, kept in pool.run(late, group_timeout=1.0):
+    for text, kept in pool.run(late, group_timeout=2.0):
         assert "has waited" in text
         assert all(kept)
