@@ -102,7 +102,8 @@ class Agreement {
     store_.set(key(site_.rank), concat(own_, kOver));
     std::vector<std::string> found(said_.size());
     for (int rank = 0; rank < site_.size; ++rank) {
-      if (store_.has(key(rank))) found[at(rank)] = without_over(store_.get(key(rank), kLookForRanks));
+      if (store_.has(key(rank)))
+        found[at(rank)] = without_over(store_.get(key(rank), kLookForRanks));
     }
     return found;
   }
