@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -39,6 +39,17 @@ class Call:
     losses: list[Tensor] | None
     return_outputs: bool
     loss_kwargs: dict[str, Any] | None
+
+
+@dataclass
+class _Attempt:
+    """What a call has made on this rank so far."""
+
+    part: Part
+    outcome: Outcome = field(default_factory=Outcome)
+    output: Any = None
+    gradients: StepGradients | None = None
+    error: BaseException | None = None
 
 
 class Steps:
@@ -81,41 +92,45 @@ class Steps:
         self._local.module.put_back()
         self._begin(call.mode)
         trains = call.mode == STEP and self._settings.loss_fn is not None
-        part, error = Part(pipe=self._layout.pipe), None
-        gradients: StepGradients | None = None
-        outcome, output = Outcome(), None
+        attempt = _Attempt(Part(pipe=self._layout.pipe))
         try:
-            _check_list(call.losses)
-            if trains:
-                gradients = self._local.step_gradients()
-            with self._around(gradients, trains):
-                outcome = self._runner.run(self._calls, self._batch(call, trains))
-            part, output = self._part(outcome), self._output(outcome, call.return_outputs)
+            self._run_stages(call, trains, attempt)
         except PeerFailed as heard:
-            part.failure = heard.reason
+            attempt.part.failure = heard.reason
         except RankLost as ended:
             self._lose(ended.rank)
         except Exception as raised:
-            error = raised
-            part.failure = self._failure(raised)
-            self._tell(part.failure)
+            self._fail(attempt, raised)
         except BaseException as raised:  # Ctrl-C: the others stop, this rank does not wait for them
-            part.failure = self._failure(raised)
-            self._tell(part.failure)
-            leave(self._channel, self._calls, part)
-            self._undo(gradients)
+            self._fail(attempt, raised)
+            leave(self._channel, self._calls, attempt.part)
+            self._undo(attempt.gradients)
             raise
-        verdict = self._agree(part, needs_count=trains and self._settings.scale_grads == "count")
+        counted = trains and self._settings.scale_grads == "count"
+        verdict = self._agree(attempt.part, needs_count=counted)
         if verdict.failure is not None:
-            self._undo(gradients)
+            self._undo(attempt.gradients)
             text = f"the pipeline's step failed on {verdict.failure}"
-            raise PipelineError(text, verdict.failure) from error
-        self._finish(gradients, verdict)
-        self.latest = Report.of(
-            self._plan.schedule, outcome, self._local, self._channel, self._layout
-        )
-        self._fill(call.losses, outcome, verdict)
-        return output
+            raise PipelineError(text, verdict.failure) from attempt.error
+        self._finish(attempt, verdict)
+        self._fill(call.losses, attempt.outcome, verdict)
+        return attempt.output
+
+    def _run_stages(self, call: Call, trains: bool, attempt: _Attempt) -> None:
+        """What may fail on this rank alone."""
+        _check_list(call.losses)
+        if trains:
+            attempt.gradients = self._local.step_gradients()
+        with self._around(attempt.gradients, trains):
+            attempt.outcome = self._runner.run(self._calls, self._batch(call, trains))
+        attempt.part = self._part(attempt.outcome)
+        attempt.output = self._output(attempt.outcome, call.return_outputs)
+
+    def _fail(self, attempt: _Attempt, error: BaseException) -> None:
+        """Notes this rank's error, and tells the others."""
+        attempt.error = error
+        attempt.part.failure = self._failure(error)
+        self._tell(attempt.part.failure)
 
     def _begin(self, mode: int) -> None:
         self._calls += 1
@@ -130,13 +145,16 @@ class Steps:
             stack.enter_context(torch.set_grad_enabled(trains))
             yield
 
-    def _finish(self, gradients: StepGradients | None, verdict: Verdict) -> None:
+    def _finish(self, attempt: _Attempt, verdict: Verdict) -> None:
         """After a call that went well on all ranks."""
         self._local.batch_norm.commit()
-        if gradients is not None:
-            gradients.finish(self._calls, verdict.count, reduces=self.reduces)
+        if attempt.gradients is not None:
+            attempt.gradients.finish(self._calls, verdict.count, reduces=self.reduces)
             self.done += 1
         self._channel.end()
+        self.latest = Report.of(
+            self._plan.schedule, attempt.outcome, self._local, self._channel, self._layout
+        )
 
     def _batch(self, call: Call, trains: bool) -> Batch:
         """Cuts what this rank's stages read."""

@@ -98,3 +98,12 @@ def twice(name: str, schedule: str) -> bool:
 )
 def test_two_runs_have_the_same_bits(pool: Pool, name: str, schedule: str) -> None:
     assert pool.run(twice, name, schedule) == [True, True]
+
+
+@pytest.mark.parametrize(
+    "options", [{"hosts": "a,b"}, {"shared_memory": False}, {"heap_bytes": 0}], ids=str
+)
+def test_without_shared_memory(pool: Pool, options: dict[str, Any]) -> None:
+    """Between nodes, over Gloo, and where there is no heap, messages are sent."""
+    ranks = pool.run(train, "gpt", "1f1b", 4, FLOAT32, options=options)
+    compare(ranks, "gpt", 4, FLOAT32)
