@@ -76,9 +76,9 @@ CELLS = [
     [pytest.param(c, marks=[] if c in SHORT else [pytest.mark.long]) for c in CELLS],
     ids="-".join,
 )
-def test_two_by_two_equals_one_process(pool: Pool, cell: tuple[str, str, str]) -> None:
+def test_two_by_two_equals_one_process(pool: Pool, cell: tuple[str, str, str], soak: bool) -> None:
     name, schedule, how = cell
-    steps = 20
+    steps = 20 if soak else 6
     ranks = pool.run(train, name, schedule, how, steps, 2, world=4)
     reference = OneProcess(name)
     losses, norms = reference.train(steps, ROWS, 4, shares=2)

@@ -30,14 +30,13 @@ def train(path: str) -> tuple[list[float], dict[str, Tensor]]:
     return [float(one) for one in losses], gradients
 
 
-@pytest.mark.parametrize("form", ["compute_only", "compute_comms"])
 @pytest.mark.parametrize(
-    ("name", "local", "micro"),
+    ("name", "local", "micro", "form"),
     [
-        ("LoopedBFS", 2, 4),
-        ("InterleavedZeroBubble", 2, 4),
-        ("ZBVZeroBubble", 2, 4),
-        ("DualPipeV", 2, 4),
+        ("LoopedBFS", 2, 4, "compute_comms"),
+        ("InterleavedZeroBubble", 2, 4, "compute_comms"),
+        ("ZBVZeroBubble", 2, 4, "compute_only"),
+        ("DualPipeV", 2, 4, "compute_comms"),
     ],
 )
 def test_torch_schedules_train(

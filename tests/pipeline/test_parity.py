@@ -15,11 +15,11 @@ from pipeline.pipe_models import MODELS, OneProcess, make, optimizer_of
 pytestmark = pytest.mark.beyond_gloo("compares what only dreamcomm has")
 
 SCHEDULES = ["gpipe", "1f1b", "interleaved1f1b", "zb-h1"]
-STEPS, ROWS = 20, 10
+STEPS, FEWER, ROWS = 20, 8, 10  # FEWER: in the short form
 
 
 def train(
-    name: str, schedule: str, micro: int, dtype: torch.dtype, steps: int = STEPS, **options: Any
+    name: str, schedule: str, micro: int, dtype: torch.dtype, steps: int, **options: Any
 ) -> tuple[list[list[float]], list[float], dict[str, Tensor]]:
     """Losses, norms, and the parameters and buffers of this rank."""
     _, loss_fn, data = MODELS[name]
@@ -39,9 +39,11 @@ def train(
     return losses, norms, {k: v.clone() for k, v in pipe.state_dict().items()}
 
 
-def compare(ranks: list[Any], name: str, micro: int, dtype: torch.dtype) -> None:
+def compare(
+    ranks: list[Any], name: str, micro: int, dtype: torch.dtype, steps: int = STEPS
+) -> None:
     reference = OneProcess(name, dtype)
-    losses, norms = reference.train(STEPS, ROWS, micro)
+    losses, norms = reference.train(steps, ROWS, micro)
     within = 1e-9 if dtype == torch.float64 else 1e-5
     close = {"rtol": within, "atol": within}
     expected = dict(reference.module.named_parameters())
@@ -79,11 +81,13 @@ CELLS = [
     [pytest.param(c, marks=[] if c in SHORT else [pytest.mark.long]) for c in CELLS],
     ids=lambda cell: "-".join(map(str, cell)),
 )
-def test_equals_one_process(pool: Pool, cell: tuple[str, str, int, torch.dtype]) -> None:
+def test_equals_one_process(
+    pool: Pool, cell: tuple[str, str, int, torch.dtype], soak: bool
+) -> None:
     name, schedule, world, dtype = cell
-    micro = 3 if schedule == "gpipe" else 4
-    ranks = pool.run(train, name, schedule, micro, dtype, world=world)
-    compare(ranks, name, micro, dtype)
+    micro, steps = 3 if schedule == "gpipe" else 4, STEPS if soak else FEWER
+    ranks = pool.run(train, name, schedule, micro, dtype, steps, world=world)
+    compare(ranks, name, micro, dtype, steps)
 
 
 def twice(name: str, schedule: str) -> bool:
@@ -105,5 +109,5 @@ def test_two_runs_have_the_same_bits(pool: Pool, name: str, schedule: str) -> No
 )
 def test_without_shared_memory(pool: Pool, options: dict[str, Any]) -> None:
     """Between nodes, over Gloo, and where there is no heap, messages are sent."""
-    ranks = pool.run(train, "gpt", "1f1b", 4, FLOAT32, options=options)
-    compare(ranks, "gpt", 4, FLOAT32)
+    ranks = pool.run(train, "gpt", "1f1b", 4, FLOAT32, FEWER, options=options)
+    compare(ranks, "gpt", 4, FLOAT32, FEWER)

@@ -62,7 +62,7 @@ def _raise(*_: Any) -> None:
 @pytest.mark.parametrize("schedule", ["1f1b"])
 @pytest.mark.parametrize(
     ("slot", "number"),
-    [("FORWARD", 1), ("FORWARD", 2), ("BACKWARD", 1), ("DONE", 1), ("VERDICT", 1), ("TIED", 1)],
+    [("FORWARD", 1), ("BACKWARD", 2), ("DONE", 1), ("VERDICT", 1), ("TIED", 1)],
 )
 def test_a_lost_message_is_missed(pool: Pool, slot: str, number: int, schedule: str) -> None:
     texts = pool.run(step_without, slot, number, schedule, group_timeout=2.0)
