@@ -345,7 +345,7 @@ class DistributedDataParallel(TorchDDP):
                 f"{WHAT} on rank {dist.get_rank(self.process_group)}: {self.reducer.sharded_by} "
                 "reduces the gradients: call its clip_grad_norm_() and clip_parts()"
             )
-        return [ClipPart([one.parameter for one in self.reducer.trained], self.process_group)]
+        return self.reducer.clip_parts()
 
     def report(self) -> Report:
         """The bucket plan, and times and bytes of the latest step; ``print`` it."""

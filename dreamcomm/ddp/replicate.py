@@ -66,11 +66,8 @@ class ReplicatedModule:
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backward passes inside add to this rank's gradients alone."""
-        before, self._replicate_reducer.sync = self._replicate_reducer.sync, False
-        try:
+        with self._replicate_reducer.no_sync():
             yield
-        finally:
-            self._replicate_reducer.sync = before
 
     def set_requires_gradient_sync(self, requires_gradient_sync: bool) -> None:
         """Whether backward passes reduce, as FSDP2's method of this name."""
@@ -89,8 +86,7 @@ class ReplicatedModule:
 
     def clip_parts(self) -> list[ClipPart]:
         """As :meth:`DistributedDataParallel.clip_parts`."""
-        reducer = self._replicate_reducer
-        return [ClipPart([one.parameter for one in reducer.trained], reducer.group)]
+        return self._replicate_reducer.clip_parts()
 
     def register_comm_hook(self, state: object, hook: Any) -> None:
         """As torch's ``DistributedDataParallel.register_comm_hook``."""

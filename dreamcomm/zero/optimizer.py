@@ -302,12 +302,8 @@ class ZeroOptimizer(Optimizer):
     def no_sync(self) -> Iterator[None]:
         """Backward passes inside add to this rank's own gradients; a later one, or
         :meth:`reduce_gradients`, reduces the sum."""
-        before = self._engine.sync
-        self._engine.sync = False
-        try:
+        with self._engine.no_sync():
             yield
-        finally:
-            self._engine.sync = before
 
     def reduce_gradients(self) -> None:
         """Averages what has accumulated into this rank's shards. Collective.

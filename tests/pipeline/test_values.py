@@ -212,7 +212,7 @@ def test_values_jump_over_stages(pool: Pool, schedule: str, world: int, checkpoi
 # Evaluation, chunk specs, frozen stages.
 
 
-def evaluated() -> tuple[Any, list[float], bool]:
+def evaluated() -> tuple[Any, list[float], bool, dict[str, Tensor]]:
     pipe = Pipeline(make("cnn"), 4, loss_fn=MODELS["cnn"][1], loss="all", schedule="zb-h1")
     x, y = MODELS["cnn"][2](0, 8, torch.float32)
     pipe.step(x, target=y)
@@ -221,17 +221,25 @@ def evaluated() -> tuple[Any, list[float], bool]:
     output = pipe.eval(x, target=y, losses=losses)
     again = pipe.eval(x)
     same = output is None or torch.equal(output, again)
+    state = {name: one.clone() for name, one in pipe.state_dict().items()}
     pipe.module.train()
     pipe.step(x, target=y)
-    return output, [float(one) for one in losses], same
+    return output, [float(one) for one in losses], same, state
 
 
 def test_evaluation_between_steps(pool: Pool) -> None:
     ranks = pool.run(evaluated)
-    assert all(same for _, _, same in ranks)
+    assert all(same for _, _, same, _ in ranks)
     assert ranks[0][1] == ranks[1][1]
-    assert len(ranks[0][1]) == 4
-    assert ranks[1][0].shape == (8, 5)
+    module = make("cnn")
+    module.load_state_dict(ranks[0][3] | ranks[1][3])
+    module.eval()
+    x, y = MODELS["cnn"][2](0, 8, torch.float32)
+    with torch.no_grad():
+        output = module(x.clone())
+    torch.testing.assert_close(ranks[1][0], output, rtol=1e-5, atol=1e-6)
+    expected = [float(F.mse_loss(o, t)) for o, t in zip(output.chunk(4), y.chunk(4), strict=True)]
+    assert ranks[0][1] == pytest.approx(expected, rel=1e-5)
 
 
 def by_columns() -> tuple[dict[str, Tensor], Any]:

@@ -109,7 +109,10 @@ std::optional<std::pair<int, KeyedHeader>> HeaderChannel::next(std::chrono::mill
 }
 
 void HeaderChannel::cancel() {
-  if (posted_ && !posted_->done()) backend_->cancel(*posted_);
+  if (!posted_ || posted_->done()) return;
+  backend_->cancel(*posted_);
+  // One that took no message is forgotten: the next call posts another.
+  if (posted_->done() && posted_->failure()) posted_.reset();
 }
 
 KeyedHeader HeaderChannel::read() const {

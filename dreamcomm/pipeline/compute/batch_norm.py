@@ -139,15 +139,6 @@ class DeferredBatchNorm:
         finally:
             self._microbatch = before
 
-    @contextmanager
-    def recomputing(self) -> Iterator[None]:
-        """Collects nothing within the context, which may lie within :meth:`at`."""
-        before, self._microbatch = self._microbatch, None
-        try:
-            yield
-        finally:
-            self._microbatch = before
-
     def commit(self) -> None:
         """Updates the running statistics with what was collected, and forgets that.
 

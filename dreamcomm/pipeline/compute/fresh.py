@@ -9,7 +9,7 @@ place.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -27,15 +27,23 @@ class FreshGradients:
         """Begins a step. Later additions to gradients that are there use memory of their own."""
         self._without = [one for one in parameters if one.grad is None]
 
-    def set_apart(self, in_use: Sequence[Tensor | None]) -> None:
+    def memory_of(self, gradients: Iterable[Tensor | None]) -> set[int]:
+        """Where these gradients lie; nothing once all parameters have gradients of their own.
+
+        It keeps none of them. Memory that is freed meanwhile costs at most a copy.
+        """
+        if not self._without:
+            return set()
+        return {_memory(one) for one in gradients if one is not None} - {0}
+
+    def set_apart(self, used: set[int]) -> None:
         """Copies the gradients that a backward pass has made of memory that is still used.
 
         Args:
-            in_use: gradients that were in the pass, and are read or sent later.
+            used: where gradients lie that were in the pass, and are read or sent later.
         """
         if not self._without:
             return
-        used = {_memory(one) for one in in_use if one is not None} - {0}
         left = []
         for parameter in self._without:
             if parameter.grad is None:

@@ -83,7 +83,7 @@ class StageRun:
     live_peak: int = 0
     _kept: dict[int, Kept] = field(default_factory=dict)
     _pending: dict[int, Pending] = field(default_factory=dict)
-    _sent: dict[int, list[Tensor | None]] = field(default_factory=dict)  # before the second part
+    _sent: dict[int, set[int]] = field(default_factory=dict)  # memory, before the second part
 
     def forward(
         self,
@@ -204,7 +204,7 @@ class StageRun:
         """
         kept = self._kept.pop(microbatch)
         found = full_backward(kept.roots, gradients, kept.entry)
-        self.fresh.set_apart(found)
+        self.fresh.set_apart(self.fresh.memory_of(found))
         return _wanted(kept.entry, found)
 
     def backward_input(
@@ -213,8 +213,9 @@ class StageRun:
         """The backward pass to the inputs alone; see :meth:`backward`."""
         kept = self._kept.pop(microbatch)
         found, pending = backward_input(kept.roots, gradients, kept.entry)
-        self._pending[microbatch], self._sent[microbatch] = pending, found
-        self.fresh.set_apart([*found, *pending.gradients])
+        sent = self.fresh.memory_of(found)
+        self._pending[microbatch], self._sent[microbatch] = pending, sent
+        self.fresh.set_apart(sent | self.fresh.memory_of(pending.gradients))
         return _wanted(kept.entry, found)
 
     def backward_weight(self, microbatch: int) -> None:

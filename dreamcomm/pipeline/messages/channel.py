@@ -279,8 +279,8 @@ class Channel:
             self._check_lost()
             if self._dream is None:
                 raise
-            # The receive was cancelled, or is older than the group's timeout. A group that has
-            # failed says so at the next one.
+            # The receive is older than the group's timeout. A group that has failed says so at the
+            # next one.
             found = self._headers.next(milliseconds)
         if found is None:
             if milliseconds:
