@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -12,7 +12,7 @@ from dreamcomm._torch.build_check import check_build
 if TYPE_CHECKING:
     from dreamcomm._C import DreamBackend
 
-__all__ = ["backend_of", "given_group", "ours"]
+__all__ = ["as_ours", "backend_of", "given_group", "ours"]
 
 
 def backend_of(group: dist.ProcessGroup | None) -> DreamBackend:
@@ -41,10 +41,14 @@ def given_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
 
 def ours(group: dist.ProcessGroup, device: torch.device) -> DreamBackend | None:
     """The backend of the group's tensors on a device, if it is dreamcomm; else None."""
+    return as_ours(group._get_backend(device))
+
+
+def as_ours(backend: Any) -> DreamBackend | None:
+    """A backend of a group, if it is dreamcomm's; else None."""
     check_build()
     from dreamcomm._C import DreamBackend
 
-    backend = group._get_backend(device)
     # TORCH_DISTRIBUTED_DEBUG=DETAIL puts a checking backend around ours.
     backend = getattr(backend, "wrapped_pg", backend)
     return backend if isinstance(backend, DreamBackend) else None

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from dreamcomm.messages.codec import described
+from dreamcomm.messages.messenger import RankLost
 from dreamcomm.pipeline.errors import Failure, PipelineError
 from dreamcomm.pipeline.gradients import StepGradients
 from dreamcomm.pipeline.layout import Layout
 from dreamcomm.pipeline.local import LocalStages
 from dreamcomm.pipeline.messages.agreement import Part, Verdict, agree, leave, lost
-from dreamcomm.pipeline.messages.channel import Channel, PeerFailed, RankLost
-from dreamcomm.pipeline.messages.codec import described
+from dreamcomm.pipeline.messages.channel import Channel, PeerFailed
 from dreamcomm.pipeline.plan import Plan
 from dreamcomm.pipeline.report import Report
 from dreamcomm.pipeline.runner import Batch, Outcome, Runner

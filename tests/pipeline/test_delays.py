@@ -57,7 +57,8 @@ def late(generator: random.Random, longest: float) -> None:
 
 def delayed(channel: Channel, generator: random.Random, longest: float) -> None:
     """Has each message be sent, and looked for, a moment later."""
-    send, accept = channel._issue, channel._accept
+    messenger = channel.messenger
+    send, admit = messenger._issue, messenger._admit
 
     def issue(*args: Any) -> None:
         late(generator, longest)
@@ -65,9 +66,9 @@ def delayed(channel: Channel, generator: random.Random, longest: float) -> None:
 
     def look(*args: Any, **kwargs: Any) -> bool:
         late(generator, longest)
-        return accept(*args, **kwargs)
+        return admit(*args, **kwargs)
 
-    channel._issue, channel._accept = issue, look  # type: ignore[method-assign]
+    messenger._issue, messenger._admit = issue, look  # type: ignore[method-assign]
 
 
 def steps(count: int, longest: float, seed: int) -> tuple[list[Tensor], int]:

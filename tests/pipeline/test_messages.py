@@ -10,8 +10,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dreamcomm import is_shared
-from dreamcomm.pipeline.messages.channel import MOST_SENDS, Channel, PeerFailed
-from dreamcomm.pipeline.messages.codec import Codec, described
+from dreamcomm.messages.codec import Codec, described
+from dreamcomm.messages.messenger import MOST_SENDS
+from dreamcomm.pipeline.messages.channel import Channel, PeerFailed
 from dreamcomm.pipeline.messages.key import Key, Slot
 from helpers.pool import Pool
 

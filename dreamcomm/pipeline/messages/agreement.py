@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from dreamcomm.messages.messenger import RankLost
 from dreamcomm.pipeline.errors import Failure
-from dreamcomm.pipeline.messages.channel import Channel, RankLost
+from dreamcomm.pipeline.messages.channel import Channel
 from dreamcomm.pipeline.messages.key import Key, Slot
 
 __all__ = ["Part", "Verdict", "agree", "leave", "lost"]

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from dreamcomm.backend import heap_bytes
-from dreamcomm.pipeline.values import SIMPLE, dumped
+from dreamcomm.messages.dumping import SIMPLE, dumped
 
 __all__ = ["Codec", "Described", "TensorMeta", "described"]
 
@@ -30,7 +30,7 @@ class TensorMeta:
         dtype: as the sender has it.
         device: its type, such as "cpu".
         order: dimensions from the slowest to the fastest in memory; None: as in the shape.
-        needs_grad: the sender waits for the gradient of this tensor.
+        needs_grad: the tensor requires a gradient at the sender.
     """
 
     shape: tuple[int, ...]
@@ -147,13 +147,11 @@ def _decode(data: bytes) -> Described:
 def _tensor_meta(tensor: Tensor) -> tuple[TensorMeta, Tensor]:
     """The description, and a contiguous tensor of the same memory, or of a copy."""
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
-        raise TypeError(
-            f"a tensor of layout {tensor.layout} cannot be sent between stages; give a dense one"
-        )
+        raise TypeError(f"a tensor of layout {tensor.layout} cannot be sent; give a dense one")
     plain = tensor.detach()
     if type(plain) is not Tensor and type(plain) is not torch.nn.Parameter:
         raise TypeError(
-            f"a {type(tensor).__name__} cannot be sent between stages; give a plain tensor "
+            f"a {type(tensor).__name__} cannot be sent; give a plain tensor "
             "(of a DTensor: to_local())"
         )
     order = None
@@ -174,7 +172,7 @@ def _tensor_meta(tensor: Tensor) -> tuple[TensorMeta, Tensor]:
 def assembled(what: Described, tensors: list[Tensor]) -> Any:
     """The value, with these tensors in the places of their descriptions.
 
-    A tensor requires a gradient where the sender waits for it.
+    A tensor requires a gradient where it did at the sender.
     """
     found = iter(tensors)
     leaves = [
