@@ -1,0 +1,148 @@
+"""Where parameters are: on which server, in which flat tensor, in which message. Pure functions.
+
+A server has whole parameters, so any optimizer works on it. Of each dtype its parameters make one
+flat tensor, in their order, which travels in pieces of bounded size. A piece may cover parts of
+several parameters, and a large parameter several pieces::
+
+    parameters   | weight 0                | bias 0 | weight 1      |
+    pieces       [     0     ][     1     ][     2     ][     3     ]
+
+So a worker needs no second copy of all its gradients to send them, or of the weights to receive
+them: only of a piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["PIECE_BYTES", "Flats", "Layout", "Part", "Piece", "TensorSpec", "assign", "difference"]
+
+PIECE_BYTES = 512 << 10
+
+Flats = dict[torch.dtype, Tensor]
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """What server and worker have to agree on for a parameter."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def numel(self) -> int:
+        return torch.Size(self.shape).numel()
+
+    @property
+    def nbytes(self) -> int:
+        return self.numel * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{self.name} of {str(self.dtype).removeprefix('torch.')} {list(self.shape)}"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Elements of a parameter, in its row-major order."""
+
+    parameter: int
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one message holds: elements of the flat tensor of a dtype."""
+
+    dtype: torch.dtype
+    begin: int
+    end: int
+    parts: tuple[Part, ...]
+
+
+class Layout:
+    """The flat tensors of some parameters, and their pieces.
+
+    Args:
+        specs: the parameters.
+        piece_bytes: the most that a piece has.
+    """
+
+    def __init__(self, specs: Sequence[TensorSpec], piece_bytes: int = PIECE_BYTES) -> None:
+        self.specs = tuple(specs)
+        self.offsets: list[int] = []  # of each parameter in the flat tensor of its dtype
+        self.sizes: dict[torch.dtype, int] = {}
+        for spec in self.specs:
+            begin = self.sizes.get(spec.dtype, 0)
+            self.offsets.append(begin)
+            self.sizes[spec.dtype] = begin + spec.numel
+        self.pieces = [
+            piece for dtype in self.sizes for piece in self._pieces_of(dtype, piece_bytes)
+        ]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all parameters."""
+        return sum(spec.nbytes for spec in self.specs)
+
+    def _pieces_of(self, dtype: torch.dtype, piece_bytes: int) -> list[Piece]:
+        most = max(piece_bytes // dtype.itemsize, 1)
+        members = [number for number, spec in enumerate(self.specs) if spec.dtype == dtype]
+        size = self.sizes[dtype]
+        pieces, place = [], 0
+        for begin in range(0, size, most):
+            end, parts = min(begin + most, size), []
+            while place < len(members):
+                number = members[place]
+                first, last = self.offsets[number], self.offsets[number] + self.specs[number].numel
+                if first >= end:
+                    break
+                low, high = max(begin, first), min(end, last)
+                if low < high:
+                    parts.append(Part(number, low - first, high - first))
+                if last > end:
+                    break
+                place += 1
+            pieces.append(Piece(dtype, begin, end, tuple(parts)))
+        return pieces
+
+    def views(self, flats: Flats) -> list[Tensor]:
+        """Each parameter's elements in flat tensors, in its shape."""
+        return [
+            flats[spec.dtype][offset : offset + spec.numel].view(spec.shape)
+            for spec, offset in zip(self.specs, self.offsets, strict=True)
+        ]
+
+
+def assign(specs: Sequence[TensorSpec], servers: int) -> list[list[int]]:
+    """The numbers of the parameters that each server has.
+
+    The largest goes first, to the server with the fewest bytes so far; equal ones go in their
+    order, to the server with the lowest index.
+    """
+    load = [0] * servers
+    members: list[list[int]] = [[] for _ in range(servers)]
+    for number in sorted(range(len(specs)), key=lambda number: -specs[number].nbytes):
+        least = load.index(min(load))
+        load[least] += specs[number].nbytes
+        members[least].append(number)
+    return [sorted(one) for one in members]
+
+
+def difference(server: Sequence[TensorSpec], worker: Sequence[TensorSpec]) -> str:
+    """How a worker's parameters differ from the server's, in words; "" if they do not.
+
+    Names are compared only where both have some.
+    """
+    for number, (ours, theirs) in enumerate(zip(server, worker, strict=False)):
+        names_differ = ours.name and theirs.name and ours.name != theirs.name
+        if names_differ or (ours.shape, ours.dtype) != (theirs.shape, theirs.dtype):
+            return f"parameter {number} is {ours} on the server, and {theirs} on the worker"
+    if len(server) != len(worker):
+        return f"the server has {len(server)} parameters, and the worker {len(worker)}"
+    return ""

@@ -1,0 +1,245 @@
+"""A process that has the parameters and their optimizer, for workers that have neither."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dreamcomm.server.connection import Connection
+from dreamcomm.server.hub import Hub
+from dreamcomm.server.layout import assign
+from dreamcomm.server.rendezvous import LOOK_SECONDS, Gate, expected_workers, open_store
+from dreamcomm.server.report import ServerReport
+from dreamcomm.server.rules import Averaged, Bounded, Rule
+from dreamcomm.server.settings import (
+    check_optimizer,
+    check_server,
+    checked_damping,
+    groups_of,
+    named,
+    of_these,
+)
+from dreamcomm.server.weights import Weights, specs_of
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+__all__ = ["ParameterServer"]
+
+LOG = logging.getLogger("dreamcomm.server")
+
+
+class ParameterServer:
+    """Steps an optimizer with the gradients that workers push, and gives them the weights.
+
+    Li et al. 2014, "Scaling distributed machine learning with the parameter server". With
+    ``staleness=0`` it waits for all workers, averages their gradients in the order of their ranks,
+    and makes one step: the bits of training with all_reduce. With a bound above 0, or None, each
+    push is a step of its own, and a worker may be that many pushes ahead of the slowest (Ho et al.
+    2013) or any number (Recht et al. 2011, Dean et al. 2012).
+
+    A server has whole parameters. Several share them by bytes: each is given all of them, and takes
+    its own. Buffers, and parameters that require no gradient, stay with each process.
+
+    Args:
+        params: as torch's optimizers take them: tensors, pairs of name and tensor, or groups; on
+            any device. Workers start with their values.
+        optimizer_class: of torch.optim.
+        staleness: 0, a bound in pushes, or None.
+        damping: factor of a gradient by its lag, the number of updates that it does not know of:
+            "inverse" for 1 / (1 + lag) (Zhang et al. 2016), a function, or None.
+        push_scale: factor of all gradients, where each push is a step.
+        workers: with staleness 0 the first step waits until so many have joined, and
+            :meth:`serve` returns only when so many have been here. None: the rest of the job of
+            torchrun or of init_process_group; without such a job it has to be given.
+        index, servers: this is server ``index`` of so many.
+        name: of the servers together; workers give the same.
+        store: a torch store, or "host:port" of one that server 0 holds. None: the store of the
+            default group, or of MASTER_ADDR and MASTER_PORT.
+        timeout: seconds for the store and for a worker that connects.
+        defaults: the optimizer's arguments.
+
+    Raises:
+        ValueError, TypeError: an argument is wrong; the text says which.
+        ServerUnreachable: the store is not there.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        optimizer_class: type[torch.optim.Optimizer],
+        *,
+        staleness: int | None = 0,
+        damping: str | Callable[[int], float] | None = None,
+        push_scale: float = 1.0,
+        workers: int | None = None,
+        index: int = 0,
+        servers: int = 1,
+        name: str = "server",
+        store: Store | str | None = None,
+        timeout: float = 300.0,
+        **defaults: Any,
+    ) -> None:
+        check_server(staleness, push_scale, index, servers, workers)
+        check_optimizer(optimizer_class)
+        damped = checked_damping(damping, staleness)
+        groups = groups_of(params)
+        names, tensors = named(groups, "ParameterServer")
+        if servers > len(tensors):
+            raise ValueError(
+                f"ParameterServer: expected at most one server for each of {len(tensors)} "
+                f"parameters, got {servers}"
+            )
+        mine = assign(specs_of(tensors, names), servers)[index]
+        own = [tensors[number] for number in mine]
+        self.optimizer = optimizer_class(of_these(groups, own), **defaults)
+        self._weights = Weights(own, self.optimizer, [names[number] for number in mine])
+        self._workers = _workers(workers, servers, staleness)
+        self._staleness, self._timeout = staleness, timeout
+        self._words = f"server {index} of {name!r}"
+        opened = open_store(store, holds=index == 0, timeout=timeout)
+        # A store that is lost is opened again, as a client: then another process holds it.
+        self._gate = Gate(opened, lambda: open_store(store, holds=False, timeout=0.0), name, index)
+        self._on_update: Callable[[], None] = lambda: None
+        self._hub = Hub(
+            self._weights,
+            _rule(self._weights, staleness, self._workers, push_scale, damped),
+            self._words,
+            lambda: self._on_update(),
+        )
+
+    @property
+    def version(self) -> int:
+        """Updates so far, with those before the checkpoint that was loaded."""
+        return self._weights.version
+
+    def serve(
+        self,
+        *,
+        checkpoint: str | os.PathLike[str] | None = None,
+        every: int = 1,
+        on_update: Callable[[ParameterServer], None] | None = None,
+    ) -> ServerReport:
+        """Answers workers until all that were here have left.
+
+        Workers may join at any time. One that leaves or is lost no longer holds back the others; a
+        warning in the log of "dreamcomm.server" says so.
+
+        Args:
+            checkpoint: a file for :meth:`state_dict`, written beside it and renamed, so that it is
+                always whole.
+            every: updates between two writes.
+            on_update: called after each update, while no other runs: for a learning rate's
+                schedule over ``optimizer``.
+
+        Raises:
+            Exception: what an update, ``on_update`` or a write raised. Workers get a ServerError
+                with its text.
+        """
+        if every < 1:
+            raise ValueError(f"ParameterServer.serve: expected every of at least 1, got {every}")
+        if self._hub.stopped:
+            raise RuntimeError("ParameterServer.serve: it has ended; make a new server")
+        path = None if checkpoint is None else Path(checkpoint)
+
+        def updated() -> None:
+            if on_update is not None:
+                on_update(self)
+            if path is not None and self.version % every == 0:
+                _save(self.state_dict(), path)
+
+        self._on_update = updated
+        threads: list[threading.Thread] = []
+        try:
+            while not self._hub.stopped and not self._hub.is_deserted(self._workers):
+                threads += [self._begin(number) for number in self._gate.arrivals()]
+                time.sleep(LOOK_SECONDS)
+            self._hub.stop(_Ended("all workers have left, and the server has ended"))
+        except BaseException as error:
+            self._hub.stop(RuntimeError(f"the server was interrupted: {type(error).__name__}"))
+            raise
+        finally:
+            for thread in threads:
+                thread.join(self._timeout)
+        reason = self._hub.stopped
+        if reason is not None and not isinstance(reason, _Ended):
+            raise reason
+        return self.report()
+
+    def stop(self) -> None:
+        """Ends :meth:`serve`, from another thread or from ``on_update``. Workers get an error."""
+        self._hub.stop(_Ended("the server has been stopped"))
+
+    def report(self) -> ServerReport:
+        """Updates, staleness, bytes and waits so far."""
+        return self._hub.report()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Version, parameters and optimizer of this server, for ``torch.save``."""
+        return self._hub.under_lock(self._weights.state_dict)  # type: ignore[no-any-return]
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from a checkpoint; before :meth:`serve`.
+
+        Raises:
+            ValueError: it is of another model, or of another number of servers.
+        """
+        self._hub.load(state)
+
+    def _begin(self, number: int) -> threading.Thread:
+        thread = threading.Thread(
+            target=self._connect, args=(number,), name=f"worker {number}", daemon=True
+        )
+        thread.start()
+        return thread
+
+    def _connect(self, number: int) -> None:
+        try:
+            pair = self._gate.accept(number, self._timeout)
+        except RuntimeError as error:
+            LOG.warning("%s: a worker asked, and did not connect: %s", self._words, error)
+            return
+        settings = {"staleness": self._staleness}
+        Connection(pair, self._hub, self._weights.layout, settings).run()
+
+
+class _Ended(RuntimeError):
+    """An end that is no error of the server."""
+
+
+def _rule(
+    weights: Weights,
+    staleness: int | None,
+    workers: int,
+    scale: float,
+    damping: Callable[[int], float] | None,
+) -> Rule:
+    if staleness == 0:
+        return Averaged(weights, workers)
+    return Bounded(weights, staleness, scale, damping)
+
+
+def _workers(given: int | None, servers: int, staleness: int | None) -> int:
+    workers = expected_workers(servers) if given is None else given
+    if workers is None and staleness == 0:
+        raise ValueError(
+            "ParameterServer: a synchronous server has to know how many workers to wait for before "
+            "the first step: give workers=, or start with torchrun"
+        )
+    return 1 if workers is None else workers
+
+
+def _save(state: dict[str, Any], path: Path) -> None:
+    beside = path.with_name(path.name + ".part")
+    with beside.open("wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
