@@ -1,0 +1,244 @@
+"""LocalSGD: means of parameters, against workers in one process."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import dreamcomm
+from dreamcomm.local_sgd import LocalSGD
+from helpers.pool import Pool
+from local_sgd import simulated
+
+pytestmark = pytest.mark.beyond_gloo("tests what is written for dreamcomm")
+
+WIDTH = 240  # divisible by 2 and 4; small messages go another way
+
+
+def weights(module: nn.Module) -> list[Tensor]:
+    return [one.detach().clone() for one in module.parameters()]
+
+
+def trained(steps: int, every: int, start: int) -> list[Tensor]:
+    module = simulated.model(seed=dist.get_rank())  # rank 0's is everyone's
+    optimizer = LocalSGD(module, simulated.sgd(module), every=every, start=start)
+    for step in range(1, steps + 1):
+        simulated.descend(module, optimizer, step, dist.get_rank())
+    return weights(module)
+
+
+@pytest.mark.parametrize(
+    ("world", "every", "start"),
+    [(2, 1, 0), (2, 4, 0), (3, 4, 0), (4, 4, 3), pytest.param(3, 1, 0, marks=pytest.mark.long)],
+)
+def test_equals_workers_in_one_process(pool: Pool, world: int, every: int, start: int) -> None:
+    found = pool.run(trained, 19 + start % 2, every, start, world=world)
+    expected = simulated.local_sgd(world, 19 + start % 2, every, start)
+    if (19 + start % 2 - start) % every == 0:
+        for one in found[1:]:
+            assert all(map(torch.equal, one, found[0]))
+    for ours, theirs in zip(found[0], expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+
+
+def against_ddp(steps: int) -> tuple[list[Tensor], list[Tensor]]:
+    rank = dist.get_rank()
+    apart, together = simulated.model(), simulated.model()
+    ours = LocalSGD(apart, torch.optim.SGD(apart.parameters(), lr=0.1), every=1)
+    wrapped = dreamcomm.DistributedDataParallel(together)
+    theirs = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    for step in range(steps):
+        simulated.descend(apart, ours, step, rank)
+        simulated.descend(wrapped, theirs, step, rank)
+    return weights(apart), weights(together)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_every_step_is_ddp(pool: Pool, world: int) -> None:
+    for ours, theirs in pool.run(against_ddp, 20, world=world):
+        for one, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+
+
+def traffic(every: int, steps: int) -> tuple[int, int]:
+    module = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH))
+    optimizer = LocalSGD(module, simulated.sgd(module), every=every)
+    dist.all_reduce(torch.zeros(1))
+    before = dreamcomm.stats()["all_reduce"]["sent"]
+    for _ in range(steps):
+        optimizer.zero_grad()
+        module(torch.ones(2, WIDTH)).square().sum().backward()
+        optimizer.step()
+    sent = dreamcomm.stats()["all_reduce"]["sent"] - before
+    return sent, sum(one.nbytes for one in module.parameters())
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_sends_in_every_nth_step_alone(pool: Pool, world: int) -> None:
+    for sent, nbytes in pool.run(traffic, 5, 20, world=world):
+        assert sent == 4 * 2 * (world - 1) * nbytes // world
+
+
+def resumed() -> tuple[bool, bool]:
+    """Saved in the middle of a round, and gone on with in another object."""
+    rank = dist.get_rank()
+    module = simulated.model()
+    optimizer = LocalSGD(module, simulated.sgd(module), every=4)
+    for step in range(6):
+        simulated.descend(module, optimizer, step, rank)
+    own, state = deepcopy((module.state_dict(), optimizer.state_dict()))  # as a file would be
+    other = simulated.model(seed=9)
+    again = LocalSGD(other, simulated.sgd(other), every=4)
+    other.load_state_dict(own)
+    again.load_state_dict(state)
+    for step in range(6, 15):
+        simulated.descend(module, optimizer, step, rank)
+        simulated.descend(other, again, step, rank)
+    return all(map(torch.equal, weights(module), weights(other))), again.steps == 15
+
+
+def test_resumes_inside_a_round(pool: Pool) -> None:
+    assert pool.run(resumed) == [(True, True)] * 2
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(6)
+        self.linear = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.linear(self.norm(x))
+        return result
+
+
+def statistics(buffers: str) -> tuple[list[float], int]:
+    module = Normed()
+    optimizer = LocalSGD(module, simulated.sgd(module), every=2, buffers=buffers)
+    for step in range(4):
+        simulated.descend(module, optimizer, step, dist.get_rank())
+    tracked = module.norm.num_batches_tracked
+    assert tracked is not None
+    return module.norm.running_mean.tolist(), int(tracked)  # type: ignore[union-attr]
+
+
+def test_statistics_are_averaged_if_asked(pool: Pool) -> None:
+    (first, tracked), (second, _) = pool.run(statistics, "average")
+    assert first == second
+    assert tracked == 4
+    (first, _), (second, _) = pool.run(statistics, "local")
+    assert first != second
+
+
+def scheduled() -> tuple[float, float, int]:
+    """A scheduler over the wrapper, a scaler that skips on rank 1 alone, and added parameters."""
+    rank = dist.get_rank()
+    module = simulated.model()
+    inner = torch.optim.SGD(module[0].parameters(), lr=0.4)  # type: ignore[index]
+    optimizer = LocalSGD(module, inner, every=3)
+    optimizer.add_param_group({"params": list(module[2:].parameters()), "lr": 0.2})  # type: ignore[index]
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=100)
+    for step in range(6):
+        optimizer.zero_grad()
+        x, y = simulated.batch(step, rank)
+        loss = nn.functional.mse_loss(module(x), y)
+        if step == 3 and rank == 1:
+            loss = loss * float("inf")
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        scheduler.step()
+    rates = [group["lr"] for group in inner.param_groups]
+    total = sum(float(one.detach().double().sum()) for one in module.parameters())
+    assert rates[0] == 2 * rates[1]
+    return rates[0], total, optimizer.steps
+
+
+def test_schedulers_and_scalers(pool: Pool) -> None:
+    first, second = pool.run(scheduled)
+    assert first == second  # parameters too: the ranks stayed in the same round
+    assert first[0] == pytest.approx(0.4 / 8)
+    assert first[2] == 6
+
+
+def scaled(scale: float) -> list[Tensor]:
+    module = simulated.model()
+    optimizer = LocalSGD(module, simulated.sgd(module), every=3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+    for step in range(4):
+        optimizer.zero_grad()
+        x, y = simulated.batch(step, dist.get_rank())
+        scaler.scale(nn.functional.mse_loss(module(x), y)).backward()
+        if step % 2:
+            scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+    return weights(module)
+
+
+def test_a_scale_leaves_no_trace(pool: Pool) -> None:
+    without, with_scale = pool.run(scaled, 1.0), pool.run(scaled, 1024.0)
+    for one, other in zip(without, with_scale, strict=True):
+        assert all(map(torch.equal, one, other))  # a power of two
+
+
+def refused(kind: str) -> str:
+    rank = dist.get_rank()
+    module: Any = simulated.model()
+    inner: Any = simulated.sgd(module)
+    settings: dict[str, Any] = {"every": 4}
+    if kind == "every":
+        settings["every"] = 0
+    elif kind == "differs":
+        settings["every"] = 4 + rank
+    elif kind == "model" and rank == 1:
+        module = nn.Linear(6, 4)
+        inner = simulated.sgd(module)
+    elif kind == "foreign":
+        inner = simulated.sgd(nn.Linear(2, 2))
+    elif kind == "buffers":
+        settings["buffers"] = "none"
+    elif kind == "optimizer":
+        inner = torch.optim.SGD
+    try:
+        LocalSGD(module, inner, **settings)
+    except (ValueError, TypeError) as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("every", "every to be an int of at least 1, got 0"),
+        ("differs", "rank 1 has every=5, and rank 0 has every=4"),
+        ("model", "modules differ"),
+        ("foreign", "only 0 of them are the model's"),
+        ("buffers", "expected buffers to be one of"),
+        ("optimizer", "expected an optimizer of torch, got type"),
+    ],
+)
+def test_bad_input_is_refused_on_all_ranks(pool: Pool, kind: str, words: str) -> None:
+    for text in pool.run(refused, kind):
+        assert words in text
+
+
+def test_a_state_of_another_optimizer_is_refused(pool: Pool) -> None:
+    assert all("without 'local_sgd'" in text for text in pool.run(foreign_state))
+
+
+def foreign_state() -> str:
+    module = simulated.model()
+    inner = simulated.sgd(module)
+    optimizer = LocalSGD(module, inner, every=2)
+    try:
+        optimizer.load_state_dict(inner.state_dict())
+    except ValueError as error:
+        return str(error)
+    return ""
