@@ -61,6 +61,7 @@ VARIANTS = {
     "torch bf16, dreamcomm": Variant("dreamcomm", torch_bf16, tolerance=1e-3),
     OURS: Variant("dreamcomm", dreamcomm.hooks.bf16, True, 1e-3),
     "hooks.bf16_feedback": Variant("dreamcomm", dreamcomm.hooks.bf16_feedback, True, 1e-3),
+    "hooks.int8_feedback": Variant("dreamcomm", dreamcomm.hooks.int8_feedback, True, 1e-2),
     "hooks.average": Variant("dreamcomm", dreamcomm.hooks.average, True),
 }
 
