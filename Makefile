@@ -26,7 +26,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL = $(JOBS)
 # The environment's own tools (cmake, ninja) for builds without isolation.
 export PATH := $(abspath $(BIN)):$(PATH):/usr/local/cuda/bin
 
-.PHONY: demo test test-long lint docs cpp cpp-plain cpp-thread cpp-address cpp-gpu \
+.PHONY: demo test test-long lint checks docs cpp cpp-plain cpp-thread cpp-address cpp-gpu \
     compile compile-plain compile-thread compile-address conformance pytest build clean
 ifdef SIDE_BY_SIDE
 compile-thread: compile-plain
@@ -42,9 +42,11 @@ demo: $(READY)
 	$(INSTALL) -e '.[cli]'
 	$(BIN)/dreamcomm demo
 
+# Documentation is read beside the other checks: each takes one processor.
 # The C++ tests are compiled while PyTorch's suite runs, and run beside pytest: what waits runs beside
 # what computes. pytest ends last: its closing line ends the output.
-test: lint
+test: build
+	@$(MAKE) --no-print-directory -j 2 -O --old-file=build SIDE_BY_SIDE=1 lint
 	@$(MAKE) --no-print-directory -j 2 -O --old-file=build SIDE_BY_SIDE=1 conformance compile
 	@$(MAKE) --no-print-directory -j 2 -O --old-file=build --old-file=compile-plain \
 	    --old-file=compile-thread --old-file=compile-address SIDE_BY_SIDE=1 cpp pytest
@@ -54,7 +56,8 @@ compile: compile-plain compile-thread compile-address
 test-long:
 	$(MAKE) LONG=1 CUDA=$(if $(NVCC),on,auto) lint cpp cpp-gpu conformance pytest
 
-lint: build docs
+lint: docs checks
+checks: build
 	@$(BIN)/clang-format --dry-run -Werror $(CPP_SOURCES)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

@@ -89,7 +89,7 @@ def _gathered(
             results[number] = unpack(gradient, [gradient], inspect=True)
         return gradient
 
-    work = dist.all_gather_into_tensor(into.view(-1), mine, group=state.group, async_op=True)
+    work = dist.all_gather(list(into.unbind()), mine, group=state.group, async_op=True)
     assert work is not None  # as it is asynchronous
     if gradient.device.type != "cpu":
         state._pass.work = work

@@ -44,13 +44,12 @@ class WrappedOptimizer(Optimizer):
         """Steps the wrapped optimizer, and then does what is due.
 
         Args:
-            closure: computes the loss again and returns it.
+            closure: computes the loss again and returns it; the wrapped optimizer calls it.
         """
-        loss = None
+        loss: Any = None
         if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        if self._unscale():
+            loss = self.optimizer.step(closure)
+        elif self._unscale():
             self.optimizer.step()
         self._stepped()
         return loss

@@ -12,7 +12,7 @@ from endurance.supervisor import Supervisor
 
 pytestmark = pytest.mark.beyond_gloo("gloo names no rank")
 
-SECONDS = 30.0  # and some more, for the last episode and for processes to start and to end
+SECONDS = 20.0  # and some more, for the last episode and for processes to start and to end
 LONG_SECONDS = 1200.0
 SEED = 1
 SPANNING = 0.2  # of the episodes

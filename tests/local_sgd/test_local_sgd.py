@@ -188,6 +188,31 @@ def test_a_scale_leaves_no_trace(pool: Pool) -> None:
         assert all(map(torch.equal, one, other))  # a power of two
 
 
+def with_closure() -> tuple[list[Tensor], float, float]:
+    """LBFGS calls the closure several times in a step."""
+    module = simulated.model()
+    inner = torch.optim.LBFGS(module.parameters(), lr=0.1, max_iter=3)
+    optimizer = LocalSGD(module, inner, every=2)
+    losses = []
+    for _ in range(4):
+        x, y = simulated.batch(0, dist.get_rank())
+
+        def closure(x: Tensor = x, y: Tensor = y) -> Tensor:
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(module(x), y)
+            loss.backward()
+            return loss
+
+        losses.append(float(optimizer.step(closure)))
+    return weights(module), losses[0], losses[-1]
+
+
+def test_a_closure_reaches_the_optimizer(pool: Pool) -> None:
+    (first, begin, end), (second, _, _) = pool.run(with_closure)
+    assert all(map(torch.equal, first, second))
+    assert end < begin
+
+
 def refused(kind: str) -> str:
     rank = dist.get_rank()
     module: Any = simulated.model()
