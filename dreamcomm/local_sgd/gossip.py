@@ -1,0 +1,269 @@
+"""Gossip: ranks average with a few others in every step, without a server."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from dreamcomm._torch.groups import given_group
+from dreamcomm.local_sgd.averaging import average_
+from dreamcomm.local_sgd.gossip_agreement import Asked, agree
+from dreamcomm.local_sgd.gossip_channel import GossipChannel
+from dreamcomm.local_sgd.gossip_delays import damping, drawn_delay
+from dreamcomm.local_sgd.gossip_messages import Gathering, GossipError
+from dreamcomm.local_sgd.gossip_pieces import Pieces, increments
+from dreamcomm.local_sgd.gossip_report import GossipReport
+from dreamcomm.local_sgd.model import LocalModel
+from dreamcomm.local_sgd.wrapper import WrappedOptimizer
+
+__all__ = ["Gossip", "GossipError", "GossipReport"]
+
+
+@dataclass
+class _Round:
+    """A round that this rank has sent and not applied yet.
+
+    Attributes:
+        step: in which it was sent.
+        own: this rank's pieces as they were sent; None: the current ones count.
+    """
+
+    step: int
+    own: list[Tensor | None]
+
+
+class Gossip(WrappedOptimizer):
+    """Averages parameters with those of a few other ranks in every step. ::
+
+        model = Model()                       # not wrapped: gradients stay each rank's own
+        optimizer = Gossip(model, torch.optim.SGD(model.parameters(), 0.1), topology="ring")
+
+    There is no server, and no call of all ranks (Lian et al. 2017, D-PSGD). After its local step k
+    rank i sends its parameters x_i to the ranks that take them, and then
+
+        x_i = sum_j W[i][j] x_j
+
+    in the order of ranks, in float32 (float64 for float64). Rows and columns of W sum to 1, so the
+    mean over all ranks is kept. It is an optimizer around the given one: schedulers work on it. The
+    state of the given optimizer, such as momentum, stays each rank's own.
+
+    **With a bound b** a round may be applied up to b steps after it was sent, so a pause of one
+    rank stops the others only when it is longer than b of their steps (Lian et al. 2018, AD-PSGD).
+    Rank i then adds, for the parameters that were sent in step k,
+
+        gamma * sum_j W[i][j] (x_j - x_i),    gamma = min(1, 1 / (m (b + 1)))
+
+    where m, at most 2, depends on W (:attr:`Topology.stretch`). Both ends of an average use the
+    same two snapshots, so the mean over ranks is kept once all have applied a round, and gamma
+    keeps the delayed iteration stable; the reason is in gossip_delays.py.
+
+    - ``seed=None`` applies a round as soon as all its messages are here: the quickest.
+    - With a seed the delay of each round is drawn from 0 to b, and a rank waits for its messages,
+      so a run has the same bits again. That waits more often, and is for replays and tests.
+
+    Memory beside the model: what has been received and is not applied, and with a bound up to b + 1
+    copies of the parameters for this rank's own rounds. Messages are copied for their receivers in
+    up to 64 MiB of the heap. Between ranks that share no memory a rank cannot see what has arrived:
+    there ``seed=None`` waits for all rounds once in b + 1 steps.
+
+    All ranks have to call :meth:`step` equally often. A rank that ends, or is in another call, is
+    an error on all ranks.
+
+    Args:
+        model: the same on all ranks; they start with rank 0's parameters and buffers.
+        optimizer: over its parameters.
+        topology: "ring": both neighbours, 1/3 each; "shift_one": pairs that change in each step
+            (Bagua); "exponential": the rank at distance 1, 2, 4, ... before, in turn (Assran et al.
+            2019); "full": all ranks.
+        weights: instead of it, a matrix W with a row and a column for each rank, or a sequence of
+            them that are used in turn.
+        bound: the largest number of steps b that a round may be late.
+        seed: of the delays; None: as they are.
+        group: of the ranks; None is the default group.
+        buffers: "average": floating buffers, such as the statistics of a batch norm, take part;
+            with a bound they become means of the current value and those received, so that a
+            variance stays positive. "local": they do not.
+
+    Raises:
+        ValueError: the ranks' models or settings differ, a number is out of range, or the weights
+            do not sum to 1, are negative or leave ranks apart.
+        TypeError: an argument is of the wrong kind.
+    """
+
+    OWN_KEY = "gossip"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        topology: str = "ring",
+        weights: Any = None,
+        bound: int = 0,
+        seed: int | None = 0,
+        group: dist.ProcessGroup | None = None,
+        buffers: str = "average",
+    ) -> None:
+        group = given_group(group)
+        asked = Asked(model, optimizer, topology, weights, bound, seed, buffers)
+        self.topology, tag = agree(asked, group)
+        self._model = LocalModel(model, optimizer, group, buffers, "Gossip")
+        super().__init__(optimizer)
+        self._bound, self._seed = bound, seed
+        self.damping = damping(self.topology.stretch, bound)
+        parameters, kept = self._model.parameters, self._model.buffers()
+        self._pieces = Pieces(parameters, kept)
+        device = parameters[0].device
+        self._channel = GossipChannel(group, tag, self.topology, len(self._pieces), device)
+        self._rounds: deque[_Round] = deque()
+        self._delays: Counter[int] = Counter()
+        self.steps = self._applied = 0
+
+    # A step.
+
+    def _stepped(self) -> None:
+        self.steps += 1
+        with self._channel.step(self.steps):
+            self._send()
+            self._channel.poll()
+            if not self._channel.polls and self.steps % (self._bound + 1) == 0:
+                self._channel.settle(self.steps)
+            elif self._bound == 0:
+                self._channel.drain()  # what was sent may be the parameters' own memory
+            self._apply_due()
+
+    def _send(self) -> None:
+        """Sends this step's round."""
+        number, rank = self.steps - 1, self._channel.rank
+        targets = self.topology.targets(rank, number)
+        keeps = self._bound > 0 and bool(self.topology.sources(rank, number))
+        own: list[Tensor | None] = []
+        for place, piece in enumerate(self._pieces.pieces):
+            data = self._pieces.copy(place) if self._bound else self._pieces.read(place)
+            for peer in targets:
+                self._channel.send(peer, self.steps, place, data)
+            own.append(data if keeps and not piece.is_buffer else None)
+            self._channel.poll()
+        self._rounds.append(_Round(self.steps, own))
+
+    def _apply_due(self) -> None:
+        """Applies the rounds whose time has come, and without a seed those that are here."""
+        delay = self._bound
+        if self._seed is not None:
+            delay = drawn_delay(self._seed, self._channel.rank, self.steps, self._bound)
+        while self._rounds:
+            step = self._rounds[0].step
+            arrived = self._seed is None and self._channel.is_here(step)
+            if step > self.steps - delay and not arrived:
+                break
+            self._apply(self._rounds.popleft())
+
+    def _apply(self, round_: _Round) -> None:
+        """Adds a round's increments, when its messages are here."""
+        sources = self.topology.sources(self._channel.rank, round_.step - 1)
+        for place in range(len(self._pieces) if sources else 0):
+            received = [
+                (weight * self.damping, self._channel.take(round_.step, peer, place))
+                for peer, weight in sources
+            ]
+            own = round_.own[place]
+            round_.own[place] = None
+            added = increments(self._pieces.read(place), received)
+            self._pieces.add_(place, added)
+        self._applied += 1
+        self._delays[self.steps - round_.step] += 1
+
+    # Calls of all ranks.
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Applies all outstanding rounds. Collective. Training may go on.
+
+        Raises:
+            GossipError: a rank has ended, or has made another number of steps.
+        """
+        self._gather(Gathering.FINISH)
+
+    @torch.no_grad()
+    def average_now(self) -> None:
+        """Applies all outstanding rounds, and averages over all ranks. Collective.
+
+        For evaluation, and at the end of training: then all ranks have the same parameters and
+        floating buffers (without ``buffers="local"``).
+
+        Raises:
+            GossipError: as of :meth:`finish`.
+        """
+        self._gather(Gathering.AVERAGE_NOW)
+        average_([*self._model.parameters, *self._model.buffers()], self._model.group)
+
+    def report(self) -> GossipReport:
+        """What this rank has done so far."""
+        channel = self._channel
+        return GossipReport(
+            self.steps,
+            self._applied,
+            len(self._rounds),
+            channel.waited,
+            dict(sorted(self._delays.items())),
+            channel.sent_bytes,
+            self.damping,
+        )
+
+    def _gather(self, call: Gathering) -> None:
+        with self._channel.gathered(call):
+            while self._rounds:
+                self._apply(self._rounds.popleft())
+
+    # State.
+
+    def state_dict(self) -> dict[str, Any]:
+        """The wrapped optimizer's, and the number of steps. Collective, as :meth:`finish`.
+
+        Outstanding rounds are applied first, which changes the parameters: so take the model's
+        state afterwards. A rank saves its own model and state, as ranks differ. A run that loads
+        them goes on with the bits of the run that has saved them, if there is a seed.
+
+        Raises:
+            GossipError: as of :meth:`finish`.
+        """
+        with torch.no_grad():
+            self._gather(Gathering.STATE_DICT)
+        return super().state_dict()
+
+    def _own_state(self) -> dict[str, Any]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads what :meth:`state_dict` gave; outstanding rounds are dropped. Collective.
+
+        Raises:
+            ValueError: it is another optimizer's.
+            GossipError: ranks load states of different steps, or a rank has ended.
+        """
+        super().load_state_dict(state_dict)
+
+    def _check_own(self, state: dict[str, Any]) -> None:
+        steps = state.get("steps")
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
+            raise ValueError(
+                f"Gossip.load_state_dict: expected a number of steps from 0 on, got {steps!r}"
+            )
+
+    def _load_own(self, state: dict[str, Any]) -> None:
+        with self._channel.gathered(Gathering.LOAD_STATE_DICT, state["steps"]):
+            self._rounds.clear()
+        self.steps = state["steps"]
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if "optimizer" in self.__dict__:
+            raise RuntimeError(
+                "Gossip.add_param_group: the messages are fixed; make Gossip after the last group"
+            )
+        super().add_param_group(param_group)

@@ -1,0 +1,164 @@
+"""A model's tensors as flat pieces of bounded size, which travel and are averaged one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["PIECE_BYTES", "Piece", "Pieces", "increments"]
+
+PIECE_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class Part:
+    """Elements of a tensor, in its order in memory."""
+
+    tensor: int
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one message holds.
+
+    Attributes:
+        parts: of tensors of one dtype and device.
+        is_buffer: of buffers, not of parameters.
+    """
+
+    parts: tuple[Part, ...]
+    is_buffer: bool
+
+    @property
+    def numel(self) -> int:
+        return sum(part.end - part.begin for part in self.parts)
+
+
+class Pieces:
+    """Reads and changes tensors by pieces.
+
+    A piece has elements of many small tensors, or a part of a large one. Elements go in the order
+    in which they lie in memory, so shapes and strides have to be equal on all ranks. A tensor with
+    gaps in memory is a piece of its own.
+
+    Args:
+        parameters: the first tensors.
+        buffers: the others.
+        piece_bytes: the most that a piece has.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        buffers: Sequence[Tensor],
+        piece_bytes: int = PIECE_BYTES,
+    ) -> None:
+        self._tensors = [*parameters, *buffers]
+        self._strides = [one.stride() for one in self._tensors]
+        count = len(parameters)
+        made = [*self._cut(range(count), False, piece_bytes)]
+        made += self._cut(range(count, len(self._tensors)), True, piece_bytes)
+        self.pieces = tuple(made)
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+    def _cut(self, numbers: Iterable[int], is_buffer: bool, piece_bytes: int) -> Iterator[Piece]:
+        kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+        for number in numbers:
+            one = self._tensors[number]
+            if _flat(one) is None:
+                yield Piece((Part(number, 0, one.numel()),), is_buffer)
+            else:
+                kinds.setdefault((one.dtype, one.device), []).append(number)
+        for (dtype, _), members in kinds.items():
+            yield from self._cut_kind(members, is_buffer, max(piece_bytes // dtype.itemsize, 1))
+
+    def _cut_kind(self, members: Sequence[int], is_buffer: bool, most: int) -> Iterator[Piece]:
+        parts: list[Part] = []
+        room = most
+        for number in members:
+            begin, numel = 0, self._tensors[number].numel()
+            while begin < numel:
+                end = min(begin + room, numel)
+                parts.append(Part(number, begin, end))
+                room -= end - begin
+                begin = end
+                if not room:
+                    yield Piece(tuple(parts), is_buffer)
+                    parts, room = [], most
+        if parts:
+            yield Piece(tuple(parts), is_buffer)
+
+    def read(self, number: int) -> Tensor:
+        """A piece's elements, flat: a view where they are part of one tensor, else a copy."""
+        found = [self._elements(part) for part in self.pieces[number].parts]
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    def copy(self, number: int) -> Tensor:
+        """A piece's elements, flat, in memory of their own."""
+        return torch.cat([self._elements(part) for part in self.pieces[number].parts])
+
+    def add_(self, number: int, increments: Tensor) -> None:
+        """Adds to a piece's elements. Tensors of 16 bits are rounded once."""
+        piece = self.pieces[number]
+        views = [self._elements(part) for part in piece.parts]
+        sizes = [len(view) for view in views]
+        for part, view, added in zip(
+            piece.parts, views, torch.split(increments, sizes), strict=True
+        ):
+            tensor = self._tensors[part.tensor].detach()
+            if _flat(tensor) is None:  # then the view is a copy
+                tensor.add_(added.view(tensor.shape))
+            else:
+                view.add_(added)
+
+    def _elements(self, part: Part) -> Tensor:
+        tensor = self._tensors[part.tensor].detach()
+        if tensor.stride() != self._strides[part.tensor]:
+            raise RuntimeError(
+                f"Gossip: tensor {part.tensor} of the model, of shape {list(tensor.shape)}, has "
+                f"got the strides {tensor.stride()}, and had {self._strides[part.tensor]} when "
+                "Gossip was made; change layouts before that"
+            )
+        flat = _flat(tensor)
+        if flat is None:
+            return tensor.reshape(-1)
+        return flat[part.begin : part.end]
+
+
+def _flat(tensor: Tensor) -> Tensor | None:
+    """All elements as they lie in memory; None if there are gaps between them."""
+    plain = tensor.detach()
+    if not plain.is_contiguous():
+        strides = plain.stride()
+        plain = plain.permute(sorted(range(plain.dim()), key=lambda dim: (-strides[dim], dim)))
+    return plain.view(-1) if plain.is_contiguous() else None
+
+
+def increments(own: Tensor, received: Sequence[tuple[float, Tensor]]) -> Tensor:
+    """The sum of ``weight * (theirs - own)``, added in the given order.
+
+    Differences keep equal values equal, whatever rounding the weights have, and those of two ranks
+    cancel: one rank's is the negative of the other's, bit for bit. A product and its sum are
+    rounded one after the other, so that no bit depends on where an element lies.
+
+    Args:
+        own: flat, as it was when it was sent.
+        received: at least one weight with a tensor of the same shape and dtype, which is used up.
+
+    Returns:
+        A flat tensor, in float32 where the dtype has 16 bits.
+    """
+    dtype = torch.float32 if own.dtype in (torch.float16, torch.bfloat16) else own.dtype
+    own, total = own.to(dtype), None
+    for weight, theirs in received:
+        part = theirs.to(dtype).sub_(own).mul_(weight)
+        total = part if total is None else total.add_(part)
+    assert total is not None
+    return total
