@@ -13,13 +13,26 @@ from dreamcomm.server.report import ServerReport, WorkerCounts
 from dreamcomm.server.rules import Push, Rule
 from dreamcomm.server.weights import Snapshot, Weights
 
-__all__ = ["Answer", "Hub", "Stopped"]
+__all__ = ["Answer", "Hub", "Stopped", "Waiting"]
 
-LOOK_SECONDS = 0.1
+LEAVE_SECONDS = 2.0  # in which a lost worker is noticed
 
 
 class Stopped(Exception):
     """The server has stopped, and why."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """What a worker waits for.
+
+    Attributes:
+        ranks: the workers that have to push.
+        missing: the number of workers that have to join.
+    """
+
+    ranks: list[int]
+    missing: int
 
 
 @dataclass(frozen=True)
@@ -53,41 +66,47 @@ class Hub:
         self._changed = threading.Condition()
         self._counts: dict[int, WorkerCounts] = {}
         self._here: set[int] = set()
-        self._joined = 0
-        self._stopped: Exception | None = None
+        self._joined: set[int] = set()
+        self._stopped: BaseException | None = None
         self._log = logging.getLogger("dreamcomm.server")
 
     # The end.
 
-    def stop(self, reason: Exception) -> None:
+    def stop(self, reason: BaseException) -> None:
         """Ends all waits; connections tell their workers why. The first reason counts."""
         with self._changed:
             self._stopped = self._stopped or reason
             self._changed.notify_all()
 
     @property
-    def stopped(self) -> Exception | None:
+    def stopped(self) -> BaseException | None:
         """The reason that was given to :meth:`stop`, or None."""
         return self._stopped
 
     def is_deserted(self, workers: int) -> bool:
-        """Whether so many workers have been here, and none is left."""
+        """Whether so many workers, of different ranks, have been here, and none is left."""
         with self._changed:
-            return self._joined >= workers and not self._here
+            return len(self._joined) >= workers and not self._here
 
     # Workers.
 
     def join(self, rank: int, observes: bool) -> str:
-        """Adds a worker; returns why it is refused, or ""."""
+        """Adds a worker; returns why it is refused, or "".
+
+        Raises:
+            Stopped: the server has.
+        """
         with self._changed:
+            self.raise_if_stopped()
             if observes:
                 return ""
-            if rank in self._here:
+            # One that was killed and started again may be faster than the end of its connection.
+            if not self._changed.wait_for(lambda: rank not in self._here, LEAVE_SECONDS):
                 return (
                     f"rank {rank} is taken by a worker that is here; give each worker another rank="
                 )
             self._here.add(rank)
-            self._joined += 1
+            self._joined.add(rank)
             self._counts.setdefault(rank, WorkerCounts()).state = "here"
             self._rule.join(rank)
             self._changed.notify_all()
@@ -110,12 +129,19 @@ class Hub:
             self._log.info("%s: worker %d has left", self._name, rank)
 
     def push(self, rank: int, push: Push) -> None:
-        """Takes a worker's gradients."""
+        """Takes a worker's gradients. Raises Stopped if the server has."""
         with self._changed:
+            self.raise_if_stopped()
             counts = self._counts[rank]
             counts.pushes += 1
             counts.pushed_bytes += self._weights.layout.nbytes
             self._updating(lambda: self._rule.push(rank, push))
+
+    def skip(self, rank: int) -> None:
+        """A worker has no part in the next update. Raises Stopped if the server has."""
+        with self._changed:
+            self.raise_if_stopped()
+            self._updating(lambda: self._rule.skip(rank))
 
     def _updating(self, act: Callable[[], None]) -> None:
         """Runs what may update the weights. An error stops the server."""
@@ -124,17 +150,17 @@ class Hub:
             act()
             if self._weights.version != version:
                 self._on_update()
-        except Exception as error:
+        except BaseException as error:  # serve() raises it, in its own thread
             self._stopped = self._stopped or error
         self._changed.notify_all()
 
     # Readers.
 
-    def await_turn(self, rank: int, patience: float) -> list[int]:
+    def await_turn(self, rank: int, patience: float) -> Waiting | None:
         """Waits until a worker may have weights, or for so many seconds.
 
         Returns:
-            The workers it still waits for; empty: it may read.
+            What it still waits for; None: it may read.
 
         Raises:
             Stopped: the server has.
@@ -145,13 +171,13 @@ class Hub:
                 lambda: self._stopped is not None or self._rule.may_pull(rank), patience
             )
             self._counts[rank].waited += time.monotonic() - began
-            self._raise_if_stopped()
-            return [] if may else self._rule.waits_for(rank) or [-1]
+            self.raise_if_stopped()
+            return None if may else Waiting(self._rule.waits_for(rank), self._rule.missing())
 
     def read(self, rank: int, with_gradients: bool) -> Answer:
         """The weights as they are, for a worker that may have them."""
         with self._changed:
-            self._raise_if_stopped()
+            self.raise_if_stopped()
             snapshot = self._weights.snapshot()
             counts = self._counts[rank]
             counts.pulls += 1
@@ -162,10 +188,11 @@ class Hub:
     def observe(self) -> Answer:
         """The weights as they are, for one that pushes nothing."""
         with self._changed:
-            self._raise_if_stopped()
+            self.raise_if_stopped()
             return Answer(self._weights.snapshot(), 0)
 
-    def _raise_if_stopped(self) -> None:
+    def raise_if_stopped(self) -> None:
+        """Raises Stopped if the server has."""
         if self._stopped is not None:
             raise Stopped(str(self._stopped) or type(self._stopped).__name__)
 

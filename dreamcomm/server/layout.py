@@ -1,6 +1,6 @@
 """Where parameters are: on which server, in which flat tensor, in which message. Pure functions.
 
-A server has whole parameters, so any optimizer works on it. Of each dtype its parameters make one
+A server has whole parameters, so any optimizer works on it. Its parameters of one dtype make one
 flat tensor, in their order, which travels in pieces of bounded size. A piece may cover parts of
 several parameters, and a large parameter several pieces::
 
@@ -43,7 +43,8 @@ class TensorSpec:
         return self.numel * self.dtype.itemsize
 
     def __str__(self) -> str:
-        return f"{self.name} of {str(self.dtype).removeprefix('torch.')} {list(self.shape)}"
+        kind = f"{str(self.dtype).removeprefix('torch.')} {list(self.shape)}"
+        return f"{self.name} of {kind}" if self.name else kind
 
 
 @dataclass(frozen=True)
@@ -81,9 +82,9 @@ class Layout:
             begin = self.sizes.get(spec.dtype, 0)
             self.offsets.append(begin)
             self.sizes[spec.dtype] = begin + spec.numel
-        self.pieces = [
-            piece for dtype in self.sizes for piece in self._pieces_of(dtype, piece_bytes)
-        ]
+        pieces = [piece for dtype in self.sizes for piece in self._pieces_of(dtype, piece_bytes)]
+        # Parameters without any element are a message, too.
+        self.pieces = pieces or [Piece(dtype, 0, 0, ()) for dtype in [*self.sizes][:1]]
 
     @property
     def nbytes(self) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import IntEnum
@@ -11,12 +13,12 @@ from torch import Tensor
 
 from dreamcomm.messages.messenger import LOOK_MS, Arriving, Messenger, RankLost
 from dreamcomm.server.layout import Flats, Layout
-from dreamcomm.server.pieces import Scatter, gathered
+from dreamcomm.server.pieces import Gather, Scatter
 
 if TYPE_CHECKING:
     from dreamcomm._C import DreamBackend
 
-__all__ = ["SERVER", "WORKER", "Kind", "Message", "Pair", "PeerLost"]
+__all__ = ["SERVER", "WORKER", "Kind", "Message", "Pair", "PeerLost", "split_absent"]
 
 SERVER, WORKER = 0, 1  # ranks in the group
 TAG = 1 << 20
@@ -31,12 +33,13 @@ class Kind(IntEnum):
     WELCOME = 1  # the server's answer; weights follow
     REFUSED = 2  # why not
     PUSH = 3  # a piece of gradients
-    PULL = 4  # a wish for weights
-    WEIGHTS = 5  # a piece of them
-    GRADIENTS = 6  # a piece of averaged gradients
-    WAITING = 7  # whom the server waits for
-    FAILED = 8  # why the server has stopped
-    LEAVE = 9  # a worker's last message
+    SKIP = 4  # instead of a push: this worker has no part in the update
+    PULL = 5  # a wish for weights
+    WEIGHTS = 6  # a piece of them
+    GRADIENTS = 7  # a piece of averaged gradients
+    WAITING = 8  # whom the server waits for
+    FAILED = 9  # why the server has stopped
+    LEAVE = 10  # a worker's last message
 
 
 class Message(NamedTuple):
@@ -70,6 +73,7 @@ class Pair:
     def __init__(self, backend: DreamBackend, peer: int) -> None:
         self._backend, self._peer = backend, peer
         self._messenger = Messenger.on(backend, TAG, MOST_PLACED)
+        self._ahead: deque[Message] = deque()  # read before its turn, by look()
         self.transport = backend.transport
 
     def send(self, kind: Kind, value: Any = None, version: int = 0, staleness: int = 0) -> None:
@@ -81,17 +85,43 @@ class Pair:
         """The next message.
 
         Args:
-            until: looked at every 100 ms; None is given back when it is true.
+            until: looked at every 100 ms; None is given back when it is true. Where Gloo carries
+                messages it is not looked at.
 
         Raises:
             PeerLost: the peer is lost.
         """
-        while True:
+        while not self._ahead:
             arriving = self._guarded(lambda: self._messenger.accept(LOOK_MS))
             if arriving is not None:
                 return self._read(arriving)
             if until is not None and until():
                 return None
+        return self._ahead.popleft()
+
+    def look(self) -> Message | None:
+        """The message that :meth:`next` will give, if it is here already.
+
+        Where Gloo carries messages it is not known whether one is here.
+
+        Raises:
+            PeerLost: the peer is lost.
+        """
+        if not self._ahead and self._backend.shares_memory:
+            arriving = self._guarded(lambda: self._messenger.accept(0))
+            if arriving is not None:
+                self._ahead.append(self._read(arriving))
+            elif self._backend._has_ended(self._peer):
+                raise PeerLost("its process has ended")
+        return self._ahead[0] if self._ahead else None
+
+    def last_words(self) -> str | None:
+        """Why a lost peer has stopped, if it said so before."""
+        with suppress(RuntimeError, RankLost):
+            while (arriving := self._messenger.accept(0)) is not None:
+                if arriving.key[0] == Kind.FAILED:
+                    return str(self._messenger.value(arriving))
+        return None
 
     def _read(self, arriving: Arriving) -> Message:
         value = self._guarded(lambda: self._messenger.value(arriving))
@@ -104,47 +134,64 @@ class Pair:
         self, layout: Layout, tensors: Sequence[Tensor | None], absent: Sequence[int], version: int
     ) -> None:
         """Sends gradients. They must not change before the answer is here."""
+        gather = Gather(tensors)
         for number, piece in enumerate(layout.pieces):
-            data = gathered(piece, tensors)
-            value = data if number or not absent else (data, tuple(absent))
+            value = _with_absent(gather.get(piece), () if number else absent)
             self.send(Kind.PUSH, value, version)
 
     def send_flats(
-        self, kind: Kind, layout: Layout, flats: Flats, version: int = 0, staleness: int = 0
+        self,
+        kind: Kind,
+        layout: Layout,
+        flats: Flats,
+        version: int = 0,
+        staleness: int = 0,
+        absent: Sequence[int] = (),
     ) -> None:
         """Sends flat tensors, which must not change any more."""
-        for piece in layout.pieces:
-            self.send(kind, flats[piece.dtype][piece.begin : piece.end], version, staleness)
-
-    def receive_flats(self, layout: Layout, first: Any, into: Flats) -> tuple[int, ...]:
-        """Receives a push, whose first message is here; returns the absent ones' numbers."""
-        absent: tuple[int, ...] = ()
         for number, piece in enumerate(layout.pieces):
-            data = first if number == 0 else self._tensor(Kind.PUSH)
-            if isinstance(data, tuple):
-                data, absent = data
+            data = flats[piece.dtype][piece.begin : piece.end]
+            self.send(kind, _with_absent(data, () if number else absent), version, staleness)
+
+    def receive_flats(self, layout: Layout, first: Message, into: Flats) -> tuple[int, ...]:
+        """Receives a push, whose first message is here; returns the absent ones' numbers."""
+        data, absent = split_absent(first.value)
+        for number, piece in enumerate(layout.pieces):
+            data = data if number == 0 else self._following(first.kind, None)
             into[piece.dtype][piece.begin : piece.end].copy_(data)
         return absent
 
     def receive_into(
-        self, kind: Kind, layout: Layout, first: Any, tensors: Sequence[Tensor]
+        self, layout: Layout, first: Message, tensors: Sequence[Tensor], patience: float
     ) -> None:
-        """Receives weights or gradients, whose first message is here, into tensors."""
-        scatter = Scatter(tensors)
-        for number, piece in enumerate(layout.pieces):
-            scatter.put(piece, first if number == 0 else self._tensor(kind))
+        """Receives weights or gradients into tensors; their first message is here.
 
-    def _tensor(self, expected: Kind) -> Any:
-        found = self.next()
-        assert found is not None
-        if found.kind != expected:
-            raise PeerLost(f"it has sent {found.kind.name} where {expected.name} was to come")
-        return found.value
+        Args:
+            patience: seconds in which each further message has to be here.
+        """
+        scatter = Scatter(tensors)
+        data, _ = split_absent(first.value)
+        for number, piece in enumerate(layout.pieces):
+            scatter.put(piece, data if number == 0 else self._following(first.kind, patience))
+
+    def expect(self, kind: Kind, patience: float | None) -> Message:
+        """The next message, which has to be of this kind and here within so many seconds."""
+        until = None if patience is None else time.monotonic() + patience
+        found = self.next(lambda: until is not None and time.monotonic() > until)
+        if found is None:
+            raise PeerLost(f"it has stopped in the middle of a message for {patience:g} s")
+        if found.kind != kind:
+            raise PeerLost(f"it has sent {found.kind.name} where {kind.name} was to come")
+        return found
+
+    def _following(self, kind: Kind, patience: float | None) -> Any:
+        return self.expect(kind, patience).value
 
     def close(self) -> None:
-        """Ends the pair. What is under way goes on, if the peer lives."""
+        """Ends the pair. What is under way goes on, if the peer lives and receives it."""
         with suppress(RuntimeError, RankLost):  # the peer has ended, which no longer matters
             self._messenger.drain()
+        with suppress(RuntimeError, RankLost):
             self._messenger.close()
         self._backend.shutdown()
 
@@ -154,4 +201,16 @@ class Pair:
         except RankLost:
             raise PeerLost("its process has ended") from None
         except RuntimeError as error:
+            if self._backend._has_ended(self._peer):
+                raise PeerLost("its process has ended") from None
             raise PeerLost(str(error)) from error
+
+
+def _with_absent(data: Tensor, absent: Sequence[int]) -> Any:
+    """What the first piece of gradients holds: the parameters without one, too, if there are."""
+    return (data, tuple(absent)) if absent else data
+
+
+def split_absent(value: Any) -> tuple[Tensor, tuple[int, ...]]:
+    """A first piece, and the parameters without a gradient."""
+    return value if isinstance(value, tuple) else (value, ())

@@ -7,15 +7,15 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dreamcomm.server.connection import Connection
+from dreamcomm.server.checkpoint import Checkpoint
+from dreamcomm.server.connection import Connection, Terms
 from dreamcomm.server.hub import Hub
 from dreamcomm.server.layout import assign
-from dreamcomm.server.rendezvous import LOOK_SECONDS, Gate, expected_workers, open_store
+from dreamcomm.server.rendezvous import LOOK_SECONDS, Gate
 from dreamcomm.server.report import ServerReport
 from dreamcomm.server.rules import Averaged, Bounded, Rule
 from dreamcomm.server.settings import (
@@ -26,6 +26,7 @@ from dreamcomm.server.settings import (
     named,
     of_these,
 )
+from dreamcomm.server.store import expected_workers, open_store
 from dreamcomm.server.weights import Weights, specs_of
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ParameterServer"]
 
+END_SECONDS = 10.0  # in which workers are sent why the server ends
 LOG = logging.getLogger("dreamcomm.server")
 
 
@@ -57,12 +59,13 @@ class ParameterServer:
             "inverse" for 1 / (1 + lag) (Zhang et al. 2016), a function, or None.
         push_scale: factor of all gradients, where each push is a step.
         workers: with staleness 0 the first step waits until so many have joined, and
-            :meth:`serve` returns only when so many have been here. None: the rest of the job of
-            torchrun or of init_process_group; without such a job it has to be given.
+            :meth:`serve` returns only when so many have been here; those of one rank count once.
+            None: the rest of the job of torchrun or of init_process_group; without such a job it
+            has to be given with staleness 0, and is 1 otherwise.
         index, servers: this is server ``index`` of so many.
         name: of the servers together; workers give the same.
-        store: a torch store, or "host:port" of one that server 0 holds. None: the store of the
-            default group, or of MASTER_ADDR and MASTER_PORT.
+        store: a torch store, or "host:port" of one, which server 0 holds if no other process does.
+            None: the store of the default group, or of MASTER_ADDR and MASTER_PORT.
         timeout: seconds for the store and for a worker that connects.
         defaults: the optimizer's arguments.
 
@@ -100,13 +103,16 @@ class ParameterServer:
         mine = assign(specs_of(tensors, names), servers)[index]
         own = [tensors[number] for number in mine]
         self.optimizer = optimizer_class(of_these(groups, own), **defaults)
-        self._weights = Weights(own, self.optimizer, [names[number] for number in mine])
+        self._weights = Weights(
+            own, self.optimizer, [names[number] for number in mine], (index, servers)
+        )
         self._workers = _workers(workers, servers, staleness)
-        self._staleness, self._timeout = staleness, timeout
+        self._terms, self._timeout = Terms(staleness, servers), timeout
         self._words = f"server {index} of {name!r}"
         opened = open_store(store, holds=index == 0, timeout=timeout)
-        # A store that is lost is opened again, as a client: then another process holds it.
-        self._gate = Gate(opened, lambda: open_store(store, holds=False, timeout=0.0), name, index)
+        self._gate = Gate(
+            opened, lambda: open_store(store, holds=index == 0, timeout=1.0), name, index
+        )
         self._on_update: Callable[[], None] = lambda: None
         self._hub = Hub(
             self._weights,
@@ -134,7 +140,7 @@ class ParameterServer:
 
         Args:
             checkpoint: a file for :meth:`state_dict`, written beside it and renamed, so that it is
-                always whole.
+                always whole. It is also written when all have left, or :meth:`stop` was called.
             every: updates between two writes.
             on_update: called after each update, while no other runs: for a learning rate's
                 schedule over ``optimizer``.
@@ -142,36 +148,45 @@ class ParameterServer:
         Raises:
             Exception: what an update, ``on_update`` or a write raised. Workers get a ServerError
                 with its text.
+            ServerError: another server has registered under this name and index.
         """
-        if every < 1:
-            raise ValueError(f"ParameterServer.serve: expected every of at least 1, got {every}")
         if self._hub.stopped:
             raise RuntimeError("ParameterServer.serve: it has ended; make a new server")
-        path = None if checkpoint is None else Path(checkpoint)
+        file = None if checkpoint is None else Checkpoint(checkpoint, every, self.version)
 
         def updated() -> None:
             if on_update is not None:
                 on_update(self)
-            if path is not None and self.version % every == 0:
-                _save(self.state_dict(), path)
+            if file is not None:
+                file.updated(self.version, self._weights.state_dict)
 
         self._on_update = updated
-        threads: list[threading.Thread] = []
+        self._serve_until_ended()
+        if file is not None:
+            file.write(self.version, self._weights.state_dict)
+        return self.report()
+
+    def _serve_until_ended(self) -> None:
+        """Serves; raises the reason of an end that is an error."""
+        serving: list[threading.Thread] = []
         try:
             while not self._hub.stopped and not self._hub.is_deserted(self._workers):
-                threads += [self._begin(number) for number in self._gate.arrivals()]
+                serving = [one for one in serving if one.is_alive()]
+                serving += [self._begin(number) for number in self._gate.arrivals()]
                 time.sleep(LOOK_SECONDS)
             self._hub.stop(_Ended("all workers have left, and the server has ended"))
         except BaseException as error:
-            self._hub.stop(RuntimeError(f"the server was interrupted: {type(error).__name__}"))
+            text = str(error) or type(error).__name__
+            self._hub.stop(RuntimeError(f"the server was interrupted: {text}"))
             raise
         finally:
-            for thread in threads:
-                thread.join(self._timeout)
+            self._gate.close()
+            until = time.monotonic() + END_SECONDS
+            for thread in serving:
+                thread.join(max(until - time.monotonic(), 0.0))
         reason = self._hub.stopped
         if reason is not None and not isinstance(reason, _Ended):
             raise reason
-        return self.report()
 
     def stop(self) -> None:
         """Ends :meth:`serve`, from another thread or from ``on_update``. Workers get an error."""
@@ -182,21 +197,21 @@ class ParameterServer:
         return self._hub.report()
 
     def state_dict(self) -> dict[str, Any]:
-        """Version, parameters and optimizer of this server, for ``torch.save``."""
-        return self._hub.under_lock(self._weights.state_dict)  # type: ignore[no-any-return]
+        """Version, parameters and optimizer of this server, for ``torch.save``: a copy."""
+        return self._hub.under_lock(self._weights.copied_state_dict)  # type: ignore[no-any-return]
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on from a checkpoint; before :meth:`serve`.
 
         Raises:
-            ValueError: it is of another model, or of another number of servers.
+            ValueError: it is of another model, optimizer, index or number of servers. Nothing has
+                been loaded then.
         """
         self._hub.load(state)
 
     def _begin(self, number: int) -> threading.Thread:
-        thread = threading.Thread(
-            target=self._connect, args=(number,), name=f"worker {number}", daemon=True
-        )
+        name = f"{self._words}, worker {number}"
+        thread = threading.Thread(target=self._connect, args=(number,), name=name, daemon=True)
         thread.start()
         return thread
 
@@ -206,8 +221,7 @@ class ParameterServer:
         except RuntimeError as error:
             LOG.warning("%s: a worker asked, and did not connect: %s", self._words, error)
             return
-        settings = {"staleness": self._staleness}
-        Connection(pair, self._hub, self._weights.layout, settings).run()
+        Connection(pair, self._hub, self._weights.layout, self._terms).run()
 
 
 class _Ended(RuntimeError):
@@ -234,12 +248,3 @@ def _workers(given: int | None, servers: int, staleness: int | None) -> int:
             "the first step: give workers=, or start with torchrun"
         )
     return 1 if workers is None else workers
-
-
-def _save(state: dict[str, Any], path: Path) -> None:
-    beside = path.with_name(path.name + ".part")
-    with beside.open("wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)

@@ -9,24 +9,39 @@ from torch import Tensor
 
 from dreamcomm.server.layout import Part, Piece
 
-__all__ = ["Scatter", "gathered"]
+__all__ = ["Gather", "Scatter"]
 
 
-def gathered(piece: Piece, tensors: Sequence[Tensor | None]) -> Tensor:
-    """A piece's elements, contiguous on the CPU: a view where they lie together there.
+class Gather:
+    """Reads pieces from tensors, piece after piece in order.
 
     Args:
-        piece: which elements.
         tensors: by parameter; None counts as zeros.
     """
-    found = [_elements(tensors[part.parameter], part, piece.dtype) for part in piece.parts]
-    return found[0] if len(found) == 1 else torch.cat(found)
 
+    def __init__(self, tensors: Sequence[Tensor | None]) -> None:
+        self._tensors = tensors
+        self._latest, self._flat = -1, torch.empty(0, device="cpu")
 
-def _elements(tensor: Tensor | None, part: Part, dtype: torch.dtype) -> Tensor:
-    if tensor is None:
-        return torch.zeros(part.end - part.begin, dtype=dtype, device="cpu")
-    return tensor.detach().reshape(-1)[part.begin : part.end].to("cpu", dtype)
+    def get(self, piece: Piece) -> Tensor:
+        """A piece's elements, contiguous on the CPU: a view where they lie together there."""
+        found = [self._elements(part, piece.dtype) for part in piece.parts]
+        if len(found) == 1:
+            return found[0].to("cpu")
+        if len({one.device for one in found}) > 1:
+            found = [one.to("cpu") for one in found]
+        if not found:
+            return torch.empty(0, dtype=piece.dtype, device="cpu")
+        return torch.cat(found).to("cpu")
+
+    def _elements(self, part: Part, dtype: torch.dtype) -> Tensor:
+        tensor = self._tensors[part.parameter]
+        if tensor is None:
+            return torch.zeros(part.end - part.begin, dtype=dtype, device="cpu")
+        if self._latest != part.parameter:
+            # One that is not contiguous is copied, once for all of its pieces.
+            self._latest, self._flat = part.parameter, tensor.detach().reshape(-1)
+        return self._flat[part.begin : part.end].to(dtype)
 
 
 class Scatter:

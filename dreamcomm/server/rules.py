@@ -50,37 +50,45 @@ class Rule(Protocol):
     def push(self, rank: int, push: Push) -> None:
         """A worker's gradients are here. May update."""
 
+    def skip(self, rank: int) -> None:
+        """A worker has no part in the update that others push for. May update."""
+
     def may_pull(self, rank: int) -> bool:
         """Whether a worker that has pushed may have weights."""
 
     def waits_for(self, rank: int) -> list[int]:
         """The workers that a worker waits for."""
 
+    def missing(self) -> int:
+        """The number of workers that have to join before the first update."""
+
 
 class Averaged:
     """One update from all workers: the average of their gradients, added in the order of ranks.
 
     The bits are those of an all_reduce with AVG: sums of 16-bit gradients are float32, rounded
-    once. A gradient that some workers lack counts as zero from them.
+    once. A gradient that some workers lack counts as zero from them. The push of a worker that is
+    lost afterwards counts, so that the result does not depend on when the loss is noticed.
 
     INVARIANT: a worker that has pushed waits until the update, so it pushes once an update, and
     all pushes are of the same weights.
 
     Args:
         weights: to update.
-        workers: the first update waits until so many have joined.
+        workers: the first update waits until so many have joined, of different ranks.
     """
 
     def __init__(self, weights: Weights, workers: int) -> None:
         self.clocks, self.lags = Clocks(0), Counter[int]()
         self._weights, self._workers = weights, workers
         self._here: set[int] = set()
-        self._joined = 0
-        self._pushed: dict[int, Push] = {}
+        self._joined: set[int] = set()
+        self._pushed: dict[int, Push | None] = {}  # None: skipped
 
     def join(self, rank: int) -> None:
+        self._pushed.pop(rank, None)  # of one before it, that was lost
         self._here.add(rank)
-        self._joined += 1
+        self._joined.add(rank)
         self.clocks.join(rank)
 
     def leave(self, rank: int) -> None:
@@ -93,6 +101,10 @@ class Averaged:
         self.lags[self._weights.version - push.version] += 1
         self._update_if_complete()
 
+    def skip(self, rank: int) -> None:
+        self._pushed[rank] = None
+        self._update_if_complete()
+
     def may_pull(self, rank: int) -> bool:
         return rank not in self._pushed
 
@@ -100,22 +112,25 @@ class Averaged:
         return sorted(self._here - self._pushed.keys()) if rank in self._pushed else []
 
     def missing(self) -> int:
-        """The number of workers that have to join before the first update."""
-        return max(self._workers - self._joined, 0)
+        return max(self._workers - len(self._joined), 0)
 
     def _update_if_complete(self) -> None:
         if not self._pushed or self._here - self._pushed.keys() or self.missing():
             return
-        pushes = [self._pushed[rank] for rank in sorted(self._pushed)]
+        pushes = [push for _, push in sorted(self._pushed.items()) if push is not None]
+        if pushes:
+            self._step(pushes)
+            for rank in self._here:
+                self.clocks.tick(rank)
+        self._pushed.clear()
+
+    def _step(self, pushes: Sequence[Push]) -> None:
         absent = set.intersection(*(set(push.absent) for push in pushes))
         gradients = {
             dtype: averaged([push.gradients[dtype] for push in pushes])
             for dtype in self._weights.layout.sizes
         }
         self._weights.step(gradients, absent, keep=True)
-        for rank in self._here:
-            self.clocks.tick(rank)
-        self._pushed.clear()
 
 
 def averaged(tensors: Sequence[Tensor]) -> Tensor:
@@ -164,8 +179,14 @@ class Bounded:
         self._weights.step(push.gradients, push.absent, keep=False)
         self.clocks.tick(rank)
 
+    def skip(self, rank: int) -> None:
+        """Nothing: each push is an update of its own."""
+
     def may_pull(self, rank: int) -> bool:
         return self.clocks.may_read(rank)
 
     def waits_for(self, rank: int) -> list[int]:
         return self.clocks.holding_back(rank)
+
+    def missing(self) -> int:
+        return 0

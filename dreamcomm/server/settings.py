@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["DAMPING", "check_server", "checked_damping", "groups_of", "named"]
+__all__ = [
+    "DAMPING",
+    "PlainGroup",
+    "check_optimizer",
+    "check_server",
+    "check_worker",
+    "checked_damping",
+    "groups_of",
+    "named",
+    "of_these",
+]
 
 
 def _inverse(lag: int) -> float:
@@ -21,9 +33,9 @@ DAMPING: dict[str, Callable[[int], float]] = {"inverse": _inverse}
 def check_server(
     staleness: int | None, push_scale: float, index: int, servers: int, workers: int | None
 ) -> None:
-    """Raises ValueError for numbers that make no server."""
-    if staleness is not None and (isinstance(staleness, bool) or int(staleness) != staleness):
-        raise ValueError(
+    """Raises ValueError or TypeError for numbers that make no server."""
+    if staleness is not None and (isinstance(staleness, bool) or not isinstance(staleness, int)):
+        raise TypeError(
             f"ParameterServer: expected staleness to be an int or None, got {staleness}"
         )
     if staleness is not None and staleness < 0:
@@ -31,7 +43,7 @@ def check_server(
             f"ParameterServer: expected staleness to be at least 0, got {staleness}; 0 is "
             "synchronous, None is unbounded"
         )
-    if not push_scale > 0:
+    if not 0 < push_scale < math.inf:
         raise ValueError(f"ParameterServer: expected push_scale above 0, got {push_scale}")
     if staleness == 0 and push_scale != 1.0:
         raise ValueError(
@@ -45,6 +57,19 @@ def check_server(
         )
     if workers is not None and workers < 1:
         raise ValueError(f"ParameterServer: expected at least 1 worker, got {workers}")
+
+
+def check_worker(servers: int, parameters: int, rank: int | None, timeout: float) -> None:
+    """Raises ValueError for numbers that make no worker."""
+    if not 1 <= servers <= parameters:
+        raise ValueError(
+            f"Worker: expected from 1 server to one for each of {parameters} parameters, got "
+            f"{servers}"
+        )
+    if rank is not None and rank < 0:
+        raise ValueError(f"Worker: expected a rank from 0 on, got {rank}")
+    if not timeout > 0:
+        raise ValueError(f"Worker: expected a timeout above 0 s, got {timeout}")
 
 
 def checked_damping(
@@ -123,12 +148,28 @@ def of_these(groups: list[dict[str, Any]], wanted: Iterable[Tensor]) -> list[dic
     return [group for group in cut if group["params"]]
 
 
+class PlainGroup(dict[str, Any]):
+    """A worker's group of parameters: what torch's optimizers have in theirs is the server's."""
+
+    def __missing__(self, key: str) -> Any:
+        raise KeyError(
+            f"a Worker has no {key!r}: the optimizer is the server's. A schedule of the learning "
+            "rate belongs over ParameterServer.optimizer, in serve(on_update=)"
+        )
+
+
 def check_optimizer(optimizer_class: Any) -> None:
-    """Raises TypeError for what is no class of optimizers."""
+    """Raises TypeError for what is no class of optimizers, ValueError for one that needs more."""
     if not isinstance(optimizer_class, type) or not issubclass(
         optimizer_class, torch.optim.Optimizer
     ):
         raise TypeError(
             f"ParameterServer: expected a class of torch.optim, got {optimizer_class!r}; its "
             "arguments follow as keywords"
+        )
+    closure = inspect.signature(optimizer_class.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ValueError(
+            f"ParameterServer: {optimizer_class.__name__} computes the loss again in its step, "
+            "which a server cannot; choose one that steps with gradients alone"
         )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -23,11 +25,13 @@ class Snapshot:
         version: the number of updates before.
         flats: the parameters, by dtype.
         gradients: those of the latest update, or None.
+        absent: the parameters that had none in it.
     """
 
     version: int
     flats: Flats
     gradients: Flats | None = None
+    absent: tuple[int, ...] = ()
 
 
 class Weights:
@@ -40,11 +44,17 @@ class Weights:
         parameters: what the optimizer steps.
         optimizer: over them.
         names: of the parameters; "" where they have none.
+        place: index of the server, and the number of servers.
     """
 
     def __init__(
-        self, parameters: Sequence[Tensor], optimizer: torch.optim.Optimizer, names: Sequence[str]
+        self,
+        parameters: Sequence[Tensor],
+        optimizer: torch.optim.Optimizer,
+        names: Sequence[str],
+        place: tuple[int, int] = (0, 1),
     ) -> None:
+        self._place = place
         self.parameters, self.optimizer = list(parameters), optimizer
         self.layout = Layout(specs_of(parameters, names))
         self.version = 0
@@ -83,15 +93,22 @@ class Weights:
         self.version += 1
         self._snapshot = None
         if keep:
-            self._snapshot = Snapshot(self.version, self._copied(), gradients)
+            left = tuple(sorted(missing))
+            self._snapshot = Snapshot(self.version, self._copied(), gradients, left)
 
     def state_dict(self) -> dict[str, Any]:
-        """Version, parameters and the optimizer's state: copies of the parameters."""
+        """Version, parameters and the optimizer's state, which the next step changes."""
         return {
             "version": self.version,
-            "parameters": [parameter.detach().clone() for parameter in self.parameters],
+            "server": self._place,
+            "optimizer_class": type(self.optimizer).__name__,
+            "parameters": [parameter.detach() for parameter in self.parameters],
             "optimizer": self.optimizer.state_dict(),
         }
+
+    def copied_state_dict(self) -> dict[str, Any]:
+        """The same, which does not change any more."""
+        return deepcopy(self.state_dict())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Loads what :meth:`state_dict` gave.
@@ -99,20 +116,44 @@ class Weights:
         Raises:
             ValueError: it is of other parameters.
         """
-        saved = state["parameters"]
-        shapes = [tuple(one.shape) for one in saved]
-        if shapes != [spec.shape for spec in self.layout.specs]:
-            raise ValueError(
-                f"ParameterServer.load_state_dict: expected parameters of the shapes "
-                f"{[spec.shape for spec in self.layout.specs]}, got {shapes}; load the checkpoint "
-                "of this server's model, with the same number of servers"
-            )
+        self._check(state)
+        self.optimizer.load_state_dict(state["optimizer"])  # first: it checks the groups, too
         with torch.no_grad():
-            for parameter, one in zip(self.parameters, saved, strict=True):
+            for parameter, one in zip(self.parameters, state["parameters"], strict=True):
                 parameter.copy_(one)
-        self.optimizer.load_state_dict(state["optimizer"])
         self.version = int(state["version"])
         self._snapshot = None
+
+    def _check(self, state: dict[str, Any]) -> None:
+        who = "ParameterServer.load_state_dict"
+        own = self.state_dict()
+        if own.keys() - state.keys():
+            raise ValueError(
+                f"{who}: expected what state_dict() of a server gives, with {sorted(own)}, got "
+                f"{sorted(map(str, state))}"
+            )
+        if tuple(state["server"]) != self._place:
+            raise ValueError(
+                f"{who}: expected the state of server {self._place[0]} of {self._place[1]}, got "
+                f"that of server {state['server'][0]} of {state['server'][1]}"
+            )
+        if state["optimizer_class"] != own["optimizer_class"]:
+            raise ValueError(
+                f"{who}: expected the state of {own['optimizer_class']}, got that of "
+                f"{state['optimizer_class']}"
+            )
+        kinds = [_kind(one) for one in state["parameters"]]
+        expected = [_kind(one) for one in self.parameters]
+        for number, (kind, ours) in enumerate(zip_longest(kinds, expected, fillvalue="none")):
+            if kind != ours:
+                raise ValueError(
+                    f"{who}: expected parameter {number} to be {ours}, got {kind}; load the "
+                    "checkpoint of this server's model"
+                )
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
 def specs_of(parameters: Sequence[Tensor], names: Sequence[str]) -> list[TensorSpec]:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import time
+import logging
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
-from dreamcomm.server.errors import ServerError, ServerLost
 from dreamcomm.server.layout import Layout, assign
-from dreamcomm.server.pair import Kind, Message, Pair, PeerLost
-from dreamcomm.server.rendezvous import Visitor, next_rank, open_store
+from dreamcomm.server.pair import Kind
+from dreamcomm.server.remote import Progress, Remote
+from dreamcomm.server.rendezvous import Visitor
 from dreamcomm.server.report import WorkerReport
-from dreamcomm.server.settings import groups_of, named
+from dreamcomm.server.settings import PlainGroup, check_worker, groups_of, named
+from dreamcomm.server.store import next_rank, open_store
 from dreamcomm.server.weights import specs_of
 
 if TYPE_CHECKING:
@@ -24,18 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Worker"]
 
-
-class _Server:
-    """One server, as its worker sees it."""
-
-    def __init__(self, index: int, numbers: list[int], layout: Layout, visitor: Visitor) -> None:
-        self.index, self.numbers, self.layout, self.visitor = index, numbers, layout, visitor
-        self.pair: Pair | None = None
-        # It has a push that it has not answered: another server was lost in that step. Then the
-        # next step does not push again, so that every worker pushes once an update.
-        self.owes = False
-        self.version = 0
-        self.waits_for: list[int] = []
+LOG = logging.getLogger("dreamcomm.server")
 
 
 class Worker(torch.optim.Optimizer):
@@ -58,11 +46,11 @@ class Worker(torch.optim.Optimizer):
         store: as the servers'. None: the store of the default group, or of MASTER_ADDR and
             MASTER_PORT.
         name: that the servers have.
-        rank: of this worker among the workers; averages are added in its order. None: the rank in
-            the job, or the number of workers that have asked before.
+        rank: of this worker among the workers, from 0 on; averages are added in its order. None:
+            the rank in the job, or the number of workers that have asked before.
         gradients: with synchronous servers :meth:`step` also puts the averaged gradients into
             ``grad``, as all_reduce would; half as many bytes more.
-        observer: pushes nothing, holds back nobody: only :meth:`pull`, for evaluation.
+        observer: pushes nothing, holds back no worker: only :meth:`pull`, for evaluation.
         timeout: seconds until servers have to be there, or to answer.
 
     Raises:
@@ -71,6 +59,8 @@ class Worker(torch.optim.Optimizer):
             taken.
         ValueError, TypeError: an argument is wrong.
     """
+
+    _is_complete = False
 
     def __init__(
         self,
@@ -84,32 +74,39 @@ class Worker(torch.optim.Optimizer):
         observer: bool = False,
         timeout: float = 300.0,
     ) -> None:
-        if servers < 1:
-            raise ValueError(f"Worker: expected at least 1 server, got {servers}")
         groups = groups_of(params)
         names, self._tensors = named(groups, "Worker")
-        super().__init__(groups, {})
-        specs = specs_of(self._tensors, names)
-        self._given, self._name, self._timeout = store, name, timeout
+        check_worker(servers, len(self._tensors), rank, timeout)
+        super().__init__([PlainGroup(params=group["params"]) for group in groups], {})
+        self._is_complete = True
+        self._given, self._timeout, self._counts = store, timeout, WorkerReport()
         self._wants_gradients, self._observes = gradients, observer
-        self._counts = WorkerReport()
         opened = open_store(store, holds=False, timeout=timeout)
-        self.rank = next_rank(opened, name) if rank is None else rank
-        self._servers = [
-            _Server(
-                index,
-                numbers,
-                Layout([specs[number] for number in numbers]),
-                Visitor(opened, name, index),
-            )
-            for index, numbers in enumerate(assign(specs, servers))
-        ]
+        self.rank = -1 if observer else next_rank(opened, name) if rank is None else rank
+        self._servers = self._remotes(specs_of(self._tensors, names), servers, name, opened)
         try:
-            for server in self._servers:
-                self._join(server)
+            self._join(self._servers, timeout)
         except BaseException:
             self.close()
             raise
+
+    def _remotes(self, specs: list[Any], servers: int, name: str, store: Store) -> list[Remote]:
+        return [
+            Remote(
+                index,
+                name,
+                self.rank,
+                [self._tensors[number] for number in numbers],
+                Layout([specs[number] for number in numbers]),
+                Visitor(store, self._reopen, name, index),
+                self._counts,
+                self._timeout,
+            )
+            for index, numbers in enumerate(assign(specs, servers))
+        ]
+
+    def _reopen(self, timeout: float) -> Store:
+        return open_store(self._given, holds=False, timeout=timeout)
 
     # What an optimizer does.
 
@@ -118,7 +115,8 @@ class Worker(torch.optim.Optimizer):
         """Pushes the gradients, and takes the weights when the servers give them.
 
         Synchronous servers answer when all workers have pushed; others as soon as this worker is
-        within the bound.
+        within the bound. The call after one that failed goes on with the same step: it pushes
+        only to servers that have not received that push.
 
         Args:
             closure: computes the loss again and returns it.
@@ -126,6 +124,7 @@ class Worker(torch.optim.Optimizer):
         Raises:
             ServerLost: a server has ended. :meth:`reconnect` goes on.
             ServerError: a server has failed, or has not answered in time.
+            TypeError: a gradient is not dense. Nothing has been pushed then.
         """
         loss = None
         if closure is not None:
@@ -133,13 +132,14 @@ class Worker(torch.optim.Optimizer):
                 loss = closure()
         if self._observes:
             raise RuntimeError("Worker.step: an observer pushes nothing; call pull()")
-        gradients = [self._gradient(number) for number in range(len(self._tensors))]
+        self._check_gradients()
         for server in self._servers:
-            if not server.owes:
-                self._push(server, [gradients[number] for number in server.numbers])
+            if server.progress is Progress.BEGINS:
+                server.push()
         for server in self._servers:
-            self._take(server, self._wants_gradients)
-        self._counts.steps += 1
+            if server.progress is Progress.PUSHED:
+                server.take_pushed(self._wants_gradients)
+        self._finish()
         return loss
 
     @torch.no_grad()
@@ -150,10 +150,32 @@ class Worker(torch.optim.Optimizer):
             ServerLost, ServerError: as :meth:`step`.
         """
         for server in self._servers:
-            if not server.owes:
-                self._with(server, lambda pair: pair.send(Kind.PULL))
+            server.ask()
         for server in self._servers:
-            self._take(server, server.owes and self._wants_gradients)
+            if server.progress is Progress.PUSHED:
+                server.take_pushed(self._wants_gradients)
+            server.take_asked()
+        self._finish()
+
+    def _finish(self) -> None:
+        """Ends a step that all servers have answered."""
+        if all(server.progress is Progress.ANSWERED for server in self._servers):
+            self._counts.steps += 1
+            for server in self._servers:
+                server.progress = Progress.BEGINS
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refuses parameters after the first ones, because servers do not have them.
+
+        Raises:
+            RuntimeError: always.
+        """
+        if self._is_complete:
+            raise RuntimeError(
+                "Worker.add_param_group: the servers' parameters are those they were made with; "
+                "make new servers and workers for others"
+            )
+        super().add_param_group(param_group)
 
     @property
     def version(self) -> int:
@@ -162,17 +184,26 @@ class Worker(torch.optim.Optimizer):
 
     @property
     def waits_for(self) -> list[int]:
-        """The ranks of the workers that a server was last waiting for, as it says every 2 s."""
+        """The workers that servers were waiting for, as they last said, every 2 s or sooner."""
         return sorted({rank for server in self._servers for rank in server.waits_for})
 
     def report(self) -> WorkerReport:
         """Steps, bytes, waits and staleness so far."""
         return deepcopy(self._counts)
 
-    # Coming and going.
+    # Joining and leaving.
 
     def reconnect(self, *, store: Store | str | None = None, timeout: float | None = None) -> int:
         """Joins the servers that are lost, when they have been started anew, and takes weights.
+
+        Afterwards a step that has failed is over if :attr:`version` has grown. If not, another
+        ``step()`` goes on with it, with the gradients as they are::
+
+            while optimizer.version == before:
+                try:
+                    optimizer.step()
+                except ServerLost:
+                    optimizer.reconnect()
 
         Args:
             store: in place of the one that a lost server held. None: the same address again.
@@ -186,22 +217,21 @@ class Worker(torch.optim.Optimizer):
             ServerError: it has refused this worker.
         """
         wait = self._timeout if timeout is None else timeout
-        self._given = self._given if store is None else store
-        lost = [server for server in self._servers if server.pair is None]
-        if lost:
-            opened = open_store(self._given, holds=False, timeout=wait)
-            for server in lost:
+        if store is not None:
+            self._given = store
+            opened = self._reopen(wait)
+            for server in self._servers:
                 server.visitor.meet_in(opened)
-                self._join(server, wait)
+        lost = [server for server in self._servers if not server.is_here]
+        if lost:
+            self._join(lost, wait)
+            self._finish()
         return self.version
 
     def close(self) -> None:
         """Leaves the servers. The weights stay as they are."""
         for server in self._servers:
-            if server.pair is not None:
-                with suppress(PeerLost):  # it has ended first
-                    server.pair.send(Kind.LEAVE)
-                _drop(server)
+            server.leave()
 
     def __enter__(self) -> Worker:
         return self
@@ -209,118 +239,46 @@ class Worker(torch.optim.Optimizer):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # One server.
-
-    def _join(self, server: _Server, timeout: float | None = None) -> None:
-        server.pair = server.visitor.connect(self._timeout if timeout is None else timeout)
+    def _join(self, servers: list[Remote], timeout: float) -> None:
         hello = {
             "rank": self.rank,
-            "specs": [(spec.name, spec.shape, spec.dtype) for spec in server.layout.specs],
+            "servers": len(self._servers),
             "gradients": self._wants_gradients,
             "observes": self._observes,
+            "timeout": self._timeout,
         }
-        self._with(server, lambda pair: pair.send(Kind.HELLO, hello))
-        found = self._next(server)
-        if found.kind == Kind.REFUSED:
-            _drop(server)
-            raise ServerError(f"{self._words(server)} has refused this worker: {found.value}")
-        with torch.no_grad():
-            self._take(server, False)
+        for server in servers:
+            server.join(hello, timeout)
+        if not self._observes and len(servers) == len(self._servers):
+            self._level()
 
-    def _push(self, server: _Server, gradients: list[Tensor | None]) -> None:
-        absent = [place for place, one in enumerate(gradients) if one is None]
-        version = server.version
-        self._with(server, lambda pair: pair.push(server.layout, gradients, absent, version))
-        server.owes = True
-        self._counts.pushed_bytes += server.layout.nbytes
+    def _level(self) -> None:
+        """Begins at one update on all synchronous servers.
 
-    def _gradient(self, number: int) -> Tensor | None:
-        gradient = self._tensors[number].grad
-        if gradient is not None and gradient.layout is not torch.strided:
-            raise TypeError(
-                f"Worker.step: parameter {number} has a gradient of layout {gradient.layout}; "
-                "servers take dense ones (for an Embedding: sparse=False)"
-            )
-        return gradient
+        Others may have been between the updates of two servers when this worker joined these. It
+        has no part in the update of one that is behind. None can be further ahead, because those
+        wait for this worker already.
+        """
+        if not self._servers[0].synchronous:
+            return
+        newest = max(server.version for server in self._servers)
+        for server in self._servers:
+            if server.version == newest - 1:
+                server.ask(Kind.SKIP)
+        for server in self._servers:
+            server.take_asked()
+        versions = [server.version for server in self._servers]
+        if min(versions) < max(versions):
+            LOG.warning(
+                "worker %d: the synchronous servers are at the versions %s; was one started from "
+                "an older checkpoint?", self.rank, versions,
+            )  # fmt: skip
 
-    def _take(self, server: _Server, with_gradients: bool) -> None:
-        began = time.monotonic()
-        tensors = [self._tensors[number] for number in server.numbers]
-        if with_gradients:
-            first = self._expect(server, Kind.GRADIENTS)
-            into = [_gradient_of(tensor) for tensor in tensors]
-            self._receive(server, first, into)
-        first = self._expect(server, Kind.WEIGHTS)
-        self._receive(server, first, tensors)
-        server.version, server.owes = first.version, False
-        self._counts.staleness[first.staleness] += 1
-        self._counts.waited += time.monotonic() - began
-
-    def _receive(self, server: _Server, first: Message, tensors: list[Tensor]) -> None:
-        layout = server.layout
-        self._with(server, lambda pair: pair.receive_into(first.kind, layout, first.value, tensors))
-        self._counts.pulled_bytes += layout.nbytes
-
-    def _expect(self, server: _Server, kind: Kind) -> Message:
-        found = self._next(server)
-        if found.kind != kind:
-            raise ServerError(
-                f"{self._words(server)} has sent {found.kind.name} where {kind.name} was to come"
-            )
-        return found
-
-    def _next(self, server: _Server) -> Message:
-        """The server's next message that is not about waiting."""
-        until = time.monotonic() + self._timeout
-        server.waits_for = []
-        while True:
-            found = self._with(server, lambda pair: pair.next(lambda: time.monotonic() > until))
-            if found is None:
-                raise ServerError(self._why_late(server))
-            if found.kind == Kind.FAILED:
-                _drop(server)
-                raise ServerError(f"{self._words(server)} has failed: {found.value}")
-            if found.kind != Kind.WAITING:
-                return found  # type: ignore[no-any-return]
-            server.waits_for = found.value
-            if time.monotonic() > until:
-                raise ServerError(self._why_late(server))
-
-    def _why_late(self, server: _Server) -> str:
-        for_whom = f"; it waits for the workers {server.waits_for}" if server.waits_for else ""
-        return (
-            f"{self._words(server)} has not answered worker {self.rank} within {self._timeout:g} s"
-            f"{for_whom}"
-        )
-
-    def _with(self, server: _Server, act: Callable[[Pair], Any]) -> Any:
-        if server.pair is None:
-            raise ServerLost(
-                f"{self._words(server)} is lost; call reconnect() when it has been started anew",
-                server.index,
-            )
-        try:
-            return act(server.pair)
-        except PeerLost as error:
-            _drop(server)
-            raise ServerLost(
-                f"worker {self.rank}: {self._words(server)} is lost ({error}). Start it anew from "
-                "its checkpoint, under the same name, and call reconnect()",
-                server.index,
-            ) from error
-
-    def _words(self, server: _Server) -> str:
-        return f"server {server.index} of {self._name!r}"
-
-
-def _drop(server: _Server) -> None:
-    pair, server.pair = server.pair, None
-    server.owes = False
-    if pair is not None:
-        pair.close()
-
-
-def _gradient_of(tensor: Tensor) -> Tensor:
-    if tensor.grad is None:
-        tensor.grad = torch.zeros_like(tensor)
-    return tensor.grad
+    def _check_gradients(self) -> None:
+        for number, tensor in enumerate(self._tensors):
+            if tensor.grad is not None and tensor.grad.layout is not torch.strided:
+                raise TypeError(
+                    f"Worker.step: parameter {number} has a gradient of layout "
+                    f"{tensor.grad.layout}; servers take dense ones (for an Embedding: "
+                    "sparse=False)"
+                )
