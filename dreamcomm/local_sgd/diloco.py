@@ -121,7 +121,7 @@ class DiLoCo(WrappedOptimizer):
         self.outer = _made_outer(outer, own, self._outer_parameters)
         self._fragments = cut_fragments([one.nbytes for one in own], fragments)
         self._flights: list[_Flight] = []
-        self.steps = 0
+        self.steps = self._settled = 0  # the latest one after which all fragments had nothing new
 
     # A step.
 
@@ -139,12 +139,17 @@ class DiLoCo(WrappedOptimizer):
         """Ends what is under way, and synchronizes all fragments at once. Collective.
 
         For evaluation, and at the end of training: with ``alpha=0`` all ranks then have the same
-        parameters. Rounds go on as they were.
+        parameters. Rounds go on as they were. A fragment whose synchronization began in the latest
+        step has nothing new, and is left out.
         """
         with torch.no_grad():
             self._finish()
-            for fragment in range(len(self._fragments)):
-                self._start(fragment, self.steps)
+            every, fragments = self._every, len(self._fragments)
+            fresh = due_fragments(self.steps, every, fragments) if self.steps else []
+            for fragment in range(fragments):
+                if fragment not in fresh and self._settled != self.steps:
+                    self._start(fragment, self.steps)
+            self._settled = self.steps
             average_(self._model.buffers(), self._model.group)
             self._finish()
 

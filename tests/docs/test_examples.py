@@ -32,6 +32,7 @@ OF_TORCHRUN = {
     "zero.py": ["bytes of this rank ", "ZeRO stage 1, 2 ranks", "ZeRO stage 3, 2 ranks"],
 }
 RANKS = {"pipeline.py": 4}  # of others two
+STRATEGIES = ["ddp", "server", "async", "local_sgd", "diloco", "gossip"]
 OF_SPAWN = {
     "shared_tensors.py": [
         "rank 0: the sum is 3.0; 1 call ran in place",
@@ -69,6 +70,7 @@ def started(name: str, folder: Path) -> str:
 def as_rank(rank: int, path: str, world: int, port: int, arguments: Sequence[str] = ()) -> str:
     """What a rank of torchrun prints. Its store is the test's, as torchrun's is its own."""
     sys.argv[1:] = arguments
+    sys.path.insert(0, str(Path(path).parent))  # as Python does for a program
     os.environ.update(
         RANK=str(rank),
         LOCAL_RANK=str(rank),
@@ -83,12 +85,14 @@ def as_rank(rank: int, path: str, world: int, port: int, arguments: Sequence[str
     return printed.getvalue()
 
 
-def as_ranks(fresh: Fresh, name: str, arguments: Sequence[str] = ()) -> str:
+def as_ranks(
+    fresh: Fresh, name: str, arguments: Sequence[str] = (), world: int | None = None
+) -> str:
     """What the ranks of a program print."""
     from torch.distributed import TCPStore
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    path, world = str(EXAMPLES / name), RANKS.get(name, 2)
+    path, world = str(EXAMPLES / name), world or RANKS.get(name, 2)
     asked = (path, world, store.port, arguments)
     return "".join(fresh.run(as_rank, *asked, world=world, group=False))
 
@@ -97,6 +101,7 @@ def test_each_program_is_started_by_a_test() -> None:
     assert {path.name for path in EXAMPLES.glob("*.py")} == {*OF_TORCHRUN, *OF_SPAWN}
     for name in OF_TORCHRUN:
         assert command_of(name).startswith(f"torchrun --nproc-per-node {RANKS.get(name, 2)} ")
+    assert command_of("strategies/train.py").startswith("torchrun --nproc-per-node 4 ")
 
 
 # In ranks that have imported torch already, as torchrun itself takes seconds.
@@ -185,6 +190,51 @@ def test_a_pipeline_prints_the_same_losses_under_all_schedules_and_from_a_checkp
     alone = [float(loss) for loss in losses("1f1b", "none", 4).values()]
     assert alone == pytest.approx([float(loss) for loss in whole.values()], rel=1e-2)
     assert "<title>3B3: " in picture.read_text()
+
+
+def lines_of_strategies(printed: str) -> dict[str, list[float]]:
+    """The numbers in the table, by strategy: steps, seconds, accuracy, bytes, seconds of waits."""
+    found = re.findall(rf"^({'|'.join(STRATEGIES)}) +([\d.,].*)$", printed, re.M)
+    return {name: [float(n) for n in rest.replace(",", "").split()] for name, rest in found}
+
+
+def test_all_strategies_run_in_one_loop(fresh: Fresh) -> None:
+    """The bytes show that each is what its name says. Six steps are no whole round of four."""
+    counts = ["--steps", "6", "--period", "4", "--every", "2", "--pace", "1", "--slow", "2"]
+    printed = as_ranks(fresh, "strategies/train.py", ["--strategy", "all", *counts], world=3)
+    found = lines_of_strategies(printed)
+    assert list(found) == STRATEGIES
+    size, around = 4 * (65 * 128 + 129 * 10), 4 / 3
+    sent = {"ddp": around, "server": 1, "async": 1, "local_sgd": around / 6, "diloco": around / 6}
+    for name, (steps, _, accuracy, nbytes, of_server, _) in found.items():
+        assert nbytes == pytest.approx(sent.get(name, 2) * size, abs=250)  # gossip: 2 on a ring
+        assert steps == 6 or (name == "async" and 6 <= steps <= 12)
+        assert 0.2 < accuracy < 1
+        assert (of_server > size) == (name in ("server", "async"))
+
+
+@pytest.mark.long
+def test_all_strategies_learn(tmp_path: Path) -> None:
+    """Under torchrun, with the number of steps that users get."""
+    picture = tmp_path / "runs.svg"
+    draws = f"--plot {picture}" if importlib.util.find_spec("matplotlib") else ""
+    command = f"strategies/train.py --strategy all --pace 0 {draws}"
+    start = ["-m", "torch.distributed.run", "--nproc-per-node", "4"]
+    done = subprocess.run(
+        [sys.executable, *start, *command.split()],
+        cwd=EXAMPLES,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = lines_of_strategies(done.stdout)
+    assert list(found) == STRATEGIES
+    for numbers in found.values():
+        assert numbers[2] > 0.93
+    # Two lines for each strategy, of 30 points and the one before.
+    assert not draws or len(re.findall(r"^L ", picture.read_text(), re.M)) >= 2 * 6 * 30
 
 
 def test_torchrun_starts_a_program(tmp_path: Path) -> None:

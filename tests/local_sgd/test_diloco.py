@@ -184,6 +184,26 @@ def test_synchronize_makes_ranks_equal(pool: Pool) -> None:
     assert pool.run(synchronized, world=3) == [(False, True, True)] * 3
 
 
+def settled() -> tuple[bool, bool]:
+    """At a round's end, and twice, there is nothing new: no momentum moves the weights."""
+    module = simulated.model()
+    optimizer = DiLoCo(module, simulated.sgd(module), NESTEROV, every=3)
+    found = []
+    for steps in (3, 2):
+        for step in range(steps):
+            simulated.descend(module, optimizer, step, dist.get_rank())
+        if steps == 2:
+            optimizer.synchronize()
+        before = weights(module)
+        optimizer.synchronize()
+        found.append(all(map(torch.equal, before, weights(module))))
+    return found[0], found[1]
+
+
+def test_synchronize_without_news_changes_nothing(pool: Pool) -> None:
+    assert pool.run(settled) == [(True, True)] * 2
+
+
 def refused(kind: str) -> str:
     module = simulated.model()
     inner: Any = simulated.sgd(module)
