@@ -174,7 +174,7 @@ class Gossip(WrappedOptimizer):
             ]
             own = round_.own[place]
             round_.own[place] = None
-            added = increments(self._pieces.read(place), received)
+            added = increments(self._pieces.read(place) if own is None else own, received)
             self._pieces.add_(place, added)
         self._applied += 1
         self._delays[self.steps - round_.step] += 1

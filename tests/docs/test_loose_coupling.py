@@ -22,7 +22,7 @@ from dreamcomm.server import ParameterServer, Worker
 from dreamcomm.server.layout import PIECE_BYTES
 from helpers.pool import Pool
 
-pytestmark = pytest.mark.beyond_gloo("counts what only dreamcomm counts")
+pytestmark = [pytest.mark.long, pytest.mark.beyond_gloo("counts what only dreamcomm counts")]
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "loose_coupling.md").read_text()

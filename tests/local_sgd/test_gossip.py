@@ -23,6 +23,8 @@ from local_sgd.gossiping import (
     train,
 )
 
+pytestmark = pytest.mark.long
+
 # As in one process.
 
 WAYS: dict[str, dict[str, Any]] = {

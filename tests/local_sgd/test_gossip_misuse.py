@@ -18,6 +18,8 @@ from helpers.processes import replies
 from local_sgd.gossiping import PARTLY, UNEQUAL
 from local_sgd.simulated import model, sgd
 
+pytestmark = pytest.mark.long
+
 # At construction.
 
 

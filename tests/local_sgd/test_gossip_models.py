@@ -17,6 +17,8 @@ from helpers.pool import Pool
 from local_sgd.gossiping import Pauses, descend, everyone, flat, simulated_ranks
 from local_sgd.simulated import model, sgd
 
+pytestmark = pytest.mark.long
+
 # Pieces.
 
 

@@ -29,6 +29,8 @@ from server.serving import (
     worker,
 )
 
+pytestmark = pytest.mark.long
+
 SHAPES = ((300_000,), (3, 2), (200_000,), ())
 STEPS, LATE = 7, 3
 

@@ -30,6 +30,8 @@ from server.serving import (
 )
 from server.serving import values as copies
 
+pytestmark = pytest.mark.long
+
 VICTIM, STEPS, LAST = 1, 6, 3  # it dies in its step 3
 SHAPES = ((400_000,), (5, 3), ())  # four pieces
 

@@ -27,6 +27,8 @@ from server.serving import (
     worker,
 )
 
+pytestmark = pytest.mark.long
+
 SHAPES = ((30,), (3, 2))
 
 

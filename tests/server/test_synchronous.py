@@ -20,7 +20,10 @@ from server.serving import (
     worker,
 )
 
-pytestmark = pytest.mark.beyond_gloo("compares with what only dreamcomm's all_reduce gives")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.beyond_gloo("compares with what only dreamcomm's all_reduce gives"),
+]
 
 OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "sgd": (torch.optim.SGD, {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01}),
