@@ -412,7 +412,9 @@ std::optional<ErrorKind> Communicator::failure_kind() const { return impl_->stat
 
 bool Communicator::has_ended(int rank) const {
   const bool left = impl_->state.failed() && !impl_->state.failure_kind();
-  return rank >= 0 && rank < size() && !left && impl_->fabric->has_ended(rank);
+  if (rank < 0 || rank >= size() || left) return false;
+  // By the same signs as the errors that name it: who has raised one tells other hosts of the end.
+  return impl_->fabric->has_ended(rank) || has_died(*impl_->fabric, rank);
 }
 
 std::string Communicator::lost() const { return words_on_lost(impl_->state); }

@@ -9,9 +9,7 @@ namespace {
 /// Returns the first other rank whose process has ended without leaving the group, or -1.
 int ended_among(const Fabric& fabric) {
   for (int rank = 0; rank < fabric.size(); ++rank) {
-    if (rank == fabric.rank()) continue;
-    const auto status = static_cast<Status>(fabric.header(rank).status.read());
-    if (status == Status::kActive && fabric.peer(rank) == PeerState::kGone) return rank;
+    if (rank != fabric.rank() && has_died(fabric, rank)) return rank;
   }
   return -1;
 }
@@ -41,7 +39,14 @@ WaitWatchdog::WaitWatchdog(RankState& state, const std::function<std::string()>&
       idle_(idle),
       interrupt_(interrupt) {}
 
+/// The line is looked at first: a rank that leaves says so, and hangs up then.
+bool has_died(const Fabric& fabric, int peer) {
+  return fabric.peer(peer) == PeerState::kGone &&
+         static_cast<Status>(fabric.header(peer).status.read()) == Status::kActive;
+}
+
 std::string fate_of(const Fabric& fabric, int peer) {
+  const bool gone = has_died(fabric, peer);
   switch (static_cast<Status>(fabric.header(peer).status.read())) {
     case Status::kFailed:
       return why_failed(fabric, peer);
@@ -51,10 +56,7 @@ std::string fate_of(const Fabric& fabric, int peer) {
     case Status::kActive:
       break;
   }
-  if (fabric.peer(peer) == PeerState::kGone) {
-    return concat("the process of rank ", fabric.number(peer), " has ended");
-  }
-  return "";
+  return gone ? concat("the process of rank ", fabric.number(peer), " has ended") : "";
 }
 
 std::string why_gone(const Fabric& fabric, int peer) {

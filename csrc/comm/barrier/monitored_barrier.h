@@ -86,7 +86,6 @@ class MonitoredBarrier {
   bool some_have_aborted() const;
   int awaited() const;
   int gone() const;
-  bool lacks_lost() const;
   int foremost(const std::vector<int>& absent) const;
   int awaited_beside_rank_0() const;
   void apply_verdict(std::uint32_t number, bool late) const;

@@ -76,14 +76,6 @@ int MonitoredBarrier::gone() const {
   return -1;
 }
 
-/// Whether a rank is lost that has not entered.
-bool MonitoredBarrier::lacks_lost() const {
-  for (int rank = 1; rank < state_.size(); ++rank) {
-    if (!is_present(rank) && !why_gone(state_.fabric(), rank).empty()) return true;
-  }
-  return false;
-}
-
 /// Returns a lost rank, or one that has left this barrier, or the first.
 int MonitoredBarrier::foremost(const std::vector<int>& absent) const {
   const auto find = [&](const auto& is_so) {
@@ -169,7 +161,6 @@ BarrierCount MonitoredBarrier::count(const Round& round) {
   const auto lasted = rank < 0 && !remote ? round.terms.timeout : since(round.begin);
   BarrierCount found = missing(lasted, round.terms.all);
   if (found.is_complete()) return {};  // the last one has just entered
-  found.bits = lacks_lost() ? barrier::kEnded : barrier::kLate;
   found.late = late && found.bits == barrier::kLate;
   if (waited && round.terms.remote == nullptr) {  // else the group's rank 0 reports it
     found.acts.back() +=
@@ -260,9 +251,11 @@ BarrierCount MonitoredBarrier::missing(std::chrono::milliseconds waited, bool al
     if (why_gone(fabric, rank).empty()) state_.inquire(rank);
   }
   const Clock::time_point until = RankState::answer_until(waited);
-  BarrierCount found{.lasted = waited};
+  BarrierCount found{.bits = barrier::kLate, .lasted = waited};
   for (const int rank : ranks) {
     const std::string gone = why_gone(fabric, rank);
+    // The kind is the text's: the rank may leave after it is described here.
+    if (!gone.empty()) found.bits = barrier::kEnded;
     const int number = fabric.number(rank);
     std::string act = gone.empty() ? "" : concat(gone, "; ");
     if (gone.empty() && has_aborted(rank)) act += concat("rank ", number, " has stopped waiting; ");

@@ -1,5 +1,6 @@
 // Errors and their texts: mismatch, lateness, death, abort.
 #include <doctest.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <array>
@@ -7,9 +8,11 @@
 #include <memory>
 #include <thread>
 
+#include "core/flag.h"
 #include "cpp/support/calls.h"
 #include "cpp/support/expected_errors.h"
 #include "cpp/support/ranks.h"
+#include "cpp/support/shared_between_processes.h"
 
 namespace dreamcomm::testing {
 namespace {
@@ -146,6 +149,36 @@ TEST_CASE("a rank that is killed is noticed at once") {
     };
     CHECK_NOTHROW(run_ranks(setup, body, {2}));
   }
+}
+
+/// As the kernel does for a process that ends, some time before it reports the end.
+void cut_all_lines() {
+  for (int file = 3; file < 1024; ++file) shutdown(file, SHUT_RDWR);
+}
+
+TEST_CASE("a rank has ended as soon as errors say so") {
+  const Setup setup{.transport = Transport::kShm, .size = 3, .page_bytes = tiny_page(3)};
+  const auto looked = shared_between_processes<Gauge>();
+  const auto wait = [&] {
+    const Clock::time_point end = Clock::now() + seconds(60);
+    while (looked->read() < 2 && Clock::now() < end) std::this_thread::sleep_for(milliseconds(1));
+  };
+  const auto body = [&](Communicator& comm) {
+    run_case(comm, kSum);
+    if (comm.rank() == 2) {
+      cut_all_lines();
+      wait();
+      _exit(0);
+    }
+    expect(failure_after(comm), ErrorKind::kPeerLost, {"the process of rank 2 has ended"});
+    const bool told = comm.has_ended(2);
+    const bool of_another = comm.has_ended(1 - comm.rank());
+    looked->add(1);
+    wait();
+    require(told, "it has not ended");
+    require(!of_another, "a rank that lives has ended");
+  };
+  CHECK_NOTHROW(run_ranks(setup, body, {2}));
 }
 
 TEST_CASE("abort from another thread releases every waiter") {
