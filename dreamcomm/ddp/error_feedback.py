@@ -46,11 +46,11 @@ class Residuals:
     def of(self, parameter: Tensor) -> Tensor | None:
         """A copy of a parameter's residual, or None if the parameter was not seen."""
         part = self._parts.get(parameter)
-        return None if part is None else part.clone().view(parameter.shape)
+        return None if part is None else _shaped(part.clone(), parameter)
 
     def copies(self) -> list[Tensor]:
         """Copies of all residuals, in the order in which their parameters were first seen."""
-        seen = [part.clone().view(parameter.shape) for parameter, part in self._parts.items()]
+        seen = [_shaped(part.clone(), parameter) for parameter, part in self._parts.items()]
         return seen + [tensor.clone() for tensor in self._loaded[len(seen) :]]
 
     def load(self, residuals: Sequence[Tensor]) -> None:
@@ -67,8 +67,8 @@ class Residuals:
             raise _misfit(f"{len(residuals)} residuals", f"{len(self._parts)} parameters")
         for parameter, tensor in zip(self._parts, residuals, strict=False):
             _require_fit(tensor, parameter)
-        for part, tensor in zip(self._parts.values(), residuals, strict=False):
-            part.copy_(tensor.reshape(-1))
+        for (parameter, part), tensor in zip(self._parts.items(), residuals, strict=False):
+            _shaped(part, parameter).copy_(tensor)
         self._loaded = [] if self._parts else [tensor.detach().clone() for tensor in residuals]
 
     def _make_row(self, parameters: list[Tensor], device: torch.device) -> Tensor:
@@ -78,7 +78,7 @@ class Residuals:
             if parameter in self._parts:
                 part.copy_(self._parts[parameter])
             elif self._loaded:
-                part.copy_(self._next_loaded(parameter))
+                _shaped(part, parameter).copy_(self._next_loaded(parameter))
             self._parts[parameter] = part
         return row
 
@@ -87,7 +87,18 @@ class Residuals:
             raise _misfit(f"{len(self._loaded)} residuals", "more parameters")
         tensor = self._loaded[len(self._parts)]
         _require_fit(tensor, parameter)
-        return tensor.reshape(-1)
+        return tensor
+
+
+def _shaped(part: Tensor, parameter: Tensor) -> Tensor:
+    """A view of a parameter's elements of a bucket in its shape.
+
+    Buckets have a dense parameter in its order in memory, which channels_last changes.
+    """
+    dense = torch.empty_like(parameter, device="meta").stride()
+    if dense != parameter.stride():  # it has gaps, and is contiguous in the bucket
+        return part.view(parameter.shape)
+    return part.as_strided(parameter.shape, dense, part.storage_offset())
 
 
 def _same(one: list[Tensor], other: list[Tensor]) -> bool:

@@ -283,7 +283,7 @@ def _all_reduce(
     """
     work = dist.all_reduce(tensor, op, group=state.group, async_op=True)
     assert work is not None  # as it is asynchronous
-    if tensor.device.type != "cpu" and not _captures(tensor.device):
+    if tensor.device.type != "cpu" and not captures(tensor.device):
         state._pass.work = work
     future: Future[Tensor] = work.get_future().then(receive)
     return future
@@ -314,7 +314,7 @@ def entered(state: State, bucket: GradBucket) -> Tensor:
     return gradient
 
 
-def _captures(device: torch.device) -> bool:
+def captures(device: torch.device) -> bool:
     """Whether the current stream captures its work into a graph."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
@@ -343,7 +343,7 @@ class _Buffers:
 
     def begin_pass(self, device: torch.device) -> None:
         """Drops buffers of kinds that the last pass did not want. ``device``: of the gradients."""
-        if _captures(device):
+        if captures(device):
             return
         for kind, done in self._given_back:
             self._free.setdefault(kind, []).append(done)
@@ -355,7 +355,7 @@ class _Buffers:
 
     def take(self, kind: _Kind) -> Tensor | None:
         """A buffer that the current stream may write to, or None if none is free."""
-        if _captures(kind[0]):
+        if captures(kind[0]):
             return None
         self._wanted.add(kind)
         free = self._free.get(kind)
@@ -366,7 +366,7 @@ class _Buffers:
         kind = buffer.device, buffer.numel(), buffer.dtype
         if buffer.device.type == "cpu":
             self._free.setdefault(kind, []).append(buffer)
-        elif not _captures(buffer.device):
+        elif not captures(buffer.device):
             done: Future[Tensor] = Future(devices=[buffer.device])
             done.set_result(buffer)
             self._given_back.append((kind, done))

@@ -516,7 +516,7 @@ def captured() -> None:
         weights = train(model, ddp, see=lambda: passes.append(0))
         assert equal(weights, expected)
 
-    with with_kernels(empty=spy, _captures=lambda device: len(passes) == 2):
+    with with_kernels(empty=spy, captures=lambda device: len(passes) == 2):
         run_ranks(1, body)
     of_a_pass = made.count(1)
     assert of_a_pass > 1
