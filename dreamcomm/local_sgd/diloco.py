@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +11,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from dreamcomm.local_sgd.agreement import agree
 from dreamcomm.local_sgd.averaging import average_, flat_buffer, split, start_mean
-from dreamcomm.local_sgd.diloco_checks import check_diloco, check_state
+from dreamcomm.local_sgd.diloco_checks import check_diloco, check_fragments, check_state
+from dreamcomm.local_sgd.diloco_outer import described_outer, made_outer
 from dreamcomm.local_sgd.fragments import cut_fragments, due_fragments
-from dreamcomm.local_sgd.model import LocalModel, check_equal_settings
-from dreamcomm.local_sgd.wrapper import WrappedOptimizer
+from dreamcomm.local_sgd.model import LocalModel
+from dreamcomm.local_sgd.wrapper import WrappedOptimizer, load_numbered
 
 __all__ = ["DiLoCo"]
 
@@ -52,16 +54,22 @@ class DiLoCo(WrappedOptimizer):
     Each rank keeps a second copy of the parameters, the outer ones, equal on all ranks. Every n-th
     step the outer parameters minus the rank's own, the pseudo-gradient, are averaged over the
     ranks, the outer optimizer steps the outer parameters with that, and the rank's own become them.
-    ``every=1`` with outer SGD of rate 1 and inner SGD is training with averaged gradients.
+    ``every=1`` with outer SGD of rate 1 and inner SGD is training with averaged gradients. Frozen
+    parameters get the mean of the ranks, which no outer step follows. Load weights before: the
+    outer parameters are a copy.
 
     With fragments, parts of the model take turns, each once in n steps, so that a step sends about
     1/F of the bytes. With overlap, a mean is started in one step and applied some steps later, and
     training goes on meanwhile (Douillard et al. 2025, "Streaming DiLoCo").
 
     It is an optimizer around the inner one: schedulers work on it, and on ``outer``. All ranks have
-    to call :meth:`step` equally often. Beside the inner optimizer a rank needs the outer
-    parameters, the outer optimizer's state, and for each fragment under way its pseudo-gradient. A
-    pseudo-gradient that is not finite spreads to all ranks.
+    to call :meth:`step` equally often, and to resume at the same step: the first synchronization,
+    also after ``load_state_dict``, checks that on all ranks. Beside the inner optimizer a rank
+    needs the outer parameters, the outer optimizer's state, and for each fragment under way its
+    pseudo-gradient. A pseudo-gradient that is not finite spreads to all ranks.
+
+    A state may be saved at any step: a mean under way is waited for, and saved with its due step.
+    Each rank saves its own, as ranks differ inside of a round.
 
     Args:
         model: the same on all ranks; they start with rank 0's parameters and buffers.
@@ -81,7 +89,8 @@ class DiLoCo(WrappedOptimizer):
             not.
 
     Raises:
-        ValueError: the ranks' models or settings differ, or a number is out of range.
+        ValueError: the ranks' models or settings differ, or a number is out of range. All ranks
+            raise if one does.
         TypeError: an argument is of the wrong kind.
     """
 
@@ -101,57 +110,85 @@ class DiLoCo(WrappedOptimizer):
         group: dist.ProcessGroup | None = None,
         buffers: str = "average",
     ) -> None:
-        settings = {
-            "every": every, "fragments": fragments, "overlap": overlap, "wire_dtype": wire_dtype,
-            "alpha": alpha, "buffers": buffers,
-        }  # fmt: skip
-        check_diloco(every, fragments, overlap, wire_dtype, alpha)
-        self._model = LocalModel(model, inner, group, buffers, "DiLoCo")
-        check_equal_settings("DiLoCo", settings, self._model.group)
+        def settings() -> dict[str, Any]:
+            check_diloco(every, fragments, overlap, wire_dtype, alpha)
+            check_fragments(fragments, inner)
+            return {
+                "every": every, "fragments": fragments, "overlap": overlap,
+                "wire_dtype": wire_dtype, "alpha": float(alpha),
+            }  # fmt: skip
+
+        self._model = LocalModel(model, inner, group, buffers, "DiLoCo", settings)
         own = self._model.parameters
-        if fragments > len(own):
-            raise ValueError(
-                f"DiLoCo: expected at most a fragment for each of {len(own)} parameters, got "
-                f"{fragments}"
-            )
         super().__init__(inner)
         self._every, self._overlap, self._alpha = every, overlap, alpha
         self._wire_dtype = wire_dtype
         self._outer_parameters = [nn.Parameter(one.detach().clone()) for one in own]
-        self.outer = _made_outer(outer, own, self._outer_parameters)
+
+        def made() -> dict[str, str]:
+            self.outer = made_outer(outer, own, self._outer_parameters)
+            return described_outer(self.outer)
+
+        agree("DiLoCo", self._model.group, made)
         self._fragments = cut_fragments([one.nbytes for one in own], fragments)
         self._flights: list[_Flight] = []
         self.steps = self._settled = 0  # the latest one after which all fragments had nothing new
+        self._in_step = False  # whether all ranks are known to count the same steps
 
     # A step.
+
+    def _begin(self) -> None:
+        """Raises for weights that are loaded too late: the first round would take them back."""
+        pairs = zip(self._model.parameters, self._outer_parameters, strict=True)
+        if self.steps == 0 and not all(torch.equal(*two) for two in pairs):
+            raise RuntimeError(
+                "DiLoCo.step: the model has other weights than when DiLoCo was made, and the outer "
+                "parameters are those of then; load weights before DiLoCo is made"
+            )
 
     def _stepped(self) -> None:
         self.steps += 1
         fragments = len(self._fragments)
         for fragment in due_fragments(self.steps, self._every, fragments):
+            if not self._in_step:
+                self._model.check_steps("step", self.steps)
+                self._in_step = True
             self._start(fragment, self.steps + self._overlap)
             if fragment == fragments - 1:
                 average_(self._model.buffers(), self._model.group)
         while self._flights and self._flights[0].due <= self.steps:
             self._apply(self._flights.pop(0))
 
+    @torch.no_grad()
     def synchronize(self) -> None:
-        """Ends what is under way, and synchronizes all fragments at once. Collective.
+        """Ends what is under way, and synchronizes all other fragments at once. Collective.
 
-        For evaluation, and at the end of training: with ``alpha=0`` all ranks then have the same
-        parameters. Rounds go on as they were. A fragment whose synchronization began in the latest
-        step has nothing new, and is left out.
+        For evaluation, and at the end of training: all ranks then have the outer parameters,
+        whatever ``alpha`` is. Rounds go on as they were. A fragment whose mean is under way, or
+        began in the latest step, is not averaged again, because momentum alone would move it: what
+        ranks have stepped since that mean began is left out.
+
+        Raises:
+            ValueError: the ranks have made different numbers of steps.
         """
-        with torch.no_grad():
-            self._finish()
-            every, fragments = self._every, len(self._fragments)
-            fresh = due_fragments(self.steps, every, fragments) if self.steps else []
-            for fragment in range(fragments):
-                if fragment not in fresh and self._settled != self.steps:
-                    self._start(fragment, self.steps)
-            self._settled = self.steps
-            average_(self._model.buffers(), self._model.group)
-            self._finish()
+        self._model.check_steps("synchronize", self.steps)
+        begun = self._begun()
+        self._finish()
+        for fragment in range(len(self._fragments)):
+            if fragment not in begun and self._settled != self.steps:
+                self._start(fragment, self.steps)
+        self._settled = self.steps
+        average_(self._model.buffers(), self._model.group)
+        self._finish()
+        for outer, own in zip(self._outer_parameters, self._model.parameters, strict=True):
+            own.detach().copy_(outer.detach())
+
+    def _begun(self) -> set[int]:
+        """Fragments that need no other mean: one is under way, or began in the latest step."""
+        under_way = {one.fragment for one in self._flights}
+        if self.steps == 0:
+            return under_way
+        return under_way | set(due_fragments(self.steps, self._every, len(self._fragments)))
 
     def _finish(self) -> None:
         while self._flights:
@@ -178,16 +215,30 @@ class DiLoCo(WrappedOptimizer):
         numbers = self._fragments[flight.fragment]
         for kind, flat in zip(self._by_kind(flight.fragment), flight.flats, strict=True):
             outer = [self._outer_parameters[number] for number in kind]
-            for one, part in zip(outer, split(flat, outer), strict=True):
-                one.grad = part.to(one.dtype)
+            for number, part in zip(kind, split(flat, outer), strict=True):
+                self._take(number, part)
         self.outer.step()
         for number in numbers:
             outer_one, own = self._outer_parameters[number], self._model.parameters[number]
             outer_one.grad = None
-            kept = own.detach() * self._alpha if self._alpha else None
+            mixes = self._alpha and own.requires_grad
+            kept = own.detach() * self._alpha if mixes else None
             own.detach().copy_(outer_one.detach())
             if kept is not None:
                 own.detach().mul_(1.0 - self._alpha).add_(kept)
+
+    def _take(self, number: int, pseudo_gradient: Tensor) -> None:
+        """Gives a pseudo-gradient to the outer optimizer.
+
+        A frozen parameter gets the mean, and is left alone after that: the outer momentum and
+        weight decay are not for it, as the inner ones are not.
+        """
+        outer = self._outer_parameters[number]
+        part = pseudo_gradient.to(outer.dtype)
+        if self._model.parameters[number].requires_grad:
+            outer.grad = part
+        else:
+            outer.detach().sub_(part)
 
     def _by_kind(self, fragment: int) -> list[list[int]]:
         """A fragment's parameters by dtype and device."""
@@ -204,23 +255,31 @@ class DiLoCo(WrappedOptimizer):
             flight.wait()
         return {
             "steps": self.steps,
+            "settled": self._settled,
+            "schedule": self._schedule(),
             "outer": self.outer.state_dict(),
             "outer_parameters": [one.detach().clone() for one in self._outer_parameters],
             "flights": [
                 {"fragment": one.fragment, "due": one.due, "means": [f.clone() for f in one.flats]}
                 for one in self._flights
             ],
+            "under_way": len(self._flights),
         }
 
+    def _schedule(self) -> dict[str, int]:
+        return {
+            "every": self._every, "fragments": len(self._fragments), "overlap": self._overlap
+        }  # fmt: skip
+
     def _check_own(self, state: dict[str, Any]) -> None:
-        check_state(state, self._outer_parameters, len(self._fragments))
+        check_state(state, self._outer_parameters, self._fragments, self._schedule())
 
     def _load_own(self, state: dict[str, Any]) -> None:
-        self.steps = int(state["steps"])
+        self.steps, self._settled, self._in_step = state["steps"], state["settled"], False
         with torch.no_grad():
             for one, saved in zip(self._outer_parameters, state["outer_parameters"], strict=True):
                 one.copy_(saved)
-        self.outer.load_state_dict(state["outer"])
+        load_numbered(self.outer, state["outer"])
         self._flights = []
         for flight in state["flights"]:
             kinds = self._by_kind(flight["fragment"])
@@ -234,29 +293,3 @@ class DiLoCo(WrappedOptimizer):
                 "DiLoCo.add_param_group: the fragments are fixed; make DiLoCo after the last group"
             )
         super().add_param_group(param_group)
-
-
-def _made_outer(
-    given: Optimizer | Callable[[list[nn.Parameter]], Optimizer],
-    own: Sequence[nn.Parameter],
-    outer: list[nn.Parameter],
-) -> Optimizer:
-    if not isinstance(given, Optimizer):
-        made = given(outer)
-        if not isinstance(made, Optimizer):
-            raise TypeError(
-                f"DiLoCo: expected outer to make an optimizer, got a {type(made).__name__}"
-            )
-        return made
-    if given.state:
-        raise ValueError("DiLoCo: the outer optimizer has stepped already; give a new one")
-    outer_of = {id(one): other for one, other in zip(own, outer, strict=True)}
-    given_ids = [id(one) for group in given.param_groups for one in group["params"]]
-    if sorted(given_ids) != sorted(outer_of):
-        raise ValueError(
-            "DiLoCo: the outer optimizer has other parameters than the inner one; give both "
-            "model.parameters(), or give a function that makes the outer one"
-        )
-    for group in given.param_groups:
-        group["params"] = [outer_of[id(one)] for one in group["params"]]
-    return given

@@ -7,11 +7,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
+from dreamcomm.local_sgd.agreement import check_saved
 from dreamcomm.local_sgd.model import check_count
 
-__all__ = ["check_diloco", "check_state"]
+__all__ = ["check_diloco", "check_fragments", "check_state"]
 
+STATE_KEYS = (
+    "steps", "settled", "schedule", "outer", "outer_parameters", "flights", "under_way"
+)  # fmt: skip
 WIRE = (None, torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -33,8 +38,31 @@ def check_diloco(
         raise ValueError(f"DiLoCo: expected alpha from 0 to below 1, got {alpha}")
 
 
-def check_state(state: dict[str, Any], parameters: Sequence[Tensor], fragments: int) -> None:
-    """Raises ValueError for a state of another model, or of other fragments."""
+def check_fragments(fragments: int, inner: Optimizer) -> None:
+    """Raises ValueError for more fragments than parameters."""
+    parameters = sum(len(group["params"]) for group in inner.param_groups)
+    if fragments > parameters:
+        raise ValueError(
+            f"DiLoCo: expected at most a fragment for each of {parameters} parameters, got "
+            f"{fragments}"
+        )
+
+
+def check_state(
+    state: Any,
+    parameters: Sequence[Tensor],
+    fragments: Sequence[Sequence[int]],
+    schedule: dict[str, int],
+) -> None:
+    """Raises ValueError for a state that lacks a part, or is of another model or schedule.
+
+    Args:
+        state: DiLoCo's own part of a state_dict.
+        parameters: the outer ones.
+        fragments: the numbers of each one's parameters.
+        schedule: this object's.
+    """
+    check_saved("DiLoCo", state, STATE_KEYS)
     shapes = [tuple(one.shape) for one in state["outer_parameters"]]
     expected = [tuple(one.shape) for one in parameters]
     if shapes != expected:
@@ -42,9 +70,28 @@ def check_state(state: dict[str, Any], parameters: Sequence[Tensor], fragments: 
             f"DiLoCo.load_state_dict: expected outer parameters of the shapes {expected}, got "
             f"{shapes}; load the checkpoint of this model"
         )
+    _check_flights(state, schedule)
     for flight in state["flights"]:
-        if flight["fragment"] >= fragments:
+        numel = sum(parameters[number].numel() for number in fragments[flight["fragment"]])
+        found = sum(one.numel() for one in flight["means"])
+        if found != numel:
             raise ValueError(
-                f"DiLoCo.load_state_dict: a mean of fragment {flight['fragment']} was under way, "
-                f"and there are {fragments} fragments; give the same settings as before"
+                f"DiLoCo.load_state_dict: expected a mean of {numel} elements of fragment "
+                f"{flight['fragment']}, got {found}; load the checkpoint of this model"
             )
+
+
+def _check_flights(state: dict[str, Any], schedule: dict[str, int]) -> None:
+    """None is lost, and none is of another schedule."""
+    flights, saved = state["flights"], dict(state["schedule"])
+    if len(flights) != state["under_way"]:
+        raise ValueError(
+            f"DiLoCo.load_state_dict: expected {state['under_way']} means under way, got "
+            f"{len(flights)}; the state was loaded into a smaller one, as by "
+            "torch.distributed.checkpoint.load: load the whole"
+        )
+    if flights and saved != schedule:
+        raise ValueError(
+            f"DiLoCo.load_state_dict: the state has means under way of {saved}, and this is "
+            f"{schedule}; load it into the same, or save it after synchronize()"
+        )

@@ -2,40 +2,26 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from dreamcomm._torch.groups import given_group
+from dreamcomm.local_sgd.agreement import check_saved
 from dreamcomm.local_sgd.averaging import average_
-from dreamcomm.local_sgd.gossip_agreement import Asked, agree
+from dreamcomm.local_sgd.gossip_agreement import Asked, common_tag
 from dreamcomm.local_sgd.gossip_channel import GossipChannel
-from dreamcomm.local_sgd.gossip_delays import damping, drawn_delay
 from dreamcomm.local_sgd.gossip_messages import Gathering, GossipError
-from dreamcomm.local_sgd.gossip_pieces import Pieces, increments
+from dreamcomm.local_sgd.gossip_pieces import Pieces
 from dreamcomm.local_sgd.gossip_report import GossipReport
+from dreamcomm.local_sgd.gossip_rounds import Rounds
 from dreamcomm.local_sgd.model import LocalModel
 from dreamcomm.local_sgd.wrapper import WrappedOptimizer
 
 __all__ = ["Gossip", "GossipError", "GossipReport"]
-
-
-@dataclass
-class _Round:
-    """A round that this rank has sent and not applied yet.
-
-    Attributes:
-        step: in which it was sent.
-        own: this rank's pieces as they were sent; None: the current ones count.
-    """
-
-    step: int
-    own: list[Tensor | None]
 
 
 class Gossip(WrappedOptimizer):
@@ -69,8 +55,9 @@ class Gossip(WrappedOptimizer):
 
     Memory beside the model: what has been received and is not applied, and with a bound up to b + 1
     copies of the parameters for this rank's own rounds. Messages are copied for their receivers in
-    up to 64 MiB of the heap. Between ranks that share no memory a rank cannot see what has arrived:
-    there ``seed=None`` waits for all rounds once in b + 1 steps.
+    up to 64 MiB of the heap, and those of a GPU's parameters travel through the host's memory.
+    Between ranks that share no memory a rank cannot see what has arrived: there ``seed=None`` waits
+    for all rounds once in b + 1 steps.
 
     All ranks have to call :meth:`step` equally often. A rank that ends, or is in another call, is
     an error on all ranks.
@@ -92,7 +79,7 @@ class Gossip(WrappedOptimizer):
 
     Raises:
         ValueError: the ranks' models or settings differ, a number is out of range, or the weights
-            do not sum to 1, are negative or leave ranks apart.
+            do not sum to 1, are negative or leave ranks apart. All ranks raise if one does.
         TypeError: an argument is of the wrong kind.
     """
 
@@ -111,73 +98,27 @@ class Gossip(WrappedOptimizer):
         buffers: str = "average",
     ) -> None:
         group = given_group(group)
-        asked = Asked(model, optimizer, topology, weights, bound, seed, buffers)
-        self.topology, tag = agree(asked, group)
-        self._model = LocalModel(model, optimizer, group, buffers, "Gossip")
-        super().__init__(optimizer)
-        self._bound, self._seed = bound, seed
-        self.damping = damping(self.topology.stretch, bound)
-        parameters, kept = self._model.parameters, self._model.buffers()
-        self._pieces = Pieces(parameters, kept)
-        device = parameters[0].device
-        self._channel = GossipChannel(group, tag, self.topology, len(self._pieces), device)
-        self._rounds: deque[_Round] = deque()
-        self._delays: Counter[int] = Counter()
-        self.steps = self._applied = 0
+        asked = Asked(model, topology, weights, bound, seed, buffers, group)
 
-    # A step.
+        def settings() -> dict[str, Any]:
+            self.topology = asked.check()
+            return asked.described(self.topology)
+
+        self._model = LocalModel(model, optimizer, group, buffers, "Gossip", settings)
+        super().__init__(optimizer)
+        parameters = self._model.parameters
+        pieces = self._pieces = Pieces(parameters, self._model.buffers())
+        device = parameters[0].device
+        tag = common_tag(group, device)
+        self._channel = GossipChannel(group, tag, self.topology, len(pieces), device)
+        self._rounds = Rounds(self._channel, pieces, self.topology, bound, seed)
+        self.steps = 0
 
     def _stepped(self) -> None:
         self.steps += 1
         with self._channel.step(self.steps):
-            self._send()
-            self._channel.poll()
-            if not self._channel.polls and self.steps % (self._bound + 1) == 0:
-                self._channel.settle(self.steps)
-            elif self._bound == 0:
-                self._channel.drain()  # what was sent may be the parameters' own memory
-            self._apply_due()
-
-    def _send(self) -> None:
-        """Sends this step's round."""
-        number, rank = self.steps - 1, self._channel.rank
-        targets = self.topology.targets(rank, number)
-        keeps = self._bound > 0 and bool(self.topology.sources(rank, number))
-        own: list[Tensor | None] = []
-        for place, piece in enumerate(self._pieces.pieces):
-            data = self._pieces.copy(place) if self._bound else self._pieces.read(place)
-            for peer in targets:
-                self._channel.send(peer, self.steps, place, data)
-            own.append(data if keeps and not piece.is_buffer else None)
-            self._channel.poll()
-        self._rounds.append(_Round(self.steps, own))
-
-    def _apply_due(self) -> None:
-        """Applies the rounds whose time has come, and without a seed those that are here."""
-        delay = self._bound
-        if self._seed is not None:
-            delay = drawn_delay(self._seed, self._channel.rank, self.steps, self._bound)
-        while self._rounds:
-            step = self._rounds[0].step
-            arrived = self._seed is None and self._channel.is_here(step)
-            if step > self.steps - delay and not arrived:
-                break
-            self._apply(self._rounds.popleft())
-
-    def _apply(self, round_: _Round) -> None:
-        """Adds a round's increments, when its messages are here."""
-        sources = self.topology.sources(self._channel.rank, round_.step - 1)
-        for place in range(len(self._pieces) if sources else 0):
-            received = [
-                (weight * self.damping, self._channel.take(round_.step, peer, place))
-                for peer, weight in sources
-            ]
-            own = round_.own[place]
-            round_.own[place] = None
-            added = increments(self._pieces.read(place) if own is None else own, received)
-            self._pieces.add_(place, added)
-        self._applied += 1
-        self._delays[self.steps - round_.step] += 1
+            self._pieces.follow(self._model.buffers())
+            self._rounds.step(self.steps)
 
     # Calls of all ranks.
 
@@ -205,21 +146,21 @@ class Gossip(WrappedOptimizer):
 
     def report(self) -> GossipReport:
         """What this rank has done so far."""
-        channel = self._channel
+        channel, rounds = self._channel, self._rounds
         return GossipReport(
-            self.steps,
-            self._applied,
-            len(self._rounds),
-            channel.waited,
-            dict(sorted(self._delays.items())),
-            channel.sent_bytes,
-            self.damping,
+            steps=self.steps,
+            rounds=rounds.applied,
+            outstanding=rounds.outstanding,
+            waited=channel.waited,
+            delays=dict(sorted(rounds.delays.items())),
+            sent_bytes=channel.sent_bytes,
+            damping=rounds.damping,
         )
 
     def _gather(self, call: Gathering) -> None:
         with self._channel.gathered(call):
-            while self._rounds:
-                self._apply(self._rounds.popleft())
+            self._pieces.follow(self._model.buffers())
+            self._rounds.finish()
 
     # State.
 
@@ -250,15 +191,11 @@ class Gossip(WrappedOptimizer):
         super().load_state_dict(state_dict)
 
     def _check_own(self, state: dict[str, Any]) -> None:
-        steps = state.get("steps")
-        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
-            raise ValueError(
-                f"Gossip.load_state_dict: expected a number of steps from 0 on, got {steps!r}"
-            )
+        check_saved("Gossip", state, ["steps"])
 
     def _load_own(self, state: dict[str, Any]) -> None:
         with self._channel.gathered(Gathering.LOAD_STATE_DICT, state["steps"]):
-            self._rounds.clear()
+            self._rounds.drop()
         self.steps = state["steps"]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What ranks have to have in common before they gossip."""
+"""What is checked of gossip's arguments, and what ranks agree on before they gossip."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import secrets
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
-from torch.optim import Optimizer
 
 from dreamcomm.local_sgd.gossip_weights import given_topology
-from dreamcomm.local_sgd.model import BUFFERS, check_count
+from dreamcomm.local_sgd.model import check_count
 from dreamcomm.local_sgd.topology import Topology
 
-__all__ = ["Asked", "agree"]
+__all__ = ["Asked", "common_tag"]
 
 WHAT = "Gossip"
 # Tags of gossip are drawn from here on; those of pipelines lie below, and users' are small numbers.
@@ -27,97 +27,61 @@ class Asked:
     """What the user asks for; see :class:`Gossip`."""
 
     model: nn.Module
-    optimizer: Optimizer
     topology: str
     weights: Any
     bound: int
     seed: int | None
     buffers: str
+    group: dist.ProcessGroup
+
+    def check(self) -> Topology:
+        """The topology.
+
+        Raises:
+            ValueError, TypeError: an argument is wrong.
+        """
+        _check_carrier(self.group)
+        check_count(WHAT, "bound", self.bound, 0)
+        seed = self.seed
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+            raise ValueError(f"{WHAT}: expected seed to be an int or None, got {seed!r}")
+        if self.weights is not None and self.topology != "ring":
+            raise ValueError(f"{WHAT}: give either topology={self.topology!r} or weights")
+        try:
+            return given_topology(self.topology, self.weights, dist.get_world_size(self.group))
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{WHAT}: {error}") from None
+
+    def described(self, topology: Topology) -> dict[str, Any]:
+        """What has to be equal on all ranks. Matrices go row by row, so that an error is short."""
+        settings: dict[str, Any] = {
+            "topology": repr(self.topology) if self.weights is None else "made of weights",
+            "bound": self.bound,
+            "seed": self.seed,
+            "len(weights)": topology.period,
+        }
+        if self.weights is not None:
+            for number, matrix in enumerate(topology.matrices):
+                for rank, row in enumerate(matrix):
+                    settings[f"weights[{number}][{rank}]"] = list(row)
+        if self.buffers == "average":
+            for name, one in self.model.named_buffers():
+                settings[f"stride of buffer {name!r}"] = one.stride()
+        return settings
 
 
-def agree(asked: Asked, group: dist.ProcessGroup) -> tuple[Topology, int]:
-    """The topology, and a tag of messages that no other group of messages has. Collective.
-
-    Raises:
-        ValueError: on all ranks where ranks ask for different things, or one for something that
-            does not exist.
-        TypeError: on the rank whose argument is of the wrong kind.
-    """
-    made: list[Topology] = []
-    error: Exception | None = None
-    settings: dict[str, Any] = {}
-    try:
-        made.append(_checked(asked, dist.get_world_size(group)))
-        settings = _settings(asked, made[0])
-    except (TypeError, ValueError) as raised:
-        error = raised
-    tag = TAGS + 4 * secrets.randbelow(TAG_RANGES)
-    everyone: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(everyone, (error and str(error), settings, tag), group=group)
-    if error is not None:
-        raise error
-    for rank, (text, _, _) in enumerate(everyone):
-        if text is not None:
-            raise ValueError(f"{WHAT}: rank {rank} has failed to make it: {text}")
-    _check_equal([theirs for _, theirs, _ in everyone])
-    return made[0], int(everyone[0][2])
-
-
-def _check_equal(everyone: list[dict[str, Any]]) -> None:
-    first = everyone[0]
-    for rank, theirs in enumerate(everyone):
-        for name in [*first, *theirs]:
-            ours, other = (repr(one.get(name, "nothing")) for one in (first, theirs))
-            if ours != other:
-                raise ValueError(
-                    f"{WHAT}: rank {rank} has {name}={other}, and rank 0 has {name}={ours}; give "
-                    "all ranks the same"
-                )
-
-
-def _checked(asked: Asked, ranks: int) -> Topology:
-    if not isinstance(asked.model, nn.Module):
-        raise TypeError(f"{WHAT}: expected a module, got {type(asked.model).__name__}")
-    if not isinstance(asked.optimizer, Optimizer):
-        raise TypeError(
-            f"{WHAT}: expected an optimizer of torch, got {type(asked.optimizer).__name__}"
+def _check_carrier(group: dist.ProcessGroup) -> None:
+    if "cpu" not in {device.type for device in group._device_types}:
+        raise ValueError(
+            f"{WHAT}: its messages travel in the host's memory, and the group has a backend for "
+            f"{', '.join(device.type for device in group._device_types)} only; make one for the "
+            'CPU too, as init_process_group("dreamcomm") does'
         )
-    check_count(WHAT, "bound", asked.bound, 0)
-    seed = asked.seed
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-        raise ValueError(f"{WHAT}: expected seed to be an int or None, got {seed!r}")
-    if asked.buffers not in BUFFERS:
-        raise ValueError(f"{WHAT}: expected buffers to be one of {BUFFERS}, got {asked.buffers!r}")
-    if asked.weights is not None and asked.topology != "ring":
-        raise ValueError(f"{WHAT}: give either topology={asked.topology!r} or weights")
-    try:
-        return given_topology(asked.topology, asked.weights, ranks)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{WHAT}: {error}") from None
 
 
-def _settings(asked: Asked, topology: Topology) -> dict[str, Any]:
-    """What has to be equal. Matrices are compared row by row, so that an error is short."""
-    settings: dict[str, Any] = {
-        "topology": asked.topology if asked.weights is None else "weights",
-        "bound": asked.bound,
-        "seed": asked.seed,
-        "buffers": asked.buffers,
-        "optimizer.parameters": _names(asked),
-        "len(weights)": topology.period,
-    }
-    if asked.weights is not None:
-        for number, matrix in enumerate(topology.matrices):
-            for rank, row in enumerate(matrix):
-                settings[f"weights[{number}][{rank}]"] = list(row)
-    if asked.buffers == "average":
-        for name, one in asked.model.named_buffers():
-            if one.is_floating_point():
-                settings[f"buffer {name}"] = (tuple(one.shape), str(one.dtype), one.stride())
-    return settings
-
-
-def _names(asked: Asked) -> list[str]:
-    """The optimizer's parameters."""
-    given = {id(one) for group in asked.optimizer.param_groups for one in group["params"]}
-    return [name for name, one in asked.model.named_parameters() if id(one) in given]
+def common_tag(group: dist.ProcessGroup, device: torch.device) -> int:
+    """A tag of messages that no others have, drawn by rank 0. Collective."""
+    tag = TAGS + 4 * secrets.randbelow(TAG_RANGES)
+    drawn = torch.tensor([tag], dtype=torch.int64, device=device)
+    dist.broadcast(drawn, group=group, group_src=0)
+    return int(drawn)

@@ -5,6 +5,10 @@ piece of a peer is known: any other one means that the ranks have stepped differ
 
 INVARIANT (no deadlock): a rank sends all pieces of a round before it waits for a piece of it, and
 never waits for a later round. So what the rank with the fewest steps waits for has been sent.
+
+INVARIANT (one cause): a rank that raises has told all others the first failure that it knows of.
+Messages keep their order, so a rank that sees another one leave the group has that word already. If
+more headers than the transport holds were before it, it may be lost with its sender.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dreamcomm.local_sgd.gossip_arrivals import Arrivals
 from dreamcomm.local_sgd.gossip_messages import Gathering, GossipError, Halt, Kind
 from dreamcomm.local_sgd.gossip_watch import PeerWatch
 from dreamcomm.local_sgd.topology import Topology
@@ -48,33 +53,13 @@ class GossipChannel:
         self.rank, self._group = self._messenger.rank, group
         backend = self._messenger.backend
         self._watch = None if backend is None else PeerWatch(backend, tag + 2)
-        self._topology, self._pieces, self._device = topology, pieces, device
-        self._sources = [
-            {peer for peer, _ in topology.sources(self.rank, number)}
-            for number in range(topology.period)
-        ]
+        self._device = device
+        self._arrivals = Arrivals(topology, self.rank, pieces)
         self.waited = 0.0  # seconds
-        self._failed, self._where = "", ""
+        self._failed, self._where, self._step = "", "", 0
         self._awaited: tuple[int, int] | None = None  # see _wait()
-        self._restart(0)
-
-    def _restart(self, steps: int) -> None:
-        """Forgets all messages; the next round is the one after so many steps."""
-        self._step = steps
         self._gathering: Halt | None = None
-        self._arrived: dict[tuple[int, int], list[Arriving | None]] = {}
         self._halts: dict[int, Halt] = {}
-        # By peer, the round and the piece that it sends next.
-        self._next = {
-            peer: (self._following(peer, steps), 0) for peer in set().union(*self._sources)
-        }
-
-    def _following(self, source: int, step: int) -> int:
-        """The first round after a step that this peer sends here."""
-        step += 1
-        while source not in self._sources[(step - 1) % self._topology.period]:
-            step += 1
-        return step
 
     @property
     def sent_bytes(self) -> int:
@@ -116,7 +101,7 @@ class GossipChannel:
                 self._messenger.send(peer, (Kind.GATHER, self._step, call, loaded), None)
             for source in self._halts:
                 self._check_halt(source)
-            for step, source in self._arrived:
+            for step, source in self._arrivals:
                 self._check_ahead(source, step)
             yield
             self._wait(self._not_gathered)
@@ -126,7 +111,10 @@ class GossipChannel:
             self._gathering = None
             self._halts.clear()
             if call is Gathering.LOAD_STATE_DICT:
-                self._restart(loaded)
+                for one in self._arrivals.left():
+                    self._let_go(one)
+                self._step = loaded
+                self._arrivals.restart(loaded)
 
     @contextmanager
     def _guarded(self, where: str) -> Iterator[None]:
@@ -147,16 +135,21 @@ class GossipChannel:
             raise
 
     def _failure(self, why: str) -> GossipError:
-        """The error to raise, after all peers have got it."""
+        """The error to raise, after it was sent to all peers."""
         text = f"Gossip: rank {self.rank}, {self._where}: {why}"
         if self._awaited is not None:
             peer, step = self._awaited
             text += f"; it waits for rank {peer}"
             text += f" and its parameters of step {step}" if step else ", which has not called it"
+        return self._told(text)
+
+    def _told(self, text: str) -> GossipError:
+        """The error of a failure, of this rank or another, after it was sent to all peers."""
         self._failed = text
+        for peer in self._others():
+            with suppress(RuntimeError, RankLost):  # a peer that has left hears nothing
+                self._messenger.tell(peer, (Kind.FAILED, 0, 0, 0), text)
         with suppress(RuntimeError, RankLost):
-            for peer in self._others():
-                self._messenger.send(peer, (Kind.FAILED, 0, 0, 0), text)
             self._messenger.close(sends_end=False)
         return GossipError(text)
 
@@ -190,27 +183,17 @@ class GossipChannel:
 
     def is_here(self, step: int) -> bool:
         """Whether all of a round has arrived, from all peers."""
-        for source in self._sources_of(step):
-            arrived = self._arrived.get((step, source), ())
-            if len(arrived) < self._pieces:
-                return False
-            works = (work for one in arrived if one is not None for work in one.works)
-            if self.polls and not all(work.is_completed() for work in works):
-                return False
-        return True
+        found = self._arrivals.of(step)
+        if found is None:
+            return False
+        return not self.polls or all(work.is_completed() for one in found for work in one.works)
 
     def take(self, step: int, source: int, piece: int) -> Tensor:
         """A piece of a round, when it is here. Each can be taken once."""
-        arrived = self._arrived.setdefault((step, source), [])
-        self._wait(lambda: None if len(arrived) > piece else (source, step))
+        self._wait(lambda: self._arrivals.missing(step, source, piece))
         begin = time.monotonic()
-        arriving = arrived[piece]
-        assert arriving is not None
-        arrived[piece] = None
-        data: Tensor = self._messenger.value(arriving)
+        data: Tensor = self._messenger.value(self._arrivals.take(step, source, piece))
         self.waited += time.monotonic() - begin
-        if piece == self._pieces - 1:
-            del self._arrived[step, source]
         return data
 
     def settle(self, step: int) -> None:
@@ -218,18 +201,8 @@ class GossipChannel:
 
         All ranks call it in the same steps. Else what Gloo has sent would be kept for ever.
         """
-
-        def missing() -> tuple[int, int] | None:
-            for source, (coming, _) in self._next.items():
-                if coming <= step:
-                    return source, coming
-            return None
-
-        self._wait(missing)
+        self._wait(lambda: self._arrivals.missing_until(step))
         self._messenger.close()
-
-    def _sources_of(self, step: int) -> set[int]:
-        return self._sources[(step - 1) % self._topology.period]
 
     # Arrivals.
 
@@ -275,20 +248,22 @@ class GossipChannel:
             self._halts[source] = Halt(Gathering(third), step, fourth)
             self._check_halt(source)
         else:
-            self._failed = str(self._messenger.value(arriving))
-            raise GossipError(self._failed)
+            raise self._told(str(self._messenger.value(arriving)))
         return True
 
     def _accept_piece(self, arriving: Arriving, step: int, piece: int) -> None:
         source = arriving.source
         if self._gathering is not None and self._gathering.call is Gathering.LOAD_STATE_DICT:
-            return  # from before; its works keep the memory until the bytes are there
-        if self._next.get(source) != (step, piece):
-            raise self._apart(f"rank {source} has sent piece {piece} of step {step}")
+            self._let_go(arriving)  # from before the state that is loaded
+            return
         self._check_ahead(source, step)
-        self._arrived.setdefault((step, source), []).append(arriving)
-        last = piece == self._pieces - 1
-        self._next[source] = (self._following(source, step), 0) if last else (step, piece + 1)
+        if not self._arrivals.add(arriving, step, piece):
+            raise self._apart(f"rank {source} has sent piece {piece} of step {step}")
+
+    def _let_go(self, arriving: Arriving) -> None:
+        """Drops a message. Gloo receives nothing more after a receive that is dropped undone."""
+        if not self.polls:
+            self._messenger.value(arriving)
 
     def _check_ahead(self, source: int, step: int) -> None:
         """Raises if a peer steps while this rank waits for it in a call of all ranks."""

@@ -29,7 +29,7 @@ class Kind(IntEnum):
 
     PIECE = 0  # then the step and the number of the piece
     GATHER = 1  # then a Halt's step, call and steps to load
-    FAILED = 2  # the value says why the sender has stopped
+    FAILED = 2  # the value is the first failure that the sender knows of
 
 
 class Halt(NamedTuple):

@@ -60,10 +60,27 @@ class Pieces:
     ) -> None:
         self._tensors = [*parameters, *buffers]
         self._strides = [one.stride() for one in self._tensors]
-        count = len(parameters)
+        count = self._count = len(parameters)
         made = [*self._cut(range(count), False, piece_bytes)]
         made += self._cut(range(count, len(self._tensors)), True, piece_bytes)
         self.pieces = tuple(made)
+
+    def follow(self, buffers: Sequence[Tensor]) -> None:
+        """Goes on with these buffers, as a model may replace its own.
+
+        Raises:
+            RuntimeError: their number, shapes or dtypes are others.
+        """
+        kinds, known = [
+            [(tuple(one.shape), one.dtype) for one in some]
+            for some in (buffers, self._tensors[self._count :])
+        ]
+        if kinds != known:
+            raise RuntimeError(
+                f"Gossip: the model has buffers of {kinds}, and had {known} when Gossip was made; "
+                'change them before that, or give buffers="local"'
+            )
+        self._tensors[self._count :] = buffers
 
     def __len__(self) -> int:
         return len(self.pieces)

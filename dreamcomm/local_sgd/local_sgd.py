@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from dreamcomm.local_sgd.agreement import check_saved
 from dreamcomm.local_sgd.averaging import average_
-from dreamcomm.local_sgd.model import LocalModel, check_count, check_equal_settings
+from dreamcomm.local_sgd.model import LocalModel, check_count
 from dreamcomm.local_sgd.wrapper import WrappedOptimizer
 
 __all__ = ["LocalSGD"]
@@ -24,7 +26,8 @@ class LocalSGD(WrappedOptimizer):
     It is an optimizer around the given one: schedulers work on it. A rank sends 2(N-1)/N of the
     parameters' bytes in every n-th step, and nothing in the others. The state of the given
     optimizer, such as momentum, stays each rank's own. ``every=1`` with plain SGD is training with
-    averaged gradients. All ranks have to call :meth:`step` equally often.
+    averaged gradients. All ranks have to call :meth:`step` equally often, and to resume at the same
+    step: the first average, also after ``load_state_dict``, checks that on all ranks.
 
     Args:
         model: the same on all ranks; they start with rank 0's parameters and buffers.
@@ -35,7 +38,8 @@ class LocalSGD(WrappedOptimizer):
         buffers: "average": floating buffers are averaged too; "local": they are not.
 
     Raises:
-        ValueError: the ranks' models or settings differ, or a number is out of range.
+        ValueError: the ranks' models or settings differ, or a number is out of range. All ranks
+            raise if one does.
         TypeError: ``model`` is no module, or ``optimizer`` no optimizer.
     """
 
@@ -51,34 +55,54 @@ class LocalSGD(WrappedOptimizer):
         start: int = 0,
         buffers: str = "average",
     ) -> None:
-        check_count("LocalSGD", "every", every, 1)
-        check_count("LocalSGD", "start", start, 0)
-        self._model = LocalModel(model, optimizer, group, buffers, "LocalSGD")
-        settings = {"every": every, "start": start, "buffers": buffers}
-        check_equal_settings("LocalSGD", settings, self._model.group)
+        def settings() -> dict[str, Any]:
+            check_count("LocalSGD", "every", every, 1)
+            check_count("LocalSGD", "start", start, 0)
+            return {"every": every, "start": start}
+
+        self._model = LocalModel(model, optimizer, group, buffers, "LocalSGD", settings)
         super().__init__(optimizer)
         self._every, self._start = every, start
         self.steps = 0
+        self._in_step = False  # whether all ranks are known to count the same steps
 
     def _stepped(self) -> None:
         self.steps += 1
         if self.steps <= self._start or (self.steps - self._start) % self._every == 0:
-            self.average_now()
+            if not self._in_step:
+                self._model.check_steps("step", self.steps)
+                self._in_step = True
+            self._average()
 
+    @torch.no_grad()
     def average_now(self) -> None:
         """Averages parameters and buffers, as at the end of a round. Collective.
 
         For evaluation, and at the end of training; rounds go on as they were.
+
+        Raises:
+            ValueError: the ranks have made different numbers of steps.
         """
+        self._model.check_steps("average_now", self.steps)
+        self._average()
+
+    def _average(self) -> None:
         average_([*self._model.parameters, *self._model.buffers()], self._model.group)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
         if "optimizer" in self.__dict__:
-            self._model.parameters = self._model.stepped_by(self.optimizer)
+            try:
+                self._model.parameters = self._model.stepped_by(self.optimizer)
+            except ValueError:
+                self.param_groups.pop()
+                raise
 
     def _own_state(self) -> dict[str, Any]:
         return {"steps": self.steps}
 
+    def _check_own(self, state: dict[str, Any]) -> None:
+        check_saved("LocalSGD", state, ["steps"])
+
     def _load_own(self, state: dict[str, Any]) -> None:
-        self.steps = int(state["steps"])
+        self.steps, self._in_step = state["steps"], False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch.distributed as dist
@@ -12,8 +12,9 @@ from torch.optim import Optimizer
 from dreamcomm._torch.ddp import broadcast_tensors
 from dreamcomm._torch.groups import given_group
 from dreamcomm.buckets.parameters import TrainedParameter, check_equal_models, check_group
+from dreamcomm.local_sgd.agreement import agree, check_equal_steps
 
-__all__ = ["BUFFERS", "LocalModel", "check_count", "check_equal_settings"]
+__all__ = ["BUFFERS", "LocalModel", "check_count"]
 
 BUFFERS = ("average", "local")
 
@@ -30,9 +31,11 @@ class LocalModel:
         buffers: "average": floating buffers, such as the statistics of a batch norm, are averaged
             with the parameters; "local": they stay this rank's own.
         what: that makes it, for errors.
+        settings: checks what else is given, and returns what all ranks have to give.
 
     Raises:
-        ValueError: the models differ, the optimizer has other parameters, or there is no group.
+        ValueError: the models, optimizers' parameters or settings differ, the optimizer has other
+            parameters than the model, or there is no group. All ranks raise if one does.
         TypeError: ``model`` is no module, or ``optimizer`` no optimizer.
     """
 
@@ -43,7 +46,24 @@ class LocalModel:
         group: dist.ProcessGroup | None,
         buffers: str,
         what: str,
+        settings: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
+        self.group, self.module, self._what = given_group(group), model, what
+        self.averages_buffers = buffers == "average"
+
+        def checked() -> Mapping[str, Any]:
+            self._check(optimizer, buffers)
+            return {**settings(), "buffers": repr(buffers)}
+
+        agree(what, self.group, checked)
+        trained = [TrainedParameter(name, one) for name, one in model.named_parameters()]
+        check_equal_models(self.group, trained, what)
+        agree(what, self.group, self._described)
+        broadcast_tensors([*model.parameters(), *model.buffers()], self.group)
+
+    def _check(self, optimizer: Optimizer, buffers: str) -> None:
+        """Raises for what this rank cannot use."""
+        model, what = self.module, self._what
         if not isinstance(model, nn.Module):
             raise TypeError(f"{what}: expected a module, got {type(model).__name__}")
         if not isinstance(optimizer, Optimizer):
@@ -52,15 +72,22 @@ class LocalModel:
             )
         if buffers not in BUFFERS:
             raise ValueError(f"{what}: expected buffers to be one of {BUFFERS}, got {buffers!r}")
-        self.group, self.module, self._what = given_group(group), model, what
-        self.averages_buffers = buffers == "average"
         trained = [TrainedParameter(name, one) for name, one in model.named_parameters()]
         if not trained:
             raise ValueError(f"{what}: the model has no parameters")
         check_group(self.group, trained, what)
-        check_equal_models(self.group, trained, what)
         self.parameters = self.stepped_by(optimizer)
-        broadcast_tensors([*model.parameters(), *model.buffers()], self.group)
+
+    def _described(self) -> dict[str, str]:
+        """What has to be equal beside the parameters' shapes: a rank averages what it steps."""
+        stepped = {id(one) for one in self.parameters}
+        texts = {
+            f"parameter {name!r}": "in the optimizer" if id(one) in stepped else "not stepped"
+            for name, one in self.module.named_parameters()
+        }
+        for name, one in self.module.named_buffers():
+            texts[f"buffer {name!r}"] = f"of shape {tuple(one.shape)}, {one.dtype}"
+        return texts
 
     def stepped_by(self, optimizer: Optimizer) -> list[nn.Parameter]:
         """The optimizer's parameters, in the model's order.
@@ -83,24 +110,13 @@ class LocalModel:
             return []
         return [one for one in self.module.buffers() if one.is_floating_point()]
 
+    def check_steps(self, call: str, steps: int) -> None:
+        """Raises ValueError on all ranks where they have made different numbers. Collective."""
+        device = self.parameters[0].device
+        check_equal_steps(f"{self._what}.{call}", steps, self.group, device)
+
 
 def check_count(what: str, name: str, value: Any, least: int) -> None:
     """Raises ValueError if a number is no int from ``least`` on."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{what}: expected {name} to be an int of at least {least}, got {value!r}")
-
-
-def check_equal_settings(what: str, settings: dict[str, Any], group: dist.ProcessGroup) -> None:
-    """Raises ValueError on all ranks where ranks have given different settings. Collective."""
-    every: list[dict[str, Any]] = [{} for _ in range(dist.get_world_size(group))]
-    dist.all_gather_object(every, settings, group=group)
-    for rank, theirs in enumerate(every):
-        for name in _differing(every[0], theirs):
-            raise ValueError(
-                f"{what}: rank {rank} has {name}={theirs[name]!r}, and rank 0 has "
-                f"{name}={every[0][name]!r}; give all ranks the same"
-            )
-
-
-def _differing(one: dict[str, Any], other: dict[str, Any]) -> Iterable[str]:
-    return [name for name in one if one[name] != other.get(name)]

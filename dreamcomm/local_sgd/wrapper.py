@@ -8,7 +8,16 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-__all__ = ["WrappedOptimizer"]
+from dreamcomm.local_sgd.model import LocalModel
+
+__all__ = ["WrappedOptimizer", "load_numbered"]
+
+# Names of torch's hooks that the wrapped optimizer's state_dict and load_state_dict call.
+STATE_HOOKS = [
+    f"_optimizer_{call}_{when}_hooks"
+    for call in ("state_dict", "load_state_dict")
+    for when in ("pre", "post")
+]
 
 
 class WrappedOptimizer(Optimizer):
@@ -26,11 +35,14 @@ class WrappedOptimizer(Optimizer):
 
     _step_supports_amp_scaling = True  # a GradScaler then always calls step()
     OWN_KEY = "dreamcomm"  # of a subclass's part in state_dict
+    _model: LocalModel  # a subclass's, of the parameters that ranks average
 
     def __init__(self, optimizer: Optimizer) -> None:
         groups = [{"params": list(group["params"])} for group in optimizer.param_groups]
         super().__init__(groups, {})
         self.optimizer = optimizer
+        for name in STATE_HOOKS:
+            setattr(self, name, getattr(optimizer, name))
         self._share()
 
     def _share(self) -> None:
@@ -47,12 +59,23 @@ class WrappedOptimizer(Optimizer):
             closure: computes the loss again and returns it; the wrapped optimizer calls it.
         """
         loss: Any = None
+        stepped = sum(len(group["params"]) for group in self.param_groups)
+        if stepped != len(self._model.parameters):
+            raise RuntimeError(
+                f"{type(self).__name__}.step: the wrapped optimizer has got other parameters since "
+                f"{type(self).__name__} was made, and the ranks would never average them; make it "
+                "afterwards, or use LocalSGD and its own add_param_group"
+            )
+        self._begin()
         if closure is not None:
             loss = self.optimizer.step(closure)
         elif self._unscale():
             self.optimizer.step()
         self._stepped()
         return loss
+
+    def _begin(self) -> None:
+        """What a subclass checks before a step."""
 
     def _stepped(self) -> None:
         """What a subclass does after a step of this rank."""
@@ -101,7 +124,7 @@ class WrappedOptimizer(Optimizer):
         own = state_dict[self.OWN_KEY]
         self._check_own(own)
         rest = {key: value for key, value in state_dict.items() if key != self.OWN_KEY}
-        self.optimizer.load_state_dict(rest)
+        load_numbered(self.optimizer, rest)
         self._share()
         self._load_own(own)
 
@@ -116,3 +139,16 @@ class WrappedOptimizer(Optimizer):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.optimizer!r})"
+
+
+def load_numbered(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
+    """Loads a state whose parameters' numbers may have become texts.
+
+    torch.distributed.checkpoint makes texts of them, and torch's optimizers leave out, without a
+    word, what belongs to a text: momentum would be lost.
+    """
+    state = {
+        int(key) if isinstance(key, str) and key.isdecimal() else key: value
+        for key, value in state_dict["state"].items()
+    }
+    optimizer.load_state_dict({**state_dict, "state": state})

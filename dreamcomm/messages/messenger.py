@@ -42,6 +42,7 @@ __all__ = ["LOOK_MS", "MOST_SENDS", "Arriving", "Messenger", "RankLost"]
 LOOK_MS = 100  # how often a waiting rank checks that its peers live
 MOST_SENDS = 64  # works under way, of headers and of tensors
 MOST_PLACED = 64 << 20  # bytes that receivers have not taken yet
+MOST_TOLD = 800  # bytes of a text, which a header holds
 
 
 class RankLost(Exception):
@@ -162,6 +163,21 @@ class Messenger:
         self.sent_messages += 1
         self.sent_bytes += len(data)
         self._bound_sends()
+
+    def tell(self, peer: int, key: tuple[int, ...], text: str) -> None:
+        """Sends a text, and waits for nothing, however many sends are under way.
+
+        It travels in the header, so that it arrives also if this rank leaves at once, unless the
+        peer has left more headers before it than the transport holds. What a header does not hold
+        is cut.
+
+        Raises:
+            RuntimeError: the group has failed, or the peer has left it.
+        """
+        data, _, simple = self._codec.encode(_cut(text))
+        self._headers.send(peer, (*key, int(simple)), data, ())
+        self.sent_messages += 1
+        self.sent_bytes += len(data)
 
     def _place_all(self, description: int, tensors: list[Tensor]) -> tuple[int, ...]:
         """Copies the tensors into the heap, those that may be; returns where they are, or -1."""
@@ -336,3 +352,11 @@ class Messenger:
         for one in range(self.size):
             if one != self.rank and self._dream._has_ended(one):
                 raise RankLost(one)
+
+
+def _cut(text: str) -> str:
+    """At most MOST_TOLD bytes of a text."""
+    data, mark = text.encode(errors="replace"), " ... (cut)"
+    if len(data) <= MOST_TOLD:
+        return text
+    return data[: MOST_TOLD - len(mark)].decode(errors="ignore") + mark

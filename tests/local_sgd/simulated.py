@@ -18,6 +18,23 @@ def model(seed: int = 0) -> nn.Module:
     )
 
 
+def weights(module: nn.Module) -> list[Tensor]:
+    return [one.detach().clone() for one in module.parameters()]
+
+
+class Normed(nn.Module):
+    """Has statistics, and a number of batches."""
+
+    def __init__(self, *, affine: bool = True) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(6, affine=affine)
+        self.linear = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.linear(self.norm(x))
+        return result
+
+
 def batch(step: int, rank: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1000 * step + rank)
     x = torch.randn(8, 6, generator=generator)

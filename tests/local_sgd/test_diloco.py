@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -12,21 +11,18 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
 import dreamcomm
 from dreamcomm.local_sgd import DiLoCo
 from dreamcomm.local_sgd.fragments import cut_fragments, due_fragments
 from helpers.pool import Pool
 from local_sgd import simulated
+from local_sgd.simulated import weights
 
 pytestmark = pytest.mark.beyond_gloo("tests what is written for dreamcomm")
 
 NESTEROV = partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)
-
-
-def weights(module: nn.Module) -> list[Tensor]:
-    return [one.detach().clone() for one in module.parameters()]
 
 
 def trained(steps: int, settings: dict[str, Any]) -> list[Tensor]:
@@ -42,6 +38,7 @@ CELLS = [
     (3, 7, 3, 3, 0.0, None),
     (4, 4, 5, 1, 0.5, None),
     (2, 7, 2, 3, 0.0, torch.bfloat16),
+    (3, 4, 2, 1, 0.0, torch.float16),
 ]
 LONG_CELLS = [
     (world, every, fragments, overlap, alpha, None)
@@ -73,7 +70,7 @@ def test_equals_workers_in_one_process(
     found = pool.run(trained, 24, settings, world=world)
     runs = cut_fragments([one.nbytes for one in simulated.model().parameters()], fragments)
     expected = simulated.diloco(world, 24, every, runs, overlap, alpha, wire)
-    # A pseudo-gradient near the middle of two numbers of bfloat16 may round to either.
+    # A pseudo-gradient near the middle of two numbers of 16 bits may round to either.
     tolerance = 1e-6 if wire is None else 1e-3
     for ours, theirs in zip(found, expected, strict=True):
         for one, other in zip(ours, theirs, strict=True):
@@ -134,126 +131,76 @@ def test_a_wire_dtype_halves_the_bytes(pool: Pool) -> None:
         assert sent == [0, nbytes // 2]
 
 
-def resumed(settings: dict[str, Any], at: int) -> tuple[bool, int]:
-    """Saved inside a round, with means under way, and gone on with in another object."""
-    rank = dist.get_rank()
-    module = simulated.model()
-    optimizer = DiLoCo(module, simulated.sgd(module), NESTEROV, **settings)
-    for step in range(at):
-        simulated.descend(module, optimizer, step, rank)
-    own = {name: one.clone() for name, one in module.state_dict().items()}
-    state = deepcopy(optimizer.state_dict())  # as a file would be
-    under_way = len(state["diloco"]["flights"])
-    other = simulated.model(seed=9)
-    again = DiLoCo(other, simulated.sgd(other), NESTEROV, **settings)
-    other.load_state_dict(own)
-    again.load_state_dict(state)
-    for step in range(at, at + 17):
-        simulated.descend(module, optimizer, step, rank)
-        simulated.descend(other, again, step, rank)
-    return all(map(torch.equal, weights(module), weights(other))), under_way
-
-
-def test_resumes_inside_a_round(pool: Pool) -> None:
-    settings = {"every": 6, "fragments": 3, "overlap": 3}
-    assert pool.run(resumed, settings, 10) == [(True, 2)] * 2
-
-
-def synchronized() -> tuple[bool, bool, bool]:
-    """What ranks have in common, and that two runs have the same bits."""
-    results = []
-    for _ in range(2):
-        module = simulated.model()
-        optimizer = DiLoCo(module, simulated.sgd(module), NESTEROV, every=5, fragments=2, overlap=2)
-        for step in range(12):
-            simulated.descend(module, optimizer, step, dist.get_rank())
-        apart = equal_on_all(module)
-        optimizer.synchronize()
-        results.append(weights(module))
-    return apart, equal_on_all(module), all(map(torch.equal, *results))
-
-
-def equal_on_all(module: nn.Module) -> bool:
-    flat = torch.cat([one.detach().reshape(-1) for one in module.parameters()])
-    every = [torch.empty_like(flat) for _ in range(dist.get_world_size())]
-    dist.all_gather(every, flat)
-    return all(torch.equal(one, every[0]) for one in every)
-
-
-def test_synchronize_makes_ranks_equal(pool: Pool) -> None:
-    assert pool.run(synchronized, world=3) == [(False, True, True)] * 3
-
-
-def settled() -> tuple[bool, bool]:
-    """At a round's end, and twice, there is nothing new: no momentum moves the weights."""
-    module = simulated.model()
-    optimizer = DiLoCo(module, simulated.sgd(module), NESTEROV, every=3)
+def on_gloo(wire: torch.dtype | None) -> tuple[list[Tensor], list[Tensor]]:
+    """The same over a group that cannot average."""
     found = []
-    for steps in (3, 2):
-        for step in range(steps):
+    for group in (None, dist.new_group(backend="gloo")):
+        module = simulated.model()
+        settings: dict[str, Any] = {"every": 3, "fragments": 2, "overlap": 1, "wire_dtype": wire}
+        optimizer = DiLoCo(module, simulated.sgd(module), NESTEROV, group=group, **settings)
+        for step in range(9):
             simulated.descend(module, optimizer, step, dist.get_rank())
-        if steps == 2:
-            optimizer.synchronize()
-        before = weights(module)
-        optimizer.synchronize()
-        found.append(all(map(torch.equal, before, weights(module))))
+        found.append(weights(module))
     return found[0], found[1]
 
 
-def test_synchronize_without_news_changes_nothing(pool: Pool) -> None:
-    assert pool.run(settled) == [(True, True)] * 2
+@pytest.mark.parametrize("wire", [None, torch.bfloat16])
+def test_other_backends_average_too(pool: Pool, wire: torch.dtype | None) -> None:
+    tolerance = 1e-6 if wire is None else 1e-2
+    for ours, theirs in pool.run(on_gloo, wire):
+        for one, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
 
 
-def refused(kind: str) -> str:
-    module = simulated.model()
-    inner: Any = simulated.sgd(module)
-    outer: Any = NESTEROV
-    settings: dict[str, Any] = {"every": 4}
-    if kind == "overlap":
-        settings["overlap"] = 4
-    elif kind == "fragments":
-        settings["fragments"] = 7
-    elif kind == "alpha":
-        settings["alpha"] = 1.0
-    elif kind == "wire":
-        settings["wire_dtype"] = torch.int64
-    elif kind == "outer":
-        outer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=1.0)
-    elif kind == "differs":
-        settings["overlap"] = dist.get_rank()
-    elif kind == "makes":
-        outer = len
-    try:
-        DiLoCo(module, inner, outer, **settings)
-    except (ValueError, TypeError) as error:
-        return str(error)
-    return ""
+def statistics(buffers: str) -> tuple[list[float], list[float]]:
+    """Those in the middle of a round, and those after its last fragment."""
+    module, rank = simulated.Normed(), dist.get_rank()
+    settings: dict[str, Any] = {"every": 4, "fragments": 2, "overlap": 1, "buffers": buffers}
+    optimizer = DiLoCo(module, simulated.sgd(module), NESTEROV, **settings)
+    found = []
+    for step in range(4):
+        simulated.descend(module, optimizer, step, rank)
+        mean = module.norm.running_mean
+        assert mean is not None
+        found.append(mean.tolist())
+    return found[2], found[3]
 
 
-@pytest.mark.parametrize(
-    ("kind", "words"),
-    [
-        ("overlap", "overlap below every"),
-        ("fragments", "at most a fragment for each of 6 parameters, got 7"),
-        ("alpha", "alpha from 0 to below 1, got 1.0"),
-        ("wire", "wire_dtype"),
-        ("outer", "other parameters than the inner one"),
-        ("differs", "rank 1 has overlap=1, and rank 0 has overlap=0"),
-        ("makes", "outer to make an optimizer, got a int"),
-    ],
-)
-def test_bad_input_is_refused_on_all_ranks(pool: Pool, kind: str, words: str) -> None:
-    for text in pool.run(refused, kind):
-        assert words in text
+def test_statistics_are_averaged_with_the_last_fragment(pool: Pool) -> None:
+    (middle, end), (other_middle, other_end) = pool.run(statistics, "average")
+    assert middle != other_middle
+    assert end == other_end
+    (_, end), (_, other_end) = pool.run(statistics, "local")
+    assert end != other_end
+
+
+def twice_made() -> tuple[list[Tensor], list[Tensor]]:
+    """With a function that makes the outer optimizer, and with one of the model's parameters."""
+    found = []
+    for given_one in (False, True):
+        module = simulated.model()
+        outer = NESTEROV(module.parameters()) if given_one else NESTEROV
+        optimizer = DiLoCo(module, simulated.sgd(module), outer, every=2)
+        for step in range(8):
+            simulated.descend(module, optimizer, step, dist.get_rank())
+        found.append(weights(module))
+    return found[0], found[1]
+
+
+def test_outer_optimizers_of_both_kinds_have_the_same_bits(pool: Pool) -> None:
+    for made, given_one in pool.run(twice_made):
+        assert all(map(torch.equal, made, given_one))
 
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=30), st.data())
-def test_fragments_are_runs(sizes: list[int], data: st.DataObject) -> None:
+def test_fragments_are_runs_of_about_equal_bytes(sizes: list[int], data: st.DataObject) -> None:
     fragments = data.draw(st.integers(1, len(sizes)))
     runs = cut_fragments(sizes, fragments)
     assert len(runs) == fragments
     assert all(runs)
     assert list(chain(*runs)) == list(range(len(sizes)))
+    largest = max(sum(sizes[number] for number in run) for run in runs)
+    assert largest <= sum(sizes) / fragments + max(sizes)
 
 
 @given(st.integers(1, 20), st.integers(1, 30), st.integers(0, 50))

@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
+import dreamcomm
+from dreamcomm.local_sgd.gossip import Gossip
 from helpers.pool import Pool
 from local_sgd.gossip_simulated import distance
 from local_sgd.gossiping import (
@@ -22,8 +25,6 @@ from local_sgd.gossiping import (
     simulated,
     train,
 )
-
-pytestmark = pytest.mark.long
 
 # As in one process.
 
@@ -116,7 +117,7 @@ def test_equal_parameters_do_not_drift(pool: Pool) -> None:
 
 
 def distances(steps: int, options: dict[str, Any]) -> list[float]:
-    """Of all ranks from their mean: before, and after each step."""
+    """How far all ranks are from their mean: before, and after each step."""
     apart = Apart(options, torch.float64, numel=50)
     found = [distance(np.stack(everyone(apart())))]
     for _ in range(steps):
@@ -281,3 +282,60 @@ def test_one_rank_alone_trains_as_its_optimizer_does(pool: Pool) -> None:
         ((before, after),) = pool.run(train, 20, None, options, world=1)
         assert np.abs(before - simulated(1, 20, options)[0][0]).max() < 1e-6
         assert np.array_equal(before, after)
+
+
+# Handwritten digits.
+
+TESTED, ROWS = 360, 16
+
+
+def classified(options: dict[str, Any] | None, seeds: range, steps: int) -> float:
+    """The mean accuracy of training with gossip, or without options with averaged gradients."""
+    from sklearn.datasets import load_digits  # takes a second
+
+    found = load_digits()
+    images = torch.from_numpy(found.data).float() / 8 - 1
+    digits = torch.from_numpy(found.target)
+    rank, world, accuracies = dist.get_rank(), dist.get_world_size(), []
+    for seed in seeds:
+        generator = torch.Generator().manual_seed(seed)
+        order = torch.randperm(len(digits), generator=generator)
+        torch.manual_seed(seed)
+        module = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+        trained = module if options is not None else dreamcomm.DistributedDataParallel(module)
+        optimizer: torch.optim.Optimizer = torch.optim.SGD(module.parameters(), 0.1, momentum=0.9)
+        if options is not None:
+            optimizer = Gossip(module, optimizer, **options)
+        for _ in range(steps):
+            drawn = torch.randint(TESTED, len(order), (world, ROWS), generator=generator)
+            rows = order[drawn[rank]]
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(trained(images[rows]), digits[rows]).backward()
+            optimizer.step()
+        if isinstance(optimizer, Gossip):
+            optimizer.average_now()
+        rows = order[:TESTED]
+        right = module(images[rows]).argmax(1) == digits[rows]
+        accuracies.append(float(right.float().mean()))
+    return float(np.mean(accuracies))
+
+
+@pytest.mark.long
+@pytest.mark.beyond_gloo("compares with dreamcomm's DistributedDataParallel")
+def test_digits_are_learnt_as_well_as_with_averaged_gradients(pool: Pool) -> None:
+    pytest.importorskip("sklearn")
+    ways: list[dict[str, Any]] = [
+        {"topology": "ring"},
+        {"topology": "shift_one"},
+        {"topology": "exponential"},
+        {"topology": "ring", "bound": 3},
+        {"topology": "ring", "bound": 3, "seed": None},
+    ]
+    expected = pool.run(classified, None, range(3), 300, world=4, timeout=200)[0]
+    assert expected > 0.9
+    found = {
+        str(way): pool.run(classified, way, range(3), 300, world=4, timeout=200) for way in ways
+    }
+    print(f"DistributedDataParallel {expected:.4f}", *(f"{k} {v[0]:.4f}" for k, v in found.items()))
+    for way, accuracies in found.items():
+        assert min(accuracies) > expected - 0.01, way

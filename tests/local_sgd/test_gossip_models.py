@@ -17,8 +17,6 @@ from helpers.pool import Pool
 from local_sgd.gossiping import Pauses, descend, everyone, flat, simulated_ranks
 from local_sgd.simulated import model, sgd
 
-pytestmark = pytest.mark.long
-
 # Pieces.
 
 
@@ -149,7 +147,7 @@ def large(options: dict[str, Any], placed: int | None) -> tuple[int, float]:
     gossip.average_now()
     middle = 4 * (dist.get_world_size() - 1) / 2
     off = [(p - ramp - middle - n).abs().max() for n, p in enumerate(module.parameters())]
-    return len(gossip._pieces), float(torch.stack(off).max())
+    return len(gossip._rounds._pieces), float(torch.stack(off).max())
 
 
 @pytest.mark.parametrize("placed", [None, 5 << 20, 0], ids=["placed", "partly placed", "sent"])
@@ -221,6 +219,7 @@ def falling(options: dict[str, Any]) -> float:
         module.variance.mul_(0.5)
         gossip.step()
         least = min(least, float(module.variance))
+    gossip.finish()
     return least
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import Any
 
 import pytest
 import torch
@@ -12,16 +11,14 @@ from torch import Tensor, nn
 
 import dreamcomm
 from dreamcomm.local_sgd import LocalSGD
+from dreamcomm.local_sgd.averaging import BUFFER_BYTES, _batches
 from helpers.pool import Pool
 from local_sgd import simulated
+from local_sgd.simulated import weights
 
 pytestmark = pytest.mark.beyond_gloo("tests what is written for dreamcomm")
 
 WIDTH = 240  # divisible by 2 and 4; small messages go another way
-
-
-def weights(module: nn.Module) -> list[Tensor]:
-    return [one.detach().clone() for one in module.parameters()]
 
 
 def trained(steps: int, every: int, start: int) -> list[Tensor]:
@@ -58,7 +55,7 @@ def against_ddp(steps: int) -> tuple[list[Tensor], list[Tensor]]:
     return weights(apart), weights(together)
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [2, 3, 4])
 def test_every_step_is_ddp(pool: Pool, world: int) -> None:
     for ours, theirs in pool.run(against_ddp, 20, world=world):
         for one, other in zip(ours, theirs, strict=True):
@@ -106,19 +103,8 @@ def test_resumes_inside_a_round(pool: Pool) -> None:
     assert pool.run(resumed) == [(True, True)] * 2
 
 
-class Normed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(6)
-        self.linear = nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.linear(self.norm(x))
-        return result
-
-
 def statistics(buffers: str) -> tuple[list[float], int]:
-    module = Normed()
+    module = simulated.Normed()
     optimizer = LocalSGD(module, simulated.sgd(module), every=2, buffers=buffers)
     for step in range(4):
         simulated.descend(module, optimizer, step, dist.get_rank())
@@ -213,57 +199,53 @@ def test_a_closure_reaches_the_optimizer(pool: Pool) -> None:
     assert end < begin
 
 
-def refused(kind: str) -> str:
+def hooked() -> list[str]:
+    """Calls of hooks that were registered with the wrapper."""
+    module, calls = simulated.model(), []
+    optimizer = LocalSGD(module, simulated.sgd(module), every=2)
+    optimizer.register_step_post_hook(lambda *_: calls.append("step"))
+    optimizer.register_state_dict_post_hook(lambda *_: calls.append("state_dict"))
+    optimizer.register_load_state_dict_pre_hook(lambda *_: calls.append("load_state_dict"))
+    simulated.descend(module, optimizer, 0, dist.get_rank())
+    optimizer.load_state_dict(optimizer.state_dict())
+    return calls
+
+
+def test_hooks_are_called(pool: Pool) -> None:
+    assert pool.run(hooked) == [["step", "state_dict", "load_state_dict"]] * 2
+
+
+def test_batches_fit_a_buffer_and_lose_nothing() -> None:
+    quarter = BUFFER_BYTES // 16  # elements of float32
+    sizes = [quarter, quarter, 5 * quarter, 3 * quarter, quarter, 1, 0]
+    given = [torch.empty(size, device="meta") for size in sizes]
+    given.insert(2, torch.empty(3, dtype=torch.float64, device="meta"))
+    batches = list(_batches(given))
+    flat = [one for batch in batches for one in batch]
+    assert sorted(map(id, flat)) == sorted(map(id, given))
+    for batch in batches:
+        assert len({one.dtype for one in batch}) == 1
+        assert len(batch) == 1 or sum(one.nbytes for one in batch) <= BUFFER_BYTES
+    assert len(batches) == 5  # 2 quarters, 5, 3 and 1, the small ones, and those of float64
+
+
+def averaged() -> list[float]:
+    """More than a buffer full, of two dtypes."""
     rank = dist.get_rank()
-    module: Any = simulated.model()
-    inner: Any = simulated.sgd(module)
-    settings: dict[str, Any] = {"every": 4}
-    if kind == "every":
-        settings["every"] = 0
-    elif kind == "differs":
-        settings["every"] = 4 + rank
-    elif kind == "model" and rank == 1:
-        module = nn.Linear(6, 4)
-        inner = simulated.sgd(module)
-    elif kind == "foreign":
-        inner = simulated.sgd(nn.Linear(2, 2))
-    elif kind == "buffers":
-        settings["buffers"] = "none"
-    elif kind == "optimizer":
-        inner = torch.optim.SGD
-    try:
-        LocalSGD(module, inner, **settings)
-    except (ValueError, TypeError) as error:
-        return str(error)
-    return ""
+    module = nn.Module()
+    numel = BUFFER_BYTES // 4
+    module.first = nn.Parameter(torch.ones(numel))
+    module.second = nn.Parameter(torch.ones(5, dtype=torch.float64))
+    module.third = nn.Parameter(torch.ones(numel // 2))
+    optimizer = LocalSGD(module, torch.optim.SGD(module.parameters(), lr=1.0), every=1)
+    with torch.no_grad():
+        for number, one in enumerate(module.parameters()):
+            one.fill_(10.0 * number + rank)
+    optimizer.average_now()
+    ends = [(one.min(), one.max()) for one in module.parameters()]
+    assert all(least == most for least, most in ends)
+    return [float(least) for least, _ in ends]
 
 
-@pytest.mark.parametrize(
-    ("kind", "words"),
-    [
-        ("every", "every to be an int of at least 1, got 0"),
-        ("differs", "rank 1 has every=5, and rank 0 has every=4"),
-        ("model", "modules differ"),
-        ("foreign", "only 0 of them are the model's"),
-        ("buffers", "expected buffers to be one of"),
-        ("optimizer", "expected an optimizer of torch, got type"),
-    ],
-)
-def test_bad_input_is_refused_on_all_ranks(pool: Pool, kind: str, words: str) -> None:
-    for text in pool.run(refused, kind):
-        assert words in text
-
-
-def test_a_state_of_another_optimizer_is_refused(pool: Pool) -> None:
-    assert all("without 'local_sgd'" in text for text in pool.run(foreign_state))
-
-
-def foreign_state() -> str:
-    module = simulated.model()
-    inner = simulated.sgd(module)
-    optimizer = LocalSGD(module, inner, every=2)
-    try:
-        optimizer.load_state_dict(inner.state_dict())
-    except ValueError as error:
-        return str(error)
-    return ""
+def test_more_than_a_buffer_full_is_averaged(pool: Pool) -> None:
+    assert pool.run(averaged) == [[0.5, 10.5, 20.5]] * 2
