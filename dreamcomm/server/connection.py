@@ -24,10 +24,12 @@ class Terms:
     Attributes:
         staleness: the bound; 0: synchronous.
         servers: their number.
+        specs: the parameters of all servers.
     """
 
     staleness: int | None
     servers: int
+    specs: tuple[TensorSpec, ...]
 
 
 class Connection:
@@ -94,12 +96,13 @@ class Connection:
             return f"it counts on {servers} servers, and there are {self._terms.servers}"
         if self._wants_gradients and self._terms.staleness != 0:
             return "gradients=True: only a server with staleness=0 has averaged gradients"
-        return difference(self._layout.specs, specs)
+        return difference(self._terms.specs, specs)
 
     # All others.
 
     def _serve_one(self) -> bool:
         message = self._next()
+        self._pair.release()
         kind = message.kind
         if kind == Kind.LEAVE:
             self._hub.leave(self._rank)

@@ -194,7 +194,7 @@ class Hub:
     def raise_if_stopped(self) -> None:
         """Raises Stopped if the server has."""
         if self._stopped is not None:
-            raise Stopped(str(self._stopped) or type(self._stopped).__name__)
+            raise Stopped(_words_of(self._stopped))
 
     # Looking on.
 
@@ -221,3 +221,10 @@ class Hub:
         """Runs something while no update runs."""
         with self._changed:
             return act()
+
+
+def _words_of(reason: BaseException) -> str:
+    """What workers are told. The text of other errors, such as a key, says nothing alone."""
+    if isinstance(reason, (RuntimeError, OSError)) and str(reason):
+        return str(reason)
+    return f"{type(reason).__name__}: {reason}"

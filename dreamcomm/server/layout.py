@@ -21,7 +21,7 @@ from torch import Tensor
 
 __all__ = ["PIECE_BYTES", "Flats", "Layout", "Part", "Piece", "TensorSpec", "assign", "difference"]
 
-PIECE_BYTES = 512 << 10
+PIECE_BYTES = 2 << 20
 
 Flats = dict[torch.dtype, Tensor]
 

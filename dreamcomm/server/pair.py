@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dreamcomm.messages.messenger import LOOK_MS, Arriving, Messenger, RankLost
 from dreamcomm.server.layout import Flats, Layout
+from dreamcomm.server.patience import PatientGroup
 from dreamcomm.server.pieces import Gather, Scatter
 
 if TYPE_CHECKING:
@@ -72,7 +73,11 @@ class Pair:
 
     def __init__(self, backend: DreamBackend, peer: int) -> None:
         self._backend, self._peer = backend, peer
-        self._messenger = Messenger.on(backend, TAG, MOST_PLACED)
+        if backend.shares_memory:
+            self._messenger = Messenger.on(backend, TAG, MOST_PLACED)
+        else:
+            over = PatientGroup(backend, peer)
+            self._messenger = Messenger(over, lambda _: over, backend.rank(), 2, TAG)
         self._ahead: deque[Message] = deque()  # read before its turn, by look()
         self.transport = backend.transport
 
@@ -95,6 +100,7 @@ class Pair:
             arriving = self._guarded(lambda: self._messenger.accept(LOOK_MS))
             if arriving is not None:
                 return self._read(arriving)
+            self._guarded(self._messenger.forget_sent)
             if until is not None and until():
                 return None
         return self._ahead.popleft()
@@ -114,6 +120,13 @@ class Pair:
             elif self._backend._has_ended(self._peer):
                 raise PeerLost("its process has ended")
         return self._ahead[0] if self._ahead else None
+
+    def release(self) -> None:
+        """Frees what was sent. The peer has received all of it, as its answer shows."""
+        if self._backend.shares_memory:
+            self._guarded(self._messenger.forget_sent)
+        else:  # Gloo ends a send when it is waited for
+            self._guarded(self._messenger.close)
 
     def last_words(self) -> str | None:
         """Why a lost peer has stopped, if it said so before."""
@@ -201,9 +214,14 @@ class Pair:
         except RankLost:
             raise PeerLost("its process has ended") from None
         except RuntimeError as error:
-            if self._backend._has_ended(self._peer):
-                raise PeerLost("its process has ended") from None
-            raise PeerLost(str(error)) from error
+            raise PeerLost(self._why(str(error))) from error
+
+    def _why(self, text: str) -> str:
+        if "has ended" in text or self._backend._has_ended(self._peer):
+            return "its process has ended"
+        if "has left the group" in text or "closed by peer" in text or "reset by peer" in text:
+            return "it has closed the connection"
+        return text
 
 
 def _with_absent(data: Tensor, absent: Sequence[int]) -> Any:

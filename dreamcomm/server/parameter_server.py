@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +15,7 @@ from dreamcomm.server.checkpoint import Checkpoint
 from dreamcomm.server.connection import Connection, Terms
 from dreamcomm.server.hub import Hub
 from dreamcomm.server.layout import assign
-from dreamcomm.server.rendezvous import LOOK_SECONDS, Gate
+from dreamcomm.server.rendezvous import LOOK_SECONDS, Arrival, Gate
 from dreamcomm.server.report import ServerReport
 from dreamcomm.server.rules import Averaged, Bounded, Rule
 from dreamcomm.server.settings import (
@@ -60,8 +60,8 @@ class ParameterServer:
         push_scale: factor of all gradients, where each push is a step.
         workers: with staleness 0 the first step waits until so many have joined, and
             :meth:`serve` returns only when so many have been here; those of one rank count once.
-            None: the rest of the job of torchrun or of init_process_group; without such a job it
-            has to be given with staleness 0, and is 1 otherwise.
+            None: the rest of the job of torchrun or of init_process_group, where none observes;
+            without such a job it has to be given with staleness 0, and is 1 otherwise.
         index, servers: this is server ``index`` of so many.
         name: of the servers together; workers give the same.
         store: a torch store, or "host:port" of one, which server 0 holds if no other process does.
@@ -100,14 +100,15 @@ class ParameterServer:
                 f"ParameterServer: expected at most one server for each of {len(tensors)} "
                 f"parameters, got {servers}"
             )
-        mine = assign(specs_of(tensors, names), servers)[index]
+        specs = specs_of(tensors, names)
+        mine = assign(specs, servers)[index]
         own = [tensors[number] for number in mine]
         self.optimizer = optimizer_class(of_these(groups, own), **defaults)
         self._weights = Weights(
             own, self.optimizer, [names[number] for number in mine], (index, servers)
         )
         self._workers = _workers(workers, servers, staleness)
-        self._terms, self._timeout = Terms(staleness, servers), timeout
+        self._terms, self._timeout = Terms(staleness, servers, tuple(specs)), timeout
         self._words = f"server {index} of {name!r}"
         opened = open_store(store, holds=index == 0, timeout=timeout)
         self._gate = Gate(
@@ -132,6 +133,7 @@ class ParameterServer:
         checkpoint: str | os.PathLike[str] | None = None,
         every: int = 1,
         on_update: Callable[[ParameterServer], None] | None = None,
+        also: Mapping[str, Any] | None = None,
     ) -> ServerReport:
         """Answers workers until all that were here have left.
 
@@ -143,9 +145,12 @@ class ParameterServer:
                 always whole. It is also written when all have left, or :meth:`stop` was called.
             every: updates between two writes.
             on_update: called after each update, while no other runs: for a learning rate's
-                schedule over ``optimizer``.
+                schedule over ``optimizer``. Workers get the weights as it leaves them.
+            also: objects with a ``state_dict()``, such as that schedule, by the keys under which
+                checkpoints have theirs. Load them from there, after :meth:`load_state_dict`.
 
         Raises:
+            ValueError: a key of ``also`` is one of :meth:`state_dict`.
             Exception: what an update, ``on_update`` or a write raised. Workers get a ServerError
                 with its text.
             ServerError: another server has registered under this name and index.
@@ -154,25 +159,36 @@ class ParameterServer:
             raise RuntimeError("ParameterServer.serve: it has ended; make a new server")
         file = None if checkpoint is None else Checkpoint(checkpoint, every, self.version)
 
+        others = dict(also or {})
+        if taken := others.keys() & self._weights.state_dict().keys():
+            raise ValueError(
+                f"ParameterServer.serve: expected other keys of also than {sorted(taken)}, which "
+                "state_dict() has"
+            )
+
+        def state() -> dict[str, Any]:
+            return self._weights.state_dict() | {key: o.state_dict() for key, o in others.items()}
+
         def updated() -> None:
             if on_update is not None:
                 on_update(self)
             if file is not None:
-                file.updated(self.version, self._weights.state_dict)
+                file.updated(self.version, state)
 
         self._on_update = updated
         self._serve_until_ended()
         if file is not None:
-            file.write(self.version, self._weights.state_dict)
+            file.write(self.version, state)
         return self.report()
 
     def _serve_until_ended(self) -> None:
         """Serves; raises the reason of an end that is an error."""
-        serving: list[threading.Thread] = []
+        serving: dict[threading.Thread, Arrival] = {}
         try:
             while not self._hub.stopped and not self._hub.is_deserted(self._workers):
-                serving = [one for one in serving if one.is_alive()]
-                serving += [self._begin(number) for number in self._gate.arrivals()]
+                for thread in [one for one in serving if not one.is_alive()]:
+                    serving.pop(thread).forget()
+                serving |= {self._begin(arrival): arrival for arrival in self._gate.arrivals()}
                 time.sleep(LOOK_SECONDS)
             self._hub.stop(_Ended("all workers have left, and the server has ended"))
         except BaseException as error:
@@ -209,15 +225,15 @@ class ParameterServer:
         """
         self._hub.load(state)
 
-    def _begin(self, number: int) -> threading.Thread:
-        name = f"{self._words}, worker {number}"
-        thread = threading.Thread(target=self._connect, args=(number,), name=name, daemon=True)
+    def _begin(self, arrival: Arrival) -> threading.Thread:
+        name = f"{self._words}, worker {arrival.number}"
+        thread = threading.Thread(target=self._connect, args=(arrival,), name=name, daemon=True)
         thread.start()
         return thread
 
-    def _connect(self, number: int) -> None:
+    def _connect(self, arrival: Arrival) -> None:
         try:
-            pair = self._gate.accept(number, self._timeout)
+            pair = arrival.accept(self._timeout)
         except RuntimeError as error:
             LOG.warning("%s: a worker asked, and did not connect: %s", self._words, error)
             return

@@ -72,75 +72,96 @@ class Remote:
 
     # Joining and leaving.
 
-    def join(self, hello: dict[str, Any], timeout: float) -> None:
+    @property
+    def base(self) -> int:
+        """The version that the worker's step began with here."""
+        return self.version - (self.progress is Progress.ANSWERED)
+
+    def join(self, hello: dict[str, Any], timeout: float, in_step: bool) -> None:
         """Connects, and takes the weights.
 
-        A push that was not answered has been part of the update that the new version knows of, if
-        that is the next one. Otherwise the step has to push again.
+        A synchronous server that has made the update of the worker's step is done with it, whether
+        the push was part of it or not. Otherwise the step has to push again.
 
         Args:
             hello: what the worker says of itself.
             timeout: seconds until the server has to be there.
+            in_step: the worker has begun a step with this or another server.
         """
-        self._pair = self.visitor.connect(timeout)
-        specs = [(spec.name, spec.shape, spec.dtype) for spec in self._layout.specs]
-        self._with(lambda pair: pair.send(Kind.HELLO, {**hello, "specs": specs}))
+        before = self.base
+        try:
+            self._pair = self.visitor.connect(timeout)
+            self._greet(hello)
+        except BaseException:
+            self.visitor.forget()
+            self._leave("has not been joined; call reconnect()")
+            raise
+        has_stepped = in_step and self.synchronous and self.version > before
+        self.progress = Progress.ANSWERED if has_stepped else Progress.BEGINS
+
+    def _greet(self, hello: dict[str, Any]) -> None:
+        self._with(lambda pair: pair.send(Kind.HELLO, hello))
         found = self._next()
         if found.kind == Kind.REFUSED:
-            self._drop("has refused this worker")
             raise ServerError(f"{self._words} has refused this worker: {found.value}")
         self.synchronous = found.value["staleness"] == 0
-        before, self._asked = self.version, True
-        self.take_asked()
-        if self.progress is Progress.PUSHED:
-            has_it = self.synchronous and self.version == before + 1
-            self.progress = Progress.ANSWERED if has_it else Progress.BEGINS
+        self._with(lambda pair: self._take(pair, False))
 
     def leave(self) -> None:
         """Ends the connection. The server goes on without this worker."""
-        if self._pair is not None:
-            with suppress(PeerLost):  # it has ended first
-                self._pair.send(Kind.LEAVE)
-        self._drop("was left by close()")
+        self._leave("was left by close()")
         self.progress = Progress.BEGINS
 
     # Requests, each with its answer.
+
+    # An interrupt at any place drops the connection, so what they note is noted inside of _with(),
+    # and before a message is sent.
 
     def push(self) -> None:
         """Sends the gradients."""
         self.take_asked()
         gradients = [tensor.grad for tensor in self._tensors]
         absent = [place for place, one in enumerate(gradients) if one is None]
-        self._with(lambda pair: pair.push(self._layout, gradients, absent, self.version))
-        self.progress = Progress.PUSHED
+
+        def send(pair: Pair) -> None:
+            self.progress = Progress.PUSHED
+            pair.push(self._layout, gradients, absent, self.version)
+
+        self._with(send)
         self._counts.pushed_bytes += self._layout.nbytes
 
     def take_pushed(self, with_gradients: bool) -> None:
         """Takes the answer to a push."""
-        self._take(with_gradients)
-        self.progress = Progress.ANSWERED
+        self._with(lambda pair: self._take(pair, with_gradients, answers=True))
 
     def ask(self, kind: Kind = Kind.PULL) -> None:
         """Asks for weights, if nothing is to be answered already; SKIP: for the next ones."""
-        if not self._asked and self.progress is not Progress.PUSHED:
-            self._with(lambda pair: pair.send(kind))
+
+        def send(pair: Pair) -> None:
             self._asked = True
+            pair.send(kind)
+
+        if not self._asked and self.progress is not Progress.PUSHED:
+            self._with(send)
 
     def take_asked(self) -> None:
         """Takes the weights that were asked for."""
         if self._asked:
-            self._take(False)
+            self._with(lambda pair: self._take(pair, False))
 
-    def _take(self, with_gradients: bool) -> None:
+    def _take(self, pair: Pair, with_gradients: bool, answers: bool = False) -> None:
         began = time.monotonic()
         try:
-            first = self._next()
-            self._with(lambda pair: self._receive(pair, first, with_gradients))
+            version = self._receive(pair, self._next(), with_gradients)
+            pair.release()
         finally:
             self._counts.waited += time.monotonic() - began
+        if answers:
+            self.progress = Progress.ANSWERED
+        self.version, self._asked = version, False
 
     @torch.no_grad()
-    def _receive(self, pair: Pair, first: Message, with_gradients: bool) -> None:
+    def _receive(self, pair: Pair, first: Message, with_gradients: bool) -> int:
         kind = Kind.GRADIENTS if with_gradients else Kind.WEIGHTS
         if first.kind != kind:
             raise PeerLost(f"it has sent {first.kind.name} where {kind.name} was to come")
@@ -154,7 +175,7 @@ class Remote:
         pair.receive_into(self._layout, first, self._tensors, self._timeout)
         self._counts.pulled_bytes += self._layout.nbytes
         self._counts.staleness[first.staleness] += 1
-        self.version, self._asked = first.version, False
+        return first.version
 
     # Messages.
 
@@ -186,7 +207,7 @@ class Remote:
             for_whom = f"; it waits for {missing} more workers to join before the first update"
         return (
             f"{self._words} has not answered worker {self.rank} within {self._timeout:g} s"
-            f"{for_whom}. The next step() takes its answer"
+            f"{for_whom}"
         )
 
     def _with(self, act: Callable[[Pair], Any]) -> Any:
@@ -194,11 +215,14 @@ class Remote:
             raise ServerLost(f"worker {self.rank}: {self._words} {self._why_none}", self.index)
         try:
             return act(self._pair)
+        except ServerError:
+            raise
         except PeerLost as error:
             said = self._pair.last_words()
-            self._drop("is lost; call reconnect() when it has been started anew")
             if said is not None:
+                self._drop("has failed")
                 raise ServerError(f"{self._words} has failed: {said}") from error
+            self._drop("is lost; call reconnect() when it has been started anew")
             raise ServerLost(
                 f"worker {self.rank}: {self._words} is lost ({error}). Start it anew from its "
                 "checkpoint, under the same name, and call reconnect()",
@@ -207,8 +231,14 @@ class Remote:
         except BaseException:
             # Half a message may be left, so what follows it would be mistaken for another.
             self.visitor.forget()
-            self._drop("was left in the middle of a message; call reconnect()")
+            self._leave("was left in the middle of a message; call reconnect()")
             raise
+
+    def _leave(self, why: str) -> None:
+        if self._pair is not None:
+            with suppress(PeerLost):  # it has ended first
+                self._pair.send(Kind.LEAVE)
+        self._drop(why)
 
     def _drop(self, why: str) -> None:
         pair, self._pair, self._asked, self._why_none = self._pair, None, False, why

@@ -29,14 +29,14 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from dreamcomm.backend import create
 from dreamcomm.server.errors import ServerError, ServerUnreachable
 from dreamcomm.server.pair import SERVER, WORKER, Pair
+from dreamcomm.server.patience import FOR_EVER
 from dreamcomm.server.store import own
 
-__all__ = ["LOOK_SECONDS", "Gate", "Visitor"]
+__all__ = ["LOOK_SECONDS", "Arrival", "Gate", "Visitor"]
 
 LOOK_SECONDS = 0.02
 RETRY_SECONDS = 1.0
 LIFE_SECONDS = 1.0  # how often a server looks whether another one has taken its place
-PATIENCE = timedelta(days=365)
 LOG = logging.getLogger("dreamcomm.server")
 
 
@@ -64,14 +64,41 @@ class _Keys:
         options.timeout = timedelta(seconds=timeout)
         options.group_id, options.global_ranks_in_group = key, [SERVER, WORKER]
         backend = create(options)
-        if rank == SERVER and not backend.shares_memory:
-            # Gloo fails a receive that is older than this: a worker may compute for long.
-            backend._set_default_timeout(PATIENCE)
+        if rank == SERVER:
+            # What a worker computes between two messages takes as long as it takes.
+            backend._set_default_timeout(FOR_EVER)
         return Pair(backend, SERVER + WORKER - rank)
 
 
+class Arrival:
+    """A worker that has asked for a server.
+
+    Args:
+        keys: of the server, in the store where it was asked for.
+        life: of the server.
+        number: of the worker in this life.
+    """
+
+    def __init__(self, keys: _Keys, life: str, number: int) -> None:
+        self._keys, self._life, self.number = keys, life, number
+
+    def accept(self, timeout: float) -> Pair:
+        """Makes the pair with the worker. Raises RuntimeError if it is gone."""
+        self._keys.store.set(self._keys.key(self._life, "accepted", self.number), "1")
+        return self._keys.pair(self._life, self.number, SERVER, timeout)
+
+    def forget(self) -> None:
+        """Deletes the keys of a pair that has ended."""
+        store, life, number = self._keys.store, self._life, self.number
+        pairs = PrefixStore(self._keys.key(life, "pair", number), store)
+        with suppress(RuntimeError):  # the store is lost
+            for key in pairs.list_keys():
+                pairs.delete_key(key)
+            store.delete_key(self._keys.key(life, "accepted", number))
+
+
 class Gate:
-    """A server's side: registers, and accepts workers.
+    """A server's side: registers, and finds the workers that ask.
 
     Args:
         store: shared with the workers.
@@ -90,8 +117,8 @@ class Gate:
         self._life, self._seen = uuid.uuid4().hex, 0
         store.set(self._keys.key("life"), self._life)
 
-    def arrivals(self) -> list[int]:
-        """The numbers of the workers that have asked since the last call.
+    def arrivals(self) -> list[Arrival]:
+        """The workers that have asked since the last call.
 
         Without its store a server goes on with the workers it has, and looks for a new store every
         second.
@@ -123,21 +150,15 @@ class Gate:
                 f"another server {self._index} of {self._name!r} has registered, so this one ends; "
                 "give servers of another model another name="
             )
-        new = list(range(self._seen, count))
+        new = range(self._seen, count)
         self._seen = count
-        return new
+        return [Arrival(self._keys, self._life, number) for number in new]
 
     def close(self) -> None:
         """Workers that ask from now on find no server."""
         with suppress(RuntimeError):  # the store is lost
             if self._next_try == math.inf:
                 self._keys.store.compare_set(self._keys.key("life"), self._life, "")
-
-    def accept(self, number: int, timeout: float) -> Pair:
-        """Makes the pair with a worker that has asked. Raises RuntimeError if it is gone."""
-        keys, life = self._keys, self._life
-        keys.store.set(keys.key(life, "accepted", number), "1")
-        return keys.pair(life, number, SERVER, timeout)
 
 
 class Visitor:
@@ -180,8 +201,9 @@ class Visitor:
                     number = keys.store.add(keys.key(life, "arrivals"), 1) - 1
                     asked = life
                 if asked != self._met and keys.store.check([keys.key(asked, "accepted", number)]):
+                    pair = keys.pair(asked, number, WORKER, timeout)
                     self._met = asked
-                    return keys.pair(asked, number, WORKER, timeout)
+                    return pair
             except RuntimeError as error:
                 if time.monotonic() >= until:
                     raise ServerUnreachable(f"{self._who()} is not reachable: {error}") from error

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 __all__ = ["ServerReport", "WorkerCounts", "WorkerReport"]
 
+SHOWN = 12  # values of a histogram in a line
+
 
 @dataclass
 class WorkerCounts:
@@ -63,7 +65,12 @@ class ServerReport:
 
 
 def _histogram(counts: Mapping[int, int]) -> str:
-    return ", ".join(f"{value}: {count}" for value, count in sorted(counts.items())) or "none"
+    """The lowest values and their counts; without a bound there may be hundreds."""
+    found = sorted(counts.items())
+    texts = [f"{value}: {count}" for value, count in found[:SHOWN]]
+    if rest := found[SHOWN:]:
+        texts.append(f"{rest[0][0]} to {rest[-1][0]}: {sum(count for _, count in rest)}")
+    return ", ".join(texts) or "none"
 
 
 @dataclass

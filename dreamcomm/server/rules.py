@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from dreamcomm.memory import empty
 from dreamcomm.server.clocks import Clocks
 from dreamcomm.server.layout import Flats
 from dreamcomm.server.weights import Weights
@@ -137,8 +138,15 @@ def averaged(tensors: Sequence[Tensor]) -> Tensor:
     """The mean of tensors of one dtype, added in order: the bits of an all_reduce with AVG."""
     dtype = tensors[0].dtype
     wide = torch.float32 if dtype.itemsize == 2 else dtype
-    total = tensors[0].to(wide, copy=True)
-    for one in tensors[1:]:
+    # The heap has memory that was written before: pages of new memory cost as much as the sums.
+    total = empty(tensors[0].shape, dtype=wide, device="cpu")
+    rest = tensors[1:]
+    if rest and dtype == wide:  # one pass less
+        torch.add(tensors[0], rest[0], out=total)
+        rest = rest[1:]
+    else:
+        total.copy_(tensors[0])
+    for one in rest:
         total += one.to(wide)
     return total.div_(len(tensors)).to(dtype)
 

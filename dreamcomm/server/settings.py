@@ -103,12 +103,18 @@ def named(params: Iterable[Any], who: str) -> tuple[list[str], list[Tensor]]:
         TypeError: an item is none of these.
         ValueError: there is none, or one comes twice.
     """
-    names, tensors = [], []
+    names: list[str] = []
+    tensors: list[Tensor] = []
     for group in groups_of(params):
         for item in group["params"]:
             name, tensor = item if isinstance(item, tuple) else ("", item)
             if not isinstance(tensor, Tensor):
                 raise TypeError(f"{who}: expected parameters, got {type(tensor).__name__}")
+            if tensor.is_meta:
+                raise TypeError(
+                    f"{who}: parameter {name or len(tensors)!r} is on the meta device, so it has "
+                    "no values; make the model on another one, or call its to_empty()"
+                )
             if tensor.requires_grad:
                 names.append(name)
                 tensors.append(tensor)
@@ -123,6 +129,8 @@ def groups_of(params: Iterable[Any]) -> list[dict[str, Any]]:
     """Parameters as the groups of a torch optimizer."""
     if isinstance(params, Tensor):
         raise TypeError("expected an iterable of parameters, got one tensor")
+    if isinstance(params, (set, frozenset)):
+        raise TypeError("expected parameters in an order that is equal on all ranks, got a set")
     items = list(params)
     if not items or not isinstance(items[0], dict):
         return [{"params": items}]
@@ -152,10 +160,22 @@ class PlainGroup(dict[str, Any]):
     """A worker's group of parameters: what torch's optimizers have in theirs is the server's."""
 
     def __missing__(self, key: str) -> Any:
-        raise KeyError(
-            f"a Worker has no {key!r}: the optimizer is the server's. A schedule of the learning "
-            "rate belongs over ParameterServer.optimizer, in serve(on_update=)"
-        )
+        raise _none(key)
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if key not in ("params", "param_names"):  # which torch gives it
+            raise _none(key)
+        super().__setitem__(key, value)
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        return self[key]
+
+
+def _none(key: str) -> KeyError:
+    return KeyError(
+        f"a Worker has no {key!r}: the optimizer is the server's. A schedule of the learning rate "
+        "belongs over ParameterServer.optimizer, in serve(on_update=)"
+    )
 
 
 def check_optimizer(optimizer_class: Any) -> None:

@@ -17,7 +17,11 @@ from dreamcomm.server.errors import ServerUnreachable
 __all__ = ["expected_workers", "next_rank", "open_store", "own"]
 
 LOOK_SECONDS = 0.05
-STORE_SECONDS = 2.0  # in which a store that is there answers
+LISTEN_SECONDS = 2.0  # in which a port that is open is known to be
+LIVE_SECONDS = 0.2  # in which the connection to a process that is being killed ends
+# In which a store that is there answers. TCPStore looks up the names of both ends of a connection,
+# which takes seconds where a nameserver does not answer.
+STORE_SECONDS = 30.0
 
 
 def open_store(given: Store | str | None, *, holds: bool, timeout: float) -> Store:
@@ -67,15 +71,15 @@ def _address(given: str | None) -> tuple[str, int]:
 def _opened(host: str, port: int, holds: bool, timeout: float) -> Store:
     """The store at an address, held here or as soon as another process holds it."""
     until = time.monotonic() + timeout
+    wait = timedelta(seconds=max(timeout, STORE_SECONDS))
     while True:
         if holds:
-            # The next server of this process shares it. One that was killed may still hold it.
-            with suppress(dist.DistNetworkError):
-                return TCPStore(host, port, None, True, timedelta(seconds=timeout), False, True)
+            # The next server of this process shares it.
+            with suppress(dist.DistNetworkError):  # another process holds it
+                return TCPStore(host, port, None, True, wait, False, True)
         try:
-            # TCPStore writes a trace of its stack on the error output where nothing listens.
-            socket.create_connection((host, port), STORE_SECONDS).close()
-            return TCPStore(host, port, None, False, timedelta(seconds=STORE_SECONDS), False)
+            _check_lives(host, port)
+            return TCPStore(host, port, None, False, wait, False)
         except (OSError, RuntimeError) as error:
             if time.monotonic() >= until:
                 raise ServerUnreachable(
@@ -84,6 +88,19 @@ def _opened(host: str, port: int, holds: bool, timeout: float) -> Store:
                     "right?"
                 ) from error
         time.sleep(LOOK_SECONDS)
+
+
+def _check_lives(host: str, port: int) -> None:
+    """Raises OSError if no process listens there, or it is being killed.
+
+    TCPStore, where none listens, writes a trace of its stack on the error output. And it goes on
+    trying for its whole time where a process has ended since.
+    """
+    with socket.create_connection((host, port), LISTEN_SECONDS) as one:
+        one.settimeout(LIVE_SECONDS)
+        with suppress(TimeoutError):  # a store waits for the other side to begin
+            one.recv(1)
+            raise ConnectionAbortedError("the process that held it has ended")
 
 
 def expected_workers(servers: int) -> int | None:

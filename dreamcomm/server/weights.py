@@ -59,11 +59,12 @@ class Weights:
         self.layout = Layout(specs_of(parameters, names))
         self.version = 0
         self._snapshot: Snapshot | None = None
+        self._kept: tuple[Flats | None, tuple[int, ...]] = None, ()  # of the latest step
 
     def snapshot(self) -> Snapshot:
-        """The weights as they are."""
+        """The weights as they are, with what was done to them since the step."""
         if self._snapshot is None:
-            self._snapshot = Snapshot(self.version, self._copied())
+            self._snapshot = Snapshot(self.version, self._copied(), *self._kept)
         return self._snapshot
 
     def _copied(self) -> Flats:
@@ -92,9 +93,7 @@ class Weights:
             parameter.grad = None
         self.version += 1
         self._snapshot = None
-        if keep:
-            left = tuple(sorted(missing))
-            self._snapshot = Snapshot(self.version, self._copied(), gradients, left)
+        self._kept = (gradients, tuple(sorted(missing))) if keep else (None, ())
 
     def state_dict(self) -> dict[str, Any]:
         """Version, parameters and the optimizer's state, which the next step changes."""
@@ -122,7 +121,7 @@ class Weights:
             for parameter, one in zip(self.parameters, state["parameters"], strict=True):
                 parameter.copy_(one)
         self.version = int(state["version"])
-        self._snapshot = None
+        self._snapshot, self._kept = None, (None, ())
 
     def _check(self, state: dict[str, Any]) -> None:
         who = "ParameterServer.load_state_dict"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import logging
+import threading
 from collections.abc import Callable, Iterable
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dreamcomm.server.errors import ServerError
 from dreamcomm.server.layout import Layout, assign
+from dreamcomm.server.one_thread import one_thread
 from dreamcomm.server.pair import Kind
 from dreamcomm.server.remote import Progress, Remote
 from dreamcomm.server.rendezvous import Visitor
@@ -22,8 +24,6 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 __all__ = ["Worker"]
-
-LOG = logging.getLogger("dreamcomm.server")
 
 
 class Worker(torch.optim.Optimizer):
@@ -38,7 +38,7 @@ class Worker(torch.optim.Optimizer):
 
     It has no optimizer's state, and no learning rate: these are the server's. The constructor
     replaces the parameters' values by the servers'. Buffers, and parameters that require no
-    gradient, stay with each process.
+    gradient, stay with each process. A worker is for one thread at a time.
 
     Args:
         params: those that the servers have, in the same order; on any device.
@@ -49,9 +49,12 @@ class Worker(torch.optim.Optimizer):
         rank: of this worker among the workers, from 0 on; averages are added in its order. None:
             the rank in the job, or the number of workers that have asked before.
         gradients: with synchronous servers :meth:`step` also puts the averaged gradients into
-            ``grad``, as all_reduce would; half as many bytes more.
-        observer: pushes nothing, holds back no worker: only :meth:`pull`, for evaluation.
-        timeout: seconds until servers have to be there, or to answer.
+            ``grad``, as the servers' optimizers got them, so after hooks that clip; half as many
+            bytes more.
+        observer: pushes nothing, holds back no worker: only :meth:`pull`, for evaluation. It is no
+            worker of the job, so servers that it looks at have to be given ``workers``.
+        timeout: seconds until servers have to be there, or to answer. Over Gloo, between hosts, an
+            answer is awaited as long as the server lives.
 
     Raises:
         ServerUnreachable: a server is not there.
@@ -79,30 +82,32 @@ class Worker(torch.optim.Optimizer):
         check_worker(servers, len(self._tensors), rank, timeout)
         super().__init__([PlainGroup(params=group["params"]) for group in groups], {})
         self._is_complete = True
+        self._in_call = threading.RLock()
         self._given, self._timeout, self._counts = store, timeout, WorkerReport()
         self._wants_gradients, self._observes = gradients, observer
         opened = open_store(store, holds=False, timeout=timeout)
         self.rank = -1 if observer else next_rank(opened, name) if rank is None else rank
-        self._servers = self._remotes(specs_of(self._tensors, names), servers, name, opened)
+        self._specs = specs_of(self._tensors, names)
+        self._servers = self._remotes(servers, name, opened)
         try:
             self._join(self._servers, timeout)
         except BaseException:
             self.close()
             raise
 
-    def _remotes(self, specs: list[Any], servers: int, name: str, store: Store) -> list[Remote]:
+    def _remotes(self, servers: int, name: str, store: Store) -> list[Remote]:
         return [
             Remote(
                 index,
                 name,
                 self.rank,
                 [self._tensors[number] for number in numbers],
-                Layout([specs[number] for number in numbers]),
+                Layout([self._specs[number] for number in numbers]),
                 Visitor(store, self._reopen, name, index),
                 self._counts,
                 self._timeout,
             )
-            for index, numbers in enumerate(assign(specs, servers))
+            for index, numbers in enumerate(assign(self._specs, servers))
         ]
 
     def _reopen(self, timeout: float) -> Store:
@@ -110,20 +115,23 @@ class Worker(torch.optim.Optimizer):
 
     # What an optimizer does.
 
+    @one_thread
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Pushes the gradients, and takes the weights when the servers give them.
 
         Synchronous servers answer when all workers have pushed; others as soon as this worker is
         within the bound. The call after one that failed goes on with the same step: it pushes
-        only to servers that have not received that push.
+        only to servers that have not received that push, and others do not get the gradients of
+        now. So compute them after :attr:`version` has grown, as :meth:`reconnect` shows.
 
         Args:
             closure: computes the loss again and returns it.
 
         Raises:
             ServerLost: a server has ended. :meth:`reconnect` goes on.
-            ServerError: a server has failed, or has not answered in time.
+            ServerError: a server has failed, or has not answered in time. The next call of a worker
+                that was not answered takes the answer.
             TypeError: a gradient is not dense. Nothing has been pushed then.
         """
         loss = None
@@ -142,6 +150,7 @@ class Worker(torch.optim.Optimizer):
         self._finish()
         return loss
 
+    @one_thread
     @torch.no_grad()
     def pull(self) -> None:
         """Takes the weights as they are.
@@ -163,6 +172,7 @@ class Worker(torch.optim.Optimizer):
             self._counts.steps += 1
             for server in self._servers:
                 server.progress = Progress.BEGINS
+            self._level()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuses parameters after the first ones, because servers do not have them.
@@ -176,6 +186,18 @@ class Worker(torch.optim.Optimizer):
                 "make new servers and workers for others"
             )
         super().add_param_group(param_group)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes the state of a Worker, in which there is nothing.
+
+        Raises:
+            ValueError: it is an optimizer's: that is the server's to load.
+        """
+        if state_dict.get("state"):
+            raise ValueError(
+                "Worker.load_state_dict: a Worker has no state; load it by "
+                "ParameterServer.load_state_dict"
+            )
 
     @property
     def version(self) -> int:
@@ -193,6 +215,7 @@ class Worker(torch.optim.Optimizer):
 
     # Joining and leaving.
 
+    @one_thread
     def reconnect(self, *, store: Store | str | None = None, timeout: float | None = None) -> int:
         """Joins the servers that are lost, when they have been started anew, and takes weights.
 
@@ -214,7 +237,8 @@ class Worker(torch.optim.Optimizer):
 
         Raises:
             ServerUnreachable: none has been started in time.
-            ServerError: it has refused this worker.
+            ServerError: it has refused this worker, or synchronous servers were started from
+                checkpoints of different versions.
         """
         wait = self._timeout if timeout is None else timeout
         if store is not None:
@@ -225,9 +249,9 @@ class Worker(torch.optim.Optimizer):
         lost = [server for server in self._servers if not server.is_here]
         if lost:
             self._join(lost, wait)
-            self._finish()
         return self.version
 
+    @one_thread
     def close(self) -> None:
         """Leaves the servers. The weights stay as they are."""
         for server in self._servers:
@@ -243,23 +267,29 @@ class Worker(torch.optim.Optimizer):
         hello = {
             "rank": self.rank,
             "servers": len(self._servers),
+            "specs": [(spec.name, spec.shape, spec.dtype) for spec in self._specs],
             "gradients": self._wants_gradients,
             "observes": self._observes,
             "timeout": self._timeout,
         }
+        in_step = any(server.progress is not Progress.BEGINS for server in self._servers)
+        others = [server for server in self._servers if server not in servers]
         for server in servers:
-            server.join(hello, timeout)
-        if not self._observes and len(servers) == len(self._servers):
+            server.join(hello, timeout, in_step)
+            if any(other.synchronous and server.version < other.base for other in others):
+                self._refuse_versions()
+        self._finish()
+        if all(server.progress is Progress.BEGINS for server in self._servers):
             self._level()
 
     def _level(self) -> None:
-        """Begins at one update on all synchronous servers.
+        """Goes on from one update on all synchronous servers.
 
         Others may have been between the updates of two servers when this worker joined these. It
         has no part in the update of one that is behind. None can be further ahead, because those
         wait for this worker already.
         """
-        if not self._servers[0].synchronous:
+        if self._observes or not self._servers[0].synchronous:
             return
         newest = max(server.version for server in self._servers)
         for server in self._servers:
@@ -267,12 +297,16 @@ class Worker(torch.optim.Optimizer):
                 server.ask(Kind.SKIP)
         for server in self._servers:
             server.take_asked()
+        if self.version < newest:
+            self._refuse_versions()
+
+    def _refuse_versions(self) -> None:
         versions = [server.version for server in self._servers]
-        if min(versions) < max(versions):
-            LOG.warning(
-                "worker %d: the synchronous servers are at the versions %s; was one started from "
-                "an older checkpoint?", self.rank, versions,
-            )  # fmt: skip
+        self.close()
+        raise ServerError(
+            f"worker {self.rank}: the synchronous servers are at the versions {versions}. Start "
+            "all of them from checkpoints of one version, and call reconnect()"
+        )
 
     def _check_gradients(self) -> None:
         for number, tensor in enumerate(self._tensors):

@@ -29,9 +29,7 @@ from server.serving import (
     worker,
 )
 
-pytestmark = pytest.mark.long
-
-SHAPES = ((300_000,), (3, 2), (200_000,), ())
+SHAPES = ((1_800_000,), (3, 2), (200_000,), ())
 STEPS, LATE = 7, 3
 
 

@@ -35,9 +35,7 @@ from server.serving import (
     worker,
 )
 
-pytestmark = pytest.mark.long
-
-SHAPES = ((300_000,), (2, 2), (400,), ())
+SHAPES = ((1_200_000,), (2, 2), (400,), ())
 WORKERS, STEPS, FATAL = (10, 11), 8, 4  # the server dies at its update 4
 DIED = 0  # of the board: when
 

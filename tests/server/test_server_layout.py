@@ -85,11 +85,11 @@ def test_what_is_gathered_is_scattered(
 
 
 def test_a_large_tensor_is_sent_from_where_it_is() -> None:
-    one = torch.randn(400_000)
-    layout = Layout([TensorSpec("", (400_000,), torch.float32)])
+    one = torch.randn(1_600_000)
+    layout = Layout([TensorSpec("", (1_600_000,), torch.float32)])
     gather = Gather([one])
     parts = [gather.get(piece) for piece in layout.pieces]
-    assert [part.nbytes for part in parts] == [PIECE_BYTES] * 3 + [1_600_000 - 3 * PIECE_BYTES]
+    assert [part.nbytes for part in parts] == [PIECE_BYTES] * 3 + [6_400_000 - 3 * PIECE_BYTES]
     assert [part.data_ptr() - one.data_ptr() for part in parts] == [
         number * PIECE_BYTES for number in range(4)
     ]
@@ -97,8 +97,8 @@ def test_a_large_tensor_is_sent_from_where_it_is() -> None:
 
 def test_one_that_is_not_contiguous_is_copied_once() -> None:
     """And not for each of its pieces."""
-    one = torch.randn(1000, 900).t()
-    layout = Layout([TensorSpec("", (900, 1000), torch.float32)])
+    one = torch.randn(2000, 1800).t()
+    layout = Layout([TensorSpec("", (1800, 2000), torch.float32)])
     gather = Gather([one])
     places = [gather.get(piece).data_ptr() for piece in layout.pieces]
     assert len(places) == 7

@@ -11,7 +11,7 @@ import dreamcomm
 from helpers.pool import Pool
 from server.serving import common_store, give_gradients, parameters, serve_rank, worker
 
-pytestmark = [pytest.mark.long, pytest.mark.beyond_gloo("counts what only dreamcomm counts")]
+pytestmark = pytest.mark.beyond_gloo("counts what only dreamcomm counts")
 
 STEPS = 3
 SHAPES = ((240, 1200), (60,), (), (240, 240))

@@ -20,14 +20,12 @@ from server.serving import (
     worker,
 )
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.beyond_gloo("compares with what only dreamcomm's all_reduce gives"),
-]
+pytestmark = pytest.mark.beyond_gloo("compares with what only dreamcomm's all_reduce gives")
 
+# Nothing overflows in 100 steps with these, nor does a square in float16 vanish.
 OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
-    "sgd": (torch.optim.SGD, {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01}),
-    "adamw": (torch.optim.AdamW, {"lr": 1e-2}),
+    "sgd": (torch.optim.SGD, {"lr": 0.005, "momentum": 0.9, "weight_decay": 0.01}),
+    "adamw": (torch.optim.AdamW, {"lr": 1e-2, "eps": 1e-4}),
 }
 
 
@@ -45,9 +43,9 @@ def special(case: str) -> list[dict[str, Any]]:
         last = [one.to(memory_format=torch.channels_last) for one in images]
         return groups(*last, torch.randn(16), torch.randn(30, 40).t())
     if case == "sizes":
-        # Pieces are 512 KiB: one parameter has four, and one piece has 150 parameters.
+        # Pieces are 2 MiB: one parameter has four, and one piece has 150 parameters.
         many = [torch.randn(1 + number % 7) for number in range(150)]
-        return groups(torch.randn(700, 700), *many, torch.randn(()), torch.randn(131_072))
+        return groups(torch.randn(1400, 1400), *many, torch.randn(()), torch.randn(524_288))
     if case == "empty":
         return groups(torch.randn(0, 5), torch.randn(4), torch.randn(0, dtype=torch.float64))
     two = groups(torch.randn(50, 3), torch.randn(60)) + groups(torch.randn(70), torch.randn(2, 2))
@@ -151,6 +149,7 @@ def both(case: str, steps: int, kind: str, servers: int, gradients: bool) -> Any
     expected_norms, expected = by_all_reduce(case, steps, kind, servers, members)
     dist.barrier()
     moved = differing(expected, values(Training(case).tensors))
+    assert all(one.isfinite().all() for one in weights)
     different = [differing(*two) for two in zip(norms, expected_norms, strict=True)]
     return differing(weights, expected), different if gradients else [], moved
 

@@ -16,10 +16,8 @@ from torch import Tensor
 from helpers.pool import Pool
 from server.serving import Board, board_file, common_store, parameters, serve_rank, worker
 
-pytestmark = pytest.mark.long
-
 SMALL = ((5,), ())
-PIECES = ((100_000,), (3, 70_000), (65_000,))  # three pieces of 512 KiB
+PIECES = ((400_000,), (3, 280_000), (260_000,))  # three pieces of 2 MiB
 
 
 def is_torn(tensors: list[Tensor], version: int) -> bool:
