@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -102,8 +103,8 @@ def slowest(times: list[float], quiet: dist.ProcessGroup) -> float:
     return median(seconds)
 
 
-def measure(sizes: list[int]) -> list[dict[str, Any]]:
-    """Both backends in turns."""
+def measure(sizes: list[int]) -> dict[str, Any]:
+    """Both backends in turns, and what dreamcomm has measured of the links."""
     gloo = dist.new_group(backend="gloo")
     ours = dist.group.WORLD
     assert ours is not None
@@ -125,11 +126,14 @@ def measure(sizes: list[int]) -> list[dict[str, Any]]:
                 "gloo": slowest([b for _, b in pairs], gloo),
             }
         )
-    return rows
+    backend: Any = ours._get_backend(torch.device("cpu"))
+    return {"rows": rows, "costs": backend._level_costs}
 
 
-def run_rank(rank: int, setting: Setting, hosts: list[str], store: str, sizes: list[int]) -> None:
-    """One rank; rank 0 writes the results into a file."""
+def run_rank(
+    rank: int, setting: Setting, hosts: list[str], store: str, run: Callable[..., Any], args: Any
+) -> None:
+    """One rank; rank 0 writes what it has found into a file."""
     host = next(h for h in range(len(hosts)) if rank < sum(setting.ranks[: h + 1]))
     enter(hosts[host])
     torch.set_num_threads(1)
@@ -141,12 +145,28 @@ def run_rank(rank: int, setting: Setting, hosts: list[str], store: str, sizes: l
         world_size=size,
         timeout=timedelta(seconds=120),
     )
-    rows = measure(sizes)
+    found = run(*args)
     if rank == 0:
-        backend: Any = dist.group.WORLD._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
-        torch.save({"rows": rows, "costs": backend._level_costs}, f"{store}.found")
+        torch.save(found, f"{store}.found")
     dist.barrier()
     dist.destroy_process_group()
+
+
+def run_between_hosts(setting: Setting, control: str, run: Callable[..., Any], *args: Any) -> Any:
+    """What ``run`` returns on rank 0 of a group of ranks on hosts of their own.
+
+    Raises NoNetwork if none can be made.
+    """
+    with (
+        Network(
+            len(setting.ranks), f"{setting.gigabits}gbit", setting.delay, congestion=control
+        ) as network,
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        store = str(Path(folder) / "store")
+        start: Any = mp.spawn  # type: ignore[attr-defined]
+        start(run_rank, (setting, network.hosts, store, run, args), nprocs=sum(setting.ranks))
+        return torch.load(f"{store}.found")
 
 
 def congestion() -> str:
@@ -166,16 +186,7 @@ def wire_seconds(setting: Setting, nbytes: int) -> float:
 
 def measured(setting: Setting, sizes: list[int], control: str) -> dict[str, Any]:
     """Raises NoNetwork if none can be made."""
-    with (
-        Network(
-            len(setting.ranks), f"{setting.gigabits}gbit", setting.delay, congestion=control
-        ) as network,
-        tempfile.TemporaryDirectory() as folder,
-    ):
-        store = str(Path(folder) / "store")
-        start: Any = mp.spawn  # type: ignore[attr-defined]
-        start(run_rank, (setting, network.hosts, store, sizes), nprocs=sum(setting.ranks))
-        found = torch.load(f"{store}.found")
+    found = run_between_hosts(setting, control, measure, sizes)
     here, numbers = found["costs"]
     wire = Wire.of(numbers)
     cluster = Cluster(setting.ranks, here, wire)

@@ -198,7 +198,6 @@ def lines_of_strategies(printed: str) -> dict[str, list[float]]:
     return {name: [float(n) for n in rest.replace(",", "").split()] for name, rest in found}
 
 
-@pytest.mark.long
 def test_all_strategies_run_in_one_loop(fresh: Fresh) -> None:
     """The bytes show that each is what its name says. Six steps are no whole round of four."""
     counts = ["--steps", "6", "--period", "4", "--every", "2", "--pace", "1", "--slow", "2"]
