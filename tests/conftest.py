@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 # For `helpers` and the modules beside the tests. The repository's root stays off the
 # path: it holds the package's source without the compiled module.
@@ -55,6 +56,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Four processes test at a time: threads of theirs would spin for one another.
+    torch.set_num_threads(1)
     config.pluginmanager.register(Times(config.getoption("--keep-times")), "times")
     config.addinivalue_line("markers", "beyond_gloo(why): the stand-in backend gloo cannot do this")
     config.addinivalue_line(

@@ -99,7 +99,9 @@ class Starter:
         self.folder = folder
         self.started = 0
         self.context: ForkServerContext = multiprocessing.get_context("forkserver")
-        self.context.set_forkserver_preload(["__main__", "torch", "dreamcomm", "endurance.rank"])
+        self.context.set_forkserver_preload(
+            ["__main__", "torch", "torch._dynamo", "dreamcomm", "endurance.rank"]
+        )
 
     def start(self) -> Member:
         ours, theirs = self.context.Pipe()

@@ -188,7 +188,7 @@ class Outcome:
 
 def run_cell(cell: Cell, folder: str) -> Outcome:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "dreamcomm", "torch.nn.parallel"])
+    context.set_forkserver_preload(["torch", "dreamcomm", "torch._dynamo"])
     struck, released = context.Value("d", 0.0), context.Event()
     processes, ends = [], []
     for rank in range(cell.world):

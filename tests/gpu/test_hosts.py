@@ -46,8 +46,11 @@ def same_bits(tensor: torch.Tensor, expected: torch.Tensor) -> None:
 
 @pytest.mark.parametrize(
     ("hosts", "halves", "types"),
-    [(hosts, "float32", TYPES) for hosts in HOSTS]
-    + [(hosts, "16bit", (torch.float16, torch.bfloat16)) for hosts in HOSTS[1:3]],
+    [
+        *(pytest.param(one, "float32", TYPES, marks=pytest.mark.long) for one in HOSTS[:2]),
+        *((one, "float32", TYPES) for one in HOSTS[2:]),
+        *((one, "16bit", (torch.float16, torch.bfloat16)) for one in HOSTS[1:3]),
+    ],
     ids=lambda value: value if isinstance(value, str) else f"{len(value)} types",
 )
 def test_sums_have_the_bits_of_the_hosts_tensors(

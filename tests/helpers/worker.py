@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import importlib
 import importlib.util
 import os
 import pickle
@@ -27,6 +28,17 @@ from typing import Any
 TESTS = Path(__file__).resolve().parents[1]
 PR_SET_PDEATHSIG = 1
 
+# A rank's first optimizer imports torch._dynamo, which takes longer than most tests.
+IMPORTED_ONCE = (
+    "dreamcomm",
+    "dreamcomm.pipeline",
+    "dreamcomm.zero",
+    "torch._dynamo",
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
+)
+
 
 def main(descriptor: int) -> None:
     end_with_parent()
@@ -43,9 +55,8 @@ def end_with_parent() -> None:
 
 def fork_on_request(control: socket.socket) -> int | None:
     """Returns in each child, with its connection to the tests, and in the parent at the end."""
-
-    import dreamcomm  # noqa: F401
-
+    for module in IMPORTED_ONCE:
+        importlib.import_module(module)
     while True:
         message, files, _, _ = socket.recv_fds(control, 1 << 20, 2)
         if not message:

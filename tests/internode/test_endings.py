@@ -23,7 +23,7 @@ pytestmark = pytest.mark.beyond_gloo("gloo knows no hosts")
 PLACES = ["a,b", "a,a,b,b"]
 
 
-@pytest.mark.parametrize("hosts", PLACES)
+@pytest.mark.parametrize("hosts", [pytest.param("a,b", marks=pytest.mark.long), "a,a,b,b"])
 @pytest.mark.parametrize("name", ENDINGS)
 def test_nothing_is_left_in_the_process(
     fresh: Fresh, tmp_path: Any, name: str, hosts: str, soak: bool

@@ -52,6 +52,7 @@ def wait_for(path: Path, folder: Path, seconds: float) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.long
 def test_a_lost_host_is_done_without(network: Network, tmp_path: Path) -> None:
     launchers = [launch(network, host, tmp_path) for host in (0, 1)]
     try:

@@ -26,7 +26,11 @@ DAY = 86_400  # seconds
 
 
 @pytest.mark.parametrize(
-    ("delay", "loss"), [(1e-3, 0.0), (1e-4, 0.005)], ids=["a far host", "a lossy link"]
+    ("delay", "loss"),
+    [
+        pytest.param(1e-3, 0.0, id="a far host", marks=pytest.mark.long),
+        pytest.param(1e-4, 0.005, id="a lossy link"),
+    ],
 )
 def test_a_poor_link_changes_no_bit(
     fresh: Fresh, tmp_path: Path, delay: float, loss: float

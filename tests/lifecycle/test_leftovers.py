@@ -80,7 +80,7 @@ def keep_results(rank: int, backend: str, folder: str, world: int) -> list[Censu
 ENDINGS = {x.__name__: x for x in (succeed, raise_inside, time_out, abort, keep_results)}
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.long), 3])
 @pytest.mark.parametrize("name", ENDINGS)
 def test_nothing_is_left_in_the_process(
     fresh: Fresh, backend: str, tmp_path: Path, name: str, world: int

@@ -78,7 +78,7 @@ CELLS = [
 )
 def test_two_by_two_equals_one_process(pool: Pool, cell: tuple[str, str, str], soak: bool) -> None:
     name, schedule, how = cell
-    steps = 20 if soak else 6
+    steps = 20 if soak else 4
     ranks = pool.run(train, name, schedule, how, steps, 2, world=4)
     reference = OneProcess(name)
     losses, norms = reference.train(steps, ROWS, 4, shares=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +62,16 @@ def alone(_rank: int, *args: Any) -> tuple[Bits, Any]:
     return resume(*args)
 
 
-@pytest.mark.parametrize("kind", OPTIMIZERS)
-@pytest.mark.parametrize("model", MODELS)
+SHORT = [("gpt", "adamw"), ("odd", "adamw"), ("cnn", "sgd")]
+
+
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [
+        pytest.param(*cell, marks=[] if cell in SHORT else [pytest.mark.long])
+        for cell in itertools.product(MODELS, OPTIMIZERS)
+    ],
+)
 def test_a_checkpoint_goes_through_worlds_and_optimizers(
     pool: Pool, fresh: Fresh, tmp_path: Path, model: str, kind: str
 ) -> None:
@@ -145,7 +154,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("how", ["1", "wrapped 2"])
 @pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("model", ["odd", "cnn"])
+@pytest.mark.parametrize("model", ["odd", pytest.param("cnn", marks=pytest.mark.long)])
 def test_options_of_state_dicts(pool: Pool, model: str, options: str, how: str) -> None:
     for first in (False, True):
         found = pool.run(by_options, model, "adamw", how, OPTIONS[options], first)

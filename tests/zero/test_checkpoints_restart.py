@@ -50,6 +50,7 @@ def uninterrupted(how: str) -> list[float]:
     return train(*build("odd", "adamw", how), range(STEPS))
 
 
+@pytest.mark.long  # a killed rank of torchrun is replaced in training/, too
 @pytest.mark.parametrize("how", ["2"])
 def test_a_killed_rank_is_replaced(pool: Pool, tmp_path: Path, how: str) -> None:
     killed = run(tmp_path, 3, how)

@@ -139,7 +139,7 @@ def with_masters(stage: int, kind: str, steps: int) -> tuple[list[Tensor], list[
 
 
 @pytest.mark.parametrize("kind", ["SGD", "AdamW"])
-@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.long), 4])
 def test_masters_have_the_bits_of_every_stage(pool: Pool, kind: str, world: int) -> None:
     """Parameters are the masters rounded, and stay within a band of float32's."""
     one, two = (pool.run(with_masters, stage, kind, 20, world=world) for stage in (1, 2))
