@@ -351,7 +351,9 @@ def lose_in_turn(victims: list[int]) -> tuple[list[str], list[int]]:
         (3, [0], {1: [0, 2], 2: [1, 2]}, True),
         (4, [1, 1], {0: [0, 2], 3: [1, 2]}, True),
         (3, [2, 0], {1: [0, 1]}, True),
-        (3, [1], {0: [0, 2], 2: [1, 2]}, False),  # of more ranks, Gloo tells only some in time
+        (3, [1], {0: [0, 2], 2: [1, 2]}, False),
+        # Gloo tells the victim's neighbours, and their closed connections the fourth rank.
+        (4, [1], {0: [0, 3], 2: [1, 3], 3: [2, 3]}, False),
     ],
 )
 def test_after_a_rank_was_killed(

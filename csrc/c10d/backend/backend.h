@@ -6,6 +6,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
@@ -282,6 +283,8 @@ class DreamBackend final : public c10d::Backend {
   c10::intrusive_ptr<DreamOptions> options_for(
       const std::vector<int>& ranks, const c10::intrusive_ptr<c10d::Backend::Options>& given) const;
   void abort_for(const std::string& reason);
+  /// Closes torch's own backends, each when its calls have ended.
+  std::jthread close_fallback();
   void post_why_not_made(const std::string& reason);
   /// The communicator of a group on one host. Throws c10::ValueError for others; `what` opens it.
   Communicator& single_host(const char* what) const;

@@ -200,7 +200,11 @@ c10::intrusive_ptr<c10d::Backend> DreamBackend::shrink(
   shrinks_.grow(1);
   c10::intrusive_ptr<DreamBackend> made;
   without_gil([&] {
-    if (shrink_flags == kShrinkAbort) abort_for("shrink_group() was called with SHRINK_ABORT");
+    std::jthread closing;
+    if (shrink_flags == kShrinkAbort) {
+      abort_for("shrink_group() was called with SHRINK_ABORT");
+      closing = close_fallback();
+    }
     wait_for_calls();
     talk_through_store(site, [&] {
       try {
@@ -222,6 +226,18 @@ c10::intrusive_ptr<c10d::Backend> DreamBackend::shrink(
   });
   shrunk_.set(1);
   return made;
+}
+
+/// Gloo cannot abort. Its connections close with it, though, and so end the calls of ranks that
+/// wait for this one and share no connection with a rank that died. A thread closes it, as it ends
+/// its own calls first. This rank agrees with the others meanwhile.
+std::jthread DreamBackend::close_fallback() {
+  return std::jthread([inners = fallback_.close()]() mutable {
+    for (Fallback::Inner& inner : inners) {
+      inner->shutdown();
+      inner.reset();
+    }
+  });
 }
 
 /// Why a rank that had agreed to make a smaller group does not, if it died.
