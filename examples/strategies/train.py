@@ -54,7 +54,8 @@ class Run:
 
     Attributes:
         seconds: from the first rank's first step to the end of the last one.
-        steps: a server has none.
+        servers: the number of ranks that were servers, from 0 on.
+        steps: a server has none, and an asynchronous worker may have come when all were done.
         accuracies: of the models at the end.
         sent: bytes.
         waited: seconds in backward() and step() without work.
@@ -63,6 +64,7 @@ class Run:
 
     name: str
     seconds: float
+    servers: int
     steps: list[int]
     accuracies: list[float]
     sent: list[int]
@@ -117,7 +119,7 @@ def run(name: str, number: int, options: argparse.Namespace, data: tuple[Tensor,
     begins, ends, *lists = zip(*everyone, strict=True)
     first = min(begins[training.servers :])  # the ranks of a machine share the clock
     points = [Point(max(moment - first, 0), *score(copied, *data)) for moment, copied in copies]
-    return Run(name, max(ends) - first, *map(list, lists), points)
+    return Run(name, max(ends) - first, training.servers, *map(list, lists), points)
 
 
 def train_all(options: argparse.Namespace) -> list[Run]:
@@ -139,7 +141,7 @@ def table(runs: list[Run]) -> str:
     """A line for each run: the worst rank's accuracy, the most that a rank has sent and waited."""
     lines = ["strategy   steps  seconds  accuracy  bytes a step  of a server  waited s"]
     for one in runs:
-        steps, servers = max(one.steps), one.steps.count(0)
+        steps, servers = max(one.steps), one.servers
         sent = [max(part, default=0) / steps for part in (one.sent[servers:], one.sent[:servers])]
         lines.append(
             f"{one.name:9}  {steps:5}  {one.seconds:7.2f}  {min(one.accuracies):8.3f}  "

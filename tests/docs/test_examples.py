@@ -213,6 +213,17 @@ def test_all_strategies_run_in_one_loop(fresh: Fresh) -> None:
         assert (of_server > size) == (name in ("server", "async"))
 
 
+def test_a_worker_without_a_step_is_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It came when the others had made all steps, and sent nothing."""
+    monkeypatch.syspath_prepend(str(EXAMPLES / "strategies"))
+    train = runpy.run_path(str(EXAMPLES / "strategies" / "train.py"))
+    run = train["Run"]("async", 1.0, 1, [0, 12, 0], [0.5] * 3, [700, 1200, 0], [0.0] * 3, [])
+    ((steps, _, _, of_a_worker, of_a_server, _),) = lines_of_strategies(
+        train["table"]([run])
+    ).values()
+    assert (steps, of_a_worker, of_a_server) == (12, 100, pytest.approx(58, abs=1))
+
+
 @pytest.mark.long
 def test_all_strategies_learn(tmp_path: Path) -> None:
     """Under torchrun, with the number of steps that users get."""
