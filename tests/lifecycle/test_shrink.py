@@ -383,6 +383,33 @@ def test_after_a_rank_was_killed(
     assert shared_memory_files() <= files
 
 
+def be_interrupted_beside_a_call(folder: str) -> bool:
+    """Rank 0 has a call that Gloo cannot abort. The others stay until rank 0 has been told."""
+    told = Path(folder, "told")
+    dist.all_reduce(torch.ones(10))  # makes the connections whose end then ends the call
+    if dist.get_rank() == 0:
+        dist.all_reduce(torch.ones(10), async_op=True)
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            dist.shrink_group([2], shrink_flags=SHRINK_ABORT)
+        told.touch()
+    until = time.monotonic() + 20
+    while not told.exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    return told.exists()
+
+
+def test_an_interrupt_waits_for_no_call_of_gloo(fresh: Fresh, tmp_path: Path) -> None:
+    ranks = fresh.start(
+        be_interrupted_beside_a_call,
+        str(tmp_path),
+        world=3,
+        group_timeout=300,
+        options={"shared_memory": False},
+    )
+    assert [reply.value for reply in replies(ranks, timeout=60)] == [True] * 3
+
+
 def count_what_is_left(
     rank: int, backend: str, folder: str, world: int, dies: bool
 ) -> list[Census]:

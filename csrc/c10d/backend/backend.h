@@ -283,8 +283,8 @@ class DreamBackend final : public c10d::Backend {
   c10::intrusive_ptr<DreamOptions> options_for(
       const std::vector<int>& ranks, const c10::intrusive_ptr<c10d::Backend::Options>& given) const;
   void abort_for(const std::string& reason);
-  /// Closes torch's own backends, each when its calls have ended.
-  std::jthread close_fallback();
+  /// Closes torch's own backends in a thread, each when its calls have ended.
+  void close_fallback();
   void post_why_not_made(const std::string& reason);
   /// The communicator of a group on one host. Throws c10::ValueError for others; `what` opens it.
   Communicator& single_host(const char* what) const;
@@ -318,6 +318,7 @@ class DreamBackend final : public c10d::Backend {
   Gauge handling_;           // whether a signal handler runs inside a call of this group
   const Interrupt interrupt_;
   Fallback fallback_;
+  std::thread closing_;                     // close_fallback()'s; close() waits for it
   std::shared_ptr<GroupCommunicator> cpu_;  // null: everything goes to fallback_
   std::unique_ptr<DeviceCommunicator> devices_ = std::make_unique<NoDevices>();
   std::shared_ptr<Liveness> liveness_;     // null where cpu_ is

@@ -46,6 +46,7 @@ void DreamBackend::release_resources() {
     new auto(std::move(worker_));
     new auto(std::move(callback_threads_));
     new auto(fallback_.close());
+    new auto(std::move(closing_));
     return;
   }
   without_gil([this] {
@@ -236,6 +237,7 @@ void DreamBackend::close(bool alone) {
   }
   callback_threads_->stop();
   for (const Fallback::Inner& inner : fallback_.close()) inner->shutdown();
+  if (closing_.joinable()) closing_.join();
 }
 
 }  // namespace dreamcomm

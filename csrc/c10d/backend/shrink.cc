@@ -200,10 +200,9 @@ c10::intrusive_ptr<c10d::Backend> DreamBackend::shrink(
   shrinks_.grow(1);
   c10::intrusive_ptr<DreamBackend> made;
   without_gil([&] {
-    std::jthread closing;
     if (shrink_flags == kShrinkAbort) {
       abort_for("shrink_group() was called with SHRINK_ABORT");
-      closing = close_fallback();
+      close_fallback();
     }
     wait_for_calls();
     talk_through_store(site, [&] {
@@ -230,9 +229,10 @@ c10::intrusive_ptr<c10d::Backend> DreamBackend::shrink(
 
 /// Gloo cannot abort. Its connections close with it, though, and so end the calls of ranks that
 /// wait for this one and share no connection with a rank that died. A thread closes it, as it ends
-/// its own calls first. This rank agrees with the others meanwhile.
-std::jthread DreamBackend::close_fallback() {
-  return std::jthread([inners = fallback_.close()]() mutable {
+/// its own calls first. This rank agrees with the others meanwhile, and Ctrl-C ends that.
+void DreamBackend::close_fallback() {
+  if (closing_.joinable()) return;  // an earlier attempt has begun
+  closing_ = std::thread([inners = fallback_.close()]() mutable {
     for (Fallback::Inner& inner : inners) {
       inner->shutdown();
       inner.reset();
