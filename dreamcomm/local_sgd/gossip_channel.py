@@ -3,8 +3,8 @@
 INVARIANT (matching): messages of one peer arrive in the order in which it sent them. So the next
 piece of a peer is known: any other one means that the ranks have stepped differently.
 
-INVARIANT (no deadlock): a rank sends all pieces of a round before it waits for a piece of it, and
-never waits for a later round. So what the rank with the fewest steps waits for has been sent.
+INVARIANT (no deadlock): a rank sends a piece of a round before it waits for that piece of others,
+and never waits for a later one. So what the rank that is furthest behind waits for has been sent.
 
 INVARIANT (one cause): a rank that raises has told all others the first failure that it knows of.
 Messages keep their order, so a rank that sees another one leave the group has that word already. If
