@@ -138,6 +138,11 @@ class BucketEngine:
         self._taken_by = weakref.ref(optimizer), name
 
     @property
+    def all(self) -> list[TrainedParameter]:
+        """The parameters that are trained or frozen."""
+        return self._all
+
+    @property
     def sharded_by(self) -> str:
         """The name of the sharded optimizer that reduces the gradients; empty: none does."""
         return self._taken_by[1] if self._taken_by and self._sharded_optimizer() else ""

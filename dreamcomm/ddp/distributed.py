@@ -22,7 +22,7 @@ from dreamcomm._torch.ddp import (
 )
 from dreamcomm._torch.groups import given_group
 from dreamcomm.buckets.clip import clip_
-from dreamcomm.buckets.parameters import check_equal_models, check_group
+from dreamcomm.buckets.parameters import TrainedParameter, check_equal_models, check_group
 from dreamcomm.buckets.protocol import ClipPart
 from dreamcomm.ddp.checks import (
     check_module,
@@ -35,6 +35,7 @@ from dreamcomm.ddp.join import ReducerJoinHook
 from dreamcomm.ddp.logger import Logger
 from dreamcomm.ddp.report import Report
 from dreamcomm.ddp.settings import WHAT, caps_of, device_index, group_of, is_module
+from dreamcomm.ddp.watch import BufferWatch
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -165,10 +166,11 @@ class DistributedDataParallel(TorchDDP):
         self.bucket_bytes_cap_default = bucket_cap_mb is None and not bucket_cap_mb_list
         if check_reduction:
             warnings.warn(f"{WHAT}: check_reduction has no effect", FutureWarning, stacklevel=2)
-        self._reduce_factor, self._caps = factor, caps
+        self._reduce_factor, self._caps, self._init_sync = factor, caps, init_sync
         self.module = module
         if init_sync:
-            check_equal_models(self.process_group, parameters, WHAT)
+            buffers = self._compared_buffers() if self._init_sync_buffers else []
+            check_equal_models(self.process_group, parameters, WHAT, buffers)
         self._make_reducer()
         if init_sync:
             broadcast_module(
@@ -236,10 +238,8 @@ class DistributedDataParallel(TorchDDP):
 
     def _make_reducer(self) -> None:
         """The reducer of the module's parameters, and what torch's methods need beside it."""
-        left_out = self.parameters_to_ignore | set(self.declared_unused)
-        parameters = find_parameters(self.module, left_out)
-        check_module(self.module, parameters, WHAT)
-        self._module_parameters = [one.parameter for one in parameters]
+        _, parameters = found = self._find()
+        check_module(*found, WHAT)
         self._assign_modules_buffers()
         self.reducer = Reducer(
             parameters,
@@ -250,6 +250,12 @@ class DistributedDataParallel(TorchDDP):
             # On a GPU the exchange would have the host wait for the device.
             finds_unused=self.device_type == "cpu" or self.find_unused_parameters,
         )
+        me = weakref.ref(self)
+        self.reducer.follow(self, lambda: _found_by(me), WHAT, checks=self._init_sync)
+        self.reducer.on_made(self._note_parameters)
+        self._note_parameters()
+        agreed = self._compared_buffers() if self._init_sync and self._init_sync_buffers else []
+        self._buffer_watch = BufferWatch(self.process_group, WHAT, agreed)
         self.logger = Logger(
             {
                 "module_name": type(self.module).__name__,
@@ -274,6 +280,23 @@ class DistributedDataParallel(TorchDDP):
             if named[name].requires_grad:
                 refuse = _declared_unused(weakref.ref(self), name, rank)
                 named[name].register_post_accumulate_grad_hook(refuse)  # type: ignore[no-untyped-call]
+
+    def _find(self) -> tuple[nn.Module, list[TrainedParameter]]:
+        """The module that is trained now, and its parameters."""
+        left_out = self.parameters_to_ignore | set(self.declared_unused)
+        return self.module, find_parameters(self.module, left_out)
+
+    def _note_parameters(self) -> None:
+        self._module_parameters = [one.parameter for one in self.reducer.all]
+
+    def _compared_buffers(self) -> list[tuple[str, Tensor]]:
+        """Those that get rank 0's values."""
+        named = self.module.named_buffers()
+        return [(name, one) for name, one in named if name not in self.parameters_to_ignore]
+
+    def _sync_module_buffers(self, authoritative_rank: int) -> None:
+        self._buffer_watch.check(list(self.named_module_buffers.items()))
+        super()._sync_module_buffers(authoritative_rank)
 
     # Forward and backward.
 
@@ -396,7 +419,7 @@ class DistributedDataParallel(TorchDDP):
     def __getstate__(self) -> dict[str, Any]:
         self._check_default_group()
         state = copy.copy(self.__dict__)
-        for name in ("process_group", "reducer", "logger"):
+        for name in ("process_group", "reducer", "logger", "_buffer_watch"):
             del state[name]
         return state
 
@@ -406,6 +429,14 @@ class DistributedDataParallel(TorchDDP):
         self._make_reducer()
         for hook, kept in self._comm_hooks:
             self.reducer.register_hook(kept, hook)
+
+
+def _found_by(
+    wrapper: weakref.ref[DistributedDataParallel],
+) -> tuple[nn.Module, list[TrainedParameter]]:
+    found = wrapper()
+    assert found is not None  # it calls this itself
+    return found._find()
 
 
 def _declared_unused(

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.futures import Future
 
-from dreamcomm._torch.ddp import unseen_by_dynamo
+from dreamcomm._torch.ddp import broadcast_tensors, unseen_by_dynamo
 from dreamcomm.buckets.engine import BucketEngine, Caps
 from dreamcomm.buckets.group_memory import group_memory
-from dreamcomm.buckets.parameters import TrainedParameter
+from dreamcomm.buckets.parameters import TrainedParameter, check_equal_models, check_group
+from dreamcomm.ddp.checks import check_module
 from dreamcomm.ddp.mixed_gradients import refuse_steps
+from dreamcomm.ddp.watch import ModuleWatch
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
@@ -51,6 +53,8 @@ class Reducer(BucketEngine):
     ) -> None:
         self._hook: tuple[object, Callable[..., Any]] | None = None
         self._refusal: RemovableHandle | None = None
+        self._root: Callable[[], nn.Module | None] = lambda: None
+        self._outdated = False  # a change was seen, and not taken in yet
         super().__init__(
             parameters,
             group,
@@ -59,6 +63,66 @@ class Reducer(BucketEngine):
             static_graph=static_graph,
             finds_unused=finds_unused,
         )
+
+    # Changes of the module.
+
+    def follow(
+        self,
+        root: nn.Module,
+        find: Callable[[], tuple[nn.Module, list[TrainedParameter]]],
+        what: str,
+        *,
+        checks: bool,
+    ) -> None:
+        """Has later forward passes take in parameters that a module gets, or that change.
+
+        Args:
+            root: the module, and what may hold others; only its life is not prolonged.
+            find: gives the module that is trained now, and its parameters.
+            what: trains it, for errors.
+            checks: ranks compare the parameters, and take rank 0's values of those that are new.
+        """
+        self._root, self._find, self._what, self._checks = weakref.ref(root), find, what, checks
+        self._watch = ModuleWatch(root)
+
+    def _follow_changes(self) -> None:
+        """Takes in what has changed on all ranks. Collective then.
+
+        A rank that changes its module alone makes calls that the others do not: an error.
+
+        Raises:
+            RuntimeError: a sharded optimizer has the parameters as they were.
+            ValueError: the ranks' modules differ now.
+        """
+        root = self._root()
+        if root is None:
+            return
+        self._outdated = self._watch.has_changed(root) or self._outdated
+        if not self._outdated and self.compiled.as_planned:
+            return
+        module, parameters = self._find()
+        if parameters != self._all or not self.compiled.as_planned:
+            self._take_in(module, parameters)
+        self._outdated = False
+
+    def _take_in(self, module: nn.Module, parameters: list[TrainedParameter]) -> None:
+        if self.sharded_by:
+            raise RuntimeError(
+                f"{self._what} on rank {dist.get_rank(self.group)}: the module has got other "
+                f"parameters, or parameters of another dtype or shape, since {self.sharded_by} was "
+                "made, which steps the ones before; make the optimizer anew, after the last change"
+            )
+        check_module(module, parameters, self._what)
+        check_group(self.group, parameters, self._what)
+        if self._checks:
+            check_equal_models(self.group, parameters, self._what)
+            known = {id(one.parameter) for one in self._all}
+            new = [one.parameter for one in parameters if id(one.parameter) not in known]
+            broadcast_tensors(new, self.group)
+        self.compiled.recover()
+        self.compiled.detach()
+        self._all = parameters
+        self._make()
 
     def _make(self) -> None:
         super()._make()
@@ -117,7 +181,12 @@ class Reducer(BucketEngine):
             if self._refusal is not None and not self._mixed():
                 self._refusal.remove()
                 self._refusal = None
+            self._follow_changes()
             self.remake_if_thawed()
+
+    def reduce_now(self) -> None:
+        self._follow_changes()
+        super().reduce_now()
 
     @unseen_by_dynamo
     def prepare_for_backward(self, outputs: Sequence[Tensor] | Tensor) -> None:

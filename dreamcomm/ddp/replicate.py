@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -15,7 +16,7 @@ from dreamcomm._torch.ddp import broadcast_buffers_, broadcast_module, find_tens
 from dreamcomm._torch.groups import given_group
 from dreamcomm.buckets.clip import clip_
 from dreamcomm.buckets.engine import Caps
-from dreamcomm.buckets.parameters import check_equal_models, check_group
+from dreamcomm.buckets.parameters import TrainedParameter, check_equal_models, check_group
 from dreamcomm.buckets.protocol import ClipPart
 from dreamcomm.ddp.checks import (
     check_module,
@@ -24,6 +25,7 @@ from dreamcomm.ddp.checks import (
 )
 from dreamcomm.ddp.engine import Reducer
 from dreamcomm.ddp.report import Report
+from dreamcomm.ddp.watch import BufferWatch
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -143,7 +145,7 @@ def replicate(
     parameters = find_parameters(module, ())
     check_module(module, parameters, WHAT)
     check_group(group, parameters, WHAT)
-    check_equal_models(group, parameters, WHAT)
+    check_equal_models(group, parameters, WHAT, list(module.named_buffers()))
     caps = Caps(int(bucket_cap_mb * MIB) or 1, MIB)
     reducer = Reducer(
         parameters,
@@ -154,11 +156,14 @@ def replicate(
         finds_unused=parameters[0].parameter.device.type == "cpu" or find_unused_parameters,
     )
     broadcast_module(module, group, set(), buffers=True)
+    me = weakref.ref(module)
+    reducer.follow(module, lambda: _found_in(me), WHAT, checks=True)
+    watch = BufferWatch(group, WHAT, module.named_buffers())
     own = type(module)
     module.__class__ = type(f"Replicated{own.__name__}", (ReplicatedModule, own), {})
     cast(Any, module)._replicate_reducer = reducer
     cast(Any, module)._replicate_hooks = (
-        module.register_forward_pre_hook(_before_forward(forward_sync_buffers)),
+        module.register_forward_pre_hook(_before_forward(watch if forward_sync_buffers else None)),
         module.register_forward_hook(_after_forward),
     )
     return module
@@ -169,14 +174,23 @@ def _blank(kind: type[nn.Module]) -> nn.Module:
     return kind.__new__(kind)
 
 
-def _before_forward(sync_buffers: bool) -> Any:
+def _found_in(module: weakref.ref[M]) -> tuple[nn.Module, list[TrainedParameter]]:
+    found = module()
+    assert found is not None  # its forward pass calls this
+    return found, find_parameters(found, ())
+
+
+def _before_forward(watch: BufferWatch | None) -> Any:
+    """``watch``: of the buffers that get rank 0's values; None: they do not."""
+
     def before(module: nn.Module, _: Any) -> None:
         reducer = cast(Reducer, module._replicate_reducer)
         if torch.is_grad_enabled() and reducer.sync:
             reducer.prepare_for_forward()
-        buffers = list(module.buffers())
-        if sync_buffers and buffers and reducer.sync:
-            broadcast_buffers_(buffers, reducer.group)
+        buffers = list(module.named_buffers())
+        if watch is not None and buffers and reducer.sync:
+            watch.check(buffers)
+            broadcast_buffers_([one for _, one in buffers], reducer.group)
 
     return before
 

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "c10d/gradients/shard.h"
 
@@ -24,6 +25,14 @@ struct Gradient {
   std::size_t bucket = 0;
   int expected = 0;  // how often autograd makes it in a pass, as the first pass has shown
   int made = 0;      // how often it has in this one
+
+  // When the pass began: the gradient that was there, and the parameter's version.
+  c10::weak_intrusive_ptr<c10::TensorImpl> before{c10::intrusive_ptr<c10::TensorImpl>()};
+  std::uint32_t parameter_version = 0;
+  // What the buckets were planned for.
+  at::ScalarType type = at::kFloat;
+  std::vector<std::int64_t> sizes;
+  std::vector<std::int64_t> strides;
 
   bool mixed = false;    // a part of it was reduced, and a later one was not
   bool touched = false;  // autograd has added to it since it was reduced last
@@ -66,6 +75,23 @@ struct Gradient {
   bool is_unchanged() const {
     return parameter.grad().defined() ? is_as_reduced() : reduced._unsafe_get_target() == nullptr;
   }
+  /// Notes what is there when a pass begins.
+  void mark_begun() {
+    made = 0;
+    before = c10::weak_intrusive_ptr<c10::TensorImpl>(parameter.grad().getIntrusivePtr());
+    parameter_version = parameter._version();
+  }
+  void forget_before() {
+    before = c10::weak_intrusive_ptr<c10::TensorImpl>(c10::intrusive_ptr<c10::TensorImpl>());
+  }
+  /// Brings a gradient that the pass has begun into memory of its own, if other tensors have its
+  /// memory, too. `arrived`: what autograd has made it of, which ends with the call.
+  /// Returns the bytes that it has copied.
+  std::size_t set_apart(const at::Tensor& arrived);
+  /// Notes what the parameter is now, for is_as_planned().
+  void mark_planned();
+  /// Whether the parameter still has the node with the hook, and its type, shape and strides.
+  bool is_as_planned() const;
   /// Notices that what this rank has added up was discarded since: by None, by zeros, or by another
   /// tensor. What a shard holds of it counts no more then.
   void notice_cleared();

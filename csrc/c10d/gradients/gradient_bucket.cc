@@ -9,18 +9,26 @@
 #include <cstring>
 #include <utility>
 
+#include "c10d/gradients/ownership.h"
 #include "c10d/process/process_heap.h"
 
 namespace dreamcomm {
 namespace {
 
 /// Another tensor on the flat tensor's memory, in the order in which the parameter has its
-/// elements. No view of autograd: it has a version of its own, and may be detached.
+/// elements. No view of autograd: it has a version of its own, and may be detached. Made without
+/// torch's dispatch, which takes longer than to reduce a small gradient.
 at::Tensor alias(const at::Tensor& flat, std::int64_t offset, const at::Tensor& like) {
-  at::Tensor made = at::empty({0}, flat.options());
-  const bool keeps = like.is_non_overlapping_and_dense();
-  made.set_(flat.storage(), flat.storage_offset() + offset, like.sizes(),
-            keeps ? like.strides() : c10::IntArrayRef());
+  at::Tensor made = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(flat.storage()),
+                                                             flat.key_set(), flat.dtype());
+  c10::TensorImpl& impl = *made.unsafeGetTensorImpl();
+  const std::int64_t begin = flat.storage_offset() + offset;
+  if (like.is_non_overlapping_and_dense()) {
+    impl.set_sizes_and_strides(like.sizes(), like.strides(), begin);
+  } else {
+    impl.set_sizes_contiguous(like.sizes());
+    impl.set_storage_offset(begin);
+  }
   return made;
 }
 
@@ -84,17 +92,53 @@ void GradientBucket::lay_out(const Gradients& gradients, const BucketRule& rule)
   }
   const at::Tensor& first = gradients[members_.front()].parameter;
   flat_ = allocate(rule, size, plain_options(first));
-  for (std::size_t i = 0; i < members_.size(); ++i) {
-    if (slots_[i].offset < 0) continue;
-    slots_[i].view = alias(flat_, slots_[i].offset, gradients[members_[i]].parameter);
-  }
   laid_out_ = true;
   laid_out_for_ = rule.hook.get();
+}
+
+bool GradientBucket::lies_in_slot(const at::Tensor& gradient, const Slot& slot,
+                                  const at::Tensor& parameter) const {
+  if (!shares_storage(gradient, flat_) ||
+      gradient.storage_offset() != flat_.storage_offset() + slot.offset) {
+    return false;
+  }
+  return parameter.is_non_overlapping_and_dense() ? gradient.strides() == parameter.strides()
+                                                  : gradient.is_contiguous();
+}
+
+/// Before gradients are written to the flat tensor from elsewhere.
+void GradientBucket::renew_if_kept(const Gradients& gradients, const BucketRule& rule) {
+  if (flat_.numel() == 0) return;
+  std::size_t users = 0;
+  bool writes = false;
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    if (slots_[i].offset < 0) continue;
+    const at::Tensor& now = gradients[members_[i]].parameter.grad();
+    if (shares_storage(now, flat_)) ++users;
+    if (!lies_in_slot(now, slots_[i], gradients[members_[i]].parameter)) writes = true;
+  }
+  if (!writes || owns_memory(flat_, users)) return;
+  flat_ = allocate(rule, flat_.numel(), flat_.options());
 }
 
 void GradientBucket::copy(const at::Tensor& to, const at::Tensor& from) {
   copy_into_place(to, from);
   copied_ += to.nbytes();
+}
+
+void GradientBucket::contribute_to_flat(Gradient& gradient, Slot& slot, bool zeros) {
+  at::Tensor& now = gradient.tensor();
+  const bool stands_in = zeros || !gradient.touched;
+  const bool in_place = lies_in_slot(now, slot, gradient.parameter);
+  at::Tensor view = in_place ? now : alias(flat_, slot.offset, gradient.parameter);
+  if (stands_in && in_place) slot.kept = now.clone();
+  if (zeros || !now.defined()) {
+    view.zero_();
+  } else {
+    if (!in_place) copy(view, now);
+    if (!stands_in) now = view;
+  }
+  if (stands_in) slot.stand_in = std::move(view);
 }
 
 at::Tensor GradientBucket::contribution(Gradient& gradient, Slot& slot, const BucketRule& rule,
@@ -104,15 +148,7 @@ at::Tensor GradientBucket::contribution(Gradient& gradient, Slot& slot, const Bu
   slot.stand_in = at::Tensor();
   slot.kept = at::Tensor();
   if (slot.offset >= 0) {
-    if (stands_in) slot.stand_in = slot.view;
-    const bool in_place = now.defined() && same_place(now, slot.view);
-    if (stands_in && in_place) slot.kept = now.clone();
-    if (zeros || !now.defined()) {
-      slot.view.zero_();
-    } else {
-      if (!in_place) copy(slot.view, now);
-      if (!stands_in) now = slot.view;
-    }
+    contribute_to_flat(gradient, slot, zeros);
     return {};
   }
   if (!stands_in && now.is_non_overlapping_and_dense() && is_in_heap(now)) {
@@ -146,6 +182,7 @@ void GradientBucket::launch(Gradients& gradients, const BucketRule& rule, std::s
     parts_.push_back(takes_part ? only.tensor() : no_rows(only.parameter));
   } else {
     lay_out(gradients, rule);
+    renew_if_kept(gradients, rule);
     if (flat_.numel() > 0) parts_.push_back(flat_);
     for (std::size_t i = 0; i < members_.size(); ++i) {
       at::Tensor own = contribution(gradients[members_[i]], slots_[i], rule, zeros);
@@ -174,6 +211,7 @@ void GradientBucket::start(const Gradients& gradients, const BucketRule& rule, s
     future_ = rule.hook->runHook(bucket);
     return;
   }
+  if (parts_.empty()) return;  // all members are empty, on all ranks
   const bool average = rule.averages && rule.factor == 0 && rule.divisor == 0 && !sparse_;
   const c10d::ReduceOp op = average ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM;
   if (parts_.size() == 1) {
@@ -210,8 +248,7 @@ void GradientBucket::settle(Gradients& gradients, const BucketRule& rule,
     future->wait();
     const at::Tensor result = rule.hook->parseHookResult(future->value());
     if (!same_place(result.view({-1}), flat_)) flat_.copy_(result.view({-1}));
-  } else {
-    const auto work = std::exchange(work_, nullptr);
+  } else if (const auto work = std::exchange(work_, nullptr)) {
     work->wait();
     if (sparse_) parts_ = work->result();
     scale(rule);
@@ -222,7 +259,7 @@ void GradientBucket::settle(Gradients& gradients, const BucketRule& rule,
     const at::Tensor stand_in = std::exchange(slot.stand_in, at::Tensor());
     const at::Tensor kept = std::exchange(slot.kept, at::Tensor());
     if (!touched[members_[i]]) {
-      if (kept.defined()) slot.view.copy_(kept);
+      if (kept.defined()) stand_in.copy_(kept);
       continue;
     }
     if (sparse_) gradient.tensor() = parts_.front();
@@ -243,6 +280,11 @@ void GradientBucket::drop() {
   future_ = nullptr;
   pass_ = nullptr;
   parts_.clear();
+  const at::NoGradGuard no_grad;
+  for (Slot& slot : slots_) {
+    if (slot.kept.defined()) slot.stand_in.copy_(slot.kept);
+    slot.stand_in = slot.kept = at::Tensor();
+  }
 }
 
 }  // namespace dreamcomm

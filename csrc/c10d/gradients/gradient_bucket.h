@@ -1,6 +1,10 @@
 // A bucket: gradients that one collective reduces. Large ones are reduced where they are, in the
-// heap; small ones, and all of a communication hook's, in one flat tensor, which they become views
-// of.
+// heap; small ones, and all of a communication hook's, in one flat tensor, whose memory they then
+// have.
+//
+// INVARIANT: a pass writes to the flat tensor's memory only where the members' gradients lie that
+// it reduces. Gradients of earlier passes that somebody has kept stay as they are, as the flat
+// tensor gets other memory when it has more users than itself and gradients (renew_if_kept).
 #pragma once
 
 #include <cstddef>
@@ -82,11 +86,14 @@ class GradientBucket {
  private:
   struct Slot {
     std::int64_t offset = -1;  // in the flat tensor; -1: reduced where it is
-    at::Tensor view;           // of the flat tensor
     at::Tensor stand_in;       // takes part in place of the gradient, which is not touched
     at::Tensor kept;           // the gradient's content, where the stand-in has its memory
   };
 
+  void renew_if_kept(const Gradients& gradients, const BucketRule& rule);
+  bool lies_in_slot(const at::Tensor& gradient, const Slot& slot,
+                    const at::Tensor& parameter) const;
+  void contribute_to_flat(Gradient& gradient, Slot& slot, bool zeros);
   at::Tensor contribution(Gradient& gradient, Slot& slot, const BucketRule& rule, bool zeros);
   void start(const Gradients& gradients, const BucketRule& rule, std::size_t index,
              std::size_t count);

@@ -41,6 +41,17 @@ void require_used(const std::string& who, const Gradient& gradient, bool used) {
               "which ranks tell each other so, or its name as one of unused=");
 }
 
+void require_unstepped(const std::string& who, const Gradient& gradient,
+                       const at::Tensor& arrived) {
+  const bool is_taken = arrived.defined() && !gradient.parameter.grad().defined();
+  if (!is_taken && gradient.parameter._version() == gradient.parameter_version) return;
+  TORCH_CHECK(false, who, ": ",
+              is_taken ? "a hook has taken the gradient of parameter '" : "parameter '",
+              gradient.name, is_taken ? "' away" : "' was changed",
+              " within a backward pass, before its gradient was reduced: each rank would be stepped "
+              "with its own gradient. Step the optimizer after backward(), not in a hook");
+}
+
 void require_static(const std::string& who, const Gradient& gradient, bool now, bool at_first) {
   TORCH_CHECK(now == at_first, who, ": parameter '", gradient.name,
               now ? "' got a gradient, but none" : "' got no gradient, but one",

@@ -16,6 +16,9 @@ void require_layout(const std::string& who, const Gradient& gradient);
 void require_once(const std::string& who, const Gradient& gradient);
 /// Without an exchange of which gradients there are, each rank has to have all.
 void require_used(const std::string& who, const Gradient& gradient, bool used);
+/// Nothing steps a parameter, or takes its gradient away, in a pass before it is reduced: each rank
+/// would use its own gradient. `arrived`: what autograd has just made the gradient of, if any.
+void require_unstepped(const std::string& who, const Gradient& gradient, const at::Tensor& arrived);
 /// A static graph uses the parameters of its first pass.
 void require_static(const std::string& who, const Gradient& gradient, bool now, bool at_first);
 

@@ -25,8 +25,8 @@ class GradientHook final : public torch::autograd::FunctionPostHook {
  public:
   GradientHook(std::weak_ptr<GradientReducer> reducer, std::size_t index)
       : reducer_(std::move(reducer)), index_(index) {}
-  variable_list operator()(const variable_list& outputs, const variable_list&) override {
-    if (const auto reducer = reducer_.lock()) reducer->on_gradient(index_);
+  variable_list operator()(const variable_list& outputs, const variable_list& inputs) override {
+    if (const auto reducer = reducer_.lock()) reducer->on_gradient(index_, inputs[0]);
     return outputs;
   }
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const override {

@@ -1,5 +1,7 @@
 #include "c10d/gradients/gradient_reducer.h"
 
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/clone.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
@@ -7,6 +9,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "c10d/gradients/gradient_checks.h"
@@ -56,6 +59,7 @@ void GradientReducer::attach() {
   for (std::size_t i = 0; i < gradients_.size(); ++i) {
     gradients_[i].hook = gradients_[i].accumulator->add_post_hook(
         std::make_unique<GradientHook>(weak_from_this(), i));
+    gradients_[i].mark_planned();
   }
 }
 
@@ -153,6 +157,13 @@ void GradientReducer::await_backward(const std::vector<at::Tensor>& outputs) {
   }
 }
 
+bool GradientReducer::is_as_planned() const {
+  const Lock lock(mutex_);
+  return std::all_of(gradients_.begin(), gradients_.end(), [](const Gradient& one) {
+    return !one.accumulator || one.is_as_planned();
+  });
+}
+
 void GradientReducer::recover() {
   const Lock lock(mutex_);
   if (!active_) return;
@@ -185,9 +196,10 @@ void GradientReducer::begin() {
   began_ = steady_clock::now();
   order_.clear();
   mixes_ = false;
+  set_apart_ = 0;
   for (GradientBucket& bucket : buckets_) bucket.pending = bucket.members().size();
   for (Gradient& gradient : gradients_) {
-    gradient.made = 0;
+    gradient.mark_begun();
     gradient.stale = must_be_fresh() && gradient.is_reduced() && !is_zero(gradient.tensor());
   }
   set_heap_births(births_);
@@ -196,10 +208,13 @@ void GradientReducer::begin() {
   });
 }
 
-void GradientReducer::on_gradient(std::size_t index) {
+void GradientReducer::on_gradient(std::size_t index, const at::Tensor& arrived) {
   const Lock lock(mutex_);
-  if (!active_) begin();
   Gradient& gradient = gradients_[index];
+  if (!active_) {
+    begin();
+    gradient.forget_before();  // autograd may have made it already
+  }
   if (gradient.stale && gradient.is_reduced()) {
     require_average(who_, gradient, rule_.factor);
     gradient.mixed = mixes_ = true;
@@ -207,6 +222,9 @@ void GradientReducer::on_gradient(std::size_t index) {
   require_layout(who_, gradient);
   gradient.touched = true;
   gradient.made += 1;
+  if (synced_) require_unstepped(who_, gradient, arrived);
+  const std::size_t copied = gradient.set_apart(arrived);
+  if (rule_.own_bytes > 0 && copied >= rule_.own_bytes) set_apart_ += copied;
   if (rule_.sharded) note_early(gradient);
   if (rule_.sharded) gradient.mark_seen();
   if (!synced_) return;
@@ -248,6 +266,7 @@ void GradientReducer::finish() {
     return;
   }
   report_.backward_seconds = seconds_since(began_);
+  require_unstepped_all();
   while (next_ < buckets_.size()) launch_next();
   settle_all(true);
   if (rule_.heaps && !learned_) reduce_rest();  // on all ranks, also without gradients here
@@ -266,7 +285,8 @@ void GradientReducer::settle_all(bool keep) {
     for (const GradientBucket& bucket : buckets_) bucket.await_hook();
     std::vector<bool> touched = exchange_touched(/*of_zeros=*/!keep);
     if (!keep) touched.assign(touched.size(), false);
-    report_.bytes = report_.copied = 0;
+    report_.bytes = 0;
+    report_.copied = std::exchange(set_apart_, 0);
     for (GradientBucket& bucket : buckets_) {
       bucket.settle(gradients_, rule_, touched);
       report_.bytes += bucket.bytes();
@@ -299,6 +319,16 @@ std::vector<bool> GradientReducer::exchange_touched(bool of_zeros) {
   return static_touched_;
 }
 
+/// An optimizer may have stepped parameters whose gradients this pass does not make.
+void GradientReducer::require_unstepped_all() {
+  try {
+    for (const Gradient& gradient : gradients_) require_unstepped(who_, gradient, {});
+  } catch (...) {
+    for (GradientBucket& bucket : buckets_) bucket.drop();
+    throw;
+  }
+}
+
 /// After the first pass that reduced: buckets in the order in which backward makes gradients.
 void GradientReducer::learn() {
   const auto orders = orders_of_all(rule_.group, device(), order_, gradients_.size());
@@ -329,6 +359,7 @@ void GradientReducer::reduce_now() {
               ": reduce_gradients() was called while a backward pass of the same "
               "module is under way; call it after backward()");
   touch_all();
+  set_apart_large();
   next_ = 0;
   while (next_ < buckets_.size()) launch_next();
   settle_all(true);
@@ -349,6 +380,20 @@ void GradientReducer::touch_all() {
     const bool given = gradient.parameter.grad().defined() && !old;
     gradient.touched = gradient.touched || given;
     require_layout(who_, gradient);
+  }
+}
+
+/// Gradients that are given by hand may be one memory, which would be reduced once for each.
+void GradientReducer::set_apart_large() {
+  const at::NoGradGuard no_grad;
+  std::set<const void*> taken;
+  for (Gradient& gradient : gradients_) {
+    const at::Tensor& now = gradient.parameter.grad();
+    const bool is_large = rule_.own_bytes > 0 && gradient.parameter.nbytes() >= rule_.own_bytes;
+    if (!is_large || !now.defined() || !now.has_storage()) continue;
+    if (taken.insert(now.const_data_ptr()).second) continue;
+    gradient.tensor() = now.clone();
+    set_apart_ += now.nbytes();
   }
 }
 

@@ -95,6 +95,9 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
 
   /// A pass through these outputs begins when it reaches one of them.
   void await_backward(const std::vector<at::Tensor>& outputs);
+  /// Whether all parameters are what the buckets were planned for: else hooks and buckets are made
+  /// anew.
+  bool is_as_planned() const;
   /// Forgets a pass that an error ended.
   void recover();
   /// Outside of a pass: reduces what has accumulated.
@@ -109,7 +112,8 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
 
   // Called by hooks.
   void on_output();
-  void on_gradient(std::size_t index);
+  /// `arrived`: what autograd has made the gradient of.
+  void on_gradient(std::size_t index, const at::Tensor& arrived);
   void before_gradient(std::size_t index);
 
  private:
@@ -124,6 +128,8 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   std::vector<bool> exchange_touched(bool of_zeros);
   void learn();
   void touch_all();
+  void set_apart_large();
+  void require_unstepped_all();
   void reduce_rest();
   void tell_mixed();
   /// Whether a pass may not add to what is reduced without notice.
@@ -166,6 +172,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   bool synced_ = false;               // and reduces
   std::size_t next_ = 0;              // the bucket to start next
   std::vector<std::int64_t> order_;   // of the gradients that this pass has made
+  std::uint64_t set_apart_ = 0;       // bytes of large gradients that this pass has copied so
   bool mixes_ = false;                // this pass adds to gradients that were reduced already
   std::chrono::steady_clock::time_point began_;
   PassReport report_;

@@ -40,6 +40,7 @@ std::vector<at::Tensor> GradientBucket::place(Gradients& gradients, const Bucket
   const at::NoGradGuard no_grad;
   copied_ = 0;
   lay_out(gradients, rule);
+  renew_if_kept(gradients, rule);
   std::vector<at::Tensor> placed(members_.size());
   for (std::size_t i = 0; i < members_.size(); ++i) {
     Gradient& gradient = gradients[members_[i]];

@@ -19,6 +19,7 @@
 #include "c10d/base/convert.h"
 #include "c10d/gradients/entry.h"
 #include "c10d/gradients/gradient_reducer.h"
+#include "c10d/gradients/ownership.h"
 #include "c10d/gradients/rank_exchange.h"
 #include "kernels/bucket.h"
 #include "kernels/inspector.h"
@@ -127,6 +128,9 @@ void bind_gradients(pybind11::module_& m) {
   using Released = py::call_guard<py::gil_scoped_release>;
   m.def("block_squares", &block_squares, py::arg("flat"), py::arg("low"), py::arg("high"),
         Released());
+  m.def(
+      "owns_memory", [](const at::Tensor& tensor) { return owns_memory(tensor); },
+      py::arg("tensor"));
   m.def("add_in_order", &add_in_order, py::arg("numbers"));
   py::class_<GraphEntry>(m, "EntryNode", "Where received tensors enter an autograd graph.")
       .def_property_readonly("node",
@@ -158,6 +162,8 @@ void bind_gradients(pybind11::module_& m) {
       .def("set_group", &GradientReducer::set_group, py::arg("group"), py::arg("averages"),
            py::arg("own_bytes"), Released())
       .def("await_backward", &GradientReducer::await_backward, py::arg("outputs"), Released())
+      .def_property_readonly("as_planned",
+                             py::cpp_function(&GradientReducer::is_as_planned, Released()))
       .def("recover", &GradientReducer::recover, Released())
       .def("reduce_now", &GradientReducer::reduce_now, Released())
       .def("reduce_zeros", &GradientReducer::reduce_zeros, Released())

@@ -96,11 +96,6 @@ class Pending:
         """True if :meth:`backward_weight` has nothing to do."""
         return not self._parts
 
-    @property
-    def gradients(self) -> list[Tensor | None]:
-        """The gradients that are kept for it."""
-        return [one for part in self._parts for join in part.joins for one in join.gradients]
-
     def backward_weight(self) -> None:
         """Adds the gradients of the parameters, and frees what was kept for it step by step.
 

@@ -1,18 +1,17 @@
-"""Keeps new gradients of parameters apart from gradients that are still used.
+"""Keeps new gradients of parameters apart from tensors that are still used.
 
-Autograd may make a gradient of a parameter of the memory of one that flows on: of ``x + self.bias``
-both may be the same tensor, or one a view of the other. In one process that is harmless, because
-the other is not used again. In a pipeline it may be on its way to another stage, or wait for the
-second part of a split backward pass, while the next micro-batch adds to the parameter's gradient in
-place.
+Autograd may make a gradient of a parameter of memory that another tensor has, too: of
+``x + self.bias`` both gradients may be the same tensor, or one a view of the other. In one process
+that is mostly harmless, because the other is not used again. In a pipeline it may be on its way to
+another stage, or wait for the second part of a split backward pass, while the next micro-batch adds
+to the parameter's gradient in place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 __all__ = ["FreshGradients"]
 
@@ -27,33 +26,19 @@ class FreshGradients:
         """Begins a step. Later additions to gradients that are there use memory of their own."""
         self._without = [one for one in parameters if one.grad is None]
 
-    def memory_of(self, gradients: Iterable[Tensor | None]) -> set[int]:
-        """Where these gradients lie; nothing once all parameters have gradients of their own.
+    def set_apart(self) -> None:
+        """Copies the gradients that a backward pass has made of memory that others have.
 
-        It keeps none of them. Memory that is freed meanwhile costs at most a copy.
-        """
-        if not self._without:
-            return set()
-        return {_memory(one) for one in gradients if one is not None} - {0}
-
-    def set_apart(self, used: set[int]) -> None:
-        """Copies the gradients that a backward pass has made of memory that is still used.
-
-        Args:
-            used: where gradients lie that were in the pass, and are read or sent later.
+        Tensors that are read or sent later have to live when this is called.
         """
         if not self._without:
             return
+        from dreamcomm import _C
+
         left = []
         for parameter in self._without:
             if parameter.grad is None:
                 left.append(parameter)
-            elif _memory(parameter.grad) in used:
+            elif not _C.owns_memory(parameter.grad):
                 parameter.grad = parameter.grad.clone()
         self._without = left
-
-
-def _memory(tensor: Tensor) -> int:
-    if tensor.layout is not torch.strided:
-        return 0
-    return tensor.untyped_storage().data_ptr()

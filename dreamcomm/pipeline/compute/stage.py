@@ -83,7 +83,6 @@ class StageRun:
     live_peak: int = 0
     _kept: dict[int, Kept] = field(default_factory=dict)
     _pending: dict[int, Pending] = field(default_factory=dict)
-    _sent: dict[int, set[int]] = field(default_factory=dict)  # memory, before the second part
 
     def forward(
         self,
@@ -204,7 +203,7 @@ class StageRun:
         """
         kept = self._kept.pop(microbatch)
         found = full_backward(kept.roots, gradients, kept.entry)
-        self.fresh.set_apart(self.fresh.memory_of(found))
+        self.fresh.set_apart()
         return _wanted(kept.entry, found)
 
     def backward_input(
@@ -213,21 +212,19 @@ class StageRun:
         """The backward pass to the inputs alone; see :meth:`backward`."""
         kept = self._kept.pop(microbatch)
         found, pending = backward_input(kept.roots, gradients, kept.entry)
-        sent = self.fresh.memory_of(found)
-        self._pending[microbatch], self._sent[microbatch] = pending, sent
-        self.fresh.set_apart(sent | self.fresh.memory_of(pending.gradients))
+        self._pending[microbatch] = pending
+        self.fresh.set_apart()
         return _wanted(kept.entry, found)
 
     def backward_weight(self, microbatch: int) -> None:
         """The rest of the backward pass."""
         self._pending.pop(microbatch).backward_weight()
-        self.fresh.set_apart(self._sent.pop(microbatch))
+        self.fresh.set_apart()
 
     def forget(self) -> None:
         """Drops what is kept, after a step that failed."""
         self._kept.clear()
         self._pending.clear()
-        self._sent.clear()
 
 
 def _flat(value: Any) -> tuple[list[Any], Any]:
