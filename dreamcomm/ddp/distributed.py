@@ -294,6 +294,12 @@ class DistributedDataParallel(TorchDDP):
         named = self.module.named_buffers()
         return [(name, one) for name, one in named if name not in self.parameters_to_ignore]
 
+    def will_sync_module_buffers(self) -> bool:
+        """As torch's, also where the module has got its first buffers since it was wrapped."""
+        if not self.modules_buffers and self.reducer.watch.has_buffers():
+            self._assign_modules_buffers()
+        return super().will_sync_module_buffers()
+
     def _sync_module_buffers(self, authoritative_rank: int) -> None:
         self._buffer_watch.check(list(self.named_module_buffers.items()))
         super()._sync_module_buffers(authoritative_rank)

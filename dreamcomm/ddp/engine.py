@@ -83,7 +83,7 @@ class Reducer(BucketEngine):
             checks: ranks compare the parameters, and take rank 0's values of those that are new.
         """
         self._root, self._find, self._what, self._checks = weakref.ref(root), find, what, checks
-        self._watch = ModuleWatch(root)
+        self.watch = ModuleWatch(root)
 
     def _follow_changes(self) -> None:
         """Takes in what has changed on all ranks. Collective then.
@@ -97,11 +97,11 @@ class Reducer(BucketEngine):
         root = self._root()
         if root is None:
             return
-        self._outdated = self._watch.has_changed(root) or self._outdated
+        self._outdated = self.watch.has_changed(root) or self._outdated
         if not self._outdated and self.compiled.as_planned:
             return
         module, parameters = self._find()
-        if parameters != self._all or not self.compiled.as_planned:
+        if _keys(parameters) != _keys(self._all) or not self.compiled.as_planned:
             self._take_in(module, parameters)
         self._outdated = False
 
@@ -248,6 +248,10 @@ class Reducer(BucketEngine):
         self.group = group
         memory = group_memory(group, self.trained[0].parameter.device)
         self.compiled.set_group(group, memory.averages, memory.own_bytes)
+
+
+def _keys(parameters: Sequence[TrainedParameter]) -> list[tuple[str, int, bool]]:
+    return [(one.name, id(one.parameter), one.sparse) for one in parameters]
 
 
 def _first(done: Future[list[Tensor]]) -> Tensor:

@@ -41,10 +41,15 @@ class ModuleWatch:
         self._real = found
         return [*map(id, before)] != [*map(id, found)]
 
+    def has_buffers(self) -> bool:
+        """Whether there is any buffer below the module, as it was at the last look."""
+        return any(self._buffers)
+
     def _look(self, module: nn.Module) -> list[object]:
         parts = list(module.modules())
         self._dicts: list[dict[str, Any]] = [part._parameters for part in parts]
         self._dicts += [part._modules for part in parts]
+        self._buffers = [part._buffers for part in parts]
         self._seen = self._ids()
         # While these are kept, no other object gets the id of one.
         self._kept: list[object] = list(chain.from_iterable(map(dict.values, self._dicts)))
