@@ -21,7 +21,7 @@ from dreamcomm.buckets.protocol import ClipPart, ReducesGradients
 if TYPE_CHECKING:
     from dreamcomm._C import GradientReducer
 
-__all__ = ["BucketEngine", "Caps"]
+__all__ = ["BucketEngine", "Caps", "thawed"]
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class BucketEngine:
             if engine is not None:
                 engine._on_mixed()
 
-        with _thawed([one.parameter for one in self.trained]):
+        with thawed([one.parameter for one in self.trained]):
             self.compiled = self._compiled(memory, replan, mixed)
         self.compiled.owner = me
         self.compiled.sync = self._sync
@@ -241,7 +241,7 @@ class BucketEngine:
 
 
 @contextmanager
-def _thawed(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+def thawed(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
     """Has all require a gradient for a moment: autograd then makes the node that hooks are on."""
     frozen = [one for one in parameters if not one.requires_grad]
     for one in frozen:

@@ -22,6 +22,7 @@ from dreamcomm._torch.ddp import (
 )
 from dreamcomm._torch.groups import given_group
 from dreamcomm.buckets.clip import clip_
+from dreamcomm.buckets.engine import thawed
 from dreamcomm.buckets.parameters import TrainedParameter, check_equal_models, check_group
 from dreamcomm.buckets.protocol import ClipPart
 from dreamcomm.ddp.checks import (
@@ -277,8 +278,8 @@ class DistributedDataParallel(TorchDDP):
         rank = dist.get_rank(self.process_group)
         named = dict(self.module.named_parameters())
         for name in self.declared_unused:
-            if named[name].requires_grad:
-                refuse = _declared_unused(weakref.ref(self), name, rank)
+            refuse = _declared_unused(weakref.ref(self), name, rank)
+            with thawed([named[name]]):  # it may be thawed later
                 named[name].register_post_accumulate_grad_hook(refuse)  # type: ignore[no-untyped-call]
 
     def _find(self) -> tuple[nn.Module, list[TrainedParameter]]:

@@ -84,6 +84,7 @@ class Reducer(BucketEngine):
         """
         self._root, self._find, self._what, self._checks = weakref.ref(root), find, what, checks
         self.watch = ModuleWatch(root)
+        self._refuse_unchecked()
 
     def _follow_changes(self) -> None:
         """Takes in what has changed on all ranks. Collective then.
@@ -94,16 +95,30 @@ class Reducer(BucketEngine):
             RuntimeError: a sharded optimizer has the parameters as they were.
             ValueError: the ranks' modules differ now.
         """
-        root = self._root()
-        if root is None:
-            return
-        self._outdated = self.watch.has_changed(root) or self._outdated
-        if not self._outdated and self.compiled.as_planned:
+        if not self._is_outdated():
             return
         module, parameters = self._find()
-        if _keys(parameters) != _keys(self._all) or not self.compiled.as_planned:
+        if _keys(parameters) != _keys(self._all) or not self.compiled.check_planned():
             self._take_in(module, parameters)
         self._outdated = False
+
+    def _is_outdated(self) -> bool:
+        root = self._root()
+        if root is None:
+            return False
+        self._outdated = self.watch.has_changed(root) or self._outdated
+        return not self.compiled.check_planned() or self._outdated
+
+    def _refuse_changes(self) -> None:
+        """At the begin of a pass whose forward pass did not go through the wrapper."""
+        thawed = [one.name for one in self.frozen if one.parameter.requires_grad]
+        if thawed or self._is_outdated():
+            what = f"parameter {thawed[0]!r}, which was frozen," if thawed else "a parameter"
+            raise RuntimeError(
+                f"rank {dist.get_rank(self.group)}: {what} has changed since the module was "
+                "wrapped, and its gradient would not be reduced: run the forward pass through the "
+                "wrapper, which takes changes in, not through .module"
+            )
 
     def _take_in(self, module: nn.Module, parameters: list[TrainedParameter]) -> None:
         if self.sharded_by:
@@ -126,8 +141,19 @@ class Reducer(BucketEngine):
 
     def _make(self) -> None:
         super()._make()
+        self._refuse_unchecked()
         if self._hook is not None:
             self.register_hook(*self._hook)
+
+    def _refuse_unchecked(self) -> None:
+        me = weakref.ref(self)  # the compiled reducer is held by this
+
+        def unchecked() -> None:
+            reducer = me()
+            if reducer is not None:
+                reducer._refuse_changes()
+
+        self.compiled.set_unchecked(unchecked)
 
     def _on_mixed(self) -> None:
         self._refuse_steps()
@@ -186,6 +212,7 @@ class Reducer(BucketEngine):
 
     def reduce_now(self) -> None:
         self._follow_changes()
+        self.remake_if_thawed()
         super().reduce_now()
 
     @unseen_by_dynamo

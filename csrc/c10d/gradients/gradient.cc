@@ -35,7 +35,7 @@ bool is_zero(const at::Tensor& gradient) {
 std::size_t Gradient::set_apart(const at::Tensor& arrived) {
   at::Tensor& now = tensor();
   // Autograd adds in place to a gradient that was there: other tensors on it follow, as in torch.
-  if (!now.defined() || now.unsafeGetTensorImpl() == before._unsafe_get_target()) return 0;
+  if (!is_fresh()) return 0;
   const std::size_t ending = shares_storage(arrived, now) ? count_with_own_base(arrived) : 0;
   if (owns_memory(now, ending)) return 0;
   const at::NoGradGuard no_grad;

@@ -78,8 +78,17 @@ struct Gradient {
   /// Notes what is there when a pass begins.
   void mark_begun() {
     made = 0;
-    before = c10::weak_intrusive_ptr<c10::TensorImpl>(parameter.grad().getIntrusivePtr());
+    mark_before();
     parameter_version = parameter._version();
+  }
+  /// Whether this pass has begun the gradient. One that was there before is the script's: it keeps
+  /// its tensor, as other tensors may be on its memory.
+  bool is_fresh() const {
+    const at::Tensor& now = parameter.grad();
+    return now.defined() && now.unsafeGetTensorImpl() != before._unsafe_get_target();
+  }
+  void mark_before() {
+    before = c10::weak_intrusive_ptr<c10::TensorImpl>(parameter.grad().getIntrusivePtr());
   }
   void forget_before() {
     before = c10::weak_intrusive_ptr<c10::TensorImpl>(c10::intrusive_ptr<c10::TensorImpl>());

@@ -128,7 +128,7 @@ void GradientBucket::copy(const at::Tensor& to, const at::Tensor& from) {
 
 void GradientBucket::contribute_to_flat(Gradient& gradient, Slot& slot, bool zeros) {
   at::Tensor& now = gradient.tensor();
-  const bool stands_in = zeros || !gradient.touched;
+  const bool stands_in = zeros || !gradient.touched || !now.defined();
   const bool in_place = lies_in_slot(now, slot, gradient.parameter);
   at::Tensor view = in_place ? now : alias(flat_, slot.offset, gradient.parameter);
   if (stands_in && in_place) slot.kept = now.clone();
@@ -136,22 +136,26 @@ void GradientBucket::contribute_to_flat(Gradient& gradient, Slot& slot, bool zer
     view.zero_();
   } else {
     if (!in_place) copy(view, now);
-    if (!stands_in) now = view;
+    if (!stands_in && gradient.is_fresh()) now = view;
   }
-  if (stands_in) slot.stand_in = std::move(view);
+  if (stands_in) {
+    slot.stand_in = std::move(view);
+  } else if (!now.is_same(view)) {
+    slot.result = std::move(view);
+  }
 }
 
 at::Tensor GradientBucket::contribution(Gradient& gradient, Slot& slot, const BucketRule& rule,
                                         bool zeros) {
   at::Tensor& now = gradient.tensor();
-  const bool stands_in = zeros || !gradient.touched;
-  slot.stand_in = at::Tensor();
-  slot.kept = at::Tensor();
+  const bool stands_in = zeros || !gradient.touched || !now.defined();
+  slot.stand_in = slot.result = slot.kept = at::Tensor();
   if (slot.offset >= 0) {
     contribute_to_flat(gradient, slot, zeros);
     return {};
   }
-  if (!stands_in && now.is_non_overlapping_and_dense() && is_in_heap(now)) {
+  if (!stands_in && gradient.lies_as_parameter() && now.is_non_overlapping_and_dense() &&
+      is_in_heap(now)) {
     return in_memory_order(now);
   }
   const at::Tensor memory =
@@ -164,10 +168,33 @@ at::Tensor GradientBucket::contribution(Gradient& gradient, Slot& slot, const Bu
   }
   if (stands_in) {
     slot.stand_in = placed;
-  } else {
+  } else if (gradient.is_fresh()) {
     now = placed;
+  } else {
+    slot.result = placed;
   }
   return memory;
+}
+
+at::Tensor GradientBucket::local_in_heap(Gradient& gradient, const Slot& slot,
+                                         const BucketRule& rule) {
+  at::Tensor& now = gradient.tensor();
+  if (slot.offset >= 0 && lies_in_slot(now, slot, gradient.parameter)) return now;
+  if (slot.offset < 0 && gradient.lies_as_parameter() && now.is_non_overlapping_and_dense() &&
+      is_in_heap(now)) {
+    return now;
+  }
+  const at::Tensor placed =
+      slot.offset >= 0 ? alias(flat_, slot.offset, gradient.parameter)
+                       : alias(allocate(rule, now.numel(), plain_options(gradient.parameter)), 0,
+                               gradient.parameter);
+  copy(placed, now);
+  // What the script has given, or changed, stays where the script has it.
+  if (gradient.is_fresh() && gradient.is_as_seen()) {
+    now = placed;
+    gradient.mark_seen();
+  }
+  return placed;
 }
 
 void GradientBucket::launch(Gradients& gradients, const BucketRule& rule, std::size_t index,
@@ -178,7 +205,7 @@ void GradientBucket::launch(Gradients& gradients, const BucketRule& rule, std::s
   if (rule.sharded) return launch_sharded(gradients, rule);
   if (sparse_) {
     const Gradient& only = gradients[members_.front()];
-    const bool takes_part = !zeros && only.touched && only.tensor().defined();
+    const bool takes_part = !zeros && only.tensor().defined();
     parts_.push_back(takes_part ? only.tensor() : no_rows(only.parameter));
   } else {
     lay_out(gradients, rule);
@@ -254,19 +281,30 @@ void GradientBucket::settle(Gradients& gradients, const BucketRule& rule,
     scale(rule);
   }
   for (std::size_t i = 0; i < members_.size(); ++i) {
-    Gradient& gradient = gradients[members_[i]];
-    Slot& slot = slots_[i];
-    const at::Tensor stand_in = std::exchange(slot.stand_in, at::Tensor());
-    const at::Tensor kept = std::exchange(slot.kept, at::Tensor());
-    if (!touched[members_[i]]) {
-      if (kept.defined()) stand_in.copy_(kept);
-      continue;
-    }
-    if (sparse_) gradient.tensor() = parts_.front();
-    if (stand_in.defined()) gradient.tensor() = stand_in;
-    gradient.mark_reduced();
+    settle_member(gradients[members_[i]], slots_[i], touched[members_[i]]);
   }
   parts_.clear();
+}
+
+void GradientBucket::settle_member(Gradient& gradient, Slot& slot, bool touched) {
+  const at::Tensor stand_in = std::exchange(slot.stand_in, at::Tensor());
+  const at::Tensor result = std::exchange(slot.result, at::Tensor());
+  const at::Tensor kept = std::exchange(slot.kept, at::Tensor());
+  if (!touched) {
+    if (kept.defined()) stand_in.copy_(kept);
+    return;
+  }
+  at::Tensor& now = gradient.tensor();
+  if (sparse_) {
+    now = parts_.front();
+  } else if (result.defined()) {
+    now.copy_(result);
+  } else if (stand_in.defined() && now.defined()) {
+    if (!now.is_same(stand_in)) now.copy_(stand_in);
+  } else if (stand_in.defined()) {
+    now = stand_in;
+  }
+  gradient.mark_reduced();
 }
 
 void GradientBucket::drop() {
@@ -283,7 +321,7 @@ void GradientBucket::drop() {
   const at::NoGradGuard no_grad;
   for (Slot& slot : slots_) {
     if (slot.kept.defined()) slot.stand_in.copy_(slot.kept);
-    slot.stand_in = slot.kept = at::Tensor();
+    slot.stand_in = slot.result = slot.kept = at::Tensor();
   }
 }
 

@@ -87,6 +87,7 @@ class GradientBucket {
   struct Slot {
     std::int64_t offset = -1;  // in the flat tensor; -1: reduced where it is
     at::Tensor stand_in;       // takes part in place of the gradient, which is not touched
+    at::Tensor result;         // takes part in place of a gradient that keeps its tensor
     at::Tensor kept;           // the gradient's content, where the stand-in has its memory
   };
 
@@ -94,6 +95,8 @@ class GradientBucket {
   bool lies_in_slot(const at::Tensor& gradient, const Slot& slot,
                     const at::Tensor& parameter) const;
   void contribute_to_flat(Gradient& gradient, Slot& slot, bool zeros);
+  at::Tensor local_in_heap(Gradient& gradient, const Slot& slot, const BucketRule& rule);
+  void settle_member(Gradient& gradient, Slot& slot, bool touched);
   at::Tensor contribution(Gradient& gradient, Slot& slot, const BucketRule& rule, bool zeros);
   void start(const Gradients& gradients, const BucketRule& rule, std::size_t index,
              std::size_t count);

@@ -13,7 +13,11 @@ void require_average(const std::string& who, const Gradient& gradient, double fa
 
 void require_layout(const std::string& who, const Gradient& gradient) {
   const at::Tensor& made = gradient.parameter.grad();
-  if (!made.defined() || made.is_sparse() == gradient.sparse) return;
+  if (!made.defined()) return;
+  TORCH_CHECK(made.scalar_type() == gradient.parameter.scalar_type(), who, ": the gradient of '",
+              gradient.name, "' is ", made.scalar_type(), ", expected ",
+              gradient.parameter.scalar_type(), " as the parameter: leave grad_dtype as it is");
+  if (made.is_sparse() == gradient.sparse) return;
   TORCH_CHECK(!gradient.shard.sharded, who, ": the gradient of parameter '", gradient.name,
               "' is sparse, and a sharded optimizer takes dense ones: leave sparse=True out");
   const char* const why =
@@ -45,11 +49,11 @@ void require_unstepped(const std::string& who, const Gradient& gradient,
                        const at::Tensor& arrived) {
   const bool is_taken = arrived.defined() && !gradient.parameter.grad().defined();
   if (!is_taken && gradient.parameter._version() == gradient.parameter_version) return;
-  TORCH_CHECK(false, who, ": ",
-              is_taken ? "a hook has taken the gradient of parameter '" : "parameter '",
-              gradient.name, is_taken ? "' away" : "' was changed",
-              " within a backward pass, before its gradient was reduced: each rank would be stepped "
-              "with its own gradient. Step the optimizer after backward(), not in a hook");
+  TORCH_CHECK(
+      false, who, ": ", is_taken ? "a hook has taken the gradient of parameter '" : "parameter '",
+      gradient.name, is_taken ? "' away" : "' was changed",
+      " within a backward pass, before its gradient was reduced: each rank would be stepped "
+      "with its own gradient. Step the optimizer after backward(), not in a hook");
 }
 
 void require_static(const std::string& who, const Gradient& gradient, bool now, bool at_first) {

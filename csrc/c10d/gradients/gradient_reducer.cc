@@ -157,11 +157,16 @@ void GradientReducer::await_backward(const std::vector<at::Tensor>& outputs) {
   }
 }
 
-bool GradientReducer::is_as_planned() const {
+void GradientReducer::set_unchecked(Unchecked unchecked) {
   const Lock lock(mutex_);
-  return std::all_of(gradients_.begin(), gradients_.end(), [](const Gradient& one) {
-    return !one.accumulator || one.is_as_planned();
-  });
+  unchecked_ = std::move(unchecked);
+}
+
+bool GradientReducer::check_planned() {
+  const Lock lock(mutex_);
+  is_checked_ = true;
+  return std::all_of(gradients_.begin(), gradients_.end(),
+                     [](const Gradient& one) { return !one.accumulator || one.is_as_planned(); });
 }
 
 void GradientReducer::recover() {
@@ -172,8 +177,14 @@ void GradientReducer::recover() {
   active_ = false;
 }
 
+/// Autograd drops what it was to call at a pass's end when an error ends the pass.
+void GradientReducer::drop_dead_pass() {
+  if (active_ && alive_.expired()) recover();
+}
+
 void GradientReducer::on_output() {
   const Lock lock(mutex_);
+  drop_dead_pass();
   if (!active_ && makes_gradients()) begin();
 }
 
@@ -200,16 +211,22 @@ void GradientReducer::begin() {
   for (GradientBucket& bucket : buckets_) bucket.pending = bucket.members().size();
   for (Gradient& gradient : gradients_) {
     gradient.mark_begun();
+    // What was added up may have been cleared since.
+    if (!rule_.sharded && !gradient.parameter.grad().defined()) gradient.touched = false;
     gradient.stale = must_be_fresh() && gradient.is_reduced() && !is_zero(gradient.tensor());
   }
   set_heap_births(births_);
-  torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
+  const auto alive = std::make_shared<char>();
+  alive_ = alive;
+  torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this(), alive] {
     if (const auto self = weak.lock()) self->finish();
   });
+  if (!std::exchange(is_checked_, false) && synced_ && unchecked_) unchecked_();
 }
 
 void GradientReducer::on_gradient(std::size_t index, const at::Tensor& arrived) {
   const Lock lock(mutex_);
+  drop_dead_pass();
   Gradient& gradient = gradients_[index];
   if (!active_) {
     begin();
@@ -220,7 +237,7 @@ void GradientReducer::on_gradient(std::size_t index, const at::Tensor& arrived) 
     gradient.mixed = mixes_ = true;
   }
   require_layout(who_, gradient);
-  gradient.touched = true;
+  if (gradient.parameter.grad().defined()) gradient.touched = true;
   gradient.made += 1;
   if (synced_) require_unstepped(who_, gradient, arrived);
   const std::size_t copied = gradient.set_apart(arrived);
@@ -355,6 +372,7 @@ std::vector<at::Tensor> GradientReducer::mixed() const {
 
 void GradientReducer::reduce_now() {
   const Lock lock(mutex_);
+  drop_dead_pass();
   TORCH_CHECK(!active_, who_,
               ": reduce_gradients() was called while a backward pass of the same "
               "module is under way; call it after backward()");
@@ -378,7 +396,8 @@ void GradientReducer::touch_all() {
     // What was written to a gradient after its reduction is as right in the average of all.
     const bool old = rule_.factor == 0 ? gradient.is_as_reduced() : gradient.is_reduced();
     const bool given = gradient.parameter.grad().defined() && !old;
-    gradient.touched = gradient.touched || given;
+    gradient.touched = (gradient.touched && gradient.parameter.grad().defined()) || given;
+    gradient.mark_before();  // nobody but the script has made it what it is
     require_layout(who_, gradient);
   }
 }

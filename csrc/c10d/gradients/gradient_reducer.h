@@ -37,6 +37,9 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   using Replan = std::function<Buckets(const std::vector<std::vector<std::int64_t>>& orders)>;
   /// Called after a pass that did not reduce, and added to gradients that were reduced already.
   using Mixed = std::function<void()>;
+  /// Called when a pass that reduces begins without a forward pass that has looked for changes of
+  /// the parameters; throws if there are any.
+  using Unchecked = std::function<void()>;
 
   GradientReducer(Gradients gradients, BucketRule rule, Replan replan, Mixed mixed);
   ~GradientReducer();
@@ -95,9 +98,10 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
 
   /// A pass through these outputs begins when it reaches one of them.
   void await_backward(const std::vector<at::Tensor>& outputs);
-  /// Whether all parameters are what the buckets were planned for: else hooks and buckets are made
-  /// anew.
-  bool is_as_planned() const;
+  /// Whether all parameters are what the buckets were planned for; else hooks and buckets have to
+  /// be made anew. The next pass then does not call Unchecked.
+  bool check_planned();
+  void set_unchecked(Unchecked unchecked);
   /// Forgets a pass that an error ended.
   void recover();
   /// Outside of a pass: reduces what has accumulated.
@@ -120,6 +124,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   using Lock = std::unique_lock<std::recursive_mutex>;
 
   bool makes_gradients() const;
+  void drop_dead_pass();
   void begin();
   void launch_ready();
   void launch_next();
@@ -152,6 +157,8 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   BucketRule rule_;
   const Replan replan_;
   const Mixed mixed_;
+  Unchecked unchecked_;
+  bool is_checked_ = false;
   std::string who_;  // "rank 1 of 2", for errors
   std::vector<GradientBucket> buckets_;
   std::shared_ptr<HeapBirths> births_;
@@ -169,6 +176,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   std::vector<bool> static_touched_;  // what a static graph touches on any rank
   std::vector<bool> static_mine_;     // and on this one
   bool active_ = false;               // a pass is under way
+  std::weak_ptr<void> alive_;         // while autograd runs that pass
   bool synced_ = false;               // and reduces
   std::size_t next_ = 0;              // the bucket to start next
   std::vector<std::int64_t> order_;   // of the gradients that this pass has made

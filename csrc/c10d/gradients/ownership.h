@@ -2,9 +2,9 @@
 //
 // Autograd makes a parameter's gradient of the tensor that arrives there, without a copy, if nobody
 // else has that tensor. Its memory may still be another tensor's: of `x + bias` both gradients are
-// one memory, or one is a view of the other, and the other one flows on through the graph. Hooks and
-// retain_grad() keep further tensors. A gradient is written to in place when it is reduced, so it
-// has to be the only one on its memory: one rule for all ways of training.
+// one memory, or one is a view of the other, and the other one flows on through the graph. Hooks
+// and retain_grad() keep further tensors. A gradient is written to in place when it is reduced, so
+// it has to be the only one on its memory: one rule for all ways of training.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -45,11 +45,7 @@ std::vector<at::Tensor> GradientBucket::place(Gradients& gradients, const Bucket
   for (std::size_t i = 0; i < members_.size(); ++i) {
     Gradient& gradient = gradients[members_[i]];
     if (!gradient.touched || !gradient.is_local() || gradient.parameter.numel() == 0) continue;
-    const bool unchanged = gradient.is_as_seen();
-    if (!gradient.lies_as_parameter()) gradient.tensor() = gradient.tensor().clone();
-    contribution(gradient, slots_[i], rule, /*zeros=*/false);
-    placed[i] = gradient.tensor();
-    if (unchanged) gradient.mark_seen();  // it may have moved
+    placed[i] = local_in_heap(gradient, slots_[i], rule);
   }
   return placed;
 }

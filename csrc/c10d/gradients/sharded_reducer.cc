@@ -114,6 +114,7 @@ void GradientReducer::note_early(const Gradient& gradient) {
 /// Autograd must not add to a stand-in: a new gradient begins, whose average is added to the shard.
 void GradientReducer::before_gradient(std::size_t index) {
   const Lock lock(mutex_);
+  drop_dead_pass();
   Gradient& gradient = gradients_[index];
   if (!rule_.sharded) return;
   // Peers read the gradient while its bucket is under way.
@@ -185,6 +186,7 @@ void GradientReducer::set_optimizer_memory(const std::vector<std::optional<at::T
 std::vector<bool> GradientReducer::step(const std::vector<OptimizerRule>& rules,
                                         const std::vector<int>& rule_of, bool reads) {
   const Lock lock(mutex_);
+  drop_dead_pass();
   TORCH_CHECK(!active_, who_, ": step() was called within a backward pass; call it afterwards");
   TORCH_CHECK_VALUE(rule_.heaps, who_, ": the ranks do not map each other's heaps");
   std::vector<at::Tensor> placed(gradients_.size());

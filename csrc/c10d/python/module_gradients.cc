@@ -162,8 +162,8 @@ void bind_gradients(pybind11::module_& m) {
       .def("set_group", &GradientReducer::set_group, py::arg("group"), py::arg("averages"),
            py::arg("own_bytes"), Released())
       .def("await_backward", &GradientReducer::await_backward, py::arg("outputs"), Released())
-      .def_property_readonly("as_planned",
-                             py::cpp_function(&GradientReducer::is_as_planned, Released()))
+      .def("check_planned", &GradientReducer::check_planned, Released())
+      .def("set_unchecked", &GradientReducer::set_unchecked, py::arg("unchecked"))
       .def("recover", &GradientReducer::recover, Released())
       .def("reduce_now", &GradientReducer::reduce_now, Released())
       .def("reduce_zeros", &GradientReducer::reduce_zeros, Released())
