@@ -3,45 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from dreamcomm.local_sgd.agreement import agree
 from dreamcomm.local_sgd.averaging import average_, flat_buffer, split, start_mean
-from dreamcomm.local_sgd.diloco_checks import check_diloco, check_fragments, check_state
-from dreamcomm.local_sgd.diloco_outer import described_outer, made_outer
+from dreamcomm.local_sgd.diloco_checks import (
+    check_diloco,
+    check_first_weights,
+    check_fragments,
+    check_state,
+)
+from dreamcomm.local_sgd.diloco_flights import Flight, by_kind
+from dreamcomm.local_sgd.diloco_outer import described_outer, give_pseudo_gradient, made_outer
 from dreamcomm.local_sgd.fragments import cut_fragments, due_fragments
+from dreamcomm.local_sgd.loads import Loads
 from dreamcomm.local_sgd.model import LocalModel
 from dreamcomm.local_sgd.wrapper import WrappedOptimizer, load_numbered
 
 __all__ = ["DiLoCo"]
-
-
-@dataclass
-class _Flight:
-    """A fragment's mean pseudo-gradient, on its way.
-
-    Attributes:
-        fragment: its number.
-        due: the step after which it is applied.
-        flats: by dtype.
-        works: of the collectives; empty: they are over.
-    """
-
-    fragment: int
-    due: int
-    flats: list[Tensor]
-    works: list[Any]
-
-    def wait(self) -> None:
-        for work in self.works:
-            work.wait()
-        self.works = []
 
 
 class DiLoCo(WrappedOptimizer):
@@ -55,8 +39,8 @@ class DiLoCo(WrappedOptimizer):
     step the outer parameters minus the rank's own, the pseudo-gradient, are averaged over the
     ranks, the outer optimizer steps the outer parameters with that, and the rank's own become them.
     ``every=1`` with outer SGD of rate 1 and inner SGD is training with averaged gradients. Frozen
-    parameters get the mean of the ranks, which no outer step follows. Load weights before: the
-    outer parameters are a copy.
+    parameters get the mean of the ranks, which no outer step follows. The outer parameters are a
+    copy: weights that the model loads later are an error, unless :meth:`take_weights` follows.
 
     With fragments, parts of the model take turns, each once in n steps, so that a step sends about
     1/F of the bytes. With overlap, a mean is started in one step and applied some steps later, and
@@ -112,7 +96,6 @@ class DiLoCo(WrappedOptimizer):
     ) -> None:
         def settings() -> dict[str, Any]:
             check_diloco(every, fragments, overlap, wire_dtype, alpha)
-            check_fragments(fragments, inner)
             return {
                 "every": every, "fragments": fragments, "overlap": overlap,
                 "wire_dtype": wire_dtype, "alpha": float(alpha),
@@ -126,30 +109,44 @@ class DiLoCo(WrappedOptimizer):
         self._outer_parameters = [nn.Parameter(one.detach().clone()) for one in own]
 
         def made() -> dict[str, str]:
-            self.outer = made_outer(outer, own, self._outer_parameters)
+            check_fragments(fragments, len(own))
+            self.outer = made_outer(outer, self._model.averaged.numbers, self._outer_parameters)
             return described_outer(self.outer)
 
         agree("DiLoCo", self._model.group, made)
         self._fragments = cut_fragments([one.nbytes for one in own], fragments)
-        self._flights: list[_Flight] = []
+        self._flights: list[Flight] = []
         self.steps = self._settled = 0  # the latest one after which all fragments had nothing new
         self._in_step = False  # whether all ranks are known to count the same steps
+        self._loads = Loads(model, self._model.averaged.names, own)
 
     # A step.
 
     def _begin(self) -> None:
-        """Raises for weights that are loaded too late: the first round would take them back."""
-        pairs = zip(self._model.parameters, self._outer_parameters, strict=True)
-        if self.steps == 0 and not all(torch.equal(*two) for two in pairs):
+        self._check_weights("step")
+
+    def _check_weights(self, call: str) -> None:
+        """Raises for weights that were loaded, and that the outer parameters would replace."""
+        if self.steps == 0:
+            check_first_weights(
+                self._model.averaged.names, self._model.parameters, self._outer_parameters
+            )
+        elif name := self._loads.changed():
             raise RuntimeError(
-                "DiLoCo.step: the model has other weights than when DiLoCo was made, and the outer "
-                "parameters are those of then; load weights before DiLoCo is made"
+                f"DiLoCo.{call}: rank {dist.get_rank(self._model.group)}: parameter {name!r} was "
+                f"changed by load_state_dict after step {self.steps}, and the next outer step "
+                "would take it back; call take_weights() on all ranks after that, to train on from "
+                "the loaded weights, or load the DiLoCo's own state of then too"
             )
 
     def _stepped(self) -> None:
         self.steps += 1
+        self._loads.forget()
         fragments = len(self._fragments)
-        for fragment in due_fragments(self.steps, self._every, fragments):
+        due = due_fragments(self.steps, self._every, fragments)
+        if due:
+            self._model.check("step")
+        for fragment in due:
             if not self._in_step:
                 self._model.check_steps("step", self.steps)
                 self._in_step = True
@@ -170,7 +167,10 @@ class DiLoCo(WrappedOptimizer):
 
         Raises:
             ValueError: the ranks have made different numbers of steps.
+            RuntimeError: the model has loaded other weights, or has other parameters.
         """
+        self._check_weights("synchronize")
+        self._model.check("synchronize")
         self._model.check_steps("synchronize", self.steps)
         begun = self._begun()
         self._finish()
@@ -182,6 +182,30 @@ class DiLoCo(WrappedOptimizer):
         self._finish()
         for outer, own in zip(self._outer_parameters, self._model.parameters, strict=True):
             own.detach().copy_(outer.detach())
+        self._loads.forget()
+
+    @torch.no_grad()
+    def take_weights(self) -> None:
+        """Trains on from the weights that the model has loaded. Collective.
+
+        As when DiLoCo was made, all ranks get rank 0's parameters and buffers, and the outer
+        parameters become them. Means under way are dropped. The states of both optimizers, such as
+        momentum, stay as they are.
+
+        Raises:
+            ValueError: the ranks have made different numbers of steps.
+            RuntimeError: the model has other parameters than the optimizer steps.
+        """
+        self._model.check("take_weights")
+        self._model.check_steps("take_weights", self.steps)
+        for flight in self._flights:
+            flight.wait()
+        self._flights = []
+        self._model.broadcast()
+        for outer, own in zip(self._outer_parameters, self._model.parameters, strict=True):
+            outer.detach().copy_(own.detach())
+        self._settled = self.steps
+        self._loads.forget()
 
     def _begun(self) -> set[int]:
         """Fragments that need no other mean: one is under way, or began in the latest step."""
@@ -207,16 +231,16 @@ class DiLoCo(WrappedOptimizer):
             flats.append(flat)
             if dist.get_world_size(group) > 1:
                 works.append(start_mean(flat, group))
-        self._flights.append(_Flight(fragment, due, flats, works))
+        self._flights.append(Flight(fragment, due, flats, works))
 
-    def _apply(self, flight: _Flight) -> None:
+    def _apply(self, flight: Flight) -> None:
         """Steps the outer parameters of a fragment, and gives them to the rank's own."""
         flight.wait()
         numbers = self._fragments[flight.fragment]
         for kind, flat in zip(self._by_kind(flight.fragment), flight.flats, strict=True):
             outer = [self._outer_parameters[number] for number in kind]
-            for number, part in zip(kind, split(flat, outer), strict=True):
-                self._take(number, part)
+            for number, one, part in zip(kind, outer, split(flat, outer), strict=True):
+                give_pseudo_gradient(one, part, self._model.parameters[number].requires_grad)
         self.outer.step()
         for number in numbers:
             outer_one, own = self._outer_parameters[number], self._model.parameters[number]
@@ -227,42 +251,19 @@ class DiLoCo(WrappedOptimizer):
             if kept is not None:
                 own.detach().mul_(1.0 - self._alpha).add_(kept)
 
-    def _take(self, number: int, pseudo_gradient: Tensor) -> None:
-        """Gives a pseudo-gradient to the outer optimizer.
-
-        A frozen parameter gets the mean, and is left alone after that: the outer momentum and
-        weight decay are not for it, as the inner ones are not.
-        """
-        outer = self._outer_parameters[number]
-        part = pseudo_gradient.to(outer.dtype)
-        if self._model.parameters[number].requires_grad:
-            outer.grad = part
-        else:
-            outer.detach().sub_(part)
-
     def _by_kind(self, fragment: int) -> list[list[int]]:
-        """A fragment's parameters by dtype and device."""
-        kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
-        for number in self._fragments[fragment]:
-            one = self._model.parameters[number]
-            kinds.setdefault((one.dtype, one.device), []).append(number)
-        return list(kinds.values())
+        return by_kind(self._fragments[fragment], self._model.parameters)
 
     # State.
 
     def _own_state(self) -> dict[str, Any]:
-        for flight in self._flights:
-            flight.wait()
         return {
             "steps": self.steps,
             "settled": self._settled,
             "schedule": self._schedule(),
             "outer": self.outer.state_dict(),
             "outer_parameters": [one.detach().clone() for one in self._outer_parameters],
-            "flights": [
-                {"fragment": one.fragment, "due": one.due, "means": [f.clone() for f in one.flats]}
-                for one in self._flights
-            ],
+            "flights": [one.saved() for one in self._flights],
             "under_way": len(self._flights),
         }
 
@@ -280,15 +281,16 @@ class DiLoCo(WrappedOptimizer):
             for one, saved in zip(self._outer_parameters, state["outer_parameters"], strict=True):
                 one.copy_(saved)
         load_numbered(self.outer, state["outer"])
+        self._loads.expect()
         self._flights = []
         for flight in state["flights"]:
             kinds = self._by_kind(flight["fragment"])
             devices = [self._outer_parameters[numbers[0]].device for numbers in kinds]
             flats = [m.to(device) for m, device in zip(flight["means"], devices, strict=True)]
-            self._flights.append(_Flight(flight["fragment"], flight["due"], flats, []))
+            self._flights.append(Flight(flight["fragment"], flight["due"], flats, []))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        if "optimizer" in self.__dict__:
+        if self._is_complete:
             raise RuntimeError(
                 "DiLoCo.add_param_group: the fragments are fixed; make DiLoCo after the last group"
             )

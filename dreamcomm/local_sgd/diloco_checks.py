@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from dreamcomm.local_sgd.agreement import check_saved
 from dreamcomm.local_sgd.model import check_count
 
-__all__ = ["check_diloco", "check_fragments", "check_state"]
+__all__ = ["check_diloco", "check_first_weights", "check_fragments", "check_state"]
 
 STATE_KEYS = (
     "steps", "settled", "schedule", "outer", "outer_parameters", "flights", "under_way"
@@ -38,14 +37,43 @@ def check_diloco(
         raise ValueError(f"DiLoCo: expected alpha from 0 to below 1, got {alpha}")
 
 
-def check_fragments(fragments: int, inner: Optimizer) -> None:
+def check_fragments(fragments: int, parameters: int) -> None:
     """Raises ValueError for more fragments than parameters."""
-    parameters = sum(len(group["params"]) for group in inner.param_groups)
     if fragments > parameters:
         raise ValueError(
             f"DiLoCo: expected at most a fragment for each of {parameters} parameters, got "
             f"{fragments}"
         )
+
+
+def check_first_weights(
+    names: Sequence[str], parameters: Sequence[Tensor], outer: Sequence[Tensor]
+) -> None:
+    """Raises RuntimeError for weights that the first outer step would replace, or that are NaN.
+
+    Args:
+        names: of the parameters.
+        parameters: the model's.
+        outer: what they were when DiLoCo was made.
+    """
+    for name, own, start in zip(names, parameters, outer, strict=True):
+        kind, made = (f"{str(t.dtype).removeprefix('torch.')} on {t.device}" for t in (own, start))
+        if kind != made:
+            raise RuntimeError(
+                f"DiLoCo.step: parameter {name!r} is {kind}, and was {made} when DiLoCo was made; "
+                "convert or move the model before that"
+            )
+        if bool(start.isnan().any()):
+            raise RuntimeError(
+                f"DiLoCo.step: parameter {name!r} had NaN already when DiLoCo was made, before the "
+                "first step, and all ranks would get it; make DiLoCo of weights without NaN"
+            )
+        if not torch.equal(own, start):
+            raise RuntimeError(
+                f"DiLoCo.step: parameter {name!r} has other weights than when DiLoCo was made, and "
+                "the outer parameters are those of then; load weights before DiLoCo is made, or "
+                "call take_weights() on all ranks afterwards"
+            )
 
 
 def check_state(

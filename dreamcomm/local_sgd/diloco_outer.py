@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-__all__ = ["described_outer", "made_outer"]
+__all__ = ["described_outer", "give_pseudo_gradient", "made_outer"]
 
 COMPARED = (bool, int, float, str, tuple, Tensor)  # other objects print their address
 
 
 def made_outer(
     given: Optimizer | Callable[[list[nn.Parameter]], Optimizer],
-    own: Sequence[nn.Parameter],
+    numbers: Mapping[int, int],
     outer: list[nn.Parameter],
 ) -> Optimizer:
     """An optimizer over the outer parameters.
 
     Args:
-        given: makes it; or an optimizer over ``own``, which gets the outer ones instead.
-        own: the model's parameters.
-        outer: a copy of each.
+        given: makes it; or an optimizer over the model's, which gets the outer ones instead.
+        numbers: by the id of each of the model's parameters, the number of its outer one.
+        outer: a copy of the model's, one for each memory.
 
     Raises:
         ValueError: it has other parameters, or has stepped already.
         TypeError: ``given`` makes no optimizer.
     """
     if isinstance(given, Optimizer):
-        _move(given, own, outer)
+        _move(given, numbers, outer)
         return given
     if not callable(given):
         raise TypeError(
@@ -47,21 +47,45 @@ def made_outer(
     return made
 
 
-def _move(given: Optimizer, own: Sequence[nn.Parameter], outer: list[nn.Parameter]) -> None:
+def _move(given: Optimizer, numbers: Mapping[int, int], outer: list[nn.Parameter]) -> None:
     if given.state:
         raise ValueError("DiLoCo: the outer optimizer has stepped already; give a new one")
-    outer_of = {id(one): other for one, other in zip(own, outer, strict=True)}
-    if _ids(given) != sorted(outer_of):
+    if _ids(given) != sorted(numbers):
         raise ValueError(
             "DiLoCo: the outer optimizer has other parameters than the inner one; give both "
             "model.parameters(), or give a function that makes the outer one"
         )
+    taken: set[int] = set()
     for group in given.param_groups:
-        group["params"] = [outer_of[id(one)] for one in group["params"]]
+        found = [numbers[id(one)] for one in group["params"]]
+        first = [place for place, number in enumerate(found) if number not in found[:place]]
+        kept = [place for place in first if found[place] not in taken]  # one for each memory
+        taken.update(found)
+        if "param_names" in group:
+            group["param_names"] = [group["param_names"][place] for place in kept]
+        group["params"] = [outer[found[place]] for place in kept]
 
 
 def _ids(optimizer: Optimizer) -> list[int]:
     return sorted(id(one) for group in optimizer.param_groups for one in group["params"])
+
+
+def give_pseudo_gradient(outer: nn.Parameter, part: Tensor, trained: bool) -> None:
+    """Gives a pseudo-gradient to the outer optimizer.
+
+    A frozen parameter gets the mean, and is left alone after that: the outer momentum and weight
+    decay are not for it, as the inner ones are not.
+
+    Args:
+        outer: parameter.
+        part: its mean pseudo-gradient.
+        trained: whether the rank's own parameter is not frozen.
+    """
+    part = part.to(outer.dtype)
+    if trained:
+        outer.grad = part
+    else:
+        outer.detach().sub_(part)
 
 
 def described_outer(optimizer: Optimizer) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from dreamcomm.local_sgd.gossip_messages import Gathering, GossipError
 from dreamcomm.local_sgd.gossip_pieces import Pieces
 from dreamcomm.local_sgd.gossip_report import GossipReport
 from dreamcomm.local_sgd.gossip_rounds import Rounds
+from dreamcomm.local_sgd.loads import Loads
 from dreamcomm.local_sgd.model import LocalModel
 from dreamcomm.local_sgd.wrapper import WrappedOptimizer
 
@@ -112,10 +113,24 @@ class Gossip(WrappedOptimizer):
         tag = common_tag(group, device)
         self._channel = GossipChannel(group, tag, self.topology, len(pieces), device)
         self._rounds = Rounds(self._channel, pieces, self.topology, bound, seed)
+        self._loads = Loads(model, self._model.averaged.names, parameters)
         self.steps = 0
+
+    def _begin(self) -> None:
+        """Raises for weights that were loaded while rounds of the weights before are to come."""
+        outstanding = self._rounds.outstanding
+        if outstanding and (name := self._loads.changed()):
+            raise RuntimeError(
+                f"Gossip.step: rank {dist.get_rank(self._model.group)}: parameter {name!r} was "
+                f"changed by load_state_dict after step {self.steps}, and {outstanding} rounds of "
+                "the weights before would be added to it; call finish() on all ranks, and load the "
+                "weights after that"
+            )
+        self._model.check("step")
 
     def _stepped(self) -> None:
         self.steps += 1
+        self._loads.forget()
         with self._channel.step(self.steps):
             self._pieces.follow(self._model.buffers())
             self._rounds.step(self.steps)
@@ -158,6 +173,7 @@ class Gossip(WrappedOptimizer):
         )
 
     def _gather(self, call: Gathering) -> None:
+        self._model.check(call.name.lower())
         with self._channel.gathered(call):
             self._pieces.follow(self._model.buffers())
             self._rounds.finish()
@@ -196,10 +212,11 @@ class Gossip(WrappedOptimizer):
     def _load_own(self, state: dict[str, Any]) -> None:
         with self._channel.gathered(Gathering.LOAD_STATE_DICT, state["steps"]):
             self._rounds.drop()
+        self._loads.expect()
         self.steps = state["steps"]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        if "optimizer" in self.__dict__:
+        if self._is_complete:
             raise RuntimeError(
                 "Gossip.add_param_group: the messages are fixed; make Gossip after the last group"
             )

@@ -69,6 +69,7 @@ class LocalSGD(WrappedOptimizer):
     def _stepped(self) -> None:
         self.steps += 1
         if self.steps <= self._start or (self.steps - self._start) % self._every == 0:
+            self._model.check("step")
             if not self._in_step:
                 self._model.check_steps("step", self.steps)
                 self._in_step = True
@@ -82,7 +83,9 @@ class LocalSGD(WrappedOptimizer):
 
         Raises:
             ValueError: the ranks have made different numbers of steps.
+            RuntimeError: the model has other parameters than the optimizer steps.
         """
+        self._model.check("average_now")
         self._model.check_steps("average_now", self.steps)
         self._average()
 
@@ -91,9 +94,9 @@ class LocalSGD(WrappedOptimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
-        if "optimizer" in self.__dict__:
+        if self._is_complete:
             try:
-                self._model.parameters = self._model.stepped_by(self.optimizer)
+                self._model.use(self.optimizer)
             except ValueError:
                 self.param_groups.pop()
                 raise

@@ -13,6 +13,7 @@ from dreamcomm._torch.ddp import broadcast_tensors
 from dreamcomm._torch.groups import given_group
 from dreamcomm.buckets.parameters import TrainedParameter, check_equal_models, check_group
 from dreamcomm.local_sgd.agreement import agree, check_equal_steps
+from dreamcomm.local_sgd.averaged import Averaged
 
 __all__ = ["BUFFERS", "LocalModel", "check_count"]
 
@@ -22,7 +23,8 @@ BUFFERS = ("average", "local")
 class LocalModel:
     """A model whose parameters an optimizer steps on each rank apart. Collective.
 
-    All ranks start with rank 0's parameters and buffers.
+    All ranks start with rank 0's parameters and buffers. Tensors in the same memory, such as
+    weights that are tied by ``.data``, are averaged once.
 
     Args:
         model: the same on all ranks.
@@ -33,9 +35,13 @@ class LocalModel:
         what: that makes it, for errors.
         settings: checks what else is given, and returns what all ranks have to give.
 
+    Attributes:
+        averaged: the tensors.
+
     Raises:
         ValueError: the models, optimizers' parameters or settings differ, the optimizer has other
-            parameters than the model, or there is no group. All ranks raise if one does.
+            parameters than the model, tensors overlap in part, or there is no group. All ranks
+            raise if one does.
         TypeError: ``model`` is no module, or ``optimizer`` no optimizer.
     """
 
@@ -58,8 +64,12 @@ class LocalModel:
         agree(what, self.group, checked)
         trained = [TrainedParameter(name, one) for name, one in model.named_parameters()]
         check_equal_models(self.group, trained, what)
-        agree(what, self.group, self._described)
-        broadcast_tensors([*model.parameters(), *model.buffers()], self.group)
+        agree(what, self.group, self.averaged.described)
+        self.broadcast()
+
+    def broadcast(self) -> None:
+        """Gives all ranks rank 0's parameters and buffers. Collective."""
+        broadcast_tensors([*self.module.parameters(), *self.module.buffers()], self.group)
 
     def _check(self, optimizer: Optimizer, buffers: str) -> None:
         """Raises for what this rank cannot use."""
@@ -76,39 +86,29 @@ class LocalModel:
         if not trained:
             raise ValueError(f"{what}: the model has no parameters")
         check_group(self.group, trained, what)
-        self.parameters = self.stepped_by(optimizer)
+        self.use(optimizer)
 
-    def _described(self) -> dict[str, str]:
-        """What has to be equal beside the parameters' shapes: a rank averages what it steps."""
-        stepped = {id(one) for one in self.parameters}
-        texts = {
-            f"parameter {name!r}": "in the optimizer" if id(one) in stepped else "not stepped"
-            for name, one in self.module.named_parameters()
-        }
-        for name, one in self.module.named_buffers():
-            texts[f"buffer {name!r}"] = f"of shape {tuple(one.shape)}, {one.dtype}"
-        return texts
-
-    def stepped_by(self, optimizer: Optimizer) -> list[nn.Parameter]:
-        """The optimizer's parameters, in the model's order.
+    def use(self, optimizer: Optimizer) -> None:
+        """Averages what the optimizer steps from now on.
 
         Raises:
-            ValueError: one is not the model's.
+            ValueError: a parameter is not the model's, or tensors overlap in part. Nothing changes
+                then.
         """
-        wanted = {id(one) for group in optimizer.param_groups for one in group["params"]}
-        found = [one for one in self.module.parameters() if id(one) in wanted]
-        if len(found) != len(wanted):
-            raise ValueError(
-                f"{self._what}: the optimizer has {len(wanted)} parameters, and only {len(found)} "
-                "of them are the model's; give the model that it trains"
-            )
-        return found
+        self.averaged = Averaged(self.module, optimizer, self.averages_buffers, self._what)
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The parameters that are averaged, one for each memory, in the model's order."""
+        return self.averaged.parameters
 
     def buffers(self) -> list[Tensor]:
         """The buffers that are averaged."""
-        if not self.averages_buffers:
-            return []
-        return [one for one in self.module.buffers() if one.is_floating_point()]
+        return self.averaged.buffers()
+
+    def check(self, call: str) -> None:
+        """Raises RuntimeError where the model has other parameters than are averaged."""
+        self.averaged.check(call)
 
     def check_steps(self, call: str, steps: int) -> None:
         """Raises ValueError on all ranks where they have made different numbers. Collective."""

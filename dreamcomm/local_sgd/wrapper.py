@@ -8,20 +8,32 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from dreamcomm.local_sgd.averaged import stepped_ids
 from dreamcomm.local_sgd.model import LocalModel
 
 __all__ = ["WrappedOptimizer", "load_numbered"]
 
-# Names of torch's hooks that the wrapped optimizer's state_dict and load_state_dict call.
-STATE_HOOKS = [
-    f"_optimizer_{call}_{when}_hooks"
-    for call in ("state_dict", "load_state_dict")
-    for when in ("pre", "post")
-]
+
+class _Wrapped:
+    """An attribute of the wrapped optimizer, read and written there.
+
+    The wrapped optimizer's ``load_state_dict`` replaces its groups and state, so a wrapper must not
+    keep them.
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, wrapper: WrappedOptimizer, owner: type | None = None) -> Any:
+        return getattr(wrapper.optimizer, self._name)
+
+    def __set__(self, wrapper: WrappedOptimizer, value: Any) -> None:
+        if wrapper._is_complete:  # Optimizer.__init__ gives empty ones before
+            setattr(wrapper.optimizer, self._name, value)
 
 
 class WrappedOptimizer(Optimizer):
-    """Shares parameter groups and state with the optimizer that it wraps.
+    """Has the parameter groups and the state of the optimizer that it wraps.
 
     Schedulers, hooks and ``zero_grad`` work on either. A subclass adds to :meth:`_stepped`, which
     runs after each step, and has its own part of ``state_dict``.
@@ -37,19 +49,30 @@ class WrappedOptimizer(Optimizer):
     OWN_KEY = "dreamcomm"  # of a subclass's part in state_dict
     _model: LocalModel  # a subclass's, of the parameters that ranks average
 
-    def __init__(self, optimizer: Optimizer) -> None:
-        groups = [{"params": list(group["params"])} for group in optimizer.param_groups]
-        super().__init__(groups, {})
-        self.optimizer = optimizer
-        for name in STATE_HOOKS:
-            setattr(self, name, getattr(optimizer, name))
-        self._share()
+    param_groups = _Wrapped()
+    state = _Wrapped()
+    defaults = _Wrapped()
+    # Hooks that the wrapped optimizer's state_dict and load_state_dict call.
+    _optimizer_state_dict_pre_hooks = _Wrapped()
+    _optimizer_state_dict_post_hooks = _Wrapped()
+    _optimizer_load_state_dict_pre_hooks = _Wrapped()
+    _optimizer_load_state_dict_post_hooks = _Wrapped()
 
-    def _share(self) -> None:
-        """Again after load_state_dict, which makes new groups and a new state."""
-        self.param_groups = self.optimizer.param_groups
-        self.state = self.optimizer.state
-        self.defaults = self.optimizer.defaults
+    def __init__(self, optimizer: Optimizer) -> None:
+        super().__init__(optimizer.param_groups, {})
+        self.optimizer = optimizer
+
+    @property
+    def _is_complete(self) -> bool:
+        """False in Optimizer.__init__, which makes groups of its own."""
+        return "optimizer" in self.__dict__
+
+    def __getstate__(self) -> dict[str, Any]:
+        name = type(self).__name__
+        raise TypeError(
+            f"{name}: it cannot be copied or pickled, because it belongs to a process group; save "
+            f"its state_dict(), and make {name} again"
+        )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -59,8 +82,7 @@ class WrappedOptimizer(Optimizer):
             closure: computes the loss again and returns it; the wrapped optimizer calls it.
         """
         loss: Any = None
-        stepped = sum(len(group["params"]) for group in self.param_groups)
-        if stepped != len(self._model.parameters):
+        if stepped_ids(self.optimizer) != self._model.averaged.numbers.keys():
             raise RuntimeError(
                 f"{type(self).__name__}.step: the wrapped optimizer has got other parameters since "
                 f"{type(self).__name__} was made, and the ranks would never average them; make it "
@@ -71,8 +93,17 @@ class WrappedOptimizer(Optimizer):
             loss = self.optimizer.step(closure)
         elif self._unscale():
             self.optimizer.step()
+        else:
+            self._skip_wrapped()
         self._stepped()
         return loss
+
+    def _skip_wrapped(self) -> None:
+        """Has a wrapped one of this kind count a step in which nothing is stepped."""
+        if isinstance(self.optimizer, WrappedOptimizer):
+            self.optimizer._begin()
+            self.optimizer._skip_wrapped()
+            self.optimizer._stepped()
 
     def _begin(self) -> None:
         """What a subclass checks before a step."""
@@ -99,11 +130,8 @@ class WrappedOptimizer(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group to the wrapped optimizer; on all ranks the same."""
-        if "optimizer" not in self.__dict__:  # in Optimizer.__init__
-            super().add_param_group(param_group)
-            return
-        self.optimizer.add_param_group(param_group)
-        self._share()
+        if self._is_complete:
+            self.optimizer.add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimizer's, and what this one keeps, under one key of its own."""
@@ -125,7 +153,6 @@ class WrappedOptimizer(Optimizer):
         self._check_own(own)
         rest = {key: value for key, value in state_dict.items() if key != self.OWN_KEY}
         load_numbered(self.optimizer, rest)
-        self._share()
         self._load_own(own)
 
     def _own_state(self) -> dict[str, Any]:
