@@ -114,17 +114,21 @@ class Gossip(WrappedOptimizer):
         self._channel = GossipChannel(group, tag, self.topology, len(pieces), device)
         self._rounds = Rounds(self._channel, pieces, self.topology, bound, seed)
         self._loads = Loads(model, self._model.averaged.names, parameters)
-        self.steps = 0
+        self._bound = bound
+        self.steps = self._settled = 0  # the latest one after which no round was outstanding
 
     def _begin(self) -> None:
-        """Raises for weights that were loaded while rounds of the weights before are to come."""
-        outstanding = self._rounds.outstanding
-        if outstanding and (name := self._loads.changed()):
+        """Raises for weights that were loaded while rounds of the weights before are to come.
+
+        A rank that has applied all of its own raises too, so that all are in the same call.
+        """
+        late = self._bound > 0 and self._settled != self.steps
+        if late and (name := self._loads.changed()):
             raise RuntimeError(
                 f"Gossip.step: rank {dist.get_rank(self._model.group)}: parameter {name!r} was "
-                f"changed by load_state_dict after step {self.steps}, and {outstanding} rounds of "
-                "the weights before would be added to it; call finish() on all ranks, and load the "
-                "weights after that"
+                f"changed by load_state_dict after step {self.steps}, and rounds of the weights "
+                "before, which are outstanding, would be added to it; call finish() on all ranks, "
+                "and load the weights after that"
             )
         self._model.check("step")
 
@@ -177,6 +181,7 @@ class Gossip(WrappedOptimizer):
         with self._channel.gathered(call):
             self._pieces.follow(self._model.buffers())
             self._rounds.finish()
+        self._settled = self.steps
 
     # State.
 
@@ -213,7 +218,7 @@ class Gossip(WrappedOptimizer):
         with self._channel.gathered(Gathering.LOAD_STATE_DICT, state["steps"]):
             self._rounds.drop()
         self._loads.expect()
-        self.steps = state["steps"]
+        self.steps = self._settled = state["steps"]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if self._is_complete:
