@@ -14,12 +14,22 @@ them: only of a piece.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-__all__ = ["PIECE_BYTES", "Flats", "Layout", "Part", "Piece", "TensorSpec", "assign", "difference"]
+__all__ = [
+    "PIECE_BYTES",
+    "Flats",
+    "Layout",
+    "Part",
+    "Piece",
+    "TensorSpec",
+    "assign",
+    "difference",
+    "memories",
+]
 
 PIECE_BYTES = 2 << 20
 
@@ -28,11 +38,20 @@ Flats = dict[torch.dtype, Tensor]
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """What server and worker have to agree on for a parameter."""
+    """What server and worker have to agree on for a parameter.
+
+    Attributes:
+        name: "" where it has none.
+        shape: its shape.
+        dtype: its dtype.
+        tied_to: the number of the first parameter in the same memory, as weights that are tied by
+            ``.data``; None for that one, and where no other is in it.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
+    tied_to: int | None = None
 
     @property
     def numel(self) -> int:
@@ -44,6 +63,8 @@ class TensorSpec:
 
     def __str__(self) -> str:
         kind = f"{str(self.dtype).removeprefix('torch.')} {list(self.shape)}"
+        if self.tied_to is not None:
+            kind += f" in the memory of parameter {self.tied_to}"
         return f"{self.name} of {kind}" if self.name else kind
 
 
@@ -124,15 +145,25 @@ def assign(specs: Sequence[TensorSpec], servers: int) -> list[list[int]]:
     """The numbers of the parameters that each server has.
 
     The largest goes first, to the server with the fewest bytes so far; equal ones go in their
-    order, to the server with the lowest index.
+    order, to the server with the lowest index. Parameters in one memory stay together, as each
+    server steps only what it has.
     """
     load = [0] * servers
     members: list[list[int]] = [[] for _ in range(servers)]
-    for number in sorted(range(len(specs)), key=lambda number: -specs[number].nbytes):
+    together: dict[int, list[int]] = {}
+    for number, spec in enumerate(specs):
+        together.setdefault(number if spec.tied_to is None else spec.tied_to, []).append(number)
+    sizes = {first: sum(specs[one].nbytes for one in tied) for first, tied in together.items()}
+    for first in sorted(together, key=lambda first: -sizes[first]):
         least = load.index(min(load))
-        load[least] += specs[number].nbytes
-        members[least].append(number)
+        load[least] += sizes[first]
+        members[least] += together[first]
     return [sorted(one) for one in members]
+
+
+def memories(specs: Sequence[TensorSpec]) -> int:
+    """The number of parameters, where those in one memory count as one."""
+    return sum(spec.tied_to is None for spec in specs)
 
 
 def difference(server: Sequence[TensorSpec], worker: Sequence[TensorSpec]) -> str:
@@ -142,7 +173,8 @@ def difference(server: Sequence[TensorSpec], worker: Sequence[TensorSpec]) -> st
     """
     for number, (ours, theirs) in enumerate(zip(server, worker, strict=False)):
         names_differ = ours.name and theirs.name and ours.name != theirs.name
-        if names_differ or (ours.shape, ours.dtype) != (theirs.shape, theirs.dtype):
+        kinds_differ = replace(ours, name="") != replace(theirs, name="")
+        if names_differ or kinds_differ:
             return f"parameter {number} is {ours} on the server, and {theirs} on the worker"
     if len(server) != len(worker):
         return f"the server has {len(server)} parameters, and the worker {len(worker)}"

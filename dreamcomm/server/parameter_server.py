@@ -13,19 +13,13 @@ import torch
 
 from dreamcomm.server.checkpoint import Checkpoint
 from dreamcomm.server.connection import Connection, Terms
+from dreamcomm.server.groups import groups_of, named, of_these
 from dreamcomm.server.hub import Hub
-from dreamcomm.server.layout import assign
+from dreamcomm.server.layout import assign, memories
 from dreamcomm.server.rendezvous import LOOK_SECONDS, Arrival, Gate
 from dreamcomm.server.report import ServerReport
 from dreamcomm.server.rules import Averaged, Bounded, Rule
-from dreamcomm.server.settings import (
-    check_optimizer,
-    check_server,
-    checked_damping,
-    groups_of,
-    named,
-    of_these,
-)
+from dreamcomm.server.settings import check_optimizer, check_server, checked_damping
 from dreamcomm.server.store import expected_workers, open_store
 from dreamcomm.server.weights import Weights, specs_of
 
@@ -95,12 +89,12 @@ class ParameterServer:
         damped = checked_damping(damping, staleness)
         groups = groups_of(params)
         names, tensors = named(groups, "ParameterServer")
-        if servers > len(tensors):
+        specs = specs_of(tensors, names)
+        if servers > memories(specs):
             raise ValueError(
-                f"ParameterServer: expected at most one server for each of {len(tensors)} "
+                f"ParameterServer: expected at most one server for each of {memories(specs)} "
                 f"parameters, got {servers}"
             )
-        specs = specs_of(tensors, names)
         mine = assign(specs, servers)[index]
         own = [tensors[number] for number in mine]
         self.optimizer = optimizer_class(of_these(groups, own), **defaults)

@@ -1,25 +1,20 @@
-"""Checks what users give to servers and workers, and reads parameters."""
+"""Checks what users give to servers and workers."""
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
 __all__ = [
     "DAMPING",
-    "PlainGroup",
     "check_optimizer",
     "check_server",
     "check_worker",
     "checked_damping",
-    "groups_of",
-    "named",
-    "of_these",
 ]
 
 
@@ -90,92 +85,6 @@ def checked_damping(
             f"{sorted(DAMPING)}, got {damping!r}"
         )
     return DAMPING[damping]
-
-
-def named(params: Iterable[Any], who: str) -> tuple[list[str], list[Tensor]]:
-    """The parameters that are trained, in order, with their names; "" for those without.
-
-    Args:
-        params: tensors, pairs of name and tensor, or groups of them, as torch's optimizers take.
-        who: for errors.
-
-    Raises:
-        TypeError: an item is none of these.
-        ValueError: there is none, or one comes twice.
-    """
-    names: list[str] = []
-    tensors: list[Tensor] = []
-    for group in groups_of(params):
-        for item in group["params"]:
-            name, tensor = item if isinstance(item, tuple) else ("", item)
-            if not isinstance(tensor, Tensor):
-                raise TypeError(f"{who}: expected parameters, got {type(tensor).__name__}")
-            if tensor.is_meta:
-                raise TypeError(
-                    f"{who}: parameter {name or len(tensors)!r} is on the meta device, so it has "
-                    "no values; make the model on another one, or call its to_empty()"
-                )
-            if tensor.requires_grad:
-                names.append(name)
-                tensors.append(tensor)
-    if not tensors:
-        raise ValueError(f"{who}: expected parameters that require gradients, got none")
-    if len({id(one) for one in tensors}) != len(tensors):
-        raise ValueError(f"{who}: a parameter is given twice")
-    return names, tensors
-
-
-def groups_of(params: Iterable[Any]) -> list[dict[str, Any]]:
-    """Parameters as the groups of a torch optimizer."""
-    if isinstance(params, Tensor):
-        raise TypeError("expected an iterable of parameters, got one tensor")
-    if isinstance(params, (set, frozenset)):
-        raise TypeError("expected parameters in an order that is equal on all ranks, got a set")
-    items = list(params)
-    if not items or not isinstance(items[0], dict):
-        return [{"params": items}]
-    return [
-        {
-            **group,
-            "params": [group["params"]]
-            if isinstance(group["params"], Tensor)
-            else list(group["params"]),
-        }
-        for group in items
-    ]
-
-
-def of_these(groups: list[dict[str, Any]], wanted: Iterable[Tensor]) -> list[dict[str, Any]]:
-    """The groups with some of their parameters only; those that have none left are dropped."""
-    ids = {id(one) for one in wanted}
-
-    def is_wanted(item: Any) -> bool:
-        return id(item[1] if isinstance(item, tuple) else item) in ids
-
-    cut = [{**group, "params": [p for p in group["params"] if is_wanted(p)]} for group in groups]
-    return [group for group in cut if group["params"]]
-
-
-class PlainGroup(dict[str, Any]):
-    """A worker's group of parameters: what torch's optimizers have in theirs is the server's."""
-
-    def __missing__(self, key: str) -> Any:
-        raise _none(key)
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        if key not in ("params", "param_names"):  # which torch gives it
-            raise _none(key)
-        super().__setitem__(key, value)
-
-    def setdefault(self, key: str, default: Any = None) -> Any:
-        return self[key]
-
-
-def _none(key: str) -> KeyError:
-    return KeyError(
-        f"a Worker has no {key!r}: the optimizer is the server's. A schedule of the learning rate "
-        "belongs over ParameterServer.optimizer, in serve(on_update=)"
-    )
 
 
 def check_optimizer(optimizer_class: Any) -> None:

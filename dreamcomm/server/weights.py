@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dreamcomm._torch.overlap import same_memory
 from dreamcomm.memory import empty
 from dreamcomm.server.layout import Flats, Layout, TensorSpec
 
@@ -155,9 +156,18 @@ def _kind(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
-def specs_of(parameters: Sequence[Tensor], names: Sequence[str]) -> list[TensorSpec]:
-    """What a worker's parameters are compared with."""
+def specs_of(
+    parameters: Sequence[Tensor], names: Sequence[str], who: str = "ParameterServer"
+) -> list[TensorSpec]:
+    """What a worker's parameters are compared with.
+
+    Raises:
+        ValueError: parameters overlap in part.
+    """
+    labels = [name or f"parameter {number}" for number, name in enumerate(names)]
+    groups = same_memory(zip(labels, parameters, strict=True), who)
+    tied_to = {number: group[0] for group in groups for number in group[1:]}
     return [
-        TensorSpec(name, tuple(one.shape), one.dtype)
-        for one, name in zip(parameters, names, strict=True)
+        TensorSpec(name, tuple(one.shape), one.dtype, tied_to.get(number))
+        for number, (one, name) in enumerate(zip(parameters, names, strict=True))
     ]

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dreamcomm.server.errors import ServerError
-from dreamcomm.server.layout import Layout, assign
+from dreamcomm.server.groups import PlainGroup, check_gradients, groups_of, named
+from dreamcomm.server.layout import Layout, assign, memories
 from dreamcomm.server.one_thread import one_thread
 from dreamcomm.server.pair import Kind
 from dreamcomm.server.remote import Progress, Remote
 from dreamcomm.server.rendezvous import Visitor
 from dreamcomm.server.report import WorkerReport
-from dreamcomm.server.settings import PlainGroup, check_worker, groups_of, named
+from dreamcomm.server.settings import check_worker
 from dreamcomm.server.store import next_rank, open_store
 from dreamcomm.server.weights import specs_of
 
@@ -79,15 +80,16 @@ class Worker(torch.optim.Optimizer):
     ) -> None:
         groups = groups_of(params)
         names, self._tensors = named(groups, "Worker")
-        check_worker(servers, len(self._tensors), rank, timeout)
-        super().__init__([PlainGroup(params=group["params"]) for group in groups], {})
+        self._specs = specs_of(self._tensors, names, "Worker")
+        check_worker(servers, memories(self._specs), rank, timeout)
+        super().__init__([{"params": group["params"]} for group in groups], {})
+        self.param_groups = [PlainGroup(group) for group in self.param_groups]
         self._is_complete = True
         self._in_call = threading.RLock()
         self._given, self._timeout, self._counts = store, timeout, WorkerReport()
         self._wants_gradients, self._observes = gradients, observer
         opened = open_store(store, holds=False, timeout=timeout)
         self.rank = -1 if observer else next_rank(opened, name) if rank is None else rank
-        self._specs = specs_of(self._tensors, names)
         self._servers = self._remotes(servers, name, opened)
         try:
             self._join(self._servers, timeout)
@@ -133,6 +135,8 @@ class Worker(torch.optim.Optimizer):
             ServerError: a server has failed, or has not answered in time. The next call of a worker
                 that was not answered takes the answer.
             TypeError: a gradient is not dense. Nothing has been pushed then.
+            RuntimeError: the groups have other parameters than the servers, as after a layer was
+                unfrozen. Nothing has been pushed then.
         """
         loss = None
         if closure is not None:
@@ -140,7 +144,7 @@ class Worker(torch.optim.Optimizer):
                 loss = closure()
         if self._observes:
             raise RuntimeError("Worker.step: an observer pushes nothing; call pull()")
-        self._check_gradients()
+        check_gradients(self.param_groups, self._tensors)
         for server in self._servers:
             if server.progress is Progress.BEGINS:
                 server.push()
@@ -267,7 +271,7 @@ class Worker(torch.optim.Optimizer):
         hello = {
             "rank": self.rank,
             "servers": len(self._servers),
-            "specs": [(spec.name, spec.shape, spec.dtype) for spec in self._specs],
+            "specs": [(one.name, one.shape, one.dtype, one.tied_to) for one in self._specs],
             "gradients": self._wants_gradients,
             "observes": self._observes,
             "timeout": self._timeout,
@@ -307,12 +311,3 @@ class Worker(torch.optim.Optimizer):
             f"worker {self.rank}: the synchronous servers are at the versions {versions}. Start "
             "all of them from checkpoints of one version, and call reconnect()"
         )
-
-    def _check_gradients(self) -> None:
-        for number, tensor in enumerate(self._tensors):
-            if tensor.grad is not None and tensor.grad.layout is not torch.strided:
-                raise TypeError(
-                    f"Worker.step: parameter {number} has a gradient of layout "
-                    f"{tensor.grad.layout}; servers take dense ones (for an Embedding: "
-                    "sparse=False)"
-                )

@@ -189,6 +189,21 @@ except AttributeError as error:
     assert missing == "module 'dreamcomm' has no attribute 'no_such_name'"
 
 
+def test_ways_of_training_are_attributes_after_one_import() -> None:
+    code = """
+import sys
+import dreamcomm
+names = ["zero", "pipeline", "server", "local_sgd"]
+print([name for name in names if f"dreamcomm.{name}" in sys.modules])
+found = [dreamcomm.zero.ZeroOptimizer, dreamcomm.pipeline.Pipeline, dreamcomm.server.Worker,
+         dreamcomm.local_sgd.DiLoCo]
+print([one.__name__ for one in found])
+"""
+    before, found = run_python(code).splitlines()
+    assert before == "[]"  # imported when they are used
+    assert found == "['ZeroOptimizer', 'Pipeline', 'Worker', 'DiLoCo']"
+
+
 FACTORIES = (
     *("arange", "as_tensor", "empty", "eye", "full", "linspace", "ones", "rand", "randint"),
     *("randn", "scalar_tensor", "tensor", "zeros"),

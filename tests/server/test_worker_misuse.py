@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from dreamcomm.server import ParameterServer, Worker
+from dreamcomm.server.groups import PlainGroup
 from helpers.pool import Pool
 from server.serving import common_store, parameters, seconds, serve_rank, worker
 
@@ -33,13 +36,39 @@ def test_parameters_without_values_or_order_are_refused(make: str) -> None:
         made(set(nn.Linear(2, 2).parameters()))
 
 
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "item": lambda group: group.__setitem__("lr", 0.0),
+    "update": lambda group: group.update(lr=0.0),
+    "update by pairs": lambda group: group.update([("lr", 0.0)]),
+    "|=": lambda group: group.__ior__({"lr": 0.0}),
+    "setdefault": lambda group: group.setdefault("lr", 0.0),
+    "del": lambda group: group.__delitem__("lr"),
+    "pop": lambda group: group.pop("lr", None),
+    "params": lambda group: group.update(params=[]),
+    "pop of params": lambda group: group.pop("params"),
+    "popitem": lambda group: group.popitem(),
+    "clear": lambda group: group.clear(),
+}
+GROUPS: dict[str, Callable[[list[Any]], Any]] = {
+    "a group more": lambda groups: groups.append({"params": [nn.Parameter(torch.ones(2))]}),
+    "no group": lambda groups: groups.clear(),
+    "unfrozen": lambda groups: groups[0]["params"][1].requires_grad_(),
+}
+
+
 def changed(change: str) -> tuple[str, str]:
     if dist.get_rank() == 0:
         serve_rank(parameters((2,)), workers=1, store=common_store())
         return "", ""
-    with worker([{"params": parameters((2,)), "lr": 0.1}], store=common_store()) as optimizer:
-        if change == "rate":
-            found = seconds(lambda: optimizer.param_groups[0].__setitem__("lr", 0.0), KeyError)
+    frozen = nn.Parameter(torch.ones(2), requires_grad=False)
+    params = [*parameters((2,)), frozen]
+    with worker([{"params": params, "lr": 0.1}], store=common_store()) as optimizer:
+        if change in CHANGES:
+            found = seconds(lambda: CHANGES[change](optimizer.param_groups[0]), KeyError)
+        elif change in GROUPS:
+            optimizer.zero_grad()
+            GROUPS[change](optimizer.param_groups)
+            found = seconds(optimizer.step, RuntimeError)
         else:
             other = nn.Linear(2, 2)
             stepped = torch.optim.AdamW(other.parameters())
@@ -53,7 +82,8 @@ def changed(change: str) -> tuple[str, str]:
 @pytest.mark.parametrize(
     ("change", "kind", "words"),
     [
-        ("rate", "KeyError", "a Worker has no 'lr': the optimizer is the server's"),
+        ("update", "KeyError", "a Worker has no 'lr': the optimizer is the server's"),
+        *((change, "RuntimeError", "added, removed or unfrozen later") for change in GROUPS),
         ("state", "ValueError", "a Worker has no state; load it by ParameterServer.load"),
     ],
 )
@@ -61,6 +91,17 @@ def test_what_is_the_servers_is_refused(pool: Pool, change: str, kind: str, word
     _, (found, text) = pool.run(changed, change)
     assert found == kind
     assert words in text
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_group_of_a_worker_never_changes(change: str) -> None:
+    params = parameters((2,))
+    group = PlainGroup(params=params, param_names=["weight"])
+    with pytest.raises(KeyError, match=r"a Worker has no 'lr'|that its servers have"):
+        CHANGES[change](group)
+    assert dict(group) == {"params": params, "param_names": ["weight"]}
+    assert copy(group) == group
+    assert type(copy(group)) is dict
 
 
 def closed_by_another() -> Any:
