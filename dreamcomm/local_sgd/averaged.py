@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Any, cast
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -55,7 +56,9 @@ class Averaged:
             )
         named = self._named(wanted)
         groups = same_memory(named, what)
-        self._pointers, self._ties = _pointers(named), _ties(groups, named)
+        self._ties = _ties(groups, named)
+        self._note_places()
+        self._pointers = self._pointers_now()
         self._take([group for group in groups if group[0] < len(wanted)])
         # A buffer in the memory of a tensor before it changes with that one.
         self._tied_buffers = {
@@ -113,18 +116,13 @@ class Averaged:
             RuntimeError: a parameter was replaced, or tensors share memory in another way.
             ValueError: tensors have come to overlap in part.
         """
-        named = self._named(self.numbers)
-        here = {id(one) for _, one in named}
-        for name, one in self._stepped:
-            if id(one) not in here:
-                raise RuntimeError(
-                    f"{self._what}.{call}: the model has lost parameter {name!r} that the "
-                    "optimizer steps, as load_state_dict(assign=True) replaces it, and ranks would "
-                    f"average the old one; make the optimizer and {self._what} after that"
-                )
-        pointers = _pointers(named)
+        if any(held.get(key) is not one for held, key, one in self._places):
+            self._check_parameters(call)
+            self._note_places()
+        pointers = self._pointers_now()
         if pointers == self._pointers:
             return
+        named = self._named(self.numbers)
         ties = _ties(same_memory(named, f"{self._what}.{call}"), named)
         if ties != self._ties:
             raise RuntimeError(
@@ -133,9 +131,36 @@ class Averaged:
             )
         self._pointers = pointers
 
+    def _check_parameters(self, call: str) -> None:
+        here = {id(one) for one in self._module.parameters()}
+        for name, one in self._stepped:
+            if id(one) not in here:
+                raise RuntimeError(
+                    f"{self._what}.{call}: the model has lost parameter {name!r} that the "
+                    "optimizer steps, as load_state_dict(assign=True) replaces it, and ranks would "
+                    f"average the old one; make the optimizer and {self._what} after that"
+                )
 
-def _pointers(named: Named) -> list[int]:
-    return [one.data_ptr() if type(one) in PLAIN else 0 for _, one in named]
+    def _note_places(self) -> None:
+        """Notes where modules hold what they have. To look there takes less than a walk."""
+        parts = list(self._module.modules())
+        self._places = [
+            (held, key, one)
+            for part in parts
+            for held in cast(list[dict[str, Any]], [part._modules, part._parameters])
+            for key, one in held.items()
+        ]
+        self._buffer_places = [
+            (part._buffers, key)
+            for part in parts
+            for key, one in part._buffers.items()
+            if self._with_buffers and one is not None and one.is_floating_point()
+        ]
+
+    def _pointers_now(self) -> list[int]:
+        tensors: list[Any] = [one for _, one in self._stepped]
+        tensors += [held[key] for held, key in self._buffer_places if key in held]
+        return [one.data_ptr() if type(one) in PLAIN else 0 for one in tensors]
 
 
 def _ties(groups: Sequence[Sequence[int]], named: Named) -> list[list[str]]:

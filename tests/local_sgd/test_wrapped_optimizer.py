@@ -177,3 +177,28 @@ def assigned(way: str) -> str:
 def test_replaced_parameters_are_refused(pool: Pool, way: str) -> None:
     for text in pool.run(assigned, way):
         assert f"{way}.step: the model has lost parameter '0.weight'" in text
+
+
+def regrouped(way: str) -> tuple[bool, str]:
+    """A layer within another module keeps its parameters; another layer has others."""
+    module: Any = simulated.model()
+    optimizer = MADE[way](module, simulated.sgd(module))
+    simulated.descend(module, optimizer, 0, dist.get_rank())
+    module[2] = nn.Sequential(module[2])
+    for step in range(1, 4):
+        simulated.descend(module, optimizer, step, dist.get_rank())
+    trained = optimizer.steps == 4
+    module[2] = nn.Linear(16, 16)
+    try:
+        for step in range(4, 6):
+            simulated.descend(module, optimizer, step, dist.get_rank())
+    except RuntimeError as error:
+        return trained, str(error)
+    return trained, ""
+
+
+@pytest.mark.parametrize("way", MADE)
+def test_a_replaced_layer_is_refused_and_one_in_another_module_is_not(pool: Pool, way: str) -> None:
+    for trained, text in pool.run(regrouped, way):
+        assert trained
+        assert f"{way}.step: the model has lost parameter '2.weight'" in text
