@@ -8,6 +8,8 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from dreamcomm.server.layout import TensorSpec
+
 __all__ = ["PlainGroup", "check_gradients", "groups_of", "named", "of_these"]
 
 
@@ -125,15 +127,18 @@ class PlainGroup(dict[str, Any]):
         return dict, (dict(self),)
 
 
-def check_gradients(groups: Iterable[Mapping[str, Any]], tensors: Sequence[Tensor]) -> None:
+def check_gradients(
+    groups: Iterable[Mapping[str, Any]], tensors: Sequence[Tensor], specs: Sequence[TensorSpec]
+) -> None:
     """Checks what a worker is about to push.
 
     Args:
         groups: of the worker.
         tensors: the parameters that the servers have.
+        specs: of these, when the worker was made.
 
     Raises:
-        RuntimeError: the groups have other parameters that require gradients.
+        RuntimeError: the groups have other parameters that require gradients, or other shapes.
         TypeError: a gradient is not dense.
     """
     known = {id(one) for one in tensors}
@@ -144,7 +149,12 @@ def check_gradients(groups: Iterable[Mapping[str, Any]], tensors: Sequence[Tenso
             "servers have, got parameters that were added, removed or unfrozen later; make new "
             "servers and workers for them"
         )
-    for number, tensor in enumerate(tensors):
+    for number, (tensor, spec) in enumerate(zip(tensors, specs, strict=True)):
+        if tensor.shape != spec.shape:
+            raise RuntimeError(
+                f"Worker.step: parameter {number} has got the shape {list(tensor.shape)}, and the "
+                f"servers have {spec}; make new servers and workers for other shapes"
+            )
         if tensor.grad is not None and tensor.grad.layout is not torch.strided:
             raise TypeError(
                 f"Worker.step: parameter {number} has a gradient of layout "

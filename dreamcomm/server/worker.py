@@ -135,8 +135,8 @@ class Worker(torch.optim.Optimizer):
             ServerError: a server has failed, or has not answered in time. The next call of a worker
                 that was not answered takes the answer.
             TypeError: a gradient is not dense. Nothing has been pushed then.
-            RuntimeError: the groups have other parameters than the servers, as after a layer was
-                unfrozen. Nothing has been pushed then.
+            RuntimeError: the groups have other parameters or shapes than the servers, as after a
+                layer was unfrozen. Nothing has been pushed then.
         """
         loss = None
         if closure is not None:
@@ -144,7 +144,7 @@ class Worker(torch.optim.Optimizer):
                 loss = closure()
         if self._observes:
             raise RuntimeError("Worker.step: an observer pushes nothing; call pull()")
-        check_gradients(self.param_groups, self._tensors)
+        check_gradients(self.param_groups, self._tensors, self._specs)
         for server in self._servers:
             if server.progress is Progress.BEGINS:
                 server.push()

@@ -52,6 +52,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 GROUPS: dict[str, Callable[[list[Any]], Any]] = {
     "a group more": lambda groups: groups.append({"params": [nn.Parameter(torch.ones(2))]}),
     "no group": lambda groups: groups.clear(),
+    "a shape": lambda groups: setattr(groups[0]["params"][0], "data", torch.ones(3)),
     "unfrozen": lambda groups: groups[0]["params"][1].requires_grad_(),
 }
 
@@ -83,7 +84,15 @@ def changed(change: str) -> tuple[str, str]:
     ("change", "kind", "words"),
     [
         ("update", "KeyError", "a Worker has no 'lr': the optimizer is the server's"),
-        *((change, "RuntimeError", "added, removed or unfrozen later") for change in GROUPS),
+        (
+            "a shape",
+            "RuntimeError",
+            "parameter 0 has got the shape [3], and the servers have float32",
+        ),
+        *(
+            (change, "RuntimeError", "added, removed or unfrozen later")
+            for change in ("a group more", "no group", "unfrozen")
+        ),
         ("state", "ValueError", "a Worker has no state; load it by ParameterServer.load"),
     ],
 )
