@@ -120,8 +120,11 @@ class Connection:
         return True
 
     def _take(self, message: Message) -> None:
-        # A buffer is free again when its worker pushes: the update that used it is over.
-        if not self._gradients:
+        from dreamcomm import _C
+
+        # A buffer is free again when its worker pushes: the update that used it is over. Optimizers
+        # may keep a gradient, which is a view of it.
+        if not self._gradients or not all(map(_C.owns_memory, self._gradients.values())):
             self._gradients = {
                 dtype: empty(size, dtype=dtype, device="cpu")
                 for dtype, size in self._layout.sizes.items()
