@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import pickle
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -15,66 +14,41 @@ from torch.utils import _pytree as pytree
 
 from dreamcomm.backend import heap_bytes
 from dreamcomm.messages.dumping import SIMPLE, dumped
+from dreamcomm.messages.tensor_meta import TensorMeta, described_tensor
 
-__all__ = ["Codec", "Described", "TensorMeta", "described"]
+__all__ = ["Codec", "Described", "assembled", "described"]
 
 MOST_KNOWN = 256  # descriptions that are kept
-
-
-@dataclass(frozen=True, slots=True)
-class TensorMeta:
-    """A tensor's description in a message.
-
-    Attributes:
-        shape: as the sender has it.
-        dtype: as the sender has it.
-        device: its type, such as "cpu".
-        order: dimensions from the slowest to the fastest in memory; None: as in the shape.
-        needs_grad: the tensor requires a gradient at the sender.
-    """
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    device: str
-    order: tuple[int, ...] | None
-    needs_grad: bool
-
-    @property
-    def memory_shape(self) -> tuple[int, ...]:
-        """The shape of the contiguous tensor that travels."""
-        if self.order is None:
-            return self.shape
-        return tuple(self.shape[d] for d in self.order)
-
-    def in_order(self, memory: Tensor) -> Tensor:
-        """The described tensor on the memory of the one that travels."""
-        if self.order is None:
-            return memory
-        return memory.permute([self.order.index(d) for d in range(len(self.order))])
-
-    def __reduce__(self) -> tuple[type[TensorMeta], tuple[Any, ...]]:
-        return TensorMeta, (self.shape, self.dtype, self.device, self.order, self.needs_grad)
 
 
 class Described(NamedTuple):
     """A value without its tensors.
 
     Attributes:
-        spec: the tree that the leaves make; None: the value is its one leaf.
+        metas: of the tensors, in the order of the leaves.
+        packed: the structure and the leaves, pickled. They are the sender's own classes, made only
+            for who asks for the value.
+        spec: the tree that the leaves make; None: the value is its one leaf, or is packed.
         leaves: a TensorMeta for each tensor, and all other leaves as they are.
-        metas: those of tensors.
     """
 
-    spec: pytree.TreeSpec | None
-    leaves: tuple[Any, ...]
     metas: tuple[TensorMeta, ...]
+    packed: bytes | None = None
+    spec: pytree.TreeSpec | None = None
+    leaves: tuple[Any, ...] = ()
 
 
 class Codec:
     """Turns values into bytes and tensors, and back.
 
     A value is any tree of torch.utils._pytree. Its leaves are dense tensors, or anything that can
-    be pickled. Descriptions that come again are decoded once.
+    be pickled. Trees of tuples, lists, dicts and plain values are decoded once, where they come
+    again.
+
+    INVARIANT: decoding a description runs none of the user's code, so that each message's tensors
+    are known and received in order. Classes of the user's, which may refuse to be unpickled, are
+    packed apart, and made when the value is asked for. Registered classes are made of the tensors
+    that have arrived, and never of descriptions: they may look at what they hold.
     """
 
     def __init__(self) -> None:
@@ -95,32 +69,42 @@ class Codec:
         if isinstance(value, Tensor):
             return self._encoded_tensor(value)
         leaves, spec = pytree.tree_flatten(value)
-        tensors, simple = [], True
+        metas, tensors = [], []
         for number, leaf in enumerate(leaves):
             if isinstance(leaf, Tensor):
-                leaves[number], memory = _tensor_meta(leaf)
+                try:
+                    leaves[number], memory = described_tensor(leaf)
+                except TypeError as error:
+                    raise TypeError(f"value{_place(value, number)}: {error}") from error
+                metas.append(leaves[number])
                 tensors.append(memory)
-            else:
-                simple = simple and isinstance(leaf, SIMPLE)
-        return dumped(pytree.tree_unflatten(leaves, spec)), tensors, simple
+        if _is_plain(value):
+            return dumped(pytree.tree_unflatten(leaves, spec)), tensors, True
+        return dumped((tuple(metas), dumped((spec, tuple(leaves))))), tensors, False
 
     def _encoded_tensor(self, tensor: Tensor) -> tuple[bytes, list[Tensor], bool]:
         """A bare tensor, the most frequent value. Known ones are described by a look-up."""
         plain = type(tensor) is Tensor and tensor.is_cpu and tensor.layout is torch.strided
-        if not plain or not tensor.is_contiguous() or tensor.is_neg() or tensor.is_conj():
-            meta, memory = _tensor_meta(tensor)
+        if (
+            not plain
+            or tensor.is_nested
+            or not tensor.is_contiguous()
+            or tensor.is_neg()
+            or tensor.is_conj()
+        ):
+            meta, memory = described_tensor(tensor)
             return self._dumped(meta), [memory], True
         key = (tensor.shape, tensor.dtype, tensor.requires_grad)
         data = self._single.get(key)
         if data is None:
-            data = self._dumped(_tensor_meta(tensor)[0])
+            data = self._dumped(described_tensor(tensor)[0])
             if len(self._single) < MOST_KNOWN:
                 self._single[key] = data
         return data, [tensor.detach()], True
 
     def decode(self, data: bytes, simple: bool) -> Described:
         """The description; ``simple`` is the last thing that :meth:`encode` gave."""
-        return self._decoded(data) if simple else _decode(data)
+        return self._decoded(data) if simple else Described(*pickle.loads(data))
 
     def memory_for(self, meta: TensorMeta) -> tuple[Tensor, Tensor]:
         """A tensor of the described kind, and a contiguous one on its memory to receive into.
@@ -135,50 +119,53 @@ class Codec:
         return meta.in_order(memory), memory
 
 
+def _is_plain(value: Any) -> bool:
+    """Whether a value is made of tensors, plain values, and tuples, lists and dicts of them."""
+    kind = type(value)
+    if kind is tuple or kind is list:
+        return all(map(_is_plain, value))
+    if kind is dict:
+        return all(type(key) in SIMPLE for key in value) and all(map(_is_plain, value.values()))
+    return kind in SIMPLE or isinstance(value, Tensor)
+
+
+def _place(value: Any, number: int) -> str:
+    """Where a leaf is in a tree: "[1]['mask']"."""
+    return pytree.keystr(pytree.tree_flatten_with_path(value)[0][number][0])
+
+
 def _decode(data: bytes) -> Described:
     tree = pickle.loads(data)
     if isinstance(tree, TensorMeta):
-        return Described(None, (tree,), (tree,))
+        return Described((tree,), leaves=(tree,))
     leaves, spec = pytree.tree_flatten(tree)
     metas = tuple(one for one in leaves if isinstance(one, TensorMeta))
-    return Described(spec, tuple(leaves), metas)
-
-
-def _tensor_meta(tensor: Tensor) -> tuple[TensorMeta, Tensor]:
-    """The description, and a contiguous tensor of the same memory, or of a copy."""
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
-        raise TypeError(f"a tensor of layout {tensor.layout} cannot be sent; give a dense one")
-    plain = tensor.detach()
-    if type(plain) is not Tensor and type(plain) is not torch.nn.Parameter:
-        raise TypeError(
-            f"a {type(tensor).__name__} cannot be sent; give a plain tensor "
-            "(of a DTensor: to_local())"
-        )
-    order = None
-    if not plain.is_contiguous():
-        strides = plain.stride()
-        ranked = tuple(sorted(range(plain.dim()), key=lambda d: (-strides[d], d)))
-        permuted = plain.permute(ranked)
-        if permuted.is_contiguous():
-            plain, order = permuted, ranked
-        else:
-            plain = plain.contiguous()
-    if plain.is_conj() or plain.is_neg():
-        plain = plain.resolve_conj().resolve_neg()
-    shape = tuple(tensor.shape)
-    return TensorMeta(shape, tensor.dtype, tensor.device.type, order, tensor.requires_grad), plain
+    return Described(metas, None, spec, tuple(leaves))
 
 
 def assembled(what: Described, tensors: list[Tensor]) -> Any:
     """The value, with these tensors in the places of their descriptions.
 
     A tensor requires a gradient where it did at the sender.
+
+    Raises:
+        TypeError: a class of the sender cannot be unpickled here.
     """
+    spec, leaves = (what.spec, what.leaves) if what.packed is None else _unpacked(what.packed)
     found = iter(tensors)
-    leaves = [
-        _flagged(next(found), one) if isinstance(one, TensorMeta) else one for one in what.leaves
-    ]
-    return leaves[0] if what.spec is None else pytree.tree_unflatten(leaves, what.spec)
+    whole = [_flagged(next(found), one) if isinstance(one, TensorMeta) else one for one in leaves]
+    return whole[0] if spec is None else pytree.tree_unflatten(whole, spec)
+
+
+def _unpacked(packed: bytes) -> tuple[pytree.TreeSpec, tuple[Any, ...]]:
+    try:
+        spec, leaves = pickle.loads(packed)
+    except Exception as error:
+        raise TypeError(
+            f"a value that was sent cannot be unpickled: {type(error).__name__}: {error}; its "
+            "class has to be the same on all ranks, and importable"
+        ) from error
+    return spec, leaves
 
 
 def _flagged(tensor: Tensor, meta: TensorMeta) -> Tensor:
@@ -188,11 +175,12 @@ def _flagged(tensor: Tensor, meta: TensorMeta) -> Tensor:
 def described(value: Any) -> str:
     """A value in words for errors: "float32 [4, 8]", "(float32 [4, 8], None)"."""
     if isinstance(value, Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+        shape = "(nested)" if value.is_nested else list(value.shape)
+        return f"{str(value.dtype).removeprefix('torch.')} {shape}"
     if isinstance(value, tuple | list):
         inside = ", ".join(described(one) for one in value)
         return f"({inside})" if isinstance(value, tuple) else f"[{inside}]"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{k!r}: {described(v)}" for k, v in value.items()) + "}"
-    text = repr(value)
-    return text if len(text) <= 40 else f"a {type(value).__name__}"
+        return "{" + ", ".join(f"{described(k)}: {described(v)}" for k, v in value.items()) + "}"
+    text = repr(value) if type(value) in SIMPLE else ""
+    return text if 0 < len(text) <= 40 else f"a {type(value).__name__}"

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 __all__ = ["SIMPLE", "dumped"]
 
@@ -20,7 +21,14 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, Tensor):
             raise TypeError("it holds a tensor")
+        if isinstance(value, pytree.TreeSpec) and value.num_nodes == value.num_leaves == 1:
+            return _leaf_spec, ()  # torch warns where its own form is unpickled
         return NotImplemented
+
+
+def _leaf_spec() -> pytree.TreeSpec:
+    """The structure of a value that is one leaf."""
+    return pytree.tree_flatten(None)[1]
 
 
 def dumped(value: Any) -> bytes:
