@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 from dreamcomm.buckets.found import engines_of
 from dreamcomm.buckets.protocol import is_sharded
 from dreamcomm.pipeline.compute.fresh import FreshGradients
+from dreamcomm.pipeline.compute.reached import Reached
+from dreamcomm.pipeline.outside import Outside
 from dreamcomm.pipeline.tied import TiedWeights
 
 __all__ = ["StepGradients"]
@@ -26,41 +29,65 @@ class StepGradients:
     is done to it alone.
 
     Args:
-        parameters: of this rank's stages, those that are trained.
+        named: the trained parameters of this rank's stages and loss function, with their names.
+        given: other tensors whose gradients are the step's, and that nothing averages.
         tied: its copies of shared parameters.
         fresh: notes those that have no gradient when the step begins.
+        reached: finds those that get a gradient and are not known here.
+        outside: says which of these the step may take in.
         pipes: how many pipelines stand side by side.
         counted: whether gradients are divided by a count at the end.
     """
 
     def __init__(
         self,
-        parameters: Sequence[nn.Parameter],
+        named: Sequence[tuple[str, nn.Parameter]],
+        given: Sequence[Tensor],
         tied: TiedWeights,
         *,
         fresh: FreshGradients,
+        reached: Reached,
+        outside: Outside,
         pipes: int,
         counted: bool,
     ) -> None:
-        self._fresh = fresh
-        self._parameters, self._tied = list(parameters), tied
-        self._counted = counted
-        self.engines, left = engines_of(self._parameters)
+        self._fresh, self._reached, self._outside = fresh, reached, outside
+        self._tied, self._counted = tied, counted
+        parameters = {id(one): one for _, one in named}
+        self.engines, left = engines_of(parameters.values())
         self._check_engines(pipes)
         if pipes > 1 and left:
-            raise RuntimeError(
-                f"nothing averages the gradients of {len(left)} of this rank's "
-                f"{len(self._parameters)} parameters over the mesh's {pipes} pipelines: before the "
-                "first step, wrap the pipeline's module in dreamcomm.DistributedDataParallel("
-                'pipe.module, process_group=mesh["data"].get_group()), and keep the wrapper, or '
-                "make a dreamcomm.zero.ZeroOptimizer of pipe.parameters() with that group; or give "
-                'the Pipeline mesh["pipe"] alone, and average yourself'
-            )
-        found = [(one, one.grad) for one in self._parameters if one.grad is not None]
-        self._sharded = [one for one, gradient in found if is_sharded(gradient)]
-        self._before = [(one, g) for one, g in found if not is_sharded(g)]
-        self._without = [one for one in self._parameters if one.grad is None]
+            names = {id(one): name for name, one in named}
+            raise RuntimeError(_not_averaged([names[id(one)] for one in left], len(names), pipes))
+        self._leaves = list({**parameters, **{id(one): one for one in given}}.values())
+        self._without: list[Tensor] = []
+        self._sharded: list[Tensor] = []
+        self._before: list[tuple[Tensor, Tensor]] = []
+        for one in self._leaves:
+            self._note(one)
         self._check_sharded()
+
+    def _note(self, one: Tensor) -> None:
+        """Sorts a leaf by the gradient that it has before the step."""
+        if one.grad is None:
+            self._without.append(one)
+        elif is_sharded(one.grad):
+            self._sharded.append(one)
+        else:
+            self._before.append((one, one.grad))
+
+    def _take_in(self, leaf: Tensor) -> None:
+        """Makes the gradient of a leaf, which has none of this step yet, one of the step's."""
+        self._outside.check(leaf)
+        self._leaves.append(leaf)
+        self._note(leaf)
+        self._check_sharded()
+        if not is_sharded(leaf.grad):
+            leaf.grad = None
+        self._begin_fresh()
+
+    def _begin_fresh(self) -> None:
+        self._fresh.begin(cast("list[nn.Parameter]", self._leaves))  # it takes any leaf
 
     def _check_engines(self, pipes: int) -> None:
         for engine in self.engines:
@@ -80,7 +107,8 @@ class StepGradients:
                 stack.enter_context(engine.no_sync())
             for one, _ in self._before:
                 one.grad = None
-            self._fresh.begin(self._parameters)
+            self._begin_fresh()
+            self._reached.begin(self._leaves, self._take_in)
             yield
 
     def undo(self) -> None:
@@ -123,15 +151,30 @@ class StepGradients:
 
     def _divide(self, count: float | None) -> None:
         assert count
-        scaled: set[int] = set()
+        left = {id(one): one for one in self._leaves}
         for engine in self.engines:
-            _scale([one.parameter for one in engine.trained], engine.averaged_over / count)
-            scaled |= {id(one.parameter) for one in engine.trained}
-        _scale([one for one in self._parameters if id(one) not in scaled], 1.0 / count)
+            averaged = [left.pop(id(one.parameter), None) for one in engine.trained]
+            _scale([one for one in averaged if one is not None], engine.averaged_over / count)
+        _scale(list(left.values()), 1.0 / count)
 
 
-def _scale(parameters: Sequence[nn.Parameter], factor: float) -> None:
-    gradients = [one.grad for one in parameters if one.grad is not None]
+def _not_averaged(names: Sequence[str], of: int, pipes: int) -> str:
+    shown = ", ".join(map(repr, names[:3])) + (", ..." if len(names) > 3 else "")
+    text = (
+        f"nothing averages the gradients of {len(names)} of this rank's {of} parameters ({shown}) "
+        f"over the mesh's {pipes} pipelines: before the first step, wrap the pipeline's module in "
+        "dreamcomm.DistributedDataParallel(pipe.module, "
+        'process_group=mesh["data"].get_group()), and keep the wrapper, or make a '
+        "dreamcomm.zero.ZeroOptimizer of pipe.parameters() with that group; or give the Pipeline "
+        'mesh["pipe"] alone, and average yourself'
+    )
+    if any(name.startswith("loss_fn.") for name in names):
+        text += ". The parameters of a loss function need it too: wrap that module as well"
+    return text
+
+
+def _scale(leaves: Sequence[Tensor], factor: float) -> None:
+    gradients = [one.grad for one in leaves if one.grad is not None]
     if gradients:
         torch._foreach_mul_(gradients, factor)
 

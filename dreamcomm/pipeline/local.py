@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, TypeGuard
 
-from torch import nn
+from torch import Tensor, nn
 
 from dreamcomm.pipeline.compute.batch_norm import DeferredBatchNorm
 from dreamcomm.pipeline.compute.fresh import FreshGradients
 from dreamcomm.pipeline.compute.randomness import BlockRandomness
+from dreamcomm.pipeline.compute.reached import Reached
 from dreamcomm.pipeline.compute.skip import find_skips
 from dreamcomm.pipeline.compute.stage import StageRun
 from dreamcomm.pipeline.gradients import StepGradients
 from dreamcomm.pipeline.layout import Layout
 from dreamcomm.pipeline.messages.channel import Channel
 from dreamcomm.pipeline.named_module import NamedParts
+from dreamcomm.pipeline.outside import Outside
 from dreamcomm.pipeline.plan import Plan, stage_parameters
 from dreamcomm.pipeline.settings import Settings
 from dreamcomm.pipeline.split import Splittable, StagePart
@@ -53,7 +55,7 @@ class LocalStages:
         skips = find_skips({n: unit for part in plan.parts for n, unit in part.units.items()})
         tied = find_tied([stage_parameters(part) for part in plan.parts], plan.schedule.rank_of)
         self.tied = TiedWeights(tied, self.module, channel, layout.peers, layout.place)
-        self.fresh = FreshGradients()
+        self.fresh, self._reached = FreshGradients(), Reached()
         seed = _seed(plan.seed, layout.pipe)
         self._randomness = [BlockRandomness(part.units, seed) for part in own]
         last = plan.schedule.stages - 1
@@ -69,9 +71,12 @@ class LocalStages:
                 around=self._around(randomness),
                 checkpointed=settings.checkpoint,
                 fresh=self.fresh,
+                reached=self._reached,
             )
             for part, randomness in zip(own, self._randomness, strict=True)
         }
+        loss_fn = settings.loss_fn if last in self.runs else None
+        self._outside = Outside(plan.parts, self.runs, loss_fn, layout.pipes)
 
     def _around(self, randomness: BlockRandomness) -> Callable[[int, int, bool], Any]:
         @contextmanager
@@ -94,12 +99,22 @@ class LocalStages:
     @property
     def trained(self) -> list[nn.Parameter]:
         """This rank's parameters that are trained now."""
-        return [one for one in self.module.parameters() if one.requires_grad]
+        return [one for _, one in self._named_trained()]
 
-    def step_gradients(self) -> StepGradients:
-        """The gradients of a step that begins."""
+    def _named_trained(self) -> list[tuple[str, nn.Parameter]]:
+        return [(name, one) for name, one in self.module.named_parameters() if one.requires_grad]
+
+    def step_gradients(self, given: Sequence[Tensor]) -> StepGradients:
+        """The gradients of a step that begins; ``given``: arguments that require gradients."""
         return StepGradients(
-            self.trained, self.tied, fresh=self.fresh, pipes=self._pipes, counted=self._counted
+            [*self._named_trained(), *self._outside.loss_parameters()],
+            given,
+            self.tied,
+            fresh=self.fresh,
+            reached=self._reached,
+            outside=self._outside,
+            pipes=self._pipes,
+            counted=self._counted,
         )
 
 

@@ -19,6 +19,7 @@ from dreamcomm.pipeline.layout import Layout
 from dreamcomm.pipeline.local import LocalStages
 from dreamcomm.pipeline.messages.agreement import Part, Verdict, agree, leave, lost
 from dreamcomm.pipeline.messages.channel import Channel, PeerFailed
+from dreamcomm.pipeline.outside import given_leaves
 from dreamcomm.pipeline.plan import Plan
 from dreamcomm.pipeline.report import Report
 from dreamcomm.pipeline.runner import Batch, Outcome, Runner
@@ -121,7 +122,8 @@ class Steps:
         """What may fail on this rank alone."""
         _check_list(call.losses)
         if trains:
-            attempt.gradients = self._local.step_gradients()
+            given = given_leaves(call.args, call.kwargs, call.target, call.loss_kwargs)
+            attempt.gradients = self._local.step_gradients(given)
         with self._around(attempt.gradients, trains):
             attempt.outcome = self._runner.run(self._calls, self._batch(call, trains))
         attempt.part = self._part(attempt.outcome)

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from dreamcomm.pipeline.compute.backward import Pending, backward_input, full_backward
 from dreamcomm.pipeline.compute.entry import Entry, enter
 from dreamcomm.pipeline.compute.fresh import FreshGradients
+from dreamcomm.pipeline.compute.reached import Reached
 from dreamcomm.pipeline.compute.skip import Skip
 from dreamcomm.pipeline.values import check_values
 
@@ -68,6 +69,7 @@ class StageRun:
             repeats an earlier one.
         checkpointed: keep a micro-batch's inputs alone, and run it again for its backward pass.
         fresh: the rank's parameters without a gradient in this step.
+        reached: the tensors that get gradients in this step.
     """
 
     number: int
@@ -80,6 +82,7 @@ class StageRun:
     around: Callable[[int, int, bool], AbstractContextManager[Any]] = lambda *_: nullcontext()
     checkpointed: bool = False
     fresh: FreshGradients = field(default_factory=FreshGradients)
+    reached: Reached = field(default_factory=Reached)
     live_peak: int = 0
     _kept: dict[int, Kept] = field(default_factory=dict)
     _pending: dict[int, Pending] = field(default_factory=dict)
@@ -118,7 +121,9 @@ class StageRun:
             if trains and not ends and any(entry.wanted):
                 raise RuntimeError("the loss needs no gradient, though what it is made of does")
         if trains:
-            self._kept[microbatch] = Kept(entry, [get_gradient_edge(one) for one in ends])
+            roots = [get_gradient_edge(one) for one in ends]
+            self.reached.look(self.number, roots)
+            self._kept[microbatch] = Kept(entry, roots)
             self.live_peak = max(self.live_peak, len(self._kept))
         return result
 
