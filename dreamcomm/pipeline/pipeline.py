@@ -66,7 +66,7 @@ class Pipeline:
 
     Raises:
         ValueError: stages, schedule, ranks or names do not fit together, or ranks ask for different
-            things. On all ranks.
+            things, or parameters on different ranks are tied by ``.data``. On all ranks.
     """
 
     def __init__(

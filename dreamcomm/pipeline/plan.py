@@ -16,6 +16,7 @@ from dreamcomm.pipeline.errors import Failure, PipelineError
 from dreamcomm.pipeline.layout import Layout
 from dreamcomm.pipeline.schedule import Schedule, check, make_schedule
 from dreamcomm.pipeline.split import Splittable, StagePart, choose_cuts, make_parts
+from dreamcomm.pipeline.tied import check_memory
 
 __all__ = ["Asked", "Plan", "agreed_plan", "stage_parameters"]
 
@@ -61,7 +62,7 @@ def agreed_plan(asked: Asked, layout: Layout) -> Plan:
 
     Raises:
         ValueError: the stages, the schedule and the ranks do not fit together; ranks ask for
-            different things.
+            different things; stages on different ranks have parameters that share memory.
     """
     first = _exchanged(layout, lambda: _choices(asked, layout))[0]
     cuts, seed, tag = first["cuts"], first["seed"], first["tag"]
@@ -70,6 +71,7 @@ def agreed_plan(asked: Asked, layout: Layout) -> Plan:
     def describe() -> list[str]:
         parts = make_parts(asked.whole, cuts, blocks=asked.blocks)
         schedule = _schedule(asked, layout, len(parts))
+        check_memory([stage_parameters(part) for part in parts], schedule.rank_of)
         made.append(Plan(parts, schedule, seed, tag))
         return _lines(asked, parts, schedule)
 

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from dreamcomm._torch.overlap import same_memory
 from dreamcomm.pipeline.messages.channel import Channel
 from dreamcomm.pipeline.messages.key import Key, Slot
 
-__all__ = ["Tied", "TiedWeights", "find_tied"]
+__all__ = ["Tied", "TiedWeights", "check_memory", "find_tied"]
 
 WEIGHT, PART, SUM = 0, 1, 2  # what a message holds
 
@@ -51,6 +52,46 @@ def find_tied(
         for name, parameter in named:
             names.setdefault(id(parameter), {}).setdefault(rank_of[stage], name)
     return [Tied(held) for held in names.values() if len(held) > 1]
+
+
+def check_memory(
+    stages: Sequence[Sequence[tuple[str, nn.Parameter]]], rank_of: Sequence[int]
+) -> None:
+    """Raises ValueError where ranks have different parameters on one memory.
+
+    Each rank would train memory of its own, and a tie by ``.data`` would be lost. On one rank
+    such parameters stay tied, as in one process.
+
+    Args:
+        stages, rank_of: as for :func:`find_tied`.
+    """
+    ranks: dict[int, set[int]] = {}  # by storage
+    for stage, named in enumerate(stages):
+        for _, one in named:
+            ranks.setdefault(_storage(one), set()).add(rank_of[stage])
+    several = {
+        (f"{name} of stage {stage}", one)
+        for stage, named in enumerate(stages)
+        for name, one in named
+        if len(ranks[_storage(one)]) > 1
+    }
+    pairs = sorted(several, key=lambda pair: pair[0])
+    for numbers in same_memory(pairs, "Pipeline"):
+        first = pairs[numbers[0]]
+        other = next((pairs[n] for n in numbers if pairs[n][1] is not first[1]), None)
+        if other is not None:
+            raise ValueError(
+                f"Pipeline: the parameters {first[0]} and {other[0]} are tied by .data, which "
+                "stages on different ranks cannot keep: use one parameter in both places "
+                "(b.weight = a.weight), or make one of them a copy (.clone())"
+            )
+
+
+def _storage(one: Tensor) -> int:
+    """Where a parameter's memory begins; another number for each that has no address."""
+    plain = type(one) in (Tensor, nn.Parameter) and one.layout is torch.strided
+    address = one.untyped_storage().data_ptr() if plain else 0
+    return address or -id(one)
 
 
 class TiedWeights:
