@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Failure", "PipelineError"]
+__all__ = ["Failure", "PipelineError", "text_of"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,14 @@ class Failure:
         if self.action:
             where += f", stage {self.stage}, micro-batch {self.microbatch} (action {self.action})"
         return f"{where}: {self.kind}: {self.text}"
+
+
+def text_of(error: BaseException) -> str:
+    """An exception's text. Its class may be the user's, and fail to give one."""
+    try:
+        return str(error)
+    except Exception as raised:
+        return f"(its text cannot be made: {type(raised).__name__})"
 
 
 class PipelineError(RuntimeError):

@@ -19,6 +19,7 @@ from dreamcomm.pipeline.layout import Layout
 from dreamcomm.pipeline.messages.channel import Channel
 from dreamcomm.pipeline.named_module import NamedParts
 from dreamcomm.pipeline.outside import Outside
+from dreamcomm.pipeline.places import Places
 from dreamcomm.pipeline.plan import Plan, stage_parameters
 from dreamcomm.pipeline.settings import Settings
 from dreamcomm.pipeline.split import Splittable, StagePart
@@ -50,6 +51,8 @@ class LocalStages:
         units = {name: unit for part in own for name, unit in part.units.items()}
         tensors = {name: tensor for part in own for name, tensor in part.tensors.items()}
         self.module = NamedParts(whole if _is_traced(whole) else None, units, tensors)
+        roots = [self.module, *([whole] if isinstance(whole, nn.Module) else [])]
+        self._places = Places(roots, units)
         self.batch_norm = DeferredBatchNorm(units.values())
         self._pipes, self._counted = layout.pipes, settings.scale_grads == "count"
         skips = find_skips({n: unit for part in plan.parts for n, unit in part.units.items()})
@@ -95,6 +98,15 @@ class LocalStages:
             for one in self._randomness:
                 stack.enter_context(one.hooked())
             yield
+
+    def follow_changes(self) -> None:
+        """Takes the tensors that were replaced since the call before.
+
+        Raises:
+            RuntimeError: a unit was replaced.
+        """
+        self._places.check()
+        self.module.put_back()
 
     @property
     def trained(self) -> list[nn.Parameter]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -46,6 +47,7 @@ class NamedParts(nn.Module):
                 folder.register_buffer(last, tensor, persistent=name not in kept_out)
         if whole is not None:
             self.training = whole.training
+        self._latest = {name: _owner(self, name)[name.rpartition(".")[2]] for name in self._outside}
 
     def train(self, mode: bool = True) -> NamedParts:
         """Sets the mode of the parts, and of the whole module, whose forwards may ask for it."""
@@ -57,18 +59,20 @@ class NamedParts(nn.Module):
     def put_back(self) -> None:
         """Gives the whole module the tensors outside of units that this one has now.
 
-        They are others after to_empty(), or load_state_dict(assign=True).
+        They are others after to_empty(), or load_state_dict(assign=True). Where the whole module's
+        alone is another, it was replaced there, and this one takes it.
         """
         whole = self._whole[0]
         if whole is None:
             return
         for name in self._outside:
-            path, _, last = name.rpartition(".")
-            here, there = self.get_submodule(path), whole.get_submodule(path)
-            if last in here._parameters:
-                there._parameters[last] = here._parameters[last]
+            last = name.rpartition(".")[2]
+            here, there = _owner(self, name), _owner(whole, name)
+            if here[last] is self._latest[name]:
+                here[last] = there[last]
             else:
-                there._buffers[last] = here._buffers[last]
+                there[last] = here[last]
+            self._latest[name] = here[last]
 
     def forward(self, *_: object, **__: object) -> None:
         """Raises: call the pipeline's step().
@@ -94,6 +98,17 @@ def _folder(root: nn.Module, name: str) -> tuple[nn.Module, str]:
             here.add_module(part, child)
         here = child
     return here, last
+
+
+def _owner(root: nn.Module, name: str) -> dict[str, Any]:
+    """The parameters, or buffers, among which a module has the tensor of this name."""
+    path, _, last = name.rpartition(".")
+    module = root.get_submodule(path)
+    tensors: list[dict[str, Any]] = [module._parameters, module._buffers]
+    for one in tensors:
+        if last in one:
+            return one
+    raise RuntimeError(f"the parameter or buffer {name!r} was removed after the Pipeline was made")
 
 
 def _not_saved(whole: nn.Module) -> set[str]:

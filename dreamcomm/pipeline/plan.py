@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dreamcomm.pipeline.errors import Failure, PipelineError
+from dreamcomm.pipeline.errors import Failure, PipelineError, text_of
 from dreamcomm.pipeline.layout import Layout
 from dreamcomm.pipeline.schedule import Schedule, check, make_schedule
 from dreamcomm.pipeline.split import Splittable, StagePart, choose_cuts, make_parts
@@ -140,7 +140,7 @@ def _exchanged(layout: Layout, make: Any) -> list[Any]:
         mine, error = None, raised
     failure = None
     if error is not None:
-        failure = Failure(dist.get_rank(layout.group), type(error).__name__, str(error))
+        failure = Failure(dist.get_rank(layout.group), type(error).__name__, text_of(error))
     everyone: list[Any] = [None] * dist.get_world_size(layout.group)
     dist.all_gather_object(everyone, (failure, mine), group=layout.group)
     if error is not None:

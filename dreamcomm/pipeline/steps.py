@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from dreamcomm.messages.codec import described
 from dreamcomm.messages.messenger import RankLost
-from dreamcomm.pipeline.errors import Failure, PipelineError
+from dreamcomm.pipeline.errors import Failure, PipelineError, text_of
 from dreamcomm.pipeline.gradients import StepGradients
 from dreamcomm.pipeline.layout import Layout
 from dreamcomm.pipeline.local import LocalStages
@@ -91,7 +91,6 @@ class Steps:
             PipelineError: a rank has failed, or is lost. On all ranks.
         """
         self._check_whole()
-        self._local.module.put_back()
         self._begin(call.mode)
         trains = call.mode == STEP and self._settings.loss_fn is not None
         attempt = _Attempt(Part(pipe=self._layout.pipe))
@@ -121,6 +120,7 @@ class Steps:
     def _run_stages(self, call: Call, trains: bool, attempt: _Attempt) -> None:
         """What may fail on this rank alone."""
         _check_list(call.losses)
+        self._local.follow_changes()
         if trains:
             given = given_leaves(call.args, call.kwargs, call.target, call.loss_kwargs)
             attempt.gradients = self._local.step_gradients(given)
@@ -227,8 +227,8 @@ class Steps:
     def _failure(self, error: BaseException) -> Failure:
         at, rank = self._runner.at, self._channel.rank
         if at is None:
-            return Failure(rank, type(error).__name__, str(error))
-        text, m = str(error), -1 if at.microbatch is None else at.microbatch
+            return Failure(rank, type(error).__name__, text_of(error))
+        text, m = text_of(error), -1 if at.microbatch is None else at.microbatch
         if self._runner.given is not None:
             text += f" (stage {at.stage - 1} gave {described(self._runner.given)})"
         return Failure(rank, type(error).__name__, text, str(at), at.stage, m)

@@ -140,27 +140,34 @@ class TiedWeights:
                 if self._is_first(one):
                     self._tell(step, number, one, WEIGHT, parameter.detach())
                 else:
-                    parameter.copy_(self._from_first(step, number, one, WEIGHT))
+                    weight = self._from_first(step, number, one, WEIGHT)
+                    assert weight is not None
+                    parameter.copy_(weight)
         self._channel.drain()
 
     def add_gradients(self, step: int) -> None:
-        """Gives all copies the sum of their gradients. Collective in the pipeline."""
+        """Gives all copies the sum of their gradients. Collective in the pipeline.
+
+        A frozen copy has none of this step. What it has of an earlier one stays.
+        """
         for number, one in self._all:
             if not self._is_first(one):
                 key = Key(step, Slot.TIED, number, PART)
-                self._channel.send(self._peers[one.places[0]], key, self._copy(one).grad)
+                self._channel.send(self._peers[one.places[0]], key, _gradient(self._copy(one)))
         for number, one in self._all:
             parameter = self._copy(one)
             if self._is_first(one):
-                parameter.grad = self._summed(step, number, one)
-                self._tell(step, number, one, SUM, parameter.grad)
+                total = self._summed(step, number, one)
+                self._tell(step, number, one, SUM, total)
             else:
-                parameter.grad = self._from_first(step, number, one, SUM)
+                total = self._from_first(step, number, one, SUM)
+            if parameter.requires_grad:
+                parameter.grad = total
         self._channel.drain()  # what was sent may now be reduced in place
 
     def _summed(self, step: int, number: int, one: Tied) -> Tensor | None:
         """The sum of all copies' gradients, in the order of stages."""
-        total = self._copy(one).grad
+        total = _gradient(self._copy(one))
         for place in one.places[1:]:
             more = self._channel.receive(self._peers[place], Key(step, Slot.TIED, number, PART))
             if more is not None:
@@ -174,7 +181,11 @@ class TiedWeights:
         for place in one.places[1:]:
             self._channel.send(self._peers[place], Key(step, Slot.TIED, number, what), value)
 
-    def _from_first(self, step: int, number: int, one: Tied, what: int) -> Tensor:
+    def _from_first(self, step: int, number: int, one: Tied, what: int) -> Tensor | None:
         key = Key(step, Slot.TIED, number, what)
-        found: Tensor = self._channel.receive(self._peers[one.places[0]], key)
+        found: Tensor | None = self._channel.receive(self._peers[one.places[0]], key)
         return found
+
+
+def _gradient(copy: nn.Parameter) -> Tensor | None:
+    return copy.grad if copy.requires_grad else None
