@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import cast
@@ -9,6 +10,7 @@ from typing import cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.weak import TensorWeakRef
 
 from dreamcomm.buckets.found import engines_of
 from dreamcomm.buckets.protocol import is_sharded
@@ -52,7 +54,8 @@ class StepGradients:
         counted: bool,
     ) -> None:
         self._fresh, self._reached, self._outside = fresh, reached, outside
-        self._tied, self._counted = tied, counted
+        self._tied, self._counted, self._pipes = tied, counted, pipes
+        self._passing: list[TensorWeakRef] = []
         parameters = {id(one): one for _, one in named}
         self.engines, left = engines_of(parameters.values())
         self._check_engines(pipes)
@@ -79,12 +82,25 @@ class StepGradients:
     def _take_in(self, leaf: Tensor) -> None:
         """Makes the gradient of a leaf, which has none of this step yet, one of the step's."""
         self._outside.check(leaf)
+        if self._pipes > 1:  # it may be a forward's own, and be gone with its graph
+            self._passing.append(TensorWeakRef(leaf))
+            return
         self._leaves.append(leaf)
         self._note(leaf)
         self._check_sharded()
         if not is_sharded(leaf.grad):
             leaf.grad = None
         self._begin_fresh()
+
+    def check_passing(self) -> None:
+        """After the backward passes: raises RuntimeError for a leaf that nothing averages."""
+        if any(one() is not None for one in self._passing):
+            gc.collect()
+        for one in self._passing:
+            leaf = one()
+            if leaf is not None and leaf.grad is not None:
+                leaf.grad = None
+                raise self._outside.not_averaged(leaf)
 
     def _begin_fresh(self) -> None:
         self._fresh.begin(cast("list[nn.Parameter]", self._leaves))  # it takes any leaf

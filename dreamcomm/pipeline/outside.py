@@ -53,7 +53,7 @@ class Outside:
     def check(self, leaf: Tensor) -> None:
         """Raises RuntimeError for a tensor whose gradient could not be the step's.
 
-        That is another rank's parameter, and with pipelines side by side what nothing averages.
+        That is another rank's parameter, and with pipelines side by side one that none averages.
         """
         elsewhere = self._stage_of(leaf)
         if elsewhere is not None:
@@ -62,13 +62,17 @@ class Outside:
                 "gets a gradient here, where it would be lost: make it a parameter of a module of "
                 "this stage as well, so that the stages share it, or detach() it"
             )
-        if self._pipes > 1:
-            raise RuntimeError(
-                f"{_called(leaf, self._loss_fn)} gets a gradient, is no parameter of this rank's "
-                f"stages, and nothing averages it over the mesh's {self._pipes} pipelines: "
-                "register it in a module of the stage, or in an nn.Module that is the loss "
-                "function, or detach() it"
-            )
+        if self._pipes > 1 and isinstance(leaf, nn.Parameter):
+            raise self.not_averaged(leaf)
+
+    def not_averaged(self, leaf: Tensor) -> RuntimeError:
+        """The error of a gradient that differs between pipelines side by side."""
+        return RuntimeError(
+            f"{_called(leaf, self._loss_fn)} gets a gradient, is no parameter of this rank's "
+            f"stages, and nothing averages it over the mesh's {self._pipes} pipelines: make it a "
+            "parameter of a stage's module, or of an nn.Module that is the loss function, or "
+            "detach() it"
+        )
 
     def _stage_of(self, leaf: Tensor) -> tuple[int, str] | None:
         """The stage on another rank that has a parameter, and its name; None: this rank may."""

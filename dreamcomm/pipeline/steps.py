@@ -126,6 +126,8 @@ class Steps:
             attempt.gradients = self._local.step_gradients(given)
         with self._around(attempt.gradients, trains):
             attempt.outcome = self._runner.run(self._calls, self._batch(call, trains))
+        if attempt.gradients is not None:
+            attempt.gradients.check_passing()
         attempt.part = self._part(attempt.outcome)
         attempt.output = self._output(attempt.outcome, call.return_outputs)
 

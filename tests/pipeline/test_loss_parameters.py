@@ -155,6 +155,49 @@ def test_another_ranks_parameter_is_refused_by_name(pool: Pool) -> None:
         assert "the parameter '0.weight' of stage 0, which another rank runs" in text
 
 
+class OwnLeaf(nn.Module):
+    """Its output's graph begins at a leaf of its own, as where embeddings are frozen."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.detach().clone().requires_grad_()
+
+
+def captured(output: Tensor, target: Tensor) -> Tensor:
+    return (output * CAPTURED[0] - target).square().mean()
+
+
+CAPTURED = [torch.ones((), requires_grad=True)]  # no parameter
+
+
+def leaves_side_by_side() -> tuple[str, Tensor | None, Any]:
+    """The error of a captured tensor; gradients of a stage that makes a leaf of its own."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pipe", "data"))
+    group, share = mesh["data"].get_group(), mesh.get_local_rank("data")
+    x, y = (one.chunk(2)[share] for one in batch(3, 2 * ROWS))
+    keep, results = [], []
+    for loss_fn in (captured, nn.functional.mse_loss):
+        module = nn.Sequential(OwnLeaf(), *layers())
+        pipe = Pipeline(module, MICRO, loss_fn=loss_fn, mesh=mesh, split=[2])
+        keep.append(dreamcomm.DistributedDataParallel(pipe.module, process_group=group))
+        try:
+            pipe.step(x, target=y)
+        except PipelineError as error:
+            results.append(str(error))
+    (parameter, *_) = pipe.parameters()
+    (text,) = results
+    return text, CAPTURED[0].grad, parameter.grad
+
+
+def test_leaves_that_are_no_parameters_side_by_side(pool: Pool) -> None:
+    module = layers()
+    x, y = batch(3, 2 * ROWS)
+    nn.functional.mse_loss(module(x), y).backward()
+    for rank, (text, left, gradient) in enumerate(pool.run(leaves_side_by_side, world=4)):
+        assert "a tensor of shape (), torch.float32 gets a gradient" in text
+        assert left is None
+        torch.testing.assert_close(gradient, module[rank // 2].weight.grad)  # type: ignore[union-attr]
+
+
 def side_by_side(counted: bool) -> tuple[list[str], Tensor | None]:
     """The errors where nothing averages the loss's parameter, and its gradient where DDP does."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pipe", "data"))
