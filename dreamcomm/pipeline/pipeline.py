@@ -43,7 +43,8 @@ class Pipeline:
             stages, of which each gets what the one before returned, a tuple as several arguments.
         n_microbatches: into which a batch is cut. It need not divide the rows.
         schedule: "gpipe", "1f1b", "interleaved1f1b" or "zb-h1", or a Schedule.
-        loss_fn: called with a micro-batch's output and target; None: no backward passes.
+        loss_fn: called with a micro-batch's output and target; None: no backward passes. The last
+            stage's rank trains its parameters, if it is a module that has some.
         mesh: a DeviceMesh; its dimension "pipe" (or "pp") has the stages, and along the others
             stand pipelines side by side. None: all ranks are one pipeline.
         split: "cost" makes the most expensive stage as cheap as possible; a list has the indices of
