@@ -139,7 +139,15 @@ class Messenger:
 
     # Sending.
 
-    def send(self, peer: int, key: tuple[int, ...], value: Any, mark: int = 0) -> None:
+    def send(
+        self,
+        peer: int,
+        key: tuple[int, ...],
+        value: Any,
+        mark: int = 0,
+        *,
+        may_change: bool = False,
+    ) -> None:
         """Sends a value without waiting for its receive, unless many sends are under way.
 
         Args:
@@ -147,6 +155,8 @@ class Messenger:
             key: four numbers for the receiver.
             value: a tree of tensors and other values that can be pickled.
             mark: a small number for the receiver, from 0 on.
+            may_change: the caller may write to the tensors before the receiver has taken them:
+                what is sent from where it lies is copied first.
 
         Raises:
             TypeError: a part of the value cannot be sent.
@@ -159,7 +169,7 @@ class Messenger:
             self._issue(text, peer)
         for tensor, offset in zip(tensors, offsets or repeat(-1), strict=False):
             if tensor.numel() and offset < 0:
-                self._issue(tensor, peer)
+                self._issue(tensor.clone() if may_change else tensor, peer)
         self.sent_messages += 1
         self.sent_bytes += len(data)
         self._bound_sends()

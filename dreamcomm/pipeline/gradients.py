@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -103,7 +102,7 @@ class StepGradients:
                 raise self._outside.not_averaged(leaf)
 
     def _begin_fresh(self) -> None:
-        self._fresh.begin(cast("list[nn.Parameter]", self._leaves))  # it takes any leaf
+        self._fresh.begin(self._leaves)
 
     def _check_engines(self, pipes: int) -> None:
         for engine in self.engines:

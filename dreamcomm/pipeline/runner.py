@@ -11,7 +11,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dreamcomm.pipeline.compute.stage import Result, StageRun, detached, handed_over
+from dreamcomm.pipeline.compute.stage import (
+    Result,
+    StageRun,
+    detached,
+    handed_over,
+    needs_gradient,
+)
 from dreamcomm.pipeline.messages.channel import Channel
 from dreamcomm.pipeline.messages.key import Key, Slot
 from dreamcomm.pipeline.schedule.actions import Action, Kind
@@ -154,7 +160,9 @@ class Runner:
             result.value = detached(result.value) if batch.keeps_outputs else None
             outcome.results[m] = result
         else:
-            self._send(Key(step, Slot.FORWARD, stage + 1, m), result.value)
+            # Without a graph a stage may give the same memory again with the next micro-batch.
+            reused = not batch.trains or not needs_gradient(result.value)
+            self._send(Key(step, Slot.FORWARD, stage + 1, m), result.value, may_change=reused)
         return ready
 
     def _gradients(
@@ -172,11 +180,11 @@ class Runner:
 
     # Values between stages.
 
-    def _send(self, key: Key, value: Any) -> None:
+    def _send(self, key: Key, value: Any, *, may_change: bool = False) -> None:
         if key.stage in self.stages:
-            self._local[key] = handed_over(value)
+            self._local[key] = handed_over(value, copies=may_change)
         else:
-            self._channel.send(self._peer_of[key.stage], key, value)
+            self._channel.send(self._peer_of[key.stage], key, value, may_change=may_change)
 
     def _receive(self, step: int, slot: Slot, stage: int, m: int) -> Any:
         key = Key(step, slot, stage, m)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from torch import nn
+from torch import Tensor
 
 __all__ = ["FreshGradients"]
 
@@ -20,9 +20,9 @@ class FreshGradients:
     """The parameters that have no gradient yet in a step."""
 
     def __init__(self) -> None:
-        self._without: list[nn.Parameter] = []
+        self._without: list[Tensor] = []
 
-    def begin(self, parameters: Iterable[nn.Parameter]) -> None:
+    def begin(self, parameters: Iterable[Tensor]) -> None:
         """Begins a step. Later additions to gradients that are there use memory of their own."""
         self._without = [one for one in parameters if one.grad is None]
 

@@ -20,7 +20,7 @@ from dreamcomm.pipeline.compute.reached import Reached
 from dreamcomm.pipeline.compute.skip import Skip
 from dreamcomm.pipeline.values import check_values
 
-__all__ = ["Result", "StageRun", "detached", "handed_over"]
+__all__ = ["Result", "StageRun", "detached", "handed_over", "needs_gradient"]
 
 Run = Callable[[Any, dict[str, Any]], Any]
 
@@ -255,8 +255,21 @@ def detached(value: Any) -> Any:
     return pytree.tree_map_only(Tensor, Tensor.detach, value)
 
 
-def handed_over(value: Any) -> Any:
-    """A value as the next stage on the same rank gets it: cut off from this stage's graph."""
-    return pytree.tree_map_only(
-        Tensor, lambda one: one.detach().requires_grad_(one.requires_grad), value
-    )
+def needs_gradient(value: Any) -> bool:
+    """Whether any tensor of a value requires a gradient."""
+    return any(map(_needs_gradient, _leaves(value)))
+
+
+def handed_over(value: Any, *, copies: bool = False) -> Any:
+    """A value as the next stage on the same rank gets it: cut off from this stage's graph.
+
+    Args:
+        value: that the stage gave.
+        copies: the stage may write to its memory again, before the next one has read it.
+    """
+
+    def cut(one: Tensor) -> Tensor:
+        plain = one.detach().clone() if copies else one.detach()
+        return plain.requires_grad_(one.requires_grad)
+
+    return pytree.tree_map_only(Tensor, cut, value)

@@ -93,13 +93,13 @@ class Channel:
 
     # Sending.
 
-    def send(self, peer: int, key: Key, value: Any) -> None:
+    def send(self, peer: int, key: Key, value: Any, *, may_change: bool = False) -> None:
         """Sends a value without waiting for its receive, unless many sends are under way.
 
         Raises:
             TypeError: a part of the value cannot be sent.
         """
-        self.messenger.send(peer, key, value, self._mode)
+        self.messenger.send(peer, key, value, self._mode, may_change=may_change)
 
     def drain(self) -> None:
         """Waits until the memory of all that was sent may change."""
