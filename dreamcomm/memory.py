@@ -111,40 +111,46 @@ def share_(module: M) -> M:
     The parameters stay the same objects, so optimizers and hooks stay valid. A missing gradient is
     created as zeros, so that it is in the heap from the first step on; keep it there with
     ``zero_grad(set_to_none=False)``. Tensors that share memory (tied weights) share it afterwards,
-    too, if they are the same object.
+    too, also those that were tied by ``.data``.
 
     Returns:
         The module.
 
     Raises:
-        ValueError: one of them is no ordinary tensor (it is sparse, quantized, lazy or a DTensor).
-            Nothing has been moved then.
+        ValueError: one of them is no ordinary tensor (it is sparse, quantized, lazy or a DTensor),
+            or two overlap in a part of their memory. Nothing has been moved then.
         TypeError: it is no module.
     """
+    from dreamcomm._torch.overlap import same_memory
+
     if not isinstance(module, torch.nn.Module):
         raise TypeError(
             "dreamcomm.share_: expected a module (torch.nn.Module), got "
             f"{type(module).__name__}; dreamcomm.empty_like makes single tensors in shared memory"
         )
+    kind = type(module).__name__
+    held: list[tuple[str, Tensor]] = []
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        _check_movable(f"{type(module).__name__}.{name}", tensor)
+        _check_movable(f"{kind}.{name}", tensor)
+        held.append((f"{kind}.{name}", tensor))
         if tensor.is_leaf and tensor.grad is not None:
-            _check_movable(f"the gradient of {type(module).__name__}.{name}", tensor.grad)
+            _check_movable(f"the gradient of {kind}.{name}", tensor.grad)
+            held.append((f"the gradient of {kind}.{name}", tensor.grad))
+    ties = same_memory(held, "dreamcomm.share_")
     with torch.no_grad():
+        for numbers in ties:
+            whole = held[numbers[0]][1].data
+            if whole.device.type == "cpu":
+                moved = _moved(whole)
+                for number in numbers:
+                    held[number][1].data = moved
         for parameter in module.parameters():
-            if parameter.device.type != "cpu":
-                continue
-            parameter.data = _moved(parameter.data)
-            if parameter.requires_grad:
-                gradient = parameter.grad
-                parameter.grad = (
-                    zeros(*parameter.shape, dtype=parameter.dtype)
-                    if gradient is None
-                    else _moved(gradient)
-                )
-        for buffer in module.buffers():
-            if buffer.device.type == "cpu":
-                buffer.data = _moved(buffer.data)
+            if (
+                parameter.device.type == "cpu"
+                and parameter.requires_grad
+                and parameter.grad is None
+            ):
+                parameter.grad = zeros(*parameter.shape, dtype=parameter.dtype)
     return module
 
 

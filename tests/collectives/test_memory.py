@@ -229,6 +229,44 @@ def test_a_shared_module_keeps_its_values(pool: Pool) -> None:
     assert pool.run(share_a_module) == [True, True]
 
 
+class TiedByData(nn.Module):
+    """Weights, gradients and a buffer that have one memory without being one object."""
+
+    def __init__(self, overlaps: bool = False) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+        self.other.weight.data = self.one.weight.data[:2] if overlaps else self.one.weight.data
+        self.one.weight.grad = torch.ones(3, 3)
+        if not overlaps:
+            self.other.weight.grad = self.one.weight.grad.view(3, 3)
+        self.register_buffer("seen", self.one.weight.detach())
+
+
+def share_tied() -> bool:
+    module = TiedByData()
+    one, other = module.one.weight, module.other.weight
+    value = one.detach().clone()
+    dreamcomm.share_(module)
+    assert one is not other
+    for first, second in ((one, other), (one, module.seen), (one.grad, other.grad)):
+        assert first.data_ptr() == second.data_ptr()
+        assert dreamcomm.is_shared(second)
+    with torch.no_grad():
+        one.add_(1)
+    return torch.equal(other, value + 1) and torch.equal(module.seen, value + 1)
+
+
+def test_weights_that_are_tied_by_data_stay_so(pool: Pool) -> None:
+    assert pool.run(share_tied) == [True, True]
+
+
+def test_weights_that_overlap_in_part_are_not_shared() -> None:
+    module = TiedByData(overlaps=True)
+    with pytest.raises(ValueError, match=r"share_: 'TiedByData.one.weight' and 'TiedByData.other"):
+        dreamcomm.share_(module)
+    assert not any(dreamcomm.is_shared(one) for one in module.parameters())
+
+
 def fork_with_a_heap() -> int:
     """A child that makes a group of its own gets a heap of its own."""
     data = dreamcomm.zeros(100_000)
