@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
+from dreamcomm._torch.overlap import same_memory
 from dreamcomm.zero.engine import WHAT
 from dreamcomm.zero.per_element import check_per_element
 
-__all__ = ["check_arguments", "check_parameters", "named_parameters"]
+__all__ = ["check_arguments", "check_groups", "check_parameters", "named_parameters"]
 
 
 def check_arguments(
@@ -55,8 +59,14 @@ def named_parameters(groups: Sequence[dict[str, Any]]) -> list[tuple[str, torch.
     return named
 
 
-def check_parameters(named: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
-    """Raises for parameters that cannot be sharded together."""
+def check_parameters(
+    named: Sequence[tuple[str, torch.nn.Parameter]], master_dtype: torch.dtype | None
+) -> list[list[int]]:
+    """Raises for parameters that cannot be sharded together.
+
+    Returns:
+        The numbers of all of them, those with one memory together.
+    """
     seen: dict[int, str] = {}
     for name, parameter in named:
         if id(parameter) in seen:
@@ -73,3 +83,46 @@ def check_parameters(named: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
         raise ValueError(f"{WHAT}: expected all parameters on one device, got {placed}")
     if not any(parameter.requires_grad for _, parameter in named):
         raise ValueError(f"{WHAT}: none of {len(named)} parameters requires a gradient")
+    ties = same_memory(named, WHAT)
+    for first, *others in ties:
+        if others and master_dtype not in (None, named[first][1].dtype):
+            raise ValueError(
+                f"{WHAT}: {named[first][0]!r} and {named[others[0]][0]!r} share memory, and with "
+                "master_dtype each would have a copy of its own: use one parameter in both places"
+            )
+    return ties
+
+
+def check_groups(groups: object, given: Sequence[Sequence[torch.nn.Parameter]]) -> None:
+    """Raises where groups have other parameters than the optimizer was given.
+
+    Raises:
+        RuntimeError: they were changed by hand.
+    """
+    now = groups if isinstance(groups, (list, tuple)) else [{"params": groups}]
+    for number, (group, kept) in enumerate(zip_longest(now, given)):
+        found = None if group is None else group.get("params")
+        if not isinstance(found, (list, tuple)) or kept is None or not _are_same(found, kept):
+            raise RuntimeError(
+                f"rank {dist.get_rank()}: {WHAT}: param_groups[{number}] was changed by hand: "
+                f"expected {_count(kept)}, got {_count(found)}{_others(found, kept)}. To add "
+                "parameters call add_param_group(); to hold some back, set their grad to None and "
+                "call requires_grad_(False); to train others or in another order, make a new "
+                "optimizer"
+            )
+
+
+def _are_same(found: Sequence[object], kept: Sequence[object]) -> bool:
+    return len(found) == len(kept) and all(map(operator.is_, found, kept))
+
+
+def _others(found: object, kept: object) -> str:
+    return ", others or in another order" if _count(found) == _count(kept) else ""
+
+
+def _count(parameters: object) -> str:
+    if parameters is None:
+        return "no such group"
+    if not isinstance(parameters, (list, tuple)):
+        return f"a {type(parameters).__name__}"
+    return f"a list of {len(parameters)} parameters"

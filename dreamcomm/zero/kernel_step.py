@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from dreamcomm.zero.rows import adopt_state
 from dreamcomm.zero.rules import rule_of, state_names
 from dreamcomm.zero.shards import ParameterShard
 
@@ -30,8 +31,9 @@ class KernelStep:
         shards: Sequence[ParameterShard],
         inner: Optimizer,
         groups: Sequence[dict[str, Any]],
+        ranks: Sequence[int],
     ) -> None:
-        self._shards, self._inner, self._groups = shards, inner, groups
+        self._shards, self._inner, self._groups, self._ranks = shards, inner, groups, ranks
         numbers = {id(one): k for k, group in enumerate(groups) for one in group["params"]}
         self._group_of = [numbers[id(one.parameter)] for one in shards]
         self._memory: list[list[Tensor]] | None = None
@@ -42,8 +44,13 @@ class KernelStep:
         """Looks at the inner optimizer's state anew before the next step."""
         self._memory = None
 
-    def run(self, reducer: GradientReducer, reads: bool) -> None:
-        """Averages if it ``reads``, steps, and writes all ranks' parameters. Collective."""
+    def run(self, reducer: GradientReducer, groups: Sequence[dict[str, Any]], reads: bool) -> None:
+        """Averages if it ``reads``, steps, and writes all ranks' parameters. Collective.
+
+        Args:
+            groups: the same parameters as before, with their options now.
+        """
+        self._groups = groups
         # Frozen parameters have no state until they get a gradient.
         names = [
             state_names(self._groups[k])
@@ -54,6 +61,8 @@ class KernelStep:
         if names != self._made_for or not self._is_current():
             self._made_for = names
             self._stepped.clear()
+            for one in self._shards:
+                adopt_state(self._inner, one, self._ranks)
             self._memory = [
                 [self._state(one, name) for name in of_one]
                 for one, of_one in zip(self._shards, names, strict=True)

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 
 from dreamcomm.zero.engine import WHAT
 from dreamcomm.zero.initial import initial_state, options_of, state_parts
+from dreamcomm.zero.rows import check_part, rows_of
 from dreamcomm.zero.shards import ParameterShard
 from dreamcomm.zero.state import MASTER
 
@@ -50,7 +51,7 @@ def load_state(optimizer: ZeroOptimizer, state_dict: Mapping[str, Any]) -> None:
     the state has no copies of more bits, they are read from the parameters before the next step.
 
     Raises:
-        ValueError: it is of other parameters, or lacks a part.
+        ValueError: it is of other parameters, or lacks a part, or has that of another rank.
     """
     groups = _checked_groups(optimizer, state_dict)
     entries = _entries(optimizer, state_dict, groups)
@@ -80,6 +81,7 @@ def load_state(optimizer: ZeroOptimizer, state_dict: Mapping[str, Any]) -> None:
         group.update(loaded)
     optimizer._sync_groups()
     optimizer._kernel_step.forget()
+    optimizer._agreement.note_load()
 
 
 def _options_like(group: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
@@ -146,7 +148,7 @@ def _is_absent(value: Any) -> bool:
 
 
 def _check_entry(entry: _Entry) -> None:
-    """Raises where a parameter's state lacks a part, or has one of another shape."""
+    """Raises where a parameter's state lacks a part, or has one of another shape or rank."""
     one, parts = entry.shard, entry.parts
     if not entry.kept:
         return
@@ -158,6 +160,8 @@ def _check_entry(entry: _Entry) -> None:
                 f"{_listed(entry.kept)}: it lacks {_listed(lacking)}; {UNCHANGED}"
             )
     for part, value in entry.kept.items():
+        if isinstance(value, DTensor):
+            check_part(one, part, value)
         every = part == MASTER or parts.get(part, False)
         shape = tuple(value.shape) if isinstance(value, Tensor) else None
         if every and shape is None:
@@ -183,13 +187,7 @@ def _taken(entry: _Entry, key: str, value: Any, ranks: list[int]) -> Any:
         return deepcopy(value)
     if value.dim() == 0 or value.shape != one.parameter.shape:
         return _number(entry, key, value)
-    if isinstance(value, DTensor):
-        local = value.to_local()
-        theirs = value.device_mesh.mesh.flatten().tolist()
-        if tuple(value.placements) == (Shard(0),) and theirs == ranks and not one.replicated:
-            return torch.empty_like(one.tensor).copy_(local)
-        value = value.full_tensor()
-    return torch.empty_like(one.tensor).copy_(one.rows(value.detach()))
+    return rows_of(one, value, ranks)
 
 
 def _number(entry: _Entry, key: str, value: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,7 +17,13 @@ from dreamcomm._torch.groups import given_group, ours
 from dreamcomm.buckets.clip import clip_
 from dreamcomm.buckets.parameters import TrainedParameter, check_equal_models, check_group
 from dreamcomm.buckets.protocol import ClipPart, GradientPart
-from dreamcomm.zero.checks import check_arguments, check_parameters, named_parameters
+from dreamcomm.zero.agreement import Agreement, check_facts, differs
+from dreamcomm.zero.checks import (
+    check_arguments,
+    check_groups,
+    check_parameters,
+    named_parameters,
+)
 from dreamcomm.zero.engine import (
     WHAT,
     engine_of,
@@ -30,6 +36,7 @@ from dreamcomm.zero.kernel_step import KernelStep
 from dreamcomm.zero.layout import shard_layout
 from dreamcomm.zero.loading import load_state
 from dreamcomm.zero.masters import refresh_masters
+from dreamcomm.zero.rows import adopt_state
 from dreamcomm.zero.rules import has_kernel
 from dreamcomm.zero.scaling import shared_found_inf, unscale_
 from dreamcomm.zero.shards import (
@@ -37,7 +44,7 @@ from dreamcomm.zero.shards import (
     make_shards,
     settle_parameters,
 )
-from dreamcomm.zero.state import State, packed_state
+from dreamcomm.zero.state import State, WholeState, packed_state, whole_state
 from dreamcomm.zero.warning import warn_of_changed
 
 __all__ = ["ZeroOptimizer"]
@@ -105,6 +112,9 @@ class ZeroOptimizer(Optimizer):
         self._reduces, self._class, self._options = reduce, optimizer_class, dict(defaults)
         self._held = False  # by a DistributedDataParallel
         self._ready = self._unscaled_everywhere = False
+        self._agreement = Agreement()
+        self._consolidated: WholeState | None = None
+        self._state: Any = None
         super().__init__(params, dict(defaults))
         self._set_up(first=True)
 
@@ -114,7 +124,7 @@ class ZeroOptimizer(Optimizer):
         """Shards the parameters of all groups. Collective."""
         named = named_parameters(self.param_groups)
         parameters = [parameter for _, parameter in named]
-        check_parameters(named)
+        ties = check_parameters(named, self.master_dtype)
         engine = found_engine(parameters) if self._reduces and (first or self._held) else None
         if first:
             self._held = engine is not None
@@ -124,13 +134,15 @@ class ZeroOptimizer(Optimizer):
         trained = [TrainedParameter(name, parameter) for name, parameter in named]
         check_group(self.process_group, trained, WHAT)
         check_equal_models(self.process_group, trained, WHAT)
-        self._in_heaps = self._share(parameters)
+        self._in_heaps = self._share(parameters, ties)
         if not self._held:
             broadcast_tensors(parameters, self.process_group)
         world, rank = self._ranks()
         shards = make_shards(named, world, rank, self.master_dtype)
         self._shards = {id(one.parameter): one for one in shards}
         self._make_inner()
+        self._given = [list(group["params"]) for group in self.param_groups]
+        self._agreement.compare(self._inner.defaults, ties)
         if engine is None:
             engine = engine_of(named, self.process_group, reduces=self._reduces)
         self._engine = engine
@@ -144,13 +156,13 @@ class ZeroOptimizer(Optimizer):
     def _ranks(self) -> tuple[int, int]:
         return dist.get_world_size(self.process_group), dist.get_rank(self.process_group)
 
-    def _share(self, parameters: list[torch.nn.Parameter]) -> bool:
+    def _share(self, parameters: list[torch.nn.Parameter], ties: list[list[int]]) -> bool:
         """Whether parameters lie in memory that all ranks map, on all of them. Collective."""
         device = parameters[0].device
         backend = ours(self.process_group, device) if device.type == "cpu" else None
         shared = backend is not None and backend.shares_heaps
         with torch.no_grad():
-            all_there = settle_parameters(parameters, shared=shared)
+            all_there = settle_parameters(parameters, ties, shared=shared)
         if not shared:
             return False
         everywhere = torch.tensor([int(all_there)], device="cpu")
@@ -173,13 +185,14 @@ class ZeroOptimizer(Optimizer):
         self.defaults = {**self._inner.defaults, **self.defaults}
         # One form of the step, whose bits do not depend on where a rank's rows begin.
         self._single = {"foreach": False, "fused": False} if on_cpu else {}
-        self.state = cast(Any, State(self._shards, self._inner))
+        self._state = State(self._shards, self._inner)
 
     def _shard_engine(self) -> None:
         self._ordered = shard_engine(
             self._engine, self._shards, stage=self.stage, in_heaps=self._in_heaps
         )
-        self._kernel_step = KernelStep(self._ordered, self._inner, self.param_groups)
+        ranks = dist.get_process_group_ranks(self.process_group)
+        self._kernel_step = KernelStep(self._ordered, self._inner, self.param_groups, ranks)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds parameters. Collective, after the optimizer was made."""
@@ -193,6 +206,8 @@ class ZeroOptimizer(Optimizer):
             )
         if any(one.grad is not None for group in self.param_groups for one in group["params"]):
             raise RuntimeError(f"{WHAT}: call zero_grad() before add_param_group()")
+        check_groups(self.param_groups, self._given)
+        self._consolidated = None
         shards, kept = self._shards, self._inner.state
         super().add_param_group(param_group)
         self._release()  # it would keep the engine, and its shards
@@ -218,6 +233,9 @@ class ZeroOptimizer(Optimizer):
             if self._is_skipped():
                 return loss
             self._check_memory()
+            check_groups(self.param_groups, self._given)
+            self._check_agreement()
+            self._consolidated = None
             refresh_masters(self._ordered)
             self._sync_groups()
             if self._reduces and self.stage == 1:
@@ -239,9 +257,15 @@ class ZeroOptimizer(Optimizer):
             unscale_(self._shard_gradients() if self._reduces else local, scale)
         return found
 
+    def _check_agreement(self) -> None:
+        """Raises on all ranks where their options differ. Collective."""
+        digest = self._agreement.digest(self.param_groups)
+        if differs(self.process_group, self._ordered[0].parameter.device, digest):
+            check_facts(self.process_group, self._agreement.facts(self.param_groups))
+
     def _check_memory(self) -> None:
         for one in self._ordered:
-            if one.parameter.data_ptr() != one.address:
+            if one.has_moved():
                 raise RuntimeError(
                     f"{WHAT}: parameter {one.name!r} has got other memory since the optimizer was "
                     "made, as by .data = ..., .to() or load_state_dict(assign=True); make the "
@@ -258,9 +282,12 @@ class ZeroOptimizer(Optimizer):
         reads = self.stage == 1 and not self._engine.compiled.agree_reduced()
         if self.stage == 2:
             self.reduce_gradients()
-        self._kernel_step.run(self._engine.compiled, reads)
+        self._kernel_step.run(self._engine.compiled, self.param_groups, reads)
 
     def _step_by_torch(self) -> None:
+        ranks = dist.get_process_group_ranks(self.process_group)
+        for one in self._ordered:
+            adopt_state(self._inner, one, ranks)
         gradients = self._shard_gradients()
         stepped = []
         for one, gradient in zip(self._ordered, gradients, strict=True):
@@ -385,28 +412,73 @@ class ZeroOptimizer(Optimizer):
 
     # State.
 
+    @property
+    def state(self) -> Any:
+        """What is kept of each parameter: this rank's rows, by the parameters.
+
+        Another mapping that is put in its place is copied: with an empty one all begin anew. Whole
+        tensors in it are cut to this rank's rows in the next step.
+        """
+        return self._state
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        if isinstance(self._state, State):
+            self._state.replace(value)
+
+    def consolidate_state_dict(self, to: int = 0) -> None:
+        """Gathers the state on one rank: its :meth:`state_dict` has whole tensors. Collective.
+
+        They are copies on the CPU, as they are now. They load into any number of ranks, and into
+        the optimizer class itself. The other ranks' state_dict() raises. The next step or load
+        drops the copies, and state_dict() is as before.
+
+        Args:
+            to: a rank of the optimizer's group.
+
+        Raises:
+            ValueError: there is no such rank.
+        """
+        world, rank = self._ranks()
+        if not 0 <= to < world:
+            raise ValueError(f"{WHAT}: expected a rank from 0 to {world - 1} as to, got {to}")
+        check_groups(self.param_groups, self._given)
+        self._consolidated = whole_state(self, to, keep=rank == to)
+
     def state_dict(self) -> dict[str, Any]:
         """The state as DTensors that are sharded on dimension 0, by numbers of parameters.
 
-        ``torch.distributed.checkpoint`` saves and loads it, through
-        ``get_optimizer_state_dict`` by names; so it goes into another world size, another stage, or
-        one process. Nothing is communicated.
+        They have the rows of this rank, for this rank. ``torch.distributed.checkpoint`` saves and
+        loads them, through ``get_optimizer_state_dict`` by names; so it goes into another world
+        size, another stage, or one process. Nothing is communicated. For whole tensors call
+        :meth:`consolidate_state_dict` before.
+
+        Raises:
+            RuntimeError: ``param_groups`` has other parameters by now; the state was consolidated
+                on another rank.
         """
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
+        check_groups(self.param_groups, self._given)
         packed = packed_state(self)
+        if self._consolidated is not None:
+            packed["state"] = self._consolidated.entries(dist.get_rank())
         for after in self._optimizer_state_dict_post_hooks.values():
             packed = after(self, packed) or packed
         return packed
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes a state, of DTensors or of whole tensors.
+        """Takes a state, of DTensors or of whole tensors. All ranks load, or the next step raises.
 
         Raises:
-            ValueError: it is of other parameters, or lacks a part. Nothing has changed then.
+            ValueError: it is of other parameters, or lacks a part, or has the rows of another rank.
+                Nothing has changed then.
+            RuntimeError: ``param_groups`` has other parameters by now.
         """
+        check_groups(self.param_groups, self._given)
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = before(self, state_dict) or state_dict
         load_state(self, state_dict)
+        self._consolidated = None
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)

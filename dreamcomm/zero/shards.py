@@ -26,7 +26,7 @@ class ParameterShard:
         offset, numel: this rank's elements in the parameter, in the order of memory.
         replicated: a scalar, which all ranks step.
         has_master: ``tensor`` is a copy.
-        address: of the parameter's memory when ``tensor`` was made.
+        address, shape, strides: of the parameter's memory when ``tensor`` was made.
     """
 
     name: str
@@ -38,11 +38,20 @@ class ParameterShard:
     replicated: bool
     has_master: bool
     address: int
+    shape: torch.Size
+    strides: tuple[int, ...]
 
     @property
     def sum_dtype(self) -> torch.dtype:
         """What this rank's elements of the gradient are computed and kept in."""
         return self.tensor.dtype
+
+    def has_moved(self) -> bool:
+        """Whether the parameter has got other memory, another order of it, or another size."""
+        now = self.parameter
+        if now.data_ptr() != self.address:
+            return True
+        return now.stride() != self.strides or now.shape != self.shape
 
     def rows(self, whole: Tensor) -> Tensor:
         """This rank's rows of a tensor of the parameter's shape."""
@@ -65,25 +74,32 @@ def in_memory_order(tensor: Tensor) -> Tensor:
     return tensor.detach().as_strided((tensor.numel(),), (1,))
 
 
-def settle_parameters(parameters: Sequence[Tensor], *, shared: bool) -> bool:
+def settle_parameters(
+    parameters: Sequence[Tensor], ties: Sequence[Sequence[int]], *, shared: bool
+) -> bool:
     """Has the rows of each parameter lie in memory one after the other, shared if it can be.
 
     Most do, also in the order of channels last; others become contiguous.
+
+    Args:
+        ties: the numbers of all parameters, those with one memory together: they keep one.
 
     Returns:
         Whether all lie in memory that ranks share.
     """
     from dreamcomm import _C
 
-    for parameter in parameters:
-        whole = parameter.detach()
+    for numbers in ties:
+        first = parameters[numbers[0]]
+        whole = first.detach()
         if not _rows_lie_together(whole):
             whole = whole.contiguous()
         if shared and not memory.is_shared(whole) and whole.numel() > 0:
             place = memory.empty(whole.numel(), dtype=whole.dtype)
             whole = place.as_strided(whole.shape, whole.stride()).copy_(whole)
-        if whole.data_ptr() != parameter.data_ptr():
-            parameter.data = whole
+        if whole.data_ptr() != first.data_ptr():
+            for number in numbers:
+                parameters[number].data = whole
     if shared:
         _C.give_back_free_pages()  # malloc might keep as many bytes as the model has
     return shared and all(memory.is_shared(one) or one.numel() == 0 for one in parameters)
@@ -122,6 +138,8 @@ def make_shards(
                 replicated,
                 has_master,
                 parameter.data_ptr(),
+                parameter.shape,
+                parameter.stride(),
             )
         )
     return shards

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping
+from copy import deepcopy
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +21,7 @@ from dreamcomm.zero.shards import ParameterShard
 if TYPE_CHECKING:
     from dreamcomm.zero.optimizer import ZeroOptimizer
 
-__all__ = ["MASTER", "State", "packed_state"]
+__all__ = ["MASTER", "State", "WholeState", "packed_state", "whole_state"]
 
 MASTER = "master_param"  # the key of the copy of more bits
 
@@ -45,6 +47,35 @@ class State(MutableMapping[Tensor, Mapping[str, Any]]):
     def __setitem__(self, parameter: Tensor, value: Mapping[str, Any]) -> None:
         kept = {key: part for key, part in value.items() if key != MASTER}
         self._inner.state[self._shards[id(parameter)].tensor] = kept
+
+    def __contains__(self, parameter: object) -> bool:
+        one = self._shards.get(id(parameter))
+        return one is not None and one.tensor in self._inner.state
+
+    def pop(self, parameter: Tensor, *default: Any) -> Any:
+        """As of a dict: a state that a first step has not made yet is not there."""
+        if default and parameter not in self:
+            return default[0]
+        return super().pop(parameter)
+
+    def replace(self, state: Mapping[Tensor, Mapping[str, Any]]) -> None:
+        """Takes another mapping's entries in place of all own ones.
+
+        Raises:
+            ValueError: it has a parameter that the optimizer does not have. Nothing has changed.
+        """
+        if state is self:
+            return
+        others = sum(id(parameter) not in self._shards for parameter in state)
+        if others:
+            raise ValueError(
+                f"ZeroOptimizer: the new state has {others} parameters that the optimizer does not "
+                "have; nothing has changed"
+            )
+        entries = list(state.items())
+        self._inner.state.clear()
+        for parameter, kept in entries:
+            self[parameter] = kept
 
     def __delitem__(self, parameter: Tensor) -> None:
         del self._inner.state[self._shards[id(parameter)].tensor]
@@ -90,6 +121,52 @@ def packed_state(optimizer: ZeroOptimizer) -> dict[str, Any]:
         }
     # An optimizer without any state, such as SGD without momentum, has no entries in torch.
     return {"state": state if any(state.values()) else {}, "param_groups": groups}
+
+
+@dataclass(frozen=True)
+class WholeState:
+    """The state of all ranks' rows.
+
+    Attributes:
+        to: the rank of the group that has it.
+        kept: by numbers of parameters, in tensors on the CPU; None on the other ranks.
+    """
+
+    to: int
+    kept: dict[int, dict[str, Any]] | None
+
+    def entries(self, rank: int) -> dict[int, dict[str, Any]]:
+        """The entries of a state_dict.
+
+        Raises:
+            RuntimeError: another rank has them.
+        """
+        if self.kept is None:
+            raise RuntimeError(
+                f"rank {rank}: ZeroOptimizer.state_dict(): the state was consolidated on rank "
+                f"{self.to} of the group, and is whole there alone: call state_dict() on that "
+                "rank, or after the next step"
+            )
+        return {number: dict(parts) for number, parts in self.kept.items()}
+
+
+def whole_state(optimizer: ZeroOptimizer, to: int, *, keep: bool) -> WholeState:
+    """Gathers the state. Collective.
+
+    Args:
+        keep: on the rank ``to``.
+    """
+    found = {}
+    for number, kept in packed_state(optimizer)["state"].items():
+        found[number] = {key: _gathered(value, keep=keep) for key, value in kept.items()}
+    return WholeState(to, found if keep else None)
+
+
+def _gathered(value: Any, *, keep: bool) -> Any:
+    if not isinstance(value, Tensor):
+        return deepcopy(value)
+    whole = value.full_tensor() if isinstance(value, DTensor) else value
+    return whole.detach().to("cpu", copy=True) if keep else None
 
 
 def _options(inner: Optimizer) -> dict[int, dict[str, Any]]:
