@@ -6,13 +6,12 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from dreamcomm.zero.engine import WHAT
 
-__all__ = ["Agreement", "check_facts", "differs"]
+__all__ = ["Agreement", "check_facts"]
 
 
 class Agreement:
@@ -74,20 +73,6 @@ class Agreement:
         found["the number of states loaded"] = str(self._loads)
         found["the list of parameters that share memory"] = str(self._ties)
         return found
-
-
-def differs(group: dist.ProcessGroup, device: torch.device, digest: int) -> bool:
-    """Whether ranks have different digests. Collective.
-
-    The largest of each byte, and of each byte's complement, are those of one digest only where all
-    are equal.
-    """
-    where = "cpu" if torch.device("cpu") in group._device_types else device
-    mine = list(digest.to_bytes(8, "big"))
-    largest = torch.tensor([*mine, *(255 - byte for byte in mine)], dtype=torch.uint8, device=where)
-    dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
-    found = largest.tolist()
-    return any(low + high != 255 for low, high in zip(found[:8], found[8:], strict=True))
 
 
 def check_facts(group: dist.ProcessGroup, mine: Mapping[str, str]) -> None:

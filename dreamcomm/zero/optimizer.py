@@ -17,7 +17,7 @@ from dreamcomm._torch.groups import given_group, ours
 from dreamcomm.buckets.clip import clip_
 from dreamcomm.buckets.parameters import TrainedParameter, check_equal_models, check_group
 from dreamcomm.buckets.protocol import ClipPart, GradientPart
-from dreamcomm.zero.agreement import Agreement, check_facts, differs
+from dreamcomm.zero.agreement import Agreement, check_facts
 from dreamcomm.zero.checks import (
     check_arguments,
     check_groups,
@@ -234,16 +234,16 @@ class ZeroOptimizer(Optimizer):
                 return loss
             self._check_memory()
             check_groups(self.param_groups, self._given)
-            self._check_agreement()
+            averaged = self._agreed()
             self._consolidated = None
             refresh_masters(self._ordered)
             self._sync_groups()
             if self._reduces and self.stage == 1:
                 warn_of_changed(self._engine, self._ordered)
             if self._in_heaps and self._reduces and has_kernel(self._inner):
-                self._step_by_kernels()
+                self._step_by_kernels(averaged)
             else:
-                self._step_by_torch()
+                self._step_by_torch(averaged)
         return loss
 
     def _is_skipped(self) -> bool:
@@ -257,11 +257,13 @@ class ZeroOptimizer(Optimizer):
             unscale_(self._shard_gradients() if self._reduces else local, scale)
         return found
 
-    def _check_agreement(self) -> None:
-        """Raises on all ranks where their options differ. Collective."""
+    def _agreed(self) -> bool:
+        """Whether all is averaged, on all ranks. Raises where their options differ. Collective."""
         digest = self._agreement.digest(self.param_groups)
-        if differs(self.process_group, self._ordered[0].parameter.device, digest):
+        averaged, same = self._engine.compiled.agree_reduced(digest)
+        if not same:
             check_facts(self.process_group, self._agreement.facts(self.param_groups))
+        return averaged
 
     def _check_memory(self) -> None:
         for one in self._ordered:
@@ -278,17 +280,19 @@ class ZeroOptimizer(Optimizer):
             inner.update({k: v for k, v in group.items() if k not in ("params", "param_names")})
             inner.update({k: v for k, v in self._single.items() if k in inner})
 
-    def _step_by_kernels(self) -> None:
-        reads = self.stage == 1 and not self._engine.compiled.agree_reduced()
-        if self.stage == 2:
-            self.reduce_gradients()
+    def _step_by_kernels(self, averaged: bool) -> None:
+        reads = self.stage == 1 and not averaged
+        if self.stage == 2 and not averaged:
+            self._engine.compiled.reduce_now()
         self._kernel_step.run(self._engine.compiled, self.param_groups, reads)
 
-    def _step_by_torch(self) -> None:
+    def _step_by_torch(self, averaged: bool) -> None:
         ranks = dist.get_process_group_ranks(self.process_group)
         for one in self._ordered:
             adopt_state(self._inner, one, ranks)
-        gradients = self._shard_gradients()
+        if self._reduces and not averaged:
+            self._engine.compiled.reduce_now()
+        gradients = self._own_gradients()
         stepped = []
         for one, gradient in zip(self._ordered, gradients, strict=True):
             if gradient is not None:
@@ -311,6 +315,11 @@ class ZeroOptimizer(Optimizer):
 
     def _shard_gradients(self) -> list[Tensor | None]:
         """This rank's elements of the averages, flat, in the engine's order. Collective."""
+        self.reduce_gradients()
+        return self._own_gradients()
+
+    def _own_gradients(self) -> list[Tensor | None]:
+        """The same, once they are averaged."""
         if not self._reduces:
             return [
                 None
@@ -320,7 +329,6 @@ class ZeroOptimizer(Optimizer):
                 )
                 for one in self._ordered
             ]
-        self.reduce_gradients()
         return self._engine.compiled.shard_gradients()
 
     # Gradients.
@@ -338,7 +346,7 @@ class ZeroOptimizer(Optimizer):
         Nothing is done where all is averaged already.
         """
         self._recover()
-        if self._reduces and not self._engine.compiled.agree_reduced():
+        if self._reduces and not self._engine.compiled.agree_reduced()[0]:
             self._engine.compiled.reduce_now()
 
     def clip_grad_norm_(

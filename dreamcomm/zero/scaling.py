@@ -52,7 +52,7 @@ def shared_found_inf(optimizer: ZeroOptimizer) -> bool | None:
     group = optimizer.process_group
     everywhere, optimizer._unscaled_everywhere = optimizer._unscaled_everywhere, False
     local = optimizer._reduces and dist.get_world_size(group) > 1 and not everywhere
-    if local and (optimizer.stage == 1 or not optimizer._engine.compiled.agree_reduced()):
+    if local and (optimizer.stage == 1 or not optimizer._engine.compiled.agree_reduced()[0]):
         raise RuntimeError(
             f"rank {dist.get_rank(group)}: torch.amp.GradScaler has looked for infinities in this "
             "rank's own gradients, as they are not averaged yet, so ranks could skip different "

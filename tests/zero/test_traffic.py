@@ -14,7 +14,7 @@ from helpers.pool import Pool
 pytestmark = pytest.mark.beyond_gloo("counts what only dreamcomm counts")
 
 WIDTH = 240  # divisible by 2, 3 and 4
-TOLD = 1 + 16  # bytes for each peer: whether all is averaged, and a digest of the options
+TOLD = 1 + 128  # bytes for each peer: whether all is averaged, and a digest of the options
 
 
 def moved(stage: int, clips: bool) -> tuple[dict[str, tuple[int, int]], int]:

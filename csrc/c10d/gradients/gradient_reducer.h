@@ -77,8 +77,12 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   std::vector<at::Tensor> shard_gradients() const;
   /// The same, whatever `grad` is by now; undefined: none was reduced yet.
   at::Tensor shard_memory(std::size_t index) const;
-  /// Whether the shards hold all that has accumulated, on all ranks. Collective.
-  bool agree_reduced() const;
+  struct Agreed {
+    bool reduced;  // the shards hold all that has accumulated, on all ranks
+    bool same;     // all ranks gave one digest
+  };
+  /// What all ranks agree on. Collective.
+  Agreed agree_reduced(std::uint64_t digest) const;
   /// Ends the sharding; what the shards hold is lost.
   void unshard();
   /// Whether a gradient other than zero is in shards alone.

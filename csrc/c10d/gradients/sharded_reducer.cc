@@ -158,14 +158,25 @@ at::Tensor GradientReducer::shard_memory(std::size_t index) const {
   return gradients_.at(index).shard.gradient;
 }
 
-bool GradientReducer::agree_reduced() const {
+GradientReducer::Agreed GradientReducer::agree_reduced(std::uint64_t digest) const {
   const Lock lock(mutex_);
   const auto is_done = [this](const Gradient& one) {
     return rule_.deferred ? one.is_unchanged() : !one.is_local();
   };
   const bool mine =
       (reduced_ || !rule_.deferred) && std::all_of(gradients_.begin(), gradients_.end(), is_done);
-  return !set_on_any(rule_.group, device(), {!mine})[0];
+  // A bit and its complement are both set on some rank only where digests differ.
+  constexpr std::size_t kBits = 64;
+  std::vector<bool> flags{!mine};
+  for (std::size_t bit = 0; bit < kBits; ++bit) {
+    const bool is_set = ((digest >> bit) & 1U) != 0;
+    flags.push_back(is_set);
+    flags.push_back(!is_set);
+  }
+  const std::vector<bool> any = set_on_any(rule_.group, device(), flags);
+  bool same = true;
+  for (std::size_t bit = 0; bit < kBits; ++bit) same &= any[1 + 2 * bit] != any[2 + 2 * bit];
+  return {!any[0], same};
 }
 
 void GradientReducer::set_optimizer_memory(const std::vector<std::optional<at::Tensor>>& masters,

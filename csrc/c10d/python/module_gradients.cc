@@ -176,7 +176,13 @@ void bind_gradients(pybind11::module_& m) {
            py::arg("stand_ins"), py::arg("deferred"), py::arg("heaps"))
       .def("shard_gradients", &GradientReducer::shard_gradients, Released())
       .def("shard_memory", &GradientReducer::shard_memory, py::arg("index"), Released())
-      .def("agree_reduced", &GradientReducer::agree_reduced, Released())
+      .def(
+          "agree_reduced",
+          [](const GradientReducer& self, std::uint64_t digest) {
+            const GradientReducer::Agreed agreed = self.agree_reduced(digest);
+            return std::make_pair(agreed.reduced, agreed.same);
+          },
+          py::arg("digest") = 0, Released())
       .def("unshard", &GradientReducer::unshard, Released())
       .def("holds_shards", &GradientReducer::holds_shards, Released())
       .def("set_optimizer_memory", &GradientReducer::set_optimizer_memory, py::arg("masters"),
