@@ -2,9 +2,11 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
+#include <cxxabi.h>
 
 #include <algorithm>
 #include <array>
+#include <exception>
 #include <string_view>
 #include <utility>
 
@@ -170,6 +172,8 @@ std::exception_ptr current_as_torch() {
     throw;
   } catch (const Error& error) {
     return to_torch(error);
+  } catch (const abi::__forced_unwind&) {
+    std::terminate();  // CPython kills this thread: keep_killed_threads() stops it here
   } catch (...) {
     return std::current_exception();
   }

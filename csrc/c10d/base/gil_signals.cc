@@ -4,6 +4,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "c10d/base/interpreter_end.h"
+
 namespace dreamcomm {
 
 bool on_main_thread() { return syscall(SYS_gettid) == getpid(); }
@@ -17,8 +19,7 @@ void check_signals() {
 bool is_foreign(const std::exception& error) {
   const auto* python = dynamic_cast<const pybind11::error_already_set*>(&error);
   if (python == nullptr) return false;
-  const pybind11::gil_scoped_acquire gil;
-  return !python->matches(PyExc_RuntimeError);
+  return with_gil([&] { return !python->matches(PyExc_RuntimeError); });
 }
 
 void without_gil(const std::function<void()>& wait) {

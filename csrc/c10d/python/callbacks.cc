@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "c10d/base/gil_signals.h"
+#include "c10d/base/interpreter_end.h"
 #include "c10d/process/process_call_sites.h"
 #include "core/flag.h"
 
@@ -24,8 +25,7 @@ using OptionsPtr = c10::intrusive_ptr<DreamOptions>;
 std::shared_ptr<py::object> shared_object(py::object object) {
   return {new py::object(std::move(object)), [](py::object* held) {
             if (Py_IsInitialized() == 0) return;  // the interpreter has ended
-            const py::gil_scoped_acquire gil;
-            delete held;
+            with_gil([held] { delete held; });
           }};
 }
 
@@ -76,15 +76,15 @@ class AtExit {
 };
 
 std::shared_ptr<void> register_exit(const BackendPtr& backend) {
-  const py::gil_scoped_acquire gil;
-  return std::make_shared<AtExit>(backend);
+  return with_gil([&] { return std::make_shared<AtExit>(backend); });
 }
 
 /// What `function` of dreamcomm._torch.call_site says, or "".
 std::string site(const char* function) {
-  const py::gil_scoped_acquire gil;
   try {
-    return py::module_::import("dreamcomm._torch.call_site").attr(function)().cast<std::string>();
+    return with_gil([function] {
+      return py::module_::import("dreamcomm._torch.call_site").attr(function)().cast<std::string>();
+    });
   } catch (const std::exception&) {
     return "";  // the interpreter is ending; the peers wait for this rank's answer
   }
@@ -123,18 +123,18 @@ void log_warning(const std::string& text) {
 /// the thread that answers peers; if that one does not get the GIL soon, it writes to stderr.
 void warn(const std::string& text) {
   if (PyGILState_GetThisThreadState() != nullptr) {
-    const py::gil_scoped_acquire gil;
-    return log_warning(text);
+    return with_gil([&text] { log_warning(text); });
   }
   constexpr milliseconds kPatience{500};
   const auto told = std::make_shared<Flag>();  // by the thread that takes it first
   const auto taken = std::make_shared<std::promise<void>>();
   if (const std::shared_ptr<CallSiteService> service = live_process_call_sites()) {
     service->post([text, told, taken] {
-      const py::gil_scoped_acquire gil;
-      if (told->take() != 0) return;
-      taken->set_value();
-      log_warning(text);
+      with_gil([&] {
+        if (told->take() != 0) return;
+        taken->set_value();
+        log_warning(text);
+      });
     });
     taken->get_future().wait_for(kPatience);
   }
@@ -144,13 +144,14 @@ void warn(const std::string& text) {
 /// A group that kept a log has ended.
 void report(const std::shared_ptr<Recorder>& recorder, const std::string& failure) {
   if (Py_IsInitialized() == 0) return;
-  const py::gil_scoped_acquire gil;
-  const py::error_scope exception;
-  try {
-    py::module_::import("dreamcomm.observe.comm_log").attr("report")(recorder, failure);
-  } catch (py::error_already_set& error) {
-    error.discard_as_unraisable("dreamcomm's log");
-  }
+  with_gil([&] {
+    const py::error_scope exception;
+    try {
+      py::module_::import("dreamcomm.observe.comm_log").attr("report")(recorder, failure);
+    } catch (py::error_already_set& error) {
+      error.discard_as_unraisable("dreamcomm's log");
+    }
+  });
 }
 
 }  // namespace
@@ -159,8 +160,9 @@ PythonCallbacks make_callbacks(py::object make_inner) {
   return {[make = shared_object(std::move(make_inner))](const StorePtr& store, int rank, int size,
                                                         const OptionsPtr& options,
                                                         const std::string& device_type) {
-            const py::gil_scoped_acquire gil;
-            return (*make)(store, rank, size, options, device_type).cast<Fallback::Inner>();
+            return with_gil([&] {
+              return (*make)(store, rank, size, options, device_type).cast<Fallback::Inner>();
+            });
           },
           call_site,
           main_thread_site,
@@ -172,8 +174,12 @@ PythonCallbacks make_callbacks(py::object make_inner) {
 void bind_interpreter(py::module_& m) {
   py::class_<ExitHook>(m, "_ExitHook").def("__call__", &ExitHook::operator());
   // Registered before any group's, so run after them: groups may outlive their hooks.
-  const py::cpp_function stop([] { end_process_call_sites(); },
-                              py::call_guard<py::gil_scoped_release>());
+  const py::cpp_function stop(
+      [] {
+        end_process_call_sites();
+        keep_killed_threads();
+      },
+      py::call_guard<py::gil_scoped_release>());
   py::module_::import("atexit").attr("register")(stop);
 }
 
