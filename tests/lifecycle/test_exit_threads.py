@@ -147,7 +147,12 @@ def test_calls_of_exit_handlers(fresh: Fresh, backend: str, tmp_path: Path) -> N
 
 def join_at_exit(rank: int, backend: str, store: str) -> None:
     threads: list[threading.Thread] = []
-    atexit.register(lambda: [thread.join() for thread in threads])
+
+    def join_all() -> None:
+        for thread in threads:
+            thread.join()
+
+    atexit.register(join_all)
     join(backend, store, rank, 2)
     threads.append(start(lambda: dist.recv(torch.ones(3), 1 - rank), daemon=True))
 
