@@ -134,7 +134,7 @@ class ZeroOptimizer(Optimizer):
         trained = [TrainedParameter(name, parameter) for name, parameter in named]
         check_group(self.process_group, trained, WHAT)
         check_equal_models(self.process_group, trained, WHAT)
-        self._in_heaps = self._share(parameters, ties)
+        self._in_heaps = self._share(named, ties)
         if not self._held:
             broadcast_tensors(parameters, self.process_group)
         world, rank = self._ranks()
@@ -156,13 +156,13 @@ class ZeroOptimizer(Optimizer):
     def _ranks(self) -> tuple[int, int]:
         return dist.get_world_size(self.process_group), dist.get_rank(self.process_group)
 
-    def _share(self, parameters: list[torch.nn.Parameter], ties: list[list[int]]) -> bool:
+    def _share(self, named: list[tuple[str, torch.nn.Parameter]], ties: list[list[int]]) -> bool:
         """Whether parameters lie in memory that all ranks map, on all of them. Collective."""
-        device = parameters[0].device
+        device = named[0][1].device
         backend = ours(self.process_group, device) if device.type == "cpu" else None
         shared = backend is not None and backend.shares_heaps
         with torch.no_grad():
-            all_there = settle_parameters(parameters, ties, shared=shared)
+            all_there = settle_parameters(named, ties, shared=shared)
         if not shared:
             return False
         everywhere = torch.tensor([int(all_there)], device="cpu")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -75,13 +76,15 @@ def in_memory_order(tensor: Tensor) -> Tensor:
 
 
 def settle_parameters(
-    parameters: Sequence[Tensor], ties: Sequence[Sequence[int]], *, shared: bool
+    named: Sequence[tuple[str, Tensor]], ties: Sequence[Sequence[int]], *, shared: bool
 ) -> bool:
     """Has the rows of each parameter lie in memory one after the other, shared if it can be.
 
-    Most do, also in the order of channels last; others become contiguous.
+    Most do, also in the order of channels last; others become contiguous. A warning names those
+    that have moved away from other tensors on their memory, such as a buffer that is a view.
 
     Args:
+        named: parameters with their names.
         ties: the numbers of all parameters, those with one memory together: they keep one.
 
     Returns:
@@ -89,9 +92,11 @@ def settle_parameters(
     """
     from dreamcomm import _C
 
+    parameters = [parameter for _, parameter in named]
+    left: list[str] = []
     for numbers in ties:
         first = parameters[numbers[0]]
-        whole = first.detach()
+        whole = before = first.detach()
         if not _rows_lie_together(whole):
             whole = whole.contiguous()
         if shared and not memory.is_shared(whole) and whole.numel() > 0:
@@ -100,9 +105,23 @@ def settle_parameters(
         if whole.data_ptr() != first.data_ptr():
             for number in numbers:
                 parameters[number].data = whole
+            if not _C.owns_memory(before):
+                left.append(named[numbers[0]][0])
+    if left:
+        _warn_of_left(left)
     if shared:
         _C.give_back_free_pages()  # malloc might keep as many bytes as the model has
     return shared and all(memory.is_shared(one) or one.numel() == 0 for one in parameters)
+
+
+def _warn_of_left(names: Sequence[str]) -> None:
+    some = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    warnings.warn(
+        f"ZeroOptimizer: {len(names)} parameters ({some}) had memory that other tensors have, too, "
+        "such as a buffer that is a view of one, and have moved into memory that the ranks share. "
+        "The others keep the values of now: make them from the parameters, after the optimizer",
+        stacklevel=5,
+    )
 
 
 def _rows_lie_together(whole: Tensor) -> bool:

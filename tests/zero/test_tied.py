@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -122,3 +123,28 @@ def tied_on_one_rank() -> str:
 def test_a_tie_that_one_rank_has_not_is_named(pool: Pool) -> None:
     for text in pool.run(tied_on_one_rank):
         assert "is [[0, 3]] on rank 0, and [] on rank 1" in text
+
+
+class Copied(nn.Module):
+    """Its buffer is a view of its parameter."""
+
+    def __init__(self, views: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, 4))
+        kept = self.weight.detach().t()
+        self.register_buffer("turned", kept if views else kept.clone())
+
+
+def moved(views: bool) -> list[str]:
+    module = Copied(views)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        ZeroOptimizer(module.parameters(), torch.optim.SGD, lr=0.1)
+    return [str(one.message) for one in found if "memory that other tensors" in str(one.message)]
+
+
+def test_views_of_a_parameter_that_moves_are_named(pool: Pool) -> None:
+    for texts in pool.run(moved, True):
+        assert len(texts) == 1
+        assert "(parameter 0)" in texts[0]
+    assert pool.run(moved, False) == [[], []]

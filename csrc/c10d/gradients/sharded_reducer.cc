@@ -56,6 +56,7 @@ void GradientReducer::shard(std::vector<Shard> shards, bool deferred,
     if (gradients_[i].is_stand_in()) gradients_[i].tensor() = at::Tensor();
     gradients_[i].shard = std::move(shards[i]);
     gradients_[i].shard.sharded = true;
+    gradients_[i].mark_planned();  // the optimizer may have put rows together
     if (shard_hooked_ || !gradients_[i].accumulator) continue;
     gradients_[i].accumulator->add_pre_hook(std::make_unique<ShardHook>(weak_from_this(), i));
   }
