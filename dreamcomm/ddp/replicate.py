@@ -53,7 +53,7 @@ class ReplicatedModule:
         plain.__dict__.update({k: v for k, v in module.__dict__.items() if k not in left_out})
         for name in ("_forward_pre_hooks", "_forward_hooks"):
             hooks = copy.copy(module.__dict__[name])
-            # Of a slice of a Sequential, which has the class of the whole, there are none.
+            # A slice of a Sequential has the class of the whole, and no hooks.
             for handle in module.__dict__.get("_replicate_hooks", ()):
                 hooks.pop(handle.id, None)
             plain.__dict__[name] = hooks

@@ -1,6 +1,6 @@
 """Finds the tensors that a stage's backward passes add gradients to.
 
-Autograd adds to every leaf that a forward pass has used, whoever it belongs to: a parameter that a
+Autograd adds to every leaf that a forward pass has used, wherever it belongs: a parameter that a
 loss function has captured, or an input that requires a gradient.
 """
 
