@@ -28,12 +28,12 @@ def without(slot: Slot, number: int) -> Any:
     """Loses the message of this kind that is sent as so manyth."""
     send, seen = Channel.send, [0]
 
-    def lossy(channel: Channel, peer: int, key: Key, value: Any) -> None:
+    def lossy(channel: Channel, peer: int, key: Key, value: Any, **more: Any) -> None:
         if key.slot is slot:
             seen[0] += 1
             if seen[0] == number:
                 return
-        send(channel, peer, key, value)
+        send(channel, peer, key, value, **more)
 
     return mock.patch.object(Channel, "send", lossy)
 

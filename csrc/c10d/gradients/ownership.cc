@@ -5,8 +5,8 @@
 namespace dreamcomm {
 namespace {
 
-/// Whether nothing in Python refers to the tensor's Python object, which counts as one reference to
-/// the tensor from torch 2.10 on. Before it counts as none.
+/// Whether nothing in Python refers to the Python object of a tensor or storage, which counts as
+/// one reference to it from torch 2.10 on. Before it counts as none.
 template <typename Slot>
 bool has_unused_object(const Slot& slot) {
   if constexpr (requires { slot.has_unique_reference(); }) {
@@ -19,8 +19,12 @@ bool has_unused_object(const Slot& slot) {
 }  // namespace
 
 bool owns_memory(const at::Tensor& tensor, std::size_t known) {
-  // Each tensor, and a Python object of the storage, counts once.
-  return !tensor.has_storage() || tensor.storage().use_count() <= 1 + known;
+  if (!tensor.has_storage()) return true;
+  const std::size_t users = tensor.storage().use_count();
+  if (users <= 1 + known) return true;
+  // untyped_storage() leaves a Python object that lives on with the storage.
+  return users == 2 + known &&
+         has_unused_object(*tensor.storage().unsafeGetStorageImpl()->pyobj_slot());
 }
 
 std::size_t count_with_own_base(const at::Tensor& tensor) {
