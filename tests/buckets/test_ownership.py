@@ -27,6 +27,18 @@ def test_a_storage_that_python_has_looked_at_is_no_user() -> None:
     assert _C.owns_memory(whole)
 
 
+def test_what_a_tensor_alone_is_a_view_of_is_no_user() -> None:
+    whole = torch.ones(4, 4)
+    view = whole.view(16)
+    assert not _C.owns_memory(view)
+    del whole
+    assert _C.owns_memory(view)
+    part = view[:4]
+    assert not _C.owns_memory(view)
+    del part
+    assert _C.owns_memory(view)
+
+
 def test_empty_and_sparse_tensors() -> None:
     assert _C.owns_memory(torch.empty(0))
     assert _C.owns_memory(torch.eye(3).to_sparse())

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from dreamcomm.server import ParameterServer, Worker
+from dreamcomm.memory import empty
+from dreamcomm.server import ParameterServer, Worker, connection
 from helpers.pool import Pool
 
 pytestmark = pytest.mark.beyond_gloo("compares what only dreamcomm has")
@@ -56,3 +58,23 @@ def served(staleness: int | None) -> list[float]:
 def test_an_optimizer_may_keep_gradients(pool: Pool, staleness: int | None) -> None:
     found, expected = pool.run(served, staleness)[1]
     assert found == pytest.approx(expected, rel=1e-5)
+
+
+def buffers_made(staleness: int | None) -> int:
+    """How often a server makes buffers for four pushes, whose gradients its optimizer drops."""
+    model = nn.Linear(4, 4)
+    if dist.get_rank() == 0:
+        with mock.patch.object(connection, "empty", side_effect=empty) as made:
+            optimizer = torch.optim.SGD
+            ParameterServer(
+                model.parameters(), optimizer, staleness=staleness, lr=0.1, momentum=0.9
+            ).serve()
+        return int(made.call_count)
+    with Worker(model.parameters()) as worker:
+        train(model, worker)
+    return 0
+
+
+@pytest.mark.parametrize("staleness", [0, 2, None])
+def test_buffers_of_pushes_are_used_again(pool: Pool, staleness: int | None) -> None:
+    assert pool.run(buffers_made, staleness)[0] == 1

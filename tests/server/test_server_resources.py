@@ -261,6 +261,7 @@ def interrupted_often(times: int) -> Any:
             optimizer.pull()  # also the answer to a push that no interrupt has cut
             expected = -float(optimizer.version)
             torn += [one for one in tensors if not bool((one == expected).all())]
+            optimizer.step()  # a slow machine may finish none of those that are interrupted
     signal.signal(signal.SIGALRM, before)
     return hit, len(torn)
 
@@ -270,4 +271,4 @@ def test_ctrl_c_at_any_time_tears_nothing(pool: Pool, times: int) -> None:
     updates, (hit, torn) = pool.run(interrupted_often, times, timeout=60 + times)
     assert hit > times // 2
     assert torn == 0
-    assert updates > 0
+    assert updates >= times

@@ -397,7 +397,7 @@ void GradientReducer::touch_all() {
     const bool old = rule_.factor == 0 ? gradient.is_as_reduced() : gradient.is_reduced();
     const bool given = gradient.parameter.grad().defined() && !old;
     gradient.touched = (gradient.touched && gradient.parameter.grad().defined()) || given;
-    gradient.mark_before();  // nobody but the script has made it what it is
+    gradient.mark_before();  // outside of a pass the script has made it what it is
     require_layout(who_, gradient);
   }
 }

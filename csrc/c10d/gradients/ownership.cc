@@ -18,15 +18,6 @@ bool has_unused_object(const Slot& slot) {
 
 }  // namespace
 
-bool owns_memory(const at::Tensor& tensor, std::size_t known) {
-  if (!tensor.has_storage()) return true;
-  const std::size_t users = tensor.storage().use_count();
-  if (users <= 1 + known) return true;
-  // untyped_storage() leaves a Python object that lives on with the storage.
-  return users == 2 + known &&
-         has_unused_object(*tensor.storage().unsafeGetStorageImpl()->pyobj_slot());
-}
-
 std::size_t count_with_own_base(const at::Tensor& tensor) {
   const auto* const view = torch::autograd::impl::get_view_autograd_meta(tensor);
   if (view == nullptr || !view->has_bw_view()) return 1;
@@ -35,6 +26,16 @@ std::size_t count_with_own_base(const at::Tensor& tensor) {
       base.use_count() == 1 ||
       (base.use_count() == 2 && has_unused_object(*base.unsafeGetTensorImpl()->pyobj_slot()));
   return is_own ? 2 : 1;
+}
+
+bool owns_memory(const at::Tensor& tensor, std::size_t known) {
+  if (!tensor.has_storage()) return true;
+  const std::size_t users = tensor.storage().use_count();
+  const std::size_t own = count_with_own_base(tensor) + known;
+  if (users <= own) return true;
+  // untyped_storage() leaves a Python object that lives on with the storage.
+  return users == 1 + own &&
+         has_unused_object(*tensor.storage().unsafeGetStorageImpl()->pyobj_slot());
 }
 
 bool shares_storage(const at::Tensor& one, const at::Tensor& other) {
