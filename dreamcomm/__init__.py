@@ -13,7 +13,8 @@ It adds to torch's own calls:
   reduced where they are born; :func:`replicate` does the same in place,
 - :mod:`hooks` has communication hooks for DistributedDataParallel (16 bits between the ranks,
   error feedback, the norm of all gradients), :mod:`ops` the two passes under them,
-- :mod:`zero`, :mod:`pipeline`, :mod:`server` and :mod:`local_sgd` are other ways of training,
+- :mod:`zero`, :mod:`pipeline`, :mod:`server`, :mod:`local_sgd` and :mod:`gossip` are other ways of
+  training,
 - :func:`monitored_barrier` is a barrier that names the missing ranks,
 - :func:`trace` writes a timeline of all ranks, :func:`comm_log` sums up the time of each kind of
   operation, and :func:`dump_flight_record` saves the last operations for torch's own analyser.
@@ -32,7 +33,7 @@ import torch  # noqa: F401
 from dreamcomm.backend import autoload
 
 if TYPE_CHECKING:
-    from dreamcomm import hooks, local_sgd, ops, pipeline, server, zero
+    from dreamcomm import gossip, hooks, local_sgd, ops, pipeline, server, zero
     from dreamcomm.backend import Options, explain, monitored_barrier, stats, transport
     from dreamcomm.ddp.distributed import DistributedDataParallel
     from dreamcomm.ddp.replicate import replicate
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from dreamcomm.observe.trace.files import merge_traces
     from dreamcomm.observe.trace.trace import trace
 
-_MODULES = ("hooks", "local_sgd", "ops", "pipeline", "server", "zero")
+_MODULES = ("gossip", "hooks", "local_sgd", "ops", "pipeline", "server", "zero")
 _HOMES = {
     "ddp.distributed": ("DistributedDataParallel",),
     "ddp.replicate": ("replicate",),
@@ -65,6 +66,7 @@ __all__ = [
     "empty",
     "empty_like",
     "explain",
+    "gossip",
     "hooks",
     "is_shared",
     "local_sgd",

@@ -10,8 +10,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from dreamcomm.local_sgd.agreement import agree
-from dreamcomm.local_sgd.averaging import average_, flat_buffer, split, start_mean
+from dreamcomm.averaging.agreement import agree
+from dreamcomm.averaging.loads import Loads
+from dreamcomm.averaging.mean import average_, flat_buffer, split, start_mean
+from dreamcomm.averaging.model import LocalModel
+from dreamcomm.averaging.wrapper import WrappedOptimizer, load_numbered
 from dreamcomm.local_sgd.diloco_checks import (
     check_diloco,
     check_first_weights,
@@ -21,9 +24,6 @@ from dreamcomm.local_sgd.diloco_checks import (
 from dreamcomm.local_sgd.diloco_flights import Flight, by_kind
 from dreamcomm.local_sgd.diloco_outer import described_outer, give_pseudo_gradient, made_outer
 from dreamcomm.local_sgd.fragments import cut_fragments, due_fragments
-from dreamcomm.local_sgd.loads import Loads
-from dreamcomm.local_sgd.model import LocalModel
-from dreamcomm.local_sgd.wrapper import WrappedOptimizer, load_numbered
 
 __all__ = ["DiLoCo"]
 

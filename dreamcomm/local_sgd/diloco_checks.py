@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dreamcomm.local_sgd.agreement import check_saved
-from dreamcomm.local_sgd.model import check_count
+from dreamcomm.averaging.agreement import check_saved
+from dreamcomm.averaging.model import check_count
 
 __all__ = ["check_diloco", "check_first_weights", "check_fragments", "check_state"]
 

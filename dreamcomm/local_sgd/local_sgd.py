@@ -9,10 +9,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from dreamcomm.local_sgd.agreement import check_saved
-from dreamcomm.local_sgd.averaging import average_
-from dreamcomm.local_sgd.model import LocalModel, check_count
-from dreamcomm.local_sgd.wrapper import WrappedOptimizer
+from dreamcomm.averaging.agreement import check_saved
+from dreamcomm.averaging.mean import average_
+from dreamcomm.averaging.model import LocalModel, check_count
+from dreamcomm.averaging.wrapper import WrappedOptimizer
 
 __all__ = ["LocalSGD"]
 

@@ -6,7 +6,7 @@ There is no server, and no call of all ranks before the end.
 import torch
 from torch import nn
 
-from dreamcomm.local_sgd import Gossip
+from dreamcomm.gossip import Gossip
 from strategy import LR, Job, Training
 
 

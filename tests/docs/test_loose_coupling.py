@@ -17,7 +17,8 @@ import torch.distributed as dist
 from torch import nn
 
 import dreamcomm
-from dreamcomm.local_sgd import DiLoCo, Gossip, LocalSGD
+from dreamcomm.gossip import Gossip
+from dreamcomm.local_sgd import DiLoCo, LocalSGD
 from dreamcomm.server import ParameterServer, Worker
 from dreamcomm.server.layout import PIECE_BYTES
 from helpers.pool import Pool

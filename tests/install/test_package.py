@@ -193,15 +193,15 @@ def test_ways_of_training_are_attributes_after_one_import() -> None:
     code = """
 import sys
 import dreamcomm
-names = ["zero", "pipeline", "server", "local_sgd"]
+names = ["zero", "pipeline", "server", "local_sgd", "gossip"]
 print([name for name in names if f"dreamcomm.{name}" in sys.modules])
 found = [dreamcomm.zero.ZeroOptimizer, dreamcomm.pipeline.Pipeline, dreamcomm.server.Worker,
-         dreamcomm.local_sgd.DiLoCo]
+         dreamcomm.local_sgd.DiLoCo, dreamcomm.gossip.Gossip]
 print([one.__name__ for one in found])
 """
     before, found = run_python(code).splitlines()
     assert before == "[]"  # imported when they are used
-    assert found == "['ZeroOptimizer', 'Pipeline', 'Worker', 'DiLoCo']"
+    assert found == "['ZeroOptimizer', 'Pipeline', 'Worker', 'DiLoCo', 'Gossip']"
 
 
 FACTORIES = (

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import dreamcomm
+from dreamcomm.averaging.mean import BUFFER_BYTES, _batches
 from dreamcomm.local_sgd import LocalSGD
-from dreamcomm.local_sgd.averaging import BUFFER_BYTES, _batches
 from helpers.pool import Pool
 from local_sgd import simulated
 from local_sgd.simulated import weights

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from dreamcomm.local_sgd.gossip_delays import damping, drawn_delay
-from dreamcomm.local_sgd.gossip_weights import given_topology
-from dreamcomm.local_sgd.topology import TOPOLOGIES, Topology, named_topology
-from local_sgd.gossip_simulated import Simulated
+from dreamcomm.gossip.delays import damping, drawn_delay
+from dreamcomm.gossip.topology import TOPOLOGIES, Topology, named_topology
+from dreamcomm.gossip.weights import given_topology
+from gossip.simulated import Simulated
 
 RANKS = [1, 2, 3, 4, 5, 7, 8, 16]
 THIRD = 1 / 3

@@ -11,9 +11,9 @@ from torch.optim import Optimizer
 
 from dreamcomm._torch.ddp import broadcast_tensors
 from dreamcomm._torch.groups import given_group
+from dreamcomm.averaging.agreement import agree, check_equal_steps
+from dreamcomm.averaging.averaged import Averaged
 from dreamcomm.buckets.parameters import TrainedParameter, check_equal_models, check_group
-from dreamcomm.local_sgd.agreement import agree, check_equal_steps
-from dreamcomm.local_sgd.averaged import Averaged
 
 __all__ = ["BUFFERS", "LocalModel", "check_count"]
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from dreamcomm.local_sgd.gossip_channel import GossipChannel
-from dreamcomm.local_sgd.gossip_delays import damping, drawn_delay
-from dreamcomm.local_sgd.gossip_pieces import Pieces, increments
-from dreamcomm.local_sgd.topology import Topology
+from dreamcomm.gossip.channel import GossipChannel
+from dreamcomm.gossip.delays import damping, drawn_delay
+from dreamcomm.gossip.pieces import Pieces, increments
+from dreamcomm.gossip.topology import Topology
 
 __all__ = ["Rounds"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from dreamcomm.local_sgd.topology import Matrix, Topology, named_topology
+from dreamcomm.gossip.topology import Matrix, Topology, named_topology
 
 __all__ = ["given_topology"]
 

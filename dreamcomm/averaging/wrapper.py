@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from dreamcomm.local_sgd.averaged import stepped_ids
-from dreamcomm.local_sgd.model import LocalModel
+from dreamcomm.averaging.averaged import stepped_ids
+from dreamcomm.averaging.model import LocalModel
 
 __all__ = ["WrappedOptimizer", "load_numbered"]
 

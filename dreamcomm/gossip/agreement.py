@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dreamcomm.local_sgd.gossip_weights import given_topology
-from dreamcomm.local_sgd.model import check_count
-from dreamcomm.local_sgd.topology import Topology
+from dreamcomm.averaging.model import check_count
+from dreamcomm.gossip.topology import Topology
+from dreamcomm.gossip.weights import given_topology
 
 __all__ = ["Asked", "common_tag"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from dreamcomm.local_sgd.topology import Topology
+from dreamcomm.gossip.topology import Topology
 from dreamcomm.messages.messenger import Arriving
 
 __all__ = ["Arrivals"]

@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dreamcomm.local_sgd.gossip import Gossip, GossipError
-from dreamcomm.local_sgd.gossip_messages import Kind
+from dreamcomm.gossip import Gossip, GossipError
+from dreamcomm.gossip.messages import Kind
+from gossip.gossiping import PARTLY, UNEQUAL
 from helpers.pool import Fresh, Pool
 from helpers.processes import replies
-from local_sgd.gossiping import PARTLY, UNEQUAL
 from local_sgd.simulated import model, sgd
 
 # At construction.

@@ -10,17 +10,17 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dreamcomm._torch.groups import given_group
-from dreamcomm.local_sgd.agreement import check_saved
-from dreamcomm.local_sgd.averaging import average_
-from dreamcomm.local_sgd.gossip_agreement import Asked, common_tag
-from dreamcomm.local_sgd.gossip_channel import GossipChannel
-from dreamcomm.local_sgd.gossip_messages import Gathering, GossipError
-from dreamcomm.local_sgd.gossip_pieces import Pieces
-from dreamcomm.local_sgd.gossip_report import GossipReport
-from dreamcomm.local_sgd.gossip_rounds import Rounds
-from dreamcomm.local_sgd.loads import Loads
-from dreamcomm.local_sgd.model import LocalModel
-from dreamcomm.local_sgd.wrapper import WrappedOptimizer
+from dreamcomm.averaging.agreement import check_saved
+from dreamcomm.averaging.loads import Loads
+from dreamcomm.averaging.mean import average_
+from dreamcomm.averaging.model import LocalModel
+from dreamcomm.averaging.wrapper import WrappedOptimizer
+from dreamcomm.gossip.agreement import Asked, common_tag
+from dreamcomm.gossip.channel import GossipChannel
+from dreamcomm.gossip.messages import Gathering, GossipError
+from dreamcomm.gossip.pieces import Pieces
+from dreamcomm.gossip.report import GossipReport
+from dreamcomm.gossip.rounds import Rounds
 
 __all__ = ["Gossip", "GossipError", "GossipReport"]
 
@@ -48,7 +48,7 @@ class Gossip(WrappedOptimizer):
 
     where m, at most 2, depends on W (:attr:`Topology.stretch`). Both ends of an average use the
     same two snapshots, so the mean over ranks is kept once all have applied a round, and gamma
-    keeps the delayed iteration stable; the reason is in gossip_delays.py.
+    keeps the delayed iteration stable; the reason is in delays.py.
 
     - ``seed=None`` applies a round as soon as all its messages are here: the quickest.
     - With a seed the delay of each round is drawn from 0 to b, and a rank waits for its messages,

@@ -21,10 +21,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dreamcomm.local_sgd.gossip_arrivals import Arrivals
-from dreamcomm.local_sgd.gossip_messages import Gathering, GossipError, Halt, Kind
-from dreamcomm.local_sgd.gossip_watch import PeerWatch
-from dreamcomm.local_sgd.topology import Topology
+from dreamcomm.gossip.arrivals import Arrivals
+from dreamcomm.gossip.messages import Gathering, GossipError, Halt, Kind
+from dreamcomm.gossip.topology import Topology
+from dreamcomm.gossip.watch import PeerWatch
 from dreamcomm.messages.messenger import LOOK_MS, Arriving, Messenger, RankLost
 
 __all__ = ["GossipChannel"]

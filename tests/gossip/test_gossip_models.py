@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dreamcomm.local_sgd.gossip import Gossip
-from dreamcomm.local_sgd.gossip_pieces import PIECE_BYTES, Pieces, increments
+from dreamcomm.gossip import Gossip
+from dreamcomm.gossip.pieces import PIECE_BYTES, Pieces, increments
+from gossip.gossiping import Pauses, descend, everyone, flat, simulated_ranks
 from helpers.pool import Pool
-from local_sgd.gossiping import Pauses, descend, everyone, flat, simulated_ranks
 from local_sgd.simulated import model, sgd
 
 # Pieces.

@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dreamcomm.local_sgd.gossip import Gossip
-from dreamcomm.local_sgd.gossip_delays import damping, drawn_delay
-from dreamcomm.local_sgd.gossip_weights import given_topology
-from local_sgd.gossip_simulated import Simulated
+from dreamcomm.gossip import Gossip
+from dreamcomm.gossip.delays import damping, drawn_delay
+from dreamcomm.gossip.weights import given_topology
+from gossip.simulated import Simulated
 from local_sgd.simulated import batch, model, sgd
 
 PARTLY = [[0.6, 0.4, 0, 0], [0.4, 0.35, 0.25, 0], [0, 0.25, 0.25, 0.5], [0, 0, 0.5, 0.5]]

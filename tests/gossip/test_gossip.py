@@ -12,10 +12,8 @@ import torch.distributed as dist
 from torch import nn
 
 import dreamcomm
-from dreamcomm.local_sgd.gossip import Gossip
-from helpers.pool import Pool
-from local_sgd.gossip_simulated import distance
-from local_sgd.gossiping import (
+from dreamcomm.gossip import Gossip
+from gossip.gossiping import (
     PARTLY,
     UNEQUAL,
     Apart,
@@ -25,6 +23,8 @@ from local_sgd.gossiping import (
     simulated,
     train,
 )
+from gossip.simulated import distance
+from helpers.pool import Pool
 
 # As in one process.
 
