@@ -4,7 +4,7 @@
 It adds to torch's own calls:
 
 - :func:`spawn` starts ranks from a script or notebook; :class:`RankError` names the one
-  that failed,
+  that failed, and :class:`Error` is the base class of our errors,
 - :class:`Options` are the backend's options, for ``pg_options``,
 - :func:`stats` counts calls and bytes, :func:`explain` says which algorithm runs and why,
 - :func:`empty`, :func:`zeros`, :func:`empty_like` and :func:`share_` put tensors and modules
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from dreamcomm.observe.flight_recorder import dump_flight_record
     from dreamcomm.observe.trace.files import merge_traces
     from dreamcomm.observe.trace.trace import trace
+    from dreamcomm.ranks.errors import Error
 
 _MODULES = ("gossip", "hooks", "local_sgd", "ops", "pipeline", "server", "zero")
 _HOMES = {
@@ -53,12 +54,14 @@ _HOMES = {
     "observe.trace.trace": ("trace",),
     "observe.trace.files": ("merge_traces",),
     "observe.comm_log": ("CommLog", "comm_log"),
+    "ranks.errors": ("Error",),
     "observe.flight_recorder": ("dump_flight_record",),
     "backend": ("Options", "explain", "monitored_barrier", "stats", "transport"),
 }
 __all__ = [
     "CommLog",
     "DistributedDataParallel",
+    "Error",
     "Options",
     "RankError",
     "comm_log",

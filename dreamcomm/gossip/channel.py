@@ -25,7 +25,8 @@ from dreamcomm.gossip.arrivals import Arrivals
 from dreamcomm.gossip.messages import Gathering, GossipError, Halt, Kind
 from dreamcomm.gossip.topology import Topology
 from dreamcomm.gossip.watch import PeerWatch
-from dreamcomm.messages.messenger import LOOK_MS, Arriving, Messenger, RankLost
+from dreamcomm.messages.messenger import LOOK_MS, Arriving, Messenger
+from dreamcomm.ranks.errors import RankLost
 
 __all__ = ["GossipChannel"]
 

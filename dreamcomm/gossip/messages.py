@@ -5,10 +5,12 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import NamedTuple
 
+from dreamcomm.ranks.errors import Error
+
 __all__ = ["Gathering", "GossipError", "Halt", "Kind"]
 
 
-class GossipError(RuntimeError):
+class GossipError(Error, RuntimeError):
     """A rank has ended or failed, or ranks have stepped differently. All ranks raise it."""
 
 

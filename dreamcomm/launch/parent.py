@@ -21,6 +21,7 @@ from dreamcomm._torch.timeouts import bounded
 from dreamcomm.launch.loopback import LOOPBACK, check_loopback, unreachable
 from dreamcomm.launch.rank_main import Job
 from dreamcomm.launch.rank_process import RankProcess, start_forked, start_fresh
+from dreamcomm.ranks.errors import Error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -41,7 +42,7 @@ CONNECT_SECONDS = 10.0
 STORE_TIMEOUT = timedelta(minutes=5)  # for later requests; torch's own default
 
 
-class RankError(RuntimeError):
+class RankError(Error, RuntimeError):
     """A rank failed; all other ranks have been ended.
 
     Attributes:

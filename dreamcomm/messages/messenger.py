@@ -33,24 +33,17 @@ from torch import Tensor
 from dreamcomm._torch.groups import as_ours
 from dreamcomm.messages.codec import Codec, Described, assembled
 from dreamcomm.messages.torch_headers import TorchHeaders
+from dreamcomm.ranks.errors import RankLost
 
 if TYPE_CHECKING:
     from dreamcomm._C import DreamBackend, HeaderChannel, PlacedMessage
 
-__all__ = ["LOOK_MS", "MOST_SENDS", "Arriving", "Messenger", "RankLost"]
+__all__ = ["LOOK_MS", "MOST_SENDS", "Arriving", "Messenger"]
 
 LOOK_MS = 100  # how often a waiting rank checks that its peers live
 MOST_SENDS = 64  # works under way, of headers and of tensors
 MOST_PLACED = 64 << 20  # bytes that receivers have not taken yet
 MOST_TOLD = 800  # bytes of a text, which a header holds
-
-
-class RankLost(Exception):
-    """A rank has ended, and the group with it."""
-
-    def __init__(self, rank: int) -> None:
-        super().__init__(rank)
-        self.rank = rank
 
 
 @dataclass

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dreamcomm.ranks.errors import Error
+
 __all__ = ["Failure", "PipelineError", "text_of"]
 
 
@@ -41,7 +43,7 @@ def text_of(error: BaseException) -> str:
         return f"(its text cannot be made: {type(raised).__name__})"
 
 
-class PipelineError(RuntimeError):
+class PipelineError(Error, RuntimeError):
     """A step has failed. All ranks of the mesh raise it, with the same failure.
 
     After an error of one rank the group is whole: the next step works. After the loss of a rank it

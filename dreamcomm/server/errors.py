@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dreamcomm.ranks.errors import Error
+
 __all__ = ["ServerError", "ServerLost", "ServerUnreachable"]
 
 
-class ServerError(RuntimeError):
+class ServerError(Error, RuntimeError):
     """A server has refused this worker, or has failed and told its workers why."""
 
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
-from dreamcomm.messages.messenger import LOOK_MS, Arriving, Messenger, RankLost
+from dreamcomm.messages.messenger import LOOK_MS, Arriving, Messenger
+from dreamcomm.ranks.errors import RankLost
 from dreamcomm.server.layout import Flats, Layout
 from dreamcomm.server.patience import PatientGroup
 from dreamcomm.server.pieces import Gather, Scatter

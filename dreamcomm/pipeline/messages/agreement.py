@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from dreamcomm.messages.messenger import RankLost
 from dreamcomm.pipeline.errors import Failure
 from dreamcomm.pipeline.messages.channel import Channel
 from dreamcomm.pipeline.messages.key import Key, Slot
+from dreamcomm.ranks.errors import RankLost
 
 __all__ = ["Part", "Verdict", "agree", "leave", "lost"]
 

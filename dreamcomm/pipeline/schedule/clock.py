@@ -18,6 +18,7 @@ from typing import NamedTuple, TypeAlias
 
 from dreamcomm.pipeline.schedule.actions import Action, Kind
 from dreamcomm.pipeline.schedule.schedule import Schedule
+from dreamcomm.ranks.errors import Error
 
 __all__ = ["Clock", "Costs", "Deadlock", "Number", "Span"]
 
@@ -37,7 +38,7 @@ class Span(NamedTuple):
     end: Number
 
 
-class Deadlock(RuntimeError):
+class Deadlock(Error, RuntimeError):
     """Ranks that wait for ever.
 
     Attributes:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dreamcomm.pipeline.schedule.actions import Action
+from dreamcomm.ranks.errors import Error
 
 __all__ = ["ScheduleError", "fault"]
 
 
-class ScheduleError(ValueError):
+class ScheduleError(Error, ValueError):
     """A schedule that cannot run.
 
     Attributes:

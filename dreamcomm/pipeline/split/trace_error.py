@@ -8,13 +8,15 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from dreamcomm.ranks.errors import Error
+
 __all__ = ["TraceError", "trace_error"]
 
 _OWN = str(Path(__file__).parent)
 _TORCH = str(Path(torch.__file__).parent)
 
 
-class TraceError(ValueError):
+class TraceError(Error, ValueError):
     """A forward that cannot be traced."""
 
 

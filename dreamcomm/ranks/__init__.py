@@ -1,0 +1,1 @@
+"""What ways of training share about the ranks of a group."""

@@ -1,0 +1,28 @@
+"""The base class of all errors that are ours, and the loss of a rank."""
+
+from __future__ import annotations
+
+__all__ = ["Error", "RankLost"]
+
+
+class Error(Exception):
+    """Any error of dreamcomm's own.
+
+    Each one is a ``RuntimeError`` or a ``ValueError`` besides. Errors of collectives are torch's
+    ``DistBackendError``.
+    """
+
+
+class RankLost(Error):
+    """A rank has ended, and the group with it.
+
+    Attributes:
+        rank: of the group.
+    """
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(rank)
+        self.rank = rank
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} has ended, and the group with it"
