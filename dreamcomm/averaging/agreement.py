@@ -8,6 +8,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from dreamcomm.ranks.agree import exchange, first_difference, gather_numbers
+
 __all__ = ["agree", "check_equal_steps", "check_saved"]
 
 
@@ -24,36 +26,14 @@ def agree(what: str, group: dist.ProcessGroup, checked: Callable[[], Mapping[str
         ValueError: ranks have different arguments, or ``checked`` has raised on another rank.
         Exception: what ``checked`` has raised on this rank.
     """
-    error: Exception | None = None
-    mine: Mapping[str, Any] = {}
-    try:
-        mine = checked()
-    except Exception as raised:  # also what a user's function raises
-        error = raised
-    texts = {name: str(value) for name, value in mine.items()}
-    everyone: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(everyone, (error and str(error), texts), group=group)
-    if error is not None:
-        raise error
-    for rank, (text, _) in enumerate(everyone):
-        if text is not None:
-            raise ValueError(f"{what}: rank {rank} has failed to make it: {text}")
-    _check_equal(what, [theirs for _, theirs in everyone])
-
-
-def _check_equal(what: str, everyone: list[dict[str, str]]) -> None:
-    first = everyone[0]
-    for rank, theirs in enumerate(everyone):
-        for name in _differing(first, theirs):
-            here, there = (one.get(name, "missing") for one in (first, theirs))
-            raise ValueError(
-                f"{what}: {name} is {there} on rank {rank}, and {here} on rank 0; give all ranks "
-                "the same"
-            )
-
-
-def _differing(one: dict[str, str], other: dict[str, str]) -> Iterable[str]:
-    return [name for name in {**one, **other} if one.get(name) != other.get(name)]
+    everyone = exchange(
+        group,
+        lambda: {name: str(value) for name, value in checked().items()},
+        lambda one: ValueError(f"{what}: rank {one.rank} has failed to make it: {one.text}"),
+    )
+    found = first_difference(everyone)
+    if found is not None:
+        raise ValueError(f"{what}: {found.between_two()}; give all ranks the same")
 
 
 def check_equal_steps(
@@ -70,10 +50,7 @@ def check_equal_steps(
     Raises:
         ValueError: it names all ranks' steps.
     """
-    mine = torch.tensor([steps], dtype=torch.int64, device=device)
-    everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(everyone, mine, group=group)
-    found = [int(one) for one in everyone]
+    found = [one for (one,) in gather_numbers(group, [steps], device)]
     if len(set(found)) > 1:
         ranks = ", ".join(f"rank {rank} after {one}" for rank, one in enumerate(found))
         raise ValueError(

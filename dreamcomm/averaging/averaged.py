@@ -9,17 +9,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dreamcomm._torch.overlap import same_memory
+from dreamcomm.ranks.parameters import described, stepped
 
-__all__ = ["Averaged", "stepped_ids"]
+__all__ = ["Averaged"]
 
 PLAIN = (Tensor, nn.Parameter, nn.Buffer)  # a subclass may have no address
 
 Named = list[tuple[str, Tensor]]
-
-
-def stepped_ids(optimizer: Optimizer) -> set[int]:
-    """The ids of an optimizer's parameters."""
-    return {id(one) for group in optimizer.param_groups for one in group["params"]}
 
 
 class Averaged:
@@ -47,7 +43,7 @@ class Averaged:
         self, module: nn.Module, optimizer: Optimizer, with_buffers: bool, what: str
     ) -> None:
         self._module, self._with_buffers, self._what = module, with_buffers, what
-        wanted = stepped_ids(optimizer)
+        wanted = set(map(id, stepped(optimizer)))
         self._stepped = [pair for pair in module.named_parameters() if id(pair[1]) in wanted]
         if len(self._stepped) != len(wanted):
             raise ValueError(
@@ -104,7 +100,7 @@ class Averaged:
             for name, one in self._module.named_parameters()
         }
         for name, one in self._module.named_buffers():
-            texts[f"buffer {name!r}"] = f"of shape {tuple(one.shape)}, {one.dtype}"
+            texts[f"buffer {name!r}"] = described(one)
         for names in self._ties:
             texts |= {f"the memory of {name!r}": f"that of {names[0]!r}" for name in names[1:]}
         return texts

@@ -13,7 +13,7 @@ from dreamcomm._torch.ddp import broadcast_tensors
 from dreamcomm._torch.groups import given_group
 from dreamcomm.averaging.agreement import agree, check_equal_steps
 from dreamcomm.averaging.averaged import Averaged
-from dreamcomm.buckets.parameters import TrainedParameter, check_equal_models, check_group
+from dreamcomm.ranks.parameters import check_equal_models, check_group, find_parameters
 
 __all__ = ["BUFFERS", "LocalModel", "check_count"]
 
@@ -62,8 +62,7 @@ class LocalModel:
             return {**settings(), "buffers": repr(buffers)}
 
         agree(what, self.group, checked)
-        trained = [TrainedParameter(name, one) for name, one in model.named_parameters()]
-        check_equal_models(self.group, trained, what)
+        check_equal_models(self.group, find_parameters(model), what)
         agree(what, self.group, self.averaged.described)
         self.broadcast()
 
@@ -82,7 +81,7 @@ class LocalModel:
             )
         if buffers not in BUFFERS:
             raise ValueError(f"{what}: expected buffers to be one of {BUFFERS}, got {buffers!r}")
-        trained = [TrainedParameter(name, one) for name, one in model.named_parameters()]
+        trained = find_parameters(model)
         if not trained:
             raise ValueError(f"{what}: the model has no parameters")
         check_group(self.group, trained, what)

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from dreamcomm.averaging.averaged import stepped_ids
 from dreamcomm.averaging.model import LocalModel
+from dreamcomm.ranks.parameters import stepped
 
 __all__ = ["WrappedOptimizer", "load_numbered"]
 
@@ -82,7 +82,7 @@ class WrappedOptimizer(Optimizer):
             closure: computes the loss again and returns it; the wrapped optimizer calls it.
         """
         loss: Any = None
-        if stepped_ids(self.optimizer) != self._model.averaged.numbers.keys():
+        if set(map(id, stepped(self.optimizer))) != self._model.averaged.numbers.keys():
             raise RuntimeError(
                 f"{type(self).__name__}.step: the wrapped optimizer has got other parameters since "
                 f"{type(self).__name__} was made, and the ranks would never average them; make it "

@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch import nn
 
 from dreamcomm.buckets.group_memory import GroupMemory, group_memory
-from dreamcomm.buckets.parameters import TrainedParameter
 from dreamcomm.buckets.plan import ParameterInfo, Plan, agreed_order, plan_buckets
 from dreamcomm.buckets.protocol import ClipPart, ReducesGradients
+from dreamcomm.ranks.parameters import TrainedParameter
 
 if TYPE_CHECKING:
     from dreamcomm._C import GradientReducer

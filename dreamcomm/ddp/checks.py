@@ -7,27 +7,13 @@ from collections.abc import Iterable, Sequence
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from dreamcomm.buckets.parameters import TrainedParameter
+from dreamcomm.ranks.parameters import TrainedParameter
 
 __all__ = [
     "check_module",
     "check_names",
     "factor_of",
-    "find_parameters",
 ]
-
-
-def find_parameters(module: nn.Module, ignored: Iterable[str]) -> list[TrainedParameter]:
-    """The module's parameters, each once, except those ignored."""
-    left_out = set(ignored)
-    found: dict[nn.Parameter, TrainedParameter] = {}
-    for prefix, part in module.named_modules():
-        sparse = isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and part.sparse
-        for own, parameter in part.named_parameters(recurse=False):
-            name = f"{prefix}.{own}" if prefix else own
-            if name not in left_out and parameter not in found:
-                found[parameter] = TrainedParameter(name, parameter, sparse)
-    return list(found.values())
 
 
 def check_module(module: object, parameters: Sequence[TrainedParameter], what: str) -> None:

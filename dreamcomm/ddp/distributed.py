@@ -23,13 +23,11 @@ from dreamcomm._torch.ddp import (
 from dreamcomm._torch.groups import given_group
 from dreamcomm.buckets.clip import clip_
 from dreamcomm.buckets.engine import thawed
-from dreamcomm.buckets.parameters import TrainedParameter, check_equal_models, check_group
 from dreamcomm.buckets.protocol import ClipPart
 from dreamcomm.ddp.checks import (
     check_module,
     check_names,
     factor_of,
-    find_parameters,
 )
 from dreamcomm.ddp.engine import Reducer
 from dreamcomm.ddp.join import ReducerJoinHook
@@ -37,6 +35,12 @@ from dreamcomm.ddp.logger import Logger
 from dreamcomm.ddp.report import Report
 from dreamcomm.ddp.settings import WHAT, caps_of, device_index, group_of, is_module
 from dreamcomm.ddp.watch import BufferWatch
+from dreamcomm.ranks.parameters import (
+    TrainedParameter,
+    check_equal_models,
+    check_group,
+    find_parameters,
+)
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

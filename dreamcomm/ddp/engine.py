@@ -14,10 +14,10 @@ from torch.futures import Future
 from dreamcomm._torch.ddp import broadcast_tensors, unseen_by_dynamo
 from dreamcomm.buckets.engine import BucketEngine, Caps
 from dreamcomm.buckets.group_memory import group_memory
-from dreamcomm.buckets.parameters import TrainedParameter, check_equal_models, check_group
 from dreamcomm.ddp.checks import check_module
 from dreamcomm.ddp.mixed_gradients import refuse_steps
 from dreamcomm.ddp.watch import ModuleWatch
+from dreamcomm.ranks.parameters import TrainedParameter, check_equal_models, check_group
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket

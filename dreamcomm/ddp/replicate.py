@@ -16,16 +16,20 @@ from dreamcomm._torch.ddp import broadcast_buffers_, broadcast_module, find_tens
 from dreamcomm._torch.groups import given_group
 from dreamcomm.buckets.clip import clip_
 from dreamcomm.buckets.engine import Caps
-from dreamcomm.buckets.parameters import TrainedParameter, check_equal_models, check_group
 from dreamcomm.buckets.protocol import ClipPart
 from dreamcomm.ddp.checks import (
     check_module,
     factor_of,
-    find_parameters,
 )
 from dreamcomm.ddp.engine import Reducer
 from dreamcomm.ddp.report import Report
 from dreamcomm.ddp.watch import BufferWatch
+from dreamcomm.ranks.parameters import (
+    TrainedParameter,
+    check_equal_models,
+    check_group,
+    find_parameters,
+)
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dreamcomm.buckets.parameters import check_equal_buffers
+from dreamcomm.ranks.parameters import check_equal_buffers
 
 __all__ = ["BufferWatch", "ModuleWatch"]
 

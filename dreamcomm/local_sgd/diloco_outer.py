@@ -8,6 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from dreamcomm.ranks.parameters import stepped
+
 __all__ = ["described_outer", "give_pseudo_gradient", "made_outer"]
 
 COMPARED = (bool, int, float, str, tuple, Tensor)  # other objects print their address
@@ -39,10 +41,10 @@ def made_outer(
     made = given(outer)
     if not isinstance(made, Optimizer):
         raise TypeError(f"DiLoCo: expected outer to make an optimizer, got a {type(made).__name__}")
-    if _ids(made) != sorted(map(id, outer)):
+    if sorted(map(id, stepped(made))) != sorted(map(id, outer)):
         raise ValueError(
             f"DiLoCo: expected outer to make an optimizer of the {len(outer)} parameters that it "
-            f"is given, got one of {len(_ids(made))}; the others would never change"
+            f"is given, got one of {len(stepped(made))}; the others would never change"
         )
     return made
 
@@ -50,7 +52,7 @@ def made_outer(
 def _move(given: Optimizer, numbers: Mapping[int, int], outer: list[nn.Parameter]) -> None:
     if given.state:
         raise ValueError("DiLoCo: the outer optimizer has stepped already; give a new one")
-    if _ids(given) != sorted(numbers):
+    if sorted(map(id, stepped(given))) != sorted(numbers):
         raise ValueError(
             "DiLoCo: the outer optimizer has other parameters than the inner one; give both "
             "model.parameters(), or give a function that makes the outer one"
@@ -64,10 +66,6 @@ def _move(given: Optimizer, numbers: Mapping[int, int], outer: list[nn.Parameter
         if "param_names" in group:
             group["param_names"] = [group["param_names"][place] for place in kept]
         group["params"] = [outer[found[place]] for place in kept]
-
-
-def _ids(optimizer: Optimizer) -> list[int]:
-    return sorted(id(one) for group in optimizer.param_groups for one in group["params"])
 
 
 def give_pseudo_gradient(outer: nn.Parameter, part: Tensor, trained: bool) -> None:

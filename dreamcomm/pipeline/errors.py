@@ -4,26 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dreamcomm.ranks.agree import Failed
 from dreamcomm.ranks.errors import Error
 
-__all__ = ["Failure", "PipelineError", "text_of"]
+__all__ = ["Failure", "PipelineError"]
 
 
 @dataclass(frozen=True)
-class Failure:
-    """Why a rank has stopped in a step.
+class Failure(Failed):
+    """Why a rank has stopped in a step: its rank in the pipeline's mesh, in the mesh's order.
 
     Attributes:
-        rank: that failed, of the pipeline's mesh in its order.
-        kind: the exception's class, such as "ValueError".
-        text: the exception's.
         action: that the rank was at, such as "1F3"; empty: between actions.
         stage, microbatch: of the action; -1: none.
     """
 
-    rank: int
-    kind: str
-    text: str
     action: str = ""
     stage: int = -1
     microbatch: int = -1
@@ -33,14 +28,6 @@ class Failure:
         if self.action:
             where += f", stage {self.stage}, micro-batch {self.microbatch} (action {self.action})"
         return f"{where}: {self.kind}: {self.text}"
-
-
-def text_of(error: BaseException) -> str:
-    """An exception's text. Its class may be the user's, and fail to give one."""
-    try:
-        return str(error)
-    except Exception as raised:
-        return f"(its text cannot be made: {type(raised).__name__})"
 
 
 class PipelineError(Error, RuntimeError):

@@ -104,12 +104,12 @@ class Pipeline:
             checkpoint,
         )
         _check_types(n_microbatches, loss_fn, accumulate, checkpoint, seed)
-        options = (
-            f"scale_grads={scale_grads!r}",
-            f"accumulate={accumulate}",
-            f"loss={loss!r}",
-            f"checkpoint={checkpoint}",
-        )
+        options = {
+            "scale_grads": repr(scale_grads),
+            "accumulate": str(accumulate),
+            "loss": repr(loss),
+            "checkpoint": str(checkpoint),
+        }
         asked = Asked(
             module_or_stages, n_microbatches, schedule, stages, split, costs, blocks, seed, options
         )

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
-from dreamcomm.pipeline.errors import Failure, PipelineError, text_of
+from dreamcomm.pipeline.errors import Failure, PipelineError
 from dreamcomm.pipeline.layout import Layout
 from dreamcomm.pipeline.schedule import Schedule, check, make_schedule
 from dreamcomm.pipeline.split import Splittable, StagePart, choose_cuts, make_parts
 from dreamcomm.pipeline.tied import check_memory
+from dreamcomm.ranks.agree import Failed, exchange, first_difference
+from dreamcomm.ranks.parameters import described
 
 __all__ = ["Asked", "Plan", "agreed_plan", "stage_parameters"]
 
+T = TypeVar("T")
 TAGS = 1 << 24  # tags of pipelines are drawn from these; users' own are small numbers
 
 
@@ -35,7 +37,7 @@ class Asked:
     costs: Sequence[float] | None
     blocks: str | Sequence[str] | None
     seed: int | None
-    options: tuple[str, ...]
+    options: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -68,14 +70,16 @@ def agreed_plan(asked: Asked, layout: Layout) -> Plan:
     cuts, seed, tag = first["cuts"], first["seed"], first["tag"]
     made: list[Plan] = []
 
-    def describe() -> list[str]:
+    def describe() -> dict[str, str]:
         parts = make_parts(asked.whole, cuts, blocks=asked.blocks)
         schedule = _schedule(asked, layout, len(parts))
         check_memory([stage_parameters(part) for part in parts], schedule.rank_of)
         made.append(Plan(parts, schedule, seed, tag))
-        return _lines(asked, parts, schedule)
+        return _facts(asked, parts, schedule)
 
-    _check_equal(_exchanged(layout, describe))
+    found = first_difference(_exchanged(layout, describe))
+    if found is not None:
+        raise ValueError(f"Pipeline: the ranks ask for different ones: {found}")
     return made[0]
 
 
@@ -128,55 +132,30 @@ def _schedule(asked: Asked, layout: Layout, stages: int) -> Schedule:
     return given
 
 
-# What ranks have to have in common.
-
-
-def _exchanged(layout: Layout, make: Any) -> list[Any]:
+def _exchanged(layout: Layout, make: Callable[[], T]) -> list[T]:
     """What ``make`` returns, of all ranks. Raises on all where it raises on one."""
-    try:
-        mine: Any = make()
-        error = None
-    except Exception as raised:
-        mine, error = None, raised
-    failure = None
-    if error is not None:
-        failure = Failure(dist.get_rank(layout.group), type(error).__name__, text_of(error))
-    everyone: list[Any] = [None] * dist.get_world_size(layout.group)
-    dist.all_gather_object(everyone, (failure, mine), group=layout.group)
-    if error is not None:
-        raise error
-    failed = next((one for one, _ in everyone if one is not None), None)
-    if failed is not None:
-        raise PipelineError(f"Pipeline: another rank has failed to make it: {failed}", failed)
-    return [one for _, one in everyone]
+    return exchange(layout.group, make, _failed)
 
 
-def _lines(asked: Asked, parts: Sequence[StagePart], schedule: Schedule) -> list[str]:
+def _failed(one: Failed) -> PipelineError:
+    failure = Failure(one.rank, one.kind, one.text)
+    return PipelineError(f"Pipeline: another rank has failed to make it: {failure}", failure)
+
+
+def _facts(asked: Asked, parts: Sequence[StagePart], schedule: Schedule) -> dict[str, str]:
+    """What ranks have to have in common."""
     rows = [" ".join(map(str, schedule.actions(rank))) for rank in range(schedule.world)]
     digest = hashlib.sha256("\n".join(rows).encode()).hexdigest()[:16]
-    lines = [f"schedule of {schedule.microbatches} micro-batches ({digest})"]
-    lines += [f"seed {asked.seed}", *asked.options]
+    facts = {"schedule": f"of {schedule.microbatches} micro-batches ({digest})"}
+    facts |= {"seed": str(asked.seed), **asked.options}
     for part in parts:
-        lines.append(f"stage {part.number} of units {', '.join(part.units)}")
-        lines += [
-            f"stage {part.number}, parameter {name!r} of shape {tuple(one.shape)}, {one.dtype}"
-            f"{'' if one.requires_grad else ', frozen'}"
-            for name, one in stage_parameters(part)
-        ]
-    return lines
-
-
-def _check_equal(everyone: list[list[str]]) -> None:
-    for rank, lines in enumerate(everyone):
-        if lines == everyone[0]:
-            continue
-        for ours, theirs in zip(everyone[0], lines, strict=False):
-            if ours != theirs:
-                raise ValueError(
-                    f"Pipeline: the ranks ask for different ones: rank 0 has {ours}, and rank "
-                    f"{rank} has {theirs}"
-                )
-        raise ValueError(f"Pipeline: rank {rank} has more or fewer parameters than rank 0")
+        facts[f"stage {part.number}"] = f"of units {', '.join(part.units)}"
+        for number, (name, one) in enumerate(stage_parameters(part)):
+            frozen = "" if one.requires_grad else ", frozen"
+            facts[f"parameter {number} of stage {part.number}"] = (
+                f"{name!r} {described(one)}{frozen}"
+            )
+    return facts
 
 
 def stage_parameters(part: StagePart) -> list[tuple[str, nn.Parameter]]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch.distributed as dist
-
 from dreamcomm.pipeline.layout import Layout
 from dreamcomm.pipeline.local import LocalStages
 from dreamcomm.pipeline.messages.channel import Channel
 from dreamcomm.pipeline.runner import Outcome, Timed
 from dreamcomm.pipeline.schedule import Schedule, Span, svg_grid
+from dreamcomm.ranks.agree import gather_objects
 
 __all__ = ["Report"]
 
@@ -51,8 +50,7 @@ class Report:
 
     def timelines(self) -> list[list[Span]]:
         """The steps of all ranks of this pipeline, from the first one's begin. Collective."""
-        everyone: list[list[Timed]] = [[]] * dist.get_world_size(self._layout.group)
-        dist.all_gather_object(everyone, self.timeline, group=self._layout.group)
+        everyone = gather_objects(self._layout.group, self.timeline)
         rows = [everyone[peer] for peer in self._layout.peers]
         origin = min((one.ready for row in rows for one in row), default=0.0)
         return [

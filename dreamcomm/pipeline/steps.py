@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from dreamcomm.messages.codec import described
-from dreamcomm.pipeline.errors import Failure, PipelineError, text_of
+from dreamcomm.pipeline.errors import Failure, PipelineError
 from dreamcomm.pipeline.gradients import StepGradients
 from dreamcomm.pipeline.layout import Layout
 from dreamcomm.pipeline.local import LocalStages
@@ -23,6 +23,7 @@ from dreamcomm.pipeline.plan import Plan
 from dreamcomm.pipeline.report import Report
 from dreamcomm.pipeline.runner import Batch, Outcome, Runner
 from dreamcomm.pipeline.split import merge_outputs, split_batch, split_targets
+from dreamcomm.ranks.agree import text_of
 from dreamcomm.ranks.errors import RankLost
 
 __all__ = ["EVAL", "STEP", "Call", "Steps"]

@@ -1,1 +1,1 @@
-"""What ways of training share about the ranks of a group."""
+"""Shared by all ways of training: agreement between ranks, parameters as given, errors."""

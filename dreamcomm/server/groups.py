@@ -8,9 +8,10 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from dreamcomm.ranks.parameters import groups_of
 from dreamcomm.server.layout import TensorSpec
 
-__all__ = ["PlainGroup", "check_gradients", "groups_of", "named", "of_these"]
+__all__ = ["PlainGroup", "check_gradients", "named", "of_these"]
 
 
 def named(params: Iterable[Any], who: str) -> tuple[list[str], list[Tensor]]:
@@ -44,26 +45,6 @@ def named(params: Iterable[Any], who: str) -> tuple[list[str], list[Tensor]]:
     if len({id(one) for one in tensors}) != len(tensors):
         raise ValueError(f"{who}: a parameter is given twice")
     return names, tensors
-
-
-def groups_of(params: Iterable[Any]) -> list[dict[str, Any]]:
-    """Parameters as the groups of a torch optimizer."""
-    if isinstance(params, Tensor):
-        raise TypeError("expected an iterable of parameters, got one tensor")
-    if isinstance(params, (set, frozenset)):
-        raise TypeError("expected parameters in an order that is equal on all ranks, got a set")
-    items = list(params)
-    if not items or not isinstance(items[0], dict):
-        return [{"params": items}]
-    return [
-        {
-            **group,
-            "params": [group["params"]]
-            if isinstance(group["params"], Tensor)
-            else list(group["params"]),
-        }
-        for group in items
-    ]
 
 
 def of_these(groups: list[dict[str, Any]], wanted: Iterable[Tensor]) -> list[dict[str, Any]]:

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dreamcomm.ranks.parameters import groups_of
 from dreamcomm.server.checkpoint import Checkpoint
 from dreamcomm.server.connection import Connection, Terms
-from dreamcomm.server.groups import groups_of, named, of_these
+from dreamcomm.server.groups import named, of_these
 from dreamcomm.server.hub import Hub
 from dreamcomm.server.layout import assign, memories
 from dreamcomm.server.rendezvous import LOOK_SECONDS, Arrival, Gate

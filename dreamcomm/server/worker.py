@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dreamcomm.ranks.parameters import groups_of
 from dreamcomm.server.errors import ServerError
-from dreamcomm.server.groups import PlainGroup, check_gradients, groups_of, named
+from dreamcomm.server.groups import PlainGroup, check_gradients, named
 from dreamcomm.server.layout import Layout, assign, memories
 from dreamcomm.server.one_thread import one_thread
 from dreamcomm.server.pair import Kind

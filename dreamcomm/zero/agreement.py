@@ -9,6 +9,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
+from dreamcomm.ranks.agree import first_difference, gather_objects
 from dreamcomm.zero.engine import WHAT
 
 __all__ = ["Agreement", "check_facts"]
@@ -77,23 +78,13 @@ class Agreement:
 
 def check_facts(group: dist.ProcessGroup, mine: Mapping[str, str]) -> None:
     """Raises on every rank, with the first fact that differs. Collective."""
-    every: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(every, mine, group=group)
-    for name in dict.fromkeys(name for facts in every for name in facts):
-        ranks: dict[str, list[int]] = {}
-        for rank, facts in enumerate(every):
-            ranks.setdefault(facts.get(name, "nothing"), []).append(rank)
-        if len(ranks) > 1:
-            said = ", and ".join(f"{value} on {_of(where)}" for value, where in ranks.items())
-            raise RuntimeError(
-                f"rank {dist.get_rank(group)}: {WHAT}.step(): {name} is {said}. All ranks step "
-                "rows of the same parameters: set options and load states on all of them alike, as "
-                "by a loss that is averaged over the ranks. Nothing was stepped"
-            )
-
-
-def _of(ranks: Sequence[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+    found = first_difference(gather_objects(group, mine))
+    if found is not None:
+        raise RuntimeError(
+            f"rank {dist.get_rank(group)}: {WHAT}.step(): {found}. All ranks step rows of the same "
+            "parameters: set options and load states on all of them alike, as by a loss that is "
+            "averaged over the ranks. Nothing was stepped"
+        )
 
 
 def _stamp(value: Any) -> Any:

@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from dreamcomm._torch.groups import given_group
+from dreamcomm.ranks.agree import exchange
 
 __all__ = ["load", "save"]
 
@@ -202,18 +203,14 @@ def _is_first(group: dist.ProcessGroup | None) -> bool:
 
 def _on_first(group: dist.ProcessGroup | None, what: str, function: Callable[[], T]) -> T:
     """What rank 0's call returns, on all ranks; its error is raised on all of them. Collective."""
-    answer: list[Any] = [None, None]
-    error = None
-    if _is_first(group):
-        try:
-            answer[0] = function()
-        except Exception as raised:
-            error, answer[1] = raised, f"{type(raised).__name__}: {raised}"
-    if group is not None:
-        dist.broadcast_object_list(answer, group=group, group_src=0)
-    if error is not None:
-        raise error
-    if answer[1] is not None:
-        raise RuntimeError(f"dreamcomm.zero.{what}: rank 0 has failed: {answer[1]}")
-    result: T = answer[0]
-    return result
+    if group is None:
+        return function()
+    make: Callable[[], Any] = function if _is_first(group) else lambda: None
+    found: T = exchange(
+        group,
+        make,
+        lambda one: RuntimeError(
+            f"dreamcomm.zero.{what}: rank {one.rank} has failed: {one.kind}: {one.text}"
+        ),
+    )[0]
+    return found

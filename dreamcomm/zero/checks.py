@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from itertools import zip_longest
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,7 +13,7 @@ from dreamcomm._torch.overlap import same_memory
 from dreamcomm.zero.engine import WHAT
 from dreamcomm.zero.per_element import check_per_element
 
-__all__ = ["check_arguments", "check_groups", "check_parameters", "named_parameters"]
+__all__ = ["check_arguments", "check_groups", "check_parameters"]
 
 
 def check_arguments(
@@ -47,16 +46,6 @@ def check_arguments(
             f"{master_dtype!r}"
         )
     check_per_element(optimizer_class, per_element, WHAT)
-
-
-def named_parameters(groups: Sequence[dict[str, Any]]) -> list[tuple[str, torch.nn.Parameter]]:
-    """All parameters with their names, or with numbers where they were given without."""
-    named: list[tuple[str, torch.nn.Parameter]] = []
-    for group in groups:
-        names = group.get("param_names")
-        for place, parameter in enumerate(group["params"]):
-            named.append((names[place] if names else f"parameter {len(named)}", parameter))
-    return named
 
 
 def check_parameters(

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from dreamcomm._torch.groups import ours
 from dreamcomm.buckets.engine import BucketEngine, Caps
-from dreamcomm.buckets.parameters import TrainedParameter
+from dreamcomm.ranks.parameters import TrainedParameter
 from dreamcomm.zero.sharded_gradient import ShardedGradient
 from dreamcomm.zero.shards import ParameterShard
 

@@ -15,14 +15,19 @@ from torch.optim import Optimizer
 from dreamcomm._torch.ddp import broadcast_tensors
 from dreamcomm._torch.groups import given_group, ours
 from dreamcomm.buckets.clip import clip_
-from dreamcomm.buckets.parameters import TrainedParameter, check_equal_models, check_group
 from dreamcomm.buckets.protocol import ClipPart, GradientPart
+from dreamcomm.ranks.agree import gather_numbers
+from dreamcomm.ranks.parameters import (
+    TrainedParameter,
+    check_equal_models,
+    check_group,
+    named_parameters,
+)
 from dreamcomm.zero.agreement import Agreement, check_facts
 from dreamcomm.zero.checks import (
     check_arguments,
     check_groups,
     check_parameters,
-    named_parameters,
 )
 from dreamcomm.zero.engine import (
     WHAT,
@@ -165,9 +170,7 @@ class ZeroOptimizer(Optimizer):
             all_there = settle_parameters(named, ties, shared=shared)
         if not shared:
             return False
-        everywhere = torch.tensor([int(all_there)], device="cpu")
-        dist.all_reduce(everywhere, op=dist.ReduceOp.MIN, group=self.process_group)
-        return bool(everywhere.item())
+        return all(there for (there,) in gather_numbers(self.process_group, [all_there], device))
 
     def _make_inner(self) -> None:
         """The optimizer of this rank's rows, with the groups' options."""

@@ -20,8 +20,8 @@ from torch.utils.checkpoint import checkpoint
 import dreamcomm
 from ddp.models import ROWS, gradients, rows_of
 from dreamcomm.buckets.engine import Caps
-from dreamcomm.ddp.checks import find_parameters
 from dreamcomm.ddp.engine import Reducer
+from dreamcomm.ranks.parameters import find_parameters
 from helpers.pool import Pool
 
 pytestmark = pytest.mark.beyond_gloo("compares what only dreamcomm has")
