@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,8 +11,9 @@ from torch import Tensor
 
 from dreamcomm.info import averages
 from dreamcomm.memory import empty
+from dreamcomm.ranks.pieces import runs, views
 
-__all__ = ["average_", "flat_buffer", "split", "start_mean"]
+__all__ = ["average_", "flat_buffer", "start_mean"]
 
 BUFFER_BYTES = 25 << 20
 
@@ -28,31 +29,15 @@ def average_(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> None:
     """
     if dist.get_world_size(group) == 1:
         return
-    for members in _batches(tensors):
+    for run in runs(tensors, BUFFER_BYTES):
+        members = [tensors[number] for number in run]
         flat = flat_buffer(sum(one.numel() for one in members), members[0])
-        parts = split(flat, members)
+        parts = views(flat, [one.shape for one in members])
         for part, one in zip(parts, members, strict=True):
             part.copy_(one.detach())
         start_mean(flat, group).wait()
         for part, one in zip(parts, members, strict=True):
             one.detach().copy_(part)
-
-
-def _batches(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Tensors of one dtype and device, up to a buffer full."""
-    kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-    for one in tensors:
-        kinds.setdefault((one.dtype, one.device), []).append(one)
-    for members in kinds.values():
-        batch: list[Tensor] = []
-        size = 0
-        for one in members:
-            if batch and size + one.nbytes > BUFFER_BYTES:
-                yield batch
-                batch, size = [], 0
-            batch.append(one)
-            size += one.nbytes
-        yield batch
 
 
 def flat_buffer(numel: int, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -61,12 +46,6 @@ def flat_buffer(numel: int, like: Tensor, dtype: torch.dtype | None = None) -> T
     if like.is_cpu:
         return empty(numel, dtype=dtype, device="cpu")
     return torch.empty(numel, dtype=dtype, device=like.device)
-
-
-def split(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Views of a flat tensor in the shapes of others."""
-    parts = torch.split(flat, [one.numel() for one in tensors])
-    return [part.view(one.shape) for part, one in zip(parts, tensors, strict=True)]
 
 
 def start_mean(flat: Tensor, group: dist.ProcessGroup) -> Any:

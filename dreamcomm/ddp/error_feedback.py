@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from dreamcomm.ranks.pieces import as_placed, is_dense
+
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
 
@@ -95,10 +97,9 @@ def _shaped(part: Tensor, parameter: Tensor) -> Tensor:
 
     Buckets have a dense parameter in its order in memory, which channels_last changes.
     """
-    dense = torch.empty_like(parameter, device="meta").stride()
-    if dense != parameter.stride():  # it has gaps, and is contiguous in the bucket
-        return part.view(parameter.shape)
-    return part.as_strided(parameter.shape, dense, part.storage_offset())
+    if is_dense(parameter):
+        return as_placed(part, parameter)
+    return part.view(parameter.shape)  # it has gaps, and is contiguous in the bucket
 
 
 def _same(one: list[Tensor], other: list[Tensor]) -> bool:

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from dreamcomm.ranks.pieces import Part, by_kind, cut, in_memory_order, is_dense
+
 __all__ = ["PIECE_BYTES", "Piece", "Pieces", "increments"]
 
 PIECE_BYTES = 4 << 20
-
-
-@dataclass(frozen=True)
-class Part:
-    """Elements of a tensor, in its order in memory."""
-
-    tensor: int
-    begin: int
-    end: int
 
 
 @dataclass(frozen=True)
@@ -36,7 +29,7 @@ class Piece:
 
     @property
     def numel(self) -> int:
-        return sum(part.end - part.begin for part in self.parts)
+        return sum(part.numel for part in self.parts)
 
 
 class Pieces:
@@ -61,9 +54,9 @@ class Pieces:
         self._tensors = [*parameters, *buffers]
         self._strides = [one.stride() for one in self._tensors]
         count = self._count = len(parameters)
-        made = [*self._cut(range(count), False, piece_bytes)]
-        made += self._cut(range(count, len(self._tensors)), True, piece_bytes)
-        self.pieces = tuple(made)
+        made = [Piece(parts, False) for parts in self._cut(range(count), piece_bytes)]
+        others = self._cut(range(count, len(self._tensors)), piece_bytes)
+        self.pieces = (*made, *(Piece(parts, True) for parts in others))
 
     def follow(self, buffers: Sequence[Tensor]) -> None:
         """Goes on with these buffers, as a model may replace its own.
@@ -85,32 +78,16 @@ class Pieces:
     def __len__(self) -> int:
         return len(self.pieces)
 
-    def _cut(self, numbers: Iterable[int], is_buffer: bool, piece_bytes: int) -> Iterator[Piece]:
-        kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    def _cut(self, numbers: Sequence[int], piece_bytes: int) -> Iterator[tuple[Part, ...]]:
+        dense = []
         for number in numbers:
-            one = self._tensors[number]
-            if _flat(one) is None:
-                yield Piece((Part(number, 0, one.numel()),), is_buffer)
+            if is_dense(self._tensors[number]):
+                dense.append(number)
             else:
-                kinds.setdefault((one.dtype, one.device), []).append(number)
-        for (dtype, _), members in kinds.items():
-            yield from self._cut_kind(members, is_buffer, max(piece_bytes // dtype.itemsize, 1))
-
-    def _cut_kind(self, members: Sequence[int], is_buffer: bool, most: int) -> Iterator[Piece]:
-        parts: list[Part] = []
-        room = most
-        for number in members:
-            begin, numel = 0, self._tensors[number].numel()
-            while begin < numel:
-                end = min(begin + room, numel)
-                parts.append(Part(number, begin, end))
-                room -= end - begin
-                begin = end
-                if not room:
-                    yield Piece(tuple(parts), is_buffer)
-                    parts, room = [], most
-        if parts:
-            yield Piece(tuple(parts), is_buffer)
+                yield (Part(number, 0, self._tensors[number].numel()),)
+        for members in by_kind(dense, self._tensors):
+            most = max(piece_bytes // self._tensors[members[0]].element_size(), 1)
+            yield from cut(((number, self._tensors[number].numel()) for number in members), most)
 
     def read(self, number: int) -> Tensor:
         """A piece's elements, flat: a view where they are part of one tensor, else a copy."""
@@ -123,19 +100,17 @@ class Pieces:
 
     def add_(self, number: int, increments: Tensor) -> None:
         """Adds to a piece's elements. Tensors of 16 bits are rounded once."""
-        piece = self.pieces[number]
-        views = [self._elements(part) for part in piece.parts]
-        sizes = [len(view) for view in views]
-        for part, view, added in zip(
-            piece.parts, views, torch.split(increments, sizes), strict=True
-        ):
+        parts = self.pieces[number].parts
+        added = torch.split(increments, [part.numel for part in parts])
+        for part, more in zip(parts, added, strict=True):
             tensor = self._tensors[part.tensor].detach()
-            if _flat(tensor) is None:  # then the view is a copy
-                tensor.add_(added.view(tensor.shape))
+            if is_dense(tensor):
+                self._elements(part).add_(more)
             else:
-                view.add_(added)
+                tensor.add_(more.view(tensor.shape))
 
     def _elements(self, part: Part) -> Tensor:
+        """A view; a copy of a tensor with gaps."""
         tensor = self._tensors[part.tensor].detach()
         if tensor.stride() != self._strides[part.tensor]:
             raise RuntimeError(
@@ -143,19 +118,9 @@ class Pieces:
                 f"got the strides {tensor.stride()}, and had {self._strides[part.tensor]} when "
                 "Gossip was made; change layouts before that"
             )
-        flat = _flat(tensor)
-        if flat is None:
+        if not is_dense(tensor):
             return tensor.reshape(-1)
-        return flat[part.begin : part.end]
-
-
-def _flat(tensor: Tensor) -> Tensor | None:
-    """All elements as they lie in memory; None if there are gaps between them."""
-    plain = tensor.detach()
-    if not plain.is_contiguous():
-        strides = plain.stride()
-        plain = plain.permute(sorted(range(plain.dim()), key=lambda dim: (-strides[dim], dim)))
-    return plain.view(-1) if plain.is_contiguous() else None
+        return in_memory_order(tensor)[part.begin : part.end]
 
 
 def increments(own: Tensor, received: Sequence[tuple[float, Tensor]]) -> Tensor:

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from dreamcomm.averaging.agreement import agree
 from dreamcomm.averaging.loads import Loads
-from dreamcomm.averaging.mean import average_, flat_buffer, split, start_mean
+from dreamcomm.averaging.mean import average_, flat_buffer, start_mean
 from dreamcomm.averaging.model import LocalModel
 from dreamcomm.averaging.wrapper import WrappedOptimizer, load_numbered
 from dreamcomm.local_sgd.diloco_checks import (
@@ -21,9 +21,10 @@ from dreamcomm.local_sgd.diloco_checks import (
     check_fragments,
     check_state,
 )
-from dreamcomm.local_sgd.diloco_flights import Flight, by_kind
+from dreamcomm.local_sgd.diloco_flights import Flight
 from dreamcomm.local_sgd.diloco_outer import described_outer, give_pseudo_gradient, made_outer
 from dreamcomm.local_sgd.fragments import cut_fragments, due_fragments
+from dreamcomm.ranks.pieces import by_kind, views
 
 __all__ = ["DiLoCo"]
 
@@ -226,7 +227,8 @@ class DiLoCo(WrappedOptimizer):
             outer = [self._outer_parameters[number].detach() for number in numbers]
             numel = sum(one.numel() for one in own)
             flat = flat_buffer(numel, own[0], self._wire_dtype)
-            for part, start, end in zip(split(flat, own), outer, own, strict=True):
+            parts = views(flat, [one.shape for one in own])
+            for part, start, end in zip(parts, outer, own, strict=True):
                 part.copy_(start - end)
             flats.append(flat)
             if dist.get_world_size(group) > 1:
@@ -239,7 +241,8 @@ class DiLoCo(WrappedOptimizer):
         numbers = self._fragments[flight.fragment]
         for kind, flat in zip(self._by_kind(flight.fragment), flight.flats, strict=True):
             outer = [self._outer_parameters[number] for number in kind]
-            for number, one, part in zip(kind, outer, split(flat, outer), strict=True):
+            parts = views(flat, [one.shape for one in outer])
+            for number, one, part in zip(kind, outer, parts, strict=True):
                 give_pseudo_gradient(one, part, self._model.parameters[number].requires_grad)
         self.outer.step()
         for number in numbers:

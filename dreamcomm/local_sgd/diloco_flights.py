@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
-__all__ = ["Flight", "by_kind"]
+__all__ = ["Flight"]
 
 
 @dataclass
@@ -38,12 +36,3 @@ class Flight:
         self.wait()
         means = [one.clone() for one in self.flats]
         return {"fragment": self.fragment, "due": self.due, "means": means}
-
-
-def by_kind(numbers: Iterable[int], parameters: Sequence[Tensor]) -> list[list[int]]:
-    """Numbers of parameters by dtype and device."""
-    kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
-    for number in numbers:
-        one = parameters[number]
-        kinds.setdefault((one.dtype, one.device), []).append(number)
-    return list(kinds.values())

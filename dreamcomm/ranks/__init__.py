@@ -1,1 +1,1 @@
-"""Shared by all ways of training: agreement between ranks, parameters as given, errors."""
+"""Shared by all ways of training: agreement, parameters as given, pieces, errors."""

@@ -1,29 +1,25 @@
 """Where parameters are: on which server, in which flat tensor, in which message. Pure functions.
 
 A server has whole parameters, so any optimizer works on it. Its parameters of one dtype make one
-flat tensor, in their order, which travels in pieces of bounded size. A piece may cover parts of
-several parameters, and a large parameter several pieces::
-
-    parameters   | weight 0                | bias 0 | weight 1      |
-    pieces       [     0     ][     1     ][     2     ][     3     ]
-
-So a worker needs no second copy of all its gradients to send them, or of the weights to receive
-them: only of a piece.
+flat tensor, in their order and each row-major, which travels in pieces of bounded size. So a worker
+needs no second copy of all its gradients to send them, or of the weights to receive them: only of a
+piece.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from dreamcomm.ranks.pieces import Part, cut
+
 __all__ = [
     "PIECE_BYTES",
     "Flats",
     "Layout",
-    "Part",
     "Piece",
     "TensorSpec",
     "assign",
@@ -69,15 +65,6 @@ class TensorSpec:
 
 
 @dataclass(frozen=True)
-class Part:
-    """Elements of a parameter, in its row-major order."""
-
-    parameter: int
-    begin: int
-    end: int
-
-
-@dataclass(frozen=True)
 class Piece:
     """What one message holds: elements of the flat tensor of a dtype."""
 
@@ -112,26 +99,13 @@ class Layout:
         """Bytes of all parameters."""
         return sum(spec.nbytes for spec in self.specs)
 
-    def _pieces_of(self, dtype: torch.dtype, piece_bytes: int) -> list[Piece]:
-        most = max(piece_bytes // dtype.itemsize, 1)
-        members = [number for number, spec in enumerate(self.specs) if spec.dtype == dtype]
-        size = self.sizes[dtype]
-        pieces, place = [], 0
-        for begin in range(0, size, most):
-            end, parts = min(begin + most, size), []
-            while place < len(members):
-                number = members[place]
-                first, last = self.offsets[number], self.offsets[number] + self.specs[number].numel
-                if first >= end:
-                    break
-                low, high = max(begin, first), min(end, last)
-                if low < high:
-                    parts.append(Part(number, low - first, high - first))
-                if last > end:
-                    break
-                place += 1
-            pieces.append(Piece(dtype, begin, end, tuple(parts)))
-        return pieces
+    def _pieces_of(self, dtype: torch.dtype, piece_bytes: int) -> Iterator[Piece]:
+        sizes = [(n, spec.numel) for n, spec in enumerate(self.specs) if spec.dtype == dtype]
+        begin = 0
+        for parts in cut(sizes, max(piece_bytes // dtype.itemsize, 1)):
+            end = begin + sum(part.numel for part in parts)
+            yield Piece(dtype, begin, end, parts)
+            begin = end
 
     def views(self, flats: Flats) -> list[Tensor]:
         """Each parameter's elements in flat tensors, in its shape."""

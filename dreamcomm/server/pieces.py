@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dreamcomm.server.layout import Part, Piece
+from dreamcomm.ranks.pieces import Part
+from dreamcomm.server.layout import Piece
 
 __all__ = ["Gather", "Scatter"]
 
@@ -35,12 +36,12 @@ class Gather:
         return torch.cat(found).to("cpu")
 
     def _elements(self, part: Part, dtype: torch.dtype) -> Tensor:
-        tensor = self._tensors[part.parameter]
+        tensor = self._tensors[part.tensor]
         if tensor is None:
-            return torch.zeros(part.end - part.begin, dtype=dtype, device="cpu")
-        if self._latest != part.parameter:
+            return torch.zeros(part.numel, dtype=dtype, device="cpu")
+        if self._latest != part.tensor:
             # One that is not contiguous is copied, once for all of its pieces.
-            self._latest, self._flat = part.parameter, tensor.detach().reshape(-1)
+            self._latest, self._flat = part.tensor, tensor.detach().reshape(-1)
         return self._flat[part.begin : part.end].to(dtype)
 
 
@@ -57,21 +58,19 @@ class Scatter:
 
     def put(self, piece: Piece, data: Tensor) -> None:
         """Writes a piece's elements."""
-        place = 0
-        for part in piece.parts:
-            count = part.end - part.begin
-            self._write(part, data[place : place + count])
-            place += count
+        sizes = [part.numel for part in piece.parts]
+        for part, elements in zip(piece.parts, torch.split(data, sizes), strict=True):
+            self._write(part, elements)
 
     def _write(self, part: Part, elements: Tensor) -> None:
-        tensor = self._tensors[part.parameter]
+        tensor = self._tensors[part.tensor]
         if tensor.is_contiguous():
             tensor.view(-1)[part.begin : part.end].copy_(elements)
             return
-        staged = self._staged.get(part.parameter)
+        staged = self._staged.get(part.tensor)
         if staged is None:
             staged = torch.empty(tensor.numel(), dtype=elements.dtype, device="cpu")
-            self._staged[part.parameter] = staged
+            self._staged[part.tensor] = staged
         staged[part.begin : part.end].copy_(elements)
         if part.end == tensor.numel():
-            tensor.copy_(self._staged.pop(part.parameter).view(tensor.shape))
+            tensor.copy_(self._staged.pop(part.tensor).view(tensor.shape))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 
+from dreamcomm.ranks.pieces import in_memory_order, runs
 from dreamcomm.zero.layout import shard_layout
-from dreamcomm.zero.shards import ParameterShard, in_memory_order
+from dreamcomm.zero.shards import ParameterShard
 
 __all__ = ["gather_parameters"]
 
@@ -23,22 +24,8 @@ def gather_parameters(shards: Sequence[ParameterShard], group: dist.ProcessGroup
         group: its ranks have the other rows.
     """
     sharded = [one for one in shards if not one.replicated and one.parameter.numel() > 0]
-    for part in _parts(sharded):
-        _gather(part, group)
-
-
-def _parts(shards: Sequence[ParameterShard]) -> Iterator[list[ParameterShard]]:
-    """Neighbours of one dtype, so many that their parameters have about BYTES."""
-    part: list[ParameterShard] = []
-    nbytes = 0
-    for one in shards:
-        if part and (nbytes >= BYTES or part[0].parameter.dtype != one.parameter.dtype):
-            yield part
-            part, nbytes = [], 0
-        part.append(one)
-        nbytes += one.parameter.nbytes
-    if part:
-        yield part
+    for run in runs([one.parameter for one in sharded], BYTES):
+        _gather([sharded[number] for number in run], group)
 
 
 def _gather(part: Sequence[ParameterShard], group: dist.ProcessGroup) -> None:

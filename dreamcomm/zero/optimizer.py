@@ -23,6 +23,7 @@ from dreamcomm.ranks.parameters import (
     check_group,
     named_parameters,
 )
+from dreamcomm.ranks.pieces import in_memory_order
 from dreamcomm.zero.agreement import Agreement, check_facts
 from dreamcomm.zero.checks import (
     check_arguments,
@@ -45,7 +46,6 @@ from dreamcomm.zero.rows import adopt_state
 from dreamcomm.zero.rules import has_kernel
 from dreamcomm.zero.scaling import shared_found_inf, unscale_
 from dreamcomm.zero.shards import (
-    in_memory_order,
     make_shards,
     settle_parameters,
 )

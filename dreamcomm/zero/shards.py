@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from dreamcomm import memory
+from dreamcomm.ranks.pieces import as_placed, is_dense
 from dreamcomm.zero.layout import is_replicated, shard_layout
 
-__all__ = ["ParameterShard", "in_memory_order", "make_shards", "settle_parameters"]
+__all__ = ["ParameterShard", "make_shards", "settle_parameters"]
 
 
 @dataclass(eq=False)
@@ -62,17 +63,12 @@ class ParameterShard:
 
     def shaped(self, elements: Tensor) -> Tensor:
         """Flat elements of this rank, in the order of memory, as rows."""
-        return elements.as_strided(self.tensor.shape, self.tensor.stride())
+        return as_placed(elements, self.tensor)
 
     def write_back(self) -> None:
         """Rounds the copy of more bits into the parameter."""
         if self.has_master:
             self.rows(self.parameter.detach()).copy_(self.tensor)
-
-
-def in_memory_order(tensor: Tensor) -> Tensor:
-    """A dense tensor's elements, flat, as they lie in memory."""
-    return tensor.detach().as_strided((tensor.numel(),), (1,))
 
 
 def settle_parameters(
@@ -101,7 +97,7 @@ def settle_parameters(
             whole = whole.contiguous()
         if shared and not memory.is_shared(whole) and whole.numel() > 0:
             place = memory.empty(whole.numel(), dtype=whole.dtype)
-            whole = place.as_strided(whole.shape, whole.stride()).copy_(whole)
+            whole = as_placed(place, whole).copy_(whole)
         if whole.data_ptr() != first.data_ptr():
             for number in numbers:
                 parameters[number].data = whole
@@ -125,7 +121,7 @@ def _warn_of_left(names: Sequence[str]) -> None:
 
 
 def _rows_lie_together(whole: Tensor) -> bool:
-    if not torch.ops.aten.is_non_overlapping_and_dense(whole):
+    if not is_dense(whole):
         return False
     rows = whole.shape[0] if whole.dim() > 0 else 1
     return rows <= 1 or whole.stride(0) == whole.numel() // rows

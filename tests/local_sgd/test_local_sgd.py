@@ -10,8 +10,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import dreamcomm
-from dreamcomm.averaging.mean import BUFFER_BYTES, _batches
+from dreamcomm.averaging.mean import BUFFER_BYTES
 from dreamcomm.local_sgd import LocalSGD
+from dreamcomm.ranks.pieces import runs
 from helpers.pool import Pool
 from local_sgd import simulated
 from local_sgd.simulated import weights
@@ -220,7 +221,7 @@ def test_batches_fit_a_buffer_and_lose_nothing() -> None:
     sizes = [quarter, quarter, 5 * quarter, 3 * quarter, quarter, 1, 0]
     given = [torch.empty(size, device="meta") for size in sizes]
     given.insert(2, torch.empty(3, dtype=torch.float64, device="meta"))
-    batches = list(_batches(given))
+    batches = [[given[number] for number in run] for run in runs(given, BUFFER_BYTES)]
     flat = [one for batch in batches for one in batch]
     assert sorted(map(id, flat)) == sorted(map(id, given))
     for batch in batches:

@@ -37,9 +37,9 @@ def test_pieces_hold_each_element_once(specs: list[TensorSpec], piece_bytes: int
         assert (piece.end - piece.begin) * piece.dtype.itemsize <= max(piece_bytes, 8)
         assert sum(part.end - part.begin for part in piece.parts) == piece.end - piece.begin
         for part in piece.parts:
-            assert specs[part.parameter].dtype == piece.dtype
+            assert specs[part.tensor].dtype == piece.dtype
             assert part.begin < part.end
-            seen[part.parameter] += range(part.begin, part.end)
+            seen[part.tensor] += range(part.begin, part.end)
     assert place == layout.sizes
     assert seen == [list(range(spec.numel)) for spec in specs]
     assert layout.nbytes == sum(spec.nbytes for spec in specs)
