@@ -85,10 +85,11 @@ cpp-address: compile-address
 	UBSAN_OPTIONS=print_stacktrace=1 $(call cpp_run,address)
 
 compile-plain: build
-	$(CMAKE) --build $(MODULE_TREE) --target dreamcomm_tests
+	$(CMAKE) --build $(MODULE_TREE) --target dreamcomm_tests dreamcomm_torch_tests
 compile-thread compile-address: compile-%: $(READY)
 	$(CMAKE) -S . -B build/cpp-$* -G Ninja -DDREAMCOMM_BUILD_TESTS=ON -DDREAMCOMM_WERROR=ON -DDREAMCOMM_SANITIZE=$* \
-	    -DDREAMCOMM_SANITIZE_ALL=$(if $(LONG),ON,OFF)
+	    -DDREAMCOMM_SANITIZE_ALL=$(if $(LONG),ON,OFF) \
+	    -DDREAMCOMM_TORCH_TESTS=$(if $(filter address,$*),ON,OFF) -DPython_EXECUTABLE=$(abspath $(PY))
 	$(CMAKE) --build build/cpp-$*
 
 # What runs on a GPU only is compiled, where there is nvcc, so that it stays fit to be run there.

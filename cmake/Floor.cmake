@@ -7,10 +7,11 @@ function(dreamcomm_include_root name variable)
   set(${variable} "${root}" PARENT_SCOPE)
 endfunction()
 
-# dreamcomm_floor(NAME [ON lower...] [OPTIMIZE level]): the static library dc_NAME of
-# csrc/NAME, which sees the headers of the lower floors and of those below them.
+# dreamcomm_floor(NAME [ON lower...] [OPTIMIZE level] [WITHOUT room]): the static library dc_NAME
+# of csrc/NAME, which sees the headers of the lower floors and of those below them. WITHOUT leaves
+# the sources of one room out.
 function(dreamcomm_floor name)
-  cmake_parse_arguments(floor "" "OPTIMIZE" "ON" ${ARGN})
+  cmake_parse_arguments(floor "" "OPTIMIZE;WITHOUT" "ON" ${ARGN})
   if(NOT floor_OPTIMIZE)
     set(floor_OPTIMIZE -O2)
   endif()
@@ -22,6 +23,9 @@ function(dreamcomm_floor name)
     file(GLOB_RECURSE cuda CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/csrc/${name}/*.cu")
     list(APPEND sources ${cuda})
     list(FILTER sources EXCLUDE REGEX "_without_cuda\\.cc$") # these stand in for the others
+  endif()
+  if(floor_WITHOUT)
+    list(FILTER sources EXCLUDE REGEX "/csrc/${name}/${floor_WITHOUT}/")
   endif()
   if(sources)
     add_library(dc_${name} STATIC ${sources})

@@ -1,17 +1,13 @@
-# The module dreamcomm._C, of the one floor that sees torch.
-dreamcomm_include_root(c10d root)
-file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/csrc/c10d/*.cc")
+# The module dreamcomm._C: the one room that sees Python.
+file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/csrc/c10d/python/*.cc")
 Python_add_library(_C MODULE WITH_SOABI ${sources})
-target_include_directories(_C PRIVATE "${root}")
 # pybind11 comes with torch: classes cannot be shared with torch's over another version.
-target_link_libraries(_C PRIVATE dc_bench dc_internode dc_gpu torch)
+target_link_libraries(_C PRIVATE dc_c10d torch_python)
 dreamcomm_compile_options(_C -O2)
 # Beside torch in the environment; torch, loaded first, has these libraries open anyway.
 set_target_properties(_C PROPERTIES
   BUILD_WITH_INSTALL_RPATH ON
   INSTALL_RPATH "$ORIGIN/../torch/lib")
-# Another torch in the same folder compiles anew, whatever its headers' dates.
-target_compile_definitions(_C PRIVATE "DREAMCOMM_TORCH_VERSION=\"${TORCH_VERSION}\"")
 
 set(cuda_version "")
 set(cuda_architectures "")
@@ -35,8 +31,8 @@ if(DREAMCOMM_TEST_DEVICE)
   list(APPEND sources "${tests}/cpp/support/host_driver.cc" "${tests}/cpp/support/host_kernel.cc"
     "${tests}/cpp/support/ranks.cc")
   Python_add_library(dreamcomm_test_device MODULE WITH_SOABI ${sources})
-  target_include_directories(dreamcomm_test_device PRIVATE "${root}" "${tests}" "${tests}/device")
-  target_link_libraries(dreamcomm_test_device PRIVATE dc_bench dc_internode dc_gpu torch)
+  target_include_directories(dreamcomm_test_device PRIVATE "${tests}" "${tests}/device")
+  target_link_libraries(dreamcomm_test_device PRIVATE dc_c10d torch_python)
   dreamcomm_compile_options(dreamcomm_test_device -O2)
   set_target_properties(dreamcomm_test_device PROPERTIES UNITY_BUILD OFF)
   set_target_properties(dreamcomm_test_device PROPERTIES

@@ -1,5 +1,5 @@
-# Sets TORCH_DIR and TORCH_VERSION and makes the target `torch`: the installed torch's
-# headers and the three libraries a backend needs. find_package(Torch) is not used: it
+# Sets TORCH_DIR and TORCH_VERSION and makes the targets `torch`, the installed torch's headers and
+# the two libraries that a backend needs, and `torch_python` with a third one. find_package(Torch) is not used: it
 # fails with a CUDA torch where the CUDA toolkit is missing or partial. Sets TORCH_CUDA_VERSION,
 # too: empty with a torch that has no CUDA.
 find_package(Python 3.10 COMPONENTS Interpreter Development.Module)
@@ -38,5 +38,8 @@ message(STATUS "Building against torch ${TORCH_VERSION} in ${TORCH_DIR}")
 add_library(torch INTERFACE)
 target_include_directories(torch SYSTEM INTERFACE "${TORCH_DIR}/include")
 target_link_libraries(torch INTERFACE
-  "${TORCH_DIR}/lib/libc10.so" "${TORCH_DIR}/lib/libtorch_cpu.so"
-  "${TORCH_DIR}/lib/libtorch_python.so")
+  "${TORCH_DIR}/lib/libc10.so" "${TORCH_DIR}/lib/libtorch_cpu.so")
+# Another torch in the same folder compiles anew, whatever its headers' dates.
+target_compile_definitions(torch INTERFACE "DREAMCOMM_TORCH_VERSION=\"${TORCH_VERSION}\"")
+add_library(torch_python INTERFACE)
+target_link_libraries(torch_python INTERFACE torch "${TORCH_DIR}/lib/libtorch_python.so")

@@ -1,4 +1,7 @@
 // The interpreter's signals, and waits without the GIL.
+//
+// Except for on_main_thread() these are defined in c10d/python/gil_signals.cc. A program without an
+// interpreter, as that of the C++ tests, links definitions of its own.
 #pragma once
 
 #include <exception>
@@ -13,7 +16,7 @@ bool on_main_thread();
 /// they raised (Ctrl-C: KeyboardInterrupt) as a Python exception.
 void check_signals();
 
-/// Whether `error` is Python's own, not a failed call's: Ctrl-C, an exception of a signal's
+/// True if `error` is Python's own, not a failed call's: Ctrl-C, an exception of a signal's
 /// handler, a mistake.
 bool is_foreign(const std::exception& error);
 

@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "c10d/base/gil_signals.h"
-#include "c10d/base/interpreter_end.h"
 #include "c10d/process/process_call_sites.h"
+#include "c10d/python/interpreter_end.h"
 #include "core/flag.h"
 
 namespace dreamcomm {

@@ -1,4 +1,4 @@
-#include "c10d/base/interpreter_end.h"
+#include "c10d/python/interpreter_end.h"
 
 #include <unistd.h>
 
