@@ -11,6 +11,7 @@ It adds to torch's own calls:
   into memory that the ranks share, where collectives need no copies,
 - :class:`DistributedDataParallel` trains copies of a module on all ranks, with gradients that are
   reduced where they are born; :func:`replicate` does the same in place,
+- :class:`GradScaler` scales losses for all ways of training: ranks skip the same steps,
 - :mod:`hooks` has communication hooks for DistributedDataParallel (16 bits between the ranks,
   error feedback, the norm of all gradients), :mod:`ops` the two passes under them,
 - :mod:`zero`, :mod:`pipeline`, :mod:`server`, :mod:`local_sgd` and :mod:`gossip` are other ways of
@@ -35,6 +36,7 @@ from dreamcomm.backend import autoload
 if TYPE_CHECKING:
     from dreamcomm import gossip, hooks, local_sgd, ops, pipeline, server, zero
     from dreamcomm.backend import Options, explain, monitored_barrier, stats, transport
+    from dreamcomm.buckets.scaling import GradScaler
     from dreamcomm.ddp.distributed import DistributedDataParallel
     from dreamcomm.ddp.replicate import replicate
     from dreamcomm.launch import RankError, spawn
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 
 _MODULES = ("gossip", "hooks", "local_sgd", "ops", "pipeline", "server", "zero")
 _HOMES = {
+    "buckets.scaling": ("GradScaler",),
     "ddp.distributed": ("DistributedDataParallel",),
     "ddp.replicate": ("replicate",),
     "launch": ("RankError", "spawn"),
@@ -62,6 +65,7 @@ __all__ = [
     "CommLog",
     "DistributedDataParallel",
     "Error",
+    "GradScaler",
     "Options",
     "RankError",
     "comm_log",

@@ -108,6 +108,7 @@ def replicate(
     module: M,
     *,
     mesh: DeviceMesh | None = None,
+    group: dist.ProcessGroup | None = None,
     process_group: dist.ProcessGroup | None = None,
     bucket_cap_mb: float = 25,
     static_graph: bool = False,
@@ -124,7 +125,8 @@ def replicate(
     Args:
         module: as for :class:`DistributedDataParallel`. Its values become rank 0's.
         mesh: of one dimension; its group reduces.
-        process_group: in place of ``mesh``; None is the default group.
+        group: in place of ``mesh``; None is the default group.
+        process_group: another word for ``group``.
         bucket_cap_mb: mebibytes at which a bucket is closed.
         static_graph, find_unused_parameters, forward_sync_buffers, reduce: as for
             :class:`DistributedDataParallel`.
@@ -135,13 +137,13 @@ def replicate(
     Raises:
         ValueError, TypeError: as :class:`DistributedDataParallel`.
     """
-    if mesh is not None and process_group is not None:
-        raise ValueError(f"{WHAT}: give mesh or process_group, not both")
+    if sum(one is not None for one in (mesh, group, process_group)) > 1:
+        raise ValueError(f"{WHAT}: give mesh or group, not both")
     if mesh is not None and mesh.ndim != 1:
         raise ValueError(f"{WHAT}: expected a mesh of one dimension, got {mesh}; give a part of it")
     if not bucket_cap_mb > 0:
         raise ValueError(f"{WHAT}: expected bucket_cap_mb above 0, got {bucket_cap_mb}")
-    group = given_group(process_group) if mesh is None else mesh.get_group(mesh_dim=0)
+    group = given_group(group or process_group) if mesh is None else mesh.get_group(mesh_dim=0)
     factor = factor_of(reduce, WHAT)
     if not isinstance(module, nn.Module):
         raise TypeError(f"{WHAT}: expected a torch.nn.Module, got {type(module).__name__}")

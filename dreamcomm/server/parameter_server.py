@@ -203,6 +203,11 @@ class ParameterServer:
         """Ends :meth:`serve`, from another thread or from ``on_update``. Workers get an error."""
         self._hub.stop(_Ended("the server has been stopped"))
 
+    def close(self) -> None:
+        """As :meth:`stop`; also one that has not served is no longer found by workers."""
+        self.stop()
+        self._gate.close()
+
     def report(self) -> ServerReport:
         """Updates, staleness, bytes and waits so far."""
         return self._hub.report()

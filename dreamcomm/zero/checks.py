@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from itertools import zip_longest
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -13,7 +14,7 @@ from dreamcomm._torch.overlap import same_memory
 from dreamcomm.zero.engine import WHAT
 from dreamcomm.zero.per_element import check_per_element
 
-__all__ = ["check_arguments", "check_groups", "check_parameters"]
+__all__ = ["check_arguments", "check_groups", "check_parameters", "refuse_own_gradients"]
 
 
 def check_arguments(
@@ -99,6 +100,15 @@ def check_groups(groups: object, given: Sequence[Sequence[torch.nn.Parameter]]) 
                 "call requires_grad_(False); to train others or in another order, make a new "
                 "optimizer"
             )
+
+
+def refuse_own_gradients(group: dist.ProcessGroup) -> NoReturn:
+    """Raises for a GradScaler that has looked at gradients of this rank alone."""
+    raise RuntimeError(
+        f"rank {dist.get_rank(group)}: torch.amp.GradScaler has looked for infinities in this "
+        "rank's own gradients, as they are not averaged yet, so ranks could skip different "
+        "steps: use dreamcomm.zero.GradScaler, which has the same arguments"
+    )
 
 
 def _are_same(found: Sequence[object], kept: Sequence[object]) -> bool:

@@ -16,6 +16,7 @@ from dreamcomm._torch.ddp import broadcast_tensors
 from dreamcomm._torch.groups import given_group, ours
 from dreamcomm.buckets.clip import clip_
 from dreamcomm.buckets.protocol import ClipPart, GradientPart
+from dreamcomm.buckets.scaling import unscale_
 from dreamcomm.ranks.agree import gather_numbers
 from dreamcomm.ranks.parameters import (
     TrainedParameter,
@@ -29,6 +30,7 @@ from dreamcomm.zero.checks import (
     check_arguments,
     check_groups,
     check_parameters,
+    refuse_own_gradients,
 )
 from dreamcomm.zero.engine import (
     WHAT,
@@ -42,9 +44,9 @@ from dreamcomm.zero.kernel_step import KernelStep
 from dreamcomm.zero.layout import shard_layout
 from dreamcomm.zero.loading import load_state
 from dreamcomm.zero.masters import refresh_masters
+from dreamcomm.zero.memory import MemoryReport, memory_report
 from dreamcomm.zero.rows import adopt_state
 from dreamcomm.zero.rules import has_kernel
-from dreamcomm.zero.scaling import shared_found_inf, unscale_
 from dreamcomm.zero.shards import (
     make_shards,
     settle_parameters,
@@ -251,14 +253,24 @@ class ZeroOptimizer(Optimizer):
 
     def _is_skipped(self) -> bool:
         """Whether a GradScaler has found an infinity or NaN, on any rank."""
-        found = shared_found_inf(self)
-        if found is None:
+        given = getattr(self, "found_inf", None)
+        if given is None:
             return False
+        everywhere, self._unscaled_everywhere = self._unscaled_everywhere, False
+        if not everywhere and self._has_own_gradients():
+            refuse_own_gradients(self.process_group)
+        found = float(given) > 0
         scale = getattr(self, "grad_scale", None)
         if scale is not None and not found:
             local = [one.parameter.grad for one in self._ordered]
             unscale_(self._shard_gradients() if self._reduces else local, scale)
         return found
+
+    def _has_own_gradients(self) -> bool:
+        """Whether gradients are not averaged yet. Collective at stage 2."""
+        if not self._reduces or self._ranks()[0] == 1:
+            return False
+        return self.stage == 1 or not self._engine.compiled.agree_reduced()[0]
 
     def _agreed(self) -> bool:
         """Whether all is averaged, on all ranks. Raises where their options differ. Collective."""
@@ -400,8 +412,21 @@ class ZeroOptimizer(Optimizer):
             found.append(GradientPart(gradient, numel, ranges, one.parameter))
         return found
 
-    def _note_unscaled(self) -> None:
-        """A GradScaler has looked at all ranks' gradients, and divided them."""
+    def report(self, *, since: int | None = None) -> MemoryReport:
+        """What the parameters take of memory on this rank, as :func:`memory_report`.
+
+        Args:
+            since: :func:`process_memory` before the model was made.
+        """
+        return memory_report(self, since=since)
+
+    def before_unscale(self) -> None:
+        """For :class:`dreamcomm.GradScaler`: at stage 2 all gradients are reduced. Collective."""
+        if self.stage == 2:
+            self.reduce_gradients()
+
+    def note_unscaled(self) -> None:
+        """For :class:`dreamcomm.GradScaler`: it has looked on all ranks, and divided gradients."""
         self._unscaled_everywhere = True
         self._engine.compiled.note_seen()
 

@@ -86,3 +86,25 @@ def test_a_group_of_some_ranks(pool: Pool) -> None:
 
 def test_a_group_of_one_rank(pool: Pool) -> None:
     check(pool.run(both, "world", "odd", world=1))
+
+
+def replicated(word: str) -> Trained | str | None:
+    group = dist.new_group([1, 2])
+    try:
+        if word == "both":
+            dreamcomm.replicate(make("mlp"), group=dist.group.WORLD, process_group=group)
+        elif dist.get_rank() in (1, 2):
+            return train(dreamcomm.replicate(make("mlp"), **{word: group}), group)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def test_replicate_takes_a_group_of_some_ranks_by_either_word(pool: Pool) -> None:
+    expected = pool.run(both, "some ranks", "mlp", world=3)
+    for word in ("group", "process_group"):
+        found = pool.run(replicated, word, world=3)
+        pairs = zip(found, expected, strict=True)
+        check([None if one is None else (one, two[0]) for one, two in pairs])
+    for text in pool.run(replicated, "both", world=3):
+        assert text == "replicate: give mesh or group, not both"

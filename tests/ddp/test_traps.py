@@ -230,12 +230,12 @@ def test_buffers_are_those_of_rank_0(pool: Pool, how: str) -> None:
     assert pool.run(buffers, how, False) == [3.0, 6.0]
 
 
-def scaled(bad_rank: int, element: int, value: float) -> list[tuple[float, bool]]:
+def scaled(kind: Any, bad_rank: int, element: int, value: float) -> list[tuple[float, bool]]:
     """The loss scale, and whether the weights moved, after each of three steps."""
     inner = make("mlp")
     model = dreamcomm.DistributedDataParallel(inner)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=100)
+    scaler = kind("cpu", init_scale=8.0, growth_interval=100)
     weight = inner.layers[2].weight
     found = []
     for step in range(3):
@@ -258,12 +258,13 @@ def scaled(bad_rank: int, element: int, value: float) -> list[tuple[float, bool]
     return found
 
 
+@pytest.mark.parametrize("kind", [torch.amp.GradScaler, dreamcomm.GradScaler])
 @pytest.mark.parametrize("bad_rank", [0, 1, 2])
 @pytest.mark.parametrize(("element", "value"), [(0, float("inf")), (-1, float("nan"))])
 def test_one_element_that_is_not_finite_has_all_ranks_skip(
-    pool: Pool, bad_rank: int, element: int, value: float
+    pool: Pool, kind: Any, bad_rank: int, element: int, value: float
 ) -> None:
-    found = pool.run(scaled, bad_rank, element, value, world=3)
+    found = pool.run(scaled, kind, bad_rank, element, value, world=3)
     assert found == [[(8.0, True), (4.0, False), (4.0, True)]] * 3
 
 

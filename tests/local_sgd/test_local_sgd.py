@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from typing import Any
 
 import pytest
 import torch
@@ -122,7 +123,7 @@ def test_statistics_are_averaged_if_asked(pool: Pool) -> None:
     assert first != second
 
 
-def scheduled() -> tuple[float, float, int]:
+def scheduled(kind: Any) -> tuple[float, float, int]:
     """A scheduler over the wrapper, a scaler that skips on rank 1 alone, and added parameters."""
     rank = dist.get_rank()
     module = simulated.model()
@@ -130,7 +131,7 @@ def scheduled() -> tuple[float, float, int]:
     optimizer = LocalSGD(module, inner, every=3)
     optimizer.add_param_group({"params": list(module[2:].parameters()), "lr": 0.2})  # type: ignore[index]
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=100)
+    scaler = kind("cpu", init_scale=4.0, growth_interval=100)
     for step in range(6):
         optimizer.zero_grad()
         x, y = simulated.batch(step, rank)
@@ -147,8 +148,9 @@ def scheduled() -> tuple[float, float, int]:
     return rates[0], total, optimizer.steps
 
 
-def test_schedulers_and_scalers(pool: Pool) -> None:
-    first, second = pool.run(scheduled)
+@pytest.mark.parametrize("kind", [torch.amp.GradScaler, dreamcomm.GradScaler])
+def test_schedulers_and_scalers(pool: Pool, kind: Any) -> None:
+    first, second = pool.run(scheduled, kind)
     assert first == second  # parameters too: the ranks stayed in the same round
     assert first[0] == pytest.approx(0.4 / 8)
     assert first[2] == 6

@@ -130,8 +130,7 @@ def test_there_is_no_server(slack: float) -> None:
         not_serving = seconds(
             lambda: Worker(one(), store=address, timeout=0.3), ServerUnreachable
         )[2]  # fmt: skip
-        server.stop()
-        server._gate.close()
+        server.close()
         ended = seconds(lambda: Worker(one(), store=address, timeout=0.3), ServerUnreachable)[2]
     assert kind == "ServerUnreachable"
     assert text == (

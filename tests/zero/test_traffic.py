@@ -85,6 +85,7 @@ def held(stage: int) -> tuple[int, int, int, int]:
         optimizer.step()
     report = memory_report(optimizer)
     assert "planned" in str(report)
+    assert optimizer.report() == report
     return report.planned.total, report.total, most, report.gradients
 
 
