@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from torch.distributed.algorithms.join import JoinHook
 
-if TYPE_CHECKING:
-    from dreamcomm.ddp.distributed import DistributedDataParallel
+from dreamcomm.ddp.engine import Reducer
+from dreamcomm.ddp.logger import Logger
 
 __all__ = ["ReducerJoinHook"]
+
+
+class Joined(Protocol):
+    """What a join uses of a DistributedDataParallel."""
+
+    logger: Logger
+    reducer: Reducer
+    require_forward_param_sync: bool
+    _divide_by_initial_world_size: bool
+
+    def _check_and_sync_module_buffers(self) -> None: ...
+    def _check_global_requires_backward_grad_sync(self, is_joined_rank: bool) -> bool: ...
+    def _sync_final_model(self, is_last_joiner: bool) -> None: ...
 
 
 class ReducerJoinHook(JoinHook):
@@ -20,7 +33,7 @@ class ReducerJoinHook(JoinHook):
         divide_by_initial_world_size: averages count all ranks; else those that have data.
     """
 
-    def __init__(self, model: DistributedDataParallel, divide_by_initial_world_size: bool) -> None:
+    def __init__(self, model: Joined, divide_by_initial_world_size: bool) -> None:
         super().__init__()
         model.logger._set_uneven_input_join()
         model._divide_by_initial_world_size = divide_by_initial_world_size
