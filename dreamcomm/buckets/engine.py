@@ -1,4 +1,10 @@
-"""The bucket engine: reduces the gradients of a list of parameters in backward passes."""
+"""The bucket engine: reduces the gradients of a list of parameters in backward passes.
+
+The compiled part has a class for each of its tasks. A ``BucketSet`` has the parameters and how they
+are reduced, a ``BackwardPass`` reduces them, and ``PassHooks`` have autograd call it. For a sharded
+optimizer ``ShardedGradients`` have this rank's rows, and an ``OptimizerPass`` steps them. A stage's
+moves are read off its row in ``csrc/c10d/buckets/table.h``.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +19,16 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from torch import nn
 
-from dreamcomm.buckets.group_memory import GroupMemory, group_memory
+from dreamcomm.buckets.group_memory import group_memory
 from dreamcomm.buckets.plan import ParameterInfo, Plan, agreed_order, plan_buckets
 from dreamcomm.buckets.protocol import ClipPart, ReducesGradients
 from dreamcomm.ranks.parameters import TrainedParameter
 
 if TYPE_CHECKING:
-    from dreamcomm._C import GradientReducer
+    import torch
+    from torch import Tensor
+
+    from dreamcomm._C import BackwardPass, DreamBackend, OptimizerPass, PassHooks, ShardedGradients
 
 __all__ = ["BucketEngine", "Caps", "thawed"]
 
@@ -91,8 +100,22 @@ class BucketEngine:
             for one in self.trained
         )
         self.plan = self._planned()
+        with thawed([one.parameter for one in self.trained]):
+            self._compile()
+        self.backward.owner = weakref.ref(self)
+        self.backward.sync = self._sync
+        if self._static:
+            self.buckets.set_static_graph()
+        for one in self._made:
+            made = one()
+            if made is not None:
+                made()
+
+    def _compile(self) -> None:
+        from dreamcomm import _C
+
         memory = group_memory(self.group, self.trained[0].parameter.device)
-        me = weakref.ref(self)  # the compiled reducer holds the functions, and is held by this
+        me = weakref.ref(self)  # the compiled pass holds the functions, and is held by this
 
         def replan(orders: list[list[int]]) -> list[list[int]]:
             engine = me()
@@ -103,18 +126,12 @@ class BucketEngine:
             if engine is not None:
                 engine._on_mixed()
 
-        with thawed([one.parameter for one in self.trained]):
-            self.compiled = self._compiled(memory, replan, mixed)
-        self.compiled.owner = me
-        self.compiled.sync = self._sync
-        self.compiled.set_static_graph(self._static)
-        for one in self._made:
-            made = one()
-            if made is not None:
-                made()
+        def unchecked() -> None:
+            engine = me()
+            if engine is not None:
+                engine._on_unchecked()
 
-    def _compiled(self, memory: GroupMemory, replan: Any, mixed: Any) -> GradientReducer:
-        return _alone(
+        self.buckets = _C.BucketSet(
             [one.parameter for one in self.trained],
             [one.name for one in self.trained],
             [one.sparse for one in self.trained],
@@ -124,10 +141,10 @@ class BucketEngine:
             self.factor,
             memory.own_bytes,
             self._finds_unused,
-            replan,
-            mixed,
-            self._hooked,
         )
+        self.backward = _C.BackwardPass(self.buckets, replan, mixed, unchecked)
+        self.hooks = _hooks_of(self.backward) if self._hooked else None
+        self.shards: ShardedGradients | None = None
 
     def on_made(self, made: Callable[[], None]) -> None:
         """Calls a method after each change of the trained parameters, while its object lives."""
@@ -150,15 +167,64 @@ class BucketEngine:
     def remake_if_thawed(self) -> None:
         """Takes in parameters that were frozen, and require a gradient now."""
         if any(one.parameter.requires_grad for one in self.frozen):
-            if self.compiled.holds_shards():
+            if self.shards is not None and self.shards.hold_gradients():
                 raise RuntimeError(
                     f"rank {dist.get_rank(self.group)}: a parameter that was frozen requires a "
                     f"gradient now, while {self.sharded_by} has accumulated others: call "
                     "zero_grad() first"
                 )
-            self.compiled.unshard()
-            self.compiled.detach()
+            self.unshard()
+            self.detach()
             self._make()
+
+    def detach(self) -> None:
+        """Ends all hooks: backward passes go on as if there were no engine."""
+        if self.hooks is not None:
+            self.hooks.detach()
+
+    def recover(self) -> None:
+        """Forgets a backward pass that an error ended."""
+        self.backward.recover()
+
+    # Sharded optimizers.
+
+    def shard(
+        self,
+        stage: int,
+        sum_dtypes: Sequence[torch.dtype],
+        stand_ins: Sequence[Tensor | None],
+        heaps: DreamBackend | None,
+    ) -> None:
+        """Has each rank keep its rows of the gradients alone, as the stage's row says.
+
+        Args:
+            stage: 1 or 2.
+            sum_dtypes: in which averages are computed and kept, of each trained parameter.
+            stand_ins: what ``grad`` becomes when it is reduced; None: it stays.
+            heaps: the backend whose ranks map each other's parameters and gradients, or None.
+        """
+        from dreamcomm import _C
+
+        self.shards = _C.ShardedGradients(self.buckets, stage, sum_dtypes, stand_ins, heaps)
+
+    def unshard(self) -> None:
+        """Reduces gradients as before :meth:`shard`."""
+        if self.shards is not None:
+            self.shards.end()
+            self.shards = None
+
+    def optimizer_pass(
+        self, masters: Sequence[Tensor | None], states: Sequence[Sequence[Tensor]]
+    ) -> OptimizerPass:
+        """The compiled steps of this rank's rows, where the ranks map each other's heaps.
+
+        Args:
+            masters: copies of more bits, or None, of each trained parameter's rows.
+            states: what the optimizer keeps of them.
+        """
+        from dreamcomm import _C
+
+        return _C.OptimizerPass(self.buckets, masters, states)
 
     def _planned(self, order: Sequence[int] | None = None, unseen: Sequence[int] = ()) -> Plan:
         caps = self.caps
@@ -180,6 +246,9 @@ class BucketEngine:
     def _on_mixed(self) -> None:
         """Called when a pass that did not reduce has added to gradients that were reduced."""
 
+    def _on_unchecked(self) -> None:
+        """Called when a pass that reduces begins, and no one has looked for changes before."""
+
     @property
     def sync(self) -> bool:
         """Whether backward passes reduce."""
@@ -187,7 +256,7 @@ class BucketEngine:
 
     @sync.setter
     def sync(self, value: bool) -> None:
-        self._sync = self.compiled.sync = bool(value)
+        self._sync = self.backward.sync = bool(value)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -209,8 +278,8 @@ class BucketEngine:
 
     def note_own_changes(self) -> None:
         """Gradients have been changed on purpose, before they are reduced: no warning is due."""
-        if self._sharded_optimizer() is not None:
-            self.compiled.note_seen()
+        if self.shards is not None and self._sharded_optimizer() is not None:
+            self.shards.note_seen()
 
     def clip_parts(self) -> list[ClipPart]:
         """What a norm of all gradients consists of here."""
@@ -230,14 +299,14 @@ class BucketEngine:
     @property
     def passes(self) -> int:
         """How many passes have reduced."""
-        return int(self.compiled.report()["passes"])
+        return int(self.backward.report()["passes"])
 
     def report(self) -> dict[str, Any]:
-        return self.compiled.report()
+        return self.backward.report()
 
     def reduce_now(self) -> None:
         """Reduces what has accumulated, outside of a backward pass. Collective."""
-        self.compiled.reduce_now()
+        self.backward.reduce_now()
 
 
 @contextmanager
@@ -253,12 +322,12 @@ def thawed(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
             one.requires_grad_(False)
 
 
-def _alone(*arguments: Any) -> GradientReducer:
-    """The compiled reducer. Another one of the same parameters may be garbage that still lives."""
+def _hooks_of(backward: BackwardPass) -> PassHooks:
+    """Another engine of the same parameters may be garbage that still lives, with its hooks."""
     from dreamcomm import _C
 
     try:
-        return _C.GradientReducer(*arguments)
+        return _C.PassHooks(backward)
     except ValueError:
         gc.collect()
-        return _C.GradientReducer(*arguments)
+        return _C.PassHooks(backward)

@@ -84,7 +84,6 @@ class Reducer(BucketEngine):
         """
         self._root, self._find, self._what, self._checks = weakref.ref(root), find, what, checks
         self.watch = ModuleWatch(root)
-        self._refuse_unchecked()
 
     def _follow_changes(self) -> None:
         """Takes in what has changed on all ranks. Collective then.
@@ -98,7 +97,7 @@ class Reducer(BucketEngine):
         if not self._is_outdated():
             return
         module, parameters = self._find()
-        if _keys(parameters) != _keys(self._all) or not self.compiled.check_planned():
+        if _keys(parameters) != _keys(self._all) or not self.backward.check_planned():
             self._take_in(module, parameters)
         self._outdated = False
 
@@ -107,9 +106,9 @@ class Reducer(BucketEngine):
         if root is None:
             return False
         self._outdated = self.watch.has_changed(root) or self._outdated
-        return not self.compiled.check_planned() or self._outdated
+        return not self.backward.check_planned() or self._outdated
 
-    def _refuse_changes(self) -> None:
+    def _on_unchecked(self) -> None:
         """At the begin of a pass whose forward pass did not go through the wrapper."""
         thawed = [one.name for one in self.frozen if one.parameter.requires_grad]
         if thawed or self._is_outdated():
@@ -134,26 +133,15 @@ class Reducer(BucketEngine):
             known = {id(one.parameter) for one in self._all}
             new = [one.parameter for one in parameters if id(one.parameter) not in known]
             broadcast_tensors(new, self.group)
-        self.compiled.recover()
-        self.compiled.detach()
+        self.recover()
+        self.detach()
         self._all = parameters
         self._make()
 
     def _make(self) -> None:
         super()._make()
-        self._refuse_unchecked()
         if self._hook is not None:
             self.register_hook(*self._hook)
-
-    def _refuse_unchecked(self) -> None:
-        me = weakref.ref(self)  # the compiled reducer is held by this
-
-        def unchecked() -> None:
-            reducer = me()
-            if reducer is not None:
-                reducer._refuse_changes()
-
-        self.compiled.set_unchecked(unchecked)
 
     def _on_mixed(self) -> None:
         self._refuse_steps()
@@ -174,7 +162,7 @@ class Reducer(BucketEngine):
     def _mixed(self) -> dict[int, str]:
         """The names of parameters whose gradients are reduced in part, by their ids."""
         names = {id(one.parameter): one.name for one in self.trained}
-        return {id(one): names[id(one)] for one in self.compiled.mixed()}
+        return {id(one): names[id(one)] for one in self.buckets.mixed()}
 
     # What dreamcomm's modules use.
 
@@ -190,20 +178,20 @@ class Reducer(BucketEngine):
             )
         self._hook = state, hook
         in_turn = getattr(hook, "__module__", "") not in ONE_CALL_EACH
-        self.compiled.set_hook(state, hook, in_turn)
+        self.buckets.set_hook(state, hook, in_turn)
 
     def reduce_zeros(self, *, divides_by_active: bool) -> None:
         """Takes part in a pass of the others, without gradients."""
-        self.compiled.set_divisor(1 if divides_by_active else 0)
-        self.compiled.reduce_zeros()
+        self.buckets.set_divisor(1 if divides_by_active else 0)
+        self.backward.reduce_zeros()
 
     # What torch's Reducer has, and torch's own code calls.
 
     @unseen_by_dynamo
     def prepare_for_forward(self) -> None:
-        self.compiled.set_divisor(0)
+        self.buckets.set_divisor(0)
         if torch._C._current_graph_task_id() == -1:  # else this is inside of a backward pass
-            self.compiled.recover()
+            self.recover()
             if self._refusal is not None and not self._mixed():
                 self._refusal.remove()
                 self._refusal = None
@@ -217,7 +205,8 @@ class Reducer(BucketEngine):
 
     @unseen_by_dynamo
     def prepare_for_backward(self, outputs: Sequence[Tensor] | Tensor) -> None:
-        self.compiled.await_backward([outputs] if isinstance(outputs, Tensor) else list(outputs))
+        assert self.hooks is not None
+        self.hooks.await_backward([outputs] if isinstance(outputs, Tensor) else list(outputs))
 
     def _install_post_backward_futures(self, futures: Sequence[Future[Any]]) -> None:
         """What a hook for buffers has started; it is waited for here."""
@@ -239,7 +228,7 @@ class Reducer(BucketEngine):
         if divide_by_initial_world_size:
             return
         work.wait()
-        self.compiled.set_divisor(int(work.result()[0].item()))
+        self.buckets.set_divisor(int(work.result()[0].item()))
 
     def _run_allreduce_hook(self, bucket: GradBucket) -> Future[Tensor]:
         """The sum of the bucket's gradients, as torch's Reducer has it: not divided."""
@@ -250,7 +239,7 @@ class Reducer(BucketEngine):
 
     def _set_static_graph(self) -> None:
         self._static = True
-        self.compiled.set_static_graph(True)
+        self.buckets.set_static_graph()
 
     def _delay_all_reduce(self) -> None:
         """Does nothing: the first pass is reduced at its end anyway."""
@@ -265,16 +254,17 @@ class Reducer(BucketEngine):
         """Does nothing: times are taken in every pass."""
 
     def _remove_autograd_hooks(self) -> None:
-        self.compiled.detach()
+        self.detach()
 
     def _reset_state(self) -> None:
-        self.compiled.recover()
-        self.compiled.relearn()
+        self.recover()
+        self.backward.relearn()
 
     def _update_process_group(self, group: dist.ProcessGroup) -> None:
         self.group = group
         memory = group_memory(group, self.trained[0].parameter.device)
-        self.compiled.set_group(group, memory.averages, memory.own_bytes)
+        self.buckets.set_group(group, memory.averages, memory.own_bytes)
+        self.backward.relearn()
 
 
 def _keys(parameters: Sequence[TrainedParameter]) -> list[tuple[str, int, bool]]:

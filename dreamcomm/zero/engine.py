@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from dreamcomm._torch.groups import ours
 from dreamcomm.buckets.engine import BucketEngine, Caps
+from dreamcomm.buckets.found import engines_of
 from dreamcomm.ranks.parameters import TrainedParameter
 from dreamcomm.zero.sharded_gradient import ShardedGradient
 from dreamcomm.zero.shards import ParameterShard
@@ -19,7 +20,6 @@ __all__ = [
     "WHAT",
     "engine_of",
     "found_engine",
-    "release_engine",
     "shard_engine",
 ]
 
@@ -35,24 +35,18 @@ def found_engine(parameters: Sequence[torch.nn.Parameter]) -> BucketEngine | Non
     Raises:
         ValueError: one holds a part of them, or others beside them.
     """
-    from dreamcomm import _C
-
     trained = [one for one in parameters if one.requires_grad]
-    held = [_C.GradientReducer.of(one) for one in trained]
-    reducers = {id(one): one for one in held if one is not None}
-    if not reducers:
+    engines, alone = engines_of(trained)
+    if not engines:
         return None
-    (reducer, *others) = reducers.values()
-    theirs = {id(one) for one in reducer.parameters}
-    ours_trained = {id(one) for one in trained}
-    if others or not ours_trained <= theirs or not theirs <= {id(one) for one in parameters}:
+    (engine, *others) = engines
+    theirs = {id(one.parameter) for one in engine.trained}
+    if others or alone or not theirs <= {id(one) for one in parameters}:
         raise ValueError(
             f"{WHAT}: got {len(trained)} parameters that require a gradient, and a "
             f"DistributedDataParallel reduces {len(theirs)}, not all of them the same: give all "
             "parameters of the wrapped module, and no others"
         )
-    engine = reducer.owner()
-    assert isinstance(engine, BucketEngine)
     if engine.sharded_by:
         gc.collect()  # another one may be garbage that still lives, as one with a scheduler
     if engine.sharded_by:
@@ -93,25 +87,11 @@ def shard_engine(
     Returns:
         The shards in the order of the engine's parameters.
     """
-    reducer = engine.compiled
     ordered = [shards[id(one.parameter)] for one in engine.trained]
     stand_ins = [
-        ShardedGradient(one.parameter, one.name, reducer, number, engine.group)
-        if stage == 2
-        else None
+        ShardedGradient(one.parameter, one.name, engine, number) if stage == 2 else None
         for number, one in enumerate(ordered)
     ]
     backend = ours(engine.group, ordered[0].parameter.device) if in_heaps else None
-    reducer.shard(
-        [one.replicated for one in ordered],
-        [one.sum_dtype for one in ordered],
-        stand_ins,
-        stage == 1,
-        backend,
-    )
+    engine.shard(stage, [one.sum_dtype for one in ordered], stand_ins, backend)
     return ordered
-
-
-def release_engine(engine: BucketEngine) -> None:
-    """Has the engine reduce gradients again as before, once its optimizer is gone."""
-    engine.compiled.unshard()

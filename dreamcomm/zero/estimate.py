@@ -13,8 +13,8 @@ stage  bytes                                 sharded
 3      ``(2 + 2 + K) * P / N``               and parameters
 =====  ====================================  ==========================
 
-Here rows are sharded as :mod:`dreamcomm.zero.layout` does, so uneven ones are exact. Activations,
-buffers and what an allocator loses are not counted.
+Here rows are sharded as :mod:`dreamcomm.buckets.layout` does, so uneven ones are exact. Not counted
+are activations, buffers and what an allocator loses.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dreamcomm.buckets.layout import shard_layout
 from dreamcomm.buckets.plan import ParameterInfo, plan_buckets
-from dreamcomm.zero.layout import shard_layout
 
 __all__ = ["Estimate", "estimate"]
 

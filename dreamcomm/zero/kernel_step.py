@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from dreamcomm.buckets.engine import BucketEngine
+from dreamcomm.zero.masters import masters_of
 from dreamcomm.zero.rows import adopt_state
 from dreamcomm.zero.rules import rule_of, state_names
 from dreamcomm.zero.shards import ParameterShard
 
 if TYPE_CHECKING:
-    from dreamcomm._C import AdamRule, GradientReducer, SgdRule
+    from dreamcomm._C import AdamRule, OptimizerPass, SgdRule
 
 __all__ = ["KernelStep"]
 
@@ -37,6 +39,7 @@ class KernelStep:
         numbers = {id(one): k for k, group in enumerate(groups) for one in group["params"]}
         self._group_of = [numbers[id(one.parameter)] for one in shards]
         self._memory: list[list[Tensor]] | None = None
+        self._pass: OptimizerPass | None = None
         self._made_for: list[tuple[str, ...]] = []
         self._stepped: set[int] = set()  # ids of shards whose state was given to the optimizer
 
@@ -44,8 +47,8 @@ class KernelStep:
         """Looks at the inner optimizer's state anew before the next step."""
         self._memory = None
 
-    def run(self, reducer: GradientReducer, groups: Sequence[dict[str, Any]], reads: bool) -> None:
-        """Averages if it ``reads``, steps, and writes all ranks' parameters. Collective.
+    def run(self, engine: BucketEngine, groups: Sequence[dict[str, Any]], reduces: bool) -> None:
+        """Averages if it ``reduces``, steps, and writes all ranks' parameters. Collective.
 
         Args:
             groups: the same parameters as before, with their options now.
@@ -67,12 +70,10 @@ class KernelStep:
                 [self._state(one, name) for name in of_one]
                 for one, of_one in zip(self._shards, names, strict=True)
             ]
-            reducer.set_optimizer_memory(
-                [one.tensor if one.has_master else None for one in self._shards], self._memory
-            )
+            self._pass = engine.optimizer_pass(masters_of(self._shards), self._memory)
+        assert self._pass is not None
         rules, rule_of_each = self._rules()
-        touched = reducer.step(rules, rule_of_each, reads)
-        self._note(touched)
+        self._note(self._pass.step(rules, rule_of_each, reduces))
 
     def _is_current(self) -> bool:
         """Whether the optimizer's state is what the kernels know: a user may have replaced it."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
+from torch import Tensor
 
 from dreamcomm.zero.shards import ParameterShard
 
-__all__ = ["refresh_masters"]
+__all__ = ["masters_of", "refresh_masters"]
 
 
 def refresh_masters(shards: Iterable[ParameterShard]) -> None:
@@ -25,3 +26,8 @@ def refresh_masters(shards: Iterable[ParameterShard]) -> None:
             kept = one.tensor.to(rows.dtype) == rows
             if not bool(kept.all()):
                 one.tensor.copy_(torch.where(kept, one.tensor, rows.to(one.tensor.dtype)))
+
+
+def masters_of(shards: Sequence[ParameterShard]) -> list[Tensor | None]:
+    """The copies of more bits, where there are such."""
+    return [one.tensor if one.has_master else None for one in shards]

@@ -93,8 +93,7 @@ def memory_report(optimizer: ZeroOptimizer, *, since: int | None = None) -> Memo
     )
     gradients = [one.parameter.grad for one in shards if one.parameter.grad is not None]
     local = [one for one in gradients if not isinstance(one, ShardedGradient)]
-    reducer = optimizer._engine.compiled
-    parts = [reducer.shard_memory(number) for number in range(len(optimizer._ordered))]
+    parts = [optimizer._gradients.memory(number) for number in range(len(optimizer._ordered))]
     state = [
         value
         for kept in optimizer._inner.state.values()

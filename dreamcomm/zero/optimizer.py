@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from dreamcomm._torch.ddp import broadcast_tensors
 from dreamcomm._torch.groups import given_group, ours
 from dreamcomm.buckets.clip import clip_
+from dreamcomm.buckets.layout import shard_layout
 from dreamcomm.buckets.protocol import ClipPart, GradientPart
 from dreamcomm.buckets.scaling import unscale_
 from dreamcomm.ranks.agree import gather_numbers
@@ -36,14 +37,12 @@ from dreamcomm.zero.engine import (
     WHAT,
     engine_of,
     found_engine,
-    release_engine,
     shard_engine,
 )
 from dreamcomm.zero.gather import gather_parameters
 from dreamcomm.zero.kernel_step import KernelStep
-from dreamcomm.zero.layout import shard_layout
 from dreamcomm.zero.loading import load_state
-from dreamcomm.zero.masters import refresh_masters
+from dreamcomm.zero.masters import masters_of, refresh_masters
 from dreamcomm.zero.memory import MemoryReport, memory_report
 from dreamcomm.zero.rows import adopt_state
 from dreamcomm.zero.rules import has_kernel
@@ -156,7 +155,7 @@ class ZeroOptimizer(Optimizer):
         engine.on_made(self._shard_engine)
         engine.take_over(self, f"{WHAT}(stage={self.stage})")
         if first or not self._held:
-            self._release = weakref.finalize(self, release_engine, engine)
+            self._release = weakref.finalize(self, engine.unshard)
         self._shard_engine()
         self._ready = True
 
@@ -196,6 +195,8 @@ class ZeroOptimizer(Optimizer):
         self._ordered = shard_engine(
             self._engine, self._shards, stage=self.stage, in_heaps=self._in_heaps
         )
+        assert self._engine.shards is not None
+        self._gradients = self._engine.shards
         ranks = dist.get_process_group_ranks(self.process_group)
         self._kernel_step = KernelStep(self._ordered, self._inner, self.param_groups, ranks)
 
@@ -216,7 +217,7 @@ class ZeroOptimizer(Optimizer):
         shards, kept = self._shards, self._inner.state
         super().add_param_group(param_group)
         self._release()  # it would keep the engine, and its shards
-        self._engine.compiled.detach()
+        self._engine.detach()
         self._set_up(first=False)
         for key, before in shards.items():
             now = self._shards[key]
@@ -275,10 +276,10 @@ class ZeroOptimizer(Optimizer):
     def _agreed(self) -> bool:
         """Whether all is averaged, on all ranks. Raises where their options differ. Collective."""
         digest = self._agreement.digest(self.param_groups)
-        averaged, same = self._engine.compiled.agree_reduced(digest)
-        if not same:
+        averaged = self._gradients.agree(digest)
+        if averaged is None:
             check_facts(self.process_group, self._agreement.facts(self.param_groups))
-        return averaged
+        return bool(averaged)
 
     def _check_memory(self) -> None:
         for one in self._ordered:
@@ -298,15 +299,15 @@ class ZeroOptimizer(Optimizer):
     def _step_by_kernels(self, averaged: bool) -> None:
         reads = self.stage == 1 and not averaged
         if self.stage == 2 and not averaged:
-            self._engine.compiled.reduce_now()
-        self._kernel_step.run(self._engine.compiled, self.param_groups, reads)
+            self._engine.backward.reduce_now()
+        self._kernel_step.run(self._engine, self.param_groups, reads)
 
     def _step_by_torch(self, averaged: bool) -> None:
         ranks = dist.get_process_group_ranks(self.process_group)
         for one in self._ordered:
             adopt_state(self._inner, one, ranks)
         if self._reduces and not averaged:
-            self._engine.compiled.reduce_now()
+            self._engine.backward.reduce_now()
         gradients = self._own_gradients()
         stepped = []
         for one, gradient in zip(self._ordered, gradients, strict=True):
@@ -318,11 +319,8 @@ class ZeroOptimizer(Optimizer):
             one.tensor.grad = None
         self._kernel_step.forget()
         if self._in_heaps:
-            self._engine.compiled.set_optimizer_memory(
-                [one.tensor if one.has_master else None for one in self._ordered],
-                [[] for _ in self._ordered],
-            )
-            self._engine.compiled.step([], [], False)
+            no_states: list[list[Tensor]] = [[] for _ in self._ordered]
+            self._engine.optimizer_pass(masters_of(self._ordered), no_states).step([], [], False)
             return
         for one in stepped:
             one.write_back()
@@ -344,7 +342,7 @@ class ZeroOptimizer(Optimizer):
                 )
                 for one in self._ordered
             ]
-        return self._engine.compiled.shard_gradients()
+        return self._gradients.reduced()
 
     # Gradients.
 
@@ -361,8 +359,8 @@ class ZeroOptimizer(Optimizer):
         Nothing is done where all is averaged already.
         """
         self._recover()
-        if self._reduces and not self._engine.compiled.agree_reduced()[0]:
-            self._engine.compiled.reduce_now()
+        if self._reduces and not self._gradients.agree():
+            self._engine.backward.reduce_now()
 
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
@@ -428,7 +426,7 @@ class ZeroOptimizer(Optimizer):
     def note_unscaled(self) -> None:
         """For :class:`dreamcomm.GradScaler`: it has looked on all ranks, and divided gradients."""
         self._unscaled_everywhere = True
-        self._engine.compiled.note_seen()
+        self._gradients.note_seen()
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError(
@@ -444,7 +442,7 @@ class ZeroOptimizer(Optimizer):
     def _recover(self) -> None:
         """Forgets a backward pass that an error ended."""
         if torch._C._current_graph_task_id() == -1:  # else this is inside of one
-            self._engine.compiled.recover()
+            self._engine.recover()
 
     # State.
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from dreamcomm._C import GradientReducer
+    from dreamcomm.buckets.engine import BucketEngine
 
 __all__ = ["ShardedGradient", "local_shard"]
 
@@ -27,26 +27,21 @@ class ShardedGradient(Tensor):
     stands_for_shards = True  # see buckets.protocol.is_sharded
 
     _name: str
-    _reducer: weakref.ref[GradientReducer]
+    _engine: weakref.ref[BucketEngine]
     _index: int
     _group: dist.ProcessGroup
 
     @staticmethod
     def __new__(
-        cls,
-        parameter: Tensor,
-        name: str,
-        reducer: GradientReducer,
-        index: int,
-        group: dist.ProcessGroup,
+        cls, parameter: Tensor, name: str, engine: BucketEngine, index: int
     ) -> ShardedGradient:
         make = cast(Any, Tensor)._make_wrapper_subclass
         self = cast(
             ShardedGradient,
             make(cls, parameter.shape, dtype=parameter.dtype, device=parameter.device),
         )
-        self._name, self._reducer, self._index = name, weakref.ref(reducer), index
-        self._group = group
+        self._name, self._engine, self._index = name, weakref.ref(engine), index
+        self._group = engine.group
         return self
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
@@ -76,8 +71,9 @@ class ShardedGradient(Tensor):
 
 def local_shard(gradient: ShardedGradient) -> Tensor | None:
     """This rank's elements, flat; None if there are none yet."""
-    reducer = gradient._reducer()
-    return None if reducer is None else reducer.shard_memory(gradient._index)
+    engine = gradient._engine()
+    shards = None if engine is None else engine.shards
+    return None if shards is None else shards.memory(gradient._index)
 
 
 def _tensors(args: Iterable[Any]) -> Iterable[Any]:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from dreamcomm import memory
+from dreamcomm.buckets.layout import is_replicated, shard_layout
 from dreamcomm.ranks.pieces import as_placed, is_dense
-from dreamcomm.zero.layout import is_replicated, shard_layout
 
 __all__ = ["ParameterShard", "make_shards", "settle_parameters"]
 

@@ -16,7 +16,7 @@ __all__ = ["warn_of_changed"]
 
 def warn_of_changed(engine: BucketEngine, shards: Sequence[ParameterShard]) -> None:
     """At stage 1 ``grad`` is this rank's own: what is written to it is averaged afterwards."""
-    changed = engine.compiled.changed()
+    changed = [] if engine.shards is None else engine.shards.changed()
     if not any(changed):
         return
     names = [one.name for one, is_changed in zip(shards, changed, strict=True) if is_changed]

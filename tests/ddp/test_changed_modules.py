@@ -179,13 +179,13 @@ def functional(how: str) -> list[float | None]:
     """Other tensors take the parameters' places for one call: nothing has changed."""
     module = net()
     model = wrap(module, how)
-    plans = model.reducer.compiled if how == "ddp" else module._replicate_reducer.compiled
+    plans = model.reducer.backward if how == "ddp" else module._replicate_reducer.backward
     for _ in range(2):
         module.zero_grad()
         scaled = {name: 2 * one for name, one in model.named_parameters()}
         x = torch.full((1, 4), 1.0 + dist.get_rank())
         torch.func.functional_call(model, scaled, (x,)).sum().backward()
-    now = model.reducer.compiled if how == "ddp" else module._replicate_reducer.compiled
+    now = model.reducer.backward if how == "ddp" else module._replicate_reducer.backward
     return [float(plans is now), *norms_of(module)]
 
 

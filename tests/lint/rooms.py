@@ -24,7 +24,8 @@ ORDERS: dict[str, list[list[set[str]]]] = {
     "c10d": [
         [
             {"python"},
-            {"gradients"},
+            {"backward"},
+            {"buckets", "gradients"},
             {"backend"},
             {"device", "rendezvous", "work"},
             {"base"},

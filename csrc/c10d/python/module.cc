@@ -12,8 +12,8 @@
 #include "c10d/process/process_heap.h"
 #include "c10d/python/bucket_ops.h"
 #include "c10d/python/callbacks.h"
+#include "c10d/python/module_buckets.h"
 #include "c10d/python/module_cost_model.h"
-#include "c10d/python/module_gradients.h"
 #include "c10d/python/module_messages.h"
 #include "c10d/python/module_optimizer.h"
 #include "c10d/python/module_recorder.h"
@@ -340,7 +340,7 @@ PYBIND11_MODULE(_C, m) {
   dreamcomm::bind_messages(m);
   dreamcomm::bind_ops(m);
   dreamcomm::bind_optimizer(m);
-  dreamcomm::bind_gradients(m);
+  dreamcomm::bind_buckets(m);
   m.def(
       "explain",
       [](const std::string& op, std::size_t nbytes, int world, bool heap) {

@@ -1,0 +1,308 @@
+#include "c10d/backward/pass.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/clone.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "c10d/backward/checks.h"
+#include "c10d/backward/wanted_tensors.h"
+
+namespace dreamcomm {
+namespace {
+
+using std::chrono::steady_clock;
+
+double seconds_since(steady_clock::time_point begin) {
+  return std::chrono::duration<double>(steady_clock::now() - begin).count();
+}
+
+}  // namespace
+
+BackwardPass::BackwardPass(std::shared_ptr<BucketSet> set, Callbacks callbacks)
+    : set_(std::move(set)), callbacks_(std::move(callbacks)), order_(callbacks_.replan) {}
+
+void BackwardPass::set_sync(bool sync) {
+  const Lock lock(set_->mutex);
+  sync_ = sync;
+}
+
+bool BackwardPass::sync() const {
+  const Lock lock(set_->mutex);
+  return sync_;
+}
+
+void BackwardPass::relearn() {
+  const Lock lock(set_->mutex);
+  order_.forget(*set_);
+  used_.forget();
+}
+
+PassReport BackwardPass::report() const {
+  const Lock lock(set_->mutex);
+  return report_;
+}
+
+bool BackwardPass::check_planned() {
+  const Lock lock(set_->mutex);
+  is_checked_ = true;
+  return std::all_of(set_->parameters.begin(), set_->parameters.end(),
+                     [](const Parameter& one) { return one.is_as_planned(); });
+}
+
+void BackwardPass::recover() {
+  const Lock lock(set_->mutex);
+  if (!runs()) return;
+  for (Bucket& bucket : set_->buckets) bucket.drop();
+  place_new_tensors(nullptr);
+  set_->pass.reset();
+  state_ = State::kIdle;
+}
+
+/// Autograd drops what it was to call at a pass's end when an error ends the pass.
+void BackwardPass::drop_dead_pass() {
+  if (runs() && set_->pass.expired()) recover();
+}
+
+void BackwardPass::on_output() {
+  const Lock lock(set_->mutex);
+  drop_dead_pass();
+  if (!runs() && makes_gradients()) begin();
+}
+
+/// Whether this run of autograd adds to any of the gradients. torch.autograd.grad, and a backward
+/// pass to given inputs, may not; then other ranks need not run one.
+bool BackwardPass::makes_gradients() const {
+  const auto* const chosen = torch::autograd::get_current_graph_task_exec_info();
+  if (chosen == nullptr || chosen->empty()) return true;
+  return std::any_of(set_->parameters.begin(), set_->parameters.end(), [chosen](const auto& one) {
+    const auto found = chosen->find(one.accumulator.get());
+    return found != chosen->end() && found->second.needed_;
+  });
+}
+
+void BackwardPass::begin() {
+  const bool reduces = sync_ && set_->rule.row.in_backward() != Move::kNothing;
+  state_ = reduces ? State::kReducing : State::kAccumulating;
+  set_->holds_all = false;
+  next_ = 0;
+  began_ = steady_clock::now();
+  order_.begin();
+  set_apart_ = 0;
+  for (Bucket& bucket : set_->buckets) bucket.pending = bucket.members().size();
+  for (Parameter& one : set_->parameters) {
+    one.mark_begun();
+    // What was added up may have been cleared since.
+    if (!set_->rule.is_sharded() && !one.tensor.grad().defined()) one.touched = false;
+    if (!must_be_fresh()) continue;
+    const bool is_reduced = one.is_reduced() && !is_zero(one.grad());
+    one.mix = is_reduced ? std::max(one.mix, Parameter::Mix::kReduced) : Parameter::Mix::kNone;
+  }
+  placement_.begin(*set_);
+  const auto alive = std::make_shared<char>();
+  set_->pass = alive;
+  torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this(), alive] {
+    if (const auto self = weak.lock()) self->finish();
+  });
+  if (!std::exchange(is_checked_, false) && reduces && callbacks_.unchecked) callbacks_.unchecked();
+}
+
+void BackwardPass::on_gradient(std::size_t index, const at::Tensor& arrived) {
+  const Lock lock(set_->mutex);
+  drop_dead_pass();
+  Parameter& parameter = set_->parameters[index];
+  if (!runs()) {
+    begin();
+    parameter.before.forget();  // autograd may have made it already
+  }
+  note(parameter, arrived);
+  if (state_ != State::kReducing || !is_complete(index)) return;
+  set_->buckets[parameter.bucket].pending -= 1;
+  launch_ready();
+}
+
+void BackwardPass::note(Parameter& parameter, const at::Tensor& arrived) {
+  if (parameter.mix != Parameter::Mix::kNone && must_be_fresh() && parameter.is_reduced()) {
+    require_average(set_->who, parameter, set_->rule.factor);
+    parameter.mix = Parameter::Mix::kMixed;
+  }
+  parameter.require_layout(set_->who, set_->rule.is_sharded());
+  if (parameter.tensor.grad().defined()) parameter.touched = true;
+  parameter.made += 1;
+  if (state_ == State::kReducing) require_unstepped(set_->who, parameter, arrived);
+  const std::size_t copied = parameter.set_apart(arrived);
+  if (set_->rule.is_own(copied)) set_apart_ += copied;
+  if (!set_->rule.is_sharded()) return;
+  placement_.note_early(*set_, parameter);
+  parameter.seen.set(parameter.grad());
+}
+
+/// Whether a gradient is ready to be reduced.
+bool BackwardPass::is_complete(std::size_t index) {
+  const Parameter& parameter = set_->parameters[index];
+  if (parameter.made == 1) order_.note(index);
+  // A first pass into the ranks' heaps reduces before its end all the same: else it would hold all
+  // gradients, and a heap keeps its pages. What autograd makes later is reduced at the end.
+  if (set_->rule.heaps && !order_.is_counted()) return parameter.made == 1;
+  if (!order_.is_learned() || parameter.expected == 0) return false;
+  require_once(set_->who, parameter);
+  return parameter.made == parameter.expected;
+}
+
+/// Before autograd adds to a stand-in, which it must not: a new gradient begins, whose average is
+/// added to the shard.
+void BackwardPass::before_gradient(std::size_t index) {
+  const Lock lock(set_->mutex);
+  drop_dead_pass();
+  if (!set_->rule.is_sharded()) return;
+  Parameter& parameter = set_->parameters[index];
+  // Peers read the gradient while its bucket is under way.
+  if (set_->rule.heaps && runs())
+    set_->buckets[parameter.bucket].complete_scatter(set_->parameters, set_->rule);
+  if (parameter.is_stand_in()) {
+    parameter.grad() = at::Tensor();
+    parameter.shard.set_adds(true);
+    return;
+  }
+  parameter.notice_cleared();
+  if (!parameter.tensor.grad().defined() || !parameter.touched) parameter.shard.set_adds(false);
+}
+
+void BackwardPass::launch_ready() {
+  std::vector<Bucket>& buckets = set_->buckets;
+  while (next_ < buckets.size() && buckets[next_].pending == 0) {
+    if (set_->rule.hook_in_turn && next_ > 0 && !buckets[next_ - 1].hook_ended()) return;
+    launch_next();
+  }
+}
+
+void BackwardPass::launch_next() {
+  std::vector<Bucket>& buckets = set_->buckets;
+  if (set_->rule.hook_in_turn && next_ > 0) buckets[next_ - 1].await_hook();
+  // So gradients of two buckets are there at most.
+  if (set_->rule.is_sharded() && next_ > 0)
+    buckets[next_ - 1].complete_scatter(set_->parameters, set_->rule);
+  buckets[next_].launch(set_->parameters, set_->rule, next_, buckets.size());
+  ++next_;
+}
+
+void BackwardPass::launch_rest() {
+  while (next_ < set_->buckets.size()) launch_next();
+}
+
+/// At the end of a backward pass, on its thread.
+void BackwardPass::finish() {
+  const Lock lock(set_->mutex);
+  placement_.end();
+  if (!runs()) return;
+  set_->pass.reset();
+  const bool reduces = std::exchange(state_, State::kIdle) == State::kReducing;
+  if (!reduces) {
+    const bool is_mixed =
+        std::any_of(set_->parameters.begin(), set_->parameters.end(),
+                    [](const Parameter& one) { return one.mix == Parameter::Mix::kMixed; });
+    if (is_mixed && callbacks_.mixed) callbacks_.mixed();
+    return;
+  }
+  report_.backward_seconds = seconds_since(began_);
+  settle(
+      [this] {
+        // An optimizer may have stepped parameters whose gradients this pass does not make.
+        for (const Parameter& one : set_->parameters) require_unstepped(set_->who, one, {});
+        launch_rest();
+      },
+      /*of_zeros=*/false);
+  if (set_->rule.heaps && !order_.is_learned()) reduce_rest();  // on all ranks, also without any
+  if (!order_.is_learned()) order_.learn(*set_);
+  if (order_.is_counted()) return;
+  order_.count(*set_);
+  if (order_.is_counted()) placement_.trim();
+}
+
+/// Launches, waits for all buckets, and gives out what they have. `of_zeros`: this rank drops the
+/// results.
+void BackwardPass::settle(const std::function<void()>& launches, bool of_zeros) {
+  state_ = State::kSettling;
+  try {
+    launches();
+    const steady_clock::time_point begin = steady_clock::now();
+    settle_buckets(of_zeros);
+    report_.exposed_seconds = seconds_since(begin);
+  } catch (...) {
+    for (Bucket& bucket : set_->buckets) bucket.drop();
+    state_ = State::kIdle;
+    throw;
+  }
+  state_ = State::kIdle;
+  ++report_.passes;
+}
+
+void BackwardPass::settle_buckets(bool of_zeros) {
+  for (const Bucket& bucket : set_->buckets) bucket.await_hook();
+  std::vector<bool> touched = used_.agree(*set_, of_zeros);
+  if (of_zeros) touched.assign(touched.size(), false);
+  report_.bytes = 0;
+  report_.copied = std::exchange(set_apart_, 0);
+  for (Bucket& bucket : set_->buckets) {
+    bucket.settle(set_->parameters, set_->rule, touched);
+    report_.bytes += bucket.bytes();
+    report_.copied += bucket.copied();
+  }
+}
+
+/// After a first pass: gradients that autograd has made again after their bucket was reduced.
+void BackwardPass::reduce_rest() {
+  const bool mine = std::any_of(set_->parameters.begin(), set_->parameters.end(),
+                                [](const Parameter& one) { return one.made > 1; });
+  if (!set_on_any(set_->rule.group, set_->device(), {mine})[0]) return;
+  for (Parameter& one : set_->parameters) one.touched = one.touched && one.is_local();
+  next_ = 0;
+  settle([this] { launch_rest(); }, /*of_zeros=*/false);
+}
+
+void BackwardPass::reduce_now() {
+  const Lock lock(set_->mutex);
+  drop_dead_pass();
+  TORCH_CHECK(state_ == State::kIdle, set_->who,
+              ": reduce_gradients() was called while a backward pass of the same "
+              "module is under way; call it after backward()");
+  set_->touch_rest();
+  set_apart_large();
+  next_ = 0;
+  settle([this] { launch_rest(); }, /*of_zeros=*/false);
+  set_->holds_all = set_->rule.is_sharded();
+}
+
+/// Gradients that are given by hand may be one memory, which would be reduced once for each.
+void BackwardPass::set_apart_large() {
+  const at::NoGradGuard no_grad;
+  std::set<const void*> taken;
+  for (Parameter& one : set_->parameters) {
+    const at::Tensor& now = one.tensor.grad();
+    if (!set_->rule.is_own(one.tensor.nbytes()) || !now.defined() || !now.has_storage()) continue;
+    if (taken.insert(now.const_data_ptr()).second) continue;
+    one.grad() = now.clone();
+    set_apart_ += now.nbytes();
+  }
+}
+
+void BackwardPass::reduce_zeros() {
+  const Lock lock(set_->mutex);
+  settle(
+      [this] {
+        std::vector<Bucket>& buckets = set_->buckets;
+        for (std::size_t i = 0; i < buckets.size(); ++i) {
+          buckets[i].launch(set_->parameters, set_->rule, i, buckets.size(), /*zeros=*/true);
+          if (set_->rule.hook_in_turn) buckets[i].await_hook();
+        }
+      },
+      /*of_zeros=*/true);
+  order_.begin();
+  if (!order_.is_learned()) order_.learn(*set_);
+}
+
+}  // namespace dreamcomm

@@ -1,0 +1,47 @@
+// The parameters whose gradients are reduced together, their buckets, and how these are reduced.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "c10d/buckets/bucket.h"
+
+namespace dreamcomm {
+
+/// What backward passes, sharded gradients and optimizer passes have in common. Each locks `mutex`
+/// for its calls.
+struct BucketSet {
+  using Lock = std::unique_lock<std::recursive_mutex>;
+
+  BucketSet(Parameters parameters, Rule rule);
+
+  /// Replaces the buckets; between passes. Each names its members' numbers.
+  void set_buckets(const std::vector<std::vector<std::size_t>>& members);
+  void set_group(const GroupPtr& group, bool averages, std::size_t own_bytes);
+  /// `in_turn`: as Rule::hook_in_turn.
+  void set_hook(std::shared_ptr<c10d::CommHookInterface> hook, bool in_turn);
+  /// Makes the flat tensors, where ranks map each other's heaps: before any gradient is there. A
+  /// small tensor that is made when a large gradient was freed takes a piece of its memory, which
+  /// the next large one does not fit into any more.
+  void lay_out_in_heaps();
+  /// Before a reduction outside of a pass: all gradients take part that are not reduced.
+  void touch_rest();
+  /// The parameters whose gradients are reduced in part, and were not cleared since.
+  std::vector<at::Tensor> mixed() const;
+  c10::Device device() const { return parameters.front().tensor.device(); }
+
+  mutable std::recursive_mutex mutex;  // a hook of Python may ask for the report
+  Parameters parameters;
+  Rule rule;
+  std::vector<Bucket> buckets;
+  std::string who;            // "rank 1 of 2", for errors
+  std::weak_ptr<void> pass;   // while autograd runs a backward pass
+  bool holds_all = false;     // shards hold all that has accumulated
+  std::uint64_t changes = 0;  // how often buckets, group, hook or row were set
+};
+
+}  // namespace dreamcomm

@@ -1,0 +1,151 @@
+#include "c10d/buckets/optimizer_pass.h"
+
+#include <algorithm>
+#include <array>
+#include <span>
+#include <utility>
+
+#include "c10d/base/pages.h"
+#include "c10d/buckets/heap_pass.h"
+#include "kernels/widen.h"
+
+namespace dreamcomm {
+namespace {
+
+std::byte* memory_of(const at::Tensor& tensor) {
+  return tensor.defined() ? static_cast<std::byte*>(tensor.mutable_data_ptr()) : nullptr;
+}
+
+class StepPass final : public ShardedPass {
+ public:
+  StepPass(const Rule& rule, std::span<const OptimizerRule> rules, Move before)
+      : world_(rule.group->getSize()),
+        rank_(rule.group->getRank()),
+        factor_(rule.factor),
+        rules_(rules),
+        before_(before) {}
+  /// `placed`: the gradient in this rank's heap, of a pass that reads.
+  void add(const Parameter& parameter, const at::Tensor& placed, int rule,
+           const std::optional<at::Tensor>& master, const std::vector<at::Tensor>& state) {
+    ShardedPart& part = parts_.emplace_back(sharded_part(parameter, placed, world_, rank_));
+    if (!reads()) part.present = parameter.tensor.grad().defined();
+    part.parameter = memory_of(parameter.tensor);
+    Member& member = members_.emplace_back();
+    member.rule = static_cast<std::size_t>(rule);
+    member.master = memory_of(master.value_or(at::Tensor()));
+    member.gradient = memory_of(parameter.shard.gradient);
+    std::transform(state.begin(), state.end(), member.state.begin(), memory_of);
+    touched_.push_back(false);
+  }
+
+  std::span<const ShardedPart> parts() const override { return parts_; }
+  bool reads() const override { return before_ == Move::kSumRows; }
+  bool writes() const override { return true; }
+  double factor() const override { return factor_; }
+  void apply(std::size_t part, std::size_t begin, std::size_t count,
+             const std::byte* average) override;
+  void touch(std::size_t part) override { touched_[part] = true; }
+  const std::vector<bool>& touched() const { return touched_; }
+
+ private:
+  struct Member {
+    std::size_t rule = 0;
+    std::byte* master = nullptr;          // null: the parameter is stepped itself
+    const std::byte* gradient = nullptr;  // of the shard
+    std::array<std::byte*, 3> state{};
+  };
+  const int world_;
+  const int rank_;
+  const double factor_;
+  const std::span<const OptimizerRule> rules_;
+  const Move before_;
+  std::vector<ShardedPart> parts_;
+  std::vector<Member> members_;
+  std::vector<bool> touched_;
+};
+
+void StepPass::apply(std::size_t part, std::size_t begin, std::size_t count,
+                     const std::byte* average) {
+  const ShardedPart& one = parts_[part];
+  const Member& member = members_[part];
+  const std::size_t item = item_size(one.sum_type);
+  const std::size_t offset = (begin - one.begin) * item;
+  std::byte* const parameter = one.parameter + begin * item_size(one.parameter_type);
+  if (!rules_.empty()) {
+    OptimizerMemory memory;
+    memory.parameter = member.master == nullptr ? parameter : member.master + offset;
+    for (std::size_t i = 0; i < member.state.size(); ++i) {
+      memory.state[i] = member.state[i] == nullptr ? nullptr : member.state[i] + offset;
+    }
+    const std::byte* const gradient = reads() ? average : member.gradient + offset;
+    optimizer_step(rules_[member.rule], one.sum_type, memory, gradient, count);
+  }
+  if (member.master == nullptr) return;
+  if (one.sum_type == DType::kFloat64) {
+    kernels::narrow(one.parameter_type, reinterpret_cast<const double*>(member.master + offset),
+                    parameter, count);
+  } else {
+    kernels::narrow(one.parameter_type, reinterpret_cast<const float*>(member.master + offset),
+                    parameter, count);
+  }
+}
+
+}  // namespace
+
+OptimizerPass::OptimizerPass(std::shared_ptr<BucketSet> set,
+                             std::vector<std::optional<at::Tensor>> masters,
+                             std::vector<std::vector<at::Tensor>> states)
+    : set_(std::move(set)), masters_(std::move(masters)), states_(std::move(states)) {
+  const BucketSet::Lock lock(set_->mutex);
+  const std::size_t count = set_->parameters.size();
+  TORCH_CHECK_VALUE(masters_.size() == count && states_.size() == count, set_->who,
+                    ": expected one master and state for each of ", count, " parameters");
+  constexpr std::size_t kStates = std::tuple_size_v<decltype(OptimizerMemory::state)>;
+  for (const std::vector<at::Tensor>& state : states_) {
+    TORCH_CHECK_VALUE(state.size() <= kStates, set_->who, ": too many states");
+  }
+}
+
+/// This rank's gradients in its heap, in the order of the parameters.
+std::vector<at::Tensor> OptimizerPass::place_gradients() {
+  set_->touch_rest();
+  std::vector<at::Tensor> placed(set_->parameters.size());
+  for (Bucket& bucket : set_->buckets) {
+    const std::vector<at::Tensor> members = bucket.place(set_->parameters, set_->rule);
+    for (std::size_t i = 0; i < members.size(); ++i) placed[bucket.members()[i]] = members[i];
+  }
+  return placed;
+}
+
+std::vector<bool> OptimizerPass::step(const std::vector<OptimizerRule>& rules,
+                                      const std::vector<int>& rule_of, Move before) {
+  const BucketSet::Lock lock(set_->mutex);
+  const Rule& rule = set_->rule;
+  Parameters& parameters = set_->parameters;
+  TORCH_CHECK(set_->pass.expired(), set_->who,
+              ": step() was called within a backward pass; call it afterwards");
+  TORCH_CHECK_VALUE(rule.heaps, set_->who, ": the ranks do not map each other's heaps");
+  std::vector<at::Tensor> placed(parameters.size());
+  if (before == Move::kSumRows) placed = place_gradients();
+  const auto pass = std::make_shared<StepPass>(rule, rules, before);
+  std::vector<at::Tensor> used;
+  std::vector<std::size_t> numbers;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    if (parameters[i].tensor.numel() == 0) continue;
+    pass->add(parameters[i], placed[i], rules.empty() ? 0 : rule_of.at(i), masters_[i], states_[i]);
+    used.push_back(parameters[i].tensor);
+    if (placed[i].defined()) used.push_back(placed[i]);
+    numbers.push_back(i);
+  }
+  rule.heaps->sharded_pass(pass, used, /*async=*/false)->wait();
+  // Gradients of the first pass may have been made elsewhere, and are in the heap now.
+  if (steps_++ == 0 && before == Move::kSumRows) give_back_free_pages();
+  std::vector<bool> touched(parameters.size());
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    touched[numbers[i]] = pass->touched()[i];
+    if (pass->touched()[i]) parameters[numbers[i]].tensor.unsafeGetTensorImpl()->bump_version();
+  }
+  return touched;
+}
+
+}  // namespace dreamcomm

@@ -1,0 +1,50 @@
+// The ways of data parallelism: a row each, from which all that a bucket does can be read.
+//
+//   row            parameter    gradient    state        in backward      in a step
+//   data parallel  replicated   replicated  replicated   reduce           -
+//   ZeRO 1         replicated   local       sharded      -                reduce-scatter, gather
+//   ZeRO 2         replicated   sharded     sharded      reduce-scatter   gather
+//   ZeRO 3         sharded      sharded     sharded      reduce-scatter   -
+//
+// With ZeRO 3 a module gathers parameters before it uses them, and keeps its rows afterwards
+// (Rajbhandari et al. 2020, "ZeRO", figure 1). A hybrid is a row within a group of ranks and
+// another across the groups.
+#pragma once
+
+#include <array>
+
+#include "c10d/buckets/placement.h"
+
+namespace dreamcomm {
+
+/// Where a bucket's tensors are between steps: gradients after a backward pass, and what an
+/// optimizer keeps and steps.
+struct Row {
+  Placement parameter = Placement::kReplicated;
+  Placement gradient = Placement::kReplicated;
+  Placement state = Placement::kReplicated;
+
+  /// Autograd leaves gradients local.
+  constexpr Move in_backward() const { return move_between(Placement::kLocal, gradient); }
+  /// What was not reduced yet moves so: an optimizer needs gradients where its state is.
+  constexpr Move of_rest() const { return move_between(Placement::kLocal, state); }
+  constexpr Move before_step() const { return move_between(gradient, state); }
+  constexpr Move after_step() const { return move_between(state, parameter); }
+  constexpr Move before_use() const { return move_between(parameter, Placement::kReplicated); }
+  constexpr Move after_use() const { return move_between(Placement::kReplicated, parameter); }
+
+  /// Whether an optimizer steps rows. It then also decides what gradients become.
+  constexpr bool is_sharded() const { return state == Placement::kSharded; }
+  /// Whether backward passes leave gradients to the step.
+  constexpr bool is_deferred() const { return gradient == Placement::kLocal; }
+};
+
+inline constexpr Row kDataParallel{};
+inline constexpr Row kZero1{Placement::kReplicated, Placement::kLocal, Placement::kSharded};
+inline constexpr Row kZero2{Placement::kReplicated, Placement::kSharded, Placement::kSharded};
+inline constexpr Row kZero3{Placement::kSharded, Placement::kSharded, Placement::kSharded};
+
+/// By the number of the stage; 0: data parallelism.
+inline constexpr std::array kStages{kDataParallel, kZero1, kZero2, kZero3};
+
+}  // namespace dreamcomm
