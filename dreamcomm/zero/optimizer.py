@@ -271,7 +271,7 @@ class ZeroOptimizer(Optimizer):
         """Whether gradients are not averaged yet. Collective at stage 2."""
         if not self._reduces or self._ranks()[0] == 1:
             return False
-        return self.stage == 1 or not self._engine.compiled.agree_reduced()[0]
+        return self.stage == 1 or not self._gradients.agree()
 
     def _agreed(self) -> bool:
         """Whether all is averaged, on all ranks. Raises where their options differ. Collective."""
