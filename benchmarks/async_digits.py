@@ -27,11 +27,9 @@ from statistics import mean, median
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 import dreamcomm
-from machine import check_output, describe_machine, write_json
+from dreamcomm.tools.bench.measurement import Json, Measurement
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "strategies"))
 train: Any = importlib.import_module("train")  # examples have no types
@@ -105,42 +103,38 @@ def ratio_of(accuracy: float, reached: list[Reached]) -> Ratio | None:
     return Ratio(accuracy, found, median(found)) if len(found) == len(seconds["async"]) else None
 
 
-def print_reached(console: Console, reached: list[Reached], ratios: list[Ratio]) -> None:
-    table = Table(title="Seconds until an accuracy is reached, with one slow rank")
-    for name in ("strategy", *(f"{target:.0%}" for target in TARGETS)):
-        table.add_column(name)
-    for strategy in dict.fromkeys(one.strategy for one in reached):
-        medians = [one.p50 for one in reached if one.strategy == strategy]
-        table.add_row(strategy, *("never" if one is None else f"{one:.1f}" for one in medians))
-    console.print(table)
+def show_reached(measurement: Measurement, reached: list[Reached], ratios: list[Ratio]) -> None:
+    measurement.grid(
+        "Seconds until an accuracy is reached, with one slow rank",
+        {
+            (one.strategy, f"{one.accuracy:.0%}"): "never" if one.p50 is None else f"{one.p50:.1f}"
+            for one in reached
+        },
+    )
     for one in ratios:
         met = "met" if one.ratio <= LONGEST else "missed"
-        console.print(
+        measurement.say(
             f"async over server at {one.accuracy:.0%}: {one.ratio:.2f} (goal {LONGEST}: {met})"
         )
 
 
-def print_accuracies(console: Console, accuracies: list[Accuracy]) -> None:
-    table = Table("strategy", "accuracy", title="Accuracy without a slow rank")
-    for one in accuracies:
-        table.add_row(one.strategy, f"{one.accuracy:.1%}")
-    console.print(table)
+def show_accuracies(measurement: Measurement, accuracies: list[Accuracy]) -> None:
     found = {one.strategy: one.accuracy for one in accuracies}
+    rows = [(name, f"{accuracy:.1%}") for name, accuracy in found.items()]
+    measurement.table("Accuracy without a slow rank", ("strategy", "accuracy"), rows)
     below = found["ddp"] - found["gossip"]
     met = "met" if below <= FURTHEST else "missed"
-    console.print(f"gossip is {below:.1%} below ddp (goal: at most {FURTHEST:.0%}: {met})")
+    measurement.say(f"gossip is {below:.1%} below ddp (goal: at most {FURTHEST:.0%}: {met})")
 
 
 def main(
     rounds: Annotated[int, typer.Option(min=1, help="Runs of each strategy.")] = 3,
     steps: Annotated[int, typer.Option(min=1, help="Steps of a rank that none is ahead of.")] = 200,
     pace: Annotated[float, typer.Option(min=1, help="Milliseconds of a quick rank's step.")] = 20.0,
-    json: Annotated[Path | None, typer.Option(help="Where to write the figures.")] = None,
+    json: Json = None,
     plot: Annotated[Path | None, typer.Option(help="Where to draw the first round.")] = None,
 ) -> None:
     """Times training with one slow worker; see the head of this file."""
-    check_output(json)
-    console = Console(width=None if Console().is_terminal else 160)
     runs = by_strategy(
         f"--strategy all --slow {SLOW} --steps {steps} --pace {pace} --every 5", rounds
     )
@@ -159,17 +153,15 @@ def main(
         for strategy, found in level.items()
         for ends in [[mean(run.accuracies) for run in found]]
     ]
-    print_reached(console, reached, ratios)
-    print_accuracies(console, accuracies)
-    if json is not None:
-        content = {
-            "machine": describe_machine(),
-            "settings": {"rounds": rounds, "steps": steps, "pace_ms": pace, "slow_rank": SLOW},
-            "reached": [asdict(one) | {"p50": one.p50} for one in reached],
-            "async_over_server": [asdict(one) for one in ratios],
-            "accuracies": [asdict(one) for one in accuracies],
-        }
-        write_json(json, content)
+    measurement = Measurement(json)
+    show_reached(measurement, reached, ratios)
+    show_accuracies(measurement, accuracies)
+    measurement.write(
+        settings={"rounds": rounds, "steps": steps, "pace_ms": pace, "slow_rank": SLOW},
+        reached=[asdict(one) | {"p50": one.p50} for one in reached],
+        async_over_server=[asdict(one) for one in ratios],
+        accuracies=[asdict(one) for one in accuracies],
+    )
 
 
 if __name__ == "__main__":

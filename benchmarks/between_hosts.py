@@ -17,8 +17,10 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -28,14 +30,13 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 import typer
-from rich.console import Console
-from rich.table import Table
 
+from dreamcomm.tools.bench.measurement import Json, Measurement, chosen
 from dreamcomm.tools.bench.report import format_time
 from dreamcomm.tools.bench.sizes import format_size
+from dreamcomm.tools.bench.turns import slowest_here, take_turns
 from dreamcomm.tools.simulate.cluster import Cluster, Wire
 from dreamcomm.tools.simulate.predict import collective
-from machine import check_output, describe_machine, write_json
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
@@ -95,14 +96,6 @@ def timed(tensors: list[torch.Tensor], group: dist.ProcessGroup, quiet: dist.Pro
     return seconds / len(tensors)
 
 
-def slowest(times: list[float], quiet: dist.ProcessGroup) -> float:
-    """The median over the calls of the slowest rank's time."""
-    all_times = torch.tensor(times, dtype=torch.float64)
-    dist.all_reduce(all_times, op=dist.ReduceOp.MAX, group=quiet)
-    seconds: list[float] = all_times.tolist()
-    return median(seconds)
-
-
 def measure(sizes: list[int]) -> dict[str, Any]:
     """Both backends in turns, and what dreamcomm has measured of the links."""
     gloo = dist.new_group(backend="gloo")
@@ -117,15 +110,10 @@ def measure(sizes: list[int]) -> dict[str, Any]:
         dist.all_reduce(first, op=dist.ReduceOp.MAX, group=gloo)
         turns = int(SECONDS / first.item() / len(tensors))
         turns = min(max(turns, LEAST_TURNS), MOST_TURNS)
-        pairs = [(timed(tensors, ours, gloo), timed(tensors, gloo, gloo)) for _ in range(turns)]
-        rows.append(
-            {
-                "bytes": nbytes,
-                "turns": turns,
-                "dreamcomm": slowest([a for a, _ in pairs], gloo),
-                "gloo": slowest([b for _, b in pairs], gloo),
-            }
-        )
+        groups = {"dreamcomm": ours, "gloo": gloo}
+        found = take_turns({n: partial(timed, tensors, g, gloo) for n, g in groups.items()}, turns)
+        medians = {name: median(slowest_here(times, gloo)) for name, times in found.items()}
+        rows.append({"bytes": nbytes, "turns": turns, **medians})
     backend: Any = ours._get_backend(torch.device("cpu"))
     return {"rows": rows, "costs": backend._level_costs}
 
@@ -153,17 +141,14 @@ def run_rank(
 
 
 def run_between_hosts(setting: Setting, control: str, run: Callable[..., Any], *args: Any) -> Any:
-    """What ``run`` returns on rank 0 of a group of ranks on hosts of their own.
-
-    Raises NoNetwork if none can be made.
-    """
-    with (
-        Network(
-            len(setting.ranks), f"{setting.gigabits}gbit", setting.delay, congestion=control
-        ) as network,
-        tempfile.TemporaryDirectory() as folder,
-    ):
-        store = str(Path(folder) / "store")
+    """What ``run`` returns on rank 0 of a group of ranks on hosts of their own."""
+    shape = f"{setting.gigabits}gbit", setting.delay
+    with ExitStack() as stack:
+        try:
+            network = stack.enter_context(Network(len(setting.ranks), *shape, congestion=control))
+        except NoNetwork as why:
+            raise SystemExit(str(why)) from None
+        store = str(Path(stack.enter_context(tempfile.TemporaryDirectory())) / "store")
         start: Any = mp.spawn  # type: ignore[attr-defined]
         start(run_rank, (setting, network.hosts, store, run, args), nprocs=sum(setting.ranks))
         return torch.load(f"{store}.found")
@@ -185,7 +170,6 @@ def wire_seconds(setting: Setting, nbytes: int) -> float:
 
 
 def measured(setting: Setting, sizes: list[int], control: str) -> dict[str, Any]:
-    """Raises NoNetwork if none can be made."""
     found = run_between_hosts(setting, control, measure, sizes)
     here, numbers = found["costs"]
     wire = Wire.of(numbers)
@@ -205,56 +189,54 @@ def measured(setting: Setting, sizes: list[int], control: str) -> dict[str, Any]
     }
 
 
-def print_rows(console: Console, found: dict[str, Any]) -> None:
-    wire = found["wire"]
-    table = Table(
-        title=f"{found['setting']}: measured {wire['latency'] * 1e6:.0f} us, "
-        f"{wire['bandwidth'] / 1e6:.0f} MB/s a host"
-    )
-    for name in ("size", "dreamcomm", "gloo", "x gloo", "wire's share", "predicted", "error", "by"):
-        table.add_column(name, justify="right")
-    for row in found["rows"]:
-        table.add_row(
-            format_size(row["bytes"]),
-            format_time(row["dreamcomm"]),
-            format_time(row["gloo"]),
-            f"{row['speedup']:.2f}",
-            f"{row['wire_share']:.2f}",
-            format_time(row["predicted"]),
-            f"{row['error']:+.0%}",
-            row["way"].split(",")[0],
-        )
-    console.print(table)
+def cells(row: dict[str, Any]) -> list[str]:
+    return [
+        format_size(row["bytes"]),
+        format_time(row["dreamcomm"]),
+        format_time(row["gloo"]),
+        f"{row['speedup']:.2f}",
+        f"{row['wire_share']:.2f}",
+        format_time(row["predicted"]),
+        f"{row['error']:+.0%}",
+        row["way"].split(",")[0],
+    ]
+
+
+Only = Annotated[
+    list[str] | None, typer.Option(help="A setting's name; repeatable.", show_default="all")
+]
+
+
+def in_settings(settings: list[Setting], only: list[str] | None) -> list[Setting]:
+    """Those that were named, or all."""
+    names = chosen(only, (one.name for one in settings), "--only")
+    return [one for one in settings if one.name in names]
 
 
 def main(
-    only: Annotated[
-        list[str] | None, typer.Option(help="A setting's name; repeatable.", show_default="all")
-    ] = None,
+    only: Only = None,
     most: Annotated[int, typer.Option(help="The largest size in bytes.")] = SIZES[-1],
-    json: Annotated[Path | None, typer.Option(help="Where to write the figures.")] = None,
+    json: Json = None,
     control: Annotated[
         str | None, typer.Option(help="TCP's congestion control.", show_default="cubic, or reno")
     ] = None,
 ) -> None:
     """Times all_reduce between hosts that are network namespaces; see the head of this file."""
-    check_output(json)
-    console = Console(width=100)
-    settings = [s for s in SETTINGS if not only or s.name in only]
-    if not settings:
-        raise typer.BadParameter(f"expected one of: {'; '.join(s.name for s in SETTINGS)}")
-    results = []
     control = control or congestion()
-    for setting in settings:
-        try:
-            results.append(measured(setting, [size for size in SIZES if size <= most], control))
-        except NoNetwork as why:
-            console.print(str(why), style="red")
-            raise typer.Exit(1) from None
-        print_rows(console, results[-1])
-    if json is not None:
-        machine = {**describe_machine(), "congestion": control}
-        write_json(json, {"machine": machine, "settings": results})
+    measurement = Measurement(json, congestion=control)
+    results = []
+    for setting in in_settings(SETTINGS, only):
+        found = measured(setting, [size for size in SIZES if size <= most], control)
+        results.append(found)
+        wire = found["wire"]
+        measurement.table(
+            f"{found['setting']}: measured {wire['latency'] * 1e6:.0f} us, "
+            f"{wire['bandwidth'] / 1e6:.0f} MB/s a host",
+            ("size", "dreamcomm", "gloo", "x gloo", "wire's share", "predicted", "error", "by"),
+            map(cells, found["rows"]),
+            names=0,
+        )
+    measurement.write(settings=results)
 
 
 if __name__ == "__main__":

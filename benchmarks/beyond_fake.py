@@ -11,7 +11,7 @@ between neighbours in time, as the machine goes through phases.
 
 from __future__ import annotations
 
-from pathlib import Path
+from functools import partial
 from statistics import median
 from time import perf_counter
 from typing import Annotated
@@ -19,66 +19,59 @@ from typing import Annotated
 import torch
 import torch.distributed as dist
 import typer
-from rich.console import Console
-from rich.table import Table
 from torch.testing._internal.distributed import fake_pg
 
 import dreamcomm
-from machine import check_output, describe_machine, write_json
+from dreamcomm.tools.bench.measurement import Json, Measurement
+from dreamcomm.tools.bench.turns import take_turns
 
 SIZE = 1 << 10
 CALLS = 300  # of a loop
 Watch = dict[str, float]
 
 
-def timed(group: dist.ProcessGroup, tensor: torch.Tensor) -> float:
-    """Microseconds of a call in one loop."""
+def microseconds(group: dist.ProcessGroup, tensor: torch.Tensor) -> float:
+    """Of a call in one loop."""
     begin = perf_counter()
     for _ in range(CALLS):
         dist.all_reduce(tensor, group=group)
     return (perf_counter() - begin) / CALLS * 1e6
 
 
-def watch(ours: dist.ProcessGroup, fake: dist.ProcessGroup, loops: int) -> Watch:
+def watch(groups: dict[str, dist.ProcessGroup], loops: int) -> Watch:
     tensor = torch.zeros(SIZE // 4)
-    pairs = [(timed(ours, tensor), timed(fake, tensor)) for _ in range(loops)]
+    turns = {name: partial(microseconds, group, tensor) for name, group in groups.items()}
+    ours, fake = take_turns(turns, loops).values()
     return {
-        "dreamcomm": median(a for a, _ in pairs),
-        "fake": median(b for _, b in pairs),
-        "beyond": median(a - b for a, b in pairs),
-        "least": min(a for a, _ in pairs) - min(b for _, b in pairs),
+        "dreamcomm": median(ours),
+        "fake": median(fake),
+        "beyond": median(a - b for a, b in zip(ours, fake, strict=True)),
+        "least": min(ours) - min(fake),
     }
 
 
 def run_rank(watches: int, loops: int) -> list[Watch]:
     assert fake_pg is not None  # its import registers the backend
-    fake = dist.new_group(backend="fake")
-    ours = dist.new_group(backend="dreamcomm")
-    watch(ours, fake, 5)
-    return [watch(ours, fake, loops) for _ in range(watches)]
-
-
-def print_watches(console: Console, watches: list[Watch]) -> None:
-    table = Table(title=f"all_reduce of {SIZE:,} bytes, 2 ranks: us of a call")
-    for name in watches[0]:
-        table.add_column(name, justify="right")
-    for figures in watches:
-        table.add_row(*(f"{figure:.2f}" for figure in figures.values()))
-    console.print(table)
+    groups = {name: dist.new_group(backend=name) for name in ("dreamcomm", "fake")}
+    watch(groups, 5)
+    return [watch(groups, loops) for _ in range(watches)]
 
 
 def main(
     watches: Annotated[int, typer.Option(min=1, help="How often to look.")] = 8,
     loops: Annotated[int, typer.Option(min=5, help="Loops of 300 calls in a watch.")] = 300,
-    json: Annotated[Path | None, typer.Option(help="Where to write the figures.")] = None,
+    json: Json = None,
 ) -> None:
     """Times small calls beside torch's fake backend; see the head of this file."""
-    check_output(json)
     found = dreamcomm.spawn(run_rank, 2, args=(watches, loops))[0]
-    print_watches(Console(), found)
-    if json is not None:
-        content = {"machine": describe_machine(), "bytes": SIZE, "microseconds": found}
-        write_json(json, content)
+    measurement = Measurement(json)
+    measurement.table(
+        f"all_reduce of {SIZE:,} bytes, 2 ranks: us of a call",
+        [*found[0]],
+        ([f"{figure:.2f}" for figure in figures.values()] for figures in found),
+        names=0,
+    )
+    measurement.write(bytes=SIZE, microseconds=found)
 
 
 if __name__ == "__main__":

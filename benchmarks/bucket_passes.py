@@ -5,16 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 from torch._utils import _flatten_dense_tensors
 from torch.nn.utils import get_total_norm
 
 import dreamcomm
+from dreamcomm.tools.bench.measurement import Measurement
+from dreamcomm.tools.bench.turns import take_turns
 
 # A bucket of DDP's usual 25 MiB, and a small one that stays in the cache.
 SIZES = {"25 MiB": 25 << 18, "1 MiB": 1 << 18}
@@ -99,26 +100,26 @@ def time_passes() -> list[Pass]:
 
 
 def time_size(size: str, bucket: Bucket) -> list[Pass]:
+    def seconds_of(call: Callable[[], object]) -> float:
+        for tensor in bucket.tensors:
+            tensor.fill_(1.0)  # a value that none of the turns drives to 0 or infinity
+        begin = time.perf_counter()
+        call()
+        return time.perf_counter() - begin
+
     ways = ways_of(bucket)
-    seconds: dict[tuple[str, str], list[float]] = {name: [] for name in ways}
-    for number in range(3 + ROUNDS):
-        for name, (call, _) in ways.items():
-            for tensor in bucket.tensors:
-                tensor.fill_(1.0)  # a value that none of the turns drives to 0 or infinity
-            begin = time.perf_counter()
-            call()
-            if number >= 3:
-                seconds[name].append(time.perf_counter() - begin)
+    turns = {name: partial(seconds_of, call) for name, (call, _) in ways.items()}
+    seconds = take_turns(turns, ROUNDS, warm_up=3)
     return [Pass(*name, size, median(seconds[name]), ways[name][1]) for name in ways]
 
 
-def print_passes(console: Console, passes: list[Pass]) -> None:
-    table = Table(title="One bucket, float32 and bfloat16, one thread", title_justify="left")
-    for heading in ("", "", "size"):
-        table.add_column(heading)
-    for heading in ("p50", "bytes per element"):
-        table.add_column(heading, justify="right")
-    for one in passes:
-        took, moved = f"{1e3 * one.seconds:.3f} ms", str(one.bytes_per_element)
-        table.add_row(one.task, one.way, one.size, took, moved)
-    console.print(table)
+def show_passes(measurement: Measurement, passes: list[Pass]) -> None:
+    measurement.table(
+        "One bucket, float32 and bfloat16, one thread",
+        ("", "", "size", "p50", "bytes per element"),
+        (
+            (one.task, one.way, one.size, f"{1e3 * one.seconds:.3f} ms", one.bytes_per_element)
+            for one in passes
+        ),
+        names=3,
+    )

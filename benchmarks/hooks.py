@@ -10,29 +10,27 @@ two passes under the hooks are timed alone, beside torch's operations. See hooks
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from functools import partial
 from statistics import median
 from typing import Annotated, Any
 
 import torch
 import torch.distributed as dist
 import typer
-from rich.console import Console
-from rich.table import Table
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 import dreamcomm
-from bucket_passes import Pass, print_passes, time_passes
-from machine import check_output, describe_machine, write_json
+from bucket_passes import Pass, show_passes, time_passes
+from dreamcomm.tools.bench.measurement import Json, Measurement, World
+from dreamcomm.tools.bench.statistics import percentile
+from dreamcomm.tools.bench.turns import slowest, take_turns, timed
 from models import Task, make_task
-from training_report import percentile
-from training_variants import LEARNING_RATE, Trainer, digest, no_all_reduce
+from training_variants import Groups, Trainer, make_groups, no_all_reduce, spawn_training
+from verified import CHECKED_STEPS, check_equal, check_near
 
-CHECKED_STEPS = 3
 WARMUP_STEPS = 3
 
 
@@ -66,19 +64,14 @@ VARIANTS = {
 }
 
 
-class HookTrainer(Trainer):
+def make_trainer(task: Task, variant: Variant, groups: Groups) -> Trainer:
     """A task under DDP with one variant's hook."""
-
-    def __init__(self, task: Task, variant: Variant, groups: dict[str, dist.ProcessGroup]) -> None:
-        group = groups[variant.backend]
-        self.task = task
-        self.model = DistributedDataParallel(
-            task.model, process_group=group, gradient_as_bucket_view=True
-        )
-        if variant.hook is not None:
-            state = dreamcomm.hooks.State(group) if variant.ours else group
-            self.model.register_comm_hook(state, variant.hook)
-        self.optimizer = torch.optim.SGD(task.model.parameters(), lr=LEARNING_RATE)
+    group = groups[variant.backend]
+    model = DistributedDataParallel(task.model, process_group=group, gradient_as_bucket_view=True)
+    if variant.hook is not None:
+        state = dreamcomm.hooks.State(group) if variant.ours else group
+        model.register_comm_hook(state, variant.hook)
+    return Trainer(task, model)
 
 
 @dataclass(frozen=True)
@@ -92,46 +85,25 @@ class RankTimes:
 
 def run_rank(steps: int) -> RankTimes:
     torch.set_num_threads(1)
-    world = dist.group.WORLD
-    assert world is not None
-    groups = {"dreamcomm": world, "gloo": dist.new_group(backend="gloo")}
+    groups, rank = make_groups(), dist.get_rank()
     trainers = {
-        name: HookTrainer(make_task("mlp", dist.get_rank()), variant, groups)
+        name: make_trainer(make_task("mlp", rank), variant, groups)
         for name, variant in VARIANTS.items()
     }
     for _ in range(CHECKED_STEPS):
         for trainer in trainers.values():
             trainer.step()
-    differences = {name: verify(name, trainers, groups["gloo"]) for name in VARIANTS}
-    times: dict[str, list[float]] = {name: [] for name in VARIANTS}
-    names = [*VARIANTS]
-    for number in range(WARMUP_STEPS + steps):
-        first = number % len(names)  # the order rotates: no variant always follows the same one
-        for name in names[first:] + names[:first]:
-            seconds = trainers[name].timed_step()
-            if number >= WARMUP_STEPS:
-                times[name].append(seconds)
-    parameters = sum(weight.numel() for weight in trainers[PLAIN].task.model.parameters())
-    return RankTimes(times, parameters, differences)
-
-
-def verify(name: str, trainers: dict[str, HookTrainer], group: dist.ProcessGroup) -> float:
-    """The largest difference of a weight from plain DDP's, over the largest weight.
-
-    Raises RuntimeError if it is more than the variant may have, or the ranks' weights differ.
-    """
-    weights, plain = trainers[name].weights(), trainers[PLAIN].weights()
-    difference = max(
-        ((one - other).abs().max() / other.abs().max()).item()
-        for one, other in zip(weights, plain, strict=True)
-    )
-    digests: list[object] = [None] * dist.get_world_size()
-    dist.all_gather_object(digests, digest(weights), group=group)
-    if len(set(digests)) != 1 and name != SILENT:
-        raise RuntimeError(f"the ranks' weights differ after training with {name}")
-    if difference > VARIANTS[name].tolerance:
-        raise RuntimeError(f"{name}: weights differ from plain DDP's by {difference:.2g}")
-    return difference
+    weights = {name: trainer.weights() for name, trainer in trainers.items()}
+    for name in VARIANTS:
+        if name != SILENT:
+            check_equal(name, weights[name], groups["gloo"])
+    differences = {
+        name: check_near(name, weights[name], weights[PLAIN], variant.tolerance)
+        for name, variant in VARIANTS.items()
+    }
+    turns = {name: partial(timed, trainer.step) for name, trainer in trainers.items()}
+    times = take_turns(turns, steps, WARMUP_STEPS, rotates=True)
+    return RankTimes(times, sum(weight.numel() for weight in weights[PLAIN]), differences)
 
 
 @dataclass(frozen=True)
@@ -156,54 +128,43 @@ class Timing:
 
 
 def measure(world: int, steps: int) -> Timing:
-    ranks = dreamcomm.spawn(run_rank, world, args=(steps,))
+    ranks = spawn_training(run_rank, world, (steps,))
     rows: dict[str, Row] = {}
-    for name in VARIANTS:
-        # A step is over when the last rank has ended it.
-        slowest = [max(moment) for moment in zip(*(r.steps[name] for r in ranks), strict=True)]
+    for name, seconds in slowest([rank.steps for rank in ranks]).items():
         difference = max(rank.differences[name] for rank in ranks)
-        p50, p99 = 1e3 * median(slowest), 1e3 * percentile(slowest, 0.99)
+        p50, p99 = 1e3 * median(seconds), 1e3 * percentile(seconds, 99)
         least = rows[SILENT].p50_ms if rows else p50
         rows[name] = Row(p50, p99, p50 - least, difference)
     speedups = {name: rows[name].p50_ms / rows[OURS].p50_ms for name in COMPARED}
     return Timing(world, ranks[0].parameters, steps, speedups, rows)
 
 
-def print_timing(console: Console, timing: Timing) -> None:
-    title = (
+def show_timing(measurement: Measurement, timing: Timing) -> None:
+    measurement.table(
         f"MLP, {timing.parameters / 1e6:.1f} M parameters, under DDP, {timing.world} ranks, "
-        f"{timing.steps} steps of each"
+        f"{timing.steps} steps of each",
+        ("", "p50", "p99", "exposed"),
+        (
+            (name, *(f"{value:.1f} ms" for value in (row.p50_ms, row.p99_ms, row.exposed_ms)))
+            for name, row in timing.variants.items()
+        ),
     )
-    table = Table(title=title, title_justify="left")
-    table.add_column("")
-    for heading in ("p50", "p99", "exposed"):
-        table.add_column(heading, justify="right")
-    for name, row in timing.variants.items():
-        shown = (f"{value:.1f} ms" for value in (row.p50_ms, row.p99_ms, row.exposed_ms))
-        table.add_row(name, *shown)
-    console.print(table)
     for name, speedup in timing.speedups.items():
-        console.print(f"{name} / {OURS}: {speedup:.2f}", highlight=False)
-    console.print()
+        measurement.say(f"{name} / {OURS}: {speedup:.2f}")
 
 
 def main(
-    world: Annotated[int, typer.Option(min=2, max=16, help="Ranks.")] = 2,
+    world: World = 2,
     steps: Annotated[int, typer.Option(min=1, help="Timed steps of each variant.")] = 40,
-    json: Annotated[Path | None, typer.Option(help="Where to write the figures.")] = None,
+    json: Json = None,
 ) -> None:
     """Times training steps under hooks; see the head of this file."""
-    check_output(json)
-    # Read when DistributedDataParallel is made, in the ranks: buckets from the backend's memory.
-    os.environ["DDP_DISABLE_COMM_MEM"] = "0"
-    console = Console()
+    measurement = Measurement(json)
     timing = measure(world, steps)
-    print_timing(console, timing)
+    show_timing(measurement, timing)
     passes: list[Pass] = time_passes()
-    print_passes(console, passes)
-    if json is not None:
-        content = {"hooks": asdict(timing), "passes": [asdict(one) for one in passes]}
-        write_json(json, {"machine": describe_machine(), **content})
+    show_passes(measurement, passes)
+    measurement.write(hooks=asdict(timing), passes=[asdict(one) for one in passes])
 
 
 if __name__ == "__main__":

@@ -26,14 +26,13 @@ from typing import Annotated, Any
 import torch
 import torch.distributed as dist
 import typer
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
 import dreamcomm
 from dreamcomm.local_sgd import DiLoCo, LocalSGD
+from dreamcomm.tools.bench.measurement import Json, Measurement
+from dreamcomm.tools.bench.turns import take_turns
 from dreamcomm.tools.demo.model import GPT, next_token_loss
-from machine import check_output, describe_machine, write_json
 from models import GPT_ROWS, GPT_SHAPE
 
 WORLD = 2
@@ -100,7 +99,7 @@ class Way:
 
     def __init__(self, name: str, every: int, gloo: dist.ProcessGroup) -> None:
         torch.manual_seed(1)
-        self.name, self.model = name, GPT(GPT_SHAPE)
+        self.name, self.model, self.turns = name, GPT(GPT_SHAPE), 0
         self.wrapped: nn.Module = self.model
         self.settle: Callable[[], None] = lambda: None
         inner = torch.optim.AdamW(self.model.parameters(), lr=LR)
@@ -142,45 +141,45 @@ def run_rank(
         if steps % every:
             way.settle()
         losses[way.name] = text.loss(way.model)
-    times: dict[str, list[float]] = {way.name: [] for way in ways}
-    moved = dict.fromkeys(times, 0)
-    first = steps - steps % every
-    for turn in range(turns + 1):
-        for number in range(len(ways)):
-            way = ways[(turn + number) % len(ways)]
-            dist.barrier()
-            before, began = sent(), time.monotonic()
-            way.run(text, first + turn * every, every)
-            dist.barrier()
-            if turn:  # the first warms up
-                times[way.name].append((time.monotonic() - began) / every)
-                moved[way.name] += sent() - before
-    return {name: (losses.get(name), times[name], moved[name] / (turns * every)) for name in times}
+    first = steps - steps % every  # of the turns' steps: a turn ends with a synchronization
 
+    def turn(way: Way) -> tuple[float, int]:
+        """Seconds, and the bytes that this rank has sent."""
+        dist.barrier()
+        before, began = sent(), time.monotonic()
+        way.run(text, first + way.turns * every, every)
+        way.turns += 1
+        dist.barrier()
+        return time.monotonic() - began, sent() - before
 
-def print_lines(console: Console, lines: list[Line], steps: int, every: int) -> None:
-    table = Table(title=f"GPT of 10 M parameters, {WORLD} ranks, {steps} steps, every {every}")
-    for heading in ("", "held-out loss", "over DDP", "ms a step", "MB sent a step"):
-        table.add_column(heading, justify="left" if not heading else "right", no_wrap=True)
-    for one in lines:
-        table.add_row(
-            one.name,
-            "" if one.loss is None else f"{one.loss:.4f}",
-            "" if one.over_ddp is None else f"{one.over_ddp:.4f}",
-            f"{one.step_ms:.1f}",
-            "" if one.sent_bytes is None else f"{one.sent_bytes / 1e6:.2f}",
+    found = take_turns({way.name: partial(turn, way) for way in ways}, turns, 1, rotates=True)
+    return {
+        name: (
+            losses.get(name),
+            [seconds / every for seconds, _ in of_name],
+            sum(moved for _, moved in of_name) / (turns * every),
         )
-    console.print(table)
+        for name, of_name in found.items()
+    }
+
+
+def cells(one: Line) -> list[str]:
+    return [
+        one.name,
+        "" if one.loss is None else f"{one.loss:.4f}",
+        "" if one.over_ddp is None else f"{one.over_ddp:.4f}",
+        f"{one.step_ms:.1f}",
+        "" if one.sent_bytes is None else f"{one.sent_bytes / 1e6:.2f}",
+    ]
 
 
 def main(
     steps: Annotated[int, typer.Option(min=1, help="Steps of each way for its loss.")] = 300,
     every: Annotated[int, typer.Option(min=1, help="Steps between synchronizations.")] = 10,
     turns: Annotated[int, typer.Option(min=1, help="Timed turns of each way.")] = 10,
-    json: Annotated[Path | None, typer.Option(help="Where to write the figures.")] = None,
+    json: Json = None,
 ) -> None:
     """Trains and times; see the head of this file."""
-    check_output(json)
     found = dreamcomm.spawn(run_rank, WORLD, args=(steps, every, turns))[0]
     reference = found[DDP][0]
     assert reference is not None
@@ -194,11 +193,14 @@ def main(
         )
         for name, (loss, seconds, moved) in found.items()
     ]
-    print_lines(Console(width=None if Console().is_terminal else 120), lines, steps, every)
-    if json is not None:
-        settings = {"steps": steps, "every": every, "turns": turns}
-        content = {"machine": describe_machine(), **settings}
-        write_json(json, content | {"lines": [asdict(one) for one in lines]})
+    measurement = Measurement(json)
+    measurement.table(
+        f"GPT of 10 M parameters, {WORLD} ranks, {steps} steps, every {every}",
+        ("", "held-out loss", "over DDP", "ms a step", "MB sent a step"),
+        map(cells, lines),
+    )
+    settings = {"steps": steps, "every": every, "turns": turns}
+    measurement.write(**settings, lines=[asdict(one) for one in lines])
 
 
 if __name__ == "__main__":

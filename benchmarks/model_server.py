@@ -18,26 +18,24 @@ worker, as DistributedDataParallel does.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import cache
-from pathlib import Path
+from functools import cache, partial
 from statistics import median
 from typing import Annotated
 
 import torch
 import torch.distributed as dist
 import typer
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 from torch.distributed import rpc
 
 import dreamcomm
 from dreamcomm.server import ParameterServer, Worker
 from dreamcomm.tools.bench.busy import busy_processes
-from machine import check_output, describe_machine, write_json
+from dreamcomm.tools.bench.measurement import BesideEach, Json, Measurement, sized
+from dreamcomm.tools.bench.statistics import percentile
+from dreamcomm.tools.bench.turns import Span, lasted, spanned, take_turns
 
 SIZES = (64 << 10, 1 << 20, 25 << 20, 100 << 20)
 WORKERS, WARM_UP = 2, 3
@@ -45,7 +43,7 @@ LR = 0.5
 OURS, RPC = "dreamcomm's server", "torch's RPC"
 REDUCE, REDUCE_GLOO = "all_reduce, dreamcomm", "all_reduce, gloo"
 
-Moments = dict[str, list[tuple[float, float]]]
+Moments = dict[str, list[Span]]
 
 
 @dataclass(frozen=True)
@@ -143,7 +141,8 @@ def time_steps(
         REDUCE: step_alone(parameters[REDUCE], gradient, workers),
         REDUCE_GLOO: step_alone(parameters[REDUCE_GLOO], gradient, gloo),
     }
-    moments = take_turns(lines, rounds, workers)
+    turns = {line: partial(spanned, step, workers) for line, step in lines.items()}
+    moments = take_turns(turns, rounds, WARM_UP, rotates=True)
     for line, parameter in parameters.items():
         assert torch.equal(parameter, parameters[REDUCE]), f"{line} has other weights"
     worker.close()
@@ -165,45 +164,14 @@ def step_alone(
     return step
 
 
-def take_turns(
-    lines: dict[str, Callable[[], None]], rounds: int, workers: dist.ProcessGroup
-) -> Moments:
-    names = list(lines)
-    moments: Moments = {name: [] for name in names}
-    for number in range(rounds + WARM_UP):
-        first = number % len(names)
-        for name in names[first:] + names[:first]:
-            dist.barrier(workers)
-            began = time.monotonic()
-            lines[name]()
-            moments[name].append((began, time.monotonic()))
-    return {name: of_name[WARM_UP:] for name, of_name in moments.items()}
-
-
 def measure(sizes: list[int], rounds: int, beside: int) -> list[Line]:
     with busy_processes(beside):
         _, *workers = dreamcomm.spawn(run_rank, WORKERS + 1, args=(sizes, rounds))
-    lines = []
-    for nbytes in sizes:
-        for name in workers[0][nbytes]:
-            turns = zip(*(one[nbytes][name] for one in workers), strict=True)
-            lasted = [max(t[1] for t in turn) - min(t[0] for t in turn) for turn in turns]
-            ninth = sorted(lasted)[len(lasted) * 9 // 10]
-            lines.append(Line(name, nbytes, beside, 1e3 * median(lasted), 1e3 * ninth))
-    return lines
-
-
-def print_lines(console: Console, lines: list[Line]) -> None:
-    table = Table(title=f"A step of {WORKERS} workers: ms (p50)")
-    table.add_column("", no_wrap=True)
-    kinds = list(dict.fromkeys((line.nbytes, line.beside) for line in lines))
-    for nbytes, beside in kinds:
-        heading = f"{nbytes:,} B" + (f"\n+ {beside} busy" if beside else "")
-        table.add_column(heading, justify="right", no_wrap=True)
-    for name in dict.fromkeys(line.name for line in lines):
-        found = {(one.nbytes, one.beside): one.p50_ms for one in lines if one.name == name}
-        table.add_row(name, *(f"{found[kind]:,.2f}" for kind in kinds))
-    console.print(table)
+    return [
+        Line(name, nbytes, beside, 1e3 * median(seconds), 1e3 * percentile(seconds, 90))
+        for nbytes in sizes
+        for name, seconds in lasted([one[nbytes] for one in workers]).items()
+    ]
 
 
 def main(
@@ -211,21 +179,18 @@ def main(
         list[int] | None, typer.Option(min=4, help="Bytes; 64 KiB to 100 MiB if not given.")
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each line.")] = 30,
-    beside: Annotated[
-        list[int] | None, typer.Option(min=0, help="Busy processes; 0 and 1 if not given.")
-    ] = None,
-    json: Annotated[Path | None, typer.Option(help="Where to write the figures.")] = None,
+    beside: BesideEach = None,
+    json: Json = None,
 ) -> None:
     """Times steps; see the head of this file."""
-    check_output(json)
-    console = Console(width=None if Console().is_terminal else 160)
-    lines: list[Line] = []
-    for count in [0, 1] if beside is None else beside:
-        lines += measure(size or list(SIZES), rounds, count)
-    print_lines(console, lines)
-    if json is not None:
-        content = {"machine": describe_machine(), "rounds": rounds}
-        write_json(json, content | {"lines": [asdict(one) for one in lines]})
+    counts = [0, 1] if beside is None else beside
+    lines = [line for count in counts for line in measure(size or [*SIZES], rounds, count)]
+    measurement = Measurement(json)
+    measurement.grid(
+        f"A step of {WORKERS} workers: ms (p50)",
+        {(one.name, sized(one.nbytes, one.beside)): f"{one.p50_ms:,.2f}" for one in lines},
+    )
+    measurement.write(rounds=rounds, lines=[asdict(one) for one in lines])
 
 
 if __name__ == "__main__":

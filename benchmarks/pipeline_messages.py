@@ -22,17 +22,15 @@ pipeline's are.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from functools import partial
 from statistics import median
 from typing import Annotated, Any
 
 import torch
 import torch.distributed as dist
 import typer
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
@@ -41,7 +39,9 @@ from dreamcomm.pipeline import Pipeline
 from dreamcomm.pipeline.messages.channel import Channel
 from dreamcomm.pipeline.messages.key import Key, Slot
 from dreamcomm.tools.bench.busy import busy_processes
-from machine import check_output, describe_machine, write_json
+from dreamcomm.tools.bench.measurement import BesideEach, Json, Measurement, sized
+from dreamcomm.tools.bench.statistics import percentile
+from dreamcomm.tools.bench.turns import Span, lasted, spanned, take_turns, together
 
 SIZES = (1 << 10, 64 << 10, 1 << 20, 8 << 20)
 MICROBATCHES, ROWS = 8, 128
@@ -59,7 +59,7 @@ RAW, RAW_HEAP = "send, recv", "send, recv into the heap"
 GLOO, GLOO_BATCH = "gloo: send, recv", "gloo: batch_isend_irecv"
 
 # By a line's name: begin and end of each step, or of each message the call and the arrival.
-Moments = dict[str, list[tuple[float, float]]]
+Moments = dict[str, list[Span]]
 
 
 @dataclass(frozen=True)
@@ -142,17 +142,8 @@ def steps_of(nbytes: int, gloo: dist.ProcessGroup) -> dict[str, Callable[[], Any
 
 
 def time_steps(nbytes: int, gloo: dist.ProcessGroup, rounds: int) -> Moments:
-    steps = steps_of(nbytes, gloo)
-    names = list(steps)
-    moments: Moments = {name: [] for name in names}
-    for number in range(rounds + 3):
-        for name in _rotated(names, number):
-            dist.barrier()
-            begin = time.perf_counter()
-            steps[name]()
-            if number >= 3:
-                moments[name].append((begin, time.perf_counter()))
-    return moments
+    turns = {name: partial(spanned, step) for name, step in steps_of(nbytes, gloo).items()}
+    return take_turns(turns, rounds, warm_up=3, rotates=True)
 
 
 # Messages. A way sends or receives one tensor.
@@ -217,21 +208,18 @@ class Ways:
 def time_messages(nbytes: int, gloo: dist.ProcessGroup, rounds: int, calls: int) -> Moments:
     """The moments at which this rank has called a send, and at which a message has arrived."""
     ways = Ways(nbytes, gloo)
-    lines = ways.lines()
-    moments: Moments = {name: [] for name in lines}
-    for number in range(rounds + 1):
-        for name in _rotated(list(lines), number):
-            dist.barrier()
-            found = ping_pong(ways.tensor, *lines[name], calls)
-            if number >= 1:
-                moments[name] += found
+    turns = {
+        name: partial(ping_pong, ways.tensor, *line, calls) for name, line in ways.lines().items()
+    }
+    found = take_turns(turns, rounds, warm_up=1, rotates=True)
     ways.close()
-    return moments
+    return {name: [span for turn in of_name for span in turn] for name, of_name in found.items()}
 
 
 def ping_pong(
     tensor: Tensor, send: Callable[[], Any], receive: Callable[[], Any], calls: int
-) -> list[tuple[float, float]]:
+) -> list[Span]:
+    dist.barrier()
     found = []
     for number in range(calls):
         called = arrived = 0.0
@@ -245,11 +233,6 @@ def ping_pong(
                 arrived = time.perf_counter()
         found.append((called, arrived))
     return found
-
-
-def _rotated(names: list[str], number: int) -> list[str]:
-    first = number % len(names)
-    return names[first:] + names[:first]
 
 
 # The report.
@@ -272,42 +255,25 @@ def measure(
     sizes: list[int], rounds: int, calls: int, beside: int
 ) -> tuple[list[Line], list[Comparison]]:
     with busy_processes(beside):
-        first, second = dreamcomm.spawn(run_rank, 2, args=(sizes, rounds, calls))
+        ranks = dreamcomm.spawn(run_rank, 2, args=(sizes, rounds, calls))
     lines, comparisons = [], []
     for nbytes in sizes:
-        seconds = step_seconds(first[nbytes][0], second[nbytes][0])
-        seconds |= message_seconds(first[nbytes][1], second[nbytes][1])
-        lines += [line_of(name, nbytes, beside, times) for name, times in seconds.items()]
+        steps, messages = zip(*(rank[nbytes] for rank in ranks), strict=True)
+        seconds = lasted(steps) | message_seconds(messages)
+        lines += [
+            Line(name, nbytes, beside, 1e6 * median(times), 1e6 * percentile(times, 90))
+            for name, times in seconds.items()
+        ]
         comparisons.append(compare(nbytes, beside, seconds))
     return lines, comparisons
 
 
-def step_seconds(first: Moments, second: Moments) -> dict[str, list[float]]:
-    """A step is over when the last rank has ended it."""
-    return {
-        name: [
-            max(a[1], b[1]) - min(a[0], b[0])
-            for a, b in zip(first[name], second[name], strict=True)
-        ]
-        for name in first
-    }
-
-
-def message_seconds(first: Moments, second: Moments) -> dict[str, list[float]]:
+def message_seconds(ranks: Sequence[Moments]) -> dict[str, list[float]]:
     """The messages of both directions."""
     return {
-        name: [
-            arrived - called
-            for one, other in zip(first[name], second[name], strict=True)
-            for called, arrived in ((one[0], other[1]), (other[0], one[1]))
-        ]
-        for name in first
+        name: [b[1] - a[0] for one, other in pairs for a, b in ((one, other), (other, one))]
+        for name, pairs in together(ranks).items()
     }
-
-
-def line_of(name: str, nbytes: int, beside: int, seconds: list[float]) -> Line:
-    ninth = sorted(seconds)[len(seconds) * 9 // 10]
-    return Line(name, nbytes, beside, 1e6 * median(seconds), 1e6 * ninth)
 
 
 def compare(nbytes: int, beside: int, seconds: dict[str, list[float]]) -> Comparison:
@@ -322,44 +288,30 @@ def compare(nbytes: int, beside: int, seconds: dict[str, list[float]]) -> Compar
     )
 
 
-def print_lines(console: Console, lines: list[Line], sizes: list[int]) -> None:
-    columns = list(dict.fromkeys(line.beside for line in lines))
-    table = Table(title="Steps of 8 micro-batches, and messages, 2 ranks: us (p50)")
-    table.add_column("", no_wrap=True)
-    for nbytes in sizes:
-        for beside in columns:
-            heading = f"{nbytes:,} B" + (f"\n+ {beside} busy" if beside else "")
-            table.add_column(heading, justify="right", no_wrap=True)
-    for name in dict.fromkeys(line.name for line in lines):
-        found = {(one.nbytes, one.beside): one.p50_us for one in lines if one.name == name}
-        table.add_row(name, *(f"{found[size, n]:,.1f}" for size in sizes for n in columns))
-    console.print(table)
-
-
-def print_comparisons(console: Console, comparisons: list[Comparison]) -> None:
-    table = Table(title=f"Goals at {GOAL_BYTES:,} B: gloo {FASTER:g} x, header {HEADER_US:g} us")
-    for heading in (
-        "bytes",
-        "busy processes",
-        "step: torch on dreamcomm / ours",
-        "step: torch on gloo / ours",
-        "message: gloo / ours",
-        "header us",
-    ):
-        table.add_column(heading, justify="right")
-    for one in comparisons:
-        ratios = (
-            one.step_torch_dreamcomm_over_ours,
-            one.step_torch_gloo_over_ours,
-            one.message_gloo_over_ours,
-        )
-        table.add_row(
-            f"{one.nbytes:,}",
-            str(one.beside),
-            *(f"{ratio:.2f}" for ratio in ratios),
-            f"{one.header_us:+.1f}",
-        )
-    console.print(table)
+def show_comparisons(measurement: Measurement, comparisons: list[Comparison]) -> None:
+    measurement.table(
+        f"Goals at {GOAL_BYTES:,} B: gloo {FASTER:g} x, header {HEADER_US:g} us",
+        (
+            "bytes",
+            "busy processes",
+            "step: torch on dreamcomm / ours",
+            "step: torch on gloo / ours",
+            "message: gloo / ours",
+            "header us",
+        ),
+        (
+            (
+                f"{one.nbytes:,}",
+                one.beside,
+                f"{one.step_torch_dreamcomm_over_ours:.2f}",
+                f"{one.step_torch_gloo_over_ours:.2f}",
+                f"{one.message_gloo_over_ours:.2f}",
+                f"{one.header_us:+.1f}",
+            )
+            for one in comparisons
+        ),
+        names=0,
+    )
 
 
 def main(
@@ -368,34 +320,28 @@ def main(
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each line.")] = 30,
     calls: Annotated[int, typer.Option(min=1, help="Messages each way in a turn, at most.")] = 50,
-    beside: Annotated[
-        list[int] | None, typer.Option(min=0, help="Busy processes; 0 and 1 if not given.")
-    ] = None,
-    json: Annotated[Path | None, typer.Option(help="Where to write the figures.")] = None,
+    beside: BesideEach = None,
+    json: Json = None,
 ) -> None:
     """Times messages and steps; see the head of this file."""
-    check_output(json)
-    console = Console(width=None if Console().is_terminal else 160)
-    sizes = size or list(SIZES)
     lines: list[Line] = []
     comparisons: list[Comparison] = []
     for count in [0, 1] if beside is None else beside:
-        found = measure(sizes, rounds, calls, count)
+        found = measure(size or [*SIZES], rounds, calls, count)
         lines += found[0]
         comparisons += found[1]
-    print_lines(console, lines, sizes)
-    print_comparisons(console, comparisons)
-    if json is not None:
-        write_json(
-            json,
-            {
-                "machine": describe_machine(),
-                "rounds": rounds,
-                "microbatches": MICROBATCHES,
-                "lines": [asdict(one) for one in lines],
-                "comparisons": [asdict(one) for one in comparisons],
-            },
-        )
+    measurement = Measurement(json)
+    measurement.grid(
+        f"Steps of {MICROBATCHES} micro-batches, and messages, 2 ranks: us (p50)",
+        {(one.name, sized(one.nbytes, one.beside)): f"{one.p50_us:,.1f}" for one in lines},
+    )
+    show_comparisons(measurement, comparisons)
+    measurement.write(
+        rounds=rounds,
+        microbatches=MICROBATCHES,
+        lines=[asdict(one) for one in lines],
+        comparisons=[asdict(one) for one in comparisons],
+    )
 
 
 if __name__ == "__main__":

@@ -21,20 +21,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from functools import partial
 from statistics import median
 from typing import Annotated, Any, cast
 
 import torch
 import torch.distributed as dist
 import typer
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
 import dreamcomm
 from dreamcomm.pipeline import Pipeline, make_schedule, simulate
-from machine import check_output, describe_machine, write_json
+from dreamcomm.tools.bench.measurement import Json, Measurement, chosen
+from dreamcomm.tools.bench.turns import spanned, take_turns
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved1f1b", "zb-h1")
 RANKS, MICROBATCHES = (2, 4, 8), (1, 4, 32)
@@ -145,16 +144,17 @@ def stages_a_rank(schedule: str) -> int:
 def run_rank(cases: list[Case], unit: float, steps: int) -> list[tuple[list[Step], dict[int, int]]]:
     """Of each case this rank's timed steps, and its stages' live peaks. Cases take turns."""
     torch.set_num_threads(1)
-    pipes = [make_pipeline(case, unit) for case in cases]
-    found: list[list[Step]] = [[] for _ in cases]
-    for _ in range(1 + steps):
-        for pipe, timed in zip(pipes, found, strict=True):
-            batch = torch.ones(pipe.n_microbatches, 16)
-            dist.barrier()
-            begin = time.perf_counter()
-            pipe.step(batch, return_outputs=False)
-            timed.append(Step(begin, time.perf_counter(), pipe.report().busy))
-    return [(timed[1:], pipe.report().live_peak) for pipe, timed in zip(pipes, found, strict=True)]
+    pipes = {case: make_pipeline(case, unit) for case in cases}
+    found = take_turns(
+        {c: partial(timed_step, pipe) for c, pipe in pipes.items()}, steps, warm_up=1
+    )
+    return [(found[case], pipe.report().live_peak) for case, pipe in pipes.items()]
+
+
+def timed_step(pipe: Pipeline) -> Step:
+    batch = torch.ones(pipe.n_microbatches, 16)
+    begin, end = spanned(lambda: pipe.step(batch, return_outputs=False))
+    return Step(begin, end, pipe.report().busy)
 
 
 def make_pipeline(case: Case, unit: float) -> Pipeline:
@@ -246,48 +246,33 @@ def measure_speedup(gpipe: Length) -> Speedup:
     )
 
 
-def print_lengths(console: Console, lengths: list[Length], steps: int) -> None:
-    table = Table(title=f"Steps of sleeping stages, medians of {steps}")
-    for heading in (
-        "schedule",
-        "ranks",
-        "micro-batches",
-        "predicted ms",
-        "p50 ms",
-        "ratio",
-        "bubble: formula",
-        "predicted",
-        "measured",
-        "kept at once",
-        "goal",
-    ):
-        table.add_column(heading, justify="right")
-    for one in lengths:
-        formula = "" if one.bubble_formula is None else f"{one.bubble_formula:.1%}"
-        table.add_row(
-            one.schedule,
-            str(one.ranks),
-            str(one.microbatches),
-            f"{one.predicted_ms:.1f}",
-            f"{one.p50_ms:.1f}",
-            f"{one.measured_over_predicted:.3f}",
-            formula,
-            f"{one.bubble_predicted:.1%}",
-            f"{one.bubble_measured:.1%}",
-            " ".join(map(str, one.live_peaks)),
-            "met" if one.is_within_goal else "missed",
-        )
-    console.print(table)
+HEADINGS = ["schedule", "ranks", "micro-batches", "predicted ms", "p50 ms", "ratio"]
+HEADINGS += ["bubble: formula", "predicted", "measured", "kept at once", "goal"]
 
 
-def print_speedups(console: Console, speedups: list[Speedup]) -> None:
-    for one in speedups:
-        goal = "" if one.goal is None else f", goal {one.goal}"
-        console.print(
-            f"GPipe, {one.ranks} ranks, {one.microbatches} micro-batches: {one.speedup:.2f} times "
-            f"as fast as one process ({one.alone_ms:.0f} ms, {one.alone_over_predicted:.3f} times "
-            f"its sleeps){goal}"
-        )
+def cells(one: Length) -> list[object]:
+    return [
+        one.schedule,
+        one.ranks,
+        one.microbatches,
+        f"{one.predicted_ms:.1f}",
+        f"{one.p50_ms:.1f}",
+        f"{one.measured_over_predicted:.3f}",
+        "" if one.bubble_formula is None else f"{one.bubble_formula:.1%}",
+        f"{one.bubble_predicted:.1%}",
+        f"{one.bubble_measured:.1%}",
+        " ".join(map(str, one.live_peaks)),
+        "met" if one.is_within_goal else "missed",
+    ]
+
+
+def words(one: Speedup) -> str:
+    goal = "" if one.goal is None else f", goal {one.goal}"
+    return (
+        f"GPipe, {one.ranks} ranks, {one.microbatches} micro-batches: {one.speedup:.2f} times "
+        f"as fast as one process ({one.alone_ms:.0f} ms, {one.alone_over_predicted:.3f} times "
+        f"its sleeps){goal}"
+    )
 
 
 def main(
@@ -300,17 +285,12 @@ def main(
     ] = None,
     unit: Annotated[float, typer.Option(min=0.1, help="Milliseconds of F, of I, of W.")] = 20.0,
     steps: Annotated[int, typer.Option(min=1, help="Timed steps of each.")] = 5,
-    json: Annotated[Path | None, typer.Option(help="Where to write the figures.")] = None,
+    json: Json = None,
 ) -> None:
     """Times schedules of sleeping stages; see the head of this file."""
-    check_output(json)
-    for name in schedule or ():
-        if name not in SCHEDULES:
-            known = ", ".join(SCHEDULES)
-            raise typer.BadParameter(f"expected one of {known}", param_hint="--schedule")
-    console = Console(width=None if Console().is_terminal else 160)
     counts = microbatches or MICROBATCHES
-    cases = [(name, count) for count in counts for name in schedule or SCHEDULES]
+    names = chosen(schedule, SCHEDULES, "--schedule")
+    cases = [(name, count) for count in counts for name in names]
     lengths, speedups = [], []
     for world in ranks or RANKS:
         found = measure(world, cases, unit / 1e3, steps)
@@ -319,11 +299,16 @@ def main(
         speedups += [
             measure_speedup(one) for one in found if (one.schedule, one.microbatches) == longest
         ]
-    print_lengths(console, lengths, steps)
-    print_speedups(console, speedups)
-    if json is not None:
-        rows = {"lengths": [asdict(x) for x in lengths], "speedups": [asdict(x) for x in speedups]}
-        write_json(json, {"machine": describe_machine(), "steps": steps, **rows})
+    measurement = Measurement(json)
+    title = f"Steps of sleeping stages, medians of {steps}"
+    measurement.table(title, HEADINGS, map(cells, lengths))
+    for one in speedups:
+        measurement.say(words(one))
+    measurement.write(
+        steps=steps,
+        lengths=[asdict(one) for one in lengths],
+        speedups=[asdict(one) for one in speedups],
+    )
 
 
 if __name__ == "__main__":

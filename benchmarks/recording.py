@@ -11,20 +11,19 @@ the same round, as a virtual machine's cores are near each other at one moment a
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from statistics import median
 from typing import Annotated, Any
 
 import torch
 import torch.distributed as dist
 import typer
-from rich.console import Console
-from rich.table import Table
 
 import dreamcomm
 from dreamcomm import _C
 from dreamcomm._torch.groups import backend_of
-from machine import check_output, describe_machine, write_json
+from dreamcomm.tools.bench.measurement import Json, Measurement
+from dreamcomm.tools.bench.turns import take_turns
 
 SIZES = (1 << 10, 4 << 10, 32 << 10)
 CALLS = 8  # of a burst
@@ -57,13 +56,8 @@ def run_rank(rounds: int, samples: int) -> dict[int, Nanoseconds]:
     found = {}
     for size in SIZES:
         rows = torch.ones(CALLS, size // 4)
-        for measure in kinds.values():
-            measure(rows)
-        taken: Nanoseconds = {name: [] for name in kinds}
-        for _ in range(rounds):
-            for name, measure in kinds.items():
-                taken[name].append(measure(rows))
-        found[size] = taken
+        turns = {name: partial(measure, rows) for name, measure in kinds.items()}
+        found[size] = take_turns(turns, rounds, warm_up=1)
     return found
 
 
@@ -72,36 +66,28 @@ def cost(taken: Nanoseconds, name: str) -> float:
     return median(b - a for a, b in zip(taken[PLAIN], taken[name], strict=True))
 
 
-def print_costs(console: Console, found: dict[int, Nanoseconds]) -> None:
-    table = Table(title="all_reduce on the bare core, 2 ranks: ns of a call (p50)")
-    for heading in ("bytes", "plain", "log: more", "trace: more"):
-        table.add_column(heading, justify="right")
-    for size, taken in found.items():
-        more = [f"{cost(taken, name):+.0f}" for name in (LOG, TRACE)]
-        table.add_row(f"{size:,}", f"{median(taken[PLAIN]):.0f}", *more)
-    console.print(table)
-
-
 def main(
     rounds: Annotated[int, typer.Option(min=3, help="Turns of each at every size.")] = 60,
     samples: Annotated[int, typer.Option(min=5, help="Bursts of a turn.")] = 100,
-    json: Annotated[Path | None, typer.Option(help="Where to write the figures.")] = None,
+    json: Json = None,
 ) -> None:
     """Times small calls with and without notes; see the head of this file."""
-    check_output(json)
     found = dreamcomm.spawn(run_rank, 2, args=(rounds, samples))[0]
-    print_costs(Console(), found)
-    if json is None:
-        return
     costs = {
-        str(size): {
-            "plain": median(taken[PLAIN]),
-            "log": cost(taken, LOG),
-            "trace": cost(taken, TRACE),
-        }
+        str(size): {PLAIN: median(taken[PLAIN])} | {n: cost(taken, n) for n in (LOG, TRACE)}
         for size, taken in found.items()
     }
-    write_json(json, {"machine": describe_machine(), "rounds": rounds, "nanoseconds": costs})
+    measurement = Measurement(json)
+    measurement.table(
+        "all_reduce on the bare core, 2 ranks: ns of a call (p50)",
+        ("bytes", "plain", "log: more", "trace: more"),
+        (
+            (f"{int(size):,}", f"{one[PLAIN]:.0f}", f"{one[LOG]:+.0f}", f"{one[TRACE]:+.0f}")
+            for size, one in costs.items()
+        ),
+        names=0,
+    )
+    measurement.write(rounds=rounds, nanoseconds=costs)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from endurance.report import Figures
 from endurance.supervisor import Supervisor
 
-from machine import check_output, describe_machine, write_json
+from dreamcomm.tools.bench.measurement import Json, Measurement
 
 SHOWN_EVERY = 60.0  # seconds
 
@@ -60,18 +60,16 @@ def main(
     hosts: Annotated[
         float, typer.Option(min=0, max=1, help="Share of episodes with a virtual host per rank.")
     ] = 0.0,
-    json: Annotated[Path | None, typer.Option(help="Where to write the figures.")] = None,
+    json: Json = None,
 ) -> None:
     """Runs a soak; see the head of this file."""
-    check_output(json)
     figures = Figures()
     with tempfile.TemporaryDirectory(prefix="dreamcomm-soak-") as folder:
         supervisor = Supervisor(seed, Path(folder), figures, hosts)
         supervisor.run(60 * minutes, Progress(figures).show)
     print(figures)
-    if json is not None:
-        settings = {"minutes": minutes, "seed": seed, "hosts": hosts}
-        write_json(json, {"machine": describe_machine(), "settings": settings, **figures.as_dict()})
+    settings = {"minutes": minutes, "seed": seed, "hosts": hosts}
+    Measurement(json).write(settings=settings, **figures.as_dict())
     if not figures.is_clean:
         raise typer.Exit(1)
 

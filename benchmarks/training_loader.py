@@ -9,28 +9,34 @@ take turns of some steps each, in one run of the same processes. See training.md
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from functools import partial
 from statistics import median
 from typing import Annotated
 
 import torch
 import torch.distributed as dist
 import typer
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-import dreamcomm
 from dreamcomm.tools.bench import busy
-from machine import check_output, describe_machine, write_json
+from dreamcomm.tools.bench.measurement import Beside, Json, Measurement, World
+from dreamcomm.tools.bench.turns import take_turns, together
 from models import MLP_ROWS, MLP_WIDTHS, make_task
-from training_step import CHECKED_STEPS, verify
-from training_variants import DREAMCOMM, GLOO, NO_COMMUNICATION, Trainer
+from training_step import verify
+from training_variants import (
+    DREAMCOMM,
+    GLOO,
+    NO_COMMUNICATION,
+    Trainer,
+    make_groups,
+    make_trainer,
+    spawn_training,
+)
+from verified import CHECKED_STEPS
 
 VARIANTS = (NO_COMMUNICATION, GLOO, DREAMCOMM)
 PREFETCHED = 2  # batches of each worker, torch's default
@@ -96,12 +102,10 @@ class Turn:
 def run_rank(plan: Plan) -> tuple[dict[str, list[Turn]], float]:
     """Every variant's turns, and the largest difference of the weights from Gloo's."""
     torch.set_num_threads(1)
-    world = dist.group.WORLD
-    assert world is not None
-    groups = {DREAMCOMM: world, NO_COMMUNICATION: world, GLOO: dist.new_group(backend="gloo")}
-    rank = dist.get_rank()
+    groups, rank = make_groups(), dist.get_rank()
     trainers = {
-        variant: Trainer(make_task("mlp", rank), "ddp", variant, groups) for variant in VARIANTS
+        variant: make_trainer(make_task("mlp", rank), "ddp", variant, groups)
+        for variant in VARIANTS
     }
     batches = batches_of(plan)
     for _ in range(CHECKED_STEPS):
@@ -109,11 +113,8 @@ def run_rank(plan: Plan) -> tuple[dict[str, list[Turn]], float]:
         for trainer in trainers.values():
             trainer.train_on(inputs, targets)
     difference = verify(trainers, groups[GLOO])
-    turns: dict[str, list[Turn]] = {variant: [] for variant in VARIANTS}
-    for _ in range(plan.turns):
-        for variant, trainer in trainers.items():
-            turns[variant].append(take_turn(trainer, batches, plan))
-    return turns, difference
+    turns = {name: partial(take_turn, one, batches, plan) for name, one in trainers.items()}
+    return take_turns(turns, plan.turns), difference
 
 
 def take_turn(trainer: Trainer, batches: Iterator[Sample], plan: Plan) -> Turn:
@@ -151,12 +152,10 @@ class Timing:
 
 
 def measure(plan: Plan) -> Timing:
-    with busy.busy_processes(plan.beside):
-        ranks = dreamcomm.spawn(run_rank, plan.world, args=(plan,))
+    ranks = spawn_training(run_rank, plan.world, (plan,), plan.beside)
     rows = {}
-    for variant in VARIANTS:
+    for variant, moments in together([turns for turns, _ in ranks]).items():
         # A turn is over when the last rank has ended it.
-        moments = list(zip(*(turns[variant] for turns, _ in ranks), strict=True))
         steps = [1e3 * max(turn.step for turn in moment) for moment in moments]
         waiting = [1e3 * max(turn.waiting for turn in moment) for moment in moments]
         rows[variant] = Row(median(steps), max(steps), median(waiting))
@@ -164,7 +163,7 @@ def measure(plan: Plan) -> Timing:
     return Timing(plan, difference, rows[GLOO].p50_ms / rows[DREAMCOMM].p50_ms, rows)
 
 
-def print_timing(console: Console, timing: Timing) -> None:
+def show_timing(measurement: Measurement, timing: Timing) -> None:
     plan = timing.plan
     title = [
         f"MLP under ddp, {plan.world} ranks with {plan.workers} loader workers each, "
@@ -172,40 +171,36 @@ def print_timing(console: Console, timing: Timing) -> None:
         busy.words(plan.beside),
         f"{plan.turns} turns of {plan.steps} steps of each",
     ]
-    table = Table(title=", ".join(filter(None, title)), title_justify="left")
-    table.add_column("")
-    for heading in ("step, p50", "slowest turn", "waits for data"):
-        table.add_column(heading, justify="right")
-    for variant, row in timing.variants.items():
-        shown = (f"{value:.1f} ms" for value in (row.p50_ms, row.worst_ms, row.waiting_ms))
-        table.add_row(variant, *shown)
-    console.print(table)
-    console.print(
+    measurement.table(
+        ", ".join(filter(None, title)),
+        ("", "step, p50", "slowest turn", "waits for data"),
+        (
+            (name, *(f"{value:.1f} ms" for value in (row.p50_ms, row.worst_ms, row.waiting_ms)))
+            for name, row in timing.variants.items()
+        ),
+    )
+    measurement.say(
         f"gloo / dreamcomm: {timing.gloo_over_dreamcomm:.2f}. After the first steps all ranks' "
-        f"weights are equal, and as with gloo to {timing.largest_weight_difference:.1g}.",
-        highlight=False,
+        f"weights are equal, and as with gloo to {timing.largest_weight_difference:.1g}."
     )
 
 
 def main(
-    world: Annotated[int, typer.Option(min=2, max=16, help="Ranks.")] = 2,
+    world: World = 2,
     workers: Annotated[int, typer.Option(min=0, help="Loader processes of each rank.")] = 2,
     sample_ms: Annotated[
         float, typer.Option(min=0, help="Processor time that a worker spends on a sample.")
     ] = 2.0,
     turns: Annotated[int, typer.Option(min=1, help="Turns of each variant.")] = 10,
     steps: Annotated[int, typer.Option(min=1, help="Timed steps of a turn.")] = 10,
-    beside: Annotated[int, typer.Option(min=0, help="Busy processes beside the ranks.")] = 0,
-    json: Annotated[Path | None, typer.Option(help="Where to write the figures.")] = None,
+    beside: Beside = 0,
+    json: Json = None,
 ) -> None:
     """Times a training loop with a DataLoader; see the head of this file."""
-    check_output(json)
-    # Read when DistributedDataParallel is made, in the ranks: buckets from the backend's memory.
-    os.environ["DDP_DISABLE_COMM_MEM"] = "0"
     timing = measure(Plan(world, beside, workers, sample_ms, turns, steps))
-    print_timing(Console(), timing)
-    if json is not None:
-        write_json(json, {"machine": describe_machine(), "training_loader": asdict(timing)})
+    measurement = Measurement(json)
+    show_timing(measurement, timing)
+    measurement.write(training_loader=asdict(timing))
 
 
 if __name__ == "__main__":

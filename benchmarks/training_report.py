@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import median
 
-from rich.console import Console
-from rich.table import Table
-
 from dreamcomm.tools.bench import busy
+from dreamcomm.tools.bench.measurement import Measurement
+from dreamcomm.tools.bench.statistics import percentile
 from training_variants import COLLECTIVES, DREAMCOMM, GLOO, OWN, PLAIN, VARIANTS
 
 CAPTION = (
@@ -55,7 +54,7 @@ class Timing:
         rows = {
             variant: Row(
                 1e3 * middle[variant],
-                1e3 * percentile(times, 0.99),
+                1e3 * percentile(times, 99),
                 1 - middle[PLAIN] / middle[variant],
             )
             for variant, times in seconds.items()
@@ -68,38 +67,24 @@ class Timing:
         )
 
 
-def percentile(values: list[float], share: float) -> float:
-    """The smallest value that at least ``share`` of all do not exceed."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, max(0, -int(-share * len(ordered) // 1) - 1))]
-
-
-def print_timing(console: Console, timing: Timing) -> None:
+def show_timing(measurement: Measurement, timing: Timing) -> None:
     title = [
         f"{timing.model}, {timing.parameters / 1e6:.1f} M parameters, under {timing.wrapper}",
         f"{timing.world} ranks",
         busy.words(timing.beside),
         f"{timing.steps} steps of each",
     ]
-    table = Table(
-        title=", ".join(filter(None, title)),
-        title_justify="left",
-        caption=CAPTION,
-        caption_justify="left",
-    )
-    table.add_column("")
-    for heading in ("p50", "p99", "exposed"):
-        table.add_column(heading, justify="right")
+    rows = []
     for variant in VARIANTS[timing.wrapper]:
         row = timing.variants[variant]
         exposed = "" if variant in (PLAIN, COLLECTIVES) else f"{row.exposed:.0%}"
-        table.add_row(variant, f"{row.p50_ms:.1f} ms", f"{row.p99_ms:.1f} ms", exposed)
-    console.print(table)
+        rows.append((variant, f"{row.p50_ms:.1f} ms", f"{row.p99_ms:.1f} ms", exposed))
+    title_text, headings = ", ".join(filter(None, title)), ("", "p50", "p99", "exposed")
+    measurement.table(title_text, headings, rows, caption=CAPTION)
     own = own_words(timing) if timing.wrapper == "ddp" else ""
-    console.print(
+    measurement.say(
         f"gloo / dreamcomm: {timing.gloo_over_dreamcomm:.2f}{own}. After the first steps all "
-        f"ranks' weights are equal, and as with gloo to {timing.largest_weight_difference:.1g}.\n",
-        highlight=False,
+        f"ranks' weights are equal, and as with gloo to {timing.largest_weight_difference:.1g}.\n"
     )
 
 

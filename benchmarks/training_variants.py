@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-import time
-from collections.abc import Sequence
-from typing import Any
+import os
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import dreamcomm
+from dreamcomm.tools.bench.busy import busy_processes
 from dreamcomm.zero import ZeroOptimizer
 from models import Task
 
@@ -38,6 +39,9 @@ VARIANTS = {
 WRAPPERS = ("ddp", "fsdp2", "zero")
 LEARNING_RATE = 1e-3
 ADAM_RATE = 1e-5  # small, so that rounding does not grow within the verification
+
+R = TypeVar("R")
+Groups = dict[str, dist.ProcessGroup]
 
 
 class HeapMemory:
@@ -138,31 +142,35 @@ def make_optimizer(
 
 
 class Trainer:
-    """One variant of a task on this rank."""
+    """A task under a wrapper, and its optimizer, on this rank."""
 
     def __init__(
-        self, task: Task, wrapper: str, variant: str, groups: dict[str, dist.ProcessGroup]
+        self, task: Task, model: nn.Module, optimizer: torch.optim.Optimizer | None = None
     ) -> None:
-        self.task = task
-        self.model = task.model
-        self.shared = shared_like(task.model) if variant == COLLECTIVES else []
-        if variant in (OWN, ZERO_1_DDP):
-            self.model = under_own_ddp(task, groups[DREAMCOMM])
-        elif variant == REDUNDANCY:
-            self.model = under_ddp(task, groups[DREAMCOMM], True)
-        elif variant not in (PLAIN, COLLECTIVES, ZERO_1, ZERO_1_FUSED, ZERO_2):
-            wrap = under_fsdp2 if wrapper == "fsdp2" else under_ddp
-            self.model = wrap(task, groups[variant], variant != NO_COMMUNICATION)
-        self.optimizer = make_optimizer(task.model, wrapper, variant, groups[DREAMCOMM])
+        self.task, self.model = task, model
+        self.optimizer = optimizer or torch.optim.SGD(task.model.parameters(), lr=LEARNING_RATE)
 
     def step(self) -> None:
-        if self.shared:
-            self.reduce_shared()
-            return
         self.train_on(self.task.inputs, self.task.targets)
 
-    def reduce_shared(self) -> None:
-        """All-reduces as many bytes as the gradients have, 25 MiB in a call as wrappers do."""
+    def train_on(self, inputs: Tensor, targets: Tensor) -> None:
+        self.optimizer.zero_grad()
+        loss = self.task.loss(self.model(inputs), targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+
+    def weights(self) -> list[Tensor]:
+        """All parameters, whole; under FSDP2 a collective."""
+        return [
+            (weight.full_tensor() if isinstance(weight, DTensor) else weight).detach()
+            for weight in self.task.model.parameters()
+        ]
+
+
+class CollectivesAlone(Trainer):
+    """All-reduces as many bytes as the gradients have, 25 MiB in a call as wrappers do."""
+
+    def step(self) -> None:
         part: list[Tensor] = []
         works = []
         for number, tensor in enumerate(self.shared, 1):
@@ -173,30 +181,37 @@ class Trainer:
         for work in works:
             work.wait()
 
-    def train_on(self, inputs: Tensor, targets: Tensor) -> None:
-        self.optimizer.zero_grad()
-        loss = self.task.loss(self.model(inputs), targets)
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
-
-    def timed_step(self) -> float:
-        """Seconds of a step that all ranks begin together."""
-        dist.barrier()
-        begin = time.perf_counter()
-        self.step()
-        return time.perf_counter() - begin
-
-    def weights(self) -> list[Tensor]:
-        """All parameters, whole; under FSDP2 a collective."""
-        return [
-            (weight.full_tensor() if isinstance(weight, DTensor) else weight).detach()
-            for weight in self.task.model.parameters()
-        ]
+    @cached_property
+    def shared(self) -> list[Tensor]:
+        return shared_like(self.task.model)
 
 
-def digest(weights: list[Tensor]) -> str:
-    """A hash of all weights' bits."""
-    found = hashlib.sha256()
-    for weight in weights:
-        found.update(weight.contiguous().numpy().tobytes())
-    return found.hexdigest()
+def make_trainer(task: Task, wrapper: str, variant: str, groups: Groups) -> Trainer:
+    """One variant of a task."""
+    model = task.model
+    if variant in (OWN, ZERO_1_DDP):
+        model = under_own_ddp(task, groups[DREAMCOMM])
+    elif variant == REDUNDANCY:
+        model = under_ddp(task, groups[DREAMCOMM], True)
+    elif variant not in (PLAIN, COLLECTIVES, ZERO_1, ZERO_1_FUSED, ZERO_2):
+        wrap = under_fsdp2 if wrapper == "fsdp2" else under_ddp
+        model = wrap(task, groups[variant], variant != NO_COMMUNICATION)
+    optimizer = make_optimizer(task.model, wrapper, variant, groups[DREAMCOMM])
+    return (CollectivesAlone if variant == COLLECTIVES else Trainer)(task, model, optimizer)
+
+
+def make_groups() -> Groups:
+    """The group of each variant that needs one."""
+    world = dist.group.WORLD
+    assert world is not None
+    return {DREAMCOMM: world, NO_COMMUNICATION: world, GLOO: dist.new_group(backend="gloo")}
+
+
+def spawn_training(
+    run: Callable[..., R], world: int, args: tuple[Any, ...], beside: int = 0
+) -> list[R]:
+    """Runs it on every rank, beside busy processes."""
+    # Read when DistributedDataParallel is made, in the ranks: buckets from the backend's memory.
+    os.environ["DDP_DISABLE_COMM_MEM"] = "0"
+    with busy_processes(beside):
+        return dreamcomm.spawn(run, world, args=args)

@@ -11,7 +11,9 @@ row; a call lasts until its slowest rank has returned. MPI and dreamcomm take tu
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -19,11 +21,11 @@ from typing import Annotated, Any
 import torch
 import torch.distributed as dist
 import typer
-from rich.console import Console
-from rich.table import Table
 
 import dreamcomm
-from machine import check_output, describe_machine, write_json
+from dreamcomm.tools.bench.measurement import Json, Measurement
+from dreamcomm.tools.bench.sizes import format_size
+from dreamcomm.tools.bench.turns import take_turns
 from mpi_programs import Mpi, MpiError, find_mpis
 
 KIB = 1 << 10
@@ -90,67 +92,40 @@ def time_core(size: int, plan: Plan, heap: bool) -> float:
     return 1e6 * seconds.median().item()
 
 
+def time_mpi(choice: Mpi, size: int, plan: Plan) -> float:
+    """Rank 0 starts the MPI program itself, while the other ranks sleep in a barrier."""
+    taken = 0.0
+    if dist.get_rank() == 0:
+        ranks = dist.get_world_size()
+        taken = choice.time_all_reduce(ranks, size, plan.samples, plan.in_place)
+    dist.barrier()
+    return taken
+
+
 def run_rank(plan: Plan) -> list[Row]:
-    """Rank 0 starts the MPI programs itself, while the other ranks sleep in a barrier."""
     rows = []
     for size in plan.sizes:
-        mpi: dict[str, list[float]] = {choice.name: [] for choice in plan.mpis}
-        staged, heap = [], []
-        for _ in range(plan.rounds):
-            if dist.get_rank() == 0:
-                for choice in plan.mpis:
-                    taken = choice.time_all_reduce(
-                        dist.get_world_size(), size, plan.samples, plan.in_place
-                    )
-                    mpi[choice.name].append(taken)
-            dist.barrier()
-            staged.append(time_core(size, plan, heap=False))
-            heap.append(time_core(size, plan, heap=True))
-        rows.append(Row(size, mpi, staged, heap))
+        turns: dict[str, Callable[[], float]] = {
+            choice.name: partial(time_mpi, choice, size, plan) for choice in plan.mpis
+        }
+        turns["staged"] = partial(time_core, size, plan, heap=False)
+        turns["heap"] = partial(time_core, size, plan, heap=True)
+        found = take_turns(turns, plan.rounds)
+        staged, heap = found.pop("staged"), found.pop("heap")
+        rows.append(Row(size, found, staged, heap))
     return rows
 
 
-def size_text(size: int) -> str:
-    return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
+def cells(row: Row) -> list[str]:
+    best = row.best()
+    times = [f"{median(times):.1f}" for times in (row.mpi[best], row.staged, row.heap)]
+    staged, heap = (f"{row.ratio(ours):.2f}" for ours in (row.staged, row.heap))
+    return [format_size(row.bytes), best, times[0], times[1], staged, times[2], heap]
 
 
-def print_rows(console: Console, rows: list[Row], ranks: int, in_place: bool) -> None:
-    rounds = len(rows[0].staged)
-    where = "in place" if in_place else "into another tensor"
-    table = Table(
-        title=f"all_reduce of float32, sum, {where}, {ranks} ranks: microseconds of a call (p50)",
-        title_justify="left",
-        caption=f"x: the best MPI's time / dreamcomm's, the median of {rounds} rounds' ratios",
-        caption_justify="left",
-    )
-    for heading in ("size", "best MPI", "", "staged", "x", "heap", "x"):
-        table.add_column(heading, justify="left" if heading == "best MPI" else "right")
-    for row in rows:
-        best = row.best()
-        times = [f"{median(times):.1f}" for times in (row.mpi[best], row.staged, row.heap)]
-        staged, heap = (f"{row.ratio(ours):.2f}" for ours in (row.staged, row.heap))
-        table.add_row(size_text(row.bytes), best, times[0], times[1], staged, times[2], heap)
-    console.print(table)
-
-
-def as_json(rows: list[Row], plan: Plan, ranks: int) -> dict[str, Any]:
-    found = [
-        {
-            **asdict(row),
-            "best_mpi": row.best(),
-            "mpi_over_staged": row.ratio(row.staged),
-            "mpi_over_heap": row.ratio(row.heap),
-        }
-        for row in rows
-    ]
-    return {
-        "machine": describe_machine(),
-        "mpi": {choice.name: choice.version for choice in plan.mpis},
-        "ranks": ranks,
-        "in_place": plan.in_place,
-        "rounds": plan.rounds,
-        "microseconds": found,
-    }
+def as_json(row: Row) -> dict[str, Any]:
+    ratios = {"mpi_over_staged": row.ratio(row.staged), "mpi_over_heap": row.ratio(row.heap)}
+    return asdict(row) | {"best_mpi": row.best()} | ratios
 
 
 def main(
@@ -160,23 +135,34 @@ def main(
     largest: Annotated[int, typer.Option(help="Leave out larger sizes, in bytes.")] = SIZES[-1],
     in_place: Annotated[bool, typer.Option(help="Sum into the same tensor.")] = True,
     prefix: Annotated[list[Path] | None, typer.Option(help="Where bin/mpicc is.")] = None,
-    json: Annotated[Path | None, typer.Option(help="Where to write the figures.")] = None,
+    json: Json = None,
 ) -> None:
     """Compares all_reduce with MPI's; see the head of this file."""
-    check_output(json)
-    console = Console()
+    measurement = Measurement(json)
     with tempfile.TemporaryDirectory() as build:
         try:
             mpis = find_mpis([path.resolve() for path in prefix or []], Path(build))
         except MpiError as error:
             raise SystemExit(f"versus_mpi: {error}") from None
         for mpi in mpis:
-            console.print(f"{mpi.name}: {mpi.version}", highlight=False)
+            measurement.say(f"{mpi.name}: {mpi.version}")
         plan = Plan(mpis, [s for s in SIZES if s <= largest], rounds, samples, in_place)
         rows = dreamcomm.spawn(run_rank, ranks, args=(plan,))[0]
-    print_rows(console, rows, ranks, in_place)
-    if json is not None:
-        write_json(json, as_json(rows, plan, ranks))
+    where = "in place" if in_place else "into another tensor"
+    measurement.table(
+        f"all_reduce of float32, sum, {where}, {ranks} ranks: microseconds of a call (p50)",
+        ("size", "best MPI", "", "staged", "x", "heap", "x"),
+        map(cells, rows),
+        names=2,
+        caption=f"x: the best MPI's time / dreamcomm's, the median of {rounds} rounds' ratios",
+    )
+    measurement.write(
+        mpi={choice.name: choice.version for choice in mpis},
+        ranks=ranks,
+        in_place=in_place,
+        rounds=rounds,
+        microseconds=[as_json(row) for row in rows],
+    )
 
 
 if __name__ == "__main__":

@@ -12,23 +12,21 @@ finished. Reported are medians.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from functools import partial
 from statistics import median
 from typing import Annotated, Any
 
 import torch
 import torch.distributed as dist
 import typer
-from rich.console import Console
-from rich.table import Table
 
 import dreamcomm
 from dreamcomm import _C
+from dreamcomm.tools.bench.measurement import Json, Measurement, World
+from dreamcomm.tools.bench.turns import slowest, take_turns, timed
 from dreamcomm.zero import ZeroOptimizer
-from machine import check_output, describe_machine, write_json
 from models import make_task
 
 PROBE = "memory probe"
@@ -98,54 +96,46 @@ def passes() -> dict[str, tuple[int, Callable[[], Any]]]:
     return found
 
 
-def run_rank(rounds: int) -> dict[str, tuple[int, list[float]]]:
+def run_rank(rounds: int) -> tuple[dict[str, int], dict[str, list[float]]]:
+    """For each pass the bytes of this rank, and its seconds."""
     torch.set_num_threads(1)
-    timed = passes()
-    seconds: dict[str, list[float]] = {name: [] for name in timed}
-    for number in range(rounds + 3):
-        for name, (_, run) in timed.items():
-            dist.barrier()
-            begin = time.perf_counter()
-            run()
-            took = time.perf_counter() - begin
-            if number >= 3:
-                seconds[name].append(took)
-    return {name: (nbytes, seconds[name]) for name, (nbytes, _) in timed.items() if nbytes}
+    timed_passes = passes()
+    turns = {name: partial(timed, run) for name, (_, run) in timed_passes.items()}
+    seconds = take_turns(turns, rounds, warm_up=3)
+    nbytes = {name: nbytes for name, (nbytes, _) in timed_passes.items() if nbytes}
+    return nbytes, {name: seconds[name] for name in nbytes}
 
 
 def main(
-    world: Annotated[int, typer.Option(min=1, max=16, help="Ranks.")] = 2,
+    world: World = 2,
     rounds: Annotated[int, typer.Option(min=1, help="Timed rounds.")] = 30,
-    json: Annotated[Path | None, typer.Option(help="Where to write the figures.")] = None,
+    json: Json = None,
 ) -> None:
     """Times the passes of ZeRO; see the head of this file."""
-    check_output(json)
     ranks = dreamcomm.spawn(run_rank, world, args=(rounds,))
-    table = Table(title=f"Passes over 25.2 M parameters, {world} ranks together")
-    for heading in ("", "MB", "p50 ms", "GB/s", "of the probe"):
-        table.add_column(heading, justify="right")
-    middle = {
-        name: median(max(turn) for turn in zip(*(rank[name][1] for rank in ranks), strict=True))
-        for name in ranks[0]
-    }
-    total = {name: sum(rank[name][0] for rank in ranks) for name in ranks[0]}
+    middle = {name: median(turns) for name, turns in slowest([one for _, one in ranks]).items()}
+    total = {name: sum(nbytes[name] for nbytes, _ in ranks) for name in middle}
     speed = {name: total[name] / middle[name] / 1e9 for name in total}
     found = [
         Pass(name, world, total[name], 1e3 * middle[name], speed[name], speed[name] / speed[PROBE])
         for name in total
     ]
-    for one in found:
-        table.add_row(
-            one.name,
-            f"{one.nbytes / 1e6:.0f}",
-            f"{one.p50_ms:.1f}",
-            f"{one.gigabytes_per_second:.1f}",
-            f"{one.of_probe:.0%}",
-        )
-    Console().print(table)
-    if json is not None:
-        rows = [asdict(one) for one in found]
-        write_json(json, {"machine": describe_machine(), "zero_passes": rows})
+    measurement = Measurement(json)
+    measurement.table(
+        f"Passes over 25.2 M parameters, {world} ranks together",
+        ("", "MB", "p50 ms", "GB/s", "of the probe"),
+        (
+            (
+                one.name,
+                f"{one.nbytes / 1e6:.0f}",
+                f"{one.p50_ms:.1f}",
+                f"{one.gigabytes_per_second:.1f}",
+                f"{one.of_probe:.0%}",
+            )
+            for one in found
+        ),
+    )
+    measurement.write(zero_passes=[asdict(one) for one in found])
 
 
 if __name__ == "__main__":

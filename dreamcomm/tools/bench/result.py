@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from dreamcomm.tools.bench.cases import Case
@@ -102,8 +100,3 @@ def row(result: CaseResult) -> dict[str, Any]:
     outcome = asdict(result)
     case: dict[str, Any] = outcome.pop("case")
     return case | outcome
-
-
-def write_json(run: Run, path: Path) -> None:
-    """Writes :func:`as_json` to ``path``."""
-    path.write_text(json.dumps(as_json(run), indent=1) + "\n")

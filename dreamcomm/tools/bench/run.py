@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from rich.console import Console
 
 from dreamcomm.launch import spawn
 from dreamcomm.tools.bench import machine
@@ -18,10 +15,12 @@ from dreamcomm.tools.bench.busy import busy_processes
 from dreamcomm.tools.bench.cases import Case, expand
 from dreamcomm.tools.bench.flags import Flags, grids_of
 from dreamcomm.tools.bench.gpus import check_gpus, device_of, on_gpus, options_for
+from dreamcomm.tools.bench.measurement import console_of
+from dreamcomm.tools.bench.outputs import check_output, write_json, written
 from dreamcomm.tools.bench.plot import FORMATS, draw
 from dreamcomm.tools.bench.ranks.rank import run_rank
 from dreamcomm.tools.bench.report import WIDTH, print_run
-from dreamcomm.tools.bench.result import CaseResult, Run, Settings, write_json
+from dreamcomm.tools.bench.result import CaseResult, Run, Settings, as_json
 
 # torch's list names them as well: the fake one moves nothing.
 NO_RIVALS = ("undefined", "dreamcomm", "fake")
@@ -44,7 +43,10 @@ def plan(
     """
     if versus is not None:
         check_versus(versus)
-    check_outputs(*outputs)
+    for path in outputs:
+        check_output(path)
+    if outputs[1] is not None and outputs[1].suffix not in FORMATS:
+        raise ValueError(f"a picture ends in {', '.join(FORMATS)}, got {outputs[1].name}")
     launched = launched_world()
     grids = grids_of(flags, cases, quick, launched)
     if device_of(versus) == "cuda":
@@ -72,13 +74,11 @@ def run_and_show(
     """
     run = run_bench(cases, settings)
     if launched_world() is None or os.environ["RANK"] == "0":
-        console = Console()
-        if not console.is_terminal:
-            console = Console(width=WIDTH)
+        console = console_of(WIDTH)
         print_run(console, run)
         if json_path is not None:
             with written(json_path):
-                write_json(run, json_path)
+                write_json(json_path, as_json(run), 1)
             console.print(f"Figures: {json_path}", highlight=False, soft_wrap=True)
         if plot_path is not None:
             with written(plot_path):
@@ -86,37 +86,6 @@ def run_and_show(
             if is_drawn:
                 console.print(f"Picture: {plot_path}", highlight=False, soft_wrap=True)
     return not run.wrong()
-
-
-class NotWrittenError(Exception):
-    """A file could not be written; the text names it and the reason."""
-
-
-@contextmanager
-def written(path: Path) -> Iterator[None]:
-    """Raises NotWrittenError for errors with this file."""
-    try:
-        yield
-    except OSError as error:
-        raise NotWrittenError(f"cannot write {path}: {error.strerror or error}") from error
-
-
-def check_outputs(json_path: Path | None, plot_path: Path | None) -> None:
-    """Raises ValueError if a file could not be written in the end."""
-    for path in (json_path, plot_path):
-        if path is None:
-            continue
-        if not path.absolute().parent.is_dir():
-            raise ValueError(f"there is no folder {path.absolute().parent} to write {path.name} to")
-        is_new = not path.exists()
-        try:
-            path.open("a").close()
-        except OSError as error:
-            raise ValueError(f"{path} cannot be written: {error.strerror}") from error
-        if is_new:
-            path.unlink(missing_ok=True)  # torchrun's other ranks look at the same file
-    if plot_path is not None and plot_path.suffix not in FORMATS:
-        raise ValueError(f"a picture ends in {', '.join(FORMATS)}, got {plot_path.name}")
 
 
 def launched_world() -> int | None:

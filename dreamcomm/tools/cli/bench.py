@@ -113,7 +113,8 @@ def run(
     """Plans and runs; errors become the command's messages and exit codes."""
     from dreamcomm.launch import RankError
     from dreamcomm.tools.bench.busy import BusyProcessError
-    from dreamcomm.tools.bench.run import NotWrittenError, plan, run_and_show
+    from dreamcomm.tools.bench.outputs import NotWrittenError
+    from dreamcomm.tools.bench.run import plan, run_and_show
 
     try:
         listed = plan(flags, cases, quick, settings.versus, (json_path, plot_path))

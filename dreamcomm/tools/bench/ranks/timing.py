@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
+from dreamcomm.tools.bench.turns import rotated
+
 if TYPE_CHECKING:
     from dreamcomm.tools.bench.ranks.calls import Bound
 
@@ -63,9 +65,7 @@ def measure(
 
 def play(variants: Sequence[Sampled], turn: int) -> dict[str, list[float]]:
     """One round; its first is the one after the last round's first."""
-    first = turn % len(variants)
-    order = [*variants[first:], *variants[:first]]
-    return {variant.name: variant.sample() for variant in order}
+    return {variant.name: variant.sample() for variant in rotated(variants, turn)}
 
 
 def sample_count(round_seconds: float, budget: float) -> int:
