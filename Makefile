@@ -1,5 +1,6 @@
 # make demo: train on two processes    make test: the checks of a change
 # make test-long: all tests there are, which takes more than an hour
+# make quick: lint, and the tests of what has changed, in some two minutes
 # Each makes its environment in $(VENV), installs what it needs and builds.
 VENV ?= .venv
 PYTHON ?= python3
@@ -8,6 +9,8 @@ TORCH ?= torch==2.13.0
 JOBS ?= $(shell nproc)
 # 1: also what takes long. `make test-long` sets it.
 LONG ?=
+# The commit with which `make quick` compares; empty: where this branch left main.
+SINCE ?=
 # For which GPUs the module is built: auto (this machine's), on (all), off; cmake/Cuda.cmake.
 CUDA ?= auto
 
@@ -26,7 +29,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL = $(JOBS)
 # The environment's own tools (cmake, ninja) for builds without isolation.
 export PATH := $(abspath $(BIN)):$(PATH):/usr/local/cuda/bin
 
-.PHONY: demo test test-long lint checks docs cpp cpp-plain cpp-thread cpp-address cpp-gpu \
+.PHONY: demo test test-long quick lint checks tidy docs cpp cpp-plain cpp-thread cpp-address cpp-gpu \
     compile compile-plain compile-thread compile-address conformance pytest build clean
 ifdef SIDE_BY_SIDE
 compile-address: compile-thread
@@ -52,7 +55,14 @@ compile: compile-thread compile-address
 
 # CUDA code is compiled for all GPUs, where there is nvcc, and a warning is an error.
 test-long:
-	$(MAKE) LONG=1 CUDA=$(if $(NVCC),on,auto) lint cpp cpp-gpu conformance pytest
+	$(MAKE) LONG=1 CUDA=$(if $(NVCC),on,auto) lint tidy cpp cpp-gpu conformance pytest
+
+# Without the documentation. tests/lint/quick.py knows which tests belong to which folder.
+quick: checks
+	@tests=$$($(PY) tests/lint/quick.py --tests $(if $(SINCE),--since $(SINCE))) && \
+	if test -n "$$tests"; then \
+	    $(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder $$tests; \
+	else echo "No test belongs to what has changed."; fi
 
 lint: docs checks
 checks: build
@@ -63,6 +73,14 @@ checks: build
 	$(BIN)/lint-imports
 	$(PY) tests/lint/rooms.py
 	$(PY) tests/lint/words.py
+	$(PY) tests/lint/quick.py
+
+# clang-tidy; .clang-tidy has its checks. Its tree is configured only, without unity builds: each
+# file has its own command. A file with torch's headers takes some ten seconds.
+tidy: build
+	@$(CMAKE) -S . -B build/tidy -G Ninja -DCMAKE_EXPORT_COMPILE_COMMANDS=ON -DCMAKE_UNITY_BUILD=OFF \
+	    -DDREAMCOMM_BUILD_CUDA=off -DPython_EXECUTABLE=$(abspath $(PY)) >/dev/null
+	$(PY) tests/lint/tidy.py -p build/tidy -j $(JOBS)
 
 # The site. A warning is an error: a broken link, a page that no list names, a docstring's form.
 # All pages are read each time (-E): those that were read before would warn no more.
