@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dreamcomm.ranks.pieces import in_memory_order, is_dense
+
 __all__ = [
     "BLOCK",
     "added_in_order",
@@ -76,9 +78,7 @@ def values_of(gradient: Tensor) -> Tensor:
         return values_of(gradient._values())
     if gradient.is_complex():
         return values_of(torch.view_as_real(gradient.detach().resolve_conj()))
-    if torch.ops.aten.is_non_overlapping_and_dense(gradient):
-        return gradient.detach().as_strided((gradient.numel(),), (1,))
-    return gradient.detach().reshape(-1)
+    return in_memory_order(gradient) if is_dense(gradient) else gradient.detach().reshape(-1)
 
 
 def block_squares(flat: Tensor, low: int, high: int) -> Tensor:

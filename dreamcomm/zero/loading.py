@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,11 +16,8 @@ from torch.distributed.tensor import DTensor
 from dreamcomm.zero.engine import WHAT
 from dreamcomm.zero.initial import initial_state, options_of, state_parts
 from dreamcomm.zero.rows import check_part, rows_of
-from dreamcomm.zero.shards import ParameterShard
+from dreamcomm.zero.shards import ParameterShard, ShardedGroups
 from dreamcomm.zero.state import MASTER
-
-if TYPE_CHECKING:
-    from dreamcomm.zero.optimizer import ZeroOptimizer
 
 __all__ = ["load_state"]
 
@@ -44,7 +41,7 @@ class _Entry:
     kept: Mapping[str, Any]
 
 
-def load_state(optimizer: ZeroOptimizer, state_dict: Mapping[str, Any]) -> None:
+def load_state(sharded: ShardedGroups, state_dict: Mapping[str, Any]) -> None:
     """Takes a state: all of it is checked and copied before anything changes.
 
     A parameter without an entry, or with an empty one, is as if it had never been stepped. Where
@@ -53,35 +50,31 @@ def load_state(optimizer: ZeroOptimizer, state_dict: Mapping[str, Any]) -> None:
     Raises:
         ValueError: it is of other parameters, or lacks a part, or has that of another rank.
     """
-    groups = _checked_groups(optimizer, state_dict)
-    entries = _entries(optimizer, state_dict, groups)
+    groups = _checked_groups(sharded, state_dict)
+    entries = _entries(sharded, state_dict, groups)
     for entry in entries:
         _check_entry(entry)
     _warn_of_missing(entries)
-    ranks = dist.get_process_group_ranks(optimizer.process_group)
+    ranks = dist.get_process_group_ranks(sharded.process_group)
     taken = [
         {key: _taken(entry, key, value, ranks) for key, value in entry.kept.items()}
         for entry in entries
     ]
     options = [
-        _options_like(group, saved)
-        for saved, group in zip(groups, optimizer.param_groups, strict=True)
+        _options_like(group, saved) for saved, group in zip(groups, sharded.groups, strict=True)
     ]
-    state = optimizer._inner.state
+    state = sharded.inner.state
     state.clear()
     for entry, values in zip(entries, taken, strict=True):
         one, master = entry.shard, values.pop(MASTER, None)
         if one.has_master and master is not None:
             one.tensor.copy_(master)
-        if not values and isinstance(optimizer._inner, torch.optim.Adagrad):
-            values = initial_state(optimizer._inner, entry.options, one.tensor)  # it makes it early
+        if not values and isinstance(sharded.inner, torch.optim.Adagrad):
+            values = initial_state(sharded.inner, entry.options, one.tensor)  # it makes it early
         if values:
             state[one.tensor] = values
-    for group, loaded in zip(optimizer.param_groups, options, strict=True):
+    for group, loaded in zip(sharded.groups, options, strict=True):
         group.update(loaded)
-    optimizer._sync_groups()
-    optimizer._kernel_step.forget()
-    optimizer._agreement.note_load()
 
 
 def _options_like(group: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,7 +87,7 @@ def _options_like(group: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[st
 
 
 def _checked_groups(
-    optimizer: ZeroOptimizer, state_dict: Mapping[str, Any]
+    sharded: ShardedGroups, state_dict: Mapping[str, Any]
 ) -> Sequence[Mapping[str, Any]]:
     for key in ("state", "param_groups"):
         if key not in state_dict:
@@ -103,7 +96,7 @@ def _checked_groups(
                 f"{sorted(map(str, state_dict))[:5]}; {UNCHANGED}"
             )
     groups: Sequence[Mapping[str, Any]] = state_dict["param_groups"]
-    ours = [len(group["params"]) for group in optimizer.param_groups]
+    ours = [len(group["params"]) for group in sharded.groups]
     theirs = [len(group["params"]) for group in groups]
     if ours != theirs:
         raise ValueError(
@@ -119,22 +112,22 @@ def _sizes(groups: Sequence[int]) -> str:
 
 
 def _entries(
-    optimizer: ZeroOptimizer,
+    sharded: ShardedGroups,
     state_dict: Mapping[str, Any],
     groups: Sequence[Mapping[str, Any]],
 ) -> list[_Entry]:
     """One for each parameter, in the order of the groups."""
     state = dict(state_dict["state"])
-    like = next(iter(optimizer._shards.values())).tensor
+    like = next(iter(sharded.shards.values())).tensor
     found = []
-    for saved, group in zip(groups, optimizer.param_groups, strict=True):
+    for saved, group in zip(groups, sharded.groups, strict=True):
         options = {**options_of(group), **options_of(saved)}
-        parts = state_parts(optimizer._inner, options, like)
+        parts = state_parts(sharded.inner, options, like)
         for key, parameter in zip(saved["params"], group["params"], strict=True):
             kept = state.pop(key, {})
             # torch's unflattening has an empty dict where a checkpoint had no value.
             present = {part: value for part, value in kept.items() if not _is_absent(value)}
-            found.append(_Entry(optimizer._shards[id(parameter)], options, parts, present))
+            found.append(_Entry(sharded.shards[id(parameter)], options, parts, present))
     if state:
         raise ValueError(
             f"{WHAT}: the state has entries of parameters that are in none of its groups: "

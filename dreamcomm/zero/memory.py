@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from dreamcomm.zero.estimate import Estimate, estimate
+from dreamcomm.zero.estimate import Estimate
 from dreamcomm.zero.sharded_gradient import ShardedGradient
+from dreamcomm.zero.shards import ShardedGroups
 
-if TYPE_CHECKING:
-    from dreamcomm.zero.optimizer import ZeroOptimizer
-
-__all__ = ["MemoryReport", "memory_report", "process_memory"]
+__all__ = ["MemoryReport", "measured", "memory_report", "process_memory"]
 
 
 @dataclass(frozen=True)
@@ -73,37 +71,49 @@ def _kilobytes(path: str, field: str) -> int:
     return int(found[1])
 
 
-def memory_report(optimizer: ZeroOptimizer, *, since: int | None = None) -> MemoryReport:
+class Reporting(Protocol):
+    """What tells of its memory, such as a ZeroOptimizer."""
+
+    def report(self, *, since: int | None = None) -> MemoryReport: ...
+
+
+def memory_report(optimizer: Reporting, *, since: int | None = None) -> MemoryReport:
     """What the optimizer's parameters take on this rank. Nothing is communicated.
 
     Args:
         optimizer: whose parameters are counted, each once.
         since: :func:`process_memory` before the model was made.
     """
-    rank = dist.get_rank(optimizer.process_group)
-    shards = list(optimizer._shards.values())
-    planned = estimate(
-        [one.parameter for one in shards],
-        dist.get_world_size(optimizer.process_group),
-        optimizer.stage,
-        optimizer=optimizer._inner,
-        master_dtype=optimizer.master_dtype,
-        bucket_bytes=optimizer._engine.caps.bucket,
-        rank=rank,
-    )
+    return optimizer.report(since=since)
+
+
+def measured(
+    planned: Estimate,
+    sharded: ShardedGroups,
+    gradient_shards: Iterable[Tensor | None],
+    since: int | None,
+) -> MemoryReport:
+    """Measures what there is now.
+
+    Args:
+        planned: beside it.
+        sharded: what is counted.
+        gradient_shards: this rank's, where they are kept.
+        since: as of :func:`memory_report`.
+    """
+    shards = list(sharded.shards.values())
     gradients = [one.parameter.grad for one in shards if one.parameter.grad is not None]
     local = [one for one in gradients if not isinstance(one, ShardedGradient)]
-    parts = [optimizer._gradients.memory(number) for number in range(len(optimizer._ordered))]
     state = [
         value
-        for kept in optimizer._inner.state.values()
+        for kept in sharded.inner.state.values()
         for value in kept.values()
         if isinstance(value, Tensor)
     ]
     return MemoryReport(
         planned,
         _nbytes([one.parameter for one in shards]),
-        _nbytes([*local, *(one for one in parts if one is not None)]),
+        _nbytes([*local, *(one for one in gradient_shards if one is not None)]),
         _nbytes(state),
         _nbytes([one.tensor for one in shards if one.has_master]),
         None if since is None else process_memory() - since,

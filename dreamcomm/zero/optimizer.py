@@ -39,14 +39,16 @@ from dreamcomm.zero.engine import (
     found_engine,
     shard_engine,
 )
+from dreamcomm.zero.estimate import estimate
 from dreamcomm.zero.gather import gather_parameters
 from dreamcomm.zero.kernel_step import KernelStep
 from dreamcomm.zero.loading import load_state
 from dreamcomm.zero.masters import masters_of, refresh_masters
-from dreamcomm.zero.memory import MemoryReport, memory_report
+from dreamcomm.zero.memory import MemoryReport, measured
 from dreamcomm.zero.rows import adopt_state
 from dreamcomm.zero.rules import has_kernel
 from dreamcomm.zero.shards import (
+    ShardedGroups,
     make_shards,
     settle_parameters,
 )
@@ -416,7 +418,18 @@ class ZeroOptimizer(Optimizer):
         Args:
             since: :func:`process_memory` before the model was made.
         """
-        return memory_report(self, since=since)
+        world, rank = self._ranks()
+        planned = estimate(
+            [one.parameter for one in self._shards.values()],
+            world,
+            self.stage,
+            optimizer=self._inner,
+            master_dtype=self.master_dtype,
+            bucket_bytes=self._engine.caps.bucket,
+            rank=rank,
+        )
+        parts = [self._gradients.memory(place) for place in range(len(self._ordered))]
+        return measured(planned, self._sharded(), parts, since)
 
     def before_unscale(self) -> None:
         """For :class:`dreamcomm.GradScaler`: at stage 2 all gradients are reduced. Collective."""
@@ -460,6 +473,9 @@ class ZeroOptimizer(Optimizer):
         if isinstance(self._state, State):
             self._state.replace(value)
 
+    def _sharded(self) -> ShardedGroups:
+        return ShardedGroups(self.param_groups, self._shards, self._inner, self.process_group)
+
     def consolidate_state_dict(self, to: int = 0) -> None:
         """Gathers the state on one rank: its :meth:`state_dict` has whole tensors. Collective.
 
@@ -477,7 +493,7 @@ class ZeroOptimizer(Optimizer):
         if not 0 <= to < world:
             raise ValueError(f"{WHAT}: expected a rank from 0 to {world - 1} as to, got {to}")
         check_groups(self.param_groups, self._given)
-        self._consolidated = whole_state(self, to, keep=rank == to)
+        self._consolidated = whole_state(self._sharded(), to, keep=rank == to)
 
     def state_dict(self) -> dict[str, Any]:
         """The state as DTensors that are sharded on dimension 0, by numbers of parameters.
@@ -494,7 +510,7 @@ class ZeroOptimizer(Optimizer):
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
         check_groups(self.param_groups, self._given)
-        packed = packed_state(self)
+        packed = packed_state(self._sharded())
         if self._consolidated is not None:
             packed["state"] = self._consolidated.entries(dist.get_rank())
         for after in self._optimizer_state_dict_post_hooks.values():
@@ -512,7 +528,10 @@ class ZeroOptimizer(Optimizer):
         check_groups(self.param_groups, self._given)
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = before(self, state_dict) or state_dict
-        load_state(self, state_dict)
+        load_state(self._sharded(), state_dict)
+        self._sync_groups()
+        self._kernel_step.forget()
+        self._agreement.note_load()
         self._consolidated = None
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.optim import Optimizer
 
 from dreamcomm import memory
 from dreamcomm.buckets.layout import is_replicated, shard_layout
 from dreamcomm.ranks.pieces import as_placed, is_dense
 
-__all__ = ["ParameterShard", "make_shards", "settle_parameters"]
+__all__ = ["ParameterShard", "ShardedGroups", "make_shards", "settle_parameters"]
 
 
 @dataclass(eq=False)
@@ -69,6 +72,28 @@ class ParameterShard:
         """Rounds the copy of more bits into the parameter."""
         if self.has_master:
             self.rows(self.parameter.detach()).copy_(self.tensor)
+
+
+@dataclass(frozen=True)
+class ShardedGroups:
+    """An optimizer's groups, and this rank's rows of their parameters.
+
+    Attributes:
+        groups: with whole parameters.
+        shards: by the ids of the parameters.
+        inner: steps the rows, and keeps the state.
+        process_group: its ranks have the other rows.
+    """
+
+    groups: Sequence[dict[str, Any]]
+    shards: Mapping[int, ParameterShard]
+    inner: Optimizer
+    process_group: dist.ProcessGroup
+
+    @property
+    def device(self) -> torch.device:
+        """The device of all parameters."""
+        return next(iter(self.shards.values())).parameter.device
 
 
 def settle_parameters(

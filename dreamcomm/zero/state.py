@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from copy import deepcopy
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,10 +16,7 @@ from torch.optim import Optimizer
 
 from dreamcomm.zero.initial import initial_state, options_of
 from dreamcomm.zero.masters import refresh_masters
-from dreamcomm.zero.shards import ParameterShard
-
-if TYPE_CHECKING:
-    from dreamcomm.zero.optimizer import ZeroOptimizer
+from dreamcomm.zero.shards import ParameterShard, ShardedGroups
 
 __all__ = ["MASTER", "State", "WholeState", "packed_state", "whole_state"]
 
@@ -91,7 +88,7 @@ class State(MutableMapping[Tensor, Mapping[str, Any]]):
         return True
 
 
-def packed_state(optimizer: ZeroOptimizer) -> dict[str, Any]:
+def packed_state(sharded: ShardedGroups) -> dict[str, Any]:
     """The state by numbers of parameters.
 
     It has the parameters that torch's ``get_optimizer_state_dict`` has before a first step: all
@@ -100,16 +97,17 @@ def packed_state(optimizer: ZeroOptimizer) -> dict[str, Any]:
     """
     numbers: dict[int, int] = {}
     groups = []
-    for group in optimizer.param_groups:
+    for group in sharded.groups:
         for parameter in group["params"]:
             numbers[id(parameter)] = len(numbers)
         packed = {key: value for key, value in group.items() if key != "params"}
         groups.append({**packed, "params": [numbers[id(one)] for one in group["params"]]})
-    inner, mesh = optimizer._inner, _mesh(optimizer)
+    inner = sharded.inner
+    mesh = DeviceMesh.from_group(sharded.process_group, sharded.device.type)
     options = _options(inner)
     shards = [
         one
-        for one in optimizer._shards.values()
+        for one in sharded.shards.values()
         if one.parameter.requires_grad or inner.state.get(one.tensor)
     ]
     refresh_masters(shards)
@@ -150,14 +148,14 @@ class WholeState:
         return {number: dict(parts) for number, parts in self.kept.items()}
 
 
-def whole_state(optimizer: ZeroOptimizer, to: int, *, keep: bool) -> WholeState:
+def whole_state(sharded: ShardedGroups, to: int, *, keep: bool) -> WholeState:
     """Gathers the state. Collective.
 
     Args:
         keep: on the rank ``to``.
     """
     found = {}
-    for number, kept in packed_state(optimizer)["state"].items():
+    for number, kept in packed_state(sharded)["state"].items():
         found[number] = {key: _gathered(value, keep=keep) for key, value in kept.items()}
     return WholeState(to, found if keep else None)
 
@@ -185,11 +183,6 @@ def _kept_or_initial(
     if not kept:
         kept = initial_state(inner, options[id(one.tensor)], one.tensor)
     return {**kept, MASTER: one.tensor} if one.has_master else dict(kept)
-
-
-def _mesh(optimizer: ZeroOptimizer) -> DeviceMesh:
-    device = optimizer.param_groups[0]["params"][0].device.type
-    return DeviceMesh.from_group(optimizer.process_group, device)
 
 
 def _whole(one: ParameterShard, value: Any, mesh: DeviceMesh) -> Any:
