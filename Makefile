@@ -73,6 +73,7 @@ checks: build
 	$(BIN)/lint-imports
 	$(PY) tests/lint/rooms.py
 	$(PY) tests/lint/words.py
+	$(PY) tests/lint/compiled.py
 	$(PY) tests/lint/quick.py
 
 # clang-tidy; .clang-tidy has its checks. Its tree is configured only, without unity builds: each
