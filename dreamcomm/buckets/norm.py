@@ -1,8 +1,11 @@
-"""One norm for all ways of training: the same bits however a parameter is sharded.
+"""One norm for all ways of training: the same bits however gradients are shared out among ranks.
 
 Squares are taken in float64 and summed over fixed blocks of 4,096 elements from each parameter's
-start, in the order of memory; the sums of the blocks are added in the parameters' order. A block
-has one owner, so ranks share the work and tell each other the sums, not the elements.
+start, in the order of memory. The sums of the blocks are added exactly, and rounded once
+(``math.fsum``), so neither the order of parameters nor the ranks that have them count. A block has
+one owner: ranks share the work and tell each other the sums, not the elements.
+
+The sum of powers of another norm is made in the same way of one number for each gradient.
 """
 
 from __future__ import annotations
@@ -18,11 +21,14 @@ from dreamcomm.ranks.pieces import in_memory_order, is_dense
 
 __all__ = [
     "BLOCK",
-    "added_in_order",
+    "all_squares",
     "block_counts",
     "block_squares",
+    "gathered",
     "norm_of",
     "owned_blocks",
+    "powers",
+    "total",
     "values_of",
 ]
 
@@ -46,30 +52,51 @@ def norm_of(gradients: Sequence[Tensor], group: dist.ProcessGroup) -> float:
         gradients: dense or sparse, on one device type, in the same order on all ranks.
         group: its ranks share the work.
     """
-    dense = [values_of(gradient) for gradient in gradients]
-    counts = block_counts([one.numel() for one in dense])
-    total = sum(counts)
-    if total == 0:
-        return 0.0
+    return total(all_squares([values_of(one) for one in gradients], group), 2.0)
+
+
+def all_squares(flat: Sequence[Tensor], group: dist.ProcessGroup) -> Tensor:
+    """The sums of all blocks of flat tensors that are equal on all ranks: float64. Collective."""
+    counts = block_counts([one.numel() for one in flat])
     rank, world = dist.get_rank(group), dist.get_world_size(group)
-    begin, end = owned_blocks(total, rank, world)
-    widest = -(-total // world)
-    device = dense[0].device
-    mine = torch.zeros(widest, dtype=torch.float64, device=device)
-    place = first = 0
-    for gradient, count in zip(dense, counts, strict=True):
+    begin, end = owned_blocks(sum(counts), rank, world)
+    mine = [torch.empty(0, dtype=torch.float64, device=flat[0].device if flat else "cpu")]
+    first = 0
+    for one, count in zip(flat, counts, strict=True):
         low, high = max(begin, first) - first, min(end, first + count) - first
         if low < high:
-            mine[place : place + high - low] = block_squares(gradient, low, high)
-            place += high - low
+            mine.append(block_squares(one, low, high))
         first += count
-    if world == 1:
-        return math.sqrt(added_in_order(mine[:total]))
-    every = [torch.empty_like(mine) for _ in range(world)]
-    dist.all_gather(every, mine, group=group)
-    shares = [owned_blocks(total, other, world) for other in range(world)]
-    owned = [sums[: high - low] for sums, (low, high) in zip(every, shares, strict=True)]
-    return math.sqrt(added_in_order(torch.cat(owned)))
+    shares = [owned_blocks(sum(counts), other, world) for other in range(world)]
+    every = gathered(torch.cat(mine), [high - low for low, high in shares], group)
+    return torch.cat(every)
+
+
+def powers(flat: Sequence[Tensor], p: float) -> Tensor:
+    """What the norm of flat tensors is made of, on this rank alone: float64, of one dimension."""
+    held = [one for one in flat if one.numel() > 0]
+    if not held:
+        return torch.empty(0, dtype=torch.float64, device="cpu")
+    if p == 2.0:
+        return torch.cat(
+            [block_squares(one, 0, n) for one, n in zip(held, _blocks(held), strict=True)]
+        )
+    norms = torch.stack([torch.linalg.vector_norm(one.double(), p) for one in held])
+    return norms if math.isinf(p) or p == 0 else norms.pow(p)
+
+
+def total(parts: Tensor, p: float) -> float:
+    """The norm of the numbers that :func:`powers` and :func:`all_squares` have found."""
+    numbers = parts.tolist()
+    if math.isinf(p):
+        return float(parts.max()) if numbers else 0.0
+    try:
+        found = math.fsum(numbers)
+    except OverflowError:  # numbers are not negative
+        return math.inf
+    if p == 2.0:
+        return math.sqrt(found)
+    return found if p == 0 else float(found ** (1.0 / p))
 
 
 def values_of(gradient: Tensor) -> Tensor:
@@ -92,8 +119,16 @@ def block_squares(flat: Tensor, low: int, high: int) -> Tensor:
     return padded.view(high - low, BLOCK).sum(1)
 
 
-def added_in_order(sums: Tensor) -> float:
-    """The sum of float64 numbers, from the first to the last."""
-    from dreamcomm import _C
+def gathered(mine: Tensor, lengths: Sequence[int], group: dist.ProcessGroup) -> list[Tensor]:
+    """Every rank's tensor of one dimension, whose lengths are known. Collective."""
+    if len(lengths) == 1 or max(lengths) == 0:
+        return [mine] * len(lengths)
+    padded = torch.zeros(max(lengths), dtype=mine.dtype, device=mine.device)
+    padded[: mine.numel()] = mine
+    every = [torch.empty_like(padded) for _ in lengths]
+    dist.all_gather(every, padded, group=group)
+    return [one[:length] for one, length in zip(every, lengths, strict=True)]
 
-    return _C.add_in_order(sums.cpu())
+
+def _blocks(flat: Sequence[Tensor]) -> list[int]:
+    return block_counts([one.numel() for one in flat])

@@ -1,4 +1,4 @@
-"""The norm of gradients of which each rank has a part: the bits of :func:`norm_of` on whole ones.
+"""What the norm is made of where each rank has a part of the gradients: the bits of whole ones.
 
 A block of 4,096 elements that crosses from one rank's part into the next is summed by the rank that
 has its first element. It gets the rest from the others: each rank sends what lies between the begin
@@ -11,80 +11,59 @@ of its part and the next block's begin::
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dreamcomm.buckets.norm import BLOCK, added_in_order, block_squares
+from dreamcomm.buckets.norm import BLOCK, block_squares, gathered, powers
 from dreamcomm.buckets.protocol import GradientPart
 
-__all__ = ["sharded_norm"]
+__all__ = ["sharded_powers"]
 
 
-def sharded_norm(
-    parts: Sequence[GradientPart], norm_type: float, group: dist.ProcessGroup
-) -> float:
-    """The norm of all ranks' parts together. Collective.
+def sharded_powers(parts: Sequence[GradientPart], p: float, group: dist.ProcessGroup) -> Tensor:
+    """What the norm of all ranks' parts together is made of, on all ranks. Collective.
 
     Args:
         parts: the same gradients on all ranks, in one order, those that no rank has left out.
-        norm_type: the p of the norm. 2 has the bits of the norm of whole gradients, others do not.
+        p: of the norm. 2 has the bits of the norm of whole gradients, others do not.
         group: its ranks have the parts.
     """
     if not parts:
-        return 0.0
-    if float(norm_type) != 2.0:
-        return _other_norm(parts, float(norm_type), group)
+        return torch.empty(0, dtype=torch.float64, device="cpu")
     world, rank = dist.get_world_size(group), dist.get_rank(group)
     device = parts[0].elements.device
-    fragments = _exchange(
+    if p == 2.0:
+        mine = _own_squares(parts, group)
+        counts = [sum(_own_blocks(part, other) for part in parts) for other in range(world)]
+    else:
+        # Of what all ranks have, rank 0's part counts.
+        held = [[part for part in parts if part.ranges[other][1] > 0] for other in range(world)]
+        mine = powers([part.elements for part in held[rank]], p)
+        counts = [len(of_rank) for of_rank in held]
+    return torch.cat(gathered(mine.to(device), counts, group))
+
+
+def _own_squares(parts: Sequence[GradientPart], group: dist.ProcessGroup) -> Tensor:
+    """The sums of the blocks that begin in this rank's parts. Collective."""
+    world, rank = dist.get_world_size(group), dist.get_rank(group)
+    fragments = gathered(
         torch.cat([_head(part, rank) for part in parts]),
         [sum(_head_length(part, other) for part in parts) for other in range(world)],
         group,
     )
     places = [0] * world
-    mine: list[Tensor] = []
+    sums = [torch.empty(0, dtype=torch.float64, device=parts[0].elements.device)]
     for part in parts:
         pieces = []
         for other in range(world):
             length = _head_length(part, other)
             pieces.append(fragments[other][places[other] : places[other] + length])
             places[other] += length
-        mine += _sums(part, rank, pieces)
-    mine.append(torch.empty(0, dtype=torch.float64, device=device))
-    counts = [[_own_blocks(part, other) for part in parts] for other in range(world)]
-    sums = _exchange(torch.cat(mine), [sum(of_rank) for of_rank in counts], group)
-    cut = [torch.split(one, of_rank) for one, of_rank in zip(sums, counts, strict=True)]
-    ordered = [cut[other][k] for k in range(len(parts)) for other in range(world)]
-    return math.sqrt(added_in_order(torch.cat(ordered)))
-
-
-def _other_norm(parts: Sequence[GradientPart], p: float, group: dist.ProcessGroup) -> float:
-    """Each rank's part once: of one that all have, rank 0's."""
-    rank = dist.get_rank(group)
-    counted = [part.elements for part in parts if part.ranges[rank][1] > 0]
-    norms = [torch.linalg.vector_norm(one.double(), p) for one in counted if one.numel() > 0]
-    device = parts[0].elements.device
-    largest = math.isinf(p)
-    if largest:
-        found = (
-            torch.stack(norms).max()
-            if norms
-            else torch.zeros((), dtype=torch.float64, device=device)
-        )
-    else:
-        powers = [norm if p == 0 else norm.pow(p) for norm in norms]
-        found = (
-            torch.stack(powers).sum()
-            if powers
-            else torch.zeros((), dtype=torch.float64, device=device)
-        )
-    total = found.to(device).reshape(1)
-    dist.all_reduce(total, op=dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=group)
-    return float(total) if largest or p == 0 else float(total) ** (1.0 / p)
+        sums += _sums(part, rank, pieces)
+    return torch.cat(sums)
 
 
 def _head_length(part: GradientPart, rank: int) -> int:
@@ -119,14 +98,3 @@ def _sums(part: GradientPart, rank: int, fragments: Sequence[Tensor]) -> list[Te
     last = torch.cat([own[(blocks - 1) * BLOCK :], *rest])
     whole = own[: (blocks - 1) * BLOCK]
     return [block_squares(whole, 0, blocks - 1), block_squares(last, 0, 1)]
-
-
-def _exchange(mine: Tensor, lengths: Sequence[int], group: dist.ProcessGroup) -> list[Tensor]:
-    """Every rank's tensor of one dimension, whose lengths are known."""
-    if len(lengths) == 1 or max(lengths) == 0:
-        return [mine] * len(lengths)
-    padded = torch.zeros(max(lengths), dtype=mine.dtype, device=mine.device)
-    padded[: mine.numel()] = mine
-    every = [torch.empty_like(padded) for _ in lengths]
-    dist.all_gather(every, padded, group=group)
-    return [one[:length] for one, length in zip(every, lengths, strict=True)]

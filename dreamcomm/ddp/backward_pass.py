@@ -2,13 +2,50 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dreamcomm.buckets.ops import Transfer
+import torch
+
+from dreamcomm.buckets.norm import powers
+from dreamcomm.buckets.ops import unpack
 
 if TYPE_CHECKING:
     import torch.distributed as dist
+    from torch import Tensor
     from torch._C._distributed_c10d import GradBucket
+
+
+@dataclass(frozen=True)
+class Inspected:
+    """What was found in a bucket's averages.
+
+    Attributes:
+        squares: what the 2-norm is made of, float64: on the CPU the sums of the squares of blocks
+            (:mod:`dreamcomm.buckets.norm`), on a CUDA device one sum of all.
+        finite: whether no element is infinite or NaN; on a CUDA device a tensor.
+    """
+
+    squares: Tensor
+    finite: bool | Tensor
+
+
+def unpack_inspected(
+    buffer: Tensor, gradient: Tensor, lengths: Sequence[int], *, divisor: int = 1
+) -> Inspected:
+    """As :func:`dreamcomm.buckets.ops.unpack` into a bucket of gradients of these lengths."""
+    if gradient.device.type != "cpu":
+        result = unpack(buffer, [gradient], divisor=divisor, inspect=True)
+        assert result.squared_norm is not None
+        assert result.finite is not None
+        return Inspected(torch.as_tensor(result.squared_norm), result.finite)
+    unpack(buffer, [gradient], divisor=divisor)
+    squares = powers(torch.split(gradient.view(-1), list(lengths)), 2.0)
+    # Squares of large finite numbers of 64 bits overflow; of narrower types they do not.
+    finite = math.isfinite(float(squares.sum())) or bool(torch.isfinite(gradient).all())
+    return Inspected(squares, finite)
 
 
 class Pass:
@@ -20,7 +57,7 @@ class Pass:
     """
 
     def __init__(self) -> None:
-        self.results: dict[int, Transfer] = {}  # by the number that enter() gave the bucket
+        self.results: dict[int, Inspected] = {}  # by the number that enter() gave the bucket
         self.work: dist.Work | None = None  # the latest call on a device
         self._first = self._entered = 0  # numbers of this pass: from _first to _entered - 1
         self._ended = False
@@ -45,7 +82,7 @@ class Pass:
     def latest(self) -> int:
         return self._entered - 1
 
-    def found(self) -> list[Transfer]:
+    def found(self) -> list[Inspected]:
         """The results of all buckets, in order.
 
         Raises:

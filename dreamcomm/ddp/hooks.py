@@ -9,7 +9,7 @@
 ``bf16_feedback``  as ``bf16``; the rounding error is sent with the next gradient
 ``fp16_feedback``  as ``fp16``; the rounding error is sent with the next gradient
 ``int8_feedback``  int8 and a scale for 2,048 elements: a quarter of the bytes, for slow links
-``average``        float32 between the ranks; divides and takes the norm in one pass
+``average``        float32 between the ranks; takes the norm of each bucket as it arrives
 =================  ==============================================================================
 
 Parameters and gradients keep their dtype (float32, float64, bfloat16 or float16), on the CPU or
@@ -41,8 +41,9 @@ from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 
+from dreamcomm.buckets.norm import total
 from dreamcomm.buckets.ops import pack, unpack
-from dreamcomm.ddp.backward_pass import Pass
+from dreamcomm.ddp.backward_pass import Pass, unpack_inspected
 from dreamcomm.ddp.error_feedback import Residuals
 from dreamcomm.info import averages
 from dreamcomm.memory import empty
@@ -75,17 +76,18 @@ class State:
         """The 2-norm of all gradients after the latest backward pass that communicated.
 
         It is the norm of the averages over all ranks: a float32 tensor of no dimension on the CPU,
-        equal on all ranks. A parameter that no rank used counts as zero; with error feedback it
-        counts as the part of its residuals that was sent. For gradients on a GPU this waits for
-        the current stream.
+        equal on all ranks. On the CPU it has the bits of every clip_grad_norm_ here. A parameter
+        that no rank used counts as zero; with error feedback it counts as the part of its residuals
+        that was sent. For gradients on a GPU this waits for the current stream.
 
         Raises:
             RuntimeError: there was no such pass, it did not end, or nothing was collected in it.
             DistBackendError: a call of that pass has failed on the GPU, and the gradients are not
                 averages.
         """
-        squares = sum(self._numbers("squared_norm"))
-        return torch.tensor(squares, dtype=torch.float64, device="cpu").sqrt().float()
+        squares = torch.cat([one.squares.view(-1).cpu() for one in self._pass.found()])
+        self._require_success()
+        return torch.tensor(total(squares, 2.0), dtype=torch.float32, device="cpu")
 
     def finite(self) -> bool:
         """Whether every gradient was finite after the latest backward pass that communicated.
@@ -93,7 +95,9 @@ class State:
         Raises:
             RuntimeError, DistBackendError: as :meth:`norm`.
         """
-        return all(self._numbers("finite"))
+        finite = all(bool(one.finite) for one in self._pass.found())
+        self._require_success()
+        return finite
 
     def residual(self, parameter: Tensor) -> Tensor | None:
         """The part of a parameter's gradient that this rank has not sent yet: a copy in float32.
@@ -130,17 +134,10 @@ class State:
             )
         self._residuals.load(state["residuals"])
 
-    def _numbers(self, name: str) -> list[float]:
-        """One result of each bucket's pass, on the host; from a device in one copy."""
-        found: list[Any] = [getattr(one, name) for one in self._pass.found()]
-        if not isinstance(found[0], Tensor):
-            numbers = [float(one or 0.0) for one in found]
-        else:
-            numbers = torch.stack([one.to(found[0].device) for one in found]).tolist()
-        # The device has finished the call by now; wait() raises if its kernel has failed.
+    def _require_success(self) -> None:
+        """Once the device has finished the latest call: raises if its kernel has failed."""
         if self._pass.work is not None:
             self._pass.work.wait()
-        return numbers
 
     def _enter(self, bucket: GradBucket) -> None:
         if self._pass.enter(bucket):
@@ -212,7 +209,7 @@ def fp16_feedback(state: State, bucket: GradBucket) -> Future[Tensor]:
 
 
 def average(state: State, bucket: GradBucket) -> Future[Tensor]:
-    """Averages gradients in their own dtype, and finds their norm in the pass that divides.
+    """Averages gradients in their own dtype, and finds their norm while a bucket is in the cache.
 
     Gradients of 16 bits are divided before they are rounded, so that their sum cannot overflow.
 
@@ -234,10 +231,11 @@ def average(state: State, bucket: GradBucket) -> Future[Tensor]:
             buffer.div_(divisor)
         divisor = 1
     results, number = state._pass.results, state._pass.latest
+    lengths = [one.numel() for one in bucket.gradients()]
 
     def receive(done: Future[list[Tensor]]) -> Tensor:
         done.value()  # raises what the collective raised
-        results[number] = unpack(buffer, [buffer], divisor=divisor, inspect=True)
+        results[number] = unpack_inspected(buffer, buffer, lengths, divisor=divisor)
         return buffer
 
     return _all_reduce(buffer, op, state, receive)
@@ -252,14 +250,16 @@ def _compressed(
     residual = state._residuals.row(bucket) if feedback else None
     buffers, buffer = state._buffers, state._buffer(gradient, dtype)
     pack([gradient], buffer, scale=scale, residual=residual)
-    results, number, norm = state._pass.results, state._pass.latest, state.norm_wanted
+    results, number = state._pass.results, state._pass.latest
+    lengths = inspected_lengths(state, bucket)
 
     def receive(done: Future[list[Tensor]]) -> Tensor:
         done.value()  # raises what the collective raised
-        result = unpack(buffer, [gradient], inspect=norm)
+        if lengths:
+            results[number] = unpack_inspected(buffer, gradient, lengths)
+        else:
+            unpack(buffer, [gradient])
         buffers.give_back(buffer)
-        if norm:
-            results[number] = result
         return gradient
 
     op = dist.ReduceOp.AVG if divides else dist.ReduceOp.SUM
@@ -312,6 +312,11 @@ def entered(state: State, bucket: GradBucket) -> Tensor:
             f"{gradient.layout} on {gradient.device}; register no hook for this model"
         )
     return gradient
+
+
+def inspected_lengths(state: State, bucket: GradBucket) -> list[int]:
+    """The lengths of the bucket's gradients, if their norm is to be found; else none."""
+    return [one.numel() for one in bucket.gradients()] if state.norm_wanted else []
 
 
 def captures(device: torch.device) -> bool:

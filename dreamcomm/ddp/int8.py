@@ -34,8 +34,8 @@ from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 
 from dreamcomm._torch.groups import given_group, ours
-from dreamcomm.buckets.ops import unpack
-from dreamcomm.ddp.hooks import State, captures, entered
+from dreamcomm.ddp.backward_pass import unpack_inspected
+from dreamcomm.ddp.hooks import State, captures, entered, inspected_lengths
 from dreamcomm.ddp.int8_blocks import BLOCK, Rows, blocks_in, compress, slice_of, slices
 from dreamcomm.ddp.int8_parts import Parts, Stage
 
@@ -73,7 +73,7 @@ def int8_feedback(state: State, bucket: GradBucket) -> Future[Tensor]:
         source = partial(received.add_up, elements)
     mine = Rows(1, parts.blocks, gradient.device)
     sender.put(source, mine, 0, elements, divisor=world, dtype=gradient.dtype)
-    return _gathered(state, gradient, parts, mine)
+    return _gathered(state, gradient, parts, mine, inspected_lengths(state, bucket))
 
 
 def _taken(residual: Tensor, gradient: Tensor, piece: range, out: Tensor, _: Tensor) -> None:
@@ -139,11 +139,13 @@ def _exchanged(
     return received
 
 
-def _gathered(state: State, gradient: Tensor, parts: Parts, mine: Rows) -> Future[Tensor]:
+def _gathered(
+    state: State, gradient: Tensor, parts: Parts, mine: Rows, lengths: list[int]
+) -> Future[Tensor]:
     """Sends this rank's part to all; the future has the averages."""
     world = dist.get_world_size(state.group)
     all_parts = Rows(world, parts.blocks, gradient.device)
-    results, number, inspects = state._pass.results, state._pass.latest, state.norm_wanted
+    results, number = state._pass.results, state._pass.latest
 
     def receive(done: "Future[list[Tensor]]") -> Tensor:
         done.value()  # raises what the collective raised
@@ -153,8 +155,8 @@ def _gathered(state: State, gradient: Tensor, parts: Parts, mine: Rows) -> Futur
                 used.record_stream(torch.cuda.current_stream(gradient.device))
         for rank in range(world):
             all_parts.write(rank, parts.averaged_by(rank), gradient)
-        if inspects:
-            results[number] = unpack(gradient, [gradient], inspect=True)
+        if lengths:
+            results[number] = unpack_inspected(gradient, gradient, lengths)
         return gradient
 
     rows = list(all_parts.bytes.unbind())

@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <memory>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -141,11 +140,6 @@ at::Tensor block_squares(const at::Tensor& flat, std::int64_t low, std::int64_t 
   return sums;
 }
 
-double add_in_order(const at::Tensor& numbers) {
-  const auto* const number = numbers.const_data_ptr<double>();
-  return std::accumulate(number, number + numbers.numel(), 0.0);
-}
-
 void bind_sets(py::module_& m) {
   py::class_<BucketSet, std::shared_ptr<BucketSet>>(
       m, "BucketSet", "Parameters whose gradients are reduced together, and their buckets.")
@@ -210,7 +204,6 @@ void bind_buckets(pybind11::module_& m) {
   m.def(
       "owns_memory", [](const at::Tensor& tensor) { return owns_memory(tensor); },
       py::arg("tensor"));
-  m.def("add_in_order", &add_in_order, py::arg("numbers"));
   py::class_<GraphEntry>(m, "EntryNode", "Where received tensors enter an autograd graph.")
       .def_property_readonly("node",
                              [](const GraphEntry& self) {
