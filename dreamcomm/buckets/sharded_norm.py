@@ -39,7 +39,7 @@ def sharded_powers(parts: Sequence[GradientPart], p: float, group: dist.ProcessG
         mine = _own_squares(parts, group)
         counts = [sum(_own_blocks(part, other) for part in parts) for other in range(world)]
     else:
-        # Of what all ranks have, rank 0's part counts.
+        # Rank 0's part counts where all ranks have the same.
         held = [[part for part in parts if part.ranges[other][1] > 0] for other in range(world)]
         mine = powers([part.elements for part in held[rank]], p)
         counts = [len(of_rank) for of_rank in held]
