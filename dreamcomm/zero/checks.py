@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import NoReturn
 
@@ -13,8 +13,15 @@ import torch.distributed as dist
 from dreamcomm._torch.overlap import same_memory
 from dreamcomm.zero.engine import WHAT
 from dreamcomm.zero.per_element import check_per_element
+from dreamcomm.zero.shards import ParameterShard
 
-__all__ = ["check_arguments", "check_groups", "check_parameters", "refuse_own_gradients"]
+__all__ = [
+    "check_arguments",
+    "check_groups",
+    "check_memory",
+    "check_parameters",
+    "refuse_own_gradients",
+]
 
 
 def check_arguments(
@@ -125,3 +132,14 @@ def _count(parameters: object) -> str:
     if not isinstance(parameters, (list, tuple)):
         return f"a {type(parameters).__name__}"
     return f"a list of {len(parameters)} parameters"
+
+
+def check_memory(shards: Iterable[ParameterShard]) -> None:
+    """Raises where a parameter has got other memory than its rows were taken of."""
+    for one in shards:
+        if one.has_moved():
+            raise RuntimeError(
+                f"{WHAT}: parameter {one.name!r} has got other memory since the optimizer was "
+                "made, as by .data = ..., .to() or load_state_dict(assign=True); make the "
+                "optimizer afterwards, or copy values in place"
+            )

@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 from dreamcomm._torch.ddp import broadcast_tensors
 from dreamcomm._torch.groups import given_group, ours
 from dreamcomm.buckets.clip import clip_
-from dreamcomm.buckets.layout import shard_layout
 from dreamcomm.buckets.protocol import ClipPart, GradientPart
 from dreamcomm.buckets.scaling import unscale_
 from dreamcomm.ranks.agree import gather_numbers
@@ -25,11 +24,11 @@ from dreamcomm.ranks.parameters import (
     check_group,
     named_parameters,
 )
-from dreamcomm.ranks.pieces import in_memory_order
 from dreamcomm.zero.agreement import Agreement, check_facts
 from dreamcomm.zero.checks import (
     check_arguments,
     check_groups,
+    check_memory,
     check_parameters,
     refuse_own_gradients,
 )
@@ -41,6 +40,8 @@ from dreamcomm.zero.engine import (
 )
 from dreamcomm.zero.estimate import estimate
 from dreamcomm.zero.gather import gather_parameters
+from dreamcomm.zero.gradient_rows import gradient_parts, rows_of_gradients
+from dreamcomm.zero.inner import make_inner, step_rows, sync_options
 from dreamcomm.zero.kernel_step import KernelStep
 from dreamcomm.zero.loading import load_state
 from dreamcomm.zero.masters import masters_of, refresh_masters
@@ -148,7 +149,9 @@ class ZeroOptimizer(Optimizer):
         world, rank = self._ranks()
         shards = make_shards(named, world, rank, self.master_dtype)
         self._shards = {id(one.parameter): one for one in shards}
-        self._make_inner()
+        self._inner = make_inner(self._class, self._options, self.param_groups, self._shards)
+        self.defaults = {**self._inner.defaults, **self.defaults}
+        self._state = State(self._shards, self._inner)
         self._given = [list(group["params"]) for group in self.param_groups]
         self._agreement.compare(self._inner.defaults, ties)
         if engine is None:
@@ -174,24 +177,6 @@ class ZeroOptimizer(Optimizer):
         if not shared:
             return False
         return all(there for (there,) in gather_numbers(self.process_group, [all_there], device))
-
-    def _make_inner(self) -> None:
-        """The optimizer of this rank's rows, with the groups' options."""
-        given = []
-        for group in self.param_groups:
-            options = {k: v for k, v in group.items() if k not in ("params", "param_names")}
-            tensors = [self._shards[id(one)].tensor for one in group["params"]]
-            given.append({**options, "params": tensors})
-        self._inner = self._class(given, **self._options)
-        on_cpu = self.param_groups[0]["params"][0].device.type == "cpu"
-        for group, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
-            for key, value in inner.items():
-                if key != "params":
-                    group.setdefault(key, value)
-        self.defaults = {**self._inner.defaults, **self.defaults}
-        # One form of the step, whose bits do not depend on where a rank's rows begin.
-        self._single = {"foreach": False, "fused": False} if on_cpu else {}
-        self._state = State(self._shards, self._inner)
 
     def _shard_engine(self) -> None:
         self._ordered = shard_engine(
@@ -240,12 +225,12 @@ class ZeroOptimizer(Optimizer):
         with torch.no_grad():
             if self._is_skipped():
                 return loss
-            self._check_memory()
+            check_memory(self._ordered)
             check_groups(self.param_groups, self._given)
             averaged = self._agreed()
             self._consolidated = None
             refresh_masters(self._ordered)
-            self._sync_groups()
+            sync_options(self.param_groups, self._inner)
             if self._reduces and self.stage == 1:
                 warn_of_changed(self._engine, self._ordered)
             if self._in_heaps and self._reduces and has_kernel(self._inner):
@@ -283,21 +268,6 @@ class ZeroOptimizer(Optimizer):
             check_facts(self.process_group, self._agreement.facts(self.param_groups))
         return bool(averaged)
 
-    def _check_memory(self) -> None:
-        for one in self._ordered:
-            if one.has_moved():
-                raise RuntimeError(
-                    f"{WHAT}: parameter {one.name!r} has got other memory since the optimizer was "
-                    "made, as by .data = ..., .to() or load_state_dict(assign=True); make the "
-                    "optimizer afterwards, or copy values in place"
-                )
-
-    def _sync_groups(self) -> None:
-        """The inner optimizer gets the options that schedulers and users have set."""
-        for group, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
-            inner.update({k: v for k, v in group.items() if k not in ("params", "param_names")})
-            inner.update({k: v for k, v in self._single.items() if k in inner})
-
     def _step_by_kernels(self, averaged: bool) -> None:
         reads = self.stage == 1 and not averaged
         if self.stage == 2 and not averaged:
@@ -310,15 +280,7 @@ class ZeroOptimizer(Optimizer):
             adopt_state(self._inner, one, ranks)
         if self._reduces and not averaged:
             self._engine.backward.reduce_now()
-        gradients = self._own_gradients()
-        stepped = []
-        for one, gradient in zip(self._ordered, gradients, strict=True):
-            if gradient is not None:
-                one.tensor.grad = one.shaped(gradient)
-                stepped.append(one)
-        self._inner.step()
-        for one in stepped:
-            one.tensor.grad = None
+        stepped = step_rows(self._inner, self._ordered, self._own_gradients())
         self._kernel_step.forget()
         if self._in_heaps:
             no_states: list[list[Tensor]] = [[] for _ in self._ordered]
@@ -336,14 +298,7 @@ class ZeroOptimizer(Optimizer):
     def _own_gradients(self) -> list[Tensor | None]:
         """The same, once they are averaged."""
         if not self._reduces:
-            return [
-                None
-                if one.parameter.grad is None
-                else in_memory_order(
-                    torch.empty_like(one.tensor).copy_(one.rows(one.parameter.grad))
-                )
-                for one in self._ordered
-            ]
+            return rows_of_gradients(self._ordered)
         return self._gradients.reduced()
 
     # Gradients.
@@ -397,20 +352,7 @@ class ZeroOptimizer(Optimizer):
         return [ClipPart(parameters, self.process_group, self._gradient_parts)]
 
     def _gradient_parts(self) -> list[GradientPart]:
-        world, _ = self._ranks()
-        shapes = [tuple(one.parameter.shape) for one in self._ordered]
-        layouts = [shard_layout(shapes, world, rank) for rank in range(world)]
-        found = []
-        for number, gradient in enumerate(self._shard_gradients()):
-            if gradient is None:
-                continue
-            one = self._ordered[number]
-            numel = one.parameter.numel()
-            ranges = [(of_rank[number].offset, of_rank[number].numel) for of_rank in layouts]
-            if one.replicated:
-                ranges = [(0, numel)] + [(numel, 0)] * (world - 1)
-            found.append(GradientPart(gradient, numel, ranges, one.parameter))
-        return found
+        return gradient_parts(self._ordered, self._shard_gradients(), self._ranks()[0])
 
     def report(self, *, since: int | None = None) -> MemoryReport:
         """What the parameters take of memory on this rank, as :func:`memory_report`.
@@ -529,7 +471,7 @@ class ZeroOptimizer(Optimizer):
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = before(self, state_dict) or state_dict
         load_state(self._sharded(), state_dict)
-        self._sync_groups()
+        sync_options(self.param_groups, self._inner)
         self._kernel_step.forget()
         self._agreement.note_load()
         self._consolidated = None
