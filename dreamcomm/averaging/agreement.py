@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
-from dreamcomm.ranks.agree import exchange, first_difference, gather_numbers
+from dreamcomm.ranks.agree import exchange, first_difference, gather_objects
 
 __all__ = ["agree", "check_equal_steps", "check_saved"]
 
@@ -36,21 +35,18 @@ def agree(what: str, group: dist.ProcessGroup, checked: Callable[[], Mapping[str
         raise ValueError(f"{what}: {found.between_two()}; give all ranks the same")
 
 
-def check_equal_steps(
-    what: str, steps: int, group: dist.ProcessGroup, device: torch.device
-) -> None:
+def check_equal_steps(what: str, steps: int, group: dist.ProcessGroup) -> None:
     """Raises on all ranks where they have made different numbers of steps. Collective.
 
     Args:
         what: is called, for errors.
         steps: of this rank.
         group: of the ranks.
-        device: of what the group averages.
 
     Raises:
         ValueError: it names all ranks' steps.
     """
-    found = [one for (one,) in gather_numbers(group, [steps], device)]
+    found = gather_objects(group, steps)
     if len(set(found)) > 1:
         ranks = ", ".join(f"rank {rank} after {one}" for rank, one in enumerate(found))
         raise ValueError(

@@ -111,8 +111,7 @@ class LocalModel:
 
     def check_steps(self, call: str, steps: int) -> None:
         """Raises ValueError on all ranks where they have made different numbers. Collective."""
-        device = self.parameters[0].device
-        check_equal_steps(f"{self._what}.{call}", steps, self.group, device)
+        check_equal_steps(f"{self._what}.{call}", steps, self.group)
 
 
 def check_count(what: str, name: str, value: Any, least: int) -> None:

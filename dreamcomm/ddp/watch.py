@@ -83,8 +83,7 @@ class BufferWatch:
         now = _described(buffers)
         if now == self._agreed:
             return
-        device = buffers[0][1].device
-        check_equal_buffers(self._group, buffers, device, self._what)
+        check_equal_buffers(self._group, buffers, self._what)
         self._agreed = now
 
 

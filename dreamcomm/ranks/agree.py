@@ -7,7 +7,6 @@ Ctrl-C leaves at once. The others wait for this rank until its process ends, or 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
@@ -18,7 +17,6 @@ import torch.distributed as dist
 __all__ = [
     "Difference",
     "Failed",
-    "are_equal",
     "exchange",
     "first_difference",
     "gather_numbers",
@@ -144,20 +142,6 @@ def first_difference(everyone: Sequence[Mapping[str, str]]) -> Difference | None
         if len(ranks) > 1:
             return Difference(name, ranks)
     return None
-
-
-def are_equal(group: dist.ProcessGroup, facts: Mapping[str, str], device: torch.device) -> bool:
-    """Whether all ranks have the same facts. Collective: 32 bytes of each rank.
-
-    Args:
-        group: of the ranks.
-        facts: values by names.
-        device: one that the group has a backend for.
-    """
-    digest = hashlib.sha256(repr(list(facts.items())).encode()).digest()
-    numbers = [int.from_bytes(digest[at : at + 8], "big", signed=True) for at in range(0, 32, 8)]
-    first, *others = gather_numbers(group, numbers, device)
-    return all(one == first for one in others)
 
 
 def _numbered(ranks: Sequence[int]) -> str:

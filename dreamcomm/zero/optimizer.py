@@ -17,7 +17,7 @@ from dreamcomm._torch.groups import given_group, ours
 from dreamcomm.buckets.clip import clip_
 from dreamcomm.buckets.protocol import ClipPart, GradientPart
 from dreamcomm.buckets.scaling import unscale_
-from dreamcomm.ranks.agree import gather_numbers
+from dreamcomm.ranks.agree import gather_objects
 from dreamcomm.ranks.parameters import (
     TrainedParameter,
     check_equal_models,
@@ -176,7 +176,7 @@ class ZeroOptimizer(Optimizer):
             all_there = settle_parameters(named, ties, shared=shared)
         if not shared:
             return False
-        return all(there for (there,) in gather_numbers(self.process_group, [all_there], device))
+        return all(gather_objects(self.process_group, all_there))
 
     def _shard_engine(self) -> None:
         self._ordered = shard_engine(

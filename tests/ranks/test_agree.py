@@ -8,7 +8,6 @@ import torch.distributed as dist
 
 from dreamcomm.ranks.agree import (
     Failed,
-    are_equal,
     exchange,
     first_difference,
     gather_numbers,
@@ -58,16 +57,6 @@ def test_what_one_rank_raises_all_raise(pool: Pool, failing: tuple[int, ...]) ->
         else:
             first = failing[0]
             assert one == ("RuntimeError", f"rank {first}: {kinds[first]}: {own[first]}")
-
-
-def compared() -> tuple[bool, ...]:
-    rank = dist.get_rank()
-    cases: list[dict[str, str]] = [{}, {"a": "b"}, {"a": str(rank)}, {str(rank): "a"}]
-    return tuple(are_equal(dist.group.WORLD, facts, CPU) for facts in cases)
-
-
-def test_digests_tell_names_and_values_apart(pool: Pool) -> None:
-    assert pool.run(compared, world=2) == [(True, True, False, False)] * 2
 
 
 def test_equal_facts_have_no_difference() -> None:
