@@ -26,7 +26,6 @@ OWNERS = {
         "OptimizerPass",
         "PassHooks",
         "ShardedGradients",
-        "add_in_order",
         "block_squares",
         "gather_rows",
         "pack",
