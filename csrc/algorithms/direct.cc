@@ -1,6 +1,5 @@
 // Reductions in which every rank reduces a part of all ranks' data, in rank order: the same bits
 // whatever the size, the chunk or the rank.
-#include <algorithm>
 
 #include "algorithms/algorithms.h"
 #include "core/schedule.h"

@@ -3,7 +3,6 @@
 // Each of them begins with Primitives::open(). After it every rank has entered the call, so its
 // inputs are written and its outputs may be. They end with a turn of all ranks, after which no rank
 // reads or writes another's tensor.
-#include <algorithm>
 
 #include "algorithms/algorithms.h"
 #include "core/schedule.h"

@@ -10,7 +10,6 @@
 #include "algorithms/primitives.h"
 #include "bench/arena.h"
 #include "bench/trial.h"
-#include "core/error.h"
 #include "core/schedule.h"
 #include "kernels/reduce.h"
 

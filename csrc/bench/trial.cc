@@ -12,6 +12,7 @@ namespace {
 
 template <typename T>
 void fill(const Block& block, T value) {
+  // NOLINTNEXTLINE(bugprone-float-loop-counter): a size counts, although the value may be a float
   for (std::size_t at = 0; at + sizeof value <= block.bytes; at += sizeof value) {
     std::memcpy(block.data + at, &value, sizeof value);
   }

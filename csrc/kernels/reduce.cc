@@ -7,7 +7,7 @@
 
 #include "core/error.h"
 #include "kernels/families.h"
-#include "kernels/fold_simd.h"
+#include "kernels/vectors.h"
 
 namespace dreamcomm {
 namespace {

@@ -3,10 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <type_traits>
 
+#include "core/half.h"
 #include "kernels/convert_half.h"
-#include "kernels/formats.h"
 #include "kernels/vectors.h"
 
 namespace dreamcomm::kernels {

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Runs clang-tidy over the sources of csrc/, several files at a time.
 
-    make tidy                                          # all of csrc/
-    python tests/lint/tidy.py -p build/tidy csrc/core csrc/comm/tuning
+    python tests/lint/tidy.py -p build/tidy                                # all of csrc/
+    python tests/lint/tidy.py -p build/tidy csrc/core csrc/comm/tuning     # these alone
 
 build/tidy has the commands that compile each file alone. Exit code 1 if .clang-tidy's checks find
 something.

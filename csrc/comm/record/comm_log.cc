@@ -16,7 +16,8 @@ std::size_t Histogram::place_of(std::int64_t nanoseconds) {
 std::int64_t Histogram::middle_of(std::size_t place) {
   const std::uint64_t doubling = place / kSteps;
   const std::uint64_t base = std::uint64_t{1} << doubling;
-  return static_cast<std::int64_t>(base + base * (2 * (place % kSteps) + 1) / (2 * kSteps));
+  return static_cast<std::int64_t>(base +
+                                   base * (2 * (place % kSteps) + 1) / (std::uint64_t{2} * kSteps));
 }
 
 std::int64_t Histogram::quantile(double share) const {

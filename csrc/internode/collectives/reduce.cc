@@ -1,7 +1,6 @@
 // reduce and reduce_scatter: the sum of each host's ranks is sent to the rank that needs it, which
 // combines the sums in the order of the hosts.
 #include <array>
-#include <utility>
 #include <vector>
 
 #include "core/schedule.h"

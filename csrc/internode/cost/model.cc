@@ -8,7 +8,6 @@
 
 #include "algorithms/signature.h"
 #include "algorithms/table.h"
-#include "core/error.h"
 
 namespace dreamcomm {
 namespace {

@@ -237,7 +237,8 @@ void InternodeTagMatcher::refuse(const MessagePtr& message, const Unexpected& ar
                 .expected = message->cargo.bytes},
                {}, {});
     from.follow(std::move(parcel), [waste](const std::exception_ptr&) {});
-  } catch (const std::exception&) {  // the sender is lost, or memory is short
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch)
+    // The sender is lost, or memory is short.
   }
 }
 

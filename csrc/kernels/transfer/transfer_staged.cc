@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <array>
-#include <type_traits>
 
 #include "kernels/formats.h"
 #include "kernels/steps.h"

@@ -31,7 +31,6 @@
 #include <vector>
 
 #include "core/error.h"
-#include "core/request.h"
 #include "transport/bootstrap/acceptor.h"
 #include "transport/bootstrap/rank_info.h"
 #include "transport/bootstrap/setup_board.h"
@@ -196,7 +195,7 @@ class ShmBootstrap {
     std::string problem;
     std::string reached;
     for (int r = 0; r < rank_; ++r) {
-      reached += dial(r);
+      reached.push_back(dial(r));
       if (problem.empty()) problem = obstacle(rank_, r, reached.back());
     }
     board_.publish("dial", reached + '.');

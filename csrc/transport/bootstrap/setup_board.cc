@@ -87,7 +87,7 @@ void SetupBoard::abort(const Error& error) {
   try {
     publish_trouble(error);
     if (error.kind() == ErrorKind::kMismatch) wait_until_seen();
-  } catch (const std::exception&) {
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch)
     // The store has failed, or some rank does not confirm in time. The error that this rank found
     // before is the one to report.
   }

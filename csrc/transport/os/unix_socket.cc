@@ -1,6 +1,5 @@
 #include "transport/os/unix_socket.h"
 
-#include <fcntl.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
