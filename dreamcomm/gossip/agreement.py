@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,13 +12,11 @@ from torch import nn
 from dreamcomm.averaging.model import check_count
 from dreamcomm.gossip.topology import Topology
 from dreamcomm.gossip.weights import given_topology
+from dreamcomm.ranks import tags
 
 __all__ = ["Asked", "common_tag"]
 
 WHAT = "Gossip"
-# Tags of gossip are drawn from here on; those of pipelines lie below, and users' are small numbers.
-TAGS = 1 << 26
-TAG_RANGES = 1 << 24  # each of four tags
 
 
 @dataclass(frozen=True)
@@ -81,7 +78,6 @@ def _check_carrier(group: dist.ProcessGroup) -> None:
 
 def common_tag(group: dist.ProcessGroup, device: torch.device) -> int:
     """A tag of messages that no others have, drawn by rank 0. Collective."""
-    tag = TAGS + 4 * secrets.randbelow(TAG_RANGES)
-    drawn = torch.tensor([tag], dtype=torch.int64, device=device)
+    drawn = torch.tensor([tags.GOSSIP.drawn()], dtype=torch.int64, device=device)
     dist.broadcast(drawn, group=group, group_src=0)
     return int(drawn)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -16,13 +15,13 @@ from dreamcomm.pipeline.layout import Layout
 from dreamcomm.pipeline.schedule import Schedule, check, make_schedule
 from dreamcomm.pipeline.split import Splittable, StagePart, choose_cuts, make_parts
 from dreamcomm.pipeline.tied import check_memory
+from dreamcomm.ranks import tags
 from dreamcomm.ranks.agree import Failed, exchange, first_difference
 from dreamcomm.ranks.parameters import described
 
 __all__ = ["Asked", "Plan", "agreed_plan", "stage_parameters"]
 
 T = TypeVar("T")
-TAGS = 1 << 24  # tags of pipelines are drawn from these; users' own are small numbers
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class Plan:
         parts: of all stages.
         schedule: checked.
         seed: of random states.
-        tag: the first of the channel's two.
+        tag: the first of the channel's unit.
     """
 
     parts: list[StagePart]
@@ -88,7 +87,7 @@ def _choices(asked: Asked, layout: Layout) -> dict[str, Any]:
         asked.whole, _stage_count(asked, layout), asked.split, asked.costs, blocks=asked.blocks
     )
     seed = torch.initial_seed() if asked.seed is None else asked.seed
-    return {"cuts": cuts, "seed": seed, "tag": TAGS + 2 * secrets.randbelow(TAGS)}
+    return {"cuts": cuts, "seed": seed, "tag": tags.PIPELINE.drawn()}
 
 
 def _stage_count(asked: Asked, layout: Layout) -> int:
