@@ -24,22 +24,26 @@ from torch import Tensor
 from dreamcomm.gossip.arrivals import Arrivals
 from dreamcomm.gossip.messages import Gathering, GossipError, Halt, Kind
 from dreamcomm.gossip.topology import Topology
-from dreamcomm.gossip.watch import PeerWatch
-from dreamcomm.messages.messenger import LOOK_MS, Arriving, Messenger
-from dreamcomm.ranks.errors import RankLost
+from dreamcomm.messages.channel import KeyedChannel, WaitedTooLong, Wanted
+from dreamcomm.messages.endpoint import Arriving
+from dreamcomm.messages.over import messenger_over
+from dreamcomm.ranks.errors import RankLeft, RankLost
 
 __all__ = ["GossipChannel"]
 
 
-class GossipChannel:
+class GossipChannel(KeyedChannel):
     """One rank's end of the messages.
 
     Args:
         group: of all ranks.
-        tag: the first of three that it uses, equal on all ranks and no other's.
+        tag: the first of a unit, equal on all ranks and no other's.
         topology: who sends to whom.
         pieces: of each round.
         device: of the model.
+
+    Attributes:
+        waited: seconds in which messages were awaited.
     """
 
     def __init__(
@@ -50,26 +54,14 @@ class GossipChannel:
         pieces: int,
         device: torch.device,
     ) -> None:
-        self._messenger = Messenger.over(group, tag)
-        self.rank, self._group = self._messenger.rank, group
-        backend = self._messenger.backend
-        self._watch = None if backend is None else PeerWatch(backend, tag + 2)
-        self._device = device
+        super().__init__(messenger_over(group, tag))
+        self._group, self._device = group, device
         self._arrivals = Arrivals(topology, self.rank, pieces)
-        self.waited = 0.0  # seconds
+        self.waited = 0.0
         self._failed, self._where, self._step = "", "", 0
-        self._awaited: tuple[int, int] | None = None  # see _wait()
+        self._awaited: Wanted | None = None
         self._gathering: Halt | None = None
         self._halts: dict[int, Halt] = {}
-
-    @property
-    def sent_bytes(self) -> int:
-        return self._messenger.sent_bytes
-
-    @property
-    def polls(self) -> bool:
-        """Whether a rank can see, without waiting, what has arrived."""
-        return self._messenger.backend is not None
 
     # Calls.
 
@@ -85,9 +77,8 @@ class GossipChannel:
             for source in self._halts:
                 self._check_halt(source)
             yield
-            self._messenger.forget_sent()
-            if self.polls:
-                self._messenger.close()
+            self.messenger.forget_sent()
+            self.messenger.close(sends_end=False)
 
     @contextmanager
     def gathered(self, call: Gathering, loaded: int = 0) -> Iterator[None]:
@@ -98,22 +89,22 @@ class GossipChannel:
         """
         with self._guarded(f"in {call} after step {self._step}"):
             self._gathering = Halt(call, self._step, loaded)
-            for peer in self._others():
-                self._messenger.send(peer, (Kind.GATHER, self._step, call, loaded), None)
+            for peer in self.peers:
+                self.messenger.send(peer, (Kind.GATHER, self._step, call, loaded), None)
             for source in self._halts:
                 self._check_halt(source)
-            for step, source in self._arrivals:
+            for source, (_, step, *_) in self._arrived:
                 self._check_ahead(source, step)
             yield
-            self._wait(self._not_gathered)
-            self._messenger.close()
+            with self._timed():
+                self.await_(self._not_gathered)
+            self.messenger.close()
             # No rank may end before all have accepted its messages.
             dist.all_reduce(torch.zeros(1, device=self._device), group=self._group)
             self._gathering = None
             self._halts.clear()
             if call is Gathering.LOAD_STATE_DICT:
-                for one in self._arrivals.left():
-                    self._let_go(one)
+                self._arrived.clear()
                 self._step = loaded
                 self._arrivals.restart(loaded)
 
@@ -125,8 +116,13 @@ class GossipChannel:
         self._where = where
         try:
             yield
+        except RankLeft as left:
+            raise self._failure(left.why) from None
         except RankLost as lost:
             raise self._failure(f"the process of rank {lost.rank} has ended") from None
+        except WaitedTooLong as late:
+            why = f"it has waited {late.seconds:.1f} s, the group's timeout"
+            raise self._failure(why) from None
         except GossipError:
             raise
         except BaseException as error:
@@ -139,43 +135,36 @@ class GossipChannel:
         """The error to raise, after it was sent to all peers."""
         text = f"Gossip: rank {self.rank}, {self._where}: {why}"
         if self._awaited is not None:
-            peer, step = self._awaited
-            text += f"; it waits for rank {peer}"
-            text += f" and its parameters of step {step}" if step else ", which has not called it"
+            peer, key = self._awaited
+            text += f"; it waits for rank {peer}{self.described(key)}"
         return self._told(text)
 
     def _told(self, text: str) -> GossipError:
         """The error of a failure, of this rank or another, after it was sent to all peers."""
         self._failed = text
-        for peer in self._others():
-            with suppress(RuntimeError, RankLost):  # a peer that has left hears nothing
-                self._messenger.tell(peer, (Kind.FAILED, 0, 0, 0), text)
-        with suppress(RuntimeError, RankLost):
-            self._messenger.close(sends_end=False)
+        self.tell_peers(lambda peer: self.messenger.tell(peer, (Kind.FAILED, 0, 0, 0), text))
+        with suppress(RuntimeError):  # of a group that has failed
+            self.messenger.leave()
         return GossipError(text)
-
-    def _others(self) -> list[int]:
-        return [peer for peer in range(self._messenger.size) if peer != self.rank]
 
     # Pieces.
 
     def send(self, peer: int, step: int, piece: int, data: Tensor) -> None:
         """Sends a piece of a round. It must not change before :meth:`drain`."""
-        self._messenger.send(peer, (Kind.PIECE, step, piece, 0), data)
+        self.messenger.send(peer, (Kind.PIECE, step, piece, 0), data)
 
     def drain(self) -> None:
         """Waits until the memory of all that was sent may change."""
-        begin = time.monotonic()
-        self._messenger.drain()
-        self.waited += time.monotonic() - begin
+        with self._timed():
+            super().drain()
 
     def poll(self) -> None:
-        """Accepts what has arrived, where that can be seen.
+        """Takes what has arrived.
 
         The end of a peer is no error here: it may have sent before all that is waited for.
         """
         try:
-            while self._accept(0):
+            while self.take_next(0):
                 pass
         except GossipError:
             raise
@@ -183,88 +172,62 @@ class GossipChannel:
             pass
 
     def is_here(self, step: int) -> bool:
-        """Whether all of a round has arrived, from all peers."""
-        found = self._arrivals.of(step)
-        if found is None:
-            return False
-        return not self.polls or all(work.is_completed() for one in found for work in one.works)
+        """Whether all of a round, of which nothing was taken, has arrived from all peers."""
+        found = [
+            self._arrived.get((peer, (Kind.PIECE, step, piece, 0)))
+            for peer, piece in self._arrivals.of(step)
+        ]
+        return all(one and all(work.is_completed() for work in one.works) for one in found)
 
     def take(self, step: int, source: int, piece: int) -> Tensor:
         """A piece of a round, when it is here. Each can be taken once."""
-        self._wait(lambda: self._arrivals.missing(step, source, piece))
+        with self._timed():
+            return self.receive(source, (Kind.PIECE, step, piece, 0))  # type: ignore[no-any-return]
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
         begin = time.monotonic()
-        data: Tensor = self._messenger.value(self._arrivals.take(step, source, piece))
+        yield
         self.waited += time.monotonic() - begin
-        return data
-
-    def settle(self, step: int) -> None:
-        """Where arrivals cannot be seen: waits for all rounds up to this one, and for its sends.
-
-        All ranks call it in the same steps. Else what Gloo has sent would be kept for ever.
-        """
-        self._wait(lambda: self._arrivals.missing_until(step))
-        self._messenger.close()
 
     # Arrivals.
 
-    def _wait(self, missing: Callable[[], tuple[int, int] | None]) -> None:
-        """Accepts messages until none is missing.
+    def await_(self, missing: Callable[[], Wanted | None]) -> None:
+        def noted() -> Wanted | None:
+            self._awaited = missing()
+            return self._awaited
 
-        Args:
-            missing: a peer, and the round that it has to send; 0: it has to gather.
-        """
-        begin = time.monotonic()
-        while (awaited := missing()) is not None:
-            self._awaited = awaited
-            if not self._accept(LOOK_MS):
-                self._check_waited(begin)
-        self._awaited = None
-        self.waited += time.monotonic() - begin
+        super().await_(noted)
 
-    def _not_gathered(self) -> tuple[int, int] | None:
-        return next(((peer, 0) for peer in self._others() if peer not in self._halts), None)
+    def described(self, key: tuple[int, ...]) -> str:
+        kind, step, *_ = key
+        return (
+            f" and its parameters of step {step}"
+            if kind == Kind.PIECE
+            else ", which has not called it"
+        )
 
-    def _check_waited(self, begin: float) -> None:
-        """Raises if the awaited peer has left the group, or the group's timeout is over."""
-        backend = self._messenger.backend
-        assert backend is not None  # Gloo notices both itself
-        assert self._awaited is not None
-        assert self._watch is not None
-        departure = self._watch.departure(self._awaited[0])
-        if departure and not self._accept(0):  # what it has sent before would be here
-            raise self._failure(departure)
-        waited = time.monotonic() - begin
-        if waited > backend.options.timeout.total_seconds():
-            raise self._failure(f"it has waited {waited:.1f} s, the group's timeout")
+    def _not_gathered(self) -> Wanted | None:
+        missing = ((one, (Kind.GATHER, 0, 0, 0)) for one in self.peers if one not in self._halts)
+        return next(missing, None)
 
-    def _accept(self, milliseconds: int) -> bool:
-        """Takes the next message, if its header is here within this time."""
-        arriving = self._messenger.accept(milliseconds)
-        if arriving is None:
-            return False
+    def keeps(self, arriving: Arriving) -> bool:
         source, (kind, step, third, fourth) = arriving.source, arriving.key
         if kind == Kind.PIECE:
-            self._accept_piece(arriving, step, third)
-        elif kind == Kind.GATHER:
-            self._halts[source] = Halt(Gathering(third), step, fourth)
-            self._check_halt(source)
-        else:
-            raise self._told(str(self._messenger.value(arriving)))
-        return True
+            return self._keeps_piece(source, step, third)
+        if kind == Kind.FAILED:
+            raise self._told(str(self.messenger.value(arriving)))
+        self._halts[source] = Halt(Gathering(third), step, fourth)
+        self._check_halt(source)
+        return False
 
-    def _accept_piece(self, arriving: Arriving, step: int, piece: int) -> None:
-        source = arriving.source
+    def _keeps_piece(self, source: int, step: int, piece: int) -> bool:
         if self._gathering is not None and self._gathering.call is Gathering.LOAD_STATE_DICT:
-            self._let_go(arriving)  # from before the state that is loaded
-            return
+            return False  # from before the state that is loaded
         self._check_ahead(source, step)
-        if not self._arrivals.add(arriving, step, piece):
+        if not self._arrivals.add(source, step, piece):
             raise self._apart(f"rank {source} has sent piece {piece} of step {step}")
-
-    def _let_go(self, arriving: Arriving) -> None:
-        """Drops a message. Gloo receives nothing more after a receive that is dropped undone."""
-        if not self.polls:
-            self._messenger.value(arriving)
+        return True
 
     def _check_ahead(self, source: int, step: int) -> None:
         """Raises if a peer steps while this rank waits for it in a call of all ranks."""

@@ -57,8 +57,6 @@ class Gossip(WrappedOptimizer):
     Memory beside the model: what has been received and is not applied, and with a bound up to b + 1
     copies of the parameters for this rank's own rounds. Messages are copied for their receivers in
     up to 64 MiB of the heap, and those of a GPU's parameters travel through the host's memory.
-    Between ranks that share no memory a rank cannot see what has arrived: there ``seed=None`` waits
-    for all rounds once in b + 1 steps.
 
     All ranks have to call :meth:`step` equally often. A rank that ends, or is in another call, is
     an error on all ranks.

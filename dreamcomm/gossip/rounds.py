@@ -74,8 +74,6 @@ class Rounds:
             self._exchange(number)
             return
         self._send(number)
-        if not self._channel.polls and number % (self._bound + 1) == 0:
-            self._channel.settle(number)
         self._apply_due(number)
 
     def finish(self) -> None:
@@ -92,16 +90,13 @@ class Rounds:
     def _exchange(self, number: int) -> None:
         """Applies each piece as soon as a few after it are under way.
 
-        So only a few pieces need memory beside the model. Over Gloo a rank cannot know that a piece
-        was sent before it has received all.
+        So only a few pieces need memory beside the model.
         """
         count, round_ = len(self._pieces), _Round(number, [None] * len(self._pieces))
-        ahead = min(AHEAD, count) if self._channel.polls else count
+        ahead = min(AHEAD, count)
         for place in range(count + ahead):
             if place < count:
                 self._send_piece(number, place, self._pieces.read(place))
-            elif place == count and not self._channel.polls:
-                self._channel.settle(number)
             if place >= ahead:
                 self._channel.drain()  # what was sent may be the parameters' own memory
                 self._apply_piece(round_, place - ahead)

@@ -1,10 +1,11 @@
 """Messages between the ranks of a group, taken in the order in which they arrive.
 
-A message is a header and the tensors that it describes. Headers of all peers arrive at one receive
-from any source, in the order in which each peer sent them. A tensor is placed: its sender copies it
-into its heap, and its receiver copies it from there, with nothing to wait for on either side
-(csrc/c10d/backend/placed_message.h). Where too much is placed already, or there is no heap that
-peers map, it is sent: the receiver posts a receive for it once it has the header.
+A message is a header and the tensors that it describes. Headers of one peer arrive in the order in
+which it sent them. In a group of dreamcomm (shared_endpoint.py) a tensor is placed: its sender
+copies it into its heap, and its receiver copies it from there, with nothing to wait for on either
+side (csrc/c10d). Where too much is placed already, or there is no heap that peers map, it is sent:
+the receiver posts a receive for it once it has the header. Over Gloo (gloo_endpoint.py) threads
+receive.
 
 INVARIANT (matching): a sender issues the header of a message and then its tensors, from one thread,
 and all tensors under one tag. A receiver posts receives for a peer's tensors in the order of that
@@ -20,115 +21,63 @@ waits for never depends on the order in which its peer posted messages.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import timedelta
 from itertools import repeat
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from dreamcomm._torch.groups import as_ours
-from dreamcomm.messages.codec import Codec, Described, assembled
-from dreamcomm.messages.torch_headers import TorchHeaders
-from dreamcomm.ranks.errors import RankLost
+from dreamcomm.messages.codec import Codec, assembled
+from dreamcomm.messages.endpoint import LOOK_MS, Arriving, Endpoint
+from dreamcomm.ranks.errors import RankLeft
 
-if TYPE_CHECKING:
-    from dreamcomm._C import DreamBackend, HeaderChannel, PlacedMessage
+__all__ = ["MOST_SENDS", "Messenger"]
 
-__all__ = ["LOOK_MS", "MOST_SENDS", "Arriving", "Messenger"]
-
-LOOK_MS = 100  # how often a waiting rank checks that its peers live
 MOST_SENDS = 64  # works under way, of headers and of tensors
-MOST_PLACED = 64 << 20  # bytes that receivers have not taken yet
 MOST_TOLD = 800  # bytes of a text, which a header holds
-
-
-@dataclass
-class Arriving:
-    """A message whose header is here.
-
-    Attributes:
-        source: the sender.
-        key: four numbers, as the sender gave them.
-        mark: a small number beside the key.
-    """
-
-    source: int
-    key: tuple[int, ...]
-    mark: int
-    what: Described
-    tensors: list[Tensor]
-    works: list[Any]
 
 
 class Messenger:
     """One rank's end of the messages of a group. For one thread at a time.
 
+    The contract is one, whatever carries the messages:
+
+    - **Arrival.** :meth:`accept` with a time of 0 takes a message that has come and waits for none.
+    - **Order.** Messages of one peer are accepted in the order in which it sent them.
+    - **Sends.** :meth:`send` waits only if MOST_SENDS are under way. Tensors must not change before
+      :meth:`drain`, and :meth:`forget_sent` frees what has been taken.
+    - **Time.** A wait ends after the time that is given. A wait for a certain message has no limit
+      here: the caller looks at :attr:`timeout`, which is the group's. A signal ends a wait.
+    - **Loss.** A peer whose process ends is a :class:`RankLost` within LOOK_MS in every wait. What
+      it sent before can be accepted first, without a time.
+    - **Departure.** A peer that leaves the group is told by :meth:`departure`. It is a
+      :class:`RankLeft` in waits if no other peer is left. Over Gloo a process that ends cannot be
+      told from a connection that ends, so both are a RankLeft in every wait.
+    - **Sessions.** After :meth:`close` nothing is received until the next call. All ranks close
+      equally often, and one that fails for good calls :meth:`leave`.
+
     Args:
-        on_cpu: the group's backend of CPU tensors.
-        backend_of: gives the backend of a tensor's device.
-        rank, size: of the group.
-        tag: the first of two that it uses, equal on all ranks and no other's.
-        most_placed: bytes that may wait in the heap for their receivers; what goes beyond is sent
-            from where it is, and must not change before :meth:`drain`.
+        endpoint: what carries them.
+        codec: the endpoint's.
     """
 
-    def __init__(
-        self,
-        on_cpu: Any,
-        backend_of: Callable[[Tensor], Any],
-        rank: int,
-        size: int,
-        tag: int,
-        most_placed: int = MOST_PLACED,
-    ) -> None:
-        self.rank, self.size, self._tag = rank, size, tag
+    def __init__(self, endpoint: Endpoint, codec: Codec) -> None:
+        self.rank, self.size, self.endpoint = endpoint.rank, endpoint.size, endpoint
         self.sent_bytes = self.sent_messages = 0
-        self._on_cpu, self._backend_of = on_cpu, backend_of
-        self._codec = Codec()
-        backend = as_ours(on_cpu)
-        # None where Gloo carries messages.
-        self._dream = backend if backend is not None and backend.shares_memory else None
-        self._headers = self._make_headers()
-        self._places = self._dream is not None and self._dream.shares_heaps
-        self._most_placed = most_placed
+        self._codec = codec
+        self._send_header, self._pending = endpoint.send_header, endpoint.pending
         self._sends: deque[Any] = deque()
-        self._placed: deque[PlacedMessage] = deque()
-        self._placed_bytes = 0
         self._inbox: deque[Arriving] = deque()  # accepted while this rank waited for a send
 
-    @classmethod
-    def over(cls, group: dist.ProcessGroup, tag: int) -> Messenger:
-        """For the ranks of a torch group."""
-        on_cpu = group._get_backend(torch.device("cpu"))
-        return cls(
-            on_cpu,
-            lambda tensor: on_cpu if tensor.is_cpu else group._get_backend(tensor.device),
-            dist.get_rank(group),
-            dist.get_world_size(group),
-            tag,
-        )
-
-    @classmethod
-    def on(cls, backend: DreamBackend, tag: int, most_placed: int = MOST_PLACED) -> Messenger:
-        """For a backend that no torch group holds."""
-        rank, size = backend.rank(), backend.size()
-        return cls(backend, lambda _: backend, rank, size, tag, most_placed)
+    @property
+    def peers(self) -> list[int]:
+        """All other ranks."""
+        return self.endpoint.peers
 
     @property
-    def backend(self) -> DreamBackend | None:
-        """dreamcomm's, or None where another carries the messages."""
-        return self._dream
-
-    def _make_headers(self) -> HeaderChannel | TorchHeaders:
-        if self._dream is None:
-            return TorchHeaders(self._on_cpu, self._tag)
-        from dreamcomm import _C
-
-        return _C.HeaderChannel(self._dream, self._tag)
+    def timeout(self) -> float:
+        """The group's, in seconds."""
+        return self.endpoint.timeout
 
     # Sending.
 
@@ -153,19 +102,26 @@ class Messenger:
 
         Raises:
             TypeError: a part of the value cannot be sent.
+            RankLost: a rank has ended, or has left the group.
+            RuntimeError: the group has failed.
         """
         data, tensors, simple = self._codec.encode(value)
-        offsets = self._place_all(len(data), tensors)
-        inside = self._headers.send(peer, (*key, 2 * mark + simple), data, offsets)
-        if not inside:
-            text = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-            self._issue(text, peer)
-        for tensor, offset in zip(tensors, offsets or repeat(-1), strict=False):
-            if tensor.numel() and offset < 0:
-                self._issue(tensor.clone() if may_change else tensor, peer)
-        self.sent_messages += 1
-        self.sent_bytes += len(data)
-        self._bound_sends()
+        try:
+            offsets = self.endpoint.place(len(data), tensors)
+            inside = self._send_header(peer, (*key, 2 * mark + simple), data, offsets)
+            if not inside:
+                self._issue(torch.frombuffer(bytearray(data), dtype=torch.uint8), peer)
+            for tensor, offset in zip(tensors, offsets or repeat(-1), strict=False):
+                if offset >= 0:
+                    self.sent_bytes += tensor.nbytes
+                elif tensor.numel():
+                    self._issue(tensor.clone() if may_change else tensor, peer)
+            self.sent_messages += 1
+            self.sent_bytes += len(data)
+            self._bound_sends()
+        except RuntimeError as error:
+            self._check_peers(error)
+            raise
 
     def tell(self, peer: int, key: tuple[int, ...], text: str) -> None:
         """Sends a text, and waits for nothing, however many sends are under way.
@@ -178,53 +134,34 @@ class Messenger:
             RuntimeError: the group has failed, or the peer has left it.
         """
         data, _, simple = self._codec.encode(_cut(text))
-        self._headers.send(peer, (*key, int(simple)), data, ())
+        self._send_header(peer, (*key, int(simple)), data, ())
         self.sent_messages += 1
         self.sent_bytes += len(data)
 
-    def _place_all(self, description: int, tensors: list[Tensor]) -> tuple[int, ...]:
-        """Copies the tensors into the heap, those that may be; returns where they are, or -1."""
-        if not self._places or not tensors or not self._headers_fit(description, len(tensors)):
-            return ()
-        return tuple([self._place(tensor) for tensor in tensors])
-
-    def _headers_fit(self, description: int, tensors: int) -> bool:
-        headers = self._headers
-        return not isinstance(headers, TorchHeaders) and headers.fits(description, tensors)
-
-    def _place(self, tensor: Tensor) -> int:
-        size = tensor.nbytes
-        if not tensor.is_cpu or not size or self._placed_bytes + size > self._most_placed:
-            return -1
-        assert self._dream is not None
-        placed = self._dream._place(tensor)
-        if placed is None:
-            return -1
-        self._placed.append(placed)
-        self._placed_bytes += size
-        self.sent_bytes += size
-        return placed.offset
-
     def _issue(self, tensor: Tensor, peer: int) -> None:
-        self._sends.append(self._backend_of(tensor).send([tensor], peer, self._tag + 1))
+        self._sends.append(self.endpoint.send(tensor, peer))
         self.sent_bytes += tensor.nbytes
 
     def _bound_sends(self) -> None:
         self.forget_sent()
-        while self._dream is not None and self._under_way() > MOST_SENDS:
-            self._admit(LOOK_MS if self._headers.pending() else 0)
-            if self._sends and self._waited(self._sends[0]):
+        while len(self._sends) + self._pending() > MOST_SENDS:
+            self._admit(LOOK_MS if self._pending() else 0)
+            if self._sends and self.endpoint.waited(self._sends[0]):
                 self._sends.popleft()
 
-    def _under_way(self) -> int:
-        return len(self._sends) + self._headers.pending()
-
     def forget_sent(self) -> None:
-        """Frees what receivers have taken. Raises the error of a send that failed."""
-        while self._sends and self._sends[0].is_completed():
-            self._sends.popleft().wait()
-        while self._placed and self._placed[0].taken:
-            self._placed_bytes -= self._placed.popleft().nbytes
+        """Frees what receivers have taken.
+
+        Raises:
+            RankLost, RuntimeError: as of :meth:`send`.
+        """
+        try:
+            while self._sends and self._sends[0].is_completed():
+                self._sends.popleft().wait()
+        except RuntimeError as error:
+            self._check_peers(error)
+            raise
+        self.endpoint.forget_placed()
 
     def drain(self) -> None:
         """Waits until the memory of all that was sent may change.
@@ -235,40 +172,39 @@ class Messenger:
         while self._sends:
             while self._admit(0):
                 pass
-            if self._waited(self._sends[0]):
+            if self.endpoint.waited(self._sends[0]):
                 self._sends.popleft()
 
     def close(self, *, sends_end: bool = True) -> None:
-        """No message is awaited until the next :meth:`accept`.
+        """Ends a session: no message is awaited until the next :meth:`accept` or :meth:`send`.
 
         Args:
-            sends_end: whether all that was sent will be received. Gloo's sends have to be waited
-                for, which would take for ever if not.
+            sends_end: whether all that was sent will be received. Then this rank may end at once:
+                what its end would lose is waited for.
+
+        Raises:
+            RankLost, RuntimeError: as of :meth:`send`.
         """
-        if self.size == 1:
-            return
-        if self._dream is not None:
-            self._headers.cancel()
-        elif sends_end:
-            self._headers.cancel()
-            while self._sends:
-                self._sends.popleft().wait()
+        if sends_end:
+            self.drain()
+        if self.peers:
+            self.endpoint.close(sends_end=sends_end)
+
+    def leave(self) -> None:
+        """Ends the last session. Peers still get what was told to them."""
+        if self.peers:
+            self.endpoint.leave()
 
     # Receiving.
 
     def accept(self, milliseconds: int) -> Arriving | None:
         """The next message of any peer, if its header is here within this time.
 
-        Where Gloo carries messages this waits until there is one, and does not look if the time
-        is 0.
-
         Raises:
-            RankLost: a rank has ended.
+            RankLost: a rank has ended; not if the time is 0.
             RuntimeError: the group has failed.
         """
-        if not self._inbox and not self._admit(milliseconds):
-            return None
-        return self._inbox.popleft()
+        return self._inbox.popleft() if self._inbox else self._next(milliseconds)
 
     def value(self, arriving: Arriving) -> Any:
         """The value of a message, when its tensors are here.
@@ -277,84 +213,64 @@ class Messenger:
             RankLost: a rank has ended.
             RuntimeError: the group has failed.
         """
-        for work in arriving.works:
-            while not self._waited(work):
-                pass
+        try:
+            for work in arriving.works:
+                while not self.endpoint.waited(work):
+                    pass
+        except RuntimeError as error:
+            self._check_peers(error)
+            raise
         return assembled(arriving.what, arriving.tensors)
 
+    def check_lost(self) -> None:
+        """Raises RankLost if a rank is known to have ended."""
+        self.endpoint.check_lost()
+
+    def departure(self, peer: int) -> str:
+        """Why the peer can send no more; "" if it can, as far as is known.
+
+        What it sent before may be here, and not accepted yet.
+        """
+        return self.endpoint.departure(peer)
+
     def _admit(self, milliseconds: int) -> bool:
-        """Takes the next header into the inbox, if it is here within this time."""
-        if self.size == 1:
-            return False
-        try:
-            found = self._headers.next(milliseconds)
-        except RuntimeError:
-            self._check_lost()
-            if self._dream is None:
-                raise
-            # The receive is older than the group's timeout. A group that has failed says so at the
-            # next one.
-            found = self._headers.next(milliseconds)
+        """Takes the next message into the inbox, if it is here within this time."""
+        found = self._next(milliseconds)
         if found is None:
-            if milliseconds:
-                self._check_lost()
             return False
-        self._inbox.append(self._taken(*found))
+        self._inbox.append(found)
         return True
 
-    def _taken(
-        self, source: int, numbers: tuple[int, ...], text: bytes | int, offsets: tuple[int, ...]
-    ) -> Arriving:
-        """Takes what is placed, and posts receives for what follows a header."""
-        flags = numbers[4]
-        data = text if isinstance(text, bytes) else self._text_that_follows(source, text)
-        what = self._codec.decode(data, bool(flags & 1))
-        tensors, works = [], []
-        for meta, offset in zip(what.metas, offsets or repeat(-1), strict=False):
-            if offset >= 0:
-                assert self._dream is not None
-                memory = self._dream._take_placed(source, offset, meta.memory_shape, meta.dtype)
-                tensors.append(meta.in_order(memory))
-                continue
-            tensor, memory = self._codec.memory_for(meta)
-            tensors.append(tensor)
-            if memory.numel():
-                backend = self._backend_of(memory)
-                works.append(backend.recv([memory], source, self._tag + 1))
-        return Arriving(source, numbers[:4], flags >> 1, what, tensors, works)
-
-    def _text_that_follows(self, source: int, size: int) -> bytes:
-        text = bytearray(size)
-        tensor = torch.frombuffer(text, dtype=torch.uint8)
-        work = self._on_cpu.recv([tensor], source, self._tag + 1)
-        while not self._waited(work):
-            pass
-        return bytes(text)
-
-    # Waiting.
-
-    def _waited(self, work: Any) -> bool:
-        """Waits a moment; whether the work is done. Raises its error, or RankLost."""
-        if self._dream is None:
-            work.wait()
-            return True
+    def _next(self, milliseconds: int) -> Arriving | None:
+        if self.size == 1:
+            return None
         try:
-            work.wait(timedelta(milliseconds=LOOK_MS))
-        except RuntimeError:
-            self._check_lost()
-            if not work.is_completed():
-                return False
-            # It may have ended since the time to look: then its own result counts.
-            work.wait()
-        return True
+            found = self.endpoint.next(milliseconds)
+        except RuntimeError as error:
+            found = self._next_after(error, milliseconds)
+        if found is None and milliseconds:
+            self.endpoint.check_lost()
+        return found
 
-    def _check_lost(self) -> None:
-        """Raises if the process of a rank of the group has ended."""
-        if self._dream is None:
-            return
-        for one in range(self.size):
-            if one != self.rank and self._dream._has_ended(one):
-                raise RankLost(one)
+    def _next_after(self, error: RuntimeError, milliseconds: int) -> Arriving | None:
+        """Asks once more: a receive that is older than the group's timeout has ended by that.
+
+        A group that has failed, or that all others have left, says so again.
+        """
+        self.endpoint.check_lost()
+        try:
+            return self.endpoint.next(milliseconds)
+        except RuntimeError:
+            self._check_peers(error)
+            raise
+
+    def _check_peers(self, error: RuntimeError) -> None:
+        """Raises if the error comes from the loss or the departure of a peer."""
+        self.endpoint.check_lost()
+        for peer in self.peers:
+            if why := self.endpoint.departure(peer):
+                self.endpoint.check_lost()  # its process has ended meanwhile
+                raise RankLeft(peer, why) from error
 
 
 def _cut(text: str) -> str:

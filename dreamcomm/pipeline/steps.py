@@ -69,7 +69,8 @@ class Steps:
         self.latest: Report | None = None
         self._plan, self._layout, self._local, self._channel = plan, layout, local, channel
         self._settings = local.settings
-        self._calls, self._lost = 0, -1
+        self._calls = 0
+        self._lost: RankLost | None = None
         self._runner = Runner(
             plan.schedule,
             layout.place,
@@ -100,7 +101,7 @@ class Steps:
         except PeerFailed as heard:
             attempt.part.failure = heard.reason
         except RankLost as ended:
-            self._lose(ended.rank)
+            self._lose(ended)
         except Exception as raised:
             self._fail(attempt, raised)
         except BaseException as raised:  # Ctrl-C: the others stop, this rank does not wait for them
@@ -245,7 +246,7 @@ class Steps:
         try:
             verdict = agree(self._channel, self._calls, part)
         except RankLost as ended:
-            self._lose(ended.rank)
+            self._lose(ended)
             raise
         except RuntimeError as error:  # the timeout is over, or the group is ended
             verdict = Verdict(part.failure or self._failure(error))
@@ -254,14 +255,14 @@ class Steps:
             verdict.failure = Failure(0, "ValueError", text)
         return verdict
 
-    def _lose(self, rank: int) -> None:
+    def _lose(self, error: RankLost) -> None:
         """A rank has ended. Raises on this rank; the others notice it themselves."""
-        self._lost = rank
+        self._lost = error.with_traceback(None)
         self._runner.forget()
         self._check_whole()
 
     def _check_whole(self) -> None:
-        if self._lost >= 0:
+        if self._lost is not None:
             failure = lost(self._lost)
             raise PipelineError(f"the pipeline has ended: {failure}", failure)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["Error", "RankLost"]
+__all__ = ["Error", "RankLeft", "RankLost"]
 
 
 class Error(Exception):
@@ -26,3 +26,19 @@ class RankLost(Error):
 
     def __str__(self) -> str:
         return f"rank {self.rank} has ended, and the group with it"
+
+
+class RankLeft(RankLost):
+    """A rank has left the group, or its connection has ended. Its process may live.
+
+    Attributes:
+        why: in the transport's words.
+    """
+
+    def __init__(self, rank: int, why: str) -> None:
+        super().__init__(rank)
+        self.args = (rank, why)
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} has left the group: {self.why}"

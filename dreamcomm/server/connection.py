@@ -136,8 +136,7 @@ class Connection:
         """Answers when the worker may read. One that leaves before gets no answer."""
         noted = time.monotonic()
         while waiting := self._hub.await_turn(self._rank, LOOK_SECONDS):
-            ahead = self._pair.look()
-            if ahead is not None and ahead.kind == Kind.LEAVE:
+            if self._pair.look() == Kind.LEAVE:
                 return
             if time.monotonic() - noted >= self._note_seconds:
                 self._pair.send(Kind.WAITING, (waiting.ranks, waiting.missing))

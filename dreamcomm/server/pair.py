@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
-from dreamcomm.messages.messenger import LOOK_MS, Arriving, Messenger
-from dreamcomm.ranks.errors import RankLost
+from dreamcomm.messages.channel import KeyedChannel
+from dreamcomm.messages.endpoint import LOOK_MS, Arriving
+from dreamcomm.messages.over import messenger_on
+from dreamcomm.ranks import tags
+from dreamcomm.ranks.errors import RankLeft, RankLost
 from dreamcomm.server.layout import Flats, Layout
-from dreamcomm.server.patience import PatientGroup
 from dreamcomm.server.pieces import Gather, Scatter
 
 if TYPE_CHECKING:
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["SERVER", "WORKER", "Kind", "Message", "Pair", "PeerLost", "split_absent"]
 
 SERVER, WORKER = 0, 1  # ranks in the group
-TAG = 1 << 20
 # Bounds what a worker's memory grows by: it maps what it reads of the server's heap.
 MOST_PLACED = 4 << 20
 
@@ -64,8 +65,8 @@ class PeerLost(Exception):
     """The other one's process has ended, or the connection to it."""
 
 
-class Pair:
-    """One side of a pair. For one thread at a time.
+class Pair(KeyedChannel):
+    """One side of a pair, which takes messages in their order. For one thread at a time.
 
     Args:
         backend: of a group of two.
@@ -73,72 +74,64 @@ class Pair:
     """
 
     def __init__(self, backend: DreamBackend, peer: int) -> None:
+        super().__init__(messenger_on(backend, tags.SERVER.first, MOST_PLACED))
         self._backend, self._peer = backend, peer
-        if backend.shares_memory:
-            self._messenger = Messenger.on(backend, TAG, MOST_PLACED)
-        else:
-            over = PatientGroup(backend, peer)
-            self._messenger = Messenger(over, lambda _: over, backend.rank(), 2, TAG)
-        self._ahead: deque[Message] = deque()  # read before its turn, by look()
+        self._ahead: deque[Arriving] = deque()
         self.transport = backend.transport
 
     def send(self, kind: Kind, value: Any = None, version: int = 0, staleness: int = 0) -> None:
         """Sends a message. Raises PeerLost."""
         key = (kind, version, staleness, 0)
-        self._guarded(lambda: self._messenger.send(self._peer, key, value))
+        self._guarded(lambda: self.messenger.send(self._peer, key, value))
 
     def next(self, until: Callable[[], bool] | None = None) -> Message | None:
         """The next message.
 
         Args:
-            until: looked at every 100 ms; None is given back when it is true. Where Gloo carries
-                messages it is not looked at.
+            until: looked at every 100 ms; None is given back when it is true.
 
         Raises:
             PeerLost: the peer is lost.
         """
         while not self._ahead:
-            arriving = self._guarded(lambda: self._messenger.accept(LOOK_MS))
-            if arriving is not None:
-                return self._read(arriving)
-            self._guarded(self._messenger.forget_sent)
-            if until is not None and until():
-                return None
-        return self._ahead.popleft()
+            if not self._guarded(lambda: self.take_next(LOOK_MS)):
+                self.release()
+                if until is not None and until():
+                    return None
+        return self._read(self._ahead.popleft())
 
-    def look(self) -> Message | None:
-        """The message that :meth:`next` will give, if it is here already.
-
-        Where Gloo carries messages it is not known whether one is here.
+    def look(self) -> Kind | None:
+        """The kind of the message that :meth:`next` will give, if it is here already.
 
         Raises:
             PeerLost: the peer is lost.
         """
-        if not self._ahead and self._backend.shares_memory:
-            arriving = self._guarded(lambda: self._messenger.accept(0))
-            if arriving is not None:
-                self._ahead.append(self._read(arriving))
-            elif self._backend._has_ended(self._peer):
-                raise PeerLost("its process has ended")
-        return self._ahead[0] if self._ahead else None
+        if not self._ahead and not self._guarded(lambda: self.take_next(0)):
+            self._guarded(self.messenger.check_lost)
+        return Kind(self._ahead[0].key[0]) if self._ahead else None
 
     def release(self) -> None:
-        """Frees what was sent. The peer has received all of it, as its answer shows."""
-        if self._backend.shares_memory:
-            self._guarded(self._messenger.forget_sent)
-        else:  # Gloo ends a send when it is waited for
-            self._guarded(self._messenger.close)
+        """Frees what was sent and taken. An answer shows that all of it was."""
+        self._guarded(self.messenger.forget_sent)
 
     def last_words(self) -> str | None:
         """Why a lost peer has stopped, if it said so before."""
         with suppress(RuntimeError, RankLost):
-            while (arriving := self._messenger.accept(0)) is not None:
+            while self._ahead or self.take_next(0):
+                arriving = self._ahead.popleft()
                 if arriving.key[0] == Kind.FAILED:
-                    return str(self._messenger.value(arriving))
+                    return str(self.messenger.value(arriving))
         return None
 
+    def keeps(self, arriving: Arriving) -> bool:
+        self._ahead.append(arriving)
+        return False
+
+    def described(self, key: tuple[int, ...]) -> str:
+        return Kind(key[0]).name
+
     def _read(self, arriving: Arriving) -> Message:
-        value = self._guarded(lambda: self._messenger.value(arriving))
+        value = self._guarded(lambda: self.messenger.value(arriving))
         kind, version, staleness, _ = arriving.key
         return Message(Kind(kind), version, staleness, value)
 
@@ -204,25 +197,20 @@ class Pair:
     def close(self) -> None:
         """Ends the pair. What is under way goes on, if the peer lives and receives it."""
         with suppress(RuntimeError, RankLost):  # the peer has ended, which no longer matters
-            self._messenger.drain()
+            self.drain()
         with suppress(RuntimeError, RankLost):
-            self._messenger.close()
+            self.messenger.leave()
         self._backend.shutdown()
 
     def _guarded(self, act: Callable[[], Any]) -> Any:
         try:
             return act()
+        except RankLeft:
+            raise PeerLost("it has closed the connection") from None
         except RankLost:
             raise PeerLost("its process has ended") from None
         except RuntimeError as error:
-            raise PeerLost(self._why(str(error))) from error
-
-    def _why(self, text: str) -> str:
-        if "has ended" in text or self._backend._has_ended(self._peer):
-            return "its process has ended"
-        if "has left the group" in text or "closed by peer" in text or "reset by peer" in text:
-            return "it has closed the connection"
-        return text
+            raise PeerLost(str(error)) from error
 
 
 def _with_absent(data: Tensor, absent: Sequence[int]) -> Any:

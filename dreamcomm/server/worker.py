@@ -55,8 +55,7 @@ class Worker(torch.optim.Optimizer):
             bytes more.
         observer: pushes nothing, holds back no worker: only :meth:`pull`, for evaluation. It is no
             worker of the job, so servers that it looks at have to be given ``workers``.
-        timeout: seconds until servers have to be there, or to answer. Over Gloo, between hosts, an
-            answer is awaited as long as the server lives.
+        timeout: seconds until servers have to be there, or to answer.
 
     Raises:
         ServerUnreachable: a server is not there.

@@ -230,7 +230,7 @@ def one_is_slow_to_tell(folder: str) -> str:
     rank = dist.get_rank()
     if rank == 1:
         return ""
-    messenger = gossip._channel._messenger
+    messenger = gossip._channel.messenger
     tell = messenger.tell
 
     def slowly(peer: int, key: tuple[int, ...], text: str) -> None:
@@ -267,11 +267,11 @@ def one_fails_with_a_long_text(path: str, ahead: int) -> str:
         return outcome(gossip.step)[1]
 
     def fails() -> None:
-        messenger = gossip._channel._messenger
+        messenger = gossip._channel.messenger
         data, _, simple = messenger._codec.encode("")
         with gossip._channel.step(2):
             for number in range(ahead):
-                messenger._headers.send(2, (Kind.PIECE, 2, number, 0, int(simple)), data, ())
+                messenger.endpoint.send_header(2, (Kind.PIECE, 2, number, 0, int(simple)), data, ())
             raise RuntimeError("too long: " + "é" * 5000)
 
     text = outcome(fails)[1]
@@ -396,9 +396,7 @@ def left_alone(path: str) -> int:
         dist.destroy_process_group()
         Path(path).touch()
         return gossip.steps
-    watch = gossip._channel._watch
-    assert watch is not None
-    while not (Path(path).exists() and watch.departure(1)):
+    while not (Path(path).exists() and gossip._channel.messenger.departure(1)):
         time.sleep(0.01)
     for _ in range(20):
         gossip._channel.poll()

@@ -138,7 +138,7 @@ def large(options: dict[str, Any], placed: int | None) -> tuple[int, float]:
     module = Module({str(number): torch.zeros(numel) for number in range(2)})
     gossip = Gossip(module, torch.optim.SGD(module.parameters(), 0.1), **options)
     if placed is not None:
-        gossip._channel._messenger._most_placed = placed
+        gossip._channel.messenger.endpoint.most_placed = placed
     ramp = torch.arange(numel).remainder(1000)
     for number, one in enumerate(module.parameters()):
         one.detach().copy_(ramp + 4 * dist.get_rank() + number)
@@ -362,9 +362,10 @@ def test_ranks_without_shared_memory_have_the_same_bits(pool: Pool, bound: int) 
 
 
 @pytest.mark.beyond_gloo("is about dreamcomm over Gloo")
-def test_ranks_without_shared_memory_wait_at_the_bound(pool: Pool) -> None:
+def test_ranks_without_shared_memory_see_what_has_arrived(pool: Pool) -> None:
     options = {"bound": 3, "seed": None}
     for _, mean, report in pool.run(over_gloo, 12, options, world=3, env=APART):
-        assert max(report.delays) == 3
-        assert report.outstanding == 0, "all rounds are here once in four steps"
+        assert max(report.delays) <= 3
+        assert report.outstanding <= 3
+        assert report.rounds + report.outstanding == 12
         assert np.isfinite(mean).all()

@@ -49,7 +49,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "dreamcomm/gossip": ("gossip",),
     "dreamcomm/launch": ("launch",),
     "dreamcomm/local_sgd": ("local_sgd",),
-    "dreamcomm/messages": ("pipeline/test_messages.py", "gossip", "server"),
+    "dreamcomm/messages": ("messages", "pipeline/test_messages.py", "gossip", "server"),
     "dreamcomm/observe": ("observe",),
     "dreamcomm/pipeline": ("pipeline",),
     "dreamcomm/ranks": ("ranks", "ddp", "zero", "local_sgd"),

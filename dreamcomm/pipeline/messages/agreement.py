@@ -12,7 +12,7 @@ from typing import Any
 from dreamcomm.pipeline.errors import Failure
 from dreamcomm.pipeline.messages.channel import Channel
 from dreamcomm.pipeline.messages.key import Key, Slot
-from dreamcomm.ranks.errors import RankLost
+from dreamcomm.ranks.errors import RankLeft, RankLost
 
 __all__ = ["Part", "Verdict", "agree", "leave", "lost"]
 
@@ -76,7 +76,8 @@ def _collect(channel: Channel, step: int, mine: Part) -> Verdict:
         for peer in range(1, channel.size):
             parts.append(channel.receive_done(peer))
     except RankLost as error:
-        _tell(channel, step, Verdict(lost(error.rank)), but=error.rank)
+        verdict = Verdict(lost(error))
+        channel.tell_peers(lambda peer: channel.send(peer, Key(step, Slot.VERDICT), verdict))
         raise
     except RuntimeError as error:  # the group's timeout is over
         parts.append(Part(Failure(0, type(error).__name__, str(error))))
@@ -97,12 +98,14 @@ def _judged(parts: list[Part]) -> Verdict:
     )
 
 
-def _tell(channel: Channel, step: int, verdict: Verdict, but: int = -1) -> None:
-    for peer in range(1, channel.size):
-        if peer != but:
-            channel.send(peer, Key(step, Slot.VERDICT), verdict)
+def _tell(channel: Channel, step: int, verdict: Verdict) -> None:
+    for peer in channel.peers:
+        channel.send(peer, Key(step, Slot.VERDICT), verdict)
 
 
-def lost(rank: int) -> Failure:
+def lost(error: RankLost) -> Failure:
     """The failure that a rank's end is."""
-    return Failure(rank, "RankLost", "its process has ended, and the group with it; start anew")
+    why = "its process has ended, and the group with it"
+    if isinstance(error, RankLeft):
+        why = f"it has left the group: {error.why}"
+    return Failure(error.rank, "RankLost", f"{why}; start anew")

@@ -1,17 +1,17 @@
 """Messages between the ranks of a pipeline, received in any order, each in its step.
 
-INVARIANT: a rank that waits accepts all messages that arrive (dreamcomm/messages/messenger.py). It
-keeps those of its step and of later ones by their keys, and drops those of earlier steps.
+Messages of this step and of later ones are kept by their keys, those of earlier steps are dropped.
 """
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import torch.distributed as dist
 
-from dreamcomm.messages.messenger import LOOK_MS, Arriving, Messenger
+from dreamcomm.messages.channel import KeyedChannel, Wanted
+from dreamcomm.messages.endpoint import Arriving
+from dreamcomm.messages.over import messenger_over
 from dreamcomm.pipeline.errors import Failure
 from dreamcomm.pipeline.messages.key import Key, Slot
 
@@ -28,31 +28,19 @@ class PeerFailed(Exception):
         self.source, self.reason = source, reason
 
 
-class Channel:
+class Channel(KeyedChannel):
     """One rank's end of the messages of a pipeline.
 
     Args:
         group: of all ranks of the pipeline's mesh. Peers are its ranks.
-        tag: the first of two that the channel uses, equal on all ranks and no other's.
+        tag: the first of a unit, equal on all ranks and no other's.
     """
 
     def __init__(self, group: dist.ProcessGroup, tag: int) -> None:
+        super().__init__(messenger_over(group, tag))
         self.group = group
-        self.messenger = Messenger.over(group, tag)
-        self.rank, self.size = self.messenger.rank, self.messenger.size
-        self._arrived: dict[tuple[int, tuple[int, ...]], Arriving] = {}
         self._step, self._mode, self._told = 0, 0, False
         self._failed: PeerFailed | None = None
-
-    @property
-    def sent_messages(self) -> int:
-        """Messages sent so far."""
-        return self.messenger.sent_messages
-
-    @property
-    def sent_bytes(self) -> int:
-        """Bytes of them, with the descriptions."""
-        return self.messenger.sent_bytes
 
     # Steps.
 
@@ -66,8 +54,8 @@ class Channel:
         self._step, self._mode, self._told = step, mode, False
         self._arrived = {k: v for k, v in self._arrived.items() if k[1][0] >= step}
         self._failed = None
-        for source, key in list(self._arrived):
-            self._look_at(source, key)
+        for arriving in list(self._arrived.values()):
+            self._look_at(arriving)
 
     def end(self) -> None:
         """After a step: no message is awaited until the next one."""
@@ -80,18 +68,15 @@ class Channel:
 
     def tell_failure(self, reason: Any) -> None:
         """Tells all peers that this rank has stopped in this step, and why. Once a step."""
-        if self._told:
-            return
-        self._told = True
-        for peer in range(self.size):
-            if peer != self.rank:
-                self.send(peer, Key(self._step, Slot.ERROR), reason)
+        if not self._told:
+            self._told = True
+            self.tell_peers(lambda peer: self.send(peer, Key(self._step, Slot.ERROR), reason))
 
     def done(self, value: Any) -> None:
         """Tells the group's rank 0 that this rank's part of the step is over."""
         self.send(0, Key(self._step, Slot.DONE), value)
 
-    # Sending.
+    # Messages.
 
     def send(self, peer: int, key: Key, value: Any, *, may_change: bool = False) -> None:
         """Sends a value without waiting for its receive, unless many sends are under way.
@@ -101,25 +86,17 @@ class Channel:
         """
         self.messenger.send(peer, key, value, self._mode, may_change=may_change)
 
-    def drain(self) -> None:
-        """Waits until the memory of all that was sent may change."""
-        self.messenger.drain()
-
-    # Receiving.
-
     def poll(self) -> None:
-        """Accepts the messages that have arrived, and frees what has been sent.
+        """Takes the messages that have arrived, and frees what has been sent.
 
         Raises:
             PeerFailed: a peer has stopped in this step.
         """
-        while self._accept(0):
-            pass
-        self.messenger.forget_sent()
+        super().poll()
         if self._failed is not None:
             raise self._failed
 
-    def receive(self, peer: int, key: Key, *, despite_failures: bool = False) -> Any:
+    def receive(self, peer: int, key: tuple[int, ...], *, despite_failures: bool = False) -> Any:
         """The value that a peer sends under this key.
 
         Args:
@@ -129,45 +106,44 @@ class Channel:
 
         Raises:
             PeerFailed: a peer has stopped in this step.
-            RankLost: a rank has ended.
-            RuntimeError: the group's timeout is over.
+            RankLost: a rank has ended, or this peer has left the group.
+            RuntimeError: the group's timeout is over, or the group has failed.
         """
         wanted = (peer, key)
-        began = time.monotonic()
-        while wanted not in self._arrived:
+
+        def missing() -> Wanted | None:
+            if wanted in self._arrived:
+                return None
             if self._failed is not None and not despite_failures:
                 raise self._failed
-            if not self._accept(LOOK_MS):
-                self._check_timeout(wanted, began)
+            return wanted
+
+        if wanted not in self._arrived:
+            self.await_(missing)
         return self.messenger.value(self._arrived.pop(wanted))
 
     def receive_done(self, peer: int) -> Any:
         """What a peer gave to :meth:`done` in this step."""
         return self.receive(peer, Key(self._step, Slot.DONE), despite_failures=True)
 
-    def _accept(self, milliseconds: int) -> bool:
-        """Takes the next message, if its header is here within this time."""
-        arriving = self.messenger.accept(milliseconds)
-        if arriving is None:
-            return False
-        source, key = arriving.source, arriving.key  # equal to the Key, and found by it
+    def keeps(self, arriving: Arriving) -> bool:
+        key = arriving.key  # equal to the Key, and found by it
         if key[0] < self._step:
-            return True  # its works keep the memory until the bytes are there
-        if (source, key) in self._arrived:
+            return False  # its works keep the memory until the bytes are there
+        if (arriving.source, key) in self._arrived:
             raise RuntimeError(
-                f"rank {source} has sent {Key(*key)} twice in one step; is the pipeline used by "  # type: ignore[arg-type]
-                "two threads?"
+                f"rank {arriving.source} has sent {Key(*key)} twice in one step; is the pipeline "  # type: ignore[arg-type]
+                "used by two threads?"
             )
-        self._arrived[source, key] = arriving
-        self._look_at(source, key)
+        self._look_at(arriving)
         return True
 
-    def _look_at(self, source: int, key: tuple[int, ...]) -> None:
+    def _look_at(self, arriving: Arriving) -> None:
         """Notes a peer's error, and a peer that does something else in this step."""
-        if key[0] != self._step or self._failed is not None:
+        source, (step, slot, _, _) = arriving.source, arriving.key
+        if step != self._step or self._failed is not None:
             return
-        arriving = self._arrived[source, key]
-        if key[1] == Slot.ERROR:
+        if slot == Slot.ERROR:
             self._failed = PeerFailed(source, self.messenger.value(arriving))
         elif arriving.mark != self._mode:
             reason = Failure(
@@ -179,14 +155,6 @@ class Channel:
             self._failed = PeerFailed(source, reason)
             self.tell_failure(reason)
 
-    def _check_timeout(self, wanted: tuple[int, Key], began: float) -> None:
-        backend = self.messenger.backend
-        assert backend is not None
-        waited = time.monotonic() - began
-        if waited > backend.options.timeout.total_seconds():
-            peer, key = wanted
-            raise RuntimeError(
-                f"rank {self.rank} has waited {waited:.1f} s, the group's timeout, for rank {peer} "
-                f"to send {key.slot.name} of micro-batch {key.microbatch} for stage {key.stage} in "
-                f"step {key.step}"
-            )
+    def described(self, key: tuple[int, ...]) -> str:
+        step, slot, stage, microbatch = key
+        return f"{Slot(slot).name} of micro-batch {microbatch} for stage {stage} in step {step}"
