@@ -22,11 +22,11 @@ from dataclasses import dataclass
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["Piece", "gather_rows", "is_replicated", "shard_layout", "shard_rows", "shard_shape"]
+__all__ = ["RankRows", "gather_rows", "is_replicated", "shard_layout", "shard_rows", "shard_shape"]
 
 
 @dataclass(frozen=True)
-class Piece:
+class RankRows:
     """One parameter's part on one rank. An empty part has equal ``begin`` and ``end``.
 
     Attributes:
@@ -66,7 +66,7 @@ def is_replicated(shape: Sequence[int]) -> bool:
     return len(shape) == 0
 
 
-def shard_layout(shapes: Sequence[Sequence[int]], world: int, rank: int) -> list[Piece]:
+def shard_layout(shapes: Sequence[Sequence[int]], world: int, rank: int) -> list[RankRows]:
     """A rank's part of each parameter of a list, in the list's order.
 
     Args:
@@ -84,7 +84,7 @@ def shard_layout(shapes: Sequence[Sequence[int]], world: int, rank: int) -> list
         _check_shape("shard_layout", shape)
         begin, end = _rows(shape[0], world, rank) if shape else (0, 1)
         width = math.prod(shape[1:])  # elements a row; 1 for a scalar
-        piece = Piece(begin, end, begin * width, (end - begin) * width, place)
+        piece = RankRows(begin, end, begin * width, (end - begin) * width, place)
         pieces.append(piece)
         place += piece.numel
     return pieces

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from dreamcomm.ranks.pieces import Part, by_kind, cut, in_memory_order, is_dense
 
-__all__ = ["PIECE_BYTES", "Piece", "Pieces", "increments"]
+__all__ = ["PIECE_BYTES", "GossipPiece", "Pieces", "increments"]
 
 PIECE_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
-class Piece:
+class GossipPiece:
     """What one message holds.
 
     Attributes:
@@ -54,9 +54,9 @@ class Pieces:
         self._tensors = [*parameters, *buffers]
         self._strides = [one.stride() for one in self._tensors]
         count = self._count = len(parameters)
-        made = [Piece(parts, False) for parts in self._cut(range(count), piece_bytes)]
+        made = [GossipPiece(parts, False) for parts in self._cut(range(count), piece_bytes)]
         others = self._cut(range(count, len(self._tensors)), piece_bytes)
-        self.pieces = (*made, *(Piece(parts, True) for parts in others))
+        self.pieces = (*made, *(GossipPiece(parts, True) for parts in others))
 
     def follow(self, buffers: Sequence[Tensor]) -> None:
         """Goes on with these buffers, as a model may replace its own.

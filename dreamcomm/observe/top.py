@@ -15,11 +15,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Message", "RankState", "snapshot"]
+__all__ = ["PendingMessage", "RankState", "snapshot"]
 
 
 @dataclass(frozen=True)
-class Message:
+class PendingMessage:
     """A send or receive that is under way.
 
     Attributes:
@@ -82,7 +82,7 @@ class RankState:
     waiting_for: int
     counts: dict[str, tuple[int, int, int]]
     messages: int
-    message: Message | None
+    message: PendingMessage | None
     in_monitored_barrier: bool = False
     stopped: bool = False
     before: str = ""
@@ -178,7 +178,7 @@ def _state_of(pid: int, seen: dict[str, Any], now: int) -> RankState:
     message = None
     if seen["message"] is not None:
         operation, peer, nbytes, since = seen["message"]
-        message = Message(operation, peer, nbytes, max((now - since) / 1e9, 0.0))
+        message = PendingMessage(operation, peer, nbytes, max((now - since) / 1e9, 0.0))
     return RankState(
         pid=pid, seconds=max(seconds, 0.0), message=message, stopped=is_stopped(pid), **fields
     )

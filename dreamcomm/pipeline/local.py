@@ -20,7 +20,7 @@ from dreamcomm.pipeline.messages.channel import Channel
 from dreamcomm.pipeline.named_module import NamedParts
 from dreamcomm.pipeline.outside import Outside
 from dreamcomm.pipeline.places import Places
-from dreamcomm.pipeline.plan import Plan, stage_parameters
+from dreamcomm.pipeline.plan import PipelinePlan, stage_parameters
 from dreamcomm.pipeline.settings import Settings
 from dreamcomm.pipeline.split import Splittable, StagePart
 from dreamcomm.pipeline.tied import TiedWeights, find_tied
@@ -41,7 +41,7 @@ class LocalStages:
     def __init__(
         self,
         whole: Splittable,
-        plan: Plan,
+        plan: PipelinePlan,
         layout: Layout,
         channel: Channel,
         settings: Settings,

@@ -19,7 +19,7 @@ from dreamcomm.pipeline.report import Report
 from dreamcomm.pipeline.schedule import Schedule
 from dreamcomm.pipeline.settings import Settings
 from dreamcomm.pipeline.split import Splittable
-from dreamcomm.pipeline.steps import EVAL, STEP, Call, Steps
+from dreamcomm.pipeline.steps import EVAL, STEP, StepCall, Steps
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -155,7 +155,7 @@ class Pipeline:
             PipelineError: a rank has failed, or is lost. On all ranks.
         """
         return self._steps.run(
-            Call(STEP, args, kwargs, target, losses, return_outputs, loss_kwargs)
+            StepCall(STEP, args, kwargs, target, losses, return_outputs, loss_kwargs)
         )
 
     def eval(
@@ -173,7 +173,7 @@ class Pipeline:
         in the mode that they are in: see ``pipe.module.eval()``.
         """
         return self._steps.run(
-            Call(EVAL, args, kwargs, target, losses, return_outputs, loss_kwargs)
+            StepCall(EVAL, args, kwargs, target, losses, return_outputs, loss_kwargs)
         )
 
     @property

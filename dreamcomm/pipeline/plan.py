@@ -19,7 +19,7 @@ from dreamcomm.ranks import tags
 from dreamcomm.ranks.agree import Failed, exchange, first_difference
 from dreamcomm.ranks.parameters import described
 
-__all__ = ["Asked", "Plan", "agreed_plan", "stage_parameters"]
+__all__ = ["Asked", "PipelinePlan", "agreed_plan", "stage_parameters"]
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PipelinePlan:
     """What all ranks have agreed on.
 
     Attributes:
@@ -56,7 +56,7 @@ class Plan:
     tag: int
 
 
-def agreed_plan(asked: Asked, layout: Layout) -> Plan:
+def agreed_plan(asked: Asked, layout: Layout) -> PipelinePlan:
     """Makes the plan, the same on all ranks. Collective.
 
     Cuts, the seed and the tag are rank 0's. An error of one rank is raised on all.
@@ -67,13 +67,13 @@ def agreed_plan(asked: Asked, layout: Layout) -> Plan:
     """
     first = _exchanged(layout, lambda: _choices(asked, layout))[0]
     cuts, seed, tag = first["cuts"], first["seed"], first["tag"]
-    made: list[Plan] = []
+    made: list[PipelinePlan] = []
 
     def describe() -> dict[str, str]:
         parts = make_parts(asked.whole, cuts, blocks=asked.blocks)
         schedule = _schedule(asked, layout, len(parts))
         check_memory([stage_parameters(part) for part in parts], schedule.rank_of)
-        made.append(Plan(parts, schedule, seed, tag))
+        made.append(PipelinePlan(parts, schedule, seed, tag))
         return _facts(asked, parts, schedule)
 
     found = first_difference(_exchanged(layout, describe))

@@ -19,20 +19,20 @@ from dreamcomm.pipeline.local import LocalStages
 from dreamcomm.pipeline.messages.agreement import Part, Verdict, agree, leave, lost
 from dreamcomm.pipeline.messages.channel import Channel, PeerFailed
 from dreamcomm.pipeline.outside import given_leaves
-from dreamcomm.pipeline.plan import Plan
+from dreamcomm.pipeline.plan import PipelinePlan
 from dreamcomm.pipeline.report import Report
 from dreamcomm.pipeline.runner import Batch, Outcome, Runner
 from dreamcomm.pipeline.split import merge_outputs, split_batch, split_targets
 from dreamcomm.ranks.agree import text_of
 from dreamcomm.ranks.errors import RankLost
 
-__all__ = ["EVAL", "STEP", "Call", "Steps"]
+__all__ = ["EVAL", "STEP", "StepCall", "Steps"]
 
 EVAL, STEP = 0, 1  # as channel.MODES
 
 
 @dataclass(frozen=True)
-class Call:
+class StepCall:
     """The arguments of a call; see :meth:`Pipeline.step`."""
 
     mode: int
@@ -64,7 +64,9 @@ class Steps:
         latest: the report of the latest call.
     """
 
-    def __init__(self, plan: Plan, layout: Layout, local: LocalStages, channel: Channel) -> None:
+    def __init__(
+        self, plan: PipelinePlan, layout: Layout, local: LocalStages, channel: Channel
+    ) -> None:
         self.done, self.reduces = 0, True
         self.latest: Report | None = None
         self._plan, self._layout, self._local, self._channel = plan, layout, local, channel
@@ -86,7 +88,7 @@ class Steps:
         self._local.tied.copy_weights(self._calls)
         self._channel.end()
 
-    def run(self, call: Call) -> Any:
+    def run(self, call: StepCall) -> Any:
         """Runs a call. Collective.
 
         Raises:
@@ -119,7 +121,7 @@ class Steps:
         self._fill(call.losses, attempt.outcome, verdict)
         return attempt.output
 
-    def _run_stages(self, call: Call, trains: bool, attempt: _Attempt) -> None:
+    def _run_stages(self, call: StepCall, trains: bool, attempt: _Attempt) -> None:
         """What may fail on this rank alone."""
         _check_list(call.losses)
         self._local.follow_changes()
@@ -163,7 +165,7 @@ class Steps:
             self._plan.schedule, attempt.outcome, self._local, self._channel, self._layout
         )
 
-    def _batch(self, call: Call, trains: bool) -> Batch:
+    def _batch(self, call: StepCall, trains: bool) -> Batch:
         """Cuts what this rank's stages read."""
         settings, count = self._settings, self._plan.schedule.microbatches
         for name in call.kwargs:
@@ -188,7 +190,7 @@ class Steps:
         )
 
     def _targets(
-        self, call: Call, trains: bool, count: int
+        self, call: StepCall, trains: bool, count: int
     ) -> list[tuple[tuple[Any, ...], dict[str, Any]]] | None:
         """What the loss function gets after the output, for each micro-batch; None: no losses."""
         wanted = trains or call.target is not None or call.losses is not None

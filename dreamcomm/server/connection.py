@@ -11,14 +11,14 @@ from dreamcomm.server.layout import Flats, Layout, TensorSpec, difference
 from dreamcomm.server.pair import Kind, Message, Pair, PeerLost
 from dreamcomm.server.rules import Push
 
-__all__ = ["Connection", "Terms"]
+__all__ = ["Connection", "ServerTerms"]
 
 LOOK_SECONDS = 0.1  # how often a worker that waits is seen to live
 NOTE_SECONDS = 2.0  # how often it gets the names of those that it waits for, at least
 
 
 @dataclass(frozen=True)
-class Terms:
+class ServerTerms:
     """What workers have to agree on with a server.
 
     Attributes:
@@ -42,7 +42,7 @@ class Connection:
         terms: of the server.
     """
 
-    def __init__(self, pair: Pair, hub: Hub, layout: Layout, terms: Terms) -> None:
+    def __init__(self, pair: Pair, hub: Hub, layout: Layout, terms: ServerTerms) -> None:
         self._pair, self._hub, self._layout, self._terms = pair, hub, layout, terms
         self._rank, self._observes, self._wants_gradients = -1, False, False
         self._gradients: Flats = {}

@@ -20,7 +20,7 @@ __all__ = [
     "PIECE_BYTES",
     "Flats",
     "Layout",
-    "Piece",
+    "ServerPiece",
     "TensorSpec",
     "assign",
     "difference",
@@ -65,7 +65,7 @@ class TensorSpec:
 
 
 @dataclass(frozen=True)
-class Piece:
+class ServerPiece:
     """What one message holds: elements of the flat tensor of a dtype."""
 
     dtype: torch.dtype
@@ -92,19 +92,19 @@ class Layout:
             self.sizes[spec.dtype] = begin + spec.numel
         pieces = [piece for dtype in self.sizes for piece in self._pieces_of(dtype, piece_bytes)]
         # Parameters without any element are a message, too.
-        self.pieces = pieces or [Piece(dtype, 0, 0, ()) for dtype in [*self.sizes][:1]]
+        self.pieces = pieces or [ServerPiece(dtype, 0, 0, ()) for dtype in [*self.sizes][:1]]
 
     @property
     def nbytes(self) -> int:
         """Bytes of all parameters."""
         return sum(spec.nbytes for spec in self.specs)
 
-    def _pieces_of(self, dtype: torch.dtype, piece_bytes: int) -> Iterator[Piece]:
+    def _pieces_of(self, dtype: torch.dtype, piece_bytes: int) -> Iterator[ServerPiece]:
         sizes = [(n, spec.numel) for n, spec in enumerate(self.specs) if spec.dtype == dtype]
         begin = 0
         for parts in cut(sizes, max(piece_bytes // dtype.itemsize, 1)):
             end = begin + sum(part.numel for part in parts)
-            yield Piece(dtype, begin, end, parts)
+            yield ServerPiece(dtype, begin, end, parts)
             begin = end
 
     def views(self, flats: Flats) -> list[Tensor]:

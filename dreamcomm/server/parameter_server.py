@@ -13,7 +13,7 @@ import torch
 
 from dreamcomm.ranks.parameters import groups_of
 from dreamcomm.server.checkpoint import Checkpoint
-from dreamcomm.server.connection import Connection, Terms
+from dreamcomm.server.connection import Connection, ServerTerms
 from dreamcomm.server.groups import named, of_these
 from dreamcomm.server.hub import Hub
 from dreamcomm.server.layout import assign, memories
@@ -103,7 +103,7 @@ class ParameterServer:
             own, self.optimizer, [names[number] for number in mine], (index, servers)
         )
         self._workers = _workers(workers, servers, staleness)
-        self._terms, self._timeout = Terms(staleness, servers, tuple(specs)), timeout
+        self._terms, self._timeout = ServerTerms(staleness, servers, tuple(specs)), timeout
         self._words = f"server {index} of {name!r}"
         opened = open_store(store, holds=index == 0, timeout=timeout)
         self._gate = Gate(

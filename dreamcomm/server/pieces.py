@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dreamcomm.ranks.pieces import Part
-from dreamcomm.server.layout import Piece
+from dreamcomm.server.layout import ServerPiece
 
 __all__ = ["Gather", "Scatter"]
 
@@ -24,7 +24,7 @@ class Gather:
         self._tensors = tensors
         self._latest, self._flat = -1, torch.empty(0, device="cpu")
 
-    def get(self, piece: Piece) -> Tensor:
+    def get(self, piece: ServerPiece) -> Tensor:
         """A piece's elements, contiguous on the CPU: a view where they lie together there."""
         found = [self._elements(part, piece.dtype) for part in piece.parts]
         if len(found) == 1:
@@ -56,7 +56,7 @@ class Scatter:
         self._tensors = [tensor.detach() for tensor in tensors]
         self._staged: dict[int, Tensor] = {}
 
-    def put(self, piece: Piece, data: Tensor) -> None:
+    def put(self, piece: ServerPiece, data: Tensor) -> None:
         """Writes a piece's elements."""
         sizes = [part.numel for part in piece.parts]
         for part, elements in zip(piece.parts, torch.split(data, sizes), strict=True):

@@ -53,7 +53,7 @@ from dreamcomm.zero.shards import (
     make_shards,
     settle_parameters,
 )
-from dreamcomm.zero.state import State, WholeState, packed_state, whole_state
+from dreamcomm.zero.state import RowsState, WholeState, packed_state, whole_state
 from dreamcomm.zero.warning import warn_of_changed
 
 __all__ = ["ZeroOptimizer"]
@@ -151,7 +151,7 @@ class ZeroOptimizer(Optimizer):
         self._shards = {id(one.parameter): one for one in shards}
         self._inner = make_inner(self._class, self._options, self.param_groups, self._shards)
         self.defaults = {**self._inner.defaults, **self.defaults}
-        self._state = State(self._shards, self._inner)
+        self._state = RowsState(self._shards, self._inner)
         self._given = [list(group["params"]) for group in self.param_groups]
         self._agreement.compare(self._inner.defaults, ties)
         if engine is None:
@@ -399,7 +399,7 @@ class ZeroOptimizer(Optimizer):
         if torch._C._current_graph_task_id() == -1:  # else this is inside of one
             self._engine.recover()
 
-    # State.
+    # RowsState.
 
     @property
     def state(self) -> Any:
@@ -412,7 +412,7 @@ class ZeroOptimizer(Optimizer):
 
     @state.setter
     def state(self, value: Any) -> None:
-        if isinstance(self._state, State):
+        if isinstance(self._state, RowsState):
             self._state.replace(value)
 
     def _sharded(self) -> ShardedGroups:

@@ -18,12 +18,12 @@ from dreamcomm.zero.initial import initial_state, options_of
 from dreamcomm.zero.masters import refresh_masters
 from dreamcomm.zero.shards import ParameterShard, ShardedGroups
 
-__all__ = ["MASTER", "State", "WholeState", "packed_state", "whole_state"]
+__all__ = ["MASTER", "RowsState", "WholeState", "packed_state", "whole_state"]
 
 MASTER = "master_param"  # the key of the copy of more bits
 
 
-class State(MutableMapping[Tensor, Mapping[str, Any]]):
+class RowsState(MutableMapping[Tensor, Mapping[str, Any]]):
     """What an inner optimizer keeps of each parameter's rows, by the parameters.
 
     A parameter that was not stepped yet shows the state with which its first step begins, read

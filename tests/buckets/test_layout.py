@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.tensor.placement_types import Shard
 
-from dreamcomm.buckets.layout import Piece, is_replicated, shard_layout, shard_rows, shard_shape
+from dreamcomm.buckets.layout import RankRows, is_replicated, shard_layout, shard_rows, shard_shape
 
 SHAPES = st.lists(st.integers(0, 9), max_size=4).map(tuple)
 WORLDS = st.integers(1, 9)
@@ -84,18 +84,18 @@ def test_sizes_are_dtensors(shape: tuple[int, ...], world: int) -> None:
 def test_a_layout_by_hand() -> None:
     shapes = [(5, 2), (), (1, 3), (0, 4), (3,)]
     assert shard_layout(shapes, 2, 0) == [
-        Piece(0, 3, 0, 6, 0),
-        Piece(0, 1, 0, 1, 6),
-        Piece(0, 1, 0, 3, 7),
-        Piece(0, 0, 0, 0, 10),
-        Piece(0, 2, 0, 2, 10),
+        RankRows(0, 3, 0, 6, 0),
+        RankRows(0, 1, 0, 1, 6),
+        RankRows(0, 1, 0, 3, 7),
+        RankRows(0, 0, 0, 0, 10),
+        RankRows(0, 2, 0, 2, 10),
     ]
     assert shard_layout(shapes, 2, 1) == [
-        Piece(3, 5, 6, 4, 0),
-        Piece(0, 1, 0, 1, 4),
-        Piece(1, 1, 3, 0, 5),
-        Piece(0, 0, 0, 0, 5),
-        Piece(2, 3, 2, 1, 5),
+        RankRows(3, 5, 6, 4, 0),
+        RankRows(0, 1, 0, 1, 4),
+        RankRows(1, 1, 3, 0, 5),
+        RankRows(0, 0, 0, 0, 5),
+        RankRows(2, 3, 2, 1, 5),
     ]
     assert shard_layout([], 2, 1) == []
 

@@ -24,7 +24,7 @@ pytest.importorskip("typer")
 from rich.console import Console
 from typer.testing import CliRunner
 
-from dreamcomm.observe.top import Message, RankState, place
+from dreamcomm.observe.top import PendingMessage, RankState, place
 from dreamcomm.tools.cli.commands import commands
 from dreamcomm.tools.cli.top import moments
 from dreamcomm.tools.cli.top_view import Moment, cells_of, fitted, in_bytes, whole
@@ -151,7 +151,7 @@ def test_where_all_do_not_fit_the_troubled_come_first_and_the_others_are_counted
 def test_of_a_large_group_those_who_wait_and_who_is_waited_for_are_shown() -> None:
     ranks = group_of("default", 64)
     ranks[40] = stuck(ranks[40], 5.0, 63)
-    message = Message("recv", 20, 8, 7.0)
+    message = PendingMessage("recv", 20, 8, 7.0)
     ranks[50] = replace(ranks[50], messages=1, message=message)
     shown = lines(ranks, rows=8)
     assert [line.split()[1] for line in shown[1:-1]] == ["0", "1", "20", "40", "50", "63"]

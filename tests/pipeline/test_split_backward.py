@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from dreamcomm.pipeline.compute.backward import backward_input, full_backward
-from dreamcomm.pipeline.compute.entry import Entry, enter
+from dreamcomm.pipeline.compute.entry import StageEntry, enter
 
 WIDTH = 8
 Outputs = list[Tensor | None]
@@ -161,7 +161,7 @@ def plain(stage: nn.Module) -> list[Tensor | None]:
     return [leaf.grad, *(parameter.grad for parameter in stage.parameters())]
 
 
-def start(stage: nn.Module) -> tuple[Entry, list[GradientEdge | None], Outputs]:
+def start(stage: nn.Module) -> tuple[StageEntry, list[GradientEdge | None], Outputs]:
     (entered,), entry = enter([inputs()], [True])
     return entry, *run(stage, entered)
 

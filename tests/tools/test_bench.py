@@ -12,7 +12,7 @@ import torch
 from dreamcomm.tools.bench.casefile import read_cases
 from dreamcomm.tools.bench.cases import BURST_BYTES, ITEM_BYTES, Case, Grid, expand, fit
 from dreamcomm.tools.bench.flags import Flags, grids_of
-from dreamcomm.tools.bench.operations import OPERATIONS, Piece, result_pieces
+from dreamcomm.tools.bench.operations import OPERATIONS, ResultPiece, result_pieces
 from dreamcomm.tools.bench.ranks.buffers import make_buffers
 from dreamcomm.tools.bench.ranks.timing import (
     FEWEST_SAMPLES,
@@ -247,12 +247,18 @@ def test_a_bad_file_of_cases_is_explained(text: str, words: str, tmp_path: Path)
 
 
 def test_results_are_made_of_pieces() -> None:
-    assert result_pieces("all_reduce", 1, 2, 8) == [Piece((0, 1), 0, 8)]
-    assert result_pieces("reduce_scatter", 1, 2, 8) == [Piece((0, 1), 4, 4)]
-    assert result_pieces("all_gather", 0, 2, 8) == [Piece((0,), 0, 4), Piece((1,), 0, 4)]
-    assert result_pieces("all_to_all", 1, 2, 8) == [Piece((0,), 4, 4), Piece((1,), 4, 4)]
-    assert result_pieces("broadcast", 1, 2, 8) == [Piece((0,), 0, 8)]
-    assert result_pieces("reduce", 0, 2, 8) == [Piece((0, 1), 0, 8)]
+    assert result_pieces("all_reduce", 1, 2, 8) == [ResultPiece((0, 1), 0, 8)]
+    assert result_pieces("reduce_scatter", 1, 2, 8) == [ResultPiece((0, 1), 4, 4)]
+    assert result_pieces("all_gather", 0, 2, 8) == [
+        ResultPiece((0,), 0, 4),
+        ResultPiece((1,), 0, 4),
+    ]
+    assert result_pieces("all_to_all", 1, 2, 8) == [
+        ResultPiece((0,), 4, 4),
+        ResultPiece((1,), 4, 4),
+    ]
+    assert result_pieces("broadcast", 1, 2, 8) == [ResultPiece((0,), 0, 8)]
+    assert result_pieces("reduce", 0, 2, 8) == [ResultPiece((0, 1), 0, 8)]
     assert result_pieces("reduce", 1, 2, 8) == []
 
 

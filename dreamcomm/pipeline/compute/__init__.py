@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from dreamcomm.pipeline.compute.backward import Pending, backward_input, full_backward
 from dreamcomm.pipeline.compute.batch_norm import DeferredBatchNorm
-from dreamcomm.pipeline.compute.entry import Entry, enter
+from dreamcomm.pipeline.compute.entry import StageEntry, enter
 from dreamcomm.pipeline.compute.randomness import BlockRandomness
 from dreamcomm.pipeline.compute.skip import Skip, find_skips
 
 __all__ = [
     "BlockRandomness",
     "DeferredBatchNorm",
-    "Entry",
     "Pending",
     "Skip",
+    "StageEntry",
     "backward_input",
     "enter",
     "find_skips",

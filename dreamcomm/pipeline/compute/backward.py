@@ -31,8 +31,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
-from dreamcomm.pipeline.compute.entry import Entry
-from dreamcomm.pipeline.compute.partition import Group, partition
+from dreamcomm.pipeline.compute.entry import StageEntry
+from dreamcomm.pipeline.compute.partition import LateGroup, partition
 from dreamcomm.pipeline.compute.saved import SavedTensors
 
 __all__ = ["Pending", "backward_input", "full_backward"]
@@ -111,7 +111,7 @@ class Pending:
 
 
 def full_backward(
-    roots: Sequence[GradientEdge | None], gradients: Sequence[Tensor | None], entry: Entry
+    roots: Sequence[GradientEdge | None], gradients: Sequence[Tensor | None], entry: StageEntry
 ) -> list[Tensor | None]:
     """Runs the whole backward pass and adds to ``.grad`` of the parameters.
 
@@ -133,7 +133,7 @@ def full_backward(
 
 
 def backward_input(
-    roots: Sequence[GradientEdge | None], gradients: Sequence[Tensor | None], entry: Entry
+    roots: Sequence[GradientEdge | None], gradients: Sequence[Tensor | None], entry: StageEntry
 ) -> tuple[list[Tensor | None], Pending]:
     """Runs the part of the backward pass that computes the gradients of the inputs.
 
@@ -171,9 +171,9 @@ def backward_input(
 
 def _run_and_capture(
     given: Sequence[tuple[GradientEdge, Tensor]],
-    entry: Entry,
+    entry: StageEntry,
     early: Sequence[Node],
-    late: Sequence[Group],
+    late: Sequence[LateGroup],
 ) -> list[_Part]:
     """Runs to the entry and the early parameters; keeps the gradients at the late groups' joins."""
     pending = [

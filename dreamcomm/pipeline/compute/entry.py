@@ -18,10 +18,10 @@ from torch.autograd.graph import GradientEdge, Node
 if TYPE_CHECKING:
     from dreamcomm._C import EntryNode
 
-__all__ = ["Entry", "enter"]
+__all__ = ["StageEntry", "enter"]
 
 
-class Entry:
+class StageEntry:
     """Where one micro-batch enters a stage's graph. It holds no activations.
 
     Args:
@@ -61,7 +61,7 @@ class Entry:
         return [next(arrived) if one else None for one in self.wanted]
 
 
-def enter(tensors: Sequence[Tensor], needs_grad: Sequence[bool]) -> tuple[list[Tensor], Entry]:
+def enter(tensors: Sequence[Tensor], needs_grad: Sequence[bool]) -> tuple[list[Tensor], StageEntry]:
     """Makes the start of a stage's graph.
 
     Args:
@@ -83,11 +83,11 @@ def enter(tensors: Sequence[Tensor], needs_grad: Sequence[bool]) -> tuple[list[T
         for tensor, needs in zip(tensors, needs_grad, strict=True)
     ]
     if not any(wanted):
-        return list(tensors), Entry(wanted)
+        return list(tensors), StageEntry(wanted)
     from dreamcomm import _C
 
     made, node = _C.enter([t for t, one in zip(tensors, wanted, strict=True) if one])
     entered = iter(made)
-    return [next(entered) if one else t for t, one in zip(tensors, wanted, strict=True)], Entry(
-        wanted, node
-    )
+    return [
+        next(entered) if one else t for t, one in zip(tensors, wanted, strict=True)
+    ], StageEntry(wanted, node)

@@ -23,7 +23,7 @@ from torch.autograd.graph import GradientEdge, Node
 
 from dreamcomm.pipeline.compute.saved import SavedTensors, is_python_node
 
-__all__ = ["Group", "Partition", "partition"]
+__all__ = ["LateGroup", "Partition", "partition"]
 
 # Their backward passes cannot run in parts: a compiled function computes all its gradients at
 # once, a reentrant checkpoint calls the engine itself.
@@ -31,7 +31,7 @@ _INDIVISIBLE = frozenset({"CompiledFunctionBackward", "CheckpointFunctionBackwar
 
 
 @dataclass(eq=False)
-class Group:
+class LateGroup:
     """Parameters whose gradients are computed together.
 
     Attributes:
@@ -48,7 +48,7 @@ class Group:
     branch: list[Node] = field(default_factory=list)
     early: bool = False
 
-    def take_over(self, other: Group) -> None:
+    def take_over(self, other: LateGroup) -> None:
         """Moves everything from the other group here."""
         for mine, others in (
             (self.joins, other.joins),
@@ -72,7 +72,7 @@ class Partition:
     """
 
     nodes: list[Node]
-    groups: list[Group]
+    groups: list[LateGroup]
     reaches_entry: bool
     divisible: bool
 
@@ -128,27 +128,27 @@ def _path(children: dict[Node, list[Node]], entry: Node | None) -> set[Node]:
 
 def _groups(
     roots: Sequence[GradientEdge], children: dict[Node, list[Node]], path: set[Node]
-) -> list[Group]:
+) -> list[LateGroup]:
     """Gathers joins, and roots outside the path, whose branches meet."""
-    groups: list[Group] = []
-    owners: dict[Node, Group] = {}
+    groups: list[LateGroup] = []
+    owners: dict[Node, LateGroup] = {}
     for node in reversed(children):
         if node in path and not path.issuperset(children[node]):
-            groups.append(Group(joins=[node]))
+            groups.append(LateGroup(joins=[node]))
             begun = [child for child in children[node] if child not in path]
             _gather(groups[-1], begun, children, owners)
     for index, root in enumerate(roots):
         if root.node not in path:
-            groups.append(Group(roots=[index]))
+            groups.append(LateGroup(roots=[index]))
             _gather(groups[-1], [root.node], children, owners)
     return [group for group in groups if group.leaves]
 
 
 def _gather(
-    group: Group,
+    group: LateGroup,
     begun: list[Node],
     children: dict[Node, list[Node]],
-    owners: dict[Node, Group],
+    owners: dict[Node, LateGroup],
 ) -> None:
     """Adds the branches that begin at ``begun``. Becomes one with every group which they meet."""
     while begun:
@@ -167,7 +167,7 @@ def _gather(
 
 
 def _must_be_early(
-    group: Group, children: dict[Node, list[Node]], path: set[Node], saved: SavedTensors
+    group: LateGroup, children: dict[Node, list[Node]], path: set[Node], saved: SavedTensors
 ) -> bool:
     """Says if the later computation would run something twice that it should not.
 

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 from dreamcomm.pipeline.compute.backward import Pending, backward_input, full_backward
-from dreamcomm.pipeline.compute.entry import Entry, enter
+from dreamcomm.pipeline.compute.entry import StageEntry, enter
 from dreamcomm.pipeline.compute.fresh import FreshGradients
 from dreamcomm.pipeline.compute.reached import Reached
 from dreamcomm.pipeline.compute.skip import Skip
@@ -34,7 +34,7 @@ class Kept:
         roots: where it ends: a loss, or each output that needs a gradient.
     """
 
-    entry: Entry
+    entry: StageEntry
     roots: list[GradientEdge]
 
 
@@ -127,10 +127,10 @@ class StageRun:
             self.live_peak = max(self.live_peak, len(self._kept))
         return result
 
-    def _enter(self, leaves: list[Any], trains: bool) -> Entry:
+    def _enter(self, leaves: list[Any], trains: bool) -> StageEntry:
         """Puts the tensors that came in at the beginning of the stage's graph."""
         if self.number == 0:
-            return Entry()
+            return StageEntry()
         where = [n for n, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         given = [leaves[n] for n in where]
         entered, entry = enter(
@@ -244,7 +244,7 @@ def _needs_gradient(leaf: Any) -> bool:
     return isinstance(leaf, Tensor) and leaf.requires_grad
 
 
-def _wanted(entry: Entry, gradients: list[Tensor | None]) -> list[Tensor | None]:
+def _wanted(entry: StageEntry, gradients: list[Tensor | None]) -> list[Tensor | None]:
     return [g for g, one in zip(gradients, entry.wanted, strict=True) if one]
 
 

@@ -37,7 +37,7 @@ class Operation:
 
 
 @dataclass(frozen=True)
-class Piece:
+class ResultPiece:
     """A run of a result: the sum of the same run of the inputs of ``ranks``, from ``start`` on."""
 
     ranks: tuple[int, ...]
@@ -74,18 +74,18 @@ OPERATIONS = {
 }
 
 
-def result_pieces(op: str, rank: int, world: int, total: int) -> list[Piece]:
+def result_pieces(op: str, rank: int, world: int, total: int) -> list[ResultPiece]:
     """The expected output of ``rank``, first to last; empty where it is undefined."""
     everyone = tuple(range(world))
     part = total // world
     if op == "all_reduce" or (op == "reduce" and rank == ROOT):
-        return [Piece(everyone, 0, total)]
+        return [ResultPiece(everyone, 0, total)]
     if op == "broadcast":
-        return [Piece((ROOT,), 0, total)]
+        return [ResultPiece((ROOT,), 0, total)]
     if op == "reduce_scatter":
-        return [Piece(everyone, rank * part, part)]
+        return [ResultPiece(everyone, rank * part, part)]
     if op == "all_gather":
-        return [Piece((source,), 0, part) for source in everyone]
+        return [ResultPiece((source,), 0, part) for source in everyone]
     if op == "all_to_all":
-        return [Piece((source,), rank * part, part) for source in everyone]
+        return [ResultPiece((source,), rank * part, part) for source in everyone]
     return []

@@ -10,9 +10,9 @@ import os
 from collections.abc import Callable, Iterator
 
 from dreamcomm.tools.doctor import gpus, installation, machine, namespaces, ranks
-from dreamcomm.tools.doctor.finding import Finding, State
+from dreamcomm.tools.doctor.finding import Finding, Severity
 
-__all__ = ["Finding", "State", "examine"]
+__all__ = ["Finding", "Severity", "examine"]
 
 ALWAYS: tuple[Callable[[], Finding], ...] = (
     machine.shared_memory,
@@ -45,7 +45,7 @@ def examine() -> Iterator[Finding]:
         if os.environ.get("LOCAL_RANK") == "0":
             yield from examine_here()
         found = ranks.hosts()
-        if os.environ["RANK"] == "0" or found.state is State.BROKEN:
+        if os.environ["RANK"] == "0" or found.state is Severity.BROKEN:
             yield found
         return
     yield from examine_here()
@@ -62,10 +62,10 @@ def examine_here() -> Iterator[Finding]:
     yield first
     for check in ALWAYS:
         yield check()
-    if first.state is State.BROKEN:
+    if first.state is Severity.BROKEN:
         return
     for check in WITH_BUILD:
         found = check()
         yield found
-        if found.state is State.BROKEN:  # the next would fail of the same
+        if found.state is Severity.BROKEN:  # the next would fail of the same
             return

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from enum import Enum
 
-__all__ = ["GLOO_INSTEAD", "Finding", "State"]
+__all__ = ["GLOO_INSTEAD", "Finding", "Severity"]
 
 GLOO_INSTEAD = "ranks cannot share memory: groups go to torch's Gloo, which is slower"
 
 
-class State(Enum):
+class Severity(Enum):
     """How much a finding matters."""
 
     FINE = "fine"
@@ -31,7 +31,7 @@ class Finding:
     """
 
     about: str
-    state: State
+    state: Severity
     found: str
     meaning: str = ""
 

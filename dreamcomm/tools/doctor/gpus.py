@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 
-from dreamcomm.tools.doctor.finding import Finding, State
+from dreamcomm.tools.doctor.finding import Finding, Severity
 
 __all__ = ["cuda", "peers"]
 
@@ -20,7 +20,7 @@ def cuda() -> Finding:
     built = _C.cuda_runtime_version()
     ours = f"kernels of CUDA {built // 1000}.{built % 1000 // 10}" if built else "no kernels"
     if count == 0:
-        return Finding("CUDA", State.NOTE, f"{ours}; no device", f"{why}; tensors on cpu only")
+        return Finding("CUDA", Severity.NOTE, f"{ours}; no device", f"{why}; tensors on cpu only")
     theirs = torch.version.cuda
     if theirs is None:
         meaning = "this torch is a CPU build: it makes no tensors on cuda"
@@ -40,7 +40,7 @@ def cuda() -> Finding:
             "cuda tensors go to torch's NCCL; install dreamcomm again with nvcc on PATH and "
             "DREAMCOMM_BUILD_CUDA=on in the environment"
         )
-    return Finding("CUDA", State.NOTE, f"{ours}; {count} device(s); torch has {theirs}", meaning)
+    return Finding("CUDA", Severity.NOTE, f"{ours}; {count} device(s); torch has {theirs}", meaning)
 
 
 def peers() -> Finding:
@@ -50,7 +50,7 @@ def peers() -> Finding:
     about = "GPU peers"
     count = torch.cuda.device_count()
     if count < 2:
-        return Finding(about, State.FINE, "one device" if count else "no device")
+        return Finding(about, Severity.FINE, "one device" if count else "no device")
     try:
         apart = [
             f"{one} and {other}"
@@ -61,13 +61,13 @@ def peers() -> Finding:
             )
         ]
     except (RuntimeError, AssertionError) as error:
-        return Finding(about, State.NOTE, f"unknown: {error}")
+        return Finding(about, Severity.NOTE, f"unknown: {error}")
     if not apart:
-        return Finding(about, State.FINE, f"all {count} devices can read each other's memory")
+        return Finding(about, Severity.FINE, f"all {count} devices can read each other's memory")
     kernels = os.environ.get("DREAMCOMM_CUDA") == "dreamcomm"
     return Finding(
         about,
-        State.FALLS_BACK if kernels else State.NOTE,
+        Severity.FALLS_BACK if kernels else Severity.NOTE,
         f"these cannot read each other's memory: {', '.join(apart)}",
         "calls of ranks on these go to torch's NCCL, also with DREAMCOMM_CUDA=dreamcomm",
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dreamcomm._torch.ddp_memory import VARIABLE, are_shared, has_gpus
 from dreamcomm.backend import VARIABLES
-from dreamcomm.tools.doctor.finding import Finding, State
+from dreamcomm.tools.doctor.finding import Finding, Severity
 
 __all__ = ["buckets", "build", "processors", "settings"]
 
@@ -25,9 +25,9 @@ def build() -> Finding:
         check_build()
         from dreamcomm import _C
     except ImportError as error:
-        return Finding("build", State.BROKEN, f"torch {torch.__version__} runs", str(error))
+        return Finding("build", Severity.BROKEN, f"torch {torch.__version__} runs", str(error))
     return Finding(
-        "build", State.FINE, f"for torch {torch.__version__}; kernels use {_C.instruction_set()}"
+        "build", Severity.FINE, f"for torch {torch.__version__}; kernels use {_C.instruction_set()}"
     )
 
 
@@ -38,11 +38,11 @@ def processors() -> Finding:
     usable, all_of_them = _C.usable_cpus(), os.cpu_count() or 1
     found = f"{usable} of {all_of_them} may be used"
     if usable == 1:
-        return Finding("processors", State.NOTE, found, "with several ranks each waits its turn")
+        return Finding("processors", Severity.NOTE, found, "with several ranks each waits its turn")
     limited = "by affinity or the control group; more ranks than these take turns"
     return Finding(
         "processors",
-        State.NOTE if usable < all_of_them else State.FINE,
+        Severity.NOTE if usable < all_of_them else Severity.FINE,
         found,
         limited if usable < all_of_them else "",
     )
@@ -53,11 +53,11 @@ def buckets() -> Finding:
     about = "buckets of DDP"
     given = os.environ.get(VARIABLE)
     if are_shared() or (given is None and not has_gpus()):
-        return Finding(about, State.FINE, "come from shared memory, where ranks have it")
+        return Finding(about, Severity.FINE, "come from shared memory, where ranks have it")
     found = f"lie in other memory: {VARIABLE} " + (f"is {given}" if given else "is not set")
     meaning = f"calls on the CPU copy them; {VARIABLE}=0 moves them to shared memory"
     others = ", and those of NCCL's groups to memory that NCCL registers" if has_gpus() else ""
-    return Finding(about, State.NOTE, found, meaning + others)
+    return Finding(about, Severity.NOTE, found, meaning + others)
 
 
 def settings() -> Finding:
@@ -76,13 +76,13 @@ def settings() -> Finding:
     except (RuntimeError, ValueError) as error:
         wrong = [name for name in given if is_named(name, str(error))] or list(given)
         found = ", ".join(f"{name}={given[name]}" for name in wrong) or "none is set"
-        return Finding("settings", State.BROKEN, found, f"no group can be made: {error}")
+        return Finding("settings", Severity.BROKEN, found, f"no group can be made: {error}")
     if not given:
-        return Finding("settings", State.FINE, f"no {PREFIX} variable is set")
+        return Finding("settings", Severity.FINE, f"no {PREFIX} variable is set")
     found = ", ".join(f"{name}={text}" for name, text in given.items())
     doubts = [*map(unknown, given), flight_record(given)]
     meaning = "; ".join(["these hold for all groups", *filter(None, doubts)])
-    return Finding("settings", State.NOTE, found, meaning)
+    return Finding("settings", Severity.NOTE, found, meaning)
 
 
 def unknown(variable: str) -> str:

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from dreamcomm.tools.doctor.control_groups import least_memory, read_number
-from dreamcomm.tools.doctor.finding import GLOO_INSTEAD, Finding, State
+from dreamcomm.tools.doctor.finding import GLOO_INSTEAD, Finding, Severity
 
 __all__ = [
     "address_space",
@@ -55,10 +55,10 @@ def shared_memory() -> Finding:
         finally:
             os.close(descriptor)
     except OSError as error:
-        return Finding(about, State.FALLS_BACK, f"memfd: {error}", GLOO_INSTEAD)
+        return Finding(about, Severity.FALLS_BACK, f"memfd: {error}", GLOO_INSTEAD)
     if not unlimited:
-        return Finding(about, State.NOTE, f"up to {soft // MIB} MiB, by ulimit -f", HEAP)
-    return Finding(about, State.FINE, "memfd can be made, sealed and mapped")
+        return Finding(about, Severity.NOTE, f"up to {soft // MIB} MiB, by ulimit -f", HEAP)
+    return Finding(about, Severity.FINE, "memfd can be made, sealed and mapped")
 
 
 def descriptors() -> Finding:
@@ -75,8 +75,8 @@ def descriptors() -> Finding:
                 _, received, _, _ = socket.recv_fds(peer, 1, 1)
                 os.close(received[0])
     except (OSError, IndexError) as error:
-        return Finding("descriptor passing", State.FALLS_BACK, f"failed: {error}", GLOO_INSTEAD)
-    return Finding("descriptor passing", State.FINE, "works through an abstract Unix socket")
+        return Finding("descriptor passing", Severity.FALLS_BACK, f"failed: {error}", GLOO_INSTEAD)
+    return Finding("descriptor passing", Severity.FINE, "works through an abstract Unix socket")
 
 
 def endings() -> Finding:
@@ -87,12 +87,12 @@ def endings() -> Finding:
     except OSError as error:
         return Finding(
             about,
-            State.NOTE,
+            Severity.NOTE,
             f"pidfd: {error}",
             "groups notice a rank's end by its connections, and so only at the timeout if it is "
             "killed while a process that it has forked lives; allow the system call pidfd_open",
         )
-    return Finding(about, State.FINE, "a pidfd tells the end of a process")
+    return Finding(about, Severity.FINE, "a pidfd tells the end of a process")
 
 
 def open_files() -> Finding:
@@ -101,7 +101,7 @@ def open_files() -> Finding:
     few = soft != resource.RLIM_INFINITY and soft < 256
     return Finding(
         "open files",
-        State.NOTE if few else State.FINE,
+        Severity.NOTE if few else Severity.FINE,
         "no limit" if soft == resource.RLIM_INFINITY else f"up to {soft}",
         "a group takes some three for each rank; raise it with ulimit -n" if few else "",
     )
@@ -112,11 +112,11 @@ def address_space() -> Finding:
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     strict = read_number(Path("/proc/sys/vm/overcommit_memory")) == 2
     if soft == resource.RLIM_INFINITY and not strict:
-        return Finding("address space", State.FINE, "no limit")
+        return Finding("address space", Severity.FINE, "no limit")
     found = "memory is not overcommitted" if strict else f"limited to {soft // MIB} MiB"
     return Finding(
         "address space",
-        State.NOTE,
+        Severity.NOTE,
         found,
         HEAP,
     )
@@ -127,11 +127,11 @@ def memory() -> Finding:
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     least = least_memory()
     if least is None or least[0] >= pages:
-        return Finding("memory", State.FINE, f"{pages // MIB} MiB")
+        return Finding("memory", Severity.FINE, f"{pages // MIB} MiB")
     limit, group = least
     return Finding(
         "memory",
-        State.NOTE,
+        Severity.NOTE,
         f"{limit // MIB} MiB of the machine's {pages // MIB} MiB, by the control group {group}",
         "shared tensors count towards the limit of the process that touched them first",
     )
@@ -145,12 +145,12 @@ def costs() -> Finding:
     try:
         place = next(path for path in (folder, *folder.parents) if path.exists())
         with tempfile.TemporaryFile(dir=place):  # permissions alone do not show it
-            return Finding("kept costs", State.FINE, str(folder))
+            return Finding("kept costs", Severity.FINE, str(folder))
     except OSError:
         pass
     return Finding(
         "kept costs",
-        State.NOTE,
+        Severity.NOTE,
         f"{place} cannot be written",
         "every group measures its costs anew, up to a second; set XDG_CACHE_HOME",
     )
@@ -167,11 +167,11 @@ def gloo() -> Finding:
     except (OSError, UnicodeError) as error:  # UnicodeError: the name is too long for DNS
         return Finding(
             "host name",
-            State.NOTE,
+            Severity.NOTE,
             f"{name}: {error}",
             "Gloo may find no address: set GLOO_SOCKET_IFNAME (lo, if all ranks are here)",
         )
-    return Finding("host name", State.FINE, f"{name} is {address}")
+    return Finding("host name", Severity.FINE, f"{name} is {address}")
 
 
 def loopback() -> Finding:
@@ -181,8 +181,8 @@ def loopback() -> Finding:
     try:
         check_loopback()
     except OSError as error:
-        return Finding("loopback", State.BROKEN, "no TCP connection", str(error))
-    return Finding("loopback", State.FINE, f"{LOOPBACK} can be reached over TCP")
+        return Finding("loopback", Severity.BROKEN, "no TCP connection", str(error))
+    return Finding("loopback", Severity.FINE, f"{LOOPBACK} can be reached over TCP")
 
 
 def gloo_device(chosen: str) -> Finding:
@@ -190,14 +190,16 @@ def gloo_device(chosen: str) -> Finding:
     try:
         there = [name for _, name in socket.if_nameindex()]
     except OSError as error:
-        return Finding("host name", State.NOTE, f"GLOO_SOCKET_IFNAME={chosen}", str(error))
+        return Finding("host name", Severity.NOTE, f"GLOO_SOCKET_IFNAME={chosen}", str(error))
     missing = [name for name in chosen.split(",") if name not in there]
     found = f"GLOO_SOCKET_IFNAME={chosen}"
     if not missing:
-        return Finding("host name", State.NOTE, found, "Gloo uses these devices, no other address")
+        return Finding(
+            "host name", Severity.NOTE, found, "Gloo uses these devices, no other address"
+        )
     return Finding(
         "host name",
-        State.BROKEN,
+        Severity.BROKEN,
         found,
         f"there is no {' and no '.join(missing)} here, so whatever goes to Gloo fails; the devices "
         f"are {', '.join(there)}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from dreamcomm.tools.doctor.finding import Finding, State
+from dreamcomm.tools.doctor.finding import Finding, Severity
 
 __all__ = ["namespaces"]
 
@@ -35,7 +35,7 @@ def namespaces() -> Finding:
     try:
         names = {kind: os.readlink(f"/proc/self/ns/{kind}") for kind in KINDS}
     except OSError as error:
-        return Finding("namespaces", State.NOTE, f"unknown: {error}")
+        return Finding("namespaces", Severity.NOTE, f"unknown: {error}")
     in_container = Path("/.dockerenv").exists() or Path("/run/.containerenv").exists()
     meanings = [
         meaning
@@ -44,7 +44,7 @@ def namespaces() -> Finding:
     ]
     return Finding(
         "namespaces",
-        State.NOTE if meanings else State.FINE,
+        Severity.NOTE if meanings else Severity.FINE,
         f"{', '.join(names.values())}{', in a container' if in_container else ''}, "
         f"user {os.getuid()}",
         "; ".join(meanings),

@@ -6,7 +6,7 @@ import os
 from datetime import timedelta
 from itertools import dropwhile
 
-from dreamcomm.tools.doctor.finding import GLOO_INSTEAD, Finding, State
+from dreamcomm.tools.doctor.finding import GLOO_INSTEAD, Finding, Severity
 
 __all__ = ["hosts", "two_ranks"]
 
@@ -38,11 +38,11 @@ def two_ranks() -> Finding:
     except RankError as error:
         raised = last_words(error.traceback or "")
         why = f"rank {error.rank} raised {raised}" if raised else str(error)
-        return Finding("two ranks", State.BROKEN, "failed", why)
+        return Finding("two ranks", Severity.BROKEN, "failed", why)
     except (OSError, RuntimeError, ValueError) as error:
-        return Finding("two ranks", State.BROKEN, "failed", str(error))
-    state = State.FINE if first.startswith("shm") else State.FALLS_BACK
-    return Finding("two ranks", state, first, "" if state is State.FINE else GLOO_INSTEAD)
+        return Finding("two ranks", Severity.BROKEN, "failed", str(error))
+    state = Severity.FINE if first.startswith("shm") else Severity.FALLS_BACK
+    return Finding("two ranks", state, first, "" if state is Severity.FINE else GLOO_INSTEAD)
 
 
 def last_words(traceback: str) -> str:
@@ -61,14 +61,14 @@ def hosts() -> Finding:
     try:
         dist.init_process_group("dreamcomm", timeout=timedelta(seconds=SECONDS))
     except (RuntimeError, ValueError) as error:
-        return Finding("hosts", State.BROKEN, "the ranks could not meet", str(error))
+        return Finding("hosts", Severity.BROKEN, "the ranks could not meet", str(error))
     try:
         backend = backend_of(None)
         if not backend.shares_memory:
-            return Finding("hosts", State.FALLS_BACK, transport(), GLOO_INSTEAD)
+            return Finding("hosts", Severity.FALLS_BACK, transport(), GLOO_INSTEAD)
         if len(backend.hosts) == 1:
-            return Finding("hosts", State.FINE, transport())
+            return Finding("hosts", Severity.FINE, transport())
         meaning = explain("all_reduce", 1 << 20)
-        return Finding("hosts", State.NOTE, transport(), meaning)
+        return Finding("hosts", Severity.NOTE, transport(), meaning)
     finally:
         dist.destroy_process_group()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from dreamcomm.tools.bench.operations import Piece, result_pieces
+from dreamcomm.tools.bench.operations import ResultPiece, result_pieces
 
 # A prime, so that a value in the wrong place differs from the expected one.
 PERIOD = 65537
@@ -52,7 +52,7 @@ def rewritten_inputs(rank: int, _row: int, _start: int, length: int) -> Tensor:
     return torch.full((length,), rank + 1, dtype=torch.int16, device="cpu")
 
 
-def chunks(piece: Piece) -> Iterator[tuple[int, int]]:
+def chunks(piece: ResultPiece) -> Iterator[tuple[int, int]]:
     """Offsets in the piece and lengths, so that references need little memory."""
     for offset in range(0, piece.length, CHUNK):
         yield offset, min(CHUNK, piece.length - offset)
@@ -61,7 +61,7 @@ def chunks(piece: Piece) -> Iterator[tuple[int, int]]:
 def fill(inputs: Tensor, rank: int, source: Source) -> None:
     """Writes ``source`` into every row of [burst, n]."""
     for row, values in enumerate(inputs):
-        for offset, length in chunks(Piece((rank,), 0, values.numel())):
+        for offset, length in chunks(ResultPiece((rank,), 0, values.numel())):
             values[offset : offset + length].copy_(source(rank, row, offset, length))
 
 
@@ -84,7 +84,7 @@ def find_error(
     return None
 
 
-def sum_of(piece: Piece, row: int, offset: int, length: int, source: Source) -> Tensor:
+def sum_of(piece: ResultPiece, row: int, offset: int, length: int, source: Source) -> Tensor:
     """The reference: adds the ranks' values one after the other."""
     total = torch.zeros(length, dtype=torch.int16, device="cpu")
     for rank in piece.ranks:
