@@ -8,7 +8,7 @@
 namespace dreamcomm {
 
 /// Where a tensor's elements are, over the ranks of a group.
-enum class Placement : std::uint8_t {
+enum class TensorPlacement : std::uint8_t {
   kReplicated,  // every rank has all elements, and all have the same
   kLocal,       // every rank has all elements of its own; their sum is wanted
   kSharded,     // every rank has its rows alone (layout.h)
@@ -29,7 +29,7 @@ enum class Move : std::uint8_t {
 ///   replicated    nothing      nothing   keep rows
 ///   local         reduce       nothing   reduce-scatter
 ///   sharded       gather       gather    nothing
-constexpr Move move_between(Placement from, Placement to) {
+constexpr Move move_between(TensorPlacement from, TensorPlacement to) {
   constexpr auto kNothing = Move::kNothing;
   constexpr std::array<std::array<Move, 3>, 3> kMoves{{
       {kNothing, kNothing, Move::kKeepRows},
@@ -41,8 +41,8 @@ constexpr Move move_between(Placement from, Placement to) {
 
 /// Over a mesh of two dimensions: within the group of a shard, and across the replicas of it.
 struct MeshPlacement {
-  Placement within = Placement::kReplicated;
-  Placement across = Placement::kReplicated;
+  TensorPlacement within = TensorPlacement::kReplicated;
+  TensorPlacement across = TensorPlacement::kReplicated;
 };
 
 /// The moves of each dimension. Sums are scattered within a group before they are reduced across,

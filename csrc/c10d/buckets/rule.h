@@ -22,7 +22,7 @@ enum class Unused : std::uint8_t {
 
 struct Rule {
   GroupPtr group;
-  Row row = kDataParallel;
+  StageRow row = kDataParallel;
   Unused unused = Unused::kExchanged;
   /// Gradients of so many bytes and more are reduced where they are; 0: none is.
   std::size_t own_bytes = 0;

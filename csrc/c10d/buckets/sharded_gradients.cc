@@ -5,7 +5,7 @@
 
 namespace dreamcomm {
 
-ShardedGradients::ShardedGradients(std::shared_ptr<BucketSet> set, const Row& row,
+ShardedGradients::ShardedGradients(std::shared_ptr<BucketSet> set, const StageRow& row,
                                    const std::vector<at::ScalarType>& sum_types,
                                    const std::vector<std::optional<at::Tensor>>& stand_ins,
                                    const c10::intrusive_ptr<DreamBackend>& heaps)

@@ -16,7 +16,7 @@ class ShardedGradients {
   /// From now on the set's gradients are reduced as `row` says. `sum_types` are those of the
   /// averages, `stand_ins` what `grad` becomes, or nothing: one for each parameter. `heaps`: as
   /// Rule::heaps.
-  ShardedGradients(std::shared_ptr<BucketSet> set, const Row& row,
+  ShardedGradients(std::shared_ptr<BucketSet> set, const StageRow& row,
                    const std::vector<at::ScalarType>& sum_types,
                    const std::vector<std::optional<at::Tensor>>& stand_ins,
                    const c10::intrusive_ptr<DreamBackend>& heaps);

@@ -19,30 +19,35 @@ namespace dreamcomm {
 
 /// Where a bucket's tensors are between steps: gradients after a backward pass, and what an
 /// optimizer keeps and steps.
-struct Row {
-  Placement parameter = Placement::kReplicated;
-  Placement gradient = Placement::kReplicated;
-  Placement state = Placement::kReplicated;
+struct StageRow {
+  TensorPlacement parameter = TensorPlacement::kReplicated;
+  TensorPlacement gradient = TensorPlacement::kReplicated;
+  TensorPlacement state = TensorPlacement::kReplicated;
 
   /// Autograd leaves gradients local.
-  constexpr Move in_backward() const { return move_between(Placement::kLocal, gradient); }
+  constexpr Move in_backward() const { return move_between(TensorPlacement::kLocal, gradient); }
   /// What was not reduced yet moves so: an optimizer needs gradients where its state is.
-  constexpr Move of_rest() const { return move_between(Placement::kLocal, state); }
+  constexpr Move of_rest() const { return move_between(TensorPlacement::kLocal, state); }
   constexpr Move before_step() const { return move_between(gradient, state); }
   constexpr Move after_step() const { return move_between(state, parameter); }
-  constexpr Move before_use() const { return move_between(parameter, Placement::kReplicated); }
-  constexpr Move after_use() const { return move_between(Placement::kReplicated, parameter); }
+  constexpr Move before_use() const {
+    return move_between(parameter, TensorPlacement::kReplicated);
+  }
+  constexpr Move after_use() const { return move_between(TensorPlacement::kReplicated, parameter); }
 
   /// Whether an optimizer steps rows. It then also decides what gradients become.
-  constexpr bool is_sharded() const { return state == Placement::kSharded; }
+  constexpr bool is_sharded() const { return state == TensorPlacement::kSharded; }
   /// Whether backward passes leave gradients to the step.
-  constexpr bool is_deferred() const { return gradient == Placement::kLocal; }
+  constexpr bool is_deferred() const { return gradient == TensorPlacement::kLocal; }
 };
 
-inline constexpr Row kDataParallel{};
-inline constexpr Row kZero1{Placement::kReplicated, Placement::kLocal, Placement::kSharded};
-inline constexpr Row kZero2{Placement::kReplicated, Placement::kSharded, Placement::kSharded};
-inline constexpr Row kZero3{Placement::kSharded, Placement::kSharded, Placement::kSharded};
+inline constexpr StageRow kDataParallel{};
+inline constexpr StageRow kZero1{TensorPlacement::kReplicated, TensorPlacement::kLocal,
+                                 TensorPlacement::kSharded};
+inline constexpr StageRow kZero2{TensorPlacement::kReplicated, TensorPlacement::kSharded,
+                                 TensorPlacement::kSharded};
+inline constexpr StageRow kZero3{TensorPlacement::kSharded, TensorPlacement::kSharded,
+                                 TensorPlacement::kSharded};
 
 /// By the number of the stage; 0: data parallelism.
 inline constexpr std::array kStages{kDataParallel, kZero1, kZero2, kZero3};

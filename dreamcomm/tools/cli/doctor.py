@@ -25,7 +25,7 @@ def doctor(as_json: Json = False) -> None:
 
     Ends with exit code 1 if something is broken. Fallbacks work, but slower.
     """
-    from dreamcomm.tools.doctor import State, examine
+    from dreamcomm.tools.doctor import Severity, examine
 
     console = Console(highlight=False)
     findings = []
@@ -35,7 +35,7 @@ def doctor(as_json: Json = False) -> None:
             show(console, finding)
     if as_json and findings:  # most ranks of a job look at nothing themselves
         typer.echo(json.dumps([finding.as_dict() for finding in findings], indent=2))
-    if any(finding.state is State.BROKEN for finding in findings):
+    if any(finding.state is Severity.BROKEN for finding in findings):
         raise typer.Exit(1)
 
 

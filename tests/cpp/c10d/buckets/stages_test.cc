@@ -53,7 +53,7 @@ TensorList trained_alone(int world) {
 /// One rank's training, as its row of the table says.
 class Training {
  public:
-  Training(const testing::GroupRank& rank, const Row& row, bool in_heaps)
+  Training(const testing::GroupRank& rank, const StageRow& row, bool in_heaps)
       : rank_(rank), row_(row), whole_(initial()) {
     for (at::Tensor& one : whole_) {
       if (in_heaps && one.numel() > 0) one = in_heap(one);
@@ -176,7 +176,7 @@ class Training {
   }
 
   const testing::GroupRank& rank_;
-  const Row row_;
+  const StageRow row_;
   TensorList whole_;
   TensorList rows_;  // where parameters are sharded between uses
   std::shared_ptr<BucketSet> set_;
@@ -186,7 +186,7 @@ class Training {
   std::unique_ptr<OptimizerPass> steps_;
 };
 
-void train(const Row& row, int world, bool in_heaps) {
+void train(const StageRow& row, int world, bool in_heaps) {
   const TensorList expected = trained_alone(world);
   testing::run_group({.size = world}, [&](testing::GroupRank& rank) {
     Training training(rank, row, in_heaps);

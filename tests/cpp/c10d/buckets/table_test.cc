@@ -6,9 +6,9 @@
 namespace dreamcomm {
 namespace {
 
-constexpr auto kReplicated = Placement::kReplicated;
-constexpr auto kLocal = Placement::kLocal;
-constexpr auto kSharded = Placement::kSharded;
+constexpr auto kReplicated = TensorPlacement::kReplicated;
+constexpr auto kLocal = TensorPlacement::kLocal;
+constexpr auto kSharded = TensorPlacement::kSharded;
 
 TEST_CASE("a move is the difference of two placements") {
   CHECK(move_between(kLocal, kReplicated) == Move::kSum);
@@ -16,13 +16,13 @@ TEST_CASE("a move is the difference of two placements") {
   CHECK(move_between(kSharded, kReplicated) == Move::kGatherRows);
   CHECK(move_between(kReplicated, kSharded) == Move::kKeepRows);
   CHECK(move_between(kReplicated, kLocal) == Move::kNothing);
-  for (const Placement one : {kReplicated, kLocal, kSharded})
+  for (const TensorPlacement one : {kReplicated, kLocal, kSharded})
     CHECK(move_between(one, one) == Move::kNothing);
 }
 
 TEST_CASE("each stage moves what the table says") {
   struct Expected {
-    Row row;
+    StageRow row;
     Move in_backward, before_step, after_step, before_use, after_use;
   };
   constexpr auto kNone = Move::kNothing;
