@@ -42,9 +42,9 @@ struct Places {
 
 alignas(64) constexpr std::array<std::byte, kTile * sizeof(double)> kZeros{};
 
-class Walk {
+class ShardedPassRun {
  public:
-  Walk(Primitives& prims, ShardedPass& pass)
+  ShardedPassRun(Primitives& prims, ShardedPass& pass)
       : prims_(prims),
         pass_(pass),
         sources_(static_cast<std::size_t>(prims.size())),
@@ -180,6 +180,8 @@ class Walk {
 
 }  // namespace
 
-void sharded_pass(Primitives& prims, const Request& request) { Walk(prims, *request.pass).run(); }
+void sharded_pass(Primitives& prims, const Request& request) {
+  ShardedPassRun(prims, *request.pass).run();
+}
 
 }  // namespace dreamcomm::algorithms

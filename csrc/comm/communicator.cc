@@ -53,7 +53,7 @@ Recorder::Origin origin_of(Fabric& fabric, const CommOptions& options) {
 }
 
 /// A line of explain() if other programs use the processors, too; else nothing.
-std::string words_on_waits(const Patience& patience) {
+std::string describe_waits(const Patience& patience) {
   if (patience.long_yields() == 0) return "";
   return concat("\n  (others use the processors, too: ", patience.long_yields(),
                 " times a wait of this rank that offered its processor got it back a millisecond ",
@@ -78,14 +78,14 @@ struct Communicator::Impl {
         monitored_barrier(state),
         scratch(fabric->size()),
         cache(options.algorithm, options.fixed_order, each_has_heap(*fabric)),
-        tend([this] { tend_messages(); }),
-        thread(state, ticket_lock, matcher, tend) {
+        message_check([this] { check_messages(); }),
+        thread(state, ticket_lock, matcher, message_check) {
     scratch.call_site = options.call_site;
     if (options.group != kDefaultGroup) scratch.group = state.group();
   }
 
   /// What a thread does for messages while it waits for something else.
-  void tend_messages() {
+  void check_messages() {
     if (!matcher.busy()) return;
     if (state.failed()) {
       matcher.fail_all(ErrorKind::kAborted, *state.failure());
@@ -124,7 +124,7 @@ struct Communicator::Impl {
       return concat(request == nullptr ? "a call" : dreamcomm::describe(*request),
                     ", which waits for the calls before it,");
     };
-    WaitWatchdog watchdog(state, what, Clock::time_point::max(), tend, interrupt);
+    WaitWatchdog watchdog(state, what, Clock::time_point::max(), message_check, interrupt);
     try {
       wait_until(
           state.bell(), between_calls, watchdog, [&] { return ticket_lock.is_up(turn); },
@@ -156,8 +156,8 @@ struct Communicator::Impl {
     const std::function<std::string()> what = [&request] { return dreamcomm::describe(request); };
     const Clock::time_point now =
         scratch.clock.now();  // read once: a small call takes about a microsecond
-    WaitWatchdog watchdog(state, what, deadline_of(request.deadline, now), tend, interrupt, now,
-                          request.excuse);
+    WaitWatchdog watchdog(state, what, deadline_of(request.deadline, now), message_check, interrupt,
+                          now, request.excuse);
     CallShape call = call_of(request);
     Choice choice = request.pass == nullptr ? cache.choose(call) : Choice{.row = Record::kSharded};
     sequence.grow(1);
@@ -261,7 +261,7 @@ struct Communicator::Impl {
   Gauge sequence;
   Patience between_calls{0, 2};  // of waits for this rank's own calls before
   LastToCome last_to_come;       // to the last call that was recorded
-  const std::function<void()> tend;
+  const std::function<void()> message_check;
   ProgressThread thread;
 };
 
@@ -334,7 +334,8 @@ void Communicator::ring() { impl_->state.ring_own(); }
 
 void Communicator::wait(Completion& completion, const Interrupt& interrupt) {
   const std::function<std::string()> what = [] { return std::string("a message"); };
-  WaitWatchdog watchdog(impl_->state, what, Clock::time_point::max(), impl_->tend, interrupt);
+  WaitWatchdog watchdog(impl_->state, what, Clock::time_point::max(), impl_->message_check,
+                        interrupt);
   try {
     wait_until(
         impl_->state.header().doorbell, impl_->state.patience(), watchdog,
@@ -345,7 +346,7 @@ void Communicator::wait(Completion& completion, const Interrupt& interrupt) {
         },
         [] { return -1; });
   } catch (const Error&) {
-    impl_->tend();  // completes the message if its own error is this one
+    impl_->message_check();  // completes the message if its own error is this one
     if (!completion.done()) throw;
   }
   if (completion.failure()) std::rethrow_exception(completion.failure());
@@ -355,8 +356,8 @@ void Communicator::wait_through(const std::function<bool()>& wait,
                                 const std::function<std::string()>& what, const LongWait& terms,
                                 const Interrupt& interrupt) {
   RankState& state = impl_->state;
-  WaitWatchdog watchdog(state, what, terms.deadline, impl_->tend, interrupt, Clock::now(), {},
-                        terms.grace);
+  WaitWatchdog watchdog(state, what, terms.deadline, impl_->message_check, interrupt, Clock::now(),
+                        {}, terms.grace);
   watchdog.warn_without_rank(terms.warned);
   const InternodeWaitScope away(state.header().progress);
   const auto amiss = [&] {
@@ -375,7 +376,7 @@ void Communicator::wait_through(const std::function<bool()>& wait,
 void Communicator::monitored_barrier(std::chrono::milliseconds timeout, bool all,
                                      const Interrupt& interrupt, std::int64_t issued,
                                      RemoteBarrier* remote) {
-  impl_->monitored_barrier.hold({timeout, all, issued, remote}, impl_->tend, interrupt);
+  impl_->monitored_barrier.hold({timeout, all, issued, remote}, impl_->message_check, interrupt);
 }
 
 void Communicator::monitored_barrier(std::chrono::milliseconds timeout, bool all,
@@ -417,9 +418,9 @@ bool Communicator::has_ended(int rank) const {
   return impl_->fabric->has_ended(rank) || has_died(*impl_->fabric, rank);
 }
 
-std::string Communicator::lost() const { return words_on_lost(impl_->state); }
+std::string Communicator::lost() const { return describe_lost(impl_->state); }
 
-std::string Communicator::lost(int rank) const { return words_on_end(impl_->state, rank); }
+std::string Communicator::lost(int rank) const { return describe_end(impl_->state, rank); }
 
 std::string Communicator::does(int rank) const {
   return impl_->state.does(rank, RankState::answer_until(std::chrono::seconds(12)));
@@ -484,7 +485,7 @@ std::string Communicator::explain(Kind kind, std::size_t bytes, bool in_heaps) c
       dreamcomm::explain(call, impl_->cache.preference(), describe(), impl_->cache.heaps()),
       "\n  (of this rank's ", writer.writes(), " larger writes of pages, ", writer.streamed(),
       " went past the caches: where that was faster, or to try it)",
-      words_on_waits(impl_->rounds.patience()));
+      describe_waits(impl_->rounds.patience()));
 }
 
 Prediction Communicator::predict(Kind kind, std::size_t bytes, bool in_heaps) const {
@@ -503,9 +504,9 @@ bool Communicator::tune(const std::optional<Costs>& known, Heap* heap, const Int
                         std::optional<Clock::time_point> deadline) {
   Impl& i = *impl_;
   const auto longest = std::max(i.options.timeout, kLeastTuning);
-  const Measured measured =
-      agree_on_costs(i.state, i.rounds, i.scratch, known, i.cache.heaps() ? heap : nullptr,
-                     {deadline.value_or(deadline_in(Clock::now(), longest)), i.tend, interrupt});
+  const Measured measured = agree_on_costs(
+      i.state, i.rounds, i.scratch, known, i.cache.heaps() ? heap : nullptr,
+      {deadline.value_or(deadline_in(Clock::now(), longest)), i.message_check, interrupt});
   i.cache.use(measured.costs);
   return measured.complete || !i.cache.heaps();
 }

@@ -110,7 +110,7 @@ class Communicator final : public GroupCommunicator {
                          std::int64_t issued, RemoteBarrier* remote);
 
   void abort(const std::string& reason) override;
-  void linger() override {}  // what a rank posts in shared memory outlives it
+  void wait_for_readers() override {}  // what a rank posts in shared memory outlives it
   void shutdown() override;
   /// Throws Error(kAborted) if the group is unusable.
   void check_usable(const char* operation) const;

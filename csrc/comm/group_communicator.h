@@ -88,7 +88,7 @@ class GroupCommunicator {
   virtual void abort(const std::string& reason) = 0;
   /// Before shutdown() of a group that did not fail: waits, for a moment at most, until the other
   /// nodes have read what this rank posted last.
-  virtual void linger() = 0;
+  virtual void wait_for_readers() = 0;
   /// Ends the progress thread and leaves the group; waits for submitted jobs unless aborted. Later
   /// calls fail. Idempotent, any thread.
   virtual void shutdown() = 0;

@@ -9,20 +9,21 @@
 namespace dreamcomm {
 namespace {
 
-class Tending final : public WaitObserver {
+class MessageCheck final : public WaitObserver {
  public:
-  explicit Tending(const std::function<void()>& tend) : tend_(tend) {}
-  void look(int) override { tend_(); }
+  explicit MessageCheck(const std::function<void()>& message_check)
+      : message_check_(message_check) {}
+  void look(int) override { message_check_(); }
 
  private:
-  const std::function<void()>& tend_;
+  const std::function<void()>& message_check_;
 };
 
 }  // namespace
 
 ProgressThread::ProgressThread(RankState& state, TicketLock& ticket_lock, TagMatcher& matcher,
-                               const std::function<void()>& tend)
-    : state_(state), ticket_lock_(ticket_lock), matcher_(matcher), tend_(tend) {}
+                               const std::function<void()>& message_check)
+    : state_(state), ticket_lock_(ticket_lock), matcher_(matcher), message_check_(message_check) {}
 
 void ProgressThread::submit(Job job, const std::shared_ptr<void>& owner) {
   {
@@ -102,7 +103,7 @@ bool ProgressThread::run_next() {
 }
 
 void ProgressThread::work() {
-  Tending tending(tend_);
+  MessageCheck observer(message_check_);
   Patience patience(0, 2);
   constexpr int kBusyRounds = 64;
   int busy = 0;
@@ -110,17 +111,17 @@ void ProgressThread::work() {
     while (run_next()) {
     }
     if (is_finished()) return;
-    // While messages keep moving no wait is long, so no wait would call tend_.
-    if (++busy % kBusyRounds == 0) tend_();
+    // While messages keep moving no wait is long, so no wait would call message_check_.
+    if (++busy % kBusyRounds == 0) message_check_();
     if (matcher_.busy()) {
       wait_until(
-          state_.header().doorbell, patience, tending,
+          state_.header().doorbell, patience, observer,
           [&] { return matcher_.progress() || !matcher_.busy() || has_turn() || is_finished(); },
           [] { return -1; });
     } else {
       // Peers send nothing to wait for: sleep at the bell that they do not ring.
       wait_until(
-          state_.bell(), patience, tending,
+          state_.bell(), patience, observer,
           [&] { return matcher_.busy() || has_turn() || is_finished(); }, [] { return -1; },
           std::chrono::seconds(1));
     }

@@ -23,7 +23,7 @@ class ProgressThread {
   using Job = std::function<void()>;
 
   ProgressThread(RankState& state, TicketLock& ticket_lock, TagMatcher& matcher,
-                 const std::function<void()>& tend);
+                 const std::function<void()>& message_check);
 
   /// `owner` keeps everything named in the constructor alive for the thread.
   /// After stop() the job is dropped.
@@ -44,7 +44,7 @@ class ProgressThread {
   RankState& state_;
   TicketLock& ticket_lock_;
   TagMatcher& matcher_;
-  const std::function<void()>& tend_;
+  const std::function<void()>& message_check_;
   std::mutex mutex_;
   std::deque<std::pair<TicketLock::Turn, Job>> jobs_;  // turns ascend, except skipped ones
   bool stopping_ = false;

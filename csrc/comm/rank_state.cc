@@ -15,7 +15,7 @@ using std::chrono::milliseconds;
 namespace {
 
 /// " (ranks 2, 3 of the job)", or nothing where they have the same numbers there.
-std::string words_on_job(const std::vector<int>& world_ranks) {
+std::string describe_job(const std::vector<int>& world_ranks) {
   constexpr std::size_t kNamed = 16;
   std::string text;
   bool same = true;
@@ -29,8 +29,8 @@ std::string words_on_job(const std::vector<int>& world_ranks) {
 
 }  // namespace
 
-std::string words_on_group(const std::string& name, const std::vector<int>& world_ranks) {
-  return concat("group '", name, "'", words_on_job(world_ranks));
+std::string describe_group(const std::string& name, const std::vector<int>& world_ranks) {
+  return concat("group '", name, "'", describe_job(world_ranks));
 }
 
 std::string in_seconds(Clock::duration time) {
@@ -51,7 +51,7 @@ RankState::RankState(Fabric& fabric, std::string group, Warn warn,
     : fabric_(fabric),
       patience_(Patience::of(fabric.size(), fabric.internode())),
       group_(std::move(group)),
-      in_job_(words_on_job(world_ranks)),
+      in_job_(describe_job(world_ranks)),
       warn_(std::move(warn)) {
   put_text(header().identity.group, group_);
   header().named.publish(1);
@@ -139,7 +139,7 @@ namespace {
 
 /// Describes the oldest message, "; its recv from rank 0 has waited 3.1 s": it may be what this
 /// rank waits for.
-std::string words_on_oldest(const RankView& seen) {
+std::string describe_oldest(const RankView& seen) {
   if (seen.messages == 0 || is_busy(seen)) return "";
   const RankView::Message& oldest = seen.oldest;
   const bool sends = oldest.kind == Kind::kSend;
@@ -153,7 +153,7 @@ std::string words_on_oldest(const RankView& seen) {
 std::string RankState::does(int peer, Clock::time_point until) const {
   const auto left = std::chrono::duration_cast<milliseconds>(until - Clock::now());
   const RankView seen = view_of(peer);  // once, or the two parts may disagree
-  return dreamcomm::last_act(seen) + words_on_oldest(seen) +
+  return dreamcomm::last_act(seen) + describe_oldest(seen) +
          fabric_.other_activity(peer, is_busy(seen), std::max(left, milliseconds(0)));
 }
 

@@ -19,7 +19,7 @@ namespace dreamcomm {
 std::string in_seconds(Clock::duration time);
 
 /// "group '1' (ranks 2, 3 of the job)"; `world_ranks` of its ranks in the job, empty: the same.
-std::string words_on_group(const std::string& name, const std::vector<int>& world_ranks);
+std::string describe_group(const std::string& name, const std::vector<int>& world_ranks);
 
 class RankState {
  public:

@@ -69,18 +69,18 @@ std::string why_gone(const Fabric& fabric, int peer) {
   return concat("the process of rank ", fabric.number(ended), " has ended, and ", fate);
 }
 
-std::string words_on_end(const RankState& state, int peer) {
+std::string describe_end(const RankState& state, int peer) {
   const std::string gone = why_gone(state.fabric(), peer);
   if (gone.empty()) return "";
   return concat(gone, "; rank ", state.fabric().number(peer), ' ', state.last_act(peer));
 }
 
-std::string words_on_lost(const RankState& state) {
+std::string describe_lost(const RankState& state) {
   const Fabric& fabric = state.fabric();
   for (int rank = 0; rank < fabric.size(); ++rank) {
     if (rank == fabric.rank()) continue;
     if (static_cast<Status>(fabric.header(rank).status.read()) == Status::kLeft) continue;
-    const std::string words = words_on_end(state, rank);
+    const std::string words = describe_end(state, rank);
     if (!words.empty()) return words;
   }
   return "";
@@ -96,7 +96,7 @@ void WaitWatchdog::look(int rank) {
   const Clock::time_point now = Clock::now();
   if (rank >= 0) look_at(rank, now);
   if (is_late(rank, now)) {
-    const std::string words = words_on_wait(rank, now);  // takes a while
+    const std::string words = describe_wait(rank, now);  // takes a while
     const std::string told = rank < 0 ? "" : why_failed(state_.fabric(), rank);
     if (!told.empty()) {
       throw Error(ErrorKind::kPeerLost,
@@ -115,7 +115,7 @@ void WaitWatchdog::warn_if_long(int rank, Clock::time_point now) {
   // Past the deadline, as after this process was stopped, the error reports everything.
   if (warned || for_none || now - begin_ < tenth || now >= deadline_) return;
   warned = true;
-  state_.warn(concat(what_(), " on ", state_.who(), " has come to ", words_on_wait(rank, now),
+  state_.warn(concat(what_(), " on ", state_.who(), " has come to ", describe_wait(rank, now),
                      rank < 0 ? " of waiting" : "", "; its timeout is after ",
                      in_seconds(deadline_ - begin_)));
 }
@@ -145,7 +145,7 @@ int WaitWatchdog::awaited_by(int rank, Clock::time_point now) const {
 
 /// "3.0 s of waiting for rank 1, which last called broadcast as call 7, entered 4.1 s ago; its
 /// process 42 is stopped"
-std::string WaitWatchdog::words_on_wait(int rank, Clock::time_point now) const {
+std::string WaitWatchdog::describe_wait(int rank, Clock::time_point now) const {
   std::string text = in_seconds(now - begin_);
   if (rank < 0) return text;
   const Clock::time_point until = RankState::answer_until(now - begin_);
@@ -190,7 +190,7 @@ void WaitWatchdog::look_at(int rank, Clock::time_point now) {
   const int gone = gone_of(rank, now);
   if (gone >= 0 && gone == missed_) {
     throw Error(ErrorKind::kPeerLost, concat(what_(), " on ", state_.who(),
-                                             " cannot finish: ", words_on_end(state_, gone)));
+                                             " cannot finish: ", describe_end(state_, gone)));
   }
   missed_ = gone;
 }

@@ -39,7 +39,7 @@ class WaitWatchdog final : public WaitObserver {
   int gone_of(int rank, Clock::time_point now) const;
   int awaited_by(int rank, Clock::time_point now) const;
   bool is_late(int rank, Clock::time_point now) const;
-  std::string words_on_wait(int rank, Clock::time_point now) const;
+  std::string describe_wait(int rank, Clock::time_point now) const;
 
   RankState& state_;
   const std::function<std::string()>& what_;
@@ -66,10 +66,10 @@ std::string fate_of(const Fabric& fabric, int peer);
 std::string why_gone(const Fabric& fabric, int peer);
 
 /// Describes why nothing more will arrive from `peer`, and its last action; or "".
-std::string words_on_end(const RankState& state, int peer);
+std::string describe_end(const RankState& state, int peer);
 
 /// Describes the first other rank that has died or aborted the group, and its last action; or "".
 /// Ranks that left cleanly do not count.
-std::string words_on_lost(const RankState& state);
+std::string describe_lost(const RankState& state);
 
 }  // namespace dreamcomm

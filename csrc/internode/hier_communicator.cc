@@ -18,7 +18,7 @@
 namespace dreamcomm {
 namespace {
 
-std::string words_on(Kind kind, const Way& way, int carriers) {
+std::string describe_way(Kind kind, const Way& way, int carriers) {
   if (way.leaders) return "one leader per host exchanges it, whole, as the call opens";
   const std::string at_a_time = concat(", ", way.chunk, " bytes at a time");
   switch (kind) {
@@ -53,7 +53,7 @@ HierarchicalCommunicator::HierarchicalCommunicator(std::shared_ptr<Communicator>
       options_(std::move(options)),
       monitor_(*link_, interrupter_, topology_, rank_),
       levels_{*host_,           topology_,      *link_,        interrupter_,
-              monitor_,         preposted_,     options_.heap, spoilt_,
+              monitor_,         preposted_,     options_.heap, call_failed_,
               options_.reasons, failure_cause_, rank_,         options_.widens_halves},
       recorder_(options_.recorder ? options_.recorder
                                   : std::make_shared<Recorder>(Recorder::Origin{})) {
@@ -147,8 +147,8 @@ void HierarchicalCommunicator::report_lost_leader() const {
   options_.reasons.tell(topology_.rank_at(topology_.host_of(rank_), 0), words);
 }
 
-void HierarchicalCommunicator::linger() {
-  if (barrier_) barrier_->stay_until_heard();
+void HierarchicalCommunicator::wait_for_readers() {
+  if (barrier_) barrier_->wait_for_readers();
 }
 
 void HierarchicalCommunicator::run(const Request& request, const Interrupt& interrupt) {
@@ -354,7 +354,7 @@ std::string HierarchicalCommunicator::explain(Kind kind, std::size_t bytes,
   for (const Way& one : ways(kind, bytes, Shape(topology_.ranks_on_hosts()), costs_)) {
     const bool is_taken = one.leaders == taken.leaders && one.chunk == taken.chunk;
     text << (is_taken ? "  * " : "    ") << one.seconds * 1e6 << " us: ";
-    text << words_on(kind, one, topology_.carriers()) << '\n';
+    text << describe_way(kind, one, topology_.carriers()) << '\n';
   }
   text << "  (the least predicted time is taken, or leaders where they take 3 % more at the "
           "most; "

@@ -86,7 +86,7 @@ class HierarchicalCommunicator final : public GroupCommunicator {
 
   /// Also ends the link; posts the reason for the other nodes.
   void abort(const std::string& reason) override;
-  void linger() override;
+  void wait_for_readers() override;
   void shutdown() override;
   /// Ends the link, cleanly if no call is under way. Any thread.
   void close();
@@ -132,7 +132,7 @@ class HierarchicalCommunicator final : public GroupCommunicator {
   ConnectionMonitor monitor_;
   PrepostedReceives preposted_;
   const FailureCause failure_cause_{options_.reasons, monitor_, [this] { return host_->lost(); }};
-  const std::shared_ptr<Mark> spoilt_ = std::make_shared<Mark>();
+  const std::shared_ptr<Mark> call_failed_ = std::make_shared<Mark>();
   const Levels levels_;  // of the members before it
   LevelCosts costs_;     // INVARIANT: the same on every rank, as ways are chosen by it
   struct Chosen {

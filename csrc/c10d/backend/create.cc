@@ -31,7 +31,7 @@ constexpr std::size_t kRecords = 2000;
 /// The group's name in errors; "" for the default group, whose name they leave out.
 std::string group_in_errors(const DreamOptions& options) {
   if (options.group_name == kDefaultGroup) return "";
-  return words_on_group(options.group_name, members_of(options));
+  return describe_group(options.group_name, members_of(options));
 }
 
 /// torch reuses a store when a group is destroyed and made anew, and then the

@@ -232,7 +232,7 @@ void DreamBackend::close(bool alone) {
   report();
   if (recorder_) recorder_->end();
   if (cpu_) {
-    if (!failure()) cpu_->linger();
+    if (!failure()) cpu_->wait_for_readers();
     cpu_->shutdown();
   }
   callback_threads_->stop();

@@ -70,8 +70,8 @@ DeviceHierContext::~DeviceHierContext() {
   }
 }
 
-void DeviceHierContext::here(Kind kind, const Reduction& how, std::span<const Block> in,
-                             std::span<const Block> out, int root) {
+void DeviceHierContext::run_on_host(Kind kind, const Reduction& how, std::span<const Block> in,
+                                    std::span<const Block> out, int root) {
   const Contiguous ins(in, level_.device);
   const Contiguous outs(out, level_.device);
   ins.collect();
@@ -86,14 +86,14 @@ void DeviceHierContext::here(Kind kind, const Reduction& how, std::span<const Bl
   outs.spread();
 }
 
-Cargo DeviceHierContext::room(std::size_t bytes) const {
+Cargo DeviceHierContext::allocate(std::size_t bytes) const {
   const auto options = at::TensorOptions().dtype(at::kByte).device(level_.device);
   at::Tensor made = at::empty({static_cast<std::int64_t>(bytes)}, options);
   auto* const data = static_cast<std::byte*>(made.mutable_data_ptr());
   return {std::shared_ptr<std::byte>(data, [made](std::byte*) {}), 0, bytes};
 }
 
-Cargo DeviceHierContext::kept(const Block& block) { return lent(block.data, block.bytes); }
+Cargo DeviceHierContext::keep(const Block& block) { return lent(block.data, block.bytes); }
 
 void DeviceHierContext::copy(std::byte* to, const std::byte* from, std::size_t bytes) {
   if (bytes == 0) return;
@@ -103,7 +103,7 @@ void DeviceHierContext::copy(std::byte* to, const std::byte* from, std::size_t b
 
 Cargo DeviceHierContext::widened(const TwoStepReduction& steps, std::byte* in, std::size_t count) {
   if (!steps.widens()) return lent(in, count * steps.item());
-  Cargo wide = room(count * steps.wire_item());
+  Cargo wide = allocate(count * steps.wire_item());
   convert_on_device({steps.wire, wide.data()}, {steps.type, in}, count, level_.device);
   return wide;
 }

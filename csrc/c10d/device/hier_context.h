@@ -34,11 +34,11 @@ class DeviceHierContext final : public HierContext {
   /// Orders the stream behind messages under way, so that no room is used again before they end.
   ~DeviceHierContext() override;
 
-  void here(Kind kind, const Reduction& how, std::span<const Block> in, std::span<const Block> out,
-            int root = 0) override;
-  Cargo room(std::size_t bytes) const override;
+  void run_on_host(Kind kind, const Reduction& how, std::span<const Block> in,
+                   std::span<const Block> out, int root = 0) override;
+  Cargo allocate(std::size_t bytes) const override;
   /// The block itself: the stream does not continue before the message is sent.
-  Cargo kept(const Block& block) override;
+  Cargo keep(const Block& block) override;
   void copy(std::byte* to, const std::byte* from, std::size_t bytes) override;
   Cargo widened(const TwoStepReduction& steps, std::byte* in, std::size_t count) override;
   void combine(const TwoStepReduction& steps, std::span<const std::byte* const> of_hosts,

@@ -32,7 +32,7 @@ void MultinodeDeviceGroup::run(const Request& request, void* stream) {
   DeviceHierContext context(level, request.deadline, place_.chunk);
   try {
     if (request.kind == Kind::kBarrier) {  // the verdict is the barrier between nodes
-      context.here(Kind::kBarrier, Reduction{}, {}, {});
+      context.run_on_host(Kind::kBarrier, Reduction{}, {}, {});
     } else {
       internode::run(context, request);
     }

@@ -59,7 +59,7 @@ std::optional<std::vector<int>> silent(const Connection& connection, StoreWorker
   }
 }
 
-std::string words_on(const Place& place, const std::optional<std::vector<int>>& silent) {
+std::string describe_silent(const Place& place, const std::optional<std::vector<int>>& silent) {
   constexpr std::size_t kMostNamed = 4;
   if (!silent) return "; and the store does not answer";
   const std::vector<int>& ranks = *silent;
@@ -108,7 +108,7 @@ std::string first_told(const AbortReasons& reasons, int own, int size) {
   return found;
 }
 
-std::string words_on_end(int rank) { return concat("the process of rank ", rank, " has ended"); }
+std::string describe_end(int rank) { return concat("the process of rank ", rank, " has ended"); }
 
 /// Gloo's text names the other side, but not why the connection ended.
 bool is_connection_lost(const Error& error) {
@@ -132,7 +132,7 @@ std::function<std::string(int)> watch_on_mates(const Connection& connection,
     const Place& place = connection.place;
     std::string told =
         connection.is_nearly_over() ? "" : first_told(reasons, place.rank, place.topology.size());
-    return told.empty() && ended ? words_on_end(rank) : told;
+    return told.empty() && ended ? describe_end(rank) : told;
   };
 }
 
@@ -146,7 +146,7 @@ DeadlineStore::Watch watch_on(const Connection& connection,
     if (!here || !store) return "";
     for (const int peer : topology.ranks(topology.host_of(rank))) {
       if (here->has_ended(topology.index_of(peer))) {
-        return words_on_end(peer);
+        return describe_end(peer);
       }
     }
     return first_told(reasons_through(store), rank, topology.size());
@@ -175,7 +175,7 @@ Fallback::Inner connect_hosts(const Connection& connection, StoreWorker& worker,
     reasons.post_abort(place.rank, error.what());
     const std::optional<std::vector<int>> found =
         silent(connection, worker, reasons, "", Clock::now() + kToHear);
-    const std::string words = error.what() + words_on(place, found);
+    const std::string words = error.what() + describe_silent(place, found);
     if (words != error.what()) reasons.post_abort(place.rank, words);
     const bool is_told = words.find(kAborted) != std::string::npos;
     throw Error(error.kind(),
@@ -196,11 +196,11 @@ void first_use(const Connection& connection, StoreWorker& worker, const AbortRea
     if (!cause.empty()) told += "; " + cause;
     if (reasons.of(rank, kAtOnce).empty()) reasons.post_abort(rank, told);
     const auto found = silent(connection, worker, reasons, told, later(connection.end(), kToHear));
-    throw Error(error.kind(), told + words_on(connection.place, found));
+    throw Error(error.kind(), told + describe_silent(connection.place, found));
   }
 }
 
-std::string words_of_gloo(const std::string& text) {
+std::string gloo_error_text(const std::string& text) {
   static const std::regex source(R"(\[[^\]\s]*\.(cc|h):\d+\] ?)");
   return std::regex_replace(text.substr(0, text.find('\n')), source, "");
 }

@@ -70,6 +70,6 @@ void first_use(const Connection& connection, StoreWorker& worker, const AbortRea
                const DeadlineStore::Watch& watch, const std::function<void()>& use);
 
 /// The first line of an error of Gloo's, without its place in Gloo's sources.
-std::string words_of_gloo(const std::string& text);
+std::string gloo_error_text(const std::string& text);
 
 }  // namespace dreamcomm

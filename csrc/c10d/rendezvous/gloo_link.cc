@@ -14,7 +14,7 @@ namespace dreamcomm {
 namespace {
 
 std::string in_short(const std::exception& error) {
-  const std::string text = words_of_gloo(error.what());
+  const std::string text = gloo_error_text(error.what());
   return text.substr(0, text.find(". This is typically"));
 }
 

@@ -36,7 +36,7 @@ std::optional<GroupRecord> record_from(const std::string& text) {
 }
 
 /// "makes group '1' of ranks 0, 1"
-std::string words_on(const GroupRecord& record) {
+std::string describe_record(const GroupRecord& record) {
   constexpr std::size_t kMostNamed = 16;
   std::string text = concat(record.failed ? "has failed to make" : "makes", " group '", record.name,
                             "' of ranks ");
@@ -124,8 +124,8 @@ std::string GroupOrder::judge_numbers(int other, const GroupRecord& theirs) cons
   const bool was_left_out =
       number < *current_->number() && !has_begun(theirs) && contains(members, rank_);
   if (!has_passed && !differs && !was_left_out) return "";
-  return concat(kOrders, "rank ", rank_, ' ', words_on(*current_), ", and rank ", other, ' ',
-                words_on(theirs), ". ", kMembersAlone);
+  return concat(kOrders, "rank ", rank_, ' ', describe_record(*current_), ", and rank ", other, ' ',
+                describe_record(theirs), ". ", kMembersAlone);
 }
 
 std::string GroupOrder::judge_names(int other, const GroupRecord& theirs) const {
@@ -133,12 +133,13 @@ std::string GroupOrder::judge_names(int other, const GroupRecord& theirs) const 
   if (theirs.name == current_->name) return "";
   if (has_begun(theirs) || !contains(theirs.members, rank_)) return "";
   if (theirs.members != current_->members) {
-    return concat(kOrders, "rank ", rank_, ' ', words_on(*current_), ", and rank ", other, ' ',
-                  words_on(theirs), ". All members of two groups must make them in one order");
+    return concat(kOrders, "rank ", rank_, ' ', describe_record(*current_), ", and rank ", other,
+                  ' ', describe_record(theirs),
+                  ". All members of two groups must make them in one order");
   }
   return concat(
-      "the ranks give one group different names: rank ", rank_, ' ', words_on(*current_),
-      ", and rank ", other, ' ', words_on(theirs),
+      "the ranks give one group different names: rank ", rank_, ' ', describe_record(*current_),
+      ", and rank ", other, ' ', describe_record(theirs),
       ". With use_local_synchronization=True torch hashes into the name how many groups a "
       "rank is in: all members must be in equally many when they make one; else let all "
       "ranks of the job make it, without that option");

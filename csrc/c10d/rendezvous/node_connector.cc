@@ -54,7 +54,7 @@ Fallback::Inner NodeConnector::make_gloo(const Connection& made,
     if (is_foreign(error)) throw;
     const auto watch = [&] { return store->trouble(); };
     const std::string known = made.is_nearly_over() ? watch() : cause_soon(watch);
-    const std::string own = words_of_gloo(error.what());
+    const std::string own = gloo_error_text(error.what());
     const bool is_all = !known.empty() && own.find(known) != std::string::npos;
     throw Error(
         ErrorKind::kPeerLost,

@@ -75,7 +75,7 @@ bool is_default(const DreamOptions& options) {
 
 std::string group_being_made(const DreamOptions& options) {
   if (is_default(options)) return "a group";
-  return words_on_group(options.group_name, members_of(options));
+  return describe_group(options.group_name, members_of(options));
 }
 
 ShmOptions rendezvous_options(const DreamOptions& options, int size, const PythonCallbacks& host,

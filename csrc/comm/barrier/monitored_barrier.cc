@@ -101,7 +101,7 @@ void MonitoredBarrier::apply_verdict(std::uint32_t number, bool late) const {
   // If it is not, rank 0 has ended others since, and the text may be theirs, or half of it.
   const bool own = (verdict & ~barrier::kBits) == barrier::verdict_on(number) &&
                    rank_0.verdict.read() == verdict;
-  const std::string dead = own ? "" : words_on_lost(state_);
+  const std::string dead = own ? "" : describe_lost(state_);
   const std::string lost = dead.empty() ? "" : "; " + dead;
   const bool ended = own ? (verdict & barrier::kEnded) != 0 : !dead.empty();
   const ErrorKind kind = ended ? ErrorKind::kPeerLost : ErrorKind::kTimeout;

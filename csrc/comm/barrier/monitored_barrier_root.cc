@@ -218,7 +218,7 @@ void MonitoredBarrier::call(const Round& round) {
     } else {
       const BarrierCount count = this->count(round);
       const bool told = !count.problem.empty() || count.is_complete();
-      found = {count.bits, told ? count.problem : words_on_missing(count, state_.who())};
+      found = {count.bits, told ? count.problem : describe_missing(count, state_.who())};
     }
   } catch (const Error& error) {
     publish_verdict({barrier::kEnded, error.what()}, round.terms);
@@ -267,7 +267,7 @@ BarrierCount MonitoredBarrier::missing(std::chrono::milliseconds waited, bool al
   return found;
 }
 
-std::string words_on_missing(const BarrierCount& count, const std::string& who) {
+std::string describe_missing(const BarrierCount& count, const std::string& who) {
   std::string names;
   std::string acts;
   for (std::size_t i = 0; i < count.missing.size(); ++i) {

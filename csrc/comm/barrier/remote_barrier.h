@@ -30,7 +30,7 @@ struct BarrierCount {
 
 /// "Ranks 1, 3 failed to pass monitoredBarrier in 2000 ms (...); rank 1 ...; rank 3 ...", or
 /// "monitored_barrier on rank 0 ... came too late; rank 1 has stopped waiting; ...".
-std::string words_on_missing(const BarrierCount& count, const std::string& who);
+std::string describe_missing(const BarrierCount& count, const std::string& who);
 
 /// Only enter() waits longer than a moment, if a host has just been lost. One thread at a time;
 /// called in the order of a barrier.

@@ -9,8 +9,8 @@ namespace dreamcomm {
 
 /// "recv from rank 1 (8 bytes, tag 0) on rank 0 of 2 in group 'default' `has waited`: rank 1 has
 /// not sent it; it last called barrier as call 3, entered 4.1 s ago"
-std::string TagMatcher::words_on(const Wait& wait, const std::string& has_waited,
-                                 Clock::time_point until) const {
+std::string TagMatcher::describe_wait(const Wait& wait, const std::string& has_waited,
+                                      Clock::time_point until) const {
   return concat(wait.what, any_or(wait.peer), " (", wait.bytes, " bytes, tag ", wait.tag, ") on ",
                 state_.who(), ' ', has_waited, ": ", lacks(wait, until));
 }
@@ -36,7 +36,8 @@ std::string TagMatcher::lacks(const Completion& completion, Clock::time_point un
 template <typename Message>
 std::exception_ptr TagMatcher::late(const char* lacks, int peer, const Message& message,
                                     Clock::time_point until) const {
-  const std::string words = words_on(wait_of(peer, message, lacks), "reached its timeout", until);
+  const std::string words =
+      describe_wait(wait_of(peer, message, lacks), "reached its timeout", until);
   return std::make_exception_ptr(Error(ErrorKind::kTimeout, words));
 }
 
@@ -92,7 +93,7 @@ void TagMatcher::each_waiting(Visit&& look) {
 void TagMatcher::warn_of(const Wait& wait, Clock::time_point now) const {
   const Clock::time_point asked{std::chrono::nanoseconds(wait.asked_ns)};
   const std::string lasted = concat("has come to ", in_seconds(now - asked), " of waiting");
-  state_.warn(concat(words_on(wait, lasted, RankState::answer_until(now - asked)),
+  state_.warn(concat(describe_wait(wait, lasted, RankState::answer_until(now - asked)),
                      "; its timeout is after ", in_seconds(wait.deadline - asked)));
 }
 

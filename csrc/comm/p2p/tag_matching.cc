@@ -245,7 +245,7 @@ std::optional<std::string> TagMatcher::check_health() {
     }
     fates.push_back(fate);
     if (link(peer).filling) continue;  // a thread still uses the message
-    fail_link(peer, words_on_end(state_, peer));
+    fail_link(peer, describe_end(state_, peer));
   }
   why_alone_.reset();
   if (here == 0) why_alone_ = listed(fates);

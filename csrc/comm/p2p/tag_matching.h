@@ -166,8 +166,8 @@ class TagMatcher {
                           Clock::time_point until) const;
   template <typename Message>
   static Wait wait_of(int peer, const Message& message, const char* lacks);
-  std::string words_on(const Wait& wait, const std::string& has_waited,
-                       Clock::time_point until) const;
+  std::string describe_wait(const Wait& wait, const std::string& has_waited,
+                            Clock::time_point until) const;
   std::string lacks(const Wait& wait, Clock::time_point until) const;
   template <typename Visit>
   void each_waiting(Visit&& look);

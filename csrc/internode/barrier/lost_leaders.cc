@@ -14,7 +14,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kGlancesApart{100};
+constexpr milliseconds kCheckInterval{100};
 constexpr milliseconds kPosts{300};    // for the posts of a lost leader
 constexpr milliseconds kReports{300};  // for its host's ranks to notice and report it
 
@@ -35,7 +35,7 @@ std::map<int, std::string> InternodeBarrier::newly_lost() {
     const int one = decides() ? leader(i) : 0;
     if (gone_.contains(one) || !needs(one)) continue;
     try {
-      means_.monitor.glance(one);
+      means_.monitor.check_alive(one);
     } catch (const Error& error) {
       found.emplace(one, error.what());
     }
@@ -44,7 +44,7 @@ std::map<int, std::string> InternodeBarrier::newly_lost() {
 }
 
 void InternodeBarrier::look_for_lost() {
-  if (Clock::now() < next_glance_) return;
+  if (Clock::now() < next_check_) return;
   const std::map<int, std::string> found = newly_lost();
   if (!found.empty()) look(kPosts);
   const Clock::time_point until = Clock::now() + kReports;
@@ -56,7 +56,7 @@ void InternodeBarrier::look_for_lost() {
     // If all are named, each entry contains only its own reason.
     if (told.empty() && !(decides() && terms_.all)) gone_[one] += means_.causes.others(one);
   }
-  next_glance_ = Clock::now() + kGlancesApart;
+  next_check_ = Clock::now() + kCheckInterval;
 }
 
 /// Rank 0 waits for all leaders, the others for its verdict.

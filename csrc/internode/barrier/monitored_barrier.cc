@@ -230,7 +230,7 @@ void InternodeBarrier::leave(const std::string& interrupted) {
   ++number_;
 }
 
-void InternodeBarrier::stay_until_heard() {
+void InternodeBarrier::wait_for_readers() {
   if (!decides()) return;
   const Clock::time_point end = Clock::now() + kReadTime;
   std::vector<int> awaited;  // indexes of the leaders that were in the last one

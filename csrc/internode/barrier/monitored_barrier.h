@@ -61,7 +61,7 @@ class InternodeBarrier final : public RemoteBarrier {
 
   /// Waits, for a moment, until the leaders have read rank 0's last verdict: rank 0 may run the
   /// store.
-  void stay_until_heard();
+  void wait_for_readers();
 
  private:
   using Report = barrier::Report;
@@ -112,7 +112,7 @@ class InternodeBarrier final : public RemoteBarrier {
   /// Since when rank 0 decides which ranks to name, or another leader waits for its verdict.
   std::optional<Clock::time_point> deciding_;
   std::map<int, std::string> gone_;  // lost leaders, with the reasons
-  Clock::time_point next_glance_;    // when to check for lost leaders again
+  Clock::time_point next_check_;     // when to check for lost leaders again
 };
 
 }  // namespace dreamcomm

@@ -109,7 +109,7 @@ BarrierOutcome InternodeBarrier::conclude(int over) {
   const auto has_left = [](const Absent& one) { return one.why == Absent::Why::kLeft; };
   all.late = (all.late || (too_late_ && std::any_of(absent.begin(), absent.end(), has_left))) &&
              (all.bits & barrier::kEnded) == 0;
-  std::string problem = all.problem.empty() ? words_on_missing(all, who_) : all.problem;
+  std::string problem = all.problem.empty() ? describe_missing(all, who_) : all.problem;
   if (over > 0) problem += concat("; the timeout of rank ", over, " was over");
   return {all.bits, problem};
 }

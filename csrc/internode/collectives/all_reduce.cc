@@ -76,11 +76,11 @@ class AllReduce {
     const std::size_t size = shard_of(k, context_.index()).size();
     const std::size_t mine = piece_of(k, context_.host()).size();
     s.pieces.resize(static_cast<std::size_t>(context_.hosts()));
-    s.partial = context_.room(size * steps_.wire_item());
-    s.result = context_.room(size * steps_.item());
+    s.partial = context_.allocate(size * steps_.wire_item());
+    s.result = context_.allocate(size * steps_.item());
     context_.for_other_hosts([&](int host) {
       Cargo& theirs = s.pieces[static_cast<std::size_t>(host)];
-      theirs = context_.room(mine * steps_.wire_item());
+      theirs = context_.allocate(mine * steps_.wire_item());
       context_.receive(context_.partner(host), theirs, number_of(k, 0));
     });
     s.exchanged = context_.receives();
@@ -119,11 +119,11 @@ class AllReduce {
       in.push_back({wide + s.begin * steps_.wire_item(), s.size() * steps_.wire_item()});
     }
     const Block own{slot(k).partial.data(), slot(k).partial.bytes};
-    if (is_even(k)) return context_.here(Kind::kReduceScatter, steps_.here, in, {&own, 1});
+    if (is_even(k)) return context_.run_on_host(Kind::kReduceScatter, steps_.here, in, {&own, 1});
     for (int carrier = 0; carrier < carriers_; ++carrier) {
       const auto index = static_cast<std::size_t>(carrier);
-      context_.here(Kind::kReduce, steps_.here, {&in[index], 1},
-                    {&own, carrier == context_.index() ? 1U : 0U}, carrier);
+      context_.run_on_host(Kind::kReduce, steps_.here, {&in[index], 1},
+                           {&own, carrier == context_.index() ? 1U : 0U}, carrier);
     }
   }
 
@@ -156,11 +156,11 @@ class AllReduce {
           {out_ + (elements(k).begin + part.begin) * steps_.item(), part.size() * steps_.item()});
     }
     const Block own{s.result.data(), s.result.bytes};
-    if (is_even(k)) return context_.here(Kind::kAllGather, moved(), {&own, 1}, out);
+    if (is_even(k)) return context_.run_on_host(Kind::kAllGather, moved(), {&own, 1}, out);
     for (int carrier = 0; carrier < carriers_; ++carrier) {
       const auto index = static_cast<std::size_t>(carrier);
-      context_.here(Kind::kBroadcast, moved(), {&own, carrier == context_.index() ? 1U : 0U},
-                    {&out[index], 1}, carrier);
+      context_.run_on_host(Kind::kBroadcast, moved(), {&own, carrier == context_.index() ? 1U : 0U},
+                           {&out[index], 1}, carrier);
     }
   }
 

@@ -62,12 +62,12 @@ class CallHandshake {
 
   void run() {
     compare_here();
-    const Cargo mine = context_.room(sizeof(Heading) + payload_.brought);
+    const Cargo mine = context_.allocate(sizeof(Heading) + payload_.brought);
     const auto brought = static_cast<std::uint32_t>(agreed_ ? payload_.brought : 0);
     const Heading heading{own_, agreed_ ? 1U : 0U, context_.latest.here.rank, brought};
     std::memcpy(mine.data(), &heading, sizeof heading);
     if (agreed_ && payload_.bring) payload_.bring(mine.data() + sizeof heading);
-    const Cargo told = context_.room(kVerdict + payload_.told);
+    const Cargo told = context_.allocate(kVerdict + payload_.told);
     Verdict verdict{1, {}};
     if (is_leader()) {
       verdict.agreed = compare_hosts(mine, told.data() + kVerdict) ? 1U : 0U;
@@ -104,7 +104,8 @@ class CallHandshake {
 
   void announce(Block block) {
     const std::span<const Block> one(&block, 1);
-    context_.here(Kind::kBroadcast, kBytes, is_leader() ? one : std::span<const Block>(), one);
+    context_.run_on_host(Kind::kBroadcast, kBytes, is_leader() ? one : std::span<const Block>(),
+                         one);
   }
 
   using Gather = std::function<void(std::span<const Block> in, std::span<const Block> out)>;
@@ -125,7 +126,7 @@ class CallHandshake {
     // entered, and no rank returns before it has received from all hosts. So as long as one rank
     // has not entered here, no rank anywhere has returned from this call.
     here_ =
-        gather(own_, [this](const auto& in, const auto& out) { context_.gather_here(in, out); });
+        gather(own_, [this](const auto& in, const auto& out) { context_.gather_on_host(in, out); });
     context_.latest.here = context_.last_here();
     agreed_ = std::all_of(here_.begin(), here_.end(),
                           [this](const Signature& other) { return other == here_[0]; });
@@ -180,7 +181,7 @@ class CallHandshake {
     Text site{};
     put_text(site, caller_.site ? caller_.site() : "");
     const std::vector<Text> sites = gather(site, [this](const auto& in, const auto& out) {
-      context_.here(Kind::kAllGather, kBytes, in, out);
+      context_.run_on_host(Kind::kAllGather, kBytes, in, out);
     });
     Sides sides;
     for (std::size_t i = 0; i < named.size(); ++i) {
@@ -198,7 +199,7 @@ class CallHandshake {
                                    const Describe& describe_call) {
     const Sides here = sides_here(named, describe_call);
     std::array<char, 2 * sizeof(Text) + 2> text{};
-    if (is_leader()) put_text(text, words_on(exchange(here), why.empty()));
+    if (is_leader()) put_text(text, describe_sides(exchange(here), why.empty()));
     announce(block_of(text));
     const std::string of_group = caller_.group.empty() ? "" : " of " + caller_.group;
     throw Error(ErrorKind::kMismatch,
@@ -208,12 +209,12 @@ class CallHandshake {
 
   /// Returns the sides of all hosts, by rank.
   std::vector<Side> exchange(const Sides& here) {
-    const Cargo own = context_.room(sizeof here);
+    const Cargo own = context_.allocate(sizeof here);
     std::memcpy(own.data(), &here, sizeof here);
     std::vector<Cargo> all(static_cast<std::size_t>(context_.hosts()));
     context_.for_other_hosts([&](int host) {
       Cargo& cargo = all[static_cast<std::size_t>(host)];
-      cargo = context_.room(sizeof here);
+      cargo = context_.allocate(sizeof here);
       context_.receive(leader(host), cargo, kMismatchSides);
       context_.send(leader(host), own, kMismatchSides);
     });
@@ -234,7 +235,7 @@ class CallHandshake {
   }
 
   /// Describes the first side and, if `calls` differ, the first whose call differs.
-  static std::string words_on(const std::vector<Side>& sides, bool calls) {
+  static std::string describe_sides(const std::vector<Side>& sides, bool calls) {
     const auto other = std::find_if(sides.begin() + 1, sides.end(), [&](const Side& side) {
       return !calls || side.call != sides[0].call;
     });

@@ -43,12 +43,12 @@ class AllGather {
     now.room.resize(at(context_.size()));
     for_others([&](int rank) {
       if (context_.stand_in(rank) != context_.index()) return;
-      now.room[at(rank)] = context_.room(part.size());
+      now.room[at(rank)] = context_.allocate(part.size());
       context_.receive(rank, now.room[at(rank)], number_of(k, 0));
     });
     now.receives = context_.receives();
     const Block in = part_of(request_.in[0], part);
-    const Cargo mine = context_.kept({in.data, in.bytes});
+    const Cargo mine = context_.keep({in.data, in.bytes});
     context_.for_other_hosts([&](int host) {
       const int index = context_.index() % context_.topology().ranks_on(host);
       context_.send(context_.topology().rank_at(host, index), mine, number_of(k, 0));
@@ -59,7 +59,7 @@ class AllGather {
     for (const int rank : context_.topology().ranks(context_.host())) {
       out.push_back(part_of(request_.out[at(rank)], part));
     }
-    context_.here(Kind::kAllGather, Reduction{}, {&in, 1}, out);
+    context_.run_on_host(Kind::kAllGather, Reduction{}, {&in, 1}, out);
   }
 
   void end(std::size_t k, const Range& part) {
@@ -70,8 +70,8 @@ class AllGather {
       const Block in{room.data(), room.bytes};
       const Block out = part_of(request_.out[at(rank)], part);
       const int root = context_.stand_in(rank);
-      context_.here(Kind::kBroadcast, Reduction{}, {&in, root == context_.index() ? 1U : 0U},
-                    {&out, 1}, root);
+      context_.run_on_host(Kind::kBroadcast, Reduction{}, {&in, root == context_.index() ? 1U : 0U},
+                           {&out, 1}, root);
     });
   }
 
@@ -118,7 +118,7 @@ class Broadcast {
         context_.carries() ? shard(part.size(), carriers_, context_.index()) : Range{};
     const Block out = part_of(request_.out[0], part);
     if (!is_home()) {
-      now.room.push_back(context_.room(mine.size()));
+      now.room.push_back(context_.allocate(mine.size()));
       if (context_.carries())
         context_.receive(context_.partner(home_), now.room[0], number_of(k, 0));
       context_.depart(number_of(k, 0));
@@ -127,10 +127,10 @@ class Broadcast {
     }
     const bool root = context_.rank() == request_.root;
     const Block in = root ? part_of(request_.in[0], part) : Block{};
-    context_.here(Kind::kBroadcast, Reduction{}, {&in, root ? 1U : 0U}, {&out, 1},
-                  context_.topology().index_of(request_.root));
+    context_.run_on_host(Kind::kBroadcast, Reduction{}, {&in, root ? 1U : 0U}, {&out, 1},
+                         context_.topology().index_of(request_.root));
     if (!context_.carries()) return;
-    const Cargo sent = context_.kept({out.data + mine.begin, mine.size()});
+    const Cargo sent = context_.keep({out.data + mine.begin, mine.size()});
     context_.for_other_hosts(
         [&](int host) { context_.send(context_.partner(host), sent, number_of(k, 0)); });
     context_.depart(number_of(k, 0));
@@ -145,8 +145,8 @@ class Broadcast {
     for (int carrier = 0; carrier < carriers_; ++carrier) {
       const Block in{now.room[0].data(), now.room[0].bytes};
       const Block to = part_of(out, shard(part.size(), carriers_, carrier));
-      context_.here(Kind::kBroadcast, Reduction{}, {&in, carrier == context_.index() ? 1U : 0U},
-                    {&to, 1}, carrier);
+      context_.run_on_host(Kind::kBroadcast, Reduction{},
+                           {&in, carrier == context_.index() ? 1U : 0U}, {&to, 1}, carrier);
     }
   }
 
@@ -192,14 +192,14 @@ class Exchange {
     context_.wait(now.sends);
     now = Chunk{};
     for (const Item& item : receives_) {
-      now.room.push_back(context_.room(part_of_chunk(item, k).size()));
+      now.room.push_back(context_.allocate(part_of_chunk(item, k).size()));
       context_.receive(item.rank, now.room.back(), number_of(k, 0));
     }
     now.receives = context_.receives();
     for (const Item& item : sends_) {
       const Block part = part_of(item.block, part_of_chunk(item, k));
       if (part.bytes == 0) continue;
-      context_.send(item.rank, context_.kept(part), number_of(k, 0));
+      context_.send(item.rank, context_.keep(part), number_of(k, 0));
     }
     context_.depart(number_of(k, 0));
     now.sends = context_.sends();
@@ -238,8 +238,8 @@ void gather(HierContext& context, const Request& request) {
   const Topology& all = context.topology();
   Exchange exchange(context);
   if (all.host_of(request.root) == context.host()) {
-    context.here(Kind::kGather, request.reduction, request.in, of_this_host(context, request.out),
-                 all.index_of(request.root));
+    context.run_on_host(Kind::kGather, request.reduction, request.in,
+                        of_this_host(context, request.out), all.index_of(request.root));
   } else {
     exchange.send(request.root, request.in[0]);
   }
@@ -253,8 +253,8 @@ void scatter(HierContext& context, const Request& request) {
   const Topology& all = context.topology();
   Exchange exchange(context);
   if (all.host_of(request.root) == context.host()) {
-    context.here(Kind::kScatter, request.reduction, of_this_host(context, request.in), request.out,
-                 all.index_of(request.root));
+    context.run_on_host(Kind::kScatter, request.reduction, of_this_host(context, request.in),
+                        request.out, all.index_of(request.root));
   } else {
     exchange.receive(request.root, request.out[0]);
   }
@@ -265,8 +265,8 @@ void scatter(HierContext& context, const Request& request) {
 }
 
 void all_to_all(HierContext& context, const Request& request) {
-  context.here(Kind::kAllToAll, request.reduction, of_this_host(context, request.in),
-               of_this_host(context, request.out));
+  context.run_on_host(Kind::kAllToAll, request.reduction, of_this_host(context, request.in),
+                      of_this_host(context, request.out));
   Exchange exchange(context);
   for (int step = 1; step < context.size(); ++step) {
     const int to = (context.rank() + step) % context.size();

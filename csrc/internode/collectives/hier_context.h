@@ -54,13 +54,13 @@ class HierContext {
   std::size_t chunk() const { return chunk_; }
 
   /// A collective among the ranks of this host; `root` by its local index.
-  virtual void here(Kind kind, const Reduction& how, std::span<const Block> in,
-                    std::span<const Block> out, int root = 0) = 0;
+  virtual void run_on_host(Kind kind, const Reduction& how, std::span<const Block> in,
+                           std::span<const Block> out, int root = 0) = 0;
 
   /// Memory of undefined content that lives as long as anything uses it.
-  virtual Cargo room(std::size_t bytes) const = 0;
+  virtual Cargo allocate(std::size_t bytes) const = 0;
   /// The caller's bytes in a form that a message can keep: its engine may outlive the call.
-  virtual Cargo kept(const Block& block) = 0;
+  virtual Cargo keep(const Block& block) = 0;
   virtual void copy(std::byte* to, const std::byte* from, std::size_t bytes) = 0;
   /// `count` elements of a tensor in the type in which they are added up: in place, or in the
   /// context's memory.

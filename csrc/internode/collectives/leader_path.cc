@@ -25,7 +25,8 @@ LeaderPayload small_reduction(HierContext& context, const Request& request) {
     const Cargo wide = context.widened(steps, request.in[0].data, count);
     const Block in{wide.data(), count * steps.wire_item()};
     const Block out{bytes, in.bytes};
-    context.here(Kind::kReduce, steps.here, {&in, 1}, {&out, context.index() == 0 ? 1U : 0U});
+    context.run_on_host(Kind::kReduce, steps.here, {&in, 1},
+                        {&out, context.index() == 0 ? 1U : 0U});
   };
   payload.decide = [&context, steps, count](std::span<const std::byte* const> brought,
                                             std::byte* told) {
@@ -47,8 +48,8 @@ LeaderPayload small_broadcast(HierContext& context, const Request& request) {
   payload.bring = [&context, &request, home, bytes](std::byte* brought) {
     if (context.host() != home) return;
     const Block out{brought, bytes};
-    context.here(Kind::kBroadcast, request.reduction, request.in, {&out, 1},
-                 context.topology().index_of(request.root));
+    context.run_on_host(Kind::kBroadcast, request.reduction, request.in, {&out, 1},
+                        context.topology().index_of(request.root));
   };
   payload.decide = [home, bytes](std::span<const std::byte* const> brought, std::byte* told) {
     copy_bytes(told, brought[static_cast<std::size_t>(home)], bytes);
@@ -109,7 +110,7 @@ LeaderPayload sizes_of_all_to_all(HierContext& context, const Request& request) 
     for (int i = 0; i < context.ranks_here(); ++i) {
       out.push_back({brought + static_cast<std::size_t>(i) * row, row});
     }
-    context.here(Kind::kAllGather, Reduction{}, {&in, 1}, out);
+    context.run_on_host(Kind::kAllGather, Reduction{}, {&in, 1}, out);
   };
   payload.decide = [&context, row](std::span<const std::byte* const> brought, std::byte* told) {
     for (int rank = 0; rank < context.size(); ++rank) {

@@ -43,8 +43,8 @@ Clock::duration LinkContext::slack() const {
   return std::max((request_.deadline - begin_) / 30, kLeast);
 }
 
-void LinkContext::here(Kind kind, const Reduction& how, std::span<const Block> in,
-                       std::span<const Block> out, int root) {
+void LinkContext::run_on_host(Kind kind, const Reduction& how, std::span<const Block> in,
+                              std::span<const Block> out, int root) {
   Request part;
   part.kind = kind;
   part.reduction = how;
@@ -59,7 +59,7 @@ void LinkContext::here(Kind kind, const Reduction& how, std::span<const Block> i
 /// INVARIANT: a lost rank is reported only if, after it was found, a rank of this host is seen not
 /// to have entered this gathering. Then the leader had not got that rank's part, so no rank
 /// anywhere had returned from the call (call_handshake.cc).
-void LinkContext::gather_here(std::span<const Block> in, std::span<const Block> out) {
+void LinkContext::gather_on_host(std::span<const Block> in, std::span<const Block> out) {
   const Clock::time_point begin = Clock::now();
   Clock::time_point next = begin + kLookRemote;
   AbortedPeers aborted(levels_.causes, begin);
@@ -99,13 +99,13 @@ void LinkContext::run_here(Request& part, const Interrupt& interrupt) {
   try {
     levels_.host.run_part(part, interrupt);
   } catch (const Error& error) {
-    levels_.spoilt->publish(1);
+    levels_.call_failed->publish(1);
     // If no rank of this host has died, one has left cleanly (FailureCause).
     if (error.kind() != ErrorKind::kPeerLost || lost_remote_) throw;
     if (!levels_.host.lost().empty()) throw;
     throw Error(error.kind(), error.what() + levels_.causes.others());
   } catch (...) {
-    levels_.spoilt->publish(1);
+    levels_.call_failed->publish(1);
     throw;
   }
 }
@@ -139,25 +139,25 @@ std::string LinkContext::report_of_host(int rank, std::chrono::milliseconds mome
 
 /// INVARIANT: peers of this host write into a room only until the call ends for which it was the
 /// output, unless that fails.
-Cargo LinkContext::room(std::size_t bytes) const {
-  Cargo room = room_of_its_own(bytes);
+Cargo LinkContext::allocate(std::size_t bytes) const {
+  Cargo room = allocate_private(bytes);
   if (!levels_.heap || !levels_.heap->holds(room.data())) return room;
   const auto give_back = [own = room.memory, heap = levels_.heap,
-                          spoilt = levels_.spoilt](std::byte* at) {
-    if (spoilt->read() != 0) heap->retire(at);
+                          call_failed = levels_.call_failed](std::byte* at) {
+    if (call_failed->read() != 0) heap->retire(at);
   };
   return {std::shared_ptr<std::byte>(room.data(), give_back), 0, bytes};
 }
 
 /// Allocates a room that no peer writes into.
-Cargo LinkContext::room_of_its_own(std::size_t bytes) const {
+Cargo LinkContext::allocate_private(std::size_t bytes) const {
   std::shared_ptr<std::byte> memory = levels_.heap ? levels_.heap->allocate(bytes) : nullptr;
   if (!memory) memory = {new std::byte[bytes], std::default_delete<std::byte[]>()};
   return {std::move(memory), 0, bytes};
 }
 
-Cargo LinkContext::kept(const Block& block) {
-  Cargo cargo = room(block.bytes);
+Cargo LinkContext::keep(const Block& block) {
+  Cargo cargo = allocate(block.bytes);
   copy_bytes(cargo.data(), block.data, block.bytes);
   return cargo;
 }
@@ -170,7 +170,7 @@ Cargo LinkContext::widened(const TwoStepReduction& steps, std::byte* in, std::si
   if (!steps.widens()) {
     return {std::shared_ptr<std::byte>(std::shared_ptr<void>(), in), 0, count * steps.item()};
   }
-  Cargo wide = room(count * sizeof(float));
+  Cargo wide = allocate(count * sizeof(float));
   kernels::widen(steps.type, in, reinterpret_cast<float*>(wide.data()), count);
   return wide;
 }
@@ -178,7 +178,7 @@ Cargo LinkContext::widened(const TwoStepReduction& steps, std::byte* in, std::si
 void LinkContext::combine(const TwoStepReduction& steps, std::span<const std::byte* const> of_hosts,
                           std::byte* out, std::size_t count) {
   if (!steps.widens()) return reduce(steps.between, of_hosts, out, count);
-  const Cargo wide = room(count * sizeof(float));
+  const Cargo wide = allocate(count * sizeof(float));
   reduce(steps.between, of_hosts, wide.data(), count);
   kernels::narrow(steps.type, reinterpret_cast<const float*>(wide.data()), out, count);
 }
@@ -223,7 +223,7 @@ std::vector<Cargo> LinkContext::exchange_openings(const Cargo& mine, std::size_t
   for_other_hosts([&](int host) {
     const int leader = topology().rank_at(host, 0);
     PrepostedReceives::Expected one = levels_.envelopes.from(leader, [&](std::uint32_t tag) {
-      const Cargo cargo = room_of_its_own(most);
+      const Cargo cargo = allocate_private(most);
       const auto begin = [&] { return levels_.link.receive(leader, cargo, tag); };
       return PrepostedReceives::Expected{cargo, begun(leader, begin)};
     });

@@ -31,7 +31,7 @@ struct Levels {
   PrepostedReceives& envelopes;
   const std::shared_ptr<Heap>& heap;  // of this process; null: none
   /// Whether a call within the host has failed, so that a late peer may still write.
-  std::shared_ptr<Mark> spoilt;
+  std::shared_ptr<Mark> call_failed;
   const AbortReasons& reasons;
   const FailureCause& causes;
   int rank;  // in the group
@@ -44,15 +44,15 @@ class LinkContext final : public HierContext {
   LinkContext(const Levels& levels, const Request& request, std::uint64_t number, std::size_t chunk,
               const Interrupt& interrupt);
 
-  void here(Kind kind, const Reduction& how, std::span<const Block> in, std::span<const Block> out,
-            int root = 0) override;
+  void run_on_host(Kind kind, const Reduction& how, std::span<const Block> in,
+                   std::span<const Block> out, int root = 0) override;
   /// The first collective of a call: no rank of another host returns from the call before it. So it
   /// is aborted if one of them is lost.
-  void gather_here(std::span<const Block> in, std::span<const Block> out);
+  void gather_on_host(std::span<const Block> in, std::span<const Block> out);
   /// In the heap if there is room. Heap memory is not used again once a call within the host has
   /// failed.
-  Cargo room(std::size_t bytes) const override;
-  Cargo kept(const Block& block) override;
+  Cargo allocate(std::size_t bytes) const override;
+  Cargo keep(const Block& block) override;
   void copy(std::byte* to, const std::byte* from, std::size_t bytes) override;
   Cargo widened(const TwoStepReduction& steps, std::byte* in, std::size_t count) override;
   void combine(const TwoStepReduction& steps, std::span<const std::byte* const> of_hosts,
@@ -90,7 +90,7 @@ class LinkContext final : public HierContext {
  private:
   std::uint32_t tag(std::uint32_t number) const;
   Clock::duration slack() const;
-  Cargo room_of_its_own(std::size_t bytes) const;
+  Cargo allocate_private(std::size_t bytes) const;
   std::vector<int> remote_ranks() const;
   void run_here(Request& part, const Interrupt& interrupt);
   [[noreturn]] void fail_for_remote(int rank, const std::string& failure, Clock::duration waited);

@@ -60,7 +60,7 @@ class Reduce {
     s.of_hosts.resize(static_cast<std::size_t>(context_.hosts()));
     for (int host = 0; context_.carries() && host < context_.hosts(); ++host) {
       Cargo& one = s.of_hosts[static_cast<std::size_t>(host)];
-      if (is_home() || host == context_.host()) one = context_.room(bytes);
+      if (is_home() || host == context_.host()) one = context_.allocate(bytes);
       if (!is_home() || host == context_.host()) continue;
       context_.receive(context_.partner(host), one, number_of(k, 0));
     }
@@ -73,8 +73,8 @@ class Reduce {
       const Range r = shard_of(k, carrier);
       const Block in{wide.data() + r.begin * steps_.wire_item(), r.size() * steps_.wire_item()};
       const Block out{own.data(), own.bytes};
-      context_.here(Kind::kReduce, steps_.here, {&in, 1},
-                    {&out, carrier == context_.index() ? 1U : 0U}, carrier);
+      context_.run_on_host(Kind::kReduce, steps_.here, {&in, 1},
+                           {&out, carrier == context_.index() ? 1U : 0U}, carrier);
     }
     if (context_.carries() && !is_home())
       context_.send(context_.partner(home_), own, number_of(k, 0));
@@ -84,7 +84,7 @@ class Reduce {
 
   void end(std::size_t k) {
     if (!is_home()) return;
-    const Cargo done = context_.room(per_chunk_ * steps_.item());
+    const Cargo done = context_.allocate(per_chunk_ * steps_.item());
     for (int carrier = 0; carrier < carriers_; ++carrier) {
       const Range r = shard_of(k, carrier);
       const bool own = carrier == context_.index();
@@ -96,8 +96,8 @@ class Reduce {
       }
       const Block in{done.data(), r.size() * steps_.item()};
       const Block out{target, r.size() * steps_.item()};
-      context_.here(Kind::kBroadcast, {.dtype = steps_.type}, {&in, own ? 1U : 0U}, {&out, 1},
-                    carrier);
+      context_.run_on_host(Kind::kBroadcast, {.dtype = steps_.type}, {&in, own ? 1U : 0U},
+                           {&out, 1}, carrier);
     }
   }
 
@@ -140,7 +140,7 @@ class ReduceScatter {
     const std::size_t bytes = chunk(count_, per_chunk_, k).size() * steps_.wire_item();
     const Topology& all = context_.topology();
     for (int host = 0; host < context_.hosts(); ++host) {
-      Cargo& one = s.of_hosts.emplace_back(context_.room(bytes));
+      Cargo& one = s.of_hosts.emplace_back(context_.allocate(bytes));
       if (host == context_.host()) continue;
       context_.receive(all.rank_at(host, context_.index() % all.ranks_on(host)), one,
                        number_of(k, 0));
@@ -165,10 +165,10 @@ class ReduceScatter {
     const int root = context_.stand_in(rank);
     const bool collects = root == context_.index();
     const bool sends = collects && rank != context_.rank();
-    const Cargo sum = sends ? context_.room(part.size() * steps_.wire_item()) : own;
+    const Cargo sum = sends ? context_.allocate(part.size() * steps_.wire_item()) : own;
     const Block in{wide.data(), part.size() * steps_.wire_item()};
     const Block out{sum.data(), in.bytes};
-    context_.here(Kind::kReduce, steps_.here, {&in, 1}, {&out, collects ? 1U : 0U}, root);
+    context_.run_on_host(Kind::kReduce, steps_.here, {&in, 1}, {&out, collects ? 1U : 0U}, root);
     if (sends) context_.send(rank, sum, number_of(k, 0));
   }
 

@@ -35,17 +35,17 @@ class ConnectionMonitor {
     }
   }
 
-  /// Throws Error(kPeerLost) if `rank` is lost. Takes one or two ticks of the glance interrupter.
+  /// Throws Error(kPeerLost) if `rank` is lost. Takes one or two ticks of the interrupter.
   /// Any thread.
-  void glance(int rank) {
+  void check_alive(int rank) {
     const std::scoped_lock lock(mutex_);
-    glances_.wait(*standing_.at(rank));
+    checks_.wait(*standing_.at(rank));
   }
   /// If `rank` is lost: returns true if its parcel has arrived, and throws Error(kPeerLost) if not.
   /// Otherwise returns false. One thread at a time.
   bool look(int rank, Parcel& parcel) {
     try {
-      glance(rank);
+      check_alive(rank);
       return false;
     } catch (const Error&) {
       // The rank may have left cleanly: all that it sent has arrived by now. A wait that was
@@ -73,7 +73,7 @@ class ConnectionMonitor {
  private:
   WaitInterrupter& interrupter_;
   std::mutex mutex_;  // guards the waits below: several threads check
-  WaitInterrupter glances_{std::chrono::milliseconds(1)};
+  WaitInterrupter checks_{std::chrono::milliseconds(1)};
   std::map<int, std::shared_ptr<Parcel>> standing_;
 };
 

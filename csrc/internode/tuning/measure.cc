@@ -176,12 +176,12 @@ double time_of_messages(HierContext& context, const Burst& burst) {
   const int hosts = context.hosts();
   const int next = takes_part ? context.partner((context.host() + 1) % hosts) : -1;
   const int before = takes_part ? context.partner((context.host() + hosts - 1) % hosts) : -1;
-  const Cargo out = context.room(burst.bytes);
-  const Cargo in = context.room(burst.bytes * static_cast<std::size_t>(burst.messages));
+  const Cargo out = context.allocate(burst.bytes);
+  const Cargo in = context.allocate(burst.bytes * static_cast<std::size_t>(burst.messages));
   std::vector<double> seconds;
   for (int round = 0; round < kRounds; ++round) {
     // All ranks begin together; otherwise each would find the host's link idle.
-    if (burst.all) context.here(Kind::kBarrier, {}, {}, {});
+    if (burst.all) context.run_on_host(Kind::kBarrier, {}, {}, {});
     if (!takes_part) continue;
     const Clock::time_point begin = Clock::now();
     for (int i = 0; i < burst.messages; ++i) {

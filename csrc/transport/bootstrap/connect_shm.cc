@@ -98,14 +98,14 @@ class ShmBootstrap {
     const std::string why = options_.will_not_come ? options_.will_not_come(awaited) : "";
     if (!why.empty()) return why;
     for (int r = 0; r < static_cast<int>(peers_.size()); ++r) {
-      if (has_ended(peer(r).process)) return words_on_end(r);
+      if (has_ended(peer(r).process)) return describe_end(r);
       if (hung_up_.contains(r))
         return concat("rank ", number(r), " has hung up without a word, as those do that end");
       if (peer(r).socket && hung_up(peer(r).socket)) hung_up_.insert(r);
     }
     return "";
   }
-  std::string words_on_end(int r) const {
+  std::string describe_end(int r) const {
     return concat("the process of rank ", number(r), " has ended");
   }
 

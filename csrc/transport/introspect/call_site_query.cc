@@ -96,7 +96,7 @@ void CallSiteService::hang_up(Line line) {
   const int fd = found->second;
   epoll_ctl(events_.get(), EPOLL_CTL_DEL, fd, nullptr);
   lines_.erase(found);
-  asked_.erase(fd);
+  sent_.erase(fd);
 }
 
 /// Returns the last question if its answer is fresh enough, or a new one; null if that cannot be
@@ -104,8 +104,8 @@ void CallSiteService::hang_up(Line line) {
 /// lock.
 std::shared_ptr<CallSiteService::Answer> CallSiteService::question(int fd) {
   const Time now = std::chrono::steady_clock::now();
-  const auto last = asked_.find(fd);
-  if (last != asked_.end()) {
+  const auto last = sent_.find(fd);
+  if (last != sent_.end()) {
     const Answer& answer = *last->second.answer;
     const auto age = now - answer.asked;
     if (!answer.told && age < (answer.text ? fresh_ : kLost)) return last->second.answer;
@@ -113,7 +113,7 @@ std::shared_ptr<CallSiteService::Answer> CallSiteService::question(int fd) {
   const std::uint32_t number = ++last_number_;
   if (!write(fd, Sort::kQuestion, number, "")) return nullptr;
   auto answer = std::make_shared<Answer>(Answer{.asked = now});
-  asked_[fd] = {number, answer};
+  sent_[fd] = {number, answer};
   return answer;
 }
 
@@ -166,8 +166,8 @@ std::string CallSiteService::await(std::unique_lock<std::mutex>& lock, Answer& a
 /// Needs the lock. An answer that a caller waited for in vain is old by now. Only callers that
 /// still wait get it; later callers ask again.
 void CallSiteService::take_answer(int fd, std::uint32_t number, std::string text) {
-  const auto last = asked_.find(fd);
-  if (last == asked_.end() || last->second.number != number) return;
+  const auto last = sent_.find(fd);
+  if (last == sent_.end() || last->second.number != number) return;
   Answer& answer = *last->second.answer;
   answer.text = std::move(text);
   answer.told = answer.told || answer.in_vain;

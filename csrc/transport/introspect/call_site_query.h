@@ -72,7 +72,7 @@ class CallSiteService : public std::enable_shared_from_this<CallSiteService> {
     bool in_vain = false;  // a caller has waited for it too long
     bool told = false;     // a caller has got it: later callers ask again
   };
-  struct Asked {
+  struct SentQuestion {
     std::uint32_t number = 0;
     std::shared_ptr<Answer> answer;
   };
@@ -109,7 +109,7 @@ class CallSiteService : public std::enable_shared_from_this<CallSiteService> {
   std::vector<Question> questions_;  // to this process
   std::vector<std::function<void()>> jobs_;
   std::uint32_t last_number_ = 0;
-  std::map<int, Asked> asked_;                            // by socket: the last question
+  std::map<int, SentQuestion> sent_;                      // by socket: the last question
   std::map<std::uint32_t, std::shared_ptr<Answer>> own_;  // to questions of this process to itself
   std::mutex ending_;                                     // guards the end of the thread
   std::thread thread_;

@@ -63,7 +63,7 @@ bool is_stopped(pid_t pid) {
   return state == 'T' || state == 't';
 }
 
-std::string words_on_process(pid_t pid, const std::string& team, bool inside) {
+std::string describe_process(pid_t pid, const std::string& team, bool inside) {
   if (pid <= 0) return "";
   const fs::path process = folder_of(pid);
   const char state = state_of(process);

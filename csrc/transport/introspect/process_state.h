@@ -11,7 +11,7 @@ namespace dreamcomm {
 /// than `team` (RankView). Unless it was just seen `inside` a call of that one, it computes or
 /// sleeps. Empty if /proc shows nothing: for a process of another user or PID namespace, or one
 /// that has ended.
-std::string words_on_process(pid_t pid, const std::string& team, bool inside);
+std::string describe_process(pid_t pid, const std::string& team, bool inside);
 /// Whether it is stopped by SIGSTOP or a debugger, as far as /proc shows.
 bool is_stopped(pid_t pid);
 

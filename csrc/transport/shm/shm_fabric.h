@@ -79,7 +79,7 @@ class ShmFabric final : public Fabric {
     if (r == rank()) return "";
     const Fd& socket = peers_[static_cast<std::size_t>(r)].socket;
     const pid_t pid = peer_process(socket).pid;
-    const std::string words = words_on_process(pid, view_of(header(rank())).team, inside);
+    const std::string words = describe_process(pid, view_of(header(rank())).team, inside);
     if (!call_sites_ || is_stopped(pid)) return words;
     const std::string at = call_sites_->ask(socket, patience);
     return at.empty() ? words : concat(words, "; its main thread is", at);
