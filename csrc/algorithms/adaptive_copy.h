@@ -17,8 +17,8 @@ namespace dreamcomm {
 /// KiB instead of 40 on one server. Which case applies can change while a program runs.
 ///
 /// So rounds are timed, from the writing of the own page until the peers' pages are read. All ranks
-/// do the same in a round: in some all write plainly, in some all write past the caches. What was
-/// faster for rank 0 on average, all ranks do from the next call on: if one does and another does
+/// do the same in a round: in some all write plainly, in some all write past the caches. From the
+/// next call on all ranks do what was faster for rank 0 on average: if one does and another does
 /// not, both lose. The way in use is timed in every round, so it is left a few calls after the
 /// cores have been moved apart. The other way is only found to be better in the next trial. (Each
 /// rank counts its own first rounds of a size, in which it tries most. The ranks agree on them as

@@ -66,8 +66,8 @@ void Primitives::compare_openings() {
   }
 }
 
-// INVARIANT: all ranks find a mismatch that ends a call in the same round (if the openings of two
-// ranks differ, every rank finds one that differs from its own), so all turn this round, too.
+// INVARIANT: all ranks find a mismatch that ends a call in the same round, so all turn this round,
+// too: if the openings of two ranks differ, every rank finds an opening that differs from its own.
 void Primitives::end_mismatched(const std::function<std::string(const SiteOf&)>& told) {
   const std::string mine = scratch_.call_site ? scratch_.call_site() : "";
   SiteText text{};

@@ -88,11 +88,11 @@ class Primitives {
   std::byte* out(int rank) const { return scratch_.outs[static_cast<std::size_t>(rank)]; }
   bool all_in() const;
   bool all_out() const;
-  /// Whether this rank's input lies in its heap; also valid before the first turn.
+  /// True if this rank's input lies in its heap; also valid before the first turn.
   bool is_own_in() const { return opening_.in != 0; }
-  /// Whether a call of the kind that has `bytes` of input on a rank should use heaps.
+  /// True if a call of the kind that has `bytes` of input on a rank should use heaps.
   bool prefers_heaps(Kind kind, std::size_t bytes) const;
-  /// Whether tensors in heaps were read or written in place.
+  /// True if tensors in heaps were read or written in place.
   bool was_in_place() const { return in_place_; }
   const std::byte* from(int rank) const { return rounds_.from(rank) + kSignature; }
 

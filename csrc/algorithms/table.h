@@ -37,7 +37,7 @@ struct Row {
 
 std::span<const Row> algorithm_table();
 
-/// Whether the row works on tensors in heaps.
+/// True if the row works on tensors in heaps.
 bool is_in_heaps(const Row& row);
 
 /// How the user constrains the choice, and the costs that decide it.
@@ -58,8 +58,8 @@ double predict(const Row& row, const CallShape& call, const Costs& costs);
 /// calls; messages have none, and the answer is the table's size.
 std::size_t pick(const CallShape& call, const Preference& preference);
 
-/// Whether finding out whose tensors lie in heaps is worth a turn: whether a row for heaps, if all
-/// do, takes less time than the best of the others.
+/// True if it is worth a turn to find out whose tensors lie in heaps: a row for heaps, if all lie
+/// there, takes less time than the best of the others.
 bool asks_for_heaps(const CallShape& call, const Preference& preference);
 
 }  // namespace dreamcomm

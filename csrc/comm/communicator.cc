@@ -84,7 +84,7 @@ struct Communicator::Impl {
     if (options.group != kDefaultGroup) scratch.group = state.group();
   }
 
-  /// What a thread does for messages while it waits for something else.
+  /// Checks the messages under way. Runs while a thread waits for something else.
   void check_messages() {
     if (!matcher.busy()) return;
     if (state.failed()) {

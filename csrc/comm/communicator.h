@@ -123,7 +123,7 @@ class Communicator final : public GroupCommunicator {
   std::string lost() const;
   /// The same for that rank, also if it left; or empty.
   std::string lost(int rank) const;
-  /// Whether all ranks have entered the call that this rank is in.
+  /// True if all ranks have entered the call that this rank is in.
   bool all_have_come() const;
   std::string awaited(Clock::duration waited) const override;
   std::string awaited(const Completion& completion, Clock::duration waited) const override;

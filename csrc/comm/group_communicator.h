@@ -35,7 +35,7 @@ struct WireTraffic {
   std::uint64_t received = 0;
 };
 
-/// What the cost model expects of a call.
+/// The cost model's expectation of a call.
 struct Prediction {
   std::string algorithm;
   double seconds = 0;
@@ -96,13 +96,13 @@ class GroupCommunicator {
   virtual std::optional<std::string> failure() const = 0;
   /// The kind of that error; also nothing after a shutdown.
   virtual std::optional<ErrorKind> failure_kind() const = 0;
-  /// Whether the process of a rank of this host is known to have ended, also after the group has
+  /// True if the process of a rank of this host is known to have ended, also after the group has
   /// failed; false for other nodes' ranks, and once this rank has left. A system call.
   virtual bool has_ended(int rank) const = 0;
 
   /// "rank 1 of 4 in group 'default'".
   virtual std::string who() const = 0;
-  /// What another rank does, in words to follow "rank 1, which"; asks it, for up to a second.
+  /// Says what another rank does, in words to follow "rank 1, which"; asks it, for up to a second.
   virtual std::string does(int rank) const = 0;
   /// "rank 1, which last called ...": the rank this rank's call waits for, or "". Asks that rank,
   /// for a part of the time `waited`.

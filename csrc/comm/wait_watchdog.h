@@ -55,7 +55,7 @@ class WaitWatchdog final : public WaitObserver {
   int missed_ = -1;  // a rank that the last check found lost
 };
 
-/// Whether the process of a peer ends, or has ended, without having left. The kernel cuts its line
+/// True if the process of a peer ends, or has ended, without having left. The kernel cuts its line
 /// before it reports the end, and on a busy machine some time before.
 bool has_died(const Fabric& fabric, int peer);
 

@@ -14,7 +14,7 @@ namespace dreamcomm {
 
 inline constexpr std::size_t kLine = 128;  // two 64-byte lines: prefetchers fetch pairs
 
-/// Whether a counter that reads `seen` has reached `target`. Counters only grow and wrap around;
+/// True if a counter that reads `seen` has reached `target`. Counters only grow and wrap around;
 /// the two are never 2^31 apart.
 constexpr bool reached(std::uint32_t seen, std::uint32_t target) {
   return static_cast<std::int32_t>(seen - target) >= 0;

@@ -26,9 +26,9 @@ constexpr std::uint16_t float_to_bfloat16(float value) {
   return static_cast<std::uint16_t>(value != value ? 0x7fc0U : rounded);
 }
 
-/// Rounds to odd: toward zero, and the last bit set if that is not exact. What is
-/// rounded to 16 bits afterwards is then as if it had been rounded once (Boldo and
-/// Melquiond, 2008).
+/// Rounds to odd: toward zero, and the last bit set if that is not exact. A later
+/// rounding to 16 bits then gives the same as if the value had been rounded once (Boldo
+/// and Melquiond, 2008).
 constexpr float round_to_odd(double value) {
   const auto nearest = static_cast<float>(value);
   const auto back = static_cast<double>(nearest);

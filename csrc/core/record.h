@@ -73,7 +73,7 @@ struct LastToCome {
   int rank = -1;
 };
 
-/// What a rank does with a collective's bytes: the lanes of a timeline. kBetween: it waits for
+/// A rank's work on a collective's bytes: the lanes of a timeline. kBetween: it waits for
 /// messages between hosts.
 enum class Phase : std::uint8_t { kWait, kCopyIn, kReduce, kCopyOut, kBetween };
 

@@ -56,7 +56,7 @@ constexpr int ring_rank(long long number, int size) {
 //   rank 2   2    1    0      3    2    1
 //   rank 3   3    2    1      0    3    2
 //
-// What a rank receives in a step is what it sends in the next. After step 2 it
+// A rank sends in a step the shard that it received in the step before. After step 2 it
 // holds shard rank + 1 reduced, after step 5 all of them.
 //
 // A stand-alone reduce-scatter must end with shard `rank`: it is this schedule of rank - 1. A
@@ -83,8 +83,8 @@ constexpr std::size_t ring_reduce_scatter_bytes(int rank, int size, std::size_t 
   return (count - shard(count, size, kept).size()) * item;
 }
 
-/// Bytes `rank` sends in the all-gather that follows: all shards except the one that its right
-/// neighbour began with.
+/// Bytes `rank` sends in the all-gather that follows: all shards except that with which its right
+/// neighbour began.
 constexpr std::size_t ring_all_gather_bytes(int rank, int size, std::size_t count,
                                             std::size_t item) {
   const int neighbours = ring_rank(static_cast<long long>(rank) + 2, size);

@@ -27,7 +27,7 @@ struct ShardedPart {
   bool replicated = false;  // every rank owns all elements, and writes only its own copy
 };
 
-/// What a pass does with averages. Not thread-safe; one rank's.
+/// A pass over averages of gradients. Not thread-safe; one rank's.
 class ShardedPass {
  public:
   ShardedPass() = default;
@@ -36,9 +36,9 @@ class ShardedPass {
   ShardedPass& operator=(const ShardedPass&) = delete;
 
   virtual std::span<const ShardedPart> parts() const = 0;
-  /// Whether the gradients of all ranks are read.
+  /// True if the gradients of all ranks are read.
   virtual bool reads() const = 0;
-  /// Whether this rank's elements of its parameter are copied into those of all ranks.
+  /// True if this rank's elements of its parameter are copied into those of all ranks.
   virtual bool writes() const = 0;
   /// The average is multiplied by it, and is a sum then; 0: it is the average.
   virtual double factor() const = 0;

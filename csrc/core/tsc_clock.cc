@@ -11,7 +11,7 @@ constexpr double kSteady = 1e-3;      // how much two rates may differ, in parts
 constexpr double kInterrupted = 500;  // nanoseconds that reading both clocks may take
 constexpr int kTries = 3;
 
-/// Whether the kernel has found the counter constant, and equal on all processors.
+/// True if the kernel has found the counter constant, and equal on all processors.
 bool kernel_uses_it() {
 #if defined(__x86_64__)
   std::ifstream file("/sys/devices/system/clocksource/clocksource0/current_clocksource");

@@ -33,7 +33,7 @@ enum class DType : std::uint8_t {
   kComplex32,
 };
 
-/// Whether no operation is defined on it.
+/// True if no operation is defined on it.
 constexpr bool only_moves(DType t) { return t >= DType::kOpaque; }
 
 enum class ReduceOp : std::uint8_t {
@@ -145,7 +145,7 @@ constexpr bool is_floating(DType t) {
          t == DType::kFloat64;
 }
 
-/// Whether `op` is defined on `t`. Complex numbers have no order, floating-point numbers no bitwise
+/// True if `op` is defined on `t`. Complex numbers have no order, floating-point numbers no bitwise
 /// operations, booleans no average, and types that are only moved no operation at all.
 constexpr bool is_defined(ReduceOp op, DType t) {
   if (only_moves(t) || op == ReduceOp::kNone) return false;
@@ -169,7 +169,7 @@ constexpr bool is_defined(ReduceOp op, DType t) {
   return false;
 }
 
-/// What to do with the inputs of a reduction, element by element.
+/// The operation on the inputs of a reduction, element by element.
 /// SUM of booleans is OR and PRODUCT is AND, as they cannot leave {0, 1}.
 struct Reduction {
   DType dtype = DType::kOpaque;

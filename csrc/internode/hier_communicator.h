@@ -104,7 +104,7 @@ class HierarchicalCommunicator final : public GroupCommunicator {
   Communicator& single_host(const char* what) override;
   /// "2 hosts: ...".
   std::string describe() const override;
-  /// Which way a call takes, and its predicted time; `bytes` as of ways().
+  /// Which way a call takes, and its predicted time; `bytes` as for ways().
   Way way(Kind kind, std::size_t bytes) const;
   const LevelCosts& costs() const { return costs_; }
   std::string explain(Kind kind, std::size_t bytes, bool in_heaps) const override;

@@ -65,7 +65,7 @@ struct Unpacked {
   bool finite = true;    // no x[i] is infinite or NaN
 };
 
-/// Whether pack() and unpack() know the type.
+/// True if pack() and unpack() know the type.
 constexpr bool is_packable(DType t) { return is_floating(t); }
 
 /// Throws Error(kInvalid) if an element type is not packable.

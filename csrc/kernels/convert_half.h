@@ -7,13 +7,13 @@
 
 namespace dreamcomm::kernels {
 
-/// Whether the machine has such conversions; else the two below convert one by one.
+/// True if the machine has such conversions; else the two below convert one by one.
 bool converts_halves();
 
 /// Exact.
 void widen_halves(const std::uint16_t* from, float* to, std::size_t count);
 
-/// Rounds to nearest even. Every NaN among `from` is the quiet one that the kernels write.
+/// Rounds to nearest even. Every NaN among `from` becomes the quiet NaN that the kernels write.
 void narrow_to_halves(const float* from, std::uint16_t* to, std::size_t count);
 
 }  // namespace dreamcomm::kernels

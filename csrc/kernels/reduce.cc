@@ -16,7 +16,7 @@ bool is_signed(DType t) {
   return t == DType::kInt8 || t == DType::kInt16 || t == DType::kInt32 || t == DType::kInt64;
 }
 
-/// Whether `factor` is a value of the integer type `t`.
+/// True if `factor` is a value of the integer type `t`.
 bool fits(double factor, DType t) {
   const int bits = static_cast<int>(8 * item_size(t)) - (is_signed(t) ? 1 : 0);
   return factor == std::trunc(factor) && factor < std::ldexp(1.0, bits) &&

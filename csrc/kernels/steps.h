@@ -1,4 +1,4 @@
-// What happens to an element of a bucket between reading and rounding, and the loops
+// The arithmetic on an element of a bucket between reading and rounding, and the loops
 // around it. A is float or double.
 #pragma once
 
@@ -24,7 +24,7 @@ struct Divide {
   A operator()(A x) const { return x / divisor * scale; }
 };
 
-/// Whether 1 / divisor is exact, so that to multiply by it gives the same bits.
+/// True if 1 / divisor is exact, so that to multiply by it gives the same bits.
 inline bool is_power_of_two(double divisor) {
   int exponent = 0;
   return std::frexp(divisor, &exponent) == 0.5;

@@ -1,4 +1,4 @@
-// What vectors the machine has, and code that is compiled for the widest of them.
+// The vectors that the machine has, and code that is compiled for the widest of them.
 #pragma once
 
 #include <string_view>

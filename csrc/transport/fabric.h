@@ -31,12 +31,12 @@ class Fabric {
   virtual std::byte* window(int rank) const = 0;
   /// The rank's heap as this rank maps it, empty if it has none (transport/shm/heap.h).
   virtual std::span<std::byte> heap(int rank) const = 0;
-  /// Whether the rank's process (or thread) still runs. A system call: for waits that have lasted a
+  /// The state of the rank's process (or thread). A system call: for waits that have lasted a
   /// while. Any thread.
   virtual PeerState peer(int rank) const = 0;
-  /// Whether the rank's process is known to have ended, even if it left cleanly before. Likewise.
+  /// True if the rank's process is known to have ended, even if it left cleanly before. Likewise.
   virtual bool has_ended(int /*rank*/) const { return false; }
-  /// Whether it is stopped by SIGSTOP or a debugger, as far as can be known. Reads a file. Any
+  /// True if it is stopped by SIGSTOP or a debugger, as far as can be known. Reads a file. Any
   /// thread.
   virtual bool has_stopped(int /*rank*/) const { return false; }
   /// Describes what else the rank's process does, to follow its last action in this group, or
@@ -58,7 +58,7 @@ class Fabric {
   int number(int rank) const {
     return numbers_.empty() ? rank : numbers_[static_cast<std::size_t>(rank)];
   }
-  /// Whether these are the ranks of one host of a multi-node group.
+  /// True if these are the ranks of one host of a multi-node group.
   bool internode() const { return !numbers_.empty(); }
   int size_of_group() const { return numbers_.empty() ? size() : size_of_group_; }
   /// Call it before the first message. `team` is that of the group.

@@ -9,7 +9,7 @@
 
 namespace dreamcomm {
 
-/// Whether `rank` should leave its processor while it waits for rank `blocker`; `cpus`
+/// True if `rank` should leave its processor while it waits for rank `blocker`; `cpus`
 /// are the ranks' processors, `share` is how many of them belong on each.
 ///
 /// With a processor for each rank: true if the awaited rank is on ours. Otherwise: true if more

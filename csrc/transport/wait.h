@@ -55,7 +55,7 @@ class Patience {
   }
   /// How many yields lasted too long until now.
   std::int64_t long_yields() const { return long_yields_.read(); }
-  /// Whether yields have cost too much recently, so that some waits do without.
+  /// True if yields have cost too much recently, so that some waits do without.
   bool avoids_yields() const { return pause_ns_.read() > 0; }
 
  private:

@@ -16,7 +16,7 @@ namespace dreamcomm {
 
 inline constexpr std::uint32_t kProtocolVersion = 11;
 
-/// Whether a rank is still part of the group. Values of Header::status.
+/// A rank's membership in the group: the values of Header::status.
 enum class Status : std::uint32_t { kActive = 0, kLeft = 1, kFailed = 2 };
 
 /// The current call of a rank, for its peers' messages and for tools.
@@ -43,7 +43,7 @@ struct alignas(kLine) Correspondence {
   Gauge since_ns;  // when it was issued, CLOCK_MONOTONIC
 };
 
-/// What a rank has done in calls of one kind so far.
+/// A rank's counters of calls of one kind.
 struct Tally {
   Gauge calls;
   Gauge sent;      // bytes of this rank that peers read, counted per reader
@@ -51,7 +51,7 @@ struct Tally {
   Gauge in_place;  // of the calls, those on tensors in heaps
 };
 
-/// What a rank does in a multi-node group; the header's other fields show its parts within the
+/// A rank's state in a multi-node group; the header's other fields show its parts within the
 /// host. Ranks in it are the group's.
 struct MultiNodeState {
   static constexpr std::size_t kMostNumbers = 512;

@@ -20,7 +20,7 @@ enum class CopyKind : std::uint8_t {
 };
 inline constexpr std::size_t kCopyKinds = 6;
 
-/// What one call costs a rank, in turns and bytes.
+/// The cost of one call to a rank, in turns and bytes.
 struct CostTerms {
   double turns = 0;
   std::array<double, kCopyKinds> bytes{};

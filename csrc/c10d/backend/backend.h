@@ -135,7 +135,7 @@ class DreamBackend final : public c10d::Backend {
   /// One pass of a sharded optimizer over CPU tensors in the process's heap, which it keeps alive.
   /// Only where shares_heaps(). (gather_scatter.cc)
   WorkPtr sharded_pass(std::shared_ptr<ShardedPass> pass, const TensorList& tensors, bool async);
-  /// Whether all ranks map each other's heaps: the same answer on all.
+  /// True if all ranks map each other's heaps: the same answer on all.
   bool shares_heaps() const;
 
   // Messages (send_recv.cc).
@@ -159,9 +159,9 @@ class DreamBackend final : public c10d::Backend {
                      at::ScalarType dtype) const;
 
   // Queries for people and tools.
-  /// Whether the tensor lies in the registered memory of the group's device.
+  /// True if the tensor lies in the registered memory of the group's device.
   bool holds(const Tensor& tensor) const;
-  /// Whether this library itself averages such tensors: 16 bits in float32, rounded once.
+  /// True if this library itself averages such tensors: 16 bits in float32, rounded once.
   /// Collective at a device's first tensor, as an all_reduce of it.
   bool averages(const Tensor& tensor) const {
     return serves(Site{"all_reduce", rank_, size_}, tensor, c10d::ReduceOp::AVG);
@@ -175,11 +175,11 @@ class DreamBackend final : public c10d::Backend {
   std::string transport() const;
   /// The ranks of each host; none where torch's own groups carry everything.
   std::vector<std::vector<int>> hosts() const;
-  /// Whether the process of a rank of this host is known to have ended; of others it is not.
+  /// True if the process of a rank of this host is known to have ended; of others it is not.
   bool has_ended(int rank) const;
   /// The costs that ways between nodes are chosen by; nothing in a group of one host.
   const std::optional<LevelCosts>& level_costs() const { return level_costs_; }
-  /// Whether the ranks share memory; else torch's own backends carry everything.
+  /// True if the ranks share memory; else torch's own backends carry everything.
   bool shares_memory() const { return cpu_ != nullptr; }
   /// Why the group is unusable, or nothing.
   std::optional<std::string> failure() const;
@@ -224,7 +224,7 @@ class DreamBackend final : public c10d::Backend {
 
   Site at(const OpLabel& label) const { return {label.name(), rank_, size_}; }
   bool shares(const Tensor& tensor) const { return cpu_ && tensor.defined() && tensor.is_cpu(); }
-  /// Whether this library moves such tensors, or reduces them by `op`: in shared memory, or by
+  /// True if this library moves such tensors, or reduces them by `op`: in shared memory, or by
   /// kernels on their device. Collective at the first tensor on a device.
   bool serves(const Tensor& tensor) const;
   bool serves(const Site& site, const Tensor& tensor, const c10d::ReduceOp& op) const;

@@ -15,7 +15,7 @@ void require_root_tensor(const Site& site, int64_t index) {
   TORCH_CHECK_VALUE(index == 0, site, "expected 'rootTensor' to be 0, got ", index);
 }
 
-/// Whether `tensor` shares memory with one of `others`.
+/// True if `tensor` shares memory with one of `others`.
 bool overlaps_any(const at::Tensor& tensor, Tensors others) {
   for (const at::Tensor& other : others) {
     if (overlap(tensor, other)) return true;

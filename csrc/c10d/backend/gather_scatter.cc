@@ -6,7 +6,7 @@
 namespace dreamcomm {
 namespace {
 
-/// Whether `part` is exactly the bytes of `whole` from `offset` on.
+/// True if `part` is exactly the bytes of `whole` from `offset` on.
 bool is_slice(const at::Tensor& part, const at::Tensor& whole, std::size_t offset) {
   return is_plain(part) && is_plain(whole) &&
          part.const_data_ptr() == static_cast<const std::byte*>(whole.const_data_ptr()) + offset;

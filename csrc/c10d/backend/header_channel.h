@@ -40,7 +40,7 @@ class HeaderChannel {
   HeaderChannel(const HeaderChannel&) = delete;
   HeaderChannel& operator=(const HeaderChannel&) = delete;
 
-  /// Whether a description of so many bytes fits, with as many offsets.
+  /// True if a description of so many bytes fits, with as many offsets.
   static bool fits(std::size_t description, std::size_t offsets);
   /// Sends a header, without its description if that does not fit. Throws c10::ValueError if its
   /// offsets do not.

@@ -43,7 +43,7 @@ void leave_to_peers_if_failed(const GroupCommunicator& group, const Calls& calls
   for (const Call& call : calls) call.leave_to_peers();
 }
 
-/// Whether the call is on an accelerator's tensors; all of a call are on one device.
+/// True if the call is on an accelerator's tensors; all of a call are on one device.
 bool on_device(Tensors inputs, Tensors outputs) {
   const Tensors some = inputs.empty() ? outputs : inputs;
   return !some.empty() && !some[0].is_cpu();
@@ -198,7 +198,7 @@ WorkPtr DreamBackend::forward_to(const std::string& device_type,
   return together ? work : collect(work);
 }
 
-/// Whether calls are being coalesced; then `inner` coalesces, too. NCCL must start
+/// True if calls are being coalesced; then `inner` coalesces, too. NCCL must start
 /// such calls together: one at a time they deadlock.
 bool DreamBackend::join_coalescing(const Fallback::Inner& inner) {
   const std::scoped_lock lock(coalescing_mutex_);

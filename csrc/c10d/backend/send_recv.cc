@@ -24,12 +24,12 @@ int require_peer(const Site& site, const char* argument, int peer) {
   return peer;
 }
 
-/// What a send reads. Tensors that share their memory until one is written go on sharing it.
+/// The tensor's const data pointer: a copy-on-write tensor stays lazy.
 Block read_from(const at::Tensor& tensor) {
   return {static_cast<std::byte*>(const_cast<void*>(tensor.const_data_ptr())), tensor.nbytes()};
 }
 
-/// What a receive writes. A tensor that shared its memory until now gets its own.
+/// The tensor's mutable data pointer: a copy-on-write tensor gets memory of its own.
 Block written_to(const at::Tensor& tensor) {
   return {static_cast<std::byte*>(tensor.mutable_data_ptr()), tensor.nbytes()};
 }

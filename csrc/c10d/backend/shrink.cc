@@ -80,7 +80,7 @@ class Agreement {
       // Asks all again: a rank that had agreed may have been interrupted and have begun anew.
       std::vector<int> silent = others(excluded_, site_.size);
       std::erase_if(silent, [this](int rank) { return has_agreed(rank); });
-      // An excluded rank should post nothing; one that does excludes other ranks.
+      // An excluded rank should post nothing. If it does post, it excludes other ranks.
       for (const int rank : excluded_) has_agreed(rank);
       if (silent.empty()) return name();
       std::vector<int> ended = silent;

@@ -33,7 +33,7 @@ class Call {
   /// A pass in place of blocks, on the memory of these tensors in this process's heap.
   void pass(std::shared_ptr<ShardedPass> pass, c10::ArrayRef<at::Tensor> tensors);
 
-  /// Whether all tensors are plain: stage() and unstage() have nothing to do.
+  /// True if all tensors are plain: stage() and unstage() have nothing to do.
   bool direct() const { return staged_.empty(); }
   /// In the call's turn, before its request: earlier calls may write its inputs.
   void stage();
@@ -76,7 +76,7 @@ class Call {
 
 using Calls = c10::SmallVector<Call, 1>;
 
-/// Whether the tensor's elements lie in memory one after the other, as they are.
+/// True if the tensor's elements lie in memory one after the other, as they are.
 bool is_plain(const at::Tensor& tensor);
 
 /// A fresh contiguous tensor of the same shape and type.

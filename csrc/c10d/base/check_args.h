@@ -42,10 +42,10 @@ int require_rank(const Site& site, const char* argument, std::int64_t rank);
 std::vector<std::size_t> split_bytes(const Site& site, const char* argument,
                                      const at::Tensor& tensor, c10::ArrayRef<std::int64_t> splits);
 
-/// Whether two tensors share memory.
+/// True if two tensors share memory.
 bool overlap(const at::Tensor& a, const at::Tensor& b);
 
-/// Whether two of the tensors share memory.
+/// True if two of the tensors share memory.
 bool any_overlap(c10::ArrayRef<at::Tensor> tensors);
 
 }  // namespace dreamcomm

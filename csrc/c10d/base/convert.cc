@@ -137,10 +137,10 @@ std::chrono::steady_clock::time_point deadline_after(std::chrono::milliseconds t
 
 namespace {
 
-/// What Gloo says of a lost peer: programs that restart ranks search an error's text for it.
+/// Gloo's words about a lost peer: programs that restart ranks search an error's text for it.
 constexpr const char* kLost = "Connection closed by peer";
 
-/// Whether a rank was lost. The same kind of error reports ranks that never joined a group, as
+/// True if a rank was lost. The same kind of error reports ranks that never joined a group, as
 /// their options differ: a program that restarts ranks for that would do so without end.
 bool tells_of_loss(std::string_view text) {
   constexpr std::array kWords =

@@ -27,7 +27,7 @@ Reduction moving(const at::Tensor& tensor);
 /// c10::ValueError if the operation is not defined on the type.
 Reduction to_reduction(const c10d::ReduceOp& op, c10::ScalarType type, const Site& site);
 
-/// What `op` computes on such tensors, as far as accelerators care: without a factor.
+/// `op` on such tensors, as far as accelerators care: without a factor.
 Reduction plainly(const c10d::ReduceOp& op, const at::Tensor& tensor, const Site& site);
 
 /// The longest timeout there is: clocks of nanoseconds end after three times as long.

@@ -19,7 +19,7 @@ inline constexpr std::size_t kDeviceChunkBytes = std::size_t{16} << 20;
 struct DeviceKind {
   c10::DeviceType type = c10::DeviceType::CUDA;
   std::function<std::unique_ptr<gpu::Driver>()> make_driver = gpu::make_cuda_driver;
-  /// Whether a stream, given by its native handle, is being captured into a graph.
+  /// True if a stream, given by its native handle, is being captured into a graph.
   std::function<bool(void* stream)> is_capturing = gpu::is_capturing;
   gpu::CommunicatorOptions options;
   std::size_t chunk = kDeviceChunkBytes;

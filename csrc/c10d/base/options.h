@@ -54,8 +54,8 @@ std::chrono::milliseconds rendezvous_timeout(const DreamOptions& options);
 std::chrono::milliseconds rendezvous_timeout(std::chrono::milliseconds timeout);
 
 /// The part of that time for connecting each host's ranks and, by Gloo, the nodes. It is shorter,
-/// so that ranks which wait for one that cannot connect get the reason before their own time is
-/// over.
+/// so that ranks which wait for a rank that cannot connect get the reason before their own time
+/// is over.
 std::chrono::milliseconds time_to_connect(const DreamOptions& options);
 
 }  // namespace dreamcomm

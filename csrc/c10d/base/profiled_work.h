@@ -1,4 +1,4 @@
-// What torch's profiler sees of calls. Invariant: a record ends on the thread, and within the
+// The records of calls for torch's profiler. Invariant: a record ends on the thread, and within the
 // function, that began it. If the profiler's run is over when a record ends, torch writes to memory
 // that it has freed.
 #pragma once

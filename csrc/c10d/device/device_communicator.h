@@ -40,13 +40,13 @@ class DeviceCommunicator {
 
   /// The kind of device that a barrier's device ids number.
   virtual c10::DeviceType type() const = 0;
-  /// Whether tensors on that device can be served, once the ranks have agreed to.
+  /// True if tensors on that device can be served, once the ranks have agreed to.
   virtual bool handles(c10::Device device) const = 0;
   bool handles(const at::Tensor& tensor) const {
     return tensor.layout() == at::kStrided && handles(tensor.device());
   }
 
-  /// Whether issue() takes such tensors, with this reduction or, for none, to move them. Collective
+  /// True if issue() takes such tensors, with this reduction or, for none, to move them. Collective
   /// at the first tensor that handles() accepts. Throws c10::ValueError for a second device, and
   /// the errors of the ranks' bootstrap.
   virtual bool serves(const at::Tensor& tensor, const std::optional<Reduction>& reduction) = 0;
@@ -55,7 +55,7 @@ class DeviceCommunicator {
   /// After serves().
   virtual c10::intrusive_ptr<DeviceWork> issue(const DevicePlan& plan, Calls& calls) = 0;
 
-  /// Whether send() and receive() take messages with that rank. At the first one both ranks wait
+  /// True if send() and receive() take messages with that rank. At the first one both ranks wait
   /// for each other here; where several pairs do, all ranks must take them in the order of ranks.
   virtual bool connects_with(int peer, c10::Device device) = 0;
   /// After connects_with(). Messages to a rank arrive in the order they were sent, whatever
@@ -68,9 +68,9 @@ class DeviceCommunicator {
   /// A tensor of one dimension in registered memory, or in ordinary device memory where that is
   /// full. Only for a device that it handles. Collective at first, as serves().
   virtual at::Tensor allocate(std::int64_t size, const at::TensorOptions& options) = 0;
-  /// Whether there is registered memory.
+  /// True if there is registered memory.
   virtual bool allocates() const = 0;
-  /// Whether the tensor lies in registered memory.
+  /// True if the tensor lies in registered memory.
   virtual bool holds(const at::Tensor& tensor) const = 0;
 
   /// Why a call failed, or nothing.
@@ -83,7 +83,7 @@ class DeviceCommunicator {
   virtual void set_timeout(std::chrono::milliseconds timeout) = 0;
   /// Bytes of this rank between nodes, in calls on devices.
   virtual std::array<WireTraffic, kKinds> traffic() const = 0;
-  /// What carries a call on such tensors, in words.
+  /// Says what carries a call on such tensors.
   virtual std::string explain(Kind kind, std::size_t bytes) const = 0;
 };
 

@@ -83,7 +83,7 @@ class DeviceGroup final : public DeviceCommunicator {
   /// The group's rank that has this index on this host.
   int number(int index) const;
   std::string about_host() const;
-  /// What the errors of a GPU group of these ranks add.
+  /// The reports that errors of a GPU group of these ranks add.
   gpu::PeerReports peer_reports(std::vector<int> ranks) const;
   void watch();
   bool bootstrap_pair(int peer);

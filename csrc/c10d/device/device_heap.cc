@@ -68,7 +68,7 @@ void DeviceHeap::drop(std::size_t offset, std::size_t bytes, const c10::Stream& 
   dropped_.push_back(std::move(dropped));
 }
 
-/// Takes back what no stream uses any more. What cannot be found out stays.
+/// Takes back memory that no stream uses any more. Memory whose streams cannot be asked stays.
 void DeviceHeap::sweep() {
   const auto is_unused = [](const Dropped& one) {
     try {

@@ -1,4 +1,4 @@
-// What a call on an accelerator's tensors returns to torch: done when its stream is.
+// The work that torch gets for a call on an accelerator's tensors: done when its stream is.
 #pragma once
 
 #include <c10/core/Event.h>

@@ -20,7 +20,7 @@ class BatchedTransfer;
 
 class DeviceHierContext final : public HierContext {
  public:
-  /// What it uses: all outlive it.
+  /// All of these outlive the context.
   struct Level {
     gpu::Communicator& group;  // of the ranks of this host
     c10d::Backend& engine;

@@ -34,7 +34,7 @@ class MultinodeDeviceGroup {
   /// On the current stream, which is `stream`. Throws Error.
   void run(const Request& request, void* stream);
   void agree(void* stream);
-  /// Whether a call has begun that is not agreed on: other nodes wait for this rank.
+  /// True if a call has begun that is not agreed on: other nodes wait for this rank.
   bool under_way() const { return under_way_; }
 
   const DevicePlace& place() const { return place_; }

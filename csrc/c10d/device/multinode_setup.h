@@ -11,7 +11,7 @@
 
 namespace dreamcomm {
 
-/// What a group on several nodes has beyond that of this host's ranks.
+/// The parts of a group on several nodes beyond the group of this host's ranks.
 struct DeviceNodes {
   DevicePlace place;
   /// Collective among the ranks of all nodes.

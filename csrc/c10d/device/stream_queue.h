@@ -26,7 +26,7 @@ namespace dreamcomm {
 /// finds the results, and the host waits for nothing. Thread-safe.
 class StreamQueue {
  public:
-  /// What a queue asks of its owner.
+  /// Functions of the queue's owner.
   struct Ways {
     std::function<bool(const c10::Stream&)> is_capturing;
     Call::IsRegistered is_registered;

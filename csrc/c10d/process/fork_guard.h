@@ -25,7 +25,7 @@ class ForkGuard {
   ForkGuard(const ForkGuard&) = delete;
   ForkGuard& operator=(const ForkGuard&) = delete;
 
-  /// Whether this is the process that made the mark.
+  /// True if this is the process that made the mark.
   bool at_home() const { return *mark_ == 1; }
 
  private:

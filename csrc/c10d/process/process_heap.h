@@ -18,7 +18,7 @@ std::shared_ptr<Heap> process_heap(std::size_t bytes);
 /// The heap there is, or null.
 std::shared_ptr<Heap> live_process_heap();
 
-/// Whether the memory of a dense CPU tensor lies in the heap there is.
+/// True if the memory of a dense CPU tensor lies in the heap there is.
 bool is_in_heap(const at::Tensor& tensor);
 
 /// The bytes of a tensor of one dimension in any heap. Throws c10::ValueError for sizes and types

@@ -134,8 +134,8 @@ Moved on_device(c10::Device device, const Start& start) {
   }
 }
 
-/// A graph would copy again from memory of the host that has been given to others. What is
-/// returned keeps `kept`: torch does not reuse its memory before the stream has reached that point.
+/// A graph would copy again from memory of the host that has been given to others. The returned
+/// stage keeps `kept`: torch does not reuse its memory before the stream has reached that point.
 gpu::Stage stage_on(c10::Device device, void* stream, Tensor& kept) {
   if (gpu::is_capturing(stream)) return {};
   return [device, &kept](std::span<const std::byte> bytes) -> const void* {
@@ -180,7 +180,7 @@ std::tuple<std::uint64_t, std::uint64_t> pack_tensors(const std::vector<Tensor>&
   return {moved.read, moved.written};
 }
 
-/// What a pass has found: numbers, or on a device tensors of no dimension, since to read
+/// The result of a pass: numbers, or on a device tensors of no dimension, since to read
 /// those takes as long as all that is before them in the stream.
 using Found = std::variant<double, bool, Tensor>;
 

@@ -29,7 +29,7 @@ std::shared_ptr<py::object> shared_object(py::object object) {
           }};
 }
 
-/// What the interpreter calls at exit. It does not keep the backend alive.
+/// The function that the interpreter calls at exit. It does not keep the backend alive.
 class ExitHook {
  public:
   explicit ExitHook(const BackendPtr& backend) : backend_(backend) {}
@@ -79,7 +79,7 @@ std::shared_ptr<void> register_exit(const BackendPtr& backend) {
   return with_gil([&] { return std::make_shared<AtExit>(backend); });
 }
 
-/// What `function` of dreamcomm._torch.call_site says, or "".
+/// Returns the text of `function` of dreamcomm._torch.call_site, or "" if it fails.
 std::string site(const char* function) {
   try {
     return with_gil([function] {

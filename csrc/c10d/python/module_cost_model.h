@@ -1,4 +1,4 @@
-// What Python sees of the cost model between hosts.
+// Bindings of the cost model between hosts.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>

@@ -109,7 +109,7 @@ py::list recorder_hosts(const Recorder& recorder) {
 }  // namespace
 
 void bind_records(py::module_& m) {
-  py::class_<Recorder, RecorderPtr>(m, "Recorder", "What a rank notes of its group's operations.")
+  py::class_<Recorder, RecorderPtr>(m, "Recorder", "A rank's notes about its group's operations.")
       .def_property_readonly("team", [](const Recorder& r) { return r.origin().team; })
       .def_property_readonly("group", [](const Recorder& r) { return r.origin().group; })
       .def_property_readonly("rank", [](const Recorder& r) { return r.origin().rank; })

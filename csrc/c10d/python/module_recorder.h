@@ -1,4 +1,4 @@
-// What Python sees of recorders.
+// Bindings of recorders.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>

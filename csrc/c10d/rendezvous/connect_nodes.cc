@@ -74,7 +74,7 @@ std::string describe_silent(const Place& place, const std::optional<std::vector<
 
 constexpr std::string_view kAborted = " has aborted the group: ";
 
-/// Whether a rank posted an error of its own, not one that it read from another rank.
+/// True if a rank posted an error of its own, not an error that it read from another rank.
 bool is_first_hand(const std::string& told) {
   return !told.empty() && told.find(kAborted) == told.rfind(kAborted);
 }

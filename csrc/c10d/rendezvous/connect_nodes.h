@@ -53,8 +53,8 @@ DeadlineStore::Watch watch_on(const Connection& connection,
                               const std::shared_ptr<Communicator>& part,
                               const std::shared_ptr<StoreWorker>& worker);
 
-/// What the watch says within a moment: a connection ends, or is refused, before the end of its
-/// process is known, and the reason takes a while to arrive.
+/// Returns the watch's text, waiting a moment for it: a connection ends, or is refused, before the
+/// end of its process is known, and the reason takes a while to arrive.
 std::string cause_soon(const DeadlineStore::Watch& watch);
 
 /// Makes `connection` by `connect` and returns the result. On an Error it posts the reason for the

@@ -23,7 +23,7 @@ class DeadlineStore final : public c10d::Store {
 
   DeadlineStore(StorePtr store, Clock::time_point until, Watch watch);
 
-  /// What the watch says. Once it says something, all waits end; any thread.
+  /// The watch's text. Once it is not empty, all waits end; any thread.
   std::string trouble();
   /// Ends all waits, now and later; any thread.
   void leave() { left_->publish(1); }

@@ -38,9 +38,9 @@ struct GroupRecord {
 ///
 /// INVARIANT for two groups with numbers: a rank's numbers grow, and all ranks count alike if they
 /// make groups in one order. So a rank will not take part in this group if it makes a later one, or
-/// one of this number with other members, or an earlier one that this rank is in and has never
-/// made, or if it failed to make this very group. An old post has a smaller number, of a group that
-/// both made.
+/// another of this number with other members, or an earlier group that this rank is in and has
+/// never made, or if it failed to make this very group. An old post has a smaller number, of a
+/// group that both made.
 ///
 /// INVARIANT for two groups of which one has a hashed name: a rank makes one group at a time, and
 /// ends it when all members take part. So let a rank make another group for the nth time, and let

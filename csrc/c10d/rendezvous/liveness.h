@@ -1,4 +1,4 @@
-// What the default group knows of a job's ranks: the ones that have ended, and the groups they
+// The default group's knowledge of a job's ranks: those that have ended, and the groups that they
 // make. torch numbers the members of other groups by their ranks in it.
 #pragma once
 
@@ -24,7 +24,7 @@ class Liveness {
   Liveness(std::shared_ptr<Communicator> host, Topology topology, int rank,
            std::shared_ptr<StoreWorker> worker);
 
-  /// Whether the process of a rank is known to have ended. Bounded. Any thread.
+  /// True if the process of a rank is known to have ended. Bounded. Any thread.
   bool has_ended(int rank);
   /// Posts the ends of this host's ranks for the other nodes. Bounded. Any thread.
   void tell_of_host();
@@ -45,7 +45,7 @@ class Liveness {
 
 /// The process's. From now on, as long as it lives.
 void set_liveness(const std::shared_ptr<Liveness>& one);
-/// The one that was set last, if it lives and this process set it, or null.
+/// The last one set, if it lives and this process set it, or null.
 std::shared_ptr<Liveness> liveness();
 
 }  // namespace dreamcomm

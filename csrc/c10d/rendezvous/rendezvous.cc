@@ -32,7 +32,7 @@ std::optional<GroupRecord> record_of(const DreamOptions& options) {
   return known && !record.members.empty() ? std::optional(record) : std::nullopt;
 }
 
-/// What has to be equal on all ranks; paths may differ.
+/// The part of the option that has to be equal on all ranks; paths may differ.
 std::string costs_kind(const std::string& costs) {
   return costs == "auto" || costs == "fixed" ? costs : "file";
 }

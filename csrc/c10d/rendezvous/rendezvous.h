@@ -16,7 +16,7 @@ struct PythonCallbacks;
 
 /// The members as ranks of the job; none for the default group.
 std::vector<int> members_of(const DreamOptions& options);
-/// Whether it is the default group; torch has one at a time, and numbers other groups' members by
+/// True if it is the default group; torch has one at a time, and numbers other groups' members by
 /// it.
 bool is_default(const DreamOptions& options);
 

@@ -83,7 +83,7 @@ struct StoreWorker::State {
     changed.notify_all();
   }
 
-  /// Whether there is another one.
+  /// Waits for the next order; false if there will be none.
   bool await_order(std::unique_lock<std::mutex>& lock) {
     while (true) {
       const Clock::time_point now = Clock::now();
@@ -130,7 +130,7 @@ void StoreWorker::leave() {
   state_->changed.wait_for(lock, kLeaveOfPython, has_ended);
 }
 
-/// Under the lock. If no thread can be started, the store counts as one that does not answer.
+/// Under the lock. If no thread can be started, the store counts as a store that does not answer.
 bool StoreWorker::hire() {
   try {
     std::thread([state = state_] {

@@ -25,8 +25,9 @@ class StoreWorker {
   StoreWorker(const StoreWorker&) = delete;
   StoreWorker& operator=(const StoreWorker&) = delete;
 
-  /// What `job` returned, if it did within `patience` and threw nothing. Jobs run in the order
-  /// given, also after their callers stopped waiting, so a job must own what it uses. Any thread.
+  /// Returns the result of `job`, if it ended within `patience` and threw nothing. Jobs run in the
+  /// order given, also after their callers stopped waiting, so a job must own what it uses. Any
+  /// thread.
   std::optional<std::string> run(Job job, std::chrono::milliseconds patience);
   /// Likewise, but waits for nothing. Runs after `pause`, in which other jobs may run; not at all
   /// if this is destroyed meanwhile.
@@ -41,8 +42,8 @@ class StoreWorker {
   static constexpr std::chrono::milliseconds kLongestPatience{2000};
   /// The key's value, "" for none, if the store answers within the patience.
   std::optional<std::string> read(const std::string& key);
-  /// Grows with the time of the quicker one of the last two answers: a key that exists takes a
-  /// TCPStore three round trips, one that does not takes one.
+  /// Grows with the time of the quicker one of the last two answers: a TCPStore takes three
+  /// round trips for a key that exists, and one for a missing key.
   std::chrono::milliseconds patience() const;
   /// Connects in the background, and measures by two answers how far the store is.
   void greet();

@@ -23,7 +23,7 @@ class CallbackThreads {
   /// Waits until all tasks have run and the threads have ended, except the calling thread if a task
   /// calls this. Idempotent.
   void stop();
-  /// Whether this is the process that has the threads, not a forked child.
+  /// True if this is the process that has the threads, not a forked child.
   bool at_home() const { return process_.at_home(); }
 
  private:

@@ -1,4 +1,4 @@
-// What a collective or a message returns to torch.
+// The works that torch gets for a collective or a message.
 #pragma once
 
 #include <ATen/ThreadLocalState.h>

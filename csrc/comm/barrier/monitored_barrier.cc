@@ -75,7 +75,7 @@ std::optional<std::int64_t> MonitoredBarrier::calls_beyond(std::uint32_t number,
   return std::nullopt;
 }
 
-/// Whether the rank is in the barrier that rank 0 is in.
+/// True if the rank is in the barrier that rank 0 is in.
 bool MonitoredBarrier::is_present(int rank) const {
   return barrier::present(state_, rank).read() == state_.header().present.read();
 }

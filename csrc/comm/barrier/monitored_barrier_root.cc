@@ -76,7 +76,7 @@ int MonitoredBarrier::gone() const {
   return -1;
 }
 
-/// Returns a lost rank, or one that has left this barrier, or the first.
+/// Returns a lost rank, or a rank that has left this barrier, or the first.
 int MonitoredBarrier::foremost(const std::vector<int>& absent) const {
   const auto find = [&](const auto& is_so) {
     return std::find_if(absent.rbegin(), absent.rend(), is_so);

@@ -50,7 +50,7 @@ class RemoteBarrier {
 
   /// Begins a barrier. Returns its outcome if it has ended without this host.
   virtual std::optional<BarrierOutcome> enter(const Terms& terms) = 0;
-  /// Whether to stop counting: the barrier has ended elsewhere, or a host lacks ranks or has
+  /// True if counting should stop: the barrier has ended elsewhere, or a host lacks ranks or has
   /// reached its timeout.
   virtual bool is_over() = 0;
   virtual void report(const BarrierCount& count) = 0;

@@ -170,7 +170,7 @@ bool TagMatcher::fill(int peer, Lock& lock) {
   return true;
 }
 
-/// Whether a message of this peer is being taken, or is still to be taken.
+/// True if a message of this peer is being taken, or is still to be taken.
 bool TagMatcher::left_behind(int peer) const {
   const Outbox& box = outbox(peer, state_.rank());
   const Inbox& taken = inbox(state_.rank(), peer);

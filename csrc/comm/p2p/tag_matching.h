@@ -57,7 +57,7 @@ class TagMatcher {
   /// have waited a while. Returns why the group is unusable now, if it is: an announced message
   /// cannot be taken back.
   std::optional<std::string> check_health();
-  /// Whether messages are under way.
+  /// True if messages are under way.
   bool busy() const;
   /// Why the other ranks were lost when health was last checked, if all were.
   std::optional<std::string> why_alone() const;
@@ -86,7 +86,7 @@ class TagMatcher {
     std::size_t moved = 0;
     std::int64_t asked_ns = 0;
 
-    /// Whether no message of another host has claimed it.
+    /// True if no message of another host has claimed it.
     bool take() const { return peer || completion->take(); }
   };
   struct Unexpected {         // announced by a peer, not received yet

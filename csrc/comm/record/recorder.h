@@ -52,7 +52,7 @@ struct Book {
   Part messages;
   Timeline timeline;  // of collectives
   Mark before_collectives, before_messages, before_spans;
-  Mark before_call;  // the number of the last one that does not count
+  Mark before_call;  // the number of the last call that does not count
 };
 
 class Recorder {
@@ -129,7 +129,7 @@ Record record_of(const Request& request, std::int64_t number, std::size_t bytes,
 class Entry {
  public:
   /// `make` creates the record, and is called only if a book is open. Each book is looked up once:
-  /// one that is opened meanwhile begins with the next call.
+  /// a book that is opened meanwhile begins with the next call.
   template <typename Make>
   Entry(const Recorder& recorder, TscClock& clock, Make&& make)
       : clock_(clock), log_(recorder.open_log_book()), trace_(recorder.open_trace_book()) {

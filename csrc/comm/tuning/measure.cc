@@ -52,7 +52,7 @@ class Course {
       through_pages(sample, CopyKind::kFold);
     }
   }
-  /// Whether all ranks' tensors lay in heaps; the same on all.
+  /// True if all ranks' tensors lay in heaps; the same on all.
   bool had_heaps() const { return had_heaps_; }
 
   Sample run() {

@@ -60,7 +60,7 @@ struct Group {
   };
   E item[kCount];
 
-  /// Whether `data` is aligned for these accesses.
+  /// True if `data` is aligned for these accesses.
   DREAMCOMM_DEVICE static bool fits(const std::byte* data) {
     return reinterpret_cast<std::uintptr_t>(data) % kAccess == 0;
   }
@@ -174,7 +174,7 @@ class Mover {
     return reinterpret_cast<std::byte*>(residual_ + element);
   }
 
-  /// Whether lanes may take groups from this element on.
+  /// True if lanes may take groups from this element on.
   DREAMCOMM_DEVICE bool is_even(std::size_t begin, int part, std::size_t first) const {
     return Group<In, kGroup>::fits(source(part, begin)) &&
            Group<Out, kGroup>::fits(target(part, begin)) && (begin - first) % kGroup == 0 &&

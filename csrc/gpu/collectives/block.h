@@ -121,7 +121,7 @@ struct Block {
     return true;
   }
 
-  /// Whether some rank's output is its input.
+  /// True if some rank's output is its input.
   DREAMCOMM_DEVICE bool any_over_itself() const {
     for (int r = 0; r < args.size; ++r) {
       if (outs.at[r] != nullptr && outs.at[r] == ins.at[r]) return true;

@@ -152,7 +152,7 @@ class BlockRounds {
     return std::uint64_t{round} << 32U | digest(args_.info);
   }
 
-  /// Whether no lane has failed; otherwise marks the failure in all windows.
+  /// True if no lane has failed; otherwise marks the failure in all windows.
   DREAMCOMM_DEVICE bool all_ok(bool ok) const {
     if (!target_.any(!ok)) return true;
     mark_failed();
@@ -210,7 +210,7 @@ class BlockRounds {
     }
   }
 
-  /// A rank that has made another call in this round, also one that is not waited for; or -1.
+  /// A rank that has made another call in this round, awaited or not; or -1.
   DREAMCOMM_DEVICE int one_that_differs(std::uint32_t round) const {
     for (int r = 0; r < args_.size; ++r) {
       if (r != args_.rank && state_of(r, word(round)).differs) return r;
@@ -218,7 +218,7 @@ class BlockRounds {
     return -1;
   }
 
-  /// A rank that has failed, or -1. It may be one that is not waited for, since its failure may
+  /// A rank that has failed, or -1. It may be a rank that is not awaited, since its failure may
   /// be why the awaited rank does not arrive. It is this rank if another block of it has failed.
   DREAMCOMM_DEVICE int one_failed() const {
     for (int r = 0; r < args_.size; ++r) {

@@ -10,7 +10,7 @@
 
 namespace dreamcomm::gpu {
 
-/// Whether a call is carried out by LL packets; equal on all blocks of all ranks.
+/// True if a call is carried out by LL packets; equal on all blocks of all ranks.
 constexpr bool uses_packets(const KernelArgs& args) {
   return static_cast<AlgorithmId>(args.info.row) == AlgorithmId::kFlagged && args.size > 1 &&
          args.info.kind == Kind::kAllReduce &&

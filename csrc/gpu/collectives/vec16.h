@@ -16,7 +16,7 @@ struct alignas(kPackBytes) Pack {
   E item[kItems];
 };
 
-/// Whether all of a tensor's packs can be accessed whole.
+/// True if all of a tensor's packs can be accessed whole.
 DREAMCOMM_DEVICE bool is_packed(const std::byte* data) {
   return reinterpret_cast<std::uintptr_t>(data) % kPackBytes == 0;
 }

@@ -93,7 +93,7 @@ struct Report {
   std::uint64_t claimed;  // not 0: a lane writes the rest
   std::uint64_t reason;   // published last
   std::int32_t rank;
-  std::int32_t missing;      // the rank waited for, or the one that made another call
+  std::int32_t missing;      // the awaited rank, or the rank that made another call
   std::int64_t patience_ns;  // the longest wait of the call
   std::uint64_t sequence;    // of the call in the group, from 1 on, as this rank counts
   std::uint32_t round;       // of this block
@@ -146,7 +146,7 @@ struct Layout {
   }
 };
 
-/// Whether a tensor fits into the packets of so many blocks.
+/// True if a tensor fits into the packets of so many blocks.
 constexpr bool fits_packets(std::size_t bytes, int blocks) {
   return blocks <= kPacketBlocks && bytes <= static_cast<std::size_t>(blocks) * kBytesByPackets;
 }

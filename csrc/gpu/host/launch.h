@@ -8,7 +8,7 @@
 
 namespace dreamcomm::gpu {
 
-/// Whether kernels were compiled in.
+/// True if kernels were compiled in.
 bool is_built();
 
 /// Version of the CUDA runtime that is linked, as 13000 for 13.0; 0: none.
@@ -18,7 +18,7 @@ int runtime_version();
 /// no driver or it is too old. Does not make a context.
 int device_count(std::string& why);
 
-/// Whether a stream (a cudaStream_t) captures work into a graph instead of running it.
+/// True if a stream (a cudaStream_t) captures work into a graph instead of running it.
 bool is_capturing(void* stream);
 
 /// Blocks of `lanes` threads.

@@ -18,7 +18,7 @@ class BarrierBoard {
   /// Replaces what was posted under the key. Posts keep their order; the caller does not wait for
   /// them.
   virtual void post(const std::string& key, const std::string& text) = 0;
-  /// Whether read()'s result may have changed since the last call. It costs little.
+  /// True if read()'s result may have changed since the last call. It costs little.
   virtual bool has_news() = 0;
   /// Returns what had been posted under each of its keys a moment ago, "" for nothing. It starts
   /// another read meanwhile, and wakes the rank when that is done. With `patience` it first waits

@@ -20,7 +20,7 @@ constexpr milliseconds kReports{300};  // for its host's ranks to notice and rep
 
 }  // namespace
 
-/// Whether this rank still needs that leader: it has not posted that it has left this barrier, or
+/// True if this rank still needs that leader: it has not posted that it has left this barrier, or
 /// how the barrier ended.
 bool InternodeBarrier::needs(int leader) const {
   if (!decides()) return read_.ended <= number_;

@@ -28,7 +28,7 @@ struct Report {
 struct Verdict {
   std::uint32_t ended = 0;               // barriers that have ended
   std::uint32_t passed = 0;              // the last that passed, counted from 1
-  std::uint32_t in = 0;                  // the one that it is in, counted from 1, or 0
+  std::uint32_t in = 0;                  // the barrier that it is in, counted from 1, or 0
   std::int64_t entered_with = 0;         // its collectives when it entered that one
   std::uint32_t asks = 0;                // the one in which it asks which ranks are missing, or 0
   std::array<std::int64_t, 8> issued{};  // at the end of barrier n, at n % 8

@@ -69,7 +69,7 @@ bool InternodeBarrier::has_left(const Report& report) const {
   return report.state != State::kNone && report.left() > number_;
 }
 
-/// Whether another rank has been seen in the barrier that this rank is in, with the same number of
+/// True if another rank has been seen in the barrier that this rank is in, with the same number of
 /// collectives (otherwise it may have left since): then both are in the same barrier.
 bool InternodeBarrier::has_seen_peer() {
   const auto is_here = [this](const Report& report) {

@@ -60,7 +60,7 @@ class AllReduce {
   Range piece_of(std::size_t k, int host) const {
     return shard(shard_of(k, context_.index()).size(), context_.hosts(), host);
   }
-  /// Whether the shards are equal, and all of the host's ranks carry one.
+  /// True if the shards are equal, and all of the host's ranks carry one.
   bool is_even(std::size_t k) const {
     return carriers_ == context_.ranks_here() &&
            elements(k).size() % static_cast<std::size_t>(carriers_) == 0;

@@ -34,7 +34,7 @@ struct Heading {
   std::uint32_t brought = 0;  // bytes that follow
 };
 
-/// What a leader sends to the ranks of its host; the bytes that all take follow.
+/// A leader's message to the ranks of its host; the bytes that all take follow.
 struct Verdict {
   std::uint32_t agreed = 0;
   LastToCome last{};  // of the other hosts' ranks, if the leader had to wait for one
@@ -139,8 +139,8 @@ class CallHandshake {
     context_.wait(context_.sends());
   }
 
-  /// Whether the hosts make one call. INVARIANT: all leaders give the same answer: if the calls of
-  /// two hosts differ, every host finds one that differs from its own.
+  /// True if the hosts make one call. INVARIANT: all leaders give the same answer: if the calls of
+  /// two hosts differ, every host finds a call that differs from its own.
   bool compare_hosts(const Cargo& mine, std::byte* told) {
     Cargo sent = mine;
     if (!agreed_) sent.bytes = sizeof(Heading);

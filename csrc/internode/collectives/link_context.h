@@ -21,7 +21,7 @@
 
 namespace dreamcomm {
 
-/// What a rank of a multi-node group uses in every call.
+/// The parts of a multi-node group that a rank uses in every call.
 struct Levels {
   Communicator& host;  // the ranks of this one's host
   const Topology& topology;
@@ -30,7 +30,7 @@ struct Levels {
   ConnectionMonitor& monitor;
   PrepostedReceives& envelopes;
   const std::shared_ptr<Heap>& heap;  // of this process; null: none
-  /// Whether a call within the host has failed, so that a late peer may still write.
+  /// 1 once a call within the host has failed, so that a late peer may still write.
   std::shared_ptr<Mark> call_failed;
   const AbortReasons& reasons;
   const FailureCause& causes;

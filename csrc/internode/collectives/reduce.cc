@@ -10,7 +10,7 @@
 namespace dreamcomm::internode {
 namespace {
 
-/// What the hosts' ranks have, host by host: their messages, or this rank's own.
+/// The shares of the hosts' ranks, host by host: their messages, or this rank's own.
 struct Shares {
   std::vector<Cargo> of_hosts;
   HierContext::Transfers receives;

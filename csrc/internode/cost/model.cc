@@ -77,7 +77,7 @@ class Model {
   /// Bytes of an all_reduce in which the busiest host sends `sent` bytes.
   double reduced_by(double sent) const { return sent * shape_.hosts / (2.0 * others_); }
 
-  /// Whether bytes that stay within the host move before the rest is sent.
+  /// True if bytes that stay within the host move before the rest is sent.
   bool moves_first() const {
     return kind_ == Kind::kGather || kind_ == Kind::kScatter || kind_ == Kind::kAllToAll;
   }
@@ -137,7 +137,7 @@ bool may_go_by_leaders(Kind kind, std::size_t bytes, int hosts) {
   return kind == Kind::kBarrier || (fits && bytes <= most_brought(hosts));
 }
 
-/// Whether a rank takes a chunk from every other host at the same time: each is a share, so that
+/// True if a rank takes a chunk from every other host at the same time: each is a share, so that
 /// all together take no more room.
 bool is_shared(Kind kind) { return kind == Kind::kAllGather || kind == Kind::kReduceScatter; }
 

@@ -39,7 +39,7 @@ class FailureCause {
     return reasons_.of(rank, moment);
   }
 
-  /// Whether a rank, or any rank, has aborted the group, as far as the store knows now. Any thread.
+  /// True if a rank, or any rank, has aborted the group, as far as the store knows now. Any thread.
   bool has_aborted(int rank) const {
     return !reasons_.of(rank, std::chrono::milliseconds(0)).empty();
   }

@@ -100,7 +100,7 @@ class InternodeTagMatcher {
     Clock::time_point begin = Clock::now();
     bool warned = false;  // the user was warned that it is late
     Clock::time_point warns_at() const;
-    /// Whether it waits for its peer, and not for bytes that are on their way.
+    /// True if it waits for its peer, and not for bytes that are on their way.
     bool waits_for_peer() const { return kind == Kind::kSend ? parcel != nullptr : !matched; }
   };
   using MessagePtr = std::shared_ptr<Message>;

@@ -9,7 +9,7 @@
 
 namespace dreamcomm {
 
-/// What the ranks do together; collective.
+/// Steps that all ranks take together; collective.
 struct InStep {
   std::function<void(const Request& request, const Way& way)> run;
   std::function<double(double seconds)> slowest;  // the largest of all ranks

@@ -47,7 +47,7 @@ struct Moments {
   T square;  // the largest one yet, with amsgrad
 };
 
-/// What a loop is compiled for.
+/// The case that a loop is compiled for.
 struct Form {
   bool amsgrad;
   bool penalized;  // with weight decay that is not decoupled

@@ -47,7 +47,7 @@ std::string host_name() {
   return name.data();
 }
 
-/// What a rank publishes of each lower rank, by its place in a list.
+/// How a rank has reached each lower rank, by its place in the list that it publishes.
 enum Reached : char { kUnreached = '0', kRank = '1', kOtherUser = 'u' };
 
 class ShmBootstrap {

@@ -1,4 +1,4 @@
-// What a rank publishes about itself through the store.
+// The facts that a rank publishes about itself through the store.
 #pragma once
 
 #include <cstddef>

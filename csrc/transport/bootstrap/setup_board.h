@@ -1,4 +1,4 @@
-// What the ranks of a group publish to each other through the store while they set it up.
+// The board on which ranks publish to each other, through the store, while they set a group up.
 #pragma once
 
 #include <chrono>
@@ -35,7 +35,7 @@ class SetupBoard {
 
   /// Reports that this rank cannot set the group up, so that the others need not wait for their
   /// timeouts. The first rank to fail reports why. After a mismatch, this rank stays until all have
-  /// seen the report, because it may be the one that runs the store. If the store has failed too,
+  /// seen the report, because its process may run the store. If the store has failed too,
   /// nothing is reported.
   void abort(const Error& error);
 

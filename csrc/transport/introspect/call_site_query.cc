@@ -174,7 +174,7 @@ void CallSiteService::take_answer(int fd, std::uint32_t number, std::string text
   changed_.notify_all();
 }
 
-/// Never waits: a process that does not read must not delay one that does.
+/// Never waits: a process that does not read must not delay others.
 bool CallSiteService::write(int fd, Sort sort, std::uint32_t number, const std::string& text) {
   Query query{.sort = sort, .number = number};
   put_text(query.text, text);

@@ -1,4 +1,4 @@
-// What the process of a late rank does instead, as seen from the kernel and its other groups.
+// The state of a late rank's process, as seen from the kernel and its other groups.
 #pragma once
 
 #include <sys/types.h>
@@ -12,7 +12,7 @@ namespace dreamcomm {
 /// sleeps. Empty if /proc shows nothing: for a process of another user or PID namespace, or one
 /// that has ended.
 std::string describe_process(pid_t pid, const std::string& team, bool inside);
-/// Whether it is stopped by SIGSTOP or a debugger, as far as /proc shows.
+/// True if it is stopped by SIGSTOP or a debugger, as far as /proc shows.
 bool is_stopped(pid_t pid);
 
 }  // namespace dreamcomm

@@ -37,7 +37,7 @@ struct RankView {
     std::int64_t received = 0;
   };
   std::array<Counts, kKinds> counts{};
-  struct Message {  // the one that has been under way for longest
+  struct Message {  // the message that has been under way for longest
     Kind kind = Kind::kSend;
     int peer = -1;  // -1: any
     std::int64_t bytes = 0;
@@ -54,7 +54,7 @@ RankView view_of(const Header& header);
 /// Reads the rank's state in the whole group, with the group's ranks.
 RankView whole_view_of(const Header& header);
 
-/// Whether it was seen in a call of its group.
+/// True if it was seen in a call of its group.
 inline bool is_busy(const RankView& rank) { return rank.inside || rank.answers_barrier; }
 
 /// "is in broadcast as call 3, entered 2.1 s ago" and the like.

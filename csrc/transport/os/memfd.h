@@ -48,7 +48,7 @@ inline constexpr const char* kWindowLabel = "dreamcomm-window";
 /// Error(kSystem).
 Fd create_memfd(const char* label, std::size_t bytes);
 
-/// Whether the descriptor is such a memfd, of exactly `bytes`, that can be written.
+/// True if the descriptor is such a memfd, of exactly `bytes`, that can be written.
 bool is_sealed_memfd(const Fd& fd, std::size_t bytes);
 
 }  // namespace dreamcomm

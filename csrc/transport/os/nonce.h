@@ -14,7 +14,7 @@ using Nonce = std::array<std::uint8_t, 16>;
 Nonce make_nonce();
 
 std::string hex(const Nonce& nonce);
-/// Whether the text is a nonce in hexadecimal digits; if so, `nonce` is set.
+/// True if the text is a nonce in hexadecimal digits; if so, `nonce` is set.
 bool from_hex(const std::string& text, Nonce& nonce);
 
 }  // namespace dreamcomm

@@ -45,7 +45,7 @@ struct PeerProcess {
   uid_t uid = 0;
 };
 PeerProcess peer_process(const Fd& socket);
-/// Whether it runs as the user that this process runs as.
+/// True if it runs as the user that this process runs as.
 bool is_own_user(const PeerProcess& process);
 
 /// Sends `size` bytes and one descriptor along with them. False if the peer hung up.
@@ -55,7 +55,7 @@ bool send_with_fd(const Fd& socket, const void* data, std::size_t size, const Fd
 bool receive_with_fd(const Fd& socket, void* data, std::size_t size, Fd& fd,
                      SocketDeadline deadline);
 
-/// Whether the other end has closed the connection. Does not wait.
+/// True if the other end has closed the connection. Does not wait.
 bool hung_up(const Fd& socket);
 
 /// Waits until the descriptor is readable; false at the deadline.
@@ -64,7 +64,7 @@ bool readable(const Fd& fd, SocketDeadline deadline);
 /// A descriptor that becomes readable when the process ends; empty where the
 /// kernel or the pid namespace does not give one.
 Fd watch_process(pid_t pid);
-/// Whether the watched process has ended. False for an empty descriptor.
+/// True if the watched process has ended. False for an empty descriptor.
 bool has_ended(const Fd& watched);
 
 }  // namespace dreamcomm

@@ -18,7 +18,7 @@
 
 namespace dreamcomm {
 
-/// What a rank holds of another.
+/// A rank's handles of another rank's process and memory.
 struct ShmPeer {
   Fd socket;
   Fd process;
