@@ -25,11 +25,11 @@ ORDERS: dict[str, list[list[set[str]]]] = {
         [
             {"python"},
             {"backward"},
-            {"buckets", "gradients"},
+            {"buckets"},
             {"backend"},
             {"device", "rendezvous", "work"},
             {"base"},
-            {"process"},
+            {"process", "autograd", "messages"},
         ],
     ],
     "internode": [

@@ -1,4 +1,4 @@
-"""The protocols as Spin models: rounds.pml and meeting.pml, which say what is checked.
+"""The protocols as Spin models: rounds.pml, meeting.pml, messages.pml, which say what they check.
 
 Needs ``spin`` (Debian's package of that name) and a C compiler. The largest models take
 minutes and some GiB of memory; ``--soak`` runs them too.
@@ -24,6 +24,8 @@ HOLDS = [
     "rounds RANKS=3 ROUNDS=2 SURE_BELL",
     "meeting RANKS=2 CRASH LATE STRANGER",
     "meeting RANKS=3 STRANGER",
+    "messages MESSAGES=4 CRASH",
+    "messages SENDERS=2 MESSAGES=2 SLOTS=1",
 ]
 HOLDS_LONG = [
     "rounds RANKS=2 ROUNDS=3 CRASH",
@@ -38,8 +40,10 @@ HOLDS_LONG = [
     "rounds RANKS=3 ROUNDS=3 SURE_BELL CRASH",
     "meeting RANKS=3 CRASH STRANGER",
     "meeting RANKS=3 CRASH LATE",
+    "messages SENDERS=2 MESSAGES=2",
+    "messages SENDERS=2 MESSAGES=2 CRASH",
 ]
-# What must not be left out, and how its lack shows.
+# The necessary things, and how the lack of each shows.
 BROKEN = {
     "rounds ROUNDS=3 BREAK=ONE_PAGE": "assertion violated",
     "rounds ROUNDS=3 BREAK=NO_WAIT_FOR_READERS": "assertion violated",
@@ -52,6 +56,11 @@ BROKEN = {
     "meeting RANKS=2 BREAK=ANSWER_AWAITED_FIRST": "invalid end state",
     "meeting RANKS=2 STRANGER BREAK=NO_NONCE": "assertion violated",
     "meeting RANKS=3 BREAK=NO_OUTCOMES": "assertion violated",
+    "messages BREAK=ANNOUNCE_BEFORE_COPY": "assertion violated",
+    "messages BREAK=FLAG_BEFORE_COPY": "assertion violated",
+    "messages BREAK=NO_RETIRE": "assertion violated",
+    "messages BREAK=POST_BEFORE_READ": "assertion violated",
+    "messages BREAK=FORGET_CLAIMED": "assertion violated",
 }
 # Of each model two, as each takes seconds of a processor. The long form has them all.
 BROKEN_SHORT = [
@@ -59,6 +68,8 @@ BROKEN_SHORT = [
     "rounds ROUNDS=3 BREAK=NO_SECOND_LOOK",
     "meeting RANKS=2 BREAK=NO_DIAL_LISTS",
     "meeting RANKS=2 STRANGER BREAK=NO_NONCE",
+    "messages BREAK=FLAG_BEFORE_COPY",
+    "messages BREAK=FORGET_CLAIMED",
 ]
 
 

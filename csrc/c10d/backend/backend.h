@@ -10,7 +10,6 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
-#include "c10d/backend/placed_message.h"
 #include "c10d/base/call_blocks.h"
 #include "c10d/base/check_args.h"
 #include "c10d/base/convert.h"
@@ -20,6 +19,8 @@
 #include "c10d/device/bootstrap_exchange.h"
 #include "c10d/device/device_communicator.h"
 #include "c10d/device/multinode_setup.h"
+#include "c10d/messages/message_carrier.h"
+#include "c10d/messages/placed_message.h"
 #include "c10d/process/fork_guard.h"
 #include "c10d/rendezvous/connect_nodes.h"
 #include "c10d/rendezvous/deadline_store.h"
@@ -47,7 +48,7 @@ class Liveness;                  // c10d/rendezvous/liveness.h: the ranks that h
 struct CommOptions;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-class DreamBackend final : public c10d::Backend {
+class DreamBackend final : public c10d::Backend, public MessageCarrier {
  public:
   using Tensor = at::Tensor;
   using TensorList = std::vector<at::Tensor>;
@@ -143,14 +144,13 @@ class DreamBackend final : public c10d::Backend {
   WorkPtr recv(TensorList& tensors, int src, int tag) override;
   WorkPtr recvAnysource(TensorList& tensors, int tag) override;
 
-  // Messages without a work, of memory that the cargo keeps (send_recv.cc).
-  std::shared_ptr<Completion> send_cargo(const Cargo& cargo, int dst, int tag);
-  std::shared_ptr<Completion> receive_cargo(const Cargo& cargo, int tag);  // from any rank
-  /// Helps the message along until it is done, or until `pause` throws.
-  void wait_for(Completion& completion, const Interrupt& pause);
-  void cancel(const Completion& completion) { cpu_->cancel(completion); }
+  // Messages without a work (cargo.cc). Only where shares_memory().
+  std::shared_ptr<Completion> send_cargo(const Cargo& cargo, int dst, int tag) override;
+  std::shared_ptr<Completion> receive_cargo(const Cargo& cargo, int tag) override;
+  void wait_for(Completion& completion, const Interrupt& pause) override;
+  void cancel(const Completion& completion) override { cpu_->cancel(completion); }
 
-  // Tensors of messages in the sender's heap (placed_message.cc).
+  // Tensors of messages in the sender's heap (cargo.cc).
   /// Copies a contiguous tensor of the CPU into the heap. Null if it is full, or if not all ranks
   /// map each other's.
   std::unique_ptr<PlacedMessage> place(const Tensor& tensor) const;

@@ -12,18 +12,6 @@
 namespace dreamcomm {
 namespace {
 
-std::uint64_t require_tag(const Site& site, int tag) {
-  TORCH_CHECK_VALUE(tag >= 0, site, "Tag must be nonnegative, got ", tag);
-  return static_cast<std::uint64_t>(tag);
-}
-
-int require_peer(const Site& site, const char* argument, int peer) {
-  require_rank(site, argument, peer);
-  TORCH_CHECK_VALUE(peer != site.rank, site, "expected '", argument,
-                    "' to be another rank, got this one");
-  return peer;
-}
-
 /// The tensor's const data pointer: a copy-on-write tensor stays lazy.
 Block read_from(const at::Tensor& tensor) {
   return {static_cast<std::byte*>(const_cast<void*>(tensor.const_data_ptr())), tensor.nbytes()};
@@ -206,38 +194,6 @@ WorkPtr DreamBackend::receive(const OpLabel& label, const Tensor& tensor, std::o
     std::rethrow_exception(current_as_torch());
   }
   return collect(work);
-}
-
-std::shared_ptr<Completion> DreamBackend::send_cargo(const Cargo& cargo, int dst, int tag) {
-  const Site site = at(kSend);
-  require_open();
-  require_peer(site, "dst", dst);
-  try {
-    const Clock::time_point deadline = deadline_after(c10d::kUnsetTimeout, timeout());
-    return cpu_->send(cargo, dst, require_tag(site, tag), deadline);
-  } catch (...) {
-    std::rethrow_exception(current_as_torch());
-  }
-}
-
-std::shared_ptr<Completion> DreamBackend::receive_cargo(const Cargo& cargo, int tag) {
-  const Site site = at(kRecvAnySource);
-  require_open();
-  try {
-    const Clock::time_point deadline = deadline_after(c10d::kUnsetTimeout, timeout());
-    return cpu_->receive(cargo, std::nullopt, require_tag(site, tag), deadline);
-  } catch (...) {
-    std::rethrow_exception(current_as_torch());
-  }
-}
-
-void DreamBackend::wait_for(Completion& completion, const Interrupt& pause) {
-  try {
-    cpu_->wait(completion, pause);
-  } catch (const Error& error) {
-    // A message that failed holds its error.
-    if (!completion.done()) std::rethrow_exception(to_torch(error));
-  }
 }
 
 }  // namespace dreamcomm

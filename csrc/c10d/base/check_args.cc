@@ -92,6 +92,18 @@ int require_rank(const Site& site, const char* argument, std::int64_t rank) {
   return static_cast<int>(rank);
 }
 
+int require_peer(const Site& site, const char* argument, int peer) {
+  require_rank(site, argument, peer);
+  TORCH_CHECK_VALUE(peer != site.rank, site, "expected '", argument,
+                    "' to be another rank, got this one");
+  return peer;
+}
+
+std::uint64_t require_tag(const Site& site, int tag) {
+  TORCH_CHECK_VALUE(tag >= 0, site, "Tag must be nonnegative, got ", tag);
+  return static_cast<std::uint64_t>(tag);
+}
+
 std::vector<std::size_t> split_bytes(const Site& site, const char* argument,
                                      const at::Tensor& tensor, c10::ArrayRef<std::int64_t> splits) {
   const auto size = static_cast<std::size_t>(site.size);

@@ -36,6 +36,10 @@ void require_same_type(const Site& site, const char* argument, const at::Tensor&
                        const at::Tensor& like);
 /// A rank of the group; returns it.
 int require_rank(const Site& site, const char* argument, std::int64_t rank);
+/// Another rank of the group; returns it.
+int require_peer(const Site& site, const char* argument, int peer);
+/// A message's tag; returns it.
+std::uint64_t require_tag(const Site& site, int tag);
 
 /// The bytes of each rank's part of `tensor`, whose first dimension is cut into
 /// `splits` rows per rank; no splits: into equal parts.

@@ -15,13 +15,13 @@
 #include <utility>
 #include <vector>
 
+#include "c10d/autograd/entry.h"
 #include "c10d/backward/hooks.h"
 #include "c10d/base/convert.h"
 #include "c10d/buckets/gather.h"
 #include "c10d/buckets/optimizer_pass.h"
 #include "c10d/buckets/ownership.h"
 #include "c10d/buckets/sharded_gradients.h"
-#include "c10d/gradients/entry.h"
 #include "kernels/bucket.h"
 #include "kernels/inspector.h"
 

@@ -10,8 +10,11 @@
 #include <utility>
 #include <vector>
 
-#include "c10d/backend/header_channel.h"
-#include "c10d/backend/placed_message.h"
+#include "c10d/backend/backend.h"
+#include "c10d/base/convert.h"
+#include "c10d/base/gil_signals.h"
+#include "c10d/messages/header_channel.h"
+#include "c10d/messages/placed_message.h"
 
 namespace dreamcomm {
 namespace {
@@ -19,27 +22,40 @@ namespace {
 namespace py = pybind11;
 using Keys = std::array<std::int64_t, KeyedHeader::kKeys>;
 
+/// Runs `call` without the GIL. Throws its errors as torch's kinds.
+template <typename Call>
+std::invoke_result_t<Call> run_released(Call&& call) {
+  const py::gil_scoped_release release;
+  try {
+    return call();
+  } catch (const Error& error) {
+    std::rethrow_exception(to_torch(error));
+  }
+}
+
+std::unique_ptr<HeaderChannel> make_channel(const c10::intrusive_ptr<DreamBackend>& backend,
+                                            int tag) {
+  std::shared_ptr<MessageCarrier> carrier(backend.get(), [backend](MessageCarrier*) {});
+  return std::make_unique<HeaderChannel>(std::move(carrier), tag);
+}
+
 bool send(HeaderChannel& channel, int peer, const Keys& key, const py::bytes& description,
           std::vector<std::int64_t> offsets) {
   KeyedHeader header;
   header.key = key;
   std::string text = description;
   header.size = static_cast<std::uint32_t>(text.size());
-  const bool inside = HeaderChannel::fits(text.size(), offsets.size());
+  const bool inside = KeyedHeader::fits(text.size(), offsets.size());
   if (inside) header.description = std::move(text);
   header.offsets = std::move(offsets);
-  const py::gil_scoped_release release;
-  channel.send(peer, header);
+  run_released([&] { channel.send(peer, header); });
   return inside;
 }
 
 /// None, or (sender, key, description or its size where it follows, offsets).
 py::object next(HeaderChannel& channel, int milliseconds) {
-  std::optional<std::pair<int, KeyedHeader>> found;
-  {
-    const py::gil_scoped_release release;
-    found = channel.next(std::chrono::milliseconds(milliseconds));
-  }
+  const std::optional<std::pair<int, KeyedHeader>> found = run_released(
+      [&] { return channel.next(std::chrono::milliseconds(milliseconds), check_signals); });
   if (!found) return py::none();
   const KeyedHeader& header = found->second;
   const bool inside = header.description.size() == header.size;
@@ -58,12 +74,13 @@ void bind_messages(py::module_& m) {
       .def_property_readonly("nbytes", &PlacedMessage::bytes)
       .def_property_readonly("taken", &PlacedMessage::taken);
   py::class_<HeaderChannel>(m, "HeaderChannel", "Short messages with a key, from all peers.")
-      .def(py::init<c10::intrusive_ptr<DreamBackend>, int>(), py::arg("backend"), py::arg("tag"))
-      .def_static("fits", &HeaderChannel::fits, py::arg("description"), py::arg("offsets"))
+      .def(py::init(&make_channel), py::arg("backend"), py::arg("tag"))
+      .def_static("fits", &KeyedHeader::fits, py::arg("description"), py::arg("offsets"))
       .def("send", &send, py::arg("peer"), py::arg("key"), py::arg("description"),
            py::arg("offsets"))
       .def("next", &next, py::arg("milliseconds"))
-      .def("pending", &HeaderChannel::pending, py::call_guard<py::gil_scoped_release>())
+      .def("pending",
+           [](HeaderChannel& channel) { return run_released([&] { return channel.pending(); }); })
       .def("cancel", &HeaderChannel::cancel, py::call_guard<py::gil_scoped_release>());
 }
 

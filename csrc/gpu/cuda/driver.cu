@@ -16,7 +16,7 @@ constexpr char kNoIpc[] =
 
 /// CUDA does not work in a forked child of a process that has used it.
 constexpr char kForked[] =
-    "; was this process forked from one that had used CUDA? Start it by spawn instead";
+    "; was this process forked from a parent that had used CUDA? Start it by spawn instead";
 
 cudaIpcMemHandle_t handle_in(const MemoryName& name) {
   static_assert(sizeof(cudaIpcMemHandle_t) == sizeof name.ipc);

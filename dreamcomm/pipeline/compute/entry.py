@@ -2,7 +2,7 @@
 
 A received tensor that were a leaf could not be changed in place, but a stage may begin with
 ``nn.ReLU(inplace=True)``. All tensors of a micro-batch therefore leave one autograd node, the
-*entry* (csrc/c10d/gradients/entry.h). It stores nothing; it keeps the gradients that arrive for the
+*entry* (csrc/c10d/autograd/entry.h). It stores nothing; it keeps the gradients that arrive for the
 caller to send.
 """
 

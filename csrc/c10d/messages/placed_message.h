@@ -1,18 +1,17 @@
-// A tensor of a message in the sender's heap, where its receiver copies it from.
+// A tensor of a message in the sender's heap, from where its receiver copies it.
 #pragma once
-
-#include <ATen/core/Tensor.h>
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include "transport/shm/heap.h"
 
 namespace dreamcomm {
 
-/// The copy that a sender keeps until its receiver has taken it. Behind the bytes lies a flag.
+/// The copy that a sender keeps until its receiver has taken it. A flag lies behind the bytes.
 ///
 /// INVARIANT: the sender writes the bytes and the flag, and then announces them in a message. The
 /// receiver reads the bytes after it has that message, and sets the flag last. The sender uses the
@@ -25,8 +24,8 @@ class PlacedMessage {
   /// The bytes of a flag and of `bytes` before it, with the flag aligned.
   static std::size_t space_for(std::size_t bytes) { return flag_at(bytes) + sizeof(Flag); }
 
-  /// Copies a contiguous tensor of the CPU into the heap; null if that is full.
-  static std::unique_ptr<PlacedMessage> copy_of(const at::Tensor& tensor,
+  /// Copies bytes into the heap; null if that is full.
+  static std::unique_ptr<PlacedMessage> copy_of(std::span<const std::byte> bytes,
                                                 std::shared_ptr<Heap> heap);
   ~PlacedMessage();
   PlacedMessage(const PlacedMessage&) = delete;

@@ -1,37 +1,43 @@
-#include "c10d/backend/placed_message.h"
-
-#include <cstring>
-#include <utility>
-
+// Messages without a work, and tensors of messages that lie in their sender's heap.
 #include "c10d/backend/backend.h"
 #include "c10d/base/check_args.h"
+#include "c10d/base/convert.h"
 #include "c10d/base/op_labels.h"
+#include "c10d/messages/placed_message.h"
 #include "c10d/process/process_heap.h"
 
 namespace dreamcomm {
 
-PlacedMessage::PlacedMessage(std::shared_ptr<Heap> heap, std::shared_ptr<std::byte> memory,
-                             std::size_t bytes)
-    : heap_(std::move(heap)), memory_(std::move(memory)), bytes_(bytes) {}
-
-std::unique_ptr<PlacedMessage> PlacedMessage::copy_of(const at::Tensor& tensor,
-                                                      std::shared_ptr<Heap> heap) {
-  const std::size_t bytes = tensor.nbytes();
-  std::shared_ptr<std::byte> memory = heap->allocate(space_for(bytes));
-  if (!memory) return nullptr;
-  std::memcpy(memory.get(), tensor.const_data_ptr(), bytes);
-  flag(memory.get(), bytes).store(0, std::memory_order_relaxed);
-  return std::unique_ptr<PlacedMessage>(
-      new PlacedMessage(std::move(heap), std::move(memory), bytes));
+std::shared_ptr<Completion> DreamBackend::send_cargo(const Cargo& cargo, int dst, int tag) {
+  const Site site = at(kSend);
+  require_open();
+  require_peer(site, "dst", dst);
+  try {
+    const Clock::time_point deadline = deadline_after(c10d::kUnsetTimeout, timeout());
+    return cpu_->send(cargo, dst, require_tag(site, tag), deadline);
+  } catch (...) {
+    std::rethrow_exception(current_as_torch());
+  }
 }
 
-PlacedMessage::~PlacedMessage() {
-  if (!taken()) heap_->retire(memory_.get());
+std::shared_ptr<Completion> DreamBackend::receive_cargo(const Cargo& cargo, int tag) {
+  const Site site = at(kRecvAnySource);
+  require_open();
+  try {
+    const Clock::time_point deadline = deadline_after(c10d::kUnsetTimeout, timeout());
+    return cpu_->receive(cargo, std::nullopt, require_tag(site, tag), deadline);
+  } catch (...) {
+    std::rethrow_exception(current_as_torch());
+  }
 }
 
-void PlacedMessage::take(std::byte* from, std::size_t bytes, void* to) {
-  std::memcpy(to, from, bytes);
-  flag(from, bytes).store(1, std::memory_order_release);
+void DreamBackend::wait_for(Completion& completion, const Interrupt& pause) {
+  try {
+    cpu_->wait(completion, pause);
+  } catch (const Error& error) {
+    // A message that failed holds its error.
+    if (!completion.done()) std::rethrow_exception(to_torch(error));
+  }
 }
 
 std::unique_ptr<PlacedMessage> DreamBackend::place(const Tensor& tensor) const {
@@ -39,7 +45,9 @@ std::unique_ptr<PlacedMessage> DreamBackend::place(const Tensor& tensor) const {
   require_dense(site, "tensor", tensor);
   TORCH_CHECK_VALUE(tensor.is_cpu() && tensor.is_contiguous(), site,
                     "expected a contiguous tensor of the CPU");
-  return shares_heaps() ? PlacedMessage::copy_of(tensor, heap_) : nullptr;
+  if (!shares_heaps()) return nullptr;
+  const auto* data = static_cast<const std::byte*>(tensor.const_data_ptr());
+  return PlacedMessage::copy_of({data, tensor.nbytes()}, heap_);
 }
 
 at::Tensor DreamBackend::take_placed(int source, std::int64_t offset, at::IntArrayRef shape,

@@ -1,4 +1,4 @@
-#include "c10d/gradients/entry.h"
+#include "c10d/autograd/entry.h"
 
 #include <ATen/ops/add.h>
 #include <c10/core/GradMode.h>
