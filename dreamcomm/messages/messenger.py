@@ -3,9 +3,9 @@
 A message is a header and the tensors that it describes. Headers of one peer arrive in the order in
 which it sent them. In a group of dreamcomm (shared_endpoint.py) a tensor is placed: its sender
 copies it into its heap, and its receiver copies it from there, with nothing to wait for on either
-side (csrc/c10d/messages). Where too much is placed already, or there is no heap that peers map, it is sent:
-the receiver posts a receive for it once it has the header. Over Gloo (gloo_endpoint.py) threads
-receive.
+side (csrc/c10d/messages). Where too much is placed already, or there is no heap that peers map, it
+is sent: the receiver posts a receive for it once it has the header. Over Gloo (gloo_endpoint.py)
+threads receive.
 
 INVARIANT (matching): a sender issues the header of a message and then its tensors, from one thread,
 and all tensors under one tag. A receiver posts receives for a peer's tensors in the order of that

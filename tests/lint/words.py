@@ -62,8 +62,15 @@ PATTERNS = {
     r"\b[Ss]pan(?:s|ning)? (?:several |more |two )?(?:hosts|nodes)\b": "multi-node",
     r"\b[Ll]etters?\b": "packet, message header",
 }
+# What is found besides where nothing of it is left.
+STRICT_PATTERNS = {
+    r"(?:^#*\s*|[.!:]\s+)(?:What|Whether)\b": "open with the subject; True if",
+    r"\bone that\b": "name it: the rank, the call",
+    r"\bas of\b": "as in, such as",
+}
+STRICT = ("csrc/", "docs/", "README.md", "CONTRIBUTING.md", "SECURITY.md")
 # Where the words are what is meant.
-EXCEPT = re.compile(r"[Cc]apital letters?|letters of the alphabet|round trips?")
+EXCEPT = re.compile(r"[Cc]apital letters?|letters of the alphabet|round trips?|`[^`]*`")
 
 
 def prose(path: Path) -> Iterator[tuple[int, str]]:
@@ -85,6 +92,13 @@ def prose(path: Path) -> Iterator[tuple[int, str]]:
             quoted ^= opens % 2 == 1
         elif not line.lstrip().startswith("#include"):
             yield from ((number, found) for found in _pieces(line, "//"))
+
+
+def patterns_of(path: Path) -> dict[str, str]:
+    """The patterns that hold for a file."""
+    name = path.resolve().relative_to(ROOT).as_posix()
+    is_strict = name.startswith(STRICT)
+    return PATTERNS | STRICT_PATTERNS if is_strict else PATTERNS
 
 
 def _pieces(line: str, comment: str) -> Iterator[str]:
@@ -109,12 +123,12 @@ def main() -> int:
     parser.add_argument("--count", action="store_true", help="only how often each is found")
     asked = parser.parse_args()
     places = asked.places or [ROOT / name for name in PLACES if (ROOT / name).exists()]
-    patterns = [(re.compile(pattern), pattern, better) for pattern, better in PATTERNS.items()]
     counts: Counter[str] = Counter()
     for path in sources(places):
+        patterns = patterns_of(path)
         for number, text in prose(path):
-            for matcher, pattern, better in patterns:
-                found = matcher.search(EXCEPT.sub("", text))
+            for pattern, better in patterns.items():
+                found = re.search(pattern, EXCEPT.sub("", text))
                 if found is None:
                     continue
                 counts[pattern] += 1

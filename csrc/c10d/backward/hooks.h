@@ -1,4 +1,4 @@
-// What autograd calls in backward passes, for a BackwardPass.
+// The hooks that autograd calls in backward passes, for a BackwardPass.
 #pragma once
 
 #include <cstdint>

@@ -22,9 +22,9 @@ class GradientOrder {
   void begin() { made_.clear(); }
   /// At each gradient that a pass makes; the first one of a parameter counts.
   void note(std::size_t index) { made_.push_back(static_cast<std::int64_t>(index)); }
-  /// Whether buckets follow the ranks' order.
+  /// True if buckets follow the ranks' order.
   bool is_learned() const { return learned_; }
-  /// Whether it is known how often this rank makes each gradient.
+  /// True if it is known how often this rank makes each gradient.
   bool is_counted() const { return counted_ > 0; }
   /// After the first pass that reduced: buckets in the order in which ranks make gradients. A pass
   /// that makes none on any rank teaches nothing. Collective.

@@ -74,7 +74,7 @@ void BackwardPass::on_output() {
   if (!runs() && makes_gradients()) begin();
 }
 
-/// Whether this run of autograd adds to any of the gradients. torch.autograd.grad, and a backward
+/// True if this run of autograd adds to any of the gradients. torch.autograd.grad, and a backward
 /// pass to given inputs, may not; then other ranks need not run one.
 bool BackwardPass::makes_gradients() const {
   const auto* const chosen = torch::autograd::get_current_graph_task_exec_info();
@@ -96,7 +96,7 @@ void BackwardPass::begin() {
   for (Bucket& bucket : set_->buckets) bucket.pending = bucket.members().size();
   for (Parameter& one : set_->parameters) {
     one.mark_begun();
-    // What was added up may have been cleared since.
+    // The sum so far may have been cleared since.
     if (!set_->rule.is_sharded() && !one.tensor.grad().defined()) one.touched = false;
     if (!must_be_fresh()) continue;
     const bool is_reduced = one.is_reduced() && !is_zero(one.grad());
@@ -141,12 +141,13 @@ void BackwardPass::note(Parameter& parameter, const at::Tensor& arrived) {
   parameter.seen.set(parameter.grad());
 }
 
-/// Whether a gradient is ready to be reduced.
+/// True if a gradient is ready to be reduced.
 bool BackwardPass::is_complete(std::size_t index) {
   const Parameter& parameter = set_->parameters[index];
   if (parameter.made == 1) order_.note(index);
   // A first pass into the ranks' heaps reduces before its end all the same: else it would hold all
-  // gradients, and a heap keeps its pages. What autograd makes later is reduced at the end.
+  // gradients, and a heap keeps its pages. Gradients that autograd makes later are reduced at the
+  // end.
   if (set_->rule.heaps && !order_.is_counted()) return parameter.made == 1;
   if (!order_.is_learned() || parameter.expected == 0) return false;
   require_once(set_->who, parameter);

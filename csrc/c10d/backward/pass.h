@@ -43,10 +43,10 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   BackwardPass(std::shared_ptr<BucketSet> set, Callbacks callbacks);
 
   BucketSet& set() { return *set_; }
-  /// Whether the next passes reduce.
+  /// True if the next passes reduce.
   bool sync() const;
   void set_sync(bool sync);
-  /// Whether all parameters are what the buckets were planned for; else hooks and buckets have to
+  /// True if all parameters are what the buckets were planned for; else hooks and buckets have to
   /// be made anew. The next pass then does not call Callbacks::unchecked.
   bool check_planned();
   /// Forgets a pass that an error ended.
@@ -83,7 +83,7 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   void settle_buckets(bool of_zeros);
   void reduce_rest();
   void set_apart_large();
-  /// Whether a pass may not add to what is reduced without notice.
+  /// True if a pass may not add to what is reduced without notice.
   bool must_be_fresh() const {
     return !set_->rule.is_sharded() && (set_->rule.factor != 0 || state_ != State::kReducing);
   }

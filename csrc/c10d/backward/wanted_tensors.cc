@@ -10,7 +10,7 @@
 namespace dreamcomm {
 namespace {
 
-/// What this thread's backward pass wants; null outside of one.
+/// The tensors that this thread's backward pass wants; null outside of a pass.
 std::shared_ptr<WantedTensors>& wanted_here() {
   thread_local std::shared_ptr<WantedTensors> wanted;
   return wanted;

@@ -47,7 +47,7 @@ bool Bucket::lies_in_slot(const Parameter& parameter, const Slot& slot) const {
              : now.is_contiguous();
 }
 
-/// Whether the gradient is reduced where it is.
+/// True if the gradient is reduced where it is.
 bool Bucket::lies_in_place(const Parameter& parameter, const Slot& slot) const {
   if (slot.offset >= 0) return lies_in_slot(parameter, slot);
   const at::Tensor& now = parameter.tensor.grad();
@@ -123,7 +123,7 @@ std::vector<at::Tensor> Bucket::place(Parameters& parameters, const Rule& rule) 
     if (lies_in_place(parameter, slots_[i])) continue;
     placed[i] = make_place(parameter, slots_[i], rule);
     copy(placed[i], now);
-    // What the script has given, or changed, stays where the script has it.
+    // A gradient that the script has given, or changed, stays where the script has it.
     if (!parameter.is_fresh() || !parameter.seen.is_unchanged(now)) continue;
     now = placed[i];
     parameter.seen.set(now);
@@ -173,7 +173,7 @@ void Bucket::run_hook(const Parameters& parameters, const Rule& rule, std::size_
   future_ = rule.hook->runHook(bucket);
 }
 
-/// What the collective has left to do: a sum becomes an average, or is scaled.
+/// Does what the collective has left: makes an average of a sum, or scales it.
 void Bucket::scale(const Rule& rule) {
   if (rule.factor == 1 || (rule.takes_average() && layout_ != at::kSparse)) return;
   const std::int64_t ranks = rule.divisor > 0 ? rule.divisor : rule.group->getSize();

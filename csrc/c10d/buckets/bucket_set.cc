@@ -58,7 +58,7 @@ void BucketSet::touch_rest() {
       if (one.touched) one.require_layout(who, /*is_sharded=*/true);
       continue;
     }
-    // What was written to a gradient after its reduction is as right in the average of all.
+    // Later writes to a reduced gradient are as right in the average of all.
     const bool is_old = rule.factor == 0 ? one.is_as_reduced() : one.is_reduced();
     one.touched = now.defined() && (one.touched || !is_old);
     one.before.set(now);  // outside of a pass the script has made it what it is

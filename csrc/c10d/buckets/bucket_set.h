@@ -12,7 +12,7 @@
 
 namespace dreamcomm {
 
-/// What backward passes, sharded gradients and optimizer passes have in common. Each locks `mutex`
+/// The state that backward passes, sharded gradients and optimizer passes share. Each locks `mutex`
 /// for its calls.
 struct BucketSet {
   using Lock = std::unique_lock<std::recursive_mutex>;

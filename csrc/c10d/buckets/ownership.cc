@@ -5,7 +5,7 @@
 namespace dreamcomm {
 namespace {
 
-/// Whether nothing in Python refers to the Python object of a tensor or storage, which counts as
+/// True if nothing in Python refers to the Python object of a tensor or storage, which counts as
 /// one reference to it from torch 2.10 on. Before it counts as none.
 template <typename Slot>
 bool has_unused_object(const Slot& slot) {

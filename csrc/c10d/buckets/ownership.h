@@ -13,15 +13,15 @@
 
 namespace dreamcomm {
 
-/// Whether no tensor has the memory besides this one, what it alone is a view of, and `known`
+/// True if no tensor has the memory besides this one, what it alone is a view of, and `known`
 /// others that the caller has.
 bool owns_memory(const at::Tensor& tensor, std::size_t known = 0);
 
-/// How many tensors on its memory end with this one: itself, and the one that it is a view of, if
-/// that has no other reference.
+/// How many tensors on its memory end with this one: itself, and the base that it is a view of,
+/// if that has no other reference.
 std::size_t count_with_own_base(const at::Tensor& tensor);
 
-/// Whether both are defined, and have one storage.
+/// True if both are defined, and have one storage.
 bool shares_storage(const at::Tensor& one, const at::Tensor& other);
 
 }  // namespace dreamcomm

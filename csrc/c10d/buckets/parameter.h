@@ -25,11 +25,11 @@ class TensorMark {
   }
   void forget() { set(at::Tensor()); }
   bool is_set() const { return tensor_._unsafe_get_target() != nullptr; }
-  /// Whether that tensor was marked.
+  /// True if that tensor was marked.
   bool is_of(const at::Tensor& now) const {
     return now.defined() && now.unsafeGetTensorImpl() == tensor_._unsafe_get_target();
   }
-  /// Whether it was, and nothing was written to it since.
+  /// True if it was, and nothing was written to it since.
   bool is_unchanged(const at::Tensor& now) const {
     return is_of(now) && now._version() == version_;
   }
@@ -47,7 +47,7 @@ struct GradientShard {
     kSummand,  // the next reduction is added to it
   };
   at::ScalarType sum_type = at::kFloat;
-  /// What the parameter's `grad` becomes when it is reduced; undefined: it stays.
+  /// The parameter's `grad` after it is reduced; undefined: it stays.
   at::Tensor stand_in;
   /// This rank's elements of the average, flat, in `sum_type`; made by the first reduction.
   at::Tensor gradient;
@@ -61,7 +61,7 @@ struct GradientShard {
 };
 
 struct Parameter {
-  /// What a gradient consists of.
+  /// The parts that a gradient consists of.
   enum class Mix : std::uint8_t {
     kNone,
     kReduced,  // what the last reduction left: this pass may not add to it without notice
@@ -81,10 +81,10 @@ struct Parameter {
   bool touched = false;  // autograd has added to the gradient since it was reduced last
   Mix mix = Mix::kNone;
   TensorMark before;          // the gradient that was there when the pass began
-  TensorMark reduced;         // the one that the last reduction left
-  TensorMark seen;            // the one that autograd left, where gradients are sharded
+  TensorMark reduced;         // the gradient that the last reduction left
+  TensorMark seen;            // the gradient that autograd left, where gradients are sharded
   std::uint32_t version = 0;  // the parameter's, when the pass began
-  // What the buckets were planned for.
+  // The parameter for which the buckets were planned.
   at::ScalarType planned_type = at::kFloat;
   std::vector<std::int64_t> planned_sizes;
   std::vector<std::int64_t> planned_strides;
@@ -98,9 +98,9 @@ struct Parameter {
   bool is_stand_in() const {
     return shard.stand_in.defined() && tensor.grad().is_same(shard.stand_in);
   }
-  /// Whether there is a gradient of this rank alone.
+  /// True if there is a gradient of this rank alone.
   bool is_local() const { return tensor.grad().defined() && !is_stand_in(); }
-  /// Whether the gradient's elements lie in memory as the parameter's do.
+  /// True if the gradient's elements lie in memory as the parameter's do.
   bool lies_as_parameter() const {
     const at::Tensor& now = tensor.grad();
     return now.strides() == tensor.strides() || (now.is_contiguous() && tensor.is_contiguous());
@@ -109,7 +109,7 @@ struct Parameter {
   RankRange elements(int world, int rank) const {
     return elements_of_rank(tensor.sizes(), world, rank);
   }
-  /// Whether the gradient is what the last reduction of all left, or is still missing.
+  /// True if the gradient is what the last reduction of all left, or is still missing.
   bool is_unchanged() const {
     return tensor.grad().defined() ? is_as_reduced() : !reduced.is_set();
   }
@@ -119,7 +119,7 @@ struct Parameter {
     before.set(tensor.grad());
     version = tensor._version();
   }
-  /// Whether this pass has begun the gradient. One that was there before is the script's: it keeps
+  /// True if this pass has begun the gradient. One that was there before is the script's: it keeps
   /// its tensor, as other tensors may be on its memory.
   bool is_fresh() const { return tensor.grad().defined() && !before.is_of(tensor.grad()); }
   /// Brings a gradient that the pass has begun into memory of its own, if other tensors have its
@@ -128,10 +128,10 @@ struct Parameter {
   std::size_t set_apart(const at::Tensor& arrived);
   /// Notes what the parameter is now, for is_as_planned().
   void mark_planned();
-  /// Whether the parameter still has the node with the hooks, and its type, shape and strides.
+  /// True if the parameter still has the node with the hooks, and its type, shape and strides.
   bool is_as_planned() const;
   /// Notices that what this rank has added up was discarded since: by None, by zeros, or by another
-  /// tensor. What a shard holds of it counts no more then.
+  /// tensor. A shard's part of it counts no more then.
   void notice_cleared();
   /// Throws unless the gradient has the layout and type that are expected. `who`: "rank 1 of 2".
   void require_layout(const std::string& who, bool is_sharded) const;
@@ -144,7 +144,7 @@ struct Parameter {
 
 using Parameters = std::vector<Parameter>;
 
-/// Whether a gradient was cleared in place. A zero of -0.0 counts as another number.
+/// True if a gradient was cleared in place. A zero of -0.0 counts as another number.
 bool is_zero(const at::Tensor& gradient);
 
 }  // namespace dreamcomm

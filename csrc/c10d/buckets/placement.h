@@ -14,7 +14,7 @@ enum class TensorPlacement : std::uint8_t {
   kSharded,     // every rank has its rows alone (layout.h)
 };
 
-/// What changes a placement.
+/// A change of a placement.
 enum class Move : std::uint8_t {
   kNothing,
   kSum,         // all ranks get the sum: an all_reduce

@@ -26,7 +26,7 @@ struct Rule {
   Unused unused = Unused::kExchanged;
   /// Gradients of so many bytes and more are reduced where they are; 0: none is.
   std::size_t own_bytes = 0;
-  /// Whether the group averages itself: the sum of all ranks is divided once, and rounded once.
+  /// True if the group averages itself: the sum of all ranks is divided once, and rounded once.
   bool averages = false;
   /// The gradient is `factor` times the ranks' sum; 0: their average.
   double factor = 0;
@@ -35,12 +35,12 @@ struct Rule {
   /// The backend whose ranks map each other's heaps, where rows go through them; else null.
   c10::intrusive_ptr<DreamBackend> heaps;
   std::shared_ptr<c10d::CommHookInterface> hook;
-  /// Whether the hook may call several collectives, one after the other. Then a bucket's hook
+  /// True if the hook may call several collectives, one after the other. Then a bucket's hook
   /// starts after the one before has ended: else ranks would call them in different orders.
   bool hook_in_turn = false;
 
   bool is_sharded() const { return row.is_sharded(); }
-  /// Whether a gradient is reduced where it is, in the heap, and not in a flat tensor. Rows that do
+  /// True if a gradient is reduced where it is, in the heap, and not in a flat tensor. Rows that do
   /// not go through the heaps are copied in any case.
   bool is_own(std::size_t bytes) const {
     return own_bytes > 0 && bytes >= own_bytes && !hook && (heaps || !is_sharded());

@@ -25,10 +25,10 @@ class ShardedGradients {
   std::vector<at::Tensor> reduced() const;
   /// The same, whatever `grad` is by now; undefined: none was reduced yet.
   at::Tensor memory(std::size_t index) const;
-  /// Whether the shards hold all that has accumulated, on all ranks; nothing where ranks gave
+  /// True if the shards hold all that has accumulated, on all ranks; nothing where ranks gave
   /// different digests. Collective.
   std::optional<bool> agree(std::uint64_t digest) const;
-  /// Whether a gradient other than zero is in shards alone.
+  /// True if a gradient other than zero is in shards alone.
   bool hold_gradients() const;
   /// Takes gradients that stay local as they are now for what autograd has made.
   void note_seen();

@@ -26,7 +26,7 @@ struct StageRow {
 
   /// Autograd leaves gradients local.
   constexpr Move in_backward() const { return move_between(TensorPlacement::kLocal, gradient); }
-  /// What was not reduced yet moves so: an optimizer needs gradients where its state is.
+  /// The move of gradients not reduced yet: an optimizer needs them where its state is.
   constexpr Move of_rest() const { return move_between(TensorPlacement::kLocal, state); }
   constexpr Move before_step() const { return move_between(gradient, state); }
   constexpr Move after_step() const { return move_between(state, parameter); }
@@ -35,9 +35,9 @@ struct StageRow {
   }
   constexpr Move after_use() const { return move_between(TensorPlacement::kReplicated, parameter); }
 
-  /// Whether an optimizer steps rows. It then also decides what gradients become.
+  /// True if an optimizer steps rows. It then also decides what gradients become.
   constexpr bool is_sharded() const { return state == TensorPlacement::kSharded; }
-  /// Whether backward passes leave gradients to the step.
+  /// True if backward passes leave gradients to the step.
   constexpr bool is_deferred() const { return gradient == TensorPlacement::kLocal; }
 };
 

@@ -41,7 +41,7 @@ std::shared_ptr<BucketSet> make_set(const std::vector<at::Tensor>& parameters,
     all[i].tensor = parameters[i];
     all[i].name = names.at(i);
     all[i].layout = sparse.at(i) ? at::kSparse : at::kStrided;
-    // What is there already counts in the first pass: another average of an average is the same.
+    // A gradient from before counts in the first pass: another average of an average is the same.
     all[i].touched = factor == 0 && parameters[i].grad().defined();
   }
   Rule rule;
