@@ -14,7 +14,7 @@ more headers than the transport holds were before it, it may be lost with its se
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import torch
@@ -97,7 +97,9 @@ class GossipChannel(KeyedChannel):
                 self._check_ahead(source, step)
             yield
             with self._timed():
-                self.await_(self._not_gathered)
+                begin = time.monotonic()
+                while (wanted := self._not_gathered()) is not None:
+                    self.wait_for(wanted, begin)
             self.messenger.close()
             # No rank may end before all have accepted its messages.
             dist.all_reduce(torch.zeros(1, device=self._device), group=self._group)
@@ -192,12 +194,10 @@ class GossipChannel(KeyedChannel):
 
     # Arrivals.
 
-    def await_(self, missing: Callable[[], Wanted | None]) -> None:
-        def noted() -> Wanted | None:
-            self._awaited = missing()
-            return self._awaited
-
-        super().await_(noted)
+    def wait_for(self, wanted: Wanted, begin: float) -> None:
+        self._awaited = wanted
+        super().wait_for(wanted, begin)
+        self._awaited = None
 
     def described(self, key: tuple[int, ...]) -> str:
         kind, step, *_ = key

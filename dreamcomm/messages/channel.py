@@ -35,12 +35,16 @@ class KeyedChannel(ABC):
     INVARIANT: a rank that waits takes all messages that arrive (messenger.py), and keeps by their
     keys those that a subclass does not take itself. So a failure of a peer, which is a message,
     ends every wait.
+
+    Attributes:
+        failed: the failure that a peer has told, or None.
     """
 
     def __init__(self, messenger: Messenger) -> None:
         self.messenger = messenger
         self.rank, self.size, self.peers = messenger.rank, messenger.size, messenger.peers
         self._arrived: dict[Wanted, Arriving] = {}
+        self.failed: Exception | None = None
 
     @property
     def sent_messages(self) -> int:
@@ -85,29 +89,36 @@ class KeyedChannel(ABC):
     def keeps(self, arriving: Arriving) -> bool:
         """Looks at a message that has come; whether it is kept until it is received."""
 
-    def receive(self, peer: int, key: tuple[int, ...]) -> Any:
+    def receive(self, peer: int, key: tuple[int, ...], *, despite_failures: bool = False) -> Any:
         """The value that a peer sends under this key. It can be received once.
 
+        Args:
+            peer: the sender.
+            key: of the message.
+            despite_failures: wait on after a peer's failure.
+
         Raises:
+            Exception: :attr:`failed`.
             RankLost: a rank has ended, or this peer has left the group.
             WaitedTooLong: the group's timeout is over.
             RuntimeError: the group has failed.
         """
         wanted = (peer, key)
-        if wanted not in self._arrived:
-            self.await_(lambda: None if wanted in self._arrived else wanted)
+        begin = time.monotonic()
+        while wanted not in self._arrived:
+            if self.failed is not None and not despite_failures:
+                raise self.failed
+            self.wait_for(wanted, begin)
         return self.messenger.value(self._arrived.pop(wanted))
 
-    def await_(self, missing: Callable[[], Wanted | None]) -> None:
-        """Takes messages until none is missing. What :meth:`keeps` and ``missing`` raise ends it.
+    def wait_for(self, wanted: Wanted, begin: float) -> None:
+        """Takes the next message, or looks whether the wanted one can still come.
 
         Raises:
             RankLost, WaitedTooLong, RuntimeError: as of :meth:`receive`.
         """
-        begin = time.monotonic()
-        while (wanted := missing()) is not None:
-            if not self.take_next(LOOK_MS):
-                self._check_wait(wanted, begin)
+        if not self.take_next(LOOK_MS):
+            self._check_wait(wanted, begin)
 
     def _check_wait(self, wanted: Wanted, begin: float) -> None:
         """Raises if the peer has left the group, or the group's timeout is over."""

@@ -65,7 +65,11 @@ class Messenger:
         self.rank, self.size, self.endpoint = endpoint.rank, endpoint.size, endpoint
         self.sent_bytes = self.sent_messages = 0
         self._codec = codec
-        self._send_header, self._pending = endpoint.send_header, endpoint.pending
+        self._send_header, self._pending, self._take = (
+            endpoint.send_header,
+            endpoint.pending,
+            endpoint.next,
+        )
         self._sends: deque[Any] = deque()
         self._inbox: deque[Arriving] = deque()  # accepted while this rank waited for a send
 
@@ -245,7 +249,7 @@ class Messenger:
         if self.size == 1:
             return None
         try:
-            found = self.endpoint.next(milliseconds)
+            found = self._take(milliseconds)
         except RuntimeError as error:
             found = self._next_after(error, milliseconds)
         if found is None and milliseconds:

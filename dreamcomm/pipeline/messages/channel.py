@@ -9,7 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from dreamcomm.messages.channel import KeyedChannel, Wanted
+from dreamcomm.messages.channel import KeyedChannel
 from dreamcomm.messages.endpoint import Arriving
 from dreamcomm.messages.over import messenger_over
 from dreamcomm.pipeline.errors import Failure
@@ -40,7 +40,6 @@ class Channel(KeyedChannel):
         super().__init__(messenger_over(group, tag))
         self.group = group
         self._step, self._mode, self._told = 0, 0, False
-        self._failed: PeerFailed | None = None
 
     # Steps.
 
@@ -53,18 +52,18 @@ class Channel(KeyedChannel):
         """
         self._step, self._mode, self._told = step, mode, False
         self._arrived = {k: v for k, v in self._arrived.items() if k[1][0] >= step}
-        self._failed = None
+        self.failed = None
         for arriving in list(self._arrived.values()):
             self._look_at(arriving)
 
     def end(self) -> None:
         """After a step: no message is awaited until the next one."""
-        self.messenger.close(sends_end=self._failed is None and not self._told)
+        self.messenger.close(sends_end=self.failed is None and not self._told)
 
     @property
     def failure(self) -> Any:
         """Why a peer has stopped in this step, or None."""
-        return None if self._failed is None else self._failed.reason
+        return self.failed.reason if isinstance(self.failed, PeerFailed) else None
 
     def tell_failure(self, reason: Any) -> None:
         """Tells all peers that this rank has stopped in this step, and why. Once a step."""
@@ -93,34 +92,8 @@ class Channel(KeyedChannel):
             PeerFailed: a peer has stopped in this step.
         """
         super().poll()
-        if self._failed is not None:
-            raise self._failed
-
-    def receive(self, peer: int, key: tuple[int, ...], *, despite_failures: bool = False) -> Any:
-        """The value that a peer sends under this key.
-
-        Args:
-            peer: the sender.
-            key: of the message.
-            despite_failures: wait on after a peer's error.
-
-        Raises:
-            PeerFailed: a peer has stopped in this step.
-            RankLost: a rank has ended, or this peer has left the group.
-            RuntimeError: the group's timeout is over, or the group has failed.
-        """
-        wanted = (peer, key)
-
-        def missing() -> Wanted | None:
-            if wanted in self._arrived:
-                return None
-            if self._failed is not None and not despite_failures:
-                raise self._failed
-            return wanted
-
-        if wanted not in self._arrived:
-            self.await_(missing)
-        return self.messenger.value(self._arrived.pop(wanted))
+        if self.failed is not None:
+            raise self.failed
 
     def receive_done(self, peer: int) -> Any:
         """What a peer gave to :meth:`done` in this step."""
@@ -135,16 +108,17 @@ class Channel(KeyedChannel):
                 f"rank {arriving.source} has sent {Key(*key)} twice in one step; is the pipeline "  # type: ignore[arg-type]
                 "used by two threads?"
             )
-        self._look_at(arriving)
+        if arriving.mark != self._mode or key[1] == Slot.ERROR:
+            self._look_at(arriving)
         return True
 
     def _look_at(self, arriving: Arriving) -> None:
         """Notes a peer's error, and a peer that does something else in this step."""
         source, (step, slot, _, _) = arriving.source, arriving.key
-        if step != self._step or self._failed is not None:
+        if step != self._step or self.failed is not None:
             return
         if slot == Slot.ERROR:
-            self._failed = PeerFailed(source, self.messenger.value(arriving))
+            self.failed = PeerFailed(source, self.messenger.value(arriving))
         elif arriving.mark != self._mode:
             reason = Failure(
                 source,
@@ -152,7 +126,7 @@ class Channel(KeyedChannel):
                 f"it has called {MODES[arriving.mark]}, while rank {self.rank} has called "
                 f"{MODES[self._mode]}; all ranks have to call the same",
             )
-            self._failed = PeerFailed(source, reason)
+            self.failed = PeerFailed(source, reason)
             self.tell_failure(reason)
 
     def described(self, key: tuple[int, ...]) -> str:
