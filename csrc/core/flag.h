@@ -28,7 +28,8 @@ constexpr bool reached(std::uint32_t seen, std::uint32_t target) {
 /// least one of the two sees the other.
 class alignas(kLine) Flag {
  public:
-  explicit Flag(std::uint32_t start = 0) : value_(start) {}
+  Flag() = default;
+  explicit Flag(std::uint32_t start) : value_(start) {}
   std::uint32_t read() const { return value_.load(std::memory_order_seq_cst); }
   void publish(std::uint32_t value) { value_.store(value, std::memory_order_seq_cst); }
   /// Takes the next number; for counters with several writers in one process.
@@ -36,7 +37,7 @@ class alignas(kLine) Flag {
   bool has(std::uint32_t target) const { return reached(read(), target); }
 
  private:
-  std::atomic<std::uint32_t> value_;
+  std::atomic<std::uint32_t> value_{0};
 };
 
 /// Where the threads of one rank sleep, and what their peers ring.
