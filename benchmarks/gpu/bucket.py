@@ -19,6 +19,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -29,6 +30,7 @@ from torch import Tensor
 from torch._utils import _flatten_dense_tensors
 
 from dreamcomm import ops
+from dreamcomm.tools.bench.turns import take_turns
 
 ROUNDS = 20
 FLUSH = 512 << 20  # bytes read between calls
@@ -55,21 +57,20 @@ def make_bucket(sizes: list[int]) -> Bucket:
 def timed(ways: dict[str, Way]) -> dict[str, float]:
     """Median seconds of a call of each way, timed in turns."""
     other = torch.ones(FLUSH // 4, device="cuda")
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for way in ways.values():
+
+    def seconds_of(way: Way) -> float:
+        # Read, not written: dirty lines of the cache would be written back during the call.
+        other.sum()
+        begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        begin.record()
         way()
-    for _ in range(ROUNDS):
-        for name, way in ways.items():
-            # Read, not written: dirty lines of the cache would be written back during the call.
-            other.sum()
-            begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            begin.record()
-            way()
-            end.record()
-            end.synchronize()
-            seconds[name].append(begin.elapsed_time(end) / 1e3)
-    return {name: median(found) for name, found in seconds.items()}
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1e3
+
+    turns = {name: partial(seconds_of, way) for name, way in ways.items()}
+    return {name: median(found) for name, found in take_turns(turns, ROUNDS, warm_up=1).items()}
 
 
 def copy_rate() -> float:
