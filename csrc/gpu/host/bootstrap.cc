@@ -47,6 +47,7 @@ std::vector<T> all_of(const T& mine, int size, const Exchange& exchange) {
   return all;
 }
 
+// NOLINTNEXTLINE(bugprone-return-const-ref-from-parameter): all are elements of a vector
 const StepResult& result_of(const StepResult& result) { return result; }
 const StepResult& result_of(const RankInfo& info) { return info.result; }
 const StepResult& result_of(const MemoryNames& named) { return named.result; }

@@ -1,6 +1,7 @@
 #include "gpu/host/communicator.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <functional>
 #include <limits>
@@ -354,7 +355,7 @@ std::string Communicator::explain(Kind kind, std::size_t bytes) const {
       concat(dreamcomm::name(kind), " of ", bytes, " bytes there: ", name(choice.row), " by ",
              choice.grid.blocks, " blocks");
   if (kind == Kind::kAllReduce) {
-    const auto us = static_cast<long>(expected_seconds(choice.row, asked) * 1e6 + 0.5);
+    const auto us = std::lround(expected_seconds(choice.row, asked) * 1e6);
     text += concat(", expected to take ", us, " us by fixed costs of one device's memory");
   }
   return text;
