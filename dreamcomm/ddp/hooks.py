@@ -76,9 +76,9 @@ class State:
         """The 2-norm of all gradients after the latest backward pass that communicated.
 
         It is the norm of the averages over all ranks: a float32 tensor of no dimension on the CPU,
-        equal on all ranks. On the CPU it has the bits of every clip_grad_norm_ here. A parameter
-        that no rank used counts as zero; with error feedback it counts as the part of its residuals
-        that was sent. For gradients on a GPU this waits for the current stream.
+        equal on all ranks. On the CPU it has the bits of every ``clip_grad_norm_`` here. A
+        parameter that no rank used counts as zero; with error feedback it counts as the part of its
+        residuals that was sent. For gradients on a GPU this waits for the current stream.
 
         Raises:
             RuntimeError: there was no such pass, it did not end, or nothing was collected in it.
