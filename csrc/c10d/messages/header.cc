@@ -1,6 +1,8 @@
 #include "c10d/messages/header.h"
 
+#include <algorithm>
 #include <cstring>
+#include <span>
 
 #include "core/error.h"
 
@@ -18,6 +20,11 @@ struct Fields {
   std::array<std::int64_t, KeyedHeader::kKeys> key{};
 };
 
+/// Copies the bytes, which may be none at no address. Returns the end of the copy.
+std::byte* append(std::byte* to, std::span<const std::byte> bytes) {
+  return std::copy(bytes.begin(), bytes.end(), to);
+}
+
 }  // namespace
 
 bool KeyedHeader::fits(std::size_t description, std::size_t offsets) {
@@ -32,10 +39,9 @@ void KeyedHeader::write(std::byte* to) const {
   fields.key = key;
   check(fits(description.size(), offsets.size()), ErrorKind::kInvalid, "a header of ",
         description.size(), " bytes and ", offsets.size(), " offsets is too long");
-  std::memcpy(to, &fields, sizeof(fields));
-  to += sizeof(fields);
-  std::memcpy(to, description.data(), fields.inside);
-  std::memcpy(to + fields.inside, offsets.data(), offsets.size() * sizeof(std::int64_t));
+  to = append(to, std::as_bytes(std::span(&fields, 1)));
+  to = append(to, std::as_bytes(std::span(description)));
+  append(to, std::as_bytes(std::span(offsets)));
 }
 
 KeyedHeader KeyedHeader::read(const std::byte* from) {
@@ -49,7 +55,8 @@ KeyedHeader KeyedHeader::read(const std::byte* from) {
   header.size = fields.size;
   header.description.assign(reinterpret_cast<const char*>(from), fields.inside);
   header.offsets.resize(fields.offsets);
-  std::memcpy(header.offsets.data(), from + fields.inside, fields.offsets * sizeof(std::int64_t));
+  const std::span<std::byte> offsets = std::as_writable_bytes(std::span(header.offsets));
+  std::copy_n(from + fields.inside, offsets.size(), offsets.data());
   return header;
 }
 

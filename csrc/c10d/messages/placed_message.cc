@@ -1,6 +1,6 @@
 #include "c10d/messages/placed_message.h"
 
-#include <cstring>
+#include <algorithm>
 #include <utility>
 
 namespace dreamcomm {
@@ -13,7 +13,7 @@ std::unique_ptr<PlacedMessage> PlacedMessage::copy_of(std::span<const std::byte>
                                                       std::shared_ptr<Heap> heap) {
   std::shared_ptr<std::byte> memory = heap->allocate(space_for(bytes.size()));
   if (!memory) return nullptr;
-  std::memcpy(memory.get(), bytes.data(), bytes.size());
+  std::copy(bytes.begin(), bytes.end(), memory.get());
   flag(memory.get(), bytes.size()).store(0, std::memory_order_relaxed);
   return std::unique_ptr<PlacedMessage>(
       new PlacedMessage(std::move(heap), std::move(memory), bytes.size()));
@@ -24,7 +24,7 @@ PlacedMessage::~PlacedMessage() {
 }
 
 void PlacedMessage::take(std::byte* from, std::size_t bytes, void* to) {
-  std::memcpy(to, from, bytes);
+  std::copy_n(from, bytes, static_cast<std::byte*>(to));
   flag(from, bytes).store(1, std::memory_order_release);
 }
 

@@ -4,6 +4,7 @@
 #include <doctest.h>
 
 #include <random>
+#include <thread>
 
 #include "cpp/c10d/messages/carrier.h"
 #include "cpp/support/expected_errors.h"

@@ -94,6 +94,14 @@ TEST_CASE("memory of a copy that is dropped before it is taken is not used again
   CHECK_FALSE(offsets.contains(offset));
 }
 
+TEST_CASE("a message of no bytes is placed and taken") {
+  const std::shared_ptr<Heap> heap = Heap::make(kHeap);
+  const auto placed = PlacedMessage::copy_of({}, heap);
+  REQUIRE(placed != nullptr);
+  PlacedMessage::take(heap->data() + placed->offset(), 0, nullptr);
+  CHECK(placed->taken());
+}
+
 TEST_CASE("a flag lies behind the bytes, aligned") {
   for (const std::size_t bytes : {0, 1, 3, 4, 5, 128}) {
     CAPTURE(bytes);
