@@ -72,6 +72,7 @@ TEST_CASE("a header that arrives before the cancellation stays") {
     HeaderChannel channel = channel_of(comm);
     const int peer = 1 - comm.rank();
     require(!channel.next(kNow, no_interrupt), "a header before any was sent");
+    comm.monitored_barrier(kLong, false, {}, 0);
     channel.send(peer, numbered(1));
     comm.monitored_barrier(kLong, false, {}, 0);
     channel.cancel();
