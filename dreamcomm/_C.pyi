@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import Backend, ErrorType, ProcessGroup, Store
+from torch._C._distributed_c10d import Backend, ErrorType, ProcessGroup, Store, Work
 from torch.autograd.graph import Node
 
 class Options(Backend.Options):
@@ -119,6 +119,7 @@ class DreamBackend(Backend):
         self, source: int, offset: int, shape: Sequence[int], dtype: torch.dtype
     ) -> Tensor: ...
     def _cancel_batch(self) -> None: ...
+    def _cancel(self, receive: Work) -> None: ...
     def explain(self, op: str, nbytes: int, heap: bool = False) -> str: ...
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False

@@ -45,6 +45,7 @@ class KeyedChannel(ABC):
         self.rank, self.size, self.peers = messenger.rank, messenger.size, messenger.peers
         self._arrived: dict[Wanted, Arriving] = {}
         self.failed: Exception | None = None
+        self._looks = False  # whether departure() was asked in this wait
 
     @property
     def sent_messages(self) -> int:
@@ -118,7 +119,11 @@ class KeyedChannel(ABC):
             RankLost, WaitedTooLong, RuntimeError: as of :meth:`receive`.
         """
         if not self.take_next(LOOK_MS):
+            self._looks = True
             self._check_wait(wanted, begin)
+        elif self._looks:
+            self._looks = False
+            self.messenger.end_looks()
 
     def _check_wait(self, wanted: Wanted, begin: float) -> None:
         """Raises if the peer has left the group, or the group's timeout is over."""

@@ -117,6 +117,9 @@ class Endpoint(ABC):
     def departure(self, peer: int) -> str:
         """Why the peer can send no more; "" if it can, as far as is known."""
 
+    def end_looks(self) -> None:
+        """Ends what :meth:`departure` has under way, when a wait is over."""
+
     def check_lost(self) -> None:
         """Raises RankLost if a peer is known to be lost."""
         for peer in self.peers:

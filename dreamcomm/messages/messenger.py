@@ -237,6 +237,10 @@ class Messenger:
         """
         return self.endpoint.departure(peer)
 
+    def end_looks(self) -> None:
+        """Ends what :meth:`departure` has under way, when a wait is over."""
+        self.endpoint.end_looks()
+
     def _admit(self, milliseconds: int) -> bool:
         """Takes the next message into the inbox, if it is here within this time."""
         found = self._next(milliseconds)
@@ -275,6 +279,7 @@ class Messenger:
             if why := self.endpoint.departure(peer):
                 self.endpoint.check_lost()  # its process has ended meanwhile
                 raise RankLeft(peer, why) from error
+        self.endpoint.end_looks()
 
 
 def _cut(text: str) -> str:

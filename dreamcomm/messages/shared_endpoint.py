@@ -127,6 +127,7 @@ class SharedEndpoint(Endpoint):
         return bytes(text)
 
     def close(self, *, sends_end: bool) -> None:
+        self.end_looks()
         self._headers.cancel()
 
     # Peers.
@@ -139,7 +140,8 @@ class SharedEndpoint(Endpoint):
 
         The receive of headers, from any source, goes on while some other peer is left, so it does
         not notice one that has destroyed its group. A receive from one peer does, and says how it
-        has left. It stays posted until the group ends.
+        has left. It stays posted until :meth:`end_looks`: a receive that nobody waits for would be
+        reported as late.
         """
         try:
             if peer not in self._watched:
@@ -161,3 +163,8 @@ class SharedEndpoint(Endpoint):
         except RuntimeError as error:
             return str(error)
         return f"rank {peer} has sent under a tag of another's"
+
+    def end_looks(self) -> None:
+        for work, _ in self._watched.values():
+            self._backend._cancel(work)
+        self._watched.clear()

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from dreamcomm.messages.channel import KeyedChannel
 from dreamcomm.messages.endpoint import Arriving
 from dreamcomm.messages.gloo_endpoint import GlooEndpoint
 from dreamcomm.messages.messenger import MOST_SENDS, Messenger
@@ -328,3 +329,46 @@ def test_sessions_need_not_be_used(pool: Pool, carrier: str) -> None:
 def test_a_departure_is_a_loss() -> None:
     assert issubclass(RankLeft, RankLost)
     assert RankLeft(3, "why").rank == 3
+
+
+class Kept(KeyedChannel):
+    """Keeps all messages."""
+
+    def keeps(self, arriving: Arriving) -> bool:
+        return True
+
+    def described(self, key: tuple[int, ...]) -> str:
+        return f"message {key}"
+
+
+def late_message(carrier: str) -> tuple[Any, int, int]:
+    """The value, how often rank 1 has looked whether rank 0 left, and receives left under way."""
+    messenger = made(carrier)
+    channel, key = Kept(messenger), (1, 2, 3, 4)
+    looks = 0
+    endpoint = messenger.endpoint
+    departure = endpoint.departure
+
+    def counted(peer: int) -> str:
+        nonlocal looks
+        looks += 1
+        return departure(peer)
+
+    endpoint.departure = counted  # type: ignore[method-assign]
+    value = None
+    if messenger.rank == 0:
+        time.sleep(0.4)  # the other rank looks after 0.1 s
+        messenger.send(1, key, "late")
+    else:
+        value = channel.receive(0, key)
+    dist.barrier()
+    messenger.close()
+    return value, looks, len(getattr(endpoint, "_watched", ()))
+
+
+@carriers
+def test_a_wait_that_is_over_leaves_no_receive_under_way(pool: Pool, carrier: str) -> None:
+    (_, _, left), (value, looks, own_left) = run(pool, late_message, carrier)
+    assert value == "late"
+    assert looks > 0
+    assert left == own_left == 0

@@ -280,6 +280,12 @@ void bind_backend(py::module_& m) {
            py::call_guard<py::gil_scoped_release>())
       .def("_cancel_batch", &DreamBackend::cancel_coalescing,
            py::call_guard<py::gil_scoped_release>())
+      .def(
+          "_cancel",
+          [](const DreamBackend&, const c10::intrusive_ptr<c10d::Work>& receive) {
+            if (auto* const message = dynamic_cast<MessageWork*>(receive.get())) message->cancel();
+          },
+          py::arg("receive"), py::call_guard<py::gil_scoped_release>())
       .def("_place", &DreamBackend::place, py::arg("tensor"),
            py::call_guard<py::gil_scoped_release>())
       .def("_take_placed", &DreamBackend::take_placed, py::arg("source"), py::arg("offset"),
