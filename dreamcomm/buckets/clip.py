@@ -27,7 +27,9 @@ def clip_(part: ClipPart, max_norm: float, norm_type: float, error_if_nonfinite:
     """
     with torch.no_grad():
         found, values = powers_of(part, float(norm_type))
-        norm = torch.tensor(total(found, float(norm_type)), device=part.parameters[0].device)
+        norm = torch.tensor(
+            total(found, float(norm_type)), dtype=torch.float32, device=part.parameters[0].device
+        )
         return scale_(values, norm, max_norm, norm_type, error_if_nonfinite, part.group)
 
 

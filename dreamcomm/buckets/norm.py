@@ -89,14 +89,19 @@ def total(parts: Tensor, p: float) -> float:
     """The norm of the numbers that :func:`powers` and :func:`all_squares` have found."""
     numbers = parts.tolist()
     if math.isinf(p):
-        return float(parts.max()) if numbers else 0.0
+        return float(parts.max() if p > 0 else parts.min()) if numbers else 0.0
     try:
         found = math.fsum(numbers)
     except OverflowError:  # numbers are not negative
         return math.inf
     if p == 2.0:
         return math.sqrt(found)
-    return found if p == 0 else float(found ** (1.0 / p))
+    if p == 0:
+        return found
+    try:
+        return float(found ** (1.0 / p))
+    except (OverflowError, ZeroDivisionError):  # of a p below 1
+        return math.inf
 
 
 def values_of(gradient: Tensor) -> Tensor:

@@ -45,6 +45,7 @@ def clip_whole_(
         every = gathered(mine, [length for (length,) in lengths], layout.group)
         norm = torch.tensor(
             total(torch.cat([every[peer] for peer in layout.peers]), p),
+            dtype=torch.float32,
             device=values[0].device if values else torch.device("cpu"),
         )
         return scale_(values, norm, max_norm, norm_type, error_if_nonfinite, layout.group)

@@ -42,7 +42,7 @@ def sync_options(groups: Sequence[dict[str, Any]], inner: Optimizer) -> None:
     """Gives the inner optimizer the options that schedulers and users have set."""
     for group, made in zip(groups, inner.param_groups, strict=True):
         made.update(_options(group))
-        if group["params"][0].device.type == "cpu":
+        if group["params"] and group["params"][0].device.type == "cpu":
             # One form of the step, whose bits do not depend on where a rank's rows begin.
             made.update({key: False for key in ("foreach", "fused") if key in made})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from dreamcomm.buckets.clip import clip_
 from dreamcomm.buckets.norm import BLOCK, block_counts, norm_of, owned_blocks
@@ -62,3 +62,16 @@ def test_a_norm_that_is_not_finite_is_an_error_where_it_is_asked_for(pool: Pool)
     for rank, (error, kept) in enumerate(pool.run(clip_what_is_not_finite)):
         assert f"rank {rank}: the 2-norm of the gradients is inf" in error
         assert kept == 2.0
+
+
+def other_norms() -> list[float]:
+    world = dist.group.WORLD
+    assert world is not None
+    parameter = nn.Parameter(torch.zeros(4))
+    parameter.grad = torch.tensor([3.0, -0.5, 2.0, 1.0])
+    part = ClipPart([parameter], world)
+    return [float(clip_(part, 1e9, p, False)) for p in (float("inf"), float("-inf"), 1.0)]
+
+
+def test_other_norms_are_torchs(pool: Pool) -> None:
+    assert pool.run(other_norms, world=2) == [[3.0, 0.5, 6.5]] * 2

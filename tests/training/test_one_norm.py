@@ -91,6 +91,28 @@ def by_hook() -> float:
     return float(state.norm())
 
 
+def of_ones(stage: int) -> float:
+    """The norm of 300 ones under another default dtype, which cannot tell it from 17.375."""
+    module = nn.Linear(300, 1, bias=False)
+    model: dreamcomm.DistributedDataParallel | ZeroOptimizer
+    if stage == 0:
+        model = dreamcomm.DistributedDataParallel(module)
+    else:
+        model = ZeroOptimizer(module.parameters(), torch.optim.SGD, stage=stage, lr=0.1)
+    module.weight.grad = torch.ones(1, 300)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        return float(model.clip_grad_norm_(1.0))
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_a_norm_has_float32_whatever_the_default_dtype(pool: Pool, stage: int) -> None:
+    expected = float(torch.tensor(300.0, dtype=torch.float32).sqrt())
+    assert pool.run(of_ones, stage, world=2) == [expected] * 2
+
+
 @pytest.mark.parametrize("world", [2, 4])
 def test_all_ways_find_the_bits_of_one_process(pool: Pool, world: int) -> None:
     # Averages of 2 or 4 equal gradients are exact.

@@ -231,3 +231,17 @@ def turned() -> str:
 def test_memory_in_another_order_is_refused(pool: Pool) -> None:
     for text in pool.run(turned):
         assert "'parameter 0'" in text
+
+
+def steps_with_an_empty_group() -> bool:
+    module = nn.Linear(4, 4)
+    groups = [{"params": list(module.parameters())}, {"params": []}]
+    optimizer = ZeroOptimizer(groups, torch.optim.Adam, lr=0.1)
+    before = module.weight.detach().clone()
+    module(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    return not torch.equal(module.weight, before)
+
+
+def test_a_group_may_be_empty(pool: Pool) -> None:
+    assert pool.run(steps_with_an_empty_group, world=2) == [True] * 2
