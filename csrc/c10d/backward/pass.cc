@@ -135,7 +135,7 @@ void BackwardPass::note(Parameter& parameter, const at::Tensor& arrived) {
   parameter.made += 1;
   if (state_ == State::kReducing) require_unstepped(set_->who, parameter, arrived);
   const std::size_t copied = parameter.set_apart(arrived);
-  if (set_->rule.is_own(copied)) set_apart_ += copied;
+  if (set_->rule.is_large(copied)) set_apart_ += copied;
   if (!set_->rule.is_sharded()) return;
   placement_.note_early(*set_, parameter);
   parameter.seen.set(parameter.grad());
@@ -284,7 +284,7 @@ void BackwardPass::set_apart_large() {
   std::set<const void*> taken;
   for (Parameter& one : set_->parameters) {
     const at::Tensor& now = one.tensor.grad();
-    if (!set_->rule.is_own(one.tensor.nbytes()) || !now.defined() || !now.has_storage()) continue;
+    if (!set_->rule.is_large(one.tensor.nbytes()) || !now.defined() || !now.has_storage()) continue;
     if (taken.insert(now.const_data_ptr()).second) continue;
     one.grad() = now.clone();
     set_apart_ += now.nbytes();

@@ -139,7 +139,7 @@ std::vector<bool> OptimizerPass::step(const std::vector<OptimizerRule>& rules,
   }
   rule.heaps->sharded_pass(pass, used, /*async=*/false)->wait();
   // Gradients of the first pass may have been made elsewhere, and are in the heap now.
-  if (steps_++ == 0 && before == Move::kSumRows) give_back_free_pages();
+  if (steps_++ == 0) give_back_free_pages();
   std::vector<bool> touched(parameters.size());
   for (std::size_t i = 0; i < numbers.size(); ++i) {
     touched[numbers[i]] = pass->touched()[i];

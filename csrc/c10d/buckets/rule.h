@@ -40,11 +40,12 @@ struct Rule {
   bool hook_in_turn = false;
 
   bool is_sharded() const { return row.is_sharded(); }
-  /// True if a gradient is reduced where it is, in the heap, and not in a flat tensor. Rows that do
-  /// not go through the heaps are copied in any case.
-  bool is_own(std::size_t bytes) const {
-    return own_bytes > 0 && bytes >= own_bytes && !hook && (heaps || !is_sharded());
+  /// Rows that do not go through the heaps are copied in any case.
+  bool is_large(std::size_t bytes) const {
+    return own_bytes > 0 && bytes >= own_bytes && (heaps || !is_sharded());
   }
+  /// True if a gradient is reduced where it is, in the heap, and not in a flat tensor.
+  bool is_own(std::size_t bytes) const { return is_large(bytes) && !hook; }
   bool takes_average() const { return averages && factor == 0 && divisor == 0; }
   c10d::ReduceOp op() const { return takes_average() ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM; }
 };

@@ -146,7 +146,7 @@ void bind_sets(py::module_& m) {
       .def(py::init(&make_set), py::arg("parameters"), py::arg("names"), py::arg("sparse"),
            py::arg("buckets"), py::arg("group"), py::arg("averages"), py::arg("factor"),
            py::arg("own_bytes"), py::arg("finds_unused"))
-      .def_property_readonly("parameters", &parameters_of)
+      .def_property_readonly("parameters", py::cpp_function(&parameters_of, Released()))
       .def("set_hook", &set_hook, py::arg("state"), py::arg("hook"), py::arg("in_turn"))
       .def("set_group", &BucketSet::set_group, py::arg("group"), py::arg("averages"),
            py::arg("own_bytes"), Released())
@@ -167,9 +167,17 @@ void bind_sets(py::module_& m) {
   py::class_<OptimizerPass>(m, "OptimizerPass", "An optimizer's steps over the ranks' heaps.")
       .def(py::init<std::shared_ptr<BucketSet>, std::vector<std::optional<at::Tensor>>,
                     std::vector<std::vector<at::Tensor>>>(),
-           py::arg("set"), py::arg("masters"), py::arg("states"))
+           py::arg("set"), py::arg("masters"), py::arg("states"), Released())
       .def("step", &step, py::arg("rules"), py::arg("rule_of"), py::arg("reduces"), Released());
 }
+
+/// A pass on another thread may hold the lock of the hooks' set while it waits for the GIL.
+struct EndsReleased {
+  void operator()(PassHooks* hooks) const {
+    const py::gil_scoped_release release;
+    delete hooks;
+  }
+};
 
 void bind_passes(py::module_& m) {
   py::class_<BackwardPass, std::shared_ptr<BackwardPass>>(
@@ -189,8 +197,9 @@ void bind_passes(py::module_& m) {
       .def("reduce_zeros", &BackwardPass::reduce_zeros, Released())
       .def("relearn", &BackwardPass::relearn, Released())
       .def("report", &report_of);
-  py::class_<PassHooks>(m, "PassHooks", "The hooks of a pass on its parameters.")
-      .def(py::init<std::shared_ptr<BackwardPass>>(), py::arg("backward"))
+  py::class_<PassHooks, std::unique_ptr<PassHooks, EndsReleased>>(
+      m, "PassHooks", "The hooks of a pass on its parameters.")
+      .def(py::init<std::shared_ptr<BackwardPass>>(), py::arg("backward"), Released())
       .def("detach", &PassHooks::detach, Released())
       .def("await_backward", &PassHooks::await_backward, py::arg("outputs"), Released())
       .def_static("pass_of", &PassHooks::pass_of, py::arg("parameter"));
