@@ -22,7 +22,11 @@ from dataclasses import dataclass
 import torch.distributed as dist
 from torch import Tensor
 
+from dreamcomm.ranks.pieces import runs
+
 __all__ = ["RankRows", "gather_rows", "is_replicated", "shard_layout", "shard_rows", "shard_shape"]
+
+GATHERED_BYTES = 25 << 20  # of one collective's whole result
 
 
 @dataclass(frozen=True)
@@ -105,15 +109,18 @@ def shard_shape(shape: Sequence[int], world: int, rank: int) -> tuple[int, ...]:
 
 
 def gather_rows(wholes: Sequence[Tensor], group: dist.ProcessGroup) -> None:
-    """Fills in the other ranks' rows, in one collective.
+    """Fills in the other ranks' rows. Collective.
 
     Args:
-        wholes: dense, of one dtype and device, whose rows lie in memory one after the other.
+        wholes: dense, with rows that lie in memory one after the other: the same on all ranks, in
+            one order. Scalars, of which each rank has all, and empty ones are left as they are.
         group: its ranks have the other rows.
     """
     from dreamcomm import _C
 
-    _C.gather_rows(group, list(wholes))
+    held = [one for one in wholes if one.dim() > 0 and one.numel() > 0]
+    for run in runs(held, GATHERED_BYTES):
+        _C.gather_rows(group, [held[number] for number in run])
 
 
 def _rows(rows: int, world: int, rank: int) -> tuple[int, int]:

@@ -117,6 +117,7 @@ class Endpoint(ABC):
     def departure(self, peer: int) -> str:
         """Why the peer can send no more; "" if it can, as far as is known."""
 
+    @abstractmethod
     def end_looks(self) -> None:
         """Ends what :meth:`departure` has under way, when a wait is over."""
 

@@ -276,6 +276,9 @@ class GlooEndpoint(Endpoint):
             left = "it has left" if self._ended[peer] >= NO_END else ""
             return self._lost.get(peer, left)
 
+    def end_looks(self) -> None:
+        """Nothing is under way: a lost connection ends its thread."""
+
     def check_lost(self) -> None:
         with self._changed:
             for peer, why in self._lost.items():

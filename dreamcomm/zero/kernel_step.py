@@ -10,10 +10,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from dreamcomm.buckets.engine import BucketEngine
-from dreamcomm.zero.masters import masters_of
 from dreamcomm.zero.rows import adopt_state
 from dreamcomm.zero.rules import rule_of, state_names
-from dreamcomm.zero.shards import ParameterShard
+from dreamcomm.zero.shards import ParameterShard, masters_of
 
 if TYPE_CHECKING:
     from dreamcomm._C import AdamRule, OptimizerPass, SgdRule

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from dreamcomm._torch.ddp import broadcast_tensors
 from dreamcomm._torch.groups import given_group, ours
 from dreamcomm.buckets.clip import clip_
+from dreamcomm.buckets.layout import gather_rows
 from dreamcomm.buckets.protocol import ClipPart, GradientPart
 from dreamcomm.buckets.scaling import unscale_
 from dreamcomm.ranks.agree import gather_objects
@@ -39,18 +40,18 @@ from dreamcomm.zero.engine import (
     shard_engine,
 )
 from dreamcomm.zero.estimate import estimate
-from dreamcomm.zero.gather import gather_parameters
 from dreamcomm.zero.gradient_rows import gradient_parts, rows_of_gradients
 from dreamcomm.zero.inner import make_inner, step_rows, sync_options
 from dreamcomm.zero.kernel_step import KernelStep
 from dreamcomm.zero.loading import load_state
-from dreamcomm.zero.masters import masters_of, refresh_masters
 from dreamcomm.zero.memory import MemoryReport, measured
 from dreamcomm.zero.rows import adopt_state
 from dreamcomm.zero.rules import has_kernel
 from dreamcomm.zero.shards import (
     ShardedGroups,
     make_shards,
+    masters_of,
+    refresh_masters,
     settle_parameters,
 )
 from dreamcomm.zero.state import RowsState, WholeState, packed_state, whole_state
@@ -288,7 +289,7 @@ class ZeroOptimizer(Optimizer):
             return
         for one in stepped:
             one.write_back()
-        gather_parameters(stepped, self.process_group)
+        gather_rows([one.parameter for one in stepped], self.process_group)
 
     def _shard_gradients(self) -> list[Tensor | None]:
         """This rank's elements of the averages, flat, in the engine's order. Collective."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,14 @@ from dreamcomm import memory
 from dreamcomm.buckets.layout import is_replicated, shard_layout
 from dreamcomm.ranks.pieces import as_placed, is_dense
 
-__all__ = ["ParameterShard", "ShardedGroups", "make_shards", "settle_parameters"]
+__all__ = [
+    "ParameterShard",
+    "ShardedGroups",
+    "make_shards",
+    "masters_of",
+    "refresh_masters",
+    "settle_parameters",
+]
 
 
 @dataclass(eq=False)
@@ -183,3 +190,24 @@ def make_shards(
             )
         )
     return shards
+
+
+def refresh_masters(shards: Iterable[ParameterShard]) -> None:
+    """Reads a copy anew where it does not round to the parameter, which somebody has written to.
+
+    All elements are compared, as a write through ``.data`` counts no version. An element that
+    rounds to the parameter's keeps its bits. So weights and optimizer may be loaded in any order.
+    """
+    with torch.no_grad():
+        for one in shards:
+            if not one.has_master:
+                continue
+            rows = one.rows(one.parameter.detach())
+            kept = one.tensor.to(rows.dtype) == rows
+            if not bool(kept.all()):
+                one.tensor.copy_(torch.where(kept, one.tensor, rows.to(one.tensor.dtype)))
+
+
+def masters_of(shards: Sequence[ParameterShard]) -> list[Tensor | None]:
+    """The copies of more bits, where there are such."""
+    return [one.tensor if one.has_master else None for one in shards]

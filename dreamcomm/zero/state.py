@@ -15,8 +15,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer
 
 from dreamcomm.zero.initial import initial_state, options_of
-from dreamcomm.zero.masters import refresh_masters
-from dreamcomm.zero.shards import ParameterShard, ShardedGroups
+from dreamcomm.zero.shards import ParameterShard, ShardedGroups, refresh_masters
 
 __all__ = ["MASTER", "RowsState", "WholeState", "packed_state", "whole_state"]
 

@@ -12,7 +12,7 @@
 #include <optional>
 #include <vector>
 
-#include "c10d/buckets/heap_pass.h"
+#include "c10d/buckets/moves/heap_pass.h"
 #include "c10d/buckets/parameter.h"
 #include "c10d/buckets/rule.h"
 

@@ -8,7 +8,7 @@
 #include <torch/csrc/distributed/c10d/comm.hpp>
 
 #include "c10d/backend/backend.h"
-#include "c10d/buckets/group_calls.h"
+#include "c10d/buckets/moves/group_calls.h"
 #include "c10d/buckets/table.h"
 
 namespace dreamcomm {

@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "c10d/backward/hooks.h"
-#include "c10d/buckets/gather.h"
-#include "c10d/buckets/optimizer_pass.h"
+#include "c10d/buckets/moves/gather.h"
+#include "c10d/buckets/moves/optimizer_pass.h"
 #include "c10d/buckets/sharded_gradients.h"
 #include "cpp/c10d/support/group_ranks.h"
 #include "cpp/support/ranks.h"

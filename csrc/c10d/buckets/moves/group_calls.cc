@@ -1,4 +1,4 @@
-#include "c10d/buckets/group_calls.h"
+#include "c10d/buckets/moves/group_calls.h"
 
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>

@@ -1,4 +1,4 @@
-#include "c10d/buckets/gather.h"
+#include "c10d/buckets/moves/gather.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/clone.h>

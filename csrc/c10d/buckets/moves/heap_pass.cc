@@ -1,4 +1,4 @@
-#include "c10d/buckets/heap_pass.h"
+#include "c10d/buckets/moves/heap_pass.h"
 
 #include <ATen/ops/empty.h>
 

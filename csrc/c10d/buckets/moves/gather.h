@@ -1,7 +1,7 @@
 // The moves of parameters between sharded and replicated.
 #pragma once
 
-#include "c10d/buckets/group_calls.h"
+#include "c10d/buckets/moves/group_calls.h"
 
 namespace dreamcomm {
 

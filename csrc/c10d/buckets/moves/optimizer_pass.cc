@@ -1,4 +1,4 @@
-#include "c10d/buckets/optimizer_pass.h"
+#include "c10d/buckets/moves/optimizer_pass.h"
 
 #include <algorithm>
 #include <array>
@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "c10d/base/pages.h"
-#include "c10d/buckets/heap_pass.h"
+#include "c10d/buckets/moves/heap_pass.h"
 #include "kernels/widen.h"
 
 namespace dreamcomm {
