@@ -31,11 +31,13 @@ export CMAKE_BUILD_PARALLEL_LEVEL = $(JOBS)
 # The environment's own tools (cmake, ninja) for builds without isolation.
 export PATH := $(abspath $(BIN)):$(PATH):/usr/local/cuda/bin
 
-.PHONY: demo test test-long quick lint checks tidy docs cpp cpp-plain cpp-thread cpp-address cpp-gpu \
-    compile compile-plain compile-thread compile-address conformance pytest build clean
+.PHONY: demo test test-long quick lint checks tidy docs cpp cpp-plain cpp-thread cpp-address cpp-torch \
+    cpp-gpu compile compile-plain compile-thread compile-address compile-torch conformance pytest build clean
 ifdef SIDE_BY_SIDE
 compile-address: compile-thread
+compile-torch: compile-address
 cpp-address: cpp-thread
+cpp-torch: cpp-address
 else
 .NOTPARALLEL:
 endif
@@ -52,8 +54,8 @@ test: build
 	@$(MAKE) --no-print-directory -j 2 -O --old-file=build SIDE_BY_SIDE=1 lint
 	@$(MAKE) --no-print-directory -j 2 -O --old-file=build SIDE_BY_SIDE=1 conformance compile
 	@$(MAKE) --no-print-directory -j 2 -O --old-file=build --old-file=compile-thread \
-	    --old-file=compile-address SIDE_BY_SIDE=1 cpp pytest
-compile: compile-thread compile-address
+	    --old-file=compile-address --old-file=compile-torch SIDE_BY_SIDE=1 cpp pytest
+compile: compile-thread compile-address compile-torch
 
 # CUDA code is compiled for all GPUs, where there is nvcc, and a warning is an error.
 test-long:
@@ -92,8 +94,12 @@ docs: build
 	@echo "The documentation is in build/docs/index.html."
 
 # The short form leaves the plain tests to the sanitizers, which run the same ones, and the code as it
-# is optimized to pytest: to compile these tests takes four minutes of a processor.
-cpp: $(if $(LONG),cpp-plain) cpp-thread cpp-address
+# is optimized to pytest: to compile these tests takes four minutes of a processor. Those of c10d are
+# run in the module's tree: a sanitizer needs all of c10d once more.
+cpp: $(if $(LONG),cpp-plain,cpp-torch) cpp-thread cpp-address
+
+cpp-torch: compile-torch
+	$(BIN)/ctest --test-dir $(MODULE_TREE) $(CTEST_FLAGS) -R '^c10d$$'
 
 # With the module's own libraries, in its tree.
 cpp-plain: compile-plain
@@ -105,12 +111,14 @@ cpp-thread: compile-thread
 cpp-address: compile-address
 	UBSAN_OPTIONS=print_stacktrace=1 $(call cpp_run,address)
 
+compile-torch: build
+	$(CMAKE) --build $(MODULE_TREE) --target dreamcomm_torch_tests
 compile-plain: build
 	$(CMAKE) --build $(MODULE_TREE) --target dreamcomm_tests dreamcomm_torch_tests
 compile-thread compile-address: compile-%: $(READY)
 	$(CMAKE) -S . -B build/cpp-$* -G Ninja -DDREAMCOMM_BUILD_TESTS=ON -DDREAMCOMM_WERROR=ON -DDREAMCOMM_SANITIZE=$* \
 	    -DDREAMCOMM_SANITIZE_ALL=$(if $(LONG),ON,OFF) \
-	    -DDREAMCOMM_TORCH_TESTS=$(if $(filter address,$*),ON,OFF) -DPython_EXECUTABLE=$(abspath $(PY))
+	    -DDREAMCOMM_TORCH_TESTS=$(if $(and $(LONG),$(filter address,$*)),ON,OFF) -DPython_EXECUTABLE=$(abspath $(PY))
 	$(CMAKE) --build build/cpp-$*
 
 # What runs on a GPU only is compiled, where there is nvcc, so that it stays fit to be run there.

@@ -38,9 +38,9 @@ def unpack_inspected(
     """As :func:`dreamcomm.buckets.ops.unpack` into a bucket of gradients of these lengths."""
     if gradient.device.type != "cpu":
         result = unpack(buffer, [gradient], divisor=divisor, inspect=True)
-        assert result.squared_norm is not None
+        assert isinstance(result.squared_norm, torch.Tensor)
         assert result.finite is not None
-        return Inspected(torch.as_tensor(result.squared_norm), result.finite)
+        return Inspected(result.squared_norm, result.finite)
     unpack(buffer, [gradient], divisor=divisor)
     squares = powers(torch.split(gradient.view(-1), list(lengths)), 2.0)
     # Squares of large finite numbers of 64 bits overflow; of narrower types they do not.

@@ -85,9 +85,10 @@ class State:
             DistBackendError: a call of that pass has failed on the GPU, and the gradients are not
                 averages.
         """
-        squares = torch.cat([one.squares.view(-1).cpu() for one in self._pass.found()])
-        self._require_success()
-        return torch.tensor(total(squares, 2.0), dtype=torch.float32, device="cpu")
+        squares = [one.squares for one in self._pass.found()]
+        on_cpu = squares[0].device.type == "cpu"
+        found = torch.cat(squares) if on_cpu else self._from_device(squares)
+        return torch.tensor(total(found, 2.0), dtype=torch.float32, device="cpu")
 
     def finite(self) -> bool:
         """Whether every gradient was finite after the latest backward pass that communicated.
@@ -95,9 +96,8 @@ class State:
         Raises:
             RuntimeError, DistBackendError: as :meth:`norm`.
         """
-        finite = all(bool(one.finite) for one in self._pass.found())
-        self._require_success()
-        return finite
+        found: list[Any] = [one.finite for one in self._pass.found()]
+        return all(self._from_device(found) if isinstance(found[0], Tensor) else found)
 
     def residual(self, parameter: Tensor) -> Tensor | None:
         """The part of a parameter's gradient that this rank has not sent yet: a copy in float32.
@@ -134,10 +134,13 @@ class State:
             )
         self._residuals.load(state["residuals"])
 
-    def _require_success(self) -> None:
-        """Once the device has finished the latest call: raises if its kernel has failed."""
+    def _from_device(self, numbers: list[Tensor]) -> Tensor:
+        """One result of each bucket's pass, in one copy."""
+        found = torch.stack([one.to(numbers[0].device) for one in numbers]).cpu()
+        # The device has finished the call by now; wait() raises if its kernel has failed.
         if self._pass.work is not None:
             self._pass.work.wait()
+        return found
 
     def _enter(self, bucket: GradBucket) -> None:
         if self._pass.enter(bucket):

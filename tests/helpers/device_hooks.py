@@ -27,7 +27,7 @@ import dreamcomm
 from ddp.reference import STEPS, Crossed, Wire, pieces, train_reference
 from dreamcomm import _C, info
 from dreamcomm.buckets import ops
-from dreamcomm.ddp import hooks
+from dreamcomm.ddp import backward_pass, hooks
 from helpers.devices import device_module, make_options, no_inner, on_device, on_host
 from training.models import loss_of, sgd
 
@@ -116,15 +116,21 @@ def run_ranks(world: int, body: Body, **settings: Any) -> None:
 
 @contextmanager
 def replaced(**members: Any) -> Iterator[None]:
-    """Members of dreamcomm.hooks."""
-    before = {name: getattr(hooks, name) for name in members}
-    for name, member in members.items():
-        setattr(hooks, name, member)
+    """Members of dreamcomm.hooks, and of what it unpacks buckets with."""
+    places = [
+        (module, name)
+        for module in (hooks, backward_pass)
+        for name in members
+        if hasattr(module, name)
+    ]
+    before = [getattr(module, name) for module, name in places]
+    for module, name in places:
+        setattr(module, name, members[name])
     try:
         yield
     finally:
-        for name, member in before.items():
-            setattr(hooks, name, member)
+        for (module, name), member in zip(places, before, strict=True):
+            setattr(module, name, member)
 
 
 def with_kernels(**members: Any) -> Any:

@@ -31,7 +31,7 @@ from dreamcomm.tools import doctor
 from dreamcomm.tools.cli.commands import commands
 from dreamcomm.tools.doctor import (
     Finding,
-    State,
+    Severity,
     control_groups,
     gpus,
     installation,
@@ -60,7 +60,7 @@ def examined_where(call: str, error: int) -> dict[str, Finding]:
         cwd=Path(__file__).parents[1],
     )
     findings = [Finding(**one) for one in json.loads(done.stdout)]
-    return {one.about: replace(one, state=State(one.state)) for one in findings}
+    return {one.about: replace(one, state=Severity(one.state)) for one in findings}
 
 
 def test_here_all_is_well() -> None:
@@ -85,8 +85,8 @@ def test_ranks_of_one_host_share_memory() -> None:
 
 def test_people_get_a_line_for_each_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     findings = [
-        Finding("cellar", State.FINE, "dry [really]"),
-        Finding("roof", State.FALLS_BACK, "leaks", "rain comes in"),
+        Finding("cellar", Severity.FINE, "dry [really]"),
+        Finding("roof", Severity.FALLS_BACK, "leaks", "rain comes in"),
     ]
     monkeypatch.setattr(doctor, "examine", lambda: iter(findings))
     done = CliRunner().invoke(commands, ["doctor"])
@@ -114,7 +114,7 @@ def test_what_is_broken_ends_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_memfd_falls_back_to_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "memfd_create", refuse)
     found = machine.shared_memory()
-    assert found.state is State.FALLS_BACK
+    assert found.state is Severity.FALLS_BACK
     assert "Operation not permitted" in found.found
     assert "Gloo" in found.meaning
 
@@ -123,10 +123,10 @@ def test_no_memfd_falls_back_to_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_where_no_memory_can_be_made_the_doctor_says_what_happens(error: int) -> None:
     found = examined_where("memfd_create", error)
     for about in ("shared memory", "two ranks"):
-        assert found[about].state is State.FALLS_BACK
+        assert found[about].state is Severity.FALLS_BACK
         assert os.strerror(error) in found[about].found
     assert found["two ranks"].found.startswith("gloo")
-    assert State.BROKEN not in {one.state for one in found.values()}
+    assert Severity.BROKEN not in {one.state for one in found.values()}
 
 
 @pytest.mark.parametrize(("bytes_of_a_file", "state"), [(1 << 20, "falls back"), (1 << 30, "note")])
@@ -142,28 +142,28 @@ def test_a_limit_of_the_size_of_files_is_one_of_shared_memory(
 def test_descriptors_that_do_not_arrive_fall_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "recv_fds", lambda *_: (b"x", [], 0, None))
     found = machine.descriptors()
-    assert found.state is State.FALLS_BACK
+    assert found.state is Severity.FALLS_BACK
     assert "Gloo" in found.meaning
 
 
 @pytest.mark.parametrize("error", [errno.EPERM, pytest.param(errno.ENOSYS, marks=pytest.mark.long)])
 def test_ranks_are_watched_where_no_pidfd_is_given(error: int) -> None:
     found = examined_where("pidfd_open", error)
-    assert found["watching processes"].state is State.NOTE
+    assert found["watching processes"].state is Severity.NOTE
     assert os.strerror(error) in found["watching processes"].found
-    assert found["two ranks"].state is State.FINE
+    assert found["two ranks"].state is Severity.FINE
 
 
 def test_limits_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 100))
-    assert machine.open_files().state is State.NOTE
+    assert machine.open_files().state is Severity.NOTE
     assert "DREAMCOMM_HEAP_BYTES" in machine.address_space().meaning
 
 
 def test_a_control_groups_memory_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "least_memory", lambda: (64 << 20, Path("/sys/fs/cgroup/job")))
     found = machine.memory()
-    assert found.state is State.NOTE
+    assert found.state is Severity.NOTE
     assert found.found.startswith("64 MiB of")
     assert found.found.endswith("by the control group /sys/fs/cgroup/job")
 
@@ -199,7 +199,7 @@ def test_namespaces_of_their_own_are_told(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(os, "readlink", lambda path: links[path.rsplit("/", 1)[1]])
     monkeypatch.setattr(Path, "exists", lambda _: False)
     found = namespaces.namespaces()
-    assert found.state is State.NOTE
+    assert found.state is Severity.NOTE
     assert found.found == f"net:[1], pid:[2], user:[4026531837], user {os.getuid()}"
     assert "do not show in dreamcomm top" in found.meaning
     assert "another user's" not in found.meaning
@@ -215,13 +215,13 @@ def of_gpus(monkeypatch: pytest.MonkeyPatch, apart: set[frozenset[int]], count: 
 
 def test_gpus_that_cannot_read_each_other_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DREAMCOMM_CUDA", raising=False)
-    assert of_gpus(monkeypatch, set(), 1) == Finding("GPU peers", State.FINE, "one device")
-    assert of_gpus(monkeypatch, set()).state is State.FINE
+    assert of_gpus(monkeypatch, set(), 1) == Finding("GPU peers", Severity.FINE, "one device")
+    assert of_gpus(monkeypatch, set()).state is Severity.FINE
     found = of_gpus(monkeypatch, {frozenset((0, 2))})
-    assert found.state is State.NOTE
+    assert found.state is Severity.NOTE
     assert found.found.endswith(": 0 and 2")
     monkeypatch.setenv("DREAMCOMM_CUDA", "dreamcomm")
-    assert of_gpus(monkeypatch, {frozenset((0, 2))}).state is State.FALLS_BACK
+    assert of_gpus(monkeypatch, {frozenset((0, 2))}).state is Severity.FALLS_BACK
 
 
 @pytest.mark.parametrize(
@@ -248,10 +248,10 @@ def test_a_cache_that_cannot_be_written_is_noted(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert machine.costs() == Finding("kept costs", State.FINE, str(tmp_path / "dreamcomm"))
+    assert machine.costs() == Finding("kept costs", Severity.FINE, str(tmp_path / "dreamcomm"))
     monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
     found = machine.costs()
-    assert found.state is State.NOTE
+    assert found.state is Severity.NOTE
     assert found.found == f"{tmp_path} cannot be written"
 
 
@@ -266,20 +266,20 @@ def test_a_host_name_that_is_too_long_for_an_address_is_noted(
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     monkeypatch.setattr(socket, "gethostname", lambda: "h" * 64)
     found = machine.gloo()
-    assert found.state is State.NOTE
+    assert found.state is Severity.NOTE
     assert found.found.startswith("h" * 64 + ": ")
     assert "GLOO_SOCKET_IFNAME" in found.meaning
 
 
-@pytest.mark.parametrize(("chosen", "state"), [("lo", State.NOTE), ("lo,nope", State.BROKEN)])
+@pytest.mark.parametrize(("chosen", "state"), [("lo", Severity.NOTE), ("lo,nope", Severity.BROKEN)])
 def test_the_devices_that_gloo_is_told_to_use_must_be_there(
-    monkeypatch: pytest.MonkeyPatch, chosen: str, state: State
+    monkeypatch: pytest.MonkeyPatch, chosen: str, state: Severity
 ) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", chosen)
     found = machine.gloo()
     assert found.state is state
-    assert ("there is no nope here" in found.meaning) == (state is State.BROKEN)
-    if state is State.BROKEN:
+    assert ("there is no nope here" in found.meaning) == (state is Severity.BROKEN)
+    if state is Severity.BROKEN:
         with pytest.raises(RuntimeError, match=r"rank 1: .*'nope' of GLOO_SOCKET_IFNAME.* lo"):
             make_inner(HashStore(), 1, 2, Options(), "cpu")
 
@@ -322,7 +322,7 @@ def test_a_store_that_does_not_answer_is_told(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(_distributed_c10d, "TCPStore", store)
     found = ranks.two_ranks()
-    assert found.state is State.BROKEN
+    assert found.state is Severity.BROKEN
     assert found.meaning.startswith("127.0.0.1 cannot be reached over TCP")
     assert patience == [10.0]
 
@@ -334,14 +334,14 @@ def test_the_time_for_the_connection_is_not_that_of_later_waits() -> None:
 def test_ranks_that_share_no_memory_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DREAMCOMM_SHARED_MEMORY", "0")
     found = ranks.two_ranks()
-    assert found.state is State.FALLS_BACK
+    assert found.state is Severity.FALLS_BACK
     assert found.found.startswith("gloo")
 
 
 def test_a_rank_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DREAMCOMM_PAGE_BYTES", "1")
     found = ranks.two_ranks()
-    assert found.state is State.BROKEN
+    assert found.state is Severity.BROKEN
     assert found.meaning.startswith("rank ")
     assert "raised ValueError: dreamcomm.Options: expected page_bytes from" in found.meaning
     assert "\n" not in found.meaning
@@ -352,7 +352,7 @@ def test_hosts_of_a_larger_job_are_not_those_of_two_ranks(
 ) -> None:
     monkeypatch.setenv("DREAMCOMM_HOSTS", "a,b,c")
     found = ranks.two_ranks()
-    assert found.state is State.FINE, found
+    assert found.state is Severity.FINE, found
 
 
 @pytest.mark.parametrize(
@@ -370,7 +370,7 @@ def test_a_setting_without_a_meaning_is_broken_and_named(
 ) -> None:
     monkeypatch.setenv(variable, text)
     found = installation.settings()
-    assert found.state is State.BROKEN
+    assert found.state is Severity.BROKEN
     assert found.found == f"{variable}={text}"
     assert meaning in found.meaning
 
@@ -378,14 +378,14 @@ def test_a_setting_without_a_meaning_is_broken_and_named(
 @pytest.mark.parametrize(
     ("given", "gpus", "state", "text"),
     [
-        (None, 0, State.FINE, "from shared memory"),
-        ("0", 2, State.FINE, "from shared memory"),
-        (None, 2, State.NOTE, "DDP_DISABLE_COMM_MEM is not set"),
-        ("1", 0, State.NOTE, "DDP_DISABLE_COMM_MEM is 1"),
+        (None, 0, Severity.FINE, "from shared memory"),
+        ("0", 2, Severity.FINE, "from shared memory"),
+        (None, 2, Severity.NOTE, "DDP_DISABLE_COMM_MEM is not set"),
+        ("1", 0, Severity.NOTE, "DDP_DISABLE_COMM_MEM is 1"),
     ],
 )
 def test_where_the_buckets_of_ddp_lie_is_told(
-    monkeypatch: pytest.MonkeyPatch, given: str | None, gpus: int, state: State, text: str
+    monkeypatch: pytest.MonkeyPatch, given: str | None, gpus: int, state: Severity, text: str
 ) -> None:
     monkeypatch.delenv("DDP_DISABLE_COMM_MEM", raising=False)
     if given is not None:
@@ -394,17 +394,17 @@ def test_where_the_buckets_of_ddp_lie_is_told(
     found = installation.buckets()
     assert found.state is state
     assert text in found.found
-    assert ("NCCL" in found.meaning) == (gpus > 0 and state is State.NOTE)
+    assert ("NCCL" in found.meaning) == (gpus > 0 and state is Severity.NOTE)
 
 
 def test_settings_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("DREAMCOMM_")]:
         monkeypatch.delenv(name)
-    assert installation.settings().state is State.FINE
+    assert installation.settings().state is Severity.FINE
     monkeypatch.setenv("DREAMCOMM_LOG", "1")
     monkeypatch.setenv("DREAMCOMM_COSTS", "fixed")
     found = installation.settings()
-    assert found.state is State.NOTE
+    assert found.state is Severity.NOTE
     assert found.found == "DREAMCOMM_COSTS=fixed, DREAMCOMM_LOG=1"
 
 
@@ -444,7 +444,7 @@ def test_settings_without_effect_are_told(
     monkeypatch.delenv("DREAMCOMM_LOG", raising=False)
     monkeypatch.setenv(f"DREAMCOMM_{variable}", text)
     found = installation.settings()
-    assert found.state is State.NOTE
+    assert found.state is Severity.NOTE
     assert meaning in found.meaning
 
 

@@ -70,7 +70,7 @@ def lasted(ranks: Sequence[Mapping[K, Sequence[Span]]]) -> dict[K, list[float]]:
 
 def slowest_here(seconds: Sequence[float], group: dist.ProcessGroup | None = None) -> list[float]:
     """As :func:`slowest`, of one name and inside of the ranks. Collective."""
-    tensor = torch.tensor(seconds, dtype=torch.float64)
+    tensor = torch.tensor(seconds, dtype=torch.float64, device="cpu")
     dist.all_reduce(tensor, dist.ReduceOp.MAX, group)
     found: list[float] = tensor.tolist()
     return found
