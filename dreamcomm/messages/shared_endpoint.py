@@ -140,8 +140,8 @@ class SharedEndpoint(Endpoint):
 
         The receive of headers, from any source, goes on while some other peer is left, so it does
         not notice one that has destroyed its group. A receive from one peer does, and says how it
-        has left. It stays posted until :meth:`end_looks`: a receive that nobody waits for would be
-        reported as late.
+        has left. :meth:`end_looks` cancels it when the wait is over. A receive that stays posted
+        is reported as late.
         """
         try:
             if peer not in self._watched:
