@@ -1,12 +1,9 @@
 #include "c10d/backward/pass.h"
 
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/clone.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
-#include <set>
 #include <utility>
 
 #include "c10d/backward/checks.h"
@@ -98,7 +95,7 @@ void BackwardPass::begin() {
     one.mark_begun();
     // The sum so far may have been cleared since.
     if (!set_->rule.is_sharded() && !one.tensor.grad().defined()) one.touched = false;
-    if (!must_be_fresh()) continue;
+    if (!must_be_fresh(one)) continue;
     const bool is_reduced = one.is_reduced() && !is_zero(one.grad());
     one.mix = is_reduced ? std::max(one.mix, Parameter::Mix::kReduced) : Parameter::Mix::kNone;
   }
@@ -126,8 +123,9 @@ void BackwardPass::on_gradient(std::size_t index, const at::Tensor& arrived) {
 }
 
 void BackwardPass::note(Parameter& parameter, const at::Tensor& arrived) {
-  if (parameter.mix != Parameter::Mix::kNone && must_be_fresh() && parameter.is_reduced()) {
-    require_average(set_->who, parameter, set_->rule.factor);
+  if (parameter.mix != Parameter::Mix::kNone && must_be_fresh(parameter) &&
+      parameter.is_reduced()) {
+    require_average(set_->who, parameter, set_->rule.factor_or(parameter.factor));
     parameter.mix = Parameter::Mix::kMixed;
   }
   parameter.require_layout(set_->who, set_->rule.is_sharded());
@@ -197,9 +195,15 @@ void BackwardPass::launch_rest() {
 
 /// At the end of a backward pass, on its thread.
 void BackwardPass::finish() {
+  const std::optional<bool> reduced = end_pass();
+  if (reduced && callbacks_.finished) callbacks_.finished(*reduced);
+}
+
+/// Returns whether the pass has reduced; nothing if an error has ended it before.
+std::optional<bool> BackwardPass::end_pass() {
   const Lock lock(set_->mutex);
   placement_.end();
-  if (!runs()) return;
+  if (!runs()) return std::nullopt;
   set_->pass.reset();
   const bool reduces = std::exchange(state_, State::kIdle) == State::kReducing;
   if (!reduces) {
@@ -207,7 +211,7 @@ void BackwardPass::finish() {
         std::any_of(set_->parameters.begin(), set_->parameters.end(),
                     [](const Parameter& one) { return one.mix == Parameter::Mix::kMixed; });
     if (is_mixed && callbacks_.mixed) callbacks_.mixed();
-    return;
+    return false;
   }
   report_.backward_seconds = seconds_since(began_);
   settle(
@@ -219,9 +223,10 @@ void BackwardPass::finish() {
       /*of_zeros=*/false);
   if (set_->rule.heaps && !order_.is_learned()) reduce_rest();  // on all ranks, also without any
   if (!order_.is_learned()) order_.learn(*set_);
-  if (order_.is_counted()) return;
+  if (order_.is_counted()) return true;
   order_.count(*set_);
   if (order_.is_counted()) placement_.trim();
+  return true;
 }
 
 /// Launches, waits for all buckets, and gives out what they have. `of_zeros`: this rank drops the
@@ -263,47 +268,6 @@ void BackwardPass::reduce_rest() {
   for (Parameter& one : set_->parameters) one.touched = one.touched && one.is_local();
   next_ = 0;
   settle([this] { launch_rest(); }, /*of_zeros=*/false);
-}
-
-void BackwardPass::reduce_now() {
-  const Lock lock(set_->mutex);
-  drop_dead_pass();
-  TORCH_CHECK(state_ == State::kIdle, set_->who,
-              ": reduce_gradients() was called while a backward pass of the same "
-              "module is under way; call it after backward()");
-  set_->touch_rest();
-  set_apart_large();
-  next_ = 0;
-  settle([this] { launch_rest(); }, /*of_zeros=*/false);
-  set_->holds_all = set_->rule.is_sharded();
-}
-
-/// Gradients that are given by hand may be one memory, which would be reduced once for each.
-void BackwardPass::set_apart_large() {
-  const at::NoGradGuard no_grad;
-  std::set<const void*> taken;
-  for (Parameter& one : set_->parameters) {
-    const at::Tensor& now = one.tensor.grad();
-    if (!set_->rule.is_large(one.tensor.nbytes()) || !now.defined() || !now.has_storage()) continue;
-    if (taken.insert(now.const_data_ptr()).second) continue;
-    one.grad() = now.clone();
-    set_apart_ += now.nbytes();
-  }
-}
-
-void BackwardPass::reduce_zeros() {
-  const Lock lock(set_->mutex);
-  settle(
-      [this] {
-        std::vector<Bucket>& buckets = set_->buckets;
-        for (std::size_t i = 0; i < buckets.size(); ++i) {
-          buckets[i].launch(set_->parameters, set_->rule, i, buckets.size(), /*zeros=*/true);
-          if (set_->rule.hook_in_turn) buckets[i].await_hook();
-        }
-      },
-      /*of_zeros=*/true);
-  order_.begin();
-  if (!order_.is_learned()) order_.learn(*set_);
 }
 
 }  // namespace dreamcomm

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 
 #include "c10d/backward/heap_placement.h"
 #include "c10d/backward/order.h"
@@ -38,6 +39,8 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
     /// Called when a pass that reduces begins without a forward pass that has looked for changes
     /// of the parameters; throws if there are any.
     std::function<void()> unchecked;
+    /// Called at the end of each pass that has succeeded. `reduced`: it has reduced.
+    std::function<void(bool reduced)> finished;
   };
 
   BackwardPass(std::shared_ptr<BucketSet> set, Callbacks callbacks);
@@ -60,6 +63,7 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   PassReport report() const;
 
   // Called by hooks.
+  /// Begins a pass if this run of autograd makes any of the gradients.
   void on_output();
   /// `arrived`: what autograd has made the gradient of.
   void on_gradient(std::size_t index, const at::Tensor& arrived);
@@ -79,13 +83,15 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   void launch_next();
   void launch_rest();
   void finish();
+  std::optional<bool> end_pass();
   void settle(const std::function<void()>& launches, bool of_zeros);
   void settle_buckets(bool of_zeros);
   void reduce_rest();
   void set_apart_large();
   /// True if a pass may not add to what is reduced without notice.
-  bool must_be_fresh() const {
-    return !set_->rule.is_sharded() && (set_->rule.factor != 0 || state_ != State::kReducing);
+  bool must_be_fresh(const Parameter& parameter) const {
+    const bool is_average = set_->rule.factor_or(parameter.factor) == 0;
+    return !set_->rule.is_sharded() && (!is_average || state_ != State::kReducing);
   }
 
   const std::shared_ptr<BucketSet> set_;

@@ -8,6 +8,8 @@
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include "core/record.h"  // first: the labels below would shadow its enumerators
+
 namespace dreamcomm {
 
 using c10d::OpType;

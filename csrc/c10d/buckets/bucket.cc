@@ -19,6 +19,7 @@ bool same_place(const at::Tensor& a, const at::Tensor& b) {
 
 Bucket::Bucket(std::vector<std::size_t> members, const Parameters& parameters)
     : members_(std::move(members)),
+      factor_(parameters[members_.front()].factor),
       slots_(members_.size()),
       layout_(parameters[members_.front()].layout) {
   for (const std::size_t member : members_) bytes_ += parameters[member].tensor.nbytes();
@@ -151,8 +152,9 @@ void Bucket::launch(Parameters& parameters, const Rule& rule, std::size_t index,
     if (rule.hook) return run_hook(parameters, rule, index, count);
   }
   if (parts_.empty()) return;  // all members are empty, on all ranks
-  work_ = all_reduce(rule.group, parts_,
-                     layout_ == at::kSparse ? c10d::ReduceOp(c10d::ReduceOp::SUM) : rule.op());
+  work_ =
+      all_reduce(rule.group, parts_,
+                 layout_ == at::kSparse ? c10d::ReduceOp(c10d::ReduceOp::SUM) : rule.op(factor_));
 }
 
 void Bucket::run_hook(const Parameters& parameters, const Rule& rule, std::size_t index,
@@ -175,11 +177,12 @@ void Bucket::run_hook(const Parameters& parameters, const Rule& rule, std::size_
 
 /// Does what the collective has left: makes an average of a sum, or scales it.
 void Bucket::scale(const Rule& rule) {
-  if (rule.factor == 1 || (rule.takes_average() && layout_ != at::kSparse)) return;
+  const double factor = rule.factor_or(factor_);
+  if (factor == 1 || (rule.takes_average(factor_) && layout_ != at::kSparse)) return;
   const std::int64_t ranks = rule.divisor > 0 ? rule.divisor : rule.group->getSize();
   for (at::Tensor& part : parts_) {
-    if (rule.factor != 0) {
-      part.mul_(rule.factor);
+    if (factor != 0) {
+      part.mul_(factor);
     } else {
       part.div_(ranks);
     }

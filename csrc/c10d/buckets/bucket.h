@@ -20,7 +20,8 @@ namespace dreamcomm {
 
 class Bucket {
  public:
-  /// `members` index `parameters`: of one type and device, or one with sparse gradients alone.
+  /// `members` index `parameters`: of one type, device and factor, or one with sparse gradients
+  /// alone.
   Bucket(std::vector<std::size_t> members, const Parameters& parameters);
 
   const std::vector<std::size_t>& members() const { return members_; }
@@ -77,6 +78,7 @@ class Bucket {
   void note_scattered(Parameters& parameters, const Rule& rule, const std::vector<bool>& touched);
 
   const std::vector<std::size_t> members_;
+  const double factor_;  // the members'; 0: the rule's
   std::vector<Slot> slots_;
   at::Layout layout_;
   std::optional<const void*> laid_out_for_;  // the hook

@@ -1,5 +1,6 @@
 #include "c10d/buckets/bucket_set.h"
 
+#include <cmath>
 #include <utility>
 
 #include "core/error.h"
@@ -11,6 +12,19 @@ std::string named(const c10d::ProcessGroup& group) {
   return concat("rank ", group.getRank(), " of ", group.getSize());
 }
 
+void require_one_factor(const std::string& who, const Parameters& parameters,
+                        const std::vector<std::vector<std::size_t>>& buckets) {
+  for (const std::vector<std::size_t>& members : buckets) {
+    const Parameter& first = parameters[members.front()];
+    for (const std::size_t member : members) {
+      const Parameter& one = parameters[member];
+      TORCH_CHECK_VALUE(one.factor == first.factor, who, ": parameters '", first.name, "' and '",
+                        one.name, "' are in one bucket and have gradients of different factors, ",
+                        first.factor, " and ", one.factor, ": plan a bucket for each factor");
+    }
+  }
+}
+
 }  // namespace
 
 BucketSet::BucketSet(Parameters parameters_, Rule rule_)
@@ -18,6 +32,7 @@ BucketSet::BucketSet(Parameters parameters_, Rule rule_)
 
 void BucketSet::set_buckets(const std::vector<std::vector<std::size_t>>& members) {
   const Lock lock(mutex);
+  require_one_factor(who, parameters, members);
   buckets.clear();
   buckets.reserve(members.size());
   for (const std::vector<std::size_t>& numbers : members) {
@@ -26,6 +41,26 @@ void BucketSet::set_buckets(const std::vector<std::vector<std::size_t>>& members
   }
   ++changes;
   lay_out_in_heaps();
+}
+
+void BucketSet::set_factors(const std::vector<double>& factors) {
+  const Lock lock(mutex);
+  TORCH_CHECK_VALUE(factors.size() == parameters.size(), who, ": expected factors of ",
+                    parameters.size(), " parameters, got ", factors.size());
+  TORCH_CHECK_VALUE(pass.expired(), who, ": factors cannot be set within a backward pass");
+  for (const double factor : factors)
+    TORCH_CHECK_VALUE(std::isfinite(factor), who, ": expected finite factors, got ", factor);
+  std::vector<double> before;
+  std::vector<std::vector<std::size_t>> members;
+  for (std::size_t i = 0; i < factors.size(); ++i)
+    before.push_back(std::exchange(parameters[i].factor, factors[i]));
+  for (const Bucket& bucket : buckets) members.push_back(bucket.members());
+  try {
+    set_buckets(members);
+  } catch (...) {
+    for (std::size_t i = 0; i < factors.size(); ++i) parameters[i].factor = before[i];
+    throw;
+  }
 }
 
 void BucketSet::set_group(const GroupPtr& group, bool averages, std::size_t own_bytes) {
@@ -59,7 +94,7 @@ void BucketSet::touch_rest() {
       continue;
     }
     // Later writes to a reduced gradient are as right in the average of all.
-    const bool is_old = rule.factor == 0 ? one.is_as_reduced() : one.is_reduced();
+    const bool is_old = rule.factor_or(one.factor) == 0 ? one.is_as_reduced() : one.is_reduced();
     one.touched = now.defined() && (one.touched || !is_old);
     one.before.set(now);  // outside of a pass the script has made it what it is
     one.require_layout(who, /*is_sharded=*/false);

@@ -21,6 +21,9 @@ struct BucketSet {
 
   /// Replaces the buckets; between passes. Each names its members' numbers.
   void set_buckets(const std::vector<std::vector<std::size_t>>& members);
+  /// Factors of the gradients, as Rule::factor: one for each parameter; 0: the rule's. Between
+  /// passes. A bucket's members have one factor.
+  void set_factors(const std::vector<double>& factors);
   void set_group(const GroupPtr& group, bool averages, std::size_t own_bytes);
   /// `in_turn`: as Rule::hook_in_turn.
   void set_hook(std::shared_ptr<c10d::CommHookInterface> hook, bool in_turn);

@@ -16,17 +16,23 @@ bool has_unused_object(const Slot& slot) {
   }
 }
 
+/// True if nothing refers to the tensor except one reference of the caller.
+bool has_one_reference(const at::Tensor& tensor) {
+  return tensor.use_count() == 1 ||
+         (tensor.use_count() == 2 &&
+          has_unused_object(*tensor.unsafeGetTensorImpl()->pyobj_slot()));
+}
+
 }  // namespace
 
 std::size_t count_with_own_base(const at::Tensor& tensor) {
   const auto* const view = torch::autograd::impl::get_view_autograd_meta(tensor);
   if (view == nullptr || !view->has_bw_view()) return 1;
   const at::Tensor& base = view->get_backward_view().base_;
-  const bool is_own =
-      base.use_count() == 1 ||
-      (base.use_count() == 2 && has_unused_object(*base.unsafeGetTensorImpl()->pyobj_slot()));
-  return is_own ? 2 : 1;
+  return has_one_reference(base) ? 2 : 1;
 }
+
+bool is_alone(const at::Tensor& tensor) { return has_one_reference(tensor) && owns_memory(tensor); }
 
 bool owns_memory(const at::Tensor& tensor, std::size_t known) {
   if (!tensor.has_storage()) return true;

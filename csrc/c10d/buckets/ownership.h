@@ -17,6 +17,9 @@ namespace dreamcomm {
 /// others that the caller has.
 bool owns_memory(const at::Tensor& tensor, std::size_t known = 0);
 
+/// True if the tensor has no other reference, and owns its memory.
+bool is_alone(const at::Tensor& tensor);
+
 /// How many tensors on its memory end with this one: itself, and the base that it is a view of,
 /// if that has no other reference.
 std::size_t count_with_own_base(const at::Tensor& tensor);

@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/clone.h>
 #include <ATen/ops/count_nonzero.h>
+#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -31,6 +32,12 @@ bool is_zero(const at::Tensor& gradient) {
   const at::Tensor flat = gradient.as_strided({gradient.numel()}, {1});
   return flat.nbytes() % sizeof(std::uint64_t) == 0 ? all_zero<std::uint64_t>(flat)
                                                     : all_zero<std::uint8_t>(flat);
+}
+
+at::Tensor GradientShard::next_memory(std::int64_t count, c10::Device device) const {
+  const bool is_kept = apart && !adds() && gradient.defined() && !is_alone(gradient);
+  if (gradient.defined() && !is_kept) return gradient;
+  return at::empty({count}, at::TensorOptions().dtype(sum_type).device(device));
 }
 
 std::size_t Parameter::set_apart(const at::Tensor& arrived) {
@@ -62,7 +69,7 @@ void Parameter::notice_cleared() {
     touched = false;
     return;
   }
-  if (!shard.adds() || !seen.is_set() || seen.is_unchanged(grad())) return;
+  if (shard.apart || !shard.adds() || !seen.is_set() || seen.is_unchanged(grad())) return;
   if (!seen.is_of(grad()) || is_zero(grad())) shard.set_adds(false);
 }
 

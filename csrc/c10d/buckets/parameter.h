@@ -49,10 +49,18 @@ struct GradientShard {
   at::ScalarType sum_type = at::kFloat;
   /// The parameter's `grad` after it is reduced; undefined: it stays.
   at::Tensor stand_in;
+  /// True if parameters are sharded, too: the script then has the gradient on another tensor than
+  /// the parameter, whose own `grad` is what this rank alone has added up. A reduction is added to
+  /// the content, if there is any; the script's clearing of it is what ShardedGradients::hold says.
+  bool apart = false;
   /// This rank's elements of the average, flat, in `sum_type`; made by the first reduction.
   at::Tensor gradient;
   Content content = Content::kNothing;
 
+  bool is_held() const { return content != Content::kNothing; }
+  /// Memory for `count` elements of the next average. With `apart` the script may have kept an
+  /// average that counts no more: that one stays as it is.
+  at::Tensor next_memory(std::int64_t count, c10::Device device) const;
   bool adds() const { return content == Content::kSummand; }
   void set_adds(bool adds) {
     if (adds || content == Content::kSummand)
@@ -72,6 +80,7 @@ struct Parameter {
   std::string name;
   at::Layout layout = at::kStrided;  // of its gradient: kStrided, or kSparse
   std::size_t bucket = 0;
+  double factor = 0;  // as Rule::factor; 0: the rule's
 
   // Keeps the hooks. torch 2.13 has another pointer here than those before.
   decltype(torch::autograd::impl::grad_accumulator(at::Tensor())) accumulator;
@@ -95,7 +104,9 @@ struct Parameter {
   bool is_sparse() const { return layout == at::kSparse; }
   bool is_as_reduced() const { return reduced.is_unchanged(tensor.grad()); }
   bool is_reduced() const { return reduced.is_of(tensor.grad()); }
+  /// True if the gradient is in the shard alone.
   bool is_stand_in() const {
+    if (shard.apart) return shard.is_held() && !tensor.grad().defined();
     return shard.stand_in.defined() && tensor.grad().is_same(shard.stand_in);
   }
   /// True if there is a gradient of this rank alone.

@@ -46,8 +46,13 @@ struct Rule {
   }
   /// True if a gradient is reduced where it is, in the heap, and not in a flat tensor.
   bool is_own(std::size_t bytes) const { return is_large(bytes) && !hook; }
-  bool takes_average() const { return averages && factor == 0 && divisor == 0; }
-  c10d::ReduceOp op() const { return takes_average() ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM; }
+  /// The factor of gradients that have `own`; 0: none.
+  double factor_or(double own) const { return own != 0 ? own : factor; }
+  // `own`: of the gradients that are reduced.
+  bool takes_average(double own) const { return averages && factor_or(own) == 0 && divisor == 0; }
+  c10d::ReduceOp op(double own) const {
+    return takes_average(own) ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM;
+  }
 };
 
 }  // namespace dreamcomm

@@ -32,6 +32,7 @@ ShardedGradients::ShardedGradients(std::shared_ptr<BucketSet> set, const StageRo
     if (parameters[i].is_stand_in()) parameters[i].grad() = at::Tensor();
     parameters[i].shard = GradientShard();
     parameters[i].shard.sum_type = sum_types[i];
+    parameters[i].shard.apart = row.parameter == TensorPlacement::kSharded;
     parameters[i].shard.stand_in = stand_ins[i].value_or(at::Tensor());
     parameters[i].mark_planned();  // the optimizer may have put rows together
   }
@@ -52,10 +53,23 @@ void ShardedGradients::end() {
   }
 }
 
+void ShardedGradients::hold(const std::vector<bool>& flags) {
+  const BucketSet::Lock lock(set_->mutex);
+  Parameters& parameters = set_->parameters;
+  TORCH_CHECK_VALUE(flags.size() == parameters.size(), set_->who, ": expected flags of ",
+                    parameters.size(), " gradients, got ", flags.size());
+  for (std::size_t i = 0; i < flags.size(); ++i) {
+    GradientShard& shard = parameters[i].shard;
+    TORCH_CHECK_VALUE(shard.apart, set_->who, ": expected sharded parameters to hold gradients of");
+    if (!flags[i]) shard.content = GradientShard::Content::kNothing;
+  }
+}
+
 bool ShardedGradients::hold_gradients() const {
   const BucketSet::Lock lock(set_->mutex);
   return std::any_of(set_->parameters.begin(), set_->parameters.end(), [](const Parameter& one) {
-    return one.is_stand_in() && one.shard.gradient.defined() && !is_zero(one.shard.gradient);
+    const bool is_there = one.shard.apart ? one.shard.is_held() : one.is_stand_in();
+    return is_there && one.shard.gradient.defined() && !is_zero(one.shard.gradient);
   });
 }
 

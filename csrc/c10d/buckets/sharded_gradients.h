@@ -28,6 +28,10 @@ class ShardedGradients {
   /// True if the shards hold all that has accumulated, on all ranks; nothing where ranks gave
   /// different digests. Collective.
   std::optional<bool> agree(std::uint64_t digest) const;
+  /// With sharded parameters, whether each average is still a gradient of the script; one flag for
+  /// each parameter. False: the next reduction replaces it, in memory of its own if that of the
+  /// average is still in use. True changes nothing.
+  void hold(const std::vector<bool>& flags);
   /// True if a gradient other than zero is in shards alone.
   bool hold_gradients() const;
   /// Takes gradients that stay local as they are now for what autograd has made.

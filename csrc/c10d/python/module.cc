@@ -17,6 +17,7 @@
 #include "c10d/python/module_messages.h"
 #include "c10d/python/module_optimizer.h"
 #include "c10d/python/module_recorder.h"
+#include "c10d/python/module_region.h"
 #include "core/cpus.h"
 #include "gpu/host/launch.h"
 #include "kernels/reduce.h"
@@ -347,6 +348,7 @@ PYBIND11_MODULE(_C, m) {
   dreamcomm::bind_ops(m);
   dreamcomm::bind_optimizer(m);
   dreamcomm::bind_buckets(m);
+  dreamcomm::bind_region(m);
   m.def(
       "explain",
       [](const std::string& op, std::size_t nbytes, int world, bool heap) {

@@ -116,6 +116,10 @@ std::pair<std::int64_t, std::int64_t> rows_of(std::int64_t rows, int world, int 
   return {range.begin, range.begin + range.count};
 }
 
+std::vector<bool> any_of(const GroupPtr& group, const std::vector<bool>& flags) {
+  return set_on_any(group, c10::kCPU, flags);
+}
+
 constexpr std::int64_t kNormBlock = 4096;  // elements; dreamcomm/buckets/norm.py has it, too
 
 at::Tensor block_squares(const at::Tensor& flat, std::int64_t low, std::int64_t high) {
@@ -150,6 +154,7 @@ void bind_sets(py::module_& m) {
       .def("set_hook", &set_hook, py::arg("state"), py::arg("hook"), py::arg("in_turn"))
       .def("set_group", &BucketSet::set_group, py::arg("group"), py::arg("averages"),
            py::arg("own_bytes"), Released())
+      .def("set_factors", &BucketSet::set_factors, py::arg("factors"), Released())
       .def("set_divisor", &set_divisor, py::arg("ranks"), Released())
       .def("set_static_graph", &set_static_graph, Released())
       .def("mixed", &BucketSet::mixed, Released());
@@ -160,6 +165,7 @@ void bind_sets(py::module_& m) {
       .def("reduced", &ShardedGradients::reduced, Released())
       .def("memory", &ShardedGradients::memory, py::arg("index"), Released())
       .def("agree", &ShardedGradients::agree, py::arg("digest") = 0, Released())
+      .def("hold", &ShardedGradients::hold, py::arg("flags"), Released())
       .def("hold_gradients", &ShardedGradients::hold_gradients, Released())
       .def("note_seen", &ShardedGradients::note_seen, Released())
       .def("changed", &ShardedGradients::changed, Released())
@@ -183,12 +189,16 @@ void bind_passes(py::module_& m) {
   py::class_<BackwardPass, std::shared_ptr<BackwardPass>>(
       m, "BackwardPass", "Reduces a module's gradients in backward passes.", py::dynamic_attr())
       .def(py::init([](std::shared_ptr<BucketSet> set, GradientOrder::Replan replan,
-                       std::function<void()> mixed, std::function<void()> unchecked) {
+                       std::function<void()> mixed, std::function<void()> unchecked,
+                       std::function<void(bool)> finished) {
              return std::make_shared<BackwardPass>(
-                 std::move(set), BackwardPass::Callbacks{std::move(replan), std::move(mixed),
-                                                         std::move(unchecked)});
+                 std::move(set),
+                 BackwardPass::Callbacks{std::move(replan), std::move(mixed), std::move(unchecked),
+                                         std::move(finished)});
            }),
-           py::arg("set"), py::arg("replan"), py::arg("mixed"), py::arg("unchecked"))
+           py::arg("set"), py::arg("replan"), py::arg("mixed"), py::arg("unchecked"),
+           py::arg("finished") = py::none())
+      .def("enter", &BackwardPass::on_output, Released())
       .def_property("sync", py::cpp_function(&BackwardPass::sync, Released()),
                     py::cpp_function(&BackwardPass::set_sync, Released()))
       .def("check_planned", &BackwardPass::check_planned, Released())
@@ -229,6 +239,7 @@ void bind_buckets(pybind11::module_& m) {
   m.def("enter", &enter, py::arg("tensors"));
   m.def("rows_of_rank", &rows_of, py::arg("rows"), py::arg("world"), py::arg("rank"));
   m.def("gather_rows", &gather_rows, py::arg("group"), py::arg("wholes"), Released());
+  m.def("any_of", &any_of, py::arg("group"), py::arg("flags"), Released());
   bind_sets(m);
   bind_passes(m);
 }

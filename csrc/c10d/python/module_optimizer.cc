@@ -12,6 +12,7 @@
 
 #include "c10d/base/check_args.h"
 #include "c10d/base/convert.h"
+#include "c10d/buckets/moves/step_rows.h"
 #include "kernels/optimizer/optimizer.h"
 
 namespace dreamcomm {
@@ -145,6 +146,8 @@ void bind_optimizer(pybind11::module_& m) {
       .def_readwrite("first", &SgdRule::first);
   m.def("optimizer_step", &take_step, py::arg("rule"), py::arg("parameter"), py::arg("state"),
         py::arg("gradient"), py::call_guard<py::gil_scoped_release>());
+  m.def("step_rows", &step_rows, py::arg("rules"), py::arg("rule_of"), py::arg("rows"),
+        py::arg("gradients"), py::arg("states"), py::call_guard<py::gil_scoped_release>());
 }
 
 }  // namespace dreamcomm

@@ -39,6 +39,8 @@ const char* remedy(int error) {
   throw NoSharedMemory(words);
 }
 
+int protection_of(bool writable) { return writable ? PROT_READ | PROT_WRITE : PROT_READ; }
+
 /// ftruncate() would end the process by SIGXFSZ, where that is not ignored.
 bool is_too_large_a_file(std::size_t bytes) {
   rlimit limit{};
@@ -48,13 +50,17 @@ bool is_too_large_a_file(std::size_t bytes) {
 
 }  // namespace
 
-Mapping::Mapping(const Fd& fd, std::size_t bytes) : bytes_(bytes) {
-  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+Mapping::Mapping(const Fd& fd, std::size_t bytes, const MappingOptions& options) : bytes_(bytes) {
+  void* memory = mmap(nullptr, bytes, protection_of(options.writable), MAP_SHARED, fd.get(), 0);
   if (memory == MAP_FAILED) fail("mapping", bytes);
   data_ = static_cast<std::byte*>(memory);
   // A data loader's worker must not keep the group's memory alive. Best effort:
   // without it only the memory's release is late.
-  madvise(memory, bytes, MADV_DONTFORK);
+  if (!options.in_children) madvise(memory, bytes, MADV_DONTFORK);
+}
+
+void Mapping::allow_writes(bool allowed) const {
+  if (mprotect(data_, bytes_, protection_of(allowed)) != 0) fail("protection", bytes_);
 }
 
 Mapping::~Mapping() {

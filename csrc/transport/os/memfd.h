@@ -17,12 +17,17 @@ class NoSharedMemory final : public Error {
   explicit NoSharedMemory(const std::string& what) : Error(ErrorKind::kSystem, what) {}
 };
 
-/// A shared mapping, unmapped with the object. A forked child does not see it.
+struct MappingOptions {
+  bool writable = true;
+  bool in_children = false;  // a forked child sees the mapping
+};
+
+/// A shared mapping, unmapped with the object.
 class Mapping {
  public:
   Mapping() = default;
   /// Maps all `bytes` of the descriptor. Throws NoSharedMemory, or Error(kSystem).
-  Mapping(const Fd& fd, std::size_t bytes);
+  Mapping(const Fd& fd, std::size_t bytes, const MappingOptions& options = {});
   Mapping(Mapping&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
   Mapping& operator=(Mapping&& other) noexcept {
@@ -34,6 +39,8 @@ class Mapping {
 
   std::byte* data() const { return data_; }
   std::size_t bytes() const { return bytes_; }
+  /// From now on writes to it succeed, or fault. Throws Error(kSystem).
+  void allow_writes(bool allowed) const;
 
  private:
   std::byte* data_ = nullptr;

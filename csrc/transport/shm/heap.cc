@@ -1,7 +1,6 @@
 #include "transport/shm/heap.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -29,10 +28,10 @@ std::size_t Heap::default_bytes() {
 }
 
 Heap::Heap(std::size_t bytes)
-    : fd_(create_memfd("dreamcomm-heap", bytes)), memory_(fd_, bytes), free_(bytes) {
-  // Unlike a window this is the user's own memory: a forked child may use it.
-  madvise(memory_.data(), bytes, MADV_DOFORK);
-}
+    // Unlike a window this is the user's own memory: a forked child may use it.
+    : fd_(create_memfd("dreamcomm-heap", bytes)),
+      memory_(fd_, bytes, {.in_children = true}),
+      free_(bytes) {}
 
 std::shared_ptr<std::byte> Heap::allocate(std::size_t bytes) {
   if (bytes > memory_.bytes()) {  // so large that rounding up might wrap around

@@ -1,7 +1,5 @@
 #include "c10d/buckets/moves/heap_pass.h"
 
-#include <ATen/ops/empty.h>
-
 #include <array>
 #include <cstring>
 
@@ -28,11 +26,9 @@ ShardedPart sharded_part(const Parameter& parameter, const at::Tensor& placed, i
 void ReduceToShards::add(Parameter& parameter, const at::Tensor& placed) {
   const ShardedPart& part = parts_.emplace_back(sharded_part(parameter, placed, world_, rank_));
   GradientShard& shard = parameter.shard;
-  if (!shard.gradient.defined()) {
-    shard.gradient = at::empty({static_cast<std::int64_t>(part.count)},
-                               at::TensorOptions().dtype(shard.sum_type));
-  }
-  auto* const memory = static_cast<std::byte*>(shard.gradient.mutable_data_ptr());
+  averages_.push_back(shard.next_memory(static_cast<std::int64_t>(part.count), c10::kCPU));
+  if (!shard.gradient.defined()) shard.gradient = averages_.back();
+  auto* const memory = static_cast<std::byte*>(averages_.back().mutable_data_ptr());
   targets_.push_back({memory, shard.adds() ? memory : nullptr});
   touched_.push_back(false);
 }

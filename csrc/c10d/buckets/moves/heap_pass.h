@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "c10d/buckets/parameter.h"
@@ -20,6 +21,10 @@ class ReduceToShards final : public ShardedPass {
       : world_(world), rank_(rank), factor_(factor) {}
   /// Before the pass; makes the shard's memory.
   void add(Parameter& parameter, const at::Tensor& placed);
+  /// Gives the parameter's shard its average, if any rank has a gradient; after the pass.
+  void give(Parameter& parameter, std::size_t part) {
+    if (touched_[part]) parameter.shard.gradient = std::move(averages_[part]);
+  }
 
   std::span<const ShardedPart> parts() const override { return parts_; }
   bool reads() const override { return true; }
@@ -41,6 +46,7 @@ class ReduceToShards final : public ShardedPass {
   const double factor_;
   std::vector<ShardedPart> parts_;
   std::vector<Target> targets_;
+  std::vector<at::Tensor> averages_;
   std::vector<bool> touched_;
 };
 

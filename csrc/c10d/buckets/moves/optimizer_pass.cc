@@ -1,20 +1,15 @@
 #include "c10d/buckets/moves/optimizer_pass.h"
 
-#include <algorithm>
-#include <array>
 #include <span>
 #include <utility>
 
 #include "c10d/base/pages.h"
 #include "c10d/buckets/moves/heap_pass.h"
+#include "c10d/buckets/moves/step_rows.h"
 #include "kernels/widen.h"
 
 namespace dreamcomm {
 namespace {
-
-std::byte* memory_of(const at::Tensor& tensor) {
-  return tensor.defined() ? static_cast<std::byte*>(tensor.mutable_data_ptr()) : nullptr;
-}
 
 class StepPass final : public ShardedPass {
  public:
@@ -32,9 +27,8 @@ class StepPass final : public ShardedPass {
     part.parameter = memory_of(parameter.tensor);
     Member& member = members_.emplace_back();
     member.rule = static_cast<std::size_t>(rule);
-    member.master = memory_of(master.value_or(at::Tensor()));
+    member.rows = memory_of(master.value_or(at::Tensor()), state);
     member.gradient = memory_of(parameter.shard.gradient);
-    std::transform(state.begin(), state.end(), member.state.begin(), memory_of);
     touched_.push_back(false);
   }
 
@@ -50,9 +44,8 @@ class StepPass final : public ShardedPass {
  private:
   struct Member {
     std::size_t rule = 0;
-    std::byte* master = nullptr;          // null: the parameter is stepped itself
+    OptimizerMemory rows;  // of the master; its parameter is null: the parameter is stepped itself
     const std::byte* gradient = nullptr;  // of the shard
-    std::array<std::byte*, 3> state{};
   };
   const int world_;
   const int rank_;
@@ -71,22 +64,19 @@ void StepPass::apply(std::size_t part, std::size_t begin, std::size_t count,
   const std::size_t item = item_size(one.sum_type);
   const std::size_t offset = (begin - one.begin) * item;
   std::byte* const parameter = one.parameter + begin * item_size(one.parameter_type);
+  const bool has_master = member.rows.parameter != nullptr;
+  std::byte* const master = has_master ? member.rows.parameter + offset : nullptr;
   if (!rules_.empty()) {
-    OptimizerMemory memory;
-    memory.parameter = member.master == nullptr ? parameter : member.master + offset;
-    for (std::size_t i = 0; i < member.state.size(); ++i) {
-      memory.state[i] = member.state[i] == nullptr ? nullptr : member.state[i] + offset;
-    }
+    OptimizerMemory memory = memory_from(member.rows, offset);
+    memory.parameter = has_master ? master : parameter;
     const std::byte* const gradient = reads() ? average : member.gradient + offset;
     optimizer_step(rules_[member.rule], one.sum_type, memory, gradient, count);
   }
-  if (member.master == nullptr) return;
+  if (!has_master) return;
   if (one.sum_type == DType::kFloat64) {
-    kernels::narrow(one.parameter_type, reinterpret_cast<const double*>(member.master + offset),
-                    parameter, count);
+    kernels::narrow(one.parameter_type, reinterpret_cast<const double*>(master), parameter, count);
   } else {
-    kernels::narrow(one.parameter_type, reinterpret_cast<const float*>(member.master + offset),
-                    parameter, count);
+    kernels::narrow(one.parameter_type, reinterpret_cast<const float*>(master), parameter, count);
   }
 }
 
@@ -100,10 +90,6 @@ OptimizerPass::OptimizerPass(std::shared_ptr<BucketSet> set,
   const std::size_t count = set_->parameters.size();
   TORCH_CHECK_VALUE(masters_.size() == count && states_.size() == count, set_->who,
                     ": expected one master and state for each of ", count, " parameters");
-  constexpr std::size_t kStates = std::tuple_size_v<decltype(OptimizerMemory::state)>;
-  for (const std::vector<at::Tensor>& state : states_) {
-    TORCH_CHECK_VALUE(state.size() <= kStates, set_->who, ": too many states");
-  }
 }
 
 /// This rank's gradients in its heap, in the order of the parameters.
@@ -125,6 +111,10 @@ std::vector<bool> OptimizerPass::step(const std::vector<OptimizerRule>& rules,
   TORCH_CHECK(set_->pass.expired(), set_->who,
               ": step() was called within a backward pass; call it afterwards");
   TORCH_CHECK_VALUE(rule.heaps, set_->who, ": the ranks do not map each other's heaps");
+  for (const Parameter& one : parameters) {
+    TORCH_CHECK_VALUE(before != Move::kSumRows || one.factor == 0, set_->who, ": the gradient of '",
+                      one.name, "' has a factor of its own: reduce gradients before the step");
+  }
   std::vector<at::Tensor> placed(parameters.size());
   if (before == Move::kSumRows) placed = place_gradients();
   const auto pass = std::make_shared<StepPass>(rule, rules, before);

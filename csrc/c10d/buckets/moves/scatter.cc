@@ -17,7 +17,12 @@ namespace {
 /// A later reduction is added where the last one is still the gradient.
 void prepare(Parameter& parameter) {
   parameter.notice_cleared();
-  if (!parameter.touched) parameter.shard.set_adds(parameter.is_stand_in());
+  GradientShard& shard = parameter.shard;
+  if (shard.apart) {
+    shard.set_adds(shard.is_held());
+  } else if (!parameter.touched) {
+    shard.set_adds(parameter.is_stand_in());
+  }
 }
 
 /// The gradient's elements one after the other, as the parameter's lie in memory.
@@ -47,8 +52,8 @@ void Bucket::launch_scatter(Parameters& parameters, const Rule& rule) {
 
 void Bucket::launch_in_heaps(Parameters& parameters, const Rule& rule) {
   const std::vector<at::Tensor> placed = place(parameters, rule);
-  pass_ =
-      std::make_shared<ReduceToShards>(rule.group->getSize(), rule.group->getRank(), rule.factor);
+  pass_ = std::make_shared<ReduceToShards>(rule.group->getSize(), rule.group->getRank(),
+                                           rule.factor_or(factor_));
   for (std::size_t i = 0; i < members_.size(); ++i) {
     pass_->add(parameters[members_[i]], placed[i]);
     if (placed[i].defined()) parts_.push_back(placed[i]);
@@ -81,7 +86,7 @@ void Bucket::launch_rows(Parameters& parameters, const Rule& rule) {
   parts_ = {at::empty({width}, options), all};
   std::vector<at::Tensor> inputs{all.split(std::max<std::int64_t>(width, 1))};
   if (width == 0) inputs.assign(static_cast<std::size_t>(world), parts_[0]);
-  work_ = reduce_scatter(rule.group, parts_[0], std::move(inputs), rule.op());
+  work_ = reduce_scatter(rule.group, parts_[0], std::move(inputs), rule.op(factor_));
 }
 
 void Bucket::settle_rows(Parameters& parameters, const Rule& rule,
@@ -95,7 +100,7 @@ void Bucket::settle_rows(Parameters& parameters, const Rule& rule,
                      if (!mine.back()) return;
                      GradientShard& shard = parameters[members_[i]].shard;
                      const at::Tensor received = parts_[0].narrow(0, place, elements.count);
-                     if (!shard.gradient.defined()) shard.gradient = at::empty_like(received);
+                     shard.gradient = shard.next_memory(elements.count, received.device());
                      if (shard.adds()) {
                        shard.gradient.add_(received);
                      } else {
@@ -110,7 +115,9 @@ void Bucket::complete_scatter(Parameters& parameters, const Rule& rule) {
   const at::NoGradGuard no_grad;
   std::exchange(work_, nullptr)->wait();
   if (rule.heaps) {
-    note_scattered(parameters, rule, std::exchange(pass_, nullptr)->touched());
+    const std::shared_ptr<ReduceToShards> pass = std::exchange(pass_, nullptr);
+    for (std::size_t i = 0; i < members_.size(); ++i) pass->give(parameters[members_[i]], i);
+    note_scattered(parameters, rule, pass->touched());
   } else {
     parts_.resize(1);
   }

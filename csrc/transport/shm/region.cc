@@ -1,0 +1,140 @@
+#include "transport/shm/region.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <system_error>
+#include <utility>
+
+#include "core/error.h"
+#include "core/round_up.h"
+#include "core/signals.h"
+
+namespace dreamcomm {
+namespace {
+
+using std::chrono::steady_clock;
+
+constexpr const char* kRegionPrefix = "dreamcomm-region-";
+constexpr int kRegionQueue = 4096;  // the kernel takes its own limit if that is less
+
+/// What is mapped: also an empty region has memory.
+std::size_t mapped_bytes(std::size_t bytes) {
+  constexpr std::size_t kUnit = 4096;
+  check(bytes <= SIZE_MAX / 2, ErrorKind::kInvalid, "expected less than 2^63 bytes, got ", bytes);
+  return round_up(std::max<std::size_t>(bytes, 1), kUnit);
+}
+
+Fd create_region(std::size_t bytes) {
+  const std::size_t mapped = mapped_bytes(bytes);
+  Fd fd = create_memfd("dreamcomm-region", mapped);
+  if (fallocate(fd.get(), 0, 0, static_cast<off_t>(mapped)) == 0) return fd;
+  throw NoSharedMemory(concat("the system has no ", mapped, " bytes of shared memory left: ",
+                              std::generic_category().message(errno),
+                              " (raise the memory limit of the container or control group, or "
+                              "place fewer parameters on this host)"));
+}
+
+Fd region_stop_event() {
+  Fd fd(eventfd(0, EFD_CLOEXEC));
+  check(static_cast<bool>(fd), ErrorKind::kSystem,
+        "eventfd failed: ", std::generic_category().message(errno));
+  return fd;
+}
+
+}  // namespace
+
+Region::Region(const Fd& fd, std::size_t bytes, bool protects)
+    : bytes_(bytes),
+      protects_(protects),
+      memory_(fd, mapped_bytes(bytes), {.in_children = true}),
+      read_only_(protects
+                     ? Mapping(fd, mapped_bytes(bytes), {.writable = false, .in_children = true})
+                     : Mapping()) {}
+
+void Region::allow_writes(bool allowed) const {
+  if (protects_) read_only_.allow_writes(allowed);
+}
+
+RegionOffer::RegionOffer(std::size_t bytes, bool protects)
+    : process_(getpid()),
+      address_(kRegionPrefix + hex(nonce_)),
+      memory_(create_region(bytes)),
+      region_(std::make_shared<Region>(memory_, bytes, protects)),
+      listener_(listen_at(address_, kRegionQueue)),
+      stop_(region_stop_event()) {
+  try {
+    thread_ = std::thread([this] {
+      block_signals();
+      work();
+    });
+  } catch (const std::system_error& error) {
+    throw Error(ErrorKind::kSystem, concat("cannot start a thread: ", error.what()));
+  }
+}
+
+void RegionOffer::close() {
+  if (!thread_.joinable()) return;
+  if (process_ == getpid()) {
+    eventfd_write(stop_.get(), 1);
+    thread_.join();
+  } else {
+    // A forked child has no such thread to join; what is left of it must not be destroyed either.
+    static_cast<void>(new std::thread(std::move(thread_)));
+  }
+  memory_ = Fd();
+  listener_ = Fd();
+}
+
+void RegionOffer::work() const {
+  constexpr std::chrono::milliseconds kRetry{100};
+  std::array<pollfd, 2> polled{{{stop_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}}};
+  while (true) {
+    if (poll(polled.data(), polled.size(), -1) < 0) continue;  // interrupted
+    if (polled[0].revents != 0) return;
+    try {
+      serve();
+    } catch (const Error&) {  // too few descriptors, for one: the other process waits meanwhile
+      if (readable(stop_, steady_clock::now() + kRetry)) return;
+    }
+  }
+}
+
+void RegionOffer::serve() const {
+  const std::optional<Fd> socket = accept_from(listener_, steady_clock::now());
+  if (!socket || !is_own_user(peer_process(*socket))) return;
+  send_with_fd(*socket, nonce_.data(), nonce_.size(), memory_);
+}
+
+std::shared_ptr<Region> take_region(const std::string& address, std::size_t bytes, bool protects,
+                                    SocketDeadline deadline) {
+  const std::optional<Fd> socket = connect_to(address);
+  check(socket.has_value(), ErrorKind::kSystem, "no process of this host offers memory at '",
+        address, "': the rank that did has ended, or runs in another network namespace; run the ",
+        "ranks of a host in one container");
+  const PeerProcess peer = peer_process(*socket);
+  check(is_own_user(peer), ErrorKind::kSystem, "process ", peer.pid, " offers memory at '", address,
+        "' as user ", peer.uid, ", and this rank runs as user ", geteuid(),
+        ": run the ranks of a host as one user");
+  Nonce nonce{};
+  Fd memory;
+  check(receive_with_fd(*socket, nonce.data(), nonce.size(), memory, deadline), ErrorKind::kSystem,
+        "process ", peer.pid, " offers memory at '", address,
+        "' and has sent none: it has ended, is out of descriptors (ulimit -n), or is stopped");
+  check(kRegionPrefix + hex(nonce) == address, ErrorKind::kSystem, "process ", peer.pid,
+        " has sent other memory than that of '", address, "': a rank runs another dreamcomm");
+  check(is_sealed_memfd(memory, mapped_bytes(bytes)), ErrorKind::kSystem, "process ", peer.pid,
+        " offers other memory at '", address, "' than the ", bytes,
+        " bytes that are expected here: all ranks of a host have to shard the same parameters");
+  return std::make_shared<Region>(memory, bytes, protects);
+}
+
+}  // namespace dreamcomm
