@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import dreamcomm
+from dreamcomm import zero
 from dreamcomm.tools.bench.busy import busy_processes
 from dreamcomm.zero import ZeroOptimizer
 from models import Task
@@ -29,14 +30,19 @@ COLLECTIVES = "collectives alone"  # of the gradients' sizes, in shared memory, 
 ZERO_1, ZERO_2 = "ZeRO stage 1", "ZeRO stage 2"  # dreamcomm's, on a bare module
 ZERO_1_FUSED = "ZeRO stage 1, fused"  # square roots in the same pass
 ZERO_1_DDP = "ZeRO stage 1 on own wrapper"
+ZERO_3 = "ZeRO stage 3"  # dreamcomm's fully_shard, with ZeroOptimizer
+ZERO_3_TORCH = "ZeRO stage 3, torch's optimizer"
 REDUNDANCY = "torch's ZeRO"  # ZeroRedundancyOptimizer under torch's wrapper, over dreamcomm
 VARIANTS = {
     "ddp": (PLAIN, NO_COMMUNICATION, GLOO, DREAMCOMM, OWN, COLLECTIVES),
     "fsdp2": (PLAIN, NO_COMMUNICATION, GLOO, DREAMCOMM),
     # With AdamW, fused where torch steps.
     "zero": (PLAIN, GLOO, DREAMCOMM, OWN, REDUNDANCY, ZERO_1, ZERO_1_FUSED, ZERO_1_DDP, ZERO_2),
+    # gloo and dreamcomm are torch's FSDP2 over these. AdamW is fused in all.
+    "zero3": (PLAIN, GLOO, DREAMCOMM, OWN, ZERO_2, ZERO_3, ZERO_3_TORCH),
+    "zero3-adamw": (PLAIN, GLOO, DREAMCOMM, OWN, ZERO_2, ZERO_3, ZERO_3_TORCH),
 }
-WRAPPERS = ("ddp", "fsdp2", "zero")
+WRAPPERS = ("ddp", "fsdp2", "zero", "zero3", "zero3-adamw")
 LEARNING_RATE = 1e-3
 ADAM_RATE = 1e-5  # small, so that rounding does not grow within the verification
 
@@ -111,6 +117,13 @@ def under_fsdp2(task: Task, group: dist.ProcessGroup, communicate: bool) -> nn.M
     return task.model
 
 
+def under_zero3(task: Task, group: dist.ProcessGroup) -> nn.Module:
+    mesh = DeviceMesh.from_group(group, "cpu")
+    for part in [*task.parts, task.model]:
+        zero.fully_shard(part, mesh=mesh)
+    return task.model
+
+
 def shared_like(model: nn.Module) -> list[Tensor]:
     """Tensors in shared memory with the gradients' bytes; small ones are one tensor."""
     weights = [*model.parameters()]
@@ -123,7 +136,9 @@ def make_optimizer(
     model: nn.Module, wrapper: str, variant: str, group: dist.ProcessGroup
 ) -> torch.optim.Optimizer:
     """SGD; for what is compared with ZeRO AdamW, whose state is to be sharded."""
-    if wrapper != "zero":
+    if wrapper.startswith("zero3") and variant in (ZERO_2, ZERO_3):
+        return make_sharded(model, wrapper, variant, group)
+    if wrapper not in ("zero", "zero3-adamw"):
         return torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     if variant == REDUNDANCY:
         return ZeroRedundancyOptimizer(
@@ -139,6 +154,18 @@ def make_optimizer(
             fused=variant == ZERO_1_FUSED,
         )
     return torch.optim.AdamW(model.parameters(), lr=ADAM_RATE, fused=True)
+
+
+def make_sharded(
+    model: nn.Module, wrapper: str, variant: str, group: dist.ProcessGroup
+) -> ZeroOptimizer:
+    stage = 2 if variant == ZERO_2 else 3
+    if wrapper == "zero3":
+        kind: type[torch.optim.Optimizer] = torch.optim.SGD
+        options = {"lr": LEARNING_RATE}
+    else:
+        kind, options = torch.optim.AdamW, {"lr": ADAM_RATE, "fused": True}
+    return ZeroOptimizer(model.parameters(), kind, group, stage=stage, **options)
 
 
 class Trainer:
@@ -193,8 +220,10 @@ def make_trainer(task: Task, wrapper: str, variant: str, groups: Groups) -> Trai
         model = under_own_ddp(task, groups[DREAMCOMM])
     elif variant == REDUNDANCY:
         model = under_ddp(task, groups[DREAMCOMM], True)
+    elif variant in (ZERO_3, ZERO_3_TORCH):
+        model = under_zero3(task, groups[DREAMCOMM])
     elif variant not in (PLAIN, COLLECTIVES, ZERO_1, ZERO_1_FUSED, ZERO_2):
-        wrap = under_fsdp2 if wrapper == "fsdp2" else under_ddp
+        wrap = under_ddp if wrapper in ("ddp", "zero") else under_fsdp2
         model = wrap(task, groups[variant], variant != NO_COMMUNICATION)
     optimizer = make_optimizer(task.model, wrapper, variant, groups[DREAMCOMM])
     return (CollectivesAlone if variant == COLLECTIVES else Trainer)(task, model, optimizer)

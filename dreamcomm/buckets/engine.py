@@ -96,6 +96,7 @@ class BucketEngine:
                 one.parameter.dtype,
                 one.parameter.device,
                 one.sparse,
+                one.unit,
             )
             for one in self.trained
         )
@@ -142,7 +143,7 @@ class BucketEngine:
             memory.own_bytes,
             self._finds_unused,
         )
-        self.backward = _C.BackwardPass(self.buckets, replan, mixed, unchecked)
+        self.backward = _C.BackwardPass(self.buckets, replan, mixed, unchecked, self._finished())
         self.hooks = _hooks_of(self.backward) if self._hooked else None
         self.shards: ShardedGradients | None = None
 
@@ -242,6 +243,10 @@ class BucketEngine:
         self.plan = self._planned(order, unseen)
         self._rebuilt = True
         return self.plan.members()
+
+    def _finished(self) -> Callable[[bool], None] | None:
+        """What is called after each pass, with whether it has reduced."""
+        return None
 
     def _on_mixed(self) -> None:
         """Called when a pass that did not reduce has added to gradients that were reduced."""

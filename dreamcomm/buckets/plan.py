@@ -34,6 +34,7 @@ class ParameterInfo:
         numel: number of elements.
         dtype, device: of its gradient.
         sparse: whether its gradient is a sparse tensor.
+        unit: a bucket has parameters of one unit alone.
     """
 
     name: str
@@ -41,6 +42,7 @@ class ParameterInfo:
     dtype: torch.dtype
     device: torch.device
     sparse: bool = False
+    unit: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -122,8 +124,8 @@ def plan_buckets(
     late = set(unseen)
     numbers.sort(key=lambda number: number in late)  # keeps the order otherwise
     closed: list[tuple[int, BucketPlan]] = []  # with the place of its last gradient
-    open_: dict[tuple[torch.dtype, torch.device, bool], list[int]] = {}
-    sizes: dict[tuple[torch.dtype, torch.device, bool], int] = {}
+    open_: dict[tuple[torch.dtype, torch.device, bool, int], list[int]] = {}
+    sizes: dict[tuple[torch.dtype, torch.device, bool, int], int] = {}
 
     def close(members: list[int], place: int) -> None:
         nbytes = sum(parameters[member].nbytes for member in members)
@@ -136,7 +138,7 @@ def plan_buckets(
         if info.sparse:
             close([number], place)
             continue
-        kind = info.dtype, info.device, number in late
+        kind = info.dtype, info.device, number in late, info.unit
         open_.setdefault(kind, []).append(number)
         sizes[kind] = sizes.get(kind, 0) + info.nbytes
         if sizes[kind] >= (limits[len(closed)] if len(closed) < len(limits) else cap_bytes):

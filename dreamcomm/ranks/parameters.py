@@ -28,11 +28,12 @@ __all__ = [
 
 @dataclass(frozen=True)
 class TrainedParameter:
-    """A parameter, with its name and whether its gradient is sparse."""
+    """A parameter, its name, whether its gradient is sparse, and in which unit it is sharded."""
 
     name: str
     parameter: nn.Parameter
     sparse: bool = False
+    unit: int = 0
 
 
 # How they are given.

@@ -20,6 +20,7 @@ __all__ = [
     "check_groups",
     "check_memory",
     "check_parameters",
+    "check_sharded",
     "refuse_own_gradients",
 ]
 
@@ -38,9 +39,9 @@ def check_arguments(
             f"{WHAT}: overlap_with_ddp is not supported; the step is one pass over shared memory, "
             "with nothing left to overlap: leave it out"
         )
-    if stage not in (1, 2):
+    if stage not in (1, 2, 3):
         hint = "; stage 0 is the optimizer itself" if stage == 0 else ""
-        raise ValueError(f"{WHAT}: expected stage 1 or 2, got {stage!r}{hint}")
+        raise ValueError(f"{WHAT}: expected stage 1, 2 or 3, got {stage!r}{hint}")
     if not reduce and stage == 2:
         raise ValueError(
             f"{WHAT}: stage 2 keeps shards of the gradients that it reduces itself; with "
@@ -54,6 +55,20 @@ def check_arguments(
             f"{master_dtype!r}"
         )
     check_per_element(optimizer_class, per_element, WHAT)
+
+
+def check_sharded(master_dtype: torch.dtype | None, reduce: bool) -> None:
+    """Raises for options that parameters of fully_shard do not have."""
+    if master_dtype is not None:
+        raise NotImplementedError(
+            f"{WHAT}: master_dtype is not supported for parameters of fully_shard: keep "
+            "parameters in float32, and use torch.autocast"
+        )
+    if not reduce:
+        raise ValueError(
+            f"{WHAT}: reduce=False is for parameters whose gradients a wrapper averages; "
+            "fully_shard reduces them itself: leave it out"
+        )
 
 
 def check_parameters(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -17,7 +17,15 @@ from dreamcomm.zero.shards import ParameterShard, masters_of
 if TYPE_CHECKING:
     from dreamcomm._C import AdamRule, OptimizerPass, SgdRule
 
-__all__ = ["KernelStep"]
+__all__ = ["KernelStep", "RowsStep"]
+
+
+class RowsStep(Protocol):
+    """Steps this rank's rows by rules; tells which ones."""
+
+    def step(
+        self, rules: Sequence[AdamRule | SgdRule], rule_of_each: Sequence[int]
+    ) -> Sequence[bool]: ...
 
 
 class KernelStep:
@@ -46,10 +54,17 @@ class KernelStep:
         """Looks at the inner optimizer's state anew before the next step."""
         self._memory = None
 
-    def run(self, engine: BucketEngine, groups: Sequence[dict[str, Any]], reduces: bool) -> None:
+    def run(
+        self,
+        engine: BucketEngine | Callable[[Sequence[Sequence[Tensor]]], RowsStep],
+        groups: Sequence[dict[str, Any]],
+        reduces: bool = False,
+    ) -> None:
         """Averages if it ``reduces``, steps, and writes all ranks' parameters. Collective.
 
         Args:
+            engine: its ranks map each other's parameters; or what makes the step of rows that all
+                ranks read in place, of the states. That communicates nothing.
             groups: the same parameters as before, with their options now.
         """
         self._groups = groups
@@ -69,9 +84,14 @@ class KernelStep:
                 [self._state(one, name) for name in of_one]
                 for one, of_one in zip(self._shards, names, strict=True)
             ]
-            self._pass = engine.optimizer_pass(masters_of(self._shards), self._memory)
-        assert self._pass is not None
+            self._pass = None
+        assert self._memory is not None
         rules, rule_of_each = self._rules()
+        if not isinstance(engine, BucketEngine):
+            self._note(engine(self._memory).step(rules, rule_of_each))
+            return
+        if self._pass is None:
+            self._pass = engine.optimizer_pass(masters_of(self._shards), self._memory)
         self._note(self._pass.step(rules, rule_of_each, reduces))
 
     def _is_current(self) -> bool:

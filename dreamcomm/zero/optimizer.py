@@ -31,9 +31,11 @@ from dreamcomm.zero.checks import (
     check_groups,
     check_memory,
     check_parameters,
+    check_sharded,
     refuse_own_gradients,
 )
 from dreamcomm.zero.engine import (
+    BUCKET_BYTES,
     WHAT,
     engine_of,
     found_engine,
@@ -55,6 +57,8 @@ from dreamcomm.zero.shards import (
     settle_parameters,
 )
 from dreamcomm.zero.state import RowsState, WholeState, packed_state, whole_state
+from dreamcomm.zero.units.optimizer import UnitSteps, shards_of, tree_of_all
+from dreamcomm.zero.units.tree import Tree
 from dreamcomm.zero.warning import warn_of_changed
 
 __all__ = ["ZeroOptimizer"]
@@ -86,7 +90,7 @@ class ZeroOptimizer(Optimizer):
         process_group: its ranks share the work; None is the default group.
         parameters_as_bucket_view: accepted; parameters are never copied for communication.
         overlap_with_ddp: not supported.
-        stage: 1 or 2.
+        stage: 1 or 2. Parameters of a module after :func:`fully_shard` are at stage 3 in any case.
         master_dtype: such as torch.float32, for parameters of 16 bits: the optimizer steps copies
             in this type, averages are computed in it, and parameters are these copies rounded.
         reduce: whether gradients are averaged here.
@@ -121,6 +125,7 @@ class ZeroOptimizer(Optimizer):
         self.stage, self.master_dtype = stage, master_dtype
         self._reduces, self._class, self._options = reduce, optimizer_class, dict(defaults)
         self._held = False  # by a DistributedDataParallel
+        self._units: UnitSteps | None = None  # the parameters are those of fully_shard
         self._ready = self._unscaled_everywhere = False
         self._agreement = Agreement()
         self._consolidated: WholeState | None = None
@@ -134,6 +139,15 @@ class ZeroOptimizer(Optimizer):
         """Shards the parameters of all groups. Collective."""
         named = named_parameters(self.param_groups)
         parameters = [parameter for _, parameter in named]
+        tree = tree_of_all(parameters, WHAT)
+        if tree is not None:
+            self._set_up_units(tree, named)
+            return
+        if self.stage == 3:
+            raise ValueError(
+                f"{WHAT}: stage 3 shards the parameters, too: call dreamcomm.zero.fully_shard on "
+                "the module first"
+            )
         ties = check_parameters(named, self.master_dtype)
         engine = found_engine(parameters) if self._reduces and (first or self._held) else None
         if first:
@@ -163,6 +177,20 @@ class ZeroOptimizer(Optimizer):
         if first or not self._held:
             self._release = weakref.finalize(self, engine.unshard)
         self._shard_engine()
+        self._ready = True
+
+    def _set_up_units(self, tree: Tree, named: list[tuple[str, torch.nn.Parameter]]) -> None:
+        """Steps the DTensors of fully_shard: all is sharded already."""
+        check_sharded(self.master_dtype, self._reduces)
+        self.stage, self.process_group = 3, tree.group
+        self._ordered = shards_of(tree, named)
+        self._shards = {id(one.parameter): one for one in self._ordered}
+        self._inner = make_inner(self._class, self._options, self.param_groups, self._shards)
+        self.defaults = {**self._inner.defaults, **self.defaults}
+        self._state = RowsState(self._shards, self._inner)
+        self._given = [list(group["params"]) for group in self.param_groups]
+        self._agreement.compare(self._inner.defaults, [])
+        self._units = UnitSteps(tree, self._ordered, self._inner, self.param_groups)
         self._ready = True
 
     def _ranks(self) -> tuple[int, int]:
@@ -204,8 +232,9 @@ class ZeroOptimizer(Optimizer):
         self._consolidated = None
         shards, kept = self._shards, self._inner.state
         super().add_param_group(param_group)
-        self._release()  # it would keep the engine, and its shards
-        self._engine.detach()
+        if self._units is None:
+            self._release()  # it would keep the engine, and its shards
+            self._engine.detach()
         self._set_up(first=False)
         for key, before in shards.items():
             now = self._shards[key]
@@ -228,6 +257,9 @@ class ZeroOptimizer(Optimizer):
                 return loss
             check_memory(self._ordered)
             check_groups(self.param_groups, self._given)
+            if self._units is not None:
+                self._step_units(self._units)
+                return loss
             averaged = self._agreed()
             self._consolidated = None
             refresh_masters(self._ordered)
@@ -257,7 +289,7 @@ class ZeroOptimizer(Optimizer):
 
     def _has_own_gradients(self) -> bool:
         """Whether gradients are not averaged yet. Collective at stage 2."""
-        if not self._reduces or self._ranks()[0] == 1:
+        if not self._reduces or self._ranks()[0] == 1 or self._units is not None:
             return False
         return self.stage == 1 or not self._gradients.agree()
 
@@ -268,6 +300,14 @@ class ZeroOptimizer(Optimizer):
         if averaged is None:
             check_facts(self.process_group, self._agreement.facts(self.param_groups))
         return bool(averaged)
+
+    def _step_units(self, units: UnitSteps) -> None:
+        """Ranks compare their options when they meet next, before they read what was stepped."""
+        units.tree.before_step()  # a closure may have run passes since the hook
+        units.tree.note_options(self._agreement.digest(self.param_groups))
+        self._consolidated = None
+        sync_options(self.param_groups, self._inner)
+        units.step(self.param_groups)
 
     def _step_by_kernels(self, averaged: bool) -> None:
         reads = self.stage == 1 and not averaged
@@ -298,6 +338,8 @@ class ZeroOptimizer(Optimizer):
 
     def _own_gradients(self) -> list[Tensor | None]:
         """The same, once they are averaged."""
+        if self._units is not None:
+            return self._units.gradients()
         if not self._reduces:
             return rows_of_gradients(self._ordered)
         return self._gradients.reduced()
@@ -308,7 +350,7 @@ class ZeroOptimizer(Optimizer):
     def no_sync(self) -> Iterator[None]:
         """Backward passes inside add to this rank's own gradients; a later one, or
         :meth:`reduce_gradients`, reduces the sum."""
-        with self._engine.no_sync():
+        with (self._engine if self._units is None else self._units.tree).no_sync():
             yield
 
     def reduce_gradients(self) -> None:
@@ -316,6 +358,9 @@ class ZeroOptimizer(Optimizer):
 
         Nothing is done where all is averaged already.
         """
+        if self._units is not None:
+            self._units.tree.reduce_gradients()
+            return
         self._recover()
         if self._reduces and not self._gradients.agree():
             self._engine.backward.reduce_now()
@@ -368,21 +413,24 @@ class ZeroOptimizer(Optimizer):
             self.stage,
             optimizer=self._inner,
             master_dtype=self.master_dtype,
-            bucket_bytes=self._engine.caps.bucket,
+            bucket_bytes=BUCKET_BYTES if self._units else self._engine.caps.bucket,
             rank=rank,
         )
+        if self._units is not None:
+            return measured(planned, self._sharded(), self._units.gradients(), since)
         parts = [self._gradients.memory(place) for place in range(len(self._ordered))]
         return measured(planned, self._sharded(), parts, since)
 
     def before_unscale(self) -> None:
         """For :class:`dreamcomm.GradScaler`: at stage 2 all gradients are reduced. Collective."""
-        if self.stage == 2:
+        if self.stage >= 2:
             self.reduce_gradients()
 
     def note_unscaled(self) -> None:
         """For :class:`dreamcomm.GradScaler`: it has looked on all ranks, and divided gradients."""
         self._unscaled_everywhere = True
-        self._gradients.note_seen()
+        if self._units is None:
+            self._gradients.note_seen()
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError(
@@ -397,7 +445,7 @@ class ZeroOptimizer(Optimizer):
 
     def _recover(self) -> None:
         """Forgets a backward pass that an error ended."""
-        if torch._C._current_graph_task_id() == -1:  # else this is inside of one
+        if self._units is None and torch._C._current_graph_task_id() == -1:  # else within one
             self._engine.recover()
 
     # RowsState.
@@ -473,7 +521,7 @@ class ZeroOptimizer(Optimizer):
             state_dict = before(self, state_dict) or state_dict
         load_state(self._sharded(), state_dict)
         sync_options(self.param_groups, self._inner)
-        self._kernel_step.forget()
+        (self._kernel_step if self._units is None else self._units).forget()
         self._agreement.note_load()
         self._consolidated = None
         for after in self._optimizer_load_state_dict_post_hooks.values():

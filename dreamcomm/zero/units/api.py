@@ -1,0 +1,239 @@
+"""fully_shard, and what belongs to it, with the signatures of torch.distributed.fsdp."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+import torch.distributed.fsdp as torchs
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
+from torch.distributed.tensor import DTensor
+from torch.distributed.utils import _get_root_modules
+
+from dreamcomm._torch.groups import ours
+from dreamcomm.zero.units.adapter import give_state
+from dreamcomm.zero.units.checks import check_arguments, check_modules, check_parameters
+from dreamcomm.zero.units.elsewhere import shard_elsewhere
+from dreamcomm.zero.units.face import FSDPModule
+from dreamcomm.zero.units.follow import new_records
+from dreamcomm.zero.units.link import found_in_tree
+from dreamcomm.zero.units.module import SharedModule
+from dreamcomm.zero.units.region import NoRegion
+from dreamcomm.zero.units.rewrite import reset_parameters
+from dreamcomm.zero.units.tree import Tree
+from dreamcomm.zero.units.unit import KEY, Unit, unit_of
+
+__all__ = ["fully_shard", "initialize", "register_fsdp_forward_method", "share_comm_ctx"]
+
+
+def fully_shard(
+    module: Any,
+    *,
+    mesh: DeviceMesh | None = None,
+    reshard_after_forward: bool | int | None = None,
+    shard_placement_fn: Callable[[nn.Parameter], Any] | None = None,
+    mp_policy: MixedPrecisionPolicy | None = None,
+    offload_policy: OffloadPolicy | None = None,
+    ignored_params: set[nn.Parameter] | None = None,
+    dp_mesh_dims: Any = None,
+) -> Any:
+    """Shards a module's parameters, gradients and optimizer state over ranks. Collective.
+
+    The arguments are those of :func:`torch.distributed.fsdp.fully_shard` (Zhao et al. 2023,
+    "PyTorch FSDP"), and it is called as that is: on inner modules first, then on the root. Where
+    the ranks are processes of one host, the host holds each parameter once, in memory that all of
+    them map; each rank owns the rows that torch.chunk gives it, and steps them there. Forward and
+    backward passes read the whole where it lies: nothing is gathered. Elsewhere torch's own
+    function does the work. ``module.report()`` says which, and why.
+
+    Args:
+        module: a module, or a list of modules that are one unit. Their classes get
+            :class:`FSDPModule` in front.
+        mesh: of one dimension; None is that of all ranks.
+        reshard_after_forward: whether the DTensors are registered again after a forward pass; None:
+            they are, except in the root.
+        shard_placement_fn: may give None or Shard(0).
+        mp_policy, offload_policy: any but the default is done by torch.
+        ignored_params: stay as they are.
+        dp_mesh_dims: not supported.
+
+    Returns:
+        What was given.
+
+    Raises:
+        ValueError: a module that is sharded already, in whole or in part; parameters that cannot
+            be sharded.
+        NotImplementedError: an argument that is not supported.
+    """
+    roots = [module] if isinstance(module, nn.Module) else list(_get_root_modules(list(module)))
+    check_modules(roots)
+    mesh = mesh or _default_mesh()
+    ignored = list(ignored_params or ())
+    unit_parameters = [
+        one for root in roots for one in root.parameters() if one not in set(ignored)
+    ]
+    check_arguments(reshard_after_forward, shard_placement_fn, unit_parameters, dp_mesh_dims)
+    why = _why_elsewhere(roots, mesh, mp_policy, offload_policy)
+    if not why:
+        try:
+            _share(roots, mesh, ignored, cast("bool | None", reshard_after_forward))
+        except NoRegion as error:
+            why = str(error)
+    if why:
+        return shard_elsewhere(
+            module,
+            why,
+            mesh=mesh,
+            reshard_after_forward=reshard_after_forward,
+            shard_placement_fn=shard_placement_fn,
+            mp_policy=mp_policy or MixedPrecisionPolicy(),
+            offload_policy=offload_policy or OffloadPolicy(),
+            ignored_params=ignored_params,
+        )
+    return module
+
+
+def _default_mesh() -> DeviceMesh:
+    device = torch._C._get_accelerator().type
+    return init_device_mesh(device, (dist.get_world_size(),))
+
+
+def _why_elsewhere(
+    roots: Iterable[nn.Module],
+    mesh: DeviceMesh,
+    mp_policy: MixedPrecisionPolicy | None,
+    offload_policy: OffloadPolicy | None,
+) -> str:
+    """Why torch's function has to do it; empty: parameters can lie once on the host."""
+    below = [one for root in roots for one in root.modules() if isinstance(one, torchs.FSDPModule)]
+    if any(not isinstance(one, SharedModule) for one in below):
+        return "modules below are sharded by torch's function"
+    if mesh.ndim != 1:
+        return f"the mesh has {mesh.ndim} dimensions"
+    if mesh.device_type != "cpu":
+        return f"the mesh is of {mesh.device_type}"
+    if mp_policy is not None and _casts(mp_policy):
+        return f"the policy casts: {mp_policy}"
+    if offload_policy is not None and type(offload_policy) is not OffloadPolicy:
+        return f"the policy is {type(offload_policy).__name__}"
+    backend = ours(mesh.get_group(), torch.device("cpu"))
+    if backend is None:
+        return "the group does not use the backend dreamcomm"
+    return "" if backend.shares_heaps else "the ranks do not share memory"
+
+
+def _casts(policy: MixedPrecisionPolicy) -> bool:
+    return any((policy.param_dtype, policy.reduce_dtype, policy.output_dtype))
+
+
+def _share(
+    roots: list[nn.Module],
+    mesh: DeviceMesh,
+    ignored: list[nn.Parameter],
+    reshard_after_forward: bool | None,
+) -> None:
+    """Makes a unit of the modules, whose tree takes in those below, and of tied parameters."""
+    made = Unit(roots, ignored, reshard_after_forward)
+    registered = list(made.registered())
+    below = _units_below(roots)
+    known = {}
+    for _, one in registered:
+        found = found_in_tree(one)
+        if found is not None and not _is_above(found[0], roots):
+            below += [unit for unit in found[0].units() if unit not in below]
+            known[id(one)] = found[1]
+    modules = [one for reference in made.modules if (one := reference()) is not None]
+    check_parameters(made, modules, set(known))
+    for tree in {id(unit.tree): unit.tree for unit in below}.values():
+        tree.close()
+    fresh = list({id(one): one for _, one in registered if id(one) not in known}.values())
+    records, were_equal = new_records(fresh, mesh)
+    known.update({id(one): record for one, record in zip(fresh, records, strict=True)})
+    made.places = [(place, known[id(one)]) for place, one in registered]
+    made.hook()
+    for root in roots:
+        root.__dict__[KEY] = made
+        root.__class__ = _class_of(type(root))
+        give_state(root, made)
+    for module in modules:  # for torch.compile
+        module._is_fsdp_managed_module = True  # type: ignore[assignment]
+        module._fsdp_use_orig_params = True  # type: ignore[assignment]
+    tree = Tree(mesh, made, [*below, made])
+    tree.copies_were_equal = were_equal and all(unit.copies_were_equal for unit in below)
+    made.copies_were_equal = were_equal
+    made.shows_whole = True
+    made.show_sharded()
+
+
+def _units_below(roots: Iterable[nn.Module]) -> list[Unit]:
+    found = (unit_of(one) for root in roots for one in root.modules())
+    return list({id(unit): unit for unit in found if unit is not None}.values())
+
+
+def _is_above(tree: Tree, roots: Sequence[nn.Module]) -> bool:
+    """Whether the modules are in a unit of the tree: a child after its root."""
+    wanted = set(map(id, roots))
+    return any(id(one()) in wanted for unit in tree.units() for one in unit.modules)
+
+
+@functools.cache
+def _class_of(kind: type[nn.Module]) -> type[nn.Module]:
+    return type(f"FSDP{kind.__name__}", (SharedModule, kind), {"__module__": kind.__module__})
+
+
+def initialize(
+    module: nn.Module, fn: Callable[[nn.Module], object] | None = None, *, seed: int = 0
+) -> None:
+    """Initialises a sharded module with the values that one process would give it. Collective.
+
+    For a module that was made on the meta device, after ``module.to_empty(device="cpu")``. One rank
+    runs the function on whole parameters; others get its values, and those of its buffers.
+
+    Args:
+        module: the root, after fully_shard.
+        fn: initialises what it is given in place; None calls ``reset_parameters()`` of all modules
+            that have it.
+        seed: of the random numbers in it. Those of the program go on as if it had not run.
+    """
+    if not isinstance(module, FSDPModule):
+        raise ValueError(
+            f"initialize: expected a module after fully_shard, got {type(module).__name__}"
+        )
+    with cast(FSDPModule, module).rewrite() as writes:
+        if writes:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                (fn or reset_parameters)(module)
+    unit = unit_of(module)
+    group = None if unit is None else unit.tree.group
+    for buffer in module.buffers():
+        if not isinstance(buffer, DTensor):
+            dist.broadcast(buffer, group_src=0, group=group)
+    if unit is not None:
+        unit.tree.was_materialized = False
+
+
+def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
+    """Has a method read whole parameters, as ``forward`` does.
+
+    Args:
+        module: nothing is done where it is not sharded.
+        method_name: of a method.
+
+    Raises:
+        ValueError: the module has no such method.
+    """
+    if isinstance(module, torchs.FSDPModule):
+        torchs.register_fsdp_forward_method(module, method_name)
+
+
+def share_comm_ctx(modules: list[torchs.FSDPModule]) -> None:
+    """Shares streams between modules; there are none where parameters lie on the host once."""
+    theirs = [one for one in modules if not isinstance(one, SharedModule)]
+    if theirs:
+        torchs.share_comm_ctx(theirs)

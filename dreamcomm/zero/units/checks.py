@@ -1,0 +1,104 @@
+"""What fully_shard refuses before anything has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, Shard
+from torch.nn.parameter import UninitializedParameter
+
+from dreamcomm.zero.units.unit import Unit, unit_of
+
+__all__ = ["check_arguments", "check_modules", "check_parameters"]
+
+WHAT = "fully_shard"
+
+
+def check_modules(modules: Sequence[nn.Module]) -> None:
+    """Raises for modules that cannot be a unit."""
+    for module in modules:
+        if not isinstance(module, nn.Module):
+            raise ValueError(
+                f"{WHAT}: expected a torch.nn.Module or a list of some, got {type(module).__name__}"
+            )
+        if isinstance(module, (nn.ModuleList, nn.ModuleDict)) and _has_no_forward(module):
+            raise ValueError(
+                f"{WHAT}: {type(module).__name__} has no forward(), so its parameters would never "
+                "be read: shard each module in it"
+            )
+        if unit_of(module) is not None:
+            raise ValueError(
+                f"{WHAT}: this {type(module).__name__} is sharded already: call it once for each "
+                "module"
+            )
+
+
+def _has_no_forward(module: nn.Module) -> bool:
+    return type(module).forward in (nn.ModuleList.forward, nn.ModuleDict.forward)
+
+
+def check_arguments(
+    reshard_after_forward: object,
+    shard_placement_fn: Callable[[nn.Parameter], Any] | None,
+    parameters: Sequence[nn.Parameter],
+    dp_mesh_dims: object,
+) -> None:
+    """Raises for arguments that are not supported."""
+    if reshard_after_forward is not None and not isinstance(reshard_after_forward, bool):
+        raise NotImplementedError(
+            f"{WHAT}: expected True, False or None as reshard_after_forward, got "
+            f"{reshard_after_forward!r}: parameters lie on the host once, so there is no smaller "
+            "group to gather them in"
+        )
+    if dp_mesh_dims is not None:
+        raise NotImplementedError(
+            f"{WHAT}: dp_mesh_dims is not supported: give the mesh of data parallelism as mesh"
+        )
+    for one in parameters if shard_placement_fn is not None else ():
+        wanted = shard_placement_fn(one)  # type: ignore[misc]
+        if wanted is not None and wanted != Shard(0):
+            raise NotImplementedError(
+                f"{WHAT}: expected None or Shard(0) of shard_placement_fn, got {wanted}: rows of "
+                "another dimension lie apart in memory, where torch's fused optimizers write to "
+                "their neighbours"
+            )
+
+
+def check_parameters(unit: Unit, modules: Sequence[nn.Module], known: set[int]) -> None:
+    """Raises for parameters that cannot be sharded.
+
+    Args:
+        unit: a new one, without a tree.
+        modules: of the unit.
+        known: ids of DTensors of units below, which may be tied.
+    """
+    for place, one in unit.registered():
+        where = f"parameter {place.name!r} of a {type(place.module()).__name__}"
+        if id(one) in known:
+            continue
+        if isinstance(one, UninitializedParameter):
+            raise ValueError(f"{WHAT}: {where} has no shape yet: run a forward pass first")
+        if isinstance(one, DTensor):
+            raise ValueError(
+                f"{WHAT}: {where} is a DTensor already: shard modules from the inside out, a "
+                "child before its root; tensor parallel parameters are not supported yet"
+            )
+        if not one.is_floating_point():
+            raise ValueError(f"{WHAT}: {where} is {one.dtype}, expected a floating-point type")
+        if one.layout is not torch.strided:
+            raise ValueError(f"{WHAT}: {where} is {one.layout}, expected a dense one")
+    for module in modules:
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+            if module.max_norm is not None:
+                raise ValueError(
+                    f"{WHAT}: {type(module).__name__}(max_norm=...) writes to its weight in each "
+                    "forward pass, while all ranks read it: leave max_norm out"
+                )
+            if module.sparse:
+                raise ValueError(
+                    f"{WHAT}: {type(module).__name__}(sparse=True) makes sparse gradients, which "
+                    "cannot be sharded: leave sparse=True out"
+                )

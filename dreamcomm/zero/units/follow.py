@@ -1,0 +1,207 @@
+"""Follows what a script does to the parameters of units between two passes.
+
+whole or DTensor, as registered before         stays
+a DTensor of another place of the tree         tied: both places have it from now on
+a DTensor with other memory or dtype           taken into a new region; the same DTensor
+another DTensor (an assigned state)            takes the place's DTensor's place
+a plain Parameter                              sharded: each rank's own rows
+nothing                                        left out
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from dreamcomm.ranks.agree import Failed, exchange, first_difference
+from dreamcomm.zero.units.record import (
+    Place,
+    UnitParameter,
+    own_rows,
+    set_local,
+    sharded_parameter,
+)
+from dreamcomm.zero.units.region import (
+    Placed,
+    Source,
+    any_on_ranks,
+    contiguous_strides,
+    place,
+    source_of,
+)
+from dreamcomm.zero.units.unit import Unit, contents
+from dreamcomm.zero.units.window import WindowError
+
+if TYPE_CHECKING:
+    from dreamcomm.zero.units.tree import Tree
+
+__all__ = ["differs", "new_records", "take_in"]
+
+
+def differs(units: Iterable[Unit]) -> bool:
+    """Whether any module has other parameters or modules than before."""
+    for unit in units:
+        for place_, one in unit.places:
+            if not one.is_current(place_.registered()):
+                return True
+        for known, module in zip(unit.contents, unit.modules, strict=True):
+            now = module()
+            if now is not None and known != contents(now):
+                return True
+    return False
+
+
+def take_in(tree: Tree) -> None:
+    """Brings all units' places up to date. Collective; the window is closed."""
+    known: dict[int, UnitParameter] = {}
+    for unit in tree.units():
+        for _, one in unit.places:
+            known[id(one.whole)] = known[id(one.sharded)] = one
+    before = {
+        (id(place_.module()), place_.name): one
+        for unit in tree.units()
+        for place_, one in unit.places
+    }
+    fresh: dict[int, tuple[nn.Parameter, UnitParameter | None]] = {}
+    found: list[tuple[Unit, list[tuple[Place, nn.Parameter]]]] = []
+    for unit in tree.units():
+        unit.look_again()
+        unit.hook_states()
+        registered = list(unit.registered())
+        found.append((unit, registered))
+        for place_, parameter in registered:
+            now = known.get(id(parameter))
+            if now is None or not now.is_current(parameter):
+                old = now or before.get((id(place_.module()), place_.name))
+                fresh.setdefault(id(parameter), (parameter, old))
+    _check_equal(tree.group, [parameter for parameter, _ in fresh.values()])
+    made = renew(list(fresh.values()), tree.mesh)
+    known.update(zip(fresh, made, strict=True))
+    for unit, registered in found:
+        unit.places = [(place_, known[id(parameter)]) for place_, parameter in registered]
+        unit.shows_whole = True  # plain parameters may be registered
+        unit.show_sharded()
+    tree.forget()
+    tree.link()
+    tree.mark_changed()
+
+
+def _check_equal(group: dist.ProcessGroup, parameters: Sequence[nn.Parameter]) -> None:
+    """Raises on all ranks where they have not changed the same."""
+    lines = [f"{tuple(one.shape)} {one.dtype} on {one.device.type}" for one in parameters]
+    facts = {"the list of changed parameters": str(lines)}
+    found = first_difference(exchange(group, lambda: facts, _failed))
+    if found is not None:
+        raise WindowError(
+            f"rank {dist.get_rank(group)}: fully_shard: {found}. Change a module's parameters on "
+            "all ranks alike"
+        )
+
+
+def _failed(failed: Failed) -> Exception:
+    return WindowError(f"fully_shard: rank {failed.rank} failed: {failed.kind}: {failed.text}")
+
+
+def renew(
+    given: Sequence[tuple[nn.Parameter, UnitParameter | None]], mesh: DeviceMesh
+) -> list[UnitParameter]:
+    """Forms of registered parameters, in a new region. Collective.
+
+    Args:
+        given: plain ones, or DTensors, and what their places had before.
+        mesh: shards them.
+    """
+    group = mesh.get_group()
+    wanted = [pair for pair in given if pair[0].device.type != "meta"]
+    with torch.no_grad():
+        placed = iter(place([_source(one, old, group) for one, old in wanted], group))
+        made = []
+        for one, old in given:
+            if one.device.type == "meta":
+                made.append(_on_meta(one, mesh))
+            elif isinstance(one, DTensor):
+                made.append(_adopted(one, old, next(placed)))
+            else:
+                made.append(_sharded(one, next(placed), mesh))
+    return made
+
+
+def new_records(
+    parameters: Sequence[nn.Parameter], mesh: DeviceMesh
+) -> tuple[list[UnitParameter], bool]:
+    """Forms of plain parameters, and whether all ranks had the same values. Collective."""
+    group = mesh.get_group()
+    copies = [one.detach() for one in parameters]
+    made = renew([(one, None) for one in parameters], mesh)
+    any_on_ranks(group, False)  # all rows are written
+    differ = any(
+        one.whole.device.type != "meta" and not _same_bits(copy, one.whole.detach())
+        for copy, one in zip(copies, made, strict=True)
+    )
+    return made, not any_on_ranks(group, differ)[0]
+
+
+def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return (
+        torch.equal(a, b)
+        or (torch.equal(a.isnan(), b.isnan())
+        and torch.equal(a.nan_to_num(), b.nan_to_num()))
+    )
+
+
+def _source(one: nn.Parameter, old: UnitParameter | None, group: dist.ProcessGroup) -> Source:
+    if not isinstance(one, DTensor):
+        return source_of(one, group)
+    shape = tuple(one.shape)
+    same = old is not None and tuple(old.whole.shape) == shape and not old.is_meta
+    strides = tuple(old.whole.stride()) if same and old is not None else contiguous_strides(shape)
+    return Source(shape, strides, one.dtype, one._local_tensor)
+
+
+def _sharded(one: nn.Parameter, placed: Placed, mesh: DeviceMesh) -> UnitParameter:
+    """The plain parameter stays the whole one, with its hooks."""
+    from dreamcomm import _C
+
+    one.data = placed.whole
+    sharded = sharded_parameter(placed.rows, one, mesh)
+    for form in (placed.rows, sharded):
+        _C.share_version(form, one)
+    return UnitParameter("", one, sharded, placed.rows, placed.region)
+
+
+def _adopted(one: nn.Parameter, old: UnitParameter | None, placed: Placed) -> UnitParameter:
+    """A DTensor stays registered, on other memory."""
+    from dreamcomm import _C
+
+    if old is not None and not old.is_meta:
+        whole = old.whole
+        whole.grad = None
+        whole.data = placed.whole
+        whole.requires_grad_(one.requires_grad)
+    else:
+        whole = nn.Parameter(placed.whole, requires_grad=one.requires_grad)
+        if old is not None:
+            whole.__dict__.update(old.whole.__dict__)
+    set_local(one, placed.rows)
+    for form in (placed.rows, one):
+        _C.share_version(form, whole)
+    if old is not None and one is not old.sharded:
+        one.__dict__.update(old.sharded.__dict__)
+    return UnitParameter("", whole, one, placed.rows, placed.region)
+
+
+def _on_meta(one: nn.Parameter, mesh: DeviceMesh) -> UnitParameter:
+    group = mesh.get_group()
+    if isinstance(one, DTensor):
+        whole = nn.Parameter(torch.empty(one.shape, dtype=one.dtype, device="meta"))
+        whole.requires_grad_(one.requires_grad)
+        return UnitParameter("", whole, one, one._local_tensor)
+    rows = own_rows(one.detach(), dist.get_world_size(group), dist.get_rank(group))
+    rows = torch.empty_like(rows)
+    return UnitParameter("", one, sharded_parameter(rows, one, mesh), rows)

@@ -1,0 +1,98 @@
+"""Gradients of a tree: summed in whole parameters, and shown on the DTensors.
+
+whole.grad      this rank's own sum, until it is reduced; then None
+sharded.grad    Shard(0): this rank's rows of the reduced sum, on the sum's own memory
+                Partial(): this rank's own sum, under no_sync()
+                None: cleared; what was summed before counts no more
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from dreamcomm.zero.units.engine import UnitEngine
+from dreamcomm.zero.units.record import UnitParameter
+
+__all__ = ["after_pass", "before_pass", "check_readable", "make_engine"]
+
+
+def make_engine(
+    records: Sequence[UnitParameter], group: dist.ProcessGroup, finished: Callable[[bool], None]
+) -> UnitEngine:
+    """An engine whose shards have nothing yet: gradients that are there count as the script's."""
+    for one in records:
+        one.shown = None
+    return UnitEngine(records, group, finished)
+
+
+def check_readable(records: Sequence[UnitParameter], name: str) -> None:
+    """Raises where parameters have no values, or values that would be ignored."""
+    for one in records:
+        if one.is_meta:
+            raise RuntimeError(
+                f"fully_shard: parameter {one.name!r} of {name} is on the meta device: call "
+                "module.to_empty(device='cpu'), then load a checkpoint, or initialise it with "
+                "dreamcomm.zero.initialize(module)"
+            )
+        if one.has_other_data():
+            raise RuntimeError(
+                f"fully_shard: parameter {one.name!r} of {name} was given other data by .data = "
+                "..., which a sharded parameter ignores: copy values into it under "
+                "torch.no_grad(), as by parameter.copy_(...), or use module.rewrite()"
+            )
+
+
+def before_pass(engine: UnitEngine) -> None:
+    """Notices what the script has done with gradients since the last pass."""
+    holds = []
+    for one in engine.records:
+        now = one.sharded.grad
+        one.given = None
+        if now is None:
+            one.whole.grad = one.shown = one.partial = None
+        elif now is not one.shown and now is not one.partial:
+            one.given, one.shown = now, None
+        holds.append(now is not None and now is one.shown)
+    engine.hold(holds)
+
+
+def after_pass(engine: UnitEngine, reduced: bool) -> None:
+    """Shows what a pass has left. Runs the DTensors' hooks where it has reduced."""
+    if not reduced:
+        _show_own(engine)
+        return
+    found = []
+    with torch.no_grad():
+        for one, elements in zip(engine.records, engine.reduced(), strict=True):
+            if elements is None:
+                continue
+            gradient = one.gradient(elements)
+            if one.given is not None:
+                gradient._local_tensor.add_(_rows_of(one, one.given))
+                one.given = None
+            one.partial = None
+            one.sharded.grad = gradient
+            found.append(one)
+    for one in found:
+        for hook in list((one.sharded._post_accumulate_grad_hooks or {}).values()):
+            hook(one.sharded)
+
+
+def _show_own(engine: UnitEngine) -> None:
+    for one in engine.records:
+        own = one.whole.grad
+        now = one.sharded.grad
+        if own is not None and (now is None or now is one.partial):
+            one.sharded.grad = one.own_sum(own)
+
+
+def _rows_of(one: UnitParameter, gradient: Tensor) -> Tensor:
+    """This rank's rows of a gradient that the script has put there."""
+    if isinstance(gradient, DTensor):
+        return gradient.redistribute(one.spec.mesh, one.spec.placements).to_local()
+    return gradient

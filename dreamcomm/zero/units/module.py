@@ -1,0 +1,178 @@
+"""The methods of a module whose parameters lie once on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, cast
+
+import torch
+import torch.distributed.fsdp as torchs
+from torch import Tensor, nn
+
+from dreamcomm.buckets.clip import clip_
+from dreamcomm.buckets.protocol import ClipPart
+from dreamcomm.zero.units.face import FSDPModule, UnshardHandle
+from dreamcomm.zero.units.no_ops import AcceptedSetters
+from dreamcomm.zero.units.norm import clip_part
+from dreamcomm.zero.units.report import described
+from dreamcomm.zero.units.rewrite import rewritten
+from dreamcomm.zero.units.unit import Unit, unit_of
+
+__all__ = ["SharedModule"]
+
+
+class SharedModule(AcceptedSetters, FSDPModule):
+    """A module whose parameters all ranks of the host map, each once."""
+
+    # Of FSDPLinear: [FSDPLinear, SharedModule, AcceptedSetters, FSDPModule, torch's, Linear].
+    _orig_cls_mro_index = 5
+
+    @property
+    def _unit(self) -> Unit:
+        unit = unit_of(cast(nn.Module, self))
+        assert unit is not None
+        return unit
+
+    def _units(self, recurse: bool) -> list[Unit]:
+        """The module's unit, and with ``recurse`` those below."""
+        if not recurse:
+            return [self._unit]
+        found = (unit_of(one) for one in cast(nn.Module, self).modules())
+        return list(dict.fromkeys(unit for unit in found if unit is not None))
+
+    def _get_fsdp_state(self) -> Any:
+        from torch.distributed.fsdp import fully_shard
+
+        return cast(Any, fully_shard).state(self)
+
+    # torch's methods.
+
+    def unshard(self, async_op: bool = False) -> UnshardHandle | None:
+        """Registers the module's whole parameters. Collective, unless ranks read them already.
+
+        Not recursive, as torch's.
+
+        Args:
+            async_op: return a handle, for code that waits for one.
+        """
+        self._unit.tree.open()
+        self._unit.show_whole()
+        return UnshardHandle() if async_op else None
+
+    def reshard(self) -> None:
+        """Registers the module's DTensors. Of a root: ends reading, and is collective then."""
+        self._unit.show_sharded()
+        if self._unit.is_root and self._unit.tree.rewrites is None:
+            self._unit.tree.close()
+
+    def reset_iter_state(self) -> None:
+        """Forgets a pass that an error has ended, and its gradients. Collective.
+
+        Raises:
+            RuntimeError: the module is not the root.
+        """
+        if not self._unit.is_root:
+            raise RuntimeError(
+                "reset_iter_state(): expected the root, the module that was given to fully_shard "
+                f"last, got {type(self).__name__} below it: call it on the root"
+            )
+        self._unit.tree.reset()
+
+    def set_is_last_backward(self, is_last_backward: bool) -> None:
+        """Whether the next backward pass is the last before a step: ranks go on reading if not."""
+        self._unit.tree.is_last_backward = bool(is_last_backward)
+
+    def set_requires_gradient_sync(
+        self, requires_gradient_sync: bool, *, recurse: bool = True
+    ) -> None:
+        """Whether backward passes reduce gradients; one setting for all units of a root."""
+        for unit in self._units(recurse):
+            unit.reduces = bool(requires_gradient_sync)
+
+    def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
+        """Whether DTensors are registered after a forward pass.
+
+        With False on a root, a forward pass without gradients also leaves the parameters to be
+        read: ranks may then evaluate different numbers of batches.
+        """
+        if not isinstance(reshard_after_forward, bool):
+            raise ValueError(
+                "set_reshard_after_forward(): expected a bool, got "
+                f"{type(reshard_after_forward).__name__}"
+            )
+        for unit in self._units(recurse):
+            unit.reshard_after_forward = reshard_after_forward
+
+    def set_reshard_after_backward(
+        self, reshard_after_backward: bool, *, recurse: bool = True
+    ) -> None:
+        """Whether DTensors are registered after a backward pass."""
+        for unit in self._units(recurse):
+            unit.reshard_after_backward = bool(reshard_after_backward)
+
+    def set_gradient_divide_factor(self, factor: float) -> None:
+        """The gradients of the unit are the ranks' sum over ``factor``, not their average.
+
+        Raises:
+            ValueError: the factor is not positive.
+        """
+        if not factor > 0:
+            raise ValueError(f"set_gradient_divide_factor(): expected more than 0, got {factor}")
+        self._unit.divide_factor = float(factor)
+        self._unit.tree.forget()
+
+    def set_reduce_scatter_divide_factor(self, factor: float) -> None:
+        """The older name of :meth:`set_gradient_divide_factor`."""
+        self.set_gradient_divide_factor(factor)
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        unit = self._unit
+        unit.tree.close()
+        unit.show_sharded()
+        before = [
+            (one.sharded, one.is_meta, dict(one.sharded.__dict__)) for one in unit.parameters()
+        ]
+        result = super(torchs.FSDPModule, self)._apply(*args, **kwargs)  # type: ignore[misc]
+        for sharded, was_meta, attributes in before:
+            sharded.__dict__.update(attributes)  # torch swaps them away with the tensor
+            if was_meta and sharded.device.type != "meta":
+                unit.tree.was_materialized = True
+        return result
+
+    # Beyond torch's.
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        with self._unit.tree.no_sync():
+            yield
+
+    def reduce_gradients(self) -> None:
+        self._unit.tree.reduce_gradients()
+
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    ) -> Tensor:
+        (part,) = self.clip_parts()
+        return clip_(part, max_norm, norm_type, error_if_nonfinite)
+
+    def clip_parts(self) -> list[ClipPart]:
+        """What the norm of all gradients consists of: each rank's rows of every parameter."""
+        return [clip_part(self._unit.tree)]
+
+    def report(self) -> str:
+        return described(self._unit.tree)
+
+    def rewrite(self) -> AbstractContextManager[bool]:
+        return rewritten(self._unit.tree)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clears gradients, this rank's own sums too."""
+        for one in self._unit.tree.records():
+            if set_to_none:
+                one.whole.grad = one.sharded.grad = None
+            elif one.sharded.grad is not None:
+                with torch.no_grad():
+                    one.sharded.grad.zero_()
+                    if one.whole.grad is not None:
+                        one.whole.grad.zero_()

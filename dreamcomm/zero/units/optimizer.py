@@ -1,0 +1,143 @@
+"""The steps of a ZeroOptimizer on parameters of fully_shard: each rank steps its rows in place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from dreamcomm.buckets.layout import shard_layout
+from dreamcomm.ranks.pieces import in_memory_order
+from dreamcomm.zero.inner import step_rows
+from dreamcomm.zero.kernel_step import KernelStep
+from dreamcomm.zero.rows import adopt_state
+from dreamcomm.zero.rules import has_kernel
+from dreamcomm.zero.shards import ParameterShard
+from dreamcomm.zero.units.link import tree_of
+from dreamcomm.zero.units.tree import Tree
+
+__all__ = ["UnitSteps", "shards_of", "tree_of_all"]
+
+
+def tree_of_all(parameters: Sequence[nn.Parameter], what: str) -> Tree | None:
+    """The tree whose DTensors the parameters are; None: they are none of fully_shard.
+
+    Raises:
+        ValueError: they are of several trees, or some are of none.
+    """
+    trees = {id(tree): tree for one in parameters if (tree := tree_of(one)) is not None}
+    if not trees:
+        return None
+    if len(trees) > 1 or any(tree_of(one) is None for one in parameters):
+        raise ValueError(
+            f"{what}: expected parameters of one module after fully_shard, got some of "
+            f"{len(trees)} modules{' and others' if len(trees) == 1 else ''}: make an optimizer "
+            "for each"
+        )
+    (tree,) = trees.values()
+    return tree
+
+
+class UnitShard(ParameterShard):
+    """This rank's rows of a DTensor."""
+
+    def has_moved(self) -> bool:
+        return self.parameter._local_tensor is not self.tensor  # type: ignore[attr-defined]
+
+
+def shards_of(tree: Tree, named: Sequence[tuple[str, nn.Parameter]]) -> list[ParameterShard]:
+    """The rows of DTensors, which are stepped where they lie."""
+    world, rank = dist.get_world_size(tree.group), dist.get_rank(tree.group)
+    records = {id(one.sharded): one for one in tree.records()}
+    found: list[ParameterShard] = []
+    for name, parameter in named:
+        one = records[id(parameter)]
+        shape = tuple(parameter.shape)
+        (piece,) = shard_layout([shape], world, rank)
+        found.append(
+            UnitShard(
+                one.name or name,
+                parameter,
+                one.local,
+                piece.begin,
+                piece.offset,
+                one.local.numel(),
+                one.is_replicated,
+                has_master=False,
+                address=0,
+                shape=parameter.shape,
+                strides=tuple(one.whole.stride()),
+            )
+        )
+    return found
+
+
+class UnitSteps:
+    """Steps the rows of one tree's parameters. Nothing is communicated."""
+
+    def __init__(
+        self,
+        tree: Tree,
+        shards: Sequence[ParameterShard],
+        inner: Optimizer,
+        groups: Sequence[dict[str, Any]],
+    ) -> None:
+        self.tree = tree
+        self._shards, self._inner = list(shards), inner
+        self._ranks = dist.get_process_group_ranks(tree.group)
+        self._kernels = KernelStep(self._shards, inner, groups, self._ranks)
+
+    def forget(self) -> None:
+        """Looks at the inner optimizer's state anew before the next step."""
+        self._kernels.forget()
+
+    def gradients(self) -> list[Tensor | None]:
+        """This rank's elements of the gradients, flat, as they are."""
+        found: list[Tensor | None] = []
+        for one in self._shards:
+            gradient = one.parameter.grad
+            local = gradient._local_tensor if isinstance(gradient, DTensor) else gradient
+            found.append(None if local is None else _as_rows(local, one.tensor))
+        return found
+
+    def step(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Steps what has a gradient, by the kernels or torch. The window is closed."""
+        gradients = self.gradients()
+        if has_kernel(self._inner):
+            self._kernels.run(lambda states: _RowsPass(self._shards, gradients, states), groups)
+            return
+        for one in self._shards:
+            adopt_state(self._inner, one, self._ranks)
+        step_rows(self._inner, self._shards, gradients)
+        self._kernels.forget()
+
+
+def _as_rows(local: Tensor, rows: Tensor) -> Tensor:
+    """A gradient's elements in the order in which the rows lie in memory."""
+    if local.stride() != rows.stride() and local.numel() > 0:
+        local = torch.empty_like(rows).copy_(local)
+    return in_memory_order(local)
+
+
+class _RowsPass:
+    """Steps rows by the compiled kernels."""
+
+    def __init__(
+        self,
+        shards: Sequence[ParameterShard],
+        gradients: Sequence[Tensor | None],
+        states: Sequence[Sequence[Tensor]],
+    ) -> None:
+        self._rows = [one.tensor for one in shards]
+        self._gradients, self._states = gradients, states
+
+    def step(self, rules: Sequence[Any], rule_of_each: Sequence[int]) -> list[bool]:
+        from dreamcomm import _C
+
+        _C.step_rows(rules, rule_of_each, self._rows, self._gradients, self._states)
+        return [one is not None for one in self._gradients]

@@ -1,0 +1,156 @@
+"""A parameter of a unit: the whole one that passes read, and the shard that an optimizer steps."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+from dreamcomm.buckets.layout import is_replicated, shard_layout
+from dreamcomm.ranks.pieces import as_placed
+
+if TYPE_CHECKING:
+    from dreamcomm._C import Region
+
+__all__ = ["Place", "UnitParameter", "distributed", "own_rows", "set_local", "sharded_parameter"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a module has a parameter registered.
+
+    Attributes:
+        module: holds it; a weak reference, as a module holds its unit.
+        name: in the module.
+    """
+
+    module: weakref.ref[nn.Module]
+    name: str
+
+    def registered(self) -> Any:
+        """What the module has there now; None: nothing, or there is no such module any more."""
+        module = self.module()
+        return None if module is None else module._parameters.get(self.name)
+
+    def register(self, parameter: nn.Parameter) -> None:
+        module = self.module()
+        if module is None:
+            return
+        if type(module).__setattr__ is nn.Module.__setattr__:
+            module._parameters[self.name] = parameter
+        else:  # such as nn.LSTM, which has another list of its weights
+            setattr(module, self.name, parameter)
+
+
+@dataclass(eq=False)
+class UnitParameter:
+    """The forms of one parameter on this rank.
+
+    Attributes:
+        name: in the tree's root, for messages and buckets.
+        whole: the plain Parameter that forward and backward passes use. It is the one that the
+            module had before, with its hooks, where it was made on this device.
+        sharded: the DTensor that is registered outside of passes.
+        local: this rank's rows: the DTensor's memory.
+        region: where the rows of all ranks lie; None: a scalar, or on the meta device.
+        divide_factor, unit: of the unit that owns it.
+        shown: the gradient of ``sharded`` that lies on the sum's own memory, once there was one.
+        partial: the one that stands there for a sum of this rank alone.
+        given: a gradient that the script has put there, to which the next sum is added.
+    """
+
+    name: str
+    whole: nn.Parameter
+    sharded: nn.Parameter
+    local: Tensor
+    region: Region | None = None
+    divide_factor: float = 0.0
+    unit: int = 0
+    shown: DTensor | None = None
+    partial: DTensor | None = None
+    given: Tensor | None = None
+    _storage: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._storage = self.sharded.untyped_storage()
+
+    @property
+    def spec(self) -> DTensorSpec:
+        spec: DTensorSpec = self.sharded._spec  # type: ignore[attr-defined]
+        return spec
+
+    @property
+    def is_replicated(self) -> bool:
+        return is_replicated(tuple(self.whole.shape))
+
+    @property
+    def is_meta(self) -> bool:
+        return self.whole.device.type == "meta"
+
+    def is_current(self, registered: object) -> bool:
+        """Whether what a module has registered is one of the forms, unchanged."""
+        if registered is self.whole:
+            return True
+        if registered is not self.sharded:
+            return False
+        return self.sharded._local_tensor is self.local  # type: ignore[attr-defined]
+
+    def has_other_data(self) -> bool:
+        """Whether a script has used ``.data =``, which would be ignored."""
+        return bool(self.sharded.untyped_storage()._cdata != self._storage._cdata)
+
+    def gradient(self, elements: Tensor) -> DTensor:
+        """The reduced gradient as the DTensor's, on the sum's memory.
+
+        Args:
+            elements: this rank's of the sum, flat.
+        """
+        shown = self.shown
+        if shown is None or shown._local_tensor.data_ptr() != elements.data_ptr():
+            shown = DTensor(as_placed(elements, self.local), self.spec, requires_grad=False)
+            self.shown = shown
+        return shown
+
+    def own_sum(self, gradient: Tensor) -> DTensor:
+        """This rank's whole gradient, which is not reduced yet, as a part of the ranks' sum."""
+        partial = self.partial
+        if partial is None or partial._local_tensor is not gradient:
+            spec = DTensorSpec(self.spec.mesh, (Partial(),), tensor_meta=self.spec.tensor_meta)
+            partial = self.partial = DTensor(gradient, spec, requires_grad=False)
+        return partial
+
+
+def own_rows(whole: Tensor, world: int, rank: int) -> Tensor:
+    """This rank's rows of a tensor, as a view."""
+    shape = tuple(whole.shape)
+    if is_replicated(shape):
+        return whole
+    (piece,) = shard_layout([shape], world, rank)
+    return whole[piece.begin : piece.end]
+
+
+def distributed(local: Tensor, whole: Tensor, mesh: DeviceMesh) -> DTensor:
+    """Rows as a DTensor of the whole tensor's shape."""
+    placement: Placement = Replicate() if whole.dim() == 0 else Shard(0)
+    stride = torch.empty(whole.shape, device="meta").stride()
+    meta = TensorMeta(whole.shape, stride, whole.dtype)
+    return DTensor(local, DTensorSpec(mesh, (placement,), tensor_meta=meta), requires_grad=False)
+
+
+def sharded_parameter(local: Tensor, whole: nn.Parameter, mesh: DeviceMesh) -> nn.Parameter:
+    """The DTensor parameter on a rank's rows, with the attributes of the whole one."""
+    made = nn.Parameter(distributed(local, whole, mesh), requires_grad=whole.requires_grad)
+    set_local(made, local)
+    made.__dict__.update(whole.__dict__)
+    return made
+
+
+def set_local(sharded: nn.Parameter, local: Tensor) -> None:
+    """Gives a DTensor other memory."""
+    sharded._local_tensor = local  # type: ignore[attr-defined]

@@ -1,0 +1,205 @@
+"""Puts parameters into memory that all ranks of a host map, each once.
+
+A region is a memfd of its own for what one call shards, made by the host's lowest rank and handed
+to processes of the same user. It is not a heap: it has no owner, is not used again, and lives as
+long as any tensor of any rank. Each parameter begins at a multiple of 64 bytes::
+
+    | a: rows of rank 0 | rows of rank 1 | pad | b: rows of rank 0 | rows of rank 1 | pad |
+
+Each rank touches its own rows first. A scalar lies outside, one for each rank, and all ranks step
+it: in one memory it would be stepped by each of them.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dreamcomm.buckets.layout import is_replicated, shard_layout
+from dreamcomm.ranks.agree import Failed, exchange
+from dreamcomm.ranks.pieces import is_dense
+from dreamcomm.zero.units.record import own_rows
+from dreamcomm.zero.units.window import WindowError
+
+if TYPE_CHECKING:
+    from dreamcomm._C import Region
+
+__all__ = [
+    "NoRegion",
+    "Placed",
+    "Source",
+    "any_on_ranks",
+    "contiguous_strides",
+    "is_protected",
+    "place",
+    "region_bytes",
+    "source_of",
+]
+
+ALIGN = 64
+TAKE_SECONDS = 60.0  # the address is known: only a rank that is stopped takes so long
+# Maps whole parameters read only, so that a write to one faults where it is made.
+PROTECT = "DREAMCOMM_PROTECT_PARAMETERS"
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is put into a region.
+
+    Attributes:
+        shape, strides, dtype: of the whole parameter; its rows lie together.
+        rows: this rank's.
+    """
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    rows: Tensor
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A parameter's tensors.
+
+    Attributes:
+        whole: all rows.
+        rows: this rank's, which it alone writes.
+        region: where they lie; None: a scalar.
+    """
+
+    whole: Tensor
+    rows: Tensor
+    region: Region | None
+
+
+def source_of(whole: Tensor, group: dist.ProcessGroup) -> Source:
+    """A whole tensor that lies elsewhere. Rows that do not lie together become contiguous."""
+    rows = own_rows(whole.detach(), dist.get_world_size(group), dist.get_rank(group))
+    return Source(tuple(whole.shape), _strides(whole), whole.dtype, rows)
+
+
+def is_protected() -> bool:
+    """Whether the environment asks for whole parameters that cannot be written."""
+    return os.environ.get(PROTECT, "") not in ("", "0")
+
+
+def any_on_ranks(group: dist.ProcessGroup, *flags: bool) -> list[bool]:
+    """Whether each flag is set on any rank. Collective."""
+    from dreamcomm import _C
+
+    return list(_C.any_of(group, list(flags)))
+
+
+def region_bytes(sources: Sequence[Source]) -> tuple[list[int], int]:
+    """Where each parameter begins in a region, and how many bytes it has. Scalars lie outside."""
+    offsets, end = [], 0
+    for one in sources:
+        offsets.append(end)
+        if not is_replicated(one.shape):
+            end += -(-math.prod(one.shape) * one.dtype.itemsize // ALIGN) * ALIGN
+    return offsets, end
+
+
+def make_region(group: dist.ProcessGroup, nbytes: int) -> Region:
+    """Memory that all ranks map. Collective.
+
+    Raises:
+        NoRegion: a rank cannot map it; on all ranks.
+    """
+    try:
+        return _make_region(group, nbytes)
+    except NoRegion:
+        raise
+    except (OSError, RuntimeError) as error:  # of this rank
+        rank = dist.get_rank(group)
+        raise _no_region(Failed(rank, type(error).__name__, str(error))) from error
+
+
+def _make_region(group: dist.ProcessGroup, nbytes: int) -> Region:
+    """The group's lowest rank offers it; the others take it, and say so."""
+    from dreamcomm import _C
+
+    protects = is_protected()
+    offers = dist.get_rank(group) == 0
+    offer = None
+
+    def offered() -> str:
+        nonlocal offer
+        if offers:
+            offer = _C.RegionOffer(nbytes, protects)
+        return "" if offer is None else offer.address
+
+    region: Region | None = None
+    address = exchange(group, offered, _no_region)[0]
+
+    def taken() -> None:
+        nonlocal region
+        region = (
+            offer.region
+            if offer is not None
+            else _C.take_region(address, nbytes, protects, TAKE_SECONDS)
+        )
+
+    try:
+        exchange(group, taken, _no_region)
+    finally:
+        if offer is not None:
+            offer.close()
+    assert region is not None
+    return region
+
+
+class NoRegion(WindowError):
+    """The ranks cannot map one memory for parameters; raised on all of them."""
+
+
+def _no_region(failed: Failed) -> Exception:
+    return NoRegion(
+        f"rank {failed.rank} cannot map the memory of the parameters: {failed.kind}: {failed.text}"
+    )
+
+
+def place(sources: Sequence[Source], group: dist.ProcessGroup) -> list[Placed]:
+    """Puts parameters of the same shapes on all ranks into one region. Collective.
+
+    The values are each rank's rows; those of scalars are rank 0's.
+    """
+    offsets, nbytes = region_bytes(sources)
+    region = make_region(group, nbytes)
+    found = []
+    for one, offset in zip(sources, offsets, strict=True):
+        if is_replicated(one.shape):
+            # Its storage is its own: torch.save and others take whole storages.
+            whole = one.rows.detach().clone()
+            dist.broadcast(whole, group_src=0, group=group)
+            found.append(Placed(whole, whole.view(()), None))
+            continue
+        (piece,) = shard_layout([one.shape], dist.get_world_size(group), dist.get_rank(group))
+        begin = offset + piece.offset * one.dtype.itemsize
+        strides = list(one.strides)
+        rows = region.tensor(begin, list(one.rows.shape), strides, one.dtype, True)
+        rows.copy_(one.rows.detach())
+        whole = region.tensor(offset, list(one.shape), strides, one.dtype, False)
+        found.append(Placed(whole, rows, region))
+    return found
+
+
+def _strides(tensor: Tensor) -> tuple[int, ...]:
+    """The tensor's, if its rows lie together in memory; else those of a contiguous one."""
+    rows = tensor.shape[0] if tensor.dim() > 0 else 1
+    together = is_dense(tensor) and (rows <= 1 or tensor.stride(0) == tensor.numel() // rows)
+    if together and tensor.numel() > 0:
+        return tuple(tensor.stride())
+    return contiguous_strides(tuple(tensor.shape))
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Those of a new tensor of that shape."""
+    return tuple(torch.empty(tuple(shape), device="meta").stride())

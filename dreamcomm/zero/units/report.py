@@ -1,0 +1,37 @@
+"""Says how a tree is sharded, and what it takes of memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from dreamcomm.zero.units.tree import Tree
+
+__all__ = ["described"]
+
+
+def described(tree: Tree) -> str:
+    """A text of a few lines."""
+    records, world = tree.records(), dist.get_world_size(tree.group)
+    whole = sum(one.whole.nbytes for one in records)
+    own = sum(one.local.nbytes for one in records)
+    numel = sum(one.whole.numel() for one in records)
+    copies = (
+        "had the same values on all ranks"
+        if tree.copies_were_equal
+        else "had other values on each rank, and are now each rank's own rows of them"
+    )
+    state = "open: ranks read" if tree.window.is_open else "closed: owners write"
+    return "\n".join(
+        [
+            f"{tree.window.name}: fully sharded over {world} ranks, one copy of the parameters on "
+            "this host",
+            f"parameters        {len(records)}, {numel:,d} elements, {whole:,d} bytes on the host",
+            f"rows of this rank {own:,d} bytes",
+            f"units             {len(tree.units())}",
+            f"window            {state}; ranks have met {tree.window.barriers} times",
+            f"when wrapped, parameters {copies}",
+        ]
+    )

@@ -1,0 +1,64 @@
+"""Closes a tree's window before any optimizer steps its parameters."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+if TYPE_CHECKING:
+    from dreamcomm.zero.units.tree import Tree
+
+__all__ = ["watch_steps"]
+
+
+def watch_steps(tree: Tree) -> weakref.finalize[[], Tree]:
+    """Has all optimizers meet the tree before they step. It ends with the tree."""
+    me = weakref.ref(tree)
+
+    def before(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        found = me()
+        if found is not None and _has_any(found, optimizer):
+            found.before_step()
+
+    def after(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        found = me()
+        if found is not None and _has_any(found, optimizer):
+            found.mark_changed()
+
+    handles = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
+
+    def end() -> None:
+        for handle in handles:
+            handle.remove()
+
+    return weakref.finalize(tree, end)
+
+
+def _has_any(tree: Tree, optimizer: Optimizer) -> bool:
+    """Whether the optimizer has any of the tree's DTensors.
+
+    Raises:
+        RuntimeError: it has whole parameters, as it was made before they were sharded.
+    """
+    records = tree.records()
+    sharded = {id(one.sharded) for one in records}
+    wholes = {id(one.whole): one.name for one in records}
+    found = False
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            key = id(parameter)
+            if key in wholes:
+                raise RuntimeError(
+                    f"{type(optimizer).__name__}.step(): the optimizer was made before "
+                    f"fully_shard, or within a forward pass: it has the whole parameter "
+                    f"{wholes[key]!r}, whose rows other ranks own: make it of "
+                    "module.parameters() after fully_shard"
+                )
+            found = found or key in sharded
+    return found

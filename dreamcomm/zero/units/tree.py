@@ -1,0 +1,311 @@
+"""A tree of units: one window, one engine, and the passes that read its parameters.
+
+    closed --outermost forward, unshard(), a backward pass enters--> open
+    open   --end of the outermost backward, of a forward without gradients, a step, a load--> closed
+
+A pass that is nested in another, such as a checkpoint's, opens and closes nothing. So a step takes
+two meetings of the ranks, however many units and micro-batches it has.
+"""
+
+from __future__ import annotations
+
+import secrets
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd import Variable
+from torch.autograd.graph import increment_version
+from torch.distributed.device_mesh import DeviceMesh
+
+from dreamcomm.ranks.agree import gather_objects
+from dreamcomm.zero.units import gradients
+from dreamcomm.zero.units.engine import UnitEngine
+from dreamcomm.zero.units.follow import differs, take_in
+from dreamcomm.zero.units.link import link
+from dreamcomm.zero.units.record import UnitParameter
+from dreamcomm.zero.units.region import is_protected
+from dreamcomm.zero.units.steps import watch_steps
+from dreamcomm.zero.units.unit import Unit
+from dreamcomm.zero.units.window import Window, WindowError
+
+if TYPE_CHECKING:
+    from dreamcomm._C import Region
+
+__all__ = ["Tree"]
+
+
+class Tree:
+    """Units that are wrapped together, on one rank. Collective to make.
+
+    Args:
+        mesh: of one dimension; its group's ranks are processes of one host.
+        root: the unit that holds all others.
+        units: all of them, the root last.
+    """
+
+    def __init__(self, mesh: DeviceMesh, root: Unit, units: Iterable[Unit]) -> None:
+        self.mesh, self.group = mesh, mesh.get_group()
+        self._root = weakref.ref(root)
+        self._units = [weakref.ref(unit) for unit in units]
+        for unit in self.units():
+            unit.tree = self
+        key = gather_objects(self.group, secrets.randbits(32))[0]
+        self.window = Window(self.group, key, type(root.module).__name__)
+        self.is_last_backward = True
+        self.copies_were_equal = True
+        self.rewrites: bool | None = None  # within rewrite(): whether this rank writes
+        self.was_materialized = False
+        self._forwards = 0  # under way, one in the other
+        self._in_backward = False
+        self._reduced: bool | None = None  # by the pass that has just ended
+        self._unreduced = False  # any rank has a gradient of its own, since the last closing
+        self._stepped = True  # rows may have changed unseen since then
+        self._options = 0  # of the optimizers that have stepped since then
+        self._versions: list[int] = []
+        self._engine: UnitEngine | None = None
+        self._records: list[UnitParameter] = []
+        self._watch = watch_steps(self)
+        self.link()
+
+    # What it consists of.
+
+    @property
+    def root(self) -> Unit | None:
+        return self._root()
+
+    def units(self) -> list[Unit]:
+        return [unit for one in self._units if (unit := one()) is not None]
+
+    def records(self) -> list[UnitParameter]:
+        """All parameters, each once, in the order of the root module."""
+        if not self._records:
+            self._records = self._named_records()
+        return self._records
+
+    def _named_records(self) -> list[UnitParameter]:
+        found: dict[int, UnitParameter] = {}
+        for number, unit in enumerate(self.units()):
+            for place, one in unit.places:
+                if id(one) not in found:
+                    one.name = one.name or place.name
+                    one.unit = number
+                    one.divide_factor = unit.divide_factor
+                    found[id(one)] = one
+        module = None if self.root is None else self.root.module
+        by_form = {id(form): one for one in found.values() for form in (one.whole, one.sharded)}
+        ordered: dict[int, UnitParameter] = {}
+        for name, parameter in [] if module is None else module.named_parameters():
+            record = by_form.get(id(parameter))
+            if record is not None and id(record) not in ordered:
+                record.name = name
+                ordered[id(record)] = record
+        return list({**ordered, **found}.values())
+
+    def regions(self) -> list[Region]:
+        """Where the parameters lie, each once."""
+        found = {id(one.region): one.region for one in self.records() if one.region is not None}
+        return list(found.values())
+
+    @property
+    def engine(self) -> UnitEngine:
+        """Reduces the gradients; made anew where parameters have changed."""
+        if self._engine is None:
+            self._engine = gradients.make_engine(self.records(), self.group, self.after_pass)
+        return self._engine
+
+    def link(self) -> None:
+        """Has the parameters lead here."""
+        for one in self.records():
+            link(one, self)
+
+    def forget(self) -> None:
+        """Has units, parameters and hooks looked at anew before the next pass."""
+        if self._engine is not None:
+            self._engine.detach()
+        self._engine, self._records = None, []
+
+    # The window.
+
+    def open(self) -> None:
+        """Lets all ranks read whole parameters. Collective, unless it is open."""
+        if self.rewrites is not None:
+            return
+        if differs(self.units()):
+            self.close()
+            take_in(self)
+        if self.window.is_open:
+            return
+        records = self.records()
+        gradients.check_readable(records, self.window.name)
+        changed = self._stepped or self._versions != _versions(records)
+        if self.window.open(changed, self._options):
+            increment_version([one.whole for one in records])
+        self._options = 0
+        self._stepped = False
+        self._versions = _versions(records)
+        self._protect(True)
+
+    def close(self) -> None:
+        """Lets each rank write its rows. Collective, unless it is closed.
+
+        Raises:
+            WindowError: a parameter was written while ranks could read it; on all ranks.
+        """
+        if not self.window.is_open or self.rewrites is not None:
+            return
+        records = self.records()
+        now = _versions(records)
+        moved = [one.name for one, a, b in zip(records, self._versions, now, strict=True) if a != b]
+        has_own = any(one.whole.grad is not None for one in records)
+        any_moved, self._unreduced = self.window.close(bool(moved), has_own)
+        self._versions = now
+        self._protect(False)
+        if any_moved:
+            self._refuse_writes(moved)
+
+    def _refuse_writes(self, names: list[str]) -> None:
+        self._stepped = True
+        written = gather_objects(self.group, names[:3])
+        found = "; ".join(
+            f"rank {rank} has written to {', '.join(map(repr, some))}"
+            for rank, some in enumerate(written)
+            if some
+        )
+        raise WindowError(
+            f"rank {dist.get_rank(self.group)}: fully_shard: parameters of {self.window.name} were "
+            f"changed while all ranks read them: {found}. Between a forward pass and the end of "
+            "its backward pass the ranks use one copy. Change parameters after backward(), or "
+            "after a forward pass under torch.no_grad(), or within module.rewrite()"
+        )
+
+    def _protect(self, is_open: bool) -> None:
+        if is_protected():
+            for region in self.regions():
+                region.allow_rows(not is_open)
+
+    def mark_changed(self) -> None:
+        """Rows change in ways that no version tells."""
+        self._stepped = True
+
+    def note_options(self, digest: int) -> None:
+        """An optimizer steps with these options, which are to be the same on all ranks."""
+        self._options ^= digest & 0xFFFFFFFF
+
+    # Forward passes.
+
+    def enter_forward(self, unit: Unit) -> None:
+        if self._forwards == 0 and not self._is_in_backward():
+            self.open()
+        self._forwards += 1
+
+    def leave_forward(self, unit: Unit) -> None:
+        self._forwards = max(0, self._forwards - 1)
+        if self._forwards or self._is_in_backward() or torch.is_grad_enabled():
+            return
+        if unit.reshard_after_forward is not False:
+            self.close()
+
+    # Backward passes.
+
+    def _is_in_backward(self) -> bool:
+        """An error that ends a backward pass is told to nobody: then no pass runs any more."""
+        if self._in_backward and torch._C._current_graph_task_id() == -1:
+            self._in_backward = False
+            self.engine.recover()
+        return self._in_backward
+
+    def enter_backward_at(self, gradient: Tensor) -> None:
+        """Before autograd goes through an output of a unit."""
+        if self._is_in_backward():
+            return
+        self.open()
+        engine = self.engine
+        engine.sync = self._sync()
+        gradients.before_pass(engine)
+        self._reduced = None
+        engine.backward.enter()
+        # After the engine's own, which ends the pass.
+        Variable._execution_engine.queue_callback(self._leave_backward)
+        self._in_backward = True
+
+    def after_pass(self, reduced: bool) -> None:
+        """The engine has ended a backward pass."""
+        self._reduced = reduced
+        if not self._in_backward:  # it did not come through an output of a unit
+            self._leave_backward()
+
+    def _leave_backward(self) -> None:
+        self._in_backward = False
+        reduced, self._reduced = self._reduced, None
+        for unit in self.units():
+            if self._forwards == 0 and unit.reshard_after_backward:
+                unit.show_sharded()
+        if self._forwards == 0 and self._sync() and self.is_last_backward:
+            self.close()
+        if reduced is not None:
+            gradients.after_pass(self.engine, reduced)
+
+    def _sync(self) -> bool:
+        settings = {unit.reduces for unit in self.units()}
+        if len(settings) == 2:
+            raise NotImplementedError(
+                f"fully_shard: rank {dist.get_rank(self.group)}: expected one setting of "
+                f"set_requires_gradient_sync() for all units of {self.window.name}, got both: "
+                "call it on the root"
+            )
+        return settings != {False}
+
+    def reduce_gradients(self) -> None:
+        """Reduces what backward passes have left to each rank. Collective."""
+        if self._is_in_backward():
+            raise RuntimeError(
+                f"fully_shard: rank {dist.get_rank(self.group)}: reduce_gradients() was called "
+                "within a backward pass; call it after backward()"
+            )
+        self.close()
+        if not self._unreduced:
+            return
+        self._unreduced = False
+        gradients.before_pass(self.engine)
+        self.engine.backward.reduce_now()
+        gradients.after_pass(self.engine, reduced=True)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes inside add to this rank's own gradients, and leave the window open."""
+        before = [(unit, unit.reduces) for unit in self.units()]
+        for unit, _ in before:
+            unit.reduces = False
+        try:
+            yield
+        finally:
+            for unit, reduces in before:
+                unit.reduces = reduces
+
+    def before_step(self) -> None:
+        """Before an optimizer steps any of the DTensors. Collective, unless closed."""
+        self.reduce_gradients()
+        self._stepped = True
+
+    def reset(self) -> None:
+        """Forgets passes that an error has ended, and their gradients. Collective."""
+        self._forwards, self._in_backward, self._reduced = 0, False, None
+        if self._engine is not None:
+            self._engine.recover()
+        for one in self.records():
+            one.whole.grad = None
+            if one.partial is not None and one.sharded.grad is one.partial:
+                one.sharded.grad = None
+        for unit in self.units():
+            unit.show_sharded()
+        self.window.reset()
+        self._unreduced, self._stepped = False, True
+
+
+def _versions(records: Iterable[UnitParameter]) -> list[int]:
+    return [one.whole._version for one in records]

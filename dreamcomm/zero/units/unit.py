@@ -1,0 +1,186 @@
+"""A unit: modules whose parameters are sharded by one call of fully_shard."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from dreamcomm._torch.ddp import find_tensors, unseen_by_dynamo
+from dreamcomm.zero.units.record import Place, UnitParameter
+
+if TYPE_CHECKING:
+    from dreamcomm.zero.units.tree import Tree
+
+__all__ = ["KEY", "Unit", "contents", "unit_of"]
+
+KEY = "_fully_sharded_unit"  # in a module's __dict__
+
+
+class Unit:
+    """The parameters of some modules, and where these have them registered.
+
+    Args:
+        roots: the modules that were given, mostly one. A unit has them and all modules below that
+            are in no other unit.
+        ignored: parameters that stay as they are.
+        reshard_after_forward: whether the DTensors are registered again after a forward pass; None:
+            they are, except in a tree's root.
+
+    Attributes:
+        places: where modules have parameters, with each one's forms. A tied parameter may be of
+            another unit.
+        contents: what each module had when it was looked at last.
+    """
+
+    def __init__(
+        self,
+        roots: Sequence[nn.Module],
+        ignored: Iterable[nn.Parameter],
+        reshard_after_forward: bool | None,
+    ) -> None:
+        self.roots = [weakref.ref(one) for one in roots]
+        self.ignored = list(ignored)
+        self.places: list[tuple[Place, UnitParameter]] = []
+        self.modules: list[weakref.ref[nn.Module]] = []
+        self.contents: list[tuple[int, tuple[int, ...]]] = []
+        self.reshard_after_forward = reshard_after_forward
+        self.reshard_after_backward = True
+        self.reduces = True
+        self.divide_factor = 0.0
+        self.shows_whole = False
+        self.copies_were_equal = True
+        self.tree: Tree
+        self._hooked: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self.look_again()
+
+    def hook(self) -> None:
+        """Has the modules' forward passes read whole parameters."""
+        for one in self.roots:
+            module = one()
+            assert module is not None
+            module.register_forward_pre_hook(self.before_forward, prepend=True, with_kwargs=True)
+            module.register_forward_hook(self.after_forward, always_call=True)
+        self.hook_states()
+
+    def look_again(self) -> None:
+        """Finds the modules that the unit has now."""
+        modules = list(_below(one for root in self.roots if (one := root()) is not None))
+        self.modules = [weakref.ref(one) for one in modules]
+        self.contents = [contents(one) for one in modules]
+
+    def hook_states(self) -> None:
+        """Has states be made of, and loaded into, the DTensors."""
+        for one in self.modules:
+            module = one()
+            if module is not None and module not in self._hooked:
+                self._hooked.add(module)
+                module.register_state_dict_pre_hook(self._before_state)
+                module.register_load_state_dict_pre_hook(self._before_load)
+
+    def registered(self) -> Iterator[tuple[Place, nn.Parameter]]:
+        """Where the modules have parameters themselves, and which."""
+        ignored = set(map(id, self.ignored))
+        for reference in self.modules:
+            module = reference()
+            for name, one in {} if module is None else module._parameters.items():
+                if one is not None and id(one) not in ignored:
+                    yield Place(reference, name), one
+
+    @property
+    def module(self) -> nn.Module | None:
+        """The first module that was given, while it lives."""
+        return self.roots[0]()
+
+    @property
+    def is_root(self) -> bool:
+        return self.tree.root is self
+
+    def parameters(self) -> Iterator[UnitParameter]:
+        """Those that the places have now, each once."""
+        seen = set()
+        for _, one in self.places:
+            if id(one) not in seen:
+                seen.add(id(one))
+                yield one
+
+    # What is registered.
+
+    def show_whole(self) -> None:
+        """Registers the whole parameters."""
+        for place, one in self.places:
+            if one.whole.requires_grad is not one.sharded.requires_grad:
+                one.whole.requires_grad_(one.sharded.requires_grad)
+            place.register(one.whole)
+        self.shows_whole = True
+
+    def show_sharded(self) -> None:
+        """Registers the DTensors."""
+        if self.shows_whole:
+            for place, one in self.places:
+                place.register(one.sharded)
+            self.shows_whole = False
+
+    @property
+    def keeps_whole(self) -> bool:
+        """Whether whole parameters stay registered after a forward pass."""
+        if self.reshard_after_forward is None:
+            return self.is_root
+        return not self.reshard_after_forward
+
+    def _before_state(self, *_: Any) -> None:
+        if self.tree.rewrites is None:
+            self.show_sharded()
+
+    def _before_load(self, *_: Any) -> None:
+        if self.tree.rewrites is None:
+            self.tree.close()
+            self.show_sharded()
+
+    # Forward passes.
+
+    @unseen_by_dynamo
+    def before_forward(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self.tree.enter_forward(self)
+        self.show_whole()
+
+    @unseen_by_dynamo
+    def after_forward(self, module: nn.Module, args: Any, output: Any) -> None:
+        if torch.is_grad_enabled():
+            for tensor in find_tensors(output):
+                if tensor.requires_grad:
+                    tensor.register_hook(self.tree.enter_backward_at)
+        if not self.keeps_whole:
+            self.show_sharded()
+        self.tree.leave_forward(self)
+
+
+def _below(roots: Iterable[nn.Module]) -> Iterator[nn.Module]:
+    """The modules and those below, each once, except other units and what is below them."""
+    waiting, seen = list(roots), set()
+    given = set(map(id, waiting))
+    waiting.reverse()
+    while waiting:
+        module = waiting.pop()
+        if id(module) in seen or (unit_of(module) is not None and id(module) not in given):
+            continue
+        seen.add(id(module))
+        yield module
+        waiting.extend(reversed(list(module.children())))
+
+
+def unit_of(module: nn.Module) -> Unit | None:
+    """The unit whose root the module is, or None."""
+    unit: Unit | None = module.__dict__.get(KEY)
+    return unit
+
+
+def contents(module: nn.Module) -> tuple[int, tuple[int, ...]]:
+    """How many parameters a module has, and its children's addresses."""
+    own = sum(one is not None for one in module._parameters.values())
+    return own, tuple(map(id, module._modules.values()))

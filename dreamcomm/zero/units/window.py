@@ -1,0 +1,152 @@
+"""The window of a tree of units: open, ranks read whole parameters; closed, owners write rows.
+
+Parameters lie in one memory that all ranks of the host map (``region.py``)::
+
+    rank 0   | step: writes its rows |    | forward, backward: reads all rows |    | step ...
+    rank 1        | step |                | forward, backward |                    | step ...
+                                      open                                    close
+
+INVARIANT: no element is written while another rank may read it, and each read sees all writes
+before the last opening.
+
+Proof. Opening and closing are each one all_reduce of all ranks, which no rank leaves before every
+rank has entered it, and whose flags are released and acquired. Windows alternate on all ranks
+alike, as each call carries its kind, and the tree: ranks that differ raise before either goes on.
+Let a rank write an element between its closing number k and its opening number k + 1. Any other
+rank reads after its opening j and before its closing j + 1. If j <= k - 1 the read comes before
+that rank enters closing k, so before any rank leaves it, so before the write. If j >= k + 1 the
+read comes after that rank has left opening k + 1, so after the writer has entered it, so after the
+write, and sees it. There is no j between.
+
+Both carry one bit. At an opening: the rank's rows have changed since the closing. Then versions of
+all parameters count up on all ranks, and autograd refuses a graph that was kept across the change,
+as in one process. At a closing: a parameter was written while the window was open. All ranks raise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+
+import torch.distributed as dist
+
+from dreamcomm.ranks.agree import first_difference, gather_objects
+from dreamcomm.ranks.errors import Error
+
+__all__ = ["Window", "WindowError"]
+
+KEY_BITS = 32
+MOST_BITS = 1 + 2 * KEY_BITS  # all meetings are calls of one size
+RESET_TRIES = 10_000  # each one ends a call that another rank has made: there are fewer in a pass
+
+
+class WindowError(Error, RuntimeError):
+    """The ranks do not use the parameters of a fully sharded module together."""
+
+
+class Kind(Enum):
+    """What the ranks do together."""
+
+    OPEN = 0
+    CLOSE = 1
+    RESET = 2
+
+
+class Window:
+    """The window of one tree, on one rank.
+
+    Args:
+        group: its ranks map the parameters.
+        key: of the tree, the same on all ranks.
+        name: of the tree's root, for errors.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, key: int, name: str) -> None:
+        self.group, self.key, self.name = group, key, name
+        self.is_open = False
+        self.barriers = 0  # how often the ranks have met
+
+    def open(self, changed: bool, options: int = 0) -> bool:
+        """Waits until no rank writes. Collective. Returns whether rows have changed on any rank.
+
+        Args:
+            changed: on this rank.
+            options: 32 bits of those with which it has stepped.
+
+        Raises:
+            WindowError: ranks have stepped with different options.
+        """
+        bits = [bool((options >> k) & 1) for k in range(KEY_BITS)]
+        found = self._meet(Kind.OPEN, [changed, *bits, *(not one for one in bits)])
+        if any(a == b for a, b in zip(found[1 : 1 + KEY_BITS], found[1 + KEY_BITS :], strict=True)):
+            raise WindowError(
+                f"rank {dist.get_rank(self.group)}: fully_shard: the ranks have stepped rows of "
+                f"{self.name} with different options, such as learning rates: set options on all "
+                "ranks alike, as by a loss that is averaged over the ranks. The last step was made"
+            )
+        self.is_open = True
+        return found[0]
+
+    def close(self, *bits: bool) -> list[bool]:
+        """Waits until no rank reads. Collective. Returns each bit, set if it is on any rank."""
+        found = self._meet(Kind.CLOSE, bits)
+        self.is_open = False
+        return found
+
+    def reset(self) -> None:
+        """Closes after an error, whatever the other ranks do until they reset, too. Collective.
+
+        A rank that comes first meets calls of ranks whose pass still runs. Each is an error there,
+        which ends that pass, so that the rank comes here, too.
+        """
+        for _ in range(RESET_TRIES):
+            try:
+                self._meet(Kind.RESET, [])
+            except (WindowError, dist.DistBackendError) as error:
+                if not _is_of_different_calls(error):
+                    raise
+            else:
+                break
+        self.is_open = False
+
+    def _meet(self, kind: Kind, bits: Sequence[bool]) -> list[bool]:
+        from dreamcomm import _C
+
+        code = (self.key << 2) | kind.value
+        flags = [bool((code >> k) & 1) for k in range(KEY_BITS + 2)]
+        spare = [False] * (MOST_BITS - len(bits))
+        sent = [*flags, *(not one for one in flags), *bits, *spare]
+        try:
+            found = _C.any_of(self.group, sent)
+        except dist.DistBackendError as error:
+            raise type(error)(f"{self._words(kind)}: {error}") from None
+        self.barriers += 1
+        width = len(flags)
+        # A bit and its complement are both set on some rank only where codes differ.
+        if any(a == b for a, b in zip(found[:width], found[width : 2 * width], strict=True)):
+            self._refuse(kind)
+        return list(found[2 * width : 2 * width + len(bits)])
+
+    def _words(self, kind: Kind) -> str:
+        what = {
+            Kind.OPEN: "before its parameters are read",
+            Kind.CLOSE: "after its parameters were read",
+            Kind.RESET: "in reset_iter_state()",
+        }[kind]
+        rank, size = dist.get_rank(self.group), dist.get_world_size(self.group)
+        return f"fully_shard: rank {rank} of {size} waits for all ranks of {self.name}, {what}"
+
+    def _refuse(self, kind: Kind) -> None:
+        call = {Kind.OPEN: "a forward pass or unshard()", Kind.CLOSE: "the end of a pass or a step"}
+        mine = {"module": self.name, "call": call.get(kind, "reset_iter_state()")}
+        mine["number of the module"] = str(self.key)
+        found = first_difference(gather_objects(self.group, mine))
+        raise WindowError(
+            f"rank {dist.get_rank(self.group)}: fully_shard: the ranks made different calls: "
+            f"{found}. All ranks run the same forward and backward passes, steps and loads. After "
+            "this error call reset_iter_state() on all ranks"
+        )
+
+
+def _is_of_different_calls(error: Exception) -> bool:
+    return isinstance(error, WindowError) or "made different calls" in str(error)
