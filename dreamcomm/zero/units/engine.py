@@ -42,7 +42,9 @@ class UnitEngine(BucketEngine):
     def _make(self) -> None:
         super()._make()
         heaps = ours(self.group, torch.device("cpu"))
-        self.buckets.set_factors([one.divide_factor for one in self.records])
+        world = dist.get_world_size(self.group)
+        divisors = [one.divide_factor for one in self.records]
+        self.buckets.set_factors([0.0 if one in (0.0, world) else 1.0 / one for one in divisors])
         dtypes = [one.whole.dtype for one in self.records]
         self.shard(STAGE, dtypes, [None] * len(dtypes), heaps)
 

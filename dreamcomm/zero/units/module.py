@@ -56,7 +56,7 @@ class SharedModule(AcceptedSetters, FSDPModule):
         Args:
             async_op: return a handle, for code that waits for one.
         """
-        self._unit.tree.open()
+        self._unit.tree.unshard()
         self._unit.show_whole()
         return UnshardHandle() if async_op else None
 

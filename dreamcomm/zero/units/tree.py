@@ -26,6 +26,7 @@ from dreamcomm.ranks.agree import gather_objects
 from dreamcomm.zero.units import gradients
 from dreamcomm.zero.units.engine import UnitEngine
 from dreamcomm.zero.units.follow import differs, take_in
+from dreamcomm.zero.units.equal_rows import warn_of_equal_rows
 from dreamcomm.zero.units.link import link
 from dreamcomm.zero.units.record import UnitParameter
 from dreamcomm.zero.units.region import is_protected
@@ -112,9 +113,9 @@ class Tree:
         return list(found.values())
 
     @property
-    def engine(self) -> UnitEngine:
-        """Reduces the gradients; made anew where parameters have changed."""
-        if self._engine is None:
+    def engine(self) -> UnitEngine | None:
+        """Reduces the gradients; made anew where parameters have changed. None: there are none."""
+        if self._engine is None and self.records():
             self._engine = gradients.make_engine(self.records(), self.group, self.after_pass)
         return self._engine
 
@@ -143,12 +144,23 @@ class Tree:
         records = self.records()
         gradients.check_readable(records, self.window.name)
         changed = self._stepped or self._versions != _versions(records)
-        if self.window.open(changed, self._options):
+        options, self._options = self._options, 0
+        if self.window.open(changed, options):
             increment_version([one.whole for one in records])
-        self._options = 0
         self._stepped = False
         self._versions = _versions(records)
         self._protect(True)
+        if self.was_materialized:
+            self.was_materialized = False
+            warn_of_equal_rows(records, self.group)
+
+    def unshard(self) -> None:
+        """As :meth:`open`, for passes that go through no unit."""
+        self.open()
+        engine = self.engine
+        if engine is not None and self.rewrites is None and not self._is_in_backward():
+            engine.sync = self._sync()
+            gradients.before_pass(engine)
 
     def close(self) -> None:
         """Lets each rank write its rows. Collective, unless it is closed.
@@ -164,6 +176,8 @@ class Tree:
         has_own = any(one.whole.grad is not None for one in records)
         any_moved, self._unreduced = self.window.close(bool(moved), has_own)
         self._versions = now
+        for unit in self.units():  # whole parameters are not to be read any more
+            unit.show_sharded()
         self._protect(False)
         if any_moved:
             self._refuse_writes(moved)
@@ -216,7 +230,8 @@ class Tree:
         """An error that ends a backward pass is told to nobody: then no pass runs any more."""
         if self._in_backward and torch._C._current_graph_task_id() == -1:
             self._in_backward = False
-            self.engine.recover()
+            if self._engine is not None:
+                self._engine.recover()
         return self._in_backward
 
     def enter_backward_at(self, gradient: Tensor) -> None:
@@ -224,11 +239,12 @@ class Tree:
         if self._is_in_backward():
             return
         self.open()
-        engine = self.engine
-        engine.sync = self._sync()
-        gradients.before_pass(engine)
         self._reduced = None
-        engine.backward.enter()
+        engine = self.engine
+        if engine is not None:
+            engine.sync = self._sync()
+            gradients.before_pass(engine)
+            engine.backward.enter()
         # After the engine's own, which ends the pass.
         Variable._execution_engine.queue_callback(self._leave_backward)
         self._in_backward = True
@@ -247,7 +263,7 @@ class Tree:
                 unit.show_sharded()
         if self._forwards == 0 and self._sync() and self.is_last_backward:
             self.close()
-        if reduced is not None:
+        if reduced is not None and self.engine is not None:
             gradients.after_pass(self.engine, reduced)
 
     def _sync(self) -> bool:
@@ -268,12 +284,13 @@ class Tree:
                 "within a backward pass; call it after backward()"
             )
         self.close()
-        if not self._unreduced:
+        engine, any_own = self.engine, self._unreduced
+        if engine is None or not any_own:
             return
         self._unreduced = False
-        gradients.before_pass(self.engine)
-        self.engine.backward.reduce_now()
-        gradients.after_pass(self.engine, reduced=True)
+        gradients.before_pass(engine)
+        engine.backward.reduce_now()
+        gradients.after_pass(engine, reduced=True)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
