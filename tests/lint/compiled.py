@@ -17,8 +17,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2] / "dreamcomm"
 
-# The names of dreamcomm/_C.pyi that one package alone uses: buckets and their passes, and the
-# channels of messages.
+# The names of dreamcomm/_C.pyi that one package alone uses: buckets and their passes, the channels
+# of messages, and the memory of parameters that a host has one copy of.
 OWNERS = {
     "buckets": {
         "BackwardPass",
@@ -33,6 +33,7 @@ OWNERS = {
         "unpack",
     },
     "messages": {"HeaderChannel", "PlacedMessage"},
+    "zero": {"Region", "RegionOffer", "any_of", "share_version", "step_rows", "take_region"},
 }
 
 

@@ -29,7 +29,7 @@ ORDERS: dict[str, list[list[set[str]]]] = {
             {"backend"},
             {"device", "rendezvous", "work"},
             {"base"},
-            {"process", "autograd", "messages"},
+            {"process", "autograd", "messages", "region"},
         ],
     ],
     "internode": [

@@ -26,7 +26,7 @@ using std::chrono::steady_clock;
 constexpr const char* kRegionPrefix = "dreamcomm-region-";
 constexpr int kRegionQueue = 4096;  // the kernel takes its own limit if that is less
 
-/// What is mapped: also an empty region has memory.
+/// The size of the memfd: an empty region has memory, too.
 std::size_t mapped_bytes(std::size_t bytes) {
   constexpr std::size_t kUnit = 4096;
   check(bytes <= SIZE_MAX / 2, ErrorKind::kInvalid, "expected less than 2^63 bytes, got ", bytes);

@@ -23,7 +23,8 @@ class ReduceToShards final : public ShardedPass {
   void add(Parameter& parameter, const at::Tensor& placed);
   /// Gives the parameter's shard its average, if any rank has a gradient; after the pass.
   void give(Parameter& parameter, std::size_t part) {
-    if (touched_[part]) parameter.shard.gradient = std::move(averages_[part]);
+    at::Tensor average = std::move(averages_[part]);
+    if (touched_[part]) parameter.shard.gradient = std::move(average);
   }
 
   std::span<const ShardedPart> parts() const override { return parts_; }

@@ -39,7 +39,7 @@ void step_row(const OptimizerRule& rule, const at::Tensor& row, const at::Tensor
     optimizer_step(rule, to_dtype(row.scalar_type()), memory_from(memory, bytes), from + bytes,
                    std::min(kStepTile, numel - done));
   }
-  // Autograd gets to know of it, as of an operation in place.
+  // Autograd notices the step, like any operation in place.
   if (!row.is_inference()) row.unsafeGetTensorImpl()->bump_version();
 }
 

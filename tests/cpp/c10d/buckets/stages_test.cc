@@ -62,7 +62,7 @@ class Training {
     if (row.after_use() == Move::kKeepRows) rows_ = keep_rows(rank_.group, whole_);
     set_ = std::make_shared<BucketSet>(parameters(), rule());
     set_->set_buckets({{4, 3, 2}, {1, 0}});
-    pass_ = std::make_shared<BackwardPass>(set_, BackwardPass::Callbacks{reversed, {}, {}});
+    pass_ = std::make_shared<BackwardPass>(set_, BackwardPass::Callbacks{reversed, {}, {}, {}});
     hooks_ = std::make_unique<PassHooks>(pass_);
     if (!row.is_sharded()) return;
     const std::vector<at::ScalarType> types(whole_.size(), at::kFloat);
@@ -84,6 +84,8 @@ class Training {
     step_here();
     if (row_.after_step() == Move::kGatherRows) gather_rows(rank_.group, whole_);
     for (at::Tensor& one : whole_) one.mutable_grad() = at::Tensor();
+    if (gradients_ && row_.before_use() == Move::kGatherRows)
+      gradients_->hold(std::vector<bool>(whole_.size()));
   }
 
   /// The whole weights. Collective.
