@@ -162,7 +162,7 @@ def make_sharded(
     stage = 2 if variant == ZERO_2 else 3
     if wrapper == "zero3":
         kind: type[torch.optim.Optimizer] = torch.optim.SGD
-        options = {"lr": LEARNING_RATE}
+        options: dict[str, Any] = {"lr": LEARNING_RATE}
     else:
         kind, options = torch.optim.AdamW, {"lr": ADAM_RATE, "fused": True}
     return ZeroOptimizer(model.parameters(), kind, group, stage=stage, **options)

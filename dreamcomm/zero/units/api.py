@@ -79,6 +79,12 @@ def fully_shard(
     ]
     check_arguments(reshard_after_forward, shard_placement_fn, unit_parameters, dp_mesh_dims)
     why = _why_elsewhere(roots, mesh, mp_policy, offload_policy)
+    if why and _units_below(roots):
+        raise ValueError(
+            f"fully_shard: {type(roots[0]).__name__} has to be sharded by torch's function, as "
+            f"{why}, and modules below lie once on the host already: give all of them the same "
+            "mesh and policies"
+        )
     if not why:
         try:
             _share(roots, mesh, ignored, cast("bool | None", reshard_after_forward))
@@ -158,11 +164,11 @@ def _share(
     made.hook()
     for root in roots:
         root.__dict__[KEY] = made
-        root.__class__ = _class_of(type(root))
+        root.__class__ = _class_of(cast(Any, type(root)))
         give_state(root, made)
-    for module in modules:  # for torch.compile
-        module._is_fsdp_managed_module = True  # type: ignore[assignment]
-        module._fsdp_use_orig_params = True  # type: ignore[assignment]
+    marked: Any
+    for marked in modules:  # for torch.compile
+        marked._is_fsdp_managed_module = marked._fsdp_use_orig_params = True
     tree = Tree(mesh, made, [*below, made])
     tree.copies_were_equal = were_equal and all(unit.copies_were_equal for unit in below)
     made.copies_were_equal = were_equal
@@ -182,7 +188,8 @@ def _is_above(tree: Tree, roots: Sequence[nn.Module]) -> bool:
 
 
 @functools.cache
-def _class_of(kind: type[nn.Module]) -> type[nn.Module]:
+def _class_of(kind: Any) -> type[nn.Module]:
+    """One class for each class of modules, as torch has."""
     return type(f"FSDP{kind.__name__}", (SharedModule, kind), {"__module__": kind.__module__})
 
 

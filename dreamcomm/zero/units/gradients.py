@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from dreamcomm.zero.units.engine import UnitEngine
 from dreamcomm.zero.units.record import UnitParameter
 
-__all__ = ["after_pass", "before_pass", "check_readable", "make_engine"]
+__all__ = ["after_pass", "before_pass", "check_readable", "drop_unfinished", "make_engine"]
 
 
 def make_engine(
@@ -54,11 +54,20 @@ def before_pass(engine: UnitEngine) -> None:
         now = one.sharded.grad
         one.given = None
         if now is None:
-            one.whole.grad = one.shown = one.partial = None
+            if one.shown is not None or one.partial is not None:
+                one.whole.grad = one.shown = one.partial = None  # cleared, with what is not shown
         elif now is not one.shown and now is not one.partial:
             one.given, one.shown = now, None
         holds.append(now is not None and now is one.shown)
     engine.hold(holds)
+
+
+def drop_unfinished(records: Sequence[UnitParameter]) -> None:
+    """Forgets what a pass that an error has ended has left in whole parameters."""
+    for one in records:
+        one.whole.grad = None
+        if one.partial is not None and one.sharded.grad is one.partial:
+            one.sharded.grad = one.partial = None
 
 
 def after_pass(engine: UnitEngine, reduced: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -113,7 +113,7 @@ class UnitParameter:
         """
         shown = self.shown
         if shown is None or shown._local_tensor.data_ptr() != elements.data_ptr():
-            shown = DTensor(as_placed(elements, self.local), self.spec, requires_grad=False)
+            shown = _dtensor(as_placed(elements, self.local), self.spec)
             self.shown = shown
         return shown
 
@@ -122,7 +122,7 @@ class UnitParameter:
         partial = self.partial
         if partial is None or partial._local_tensor is not gradient:
             spec = DTensorSpec(self.spec.mesh, (Partial(),), tensor_meta=self.spec.tensor_meta)
-            partial = self.partial = DTensor(gradient, spec, requires_grad=False)
+            partial = self.partial = _dtensor(gradient, spec)
         return partial
 
 
@@ -135,12 +135,18 @@ def own_rows(whole: Tensor, world: int, rank: int) -> Tensor:
     return whole[piece.begin : piece.end]
 
 
+def _dtensor(local: Tensor, spec: DTensorSpec) -> DTensor:
+    """Without autograd, and without a look at other ranks."""
+    made: DTensor = cast(Any, DTensor)(local, spec, requires_grad=False)
+    return made
+
+
 def distributed(local: Tensor, whole: Tensor, mesh: DeviceMesh) -> DTensor:
     """Rows as a DTensor of the whole tensor's shape."""
     placement: Placement = Replicate() if whole.dim() == 0 else Shard(0)
     stride = torch.empty(whole.shape, device="meta").stride()
     meta = TensorMeta(whole.shape, stride, whole.dtype)
-    return DTensor(local, DTensorSpec(mesh, (placement,), tensor_meta=meta), requires_grad=False)
+    return _dtensor(local, DTensorSpec(mesh, (placement,), tensor_meta=meta))
 
 
 def sharded_parameter(local: Tensor, whole: nn.Parameter, mesh: DeviceMesh) -> nn.Parameter:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.autograd import Variable
 from torch.autograd.graph import increment_version
 from torch.distributed.device_mesh import DeviceMesh
@@ -25,8 +24,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from dreamcomm.ranks.agree import gather_objects
 from dreamcomm.zero.units import gradients
 from dreamcomm.zero.units.engine import UnitEngine
-from dreamcomm.zero.units.follow import differs, take_in
 from dreamcomm.zero.units.equal_rows import warn_of_equal_rows
+from dreamcomm.zero.units.follow import differs, take_in
 from dreamcomm.zero.units.link import link
 from dreamcomm.zero.units.record import UnitParameter
 from dreamcomm.zero.units.region import is_protected
@@ -232,9 +231,10 @@ class Tree:
             self._in_backward = False
             if self._engine is not None:
                 self._engine.recover()
+            gradients.drop_unfinished(self.records())
         return self._in_backward
 
-    def enter_backward_at(self, gradient: Tensor) -> None:
+    def enter_backward(self) -> None:
         """Before autograd goes through an output of a unit."""
         if self._is_in_backward():
             return
@@ -314,10 +314,7 @@ class Tree:
         self._forwards, self._in_backward, self._reduced = 0, False, None
         if self._engine is not None:
             self._engine.recover()
-        for one in self.records():
-            one.whole.grad = None
-            if one.partial is not None and one.sharded.grad is one.partial:
-                one.sharded.grad = None
+        gradients.drop_unfinished(self.records())
         for unit in self.units():
             unit.show_sharded()
         self.window.reset()

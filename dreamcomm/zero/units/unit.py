@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dreamcomm._torch.ddp import find_tensors, unseen_by_dynamo
 from dreamcomm.zero.units.record import Place, UnitParameter
@@ -78,8 +78,9 @@ class Unit:
             module = one()
             if module is not None and module not in self._hooked:
                 self._hooked.add(module)
-                module.register_state_dict_pre_hook(self._before_state)
-                module.register_load_state_dict_pre_hook(self._before_load)
+                hooked = cast(Any, module)
+                hooked.register_state_dict_pre_hook(self._before_state)
+                hooked.register_load_state_dict_pre_hook(self._before_load)
 
     def registered(self) -> Iterator[tuple[Place, nn.Parameter]]:
         """Where the modules have parameters themselves, and which."""
@@ -154,10 +155,16 @@ class Unit:
         if torch.is_grad_enabled():
             for tensor in find_tensors(output):
                 if tensor.requires_grad:
-                    tensor.register_hook(self.tree.enter_backward_at)
+                    tensor.register_hook(self.before_backward)  # type: ignore[no-untyped-call]
         if not self.keeps_whole:
             self.show_sharded()
         self.tree.leave_forward(self)
+
+    @unseen_by_dynamo
+    def before_backward(self, gradient: Tensor) -> None:
+        """Before autograd goes through an output. As torch's, it registers whole parameters."""
+        self.tree.enter_backward()
+        self.show_whole()
 
 
 def _below(roots: Iterable[nn.Module]) -> Iterator[nn.Module]:
