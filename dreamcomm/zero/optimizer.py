@@ -442,6 +442,8 @@ class ZeroOptimizer(Optimizer):
         """Clears gradients, and frees them with ``set_to_none``; shards keep their memory."""
         self._recover()
         super().zero_grad(set_to_none)
+        if self._units is not None and not set_to_none:
+            self._units.clear_sums()
 
     def _recover(self) -> None:
         """Forgets a backward pass that an error ended."""

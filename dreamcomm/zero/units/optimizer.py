@@ -96,6 +96,14 @@ class UnitSteps:
         """Looks at the inner optimizer's state anew before the next step."""
         self._kernels.forget()
 
+    def clear_sums(self) -> None:
+        """Sets what this rank has summed under no_sync() to zero."""
+        mine = {id(one.parameter) for one in self._shards}
+        with torch.no_grad():
+            for one in self.tree.records():
+                if id(one.sharded) in mine and one.whole.grad is not None:
+                    one.whole.grad.zero_()
+
     def gradients(self) -> list[Tensor | None]:
         """This rank's elements of the gradients, flat, as they are."""
         found: list[Tensor | None] = []
