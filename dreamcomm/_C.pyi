@@ -275,8 +275,10 @@ class Region:
     # Whether writes to tensors that are not writable fault, unless they are allowed.
     @property
     def protects(self) -> bool: ...
-    # In this process; changes nothing if the region does not protect.
+    # Whether writes fault to tensors that are not writable, and to those that are: in this process.
+    # They change nothing if the region does not protect.
     def allow_writes(self, allowed: bool) -> None: ...
+    def allow_rows(self, allowed: bool) -> None: ...
     # A tensor from a byte on, with a storage of its own. Its elements are dense.
     def tensor(
         self,

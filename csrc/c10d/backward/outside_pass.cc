@@ -1,6 +1,5 @@
 // Reductions that no run of autograd makes: by request, and of a rank without data.
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/clone.h>
 
 #include <cstddef>
 #include <set>

@@ -47,6 +47,10 @@ void allow_writes(const Region& region, bool allowed) {
   call_released([&] { region.allow_writes(allowed); });
 }
 
+void allow_rows(const Region& region, bool allowed) {
+  call_released([&] { region.allow_rows(allowed); });
+}
+
 at::Tensor tensor_of(const RegionPtr& region, std::int64_t offset, at::IntArrayRef size,
                      at::IntArrayRef stride, at::ScalarType dtype, bool writable) {
   return region_tensor(region, offset, size, stride, dtype, writable);
@@ -59,6 +63,7 @@ void bind_region(pybind11::module_& m) {
       .def_property_readonly("bytes", &Region::bytes)
       .def_property_readonly("protects", &Region::protects)
       .def("allow_writes", &allow_writes, py::arg("allowed"))
+      .def("allow_rows", &allow_rows, py::arg("allowed"))
       .def("tensor", &tensor_of, py::arg("offset"), py::arg("size"), py::arg("stride"),
            py::arg("dtype"), py::arg("writable"));
   py::class_<RegionOffer>(m, "RegionOffer", "Gives a new region to the other ranks of a host.")

@@ -64,6 +64,10 @@ void Region::allow_writes(bool allowed) const {
   if (protects_) read_only_.allow_writes(allowed);
 }
 
+void Region::allow_rows(bool allowed) const {
+  if (protects_) memory_.allow_writes(allowed);
+}
+
 RegionOffer::RegionOffer(std::size_t bytes, bool protects)
     : process_(getpid()),
       address_(kRegionPrefix + hex(nonce_)),

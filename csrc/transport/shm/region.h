@@ -26,14 +26,17 @@ class Region {
   /// second time read-only. Throws NoSharedMemory, or Error(kSystem).
   Region(const Fd& fd, std::size_t bytes, bool protects);
 
-  /// Writable.
+  /// Writable, unless allow_rows() has forbidden it.
   std::byte* data() const { return memory_.data(); }
   /// The same memory as its readers get it: a stray write to it faults if the region protects.
   std::byte* whole() const { return protects_ ? read_only_.data() : memory_.data(); }
   std::size_t bytes() const { return bytes_; }
   bool protects() const { return protects_; }
-  /// Lets writes to whole() succeed, in this process, until they are forbidden again.
+  // Both change this process's mappings alone, and nothing if the region does not protect.
+  /// Lets writes to whole() succeed, until they are forbidden again.
   void allow_writes(bool allowed) const;
+  /// Lets writes to data() fault, by which a rank steps its rows, until they are allowed again.
+  void allow_rows(bool allowed) const;
 
  private:
   const std::size_t bytes_;

@@ -78,6 +78,12 @@ TEST_CASE("a forked child reads a region, and a stray write to a protected one f
     region->allow_writes(false);
     CHECK(in_child(writes) == (protects ? SIGSEGV : 0));
     CHECK(region->data()[0] == std::byte{1});
+    const auto steps = [&] { *static_cast<volatile std::byte*>(region->data()) = std::byte{2}; };
+    region->allow_rows(false);
+    CHECK(in_child(reads) == 0);
+    CHECK(in_child(steps) == (protects ? SIGSEGV : 0));
+    region->allow_rows(true);
+    CHECK(in_child(steps) == 0);
   }
 }
 
