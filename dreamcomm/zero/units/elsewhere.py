@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -38,6 +38,8 @@ from dreamcomm.zero.units.elsewhere_state import (
 from dreamcomm.zero.units.face import FSDPModule
 
 __all__ = ["ElsewhereModule", "shard_elsewhere"]
+
+M = TypeVar("M", bound="nn.Module | list[nn.Module]")
 
 
 class ElsewhereModule(FSDPModule):
@@ -140,25 +142,33 @@ class ElsewhereModule(FSDPModule):
         )
 
 
-def shard_elsewhere(module: nn.Module, why: str, **arguments: Any) -> nn.Module:
+def shard_elsewhere(module: M, why: str, **arguments: Any) -> M:
     """Hands a module to torch's ``fully_shard``, and adds the methods of this library.
 
     Args:
-        module: one module, with the parameters of all below that are not sharded yet.
+        module: has the parameters of all below that are not sharded yet; or a list of modules that
+            are one unit.
         why: what keeps it from one copy of the parameters a host, for :meth:`report`.
         arguments: as of ``torch.distributed.fsdp.fully_shard``.
 
     Returns:
-        The module: a torch ``FSDPModule`` and an :class:`ElsewhereModule`.
+        What was given: each a torch ``FSDPModule`` and an :class:`ElsewhereModule`.
 
     Raises:
         Exception: what torch raises of its arguments.
     """
-    fully_shard(module, **arguments)
-    made: Any = type(module)
-    module.__class__ = _with_methods(made)
-    module._why_elsewhere = why  # type: ignore[assignment]
+    fully_shard(cast(Any, module), **arguments)
+    for one in [module] if isinstance(module, nn.Module) else module:
+        _take(one, why)
     return module
+
+
+def _take(module: Any, why: str) -> None:
+    # torch leaves a module of a list as it is where it lies in another one.
+    if isinstance(module, TorchModule) and not isinstance(module, ElsewhereModule):
+        taken: Any = module
+        taken.__class__ = _with_methods(cast(Any, type(module)))
+        taken._why_elsewhere = why
 
 
 @functools.cache

@@ -120,6 +120,8 @@ class _Rewrite:
             self.whole.append(found.detach() if isinstance(found, Tensor) else torch.empty(0))
             one._setattr_on_modules(sharded)
             one.__dict__.pop("reset_sharded_param", None)
+        for unit in self.units:
+            unit.reshard()  # after a pass that the body has run
         return wrong
 
     def _wrong(self, one: Any, found: object, sharded: DTensor) -> str:

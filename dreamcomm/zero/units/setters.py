@@ -1,8 +1,8 @@
 """What torch's FSDPModule methods do in the own form, for the documentation and a test of it.
 
 The own form has one copy of the parameters a host, in memory that all ranks map. Nothing is
-gathered, no streams run beside each other, and gradients are reduced out of the memory where autograd
-makes them.
+gathered, no streams run beside each other, and gradients are reduced out of the memory where
+autograd makes them.
 """
 
 from __future__ import annotations
