@@ -136,7 +136,7 @@ def make_optimizer(
     model: nn.Module, wrapper: str, variant: str, group: dist.ProcessGroup
 ) -> torch.optim.Optimizer:
     """SGD; for what is compared with ZeRO AdamW, whose state is to be sharded."""
-    if wrapper.startswith("zero3") and variant in (ZERO_2, ZERO_3):
+    if variant == ZERO_3 or (wrapper.startswith("zero3") and variant == ZERO_2):
         return make_sharded(model, wrapper, variant, group)
     if wrapper not in ("zero", "zero3-adamw"):
         return torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)

@@ -23,10 +23,10 @@ from dreamcomm.tools.bench.measurement import Json, Measurement, World, chosen
 from dreamcomm.zero import estimate, process_memory
 from models import MODELS
 from step_memory import growth_of
-from training_variants import OWN, PLAIN, REDUNDANCY, ZERO_1, ZERO_2
+from training_variants import OWN, PLAIN, REDUNDANCY, ZERO_1, ZERO_2, ZERO_3
 
 # The stage whose plan a variant is compared with. torch's ZeRO keeps all gradients, as stage 1.
-STAGES = {PLAIN: 0, OWN: 0, REDUNDANCY: 1, ZERO_1: 1, ZERO_2: 2}
+STAGES = {PLAIN: 0, OWN: 0, REDUNDANCY: 1, ZERO_1: 1, ZERO_2: 2, ZERO_3: 3}
 
 
 @dataclass(frozen=True)

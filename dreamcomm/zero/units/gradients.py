@@ -78,6 +78,8 @@ def after_pass(engine: UnitEngine, reduced: bool) -> None:
     found = []
     with torch.no_grad():
         for one, elements in zip(engine.records, engine.reduced(), strict=True):
+            if elements is None and one.whole.numel() == 0 and one.whole.grad is not None:
+                elements, one.whole.grad = one.whole.grad.reshape(0), None  # nothing to reduce
             if elements is None:
                 continue
             gradient = one.gradient(elements)

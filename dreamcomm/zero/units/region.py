@@ -45,7 +45,8 @@ __all__ = [
 
 ALIGN = 64
 TAKE_SECONDS = 60.0  # the address is known: only a rank that is stopped takes so long
-# Maps whole parameters read only, so that a write to one faults where it is made.
+# 1: whole parameters are mapped read-only, so that a write to one faults where it is made.
+# 2: the rows of this rank, too, while ranks read.
 PROTECT = "DREAMCOMM_PROTECT_PARAMETERS"
 
 
@@ -85,9 +86,16 @@ def source_of(whole: Tensor, group: dist.ProcessGroup) -> Source:
     return Source(tuple(whole.shape), _strides(whole), whole.dtype, rows)
 
 
-def is_protected() -> bool:
-    """Whether the environment asks for whole parameters that cannot be written."""
-    return os.environ.get(PROTECT, "") not in ("", "0")
+def is_protected(level: int = 1) -> bool:
+    """Whether the environment asks for this level of protection.
+
+    Raises:
+        ValueError: it asks for one that does not exist.
+    """
+    given = os.environ.get(PROTECT, "0")
+    if given not in ("", "0", "1", "2"):
+        raise ValueError(f"{PROTECT}: expected 0, 1 or 2, got {given!r}")
+    return int(given or "0") >= level
 
 
 def any_on_ranks(group: dist.ProcessGroup, *flags: bool) -> list[bool]:

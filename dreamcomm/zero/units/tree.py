@@ -197,7 +197,7 @@ class Tree:
         )
 
     def _protect(self, is_open: bool) -> None:
-        if is_protected():
+        if is_protected(2):
             for region in self.regions():
                 region.allow_rows(not is_open)
 

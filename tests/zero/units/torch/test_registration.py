@@ -72,6 +72,19 @@ def as_theirs(shard: Callable[..., Any]) -> tuple[Kinds, Kinds]:
     return watched(shard(WithOwn(), shard_all)), watched(shard(WithOwn(), theirs))
 
 
+def check_equal(ours: Kinds, torchs: Kinds) -> None:
+    """As torch's, except where ranks may write rows: then no whole parameter is registered.
+
+    torch's are copies of the values before the step. There the root's stay registered after an
+    evaluation, and all with set_reshard_after_backward(False).
+    """
+    for (when, mine), (_, wanted) in zip(ours, torchs, strict=True):
+        is_closed = not when.startswith("forward") and not (
+            when == "evaluated" and not all(mine.values())
+        )
+        assert mine == (dict.fromkeys(wanted, True) if is_closed else wanted), when
+
+
 def with_reshard(reshard: bool | None) -> tuple[Kinds, Kinds]:
     return as_theirs(lambda net, shard: shard(net, reshard_after_forward=reshard))
 
@@ -79,7 +92,9 @@ def with_reshard(reshard: bool | None) -> tuple[Kinds, Kinds]:
 @RESHARD
 def test_param_registration_after_forward(pool: Pool, reshard: bool | None) -> None:
     for ours, torchs in pool.run(with_reshard, reshard):
-        assert ours == torchs
+        check_equal(ours, torchs)
+        # With False ranks go on reading after an evaluation.
+        assert all(dict(ours)["evaluated"].values()) is (reshard is not False)
         after = dict(ours)["forward 0"]
         assert after["scale"] is (reshard is True)
         assert after["blocks.0.into.weight"] is (reshard is not False)
@@ -97,8 +112,8 @@ def after_backward(reshard: bool) -> tuple[Kinds, Kinds]:
 @pytest.mark.parametrize("reshard", [True, False])
 def test_param_registration_after_backward(pool: Pool, reshard: bool) -> None:
     for ours, torchs in pool.run(after_backward, reshard):
-        assert ours == torchs
-        assert set(dict(ours)["backward 0"].values()) == {reshard}
+        check_equal(ours, torchs)
+        assert set(dict(torchs)["backward 0"].values()) == {reshard}
 
 
 def at_runtime(recurse: bool) -> tuple[Kinds, Kinds]:
@@ -113,7 +128,7 @@ def at_runtime(recurse: bool) -> tuple[Kinds, Kinds]:
 @pytest.mark.parametrize("recurse", [True, False])
 def test_set_reshard_after_forward(pool: Pool, recurse: bool) -> None:
     for ours, torchs in pool.run(at_runtime, recurse):
-        assert ours == torchs
+        check_equal(ours, torchs)
         after = dict(ours)["forward 0"]
         assert after["scale"] is False
         assert after["blocks.0.into.weight"] is not recurse
@@ -220,5 +235,5 @@ def test_param_registration_of_a_single_unit(pool: Pool) -> None:
     for found in pool.run(one_module):
         registered = {when: set(kind.values()) for when, kind in found}
         assert registered["wrapped"] == {True}
-        assert registered["forward 0"] == registered["evaluated"] == {False}
-        assert registered["backward 0"] == registered["step 1"] == {True}
+        assert registered["forward 0"] == {False}
+        assert registered["evaluated"] == registered["backward 0"] == registered["step 1"] == {True}
