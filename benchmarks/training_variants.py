@@ -41,8 +41,10 @@ VARIANTS = {
     # gloo and dreamcomm are torch's FSDP2 over these. AdamW is fused in all.
     "zero3": (PLAIN, GLOO, DREAMCOMM, OWN, ZERO_2, ZERO_3, ZERO_3_TORCH),
     "zero3-adamw": (PLAIN, GLOO, DREAMCOMM, OWN, ZERO_2, ZERO_3, ZERO_3_TORCH),
+    # Forward and backward alone: no gradient is reduced, and nothing is stepped.
+    "zero3-passes": (PLAIN, GLOO, DREAMCOMM, ZERO_3),
 }
-WRAPPERS = ("ddp", "fsdp2", "zero", "zero3", "zero3-adamw")
+WRAPPERS = ("ddp", "fsdp2", "zero", "zero3", "zero3-adamw", "zero3-passes")
 LEARNING_RATE = 1e-3
 ADAM_RATE = 1e-5  # small, so that rounding does not grow within the verification
 
@@ -194,6 +196,15 @@ class Trainer:
         ]
 
 
+class PassesAlone(Trainer):
+    """Forward and backward passes, whose gradients stay each rank's own and are dropped."""
+
+    def step(self) -> None:
+        loss = self.task.loss(self.model(self.task.inputs), self.task.targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.model.zero_grad()
+
+
 class CollectivesAlone(Trainer):
     """All-reduces as many bytes as the gradients have, 25 MiB in a call as wrappers do."""
 
@@ -226,6 +237,10 @@ def make_trainer(task: Task, wrapper: str, variant: str, groups: Groups) -> Trai
         wrap = under_ddp if wrapper in ("ddp", "zero") else under_fsdp2
         model = wrap(task, groups[variant], variant != NO_COMMUNICATION)
     optimizer = make_optimizer(task.model, wrapper, variant, groups[DREAMCOMM])
+    if wrapper == "zero3-passes":
+        if isinstance(model, FSDPModule):  # of torch, or ours
+            model.set_requires_gradient_sync(False)
+        return PassesAlone(task, model, optimizer)
     return (CollectivesAlone if variant == COLLECTIVES else Trainer)(task, model, optimizer)
 
 
