@@ -66,6 +66,8 @@ void BackwardPass::drop_dead_pass() {
 }
 
 void BackwardPass::on_output() {
+  TORCH_CHECK(torch::autograd::get_current_graph_task_id() >= 0, set_->who,
+              ": a backward pass begins while autograd runs, in one of its hooks");
   const Lock lock(set_->mutex);
   drop_dead_pass();
   if (!runs() && makes_gradients()) begin();
