@@ -193,7 +193,8 @@ class Tree:
             f"rank {dist.get_rank(self.group)}: fully_shard: parameters of {self.window.name} were "
             f"changed while all ranks read them: {found}. Between a forward pass and the end of "
             "its backward pass the ranks use one copy. Change parameters after backward(), or "
-            "after a forward pass under torch.no_grad(), or within module.rewrite()"
+            "after a forward pass under torch.no_grad() or module.reshard(), or within "
+            "module.rewrite()"
         )
 
     def _protect(self, is_open: bool) -> None:

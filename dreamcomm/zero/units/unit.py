@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from dreamcomm._torch.ddp import find_tensors, unseen_by_dynamo
 from dreamcomm.zero.units.record import Place, UnitParameter
@@ -80,6 +81,7 @@ class Unit:
                 self._hooked.add(module)
                 hooked = cast(Any, module)
                 hooked.register_state_dict_pre_hook(self._before_state)
+                hooked.register_state_dict_post_hook(_after_state)
                 hooked.register_load_state_dict_pre_hook(self._before_load)
 
     def registered(self) -> Iterator[tuple[Place, nn.Parameter]]:
@@ -165,6 +167,23 @@ class Unit:
         """Before autograd goes through an output. As torch's, it registers whole parameters."""
         self.tree.enter_backward()
         self.show_whole()
+
+
+def _after_state(
+    module: nn.Module, state: dict[str, Any], prefix: str, local_metadata: dict[str, Any]
+) -> None:
+    """Has a write to a state's value count as one to the parameter, as in one process.
+
+    torch.distributed.checkpoint loads into the rows themselves.
+    """
+    from dreamcomm import _C
+
+    for name, parameter in module._parameters.items():
+        value = state.get(prefix + name)
+        if isinstance(parameter, DTensor) and isinstance(value, DTensor):
+            rows = value._local_tensor
+            if rows.data_ptr() == parameter._local_tensor.data_ptr():
+                _C.share_version(rows, parameter)
 
 
 def _below(roots: Iterable[nn.Module]) -> Iterator[nn.Module]:
