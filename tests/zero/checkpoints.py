@@ -16,8 +16,9 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.tensor import DTensor
 
 import dreamcomm
-from ddp.models import batch, make, rows_of
+from ddp.models import batch, rows_of
 from dreamcomm.zero import ZeroOptimizer
+from zero.units.sharding import made, shard
 
 OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "sgd": (torch.optim.SGD, {"lr": 0.01, "momentum": 0.9}),
@@ -33,14 +34,17 @@ def build(
 
     Args:
         how: "1", "2": a ZeroOptimizer of that stage; "wrapped 2": around a
-            DistributedDataParallel's parameters; "ddp", "alone": with torch's optimizer.
+            DistributedDataParallel's parameters; "3": of a module under fully_shard; "torch 3",
+            "ddp", "alone": with torch's optimizer.
         more: of the ZeroOptimizer.
     """
-    module = make(model, dtype)
+    module = made(model).to(dtype)
     if how.startswith("wrapped") or how == "ddp":
         module = dreamcomm.DistributedDataParallel(module, bucket_cap_mb=0.2)
+    if how.endswith("3"):
+        shard(module)
     optimizer, options = OPTIMIZERS[kind]
-    if how in ("ddp", "alone"):
+    if how in ("ddp", "alone", "torch 3"):
         return module, optimizer(module.parameters(), foreach=False, **options)  # type: ignore[call-arg]
     stage = int(how[-1])
     return module, ZeroOptimizer(module.parameters(), optimizer, stage=stage, **more, **options)
