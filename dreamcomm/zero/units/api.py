@@ -16,15 +16,15 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.utils import _get_root_modules
 
 from dreamcomm._torch.groups import ours
-from dreamcomm.zero.units.adapter import give_state
 from dreamcomm.zero.units.checks import check_arguments, check_modules, check_parameters
-from dreamcomm.zero.units.elsewhere import shard_elsewhere
+from dreamcomm.zero.units.elsewhere.module import shard_elsewhere
 from dreamcomm.zero.units.face import FSDPModule
 from dreamcomm.zero.units.follow import new_records
 from dreamcomm.zero.units.link import found_in_tree
-from dreamcomm.zero.units.module import SharedModule
+from dreamcomm.zero.units.module.adapter import give_state
+from dreamcomm.zero.units.module.module import SharedModule
+from dreamcomm.zero.units.module.rewrite import reset_parameters
 from dreamcomm.zero.units.region import NoRegion
-from dreamcomm.zero.units.rewrite import reset_parameters
 from dreamcomm.zero.units.tree import Tree
 from dreamcomm.zero.units.unit import KEY, Unit, unit_of
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from dreamcomm.zero.units.elsewhere import shard_elsewhere
+from dreamcomm.zero.units.elsewhere.module import shard_elsewhere
 
 WHY = "the group is Gloo's"
 MESHES = pytest.mark.parametrize(("kind", "world"), [("gloo", 2), ("hsdp", 4)])

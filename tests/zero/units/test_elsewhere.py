@@ -11,7 +11,7 @@ import torch.distributed.fsdp as torchs
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from dreamcomm.zero.units.elsewhere import ElsewhereModule, shard_elsewhere
+from dreamcomm.zero.units.elsewhere.module import ElsewhereModule, shard_elsewhere
 from helpers.pool import Pool
 from zero.units.elsewhere_net import (
     MESHES,

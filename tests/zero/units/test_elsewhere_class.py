@@ -12,7 +12,7 @@ import torch.distributed.fsdp as torchs
 from torch import Tensor, nn
 from torch.distributed.fsdp._fully_shard._fully_shard import get_cls_to_fsdp_cls
 
-from dreamcomm.zero.units.elsewhere import ElsewhereModule, shard_elsewhere
+from dreamcomm.zero.units.elsewhere.module import ElsewhereModule, shard_elsewhere
 from dreamcomm.zero.units.face import FSDPModule
 from helpers.pool import Pool
 from zero.units.elsewhere_net import (

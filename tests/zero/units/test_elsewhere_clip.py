@@ -16,7 +16,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from dreamcomm.zero.units.elsewhere import shard_elsewhere
+from dreamcomm.zero.units.elsewhere.module import shard_elsewhere
 from helpers.pool import Pool
 from zero.units.elsewhere_net import (
     MESHES,

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from dreamcomm.zero.units.elsewhere import shard_elsewhere
+from dreamcomm.zero.units.elsewhere.module import shard_elsewhere
 from helpers.pool import Pool
 from zero.units.elsewhere_net import (
     MESHES,

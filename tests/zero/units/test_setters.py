@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from dreamcomm.zero.units.no_ops import AcceptedSetters
-from dreamcomm.zero.units.setters import METHODS, Effect, markdown, names
+from dreamcomm.zero.units.module.no_ops import AcceptedSetters
+from dreamcomm.zero.units.module.setters import METHODS, Effect, markdown, names
 
 
 def methods(of: type) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from dreamcomm.ranks.agree import Failed, gather_objects, text_of
 from dreamcomm.ranks.errors import Error
-from dreamcomm.zero.units.elsewhere_state import fsdp_modules, groups_of
+from dreamcomm.zero.units.elsewhere.state import fsdp_modules, groups_of
 
 __all__ = ["RewriteError", "rewriting"]
 

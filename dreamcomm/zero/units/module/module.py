@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from dreamcomm.buckets.clip import clip_
 from dreamcomm.buckets.protocol import ClipPart
 from dreamcomm.zero.units.face import FSDPModule, UnshardHandle
-from dreamcomm.zero.units.no_ops import AcceptedSetters
-from dreamcomm.zero.units.norm import clip_part
-from dreamcomm.zero.units.report import described
-from dreamcomm.zero.units.rewrite import rewritten
+from dreamcomm.zero.units.module.no_ops import AcceptedSetters
+from dreamcomm.zero.units.module.norm import clip_part
+from dreamcomm.zero.units.module.report import described
+from dreamcomm.zero.units.module.rewrite import rewritten
 from dreamcomm.zero.units.unit import Unit, unit_of
 
 __all__ = ["SharedModule"]

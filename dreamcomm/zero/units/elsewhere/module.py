@@ -26,9 +26,9 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule as TorchModule
 from torch.distributed.fsdp import fully_shard
 
-from dreamcomm.zero.units.elsewhere_norm import clip_
-from dreamcomm.zero.units.elsewhere_rewrite import rewriting
-from dreamcomm.zero.units.elsewhere_state import (
+from dreamcomm.zero.units.elsewhere.norm import clip_
+from dreamcomm.zero.units.elsewhere.rewrite import rewriting
+from dreamcomm.zero.units.elsewhere.state import (
     accumulated,
     forget_gradients,
     groups_of,
@@ -109,7 +109,7 @@ class ElsewhereModule(FSDPModule):
             True on the rank that writes, False on others.
 
         Raises:
-            dreamcomm.zero.units.elsewhere_rewrite.RewriteError: a ``RuntimeError``; the body failed
+            dreamcomm.zero.units.elsewhere.rewrite.RewriteError: a ``RuntimeError``; the body failed
                 on another rank, or parameters do not fit. On all ranks, and none has changed.
             Exception: what the body raised on this rank.
         """
