@@ -1,6 +1,5 @@
 #include "transport/shm/region.h"
 
-#include <fcntl.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -33,16 +32,6 @@ std::size_t mapped_bytes(std::size_t bytes) {
   return round_up(std::max<std::size_t>(bytes, 1), kUnit);
 }
 
-Fd create_region(std::size_t bytes) {
-  const std::size_t mapped = mapped_bytes(bytes);
-  Fd fd = create_memfd("dreamcomm-region", mapped);
-  if (fallocate(fd.get(), 0, 0, static_cast<off_t>(mapped)) == 0) return fd;
-  throw NoSharedMemory(concat("the system has no ", mapped, " bytes of shared memory left: ",
-                              std::generic_category().message(errno),
-                              " (raise the memory limit of the container or control group, or "
-                              "place fewer parameters on this host)"));
-}
-
 Fd region_stop_event() {
   Fd fd(eventfd(0, EFD_CLOEXEC));
   check(static_cast<bool>(fd), ErrorKind::kSystem,
@@ -71,7 +60,7 @@ void Region::allow_rows(bool allowed) const {
 RegionOffer::RegionOffer(std::size_t bytes, bool protects)
     : process_(getpid()),
       address_(kRegionPrefix + hex(nonce_)),
-      memory_(create_region(bytes)),
+      memory_(create_memfd("dreamcomm-region", mapped_bytes(bytes))),
       region_(std::make_shared<Region>(memory_, bytes, protects)),
       listener_(listen_at(address_, kRegionQueue)),
       stop_(region_stop_event()) {

@@ -49,8 +49,8 @@ class Region {
 /// is closed.
 class RegionOffer {
  public:
-  /// Takes the memory from the system at once: later that could only end the process. Throws
-  /// NoSharedMemory, or Error(kSystem).
+  /// A page is the system's until a rank touches it: so each rank's rows lie near its processor.
+  /// Throws NoSharedMemory, or Error(kSystem).
   RegionOffer(std::size_t bytes, bool protects);
   ~RegionOffer() { close(); }
   RegionOffer(const RegionOffer&) = delete;
