@@ -145,6 +145,16 @@ def process_group(group: Any, rank: int) -> Iterator[None]:
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+        forget_meshes()
+
+
+def forget_meshes() -> None:
+    """DTensor's caches tell meshes apart by ranks: a later test would get an old one's group."""
+    if "torch.distributed.tensor" in sys.modules:
+        from torch.distributed.tensor import debug
+
+        for name in ("_clear_python_sharding_prop_cache", "_clear_fast_path_sharding_prop_cache"):
+            getattr(debug, name, lambda: None)()
 
 
 @contextmanager

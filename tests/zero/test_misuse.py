@@ -69,7 +69,7 @@ def refused(case: str) -> tuple[str, str]:
 @pytest.mark.parametrize(
     ("case", "kind", "words"),
     [
-        ("stage 3", "ValueError", "expected stage 1 or 2, got 3"),
+        ("stage 3", "ValueError", "call dreamcomm.zero.fully_shard on the module first"),
         ("stage 0", "ValueError", "stage 0 is the optimizer itself"),
         ("overlap", "NotImplementedError", "overlap_with_ddp is not supported"),
         ("not reducing stage 2", "ValueError", "use stage=1"),
