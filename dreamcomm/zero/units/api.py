@@ -52,7 +52,7 @@ def fully_shard(
     function does the work. ``module.report()`` says which, and why.
 
     Args:
-        module: a module, or a list of modules that are one unit. Their classes get
+        module: a module, or a list that is one unit, below the root. The modules' classes get
             :class:`FSDPModule` in front.
         mesh: of one dimension; None is that of all ranks.
         reshard_after_forward: whether the DTensors are registered again after a forward pass; None:

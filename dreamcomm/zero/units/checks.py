@@ -12,7 +12,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from dreamcomm.zero.units.unit import Unit, unit_of
 
-__all__ = ["check_arguments", "check_modules", "check_parameters"]
+__all__ = ["check_arguments", "check_modules", "check_parameters", "check_root"]
 
 WHAT = "fully_shard"
 
@@ -102,3 +102,13 @@ def check_parameters(unit: Unit, modules: Sequence[nn.Module], known: set[int]) 
                     f"{WHAT}: {type(module).__name__}(sparse=True) makes sparse gradients, which "
                     "cannot be sharded: leave sparse=True out"
                 )
+
+
+def check_root(root: Unit | None) -> None:
+    """Raises where the outermost unit is a list of modules, of which none holds the others."""
+    names = [] if root is None else [type(one()).__name__ for one in root.roots]
+    if len(names) > 1:
+        raise RuntimeError(
+            f"{WHAT}: expected one module as the root, got the list [{', '.join(names)}]: give the "
+            f"module that holds them to {WHAT}, after the list"
+        )

@@ -23,6 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from dreamcomm.ranks.agree import gather_objects
 from dreamcomm.zero.units import gradients
+from dreamcomm.zero.units.checks import check_root
 from dreamcomm.zero.units.engine import UnitEngine
 from dreamcomm.zero.units.equal_rows import warn_of_equal_rows
 from dreamcomm.zero.units.follow import differs, take_in
@@ -140,6 +141,7 @@ class Tree:
             take_in(self)
         if self.window.is_open:
             return
+        check_root(self.root)
         records = self.records()
         gradients.check_readable(records, self.window.name)
         changed = self._stepped or self._versions != _versions(records)

@@ -5,7 +5,7 @@ The module's class becomes one that torch's code takes for its own::
     FSDPMlp          no_sync, reduce_gradients, clip_grad_norm_, report, rewrite, zero_grad
     FSDPModule       torch's methods
     Mlp              the module's class, and its bases
-    ElsewhereModule  for isinstance alone: its methods are in the first class
+    ElsewhereModule  for isinstance, as it is found before these in any other order
     FSDPModule       ours
 
 INVARIANT: ``__mro__[2]`` is the module's class. ``FSDPModule.__new__`` makes an instance of it, as
