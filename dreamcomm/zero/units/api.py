@@ -13,10 +13,14 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
 from torch.distributed.tensor import DTensor
-from torch.distributed.utils import _get_root_modules
 
 from dreamcomm._torch.groups import ours
-from dreamcomm.zero.units.checks import check_arguments, check_modules, check_parameters
+from dreamcomm.zero.units.checks import (
+    check_arguments,
+    check_modules,
+    check_parameters,
+    given_modules,
+)
 from dreamcomm.zero.units.elsewhere.module import shard_elsewhere
 from dreamcomm.zero.units.face import FSDPModule
 from dreamcomm.zero.units.follow import new_records
@@ -70,7 +74,7 @@ def fully_shard(
             be sharded.
         NotImplementedError: an argument that is not supported.
     """
-    roots = [module] if isinstance(module, nn.Module) else list(_get_root_modules(list(module)))
+    roots = given_modules(module)
     check_modules(roots)
     mesh = mesh or _default_mesh()
     ignored = list(ignored_params or ())

@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.utils import _get_root_modules
 from torch.nn.parameter import UninitializedParameter
 
 from dreamcomm.zero.units.unit import Unit, unit_of
 
-__all__ = ["check_arguments", "check_modules", "check_parameters", "check_root"]
+__all__ = ["check_arguments", "check_modules", "check_parameters", "check_root", "given_modules"]
 
 WHAT = "fully_shard"
+
+
+def given_modules(given: object) -> list[nn.Module]:
+    """The module or modules that were given, without those inside of others."""
+    found = [given] if isinstance(given, nn.Module) or not isinstance(given, Iterable) else [*given]
+    for one in found:
+        if not isinstance(one, nn.Module):
+            raise ValueError(
+                f"{WHAT}: expected a torch.nn.Module or a list of some, got {type(one).__name__}"
+            )
+    if not found:
+        raise ValueError(f"{WHAT}: expected a torch.nn.Module or a list of some, got an empty list")
+    return list(_get_root_modules(found))
 
 
 def check_modules(modules: Sequence[nn.Module]) -> None:
     """Raises for modules that cannot be a unit."""
     for module in modules:
-        if not isinstance(module, nn.Module):
-            raise ValueError(
-                f"{WHAT}: expected a torch.nn.Module or a list of some, got {type(module).__name__}"
-            )
         if isinstance(module, (nn.ModuleList, nn.ModuleDict)) and _has_no_forward(module):
             raise ValueError(
                 f"{WHAT}: {type(module).__name__} has no forward(), so its parameters would never "
