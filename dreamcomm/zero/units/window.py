@@ -18,6 +18,9 @@ that rank enters closing k, so before any rank leaves it, so before the write. I
 read comes after that rank has left opening k + 1, so after the writer has entered it, so after the
 write, and sees it. There is no j between.
 
+Within rewrite() one rank writes the rows of all, between two meetings of the closed window: the
+first ends all writes of owners before, the second comes before all later ones.
+
 Both carry one bit. At an opening: the rank's rows have changed since the closing. Then versions of
 all parameters count up on all ranks, and autograd refuses a graph that was kept across the change,
 as in one process. At a closing: a parameter was written while the window was open. All ranks raise.
@@ -50,6 +53,7 @@ class Kind(Enum):
     OPEN = 0
     CLOSE = 1
     RESET = 2
+    REWRITE = 3
 
 
 class Window:
@@ -93,6 +97,10 @@ class Window:
         self.is_open = False
         return found
 
+    def before_rewrite(self) -> None:
+        """Waits until no owner writes its rows. Collective; the window is closed."""
+        self._meet(Kind.REWRITE, [])
+
     def reset(self) -> None:
         """Closes after an error, whatever the other ranks do until they reset, too. Collective.
 
@@ -132,13 +140,19 @@ class Window:
             Kind.OPEN: "before its parameters are read",
             Kind.CLOSE: "after its parameters were read",
             Kind.RESET: "in reset_iter_state()",
+            Kind.REWRITE: "in rewrite()",
         }[kind]
         rank, size = dist.get_rank(self.group), dist.get_world_size(self.group)
         return f"fully_shard: rank {rank} of {size} waits for all ranks of {self.name}, {what}"
 
     def _refuse(self, kind: Kind) -> None:
-        call = {Kind.OPEN: "a forward pass or unshard()", Kind.CLOSE: "the end of a pass or a step"}
-        mine = {"module": self.name, "call": call.get(kind, "reset_iter_state()")}
+        call = {
+            Kind.OPEN: "a forward pass or unshard()",
+            Kind.CLOSE: "the end of a pass or a step",
+            Kind.RESET: "reset_iter_state()",
+            Kind.REWRITE: "rewrite()",
+        }
+        mine = {"module": self.name, "call": call[kind]}
         mine["number of the module"] = str(self.key)
         found = first_difference(gather_objects(self.group, mine))
         raise WindowError(

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from dreamcomm.ranks.agree import Failed, exchange
-from dreamcomm.zero.units.follow import take_in
+from dreamcomm.zero.units.follow import differs, take_in
 from dreamcomm.zero.units.window import WindowError
 
 if TYPE_CHECKING:
@@ -24,11 +24,13 @@ __all__ = ["reset_parameters", "rewritten"]
 def rewritten(tree: Tree) -> Iterator[bool]:
     """See :meth:`FSDPModule.rewrite`.
 
-    The window is closed meanwhile, and the other ranks wait at the end: nobody reads, and one
-    rank writes.
+    The window is closed meanwhile: no rank reads. One rank writes, after the others have ended
+    their steps, and these wait at the end.
     """
     tree.close()
-    take_in(tree)
+    if differs(tree.units()):
+        take_in(tree)
+    tree.window.before_rewrite()
     writes = dist.get_rank(tree.group) == 0
     _begin(tree, writes)
     failed: Exception | None = None
