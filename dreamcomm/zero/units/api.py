@@ -157,7 +157,7 @@ def _share(
         if found is not None and not _is_above(found[0], roots):
             below += [unit for unit in found[0].units() if unit not in below]
             known[id(one)] = found[1]
-    modules = [one for reference in made.modules if (one := reference()) is not None]
+    modules = [module for reference in made.modules if (module := reference()) is not None]
     check_parameters(made, modules, set(known))
     for tree in {id(unit.tree): unit.tree for unit in below}.values():
         tree.close()

@@ -148,10 +148,8 @@ def new_records(
 
 
 def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return (
-        torch.equal(a, b)
-        or (torch.equal(a.isnan(), b.isnan())
-        and torch.equal(a.nan_to_num(), b.nan_to_num()))
+    return torch.equal(a, b) or (
+        torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num())
     )
 
 
