@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -20,7 +20,8 @@ WHAT = "fully_shard"
 
 def given_modules(given: object) -> list[nn.Module]:
     """The module or modules that were given, without those inside of others."""
-    found = [given] if isinstance(given, nn.Module) or not isinstance(given, Iterable) else [*given]
+    is_one = isinstance(given, nn.Module) or not isinstance(given, Iterable)
+    found: list[Any] = [given] if is_one else list(cast("Iterable[Any]", given))
     for one in found:
         if not isinstance(one, nn.Module):
             raise ValueError(

@@ -7,6 +7,7 @@ cover. They are written for dreamcomm.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -90,8 +91,13 @@ def furthest(ours: Iterable[Tensor | None], alone: Iterable[Tensor | None]) -> f
         if found.shape != other.shape or found.dtype != other.dtype:
             return float("inf")
         if found.numel() > 0:
-            worst = max(worst, float((found - other).abs().max()))
+            worst = larger(worst, float((found - other).abs().max()))
     return worst
+
+
+def larger(one: float, other: float) -> float:
+    """Their maximum, and infinite where any is NaN."""
+    return float("inf") if math.isnan(one) or math.isnan(other) else max(one, other)
 
 
 class Beside:
@@ -146,7 +152,7 @@ class Beside:
         self.note(abs(mean(ours) - self.losses[-1]))
 
     def note(self, difference: float) -> None:
-        self.worst = max(self.worst, difference)
+        self.worst = larger(self.worst, difference)
 
     def compare(self) -> None:
         """Notes how far gradients and weights are from those of the copy. Collective."""
