@@ -9,6 +9,7 @@ from typing import NoReturn
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from dreamcomm._torch.overlap import same_memory
 from dreamcomm.zero.engine import WHAT
@@ -88,6 +89,11 @@ def check_parameters(
             raise ValueError(
                 f"{WHAT}: expected parameters of floating-point types, got {name!r} of "
                 f"{parameter.dtype}"
+            )
+        if isinstance(parameter, DTensor):
+            raise ValueError(
+                f"{WHAT}: {name!r} is a DTensor, whose optimizer state is sharded with it: give "
+                "these parameters to the optimizer's own class"
             )
     devices = {parameter.device: name for name, parameter in reversed(named)}
     if len(devices) > 1:

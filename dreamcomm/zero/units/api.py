@@ -120,9 +120,6 @@ def _why_elsewhere(
     offload_policy: OffloadPolicy | None,
 ) -> str:
     """Why torch's function has to do it; empty: parameters can lie once on the host."""
-    below = [one for root in roots for one in root.modules() if isinstance(one, torchs.FSDPModule)]
-    if any(not isinstance(one, SharedModule) for one in below):
-        return "modules below are sharded by torch's function"
     if mesh.ndim != 1:
         return f"the mesh has {mesh.ndim} dimensions"
     if mesh.device_type != "cpu":
@@ -134,7 +131,12 @@ def _why_elsewhere(
     backend = ours(mesh.get_group(), torch.device("cpu"))
     if backend is None:
         return "the group does not use the backend dreamcomm"
-    return "" if backend.shares_heaps else "the ranks do not share memory"
+    if not backend.shares_heaps:
+        return "the ranks do not share memory"
+    below = [one for root in roots for one in root.modules() if isinstance(one, torchs.FSDPModule)]
+    if any(not isinstance(one, SharedModule) for one in below):
+        return "modules below are sharded by torch's function"
+    return ""
 
 
 def _casts(policy: MixedPrecisionPolicy) -> bool:
