@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from dreamcomm._torch.groups import ours
 from dreamcomm.zero.units.checks import (
     check_arguments,
+    check_mesh,
     check_modules,
     check_parameters,
     given_modules,
@@ -161,6 +162,7 @@ def _share(
             known[id(one)] = found[1]
     modules = [module for reference in made.modules if (module := reference()) is not None]
     check_parameters(made, modules, set(known))
+    check_mesh(mesh, below)
     for tree in {id(unit.tree): unit.tree for unit in below}.values():
         tree.close()
     fresh = list({id(one): one for _, one in registered if id(one) not in known}.values())

@@ -6,14 +6,23 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.utils import _get_root_modules
 from torch.nn.parameter import UninitializedParameter
 
 from dreamcomm.zero.units.unit import Unit, unit_of
 
-__all__ = ["check_arguments", "check_modules", "check_parameters", "check_root", "given_modules"]
+__all__ = [
+    "check_arguments",
+    "check_mesh",
+    "check_modules",
+    "check_parameters",
+    "check_root",
+    "given_modules",
+]
 
 WHAT = "fully_shard"
 
@@ -75,6 +84,18 @@ def check_arguments(
                 f"{WHAT}: expected None or Shard(0) of shard_placement_fn, got {wanted}: rows of "
                 "another dimension lie apart in memory, where torch's fused optimizers write to "
                 "their neighbours"
+            )
+
+
+def check_mesh(mesh: DeviceMesh, below: Iterable[Unit]) -> None:
+    """Raises where a unit below is sharded over other ranks."""
+    ranks = dist.get_process_group_ranks(mesh.get_group())
+    for unit in below:
+        others = dist.get_process_group_ranks(unit.tree.group)
+        if others != ranks:
+            raise ValueError(
+                f"{WHAT}: expected one mesh for all units of a root, got ranks {ranks}, and ranks "
+                f"{others} for {type(unit.module).__name__} below it: give both the same mesh"
             )
 
 
