@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
+from torch.autograd.graph import get_gradient_edge
+from torch.utils.hooks import RemovableHandle
 
 from dreamcomm._torch.groups import ours
-from dreamcomm.buckets.engine import BucketEngine, Caps
+from dreamcomm.buckets.engine import BucketEngine, Caps, thawed
 from dreamcomm.ranks.parameters import TrainedParameter
 from dreamcomm.zero.engine import BUCKET_BYTES, MIB
 from dreamcomm.zero.units.record import UnitParameter
@@ -25,6 +27,7 @@ class UnitEngine(BucketEngine):
     Args:
         records: the parameters; buckets end where units end.
         group: reduces them.
+        starting: called before autograd adds to any of the gradients. A weak reference.
         finished: called after each backward pass with whether it has reduced. A weak reference.
     """
 
@@ -32,10 +35,13 @@ class UnitEngine(BucketEngine):
         self,
         records: Sequence[UnitParameter],
         group: dist.ProcessGroup,
+        starting: Callable[[], None],
         finished: Callable[[bool], None],
     ) -> None:
         self.records = list(records)
+        self._before_pass = weakref.WeakMethod(starting)
         self._after_pass = weakref.WeakMethod(finished)
+        self._starts: list[RemovableHandle] = []
         trained = [TrainedParameter(one.name, one.whole, unit=one.unit) for one in records]
         super().__init__(trained, group, Caps(BUCKET_BYTES, MIB), holds_frozen=True)
 
@@ -47,6 +53,28 @@ class UnitEngine(BucketEngine):
         self.buckets.set_factors([0.0 if one in (0.0, world) else 1.0 / one for one in divisors])
         dtypes = [one.whole.dtype for one in self.records]
         self.shard(STAGE, dtypes, [None] * len(dtypes), heaps)
+        self._starts = self._hook_starts()
+
+    def detach(self) -> None:
+        super().detach()
+        for one in self._starts:
+            one.remove()
+        self._starts = []
+
+    def _hook_starts(self) -> list[RemovableHandle]:
+        """A pass may come to a gradient before it comes to an output of any unit, or to none."""
+        me = weakref.ref(self)
+
+        def before_gradient(_: object) -> None:
+            engine = me()
+            starting = None if engine is None else engine._before_pass()
+            if starting is not None:
+                starting()
+
+        wholes = [one.whole for one in self.records]
+        with thawed(wholes):
+            nodes = [get_gradient_edge(one).node for one in wholes]
+        return [node.register_prehook(before_gradient) for node in nodes]
 
     def _finished(self) -> Callable[[bool], None] | None:
         me = weakref.ref(self)

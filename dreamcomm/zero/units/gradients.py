@@ -22,12 +22,15 @@ __all__ = ["after_pass", "before_pass", "check_readable", "drop_unfinished", "ma
 
 
 def make_engine(
-    records: Sequence[UnitParameter], group: dist.ProcessGroup, finished: Callable[[bool], None]
+    records: Sequence[UnitParameter],
+    group: dist.ProcessGroup,
+    starting: Callable[[], None],
+    finished: Callable[[bool], None],
 ) -> UnitEngine:
     """An engine whose shards have nothing yet: gradients that are there count as the script's."""
     for one in records:
         one.shown = None
-    return UnitEngine(records, group, finished)
+    return UnitEngine(records, group, starting, finished)
 
 
 def check_readable(records: Sequence[UnitParameter], name: str) -> None:
@@ -82,6 +85,9 @@ def after_pass(engine: UnitEngine, reduced: bool) -> None:
                 elements, one.whole.grad = one.whole.grad.reshape(0), None  # nothing to reduce
             if elements is None:
                 continue
+            now = one.sharded.grad
+            if one.given is None and now is not one.shown and now is not one.partial:
+                one.given = now  # by this pass, in which the script has used the DTensor, too
             gradient = one.gradient(elements)
             if one.given is not None:
                 gradient._local_tensor.add_(_rows_of(one, one.given))

@@ -116,7 +116,9 @@ class Tree:
     def engine(self) -> UnitEngine | None:
         """Reduces the gradients; made anew where parameters have changed. None: there are none."""
         if self._engine is None and self.records():
-            self._engine = gradients.make_engine(self.records(), self.group, self.after_pass)
+            self._engine = gradients.make_engine(
+                self.records(), self.group, self.enter_backward, self.after_pass
+            )
         return self._engine
 
     def link(self) -> None:
@@ -217,6 +219,8 @@ class Tree:
     def enter_forward(self, unit: Unit) -> None:
         if self._forwards == 0 and not self._is_in_backward():
             self.open()
+            if torch.is_grad_enabled() and self.rewrites is None:
+                _ = self.engine  # whose hooks see each pass begin
         self._forwards += 1
 
     def leave_forward(self, unit: Unit) -> None:
@@ -238,7 +242,7 @@ class Tree:
         return self._in_backward
 
     def enter_backward(self) -> None:
-        """Before autograd goes through an output of a unit."""
+        """Before autograd goes through an output of a unit, or adds to a gradient."""
         if self._is_in_backward():
             return
         self.open()
