@@ -57,6 +57,7 @@ def differs(units: Iterable[Unit]) -> bool:
     return False
 
 
+@torch.inference_mode(False)  # whose tensors have no versions
 def take_in(tree: Tree) -> None:
     """Brings all units' places up to date. Collective; the window is closed."""
     known: dict[int, UnitParameter] = {}

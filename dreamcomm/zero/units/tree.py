@@ -138,9 +138,7 @@ class Tree:
         """Lets all ranks read whole parameters. Collective, unless it is open."""
         if self.rewrites is not None:
             return
-        if differs(self.units()):
-            self.close()
-            take_in(self)
+        self.follow()
         if self.window.is_open:
             return
         check_root(self.root)
@@ -156,6 +154,12 @@ class Tree:
         if self.was_materialized:
             self.was_materialized = False
             warn_of_equal_rows(records, self.group)
+
+    def follow(self) -> None:
+        """Takes in what the script has changed of modules. Collective, if it has."""
+        if differs(self.units()):
+            self.close()
+            take_in(self)
 
     def unshard(self) -> None:
         """As :meth:`open`, for passes that go through no unit."""
