@@ -154,3 +154,13 @@ def test_get_total_norm(pool: Pool) -> None:
     for ours, alone, worst in pool.run(total_norm, world=3):
         assert ours == pytest.approx(alone, rel=CLOSE)
         assert worst < CLOSE
+
+
+def without_gradients() -> tuple[float, float]:
+    net = shard_all(stack())
+    parameters = list(net.parameters())
+    return float(net.clip_grad_norm_(1.0)), float(nn.utils.clip_grad_norm_(parameters, 1.0))
+
+
+def test_clip_grad_norm_without_gradients(pool: Pool) -> None:
+    assert pool.run(without_gradients) == [(0.0, 0.0)] * 2

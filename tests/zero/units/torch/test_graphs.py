@@ -98,3 +98,28 @@ def test_retain_graph_over_a_step_is_an_error(pool: Pool) -> None:
     for found, worst in pool.run(retained_over_a_step):
         assert "modified by an inplace operation" in found
         assert worst < CLOSE
+
+
+def evaluated_between(how: str) -> float:
+    """The same module runs without gradients between a forward pass and its backward pass, and
+    between the backward passes of an accumulation."""
+    beside = Beside.of(stack())
+    without = {"no_grad": torch.no_grad, "inference_mode": torch.inference_mode}[how]
+    net: Any = beside.net
+    for step in range(3):
+        beside.clear()
+        with net.no_sync():
+            beside.backward(10 + step)
+        for one, (x, y) in zip((beside.net, beside.alone), beside.batches(step), strict=True):
+            loss = loss_of(one, x, y)
+            with without():
+                aim = one(x * 0.5)
+            (loss + aim.clone().square().mean()).backward()
+        beside.compare()
+        beside.step()
+    return beside.end()
+
+
+@pytest.mark.parametrize("how", ["no_grad", "inference_mode"])
+def test_evaluation_between_passes(pool: Pool, how: str) -> None:
+    assert max(pool.run(evaluated_between, how)) < CLOSE

@@ -32,6 +32,12 @@ def child_after_root() -> Any:
     return fully_shard(net[0])
 
 
+def shared_twice() -> Any:
+    net = Nested()
+    fully_shard(net.first)
+    return fully_shard(net.again)
+
+
 def of_another_shape(wanted: int) -> Any:
     return fully_shard(nn.Linear(4, 4), reshard_after_forward=wanted)
 
@@ -45,6 +51,7 @@ def along(dim: int) -> Any:
 # What is done, the error, and what its text has.
 REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a unit twice": (lambda: fully_shard(shard_all(stack())), ValueError, "is sharded already"),
+    "a shared module twice": (shared_twice, ValueError, "is sharded already"),
     "a unit in a list": (
         lambda: fully_shard([nn.Linear(2, 2), fully_shard(nn.Linear(2, 2))]),
         ValueError,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dreamcomm.zero import fully_shard
 from helpers.pool import Pool
-from zero.units.torch.beside import CLOSE, Beside, Mlp, furthest, loss_of, mean, shard_all, stack
+from zero.units.torch.beside import CLOSE, Beside, Mlp, shard_all, stack
 
 pytestmark = pytest.mark.beyond_gloo("compares what only dreamcomm has")
 
@@ -66,37 +66,6 @@ def guided() -> float:
 
 def test_teacher_and_student(pool: Pool) -> None:
     assert max(pool.run(guided)) < CLOSE
-
-
-class Recurrent(nn.Module):
-    """Its LSTM has a list of its weights beside those that are registered."""
-
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        torch.manual_seed(31)
-        make = {"LSTM": nn.LSTM, "GRU": nn.GRU}[kind]
-        self.inner = make(4, 7, num_layers=2, batch_first=True)
-        self.head = nn.Linear(7, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        found, _ = self.inner(x.view(-1, 3, 4))
-        out: Tensor = self.head(found[:, -1])
-        return out
-
-
-def recurrent(kind: str, apart: bool) -> float:
-    def shard(net: Any) -> Any:
-        if apart:
-            fully_shard(net.inner)
-        return fully_shard(net)
-
-    return Beside.of(Recurrent(kind), shard).run(range(4)).end()
-
-
-@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
-@pytest.mark.parametrize("apart", [True, False])
-def test_recurrent_modules(pool: Pool, kind: str, apart: bool) -> None:
-    assert max(pool.run(recurrent, kind, apart, world=3)) < CLOSE
 
 
 def mixed(reuses: bool) -> tuple[float, list[torch.dtype], list[torch.dtype]]:
@@ -161,52 +130,3 @@ def test_evaluation_of_parts(pool: Pool) -> None:
     for worst, found in pool.run(parts):
         assert worst < CLOSE
         assert max(found) < CLOSE
-
-
-def divided(factor: float) -> list[bool]:
-    """Sums of gradients are divided by a factor in place of the number of ranks."""
-    net, other = shard_all(stack()), shard_all(stack())
-    net[0].set_gradient_divide_factor(factor)
-    for one in (net, other):
-        loss_of(one, *Beside(one, stack()).batches(0)[0]).backward()
-    found = []
-    world = float(torch.distributed.get_world_size())
-    for (name, one), two in zip(net.named_parameters(), other.parameters(), strict=True):
-        expected = two.grad.full_tensor() * (world / factor if name.startswith("0.") else 1.0)
-        found.append(torch.allclose(one.grad.full_tensor(), expected, rtol=1e-6, atol=0))
-    return found
-
-
-@pytest.mark.parametrize("factor", [1.0, 5.0])
-def test_set_gradient_divide_factor(pool: Pool, factor: float) -> None:
-    for found in pool.run(divided, factor, world=3):
-        assert found == [True] * 14
-
-
-def summed() -> tuple[float, float]:
-    """A factor of 1 for all units: the gradients of a loss that is summed over the batch."""
-
-    def shard(net: Any) -> Any:
-        for one in shard_all(net).modules():
-            if hasattr(one, "set_gradient_divide_factor"):
-                one.set_gradient_divide_factor(1.0)
-        return net
-
-    beside = Beside.of(stack(), shard, lr=1e-3)
-    for step in range(3):
-        beside.clear()
-        ours = []
-        for net, (x, y) in zip((beside.net, beside.alone), beside.batches(step), strict=True):
-            loss = nn.functional.mse_loss(net(x), y, reduction="sum")
-            loss.backward()
-            ours.append(loss)
-        beside.compare()
-        beside.step()
-    difference = abs(mean(ours[0]) * torch.distributed.get_world_size() - float(ours[1]))
-    return beside.end(), difference + furthest([], [])
-
-
-def test_gradients_of_sums(pool: Pool) -> None:
-    for worst, difference in pool.run(summed):
-        assert worst < 2e-5
-        assert difference < 1e-4

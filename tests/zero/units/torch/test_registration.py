@@ -140,6 +140,31 @@ def test_set_reshard_after_forward(pool: Pool, recurse: bool) -> None:
         assert after["blocks.0.into.weight"] is not recurse
 
 
+def evaluated_by_turns() -> tuple[float, list[int]]:
+    """Training with DTensors between the passes; in evaluation ranks go on reading, each as often
+    as it likes. How often they have met in each evaluation."""
+    beside = Beside.of(stack(), lambda net: shard_all(net, reshard_after_forward=True))
+    net: Any = beside.net
+    met = []
+    for step in range(3):
+        beside.run([step])
+        net.set_reshard_after_forward(False)
+        before = net._unit.tree.window.barriers
+        with torch.no_grad():
+            for number in range(1 + 2 * dist.get_rank()):
+                x = beside.batches(number)[1][0]
+                beside.note(float((net(x) - beside.alone(x)).abs().max()))
+        net.set_reshard_after_forward(True)
+        met.append(net._unit.tree.window.barriers - before)
+    return beside.end(), met
+
+
+def test_set_reshard_after_forward_by_turns(pool: Pool) -> None:
+    for worst, met in pool.run(evaluated_by_turns, world=3):
+        assert worst < CLOSE
+        assert met == [1, 1, 1]
+
+
 def refused_reshard() -> str:
     net = shard_all(stack())
     try:

@@ -49,8 +49,8 @@ class Failing(nn.Module):
         return out
 
 
-def failed(where: str, ranks: str, held_back: bool) -> tuple[str, set[bool], list[bool], float]:
-    """The error, what is registered after the reset, missing gradients, and the next steps."""
+def failed(where: str, ranks: str) -> tuple[str, set[bool], float]:
+    """The error, what is registered after the reset, and the next steps."""
     beside = Beside.of(Failing())
     net: Any = beside.net
     beside.run([0])
@@ -58,26 +58,19 @@ def failed(where: str, ranks: str, held_back: bool) -> tuple[str, set[bool], lis
     net.fails = where if ranks == "all" or dist.get_rank() == 1 else ""
     found = ""
     try:
-        if held_back:
-            with net.no_sync():
-                beside.backward(1)
-        loss = loss_of(net, *beside.batches(2)[0])
-        loss.backward()
+        loss_of(net, *beside.batches(2)[0]).backward()
     except (ValueError, RuntimeError) as error:
         found = str(error)
-    beside.alone.zero_grad()
     net.fails = ""
     net.reset_iter_state()
     registered = set(kinds(net).values())
-    missing = [one.grad is None for one in net.parameters()]
-    net.zero_grad()
-    return found, registered, missing, beside.run(range(3, 6)).end()
+    return found, registered, beside.run(range(3, 6)).end()
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
 @pytest.mark.parametrize("world", [2, 3])
 def test_reset_iter_state_on_all_ranks(pool: Pool, where: str, world: int) -> None:
-    for found, registered, _, worst in pool.run(failed, where, "all", False, world=world):
+    for found, registered, worst in pool.run(failed, where, "all", world=world):
         assert found == f"fails in {where}"
         assert registered == {True}
         assert worst < CLOSE
@@ -86,8 +79,7 @@ def test_reset_iter_state_on_all_ranks(pool: Pool, where: str, world: int) -> No
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_reset_iter_state_drops_accumulated_gradients(pool: Pool, where: str) -> None:
     """As torch's does."""
-    net_and_alone = pool.run(failed_within_accumulation, where)
-    for found, missing, worst in net_and_alone:
+    for found, missing, worst in pool.run(failed_within_accumulation, where):
         assert found == f"fails in {where}"
         assert missing == [True] * 10
         assert worst < CLOSE
@@ -114,8 +106,8 @@ def failed_within_accumulation(where: str) -> tuple[str, list[bool], float]:
 @pytest.mark.parametrize("world", [2, 3])
 def test_reset_iter_state_after_one_rank(pool: Pool, where: str, world: int) -> None:
     """The other ranks meet its reset in their pass, which is an error there."""
-    results = pool.run(failed, where, "one", False, world=world)
-    for rank, (found, registered, _, worst) in enumerate(results):
+    results = pool.run(failed, where, "one", world=world)
+    for rank, (found, registered, worst) in enumerate(results):
         if rank == 1:
             assert found == f"fails in {where}"
         else:
