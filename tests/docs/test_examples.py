@@ -26,6 +26,10 @@ TEXT = str(EXAMPLES.parent / "docs" / "gradients.md")  # a short one, to train o
 OF_TORCHRUN = {
     "ddp.py": ["step 40: loss ", "40 backward passes have reduced"],
     "fsdp2.py": ["rank 0: keeps (64, 64) of (128, 64)", "rank 1: keeps (64, 64) of (128, 64)"],
+    "fully_shard.py": [
+        "rank 0: keeps (64, 64) of (128, 64)",
+        "rank 1: keeps (64, 64) of (128, 64)",
+    ],
     "hooks.py": ["rank 0, step 10: norm ", "rank 1: 2 residuals to save"],
     "pipeline.py": ["rank 0: 1F1B: 8 actions in ", "rank 3: 1F1B: 8 actions in "],
     "tensor_parallel.py": ["rank 0: has 128 of 256 rows", "rank 1: has 128 of 256 rows"],
@@ -110,6 +114,21 @@ def test_a_program_runs_as_under_torchrun(name: str, fresh: Fresh) -> None:
     printed = as_ranks(fresh, name)
     for line in OF_TORCHRUN[name]:
         assert line in printed
+
+
+def code_of(name: str) -> set[str]:
+    """Its lines, without the docstring and blank ones."""
+    _, _, code = (EXAMPLES / name).read_text().split('"""', 2)
+    return set(filter(None, code.split("\n")))
+
+
+def test_fsdp2_goes_on_with_our_fully_shard_after_one_import(fresh: Fresh) -> None:
+    old, new = code_of("fsdp2.py"), code_of("fully_shard.py")
+    assert old - new == {"from torch.distributed.fsdp import FSDPModule, fully_shard"}
+    assert new - old == {"from dreamcomm.zero import FSDPModule, fully_shard"}
+    torchs, ours = (losses_of(as_ranks(fresh, name)) for name in ("fsdp2.py", "fully_shard.py"))
+    assert list(ours) == [5, 10]
+    assert ours == torchs  # of four digits
 
 
 def losses_of(printed: str) -> dict[int, str]:

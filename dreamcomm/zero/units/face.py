@@ -12,7 +12,7 @@ __all__ = ["FSDPModule", "UnshardHandle"]
 
 
 class UnshardHandle(torchs.UnshardHandle):
-    """Of ``unshard(async_op=True)``: there is nothing left to wait for."""
+    """What ``unshard(async_op=True)`` returns: there is nothing left to wait for."""
 
     def wait(self) -> None:
         """Returns at once: the parameters lie where they are read."""

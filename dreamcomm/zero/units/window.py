@@ -68,7 +68,7 @@ class Window:
     def __init__(self, group: dist.ProcessGroup, key: int, name: str) -> None:
         self.group, self.key, self.name = group, key, name
         self.is_open = False
-        self.barriers = 0  # how often the ranks have met
+        self.barriers = 0  # meetings of the ranks
 
     def open(self, changed: bool, options: int = 0) -> bool:
         """Waits until no rank writes. Collective. Returns whether rows have changed on any rank.
@@ -104,8 +104,8 @@ class Window:
     def reset(self) -> None:
         """Closes after an error, whatever the other ranks do until they reset, too. Collective.
 
-        A rank that comes first meets calls of ranks whose pass still runs. Each is an error there,
-        which ends that pass, so that the rank comes here, too.
+        The first rank here gets errors from the calls of ranks whose pass still runs. They get the
+        same errors, which end that pass, and then reset, too.
         """
         for _ in range(RESET_TRIES):
             try:

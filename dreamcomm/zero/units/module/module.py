@@ -25,7 +25,7 @@ __all__ = ["SharedModule"]
 class SharedModule(AcceptedSetters, FSDPModule):
     """A module whose parameters all ranks of the host map, each once."""
 
-    # Of FSDPLinear: [FSDPLinear, SharedModule, AcceptedSetters, FSDPModule, torch's, Linear].
+    # FSDPLinear's order: [FSDPLinear, SharedModule, AcceptedSetters, FSDPModule, torch's, Linear].
     _orig_cls_mro_index = 5
 
     @property
@@ -61,7 +61,7 @@ class SharedModule(AcceptedSetters, FSDPModule):
         return UnshardHandle() if async_op else None
 
     def reshard(self) -> None:
-        """Registers the module's DTensors. Of a root: ends reading, and is collective then."""
+        """Registers the module's DTensors. A root's ends reading, too, and is collective."""
         self._unit.show_sharded()
         if self._unit.is_root and self._unit.tree.rewrites is None:
             self._unit.tree.close()
@@ -80,7 +80,7 @@ class SharedModule(AcceptedSetters, FSDPModule):
         self._unit.tree.reset()
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:
-        """Whether the next backward pass is the last before a step: ranks go on reading if not."""
+        """Whether the next backward pass is the last before a step: ranks keep reading if not."""
         self._unit.tree.is_last_backward = bool(is_last_backward)
 
     def set_requires_gradient_sync(

@@ -31,7 +31,7 @@ def described(tree: Tree) -> str:
             f"parameters        {len(records)}, {numel:,d} elements, {whole:,d} bytes on the host",
             f"rows of this rank {own:,d} bytes",
             f"units             {len(tree.units())}",
-            f"window            {state}; ranks have met {tree.window.barriers} times",
+            f"window            {state}; {tree.window.barriers} meetings of the ranks",
             f"when wrapped, parameters {copies}",
         ]
     )

@@ -40,7 +40,7 @@ METHODS = (
     Method("unshard", Effect.OWN, "ranks begin to read, and whole parameters are registered"),
     Method("reshard", Effect.OWN, "DTensors are registered, and at the root ranks end reading"),
     Method("reset_iter_state", Effect.OWN, "a pass that an error has ended is forgotten"),
-    Method("set_is_last_backward", Effect.OWN, "ranks go on reading until the last one"),
+    Method("set_is_last_backward", Effect.OWN, "ranks read until the last one has ended"),
     Method("set_requires_gradient_sync", Effect.OWN, "gradients stay each rank's; as `no_sync()`"),
     Method("set_reshard_after_forward", Effect.OWN, "what is registered between the passes"),
     Method("set_reshard_after_backward", Effect.OWN, "what is registered between steps"),
