@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 
 from dreamcomm.zero import ZeroOptimizer, initialize
 from dreamcomm.zero.units import region
+from dreamcomm.zero.units.unit import unit_of
 from helpers.pool import Pool
 from zero.units.sharding import made, my_batch, shard, sharded, weights
 
@@ -86,3 +89,26 @@ def stepped_after_a_change() -> bool:
 
 def test_an_optimizer_is_made_after_a_change(pool: Pool) -> None:
     assert all(pool.run(stepped_after_a_change, world=2))
+
+
+def freed_at_once() -> bool:
+    """Whether parameters are freed with the module, without a garbage collection."""
+    gc.collect()
+    gc.disable()
+    try:
+        module: Any = sharded("mlp")
+        unit = unit_of(module)
+        assert unit is not None
+        known = weakref.ref(unit.tree.records()[0].whole)
+        loss = module(my_batch(0)[0]).sum()
+        loss.backward()
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        optimizer.step()
+        del module, unit, loss, optimizer
+        return known() is None
+    finally:
+        gc.enable()
+
+
+def test_parameters_are_freed_with_their_module(pool: Pool) -> None:
+    assert all(pool.run(freed_at_once, world=2))

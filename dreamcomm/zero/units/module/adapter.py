@@ -24,7 +24,10 @@ class UnitState:
 
     def __init__(self, unit: Unit) -> None:
         self._unit = unit
-        self._fsdp_param_groups = [self]
+
+    @property
+    def _fsdp_param_groups(self) -> list[Any]:
+        return [self]  # made anew: kept, it would keep the parameters until a garbage collection
 
     @property
     def _state_ctx(self) -> Any:
