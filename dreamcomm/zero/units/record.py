@@ -118,10 +118,12 @@ class UnitParameter:
         return shown
 
     def own_sum(self, gradient: Tensor) -> DTensor:
-        """This rank's whole gradient, which is not reduced yet, as a part of the ranks' sum."""
+        """This rank's whole gradient, which is not reduced yet, as a part of all ranks' average."""
         partial = self.partial
         if partial is None or partial._local_tensor is not gradient:
-            spec = DTensorSpec(self.spec.mesh, (Partial(),), tensor_meta=self.spec.tensor_meta)
+            averages = self.divide_factor in (0.0, float(self.spec.mesh.size()))
+            kind = Partial("avg" if averages else "sum")
+            spec = DTensorSpec(self.spec.mesh, (kind,), tensor_meta=self.spec.tensor_meta)
             partial = self.partial = _dtensor(gradient, spec)
         return partial
 

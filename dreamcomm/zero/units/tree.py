@@ -66,6 +66,8 @@ class Tree:
         self._reduced: bool | None = None  # by the pass that has just ended
         self._unreduced = False  # any rank has a gradient of its own, since the last closing
         self._stepped = True  # rows may have changed unseen since then
+        self._counted = False  # all versions have counted up since then
+        self._creates_graph = False  # the pass that runs now
         self._options = 0  # of the optimizers that have stepped since then
         self._versions: list[int] = []
         self._engine: UnitEngine | None = None
@@ -146,9 +148,9 @@ class Tree:
         gradients.check_readable(records, self.window.name)
         changed = self._stepped or self._versions != _versions(records)
         options, self._options = self._options, 0
-        if self.window.open(changed, options):
+        if self.window.open(changed, options) and not self._counted:
             increment_version([one.whole for one in records])
-        self._stepped = False
+        self._stepped = self._counted = False
         self._versions = _versions(records)
         self._protect(True)
         if self.was_materialized:
@@ -211,8 +213,12 @@ class Tree:
                 region.allow_rows(not is_open)
 
     def mark_changed(self) -> None:
-        """Rows change in ways that no version tells."""
-        self._stepped = True
+        """Rows have changed in ways that no version tells.
+
+        Versions count up at once: what autograd keeps from now on is of the new values.
+        """
+        increment_version([one.whole for one in self.records()])
+        self._stepped = self._counted = True
 
     def note_options(self, digest: int) -> None:
         """An optimizer steps with these options, which are to be the same on all ranks."""
@@ -251,6 +257,7 @@ class Tree:
             return
         self.open()
         self._reduced = None
+        self._creates_graph = torch.is_grad_enabled()
         engine = self.engine
         if engine is not None:
             engine.sync = self._sync()
@@ -272,7 +279,9 @@ class Tree:
         for unit in self.units():
             if self._forwards == 0 and unit.reshard_after_backward:
                 unit.show_sharded()
-        if self._forwards == 0 and self._sync() and self.is_last_backward:
+        # A graph of the pass itself reads on.
+        reads_on = self._forwards > 0 or self._creates_graph or not self.is_last_backward
+        if not reads_on and self._sync():
             self.close()
         if reduced is not None and self.engine is not None:
             gradients.after_pass(self.engine, reduced)

@@ -469,3 +469,61 @@ def with_zero_optimizer(kind: str) -> float:
 def test_a_step_reduces_what_was_held_back(pool: Pool, kind: str) -> None:
     for difference in pool.run(with_zero_optimizer, kind):
         assert difference < 1e-6
+
+
+def clipped_by_torch() -> float:
+    """torch's norm of sums that are held back is that of the average."""
+    module, alone = sharded("mlp"), made("mlp")
+    with module.no_sync():
+        loss_of(module, 0).backward()
+    loss_of(alone, 0, False).backward()
+    norms = [
+        float(whole(torch.nn.utils.clip_grad_norm_(one.parameters(), 0.01)))
+        for one in (module, alone)
+    ]
+    module.reduce_gradients()
+    pairs = zip(module.parameters(), alone.parameters(), strict=True)
+    difference = max(float((whole(a.grad) - b.grad).abs().max()) for a, b in pairs)
+    return max(difference, abs(norms[0] - norms[1]))
+
+
+def test_torchs_clipping_of_sums_that_are_held_back(pool: Pool) -> None:
+    for difference in pool.run(clipped_by_torch, world=3):
+        assert difference < 1e-6
+
+
+def penalty_before_forward() -> float:
+    """A penalty on the DTensors, of after a step, whose graph lives through the forward pass."""
+    module, alone = sharded("mlp"), made("mlp")
+    for number in range(3):
+        for model, mine in ((module, True), (alone, False)):
+            optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+            optimizer.zero_grad()
+            penalty_of = sum(one.square().sum() for one in model.parameters())
+            assert isinstance(penalty_of, Tensor)
+            (0.01 * penalty_of).backward()
+            loss_of(model, number, mine).backward()
+            optimizer.step()
+    pairs = zip(weights(module), alone.parameters(), strict=True)
+    return max(float((a - b.detach()).abs().max()) for a, b in pairs)
+
+
+def test_a_penalty_on_the_dtensors(pool: Pool) -> None:
+    for difference in pool.run(penalty_before_forward):
+        assert difference < 1e-6
+
+
+def kept_graph_of_dtensors() -> str:
+    """A graph of the values after the step, which a forward pass does not change."""
+    module = sharded("mlp")
+    optimizer = sgd(module)
+    loss_of(module, 0).backward()
+    optimizer.step()
+    kept = sum(one.square().sum() for one in module.parameters())
+    loss_of(module, 1).backward()
+    assert isinstance(kept, Tensor)
+    return said(kept.backward)
+
+
+def test_a_graph_of_dtensors_lives_through_a_pass(pool: Pool) -> None:
+    assert pool.run(kept_graph_of_dtensors) == ["nothing"] * 2
