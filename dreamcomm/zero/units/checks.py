@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.utils import _get_root_modules
 from torch.nn.parameter import UninitializedParameter
 
+from dreamcomm.buckets.found import engine_of
 from dreamcomm.zero.units.unit import Unit, unit_of
 
 __all__ = [
@@ -117,6 +119,13 @@ def check_parameters(unit: Unit, modules: Sequence[nn.Module], known: set[int]) 
             raise ValueError(
                 f"{WHAT}: {where} is a DTensor already: shard modules from the inside out, a "
                 "child before its root; tensor parallel parameters are not supported yet"
+            )
+        if engine_of(one) is not None:
+            gc.collect()  # its wrapper may be garbage, as an optimizer with a scheduler
+        if engine_of(one) is not None:
+            raise ValueError(
+                f"{WHAT}: the gradients of {where} are reduced already, by a ZeroOptimizer or a "
+                "DistributedDataParallel: delete it first, and make the optimizer after fully_shard"
             )
         if not one.is_floating_point():
             raise ValueError(f"{WHAT}: {where} is {one.dtype}, expected a floating-point type")
