@@ -168,11 +168,12 @@ class SharedModule(AcceptedSetters, FSDPModule):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears gradients, this rank's own sums too."""
-        for one in self._unit.tree.records():
-            if set_to_none:
-                one.whole.grad = one.sharded.grad = None
-            elif one.sharded.grad is not None:
-                with torch.no_grad():
-                    one.sharded.grad.zero_()
-                    if one.whole.grad is not None:
-                        one.whole.grad.zero_()
+        super(torchs.FSDPModule, self).zero_grad(set_to_none)  # type: ignore[misc]
+        for unit in self._units(recurse=True):
+            for one in unit.parameters():
+                for form in (one.sharded, one.whole):
+                    if set_to_none:
+                        form.grad = None
+                    elif form.grad is not None:
+                        with torch.no_grad():
+                            form.grad.zero_()
