@@ -182,7 +182,6 @@ class ZeroOptimizer(Optimizer):
     def _set_up_units(self, tree: Tree, named: list[tuple[str, torch.nn.Parameter]]) -> None:
         """Steps the DTensors of fully_shard: all is sharded already."""
         check_sharded(self.master_dtype, self._reduces)
-        tree.follow()  # .to() may have made new rows
         self.stage, self.process_group = 3, tree.group
         self._ordered = shards_of(tree, named)
         self._shards = {id(one.parameter): one for one in self._ordered}

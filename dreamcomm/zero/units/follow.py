@@ -79,7 +79,11 @@ def take_in(tree: Tree) -> None:
         for place_, parameter in registered:
             now = known.get(id(parameter))
             if now is None or not now.is_current(parameter):
-                old = now or before.get((id(place_.module()), place_.name))
+                old = (
+                    tree.pending.of(parameter)
+                    or now
+                    or before.get((id(place_.module()), place_.name))
+                )
                 fresh.setdefault(id(parameter), (parameter, old))
     _check_equal(tree.group, [parameter for parameter, _ in fresh.values()])
     made = renew(list(fresh.values()), tree.mesh)
@@ -88,6 +92,7 @@ def take_in(tree: Tree) -> None:
         unit.places = [(place_, known[id(parameter)]) for place_, parameter in registered]
         unit.shows_whole = True  # plain parameters may be registered
         unit.show_sharded()
+    tree.pending.clear()
     tree.forget()
     tree.link()
     tree.mark_changed()

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from dreamcomm.zero.units.engine import UnitEngine
 from dreamcomm.zero.units.record import UnitParameter
 
-__all__ = ["after_pass", "before_pass", "check_readable", "drop_unfinished", "make_engine"]
+__all__ = ["after_pass", "before_pass", "drop_unfinished", "make_engine"]
 
 
 def make_engine(
@@ -31,23 +31,6 @@ def make_engine(
     for one in records:
         one.shown = None
     return UnitEngine(records, group, starting, finished)
-
-
-def check_readable(records: Sequence[UnitParameter], name: str) -> None:
-    """Raises where parameters have no values, or values that would be ignored."""
-    for one in records:
-        if one.is_meta:
-            raise RuntimeError(
-                f"fully_shard: parameter {one.name!r} of {name} is on the meta device: call "
-                "module.to_empty(device='cpu'), then load a checkpoint, or initialise it with "
-                "dreamcomm.zero.initialize(module)"
-            )
-        if one.has_other_data():
-            raise RuntimeError(
-                f"fully_shard: parameter {one.name!r} of {name} was given other data by .data = "
-                "..., which a sharded parameter ignores: copy values into it under "
-                "torch.no_grad(), as by parameter.copy_(...), or use module.rewrite()"
-            )
 
 
 def before_pass(engine: UnitEngine) -> None:

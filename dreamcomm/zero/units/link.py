@@ -12,19 +12,20 @@ from dreamcomm.zero.units.record import UnitParameter
 if TYPE_CHECKING:
     from dreamcomm.zero.units.tree import Tree
 
-__all__ = ["found_in_tree", "link", "tree_of"]
+__all__ = ["found_in_tree", "link", "link_form", "tree_of"]
 
 ATTRIBUTE = "_fully_sharded_tree"
 
 
 class _Link:
-    """Leads to a tree, and to nothing in a copy or a file: a parameter's attributes go with it."""
+    """Leads to a tree. A parameter's attributes go with it: a copy or a file has an empty set,
+    which torch.load takes with weights_only."""
 
     def __init__(self, tree: Tree) -> None:
         self.tree = weakref.ref(tree)
 
     def __reduce__(self) -> Any:
-        return type(None), ()
+        return set, ()
 
 
 def link(one: UnitParameter, tree: Tree) -> None:
@@ -32,16 +33,20 @@ def link(one: UnitParameter, tree: Tree) -> None:
     one.whole.__dict__[ATTRIBUTE] = one.sharded.__dict__[ATTRIBUTE] = _Link(tree)
 
 
-def tree_of(sharded: nn.Parameter) -> Tree | None:
-    """The tree that a DTensor belongs to now, or None."""
-    found = found_in_tree(sharded)
-    return None if found is None or found[1].sharded is not sharded else found[0]
+def link_form(form: nn.Parameter, tree: Tree) -> None:
+    """Has one form lead to a tree that takes it in later."""
+    form.__dict__[ATTRIBUTE] = _Link(tree)
+
+
+def tree_of(form: nn.Parameter) -> Tree | None:
+    """The tree to which a parameter leads, or None."""
+    leads = form.__dict__.get(ATTRIBUTE)
+    return leads.tree() if isinstance(leads, _Link) else None
 
 
 def found_in_tree(form: nn.Parameter) -> tuple[Tree, UnitParameter] | None:
     """The tree of a whole or sharded parameter, and all of its forms."""
-    leads = form.__dict__.get(ATTRIBUTE)
-    tree = leads.tree() if isinstance(leads, _Link) else None
+    tree = tree_of(form)
     for one in () if tree is None else tree.records():
         if tree is not None and (form is one.whole or form is one.sharded):
             return tree, one

@@ -28,12 +28,24 @@ def tree_of_all(parameters: Sequence[nn.Parameter], what: str) -> Tree | None:
     """The tree whose DTensors the parameters are; None: they are none of fully_shard.
 
     Raises:
-        ValueError: they are of several trees, or some are of none.
+        ValueError: they are of several trees, or some are of none, or are whole ones.
     """
     trees = {id(tree): tree for one in parameters if (tree := tree_of(one)) is not None}
     if not trees:
         return None
-    if len(trees) > 1 or any(tree_of(one) is None for one in parameters):
+    for tree in trees.values():
+        tree.follow()
+    records = [one for tree in trees.values() for one in tree.records()]
+    wholes = {id(one.whole): one.name for one in records}
+    whole = next((name for one in parameters if (name := wholes.get(id(one)))), None)
+    if whole is not None:
+        raise ValueError(
+            f"{what}: got the whole parameter {whole!r} of a module after fully_shard, which has "
+            "it until a pass has ended: make the optimizer before a forward pass, after backward, "
+            "or after module.reshard()"
+        )
+    sharded = {id(one.sharded) for one in records}
+    if len(trees) > 1 or any(id(one) not in sharded for one in parameters):
         raise ValueError(
             f"{what}: expected parameters of one module after fully_shard, got some of "
             f"{len(trees)} modules{' and others' if len(trees) == 1 else ''}: make an optimizer "

@@ -38,14 +38,16 @@ class Place:
         module = self.module()
         return None if module is None else module._parameters.get(self.name)
 
-    def register(self, parameter: nn.Parameter) -> None:
+    def swap(self, before: nn.Parameter, after: nn.Parameter) -> bool:
+        """Registers ``after`` instead of ``before``. What a script has put there instead stays."""
         module = self.module()
-        if module is None:
-            return
+        if module is None or module._parameters.get(self.name) is not before:
+            return False
         if type(module).__setattr__ is nn.Module.__setattr__:
-            module._parameters[self.name] = parameter
+            module._parameters[self.name] = after
         else:  # such as nn.LSTM, which has another list of its weights
-            setattr(module, self.name, parameter)
+            setattr(module, self.name, after)
+        return True
 
 
 @dataclass(eq=False)
@@ -104,6 +106,10 @@ class UnitParameter:
     def has_other_data(self) -> bool:
         """Whether a script has used ``.data =``, which would be ignored."""
         return bool(self.sharded.untyped_storage()._cdata != self._storage._cdata)
+
+    def ignore_data(self) -> None:
+        """Goes on with the values from before ``.data =``."""
+        self._storage = self.sharded.untyped_storage()
 
     def gradient(self, elements: Tensor) -> DTensor:
         """The reduced gradient as the DTensor's, on the sum's memory.

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.autograd import Variable
 from torch.autograd.graph import increment_version
 from torch.distributed.device_mesh import DeviceMesh
@@ -28,11 +29,13 @@ from dreamcomm.zero.units.engine import UnitEngine
 from dreamcomm.zero.units.equal_rows import warn_of_equal_rows
 from dreamcomm.zero.units.follow import differs, take_in
 from dreamcomm.zero.units.link import link
-from dreamcomm.zero.units.record import UnitParameter
+from dreamcomm.zero.units.pending import Pending
+from dreamcomm.zero.units.record import Place, UnitParameter
+from dreamcomm.zero.units.refusals import refuse_to_read, refuse_writes, unreadable
 from dreamcomm.zero.units.region import is_protected
 from dreamcomm.zero.units.steps import watch_steps
 from dreamcomm.zero.units.unit import Unit
-from dreamcomm.zero.units.window import Window, WindowError
+from dreamcomm.zero.units.window import Opening, Window
 
 if TYPE_CHECKING:
     from dreamcomm._C import Region
@@ -72,6 +75,7 @@ class Tree:
         self._versions: list[int] = []
         self._engine: UnitEngine | None = None
         self._records: list[UnitParameter] = []
+        self.pending = Pending(mesh)
         self._watch = watch_steps(self)
         self.link()
 
@@ -102,7 +106,7 @@ class Tree:
         module = None if self.root is None else self.root.module
         by_form = {id(form): one for one in found.values() for form in (one.whole, one.sharded)}
         ordered: dict[int, UnitParameter] = {}
-        for name, parameter in [] if module is None else module.named_parameters():
+        for name, parameter in _named(module):
             record = by_form.get(id(parameter))
             if record is not None and id(record) not in ordered:
                 record.name = name
@@ -140,15 +144,28 @@ class Tree:
         """Lets all ranks read whole parameters. Collective, unless it is open."""
         if self.rewrites is not None:
             return
-        self.follow()
+        differ = differs(self.units())
         if self.window.is_open:
-            return
+            if not differ:
+                return
+            self.close()
         check_root(self.root)
+        if not self._meet_to_open(differ):
+            take_in(self)
+            self._meet_to_open(False)
+
+    def _meet_to_open(self, differ: bool) -> bool:
+        """False, and closed: modules have other parameters, on any rank."""
         records = self.records()
-        gradients.check_readable(records, self.window.name)
+        problem = "" if differ else unreadable(records, self.window.name)
         changed = self._stepped or self._versions != _versions(records)
         options, self._options = self._options, 0
-        if self.window.open(changed, options) and not self._counted:
+        found = self.window.open(Opening(changed, differ, bool(problem)), options)
+        if found.differs:
+            return False
+        if found.refuses:
+            refuse_to_read(self.group, records, problem)
+        if found.changed and not self._counted:
             increment_version([one.whole for one in records])
         self._stepped = self._counted = False
         self._versions = _versions(records)
@@ -156,6 +173,12 @@ class Tree:
         if self.was_materialized:
             self.was_materialized = False
             warn_of_equal_rows(records, self.group)
+        return True
+
+    def shard_new(self, places: Iterable[tuple[Place, nn.Parameter]]) -> None:
+        """Registers DTensors for parameters that a script has put there, outside of passes."""
+        if self.rewrites is None and self._forwards == 0 and not self._is_in_backward():
+            self.pending.shard(self, places)
 
     def follow(self) -> None:
         """Takes in what the script has changed of modules. Collective, if it has."""
@@ -189,23 +212,8 @@ class Tree:
             unit.show_sharded()
         self._protect(False)
         if any_moved:
-            self._refuse_writes(moved)
-
-    def _refuse_writes(self, names: list[str]) -> None:
-        self._stepped = True
-        written = gather_objects(self.group, names[:3])
-        found = "; ".join(
-            f"rank {rank} has written to {', '.join(map(repr, some))}"
-            for rank, some in enumerate(written)
-            if some
-        )
-        raise WindowError(
-            f"rank {dist.get_rank(self.group)}: fully_shard: parameters of {self.window.name} were "
-            f"changed while all ranks read them: {found}. Between a forward pass and the end of "
-            "its backward pass the ranks use one copy. Change parameters after backward(), or "
-            "after a forward pass under torch.no_grad() or module.reshard(), or within "
-            "module.rewrite()"
-        )
+            self._stepped = True
+            refuse_writes(self.group, self.window.name, moved)
 
     def _protect(self, is_open: bool) -> None:
         if is_protected(2):
@@ -339,6 +347,11 @@ class Tree:
             unit.show_sharded()
         self.window.reset()
         self._unreduced, self._stepped = False, True
+
+
+def _named(module: nn.Module | None) -> Iterator[tuple[str, nn.Parameter]]:
+    """As they are registered, whatever the module's own method does."""
+    return iter(()) if module is None else nn.Module.named_parameters(module)
 
 
 def _versions(records: Iterable[UnitParameter]) -> list[int]:

@@ -55,6 +55,7 @@ class Unit:
         self.shows_whole = False
         self.copies_were_equal = True
         self.tree: Tree
+        self._left_out: set[Place] = set()  # also what replaces an ignored parameter there
         self._hooked: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self.look_again()
 
@@ -86,12 +87,20 @@ class Unit:
 
     def registered(self) -> Iterator[tuple[Place, nn.Parameter]]:
         """Where the modules have parameters themselves, and which."""
+        return self._registered_in(self.modules)
+
+    def _registered_in(
+        self, modules: Iterable[weakref.ref[nn.Module]]
+    ) -> Iterator[tuple[Place, nn.Parameter]]:
         ignored = set(map(id, self.ignored))
-        for reference in self.modules:
+        for reference in modules:
             module = reference()
             for name, one in {} if module is None else module._parameters.items():
-                if one is not None and id(one) not in ignored:
-                    yield Place(reference, name), one
+                place = Place(reference, name)
+                if id(one) in ignored:
+                    self._left_out.add(place)
+                elif one is not None and place not in self._left_out:
+                    yield place, one
 
     @property
     def module(self) -> nn.Module | None:
@@ -115,16 +124,16 @@ class Unit:
     def show_whole(self) -> None:
         """Registers the whole parameters."""
         for place, one in self.places:
-            if one.whole.requires_grad is not one.sharded.requires_grad:
-                one.whole.requires_grad_(one.sharded.requires_grad)
-            place.register(one.whole)
+            if place.swap(one.sharded, one.whole):
+                _copy_freezing(one.sharded, one.whole)
         self.shows_whole = True
 
     def show_sharded(self) -> None:
         """Registers the DTensors."""
         if self.shows_whole:
             for place, one in self.places:
-                place.register(one.sharded)
+                if place.swap(one.whole, one.sharded):
+                    _copy_freezing(one.whole, one.sharded)
             self.shows_whole = False
 
     @property
@@ -134,14 +143,24 @@ class Unit:
             return self.is_root
         return not self.reshard_after_forward
 
-    def _before_state(self, *_: Any) -> None:
+    def shard_new(self, module: nn.Module | None = None) -> None:
+        """Registers DTensors for new parameters of the unit, or of one module below its roots."""
+        if module is None or any(one() is module for one in self.roots):
+            modules = list(_below(one for root in self.roots if (one := root()) is not None))
+        else:
+            modules = [module]
+        self.tree.shard_new(self._registered_in(map(weakref.ref, modules)))
+
+    def _before_state(self, module: nn.Module, *_: Any) -> None:
         if self.tree.rewrites is None:
             self.show_sharded()
+            self.shard_new(module)
 
-    def _before_load(self, *_: Any) -> None:
+    def _before_load(self, module: nn.Module, *_: Any) -> None:
         if self.tree.rewrites is None:
             self.tree.close()
             self.show_sharded()
+            self.shard_new(module)
 
     # Forward passes.
 
@@ -167,6 +186,12 @@ class Unit:
         """Before autograd goes through an output. As torch's, it registers whole parameters."""
         self.tree.enter_backward()
         self.show_whole()
+
+
+def _copy_freezing(registered: nn.Parameter, other: nn.Parameter) -> None:
+    """Scripts freeze what is registered."""
+    if registered.requires_grad is not other.requires_grad:
+        other.requires_grad_(registered.requires_grad)
 
 
 def _after_state(

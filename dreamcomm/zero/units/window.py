@@ -21,14 +21,17 @@ write, and sees it. There is no j between.
 Within rewrite() one rank writes the rows of all, between two meetings of the closed window: the
 first ends all writes of owners before, the second comes before all later ones.
 
-Both carry one bit. At an opening: the rank's rows have changed since the closing. Then versions of
+Both carry bits. At an opening: the rank's rows have changed since the closing. Then versions of
 all parameters count up on all ranks, and autograd refuses a graph that was kept across the change,
-as in one process. At a closing: a parameter was written while the window was open. All ranks raise.
+as in one process. Or: the rank cannot open, for modules have other parameters by now, or some that
+cannot be read. Then no rank does. At a closing: a parameter was written while the window was open.
+All ranks raise.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
 
 import torch.distributed as dist
@@ -36,10 +39,10 @@ import torch.distributed as dist
 from dreamcomm.ranks.agree import first_difference, gather_objects
 from dreamcomm.ranks.errors import Error
 
-__all__ = ["Window", "WindowError"]
+__all__ = ["Opening", "Window", "WindowError"]
 
 KEY_BITS = 32
-MOST_BITS = 1 + 2 * KEY_BITS  # all meetings are calls of one size
+MOST_BITS = 3 + 2 * KEY_BITS  # all meetings are calls of one size
 RESET_TRIES = 10_000  # each one ends a call that another rank has made: there are fewer in a pass
 
 
@@ -56,6 +59,21 @@ class Kind(Enum):
     REWRITE = 3
 
 
+@dataclass(frozen=True)
+class Opening:
+    """What ranks tell each other before they read.
+
+    Attributes:
+        changed: rows have, since the closing.
+        differs: modules have other parameters than before; they are taken in first.
+        refuses: parameters cannot be read.
+    """
+
+    changed: bool
+    differs: bool = False
+    refuses: bool = False
+
+
 class Window:
     """The window of one tree, on one rank.
 
@@ -70,26 +88,34 @@ class Window:
         self.is_open = False
         self.barriers = 0  # meetings of the ranks
 
-    def open(self, changed: bool, options: int = 0) -> bool:
-        """Waits until no rank writes. Collective. Returns whether rows have changed on any rank.
+    def open(self, opening: Opening, options: int = 0) -> Opening:
+        """Waits until no rank writes. Collective. Stays closed where any rank cannot open.
 
         Args:
-            changed: on this rank.
+            opening: of this rank.
             options: 32 bits of those with which it has stepped.
+
+        Returns:
+            The facts that hold on any rank.
 
         Raises:
             WindowError: ranks have stepped with different options.
         """
         bits = [bool((options >> k) & 1) for k in range(KEY_BITS)]
-        found = self._meet(Kind.OPEN, [changed, *bits, *(not one for one in bits)])
-        if any(a == b for a, b in zip(found[1 : 1 + KEY_BITS], found[1 + KEY_BITS :], strict=True)):
+        sent = [opening.changed, opening.differs, opening.refuses]
+        found = self._meet(Kind.OPEN, [*sent, *bits, *(not one for one in bits)])
+        options_found = found[len(sent) :]
+        if any(
+            a == b for a, b in zip(options_found[:KEY_BITS], options_found[KEY_BITS:], strict=True)
+        ):
             raise WindowError(
                 f"rank {dist.get_rank(self.group)}: fully_shard: the ranks have stepped rows of "
                 f"{self.name} with different options, such as learning rates: set options on all "
                 "ranks alike, as by a loss that is averaged over the ranks. The last step was made"
             )
-        self.is_open = True
-        return found[0]
+        everywhere = Opening(*found[: len(sent)])
+        self.is_open = not (everywhere.differs or everywhere.refuses)
+        return everywhere
 
     def close(self, *bits: bool) -> list[bool]:
         """Waits until no rank reads. Collective. Returns each bit, set if it is on any rank."""

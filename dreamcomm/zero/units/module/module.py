@@ -140,6 +140,13 @@ class SharedModule(AcceptedSetters, FSDPModule):
                 unit.tree.was_materialized = True
         return result
 
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """As of a module. Plain parameters that are new are DTensors from here on."""
+        for unit in self._unit.tree.units():
+            unit.shard_new()
+        module = cast(nn.Module, super(torchs.FSDPModule, self))
+        return module.named_parameters(*args, **kwargs)
+
     # Beyond torch's.
 
     @contextmanager
