@@ -59,7 +59,19 @@ def differs(units: Iterable[Unit]) -> bool:
 
 @torch.inference_mode(False)  # whose tensors have no versions
 def take_in(tree: Tree) -> None:
-    """Brings all units' places up to date. Collective; the window is closed."""
+    """Brings all units' places up to date. Collective; the window is closed.
+
+    After an error the units differ still, so that the next pass raises it again.
+    """
+    try:
+        _take_in(tree)
+    except BaseException:
+        for unit in tree.units():
+            unit.forget_contents()
+        raise
+
+
+def _take_in(tree: Tree) -> None:
     known: dict[int, UnitParameter] = {}
     for unit in tree.units():
         for _, one in unit.places:

@@ -74,6 +74,10 @@ class Unit:
         self.modules = [weakref.ref(one) for one in modules]
         self.contents = [contents(one) for one in modules]
 
+    def forget_contents(self) -> None:
+        """Has the modules count as changed."""
+        self.contents = [(-1, ())] * len(self.modules)
+
     def hook_states(self) -> None:
         """Has states be made of, and loaded into, the DTensors."""
         for one in self.modules:
