@@ -58,7 +58,7 @@ def run_micro(beside: Beside, number: int, is_last: bool, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["both", "sync only", "last only", "no_sync", "plain"])
 @pytest.mark.parametrize(("reshard", "reshard_backward"), [(None, True), (False, False)])
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_gradient_accumulation(
     pool: Pool, reshard: bool | None, reshard_backward: bool, how: str, world: int
 ) -> None:
@@ -151,22 +151,26 @@ def test_gradient_accumulation_cleared_between(pool: Pool, set_to_none: bool, ho
     assert max(pool.run(cleared_between, set_to_none, how)) < CLOSE
 
 
-def reduced_by_hand() -> tuple[float, set[bool]]:
-    """All micro-batches under no_sync(); reduce_gradients() ends them."""
+def reduced_by(what: str) -> tuple[float, set[bool]]:
+    """All micro-batches are held back, until the module's method or an optimizer's step."""
     beside = Beside.of(stack())
     net: Any = beside.net
-    for step in range(2):
+    if what == "ZeroOptimizer":
+        beside.steppers[0] = ZeroOptimizer(net.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)
+    for step in range(3):
         beside.clear()
         with net.no_sync():
             for micro in range(MICRO):
                 beside.backward(step * MICRO + micro, scale=1 / MICRO)
-        net.reduce_gradients()
-        beside.compare()
+        if what == "reduce_gradients":
+            net.reduce_gradients()
+            beside.compare()
         beside.step()
     return beside.end(), set(kinds(net).values())
 
 
-def test_gradient_accumulation_reduced_by_hand(pool: Pool) -> None:
-    for worst, registered in pool.run(reduced_by_hand, world=3):
+@pytest.mark.parametrize("what", ["reduce_gradients", "ZeroOptimizer", "torch's optimizer"])
+def test_gradient_accumulation_reduced_at_the_end(pool: Pool, what: str) -> None:
+    for worst, registered in pool.run(reduced_by, what, world=3):
         assert worst < CLOSE
         assert registered == {True}

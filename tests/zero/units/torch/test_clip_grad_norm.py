@@ -15,7 +15,7 @@ from zero.units.torch.beside import CLOSE, Beside, shard_all, stack
 
 pytestmark = pytest.mark.beyond_gloo("compares what only dreamcomm has")
 NORMS = pytest.mark.parametrize("norm_type", [1.0, 2.0, 3.0, math.inf])
-WORLDS = pytest.mark.parametrize("world", [2, 3])
+WORLDS = pytest.mark.parametrize("world", [3, pytest.param(2, marks=pytest.mark.long)])
 
 
 def clipped(norm_type: float, how: str) -> tuple[float, list[tuple[float, float]], list[str]]:

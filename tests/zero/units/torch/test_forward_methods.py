@@ -79,7 +79,7 @@ def trained(whose: str) -> tuple[float, str, set[bool]]:
 
 
 @pytest.mark.parametrize("whose", ["ours", "torch's"])
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_register_fsdp_forward_method(pool: Pool, whose: str, world: int) -> None:
     for worst, doc, registered in pool.run(trained, whose, world=world):
         assert worst < CLOSE

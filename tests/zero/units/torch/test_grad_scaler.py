@@ -63,7 +63,7 @@ def scaled(own: bool, zero: bool, unscale: bool) -> tuple[float, list[float], li
     ("own", "zero", "unscale"),
     [(False, False, False), (False, False, True), (True, True, False), (True, True, True)],
 )
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_gradient_scaler(pool: Pool, own: bool, zero: bool, unscale: bool, world: int) -> None:
     for worst, ours, alone, changed in pool.run(scaled, own, zero, unscale, world=world):
         assert worst < CLOSE

@@ -80,7 +80,7 @@ def chunked(how: str) -> tuple[float, set[bool]]:
 
 
 @pytest.mark.parametrize("how", ["at once", "each", "held back"])
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_chunked_loss(pool: Pool, how: str, world: int) -> None:
     for worst, registered in pool.run(chunked, how, world=world):
         assert worst < CLOSE

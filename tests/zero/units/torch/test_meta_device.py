@@ -105,7 +105,7 @@ def fill(module: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("how", ["reset_parameters", "a function"])
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [3, pytest.param(2, marks=pytest.mark.long)])
 def test_meta_device_1d_init(pool: Pool, how: str, world: int) -> None:
     assert max(pool.run(initialized, how, world=world)) < CLOSE
 

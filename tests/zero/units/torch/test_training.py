@@ -37,7 +37,7 @@ def single(inner: int) -> float:
     return beside.run(range(4)).end()
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.long), 4])
 @pytest.mark.parametrize("inner", [24, 17, 3, 1])
 def test_train_parity_single_group_shard_dim0(pool: Pool, inner: int, world: int) -> None:
     """With rows that divide by the ranks, that do not, and of which some ranks have none."""
