@@ -110,8 +110,9 @@ class Window:
         ):
             raise WindowError(
                 f"rank {dist.get_rank(self.group)}: fully_shard: the ranks have stepped rows of "
-                f"{self.name} with different options, such as learning rates: set options on all "
-                "ranks alike, as by a loss that is averaged over the ranks. The last step was made"
+                f"{self.name} with different options, such as learning rates, or after loading "
+                "states on some ranks alone: load, and set options, on all ranks alike, as by a "
+                "loss that is averaged over the ranks. The last step was made"
             )
         everywhere = Opening(*found[: len(sent)])
         self.is_open = not (everywhere.differs or everywhere.refuses)
