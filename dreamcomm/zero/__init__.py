@@ -14,6 +14,7 @@ from dreamcomm.zero.units.api import (
     share_comm_ctx,
 )
 from dreamcomm.zero.units.face import FSDPModule, UnshardHandle
+from dreamcomm.zero.units.window import WindowError
 
 __all__ = [
     "CPUOffloadPolicy",
@@ -24,6 +25,7 @@ __all__ = [
     "MixedPrecisionPolicy",
     "OffloadPolicy",
     "UnshardHandle",
+    "WindowError",
     "ZeroOptimizer",
     "estimate",
     "fully_shard",

@@ -95,6 +95,6 @@ def names(effect: Effect) -> list[str]:
 
 
 def markdown() -> str:
-    """The table of ``docs/zero.md``: one row a method, without a line break at the end."""
+    """The table of ``docs/fully_shard.md``: one row a method, without a line break at the end."""
     rows = [f"| `{one.name}` | {one.effect.value} | {one.why} |" for one in METHODS]
     return "\n".join(["| method | in the own form | why |", "|---|---|---|", *rows])
