@@ -10,10 +10,7 @@ two meetings of the ranks, however many units and micro-batches it has.
 from __future__ import annotations
 
 import secrets
-import weakref
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
@@ -29,6 +26,7 @@ from dreamcomm.zero.units.engine import UnitEngine
 from dreamcomm.zero.units.equal_rows import warn_of_equal_rows
 from dreamcomm.zero.units.follow import differs, take_in
 from dreamcomm.zero.units.link import link
+from dreamcomm.zero.units.parts import TreeParts
 from dreamcomm.zero.units.pending import Pending
 from dreamcomm.zero.units.record import Place, UnitParameter
 from dreamcomm.zero.units.refusals import refuse_to_read, refuse_writes, unreadable
@@ -37,13 +35,10 @@ from dreamcomm.zero.units.steps import watch_steps
 from dreamcomm.zero.units.unit import Unit
 from dreamcomm.zero.units.window import Opening, Window
 
-if TYPE_CHECKING:
-    from dreamcomm._C import Region
-
 __all__ = ["Tree"]
 
 
-class Tree:
+class Tree(TreeParts):
     """Units that are wrapped together, on one rank. Collective to make.
 
     Args:
@@ -53,13 +48,11 @@ class Tree:
     """
 
     def __init__(self, mesh: DeviceMesh, root: Unit, units: Iterable[Unit]) -> None:
-        self.mesh, self.group = mesh, mesh.get_group()
-        self._root = weakref.ref(root)
-        self._units = [weakref.ref(unit) for unit in units]
+        super().__init__(mesh, root, units)
         for unit in self.units():
             unit.tree = self
         key = gather_objects(self.group, secrets.randbits(32))[0]
-        self.window = Window(self.group, key, type(root.module).__name__)
+        self.window = Window(self.group, key, self.name)
         self.is_last_backward = True
         self.copies_were_equal = True
         self.rewrites: bool | None = None  # within rewrite(): whether this rank writes
@@ -74,49 +67,11 @@ class Tree:
         self._options = 0  # of the optimizers that have stepped since then
         self._versions: list[int] = []
         self._engine: UnitEngine | None = None
-        self._records: list[UnitParameter] = []
         self.pending = Pending(mesh)
         self._watch = watch_steps(self)
         self.link()
 
-    # What it consists of.
-
-    @property
-    def root(self) -> Unit | None:
-        return self._root()
-
-    def units(self) -> list[Unit]:
-        return [unit for one in self._units if (unit := one()) is not None]
-
-    def records(self) -> list[UnitParameter]:
-        """All parameters, each once, in the order of the root module."""
-        if not self._records:
-            self._records = self._named_records()
-        return self._records
-
-    def _named_records(self) -> list[UnitParameter]:
-        found: dict[int, UnitParameter] = {}
-        for number, unit in enumerate(self.units()):
-            for place, one in unit.places:
-                if id(one) not in found:
-                    one.name = one.name or place.name
-                    one.unit = number
-                    one.divide_factor = unit.divide_factor
-                    found[id(one)] = one
-        module = None if self.root is None else self.root.module
-        by_form = {id(form): one for one in found.values() for form in (one.whole, one.sharded)}
-        ordered: dict[int, UnitParameter] = {}
-        for name, parameter in _named(module):
-            record = by_form.get(id(parameter))
-            if record is not None and id(record) not in ordered:
-                record.name = name
-                ordered[id(record)] = record
-        return list({**ordered, **found}.values())
-
-    def regions(self) -> list[Region]:
-        """Where the parameters lie, each once."""
-        found = {id(one.region): one.region for one in self.records() if one.region is not None}
-        return list(found.values())
+    # What it is made of.
 
     @property
     def engine(self) -> UnitEngine | None:
@@ -136,7 +91,8 @@ class Tree:
         """Has units, parameters and hooks looked at anew before the next pass."""
         if self._engine is not None:
             self._engine.detach()
-        self._engine, self._records = None, []
+        self._engine = None
+        self.look_again()
 
     # The window.
 
@@ -191,7 +147,7 @@ class Tree:
         self.open()
         engine = self.engine
         if engine is not None and self.rewrites is None and not self._is_in_backward():
-            engine.sync = self._sync()
+            engine.sync = self.reduces()
             gradients.before_pass(engine)
 
     def close(self) -> None:
@@ -268,7 +224,7 @@ class Tree:
         self._creates_graph = torch.is_grad_enabled()
         engine = self.engine
         if engine is not None:
-            engine.sync = self._sync()
+            engine.sync = self.reduces()
             gradients.before_pass(engine)
             engine.backward.enter()
         # After the engine's own, which ends the pass.
@@ -289,20 +245,10 @@ class Tree:
                 unit.show_sharded()
         # A graph of the pass itself reads on.
         reads_on = self._forwards > 0 or self._creates_graph or not self.is_last_backward
-        if not reads_on and self._sync():
+        if not reads_on and self.reduces():
             self.close()
         if reduced is not None and self.engine is not None:
             gradients.after_pass(self.engine, reduced)
-
-    def _sync(self) -> bool:
-        settings = {unit.reduces for unit in self.units()}
-        if len(settings) == 2:
-            raise NotImplementedError(
-                f"fully_shard: rank {dist.get_rank(self.group)}: expected one setting of "
-                f"set_requires_gradient_sync() for all units of {self.window.name}, got both: "
-                "call it on the root"
-            )
-        return settings != {False}
 
     def reduce_gradients(self) -> None:
         """Reduces what backward passes have left to each rank. Collective."""
@@ -320,18 +266,6 @@ class Tree:
         engine.backward.reduce_now()
         gradients.after_pass(engine, reduced=True)
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Backward passes inside add to this rank's own gradients, and leave the window open."""
-        before = [(unit, unit.reduces) for unit in self.units()]
-        for unit, _ in before:
-            unit.reduces = False
-        try:
-            yield
-        finally:
-            for unit, reduces in before:
-                unit.reduces = reduces
-
     def before_step(self) -> None:
         """Before an optimizer steps any of the DTensors. Collective, unless closed."""
         self.reduce_gradients()
@@ -347,11 +281,6 @@ class Tree:
             unit.show_sharded()
         self.window.reset()
         self._unreduced, self._stepped = False, True
-
-
-def _named(module: nn.Module | None) -> Iterator[tuple[str, nn.Parameter]]:
-    """As they are registered, whatever the module's own method does."""
-    return iter(()) if module is None else nn.Module.named_parameters(module)
 
 
 def _versions(records: Iterable[UnitParameter]) -> list[int]:

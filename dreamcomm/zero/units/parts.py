@@ -1,0 +1,110 @@
+"""What a tree of units consists of."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from dreamcomm.zero.units.record import UnitParameter
+from dreamcomm.zero.units.unit import Unit
+
+if TYPE_CHECKING:
+    from dreamcomm._C import Region
+
+__all__ = ["TreeParts"]
+
+
+class TreeParts:
+    """The units, parameters and regions of a tree, on one rank.
+
+    Args:
+        mesh: of one dimension; its group's ranks are processes of one host.
+        root: the unit that holds all others. It and the units are held by their modules alone.
+        units: all of them, the root last.
+    """
+
+    def __init__(self, mesh: DeviceMesh, root: Unit, units: Iterable[Unit]) -> None:
+        self.mesh, self.group = mesh, mesh.get_group()
+        self.name = type(root.module).__name__
+        self._root = weakref.ref(root)
+        self._units = [weakref.ref(unit) for unit in units]
+        self._records: list[UnitParameter] = []
+
+    @property
+    def root(self) -> Unit | None:
+        return self._root()
+
+    def units(self) -> list[Unit]:
+        return [unit for one in self._units if (unit := one()) is not None]
+
+    def records(self) -> list[UnitParameter]:
+        """All parameters, each once, in the order of the root module."""
+        if not self._records:
+            self._records = self._named_records()
+        return self._records
+
+    def _named_records(self) -> list[UnitParameter]:
+        found: dict[int, UnitParameter] = {}
+        for number, unit in enumerate(self.units()):
+            for place, one in unit.places:
+                if id(one) not in found:
+                    one.name = one.name or place.name
+                    one.unit = number
+                    one.divide_factor = unit.divide_factor
+                    found[id(one)] = one
+        module = None if self.root is None else self.root.module
+        by_form = {id(form): one for one in found.values() for form in (one.whole, one.sharded)}
+        ordered: dict[int, UnitParameter] = {}
+        for name, parameter in _named(module):
+            record = by_form.get(id(parameter))
+            if record is not None and id(record) not in ordered:
+                record.name = name
+                ordered[id(record)] = record
+        return list({**ordered, **found}.values())
+
+    def regions(self) -> list[Region]:
+        """Where the parameters lie, each once."""
+        found = {id(one.region): one.region for one in self.records() if one.region is not None}
+        return list(found.values())
+
+    def reduces(self) -> bool:
+        """Whether backward passes reduce gradients.
+
+        Raises:
+            NotImplementedError: units have several settings.
+        """
+        settings = {unit.reduces for unit in self.units()}
+        if len(settings) == 2:
+            raise NotImplementedError(
+                f"fully_shard: rank {dist.get_rank(self.group)}: expected one setting of "
+                f"set_requires_gradient_sync() for all units of {self.name}, got both: "
+                "call it on the root"
+            )
+        return settings != {False}
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes inside add to this rank's own gradients, and leave the window open."""
+        before = [(unit, unit.reduces) for unit in self.units()]
+        for unit, _ in before:
+            unit.reduces = False
+        try:
+            yield
+        finally:
+            for unit, reduces in before:
+                unit.reduces = reduces
+
+    def look_again(self) -> None:
+        """Has parameters listed anew, where units have others."""
+        self._records = []
+
+
+def _named(module: nn.Module | None) -> Iterator[tuple[str, nn.Parameter]]:
+    """As they are registered, whatever the module's own method does."""
+    return iter(()) if module is None else nn.Module.named_parameters(module)
