@@ -146,6 +146,59 @@ def test_the_report_is_one(pool: Pool) -> None:
     assert f"```\n{first}\n```" in PAGE
 
 
+def changed() -> dict[str, bool]:
+    """Whether parameters are the same DTensors after a change and a step."""
+    found = {}
+    for name, change in CHANGES.items():
+        module = sharded()
+        before = [one for one in module.parameters() if one.requires_grad]
+        change(module)
+        x = torch.ones(4, 8, dtype=module.head.weight.dtype)
+        module(x).sum().backward()
+        now = [one for one in module.parameters() if one.grad is not None]
+        assert all(isinstance(one, DTensor) for one in module.parameters())
+        found[name] = set(map(id, now)) == set(map(id, before))
+    return found
+
+
+def initialized(module: nn.Module) -> None:
+    zero.initialize(module.to_empty(device="cpu"))
+
+
+def assigned(module: nn.Module) -> None:
+    state = {key: one.clone() for key, one in module.state_dict().items()}
+    module.load_state_dict(state, assign=True)
+
+
+def with_a_new_head(module: nn.Module) -> None:
+    module.head = nn.Linear(8, 3)
+
+
+def with_a_tied_bias(module: Any) -> None:
+    module.layers[2].bias = module.tied = module.layers[2].bias
+
+
+def frozen(module: Any) -> None:
+    module.head.weight.requires_grad_(False)
+
+
+CHANGES: dict[str, Callable[[Any], object]] = {
+    "to": lambda module: module.to(torch.float64),
+    "to_empty": initialized,
+    "assigned": assigned,
+    "new": with_a_new_head,
+    "tied": with_a_tied_bias,
+    "frozen": frozen,
+}
+
+
+def test_changes_have_the_results_of_the_table(pool: Pool) -> None:
+    assert len(rows_of("| change | result |", 0)) == 5
+    for found in pool.run(changed, world=2):
+        same = {"to": True, "to_empty": True, "assigned": False, "new": False, "tied": True}
+        assert found == {**same, "frozen": False}
+
+
 def rows_of_forms() -> tuple[list[str], list[str]]:
     """What is registered, and what ``grad`` is."""
     module = sharded()
