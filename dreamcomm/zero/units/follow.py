@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 
 __all__ = ["differs", "new_records", "take_in"]
 
+Registered = list[tuple[Place, nn.Parameter]]
+Fresh = dict[int, tuple[nn.Parameter, "UnitParameter | None"]]  # with what the place had before
+
 
 def differs(units: Iterable[Unit]) -> bool:
     """Whether any module has other parameters or modules than before."""
@@ -72,17 +75,39 @@ def take_in(tree: Tree) -> None:
 
 
 def _take_in(tree: Tree) -> None:
+    from dreamcomm import _C
+
     known: dict[int, UnitParameter] = {}
     for unit in tree.units():
         for _, one in unit.places:
             known[id(one.whole)] = known[id(one.sharded)] = one
+    found, fresh = _look_again(tree, known)
+    _check_equal(tree.group, [parameter for parameter, _ in fresh.values()])
+    made = renew(list(fresh.values()), tree.mesh)
+    known.update(zip(fresh, made, strict=True))
+    for unit, registered in found:
+        unit.places = [(place_, known[id(parameter)]) for place_, parameter in registered]
+        unit.shows_whole = True  # plain parameters may be registered
+        unit.show_sharded()
+    tree.pending.clear()
+    if fresh:
+        _C.give_back_free_pages()
+    tree.forget()
+    tree.link()
+    tree.mark_changed()
+
+
+def _look_again(
+    tree: Tree, known: dict[int, UnitParameter]
+) -> tuple[list[tuple[Unit, Registered]], Fresh]:
+    """What units have registered, and those that are new, each with what its place had before."""
     before = {
         (id(place_.module()), place_.name): one
         for unit in tree.units()
         for place_, one in unit.places
     }
-    fresh: dict[int, tuple[nn.Parameter, UnitParameter | None]] = {}
-    found: list[tuple[Unit, list[tuple[Place, nn.Parameter]]]] = []
+    fresh: Fresh = {}
+    found: list[tuple[Unit, Registered]] = []
     for unit in tree.units():
         unit.look_again()
         unit.hook_states()
@@ -97,17 +122,7 @@ def _take_in(tree: Tree) -> None:
                     or before.get((id(place_.module()), place_.name))
                 )
                 fresh.setdefault(id(parameter), (parameter, old))
-    _check_equal(tree.group, [parameter for parameter, _ in fresh.values()])
-    made = renew(list(fresh.values()), tree.mesh)
-    known.update(zip(fresh, made, strict=True))
-    for unit, registered in found:
-        unit.places = [(place_, known[id(parameter)]) for place_, parameter in registered]
-        unit.shows_whole = True  # plain parameters may be registered
-        unit.show_sharded()
-    tree.pending.clear()
-    tree.forget()
-    tree.link()
-    tree.mark_changed()
+    return found, fresh
 
 
 def _check_equal(group: dist.ProcessGroup, parameters: Sequence[nn.Parameter]) -> None:
@@ -154,6 +169,8 @@ def new_records(
     parameters: Sequence[nn.Parameter], mesh: DeviceMesh
 ) -> tuple[list[UnitParameter], bool]:
     """Forms of plain parameters, and whether all ranks had the same values. Collective."""
+    from dreamcomm import _C
+
     group = mesh.get_group()
     copies = [one.detach() for one in parameters]
     made = renew([(one, None) for one in parameters], mesh)
@@ -162,6 +179,8 @@ def new_records(
         one.whole.device.type != "meta" and not _same_bits(copy, one.whole.detach())
         for copy, one in zip(copies, made, strict=True)
     )
+    del copies
+    _C.give_back_free_pages()  # malloc might keep as many bytes as the module has
     return made, not any_on_ranks(group, differ)[0]
 
 
