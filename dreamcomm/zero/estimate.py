@@ -13,32 +13,30 @@ stage  bytes                                 sharded
 3      ``(2 + 2 + K) * P / N``               and parameters
 =====  ====================================  ==========================
 
-Here rows are sharded as :mod:`dreamcomm.buckets.layout` does, so uneven ones are exact. Not counted
+At stage 3 the ranks of a host map one copy of the parameters, of which each rank counts its rows.
+Rows are sharded as :mod:`dreamcomm.buckets.layout` does, so uneven ones are exact. Not counted
 are activations, buffers and what an allocator loses.
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dreamcomm.buckets.layout import shard_layout
 from dreamcomm.buckets.plan import ParameterInfo, plan_buckets
+from dreamcomm.zero.state_bytes import state_of
 
 __all__ = ["Estimate", "estimate"]
 
 MIB = 1 << 20
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
-# Options of a step's code, not of what the optimizer holds. Some refuse parameters on a CPU.
-CODE_OPTIONS = {"foreach", "fused", "capturable", "differentiable"}
-KEPT_UNITS = 3  # at stage 3: see estimate()
+KEPT_UNITS = 3  # at stage 3, where parameters are gathered: see estimate()
+KEPT_BUCKETS = 2  # one is reduced while a backward pass makes the next
 
 
 @dataclass(frozen=True)
@@ -104,19 +102,21 @@ def estimate(
     master_dtype: torch.dtype | None = None,
     bucket_bytes: int = 4 * MIB,
     rank: int = 0,
+    gathered: bool = False,
 ) -> Estimate:
     """Bytes per rank for training at a ZeRO stage. Reads shapes and dtypes only: meta will do.
 
     A parameter that occurs twice counts once. A frozen one (``requires_grad`` is False) has no
     gradient, no state and no master.
 
-    ``transient`` is 0 at stages 0 and 1. At stage 2 it is twice the largest bucket of whole
+    ``transient`` is 0 at stages 0 and 1. At stages 2 and 3 it is twice the largest bucket of whole
     gradients, as backward makes them, in the parameters' dtype: one is reduced while the next is
-    made. At stage 3 it is three times the whole
+    made. At stage 3 a bucket ends where a unit ends. With ``gathered`` it is three times the whole
     parameters of the largest unit: the unit that computes, the next one, and one unit's gradients.
     A unit is a child module, or the module's own parameters together. A ModuleList, ModuleDict or
     Sequential is no unit: its members are. A child that has such a container inside is none
-    either: its children are. Without a module, each parameter is a unit.
+    either: its children are. Without a module, all parameters are one unit, or with ``gathered``
+    each is one.
 
     Args:
         module_or_parameters: a module, on any device, or its parameters.
@@ -134,6 +134,8 @@ def estimate(
         bucket_bytes: a bucket of gradients is closed when it has so many bytes; ZeroOptimizer's
             own have 4 MiB.
         rank: whose bytes; rank 0 has the most.
+        gathered: at stage 3, ranks gather parameters by units, as where they share no memory and
+            torch's own ``fully_shard`` does the work.
 
     Raises:
         TypeError: an argument is of a wrong type.
@@ -150,7 +152,7 @@ def estimate(
         raise ValueError(f"estimate: expected bucket_bytes of at least 1, got {bucket_bytes}")
     for name, dtype in [("param", param_dtype), ("grad", grad_dtype), ("master", master_dtype)]:
         _check_dtype(f"{name}_dtype", dtype)
-    state = _state_of(optimizer, dict(optimizer_kwargs or {}))
+    state = state_of(optimizer, dict(optimizer_kwargs or {}))
     units = _units_of(module_or_parameters)
     members = list({id(one): one for unit in units for one in unit}.values())
     pieces = shard_layout([one.shape for one in members], world_size, rank)
@@ -171,95 +173,15 @@ def estimate(
         states += stepped * (state.tensors * step_dtype.itemsize + state.fixed)
         counters += state.counters
     transient = 0
-    if stage == 2:
-        transient = 2 * _largest_bucket(members, param_dtype, bucket_bytes)
-    elif stage == 3:
+    if stage == 3 and gathered:
         transient = KEPT_UNITS * max((_nbytes(unit, param_dtype) for unit in units), default=0)
+    elif stage >= 2:
+        by_units = stage == 3 and isinstance(module_or_parameters, nn.Module)
+        parts = units if by_units else [members]
+        transient = KEPT_BUCKETS * _largest_bucket(parts, param_dtype, bucket_bytes)
     return Estimate(
         world_size, stage, parameters, gradients, math.ceil(states) + counters, masters, transient
     )
-
-
-@dataclass(frozen=True)
-class _State:
-    """What an optimizer holds for a parameter.
-
-    Attributes:
-        tensors: number of tensors of the parameter's shape, in the dtype that is stepped.
-        fixed: bytes an element in other dtypes.
-        counters: bytes of scalars.
-    """
-
-    tensors: int
-    fixed: float
-    counters: int
-
-
-def _state_of(optimizer: object, options: dict[str, object]) -> _State:
-    if isinstance(optimizer, (int, float)) and not isinstance(optimizer, bool):
-        if not (math.isfinite(optimizer) and optimizer >= 0):
-            raise ValueError(
-                f"estimate: expected at least 0 bytes of state an element, got {optimizer}"
-            )
-        if options:
-            raise ValueError(
-                "estimate: expected no optimizer_kwargs with a number of bytes, got "
-                f"{sorted(options)}"
-            )
-        return _State(0, optimizer, 0)
-    if isinstance(optimizer, torch.optim.Optimizer):
-        kind = type(optimizer)
-        # Defaults hold more than the constructor takes: AdamW's have decoupled_weight_decay.
-        taken = inspect.signature(kind).parameters
-        options = {k: v for k, v in optimizer.defaults.items() if k in taken} | options
-    elif isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer):
-        kind = optimizer
-    else:
-        raise TypeError(
-            "estimate: expected optimizer to be a class of torch.optim, an instance, or bytes an "
-            f"element, got {optimizer!r}"
-        )
-    kept = tuple(sorted((k, v) for k, v in options.items() if k not in CODE_OPTIONS))
-    try:
-        hash(kept)
-    except TypeError:  # a list, say
-        return _tried.__wrapped__(kind, kept)
-    return _tried(kind, kept)  # type: ignore[arg-type]  # mypy compares Optimizer's __hash__
-
-
-@functools.lru_cache(maxsize=64)
-def _tried(kind: type[torch.optim.Optimizer], options: tuple[tuple[str, Any], ...]) -> _State:
-    """Steps a small parameter once. It is float64, to tell its dtype from fixed ones."""
-    held: dict[str, object] = {}
-    with torch.device("cpu"):
-        parameter = nn.Parameter(torch.zeros(2, 3, dtype=torch.float64, device="cpu"))
-        parameter.grad = torch.ones_like(parameter)
-        try:
-            tried = kind([parameter], **dict(options))
-            tried.step()
-            held = tried.state[parameter]
-        except Exception as error:
-            raise ValueError(
-                f"estimate: expected an optimizer that steps one dense parameter, got "
-                f"{kind.__name__}, which raised: {error}; give its bytes an element instead"
-            ) from error
-    tensors = fixed = counters = 0
-    for name, value in held.items():
-        if not isinstance(value, Tensor):
-            continue
-        if value.ndim == 0:
-            counters += value.element_size()
-        elif value.shape != parameter.shape:
-            raise ValueError(
-                f"estimate: expected state of the parameter's shape, got {kind.__name__} with "
-                f"{name!r} of shape {tuple(value.shape)} for {tuple(parameter.shape)}; give its "
-                "bytes an element instead"
-            )
-        elif value.dtype == parameter.dtype:
-            tensors += 1
-        else:
-            fixed += value.element_size()
-    return _State(tensors, fixed, counters)
 
 
 def _units_of(given: nn.Module | Iterable[Tensor]) -> list[Sequence[Tensor]]:
@@ -306,13 +228,17 @@ def _nbytes(parameters: Iterable[Tensor], param_dtype: torch.dtype | None) -> in
 
 
 def _largest_bucket(
-    members: Iterable[Tensor], param_dtype: torch.dtype | None, bucket_bytes: int
+    units: Iterable[Iterable[Tensor]], param_dtype: torch.dtype | None, bucket_bytes: int
 ) -> int:
-    infos = [
-        ParameterInfo("", one.numel(), _dtype_of(one, param_dtype), one.device)
-        for one in members
-        if one.requires_grad
-    ]
+    """Bytes of the largest bucket, where buckets end with units. A tied one is in the first."""
+    trained: dict[int, ParameterInfo] = {}
+    for number, unit in enumerate(units):
+        for one in unit:
+            if one.requires_grad and id(one) not in trained:
+                dtype = _dtype_of(one, param_dtype)
+                info = ParameterInfo("", one.numel(), dtype, one.device, unit=number)
+                trained[id(one)] = info
+    infos = list(trained.values())
     plan = plan_buckets(infos, cap_bytes=bucket_bytes, first_bytes=min(MIB, bucket_bytes))
     return max((bucket.nbytes for bucket in plan.buckets), default=0)
 

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from dreamcomm.zero.estimate import Estimate
 from dreamcomm.zero.sharded_gradient import ShardedGradient
@@ -98,12 +99,12 @@ def measured(
     Args:
         planned: beside it.
         sharded: what is counted.
-        gradient_shards: this rank's, where they are kept.
+        gradient_shards: this rank's, where they are kept; of DTensors all that is kept.
         since: as of :func:`memory_report`.
     """
     shards = list(sharded.shards.values())
     gradients = [one.parameter.grad for one in shards if one.parameter.grad is not None]
-    local = [one for one in gradients if not isinstance(one, ShardedGradient)]
+    local = [one for one in gradients if not isinstance(one, (ShardedGradient, DTensor))]
     state = [
         value
         for kept in sharded.inner.state.values()
@@ -121,4 +122,5 @@ def measured(
 
 
 def _nbytes(tensors: list[Tensor] | list[torch.nn.Parameter]) -> int:
-    return sum(one.nbytes for one in tensors)
+    """On this rank: of a DTensor its rows."""
+    return sum((one._local_tensor if isinstance(one, DTensor) else one).nbytes for one in tensors)

@@ -417,7 +417,7 @@ class ZeroOptimizer(Optimizer):
             rank=rank,
         )
         if self._units is not None:
-            return measured(planned, self._sharded(), self._units.gradients(), since)
+            return measured(planned, self._sharded(), self._units.held(), since)
         parts = [self._gradients.memory(place) for place in range(len(self._ordered))]
         return measured(planned, self._sharded(), parts, since)
 

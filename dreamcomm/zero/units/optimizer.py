@@ -116,6 +116,21 @@ class UnitSteps:
                 if id(one.sharded) in mine and one.whole.grad is not None:
                     one.whole.grad.zero_()
 
+    def held(self) -> list[Tensor | None]:
+        """All memory of gradients on this rank: of sums, and whole ones that are held back."""
+        engine, records = self.tree.engine, self.tree.records()
+        mine = {id(one.parameter) for one in self._shards}
+        found: list[Tensor | None] = []
+        for place, one in enumerate(records):
+            if id(one.sharded) not in mine:
+                continue
+            if engine is not None and engine.shards is not None:
+                found.append(engine.shards.memory(place))
+            gradient = one.sharded.grad
+            if gradient is not None and gradient is not one.shown:
+                found.append(getattr(gradient, "_local_tensor", gradient))
+        return found
+
     def gradients(self) -> list[Tensor | None]:
         """This rank's elements of the gradients, flat, as they are."""
         found: list[Tensor | None] = []

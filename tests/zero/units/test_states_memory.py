@@ -1,0 +1,98 @@
+"""What fully sharded training takes of memory, as planned and as measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from dreamcomm import zero
+from dreamcomm.zero import ZeroOptimizer, fully_shard, memory_report, process_memory
+from helpers.pool import Fresh, Pool
+from zero.checkpoints import train
+from zero.units.sharding import made, my_batch, shard
+
+pytestmark = pytest.mark.beyond_gloo("compares what only dreamcomm has")
+
+AdamW = torch.optim.AdamW
+
+
+def held(name: str) -> None:
+    """Bytes by kind, before a step, after it, and while gradients are held back."""
+    module = made(name)
+    world, rank = dist.get_world_size(), dist.get_rank()
+    planned = zero.estimate(module, world, 3, rank=rank)
+    shard(module)
+    optimizer = ZeroOptimizer(module.parameters(), AdamW)
+    first = memory_report(optimizer)
+    assert (first.gradients, first.optimizer_state, first.process) == (0, 0, None)
+    train(module, optimizer, range(2))
+    report = memory_report(optimizer)
+    assert report == optimizer.report()
+    parts = ("parameters", "gradients", "optimizer_state", "master_parameters", "total")
+    for part in parts:
+        assert getattr(report, part) == getattr(report.planned, part), part
+        assert getattr(planned, part) == getattr(report.planned, part), part
+    assert (report.planned.stage, report.planned.world_size) == (3, world)
+    optimizer.zero_grad()
+    x, y = my_batch(0)
+    with module.no_sync():  # type: ignore[operator]
+        nn.functional.mse_loss(module(x), y).backward()
+    whole = sum(one.numel() * one.element_size() for one in module.parameters())
+    assert memory_report(optimizer).gradients - report.gradients == whole
+    module.reduce_gradients()  # type: ignore[operator]
+    assert memory_report(optimizer).gradients == report.gradients
+    assert "planned" in str(report)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("name", ["mlp", "gpt", "tied"])
+def test_the_plan_is_what_tensors_take(pool: Pool, name: str, world: int) -> None:
+    pool.run(held, name, world=world)
+
+
+WIDTH, LAYERS = 1500, 4
+
+
+def trained(steps: int) -> tuple[int, int]:
+    """The largest growth of the process, and the planned bytes."""
+    torch.set_num_threads(1)
+    warm = nn.Linear(64, 64)
+    stepper = torch.optim.AdamW(warm.parameters())
+    warm(torch.ones(2, 64)).sum().backward()
+    stepper.step()
+    dist.barrier()
+    before = process_memory()
+    module: Any = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
+    planned = zero.estimate(module, dist.get_world_size(), 3, rank=dist.get_rank()).peak
+    for layer in module:
+        fully_shard(layer)
+    fully_shard(module)
+    optimizer = ZeroOptimizer(module.parameters(), AdamW)
+    largest = 0
+    for _ in range(steps):
+        optimizer.zero_grad()
+        module(torch.ones(2, WIDTH)).sum().backward()
+        dist.barrier()
+        largest = max(largest, process_memory() - before)
+        dist.barrier()
+        optimizer.step()
+        dist.barrier()
+        largest = max(largest, process_memory() - before)
+        dist.barrier()
+    report = optimizer.report(since=before)
+    assert report.process is not None
+    assert "process, at its peak" in str(report)
+    return largest, planned
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_the_plan_is_what_processes_take(fresh: Fresh, world: int) -> None:
+    """16 bytes a parameter on the host, and the gradients under way; some MB are torch's."""
+    found = fresh.run(trained, 4, world=world, timeout=120)
+    measured, planned = (sum(column) for column in zip(*found, strict=True))
+    assert measured == pytest.approx(planned, rel=0.05)
+    assert measured < planned + world * 8e6
