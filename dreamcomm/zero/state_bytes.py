@@ -33,7 +33,7 @@ class StateBytes:
 
 
 def state_of(optimizer: object, options: dict[str, object]) -> StateBytes:
-    """Of a class, an instance, or a number of bytes an element.
+    """The bytes that an optimizer keeps: a class, an instance, or a number of bytes an element.
 
     Raises:
         TypeError: it is none of them.
