@@ -95,7 +95,8 @@ def _power(shards: Sequence[Tensor], p: float, device: torch.device) -> Tensor:
     """The sum of the powers of all elements, or their largest or smallest: float64."""
     held = [one.abs() if one.is_complex() else one for one in shards if one.numel() > 0]
     if not held:
-        return torch.full((), math.inf if p == -math.inf else 0.0, dtype=torch.float64).to(device)
+        nothing = math.inf if p == -math.inf else 0.0
+        return torch.full((), nothing, dtype=torch.float64, device=device)
     found = torch._foreach_norm(held, p, dtype=torch.float64)
     norms = torch.stack([one.to(device) for one in found])
     return _together(norms if p == 0 or math.isinf(p) else norms.pow(p), p)

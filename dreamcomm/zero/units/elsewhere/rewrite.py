@@ -117,7 +117,8 @@ class _Rewrite:
                 break
             found = getattr(one._module_info.module, one._module_info.param_name, None)
             wrong = wrong or self._wrong(one, found, sharded)
-            self.whole.append(found.detach() if isinstance(found, Tensor) else torch.empty(0))
+            nothing = torch.empty(0, device="cpu")
+            self.whole.append(found.detach() if isinstance(found, Tensor) else nothing)
             one._setattr_on_modules(sharded)
             one.__dict__.pop("reset_sharded_param", None)
         for unit in self.units:
