@@ -102,7 +102,7 @@ def packed_state(sharded: ShardedGroups) -> dict[str, Any]:
         packed = {key: value for key, value in group.items() if key != "params"}
         groups.append({**packed, "params": [numbers[id(one)] for one in group["params"]]})
     inner = sharded.inner
-    mesh = DeviceMesh.from_group(sharded.process_group, sharded.device.type)
+    mesh = _mesh_of(sharded)
     options = _options(inner)
     shards = [
         one
@@ -118,6 +118,14 @@ def packed_state(sharded: ShardedGroups) -> dict[str, Any]:
         }
     # An optimizer without any state, such as SGD without momentum, has no entries in torch.
     return {"state": state if any(state.values()) else {}, "param_groups": groups}
+
+
+def _mesh_of(sharded: ShardedGroups) -> DeviceMesh:
+    """The parameters' own, which is there when the group is destroyed, or one of the group."""
+    one = next(iter(sharded.shards.values())).parameter
+    if isinstance(one, DTensor):
+        return one.device_mesh
+    return DeviceMesh.from_group(sharded.process_group, sharded.device.type)
 
 
 @dataclass(frozen=True)

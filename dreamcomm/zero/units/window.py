@@ -85,6 +85,7 @@ class Window:
 
     def __init__(self, group: dist.ProcessGroup, key: int, name: str) -> None:
         self.group, self.key, self.name = group, key, name
+        self.rank = group.rank()  # for errors, also when the group is destroyed
         self.is_open = False
         self.barriers = 0  # meetings of the ranks
 
@@ -109,7 +110,7 @@ class Window:
             a == b for a, b in zip(options_found[:KEY_BITS], options_found[KEY_BITS:], strict=True)
         ):
             raise WindowError(
-                f"rank {dist.get_rank(self.group)}: fully_shard: the ranks have stepped rows of "
+                f"rank {self.rank}: fully_shard: the ranks have stepped rows of "
                 f"{self.name} with different options, such as learning rates, or after loading "
                 "states on some ranks alone: load, and set options, on all ranks alike, as by a "
                 "loss that is averaged over the ranks. The last step was made"
@@ -169,8 +170,8 @@ class Window:
             Kind.RESET: "in reset_iter_state()",
             Kind.REWRITE: "in rewrite()",
         }[kind]
-        rank, size = dist.get_rank(self.group), dist.get_world_size(self.group)
-        return f"fully_shard: rank {rank} of {size} waits for all ranks of {self.name}, {what}"
+        size = self.group.size()
+        return f"fully_shard: rank {self.rank} of {size} waits for all ranks of {self.name}, {what}"
 
     def _refuse(self, kind: Kind) -> None:
         call = {
@@ -183,7 +184,7 @@ class Window:
         mine["number of the module"] = str(self.key)
         found = first_difference(gather_objects(self.group, mine))
         raise WindowError(
-            f"rank {dist.get_rank(self.group)}: fully_shard: the ranks made different calls: "
+            f"rank {self.rank}: fully_shard: the ranks made different calls: "
             f"{found}. All ranks run the same forward and backward passes, steps and loads. After "
             "this error call reset_iter_state() on all ranks"
         )
