@@ -1,17 +1,19 @@
-"""Says on all ranks why parameters cannot be read, or were not to be written."""
+"""Says why parameters cannot be read or loaded, or were not to be written."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
 
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from dreamcomm.ranks.agree import gather_objects
 from dreamcomm.zero.units.record import UnitParameter
 from dreamcomm.zero.units.window import WindowError
 
-__all__ = ["refuse_to_read", "refuse_writes", "unreadable"]
+__all__ = ["check_rows", "refuse_to_read", "refuse_writes", "unreadable"]
 
 
 def unreadable(records: Sequence[UnitParameter], name: str) -> str:
@@ -69,3 +71,27 @@ def refuse_writes(group: dist.ProcessGroup, module: str, names: Sequence[str]) -
         "ranks use one copy. Change parameters after backward(), or after a forward pass under "
         "torch.no_grad() or module.reshard(), or within module.rewrite()"
     )
+
+
+def check_rows(state: Mapping[str, Any], mesh: DeviceMesh) -> None:
+    """Raises where a state has another rank's rows, as where one rank has saved it for all.
+
+    Args:
+        state: to load; nothing of it is loaded yet.
+        mesh: of the module.
+    """
+    here = mesh.get_coordinate()
+    for key, value in state.items():
+        if not isinstance(value, DTensor) or not any(one.is_shard() for one in value.placements):
+            continue
+        theirs = value.device_mesh
+        maker = theirs.get_coordinate()
+        if theirs.shape != mesh.shape or maker == here or maker is None:
+            continue  # torch compares the meshes
+        rank, of = mesh.get_rank(), int(theirs.mesh[tuple(maker)])
+        raise ValueError(
+            f"rank {rank}: fully_shard: expected this rank's rows of {key!r} in the state, got "
+            f"those of rank {of}; nothing has changed. A state_dict() has the rows of the rank "
+            "that made it. Save with dreamcomm.zero.save or torch.distributed.checkpoint on all "
+            "ranks, or a whole state of get_model_state_dict(full_state_dict=True)"
+        )

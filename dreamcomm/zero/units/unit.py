@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from dreamcomm._torch.ddp import find_tensors, unseen_by_dynamo
 from dreamcomm.zero.units.record import Place, UnitParameter
+from dreamcomm.zero.units.refusals import check_rows
 
 if TYPE_CHECKING:
     from dreamcomm.zero.units.tree import Tree
@@ -160,9 +161,11 @@ class Unit:
             self.show_sharded()
             self.shard_new(module)
 
-    def _before_load(self, module: nn.Module, *_: Any) -> None:
+    def _before_load(self, module: nn.Module, state: dict[str, Any], *_: Any) -> None:
         if self.tree.rewrites is None:
             self.tree.close()
+            if any(one() is module for one in self.roots):  # of all modules, before any is loaded
+                check_rows(state, self.tree.mesh)
             self.show_sharded()
             self.shard_new(module)
 

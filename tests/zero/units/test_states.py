@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
+from dreamcomm.zero import ZeroOptimizer
 from helpers.pool import Pool
 from zero.checkpoints import build, check_same, train
 from zero.units.sharding import made, sharded, weights, whole
@@ -68,14 +69,14 @@ def in_files(folder: str) -> None:
     numel = sum(one.numel() for one in made("gpt").parameters())
     torch.save(module.state_dict(), path)
     assert 4 * numel / world < path.stat().st_size < 4 * numel / world + 30_000
-    loaded = torch.load(path, weights_only=False)
+    loaded = torch.load(path)
     for key, value in module.state_dict().items():
         assert torch.equal(loaded[key].to_local(), value.to_local())
         assert loaded[key].to_local().data_ptr() != value.to_local().data_ptr()
     one = module.blocks[0].up.weight
     torch.save(one, path)
     assert path.stat().st_size < one.to_local().nbytes + 5_000
-    again = torch.load(path, weights_only=False)
+    again = torch.load(path)
     assert isinstance(again, nn.Parameter)
     assert torch.equal(again.to_local(), one.to_local())
     assert torch.equal(whole(again), whole(one))
@@ -93,6 +94,30 @@ def in_files(folder: str) -> None:
 @pytest.mark.parametrize("world", [2, 3])
 def test_files_have_this_ranks_rows_alone(pool: Pool, tmp_path: Path, world: int) -> None:
     pool.run(in_files, str(tmp_path), world=world)
+
+
+def of_another_rank(folder: str) -> None:
+    module = sharded("gpt")
+    path = Path(folder) / "rank0.pt"
+    if dist.get_rank() == 0:
+        torch.save(module.state_dict(), path)
+    dist.barrier()
+    before = weights(module)
+    state = torch.load(path)
+    for assign in (False, True):
+        if dist.get_rank() == 0:
+            module.load_state_dict(state, assign=assign)
+        else:
+            with pytest.raises(ValueError, match=r"rank 1: .* this rank's rows .* of rank 0"):
+                module.load_state_dict(state, assign=assign)
+            module.load_state_dict(copy.deepcopy(module.state_dict()), assign=assign)
+    check_same(weights(module), before)
+    optimizer = ZeroOptimizer(module.parameters(), torch.optim.AdamW)
+    train(module, optimizer, range(1))
+
+
+def test_rows_of_another_rank_are_refused(pool: Pool, tmp_path: Path) -> None:
+    pool.run(of_another_rank, str(tmp_path))
 
 
 def copies() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,9 @@ def mean_losses(found: list[Found]) -> list[float]:
 
 HOPS = [("3", 3), ("torch 3", 1), ("3", 4), ("1", 2), ("3", 2)]
 MORE = [("alone", 0), ("torch 3", 2), ("ddp", 3), ("3", 1), ("wrapped 2", 2), ("3", 2)]
-MODELS = ["mlp", "gpt", "tied", "cnn", "odd", "strange"]  # no buffers of each rank's own
+# Without buffers of each rank's own. Stages 1 and 2 count no steps of what has no elements.
+MODELS = ["mlp", "gpt", "tied", "cnn", "odd", "strange"]
+CELLS = [one for one in itertools.product(MODELS, OPTIMIZERS) if one != ("strange", "adamw")]
 
 
 def go_through(
@@ -82,8 +85,7 @@ def test_a_checkpoint_goes_through_stages_and_worlds(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", OPTIMIZERS)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("model", "kind"), CELLS)
 def test_a_checkpoint_goes_through_more_stages_and_worlds(
     pool: Pool, fresh: Fresh, tmp_path: Path, model: str, kind: str
 ) -> None:
