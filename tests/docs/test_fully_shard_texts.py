@@ -66,6 +66,20 @@ def step_of_an_older_optimizer() -> None:
     optimizer.step()
 
 
+def wrapped_after_a_zero_optimizer() -> None:
+    module = Net()
+    optimizer = zero.ZeroOptimizer(module.parameters(), torch.optim.SGD, lr=0.1)
+    fully_shard(module)
+    optimizer.zero_grad()
+
+
+def an_optimizer_within_a_pass() -> None:
+    module = fully_shard(Net())
+    loss = module(torch.ones(4, 8)).sum()
+    optimizer_of(module)
+    loss.backward()
+
+
 def forward_on_meta() -> None:
     with torch.device("meta"):
         module = Net()
@@ -109,6 +123,8 @@ REFUSED: list[Callable[[], object]] = [
     lambda: fully_shard(with_integers()),
     forward_on_meta,
     step_of_an_older_optimizer,
+    wrapped_after_a_zero_optimizer,
+    an_optimizer_within_a_pass,
     lambda: optimizer_of(fully_shard(Net()), fully_shard(Net())),
     lambda: optimizer_of(fully_shard(Net()), master_dtype=torch.float32),
     lambda: optimizer_of(fully_shard(Net()), reduce=False),
