@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from dreamcomm import zero
 from dreamcomm.zero import ZeroOptimizer, fully_shard
 from helpers.pool import Pool
-from zero.checkpoints import check_same, train
+from zero.checkpoints import build, check_same, train
 from zero.units.sharding import TiedGpt, made, shard, weights, whole
 
 pytestmark = pytest.mark.beyond_gloo("compares what only dreamcomm has")
@@ -179,3 +179,26 @@ def changed_between_steps(change: str, when: str) -> None:
 def test_changes_between_steps(pool: Pool, change: str, when: str) -> None:
     """Where ranks write, where they read, and where they read on after an evaluation."""
     pool.run(changed_between_steps, change, when)
+
+
+def frozen_for_a_time(when: str) -> None:
+    """One optimizer has all parameters throughout."""
+    found = []
+    for how in ("3", "ddp"):
+        module: Any
+        module, optimizer = build("gpt", "adamw", how)
+        inner = getattr(module, "module", module)
+        losses = train(module, optimizer, range(2))
+        for number, trains in enumerate((False, True), 1):
+            if when == "open":
+                module(torch.ones(2, 12))  # the root's whole parameters are registered
+            for part in (inner.position, inner.blocks[0]):
+                part.requires_grad_(trains)
+            losses += train(module, optimizer, range(2 * number, 2 * number + 2))
+        found.append([losses, weights(inner)])
+    check_same(*found)
+
+
+@pytest.mark.parametrize("when", ["closed", "open"])
+def test_parameters_are_frozen_for_a_time(pool: Pool, when: str) -> None:
+    pool.run(frozen_for_a_time, when)

@@ -148,6 +148,10 @@ def attributes_are_kept() -> None:
     module.to_empty(device="cpu")
     module.load_state_dict(state)
     check(module)
+    module.load_state_dict(state, assign=True)
+    with torch.no_grad():
+        module(torch.ones(2, 12))
+    check(module)
 
 
 def test_attributes_are_kept(pool: Pool) -> None:

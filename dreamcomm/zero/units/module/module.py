@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from dreamcomm.buckets.clip import clip_
 from dreamcomm.buckets.protocol import ClipPart
 from dreamcomm.zero.units.face import FSDPModule, UnshardHandle
+from dreamcomm.zero.units.follow import differs
 from dreamcomm.zero.units.module.no_ops import AcceptedSetters
 from dreamcomm.zero.units.module.norm import clip_part
 from dreamcomm.zero.units.module.report import described
@@ -142,7 +143,8 @@ class SharedModule(AcceptedSetters, FSDPModule):
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """As of a module. Plain parameters that are new are DTensors from here on."""
-        for unit in self._unit.tree.units():
+        units = self._unit.tree.units()
+        for unit in units if differs(units) else ():
             unit.shard_new()
         module = cast(nn.Module, super(torchs.FSDPModule, self))
         return module.named_parameters(*args, **kwargs)
