@@ -101,7 +101,7 @@ class KernelStep:
         for one, names, memory in zip(self._shards, self._made_for, self._memory, strict=True):
             state = self._inner.state.get(one.tensor)
             if not state:
-                if id(one) in self._stepped:
+                if names and id(one) in self._stepped:
                     return False
             elif any(state.get(name) is not kept for name, kept in zip(names, memory, strict=True)):
                 return False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -130,3 +132,31 @@ def test_two_large_gradients_are_there_at_most(pool: Pool) -> None:
     for most, *kinds in pool.run(after_backward):
         assert int(most) <= 2
         assert set(kinds) == {"ShardedGradient"}
+
+
+def passes_made(options: dict[str, float], stage: int) -> int:
+    """How often the compiled pass of the optimizer is made in three steps."""
+    torch.manual_seed(0)
+    module = nn.Linear(WIDTH, WIDTH)
+    optimizer = ZeroOptimizer(module.parameters(), torch.optim.SGD, stage=stage, lr=0.1, **options)
+    made = optimizer._engine.optimizer_pass
+    calls = []
+
+    def counted(*args: Any) -> Any:
+        calls.append(None)
+        return made(*args)
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(optimizer._engine, "optimizer_pass", counted)
+        for _ in range(3):
+            optimizer.zero_grad()
+            module(torch.ones(2, WIDTH)).square().sum().backward()
+            optimizer.step()
+    return len(calls)
+
+
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.9}], ids=["plain", "momentum"])
+@pytest.mark.parametrize("stage", [1, 2])
+def test_the_compiled_pass_is_made_once(pool: Pool, options: dict[str, float], stage: int) -> None:
+    """Its first step gives memory back to the kernel, which costs each later pass page faults."""
+    assert pool.run(passes_made, options, stage) == [1, 1]
