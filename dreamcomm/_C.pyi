@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import Backend, ErrorType, ProcessGroup, Store, Work
 from torch.autograd.graph import Node
+from torch.nn import Parameter
 
 class Options(Backend.Options):
     """Settings of a group, for ``pg_options``; all ranks must give equal ones."""
@@ -302,6 +303,27 @@ class RegionOffer:
 # Maps the region of an offer's address: with its bytes, and protected as there.
 def take_region(address: str, bytes: int, protects: bool, timeout_seconds: float) -> Region: ...
 
+# What Python would ask of each of many tensors, which takes longer.
+def versions_of(tensors: Sequence[Tensor]) -> list[int]: ...
+def storages_of(tensors: Sequence[Tensor]) -> list[int]: ...
+
+# Registers `after` in modules' dicts that have `before`, with what scripts have frozen there.
+def register_instead(
+    owns: list[dict[str, Parameter | None]],
+    names: list[str],
+    before: list[Parameter],
+    after: list[Parameter],
+) -> None: ...
+
+# Whether all dicts have the whole parameter, or the DTensor on its local tensor.
+def are_registered(
+    owns: list[dict[str, Parameter | None]],
+    names: list[str],
+    wholes: list[Parameter],
+    sharded: list[Parameter],
+    locals: list[Tensor],
+) -> bool: ...
+
 # Autograd notices a write to either tensor in place, as for tensors of one storage.
 def share_version(tensor: Tensor, owner: Tensor) -> None: ...
 
@@ -343,6 +365,8 @@ class BackwardPass:
         unchecked: Callable[[], None],
         # Called at the end of each pass that succeeded: whether it reduced.
         finished: Callable[[bool], None] | None = None,
+        # Called before a pass adds to its first gradient, unless enter() was called in it.
+        starting: Callable[[], None] | None = None,
     ) -> None: ...
     # Within a run of autograd: begins a pass if that makes any of the gradients.
     def enter(self) -> None: ...
@@ -379,6 +403,8 @@ class ShardedGradients:
         heaps: DreamBackend | None,
     ) -> None: ...
     def reduced(self) -> list[Tensor | None]: ...
+    # The same in the shapes and strides of other tensors of as many elements.
+    def reduced_as(self, likes: Sequence[Tensor]) -> list[Tensor | None]: ...
     def memory(self, index: int) -> Tensor | None: ...
     # Whether they hold all that has accumulated, on all ranks; None where digests differ.
     # Collective.

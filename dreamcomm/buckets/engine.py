@@ -96,7 +96,7 @@ class BucketEngine:
                 one.parameter.dtype,
                 one.parameter.device,
                 one.sparse,
-                one.unit,
+                one.factor,
             )
             for one in self.trained
         )
@@ -143,7 +143,9 @@ class BucketEngine:
             memory.own_bytes,
             self._finds_unused,
         )
-        self.backward = _C.BackwardPass(self.buckets, replan, mixed, unchecked, self._finished())
+        self.backward = _C.BackwardPass(
+            self.buckets, replan, mixed, unchecked, self._finished(), self._starting()
+        )
         self.hooks = _hooks_of(self.backward) if self._hooked else None
         self.shards: ShardedGradients | None = None
 
@@ -246,6 +248,10 @@ class BucketEngine:
 
     def _finished(self) -> Callable[[bool], None] | None:
         """What is called after each pass, with whether it has reduced."""
+        return None
+
+    def _starting(self) -> Callable[[], None] | None:
+        """What is called before a pass adds to its first gradient, unless it was entered before."""
         return None
 
     def _on_mixed(self) -> None:

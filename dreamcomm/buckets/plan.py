@@ -23,6 +23,7 @@ import torch
 __all__ = ["BucketPlan", "ParameterInfo", "Plan", "agreed_order", "plan_buckets"]
 
 MIB = 1 << 20
+Kind = tuple[torch.dtype, torch.device, bool, float]  # what a bucket's gradients share
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class ParameterInfo:
         numel: number of elements.
         dtype, device: of its gradient.
         sparse: whether its gradient is a sparse tensor.
-        unit: a bucket has parameters of one unit alone.
+        factor: of the ranks' sum; a bucket has parameters of one factor alone. 0: the engine's.
     """
 
     name: str
@@ -42,7 +43,7 @@ class ParameterInfo:
     dtype: torch.dtype
     device: torch.device
     sparse: bool = False
-    unit: int = 0
+    factor: float = 0.0
 
     @property
     def nbytes(self) -> int:
@@ -124,8 +125,8 @@ def plan_buckets(
     late = set(unseen)
     numbers.sort(key=lambda number: number in late)  # keeps the order otherwise
     closed: list[tuple[int, BucketPlan]] = []  # with the place of its last gradient
-    open_: dict[tuple[torch.dtype, torch.device, bool, int], list[int]] = {}
-    sizes: dict[tuple[torch.dtype, torch.device, bool, int], int] = {}
+    open_: dict[Kind, list[int]] = {}
+    sizes: dict[Kind, int] = {}
 
     def close(members: list[int], place: int) -> None:
         nbytes = sum(parameters[member].nbytes for member in members)
@@ -138,7 +139,7 @@ def plan_buckets(
         if info.sparse:
             close([number], place)
             continue
-        kind = info.dtype, info.device, number in late, info.unit
+        kind = info.dtype, info.device, number in late, info.factor
         open_.setdefault(kind, []).append(number)
         sizes[kind] = sizes.get(kind, 0) + info.nbytes
         if sizes[kind] >= (limits[len(closed)] if len(closed) < len(limits) else cap_bytes):

@@ -28,12 +28,15 @@ __all__ = [
 
 @dataclass(frozen=True)
 class TrainedParameter:
-    """A parameter, its name, whether its gradient is sparse, and in which unit it is sharded."""
+    """A parameter, its name, whether its gradient is sparse, and a factor of the ranks' sum.
+
+    0: the factor of what reduces it.
+    """
 
     name: str
     parameter: nn.Parameter
     sparse: bool = False
-    unit: int = 0
+    factor: float = 0.0
 
 
 # How they are given.

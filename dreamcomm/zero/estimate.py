@@ -111,12 +111,11 @@ def estimate(
 
     ``transient`` is 0 at stages 0 and 1. At stages 2 and 3 it is twice the largest bucket of whole
     gradients, as backward makes them, in the parameters' dtype: one is reduced while the next is
-    made. At stage 3 a bucket ends where a unit ends. With ``gathered`` it is three times the whole
-    parameters of the largest unit: the unit that computes, the next one, and one unit's gradients.
-    A unit is a child module, or the module's own parameters together. A ModuleList, ModuleDict or
-    Sequential is no unit: its members are. A child that has such a container inside is none
-    either: its children are. Without a module, all parameters are one unit, or with ``gathered``
-    each is one.
+    made. With ``gathered`` it is three times the whole parameters of the largest unit: the unit
+    that computes, the next one, and one unit's gradients. A unit is a child module, or the
+    module's own parameters together. A ModuleList, ModuleDict or Sequential is no unit: its
+    members are. A child that has such a container inside is none either: its children are. Without
+    a module, each parameter is one.
 
     Args:
         module_or_parameters: a module, on any device, or its parameters.
@@ -176,9 +175,7 @@ def estimate(
     if stage == 3 and gathered:
         transient = KEPT_UNITS * max((_nbytes(unit, param_dtype) for unit in units), default=0)
     elif stage >= 2:
-        by_units = stage == 3 and isinstance(module_or_parameters, nn.Module)
-        parts = units if by_units else [members]
-        transient = KEPT_BUCKETS * _largest_bucket(parts, param_dtype, bucket_bytes)
+        transient = KEPT_BUCKETS * _largest_bucket(members, param_dtype, bucket_bytes)
     return Estimate(
         world_size, stage, parameters, gradients, math.ceil(states) + counters, masters, transient
     )
@@ -228,17 +225,14 @@ def _nbytes(parameters: Iterable[Tensor], param_dtype: torch.dtype | None) -> in
 
 
 def _largest_bucket(
-    units: Iterable[Iterable[Tensor]], param_dtype: torch.dtype | None, bucket_bytes: int
+    parameters: Iterable[Tensor], param_dtype: torch.dtype | None, bucket_bytes: int
 ) -> int:
-    """Bytes of the largest bucket, where buckets end with units. A tied one is in the first."""
-    trained: dict[int, ParameterInfo] = {}
-    for number, unit in enumerate(units):
-        for one in unit:
-            if one.requires_grad and id(one) not in trained:
-                dtype = _dtype_of(one, param_dtype)
-                info = ParameterInfo("", one.numel(), dtype, one.device, unit=number)
-                trained[id(one)] = info
-    infos = list(trained.values())
+    """Bytes of the largest bucket."""
+    infos = [
+        ParameterInfo("", one.numel(), _dtype_of(one, param_dtype), one.device)
+        for one in parameters
+        if one.requires_grad
+    ]
     plan = plan_buckets(infos, cap_bytes=bucket_bytes, first_bytes=min(MIB, bucket_bytes))
     return max((bucket.nbytes for bucket in plan.buckets), default=0)
 

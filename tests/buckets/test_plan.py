@@ -23,6 +23,7 @@ def parameter_lists(draw: st.DrawFn) -> list[ParameterInfo]:
             draw(st.sampled_from(DTYPES)),
             CPU,
             draw(st.integers(0, 9)) == 0,
+            draw(st.sampled_from((0.0, 0.5))),
         )
         for number in range(count)
     ]
@@ -44,6 +45,7 @@ def test_every_gradient_is_in_one_bucket_of_its_kind(
         assert {(one.dtype, one.device, one.sparse) for one in members} == {
             (bucket.dtype, bucket.device, bucket.sparse)
         }
+        assert bucket.sparse or len({one.factor for one in members}) == 1
         places = [place[member] for member in bucket.members]
         assert places == sorted(places)
         lasts.append(places[-1])

@@ -154,9 +154,20 @@ bool BackwardPass::is_complete(std::size_t index) {
   return parameter.made == parameter.expected;
 }
 
+/// Python is called without the lock, which another thread may hold that waits for the GIL.
+void BackwardPass::tell_starting() {
+  {
+    const Lock lock(set_->mutex);
+    drop_dead_pass();
+    if (runs()) return;
+  }
+  callbacks_.starting();
+}
+
 /// Before autograd adds to a stand-in, which it must not: a new gradient begins, whose average is
 /// added to the shard.
 void BackwardPass::before_gradient(std::size_t index) {
+  if (callbacks_.starting) tell_starting();
   const Lock lock(set_->mutex);
   drop_dead_pass();
   if (!set_->rule.is_sharded()) return;

@@ -41,6 +41,9 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
     std::function<void()> unchecked;
     /// Called at the end of each pass that has succeeded. `reduced`: it has reduced.
     std::function<void(bool reduced)> finished;
+    /// Called before a pass adds to its first gradient, where nothing has begun the pass before. It
+    /// may do so, and leaves the hooks where they are.
+    std::function<void()> starting;
   };
 
   BackwardPass(std::shared_ptr<BucketSet> set, Callbacks callbacks);
@@ -76,6 +79,7 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   bool runs() const { return state_ == State::kAccumulating || state_ == State::kReducing; }
   bool makes_gradients() const;
   void drop_dead_pass();
+  void tell_starting();
   void begin();
   void note(Parameter& parameter, const at::Tensor& arrived);
   bool is_complete(std::size_t index);

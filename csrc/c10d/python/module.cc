@@ -18,6 +18,7 @@
 #include "c10d/python/module_optimizer.h"
 #include "c10d/python/module_recorder.h"
 #include "c10d/python/module_region.h"
+#include "c10d/python/module_registered.h"
 #include "core/cpus.h"
 #include "gpu/host/launch.h"
 #include "kernels/reduce.h"
@@ -349,6 +350,7 @@ PYBIND11_MODULE(_C, m) {
   dreamcomm::bind_optimizer(m);
   dreamcomm::bind_buckets(m);
   dreamcomm::bind_region(m);
+  dreamcomm::bind_registered(m);
   m.def(
       "explain",
       [](const std::string& op, std::size_t nbytes, int world, bool heap) {

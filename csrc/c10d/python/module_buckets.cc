@@ -22,6 +22,7 @@
 #include "c10d/buckets/moves/optimizer_pass.h"
 #include "c10d/buckets/ownership.h"
 #include "c10d/buckets/sharded_gradients.h"
+#include "c10d/region/many.h"
 #include "kernels/bucket.h"
 #include "kernels/inspector.h"
 
@@ -163,6 +164,12 @@ void bind_sets(py::module_& m) {
       .def(py::init(&shard_gradients), py::arg("set"), py::arg("stage"), py::arg("sum_types"),
            py::arg("stand_ins"), py::arg("heaps"))
       .def("reduced", &ShardedGradients::reduced, Released())
+      .def(
+          "reduced_as",
+          [](const ShardedGradients& self, const std::vector<at::Tensor>& likes) {
+            return placed_as(self.reduced(), likes);
+          },
+          py::arg("likes"), Released())
       .def("memory", &ShardedGradients::memory, py::arg("index"), Released())
       .def("agree", &ShardedGradients::agree, py::arg("digest") = 0, Released())
       .def("hold", &ShardedGradients::hold, py::arg("flags"), Released())
@@ -190,14 +197,14 @@ void bind_passes(py::module_& m) {
       m, "BackwardPass", "Reduces a module's gradients in backward passes.", py::dynamic_attr())
       .def(py::init([](std::shared_ptr<BucketSet> set, GradientOrder::Replan replan,
                        std::function<void()> mixed, std::function<void()> unchecked,
-                       std::function<void(bool)> finished) {
+                       std::function<void(bool)> finished, std::function<void()> starting) {
              return std::make_shared<BackwardPass>(
                  std::move(set),
                  BackwardPass::Callbacks{std::move(replan), std::move(mixed), std::move(unchecked),
-                                         std::move(finished)});
+                                         std::move(finished), std::move(starting)});
            }),
            py::arg("set"), py::arg("replan"), py::arg("mixed"), py::arg("unchecked"),
-           py::arg("finished") = py::none())
+           py::arg("finished") = py::none(), py::arg("starting") = py::none())
       .def("enter", &BackwardPass::on_output, Released())
       .def_property("sync", py::cpp_function(&BackwardPass::sync, Released()),
                     py::cpp_function(&BackwardPass::set_sync, Released()))

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "c10d/base/convert.h"
+#include "c10d/region/many.h"
 #include "c10d/region/region_tensors.h"
 #include "core/request.h"
 #include "transport/shm/region.h"
@@ -73,6 +74,8 @@ void bind_region(pybind11::module_& m) {
       .def("close", &RegionOffer::close, py::call_guard<py::gil_scoped_release>());
   m.def("take_region", &take_within, py::arg("address"), py::arg("bytes"), py::arg("protects"),
         py::arg("timeout_seconds"));
+  m.def("versions_of", &versions_of, py::arg("tensors"));
+  m.def("storages_of", &storages_of, py::arg("tensors"));
   m.def("share_version", &share_version, py::arg("tensor"), py::arg("owner"));
 }
 

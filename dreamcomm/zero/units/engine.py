@@ -7,11 +7,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
-from torch.autograd.graph import get_gradient_edge
-from torch.utils.hooks import RemovableHandle
 
 from dreamcomm._torch.groups import ours
-from dreamcomm.buckets.engine import BucketEngine, Caps, thawed
+from dreamcomm.buckets.engine import BucketEngine, Caps
 from dreamcomm.ranks.parameters import TrainedParameter
 from dreamcomm.zero.engine import BUCKET_BYTES, MIB
 from dreamcomm.zero.units.record import UnitParameter
@@ -25,9 +23,11 @@ class UnitEngine(BucketEngine):
     """Reduces the gradients of whole parameters, and frees them.
 
     Args:
-        records: the parameters; buckets end where units end.
+        records: the parameters. Buckets go over units' ends: all ranks read one copy, of which no
+            unit is freed.
         group: reduces them.
-        starting: called before autograd adds to any of the gradients. A weak reference.
+        starting: called before a pass adds to its first gradient, unless it was entered before. A
+            weak reference.
         finished: called after each backward pass with whether it has reduced. A weak reference.
     """
 
@@ -41,40 +41,31 @@ class UnitEngine(BucketEngine):
         self.records = list(records)
         self._before_pass = weakref.WeakMethod(starting)
         self._after_pass = weakref.WeakMethod(finished)
-        self._starts: list[RemovableHandle] = []
-        trained = [TrainedParameter(one.name, one.whole, unit=one.unit) for one in records]
+        world = dist.get_world_size(group)
+        trained = [
+            TrainedParameter(one.name, one.whole, factor=_factor(one.divide_factor, world))
+            for one in records
+        ]
         super().__init__(trained, group, Caps(BUCKET_BYTES, MIB), holds_frozen=True)
 
     def _make(self) -> None:
         super()._make()
         heaps = ours(self.group, torch.device("cpu"))
-        world = dist.get_world_size(self.group)
-        divisors = [one.divide_factor for one in self.records]
-        self.buckets.set_factors([0.0 if one in (0.0, world) else 1.0 / one for one in divisors])
+        self.buckets.set_factors([one.factor for one in self.trained])
         dtypes = [one.whole.dtype for one in self.records]
         self.shard(STAGE, dtypes, [None] * len(dtypes), heaps)
-        self._starts = self._hook_starts()
 
-    def detach(self) -> None:
-        super().detach()
-        for one in self._starts:
-            one.remove()
-        self._starts = []
-
-    def _hook_starts(self) -> list[RemovableHandle]:
+    def _starting(self) -> Callable[[], None] | None:
         """A pass may come to a gradient before it comes to an output of any unit, or to none."""
         me = weakref.ref(self)
 
-        def before_gradient(_: object) -> None:
+        def starting() -> None:
             engine = me()
-            starting = None if engine is None else engine._before_pass()
-            if starting is not None:
-                starting()
+            before = None if engine is None else engine._before_pass()
+            if before is not None:
+                before()
 
-        wholes = [one.whole for one in self.records]
-        with thawed(wholes):
-            nodes = [get_gradient_edge(one).node for one in wholes]
-        return [node.register_prehook(before_gradient) for node in nodes]
+        return starting
 
     def _finished(self) -> Callable[[bool], None] | None:
         me = weakref.ref(self)
@@ -88,11 +79,16 @@ class UnitEngine(BucketEngine):
         return finished
 
     def reduced(self) -> list[torch.Tensor | None]:
-        """This rank's elements of each reduced gradient, flat; None: there is none."""
+        """This rank's rows of each reduced gradient; None: there is none."""
         assert self.shards is not None
-        return self.shards.reduced()
+        return self.shards.reduced_as([one.local for one in self.records])
 
     def hold(self, flags: Sequence[bool]) -> None:
         """Whether what each shard has is still a gradient of the script."""
         assert self.shards is not None
         self.shards.hold(list(flags))
+
+
+def _factor(divisor: float, world: int) -> float:
+    """The factor of the ranks' sum; 0: it is averaged."""
+    return 0.0 if divisor in (0.0, world) else 1.0 / divisor

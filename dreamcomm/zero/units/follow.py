@@ -35,7 +35,7 @@ from dreamcomm.zero.units.region import (
     place,
     source_of,
 )
-from dreamcomm.zero.units.unit import Unit, contents
+from dreamcomm.zero.units.unit import Unit
 from dreamcomm.zero.units.window import WindowError
 
 if TYPE_CHECKING:
@@ -49,15 +49,7 @@ Fresh = dict[int, tuple[nn.Parameter, "UnitParameter | None"]]  # with what the 
 
 def differs(units: Iterable[Unit]) -> bool:
     """Whether any module has other parameters or modules than before."""
-    for unit in units:
-        for place_, one in unit.places:
-            if not one.is_current(place_.registered()):
-                return True
-        for known, module in zip(unit.contents, unit.modules, strict=True):
-            now = module()
-            if now is not None and known != contents(now):
-                return True
-    return False
+    return any(unit.differs() for unit in units)
 
 
 @torch.inference_mode(False)  # whose tensors have no versions
@@ -70,7 +62,7 @@ def take_in(tree: Tree) -> None:
         _take_in(tree)
     except BaseException:
         for unit in tree.units():
-            unit.forget_contents()
+            unit.mark_changed()
         raise
 
 

@@ -63,15 +63,15 @@ def after_pass(engine: UnitEngine, reduced: bool) -> None:
         return
     found = []
     with torch.no_grad():
-        for one, elements in zip(engine.records, engine.reduced(), strict=True):
-            if elements is None and one.whole.numel() == 0 and one.whole.grad is not None:
-                elements, one.whole.grad = one.whole.grad.reshape(0), None  # nothing to reduce
-            if elements is None:
+        for one, rows in zip(engine.records, engine.reduced(), strict=True):
+            if rows is None and one.whole.numel() == 0 and one.whole.grad is not None:
+                rows, one.whole.grad = torch.empty_like(one.local), None  # nothing to reduce
+            if rows is None:
                 continue
             now = one.sharded.grad
             if one.given is None and now is not one.shown and now is not one.partial:
                 one.given = now  # by this pass, in which the script has used the DTensor, too
-            gradient = one.gradient(elements)
+            gradient = one.gradient(rows)
             if one.given is not None:
                 gradient._local_tensor.add_(_rows_of(one, one.given))
                 one.given = None

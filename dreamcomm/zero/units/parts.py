@@ -51,11 +51,10 @@ class TreeParts:
 
     def _named_records(self) -> list[UnitParameter]:
         found: dict[int, UnitParameter] = {}
-        for number, unit in enumerate(self.units()):
+        for unit in self.units():
             for place, one in unit.places:
                 if id(one) not in found:
                     one.name = one.name or place.name
-                    one.unit = number
                     one.divide_factor = unit.divide_factor
                     found[id(one)] = one
         module = None if self.root is None else self.root.module

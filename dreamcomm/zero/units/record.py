@@ -13,7 +13,6 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from dreamcomm.buckets.layout import is_replicated, shard_layout
-from dreamcomm.ranks.pieces import as_placed
 
 if TYPE_CHECKING:
     from dreamcomm._C import Region
@@ -43,11 +42,16 @@ class Place:
         module = self.module()
         if module is None or module._parameters.get(self.name) is not before:
             return False
-        if type(module).__setattr__ is nn.Module.__setattr__:
-            module._parameters[self.name] = after
-        else:  # such as nn.LSTM, which has another list of its weights
+        if self.sets_itself():
             setattr(module, self.name, after)
+        else:
+            module._parameters[self.name] = after
         return True
+
+    def sets_itself(self) -> bool:
+        """Whether the module does more than to register, as nn.LSTM, which lists its weights."""
+        module = self.module()
+        return module is not None and type(module).__setattr__ is not nn.Module.__setattr__
 
 
 @dataclass(eq=False)
@@ -61,10 +65,12 @@ class UnitParameter:
         sharded: the DTensor that is registered outside of passes.
         local: this rank's rows: the DTensor's memory.
         region: where the rows of all ranks lie; None: a scalar, or on the meta device.
-        divide_factor, unit: of the unit that owns it.
+        divide_factor: of the unit that owns it.
         shown: the gradient of ``sharded`` that lies on the sum's own memory, once there was one.
         partial: the one that stands there for a sum of this rank alone.
         given: a gradient that the script has put there, to which the next sum is added.
+        is_meta: whether it has no values yet.
+        storage: address of the storage of ``sharded``, which ``.data =`` would change.
     """
 
     name: str
@@ -73,14 +79,16 @@ class UnitParameter:
     local: Tensor
     region: Region | None = None
     divide_factor: float = 0.0
-    unit: int = 0
     shown: DTensor | None = None
     partial: DTensor | None = None
     given: Tensor | None = None
-    _storage: Any = field(init=False)
+    is_meta: bool = field(init=False)
+    storage: int = field(init=False)
+    _storage: Any = field(init=False)  # keeps the address from another one's use
 
     def __post_init__(self) -> None:
-        self._storage = self.sharded.untyped_storage()
+        self.is_meta = self.whole.device.type == "meta"
+        self.note_storage()
 
     @property
     def spec(self) -> DTensorSpec:
@@ -91,10 +99,6 @@ class UnitParameter:
     def is_replicated(self) -> bool:
         return is_replicated(tuple(self.whole.shape))
 
-    @property
-    def is_meta(self) -> bool:
-        return self.whole.device.type == "meta"
-
     def is_current(self, registered: object) -> bool:
         """Whether what a module has registered is one of the forms, unchanged."""
         if registered is self.whole:
@@ -103,24 +107,20 @@ class UnitParameter:
             return False
         return self.sharded._local_tensor is self.local  # type: ignore[attr-defined]
 
-    def has_other_data(self) -> bool:
-        """Whether a script has used ``.data =``, which would be ignored."""
-        return bool(self.sharded.untyped_storage()._cdata != self._storage._cdata)
-
-    def ignore_data(self) -> None:
-        """Goes on with the values from before ``.data =``."""
+    def note_storage(self) -> None:
+        """Takes the storage of ``sharded`` for its own: ``.data =`` is ignored from then on."""
         self._storage = self.sharded.untyped_storage()
+        self.storage = self._storage._cdata
 
-    def gradient(self, elements: Tensor) -> DTensor:
+    def gradient(self, rows: Tensor) -> DTensor:
         """The reduced gradient as the DTensor's, on the sum's memory.
 
         Args:
-            elements: this rank's of the sum, flat.
+            rows: this rank's of the sum.
         """
         shown = self.shown
-        if shown is None or shown._local_tensor.data_ptr() != elements.data_ptr():
-            shown = _dtensor(as_placed(elements, self.local), self.spec)
-            self.shown = shown
+        if shown is None or shown._local_tensor.data_ptr() != rows.data_ptr():
+            shown = self.shown = _dtensor(rows, self.spec)
         return shown
 
     def own_sum(self, gradient: Tensor) -> DTensor:
@@ -145,7 +145,8 @@ def own_rows(whole: Tensor, world: int, rank: int) -> Tensor:
 
 def _dtensor(local: Tensor, spec: DTensorSpec) -> DTensor:
     """Without autograd, and without a look at other ranks."""
-    made: DTensor = cast(Any, DTensor)(local, spec, requires_grad=False)
+    # DTensor's __init__ tells torch.compile alone of it, and takes as long again.
+    made: DTensor = cast(Any, DTensor).__new__(DTensor, local, spec, requires_grad=False)
     return made
 
 

@@ -13,19 +13,22 @@ from dreamcomm.ranks.agree import gather_objects
 from dreamcomm.zero.units.record import UnitParameter
 from dreamcomm.zero.units.window import WindowError
 
-__all__ = ["check_rows", "refuse_to_read", "refuse_writes", "unreadable"]
+__all__ = ["check_rows", "refuse_changes", "refuse_to_read", "refuse_writes", "unreadable"]
 
 
 def unreadable(records: Sequence[UnitParameter], name: str) -> str:
     """Says which parameter has no values, or values that would be ignored; empty: none."""
-    for one in records:
+    from dreamcomm import _C
+
+    storages = _C.storages_of([one.sharded for one in records])
+    for one, storage in zip(records, storages, strict=True):
         if one.is_meta:
             return (
                 f"parameter {one.name!r} of {name} is on the meta device: call "
                 "module.to_empty(device='cpu'), then load a checkpoint, or initialise it with "
                 "dreamcomm.zero.initialize(module)"
             )
-        if one.has_other_data():
+        if storage != one.storage:
             return (
                 f"parameter {one.name!r} of {name} was given other data by .data = ..., which a "
                 "sharded parameter ignores: copy values into it under torch.no_grad(), as by "
@@ -45,7 +48,7 @@ def refuse_to_read(
         problem: of this rank, or empty.
     """
     for one in records:
-        one.ignore_data()
+        one.note_storage()
     found = gather_objects(group, problem)
     rank, text = next((rank, text) for rank, text in enumerate(found) if text)
     raise WindowError(f"fully_shard: rank {rank}: {text}")
@@ -70,6 +73,15 @@ def refuse_writes(group: dist.ProcessGroup, module: str, names: Sequence[str]) -
         f"ranks read them: {found}. Between a forward pass and the end of its backward pass the "
         "ranks use one copy. Change parameters after backward(), or after a forward pass under "
         "torch.no_grad() or module.reshard(), or within module.rewrite()"
+    )
+
+
+def refuse_changes(group: dist.ProcessGroup, module: str) -> NoReturn:
+    """Raises for modules that have other parameters than the graph that a pass goes through."""
+    raise WindowError(
+        f"rank {dist.get_rank(group)}: fully_shard: modules of {module} got other parameters "
+        "between a forward pass and its backward pass. Replace parameters, or tie them, before a "
+        "forward pass or after backward()"
     )
 
 

@@ -51,7 +51,7 @@ def _has_any(tree: Tree, optimizer: Optimizer) -> bool:
     wholes = {id(one.whole): one.name for one in records}
     found = False
     for group in optimizer.param_groups:
-        for parameter in group["params"]:
+        for parameter in group.get("params", ()):
             key = id(parameter)
             if key in wholes:
                 raise RuntimeError(

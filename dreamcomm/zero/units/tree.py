@@ -29,7 +29,12 @@ from dreamcomm.zero.units.link import link
 from dreamcomm.zero.units.parts import TreeParts
 from dreamcomm.zero.units.pending import Pending
 from dreamcomm.zero.units.record import Place, UnitParameter
-from dreamcomm.zero.units.refusals import refuse_to_read, refuse_writes, unreadable
+from dreamcomm.zero.units.refusals import (
+    refuse_changes,
+    refuse_to_read,
+    refuse_writes,
+    unreadable,
+)
 from dreamcomm.zero.units.region import is_protected
 from dreamcomm.zero.units.steps import watch_steps
 from dreamcomm.zero.units.unit import Unit
@@ -78,7 +83,7 @@ class Tree(TreeParts):
         """Reduces the gradients; made anew where parameters have changed. None: there are none."""
         if self._engine is None and self.records():
             self._engine = gradients.make_engine(
-                self.records(), self.group, self.enter_backward, self.after_pass
+                self.records(), self.group, self.enter_at_gradient, self.after_pass
             )
         return self._engine
 
@@ -215,11 +220,21 @@ class Tree(TreeParts):
             gradients.drop_unfinished(self.records())
         return self._in_backward
 
+    def enter_at_gradient(self) -> None:
+        """Before autograd adds to a gradient, where the pass has come through no output of a unit.
+
+        The hook that runs is one of those that would be made anew where parameters have changed.
+        """
+        if not (self.window.is_open or self._is_in_backward()) and differs(self.units()):
+            refuse_changes(self.group, self.window.name)
+        self.enter_backward()
+
     def enter_backward(self) -> None:
         """Before autograd goes through an output of a unit, or adds to a gradient."""
         if self._is_in_backward():
             return
-        self.open()
+        if not self.window.is_open:
+            self.open()
         self._reduced = None
         self._creates_graph = torch.is_grad_enabled()
         engine = self.engine
@@ -284,4 +299,6 @@ class Tree(TreeParts):
 
 
 def _versions(records: Iterable[UnitParameter]) -> list[int]:
-    return [one.whole._version for one in records]
+    from dreamcomm import _C
+
+    return _C.versions_of([one.whole for one in records])

@@ -13,11 +13,12 @@ from torch.distributed.tensor import DTensor
 from dreamcomm._torch.ddp import find_tensors, unseen_by_dynamo
 from dreamcomm.zero.units.record import Place, UnitParameter
 from dreamcomm.zero.units.refusals import check_rows
+from dreamcomm.zero.units.registry import Contents, Registry
 
 if TYPE_CHECKING:
     from dreamcomm.zero.units.tree import Tree
 
-__all__ = ["KEY", "Unit", "contents", "unit_of"]
+__all__ = ["KEY", "Unit", "unit_of"]
 
 KEY = "_fully_sharded_unit"  # in a module's __dict__
 
@@ -33,9 +34,7 @@ class Unit:
             they are, except in a tree's root.
 
     Attributes:
-        places: where modules have parameters, with each one's forms. A tied parameter may be of
-            another unit.
-        contents: what each module had when it was looked at last.
+        modules: all of them.
     """
 
     def __init__(
@@ -46,9 +45,11 @@ class Unit:
     ) -> None:
         self.roots = [weakref.ref(one) for one in roots]
         self.ignored = list(ignored)
-        self.places: list[tuple[Place, UnitParameter]] = []
         self.modules: list[weakref.ref[nn.Module]] = []
-        self.contents: list[tuple[int, tuple[int, ...]]] = []
+        self._contents: list[Contents] = []  # of the modules, when they were looked at last
+        self._is_changed = False
+        self._places: list[tuple[Place, UnitParameter]] = []
+        self._registry = Registry([], [])
         self.reshard_after_forward = reshard_after_forward
         self.reshard_after_backward = True
         self.reduces = True
@@ -73,11 +74,26 @@ class Unit:
         """Finds the modules that the unit has now."""
         modules = list(_below(one for root in self.roots if (one := root()) is not None))
         self.modules = [weakref.ref(one) for one in modules]
-        self.contents = [contents(one) for one in modules]
+        self._contents = [Contents.of(one) for one in modules]
+        self._is_changed = False
 
-    def forget_contents(self) -> None:
+    @property
+    def places(self) -> list[tuple[Place, UnitParameter]]:
+        """Where modules have parameters, and their forms. A tied one may be of another unit."""
+        return self._places
+
+    @places.setter
+    def places(self, places: list[tuple[Place, UnitParameter]]) -> None:
+        self._places = places
+        self._registry = Registry(self._contents, places)
+
+    def differs(self) -> bool:
+        """Whether any module has other parameters or modules than when it was looked at."""
+        return self._is_changed or not self._registry.is_current()
+
+    def mark_changed(self) -> None:
         """Has the modules count as changed."""
-        self.contents = [(-1, ())] * len(self.modules)
+        self._is_changed = True
 
     def hook_states(self) -> None:
         """Has states be made of, and loaded into, the DTensors."""
@@ -128,17 +144,13 @@ class Unit:
 
     def show_whole(self) -> None:
         """Registers the whole parameters."""
-        for place, one in self.places:
-            if place.swap(one.sharded, one.whole):
-                _copy_freezing(one.sharded, one.whole)
+        self._registry.show_whole()
         self.shows_whole = True
 
     def show_sharded(self) -> None:
         """Registers the DTensors."""
         if self.shows_whole:
-            for place, one in self.places:
-                if place.swap(one.whole, one.sharded):
-                    _copy_freezing(one.whole, one.sharded)
+            self._registry.show_sharded()
             self.shows_whole = False
 
     @property
@@ -195,12 +207,6 @@ class Unit:
         self.show_whole()
 
 
-def _copy_freezing(registered: nn.Parameter, other: nn.Parameter) -> None:
-    """Scripts freeze what is registered."""
-    if registered.requires_grad is not other.requires_grad:
-        other.requires_grad_(registered.requires_grad)
-
-
 def _after_state(
     module: nn.Module, state: dict[str, Any], prefix: str, local_metadata: dict[str, Any]
 ) -> None:
@@ -236,9 +242,3 @@ def unit_of(module: nn.Module) -> Unit | None:
     """The unit whose root the module is, or None."""
     unit: Unit | None = module.__dict__.get(KEY)
     return unit
-
-
-def contents(module: nn.Module) -> tuple[int, tuple[int, ...]]:
-    """How many parameters a module has, and its children's addresses."""
-    own = sum(one is not None for one in module._parameters.values())
-    return own, tuple(map(id, module._modules.values()))

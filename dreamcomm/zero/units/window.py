@@ -88,6 +88,7 @@ class Window:
         self.rank = group.rank()  # for errors, also when the group is destroyed
         self.is_open = False
         self.barriers = 0  # meetings of the ranks
+        self._flags = {kind: _with_complement((key << 2) | kind.value) for kind in Kind}
 
     def open(self, opening: Opening, options: int = 0) -> Opening:
         """Waits until no rank writes. Collective. Stays closed where any rank cannot open.
@@ -148,16 +149,14 @@ class Window:
     def _meet(self, kind: Kind, bits: Sequence[bool]) -> list[bool]:
         from dreamcomm import _C
 
-        code = (self.key << 2) | kind.value
-        flags = [bool((code >> k) & 1) for k in range(KEY_BITS + 2)]
+        flags = self._flags[kind]
         spare = [False] * (MOST_BITS - len(bits))
-        sent = [*flags, *(not one for one in flags), *bits, *spare]
         try:
-            found = _C.any_of(self.group, sent)
+            found = _C.any_of(self.group, [*flags, *bits, *spare])
         except dist.DistBackendError as error:
             raise type(error)(f"{self._words(kind)}: {error}") from None
         self.barriers += 1
-        width = len(flags)
+        width = len(flags) // 2
         # A bit and its complement are both set on some rank only where codes differ.
         if any(a == b for a, b in zip(found[:width], found[width : 2 * width], strict=True)):
             self._refuse(kind)
@@ -188,6 +187,11 @@ class Window:
             f"{found}. All ranks run the same forward and backward passes, steps and loads. After "
             "this error call reset_iter_state() on all ranks"
         )
+
+
+def _with_complement(code: int) -> list[bool]:
+    flags = [bool((code >> k) & 1) for k in range(KEY_BITS + 2)]
+    return [*flags, *(not one for one in flags)]
 
 
 def _is_of_different_calls(error: Exception) -> bool:

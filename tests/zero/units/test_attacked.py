@@ -118,3 +118,34 @@ def test_gradients_are_those_of_one_process(pool: Pool, name: str, units: bool, 
     for to_none in (True, False):
         for gaps in pool.run(beside_one_process, name, units, micro, to_none, world=2):
             assert max(gaps) < 1e-6, gaps
+
+
+def changed_before_backward(opens: bool) -> tuple[str, bool]:
+    """What a pass says that comes to a gradient first, after a script has replaced a parameter."""
+    torch.manual_seed(0)
+    module: Any = fully_shard(Net())
+    x = torch.randn(6, 4)
+    module(x)
+    loss = (module.sigma**2).sum()
+    if not opens:
+        module.reshard()
+    module.second = nn.Linear(8, 3)
+    try:
+        loss.backward()
+        said = ""
+    except RuntimeError as error:
+        said = str(error)
+        module.reset_iter_state()
+    module.zero_grad()
+    module(x).square().sum().backward()
+    return said, all(one.grad is not None for one in module.second.parameters())
+
+
+def test_parameters_replaced_within_an_open_window_are_taken_in_later(pool: Pool) -> None:
+    assert pool.run(changed_before_backward, True) == [("", True)] * 2
+
+
+def test_a_pass_that_finds_other_parameters_at_a_gradient_is_refused(pool: Pool) -> None:
+    for rank, (said, goes_on) in enumerate(pool.run(changed_before_backward, False)):
+        assert f"rank {rank}: fully_shard: modules of FSDPNet got other parameters" in said
+        assert goes_on

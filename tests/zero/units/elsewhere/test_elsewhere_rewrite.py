@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from dreamcomm.zero.units.elsewhere.module import shard_elsewhere
 from helpers.pool import Pool
-from zero.units.elsewhere_net import (
+from zero.units.elsewhere.elsewhere_net import (
     MESHES,
     WHY,
     Net,

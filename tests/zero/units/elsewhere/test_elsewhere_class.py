@@ -15,7 +15,7 @@ from torch.distributed.fsdp._fully_shard._fully_shard import get_cls_to_fsdp_cls
 from dreamcomm.zero.units.elsewhere.module import ElsewhereModule, shard_elsewhere
 from dreamcomm.zero.units.face import FSDPModule
 from helpers.pool import Pool
-from zero.units.elsewhere_net import (
+from zero.units.elsewhere.elsewhere_net import (
     WHY,
     Net,
     difference,

@@ -18,7 +18,7 @@ from torch.distributed.tensor.parallel import (
 
 from dreamcomm.zero.units.elsewhere.module import shard_elsewhere
 from helpers.pool import Pool
-from zero.units.elsewhere_net import (
+from zero.units.elsewhere.elsewhere_net import (
     MESHES,
     WHY,
     Net,

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from dreamcomm.zero.units.elsewhere.module import ElsewhereModule, shard_elsewhere
 from helpers.pool import Pool
-from zero.units.elsewhere_net import (
+from zero.units.elsewhere.elsewhere_net import (
     MESHES,
     WHY,
     Net,
