@@ -60,7 +60,7 @@ def run_rank(model: str, wrapper: str, steps: int) -> RankTimes:
             trainer.step()
     difference = verify(trainers, groups[GLOO])
     turns = {variant: partial(timed, trainer.step) for variant, trainer in trainers.items()}
-    times = take_turns(turns, steps, WARMUP_STEPS)
+    times = take_turns(turns, steps, WARMUP_STEPS, rotates=True)
     parameters = sum(weight.numel() for weight in trainers[GLOO].task.model.parameters())
     return RankTimes(times, parameters, difference)
 
@@ -89,7 +89,7 @@ def main(
         list[str] | None, typer.Option(help="mlp, gpt or small; all if not given.")
     ] = None,
     wrapper: Annotated[
-        list[str] | None, typer.Option(help="ddp, fsdp2 or zero; all if not given.")
+        list[str] | None, typer.Option(help="ddp, fsdp2, zero, zero3, zero3-adamw or zero3-passes; all if not given.")
     ] = None,
     world: World = 2,
     steps: Annotated[int, typer.Option(min=1, help="Timed steps of each variant.")] = 40,
