@@ -89,7 +89,7 @@ def main(
         list[str] | None, typer.Option(help="mlp, gpt or small; all if not given.")
     ] = None,
     wrapper: Annotated[
-        list[str] | None, typer.Option(help="ddp, fsdp2, zero, zero3, zero3-adamw or zero3-passes; all if not given.")
+        list[str] | None, typer.Option(help=f"{', '.join(WRAPPERS)}; all if not given.")
     ] = None,
     world: World = 2,
     steps: Annotated[int, typer.Option(min=1, help="Timed steps of each variant.")] = 40,
