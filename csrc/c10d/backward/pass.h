@@ -43,7 +43,7 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
     std::function<void(bool reduced)> finished;
     /// Called before a pass adds to its first gradient, where nothing has begun the pass before. It
     /// may do so, and leaves the hooks where they are.
-    std::function<void()> starting;
+    std::function<void()> starting = {};
   };
 
   BackwardPass(std::shared_ptr<BucketSet> set, Callbacks callbacks);
