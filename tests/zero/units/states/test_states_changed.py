@@ -174,7 +174,7 @@ def changed_between_steps(change: str, when: str) -> None:
     assert (module.head.weight is module.embedding.weight) is (change == "tie")
 
 
-@pytest.mark.parametrize("when", ["closed", "open", "kept"])
+@pytest.mark.parametrize("when", ["closed", "open", pytest.param("kept", marks=pytest.mark.long)])
 @pytest.mark.parametrize("change", CHANGES)
 def test_changes_between_steps(pool: Pool, change: str, when: str) -> None:
     """Where ranks write, where they read, and where they read on after an evaluation."""
