@@ -62,7 +62,7 @@ def take_in(tree: Tree) -> None:
         _take_in(tree)
     except BaseException:
         for unit in tree.units():
-            unit.mark_changed()
+            unit.forget_contents()
         raise
 
 

@@ -70,7 +70,6 @@ class UnitParameter:
         partial: the one that stands there for a sum of this rank alone.
         given: a gradient that the script has put there, to which the next sum is added.
         is_meta: whether it has no values yet.
-        storage: address of the storage of ``sharded``, which ``.data =`` would change.
     """
 
     name: str
@@ -83,8 +82,7 @@ class UnitParameter:
     partial: DTensor | None = None
     given: Tensor | None = None
     is_meta: bool = field(init=False)
-    storage: int = field(init=False)
-    _storage: Any = field(init=False)  # keeps the address from another one's use
+    _storage: Any = field(init=False)  # keeps its address from another one's use
 
     def __post_init__(self) -> None:
         self.is_meta = self.whole.device.type == "meta"
@@ -110,7 +108,12 @@ class UnitParameter:
     def note_storage(self) -> None:
         """Takes the storage of ``sharded`` for its own: ``.data =`` is ignored from then on."""
         self._storage = self.sharded.untyped_storage()
-        self.storage = self._storage._cdata
+
+    @property
+    def storage(self) -> int:
+        """The address of the storage of ``sharded``, which ``.data =`` would change."""
+        address: int = self._storage._cdata
+        return address
 
     def gradient(self, rows: Tensor) -> DTensor:
         """The reduced gradient as the DTensor's, on the sum's memory.

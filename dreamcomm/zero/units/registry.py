@@ -99,19 +99,20 @@ class Registry:
 
     def show_whole(self) -> None:
         """Registers whole parameters. What a script has put there instead of a DTensor stays."""
-        from dreamcomm import _C
-
-        _C.register_instead(self._owns, self._names, self._sharded, self._wholes)
+        self._show(self._sharded, self._wholes)
         for place, one in self._odd:
             _swap(place, one.sharded, one.whole)
 
     def show_sharded(self) -> None:
         """Registers the DTensors. What a script has put there instead of a parameter stays."""
-        from dreamcomm import _C
-
-        _C.register_instead(self._owns, self._names, self._wholes, self._sharded)
+        self._show(self._wholes, self._sharded)
         for place, one in self._odd:
             _swap(place, one.whole, one.sharded)
+
+    def _show(self, before: list[nn.Parameter], after: list[nn.Parameter]) -> None:
+        from dreamcomm import _C
+
+        _C.register_instead(self._owns, self._names, before, after)
 
 
 def _swap(place: Place, before: nn.Parameter, after: nn.Parameter) -> None:

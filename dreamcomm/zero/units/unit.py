@@ -91,7 +91,7 @@ class Unit:
         """Whether any module has other parameters or modules than when it was looked at."""
         return self._is_changed or not self._registry.is_current()
 
-    def mark_changed(self) -> None:
+    def forget_contents(self) -> None:
         """Has the modules count as changed."""
         self._is_changed = True
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import os
+import select
 import signal
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from dreamcomm.ranks.agree import gather_objects
 from dreamcomm.zero import ZeroOptimizer, process_memory
 from helpers.pool import Fresh
 from helpers.processes import replies
@@ -123,11 +125,13 @@ def evaluated_after_the_group() -> None:
     with torch.no_grad():
         for one, value in zip(alone.parameters(), weights(module), strict=True):
             one.copy_(value)
-    rank = dist.get_rank()
+    rank, pids = dist.get_rank(), gather_objects(dist.group.WORLD, os.getpid())
+    ended = os.pidfd_open(pids[1])
+    dist.barrier()
     dist.destroy_process_group()
     if rank == 1:
         os._exit(0)
-    time.sleep(1)  # it has ended then
+    assert select.select([ended], [], [], 30)[0], "rank 1 has not ended"
     for _ in range(3):
         with torch.no_grad():
             assert torch.equal(module(x), expected)
