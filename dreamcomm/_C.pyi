@@ -327,6 +327,32 @@ def are_registered(
 # Autograd notices a write to either tensor in place, as for tensors of one storage.
 def share_version(tensor: Tensor, owner: Tensor) -> None: ...
 
+# Gives tensors' storages the memory of a block of bytes, from each one's offset on, and takes it
+# back. Views that autograd has saved follow.
+def lend(tensors: Sequence[Tensor], block: Tensor, offsets: Sequence[int]) -> None: ...
+def take_back(tensors: Sequence[Tensor]) -> None: ...
+
+class UnitGather:
+    """Gathers the parameters of a unit into a block: each one's place is its offset, its bytes, and
+    those of rank 0's rows."""
+
+    def __init__(
+        self,
+        group: ProcessGroup,
+        number: int,
+        places: Sequence[tuple[int, int, int]],
+        direct_bytes: int,
+    ) -> None: ...
+    def start(self, block: Tensor, rows: Sequence[Tensor]) -> None: ...
+    # The number of the unit that each rank has gathered; if they differ, the block has nothing.
+    def wait(self) -> list[int]: ...
+    def drop(self) -> None: ...
+    @property
+    def is_under_way(self) -> bool: ...
+    # Bytes from other ranks, in all.
+    @property
+    def received(self) -> int: ...
+
 class BucketSet:
     """Parameters whose gradients are reduced together, and their buckets."""
 

@@ -93,7 +93,7 @@ class BucketEngine:
             ParameterInfo(
                 one.name,
                 one.parameter.numel(),
-                one.parameter.dtype,
+                one.grad_dtype or one.parameter.dtype,
                 one.parameter.device,
                 one.sparse,
                 one.factor,

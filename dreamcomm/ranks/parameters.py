@@ -28,15 +28,21 @@ __all__ = [
 
 @dataclass(frozen=True)
 class TrainedParameter:
-    """A parameter, its name, whether its gradient is sparse, and a factor of the ranks' sum.
+    """A parameter that ranks train.
 
-    0: the factor of what reduces it.
+    Attributes:
+        name: for messages.
+        parameter: itself.
+        sparse: whether its gradient is.
+        factor: of the ranks' sum; 0: that of what reduces it.
+        grad_dtype: of its gradient; None: its own.
     """
 
     name: str
     parameter: nn.Parameter
     sparse: bool = False
     factor: float = 0.0
+    grad_dtype: torch.dtype | None = None
 
 
 # How they are given.

@@ -14,7 +14,7 @@ namespace {
 std::shared_ptr<WantedTensors> wanted_of(const BucketSet& set) {
   std::map<std::size_t, int> wanted;
   for (const Parameter& one : set.parameters) {
-    const std::size_t bytes = one.tensor.nbytes();
+    const std::size_t bytes = one.gradient_bytes();
     if (!one.is_sparse() && set.rule.is_own(bytes)) ++wanted[bytes];
   }
   std::shared_ptr<Heap> heap = live_process_heap();
@@ -42,11 +42,11 @@ void HeapPlacement::end() { place_new_tensors(early_); }
 
 void HeapPlacement::note_early(const BucketSet& set, const Parameter& parameter) {
   const at::Tensor& now = parameter.tensor.grad();
-  const std::size_t bytes = parameter.tensor.nbytes();
+  const std::size_t bytes = parameter.gradient_bytes();
   if (!wanted_ || parameter.made != 1 || !set.rule.is_own(bytes) || parameter.is_sparse()) return;
   const std::shared_ptr<Heap> heap = live_process_heap();
   if (!heap || is_in_heap(now)) return;
-  const auto same_size = [bytes](const Parameter& one) { return one.tensor.nbytes() == bytes; };
+  const auto same_size = [bytes](const Parameter& one) { return one.gradient_bytes() == bytes; };
   int& wanted = early_sizes_[bytes];
   if (wanted >= 2 * std::count_if(set.parameters.begin(), set.parameters.end(), same_size)) return;
   ++wanted;

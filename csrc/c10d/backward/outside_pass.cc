@@ -28,7 +28,8 @@ void BackwardPass::set_apart_large() {
   std::set<const void*> taken;
   for (Parameter& one : set_->parameters) {
     const at::Tensor& now = one.tensor.grad();
-    if (!set_->rule.is_large(one.tensor.nbytes()) || !now.defined() || !now.has_storage()) continue;
+    if (!set_->rule.is_large(one.gradient_bytes()) || !now.defined() || !now.has_storage())
+      continue;
     if (taken.insert(now.const_data_ptr()).second) continue;
     one.grad() = now.clone();
     set_apart_ += now.nbytes();

@@ -29,12 +29,13 @@ void Bucket::lay_out(const Parameters& parameters, const Rule& rule) {
   if (laid_out_for_ == rule.hook.get()) return;
   std::int64_t size = 0;
   for (std::size_t i = 0; i < members_.size(); ++i) {
-    const at::Tensor& parameter = parameters[members_[i]].tensor;
-    const bool is_own = rule.is_own(parameter.nbytes());
+    const Parameter& parameter = parameters[members_[i]];
+    const bool is_own = rule.is_own(parameter.gradient_bytes());
     slots_[i].offset = is_own ? -1 : size;
-    if (!is_own) size += parameter.numel();
+    if (!is_own) size += parameter.tensor.numel();
   }
-  flat_ = allocate(rule, size, parameters[members_.front()].tensor);
+  const Parameter& first = parameters[members_.front()];
+  flat_ = allocate(rule, size, first.tensor, first.gradient_type());
   laid_out_for_ = rule.hook.get();
 }
 
@@ -60,8 +61,8 @@ bool Bucket::lies_in_place(const Parameter& parameter, const Slot& slot) const {
 at::Tensor Bucket::make_place(const Parameter& parameter, const Slot& slot,
                               const Rule& rule) const {
   const at::Tensor& like = parameter.tensor;
-  return slot.offset >= 0 ? alias(flat_, slot.offset, like)
-                          : alias(allocate(rule, like.numel(), like), 0, like);
+  if (slot.offset >= 0) return alias(flat_, slot.offset, like);
+  return alias(allocate(rule, like.numel(), like, parameter.gradient_type()), 0, like);
 }
 
 /// Before gradients are written to the flat tensor from elsewhere.
@@ -76,7 +77,7 @@ void Bucket::renew_if_kept(const Parameters& parameters, const Rule& rule) {
     if (!lies_in_slot(member, slots_[i])) ++writes;
   }
   if (writes == 0 || owns_memory(flat_, users)) return;
-  flat_ = allocate(rule, flat_.numel(), flat_);
+  flat_ = allocate(rule, flat_.numel(), flat_, flat_.scalar_type());
 }
 
 void Bucket::copy(const at::Tensor& to, const at::Tensor& from) {

@@ -16,8 +16,9 @@ at::TensorOptions plain_options(const at::Tensor& like) {
 
 }  // namespace
 
-at::Tensor allocate(const Rule& rule, std::int64_t size, const at::Tensor& like) {
-  const at::TensorOptions options = plain_options(like);
+at::Tensor allocate(const Rule& rule, std::int64_t size, const at::Tensor& like,
+                    at::ScalarType type) {
+  const at::TensorOptions options = plain_options(like).dtype(type);
   const c10::Device device = like.device();
   const auto backend = rule.group->getBackend(device.type());
   // The CPU's device has no index: -1.

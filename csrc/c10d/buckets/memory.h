@@ -10,8 +10,9 @@
 namespace dreamcomm {
 
 /// A tensor of one dimension, in memory that the group's backend reduces without a copy, where it
-/// has such. Its type and device are those of `like`.
-at::Tensor allocate(const Rule& rule, std::int64_t size, const at::Tensor& like);
+/// has such. Its device is that of `like`.
+at::Tensor allocate(const Rule& rule, std::int64_t size, const at::Tensor& like,
+                    at::ScalarType type);
 
 /// Another tensor on the flat tensor's memory, in the order in which `like` has its elements. No
 /// view of autograd: it has a version of its own, and may be detached.

@@ -76,8 +76,8 @@ void Parameter::notice_cleared() {
 void Parameter::require_layout(const std::string& who, bool is_sharded) const {
   const at::Tensor& now = tensor.grad();
   if (!now.defined()) return;
-  TORCH_CHECK(now.scalar_type() == tensor.scalar_type(), who, ": the gradient of '", name, "' is ",
-              now.scalar_type(), ", expected ", tensor.scalar_type(),
+  TORCH_CHECK(now.scalar_type() == gradient_type(), who, ": the gradient of '", name, "' is ",
+              now.scalar_type(), ", expected ", gradient_type(),
               " as the parameter: leave grad_dtype as it is");
   if (now.is_sparse() == is_sparse()) return;
   TORCH_CHECK(!is_sharded, who, ": the gradient of parameter '", name,

@@ -111,6 +111,14 @@ struct Parameter {
   }
   /// True if there is a gradient of this rank alone.
   bool is_local() const { return tensor.grad().defined() && !is_stand_in(); }
+  /// Of the gradient that autograd makes: as torch's grad_dtype says, where parameters are sharded.
+  at::ScalarType gradient_type() const {
+    const at::ScalarType own = tensor.scalar_type();
+    return shard.apart ? tensor.grad_dtype().value_or(own) : own;
+  }
+  std::size_t gradient_bytes() const {
+    return static_cast<std::size_t>(tensor.numel()) * c10::elementSize(gradient_type());
+  }
   /// True if the gradient's elements lie in memory as the parameter's do.
   bool lies_as_parameter() const {
     const at::Tensor& now = tensor.grad();

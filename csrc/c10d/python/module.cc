@@ -19,6 +19,7 @@
 #include "c10d/python/module_recorder.h"
 #include "c10d/python/module_region.h"
 #include "c10d/python/module_registered.h"
+#include "c10d/python/module_units.h"
 #include "core/cpus.h"
 #include "gpu/host/launch.h"
 #include "kernels/reduce.h"
@@ -350,6 +351,7 @@ PYBIND11_MODULE(_C, m) {
   dreamcomm::bind_optimizer(m);
   dreamcomm::bind_buckets(m);
   dreamcomm::bind_region(m);
+  dreamcomm::bind_units(m);
   dreamcomm::bind_registered(m);
   m.def(
       "explain",

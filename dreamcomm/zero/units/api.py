@@ -11,10 +11,11 @@ import torch.distributed as dist
 import torch.distributed.fsdp as torchs
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 from torch.distributed.tensor import DTensor
 
 from dreamcomm._torch.groups import ours
+from dreamcomm.zero.units.casts import Casts
 from dreamcomm.zero.units.checks import (
     check_arguments,
     check_mesh,
@@ -25,9 +26,12 @@ from dreamcomm.zero.units.checks import (
 from dreamcomm.zero.units.elsewhere.module import shard_elsewhere
 from dreamcomm.zero.units.face import FSDPModule
 from dreamcomm.zero.units.follow import new_records
+from dreamcomm.zero.units.forms.form import Form
+from dreamcomm.zero.units.forms.gathered import Gathered
+from dreamcomm.zero.units.forms.shared import Shared
 from dreamcomm.zero.units.link import found_in_tree
 from dreamcomm.zero.units.module.adapter import give_state
-from dreamcomm.zero.units.module.module import SharedModule
+from dreamcomm.zero.units.module.module import UnitModule
 from dreamcomm.zero.units.module.rewrite import reset_parameters
 from dreamcomm.zero.units.region import NoRegion
 from dreamcomm.zero.units.tree import Tree
@@ -46,6 +50,7 @@ def fully_shard(
     offload_policy: OffloadPolicy | None = None,
     ignored_params: set[nn.Parameter] | None = None,
     dp_mesh_dims: Any = None,
+    gather: bool | None = None,
 ) -> Any:
     """Shards a module's parameters, gradients and optimizer state over ranks. Collective.
 
@@ -53,26 +58,32 @@ def fully_shard(
     "PyTorch FSDP"), and it is called as that is: on inner modules first, then on the root. Where
     the ranks are processes of one host, the host holds each parameter once, in memory that all of
     them map; each rank owns the rows that torch.chunk gives it, and steps them there. Forward and
-    backward passes read the whole where it lies: nothing is gathered. Elsewhere torch's own
-    function does the work. ``module.report()`` says which, and why.
+    backward passes read the whole where it lies: nothing is gathered. On other CPUs ranks gather a
+    unit's parameters while it computes. On GPUs torch's own function does the work.
+    ``module.report()`` says which, and why.
 
     Args:
         module: a module, or a list that is one unit, below the root. The modules' classes get
             :class:`FSDPModule` in front.
         mesh: of one dimension; None is that of all ranks.
-        reshard_after_forward: whether the DTensors are registered again after a forward pass; None:
-            they are, except in the root.
+        reshard_after_forward: whether the DTensors are registered again after a forward pass, and
+            what was gathered is freed; None: they are, except in the root.
         shard_placement_fn: may give None or Shard(0).
-        mp_policy, offload_policy: any but the default is done by torch.
+        mp_policy: in which types this unit computes. Parameters keep their own, in which they are
+            stepped. Sums of gradients are never of 16 bits: ``reduce_dtype`` of 16 bits counts as
+            float32.
+        offload_policy: does nothing on CPUs. Any that is not torch's is done by torch.
         ignored_params: stay as they are.
         dp_mesh_dims: not supported.
+        gather: True: ranks gather parameters, also where they could lie once on the host. False:
+            an error where they cannot.
 
     Returns:
         What was given.
 
     Raises:
         ValueError: a module that is sharded already, in whole or in part; parameters that cannot
-            be sharded.
+            be sharded; ``gather=False`` where ranks share no memory.
         NotImplementedError: an argument that is not supported.
     """
     roots = given_modules(module)
@@ -83,30 +94,28 @@ def fully_shard(
         one for root in roots for one in root.parameters() if one not in set(ignored)
     ]
     check_arguments(reshard_after_forward, shard_placement_fn, unit_parameters, dp_mesh_dims)
-    why = _why_elsewhere(roots, mesh, mp_policy, offload_policy)
+    casts = Casts(mp_policy or MixedPrecisionPolicy())
+    why = _why_elsewhere(roots, mesh, offload_policy)
     if why and _units_below(roots):
         raise ValueError(
             f"fully_shard: {type(roots[0]).__name__} has to be sharded by torch's function, as "
-            f"{why}, and modules below lie once on the host already: give all of them the same "
-            "mesh and policies"
+            f"{why}, and modules below are sharded by this library: give all of them the same mesh "
+            "and policies"
         )
     if not why:
-        try:
-            _share(roots, mesh, ignored, cast("bool | None", reshard_after_forward))
-        except NoRegion as error:
-            why = str(error)
-    if why:
-        return shard_elsewhere(
-            module,
-            why,
-            mesh=mesh,
-            reshard_after_forward=reshard_after_forward,
-            shard_placement_fn=shard_placement_fn,
-            mp_policy=mp_policy or MixedPrecisionPolicy(),
-            offload_policy=offload_policy or OffloadPolicy(),
-            ignored_params=ignored_params,
-        )
-    return module
+        unit = Unit(roots, ignored, cast("bool | None", reshard_after_forward), casts)
+        _shard(unit, mesh, gather)
+        return module
+    return shard_elsewhere(
+        module,
+        why,
+        mesh=mesh,
+        reshard_after_forward=reshard_after_forward,
+        shard_placement_fn=shard_placement_fn,
+        mp_policy=casts.policy,
+        offload_policy=offload_policy or OffloadPolicy(),
+        ignored_params=ignored_params,
+    )
 
 
 def _default_mesh() -> DeviceMesh:
@@ -115,43 +124,49 @@ def _default_mesh() -> DeviceMesh:
 
 
 def _why_elsewhere(
-    roots: Iterable[nn.Module],
-    mesh: DeviceMesh,
-    mp_policy: MixedPrecisionPolicy | None,
-    offload_policy: OffloadPolicy | None,
+    roots: Iterable[nn.Module], mesh: DeviceMesh, offload_policy: OffloadPolicy | None
 ) -> str:
-    """Why torch's function has to do it; empty: parameters can lie once on the host."""
+    """Why torch's function has to do it; empty: it has not."""
     if mesh.ndim != 1:
         return f"the mesh has {mesh.ndim} dimensions"
     if mesh.device_type != "cpu":
         return f"the mesh is of {mesh.device_type}"
-    if mp_policy is not None and _casts(mp_policy):
-        return f"the policy casts: {mp_policy}"
-    if offload_policy is not None and type(offload_policy) is not OffloadPolicy:
+    if type(offload_policy) not in (type(None), OffloadPolicy, CPUOffloadPolicy):
         return f"the policy is {type(offload_policy).__name__}"
-    backend = ours(mesh.get_group(), torch.device("cpu"))
-    if backend is None:
-        return "the group does not use the backend dreamcomm"
-    if not backend.shares_heaps:
-        return "the ranks do not share memory"
     below = [one for root in roots for one in root.modules() if isinstance(one, torchs.FSDPModule)]
-    if any(not isinstance(one, SharedModule) for one in below):
+    if any(not isinstance(one, UnitModule) for one in below):
         return "modules below are sharded by torch's function"
     return ""
 
 
-def _casts(policy: MixedPrecisionPolicy) -> bool:
-    return any((policy.param_dtype, policy.reduce_dtype, policy.output_dtype))
+def _form_of(mesh: DeviceMesh, below: Sequence[Unit], gather: bool | None) -> Form:
+    """Where parameters lie: that of units below, or a new one."""
+    group = mesh.get_group()
+    why = _why_gathered(group) if gather is None else "gather=True was given"
+    gathers = bool(why) if gather is None else gather
+    if gather is False and (why := _why_gathered(group)):
+        raise ValueError(f"fully_shard: got gather=False, but {why}: leave it out")
+    for unit in below:
+        if unit.tree.form.gathers != gathers:
+            raise ValueError(
+                f"fully_shard: expected one form for all units of a root, got gather={gathers}, "
+                f"and {unit.tree.form.described()} for {type(unit.module).__name__} below it"
+            )
+        return unit.tree.form
+    return Gathered(group, why) if gathers else Shared(group)
 
 
-def _share(
-    roots: list[nn.Module],
-    mesh: DeviceMesh,
-    ignored: list[nn.Parameter],
-    reshard_after_forward: bool | None,
-) -> None:
-    """Makes a unit of the modules, whose tree takes in those below, and of tied parameters."""
-    made = Unit(roots, ignored, reshard_after_forward)
+def _why_gathered(group: dist.ProcessGroup) -> str:
+    """Why parameters cannot lie once on the host; empty: they can."""
+    backend = ours(group, torch.device("cpu"))
+    if backend is None:
+        return "the group does not use the backend dreamcomm"
+    return "" if backend.shares_heaps else "the ranks do not share memory"
+
+
+def _shard(made: Unit, mesh: DeviceMesh, gather: bool | None) -> None:
+    """Makes a tree of the unit, of those below, and of those with tied parameters."""
+    roots = [module for reference in made.roots if (module := reference()) is not None]
     registered = list(made.registered())
     below = _units_below(roots)
     known = {}
@@ -163,10 +178,17 @@ def _share(
     modules = [module for reference in made.modules if (module := reference()) is not None]
     check_parameters(made, modules, set(known))
     check_mesh(mesh, below)
+    form = _form_of(mesh, below, gather)
     for tree in {id(unit.tree): unit.tree for unit in below}.values():
         tree.close()
     fresh = list({id(one): one for _, one in registered if id(one) not in known}.values())
-    records, were_equal = new_records(fresh, mesh)
+    try:
+        records, were_equal = new_records(fresh, made.casts, mesh, form)
+    except NoRegion as error:  # on all ranks
+        if gather is False or below:
+            raise
+        form = Gathered(mesh.get_group(), str(error))
+        records, were_equal = new_records(fresh, made.casts, mesh, form)
     known.update({id(one): record for one, record in zip(fresh, records, strict=True)})
     made.places = [(place, known[id(one)]) for place, one in registered]
     made.hook()
@@ -177,7 +199,7 @@ def _share(
     marked: Any
     for marked in modules:  # for torch.compile
         marked._is_fsdp_managed_module = marked._fsdp_use_orig_params = True
-    tree = Tree(mesh, made, [*below, made])
+    tree = Tree(mesh, form, made, [*below, made])
     tree.copies_were_equal = were_equal and all(unit.copies_were_equal for unit in below)
     made.copies_were_equal = were_equal
     made.shows_whole = True
@@ -198,7 +220,7 @@ def _is_above(tree: Tree, roots: Sequence[nn.Module]) -> bool:
 @functools.cache
 def _class_of(kind: Any) -> type[nn.Module]:
     """One class for each class of modules, as torch has."""
-    return type(f"FSDP{kind.__name__}", (SharedModule, kind), {"__module__": kind.__module__})
+    return type(f"FSDP{kind.__name__}", (UnitModule, kind), {"__module__": kind.__module__})
 
 
 def initialize(
@@ -249,6 +271,6 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
 
 def share_comm_ctx(modules: list[torchs.FSDPModule]) -> None:
     """Shares streams between modules; there are none where parameters lie on the host once."""
-    theirs = [one for one in modules if not isinstance(one, SharedModule)]
+    theirs = [one for one in modules if not isinstance(one, UnitModule)]
     if theirs:
         torchs.share_comm_ctx(theirs)

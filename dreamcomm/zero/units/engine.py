@@ -43,16 +43,22 @@ class UnitEngine(BucketEngine):
         self._after_pass = weakref.WeakMethod(finished)
         world = dist.get_world_size(group)
         trained = [
-            TrainedParameter(one.name, one.whole, factor=_factor(one.divide_factor, world))
+            TrainedParameter(
+                one.name,
+                one.whole,
+                factor=_factor(one.divide_factor, world),
+                grad_dtype=one.sum_dtype,
+            )
             for one in records
         ]
         super().__init__(trained, group, Caps(BUCKET_BYTES, MIB), holds_frozen=True)
 
     def _make(self) -> None:
         super()._make()
-        heaps = ours(self.group, torch.device("cpu"))
+        backend = ours(self.group, torch.device("cpu"))
         self.buckets.set_factors([one.factor for one in self.trained])
-        dtypes = [one.whole.dtype for one in self.records]
+        dtypes = [one.sum_dtype for one in self.records]
+        heaps = backend if backend is not None and backend.shares_heaps else None
         self.shard(STAGE, dtypes, [None] * len(dtypes), heaps)
 
     def _starting(self) -> Callable[[], None] | None:

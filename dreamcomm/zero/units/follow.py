@@ -11,6 +11,7 @@ nothing                                        left out
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,7 +20,11 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from dreamcomm.ranks.agree import Failed, exchange, first_difference
+from dreamcomm.ranks.agree import Failed, exchange, first_difference, gather_objects
+from dreamcomm.ranks.pieces import in_memory_order, is_dense
+from dreamcomm.zero.units.casts import Casts
+from dreamcomm.zero.units.forms.form import Form
+from dreamcomm.zero.units.placed import Placed, Source, contiguous_strides, source_of
 from dreamcomm.zero.units.record import (
     Place,
     UnitParameter,
@@ -27,14 +32,7 @@ from dreamcomm.zero.units.record import (
     set_local,
     sharded_parameter,
 )
-from dreamcomm.zero.units.region import (
-    Placed,
-    Source,
-    any_on_ranks,
-    contiguous_strides,
-    place,
-    source_of,
-)
+from dreamcomm.zero.units.region import any_on_ranks
 from dreamcomm.zero.units.unit import Unit
 from dreamcomm.zero.units.window import WindowError
 
@@ -43,8 +41,26 @@ if TYPE_CHECKING:
 
 __all__ = ["differs", "new_records", "take_in"]
 
+BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an element
 Registered = list[tuple[Place, nn.Parameter]]
-Fresh = dict[int, tuple[nn.Parameter, "UnitParameter | None"]]  # with what the place had before
+
+
+@dataclass(frozen=True)
+class Given:
+    """A registered parameter that is taken in.
+
+    Attributes:
+        parameter: a plain one, or a DTensor.
+        old: what its place had before.
+        casts: of the unit.
+    """
+
+    parameter: nn.Parameter
+    old: UnitParameter | None
+    casts: Casts
+
+
+Fresh = dict[int, Given]
 
 
 def differs(units: Iterable[Unit]) -> bool:
@@ -74,8 +90,8 @@ def _take_in(tree: Tree) -> None:
         for _, one in unit.places:
             known[id(one.whole)] = known[id(one.sharded)] = one
     found, fresh = _look_again(tree, known)
-    _check_equal(tree.group, [parameter for parameter, _ in fresh.values()])
-    made = renew(list(fresh.values()), tree.mesh)
+    _check_equal(tree.group, [one.parameter for one in fresh.values()])
+    made = renew(list(fresh.values()), tree.mesh, tree.form)
     known.update(zip(fresh, made, strict=True))
     for unit, registered in found:
         unit.places = [(place_, known[id(parameter)]) for place_, parameter in registered]
@@ -113,7 +129,7 @@ def _look_again(
                     or now
                     or before.get((id(place_.module()), place_.name))
                 )
-                fresh.setdefault(id(parameter), (parameter, old))
+                fresh.setdefault(id(parameter), Given(parameter, old, unit.casts))
     return found, fresh
 
 
@@ -133,79 +149,90 @@ def _failed(failed: Failed) -> Exception:
     return WindowError(f"fully_shard: rank {failed.rank} failed: {failed.kind}: {failed.text}")
 
 
-def renew(
-    given: Sequence[tuple[nn.Parameter, UnitParameter | None]], mesh: DeviceMesh
-) -> list[UnitParameter]:
-    """Forms of registered parameters, in a new region. Collective.
+def renew(given: Sequence[Given], mesh: DeviceMesh, form: Form) -> list[UnitParameter]:
+    """Forms of registered parameters, in new memory. Collective.
 
     Args:
-        given: plain ones, or DTensors, and what their places had before.
+        given: as they are registered now.
         mesh: shards them.
+        form: places them.
     """
     group = mesh.get_group()
-    wanted = [pair for pair in given if pair[0].device.type != "meta"]
+    wanted = [one for one in given if one.parameter.device.type != "meta"]
     with torch.no_grad():
-        placed = iter(place([_source(one, old, group) for one, old in wanted], group))
+        placed = iter(form.place([_source(one, group) for one in wanted]))
         made = []
-        for one, old in given:
-            if one.device.type == "meta":
+        for one in given:
+            if one.parameter.device.type == "meta":
                 made.append(_on_meta(one, mesh))
-            elif isinstance(one, DTensor):
-                made.append(_adopted(one, old, next(placed)))
+            elif isinstance(one.parameter, DTensor):
+                made.append(_adopted(one, next(placed)))
             else:
                 made.append(_sharded(one, next(placed), mesh))
+        for record in made:
+            if record.sum_dtype != record.whole.dtype:
+                record.whole.grad_dtype = record.sum_dtype
     return made
 
 
 def new_records(
-    parameters: Sequence[nn.Parameter], mesh: DeviceMesh
+    parameters: Sequence[nn.Parameter], casts: Casts, mesh: DeviceMesh, form: Form
 ) -> tuple[list[UnitParameter], bool]:
     """Forms of plain parameters, and whether all ranks had the same values. Collective."""
     from dreamcomm import _C
 
     group = mesh.get_group()
-    copies = [one.detach() for one in parameters]
-    made = renew([(one, None) for one in parameters], mesh)
-    any_on_ranks(group, False)  # all rows are written
-    differ = any(
-        one.whole.device.type != "meta" and not _same_bits(copy, one.whole.detach())
-        for copy, one in zip(copies, made, strict=True)
-    )
+    copies = [one.detach() for one in parameters if one.device.type != "meta"]
+    equal = copies_are_equal(copies, group)
     del copies
+    made = renew([Given(one, None, casts) for one in parameters], mesh, form)
+    any_on_ranks(group, False)  # all rows are written
     _C.give_back_free_pages()  # malloc might keep as many bytes as the module has
-    return made, not any_on_ranks(group, differ)[0]
+    return made, equal
 
 
-def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return torch.equal(a, b) or (
-        torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num())
-    )
+def copies_are_equal(copies: Sequence[torch.Tensor], group: dist.ProcessGroup) -> bool:
+    """Whether all ranks have the same values, by sums of their bits. Collective."""
+    sums = []
+    for one in copies:
+        flat = in_memory_order(one) if is_dense(one) else one.contiguous().view(-1)
+        sums.append(int(flat.view(BITS[one.dtype.itemsize]).sum(dtype=torch.int64)))
+    return all(found == sums for found in gather_objects(group, sums))
 
 
-def _source(one: nn.Parameter, old: UnitParameter | None, group: dist.ProcessGroup) -> Source:
+def _source(given: Given, group: dist.ProcessGroup) -> Source:
+    one, old = given.parameter, given.old
     if not isinstance(one, DTensor):
-        return source_of(one, group)
+        return source_of(one, given.casts, group)
     shape = tuple(one.shape)
     same = old is not None and tuple(old.whole.shape) == shape and not old.is_meta
     strides = tuple(old.whole.stride()) if same and old is not None else contiguous_strides(shape)
-    return Source(shape, strides, one.dtype, one._local_tensor)
+    return Source(shape, strides, one._local_tensor, given.casts)
 
 
-def _sharded(one: nn.Parameter, placed: Placed, mesh: DeviceMesh) -> UnitParameter:
+def _record(
+    given: Given, placed: Placed, whole: nn.Parameter, sharded: nn.Parameter
+) -> UnitParameter:
+    return UnitParameter("", whole, sharded, placed.rows, placed.sent, given.casts, placed.region)
+
+
+def _sharded(given: Given, placed: Placed, mesh: DeviceMesh) -> UnitParameter:
     """The plain parameter stays the whole one, with its hooks."""
     from dreamcomm import _C
 
+    one = given.parameter
     one.data = placed.whole
     sharded = sharded_parameter(placed.rows, one, mesh)
     for form in (placed.rows, sharded):
         _C.share_version(form, one)
-    return UnitParameter("", one, sharded, placed.rows, placed.region)
+    return _record(given, placed, one, sharded)
 
 
-def _adopted(one: nn.Parameter, old: UnitParameter | None, placed: Placed) -> UnitParameter:
+def _adopted(given: Given, placed: Placed) -> UnitParameter:
     """A DTensor stays registered, on other memory."""
     from dreamcomm import _C
 
+    one, old = given.parameter, given.old
     if old is not None and not old.is_meta:
         whole = old.whole
         whole.grad = None
@@ -220,15 +247,16 @@ def _adopted(one: nn.Parameter, old: UnitParameter | None, placed: Placed) -> Un
         _C.share_version(form, whole)
     if old is not None and one is not old.sharded:
         one.__dict__.update(old.sharded.__dict__)
-    return UnitParameter("", whole, one, placed.rows, placed.region)
+    return _record(given, placed, whole, one)
 
 
-def _on_meta(one: nn.Parameter, mesh: DeviceMesh) -> UnitParameter:
-    group = mesh.get_group()
+def _on_meta(given: Given, mesh: DeviceMesh) -> UnitParameter:
+    one, group = given.parameter, mesh.get_group()
     if isinstance(one, DTensor):
         whole = nn.Parameter(torch.empty(one.shape, dtype=one.dtype, device="meta"))
         whole.requires_grad_(one.requires_grad)
-        return UnitParameter("", whole, one, one._local_tensor)
+        rows = one._local_tensor
+        return UnitParameter("", whole, one, rows, rows, given.casts)
     rows = own_rows(one.detach(), dist.get_world_size(group), dist.get_rank(group))
     rows = torch.empty_like(rows)
-    return UnitParameter("", one, sharded_parameter(rows, one, mesh), rows)
+    return UnitParameter("", one, sharded_parameter(rows, one, mesh), rows, rows, given.casts)

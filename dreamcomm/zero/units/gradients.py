@@ -1,7 +1,8 @@
 """Gradients of a tree: summed in whole parameters, and shown on the DTensors.
 
 whole.grad      this rank's own sum, until it is reduced; then None
-sharded.grad    Shard(0): this rank's rows of the reduced sum, on the sum's own memory
+sharded.grad    Shard(0): this rank's rows of the reduced sum, on the sum's own memory; or a copy,
+                where sums are of another type
                 Partial(): this rank's own sum, under no_sync()
                 None: cleared; what was summed before counts no more
 """
@@ -9,6 +10,7 @@ sharded.grad    Shard(0): this rank's rows of the reduced sum, on the sum's own 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -42,10 +44,26 @@ def before_pass(engine: UnitEngine) -> None:
         if now is None:
             if one.shown is not None or one.partial is not None:
                 one.whole.grad = one.shown = one.partial = None  # cleared, with what is not shown
+        elif one.casts_sums and _is_changed_copy(one, now):
+            _take_copy(one, now)
         elif now is not one.shown and now is not one.partial:
             one.given, one.shown = now, None
         holds.append(now is not None and now is one.shown)
     engine.hold(holds)
+
+
+def _is_changed_copy(one: UnitParameter, now: Tensor) -> bool:
+    """Whether a script has written to what it sees of a sum in another type."""
+    is_ours = now is one.shown or now is one.partial
+    return is_ours and cast(DTensor, now)._local_tensor._version > 0
+
+
+def _take_copy(one: UnitParameter, now: Tensor) -> None:
+    if one.partial is not None and now is one.partial:
+        with torch.no_grad():
+            one.whole.grad = one.partial._local_tensor.to(one.sum_dtype)
+    else:
+        one.given, one.shown = now, None
 
 
 def drop_unfinished(records: Sequence[UnitParameter]) -> None:

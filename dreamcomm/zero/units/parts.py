@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from dreamcomm.zero.units.forms.form import Form
 from dreamcomm.zero.units.record import UnitParameter
 from dreamcomm.zero.units.unit import Unit
 
@@ -24,13 +25,15 @@ class TreeParts:
     """The units, parameters and regions of a tree, on one rank.
 
     Args:
-        mesh: of one dimension; its group's ranks are processes of one host.
+        mesh: of one dimension.
+        form: where parameters lie.
         root: the unit that holds all others. It and the units are held by their modules alone.
         units: all of them, the root last.
     """
 
-    def __init__(self, mesh: DeviceMesh, root: Unit, units: Iterable[Unit]) -> None:
+    def __init__(self, mesh: DeviceMesh, form: Form, root: Unit, units: Iterable[Unit]) -> None:
         self.mesh, self.group = mesh, mesh.get_group()
+        self.form = form
         self.name = type(root.module).__name__
         self._root = weakref.ref(root)
         self._units = [weakref.ref(unit) for unit in units]
@@ -100,8 +103,16 @@ class TreeParts:
                 unit.reduces = reduces
 
     def look_again(self) -> None:
-        """Has parameters listed anew, where units have others."""
+        """Has parameters listed anew, where units have others. No rank reads them."""
         self._records = []
+        self._name_units()
+        self.form.lay_out(self.units(), self.records())
+
+    def _name_units(self) -> None:
+        module = None if self.root is None else self.root.module
+        names = {} if module is None else {id(one): name for name, one in module.named_modules()}
+        for unit in self.units():
+            unit.name = names.get(id(unit.module), "") or type(unit.module).__name__
 
 
 def _named(module: nn.Module | None) -> Iterator[tuple[str, nn.Parameter]]:

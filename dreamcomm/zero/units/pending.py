@@ -19,6 +19,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from dreamcomm.zero.units.casts import Casts
 from dreamcomm.zero.units.link import found_in_tree, link_form, tree_of
 from dreamcomm.zero.units.record import Place, UnitParameter, own_rows, sharded_parameter
 
@@ -53,7 +54,8 @@ class Pending:
         rows = own_rows(parameter.detach(), dist.get_world_size(group), dist.get_rank(group))
         # The rows' storage is their own: torch.save and others take whole storages.
         rows = rows.clone(memory_format=torch.contiguous_format)
-        record = UnitParameter("", parameter, sharded_parameter(rows, parameter, self._mesh), rows)
+        sharded = sharded_parameter(rows, parameter, self._mesh)
+        record = UnitParameter("", parameter, sharded, rows, rows, Casts())
         self._records[id(parameter)] = self._records[id(record.sharded)] = record
         return record
 

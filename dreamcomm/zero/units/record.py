@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from dreamcomm.buckets.layout import is_replicated, shard_layout
+from dreamcomm.zero.units.casts import Casts
 
 if TYPE_CHECKING:
     from dreamcomm._C import Region
@@ -64,6 +65,7 @@ class UnitParameter:
             module had before, with its hooks, where it was made on this device.
         sharded: the DTensor that is registered outside of passes.
         local: this rank's rows: the DTensor's memory.
+        sent: what other ranks read of them, in the whole one's type: ``local``, unless they differ.
         region: where the rows of all ranks lie; None: a scalar, or on the meta device.
         divide_factor: of the unit that owns it.
         shown: the gradient of ``sharded`` that lies on the sum's own memory, once there was one.
@@ -76,6 +78,8 @@ class UnitParameter:
     whole: nn.Parameter
     sharded: nn.Parameter
     local: Tensor
+    sent: Tensor
+    casts: Casts
     region: Region | None = None
     divide_factor: float = 0.0
     shown: DTensor | None = None
@@ -92,6 +96,11 @@ class UnitParameter:
     def spec(self) -> DTensorSpec:
         spec: DTensorSpec = self.sharded._spec  # type: ignore[attr-defined]
         return spec
+
+    @property
+    def sum_dtype(self) -> torch.dtype:
+        """Of the gradient, until it is shown on ``sharded``."""
+        return self.casts.sum_dtype(self.local.dtype)
 
     @property
     def is_replicated(self) -> bool:
@@ -116,19 +125,28 @@ class UnitParameter:
         return address
 
     def gradient(self, rows: Tensor) -> DTensor:
-        """The reduced gradient as the DTensor's, on the sum's memory.
+        """The reduced gradient as the DTensor's, on the sum's memory where that has its type.
 
         Args:
             rows: this rank's of the sum.
         """
         shown = self.shown
-        if shown is None or shown._local_tensor.data_ptr() != rows.data_ptr():
+        if self.casts_sums:
+            shown = self.shown = _dtensor(rows.to(self.local.dtype), self.spec)
+        elif shown is None or shown._local_tensor.data_ptr() != rows.data_ptr():
             shown = self.shown = _dtensor(rows, self.spec)
         return shown
+
+    @property
+    def casts_sums(self) -> bool:
+        """Whether gradients are summed in another type than the one that scripts see."""
+        return self.sum_dtype != self.local.dtype
 
     def own_sum(self, gradient: Tensor) -> DTensor:
         """This rank's whole gradient, which is not reduced yet, as a part of all ranks' average."""
         partial = self.partial
+        if self.casts_sums:
+            gradient = gradient.to(self.local.dtype)
         if partial is None or partial._local_tensor is not gradient:
             averages = self.divide_factor in (0.0, float(self.spec.mesh.size()))
             kind = Partial("avg" if averages else "sum")
@@ -157,7 +175,7 @@ def distributed(local: Tensor, whole: Tensor, mesh: DeviceMesh) -> DTensor:
     """Rows as a DTensor of the whole tensor's shape."""
     placement: Placement = Replicate() if whole.dim() == 0 else Shard(0)
     stride = torch.empty(whole.shape, device="meta").stride()
-    meta = TensorMeta(whole.shape, stride, whole.dtype)
+    meta = TensorMeta(whole.shape, stride, local.dtype)
     return _dtensor(local, DTensorSpec(mesh, (placement,), tensor_meta=meta))
 
 

@@ -15,17 +15,14 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from dreamcomm.buckets.layout import is_replicated, shard_layout
 from dreamcomm.ranks.agree import Failed, exchange
-from dreamcomm.ranks.pieces import is_dense
-from dreamcomm.zero.units.record import own_rows
+from dreamcomm.zero.units.placed import Placed, Source
 from dreamcomm.zero.units.window import WindowError
 
 if TYPE_CHECKING:
@@ -33,14 +30,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NoRegion",
-    "Placed",
-    "Source",
     "any_on_ranks",
-    "contiguous_strides",
     "is_protected",
     "place",
+    "place_scalar",
     "region_bytes",
-    "source_of",
 ]
 
 ALIGN = 64
@@ -48,42 +42,6 @@ TAKE_SECONDS = 60.0  # the address is known: only a rank that is stopped takes s
 # 1: whole parameters are mapped read-only, so that a write to one faults where it is made.
 # 2: the rows of this rank, too, while ranks read.
 PROTECT = "DREAMCOMM_PROTECT_PARAMETERS"
-
-
-@dataclass(frozen=True)
-class Source:
-    """What is put into a region.
-
-    Attributes:
-        shape, strides, dtype: of the whole parameter; its rows lie together.
-        rows: this rank's.
-    """
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: torch.dtype
-    rows: Tensor
-
-
-@dataclass(frozen=True)
-class Placed:
-    """A parameter's tensors.
-
-    Attributes:
-        whole: all rows.
-        rows: this rank's, which it alone writes.
-        region: where they lie; None: a scalar.
-    """
-
-    whole: Tensor
-    rows: Tensor
-    region: Region | None
-
-
-def source_of(whole: Tensor, group: dist.ProcessGroup) -> Source:
-    """A whole tensor that lies elsewhere. Rows that do not lie together become contiguous."""
-    rows = own_rows(whole.detach(), dist.get_world_size(group), dist.get_rank(group))
-    return Source(tuple(whole.shape), _strides(whole), whole.dtype, rows)
 
 
 def is_protected(level: int = 1) -> bool:
@@ -184,30 +142,28 @@ def place(sources: Sequence[Source], group: dist.ProcessGroup) -> list[Placed]:
     found = []
     for one, offset in zip(sources, offsets, strict=True):
         if is_replicated(one.shape):
-            # Its storage is its own: torch.save and others take whole storages.
-            whole = one.rows.detach().clone()
-            dist.broadcast(whole, group_src=0, group=group)
-            found.append(Placed(whole, whole.view(()), None))
+            found.append(place_scalar(one, group))
             continue
         (piece,) = shard_layout([one.shape], dist.get_world_size(group), dist.get_rank(group))
         begin = offset + piece.offset * one.dtype.itemsize
         strides = list(one.strides)
-        rows = region.tensor(begin, list(one.rows.shape), strides, one.dtype, True)
+        sent = region.tensor(begin, list(one.rows.shape), strides, one.dtype, True)
+        rows = sent
+        if one.is_cast:
+            rows = torch.empty_strided(one.rows.shape, strides, dtype=one.rows.dtype, device="cpu")
         rows.copy_(one.rows.detach())
         whole = region.tensor(offset, list(one.shape), strides, one.dtype, False)
-        found.append(Placed(whole, rows, region))
+        found.append(Placed(whole, rows, sent, region))
     return found
 
 
-def _strides(tensor: Tensor) -> tuple[int, ...]:
-    """The tensor's, if its rows lie together in memory; else those of a contiguous one."""
-    rows = tensor.shape[0] if tensor.dim() > 0 else 1
-    together = is_dense(tensor) and (rows <= 1 or tensor.stride(0) == tensor.numel() // rows)
-    if together and tensor.numel() > 0:
-        return tuple(tensor.stride())
-    return contiguous_strides(tuple(tensor.shape))
-
-
-def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Those of a new tensor of that shape."""
-    return tuple(torch.empty(tuple(shape), device="meta").stride())
+def place_scalar(source: Source, group: dist.ProcessGroup) -> Placed:
+    """A tensor of no dimension: each rank has one, and all ranks step it. Collective."""
+    # Its storage is its own: torch.save and others take whole storages.
+    rows = source.rows.detach().clone()
+    dist.broadcast(rows, group_src=0, group=group)
+    if source.is_cast:
+        whole = rows.to(source.dtype)
+        return Placed(whole, rows, whole.view(()))
+    own = rows.view(())
+    return Placed(rows, own, own)

@@ -25,6 +25,7 @@ from dreamcomm.zero.units.checks import check_root
 from dreamcomm.zero.units.engine import UnitEngine
 from dreamcomm.zero.units.equal_rows import warn_of_equal_rows
 from dreamcomm.zero.units.follow import differs, take_in
+from dreamcomm.zero.units.forms.form import Form
 from dreamcomm.zero.units.link import link
 from dreamcomm.zero.units.parts import TreeParts
 from dreamcomm.zero.units.pending import Pending
@@ -47,13 +48,14 @@ class Tree(TreeParts):
     """Units that are wrapped together, on one rank. Collective to make.
 
     Args:
-        mesh: of one dimension; its group's ranks are processes of one host.
+        mesh: of one dimension.
+        form: where parameters lie.
         root: the unit that holds all others.
         units: all of them, the root last.
     """
 
-    def __init__(self, mesh: DeviceMesh, root: Unit, units: Iterable[Unit]) -> None:
-        super().__init__(mesh, root, units)
+    def __init__(self, mesh: DeviceMesh, form: Form, root: Unit, units: Iterable[Unit]) -> None:
+        super().__init__(mesh, form, root, units)
         for unit in self.units():
             unit.tree = self
         key = gather_objects(self.group, secrets.randbits(32))[0]
@@ -75,6 +77,7 @@ class Tree(TreeParts):
         self.pending = Pending(mesh)
         self._watch = watch_steps(self)
         self.link()
+        self.look_again()
 
     # What it is made of.
 
@@ -121,6 +124,7 @@ class Tree(TreeParts):
         problem = "" if differ else unreadable(records, self.window.name)
         changed = self._stepped or self._versions != _versions(records)
         options, self._options = self._options, 0
+        self.form.publish()
         found = self.window.open(Opening(changed, differ, bool(problem)), options)
         if found.differs:
             return False
@@ -167,6 +171,7 @@ class Tree(TreeParts):
         now = _versions(records)
         moved = [one.name for one, a, b in zip(records, self._versions, now, strict=True) if a != b]
         has_own = any(one.whole.grad is not None for one in records)
+        self.form.close()
         any_moved, self._unreduced = self.window.close(bool(moved), has_own)
         self._versions = now
         for unit in self.units():  # whole parameters are not to be read any more
@@ -198,12 +203,16 @@ class Tree(TreeParts):
     def enter_forward(self, unit: Unit) -> None:
         if self._forwards == 0 and not self._is_in_backward():
             self.open()
+            self.form.begin_forward()
             if torch.is_grad_enabled() and self.rewrites is None:
                 _ = self.engine  # whose hooks see each pass begin
+        if self.rewrites is None:
+            self.form.enter(unit)
         self._forwards += 1
 
     def leave_forward(self, unit: Unit) -> None:
         self._forwards = max(0, self._forwards - 1)
+        self.form.leave(unit)
         if self._forwards or self._is_in_backward() or torch.is_grad_enabled():
             return
         if unit.reshard_after_forward is not False:
@@ -218,6 +227,7 @@ class Tree(TreeParts):
             if self._engine is not None:
                 self._engine.recover()
             gradients.drop_unfinished(self.records())
+            self.form.end_backward(self.units())
         return self._in_backward
 
     def enter_at_gradient(self) -> None:
@@ -237,6 +247,7 @@ class Tree(TreeParts):
             self.open()
         self._reduced = None
         self._creates_graph = torch.is_grad_enabled()
+        self.form.begin_backward()
         engine = self.engine
         if engine is not None:
             engine.sync = self.reduces()
@@ -245,6 +256,17 @@ class Tree(TreeParts):
         # After the engine's own, which ends the pass.
         Variable._execution_engine.queue_callback(self._leave_backward)
         self._in_backward = True
+
+    def enter_backward_of(self, unit: Unit) -> None:
+        """Before autograd goes through an output of the unit."""
+        self.enter_backward()
+        if self.rewrites is None:
+            self.form.enter_backward(unit)
+
+    def leave_backward_of(self, unit: Unit) -> None:
+        """After autograd has made the gradients of all inputs of the unit."""
+        if self._in_backward and not self._creates_graph:  # such a graph reads parameters later
+            self.form.leave_backward(unit)
 
     def after_pass(self, reduced: bool) -> None:
         """The engine has ended a backward pass."""
@@ -258,6 +280,8 @@ class Tree(TreeParts):
         for unit in self.units():
             if self._forwards == 0 and unit.reshard_after_backward:
                 unit.show_sharded()
+        if not self._creates_graph:
+            self.form.end_backward(self.units())
         # A graph of the pass itself reads on.
         reads_on = self._forwards > 0 or self._creates_graph or not self.is_last_backward
         if not reads_on and self.reduces():
@@ -294,6 +318,7 @@ class Tree(TreeParts):
         gradients.drop_unfinished(self.records())
         for unit in self.units():
             unit.show_sharded()
+        self.form.reset()
         self.window.reset()
         self._unreduced, self._stepped = False, True
 

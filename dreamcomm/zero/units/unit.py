@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from dreamcomm._torch.ddp import find_tensors, unseen_by_dynamo
+from dreamcomm.zero.units.casts import Casts
 from dreamcomm.zero.units.record import Place, UnitParameter
 from dreamcomm.zero.units.refusals import check_rows
 from dreamcomm.zero.units.registry import Contents, Registry
@@ -32,9 +33,11 @@ class Unit:
         ignored: parameters that stay as they are.
         reshard_after_forward: whether the DTensors are registered again after a forward pass; None:
             they are, except in a tree's root.
+        casts: of its parameters, arguments and outputs.
 
     Attributes:
         modules: all of them.
+        name: of the first one in the tree's root, for messages.
     """
 
     def __init__(
@@ -42,7 +45,10 @@ class Unit:
         roots: Sequence[nn.Module],
         ignored: Iterable[nn.Parameter],
         reshard_after_forward: bool | None,
+        casts: Casts,
     ) -> None:
+        self.casts = casts
+        self.name = ""
         self.roots = [weakref.ref(one) for one in roots]
         self.ignored = list(ignored)
         self.modules: list[weakref.ref[nn.Module]] = []
@@ -186,12 +192,37 @@ class Unit:
     @unseen_by_dynamo
     def before_forward(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         self.tree.enter_forward(self)
         self.show_whole()
+        if self.tree.form.gathers and torch.is_grad_enabled():
+            self._await_inputs((args, kwargs))
+        cast_args, cast_kwargs = self.casts.of_inputs(args, kwargs)
+        return cast_args, cast_kwargs
+
+    def _await_inputs(self, inputs: Any) -> None:
+        """Has the unit's backward pass end when the gradients of all inputs are made.
+
+        Not those of leaves: autograd ends these before anything else that is ready.
+        """
+        tensors = [one for one in find_tensors(inputs) if one.grad_fn is not None]
+        count = left = len(tensors)
+        me = weakref.ref(self)
+
+        def hook(gradient: Tensor) -> None:
+            nonlocal left
+            left -= 1
+            unit = me()
+            if left == 0 and unit is not None:
+                left = count  # for another pass through a graph that is kept
+                unit.tree.leave_backward_of(unit)
+
+        for one in tensors:
+            one.register_hook(hook)  # type: ignore[no-untyped-call]
 
     @unseen_by_dynamo
-    def after_forward(self, module: nn.Module, args: Any, output: Any) -> None:
+    def after_forward(self, module: nn.Module, args: Any, output: Any) -> Any:
+        output = self.casts.of_output(output)
         if torch.is_grad_enabled():
             for tensor in find_tensors(output):
                 if tensor.requires_grad:
@@ -199,11 +230,12 @@ class Unit:
         if not self.keeps_whole:
             self.show_sharded()
         self.tree.leave_forward(self)
+        return output
 
     @unseen_by_dynamo
     def before_backward(self, gradient: Tensor) -> None:
         """Before autograd goes through an output. As torch's, it registers whole parameters."""
-        self.tree.enter_backward()
+        self.tree.enter_backward_of(self)
         self.show_whole()
 
 

@@ -75,6 +75,14 @@ TensorList all_gather(const GroupPtr& group, const at::Tensor& mine) {
   return std::move(every[0]);
 }
 
+WorkPtr all_gather_into(const GroupPtr& group, const at::Tensor& all, const at::Tensor& mine) {
+  c10d::AllgatherOptions opts;
+  opts.asyncOp = true;
+  TensorList inputs{mine};
+  std::vector<TensorList> every{all.split(std::max<std::int64_t>(mine.numel(), 1))};
+  return by_shortest_way(group, mine, [&](auto& to) { return to.allgather(every, inputs, opts); });
+}
+
 std::vector<bool> set_on_any(const GroupPtr& group, c10::Device device,
                              const std::vector<bool>& flags) {
   const auto count = static_cast<std::int64_t>(flags.size());

@@ -14,7 +14,8 @@ ShardedPart sharded_part(const Parameter& parameter, const at::Tensor& placed, i
   ShardedPart part;
   part.present = placed.defined();
   if (part.present) part.gradient = static_cast<const std::byte*>(placed.const_data_ptr());
-  part.gradient_type = part.parameter_type = to_dtype(parameter.tensor.scalar_type());
+  part.gradient_type = to_dtype(parameter.gradient_type());
+  part.parameter_type = to_dtype(parameter.tensor.scalar_type());
   part.sum_type = to_dtype(parameter.shard.sum_type);
   part.numel = static_cast<std::size_t>(parameter.tensor.numel());
   part.begin = static_cast<std::size_t>(mine.begin);

@@ -29,7 +29,8 @@ void prepare(Parameter& parameter) {
 at::Tensor elements_of(const Parameter& parameter) {
   const at::Tensor& now = parameter.tensor.grad();
   if (parameter.lies_as_parameter()) return in_memory_order(now);
-  return in_memory_order(at::empty_like(parameter.tensor).copy_(now));
+  const auto options = parameter.tensor.options().dtype(now.scalar_type());
+  return in_memory_order(at::empty_like(parameter.tensor, options).copy_(now));
 }
 
 Sections sections_of(const Parameters& parameters, const std::vector<std::size_t>& members,
@@ -42,7 +43,11 @@ Sections sections_of(const Parameters& parameters, const std::vector<std::size_t
 }  // namespace
 
 void Bucket::launch_scatter(Parameters& parameters, const Rule& rule) {
-  for (const std::size_t member : members_) prepare(parameters[member]);
+  bytes_ = 0;
+  for (const std::size_t member : members_) {
+    prepare(parameters[member]);
+    bytes_ += parameters[member].gradient_bytes();
+  }
   if (rule.heaps) {
     launch_in_heaps(parameters, rule);
   } else {

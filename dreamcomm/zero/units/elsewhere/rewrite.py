@@ -18,11 +18,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor
 
 from dreamcomm.ranks.agree import Failed, gather_objects, text_of
 from dreamcomm.ranks.errors import Error
 from dreamcomm.zero.units.elsewhere.state import fsdp_modules, groups_of
+from dreamcomm.zero.units.whole import own_shard, told, whole_of
 
 __all__ = ["RewriteError", "rewriting"]
 
@@ -100,7 +101,7 @@ class _Rewrite:
         for unit in self.units:
             unit._is_rewritten = True
         for one, sharded in zip(self.parameters, self.sharded, strict=True):
-            whole = _whole(sharded)
+            whole = whole_of(sharded)
             if not self.writes:
                 continue
             one._setattr_on_modules(nn.Parameter(whole, requires_grad=sharded.requires_grad))
@@ -156,7 +157,7 @@ class _Rewrite:
         self.whole.reverse()
         for sharded in self.sharded:
             mine = self.whole.pop() if self.writes else None
-            sharded.to_local().copy_(_own_shard(_told(mine, sharded), sharded))
+            sharded.to_local().copy_(own_shard(told(mine, sharded), sharded))
 
     def _name(self, one: Any) -> str:
         for name, module in self.module.named_modules():
@@ -167,42 +168,6 @@ class _Rewrite:
 
 def _nothing() -> None:
     pass
-
-
-@torch.no_grad()
-def _whole(sharded: DTensor) -> Tensor:
-    """All elements of a parameter, in memory of their own. Collective."""
-    mesh, local = sharded.device_mesh, sharded.to_local()
-    if local.device.type != mesh.device_type:  # offloaded
-        shape, stride = sharded.shape, sharded.stride()
-        moved = local.to(mesh.device_type)
-        sharded = DTensor.from_local(
-            moved, mesh, sharded.placements, run_check=False, shape=shape, stride=stride
-        )
-    whole = sharded.full_tensor()
-    if whole.untyped_storage().data_ptr() == local.untyped_storage().data_ptr():
-        whole = whole.clone()  # a mesh of one rank
-    return whole.to(local.device)
-
-
-def _told(mine: Tensor | None, sharded: DTensor) -> Tensor:
-    """The writer's values of a parameter. ``mine``: the writer has them. Collective."""
-    mesh = sharded.device_mesh
-    if mine is None:
-        told = torch.empty(sharded.shape, dtype=sharded.dtype, device=mesh.device_type)
-    else:
-        told = mine.to(device=mesh.device_type, dtype=sharded.dtype).contiguous()
-    # Along each dimension from its first rank: the mesh's first one tells all others.
-    for dimension in range(mesh.ndim):
-        dist.broadcast(told, group=mesh.get_group(dimension), group_src=0)
-    return told
-
-
-def _own_shard(whole: Tensor, sharded: DTensor) -> Tensor:
-    """This rank's elements of a tensor that all ranks have."""
-    mesh = sharded.device_mesh
-    everywhere = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
-    return everywhere.redistribute(placements=sharded.placements).to_local()
 
 
 def _first_failed(meshes: Sequence[DeviceMesh], mine: Failed | None) -> Failed | None:

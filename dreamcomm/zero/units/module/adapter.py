@@ -42,12 +42,10 @@ class UnitState:
     # What torch's register_fsdp_forward_method calls.
 
     def _pre_forward(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        self._unit.before_forward(module, args, kwargs)
-        return args, kwargs
+        return self._unit.before_forward(module, args, kwargs)
 
     def _post_forward(self, module: nn.Module, args: Any, output: Any) -> Any:
-        self._unit.after_forward(module, args, output)
-        return output
+        return self._unit.after_forward(module, args, output)
 
 
 def give_state(module: nn.Module, unit: Unit) -> None:

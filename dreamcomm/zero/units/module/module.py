@@ -20,13 +20,13 @@ from dreamcomm.zero.units.module.report import described
 from dreamcomm.zero.units.module.rewrite import rewritten
 from dreamcomm.zero.units.unit import Unit, unit_of
 
-__all__ = ["SharedModule"]
+__all__ = ["UnitModule"]
 
 
-class SharedModule(AcceptedSetters, FSDPModule):
-    """A module whose parameters all ranks of the host map, each once."""
+class UnitModule(AcceptedSetters, FSDPModule):
+    """A module whose parameters this library shards."""
 
-    # FSDPLinear's order: [FSDPLinear, SharedModule, AcceptedSetters, FSDPModule, torch's, Linear].
+    # FSDPLinear's order: [FSDPLinear, UnitModule, AcceptedSetters, FSDPModule, torch's, Linear].
     _orig_cls_mro_index = 5
 
     @property
@@ -57,13 +57,17 @@ class SharedModule(AcceptedSetters, FSDPModule):
         Args:
             async_op: return a handle, for code that waits for one.
         """
-        self._unit.tree.unshard()
-        self._unit.show_whole()
+        unit = self._unit
+        unit.tree.unshard()
+        if unit.tree.rewrites is None:
+            unit.tree.form.hold(unit)
+        unit.show_whole()
         return UnshardHandle() if async_op else None
 
     def reshard(self) -> None:
         """Registers the module's DTensors. A root's ends reading, too, and is collective."""
         self._unit.show_sharded()
+        self._unit.tree.form.release(self._unit)
         if self._unit.is_root and self._unit.tree.rewrites is None:
             self._unit.tree.close()
 

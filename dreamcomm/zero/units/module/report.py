@@ -23,12 +23,12 @@ def described(tree: Tree) -> str:
         if tree.copies_were_equal
         else "had other values on each rank, and are now each rank's own rows of them"
     )
+    where = "in all" if tree.form.gathers else "on the host"
     state = "open: ranks read" if tree.window.is_open else "closed: owners write"
     return "\n".join(
         [
-            f"{tree.window.name}: fully sharded over {world} ranks, one copy of the parameters on "
-            "this host",
-            f"parameters        {len(records)}, {numel:,d} elements, {whole:,d} bytes on the host",
+            f"{tree.window.name}: fully sharded over {world} ranks, {tree.form.described()}",
+            f"parameters        {len(records)}, {numel:,d} elements, {whole:,d} bytes {where}",
             f"rows of this rank {own:,d} bytes",
             f"units             {len(tree.units())}",
             f"window            {state}; {tree.window.barriers} meetings of the ranks",

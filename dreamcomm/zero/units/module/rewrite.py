@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from dreamcomm.ranks.agree import Failed, exchange
 from dreamcomm.zero.units.follow import differs, take_in
+from dreamcomm.zero.units.record import UnitParameter
+from dreamcomm.zero.units.whole import own_shard, told, whole_of
 from dreamcomm.zero.units.window import WindowError
 
 if TYPE_CHECKING:
@@ -32,7 +35,9 @@ def rewritten(tree: Tree) -> Iterator[bool]:
         take_in(tree)
     tree.window.before_rewrite()
     writes = dist.get_rank(tree.group) == 0
-    _begin(tree, writes)
+    work = InPlace(tree) if lies_in_place(tree) else InCopies(tree)
+    tree.rewrites = writes
+    work.begin(writes)
     failed: Exception | None = None
     try:
         with torch.no_grad():
@@ -40,41 +45,105 @@ def rewritten(tree: Tree) -> Iterator[bool]:
     except Exception as error:
         failed = error
     finally:
-        _end(tree, writes)
+        tree.rewrites = None
+        work.put_back(writes)
 
     def raised() -> None:
         if failed is not None:
             raise failed
+        work.check()
 
-    exchange(tree.group, raised, _failed)
-    for one in tree.records():
-        if one.is_replicated:
-            dist.broadcast(one.whole.data, group_src=0, group=tree.group)
-
-
-def _begin(tree: Tree, writes: bool) -> None:
-    tree.rewrites = writes
-    if writes:
-        for unit in tree.units():
-            unit.show_whole()
-        for region in tree.regions():
-            region.allow_writes(True)
-
-
-def _end(tree: Tree, writes: bool) -> None:
-    tree.rewrites = None
+    exchange(tree.group, raised, work.failed)
+    work.spread(writes)
     tree.mark_changed()
-    if writes:
-        for region in tree.regions():
-            region.allow_writes(False)
-        for unit in tree.units():
-            unit.show_sharded()
 
 
-def _failed(failed: Failed) -> Exception:
+def lies_in_place(tree: Tree) -> bool:
+    """Whether all rows lie where this rank can write them, in their own type."""
+    return not tree.form.gathers and all(one.sent is one.local for one in tree.records())
+
+
+class InPlace:
+    """Whole parameters are the host's one copy."""
+
+    def __init__(self, tree: Tree) -> None:
+        self.tree = tree
+
+    def begin(self, writes: bool) -> None:
+        if writes:
+            for unit in self.tree.units():
+                unit.show_whole()
+            for region in self.tree.regions():
+                region.allow_writes(True)
+
+    def put_back(self, writes: bool) -> None:
+        self.tree.mark_changed()
+        if writes:
+            for region in self.tree.regions():
+                region.allow_writes(False)
+            for unit in self.tree.units():
+                unit.show_sharded()
+
+    def check(self) -> None:
+        """Nothing can be wrong: what was written is there."""
+
+    def spread(self, writes: bool) -> None:
+        for one in self.tree.records():
+            if one.is_replicated:
+                dist.broadcast(one.whole.data, group_src=0, group=self.tree.group)
+
+    def failed(self, failed: Failed) -> Exception:
+        return _error(failed, "Parameters may be written in part")
+
+
+class InCopies:
+    """The writer has whole parameters of its own, which all ranks get their rows of."""
+
+    def __init__(self, tree: Tree) -> None:
+        self.tree = tree
+        self._copies: list[tuple[UnitParameter, nn.Parameter]] = []
+        self._places = [pair for unit in tree.units() for pair in unit.places]
+
+    def begin(self, writes: bool) -> None:
+        for one in self.tree.records():
+            whole = whole_of(cast(DTensor, one.sharded))
+            if writes:
+                copy = nn.Parameter(whole, requires_grad=one.sharded.requires_grad)
+                self._copies.append((one, copy))
+        copies = {id(one): copy for one, copy in self._copies}
+        for place, one in self._places if writes else ():
+            place.swap(one.sharded, copies[id(one)])
+
+    def put_back(self, writes: bool) -> None:
+        copies = {id(one): copy for one, copy in self._copies}
+        for place, one in self._places if writes else ():
+            place.swap(copies[id(one)], one.sharded)
+
+    def check(self) -> None:
+        for one, copy in self._copies:
+            if copy.shape != one.whole.shape:
+                raise ValueError(
+                    f"parameter {one.name!r}: expected shape {tuple(one.whole.shape)} at the end, "
+                    f"got {tuple(copy.shape)}; write values in place"
+                )
+
+    def spread(self, writes: bool) -> None:
+        copies: list[nn.Parameter | None] = [copy for _, copy in self._copies]
+        copies = copies or [None] * len(self.tree.records())
+        with torch.no_grad():
+            for one, copy in zip(self.tree.records(), copies, strict=True):
+                sharded = cast(DTensor, one.sharded)
+                mine = None if copy is None else copy.detach()
+                one.local.copy_(own_shard(told(mine, sharded), sharded))
+
+    def failed(self, failed: Failed) -> Exception:
+        return _error(failed, "No parameter has changed on any rank")
+
+
+def _error(failed: Failed, effect: str) -> Exception:
     return WindowError(
         f"fully_shard: rewrite() failed on rank {failed.rank}, which writes: {failed.kind}: "
-        f"{failed.text}. Parameters may be written in part"
+        f"{failed.text}. {effect}"
     )
 
 

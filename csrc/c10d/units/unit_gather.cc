@@ -1,0 +1,140 @@
+#include "c10d/units/unit_gather.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <utility>
+
+#include "c10d/units/lend.h"
+
+namespace dreamcomm {
+namespace {
+
+constexpr std::int64_t kNumberBytes = sizeof(std::int64_t);
+
+at::Tensor new_bytes(std::int64_t count) {
+  return at::empty({count}, at::TensorOptions().dtype(at::kByte));
+}
+
+std::byte* data_of(const at::Tensor& bytes) {
+  return static_cast<std::byte*>(bytes.mutable_data_ptr());
+}
+
+/// A rank's bytes of a whole parameter.
+std::int64_t bytes_of_rank(const GatheredPlace& place, std::int64_t rank) {
+  return std::clamp<std::int64_t>(place.bytes - rank * place.each, 0, place.each);
+}
+
+}  // namespace
+
+UnitGather::UnitGather(GroupPtr group, std::int64_t number, std::vector<GatheredPlace> places,
+                       std::int64_t direct_bytes)
+    : group_(std::move(group)),
+      number_(number),
+      places_(std::move(places)),
+      direct_bytes_(direct_bytes) {
+  TORCH_CHECK_VALUE(direct_bytes > 0, "UnitGather: expected direct_bytes of at least 1, got ",
+                    direct_bytes);
+  std::int64_t packed = kNumberBytes;
+  for (const GatheredPlace& place : places_) {
+    if (!is_direct(place)) packed += place.each;
+  }
+  packed_ = new_bytes(packed);
+  received_packed_ = new_bytes(packed * group_->getSize());
+}
+
+WorkPtr UnitGather::gather(const at::Tensor& to, const at::Tensor& from) {
+  received_ +=
+      static_cast<std::uint64_t>(from.numel()) * static_cast<std::uint64_t>(group_->getSize() - 1);
+  return all_gather_into(group_, to, from);
+}
+
+void UnitGather::start(const at::Tensor& block, const std::vector<at::Tensor>& rows) {
+  TORCH_CHECK_VALUE(rows.size() == places_.size(), "UnitGather: expected the rows of ",
+                    places_.size(), " parameters, got ", rows.size());
+  TORCH_CHECK(!is_under_way(), "UnitGather: it is under way already");
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const std::int64_t mine = bytes_of_rank(places_[i], group_->getRank());
+    TORCH_CHECK_VALUE(static_cast<std::int64_t>(rows[i].nbytes()) == mine, "UnitGather: expected ",
+                      mine, " bytes of parameter ", i, ", got ", rows[i].nbytes());
+  }
+  block_ = block;
+  pack(rows);
+  small_ = gather(received_packed_, packed_);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const GatheredPlace& place = places_[i];
+    if (!is_direct(place)) continue;
+    const at::Tensor whole = block.narrow(0, place.offset, place.each * group_->getSize());
+    large_.push_back(gather(whole, bytes_of(rows[i], place.each)));
+  }
+}
+
+void UnitGather::pack(const std::vector<at::Tensor>& rows) {
+  std::byte* to = data_of(packed_);
+  std::memcpy(to, &number_, kNumberBytes);
+  to += kNumberBytes;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (is_direct(places_[i])) continue;
+    // Rows lie in memory one after the other, whatever the order of their dimensions.
+    if (rows[i].numel() > 0) std::memcpy(to, rows[i].const_data_ptr(), rows[i].nbytes());
+    to += places_[i].each;
+  }
+}
+
+void UnitGather::unpack() {
+  const std::int64_t width = packed_.numel();
+  for (int rank = 0; rank < group_->getSize(); ++rank) {
+    const std::byte* from = data_of(received_packed_) + rank * width + kNumberBytes;
+    for (const GatheredPlace& place : places_) {
+      if (is_direct(place)) continue;
+      const auto count = static_cast<std::size_t>(bytes_of_rank(place, rank));
+      if (count > 0) std::memcpy(data_of(block_) + place.offset + rank * place.each, from, count);
+      from += place.each;
+    }
+  }
+}
+
+std::vector<std::int64_t> UnitGather::wait() {
+  TORCH_CHECK(is_under_way(), "UnitGather: nothing is under way");
+  std::vector<std::int64_t> numbers(static_cast<std::size_t>(group_->getSize()));
+  try {
+    small_->wait();
+    for (std::size_t rank = 0; rank < numbers.size(); ++rank) {
+      const std::int64_t begin = static_cast<std::int64_t>(rank) * packed_.numel();
+      std::memcpy(&numbers[rank], data_of(received_packed_) + begin, kNumberBytes);
+    }
+    // Ranks that differ have called for different sizes: those calls may never end.
+    const bool are_equal = std::all_of(numbers.begin(), numbers.end(),
+                                       [this](std::int64_t one) { return one == number_; });
+    if (are_equal) {
+      for (const WorkPtr& work : large_) work->wait();
+      unpack();
+    }
+  } catch (...) {
+    end();
+    throw;
+  }
+  end();
+  return numbers;
+}
+
+void UnitGather::drop() {
+  if (!is_under_way()) return;
+  try {
+    small_->wait();
+    for (const WorkPtr& work : large_) work->wait();
+  } catch (const std::exception&) {
+    // What they have is not used: the caller raises the error that has brought it here.
+  }
+  end();
+}
+
+void UnitGather::end() {
+  small_ = nullptr;
+  large_.clear();
+  block_ = at::Tensor();
+}
+
+}  // namespace dreamcomm

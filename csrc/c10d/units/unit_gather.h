@@ -1,0 +1,64 @@
+// Gathers the parameters of a unit, of which each rank has its rows, into one block of memory.
+//
+//   block:  | a: rows of rank 0 | rank 1 | ... | b: rows of rank 0 | rank 1 | ... |
+//
+// A large parameter is gathered straight into its place, by a collective of its own: each rank
+// gives as many bytes as rank 0, whose rows are never fewer, and the block and the rows' memory
+// have room for them. Small ones go together, in one collective, with the unit's number in front.
+// So ranks that gather different units notice it before they use what they got.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "c10d/buckets/moves/group_calls.h"
+
+namespace dreamcomm {
+
+/// Where a parameter lies in a unit's block, in bytes.
+struct GatheredPlace {
+  std::int64_t offset = 0;
+  std::int64_t bytes = 0;  // of the whole parameter
+  std::int64_t each = 0;   // of rank 0's rows
+};
+
+class UnitGather {
+ public:
+  /// `number`: of the unit, from 0 on. Parameters whose rows have `direct_bytes` or more are
+  /// gathered alone.
+  UnitGather(GroupPtr group, std::int64_t number, std::vector<GatheredPlace> places,
+             std::int64_t direct_bytes);
+
+  /// Begins to fill the block with all ranks' rows. `rows`: this rank's, one tensor for each place;
+  /// their storages have GatheredPlace::each bytes from there on, where they are gathered alone.
+  void start(const at::Tensor& block, const std::vector<at::Tensor>& rows);
+  /// Waits until the block is filled. Gives the number that each rank has gathered; if they differ,
+  /// the block has nothing.
+  std::vector<std::int64_t> wait();
+  bool is_under_way() const { return small_ != nullptr; }
+  /// After an error: waits for what is under way, and keeps nothing of it.
+  void drop();
+  /// Bytes that this rank has received in all.
+  std::uint64_t received() const { return received_; }
+
+ private:
+  bool is_direct(const GatheredPlace& place) const { return place.each >= direct_bytes_; }
+  WorkPtr gather(const at::Tensor& to, const at::Tensor& from);
+  void pack(const std::vector<at::Tensor>& rows);
+  void unpack();
+  void end();
+
+  const GroupPtr group_;
+  const std::int64_t number_;
+  const std::vector<GatheredPlace> places_;
+  const std::int64_t direct_bytes_;
+  at::Tensor packed_;           // the number, and this rank's small rows
+  at::Tensor received_packed_;  // of all ranks
+  at::Tensor block_;            // under way
+  WorkPtr small_;
+  std::vector<WorkPtr> large_;
+  std::uint64_t received_ = 0;
+};
+
+}  // namespace dreamcomm

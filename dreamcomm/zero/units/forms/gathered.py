@@ -1,0 +1,270 @@
+"""Each rank keeps its rows, and ranks gather a unit's whole parameters while it computes.
+
+    forward    | gather 0 | 0: compute, gather 1 | 1: compute, gather 2, free 0 | ...
+    backward   | gather 2 | 2: compute, gather 1 | 1: compute, gather 0, free 2 | ...
+
+INVARIANT: a whole parameter has memory from before its unit's pass on until after it, in forward
+and in backward passes. Tensors that autograd has saved are on the parameter's storage, which gets
+other memory with the same values, so that their versions stay as they are.
+
+Ranks gather in a group of their own: reductions of gradients go on meanwhile, in an order that
+depends on which gradients a rank has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dreamcomm._torch.groups import ours
+from dreamcomm.buckets.layout import is_replicated
+from dreamcomm.memory import empty
+from dreamcomm.zero.units.forms.form import Form
+from dreamcomm.zero.units.forms.memory import UnitMemory, padded_numel
+from dreamcomm.zero.units.forms.order import UseOrder
+from dreamcomm.zero.units.forms.pool import Pool
+from dreamcomm.zero.units.placed import Placed, Source
+from dreamcomm.zero.units.record import UnitParameter
+from dreamcomm.zero.units.region import place_scalar
+from dreamcomm.zero.units.window import WindowError
+
+if TYPE_CHECKING:
+    from dreamcomm.zero.units.unit import Unit
+
+__all__ = ["Gathered"]
+
+T = TypeVar("T")
+
+
+class Gathered(Form):
+    """The ranks may be on any hosts, and the group of any backend for CPUs."""
+
+    gathers = True
+
+    def __init__(self, group: dist.ProcessGroup, why: str = "") -> None:
+        super().__init__(group, why)
+        self.pool = Pool(self._new_block)
+        self._group: dist.ProcessGroup | None = None
+        self._units: list[Unit] = []
+        self._needs: dict[int, list[UnitMemory]] = {}  # by the unit's id; its own first
+        self._forward, self._backward = UseOrder(), UseOrder()
+
+    def described(self) -> str:
+        return (
+            f"parameters are gathered by units: {self.why}; at most {self.pool.most} units at a "
+            f"time, {self.pool.most_bytes:,d} bytes; {self.received:,d} bytes received"
+        )
+
+    @property
+    def received(self) -> int:
+        """Bytes of parameters that this rank has got from others, in all."""
+        own = {id(needs[0]): needs[0] for needs in self._needs.values()}
+        return sum(one.received for one in own.values())
+
+    # Where parameters lie.
+
+    def _new_block(self, nbytes: int) -> Tensor:
+        return self._new(nbytes, torch.uint8)
+
+    def _new(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """In memory that the group's collectives read and write in place, where it has such."""
+        backend = ours(self.group, torch.device("cpu"))
+        if backend is not None and backend.shares_memory:
+            return empty(numel, dtype=dtype)
+        return torch.empty(numel, dtype=dtype, device="cpu")
+
+    def place(self, sources: Sequence[Source]) -> list[Placed]:
+        return [
+            place_scalar(one, self.group) if is_replicated(one.shape) else self._place(one)
+            for one in sources
+        ]
+
+    def _place(self, source: Source) -> Placed:
+        sent = self._rows(source, source.dtype)
+        rows = sent
+        if source.is_cast:
+            rows = torch.empty_strided(source.rows.shape, source.strides, dtype=source.rows.dtype)
+        rows.copy_(source.rows.detach())
+        whole = torch.empty_strided(source.shape, source.strides, dtype=source.dtype, device="cpu")
+        whole.untyped_storage().resize_(0)
+        return Placed(whole, rows, sent)
+
+    def _rows(self, source: Source, dtype: torch.dtype) -> Tensor:
+        """This rank's, with room for as many as rank 0 has."""
+        memory = self._new(padded_numel(source.shape, self.group.size()), dtype)
+        memory.zero_()
+        made = torch.empty(0, dtype=dtype, device="cpu")  # no view of autograd
+        return made.set_(memory.untyped_storage(), 0, source.rows.shape, source.strides)
+
+    def lay_out(self, units: Sequence[Unit], records: Sequence[UnitParameter]) -> None:
+        super().lay_out(units, records)
+        self._free_all()
+        self._units, self._needs = list(units), {}
+        self._forward, self._backward = UseOrder(), UseOrder()
+
+    def _memories(self) -> dict[int, list[UnitMemory]]:
+        """Made by the first pass of all ranks, as groups are."""
+        if not self._needs and self._units:
+            if self._group is None:
+                self._group = _group_like(self.group)
+            self._needs = needs_of(self._units, self._make_memory)
+        return self._needs
+
+    def _make_memory(self, number: int, records: Sequence[UnitParameter]) -> UnitMemory:
+        assert self._group is not None
+        name = self._units[number].name
+        return UnitMemory(name, number, records, self.pool, self._group)
+
+    # Passes.
+
+    def _use(self, unit: Unit, order: UseOrder) -> None:
+        needs = self._memories()[id(unit)]
+        for one in needs:
+            self._start(one)
+        for one in needs:
+            self._finish(one)
+        following = order.used(needs[0].number)
+        if following is not None:
+            for one in self._needs[id(self._units[following])]:
+                self._start(one)
+
+    def _start(self, memory: UnitMemory) -> None:
+        self._told(memory, memory.start)
+
+    def _finish(self, memory: UnitMemory) -> None:
+        numbers = self._told(memory, memory.finish)
+        if any(one != memory.number for one in numbers):
+            raise WindowError(
+                f"{self._who()}: the ranks gather different units: "
+                + ", ".join(
+                    f"rank {rank} {self._units[one].name!r}" for rank, one in enumerate(numbers)
+                )
+                + f". {SAME}"
+            )
+
+    def _told(self, memory: UnitMemory, act: Callable[[], T]) -> T:
+        """Errors of the group name the unit."""
+        try:
+            return act()
+        except RuntimeError as error:
+            if isinstance(error, WindowError):
+                raise
+            raise WindowError(
+                f"{self._who()}: the parameters of unit {memory.name!r} could not be gathered: "
+                f"{error}. {SAME}"
+            ) from error
+
+    def _who(self) -> str:
+        return f"fully_shard: rank {self.group.rank()} of {self.group.size()}"
+
+    def begin_forward(self) -> None:
+        self._forward.begin()
+
+    def enter(self, unit: Unit) -> None:
+        for one in self._memories()[id(unit)]:
+            one.users += 1
+        self._use(unit, self._forward)
+
+    def leave(self, unit: Unit) -> None:
+        needs = self._needs.get(id(unit), [])
+        for one in needs:
+            one.users = max(0, one.users - 1)
+        for one in needs[:1]:
+            one.is_kept = one.is_kept or unit.keeps_whole
+        for one in needs:
+            one.free_if_unused()
+
+    def begin_backward(self) -> None:
+        self._backward.begin()
+
+    def enter_backward(self, unit: Unit) -> None:
+        needs = self._memories()[id(unit)]
+        for one in needs:
+            one.in_backward = True
+        self._use(unit, self._backward)
+
+    def leave_backward(self, unit: Unit) -> None:
+        if unit.reshard_after_backward:
+            for one in self._needs.get(id(unit), [])[:1]:
+                one.in_backward = one.is_kept = False
+                one.free_if_unused()
+
+    def end_backward(self, units: Sequence[Unit]) -> None:
+        for unit in units:
+            for one in self._needs.get(id(unit), [])[:1]:
+                one.in_backward = False
+                if unit.reshard_after_backward:
+                    one.is_kept = False
+                    one.free_if_unused()
+
+    def hold(self, unit: Unit) -> None:
+        for one in self._memories()[id(unit)]:
+            one.is_kept = True
+            self._start(one)
+            self._finish(one)
+
+    def release(self, unit: Unit) -> None:
+        for one in self._needs.get(id(unit), [])[:1]:
+            one.is_kept = False
+            one.free_if_unused()
+
+    def close(self) -> None:
+        self._free_all()
+
+    def reset(self) -> None:
+        for needs in self._needs.values():
+            needs[0].users = 0
+        self._free_all()
+
+    def _free_all(self) -> None:
+        for needs in self._needs.values():
+            needs[0].in_backward = False
+            needs[0].free()
+
+
+SAME = (
+    "All ranks run the same units in the same order, also those whose outputs a rank does not "
+    "need. After this error call reset_iter_state() on all ranks"
+)
+
+
+def needs_of(
+    units: Sequence[Unit], make: Callable[[int, Sequence[UnitParameter]], UnitMemory]
+) -> dict[int, list[UnitMemory]]:
+    """The memories that each unit computes with: its own, and the root's for what is tied.
+
+    A parameter of several units lies in the root's memory, the last one's.
+    """
+    users: dict[int, int] = {}
+    for unit in units:
+        for one in unit.parameters():
+            users[id(one)] = users.get(id(one), 0) + 1
+    tied = {id(one): one for unit in units for one in unit.parameters() if users[id(one)] > 1}
+    found: dict[int, list[UnitMemory]] = {}
+    root = units[-1]
+    for number, unit in enumerate(units):
+        own = [one for one in unit.parameters() if id(one) not in tied]
+        found[id(unit)] = [make(number, [*own, *tied.values()] if unit is root else own)]
+    for unit in units[:-1]:
+        if any(id(one) in tied for one in unit.parameters()):
+            found[id(unit)].append(found[id(root)][0])
+    return found
+
+
+def _group_like(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """Another group of the same ranks, backends and options. Collective."""
+    ranks = dist.get_process_group_ranks(group)
+    backend = ours(group, torch.device("cpu"))
+    made: dist.ProcessGroup = dist.new_group(
+        ranks,
+        backend=dist.get_backend_config(group),
+        timeout=group._get_backend(torch.device("cpu")).options._timeout,
+        pg_options=None if backend is None else backend.options,
+        use_local_synchronization=True,
+        group_desc="fully_shard's gathers",
+    )
+    return made

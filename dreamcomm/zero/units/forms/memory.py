@@ -1,0 +1,122 @@
+"""The memory of one unit's whole parameters, while ranks use them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch.distributed as dist
+from torch import Tensor
+
+from dreamcomm.buckets.layout import shard_layout
+from dreamcomm.zero.units.forms.pool import Pool
+from dreamcomm.zero.units.record import UnitParameter
+
+__all__ = ["DIRECT_BYTES", "UnitMemory", "is_gathered"]
+
+ALIGN = 64
+# A rank's rows of so many bytes are gathered straight into place. Below, a copy costs less than a
+# collective.
+DIRECT_BYTES = 64 << 10
+
+
+def is_gathered(one: UnitParameter) -> bool:
+    """Whether ranks have rows of it alone, and there are any."""
+    return not (one.is_replicated or one.is_meta or one.whole.numel() == 0)
+
+
+class UnitMemory:
+    """Gathers the parameters of a unit into a block of a pool, and frees it.
+
+    Args:
+        name: of the unit, for errors.
+        number: of the unit in its tree, the same on all ranks.
+        records: its parameters.
+        pool: of the tree.
+        group: gathers.
+
+    Attributes:
+        users: forward passes that compute with the unit now.
+        in_backward: a backward pass does.
+        is_kept: it stays after a forward pass.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        number: int,
+        records: Sequence[UnitParameter],
+        pool: Pool,
+        group: dist.ProcessGroup,
+    ) -> None:
+        from dreamcomm import _C
+
+        self.name, self.number = name, number
+        self.users = 0
+        self.in_backward = self.is_kept = False
+        self._pool = pool
+        wanted = [one for one in records if is_gathered(one)]
+        self._wholes: list[Tensor] = [one.whole for one in wanted]
+        self._rows = [one.sent for one in wanted]
+        world = dist.get_world_size(group)
+        self._offsets: list[int] = []
+        self.nbytes = 0
+        places = []
+        for one in wanted:
+            each = bytes_each(tuple(one.whole.shape), world, one.whole.dtype.itemsize)
+            self._offsets.append(self.nbytes)
+            places.append((self.nbytes, one.whole.nbytes, each))
+            self.nbytes += -(-each * world // ALIGN) * ALIGN
+        self._gather = _C.UnitGather(group, number, places, DIRECT_BYTES)
+        self._block: Tensor | None = None
+        self._is_ready = False
+
+    @property
+    def received(self) -> int:
+        """Bytes of other ranks, in all."""
+        return self._gather.received
+
+    def start(self) -> None:
+        """Begins to gather, unless it has. Collective."""
+        if self._block is None:
+            self._block = self._pool.take(self.nbytes)
+            self._gather.start(self._block, self._rows)
+
+    def finish(self) -> list[int]:
+        """Waits until the whole parameters are there. Gives the number of each rank's unit."""
+        from dreamcomm import _C
+
+        if self._is_ready:
+            return [self.number]
+        assert self._block is not None
+        numbers = self._gather.wait()
+        if all(one == self.number for one in numbers):
+            _C.lend(self._wholes, self._block, self._offsets)
+            self._is_ready = True
+        return numbers
+
+    def free(self) -> None:
+        """Takes the memory from the parameters; views that autograd has saved get it back later."""
+        from dreamcomm import _C
+
+        if self._block is None:
+            return
+        self._gather.drop()
+        _C.take_back(self._wholes)
+        self._pool.give(self._block)
+        self._block, self._is_ready, self.is_kept = None, False, False
+
+    def free_if_unused(self) -> None:
+        if not (self.users or self.in_backward or self.is_kept):
+            self.free()
+
+
+def bytes_each(shape: tuple[int, ...], world: int, itemsize: int) -> int:
+    """Of rank 0's rows of a parameter: no rank has more."""
+    (piece,) = shard_layout([shape], world, 0)
+    return piece.numel * itemsize
+
+
+def padded_numel(shape: tuple[int, ...], world: int) -> int:
+    """Elements for which each rank's rows have room."""
+    return max(1, bytes_each(shape, world, 1)) if math.prod(shape) else 0
