@@ -145,10 +145,10 @@ void BackwardPass::note(Parameter& parameter, const at::Tensor& arrived) {
 bool BackwardPass::is_complete(std::size_t index) {
   const Parameter& parameter = set_->parameters[index];
   if (parameter.made == 1) order_.note(index);
-  // A first pass into the ranks' heaps reduces before its end all the same: else it would hold all
-  // gradients, and a heap keeps its pages. Gradients that autograd makes later are reduced at the
-  // end.
-  if (set_->rule.heaps && !order_.is_counted()) return parameter.made == 1;
+  // A first pass of sharded parameters, or into the ranks' heaps, reduces before its end all the
+  // same: else it would hold all gradients, and a heap keeps its pages. Gradients that autograd
+  // makes later are reduced at the end.
+  if (reduces_early() && !order_.is_counted()) return parameter.made == 1;
   if (!order_.is_learned() || parameter.expected == 0) return false;
   require_once(set_->who, parameter);
   return parameter.made == parameter.expected;
@@ -195,11 +195,34 @@ void BackwardPass::launch_ready() {
 void BackwardPass::launch_next() {
   std::vector<Bucket>& buckets = set_->buckets;
   if (set_->rule.hook_in_turn && next_ > 0) buckets[next_ - 1].await_hook();
-  // So gradients of two buckets are there at most.
-  if (set_->rule.is_sharded() && next_ > 0)
+  if (set_->rule.gathers()) {
+    complete_ended();
+  } else if (set_->rule.is_sharded() && next_ > 0) {
+    // So gradients of two buckets are there at most.
     buckets[next_ - 1].complete_scatter(set_->parameters, set_->rule);
+  }
   buckets[next_].launch(set_->parameters, set_->rule, next_, buckets.size());
   ++next_;
+}
+
+/// Frees what reductions have read that have ended.
+void BackwardPass::complete_ended() {
+  for (std::size_t i = 0; i < next_; ++i) {
+    Bucket& bucket = set_->buckets[i];
+    if (bucket.has_ended()) bucket.complete_scatter(set_->parameters, set_->rule);
+  }
+}
+
+std::size_t BackwardPass::launched() const {
+  const Lock lock(set_->mutex);
+  return runs() ? next_ : 0;
+}
+
+void BackwardPass::await_launched(std::size_t count) {
+  const Lock lock(set_->mutex);
+  if (!runs()) return;
+  for (std::size_t i = 0; i < std::min(count, next_); ++i)
+    set_->buckets[i].complete_scatter(set_->parameters, set_->rule);
 }
 
 void BackwardPass::launch_rest() {
@@ -234,7 +257,7 @@ std::optional<bool> BackwardPass::end_pass() {
         launch_rest();
       },
       /*of_zeros=*/false);
-  if (set_->rule.heaps && !order_.is_learned()) reduce_rest();  // on all ranks, also without any
+  if (reduces_early() && !order_.is_learned()) reduce_rest();  // on all ranks, also without any
   if (!order_.is_learned()) order_.learn(*set_);
   if (order_.is_counted()) return true;
   order_.count(*set_);

@@ -64,6 +64,11 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   /// Learns the order of gradients anew in the next pass.
   void relearn();
   PassReport report() const;
+  /// How many buckets this pass has launched; 0: none runs.
+  std::size_t launched() const;
+  /// Waits for the first `count` buckets that this pass has launched, and frees what they have
+  /// read. All ranks have launched them, so that they end whatever other ranks wait for.
+  void await_launched(std::size_t count);
 
   // Called by hooks.
   /// Begins a pass if this run of autograd makes any of the gradients.
@@ -86,12 +91,15 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   void launch_ready();
   void launch_next();
   void launch_rest();
+  void complete_ended();
   void finish();
   std::optional<bool> end_pass();
   void settle(const std::function<void()>& launches, bool of_zeros);
   void settle_buckets(bool of_zeros);
   void reduce_rest();
   void set_apart_large();
+  /// True if a first pass reduces before its end.
+  bool reduces_early() const { return set_->rule.heaps || set_->rule.gathers(); }
   /// True if a pass may not add to what is reduced without notice.
   bool must_be_fresh(const Parameter& parameter) const {
     const bool is_average = set_->rule.factor_or(parameter.factor) == 0;

@@ -35,6 +35,8 @@ class Bucket {
   void await_hook() const {
     if (future_) future_->wait();
   }
+  /// True if a reduce-scatter is under way that has ended.
+  bool has_ended() const { return work_ && work_->isCompleted(); }
   bool hook_ended() const { return !future_ || future_->completed(); }
   /// Waits for the move. Gradients that are not `touched` by any rank stay as they are.
   void settle(Parameters& parameters, const Rule& rule, const std::vector<bool>& touched);

@@ -40,6 +40,10 @@ struct Rule {
   bool hook_in_turn = false;
 
   bool is_sharded() const { return row.is_sharded(); }
+  /// True if ranks gather parameters in backward passes, and gradients go by copies. A rank then
+  /// must not wait within a pass for what another may not have launched: that one may wait for this
+  /// rank, to gather.
+  bool gathers() const { return row.parameter == TensorPlacement::kSharded && !heaps; }
   /// Rows that do not go through the heaps are copied in any case.
   bool is_large(std::size_t bytes) const {
     return own_bytes > 0 && bytes >= own_bytes && (heaps || !is_sharded());

@@ -212,6 +212,8 @@ void bind_passes(py::module_& m) {
       .def("recover", &BackwardPass::recover, Released())
       .def("reduce_now", &BackwardPass::reduce_now, Released())
       .def("reduce_zeros", &BackwardPass::reduce_zeros, Released())
+      .def("launched", &BackwardPass::launched, Released())
+      .def("await_launched", &BackwardPass::await_launched, py::arg("count"), Released())
       .def("relearn", &BackwardPass::relearn, Released())
       .def("report", &report_of);
   py::class_<PassHooks, std::unique_ptr<PassHooks, EndsReleased>>(

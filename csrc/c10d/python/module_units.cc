@@ -32,10 +32,12 @@ void bind_units(pybind11::module_& m) {
                                                       "Gathers the parameters of a unit.")
       .def(py::init(&make_gather), py::arg("group"), py::arg("number"), py::arg("places"),
            py::arg("direct_bytes"))
-      .def("start", &UnitGather::start, py::arg("block"), py::arg("rows"), Released())
+      .def("start", &UnitGather::start, py::arg("block"), py::arg("rows"), py::arg("note"),
+           Released())
       .def("wait", &UnitGather::wait, Released())
       .def("drop", &UnitGather::drop, Released())
       .def_property_readonly("is_under_way", &UnitGather::is_under_way)
+      .def_property_readonly("notes", &UnitGather::notes)
       .def_property_readonly("received", &UnitGather::received);
 }
 

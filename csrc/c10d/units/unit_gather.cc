@@ -1,6 +1,7 @@
 #include "c10d/units/unit_gather.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zero.h>
 
 #include <algorithm>
 #include <cstring>
@@ -12,7 +13,12 @@
 namespace dreamcomm {
 namespace {
 
-constexpr std::int64_t kNumberBytes = sizeof(std::int64_t);
+/// What comes before a rank's small rows.
+struct Header {
+  std::int64_t number;
+  std::int64_t note;
+};
+constexpr std::int64_t kHeaderBytes = sizeof(Header);
 
 at::Tensor new_bytes(std::int64_t count) {
   return at::empty({count}, at::TensorOptions().dtype(at::kByte));
@@ -20,6 +26,15 @@ at::Tensor new_bytes(std::int64_t count) {
 
 std::byte* data_of(const at::Tensor& bytes) {
   return static_cast<std::byte*>(bytes.mutable_data_ptr());
+}
+
+/// Rows as many bytes as rank 0 has: the last ranks may have fewer.
+at::Tensor padded(const at::Tensor& rows, std::int64_t bytes) {
+  const auto own = static_cast<std::int64_t>(rows.nbytes());
+  if (own == bytes) return bytes_of(rows, bytes);
+  at::Tensor made = new_bytes(bytes).zero_();
+  if (own > 0) std::memcpy(data_of(made), rows.const_data_ptr(), rows.nbytes());
+  return made;
 }
 
 /// A rank's bytes of a whole parameter.
@@ -37,7 +52,7 @@ UnitGather::UnitGather(GroupPtr group, std::int64_t number, std::vector<Gathered
       direct_bytes_(direct_bytes) {
   TORCH_CHECK_VALUE(direct_bytes > 0, "UnitGather: expected direct_bytes of at least 1, got ",
                     direct_bytes);
-  std::int64_t packed = kNumberBytes;
+  std::int64_t packed = kHeaderBytes;
   for (const GatheredPlace& place : places_) {
     if (!is_direct(place)) packed += place.each;
   }
@@ -51,7 +66,8 @@ WorkPtr UnitGather::gather(const at::Tensor& to, const at::Tensor& from) {
   return all_gather_into(group_, to, from);
 }
 
-void UnitGather::start(const at::Tensor& block, const std::vector<at::Tensor>& rows) {
+void UnitGather::start(const at::Tensor& block, const std::vector<at::Tensor>& rows,
+                       std::int64_t note) {
   TORCH_CHECK_VALUE(rows.size() == places_.size(), "UnitGather: expected the rows of ",
                     places_.size(), " parameters, got ", rows.size());
   TORCH_CHECK(!is_under_way(), "UnitGather: it is under way already");
@@ -61,20 +77,21 @@ void UnitGather::start(const at::Tensor& block, const std::vector<at::Tensor>& r
                       mine, " bytes of parameter ", i, ", got ", rows[i].nbytes());
   }
   block_ = block;
-  pack(rows);
+  pack(rows, note);
   small_ = gather(received_packed_, packed_);
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const GatheredPlace& place = places_[i];
     if (!is_direct(place)) continue;
     const at::Tensor whole = block.narrow(0, place.offset, place.each * group_->getSize());
-    large_.push_back(gather(whole, bytes_of(rows[i], place.each)));
+    large_.push_back(gather(whole, padded(rows[i], place.each)));
   }
 }
 
-void UnitGather::pack(const std::vector<at::Tensor>& rows) {
+void UnitGather::pack(const std::vector<at::Tensor>& rows, std::int64_t note) {
   std::byte* to = data_of(packed_);
-  std::memcpy(to, &number_, kNumberBytes);
-  to += kNumberBytes;
+  const Header header{number_, note};
+  std::memcpy(to, &header, kHeaderBytes);
+  to += kHeaderBytes;
   for (std::size_t i = 0; i < rows.size(); ++i) {
     if (is_direct(places_[i])) continue;
     // Rows lie in memory one after the other, whatever the order of their dimensions.
@@ -86,7 +103,7 @@ void UnitGather::pack(const std::vector<at::Tensor>& rows) {
 void UnitGather::unpack() {
   const std::int64_t width = packed_.numel();
   for (int rank = 0; rank < group_->getSize(); ++rank) {
-    const std::byte* from = data_of(received_packed_) + rank * width + kNumberBytes;
+    const std::byte* from = data_of(received_packed_) + rank * width + kHeaderBytes;
     for (const GatheredPlace& place : places_) {
       if (is_direct(place)) continue;
       const auto count = static_cast<std::size_t>(bytes_of_rank(place, rank));
@@ -101,9 +118,13 @@ std::vector<std::int64_t> UnitGather::wait() {
   std::vector<std::int64_t> numbers(static_cast<std::size_t>(group_->getSize()));
   try {
     small_->wait();
+    notes_.resize(numbers.size());
     for (std::size_t rank = 0; rank < numbers.size(); ++rank) {
+      Header header{};
       const std::int64_t begin = static_cast<std::int64_t>(rank) * packed_.numel();
-      std::memcpy(&numbers[rank], data_of(received_packed_) + begin, kNumberBytes);
+      std::memcpy(&header, data_of(received_packed_) + begin, kHeaderBytes);
+      numbers[rank] = header.number;
+      notes_[rank] = header.note;
     }
     // Ranks that differ have called for different sizes: those calls may never end.
     const bool are_equal = std::all_of(numbers.begin(), numbers.end(),

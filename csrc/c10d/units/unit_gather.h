@@ -3,9 +3,9 @@
 //   block:  | a: rows of rank 0 | rank 1 | ... | b: rows of rank 0 | rank 1 | ... |
 //
 // A large parameter is gathered straight into its place, by a collective of its own: each rank
-// gives as many bytes as rank 0, whose rows are never fewer, and the block and the rows' memory
-// have room for them. Small ones go together, in one collective, with the unit's number in front.
-// So ranks that gather different units notice it before they use what they got.
+// gives as many bytes as rank 0, whose rows are never fewer, and the block has room for them. Small
+// ones go together, in one collective, with the unit's number in front. So ranks that gather
+// different units notice it before they use what they got.
 #pragma once
 
 #include <cstddef>
@@ -30,12 +30,14 @@ class UnitGather {
   UnitGather(GroupPtr group, std::int64_t number, std::vector<GatheredPlace> places,
              std::int64_t direct_bytes);
 
-  /// Begins to fill the block with all ranks' rows. `rows`: this rank's, one tensor for each place;
-  /// their storages have GatheredPlace::each bytes from there on, where they are gathered alone.
-  void start(const at::Tensor& block, const std::vector<at::Tensor>& rows);
-  /// Waits until the block is filled. Gives the number that each rank has gathered; if they differ,
-  /// the block has nothing.
+  /// Begins to fill the block with all ranks' rows. `rows`: this rank's, one tensor for each place.
+  /// `note`: a number for the other ranks.
+  void start(const at::Tensor& block, const std::vector<at::Tensor>& rows, std::int64_t note);
+  /// Waits until the block is filled. Gives the number of the unit that each rank has gathered; if
+  /// they differ, the block has nothing.
   std::vector<std::int64_t> wait();
+  /// What ranks have noted at the last gather that has ended.
+  const std::vector<std::int64_t>& notes() const { return notes_; }
   bool is_under_way() const { return small_ != nullptr; }
   /// After an error: waits for what is under way, and keeps nothing of it.
   void drop();
@@ -45,7 +47,7 @@ class UnitGather {
  private:
   bool is_direct(const GatheredPlace& place) const { return place.each >= direct_bytes_; }
   WorkPtr gather(const at::Tensor& to, const at::Tensor& from);
-  void pack(const std::vector<at::Tensor>& rows);
+  void pack(const std::vector<at::Tensor>& rows, std::int64_t note);
   void unpack();
   void end();
 
@@ -58,6 +60,7 @@ class UnitGather {
   at::Tensor block_;            // under way
   WorkPtr small_;
   std::vector<WorkPtr> large_;
+  std::vector<std::int64_t> notes_;
   std::uint64_t received_ = 0;
 };
 

@@ -118,7 +118,7 @@ class UnitSteps:
 
     def held(self) -> list[Tensor | None]:
         """All memory of gradients on this rank: of sums, and whole ones that are held back."""
-        engine, records = self.tree.engine, self.tree.records()
+        engine, records = self.tree.known_engine, self.tree.records()
         mine = {id(one.parameter) for one in self._shards}
         found: list[Tensor | None] = []
         for place, one in enumerate(records):

@@ -38,7 +38,7 @@ from dreamcomm.zero.units.refusals import (
 )
 from dreamcomm.zero.units.region import is_protected
 from dreamcomm.zero.units.steps import watch_steps
-from dreamcomm.zero.units.unit import Unit
+from dreamcomm.zero.units.unit import Unit, Use
 from dreamcomm.zero.units.window import Opening, Window
 
 __all__ = ["Tree"]
@@ -83,11 +83,19 @@ class Tree(TreeParts):
 
     @property
     def engine(self) -> UnitEngine | None:
-        """Reduces the gradients; made anew where parameters have changed. None: there are none."""
+        """Reduces the gradients; made anew where parameters have changed. None: there are none.
+
+        Collective, where it is made and ranks gather.
+        """
         if self._engine is None and self.records():
-            self._engine = gradients.make_engine(
-                self.records(), self.group, self.enter_at_gradient, self.after_pass
+            self._engine = self.form.engine = gradients.make_engine(
+                self.records(), self.form.reductions(), self.enter_at_gradient, self.after_pass
             )
+        return self._engine
+
+    @property
+    def known_engine(self) -> UnitEngine | None:
+        """The engine, if one was made."""
         return self._engine
 
     def link(self) -> None:
@@ -99,7 +107,7 @@ class Tree(TreeParts):
         """Has units, parameters and hooks looked at anew before the next pass."""
         if self._engine is not None:
             self._engine.detach()
-        self._engine = None
+        self._engine = self.form.engine = None
         self.look_again()
 
     # The window.
@@ -228,6 +236,7 @@ class Tree(TreeParts):
                 self._engine.recover()
             gradients.drop_unfinished(self.records())
             self.form.end_backward(self.units())
+            self.form.poke()
         return self._in_backward
 
     def enter_at_gradient(self) -> None:
@@ -257,16 +266,16 @@ class Tree(TreeParts):
         Variable._execution_engine.queue_callback(self._leave_backward)
         self._in_backward = True
 
-    def enter_backward_of(self, unit: Unit) -> None:
-        """Before autograd goes through an output of the unit."""
+    def enter_backward_of(self, unit: Unit, use: Use) -> None:
+        """Before autograd goes through an output of one forward pass of the unit."""
         self.enter_backward()
         if self.rewrites is None:
-            self.form.enter_backward(unit)
+            self.form.enter_backward(unit, use)
 
-    def leave_backward_of(self, unit: Unit) -> None:
-        """After autograd has made the gradients of all inputs of the unit."""
+    def leave_backward_of(self, unit: Unit, use: Use) -> None:
+        """After autograd has made the gradients of all inputs of that pass."""
         if self._in_backward and not self._creates_graph:  # such a graph reads parameters later
-            self.form.leave_backward(unit)
+            self.form.leave_backward(unit, use)
 
     def after_pass(self, reduced: bool) -> None:
         """The engine has ended a backward pass."""
@@ -318,8 +327,11 @@ class Tree(TreeParts):
         gradients.drop_unfinished(self.records())
         for unit in self.units():
             unit.show_sharded()
-        self.form.reset()
+        self.form.poke()
         self.window.reset()
+        self.form.reset()
+        if self.form.gathers:
+            self.forget()
         self._unreduced, self._stepped = False, True
 
 

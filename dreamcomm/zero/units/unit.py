@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -19,9 +21,20 @@ from dreamcomm.zero.units.registry import Contents, Registry
 if TYPE_CHECKING:
     from dreamcomm.zero.units.tree import Tree
 
-__all__ = ["KEY", "Unit", "unit_of"]
+__all__ = ["KEY", "Unit", "Use", "unit_of"]
 
 KEY = "_fully_sharded_unit"  # in a module's __dict__
+
+
+@dataclass(eq=False)
+class Use:
+    """A forward pass of a unit, through which backward passes go.
+
+    Attributes:
+        entered: the number of the backward pass that goes through it now; 0: none.
+    """
+
+    entered: int = 0
 
 
 class Unit:
@@ -65,6 +78,7 @@ class Unit:
         self.tree: Tree
         self._left_out: set[Place] = set()  # also what replaces an ignored parameter there
         self._hooked: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._uses: list[Use] = []  # of the forward passes that run now, one in the other
         self.look_again()
 
     def hook(self) -> None:
@@ -195,12 +209,13 @@ class Unit:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         self.tree.enter_forward(self)
         self.show_whole()
+        self._uses.append(Use())
         if self.tree.form.gathers and torch.is_grad_enabled():
-            self._await_inputs((args, kwargs))
+            self._await_inputs((args, kwargs), self._uses[-1])
         cast_args, cast_kwargs = self.casts.of_inputs(args, kwargs)
         return cast_args, cast_kwargs
 
-    def _await_inputs(self, inputs: Any) -> None:
+    def _await_inputs(self, inputs: Any, use: Use) -> None:
         """Has the unit's backward pass end when the gradients of all inputs are made.
 
         Not those of leaves: autograd ends these before anything else that is ready.
@@ -215,7 +230,7 @@ class Unit:
             unit = me()
             if left == 0 and unit is not None:
                 left = count  # for another pass through a graph that is kept
-                unit.tree.leave_backward_of(unit)
+                unit.tree.leave_backward_of(unit, use)
 
         for one in tensors:
             one.register_hook(hook)  # type: ignore[no-untyped-call]
@@ -223,19 +238,21 @@ class Unit:
     @unseen_by_dynamo
     def after_forward(self, module: nn.Module, args: Any, output: Any) -> Any:
         output = self.casts.of_output(output)
+        use = self._uses.pop() if self._uses else Use()  # an error may have come before it
         if torch.is_grad_enabled():
+            before = functools.partial(self.before_backward, use)
             for tensor in find_tensors(output):
                 if tensor.requires_grad:
-                    tensor.register_hook(self.before_backward)  # type: ignore[no-untyped-call]
+                    tensor.register_hook(before)  # type: ignore[no-untyped-call]
         if not self.keeps_whole:
             self.show_sharded()
         self.tree.leave_forward(self)
         return output
 
     @unseen_by_dynamo
-    def before_backward(self, gradient: Tensor) -> None:
+    def before_backward(self, use: Use, gradient: Tensor) -> None:
         """Before autograd goes through an output. As torch's, it registers whole parameters."""
-        self.tree.enter_backward_of(self)
+        self.tree.enter_backward_of(self, use)
         self.show_whole()
 
 

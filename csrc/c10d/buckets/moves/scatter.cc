@@ -3,7 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/zero.h>
 
 #include <algorithm>
 #include <utility>
@@ -73,7 +73,7 @@ void Bucket::launch_rows(Parameters& parameters, const Rule& rule) {
   const auto options = first.tensor.options().dtype(first.shard.sum_type).requires_grad(false);
   const Sections sections = sections_of(parameters, members_, world);
   const std::int64_t width = sections.width();
-  at::Tensor all = at::zeros({world * width}, options);
+  at::Tensor all = allocate(rule, world * width, first.tensor, first.shard.sum_type).zero_();
   for (int rank = 0; rank < world; ++rank) {
     sections.of_rank(rank, [&](std::size_t i, std::int64_t place, const RankRange& elements) {
       const Parameter& parameter = parameters[members_[i]];

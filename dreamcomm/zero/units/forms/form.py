@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from dreamcomm.zero.units.engine import UnitEngine
 from dreamcomm.zero.units.placed import Placed, Source
 from dreamcomm.zero.units.record import UnitParameter
 
 if TYPE_CHECKING:
-    from dreamcomm.zero.units.unit import Unit
+    from dreamcomm.zero.units.unit import Unit, Use
 
 __all__ = ["Form"]
 
@@ -26,6 +27,7 @@ class Form:
 
     Attributes:
         casts: how often this rank has cast its rows.
+        engine: of the tree, once there is one.
     """
 
     gathers = False
@@ -33,6 +35,7 @@ class Form:
     def __init__(self, group: dist.ProcessGroup, why: str = "") -> None:
         self.group, self.why = group, why
         self.casts = 0
+        self.engine: UnitEngine | None = None
         self._local: list[torch.Tensor] = []
         self._sent: list[torch.Tensor] = []
 
@@ -46,6 +49,10 @@ class Form:
     def described(self) -> str:
         """Where parameters lie, for ``report()``."""
         raise NotImplementedError
+
+    def reductions(self) -> dist.ProcessGroup:
+        """The group in which gradients are reduced. Collective at its first call."""
+        return self.group
 
     def lay_out(self, units: Sequence[Unit], records: Sequence[UnitParameter]) -> None:
         """Takes the units as they are now; no rank reads them."""
@@ -73,11 +80,11 @@ class Form:
     def begin_backward(self) -> None:
         """A backward pass begins."""
 
-    def enter_backward(self, unit: Unit) -> None:
-        """Before autograd goes through an output of the unit."""
+    def enter_backward(self, unit: Unit, use: Use) -> None:
+        """Before autograd goes through an output of one forward pass of the unit."""
 
-    def leave_backward(self, unit: Unit) -> None:
-        """After autograd has made the gradients of all inputs of the unit."""
+    def leave_backward(self, unit: Unit, use: Use) -> None:
+        """After autograd has made the gradients of all inputs of that pass."""
 
     def end_backward(self, units: Sequence[Unit]) -> None:
         """A backward pass has ended."""
@@ -90,6 +97,9 @@ class Form:
 
     def close(self) -> None:
         """Ends all use: no rank reads from here on."""
+
+    def poke(self) -> None:
+        """An error has ended a backward pass here: other ranks are not to wait for it."""
 
     def reset(self) -> None:
         """Forgets passes that an error has ended."""

@@ -7,8 +7,10 @@ INVARIANT: a whole parameter has memory from before its unit's pass on until aft
 and in backward passes. Tensors that autograd has saved are on the parameter's storage, which gets
 other memory with the same values, so that their versions stay as they are.
 
-Ranks gather in a group of their own: reductions of gradients go on meanwhile, in an order that
-depends on which gradients a rank has.
+Gradients are reduced in a group of their own, as their order depends on which ones a rank has. So a
+rank may wait for a unit that another gathers later, and that one for a reduction that this rank has
+not launched: within a pass a rank waits for those reductions alone that all ranks have launched, as
+they tell each other when they gather.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from dreamcomm._torch.groups import ours
 from dreamcomm.buckets.layout import is_replicated
 from dreamcomm.memory import empty
 from dreamcomm.zero.units.forms.form import Form
-from dreamcomm.zero.units.forms.memory import UnitMemory, padded_numel
+from dreamcomm.zero.units.forms.memory import UnitMemory
 from dreamcomm.zero.units.forms.order import UseOrder
 from dreamcomm.zero.units.forms.pool import Pool
 from dreamcomm.zero.units.placed import Placed, Source
@@ -33,7 +35,7 @@ from dreamcomm.zero.units.region import place_scalar
 from dreamcomm.zero.units.window import WindowError
 
 if TYPE_CHECKING:
-    from dreamcomm.zero.units.unit import Unit
+    from dreamcomm.zero.units.unit import Unit, Use
 
 __all__ = ["Gathered"]
 
@@ -48,10 +50,12 @@ class Gathered(Form):
     def __init__(self, group: dist.ProcessGroup, why: str = "") -> None:
         super().__init__(group, why)
         self.pool = Pool(self._new_block)
-        self._group: dist.ProcessGroup | None = None
+        self._reductions: dist.ProcessGroup | None = None
         self._units: list[Unit] = []
         self._needs: dict[int, list[UnitMemory]] = {}  # by the unit's id; its own first
         self._forward, self._backward = UseOrder(), UseOrder()
+        self._pass = 1  # the backward pass that runs, or comes next
+        self._pokes: list[dist.Work | None] = []
 
     def described(self) -> str:
         return (
@@ -84,7 +88,7 @@ class Gathered(Form):
         ]
 
     def _place(self, source: Source) -> Placed:
-        sent = self._rows(source, source.dtype)
+        sent = self._new_rows(source)
         rows = sent
         if source.is_cast:
             rows = torch.empty_strided(source.rows.shape, source.strides, dtype=source.rows.dtype)
@@ -93,11 +97,9 @@ class Gathered(Form):
         whole.untyped_storage().resize_(0)
         return Placed(whole, rows, sent)
 
-    def _rows(self, source: Source, dtype: torch.dtype) -> Tensor:
-        """This rank's, with room for as many as rank 0 has."""
-        memory = self._new(padded_numel(source.shape, self.group.size()), dtype)
-        memory.zero_()
-        made = torch.empty(0, dtype=dtype, device="cpu")  # no view of autograd
+    def _new_rows(self, source: Source) -> Tensor:
+        memory = self._new(source.rows.numel(), source.dtype)
+        made = torch.empty(0, dtype=source.dtype, device="cpu")  # no view of autograd
         return made.set_(memory.untyped_storage(), 0, source.rows.shape, source.strides)
 
     def lay_out(self, units: Sequence[Unit], records: Sequence[UnitParameter]) -> None:
@@ -107,17 +109,18 @@ class Gathered(Form):
         self._forward, self._backward = UseOrder(), UseOrder()
 
     def _memories(self) -> dict[int, list[UnitMemory]]:
-        """Made by the first pass of all ranks, as groups are."""
         if not self._needs and self._units:
-            if self._group is None:
-                self._group = _group_like(self.group)
             self._needs = needs_of(self._units, self._make_memory)
         return self._needs
 
     def _make_memory(self, number: int, records: Sequence[UnitParameter]) -> UnitMemory:
-        assert self._group is not None
         name = self._units[number].name
-        return UnitMemory(name, number, records, self.pool, self._group)
+        return UnitMemory(name, number, records, self.pool, self.group)
+
+    def reductions(self) -> dist.ProcessGroup:
+        if self._reductions is None:
+            self._reductions = _group_like(self.group)
+        return self._reductions
 
     # Passes.
 
@@ -127,13 +130,21 @@ class Gathered(Form):
             self._start(one)
         for one in needs:
             self._finish(one)
+        self._free_reduced(needs)
         following = order.used(needs[0].number)
         if following is not None:
             for one in self._needs[id(self._units[following])]:
                 self._start(one)
 
     def _start(self, memory: UnitMemory) -> None:
-        self._told(memory, memory.start)
+        launched = 0 if self.engine is None else self.engine.backward.launched()
+        self._told(memory, lambda: memory.start(launched))
+
+    def _free_reduced(self, needs: Sequence[UnitMemory]) -> None:
+        """Frees gradients of buckets that all ranks have launched: more than two wait seldom."""
+        notes = [one.notes for one in needs if one.notes]
+        if self.engine is not None and notes:
+            self.engine.backward.await_launched(min(map(min, notes)))
 
     def _finish(self, memory: UnitMemory) -> None:
         numbers = self._told(memory, memory.finish)
@@ -181,22 +192,30 @@ class Gathered(Form):
     def begin_backward(self) -> None:
         self._backward.begin()
 
-    def enter_backward(self, unit: Unit) -> None:
+    def enter_backward(self, unit: Unit, use: Use) -> None:
         needs = self._memories()[id(unit)]
-        for one in needs:
-            one.in_backward = True
+        if use.entered != self._pass:
+            use.entered = self._pass
+            for one in needs:
+                one.backward_uses += 1
         self._use(unit, self._backward)
 
-    def leave_backward(self, unit: Unit) -> None:
-        if unit.reshard_after_backward:
-            for one in self._needs.get(id(unit), [])[:1]:
-                one.in_backward = one.is_kept = False
+    def leave_backward(self, unit: Unit, use: Use) -> None:
+        if use.entered != self._pass:
+            return
+        use.entered = 0
+        for one in self._needs.get(id(unit), []):
+            one.backward_uses = max(0, one.backward_uses - 1)
+        for one in self._needs.get(id(unit), [])[:1]:
+            if unit.reshard_after_backward:
+                one.is_kept = False
                 one.free_if_unused()
 
     def end_backward(self, units: Sequence[Unit]) -> None:
+        self._pass += 1
         for unit in units:
             for one in self._needs.get(id(unit), [])[:1]:
-                one.in_backward = False
+                one.backward_uses = 0
                 if unit.reshard_after_backward:
                     one.is_kept = False
                     one.free_if_unused()
@@ -215,14 +234,22 @@ class Gathered(Form):
     def close(self) -> None:
         self._free_all()
 
+    def poke(self) -> None:
+        """Ends reductions in which other ranks wait for this one, by a call that differs."""
+        if self._reductions is not None:
+            odd = [torch.empty(3, dtype=torch.uint8) for _ in range(self.group.size())]
+            work = dist.all_gather(odd, odd[0].clone(), group=self._reductions, async_op=True)
+            self._pokes.append(work)  # which nobody may wait for
+
     def reset(self) -> None:
         for needs in self._needs.values():
             needs[0].users = 0
         self._free_all()
+        self._reductions = None  # ranks have made different calls in it
 
     def _free_all(self) -> None:
         for needs in self._needs.values():
-            needs[0].in_backward = False
+            needs[0].backward_uses = 0
             needs[0].free()
 
 

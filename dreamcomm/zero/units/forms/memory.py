@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch.distributed as dist
@@ -37,7 +36,7 @@ class UnitMemory:
 
     Attributes:
         users: forward passes that compute with the unit now.
-        in_backward: a backward pass does.
+        backward_uses: forward passes through which a backward pass goes now.
         is_kept: it stays after a forward pass.
     """
 
@@ -52,8 +51,8 @@ class UnitMemory:
         from dreamcomm import _C
 
         self.name, self.number = name, number
-        self.users = 0
-        self.in_backward = self.is_kept = False
+        self.users = self.backward_uses = 0
+        self.is_kept = False
         self._pool = pool
         wanted = [one for one in records if is_gathered(one)]
         self._wholes: list[Tensor] = [one.whole for one in wanted]
@@ -76,11 +75,16 @@ class UnitMemory:
         """Bytes of other ranks, in all."""
         return self._gather.received
 
-    def start(self) -> None:
-        """Begins to gather, unless it has. Collective."""
+    @property
+    def notes(self) -> list[int]:
+        """The notes of all ranks at the last gather that has ended."""
+        return self._gather.notes
+
+    def start(self, note: int) -> None:
+        """Begins to gather, unless it has, with a number for the other ranks. Collective."""
         if self._block is None:
             self._block = self._pool.take(self.nbytes)
-            self._gather.start(self._block, self._rows)
+            self._gather.start(self._block, self._rows, note)
 
     def finish(self) -> list[int]:
         """Waits until the whole parameters are there. Gives the number of each rank's unit."""
@@ -107,7 +111,7 @@ class UnitMemory:
         self._block, self._is_ready, self.is_kept = None, False, False
 
     def free_if_unused(self) -> None:
-        if not (self.users or self.in_backward or self.is_kept):
+        if not (self.users or self.backward_uses or self.is_kept):
             self.free()
 
 
@@ -115,8 +119,3 @@ def bytes_each(shape: tuple[int, ...], world: int, itemsize: int) -> int:
     """Of rank 0's rows of a parameter: no rank has more."""
     (piece,) = shard_layout([shape], world, 0)
     return piece.numel * itemsize
-
-
-def padded_numel(shape: tuple[int, ...], world: int) -> int:
-    """Elements for which each rank's rows have room."""
-    return max(1, bytes_each(shape, world, 1)) if math.prod(shape) else 0
