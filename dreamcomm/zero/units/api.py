@@ -33,6 +33,7 @@ from dreamcomm.zero.units.link import found_in_tree
 from dreamcomm.zero.units.module.adapter import give_state
 from dreamcomm.zero.units.module.module import UnitModule
 from dreamcomm.zero.units.module.rewrite import reset_parameters
+from dreamcomm.zero.units.ranks import shards_of
 from dreamcomm.zero.units.region import NoRegion
 from dreamcomm.zero.units.tree import Tree
 from dreamcomm.zero.units.unit import KEY, Unit, unit_of
@@ -65,7 +66,8 @@ def fully_shard(
     Args:
         module: a module, or a list that is one unit, below the root. The modules' classes get
             :class:`FSDPModule` in front.
-        mesh: of one dimension; None is that of all ranks.
+        mesh: of one dimension, which shards; or of two, of which the first replicates and the
+            second shards (hybrid sharding). None is one dimension of all ranks.
         reshard_after_forward: whether the DTensors are registered again after a forward pass, and
             what was gathered is freed; None: they are, except in the root.
         shard_placement_fn: may give None or Shard(0).
@@ -127,7 +129,7 @@ def _why_elsewhere(
     roots: Iterable[nn.Module], mesh: DeviceMesh, offload_policy: OffloadPolicy | None
 ) -> str:
     """Why torch's function has to do it; empty: it has not."""
-    if mesh.ndim != 1:
+    if mesh.ndim > 2:
         return f"the mesh has {mesh.ndim} dimensions"
     if mesh.device_type != "cpu":
         return f"the mesh is of {mesh.device_type}"
@@ -141,7 +143,7 @@ def _why_elsewhere(
 
 def _form_of(mesh: DeviceMesh, below: Sequence[Unit], gather: bool | None) -> Form:
     """Where parameters lie: that of units below, or a new one."""
-    group = mesh.get_group()
+    group = shards_of(mesh)
     why = _why_gathered(group) if gather is None else "gather=True was given"
     gathers = bool(why) if gather is None else gather
     if gather is False and (why := _why_gathered(group)):
@@ -187,7 +189,7 @@ def _shard(made: Unit, mesh: DeviceMesh, gather: bool | None) -> None:
     except NoRegion as error:  # on all ranks
         if gather is False or below:
             raise
-        form = Gathered(mesh.get_group(), str(error))
+        form = Gathered(shards_of(mesh), str(error))
         records, were_equal = new_records(fresh, made.casts, mesh, form)
     known.update({id(one): record for one, record in zip(fresh, records, strict=True)})
     made.places = [(place, known[id(one)]) for place, one in registered]

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
@@ -91,9 +90,9 @@ def check_arguments(
 
 def check_mesh(mesh: DeviceMesh, below: Iterable[Unit]) -> None:
     """Raises where a unit below is sharded over other ranks."""
-    ranks = dist.get_process_group_ranks(mesh.get_group())
+    ranks = mesh.mesh.tolist()
     for unit in below:
-        others = dist.get_process_group_ranks(unit.tree.group)
+        others = unit.tree.mesh.mesh.tolist()
         if others != ranks:
             raise ValueError(
                 f"{WHAT}: expected one mesh for all units of a root, got ranks {ranks}, and ranks "

@@ -29,6 +29,7 @@ class UnitEngine(BucketEngine):
         starting: called before a pass adds to its first gradient, unless it was entered before. A
             weak reference.
         finished: called after each backward pass with whether it has reduced. A weak reference.
+        sums: gradients are the ranks' sum, which something else scales.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class UnitEngine(BucketEngine):
         group: dist.ProcessGroup,
         starting: Callable[[], None],
         finished: Callable[[bool], None],
+        sums: bool,
     ) -> None:
         self.records = list(records)
         self._before_pass = weakref.WeakMethod(starting)
@@ -46,7 +48,7 @@ class UnitEngine(BucketEngine):
             TrainedParameter(
                 one.name,
                 one.whole,
-                factor=_factor(one.divide_factor, world),
+                factor=1.0 if sums else _factor(one.divide_factor, world),
                 grad_dtype=one.sum_dtype,
             )
             for one in records

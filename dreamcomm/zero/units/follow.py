@@ -25,6 +25,7 @@ from dreamcomm.ranks.pieces import in_memory_order, is_dense
 from dreamcomm.zero.units.casts import Casts
 from dreamcomm.zero.units.forms.form import Form
 from dreamcomm.zero.units.placed import Placed, Source, contiguous_strides, source_of
+from dreamcomm.zero.units.ranks import everyone, replicas_of, shards_of
 from dreamcomm.zero.units.record import (
     Place,
     UnitParameter,
@@ -157,7 +158,7 @@ def renew(given: Sequence[Given], mesh: DeviceMesh, form: Form) -> list[UnitPara
         mesh: shards them.
         form: places them.
     """
-    group = mesh.get_group()
+    group = shards_of(mesh)
     wanted = [one for one in given if one.parameter.device.type != "meta"]
     with torch.no_grad():
         placed = iter(form.place([_source(one, group) for one in wanted]))
@@ -169,10 +170,18 @@ def renew(given: Sequence[Given], mesh: DeviceMesh, form: Form) -> list[UnitPara
                 made.append(_adopted(one, next(placed)))
             else:
                 made.append(_sharded(one, next(placed), mesh))
+        _make_equal(made, replicas_of(mesh))
         for record in made:
             if record.sum_dtype != record.whole.dtype:
                 record.whole.grad_dtype = record.sum_dtype
     return made
+
+
+def _make_equal(records: Sequence[UnitParameter], replicas: dist.ProcessGroup | None) -> None:
+    """Gives all replicas the first one's rows, which would differ for ever. Collective."""
+    for one in records if replicas is not None else ():
+        if not one.is_meta and one.local.numel() > 0:
+            dist.broadcast(in_memory_order(one.local), group=replicas, group_src=0)
 
 
 def new_records(
@@ -181,7 +190,7 @@ def new_records(
     """Forms of plain parameters, and whether all ranks had the same values. Collective."""
     from dreamcomm import _C
 
-    group = mesh.get_group()
+    group = everyone(mesh)
     copies = [one.detach() for one in parameters if one.device.type != "meta"]
     equal = copies_are_equal(copies, group)
     del copies
@@ -251,7 +260,7 @@ def _adopted(given: Given, placed: Placed) -> UnitParameter:
 
 
 def _on_meta(given: Given, mesh: DeviceMesh) -> UnitParameter:
-    one, group = given.parameter, mesh.get_group()
+    one, group = given.parameter, shards_of(mesh)
     if isinstance(one, DTensor):
         whole = nn.Parameter(torch.empty(one.shape, dtype=one.dtype, device="meta"))
         whole.requires_grad_(one.requires_grad)

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from dreamcomm.zero.units.engine import UnitEngine
 from dreamcomm.zero.units.record import UnitParameter
+from dreamcomm.zero.units.replication import Finishing
 
 __all__ = ["after_pass", "before_pass", "drop_unfinished", "make_engine"]
 
@@ -28,11 +29,12 @@ def make_engine(
     group: dist.ProcessGroup,
     starting: Callable[[], None],
     finished: Callable[[bool], None],
+    sums: bool,
 ) -> UnitEngine:
     """An engine whose shards have nothing yet: gradients that are there count as the script's."""
     for one in records:
-        one.shown = None
-    return UnitEngine(records, group, starting, finished)
+        one.shown, one.is_partial = None, False
+    return UnitEngine(records, group, starting, finished, sums)
 
 
 def before_pass(engine: UnitEngine) -> None:
@@ -48,7 +50,9 @@ def before_pass(engine: UnitEngine) -> None:
             _take_copy(one, now)
         elif now is not one.shown and now is not one.partial:
             one.given, one.shown = now, None
-        holds.append(now is not None and now is one.shown)
+        elif now is one.shown and not one.shown_is_sum:
+            one.given, one.shown = now, None  # finished: what comes is added to it
+        holds.append(one.is_partial or (now is not None and now is one.shown))
     engine.hold(holds)
 
 
@@ -69,36 +73,59 @@ def _take_copy(one: UnitParameter, now: Tensor) -> None:
 def drop_unfinished(records: Sequence[UnitParameter]) -> None:
     """Forgets what a pass that an error has ended has left in whole parameters."""
     for one in records:
-        one.whole.grad = None
+        one.whole.grad, one.is_partial = None, False
         if one.partial is not None and one.sharded.grad is one.partial:
             one.sharded.grad = one.partial = None
 
 
-def after_pass(engine: UnitEngine, reduced: bool) -> None:
-    """Shows what a pass has left. Runs the DTensors' hooks where it has reduced."""
+def after_pass(
+    engine: UnitEngine, reduced: bool, finishing: Finishing | None, ends: bool = False
+) -> None:
+    """Shows what a pass has left. Runs the DTensors' hooks where it has reduced.
+
+    Args:
+        engine: has reduced it.
+        reduced: whether it has.
+        finishing: what is done with the rows. Collective over the replicas.
+        ends: also with what was held back from it.
+    """
     if not reduced:
         _show_own(engine)
         return
     found = []
     with torch.no_grad():
-        for one, rows in zip(engine.records, engine.reduced(), strict=True):
-            if rows is None and one.whole.numel() == 0 and one.whole.grad is not None:
-                rows, one.whole.grad = torch.empty_like(one.local), None  # nothing to reduce
-            if rows is None:
-                continue
-            now = one.sharded.grad
-            if one.given is None and now is not one.shown and now is not one.partial:
-                one.given = now  # by this pass, in which the script has used the DTensor, too
-            gradient = one.gradient(rows)
-            if one.given is not None:
-                gradient._local_tensor.add_(_rows_of(one, one.given))
-                one.given = None
-            one.partial = None
-            one.sharded.grad = gradient
-            found.append(one)
+        sums = [
+            _sum_of(one, rows) for one, rows in zip(engine.records, engine.reduced(), strict=True)
+        ]
+        if finishing is not None:
+            sums = finishing.finished(engine.records, sums, ends)
+        for one, rows in zip(engine.records, sums, strict=True):
+            if rows is not None:
+                _show(one, rows, finishing is None)
+                found.append(one)
     for one in found:
         for hook in list((one.sharded._post_accumulate_grad_hooks or {}).values()):
             hook(one.sharded)
+
+
+def _sum_of(one: UnitParameter, rows: Tensor | None) -> Tensor | None:
+    if rows is None and one.whole.numel() == 0 and one.whole.grad is not None:
+        rows, one.whole.grad = torch.empty_like(one.local), None  # nothing to reduce
+    return rows
+
+
+def _show(one: UnitParameter, rows: Tensor, is_sum: bool) -> None:
+    """``is_sum``: rows are the engine's, which adds to them later."""
+    now = one.sharded.grad
+    if one.given is None and now is not one.shown and now is not one.partial:
+        one.given = now  # by this pass, in which the script has used the DTensor, too
+    gradient = one.gradient(rows)
+    one.shown_is_sum = is_sum
+    if one.given is not None:
+        gradient._local_tensor.add_(_rows_of(one, one.given))
+        one.given = None
+    one.partial = None
+    one.sharded.grad = gradient
 
 
 def _show_own(engine: UnitEngine) -> None:

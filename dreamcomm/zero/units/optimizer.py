@@ -64,7 +64,7 @@ class UnitShard(ParameterShard):
 
 def shards_of(tree: Tree, named: Sequence[tuple[str, nn.Parameter]]) -> list[ParameterShard]:
     """The rows of DTensors, which are stepped where they lie."""
-    world, rank = dist.get_world_size(tree.group), dist.get_rank(tree.group)
+    world, rank = dist.get_world_size(tree.shards), dist.get_rank(tree.shards)
     records = {id(one.sharded): one for one in tree.records()}
     found: list[ParameterShard] = []
     for name, parameter in named:
@@ -101,7 +101,7 @@ class UnitSteps:
     ) -> None:
         self.tree = tree
         self._shards, self._inner = list(shards), inner
-        self._ranks = dist.get_process_group_ranks(tree.group)
+        self._ranks = dist.get_process_group_ranks(tree.shards)
         self._kernels = KernelStep(self._shards, inner, groups, self._ranks)
 
     def forget(self) -> None:

@@ -12,7 +12,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from dreamcomm.zero.units.forms.form import Form
+from dreamcomm.zero.units.ranks import everyone, replicas_of, shards_of
 from dreamcomm.zero.units.record import UnitParameter
+from dreamcomm.zero.units.replication import Finishing, UnitSums
 from dreamcomm.zero.units.unit import Unit
 
 if TYPE_CHECKING:
@@ -24,15 +26,21 @@ __all__ = ["TreeParts"]
 class TreeParts:
     """The units, parameters and regions of a tree, on one rank.
 
+    Attributes:
+        group: all ranks.
+        shards: those that have one copy of the parameters together.
+        replicas: those that have the same rows; None: there is one copy.
+
     Args:
-        mesh: of one dimension.
+        mesh: of one dimension, or replicas and shards.
         form: where parameters lie.
         root: the unit that holds all others. It and the units are held by their modules alone.
         units: all of them, the root last.
     """
 
     def __init__(self, mesh: DeviceMesh, form: Form, root: Unit, units: Iterable[Unit]) -> None:
-        self.mesh, self.group = mesh, mesh.get_group()
+        self.mesh, self.group = mesh, everyone(mesh)
+        self.shards, self.replicas = shards_of(mesh), replicas_of(mesh)
         self.form = form
         self.name = type(root.module).__name__
         self._root = weakref.ref(root)
@@ -74,6 +82,19 @@ class TreeParts:
         """Where the parameters lie, each once."""
         found = {id(one.region): one.region for one in self.records() if one.region is not None}
         return list(found.values())
+
+    def finishing(self) -> Finishing | None:
+        """What is done with rows of sums; None: nothing."""
+        units = self.units()
+        if self.replicas is None and all(unit.all_reduce_hook is None for unit in units):
+            return None
+        seen: set[int] = set()
+        sums = []
+        for unit in units:
+            own = [one for one in unit.parameters() if id(one) not in seen]
+            seen.update(map(id, own))
+            sums.append(UnitSums(own, unit.all_reduces, unit.all_reduce_hook))
+        return Finishing(sums, self.replicas)
 
     def reduces(self) -> bool:
         """Whether backward passes reduce gradients.

@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from dreamcomm.zero.units.casts import Casts
 from dreamcomm.zero.units.link import found_in_tree, link_form, tree_of
+from dreamcomm.zero.units.ranks import shards_of
 from dreamcomm.zero.units.record import Place, UnitParameter, own_rows, sharded_parameter
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class Pending:
             link_form(parameter, tree)
 
     def _made(self, parameter: nn.Parameter) -> UnitParameter:
-        group = self._mesh.get_group()
+        group = shards_of(self._mesh)
         rows = own_rows(parameter.detach(), dist.get_world_size(group), dist.get_rank(group))
         # The rows' storage is their own: torch.save and others take whole storages.
         rows = rows.clone(memory_format=torch.contiguous_format)

@@ -71,6 +71,8 @@ class UnitParameter:
         shown: the gradient of ``sharded`` that lies on the sum's own memory, once there was one.
         partial: the one that stands there for a sum of this rank alone.
         given: a gradient that the script has put there, to which the next sum is added.
+        shown_is_sum: the engine adds to it; else it is finished.
+        is_partial: rows are summed over the shards alone, and wait for the replicas'.
         is_meta: whether it has no values yet.
     """
 
@@ -85,6 +87,8 @@ class UnitParameter:
     shown: DTensor | None = None
     partial: DTensor | None = None
     given: Tensor | None = None
+    shown_is_sum: bool = True
+    is_partial: bool = False
     is_meta: bool = field(init=False)
     _storage: Any = field(init=False)  # keeps its address from another one's use
 
@@ -149,8 +153,9 @@ class UnitParameter:
             gradient = gradient.to(self.local.dtype)
         if partial is None or partial._local_tensor is not gradient:
             averages = self.divide_factor in (0.0, float(self.spec.mesh.size()))
-            kind = Partial("avg" if averages else "sum")
-            spec = DTensorSpec(self.spec.mesh, (kind,), tensor_meta=self.spec.tensor_meta)
+            kind: Placement = Partial("avg" if averages else "sum")
+            mesh = self.spec.mesh
+            spec = DTensorSpec(mesh, (kind,) * mesh.ndim, tensor_meta=self.spec.tensor_meta)
             partial = self.partial = _dtensor(gradient, spec)
         return partial
 
@@ -173,10 +178,11 @@ def _dtensor(local: Tensor, spec: DTensorSpec) -> DTensor:
 
 def distributed(local: Tensor, whole: Tensor, mesh: DeviceMesh) -> DTensor:
     """Rows as a DTensor of the whole tensor's shape."""
-    placement: Placement = Replicate() if whole.dim() == 0 else Shard(0)
+    last: Placement = Replicate() if whole.dim() == 0 else Shard(0)
+    placements = (*(Replicate() for _ in range(mesh.ndim - 1)), last)
     stride = torch.empty(whole.shape, device="meta").stride()
     meta = TensorMeta(whole.shape, stride, local.dtype)
-    return _dtensor(local, DTensorSpec(mesh, (placement,), tensor_meta=meta))
+    return _dtensor(local, DTensorSpec(mesh, placements, tensor_meta=meta))
 
 
 def sharded_parameter(local: Tensor, whole: nn.Parameter, mesh: DeviceMesh) -> nn.Parameter:

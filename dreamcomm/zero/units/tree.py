@@ -48,7 +48,7 @@ class Tree(TreeParts):
     """Units that are wrapped together, on one rank. Collective to make.
 
     Args:
-        mesh: of one dimension.
+        mesh: of one dimension, or replicas and shards.
         form: where parameters lie.
         root: the unit that holds all others.
         units: all of them, the root last.
@@ -89,7 +89,11 @@ class Tree(TreeParts):
         """
         if self._engine is None and self.records():
             self._engine = self.form.engine = gradients.make_engine(
-                self.records(), self.form.reductions(), self.enter_at_gradient, self.after_pass
+                self.records(),
+                self.form.reductions(),
+                self.enter_at_gradient,
+                self.after_pass,
+                sums=self.replicas is not None,
             )
         return self._engine
 
@@ -145,7 +149,7 @@ class Tree(TreeParts):
         self._protect(True)
         if self.was_materialized:
             self.was_materialized = False
-            warn_of_equal_rows(records, self.group)
+            warn_of_equal_rows(records, self.shards)
         return True
 
     def shard_new(self, places: Iterable[tuple[Place, nn.Parameter]]) -> None:
@@ -296,7 +300,7 @@ class Tree(TreeParts):
         if not reads_on and self.reduces():
             self.close()
         if reduced is not None and self.engine is not None:
-            gradients.after_pass(self.engine, reduced)
+            gradients.after_pass(self.engine, reduced, self.finishing())
 
     def reduce_gradients(self) -> None:
         """Reduces what backward passes have left to each rank. Collective."""
@@ -307,12 +311,15 @@ class Tree(TreeParts):
             )
         self.close()
         engine, any_own = self.engine, self._unreduced
-        if engine is None or not any_own:
+        finishing = self.finishing()
+        has_partial = finishing is not None and finishing.has_partial(self.records())
+        if engine is None or not (any_own or has_partial):
             return
         self._unreduced = False
         gradients.before_pass(engine)
-        engine.backward.reduce_now()
-        gradients.after_pass(engine, reduced=True)
+        if any_own:
+            engine.backward.reduce_now()
+        gradients.after_pass(engine, reduced=True, finishing=finishing, ends=True)
 
     def before_step(self) -> None:
         """Before an optimizer steps any of the DTensors. Collective, unless closed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -73,6 +73,8 @@ class Unit:
         self.reshard_after_backward = True
         self.reduces = True
         self.divide_factor = 0.0
+        self.all_reduces = True
+        self.all_reduce_hook: Callable[[Tensor], None] | None = None
         self.shows_whole = False
         self.copies_were_equal = True
         self.tree: Tree

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 from dreamcomm import zero
 from dreamcomm.zero import ZeroOptimizer, fully_shard
@@ -56,12 +57,17 @@ def test_policies_leave_one_copy_a_host(pool: Pool, reason: str) -> None:
         assert "one copy of the parameters on this host" in report
 
 
+@dataclass
+class Policy(zero.OffloadPolicy):
+    """One that this library does not know."""
+
+
 def torchs(below: bool) -> tuple[str, str]:
     """Of the root, and the error of a ZeroOptimizer on it."""
     module: Any = made("mlp")
-    mesh = init_device_mesh("cpu", (dist.get_world_size(), 1), mesh_dim_names=("copies", "shards"))
-    fully_shard(module.layers[0], mesh=mesh)
-    fully_shard(module, **({} if below else {"mesh": mesh}))
+    policy = Policy()
+    fully_shard(module.layers[0], offload_policy=policy)
+    fully_shard(module, **({} if below else {"offload_policy": policy}))
     with pytest.raises(ValueError, match="is a DTensor") as raised:
         ZeroOptimizer(module.named_parameters(), torch.optim.SGD, lr=0.1)
     return module.report(), str(raised.value)
@@ -69,7 +75,7 @@ def torchs(below: bool) -> tuple[str, str]:
 
 @pytest.mark.parametrize("below", [False, True])
 def test_a_root_says_why_torch_shards_it(pool: Pool, below: bool) -> None:
-    why = "modules below are sharded by torch's function" if below else "the mesh has 2 dimensions"
+    why = "modules below are sharded by torch's function" if below else "the policy is Policy"
     for report, error in pool.run(torchs, below, world=2):
         assert report.startswith(f"torch's FSDP2 runs FSDPMlp: {why}")
         assert error == (

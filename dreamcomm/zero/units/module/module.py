@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, cast
 
@@ -127,6 +127,28 @@ class UnitModule(AcceptedSetters, FSDPModule):
         self._unit.divide_factor = float(factor)
         self._unit.tree.forget()
 
+    def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
+        """Whether passes that reduce sum gradients over the replicas of a mesh of two dimensions.
+
+        If not, sums over the shards wait, in the type of sums, for a later pass that does, or for
+        :meth:`reduce_gradients`, or an optimizer's step. Without replicas it does nothing.
+        """
+        for unit in self._units(recurse):
+            unit.all_reduces = bool(requires_all_reduce)
+
+    def set_all_reduce_hook(
+        self, hook: Callable[[Tensor], None], *, stream: torch.cuda.Stream | None = None
+    ) -> None:
+        """Has a function change gradients of this unit in place, after they are reduced.
+
+        Args:
+            hook: gets this rank's rows of all gradients that a pass has made, in one flat tensor of
+                the type of sums: reduced over the shards, and averaged over the replicas where
+                there are any.
+            stream: of GPUs; not used.
+        """
+        self._unit.all_reduce_hook = hook
+
     def set_reduce_scatter_divide_factor(self, factor: float) -> None:
         """The older name of :meth:`set_gradient_divide_factor`."""
         self.set_gradient_divide_factor(factor)
@@ -184,6 +206,7 @@ class UnitModule(AcceptedSetters, FSDPModule):
         super(torchs.FSDPModule, self).zero_grad(set_to_none)  # type: ignore[misc]
         for unit in self._units(recurse=True):
             for one in unit.parameters():
+                one.is_partial = False
                 for form in (one.sharded, one.whole):
                     if set_to_none:
                         form.grad = None

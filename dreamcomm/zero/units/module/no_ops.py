@@ -6,11 +6,10 @@ refuse are refused here, too. ``setters.py`` says why each does nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 __all__ = ["AcceptedSetters"]
@@ -41,29 +40,11 @@ class AcceptedSetters:
     def set_custom_reduce_scatter(self, comm: Any) -> None:
         """Does nothing: the group reduces gradients itself. ``comm`` is never called."""
 
-    def set_all_reduce_hook(
-        self, hook: Callable[[Tensor], None], *, stream: torch.cuda.Stream | None = None
-    ) -> None:
-        """Is refused: a hook may change gradients, and would never run.
-
-        Raises:
-            NotImplementedError: always.
-        """
-        raise NotImplementedError(
-            "set_all_reduce_hook(): expected no hook, as there is no all-reduce after which it "
-            f"would run, got {getattr(hook, '__name__', hook)!r}. To change gradients, do so "
-            "between backward() and the optimizer's step, or with "
-            "parameter.register_post_accumulate_grad_hook(), which runs after the reduction"
-        )
-
     def set_post_optim_event(self, event: torch.Event) -> None:
         """Does nothing: there are no streams to wait."""
 
     def set_force_sum_reduction_for_comms(self, enable: bool) -> None:
         """Does nothing: ranks are summed and divided in one pass either way."""
-
-    def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
-        """Does nothing: a mesh of one dimension has no all-reduce, in torch either."""
 
     def set_reduce_scatter_unused_params(
         self, reduce_scatter_unused_params: bool, *, recurse: bool = True

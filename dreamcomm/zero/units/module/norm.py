@@ -28,10 +28,10 @@ def clip_part(tree: Tree) -> ClipPart:
         found = me()
         assert found is not None
         found.reduce_gradients()
-        world = dist.get_world_size(found.group)
+        world = dist.get_world_size(found.shards)
         return [part for one in records if (part := _part(one, world)) is not None]
 
-    return ClipPart([one.sharded for one in records], tree.group, parts)
+    return ClipPart([one.sharded for one in records], tree.shards, parts)
 
 
 def _part(one: UnitParameter, world: int) -> GradientPart | None:

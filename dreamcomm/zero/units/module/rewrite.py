@@ -34,7 +34,7 @@ def rewritten(tree: Tree) -> Iterator[bool]:
     if differs(tree.units()):
         take_in(tree)
     tree.window.before_rewrite()
-    writes = dist.get_rank(tree.group) == 0
+    writes = not any(tree.mesh.get_coordinate() or ())  # the mesh's first rank
     work = InPlace(tree) if lies_in_place(tree) else InCopies(tree)
     tree.rewrites = writes
     work.begin(writes)
@@ -60,7 +60,8 @@ def rewritten(tree: Tree) -> Iterator[bool]:
 
 def lies_in_place(tree: Tree) -> bool:
     """Whether all rows lie where this rank can write them, in their own type."""
-    return not tree.form.gathers and all(one.sent is one.local for one in tree.records())
+    is_one_copy = not tree.form.gathers and tree.replicas is None
+    return is_one_copy and all(one.sent is one.local for one in tree.records())
 
 
 class InPlace:

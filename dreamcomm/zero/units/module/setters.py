@@ -56,18 +56,14 @@ METHODS = (
     Method(
         "set_custom_reduce_scatter", Effect.NONE, "gradients are reduced without copies in or out"
     ),
-    Method(
-        "set_all_reduce_hook",
-        Effect.REFUSED,
-        "a hook may change numbers, and there is no all-reduce to run it after",
-    ),
+    Method("set_all_reduce_hook", Effect.OWN, "runs on a unit's rows after they are reduced"),
     Method("set_post_optim_event", Effect.NONE, "CPUs have no streams to wait with"),
     Method(
         "set_force_sum_reduction_for_comms",
         Effect.NONE,
         "ranks are summed and divided in one pass either way",
     ),
-    Method("set_requires_all_reduce", Effect.NONE, "a mesh of one dimension has no all-reduce"),
+    Method("set_requires_all_reduce", Effect.OWN, "sums wait for the other replicas', if not"),
     Method(
         "set_reduce_scatter_unused_params",
         Effect.NONE,
