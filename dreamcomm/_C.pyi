@@ -333,15 +333,15 @@ def lend(tensors: Sequence[Tensor], block: Tensor, offsets: Sequence[int]) -> No
 def take_back(tensors: Sequence[Tensor]) -> None: ...
 
 class UnitGather:
-    """Gathers the parameters of a unit into a block: each one's place is its offset, its bytes, and
-    those of rank 0's rows."""
+    """Gathers the parameters of a unit into a block: each one's place is its offset, its bytes,
+    those of the first owner's rows, and whether a collective of its own gathers it."""
 
     def __init__(
         self,
         group: ProcessGroup,
         number: int,
-        places: Sequence[tuple[int, int, int]],
-        direct_bytes: int,
+        places: Sequence[tuple[int, int, int, bool]],
+        owners: Sequence[int],
     ) -> None: ...
     # With a number for the other ranks.
     def start(self, block: Tensor, rows: Sequence[Tensor], note: int) -> None: ...

@@ -12,14 +12,15 @@
 namespace dreamcomm {
 namespace {
 
-using Place = std::tuple<std::int64_t, std::int64_t, std::int64_t>;
+using Place = std::tuple<std::int64_t, std::int64_t, std::int64_t, bool>;
 
 std::shared_ptr<UnitGather> make_gather(const GroupPtr& group, std::int64_t number,
                                         const std::vector<Place>& places,
-                                        std::int64_t direct_bytes) {
+                                        std::vector<std::int64_t> owners) {
   std::vector<GatheredPlace> found;
-  for (const auto& [offset, bytes, each] : places) found.push_back({offset, bytes, each});
-  return std::make_shared<UnitGather>(group, number, std::move(found), direct_bytes);
+  for (const auto& [offset, bytes, each, direct] : places)
+    found.push_back({offset, bytes, each, direct});
+  return std::make_shared<UnitGather>(group, number, std::move(found), std::move(owners));
 }
 
 }  // namespace
@@ -31,7 +32,7 @@ void bind_units(pybind11::module_& m) {
   py::class_<UnitGather, std::shared_ptr<UnitGather>>(m, "UnitGather",
                                                       "Gathers the parameters of a unit.")
       .def(py::init(&make_gather), py::arg("group"), py::arg("number"), py::arg("places"),
-           py::arg("direct_bytes"))
+           py::arg("owners"))
       .def("start", &UnitGather::start, py::arg("block"), py::arg("rows"), py::arg("note"),
            Released())
       .def("wait", &UnitGather::wait, Released())

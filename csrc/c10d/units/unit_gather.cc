@@ -37,33 +37,42 @@ at::Tensor padded(const at::Tensor& rows, std::int64_t bytes) {
   return made;
 }
 
-/// A rank's bytes of a whole parameter.
-std::int64_t bytes_of_rank(const GatheredPlace& place, std::int64_t rank) {
-  return std::clamp<std::int64_t>(place.bytes - rank * place.each, 0, place.each);
+/// An owner's bytes of a whole parameter.
+std::int64_t bytes_of_owner(const GatheredPlace& place, std::int64_t owner) {
+  return std::clamp<std::int64_t>(place.bytes - owner * place.each, 0, place.each);
 }
 
 }  // namespace
 
 UnitGather::UnitGather(GroupPtr group, std::int64_t number, std::vector<GatheredPlace> places,
-                       std::int64_t direct_bytes)
+                       std::vector<std::int64_t> owners)
     : group_(std::move(group)),
       number_(number),
       places_(std::move(places)),
-      direct_bytes_(direct_bytes) {
-  TORCH_CHECK_VALUE(direct_bytes > 0, "UnitGather: expected direct_bytes of at least 1, got ",
-                    direct_bytes);
+      owners_(std::move(owners)) {
+  TORCH_CHECK_VALUE(owners_.size() == static_cast<std::size_t>(group_->getSize()),
+                    "UnitGather: expected an owner for each of ", group_->getSize(), " ranks, got ",
+                    owners_.size());
   std::int64_t packed = kHeaderBytes;
   for (const GatheredPlace& place : places_) {
-    if (!is_direct(place)) packed += place.each;
+    if (!place.direct) packed += place.each;
   }
   packed_ = new_bytes(packed);
   received_packed_ = new_bytes(packed * group_->getSize());
 }
 
-WorkPtr UnitGather::gather(const at::Tensor& to, const at::Tensor& from) {
+WorkPtr UnitGather::gather(TensorList to, const at::Tensor& from) {
   received_ +=
       static_cast<std::uint64_t>(from.numel()) * static_cast<std::uint64_t>(group_->getSize() - 1);
-  return all_gather_into(group_, to, from);
+  return all_gather_into(group_, std::move(to), from);
+}
+
+/// Where each rank's rows of a parameter belong.
+TensorList UnitGather::places_in(const at::Tensor& block, const GatheredPlace& place) const {
+  TensorList found;
+  for (const std::int64_t owner : owners_)
+    found.push_back(block.narrow(0, place.offset + owner * place.each, place.each));
+  return found;
 }
 
 void UnitGather::start(const at::Tensor& block, const std::vector<at::Tensor>& rows,
@@ -72,18 +81,18 @@ void UnitGather::start(const at::Tensor& block, const std::vector<at::Tensor>& r
                     places_.size(), " parameters, got ", rows.size());
   TORCH_CHECK(!is_under_way(), "UnitGather: it is under way already");
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    const std::int64_t mine = bytes_of_rank(places_[i], group_->getRank());
+    const std::int64_t mine =
+        bytes_of_owner(places_[i], owners_[static_cast<std::size_t>(group_->getRank())]);
     TORCH_CHECK_VALUE(static_cast<std::int64_t>(rows[i].nbytes()) == mine, "UnitGather: expected ",
                       mine, " bytes of parameter ", i, ", got ", rows[i].nbytes());
   }
   block_ = block;
   pack(rows, note);
-  small_ = gather(received_packed_, packed_);
+  small_ = gather(received_packed_.split(packed_.numel()), packed_);
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const GatheredPlace& place = places_[i];
-    if (!is_direct(place)) continue;
-    const at::Tensor whole = block.narrow(0, place.offset, place.each * group_->getSize());
-    large_.push_back(gather(whole, padded(rows[i], place.each)));
+    if (place.direct)
+      large_.push_back(gather(places_in(block, place), padded(rows[i], place.each)));
   }
 }
 
@@ -93,7 +102,7 @@ void UnitGather::pack(const std::vector<at::Tensor>& rows, std::int64_t note) {
   std::memcpy(to, &header, kHeaderBytes);
   to += kHeaderBytes;
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    if (is_direct(places_[i])) continue;
+    if (places_[i].direct) continue;
     // Rows lie in memory one after the other, whatever the order of their dimensions.
     if (rows[i].numel() > 0) std::memcpy(to, rows[i].const_data_ptr(), rows[i].nbytes());
     to += places_[i].each;
@@ -102,12 +111,14 @@ void UnitGather::pack(const std::vector<at::Tensor>& rows, std::int64_t note) {
 
 void UnitGather::unpack() {
   const std::int64_t width = packed_.numel();
-  for (int rank = 0; rank < group_->getSize(); ++rank) {
-    const std::byte* from = data_of(received_packed_) + rank * width + kHeaderBytes;
+  for (std::size_t rank = 0; rank < owners_.size(); ++rank) {
+    const std::byte* from =
+        data_of(received_packed_) + static_cast<std::int64_t>(rank) * width + kHeaderBytes;
     for (const GatheredPlace& place : places_) {
-      if (is_direct(place)) continue;
-      const auto count = static_cast<std::size_t>(bytes_of_rank(place, rank));
-      if (count > 0) std::memcpy(data_of(block_) + place.offset + rank * place.each, from, count);
+      if (place.direct) continue;
+      const auto count = static_cast<std::size_t>(bytes_of_owner(place, owners_[rank]));
+      std::byte* const to = data_of(block_) + place.offset + owners_[rank] * place.each;
+      if (count > 0) std::memcpy(to, from, count);
       from += place.each;
     }
   }

@@ -1,11 +1,12 @@
 // Gathers the parameters of a unit, of which each rank has its rows, into one block of memory.
 //
-//   block:  | a: rows of rank 0 | rank 1 | ... | b: rows of rank 0 | rank 1 | ... |
+//   block:  | a: rows of 0 | rows of 1 | ... | b: rows of 0 | rows of 1 | ... |
 //
 // A large parameter is gathered straight into its place, by a collective of its own: each rank
-// gives as many bytes as rank 0, whose rows are never fewer, and the block has room for them. Small
-// ones go together, in one collective, with the unit's number in front. So ranks that gather
-// different units notice it before they use what they got.
+// gives as many bytes as the first, whose rows are never fewer, and the block has room for them.
+// Small ones go together, in one collective, with the unit's number in front. So ranks that gather
+// different units notice it before they use what they got. A group may have a part of all owners of
+// rows: then the others' places stay as they are.
 #pragma once
 
 #include <cstddef>
@@ -20,15 +21,16 @@ namespace dreamcomm {
 struct GatheredPlace {
   std::int64_t offset = 0;
   std::int64_t bytes = 0;  // of the whole parameter
-  std::int64_t each = 0;   // of rank 0's rows
+  std::int64_t each = 0;   // of the first owner's rows
+  bool direct = false;     // by a collective of its own
 };
 
 class UnitGather {
  public:
-  /// `number`: of the unit, from 0 on. Parameters whose rows have `direct_bytes` or more are
-  /// gathered alone.
+  /// `number`: of the unit, from 0 on. `owners`: which rows each rank of the group has, by the
+  /// order of owners.
   UnitGather(GroupPtr group, std::int64_t number, std::vector<GatheredPlace> places,
-             std::int64_t direct_bytes);
+             std::vector<std::int64_t> owners);
 
   /// Begins to fill the block with all ranks' rows. `rows`: this rank's, one tensor for each place.
   /// `note`: a number for the other ranks.
@@ -45,8 +47,8 @@ class UnitGather {
   std::uint64_t received() const { return received_; }
 
  private:
-  bool is_direct(const GatheredPlace& place) const { return place.each >= direct_bytes_; }
-  WorkPtr gather(const at::Tensor& to, const at::Tensor& from);
+  WorkPtr gather(TensorList to, const at::Tensor& from);
+  TensorList places_in(const at::Tensor& block, const GatheredPlace& place) const;
   void pack(const std::vector<at::Tensor>& rows, std::int64_t note);
   void unpack();
   void end();
@@ -54,7 +56,7 @@ class UnitGather {
   const GroupPtr group_;
   const std::int64_t number_;
   const std::vector<GatheredPlace> places_;
-  const std::int64_t direct_bytes_;
+  const std::vector<std::int64_t> owners_;
   at::Tensor packed_;           // the number, and this rank's small rows
   at::Tensor received_packed_;  // of all ranks
   at::Tensor block_;            // under way

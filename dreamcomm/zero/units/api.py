@@ -28,6 +28,7 @@ from dreamcomm.zero.units.face import FSDPModule
 from dreamcomm.zero.units.follow import new_records
 from dreamcomm.zero.units.forms.form import Form
 from dreamcomm.zero.units.forms.gathered import Gathered
+from dreamcomm.zero.units.forms.hosts import Hosts, even_hosts
 from dreamcomm.zero.units.forms.shared import Shared
 from dreamcomm.zero.units.link import found_in_tree
 from dreamcomm.zero.units.module.adapter import give_state
@@ -59,8 +60,10 @@ def fully_shard(
     "PyTorch FSDP"), and it is called as that is: on inner modules first, then on the root. Where
     the ranks are processes of one host, the host holds each parameter once, in memory that all of
     them map; each rank owns the rows that torch.chunk gives it, and steps them there. Forward and
-    backward passes read the whole where it lies: nothing is gathered. On other CPUs ranks gather a
-    unit's parameters while it computes. On GPUs torch's own function does the work.
+    backward passes read the whole where it lies: nothing is gathered. Several hosts, of as many
+    ranks, have one copy each, whose ranks bring in the other hosts' rows when they begin to read.
+    On other CPUs ranks gather a unit's parameters while it computes. On GPUs torch's own function
+    does the work.
     ``module.report()`` says which, and why.
 
     Args:
@@ -77,8 +80,9 @@ def fully_shard(
         offload_policy: does nothing on CPUs. Any that is not torch's is done by torch.
         ignored_params: stay as they are.
         dp_mesh_dims: not supported.
-        gather: True: ranks gather parameters, also where they could lie once on the host. False:
-            an error where they cannot.
+        gather: True: ranks gather parameters, also where they could lie once on each host: less
+            memory on several hosts, and more bytes between them. False: an error where they
+            cannot lie there.
 
     Returns:
         What was given.
@@ -144,9 +148,9 @@ def _why_elsewhere(
 def _form_of(mesh: DeviceMesh, below: Sequence[Unit], gather: bool | None) -> Form:
     """Where parameters lie: that of units below, or a new one."""
     group = shards_of(mesh)
-    why = _why_gathered(group) if gather is None else "gather=True was given"
-    gathers = bool(why) if gather is None else gather
-    if gather is False and (why := _why_gathered(group)):
+    why = "gather=True was given" if gather else _why_gathered(group)
+    gathers = bool(why)
+    if gathers and gather is False:
         raise ValueError(f"fully_shard: got gather=False, but {why}: leave it out")
     for unit in below:
         if unit.tree.form.gathers != gathers:
@@ -155,15 +159,27 @@ def _form_of(mesh: DeviceMesh, below: Sequence[Unit], gather: bool | None) -> Fo
                 f"and {unit.tree.form.described()} for {type(unit.module).__name__} below it"
             )
         return unit.tree.form
-    return Gathered(group, why) if gathers else Shared(group)
+    if gathers:
+        return Gathered(group, why)
+    hosts = _hosts_of(group)
+    return Hosts(group, hosts) if len(hosts) > 1 else Shared(group)
+
+
+def _hosts_of(group: dist.ProcessGroup) -> list[list[int]]:
+    backend = ours(group, torch.device("cpu"))
+    return [] if backend is None else backend.hosts
 
 
 def _why_gathered(group: dist.ProcessGroup) -> str:
-    """Why parameters cannot lie once on the host; empty: they can."""
+    """Why parameters cannot lie once on each host; empty: they can."""
     backend = ours(group, torch.device("cpu"))
     if backend is None:
         return "the group does not use the backend dreamcomm"
-    return "" if backend.shares_heaps else "the ranks do not share memory"
+    if even_hosts(backend.hosts) or backend.shares_heaps:
+        return ""
+    if len(backend.hosts) > 1:
+        return "the hosts have one rank each, or different numbers of ranks"
+    return "the ranks do not share memory"
 
 
 def _shard(made: Unit, mesh: DeviceMesh, gather: bool | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -14,9 +15,23 @@ from dreamcomm.ranks.parameters import TrainedParameter
 from dreamcomm.zero.engine import BUCKET_BYTES, MIB
 from dreamcomm.zero.units.record import UnitParameter
 
-__all__ = ["UnitEngine"]
+__all__ = ["Reductions", "UnitEngine"]
 
 STAGE = 3
+
+
+@dataclass(frozen=True)
+class Reductions:
+    """How gradients of units are reduced.
+
+    Attributes:
+        sums: they are the ranks' sum, which something else scales.
+        in_heaps: out of memory that other ranks map, where there is such. A rank then waits within
+            a pass for others to launch the same, which must not wait for this rank.
+    """
+
+    sums: bool
+    in_heaps: bool
 
 
 class UnitEngine(BucketEngine):
@@ -29,7 +44,7 @@ class UnitEngine(BucketEngine):
         starting: called before a pass adds to its first gradient, unless it was entered before. A
             weak reference.
         finished: called after each backward pass with whether it has reduced. A weak reference.
-        sums: gradients are the ranks' sum, which something else scales.
+        how: the gradients' sums and memory.
     """
 
     def __init__(
@@ -38,8 +53,9 @@ class UnitEngine(BucketEngine):
         group: dist.ProcessGroup,
         starting: Callable[[], None],
         finished: Callable[[bool], None],
-        sums: bool,
+        how: Reductions,
     ) -> None:
+        self._how = how
         self.records = list(records)
         self._before_pass = weakref.WeakMethod(starting)
         self._after_pass = weakref.WeakMethod(finished)
@@ -48,7 +64,7 @@ class UnitEngine(BucketEngine):
             TrainedParameter(
                 one.name,
                 one.whole,
-                factor=1.0 if sums else _factor(one.divide_factor, world),
+                factor=1.0 if how.sums else _factor(one.divide_factor, world),
                 grad_dtype=one.sum_dtype,
             )
             for one in records
@@ -60,7 +76,8 @@ class UnitEngine(BucketEngine):
         backend = ours(self.group, torch.device("cpu"))
         self.buckets.set_factors([one.factor for one in self.trained])
         dtypes = [one.sum_dtype for one in self.records]
-        heaps = backend if backend is not None and backend.shares_heaps else None
+        in_heaps = self._how.in_heaps and backend is not None and backend.shares_heaps
+        heaps = backend if in_heaps else None
         self.shard(STAGE, dtypes, [None] * len(dtypes), heaps)
 
     def _starting(self) -> Callable[[], None] | None:

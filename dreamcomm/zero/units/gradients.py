@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from dreamcomm.zero.units.engine import UnitEngine
+from dreamcomm.zero.units.engine import Reductions, UnitEngine
 from dreamcomm.zero.units.record import UnitParameter
 from dreamcomm.zero.units.replication import Finishing
 
@@ -29,12 +29,12 @@ def make_engine(
     group: dist.ProcessGroup,
     starting: Callable[[], None],
     finished: Callable[[bool], None],
-    sums: bool,
+    how: Reductions,
 ) -> UnitEngine:
     """An engine whose shards have nothing yet: gradients that are there count as the script's."""
     for one in records:
         one.shown, one.is_partial = None, False
-    return UnitEngine(records, group, starting, finished, sums)
+    return UnitEngine(records, group, starting, finished, how)
 
 
 def before_pass(engine: UnitEngine) -> None:

@@ -73,27 +73,35 @@ def region_bytes(sources: Sequence[Source]) -> tuple[list[int], int]:
     return offsets, end
 
 
-def make_region(group: dist.ProcessGroup, nbytes: int) -> Region:
-    """Memory that all ranks map. Collective.
+def make_region(
+    group: dist.ProcessGroup, nbytes: int, hosts: Sequence[Sequence[int]] | None = None
+) -> Region:
+    """Memory that all ranks of a host map. Collective.
+
+    Args:
+        group: all ranks.
+        nbytes: of the region.
+        hosts: the ranks of each host; None: there is one.
 
     Raises:
         NoRegion: a rank cannot map it; on all ranks.
     """
+    rank = dist.get_rank(group)
+    first = min(next((one for one in hosts or () if rank in one), [0]))
     try:
-        return _make_region(group, nbytes)
+        return _make_region(group, nbytes, first)
     except NoRegion:
         raise
     except (OSError, RuntimeError) as error:  # of this rank
-        rank = dist.get_rank(group)
         raise _no_region(Failed(rank, type(error).__name__, str(error))) from error
 
 
-def _make_region(group: dist.ProcessGroup, nbytes: int) -> Region:
-    """The group's lowest rank offers it; the others take it, and say so."""
+def _make_region(group: dist.ProcessGroup, nbytes: int, first: int) -> Region:
+    """The host's first rank offers it; the others take it, and say so."""
     from dreamcomm import _C
 
     protects = is_protected()
-    offers = dist.get_rank(group) == 0
+    offers = dist.get_rank(group) == first
     offer = None
 
     def offered() -> str:
@@ -103,7 +111,7 @@ def _make_region(group: dist.ProcessGroup, nbytes: int) -> Region:
         return "" if offer is None else offer.address
 
     region: Region | None = None
-    address = exchange(group, offered, _no_region)[0]
+    address = exchange(group, offered, _no_region)[first]
 
     def taken() -> None:
         nonlocal region
@@ -132,13 +140,18 @@ def _no_region(failed: Failed) -> Exception:
     )
 
 
-def place(sources: Sequence[Source], group: dist.ProcessGroup) -> list[Placed]:
-    """Puts parameters of the same shapes on all ranks into one region. Collective.
+def place(
+    sources: Sequence[Source],
+    group: dist.ProcessGroup,
+    hosts: Sequence[Sequence[int]] | None = None,
+) -> list[Placed]:
+    """Puts parameters of the same shapes on all ranks into one region a host. Collective.
 
-    The values are each rank's rows; those of scalars are rank 0's.
+    The values are each rank's rows; those of scalars are rank 0's. Rows of other hosts' ranks have
+    no values yet.
     """
     offsets, nbytes = region_bytes(sources)
-    region = make_region(group, nbytes)
+    region = make_region(group, nbytes, hosts)
     found = []
     for one, offset in zip(sources, offsets, strict=True):
         if is_replicated(one.shape):

@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from dreamcomm.ranks.agree import gather_objects
 from dreamcomm.zero.units import gradients
 from dreamcomm.zero.units.checks import check_root
-from dreamcomm.zero.units.engine import UnitEngine
+from dreamcomm.zero.units.engine import Reductions, UnitEngine
 from dreamcomm.zero.units.equal_rows import warn_of_equal_rows
 from dreamcomm.zero.units.follow import differs, take_in
 from dreamcomm.zero.units.forms.form import Form
@@ -93,7 +93,7 @@ class Tree(TreeParts):
                 self.form.reductions(),
                 self.enter_at_gradient,
                 self.after_pass,
-                sums=self.replicas is not None,
+                Reductions(self.replicas is not None, in_heaps=not self.form.gathers),
             )
         return self._engine
 
@@ -146,6 +146,7 @@ class Tree(TreeParts):
             increment_version([one.whole for one in records])
         self._stepped = self._counted = False
         self._versions = _versions(records)
+        self.form.fill()
         self._protect(True)
         if self.was_materialized:
             self.was_materialized = False

@@ -51,7 +51,7 @@ def by_ddp(name: str, optimizer: str, steps: int, clip: float | None, micro: int
 def by_units(
     name: str, optimizer: str, steps: int, clip: float | None, micro: int, how: dict[str, Any]
 ) -> Found:
-    module = shard(made(name))
+    module = shard(made(name), **how.get("options", {}))
     kind, options = OPTIMIZERS[optimizer]
     stepper: torch.optim.Optimizer
     if how.get("torch"):

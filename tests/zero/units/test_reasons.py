@@ -20,7 +20,7 @@ pytestmark = pytest.mark.beyond_gloo("compares what only dreamcomm has")
 GATHERED = {
     "gather": "gather=True was given",
     "gloo": "the group does not use the backend dreamcomm",
-    "hosts": "the ranks do not share memory",
+    "hosts": "the hosts have one rank each, or different numbers of ranks",
 }
 
 
@@ -106,5 +106,6 @@ def refused() -> str:
 def test_one_copy_needs_one_host(pool: Pool) -> None:
     for error in pool.run(refused, world=2, env={"DREAMCOMM_HOSTS": "a,b"}):
         assert error == (
-            "fully_shard: got gather=False, but the ranks do not share memory: leave it out"
+            "fully_shard: got gather=False, but the hosts have one rank each, or different numbers "
+            "of ranks: leave it out"
         )

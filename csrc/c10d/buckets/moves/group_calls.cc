@@ -75,11 +75,11 @@ TensorList all_gather(const GroupPtr& group, const at::Tensor& mine) {
   return std::move(every[0]);
 }
 
-WorkPtr all_gather_into(const GroupPtr& group, const at::Tensor& all, const at::Tensor& mine) {
+WorkPtr all_gather_into(const GroupPtr& group, TensorList all, const at::Tensor& mine) {
   c10d::AllgatherOptions opts;
   opts.asyncOp = true;
   TensorList inputs{mine};
-  std::vector<TensorList> every{all.split(std::max<std::int64_t>(mine.numel(), 1))};
+  std::vector<TensorList> every{std::move(all)};
   return by_shortest_way(group, mine, [&](auto& to) { return to.allgather(every, inputs, opts); });
 }
 

@@ -26,8 +26,8 @@ WorkPtr reduce_scatter(const GroupPtr& group, const at::Tensor& output, TensorLi
                        const c10d::ReduceOp& op);
 /// Every rank's tensor, of one size and type.
 TensorList all_gather(const GroupPtr& group, const at::Tensor& mine);
-/// The same into one tensor of one dimension, in the order of ranks.
-WorkPtr all_gather_into(const GroupPtr& group, const at::Tensor& all, const at::Tensor& mine);
+/// The same into given tensors.
+WorkPtr all_gather_into(const GroupPtr& group, TensorList all, const at::Tensor& mine);
 
 /// Where a flag is set on any rank. On the CPU where the group has a backend for that, so that a
 /// GPU is not waited for; else on `device`.

@@ -31,6 +31,7 @@ class Form:
     """
 
     gathers = False
+    fills = False
 
     def __init__(self, group: dist.ProcessGroup, why: str = "") -> None:
         self.group, self.why = group, why
@@ -67,6 +68,9 @@ class Form:
         for sent, local in zip(self._sent, self._local, strict=True):
             sent.copy_(local)
         self.casts += 1
+
+    def fill(self) -> None:
+        """After all ranks have entered an opening: brings rows to other hosts. Collective."""
 
     def begin_forward(self) -> None:
         """A forward pass begins that is in no other pass."""

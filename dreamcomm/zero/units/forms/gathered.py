@@ -55,6 +55,7 @@ class Gathered(Form):
         self._needs: dict[int, list[UnitMemory]] = {}  # by the unit's id; its own first
         self._forward, self._backward = UseOrder(), UseOrder()
         self._pass = 1  # the backward pass that runs, or comes next
+        self._following: int | None = None  # the number of the unit to gather next
         self._pokes: list[dist.Work | None] = []
 
     def described(self) -> str:
@@ -131,10 +132,19 @@ class Gathered(Form):
         for one in needs:
             self._finish(one)
         self._free_reduced(needs)
-        following = order.used(needs[0].number)
-        if following is not None:
-            for one in self._needs[id(self._units[following])]:
+        self._following = order.used(needs[0].number)
+        self._prefetch()
+
+    def _prefetch(self) -> None:
+        """Starts the unit that is used next, unless a backward pass still leaves one: so no more
+        than two are there, and the root."""
+        if self._following is None:
+            return
+        units = [needs[0] for needs in self._needs.values()][:-1]
+        if sum(one.backward_uses > 0 for one in units) < 2:
+            for one in self._needs[id(self._units[self._following])]:
                 self._start(one)
+            self._following = None
 
     def _start(self, memory: UnitMemory) -> None:
         launched = 0 if self.engine is None else self.engine.backward.launched()
@@ -210,9 +220,11 @@ class Gathered(Form):
             if unit.reshard_after_backward:
                 one.is_kept = False
                 one.free_if_unused()
+        self._prefetch()
 
     def end_backward(self, units: Sequence[Unit]) -> None:
         self._pass += 1
+        self._following = None
         for unit in units:
             for one in self._needs.get(id(unit), [])[:1]:
                 one.backward_uses = 0
@@ -248,6 +260,7 @@ class Gathered(Form):
         self._reductions = None  # ranks have made different calls in it
 
     def _free_all(self) -> None:
+        self._following = None
         for needs in self._needs.values():
             needs[0].backward_uses = 0
             needs[0].free()

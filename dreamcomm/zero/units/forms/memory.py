@@ -64,9 +64,9 @@ class UnitMemory:
         for one in wanted:
             each = bytes_each(tuple(one.whole.shape), world, one.whole.dtype.itemsize)
             self._offsets.append(self.nbytes)
-            places.append((self.nbytes, one.whole.nbytes, each))
+            places.append((self.nbytes, one.whole.nbytes, each, each >= DIRECT_BYTES))
             self.nbytes += -(-each * world // ALIGN) * ALIGN
-        self._gather = _C.UnitGather(group, number, places, DIRECT_BYTES)
+        self._gather = _C.UnitGather(group, number, places, list(range(world)))
         self._block: Tensor | None = None
         self._is_ready = False
 

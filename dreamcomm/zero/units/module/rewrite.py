@@ -60,7 +60,7 @@ def rewritten(tree: Tree) -> Iterator[bool]:
 
 def lies_in_place(tree: Tree) -> bool:
     """Whether all rows lie where this rank can write them, in their own type."""
-    is_one_copy = not tree.form.gathers and tree.replicas is None
+    is_one_copy = not (tree.form.gathers or tree.form.fills) and tree.replicas is None
     return is_one_copy and all(one.sent is one.local for one in tree.records())
 
 
