@@ -32,6 +32,8 @@ ZERO_1_FUSED = "ZeRO stage 1, fused"  # square roots in the same pass
 ZERO_1_DDP = "ZeRO stage 1 on own wrapper"
 ZERO_3 = "ZeRO stage 3"  # dreamcomm's fully_shard, with ZeroOptimizer
 ZERO_3_TORCH = "ZeRO stage 3, torch's optimizer"
+GATHERED = "ZeRO stage 3, gathered"  # by units, where parameters could lie once on the host
+GATHERED_GLOO = "ZeRO stage 3, gathered over gloo"
 REDUNDANCY = "torch's ZeRO"  # ZeroRedundancyOptimizer under torch's wrapper, over dreamcomm
 VARIANTS = {
     "ddp": (PLAIN, NO_COMMUNICATION, GLOO, DREAMCOMM, OWN, COLLECTIVES),
@@ -43,8 +45,9 @@ VARIANTS = {
     "zero3-adamw": (PLAIN, GLOO, DREAMCOMM, OWN, ZERO_2, ZERO_3, ZERO_3_TORCH),
     # Forward and backward alone: no gradient is reduced, and nothing is stepped.
     "zero3-passes": (PLAIN, GLOO, DREAMCOMM, ZERO_3),
+    "zero3-gathered": (PLAIN, GLOO, DREAMCOMM, ZERO_3, GATHERED, GATHERED_GLOO),
 }
-WRAPPERS = ("ddp", "fsdp2", "zero", "zero3", "zero3-adamw", "zero3-passes")
+WRAPPERS = ("ddp", "fsdp2", "zero", "zero3", "zero3-adamw", "zero3-passes", "zero3-gathered")
 LEARNING_RATE = 1e-3
 ADAM_RATE = 1e-5  # small, so that rounding does not grow within the verification
 
@@ -119,10 +122,10 @@ def under_fsdp2(task: Task, group: dist.ProcessGroup, communicate: bool) -> nn.M
     return task.model
 
 
-def under_zero3(task: Task, group: dist.ProcessGroup) -> nn.Module:
+def under_zero3(task: Task, group: dist.ProcessGroup, gather: bool) -> nn.Module:
     mesh = DeviceMesh.from_group(group, "cpu")
     for part in [*task.parts, task.model]:
-        zero.fully_shard(part, mesh=mesh)
+        zero.fully_shard(part, mesh=mesh, gather=gather)
     return task.model
 
 
@@ -138,7 +141,9 @@ def make_optimizer(
     model: nn.Module, wrapper: str, variant: str, group: dist.ProcessGroup
 ) -> torch.optim.Optimizer:
     """SGD; for what is compared with ZeRO AdamW, whose state is to be sharded."""
-    if variant == ZERO_3 or (wrapper.startswith("zero3") and variant == ZERO_2):
+    if variant in (ZERO_3, GATHERED, GATHERED_GLOO) or (
+        wrapper.startswith("zero3") and variant == ZERO_2
+    ):
         return make_sharded(model, wrapper, variant, group)
     if wrapper not in ("zero", "zero3-adamw"):
         return torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
@@ -158,11 +163,15 @@ def make_optimizer(
     return torch.optim.AdamW(model.parameters(), lr=ADAM_RATE, fused=True)
 
 
+def _group_of(variant: str) -> str:
+    return GLOO if variant == GATHERED_GLOO else DREAMCOMM
+
+
 def make_sharded(
     model: nn.Module, wrapper: str, variant: str, group: dist.ProcessGroup
 ) -> ZeroOptimizer:
     stage = 2 if variant == ZERO_2 else 3
-    if wrapper == "zero3":
+    if wrapper in ("zero3", "zero3-gathered"):
         kind: type[torch.optim.Optimizer] = torch.optim.SGD
         options: dict[str, Any] = {"lr": LEARNING_RATE}
     else:
@@ -232,11 +241,13 @@ def make_trainer(task: Task, wrapper: str, variant: str, groups: Groups) -> Trai
     elif variant == REDUNDANCY:
         model = under_ddp(task, groups[DREAMCOMM], True)
     elif variant in (ZERO_3, ZERO_3_TORCH):
-        model = under_zero3(task, groups[DREAMCOMM])
+        model = under_zero3(task, groups[DREAMCOMM], gather=False)
+    elif variant in (GATHERED, GATHERED_GLOO):
+        model = under_zero3(task, groups[_group_of(variant)], gather=True)
     elif variant not in (PLAIN, COLLECTIVES, ZERO_1, ZERO_1_FUSED, ZERO_2):
         wrap = under_ddp if wrapper in ("ddp", "zero") else under_fsdp2
         model = wrap(task, groups[variant], variant != NO_COMMUNICATION)
-    optimizer = make_optimizer(task.model, wrapper, variant, groups[DREAMCOMM])
+    optimizer = make_optimizer(task.model, wrapper, variant, groups[_group_of(variant)])
     if wrapper == "zero3-passes":
         if isinstance(model, FSDPModule):  # of torch, or ours
             model.set_requires_gradient_sync(False)

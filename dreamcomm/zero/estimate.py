@@ -13,14 +13,16 @@ stage  bytes                                 sharded
 3      ``(2 + 2 + K) * P / N``               and parameters
 =====  ====================================  ==========================
 
-At stage 3 the ranks of a host map one copy of the parameters, of which each rank counts its rows.
-Rows are sharded as :mod:`dreamcomm.buckets.layout` does, so uneven ones are exact. Not counted
+At stage 3 the ranks of a host map one copy of the parameters, of which each rank counts its share:
+its rows, where there is one host. Where ranks gather parameters, each has its rows, and units in
+use. Rows are sharded as :mod:`dreamcomm.buckets.layout` does, so uneven ones are exact. Not counted
 are activations, buffers and what an allocator loses.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -35,7 +37,7 @@ __all__ = ["Estimate", "estimate"]
 
 MIB = 1 << 20
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
-KEPT_UNITS = 3  # at stage 3, where parameters are gathered: see estimate()
+KEPT_UNITS = 2  # where parameters are gathered: the one that computes, and the next
 KEPT_BUCKETS = 2  # one is reduced while a backward pass makes the next
 
 
@@ -103,6 +105,9 @@ def estimate(
     bucket_bytes: int = 4 * MIB,
     rank: int = 0,
     gathered: bool = False,
+    hosts: int = 1,
+    replicas: int = 1,
+    accumulates: bool = False,
 ) -> Estimate:
     """Bytes per rank for training at a ZeRO stage. Reads shapes and dtypes only: meta will do.
 
@@ -110,12 +115,12 @@ def estimate(
     gradient, no state and no master.
 
     ``transient`` is 0 at stages 0 and 1. At stages 2 and 3 it is twice the largest bucket of whole
-    gradients, as backward makes them, in the parameters' dtype: one is reduced while the next is
-    made. With ``gathered`` it is three times the whole parameters of the largest unit: the unit
-    that computes, the next one, and one unit's gradients. A unit is a child module, or the
-    module's own parameters together. A ModuleList, ModuleDict or Sequential is no unit: its
-    members are. A child that has such a container inside is none either: its children are. Without
-    a module, each parameter is one.
+    gradients, as backward makes them: one is reduced while the next is made. They have the
+    parameters' dtype; at stage 3 with masters, theirs. With ``gathered`` come the whole parameters
+    of the root and of the two largest units: one computes while the next is gathered. A unit is a
+    child module; the module's own parameters, and those of several units, are the root's. A
+    ModuleList, ModuleDict or Sequential is no unit: its members are. A child that has such a
+    container inside is none either: its children are. Without a module, each parameter is one.
 
     Args:
         module_or_parameters: a module, on any device, or its parameters.
@@ -133,8 +138,12 @@ def estimate(
         bucket_bytes: a bucket of gradients is closed when it has so many bytes; ZeroOptimizer's
             own have 4 MiB.
         rank: whose bytes; rank 0 has the most.
-        gathered: at stage 3, ranks gather parameters by units, as where they share no memory and
-            torch's own ``fully_shard`` does the work.
+        gathered: at stage 3, ranks gather parameters by units, as where they share no memory.
+        hosts: at stage 3 without ``gathered``, how many have a copy of the parameters each.
+        replicas: at stage 3, how many groups of ranks have all parameters each; ``hosts`` are
+            those of one group. Sums of gradients are there twice, before they are summed over the
+            replicas, and after.
+        accumulates: passes under ``no_sync()`` leave whole gradients on each rank.
 
     Raises:
         TypeError: an argument is of a wrong type.
@@ -145,12 +154,14 @@ def estimate(
         raise ValueError(f"estimate: expected stage to be 0, 1, 2 or 3, got {stage!r}")
     if world_size < 1:
         raise ValueError(f"estimate: expected world_size of at least 1, got {world_size}")
-    if not 0 <= rank < world_size:
-        raise ValueError(f"estimate: expected rank from 0 to {world_size - 1}, got {rank}")
     if bucket_bytes < 1:
         raise ValueError(f"estimate: expected bucket_bytes of at least 1, got {bucket_bytes}")
     for name, dtype in [("param", param_dtype), ("grad", grad_dtype), ("master", master_dtype)]:
         _check_dtype(f"{name}_dtype", dtype)
+    world_size, ranks = _shards_of(world_size, stage, hosts, replicas, gathered), world_size
+    if not 0 <= rank < ranks:
+        raise ValueError(f"estimate: expected rank from 0 to {ranks - 1}, got {rank}")
+    rank %= world_size
     state = state_of(optimizer, dict(optimizer_kwargs or {}))
     units = _units_of(module_or_parameters)
     members = list({id(one): one for unit in units for one in unit}.values())
@@ -161,24 +172,51 @@ def estimate(
     for one, piece in zip(members, pieces, strict=True):
         whole, shard = one.numel(), piece.numel
         dtype = _dtype_of(one, param_dtype)
-        parameters += (shard if stage >= 3 else whole) * dtype.itemsize
+        here = min(whole, shard * hosts)
+        parameters += (here if stage >= 3 else whole) * dtype.itemsize
         if not one.requires_grad:
             continue
         step_dtype = master_dtype or dtype
         kept = grad_dtype or (step_dtype if stage >= 2 else dtype)
-        gradients += (shard if stage >= 2 else whole) * kept.itemsize
+        gradients += (shard if stage >= 2 else whole) * kept.itemsize * (2 if replicas > 1 else 1)
+        gradients += whole * kept.itemsize if accumulates and stage >= 2 else 0
         stepped = shard if stage >= 1 else whole
         masters += stepped * step_dtype.itemsize if step_dtype != dtype else 0
         states += stepped * (state.tensors * step_dtype.itemsize + state.fixed)
         counters += state.counters
     transient = 0
+    made_dtype = master_dtype if stage == 3 and master_dtype else param_dtype
+    if stage >= 2:
+        transient = KEPT_BUCKETS * _largest_bucket(members, made_dtype, bucket_bytes)
     if stage == 3 and gathered:
-        transient = KEPT_UNITS * max((_nbytes(unit, param_dtype) for unit in units), default=0)
-    elif stage >= 2:
-        transient = KEPT_BUCKETS * _largest_bucket(members, param_dtype, bucket_bytes)
+        transient += _gathered_bytes(units, param_dtype)
     return Estimate(
-        world_size, stage, parameters, gradients, math.ceil(states) + counters, masters, transient
+        ranks, stage, parameters, gradients, math.ceil(states) + counters, masters, transient
     )
+
+
+def _shards_of(world: int, stage: int, hosts: int, replicas: int, gathered: bool) -> int:
+    """Over how many ranks one copy of everything is sharded."""
+    for name, count in (("hosts", hosts), ("replicas", replicas)):
+        if count < 1 or (count > 1 and stage < 3):
+            raise ValueError(
+                f"estimate: expected {name} of at least 1, and 1 below stage 3, got {count}"
+            )
+    if world % (hosts * replicas) or (hosts > 1 and gathered):
+        raise ValueError(
+            f"estimate: expected world_size to be a multiple of {replicas} replicas on {hosts} "
+            f"hosts each, and one host with gathered=True, got {world} and gathered={gathered}"
+        )
+    return world // replicas
+
+
+def _gathered_bytes(units: Sequence[Sequence[Tensor]], param_dtype: torch.dtype | None) -> int:
+    """Of whole parameters in use. The first unit is the root's, with what several units use."""
+    users = Counter(id(one) for unit in units for one in unit)
+    tied = {id(one): one for unit in units for one in unit if users[id(one)] > 1}
+    root, *others = [[one for one in unit if id(one) not in tied] for unit in units]
+    used = sorted(_nbytes(unit, param_dtype) for unit in others)[-KEPT_UNITS:]
+    return _nbytes([*root, *tied.values()], param_dtype) + sum(used)
 
 
 def _units_of(given: nn.Module | Iterable[Tensor]) -> list[Sequence[Tensor]]:
@@ -186,7 +224,7 @@ def _units_of(given: nn.Module | Iterable[Tensor]) -> list[Sequence[Tensor]]:
     if isinstance(given, nn.Module):
         units = list(_units_in(given))
     elif isinstance(given, Iterable) and not isinstance(given, (Tensor, str)):
-        units = [[one] for one in given]
+        units = [[], *([one] for one in given)]
     else:
         raise TypeError(
             f"estimate: expected a torch.nn.Module or its parameters, got {type(given).__name__}"

@@ -70,9 +70,9 @@ def test_uneven_frozen_tied_and_scalar_parameters(
     assert (found.world_size, found.stage) == (2, stage)
     if rank == 0:
         assert found == estimate(Small(), 2, stage)
-    if stage == 3:  # the largest unit is the head: 10 + 5
+    if stage == 3:  # the root has what is tied, the others 5 and 3
         gathered = estimate(Small(), 2, stage, rank=rank, gathered=True)
-        assert categories(gathered) == (*expected[:4], 3 * 4 * 15)
+        assert categories(gathered) == (*expected[:4], 4 * (11 + 5 + 3) + expected[4])
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_uneven_frozen_tied_and_scalar_parameters(
         (0, (2 * 19, 2 * 16, 8 * 16 + 12, 4 * 16, 0)),
         (1, (2 * 19, 2 * 16, 8 * 10 + 12, 4 * 10, 0)),
         (2, (2 * 19, 4 * 10, 8 * 10 + 12, 4 * 10, 2 * 2 * 16)),
-        (3, (2 * 13, 4 * 10, 8 * 10 + 12, 4 * 10, 2 * 2 * 16)),
+        (3, (2 * 13, 4 * 10, 8 * 10 + 12, 4 * 10, 2 * 4 * 16)),
     ],
 )
 def test_masters_and_their_dtype(stage: int, expected: tuple[int, ...]) -> None:
@@ -127,6 +127,11 @@ def test_buckets_go_over_the_ends_of_units() -> None:
     assert estimate(tied, 2, 3).transient == 2 * 4 * (25 + 5)
 
 
+def gradients(model: nn.Module) -> int:
+    """Two buckets, each of which has all gradients."""
+    return 2 * 4 * sum(one.numel() for one in model.parameters())
+
+
 def test_units_are_members_of_containers() -> None:
     model = nn.Module()
     model.body = nn.Module()
@@ -136,12 +141,48 @@ def test_units_are_members_of_containers() -> None:
     )
     largest = sum(one.numel() for one in model.body.blocks[1].parameters())
     assert largest > 25
-    assert estimate(model, 2, 3, gathered=True).transient == 3 * 4 * largest
+    assert estimate(model, 2, 3, gathered=True).transient == 4 * (largest + 25) + gradients(model)
     del model.body.blocks[1]
-    assert estimate(model, 2, 3, gathered=True).transient == 3 * 4 * 25
+    assert estimate(model, 2, 3, gathered=True).transient == 4 * (25 + 9) + gradients(model)
     flat = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 3), nn.ReLU())
-    assert estimate(flat, 2, 3, gathered=True).transient == 3 * 4 * 9
-    assert estimate(flat.parameters(), 2, 3, gathered=True).transient == 3 * 4 * 6
+    assert estimate(flat, 2, 3, gathered=True).transient == 4 * (9 + 6) + gradients(flat)
+    assert estimate(flat.parameters(), 2, 3, gathered=True).transient == 4 * 10 + gradients(flat)
+
+
+def test_forms_of_stage_3() -> None:
+    model = nn.Sequential(nn.Linear(7, 9, bias=False), nn.Linear(9, 8, bias=False))  # 63 + 72
+    one = estimate(model, 4, 3, **MIXED)
+    # Rows 3 of 9, and 2 of 8: 21 + 18. Gradients are made in the masters' type.
+    assert categories(one) == (2 * 39, 4 * 39, 8 * 39 + 8, 4 * 39, 2 * 4 * 135)
+    # 18 bytes a parameter on a host, but for the step counters.
+    ranks = [estimate(model, 4, 3, rank=rank, **MIXED) for rank in range(4)]
+    assert sum(each.total for each in ranks) == 18 * 135 + 4 * 8
+    two = estimate(model, 4, 3, hosts=2, **MIXED)
+    assert categories(two) == (2 * 2 * 39, *categories(one)[1:])
+    hybrid = estimate(model, 8, 3, replicas=2, rank=5, **MIXED)
+    again = estimate(model, 4, 3, rank=1, **MIXED)
+    assert hybrid.gradients == 2 * again.gradients
+    assert (hybrid.world_size, hybrid.parameters) == (8, again.parameters)
+    held = estimate(model, 4, 3, accumulates=True, **MIXED)
+    assert held.gradients == one.gradients + 4 * 135
+    gathered = estimate(model, 4, 3, gathered=True, **MIXED)
+    assert gathered.transient == 2 * 135 + one.transient
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"hosts": 0},
+        {"replicas": 3},
+        {"hosts": 2, "gathered": True},
+        {"hosts": 2, "stage": 2},
+        {"replicas": 2, "stage": 1},
+    ],
+)
+def test_forms_that_do_not_exist(options: dict[str, Any]) -> None:
+    how = {"stage": 3, **options}
+    with pytest.raises(ValueError, match="estimate: expected"):
+        estimate(Small(), 4, **how)
 
 
 @pytest.mark.parametrize(

@@ -177,16 +177,13 @@ void Bucket::run_hook(const Parameters& parameters, const Rule& rule, std::size_
 }
 
 /// Does what the collective has left: makes an average of a sum, or scales it.
-void Bucket::scale(const Rule& rule) {
+void Bucket::scale(const Rule& rule, at::Tensor& part) const {
   const double factor = rule.factor_or(factor_);
   if (factor == 1 || (rule.takes_average(factor_) && layout_ != at::kSparse)) return;
-  const std::int64_t ranks = rule.divisor > 0 ? rule.divisor : rule.group->getSize();
-  for (at::Tensor& part : parts_) {
-    if (factor != 0) {
-      part.mul_(factor);
-    } else {
-      part.div_(ranks);
-    }
+  if (factor != 0) {
+    part.mul_(factor);
+  } else {
+    part.div_(rule.divisor > 0 ? rule.divisor : rule.group->getSize());
   }
 }
 
@@ -204,7 +201,7 @@ void Bucket::settle(Parameters& parameters, const Rule& rule, const std::vector<
   } else if (const auto work = std::exchange(work_, nullptr)) {
     work->wait();
     if (layout_ == at::kSparse) parts_ = work->result();
-    scale(rule);
+    for (at::Tensor& part : parts_) scale(rule, part);
   }
   for (std::size_t i = 0; i < members_.size(); ++i) {
     settle_member(parameters[members_[i]], slots_[i], touched[members_[i]]);
@@ -236,6 +233,9 @@ void Bucket::settle_member(Parameter& parameter, Slot& slot, bool touched) {
 void Bucket::drop() {
   try {
     if (work_) work_->wait();
+    for (const RowsPart& part : rows_) {
+      if (part.work) part.work->wait();
+    }
     if (future_) future_->wait();
   } catch (const std::exception&) {  // the pass has failed already, with an error that was told
     work_ = nullptr;
@@ -243,6 +243,7 @@ void Bucket::drop() {
   work_ = nullptr;
   future_ = nullptr;
   pass_ = nullptr;
+  rows_.clear();
   parts_.clear();
   const at::NoGradGuard no_grad;
   for (Slot& slot : slots_) {

@@ -36,7 +36,7 @@ class Bucket {
     if (future_) future_->wait();
   }
   /// True if a reduce-scatter is under way that has ended.
-  bool has_ended() const { return work_ && work_->isCompleted(); }
+  bool has_ended() const;
   bool hook_ended() const { return !future_ || future_->completed(); }
   /// Waits for the move. Gradients that are not `touched` by any rank stay as they are.
   void settle(Parameters& parameters, const Rule& rule, const std::vector<bool>& touched);
@@ -62,6 +62,15 @@ class Bucket {
     at::Tensor kept;           // the gradient's content, where the stand-in has its memory
   };
 
+  /// Gradients whose rows are summed by one call: small ones together, in the order of ranks, or a
+  /// large one where it lies.
+  struct RowsPart {
+    std::vector<std::size_t> numbers;  // of members
+    at::Tensor sent;
+    at::Tensor received;  // this rank's rows of the sum
+    WorkPtr work;
+  };
+
   void renew_if_kept(const Parameters& parameters, const Rule& rule);
   bool lies_in_slot(const Parameter& parameter, const Slot& slot) const;
   bool lies_in_place(const Parameter& parameter, const Slot& slot) const;
@@ -70,12 +79,16 @@ class Bucket {
   void copy(const at::Tensor& to, const at::Tensor& from);
   void run_hook(const Parameters& parameters, const Rule& rule, std::size_t index,
                 std::size_t count);
-  void scale(const Rule& rule);
+  void scale(const Rule& rule, at::Tensor& part) const;
   void settle_member(Parameter& parameter, Slot& slot, bool touched);
   // Reduce-scatters (scatter.cc).
   void launch_scatter(Parameters& parameters, const Rule& rule);
   void launch_in_heaps(Parameters& parameters, const Rule& rule);
   void launch_rows(Parameters& parameters, const Rule& rule);
+  void launch_packed(const Parameters& parameters, const Rule& rule, RowsPart part);
+  void launch_alone(Parameters& parameters, const Rule& rule, std::size_t number);
+  void settle_part(Parameters& parameters, const Rule& rule, const RowsPart& part,
+                   const std::vector<bool>& touched);
   void settle_rows(Parameters& parameters, const Rule& rule, const std::vector<bool>& touched);
   void note_scattered(Parameters& parameters, const Rule& rule, const std::vector<bool>& touched);
 
@@ -89,6 +102,7 @@ class Bucket {
   at::Tensor flat_;
   std::shared_ptr<ReduceToShards> pass_;  // under way in the ranks' heaps
   std::vector<at::Tensor> parts_;         // what is under way: the flat tensor, and large gradients
+  std::vector<RowsPart> rows_;            // under way, or to be settled
   WorkPtr work_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;  // the hook's
 };

@@ -44,9 +44,10 @@ struct Rule {
   /// must not wait within a pass for what another may not have launched: that one may wait for this
   /// rank, to gather.
   bool gathers() const { return row.parameter == TensorPlacement::kSharded && !heaps; }
-  /// Rows that do not go through the heaps are copied in any case.
+  /// Rows that do not go through the heaps are copied in any case, but for those of large gradients
+  /// where parameters are sharded, too.
   bool is_large(std::size_t bytes) const {
-    return own_bytes > 0 && bytes >= own_bytes && (heaps || !is_sharded());
+    return own_bytes > 0 && bytes >= own_bytes && (heaps || !is_sharded() || gathers());
   }
   /// True if a gradient is reduced where it is, in the heap, and not in a flat tensor.
   bool is_own(std::size_t bytes) const { return is_large(bytes) && !hook; }

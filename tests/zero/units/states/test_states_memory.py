@@ -57,7 +57,7 @@ def test_the_plan_is_what_tensors_take(pool: Pool, name: str, world: int) -> Non
 WIDTH, LAYERS = 1500, 4
 
 
-def trained(steps: int) -> tuple[int, int]:
+def trained(steps: int, gather: bool) -> tuple[int, int]:
     """The largest growth of the process, and the planned bytes."""
     torch.set_num_threads(1)
     warm = nn.Linear(64, 64)
@@ -67,10 +67,11 @@ def trained(steps: int) -> tuple[int, int]:
     dist.barrier()
     before = process_memory()
     module: Any = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
-    planned = zero.estimate(module, dist.get_world_size(), 3, rank=dist.get_rank()).peak
+    world, rank = dist.get_world_size(), dist.get_rank()
+    planned = zero.estimate(module, world, 3, rank=rank, gathered=gather).peak
     for layer in module:
-        fully_shard(layer)
-    fully_shard(module)
+        fully_shard(layer, gather=gather)
+    fully_shard(module, gather=gather)
     optimizer = ZeroOptimizer(module.parameters(), AdamW)
     largest = 0
     for _ in range(steps):
@@ -89,10 +90,10 @@ def trained(steps: int) -> tuple[int, int]:
     return largest, planned
 
 
-@pytest.mark.parametrize("world", [2, 4])
-def test_the_plan_is_what_processes_take(fresh: Fresh, world: int) -> None:
-    """16 bytes a parameter on the host, and the gradients under way; some MB are torch's."""
-    found = fresh.run(trained, 4, world=world, timeout=120)
+@pytest.mark.parametrize(("world", "gather"), [(2, False), (4, False), (2, True)])
+def test_the_plan_is_what_processes_take(fresh: Fresh, world: int, gather: bool) -> None:
+    """16 bytes a parameter on the host, and what is under way; some MB are torch's."""
+    found = fresh.run(trained, 4, gather, world=world, timeout=120)
     measured, planned = (sum(column) for column in zip(*found, strict=True))
     assert measured == pytest.approx(planned, rel=0.05)
     assert measured < planned + world * 8e6
