@@ -26,8 +26,7 @@ def test_each_method_of_torch_is_in_the_table_once() -> None:
 
 def test_what_does_nothing_is_accepted_and_what_takes_effect_is_not_overridden() -> None:
     accepted = {name for name in methods(AcceptedSetters) if not name.startswith("_")}
-    assert accepted == {*names(Effect.NONE), *names(Effect.REFUSED)}
-    assert names(Effect.REFUSED) == ["set_all_reduce_hook"]
+    assert accepted == set(names(Effect.NONE))
 
 
 @pytest.mark.parametrize("name", [one for one in methods(AcceptedSetters) if one[:2] != "__"])
@@ -44,7 +43,7 @@ def test_each_row_has_a_reason() -> None:
     assert len(rows) == 2 + len(METHODS)
     assert all(row.count("|") == 4 for row in rows)
     assert "| `set_post_optim_event` | does nothing | CPUs have no streams to wait with |" in rows
-    assert "| `set_all_reduce_hook` | raises NotImplementedError | " in markdown()
+    assert "| `set_all_reduce_hook` | takes effect | " in markdown()
     assert all(one.why and one.why == one.why.strip().rstrip(".") for one in METHODS)
 
 
@@ -67,7 +66,6 @@ def test_setters_accept_what_torch_accepts() -> None:
     one.set_custom_reduce_scatter(object())
     one.set_post_optim_event(torch.Event())
     one.set_force_sum_reduction_for_comms(True)
-    one.set_requires_all_reduce(False, recurse=False)
     one.set_reduce_scatter_unused_params(True, recurse=False)
     one.set_reduce_scatter_max_input_buffers(3, recurse=False)
     one.set_separate_reduce_scatter_group()
@@ -86,7 +84,6 @@ def test_setters_accept_what_torch_accepts() -> None:
         ("set_reduce_scatter_max_input_buffers", 2.0, TypeError, "got 2.0, a float"),
         ("set_reduce_scatter_max_input_buffers", 0, ValueError, "got 0"),
         ("set_symm_mem_for_comm", "NVSHMEM", ValueError, "got 'NVSHMEM'"),
-        ("set_all_reduce_hook", print, NotImplementedError, "got 'print'"),
     ],
 )
 def test_setters_refuse_by_name(

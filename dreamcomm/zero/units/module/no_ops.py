@@ -19,7 +19,7 @@ class AcceptedSetters:
     """Goes in front of torch's class, and has torch's signatures."""
 
     def set_modules_to_forward_prefetch(self, modules: list[FSDPModule]) -> None:
-        """Does nothing: parameters are in place.
+        """Does nothing: parameters are in place, or gathered in the order of the first step.
 
         Raises:
             ValueError: one of ``modules`` was not given to ``fully_shard``.
@@ -27,7 +27,7 @@ class AcceptedSetters:
         _check_modules("set_modules_to_forward_prefetch", modules)
 
     def set_modules_to_backward_prefetch(self, modules: list[FSDPModule]) -> None:
-        """Does nothing: parameters are in place.
+        """Does nothing: parameters are in place, or gathered in the order of the first step.
 
         Raises:
             ValueError: one of ``modules`` was not given to ``fully_shard``.
@@ -35,7 +35,7 @@ class AcceptedSetters:
         _check_modules("set_modules_to_backward_prefetch", modules)
 
     def set_custom_all_gather(self, comm: Any) -> None:
-        """Does nothing: no parameter is gathered. ``comm`` is never called."""
+        """Does nothing: the group gathers parameters itself. ``comm`` is never called."""
 
     def set_custom_reduce_scatter(self, comm: Any) -> None:
         """Does nothing: the group reduces gradients itself. ``comm`` is never called."""
@@ -69,10 +69,10 @@ class AcceptedSetters:
     def set_separate_reduce_scatter_group(
         self, enable: bool = True, *, recurse: bool = True
     ) -> None:
-        """Does nothing, and makes no group: reductions meet no gathering. Not collective here."""
+        """Does nothing: gathers and reductions have a group each. Not collective here."""
 
     def set_unshard_in_backward(self, unshard_in_backward: bool) -> None:
-        """Does nothing: a backward pass fetches no parameters."""
+        """Does nothing: a backward pass gathers the units that it goes through."""
 
     def set_allocate_memory_from_process_group_for_comm(self, enable: bool) -> None:
         """Does nothing: parameters and gradients lie in the group's memory already."""

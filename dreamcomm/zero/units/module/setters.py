@@ -1,8 +1,7 @@
-"""What torch's FSDPModule methods do in the own form, for the documentation and a test of it.
+"""What torch's FSDPModule methods do in the own forms, for the documentation and a test of it.
 
-The own form has one copy of the parameters a host, in memory that all ranks map. Nothing is
-gathered, no streams run beside each other, and gradients are reduced out of the memory where
-autograd makes them.
+No streams run beside each other, the library fetches and frees by itself, and large gradients are
+reduced out of the memory where autograd makes them.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ class Effect(Enum):
 
     OWN = "takes effect"
     NONE = "does nothing"
-    REFUSED = "raises NotImplementedError"
 
 
 @dataclass(frozen=True)
@@ -49,10 +47,10 @@ METHODS = (
     Method(
         "set_modules_to_forward_prefetch",
         Effect.NONE,
-        "parameters are in place: there is nothing to fetch ahead of a forward pass",
+        "parameters are in place, or the next unit is gathered in the order of the first step",
     ),
     Method("set_modules_to_backward_prefetch", Effect.NONE, "nor ahead of a backward pass"),
-    Method("set_custom_all_gather", Effect.NONE, "no parameter is gathered"),
+    Method("set_custom_all_gather", Effect.NONE, "the group gathers parameters itself, if at all"),
     Method(
         "set_custom_reduce_scatter", Effect.NONE, "gradients are reduced without copies in or out"
     ),
@@ -73,9 +71,9 @@ METHODS = (
     Method(
         "set_separate_reduce_scatter_group",
         Effect.NONE,
-        "reductions meet no gathering in the same group",
+        "always on: units are gathered in another group than gradients are reduced in",
     ),
-    Method("set_unshard_in_backward", Effect.NONE, "a backward pass fetches no parameters"),
+    Method("set_unshard_in_backward", Effect.NONE, "a backward pass gathers those it goes through"),
     Method(
         "set_allocate_memory_from_process_group_for_comm",
         Effect.NONE,
