@@ -14,7 +14,7 @@ __all__ = ["described"]
 
 def described(tree: Tree) -> str:
     """A text of a few lines."""
-    records, world = tree.records(), dist.get_world_size(tree.group)
+    records, world = tree.records(), dist.get_world_size(tree.shards)
     whole = sum(one.whole.nbytes for one in records)
     own = sum(one.local.nbytes for one in records)
     numel = sum(one.whole.numel() for one in records)
@@ -23,11 +23,13 @@ def described(tree: Tree) -> str:
         if tree.copies_were_equal
         else "had other values on each rank, and are now each rank's own rows of them"
     )
+    count = 1 if tree.replicas is None else dist.get_world_size(tree.replicas)
+    replicas = f", with {count} replicas" if count > 1 else ""
     where = "in all" if tree.form.gathers else "on the host"
     state = "open: ranks read" if tree.window.is_open else "closed: owners write"
     return "\n".join(
         [
-            f"{tree.window.name}: fully sharded over {world} ranks, {tree.form.described()}",
+            f"{tree.window.name}: fully sharded over {world} ranks{replicas}, {tree.form.described()}",
             f"parameters        {len(records)}, {numel:,d} elements, {whole:,d} bytes {where}",
             f"rows of this rank {own:,d} bytes",
             f"units             {len(tree.units())}",
