@@ -30,12 +30,16 @@ OF_TORCHRUN = {
         "rank 0: keeps (64, 64) of (128, 64)",
         "rank 1: keeps (64, 64) of (128, 64)",
     ],
+    "hybrid.py": [
+        "step 10: loss ",
+        "fully sharded over 2 ranks, with 2 replicas, one copy of the ",
+    ],
     "hooks.py": ["rank 0, step 10: norm ", "rank 1: 2 residuals to save"],
     "pipeline.py": ["rank 0: 1F1B: 8 actions in ", "rank 3: 1F1B: 8 actions in "],
     "tensor_parallel.py": ["rank 0: has 128 of 256 rows", "rank 1: has 128 of 256 rows"],
     "zero.py": ["bytes of this rank ", "ZeRO stage 1, 2 ranks", "ZeRO stage 3, 2 ranks"],
 }
-RANKS = {"pipeline.py": 4}  # of others two
+RANKS = {"pipeline.py": 4, "hybrid.py": 4}  # of others two
 STRATEGIES = ["ddp", "server", "async", "local_sgd", "diloco", "gossip"]
 OF_SPAWN = {
     "shared_tensors.py": [
