@@ -110,7 +110,7 @@ class KernelStep:
     def _state(self, one: ParameterShard, name: str) -> Tensor:
         """What is kept under that name: the optimizer's own, or zeros that it gets later."""
         kept = self._inner.state.get(one.tensor, {}).get(name)
-        return torch.zeros_like(one.tensor) if kept is None else kept
+        return one.new_state() if kept is None else kept
 
     def _rules(self) -> tuple[list[AdamRule | SgdRule], list[int]]:
         """A rule for each group and number of a step, and which one each parameter has."""

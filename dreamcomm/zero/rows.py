@@ -30,9 +30,9 @@ def rows_of(one: ParameterShard, value: Tensor, ranks: Sequence[int]) -> Tensor:
         local = value.to_local()
         theirs = value.device_mesh.mesh.flatten().tolist()
         if tuple(value.placements) == (Shard(0),) and theirs == ranks and not one.replicated:
-            return torch.empty_like(one.tensor).copy_(local)
+            return one.state_of(local)
         value = value.full_tensor()
-    return torch.empty_like(one.tensor).copy_(one.rows(value.detach()))
+    return one.state_of(one.rows(value.detach()))
 
 
 def check_part(one: ParameterShard, key: str, value: DTensor) -> None:
@@ -97,8 +97,10 @@ def adopt_state(inner: Optimizer, one: ParameterShard, ranks: Sequence[int]) -> 
                     f"{one.name!r} in the state, or {tuple(one.tensor.shape)} for this rank's rows "
                     f"alone, got {tuple(value.shape)}"
                 )
-        elif knows and value.dim() > 0 and not _lies_as(value, one.tensor):
-            kept[key] = torch.empty_like(one.tensor).copy_(value)
+        elif value.dim() > 0:
+            lies = _lies_as(value, one.tensor)
+            if (knows and not lies) or (lies and not one.holds_state(value)):
+                kept[key] = one.state_of(value)
 
 
 def _lies_as(value: Tensor, rows: Tensor) -> bool:

@@ -75,6 +75,18 @@ class ParameterShard:
         """Flat elements of this rank, in the order of memory, as rows."""
         return as_placed(elements, self.tensor)
 
+    def new_state(self) -> Tensor:
+        """A part of the state, as rows lie: zeros."""
+        return torch.zeros_like(self.tensor)
+
+    def state_of(self, value: Tensor) -> Tensor:
+        """A part of the state, as rows lie: a copy of this rank's elements of it."""
+        return torch.empty_like(self.tensor).copy_(value)
+
+    def holds_state(self, value: Tensor) -> bool:
+        """Whether a part of the state lies in the memory that it is kept in."""
+        return True
+
     def write_back(self) -> None:
         """Rounds the copy of more bits into the parameter."""
         if self.has_master:

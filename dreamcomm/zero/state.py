@@ -113,6 +113,8 @@ def packed_state(sharded: ShardedGroups) -> dict[str, Any]:
     state = {}
     for one in shards:
         kept = _kept_or_initial(inner, one, options)
+        if not inner.state.get(one.tensor):
+            kept = {key: _as_kept(one, value) for key, value in kept.items()}
         state[numbers[id(one.parameter)]] = {
             key: _whole(one, value, mesh) for key, value in kept.items()
         }
@@ -190,6 +192,12 @@ def _kept_or_initial(
     if not kept:
         kept = initial_state(inner, options[id(one.tensor)], one.tensor)
     return {**kept, MASTER: one.tensor} if one.has_master else dict(kept)
+
+
+def _as_kept(one: ParameterShard, value: Any) -> Any:
+    """A value of a new state, in the memory that the state is kept in."""
+    is_part = isinstance(value, Tensor) and value.shape == one.tensor.shape
+    return one.state_of(value) if is_part and not one.holds_state(value) else value
 
 
 def _whole(one: ParameterShard, value: Any, mesh: DeviceMesh) -> Any:

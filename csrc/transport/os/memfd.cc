@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -10,6 +9,7 @@
 #include <system_error>
 
 #include "core/error.h"
+#include "transport/os/unnamed_file.h"
 
 namespace dreamcomm {
 namespace {
@@ -40,13 +40,6 @@ const char* remedy(int error) {
 }
 
 int protection_of(bool writable) { return writable ? PROT_READ | PROT_WRITE : PROT_READ; }
-
-/// ftruncate() would end the process by SIGXFSZ, where that is not ignored.
-bool is_too_large_a_file(std::size_t bytes) {
-  rlimit limit{};
-  if (getrlimit(RLIMIT_FSIZE, &limit) != 0) return false;
-  return limit.rlim_cur != RLIM_INFINITY && bytes > limit.rlim_cur;
-}
 
 }  // namespace
 

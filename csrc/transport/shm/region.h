@@ -3,6 +3,9 @@
 //   lowest rank:  RegionOffer ---- descriptor, over a socket ----> take_region(): other ranks
 //                      |                                                |
 //                   Region (writable; read-only)                     Region
+//
+// The memory is a memfd, or the pages of an unnamed file, which the disk holds while none needs
+// them.
 #pragma once
 
 #include <sys/types.h>
@@ -15,16 +18,23 @@
 #include "transport/os/memfd.h"
 #include "transport/os/nonce.h"
 #include "transport/os/unix_socket.h"
+#include "transport/shm/region_folder.h"
 
 namespace dreamcomm {
 
-/// A process's mapping of a sealed memfd. A forked child sees it, too, and no descriptor is kept.
-/// Each user of the memory holds a shared pointer to it.
+/// Where a region lies: in a file of that folder, or in a memfd if there is none.
+using RegionFolderPtr = std::shared_ptr<RegionFolder>;
+
+/// A process's mapping of a sealed memfd, or of an unnamed file. A forked child sees it, too. The
+/// descriptor of a file is kept. Each user of the memory holds a shared pointer to it.
 class Region {
  public:
   /// Maps `bytes` of the descriptor, and at least a page. With `protects` it maps them twice, the
   /// second time read-only. Throws NoSharedMemory, or Error(kSystem).
-  Region(const Fd& fd, std::size_t bytes, bool protects);
+  Region(const Fd& fd, std::size_t bytes, bool protects, RegionFolderPtr folder = nullptr);
+  ~Region();
+  Region(const Region&) = delete;
+  Region& operator=(const Region&) = delete;
 
   /// Writable, unless allow_rows() has forbidden it.
   std::byte* data() const { return memory_.data(); }
@@ -38,9 +48,22 @@ class Region {
   /// Lets writes to data() fault, by which a rank steps its rows, until they are allowed again.
   void allow_rows(bool allowed) const;
 
+  /// The folder of its file; null: it is memory.
+  const RegionFolderPtr& folder() const { return folder_; }
+  // Parts of a file: all pages that `bytes` from `offset` on touch. Nothing is done to memory, and
+  // values stay. Each throws Error(kSystem), as where the disk has failed.
+  /// Begins to write what has changed.
+  void start_writing(std::size_t offset, std::size_t bytes) const;
+  /// Frees the pages: those that another process maps are freed when it drops them.
+  void drop(std::size_t offset, std::size_t bytes) const;
+  /// Begins to read.
+  void start_reading(std::size_t offset, std::size_t bytes) const;
+
  private:
   const std::size_t bytes_;
   const bool protects_;
+  const RegionFolderPtr folder_;
+  const Fd fd_;
   const Mapping memory_;
   const Mapping read_only_;
 };
@@ -51,7 +74,7 @@ class RegionOffer {
  public:
   /// A page is the system's until a rank touches it: so each rank's rows lie near its processor.
   /// Throws NoSharedMemory, or Error(kSystem).
-  RegionOffer(std::size_t bytes, bool protects);
+  RegionOffer(std::size_t bytes, bool protects, RegionFolderPtr folder = nullptr);
   ~RegionOffer() { close(); }
   RegionOffer(const RegionOffer&) = delete;
   RegionOffer& operator=(const RegionOffer&) = delete;
@@ -76,9 +99,12 @@ class RegionOffer {
   std::thread thread_;
 };
 
-/// Maps the region that another process of this host offers: `bytes` and `protects` as there.
-/// Throws Error(kSystem).
+/// Maps the region that another process of this host offers: `bytes` and `protects` as there, and
+/// a folder if it has one. Throws Error(kSystem).
 std::shared_ptr<Region> take_region(const std::string& address, std::size_t bytes, bool protects,
-                                    SocketDeadline deadline);
+                                    SocketDeadline deadline, RegionFolderPtr folder = nullptr);
+
+/// A region that no other process maps, in a file of the folder. Throws Error(kSystem).
+std::shared_ptr<Region> make_own_region(std::size_t bytes, const RegionFolderPtr& folder);
 
 }  // namespace dreamcomm

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
@@ -14,22 +15,21 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 from torch.distributed.tensor import DTensor
 
-from dreamcomm._torch.groups import ours
 from dreamcomm.zero.units.casts import Casts
 from dreamcomm.zero.units.checks import (
     check_arguments,
+    check_folder,
     check_mesh,
     check_modules,
     check_parameters,
     given_modules,
+    path_of,
 )
 from dreamcomm.zero.units.elsewhere.module import shard_elsewhere
 from dreamcomm.zero.units.face import FSDPModule
 from dreamcomm.zero.units.follow import new_records
-from dreamcomm.zero.units.forms.form import Form
+from dreamcomm.zero.units.forms.choice import form_of
 from dreamcomm.zero.units.forms.gathered import Gathered
-from dreamcomm.zero.units.forms.hosts import Hosts, even_hosts
-from dreamcomm.zero.units.forms.shared import Shared
 from dreamcomm.zero.units.link import found_in_tree
 from dreamcomm.zero.units.module.adapter import give_state
 from dreamcomm.zero.units.module.module import UnitModule
@@ -53,6 +53,7 @@ def fully_shard(
     ignored_params: set[nn.Parameter] | None = None,
     dp_mesh_dims: Any = None,
     gather: bool | None = None,
+    offload_folder: str | os.PathLike[str] | None = None,
 ) -> Any:
     """Shards a module's parameters, gradients and optimizer state over ranks. Collective.
 
@@ -83,14 +84,21 @@ def fully_shard(
         gather: True: ranks gather parameters, also where they could lie once on each host: less
             memory on several hosts, and more bytes between them. False: an error where they
             cannot lie there.
+        offload_folder: on a disk. The parameters lie in files there, without names, and a unit's
+            are in memory while it computes; a :class:`ZeroOptimizer` has its state there, too.
+            torch's own optimizers keep theirs in ordinary memory. The files end with the
+            processes: only a checkpoint survives. The same for all units of a root.
 
     Returns:
         What was given.
 
     Raises:
         ValueError: a module that is sharded already, in whole or in part; parameters that cannot
-            be sharded; ``gather=False`` where ranks share no memory.
-        NotImplementedError: an argument that is not supported.
+            be sharded; ``gather=False`` where ranks share no memory; units of one root with
+            several folders.
+        NotImplementedError: an argument that is not supported; ``offload_folder`` where parameters
+            do not lie once on one host.
+        WindowError: no file can be made in ``offload_folder``: it is missing, full or memory.
     """
     roots = given_modules(module)
     check_modules(roots)
@@ -110,8 +118,9 @@ def fully_shard(
         )
     if not why:
         unit = Unit(roots, ignored, cast("bool | None", reshard_after_forward), casts)
-        _shard(unit, mesh, gather)
+        _shard(unit, mesh, gather, path_of(offload_folder))
         return module
+    check_folder(path_of(offload_folder), [], why)
     return shard_elsewhere(
         module,
         why,
@@ -145,44 +154,7 @@ def _why_elsewhere(
     return ""
 
 
-def _form_of(mesh: DeviceMesh, below: Sequence[Unit], gather: bool | None) -> Form:
-    """Where parameters lie: that of units below, or a new one."""
-    group = shards_of(mesh)
-    why = "gather=True was given" if gather else _why_gathered(group)
-    gathers = bool(why)
-    if gathers and gather is False:
-        raise ValueError(f"fully_shard: got gather=False, but {why}: leave it out")
-    for unit in below:
-        if unit.tree.form.gathers != gathers:
-            raise ValueError(
-                f"fully_shard: expected one form for all units of a root, got gather={gathers}, "
-                f"and {unit.tree.form.described()} for {type(unit.module).__name__} below it"
-            )
-        return unit.tree.form
-    if gathers:
-        return Gathered(group, why)
-    hosts = _hosts_of(group)
-    return Hosts(group, hosts) if len(hosts) > 1 else Shared(group)
-
-
-def _hosts_of(group: dist.ProcessGroup) -> list[list[int]]:
-    backend = ours(group, torch.device("cpu"))
-    return [] if backend is None else backend.hosts
-
-
-def _why_gathered(group: dist.ProcessGroup) -> str:
-    """Why parameters cannot lie once on each host; empty: they can."""
-    backend = ours(group, torch.device("cpu"))
-    if backend is None:
-        return "the group does not use the backend dreamcomm"
-    if even_hosts(backend.hosts) or backend.shares_heaps:
-        return ""
-    if len(backend.hosts) > 1:
-        return "the hosts have one rank each, or different numbers of ranks"
-    return "the ranks do not share memory"
-
-
-def _shard(made: Unit, mesh: DeviceMesh, gather: bool | None) -> None:
+def _shard(made: Unit, mesh: DeviceMesh, gather: bool | None, folder: str | None) -> None:
     """Makes a tree of the unit, of those below, and of those with tied parameters."""
     roots = [module for reference in made.roots if (module := reference()) is not None]
     registered = list(made.registered())
@@ -196,14 +168,14 @@ def _shard(made: Unit, mesh: DeviceMesh, gather: bool | None) -> None:
     modules = [module for reference in made.modules if (module := reference()) is not None]
     check_parameters(made, modules, set(known))
     check_mesh(mesh, below)
-    form = _form_of(mesh, below, gather)
+    form = form_of(mesh, below, gather, folder)
     for tree in {id(unit.tree): unit.tree for unit in below}.values():
         tree.close()
     fresh = list({id(one): one for _, one in registered if id(one) not in known}.values())
     try:
         records, were_equal = new_records(fresh, made.casts, mesh, form)
     except NoRegion as error:  # on all ranks
-        if gather is False or below:
+        if gather is False or below or folder is not None:
             raise
         form = Gathered(shards_of(mesh), str(error))
         records, were_equal = new_records(fresh, made.casts, mesh, form)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -18,12 +19,17 @@ from dreamcomm.zero.units.unit import Unit, unit_of
 
 __all__ = [
     "check_arguments",
+    "check_folder",
     "check_mesh",
     "check_modules",
     "check_parameters",
     "check_root",
     "given_modules",
+    "path_of",
 ]
+
+if TYPE_CHECKING:
+    from dreamcomm._C import RegionFolder
 
 WHAT = "fully_shard"
 
@@ -97,6 +103,33 @@ def check_mesh(mesh: DeviceMesh, below: Iterable[Unit]) -> None:
             raise ValueError(
                 f"{WHAT}: expected one mesh for all units of a root, got ranks {ranks}, and ranks "
                 f"{others} for {type(unit.module).__name__} below it: give both the same mesh"
+            )
+
+
+def path_of(folder: str | os.PathLike[str] | None) -> str | None:
+    """The whole path of a folder."""
+    return None if folder is None else os.path.abspath(folder)
+
+
+def check_folder(path: str | None, below: Iterable[RegionFolder | None], why: str) -> None:
+    """Raises where parameters cannot lie in files of the folder.
+
+    Args:
+        path: None: they are not to.
+        below: the folders of units below.
+        why: they do not lie once on the host; empty: they do.
+    """
+    if path is not None and why:
+        raise NotImplementedError(
+            f"{WHAT}: expected no offload_folder, as {why}: it is for parameters that lie once on "
+            "the host, in memory that this library's ranks share. Leave it out"
+        )
+    for one in below:
+        theirs = None if one is None else one.path
+        if theirs != path:
+            raise ValueError(
+                f"{WHAT}: expected one offload_folder for all units of a root, got {path!r}, and "
+                f"{theirs!r} for a unit below it"
             )
 
 

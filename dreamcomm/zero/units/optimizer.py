@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,14 +13,18 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from dreamcomm.buckets.layout import shard_layout
+from dreamcomm.ranks.agree import Failed, exchange
 from dreamcomm.ranks.pieces import in_memory_order
 from dreamcomm.zero.inner import step_rows
-from dreamcomm.zero.kernel_step import KernelStep
+from dreamcomm.zero.kernel_step import KernelStep, RowsStep
 from dreamcomm.zero.rows import adopt_state
-from dreamcomm.zero.rules import has_kernel
+from dreamcomm.zero.rules import has_kernel, state_names
 from dreamcomm.zero.shards import ParameterShard
+from dreamcomm.zero.units.file_steps import FileRowsPass
 from dreamcomm.zero.units.link import tree_of
+from dreamcomm.zero.units.own_files import OwnFiles, padded
 from dreamcomm.zero.units.tree import Tree
+from dreamcomm.zero.units.window import WindowError
 
 __all__ = ["UnitSteps", "shards_of", "tree_of_all"]
 
@@ -55,17 +60,37 @@ def tree_of_all(parameters: Sequence[nn.Parameter], what: str) -> Tree | None:
     return tree
 
 
+@dataclass(eq=False)
 class UnitShard(ParameterShard):
-    """This rank's rows of a DTensor."""
+    """This rank's rows of a DTensor.
+
+    Attributes:
+        files: the state lies in them; None: in ordinary memory.
+    """
+
+    files: OwnFiles | None = None
 
     def has_moved(self) -> bool:
         return self.parameter._local_tensor is not self.tensor  # type: ignore[attr-defined]
+
+    def new_state(self) -> Tensor:
+        return super().new_state() if self.files is None else self.files.zeros_like(self.tensor)
+
+    def state_of(self, value: Tensor) -> Tensor:
+        if self.files is None:
+            return super().state_of(value)
+        return self.files.copy_of(value, self.tensor)
+
+    def holds_state(self, value: Tensor) -> bool:
+        return self.files is None or self.files.holds(value)
 
 
 def shards_of(tree: Tree, named: Sequence[tuple[str, nn.Parameter]]) -> list[ParameterShard]:
     """The rows of DTensors, which are stepped where they lie."""
     world, rank = dist.get_world_size(tree.shards), dist.get_rank(tree.shards)
     records = {id(one.sharded): one for one in tree.records()}
+    folder = tree.form.folder
+    files = None if folder is None else OwnFiles(folder)
     found: list[ParameterShard] = []
     for name, parameter in named:
         one = records[id(parameter)]
@@ -84,6 +109,7 @@ def shards_of(tree: Tree, named: Sequence[tuple[str, nn.Parameter]]) -> list[Par
                 address=0,
                 shape=parameter.shape,
                 strides=tuple(one.whole.stride()),
+                files=None if one.is_replicated else files,
             )
         )
     return found
@@ -103,6 +129,24 @@ class UnitSteps:
         self._shards, self._inner = list(shards), inner
         self._ranks = dist.get_process_group_ranks(tree.shards)
         self._kernels = KernelStep(self._shards, inner, groups, self._ranks)
+        found = (one.files for one in self._shards if isinstance(one, UnitShard))
+        self._files = next((one for one in found if one is not None), None)
+        if self._files is not None:
+            self._reserve(self._files, groups)
+
+    def _reserve(self, files: OwnFiles, groups: Sequence[dict[str, Any]]) -> None:
+        """Makes the file of the state, so that a full disk is an error here. Collective.
+
+        Raises:
+            WindowError: a rank cannot; on all ranks.
+        """
+        named = {id(one): group for group in groups for one in group["params"]}
+        nbytes = sum(
+            padded(one.tensor.nbytes) * len(state_names(named[id(one.parameter)]))
+            for one in self._shards
+            if has_kernel(self._inner) and one.parameter.requires_grad and not one.replicated
+        )
+        exchange(self.tree.group, lambda: files.reserve(nbytes), _no_file)
 
     def forget(self) -> None:
         """Looks at the inner optimizer's state anew before the next step."""
@@ -144,12 +188,36 @@ class UnitSteps:
         """Steps what has a gradient, by the kernels or torch. The window is closed."""
         gradients = self.gradients()
         if has_kernel(self._inner):
-            self._kernels.run(lambda states: _RowsPass(self._shards, gradients, states), groups)
+            self._kernels.run(lambda states: self._pass_of(gradients, states), groups)
             return
+        self._adopt()
+        stepped = step_rows(self._inner, self._shards, gradients)
+        self._kernels.forget()
+        if self._files is not None:
+            self._adopt()  # what the step has made
+            for one in stepped:
+                state = self._inner.state.get(one.tensor, {}).values()
+                parts = [part for part in state if isinstance(part, Tensor)]
+                self._files.wrote([one.tensor, *parts])
+
+    def _adopt(self) -> None:
         for one in self._shards:
             adopt_state(self._inner, one, self._ranks)
-        step_rows(self._inner, self._shards, gradients)
-        self._kernels.forget()
+
+    def _pass_of(
+        self, gradients: Sequence[Tensor | None], states: Sequence[Sequence[Tensor]]
+    ) -> RowsStep:
+        rows = [one.tensor for one in self._shards]
+        if self._files is None:
+            return _RowsPass(rows, gradients, states)
+        return FileRowsPass(rows, gradients, states, self._files)
+
+
+def _no_file(failed: Failed) -> Exception:
+    return WindowError(
+        f"ZeroOptimizer: rank {failed.rank} cannot make the file of its optimizer's state: "
+        f"{failed.kind}: {failed.text}"
+    )
 
 
 def _as_rows(local: Tensor, rows: Tensor) -> Tensor:
@@ -164,11 +232,11 @@ class _RowsPass:
 
     def __init__(
         self,
-        shards: Sequence[ParameterShard],
+        rows: Sequence[Tensor],
         gradients: Sequence[Tensor | None],
         states: Sequence[Sequence[Tensor]],
     ) -> None:
-        self._rows = [one.tensor for one in shards]
+        self._rows = rows
         self._gradients, self._states = gradients, states
 
     def step(self, rules: Sequence[Any], rule_of_each: Sequence[int]) -> list[bool]:

@@ -22,11 +22,12 @@ import torch.distributed as dist
 
 from dreamcomm.buckets.layout import is_replicated, shard_layout
 from dreamcomm.ranks.agree import Failed, exchange
+from dreamcomm.zero.units.own_files import PAGE, OwnFiles
 from dreamcomm.zero.units.placed import Placed, Source
 from dreamcomm.zero.units.window import WindowError
 
 if TYPE_CHECKING:
-    from dreamcomm._C import Region
+    from dreamcomm._C import Region, RegionFolder
 
 __all__ = [
     "NoRegion",
@@ -63,18 +64,21 @@ def any_on_ranks(group: dist.ProcessGroup, *flags: bool) -> list[bool]:
     return list(_C.any_of(group, list(flags)))
 
 
-def region_bytes(sources: Sequence[Source]) -> tuple[list[int], int]:
+def region_bytes(sources: Sequence[Source], align: int = ALIGN) -> tuple[list[int], int]:
     """Where each parameter begins in a region, and how many bytes it has. Scalars lie outside."""
     offsets, end = [], 0
     for one in sources:
         offsets.append(end)
         if not is_replicated(one.shape):
-            end += -(-math.prod(one.shape) * one.dtype.itemsize // ALIGN) * ALIGN
+            end += -(-math.prod(one.shape) * one.dtype.itemsize // align) * align
     return offsets, end
 
 
 def make_region(
-    group: dist.ProcessGroup, nbytes: int, hosts: Sequence[Sequence[int]] | None = None
+    group: dist.ProcessGroup,
+    nbytes: int,
+    hosts: Sequence[Sequence[int]] | None = None,
+    folder: RegionFolder | None = None,
 ) -> Region:
     """Memory that all ranks of a host map. Collective.
 
@@ -82,6 +86,7 @@ def make_region(
         group: all ranks.
         nbytes: of the region.
         hosts: the ranks of each host; None: there is one.
+        folder: of the file that is mapped; None: it is memory.
 
     Raises:
         NoRegion: a rank cannot map it; on all ranks.
@@ -89,14 +94,16 @@ def make_region(
     rank = dist.get_rank(group)
     first = min(next((one for one in hosts or () if rank in one), [0]))
     try:
-        return _make_region(group, nbytes, first)
+        return _make_region(group, nbytes, first, folder)
     except NoRegion:
         raise
     except (OSError, RuntimeError) as error:  # of this rank
         raise _no_region(Failed(rank, type(error).__name__, str(error))) from error
 
 
-def _make_region(group: dist.ProcessGroup, nbytes: int, first: int) -> Region:
+def _make_region(
+    group: dist.ProcessGroup, nbytes: int, first: int, folder: RegionFolder | None
+) -> Region:
     """The host's first rank offers it; the others take it, and say so."""
     from dreamcomm import _C
 
@@ -107,7 +114,7 @@ def _make_region(group: dist.ProcessGroup, nbytes: int, first: int) -> Region:
     def offered() -> str:
         nonlocal offer
         if offers:
-            offer = _C.RegionOffer(nbytes, protects)
+            offer = _C.RegionOffer(nbytes, protects, folder)
         return "" if offer is None else offer.address
 
     region: Region | None = None
@@ -118,7 +125,7 @@ def _make_region(group: dist.ProcessGroup, nbytes: int, first: int) -> Region:
         region = (
             offer.region
             if offer is not None
-            else _C.take_region(address, nbytes, protects, TAKE_SECONDS)
+            else _C.take_region(address, nbytes, protects, TAKE_SECONDS, folder)
         )
 
     try:
@@ -144,14 +151,18 @@ def place(
     sources: Sequence[Source],
     group: dist.ProcessGroup,
     hosts: Sequence[Sequence[int]] | None = None,
+    files: OwnFiles | None = None,
 ) -> list[Placed]:
     """Puts parameters of the same shapes on all ranks into one region a host. Collective.
 
     The values are each rank's rows; those of scalars are rank 0's. Rows of other hosts' ranks have
     no values yet.
+
+    Args:
+        files: of this rank, for rows of another type; the region is a file of their folder.
     """
-    offsets, nbytes = region_bytes(sources)
-    region = make_region(group, nbytes, hosts)
+    offsets, nbytes = region_bytes(sources, ALIGN if files is None else PAGE)
+    region = make_region(group, nbytes, hosts, None if files is None else files.folder)
     found = []
     for one, offset in zip(sources, offsets, strict=True):
         if is_replicated(one.shape):
@@ -163,8 +174,11 @@ def place(
         sent = region.tensor(begin, list(one.rows.shape), strides, one.dtype, True)
         rows = sent
         if one.is_cast:
-            rows = torch.empty_strided(one.rows.shape, strides, dtype=one.rows.dtype, device="cpu")
+            make = torch.empty_strided if files is None else files.zeros
+            rows = make(one.rows.shape, strides, dtype=one.rows.dtype)
         rows.copy_(one.rows.detach())
+        if files is not None:
+            files.wrote([rows])
         whole = region.tensor(offset, list(one.shape), strides, one.dtype, False)
         found.append(Placed(whole, rows, sent, region))
     return found

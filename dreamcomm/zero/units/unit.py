@@ -212,7 +212,7 @@ class Unit:
         self.tree.enter_forward(self)
         self.show_whole()
         self._uses.append(Use())
-        if self.tree.form.gathers and torch.is_grad_enabled():
+        if self.tree.form.frees and torch.is_grad_enabled():
             self._await_inputs((args, kwargs), self._uses[-1])
         cast_args, cast_kwargs = self.casts.of_inputs(args, kwargs)
         return cast_args, cast_kwargs

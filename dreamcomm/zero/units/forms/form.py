@@ -13,6 +13,7 @@ from dreamcomm.zero.units.placed import Placed, Source
 from dreamcomm.zero.units.record import UnitParameter
 
 if TYPE_CHECKING:
+    from dreamcomm._C import RegionFolder
     from dreamcomm.zero.units.unit import Unit, Use
 
 __all__ = ["Form"]
@@ -21,6 +22,9 @@ __all__ = ["Form"]
 class Form:
     """A form in which nothing is to be done before a unit computes, nor after.
 
+    A class says whether it ``gathers`` parameters from other ranks, whether it ``frees`` a unit's
+    whole parameters after its passes, and whether it ``fills`` other hosts' copies.
+
     Args:
         group: its ranks have the rows.
         why: this form and no other, for ``report()``; empty: it needs no reason.
@@ -28,10 +32,13 @@ class Form:
     Attributes:
         casts: how often this rank has cast its rows.
         engine: of the tree, once there is one.
+        folder: parameters lie in its files; None: they lie in memory.
     """
 
     gathers = False
+    frees = False
     fills = False
+    folder: RegionFolder | None = None
 
     def __init__(self, group: dist.ProcessGroup, why: str = "") -> None:
         self.group, self.why = group, why
@@ -68,6 +75,9 @@ class Form:
         for sent, local in zip(self._sent, self._local, strict=True):
             sent.copy_(local)
         self.casts += 1
+
+    def wrote(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Parameters, or rows of some, were written outside of passes."""
 
     def fill(self) -> None:
         """After all ranks have entered an opening: brings rows to other hosts. Collective."""

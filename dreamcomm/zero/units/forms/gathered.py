@@ -16,7 +16,7 @@ they tell each other when they gather.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -25,24 +25,20 @@ from torch import Tensor
 from dreamcomm._torch.groups import ours
 from dreamcomm.buckets.layout import is_replicated
 from dreamcomm.memory import empty
-from dreamcomm.zero.units.forms.form import Form
+from dreamcomm.zero.units.forms.freeing import Freeing
 from dreamcomm.zero.units.forms.memory import UnitMemory
-from dreamcomm.zero.units.forms.order import UseOrder
 from dreamcomm.zero.units.forms.pool import Pool
 from dreamcomm.zero.units.placed import Placed, Source
 from dreamcomm.zero.units.record import UnitParameter
 from dreamcomm.zero.units.region import place_scalar
 from dreamcomm.zero.units.window import WindowError
 
-if TYPE_CHECKING:
-    from dreamcomm.zero.units.unit import Unit, Use
-
 __all__ = ["Gathered"]
 
 T = TypeVar("T")
 
 
-class Gathered(Form):
+class Gathered(Freeing[UnitMemory]):
     """The ranks may be on any hosts, and the group of any backend for CPUs."""
 
     gathers = True
@@ -51,11 +47,6 @@ class Gathered(Form):
         super().__init__(group, why)
         self.pool = Pool(self._new_block)
         self._reductions: dist.ProcessGroup | None = None
-        self._units: list[Unit] = []
-        self._needs: dict[int, list[UnitMemory]] = {}  # by the unit's id; its own first
-        self._forward, self._backward = UseOrder(), UseOrder()
-        self._pass = 1  # the backward pass that runs, or comes next
-        self._following: int | None = None  # the number of the unit to gather next
         self._pokes: list[dist.Work | None] = []
 
     def described(self) -> str:
@@ -103,18 +94,7 @@ class Gathered(Form):
         made = torch.empty(0, dtype=source.dtype, device="cpu")  # no view of autograd
         return made.set_(memory.untyped_storage(), 0, source.rows.shape, source.strides)
 
-    def lay_out(self, units: Sequence[Unit], records: Sequence[UnitParameter]) -> None:
-        super().lay_out(units, records)
-        self._free_all()
-        self._units, self._needs = list(units), {}
-        self._forward, self._backward = UseOrder(), UseOrder()
-
-    def _memories(self) -> dict[int, list[UnitMemory]]:
-        if not self._needs and self._units:
-            self._needs = needs_of(self._units, self._make_memory)
-        return self._needs
-
-    def _make_memory(self, number: int, records: Sequence[UnitParameter]) -> UnitMemory:
+    def _make_use(self, number: int, records: Sequence[UnitParameter]) -> UnitMemory:
         name = self._units[number].name
         return UnitMemory(name, number, records, self.pool, self.group)
 
@@ -125,40 +105,19 @@ class Gathered(Form):
 
     # Passes.
 
-    def _use(self, unit: Unit, order: UseOrder) -> None:
-        needs = self._memories()[id(unit)]
-        for one in needs:
-            self._start(one)
-        for one in needs:
-            self._finish(one)
-        self._free_reduced(needs)
-        self._following = order.used(needs[0].number)
-        self._prefetch()
-
-    def _prefetch(self) -> None:
-        """Starts the unit that is used next, unless a backward pass still leaves one: so no more
-        than two are there, and the root."""
-        if self._following is None:
-            return
-        units = [needs[0] for needs in self._needs.values()][:-1]
-        if sum(one.backward_uses > 0 for one in units) < 2:
-            for one in self._needs[id(self._units[self._following])]:
-                self._start(one)
-            self._following = None
-
-    def _start(self, memory: UnitMemory) -> None:
+    def _start(self, use: UnitMemory) -> None:
         launched = 0 if self.engine is None else self.engine.backward.launched()
-        self._told(memory, lambda: memory.start(launched))
+        self._told(use, lambda: use.start(launched))
 
-    def _free_reduced(self, needs: Sequence[UnitMemory]) -> None:
+    def _has_begun(self, needs: Sequence[UnitMemory]) -> None:
         """Frees gradients of buckets that all ranks have launched: more than two wait seldom."""
         notes = [one.notes for one in needs if one.notes]
         if self.engine is not None and notes:
             self.engine.backward.await_launched(min(map(min, notes)))
 
-    def _finish(self, memory: UnitMemory) -> None:
-        numbers = self._told(memory, memory.finish)
-        if any(one != memory.number for one in numbers):
+    def _finish(self, use: UnitMemory) -> None:
+        numbers = self._told(use, use.finish)
+        if any(one != use.number for one in numbers):
             raise WindowError(
                 f"{self._who()}: the ranks gather different units: "
                 + ", ".join(
@@ -182,70 +141,6 @@ class Gathered(Form):
     def _who(self) -> str:
         return f"fully_shard: rank {self.group.rank()} of {self.group.size()}"
 
-    def begin_forward(self) -> None:
-        self._forward.begin()
-
-    def enter(self, unit: Unit) -> None:
-        for one in self._memories()[id(unit)]:
-            one.users += 1
-        self._use(unit, self._forward)
-
-    def leave(self, unit: Unit) -> None:
-        needs = self._needs.get(id(unit), [])
-        for one in needs:
-            one.users = max(0, one.users - 1)
-        for one in needs[:1]:
-            one.is_kept = one.is_kept or unit.keeps_whole
-        for one in needs:
-            one.free_if_unused()
-
-    def begin_backward(self) -> None:
-        self._backward.begin()
-
-    def enter_backward(self, unit: Unit, use: Use) -> None:
-        needs = self._memories()[id(unit)]
-        if use.entered != self._pass:
-            use.entered = self._pass
-            for one in needs:
-                one.backward_uses += 1
-        self._use(unit, self._backward)
-
-    def leave_backward(self, unit: Unit, use: Use) -> None:
-        if use.entered != self._pass:
-            return
-        use.entered = 0
-        for one in self._needs.get(id(unit), []):
-            one.backward_uses = max(0, one.backward_uses - 1)
-        for one in self._needs.get(id(unit), [])[:1]:
-            if unit.reshard_after_backward:
-                one.is_kept = False
-                one.free_if_unused()
-        self._prefetch()
-
-    def end_backward(self, units: Sequence[Unit]) -> None:
-        self._pass += 1
-        self._following = None
-        for unit in units:
-            for one in self._needs.get(id(unit), [])[:1]:
-                one.backward_uses = 0
-                if unit.reshard_after_backward:
-                    one.is_kept = False
-                    one.free_if_unused()
-
-    def hold(self, unit: Unit) -> None:
-        for one in self._memories()[id(unit)]:
-            one.is_kept = True
-            self._start(one)
-            self._finish(one)
-
-    def release(self, unit: Unit) -> None:
-        for one in self._needs.get(id(unit), [])[:1]:
-            one.is_kept = False
-            one.free_if_unused()
-
-    def close(self) -> None:
-        self._free_all()
-
     def poke(self) -> None:
         """Ends reductions in which other ranks wait for this one, by a call that differs."""
         if self._reductions is not None:
@@ -254,45 +149,14 @@ class Gathered(Form):
             self._pokes.append(work)  # which nobody may wait for
 
     def reset(self) -> None:
-        for needs in self._needs.values():
-            needs[0].users = 0
-        self._free_all()
+        super().reset()
         self._reductions = None  # ranks have made different calls in it
-
-    def _free_all(self) -> None:
-        self._following = None
-        for needs in self._needs.values():
-            needs[0].backward_uses = 0
-            needs[0].free()
 
 
 SAME = (
     "All ranks run the same units in the same order, also those whose outputs a rank does not "
     "need. After this error call reset_iter_state() on all ranks"
 )
-
-
-def needs_of(
-    units: Sequence[Unit], make: Callable[[int, Sequence[UnitParameter]], UnitMemory]
-) -> dict[int, list[UnitMemory]]:
-    """The memories that each unit computes with: its own, and the root's for what is tied.
-
-    A parameter of several units lies in the root's memory, the last one's.
-    """
-    users: dict[int, int] = {}
-    for unit in units:
-        for one in unit.parameters():
-            users[id(one)] = users.get(id(one), 0) + 1
-    tied = {id(one): one for unit in units for one in unit.parameters() if users[id(one)] > 1}
-    found: dict[int, list[UnitMemory]] = {}
-    root = units[-1]
-    for number, unit in enumerate(units):
-        own = [one for one in unit.parameters() if id(one) not in tied]
-        found[id(unit)] = [make(number, [*own, *tied.values()] if unit is root else own)]
-    for unit in units[:-1]:
-        if any(id(one) in tied for one in unit.parameters()):
-            found[id(unit)].append(found[id(root)][0])
-    return found
 
 
 def _group_like(group: dist.ProcessGroup) -> dist.ProcessGroup:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dreamcomm.buckets.layout import shard_layout
 from dreamcomm.zero.units.forms.pool import Pool
+from dreamcomm.zero.units.forms.use import UnitUse
 from dreamcomm.zero.units.record import UnitParameter
 
 __all__ = ["DIRECT_BYTES", "UnitMemory", "is_gathered"]
@@ -24,7 +25,7 @@ def is_gathered(one: UnitParameter) -> bool:
     return not (one.is_replicated or one.is_meta or one.whole.numel() == 0)
 
 
-class UnitMemory:
+class UnitMemory(UnitUse):
     """Gathers the parameters of a unit into a block of a pool, and frees it.
 
     Args:
@@ -33,11 +34,6 @@ class UnitMemory:
         records: its parameters.
         pool: of the tree.
         group: gathers.
-
-    Attributes:
-        users: forward passes that compute with the unit now.
-        backward_uses: forward passes through which a backward pass goes now.
-        is_kept: it stays after a forward pass.
     """
 
     def __init__(
@@ -50,9 +46,8 @@ class UnitMemory:
     ) -> None:
         from dreamcomm import _C
 
-        self.name, self.number = name, number
-        self.users = self.backward_uses = 0
-        self.is_kept = False
+        super().__init__(number)
+        self.name = name
         self._pool = pool
         wanted = [one for one in records if is_gathered(one)]
         self._wholes: list[Tensor] = [one.whole for one in wanted]
@@ -109,10 +104,6 @@ class UnitMemory:
         _C.take_back(self._wholes)
         self._pool.give(self._block)
         self._block, self._is_ready, self.is_kept = None, False, False
-
-    def free_if_unused(self) -> None:
-        if not (self.users or self.backward_uses or self.is_kept):
-            self.free()
 
 
 def bytes_each(shape: tuple[int, ...], world: int, itemsize: int) -> int:

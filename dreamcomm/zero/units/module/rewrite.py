@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from dreamcomm.ranks.agree import Failed, exchange
 from dreamcomm.zero.units.follow import differs, take_in
 from dreamcomm.zero.units.record import UnitParameter
+from dreamcomm.zero.units.unit import unit_of
 from dreamcomm.zero.units.whole import own_shard, told, whole_of
 from dreamcomm.zero.units.window import WindowError
 
@@ -80,6 +81,7 @@ class InPlace:
     def put_back(self, writes: bool) -> None:
         self.tree.mark_changed()
         if writes:
+            self.tree.form.wrote([one.whole for one in self.tree.records()])
             for region in self.tree.regions():
                 region.allow_writes(False)
             for unit in self.tree.units():
@@ -150,7 +152,11 @@ def _error(failed: Failed, effect: str) -> Exception:
 
 def reset_parameters(module: nn.Module) -> None:
     """Calls ``reset_parameters()`` of all modules that have it, in the order of the module."""
+    unit = unit_of(module)
+    form = None if unit is None else unit.tree.form
     for one in module.modules():
         reset: Callable[[], None] | None = getattr(one, "reset_parameters", None)
         if callable(reset):
             reset()
+            if form is not None:
+                form.wrote(list(one.parameters(recurse=False)))
