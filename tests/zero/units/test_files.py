@@ -24,7 +24,7 @@ from dreamcomm import _C, zero
 from dreamcomm.zero import ZeroOptimizer, fully_shard
 from helpers.pool import Fresh, Pool
 from helpers.processes import replies
-from zero.units.sharding import made, my_batch, shard, weights
+from zero.units.sharding import made, shard, weights
 from zero.units.test_parity import OPTIMIZERS, accumulate
 from zero.units.test_protect import PROTECT, ends_a_child
 
@@ -152,7 +152,7 @@ def drops(folder: str) -> tuple[list[int], list[int], str]:
         seen: list[int] = []
 
         def look(*_: object) -> None:
-            dist.barrier()  # all ranks have left the first two  # noqa: B023
+            dist.barrier()  # all ranks have left the first two
             seen.extend(in_memory(one) for one in wholes)  # noqa: B023
             dist.barrier()
 
