@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 from dreamcomm import zero
@@ -58,6 +59,7 @@ class Ended:
         seconds: of each step that counts.
         read, written: bytes of the disk in these steps.
         peak: bytes of the group in these steps; 0 where the system keeps no such peak.
+        peak_before: and before these, where it does.
     """
 
     losses: list[float]
@@ -66,6 +68,7 @@ class Ended:
     read: int
     written: int
     peak: int
+    peak_before: int
     elements: int
     report: str
 
@@ -111,7 +114,8 @@ def digest_of(module: nn.Module) -> str:
     """Of this rank's rows."""
     found = hashlib.sha256()
     for one in module.parameters():
-        found.update(one.to_local().detach().numpy())  # type: ignore[operator]
+        assert isinstance(one, DTensor)
+        found.update(one.to_local().detach().numpy().tobytes())
     return found.hexdigest()
 
 
@@ -151,7 +155,7 @@ class Steps:
         self.losses: list[float] = []
         self.seconds: list[float] = []
         self.before = disk_bytes()
-        self.has_peak = False
+        self.peak_before = 0
 
     def take(self, step: int) -> None:
         begun = time.monotonic()
@@ -164,12 +168,13 @@ class Steps:
         self.losses.append(float(loss.detach()))
         if step + 1 == self.job.begins + FIRST:
             self.before = disk_bytes()
-            self.has_peak = reset_peak(Path(self.job.group))
+            dist.barrier()
+            self.peak_before = reset_peak(Path(self.job.group))
             dist.barrier()
 
     def ended(self) -> Ended:
         read, written = (now - then for now, then in zip(disk_bytes(), self.before, strict=True))
-        peak = int(peak_file(Path(self.job.group)).read_text()) if self.has_peak else 0
+        peak = int(peak_file(Path(self.job.group)).read_text()) if self.peak_before else 0
         dist.barrier()
         return Ended(
             self.losses,
@@ -178,14 +183,18 @@ class Steps:
             read,
             written,
             peak,
+            self.peak_before,
             sum(one.numel() for one in self.module.parameters()),
             self.module.report(),
         )
 
 
-def reset_peak(group: Path) -> bool:
-    """Has the group's peak begin anew, which version 1 can."""
-    old = group / "memory.max_usage_in_bytes"
-    if old.exists():
-        old.write_text("0")
-    return old.exists()
+def reset_peak(group: Path) -> int:
+    """Has the group's peak begin anew, which version 1 can; gives the one before, else 0."""
+    peak = peak_file(group)
+    if peak.name == "memory.peak":
+        return 0
+    before = int(peak.read_text())
+    dist.barrier()
+    peak.write_text("0")
+    return before

@@ -56,7 +56,7 @@ class Run:
 
     def disk(self, which: str) -> float:
         """Bytes of a step, of all ranks: "read" or "written"."""
-        return sum(getattr(one, which) / len(one.seconds) for one in self.ranks)
+        return float(sum(getattr(one, which) / len(one.seconds) for one in self.ranks))
 
 
 def limit(group: Path, nbytes: int) -> None:
@@ -80,7 +80,8 @@ def run(world: int, limited_to: int | None, **job: Any) -> Run:
             ranks = dreamcomm.spawn(run_rank, world, args=(Job(group=str(group), **job),))
         except dreamcomm.RankError as error:
             return Run(int(peak_file(group).read_text()), [], str(error).splitlines()[0])
-        return Run(int(peak_file(group).read_text()), ranks)
+        peaks = [int(peak_file(group).read_text()), *(one.peak_before for one in ranks)]
+        return Run(max(peaks), ranks)
 
 
 def disk_rates(folder: str) -> tuple[float, float]:
