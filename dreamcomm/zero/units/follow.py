@@ -38,7 +38,7 @@ from dreamcomm.zero.units.unit import Unit
 from dreamcomm.zero.units.window import WindowError
 
 if TYPE_CHECKING:
-    from dreamcomm.zero.units.tree import Tree
+    from dreamcomm.zero.units.tree_window import TreeWindow
 
 __all__ = ["differs", "new_records", "take_in"]
 
@@ -70,7 +70,7 @@ def differs(units: Iterable[Unit]) -> bool:
 
 
 @torch.inference_mode(False)  # whose tensors have no versions
-def take_in(tree: Tree) -> None:
+def take_in(tree: TreeWindow) -> None:
     """Brings all units' places up to date. Collective; the window is closed.
 
     After an error the units differ still, so that the next pass raises it again.
@@ -83,7 +83,7 @@ def take_in(tree: Tree) -> None:
         raise
 
 
-def _take_in(tree: Tree) -> None:
+def _take_in(tree: TreeWindow) -> None:
     from dreamcomm import _C
 
     known: dict[int, UnitParameter] = {}
@@ -107,7 +107,7 @@ def _take_in(tree: Tree) -> None:
 
 
 def _look_again(
-    tree: Tree, known: dict[int, UnitParameter]
+    tree: TreeWindow, known: dict[int, UnitParameter]
 ) -> tuple[list[tuple[Unit, Registered]], Fresh]:
     """What units have registered, and those that are new, each with what its place had before."""
     before = {

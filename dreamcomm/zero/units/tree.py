@@ -9,42 +9,29 @@ two meetings of the ranks, however many units and micro-batches it has.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.autograd import Variable
-from torch.autograd.graph import increment_version
 from torch.distributed.device_mesh import DeviceMesh
 
-from dreamcomm.ranks.agree import gather_objects
 from dreamcomm.zero.units import gradients
-from dreamcomm.zero.units.checks import check_root
 from dreamcomm.zero.units.engine import Reductions, UnitEngine
-from dreamcomm.zero.units.equal_rows import warn_of_equal_rows
-from dreamcomm.zero.units.follow import differs, take_in
+from dreamcomm.zero.units.follow import differs
 from dreamcomm.zero.units.forms.form import Form
 from dreamcomm.zero.units.link import link
-from dreamcomm.zero.units.parts import TreeParts
-from dreamcomm.zero.units.pending import Pending
-from dreamcomm.zero.units.record import Place, UnitParameter
-from dreamcomm.zero.units.refusals import (
-    refuse_changes,
-    refuse_to_read,
-    refuse_writes,
-    unreadable,
-)
-from dreamcomm.zero.units.region import is_protected
+from dreamcomm.zero.units.record import Place
+from dreamcomm.zero.units.refusals import refuse_changes
 from dreamcomm.zero.units.steps import watch_steps
+from dreamcomm.zero.units.tree_window import TreeWindow
 from dreamcomm.zero.units.unit import Unit, Use
-from dreamcomm.zero.units.window import Opening, Window
 
 __all__ = ["Tree"]
 
 
-class Tree(TreeParts):
+class Tree(TreeWindow):
     """Units that are wrapped together, on one rank. Collective to make.
 
     Args:
@@ -58,23 +45,13 @@ class Tree(TreeParts):
         super().__init__(mesh, form, root, units)
         for unit in self.units():
             unit.tree = self
-        key = gather_objects(self.group, secrets.randbits(32))[0]
-        self.window = Window(self.group, key, self.name)
         self.is_last_backward = True
         self.copies_were_equal = True
-        self.rewrites: bool | None = None  # within rewrite(): whether this rank writes
-        self.was_materialized = False
         self._forwards = 0  # under way, one in the other
         self._in_backward = False
         self._reduced: bool | None = None  # by the pass that has just ended
-        self._unreduced = False  # any rank has a gradient of its own, since the last closing
-        self._stepped = True  # rows may have changed unseen since then
-        self._counted = False  # all versions have counted up since then
         self._creates_graph = False  # the pass that runs now
-        self._options = 0  # of the optimizers that have stepped since then
-        self._versions: list[int] = []
         self._engine: UnitEngine | None = None
-        self.pending = Pending(mesh)
         self._watch = watch_steps(self)
         self.link()
         self.look_again()
@@ -114,55 +91,10 @@ class Tree(TreeParts):
         self._engine = self.form.engine = None
         self.look_again()
 
-    # The window.
-
-    def open(self) -> None:
-        """Lets all ranks read whole parameters. Collective, unless it is open."""
-        if self.rewrites is not None:
-            return
-        differ = differs(self.units())
-        if self.window.is_open:
-            if not differ:
-                return
-            self.close()
-        check_root(self.root)
-        if not self._meet_to_open(differ):
-            take_in(self)
-            self._meet_to_open(False)
-
-    def _meet_to_open(self, differ: bool) -> bool:
-        """False, and closed: modules have other parameters, on any rank."""
-        records = self.records()
-        problem = "" if differ else unreadable(records, self.window.name)
-        changed = self._stepped or self._versions != _versions(records)
-        options, self._options = self._options, 0
-        self.form.publish()
-        found = self.window.open(Opening(changed, differ, bool(problem)), options)
-        if found.differs:
-            return False
-        if found.refuses:
-            refuse_to_read(self.group, records, problem)
-        if found.changed and not self._counted:
-            increment_version([one.whole for one in records])
-        self._stepped = self._counted = False
-        self._versions = _versions(records)
-        self.form.fill()
-        self._protect(True)
-        if self.was_materialized:
-            self.was_materialized = False
-            warn_of_equal_rows(records, self.shards)
-        return True
-
     def shard_new(self, places: Iterable[tuple[Place, nn.Parameter]]) -> None:
         """Registers DTensors for parameters that a script has put there, outside of passes."""
         if self.rewrites is None and self._forwards == 0 and not self._is_in_backward():
             self.pending.shard(self, places)
-
-    def follow(self) -> None:
-        """Takes in what the script has changed of modules. Collective, if it has."""
-        if differs(self.units()):
-            self.close()
-            take_in(self)
 
     def unshard(self) -> None:
         """As :meth:`open`, for passes that go through no unit."""
@@ -171,45 +103,6 @@ class Tree(TreeParts):
         if engine is not None and self.rewrites is None and not self._is_in_backward():
             engine.sync = self.reduces()
             gradients.before_pass(engine)
-
-    def close(self) -> None:
-        """Lets each rank write its rows. Collective, unless it is closed.
-
-        Raises:
-            WindowError: a parameter was written while ranks could read it; on all ranks.
-        """
-        if not self.window.is_open or self.rewrites is not None:
-            return
-        records = self.records()
-        now = _versions(records)
-        moved = [one.name for one, a, b in zip(records, self._versions, now, strict=True) if a != b]
-        has_own = any(one.whole.grad is not None for one in records)
-        self.form.close()
-        any_moved, self._unreduced = self.window.close(bool(moved), has_own)
-        self._versions = now
-        for unit in self.units():  # whole parameters are not to be read any more
-            unit.show_sharded()
-        self._protect(False)
-        if any_moved:
-            self._stepped = True
-            refuse_writes(self.group, self.window.name, moved)
-
-    def _protect(self, is_open: bool) -> None:
-        if is_protected(2):
-            for region in self.regions():
-                region.allow_rows(not is_open)
-
-    def mark_changed(self) -> None:
-        """Rows have changed in ways that no version tells.
-
-        Versions count up at once: what autograd keeps from now on is of the new values.
-        """
-        increment_version([one.whole for one in self.records()])
-        self._stepped = self._counted = True
-
-    def note_options(self, digest: int) -> None:
-        """An optimizer steps with these options, which are to be the same on all ranks."""
-        self._options ^= digest & 0xFFFFFFFF
 
     # Forward passes.
 
@@ -341,9 +234,3 @@ class Tree(TreeParts):
         if self.form.gathers:
             self.forget()
         self._unreduced, self._stepped = False, True
-
-
-def _versions(records: Iterable[UnitParameter]) -> list[int]:
-    from dreamcomm import _C
-
-    return _C.versions_of([one.whole for one in records])

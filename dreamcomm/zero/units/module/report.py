@@ -29,7 +29,8 @@ def described(tree: Tree) -> str:
     state = "open: ranks read" if tree.window.is_open else "closed: owners write"
     return "\n".join(
         [
-            f"{tree.window.name}: fully sharded over {world} ranks{replicas}, {tree.form.described()}",
+            f"{tree.window.name}: fully sharded over {world} ranks{replicas}, "
+            f"{tree.form.described()}",
             f"parameters        {len(records)}, {numel:,d} elements, {whole:,d} bytes {where}",
             f"rows of this rank {own:,d} bytes",
             f"units             {len(tree.units())}",
