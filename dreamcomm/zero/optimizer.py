@@ -58,6 +58,7 @@ from dreamcomm.zero.shards import (
 )
 from dreamcomm.zero.state import RowsState, WholeState, packed_state, whole_state
 from dreamcomm.zero.units.optimizer import UnitSteps, shards_of, tree_of_all
+from dreamcomm.zero.units.reporting import plan_of, reported
 from dreamcomm.zero.units.tree import Tree
 from dreamcomm.zero.warning import warn_of_changed
 
@@ -182,7 +183,7 @@ class ZeroOptimizer(Optimizer):
     def _set_up_units(self, tree: Tree, named: list[tuple[str, torch.nn.Parameter]]) -> None:
         """Steps the DTensors of fully_shard: all is sharded already."""
         check_sharded(self.master_dtype, self._reduces)
-        self.stage, self.process_group = 3, tree.group
+        self.stage, self.process_group = 3, tree.shards
         self._ordered = shards_of(tree, named)
         self._shards = {id(one.parameter): one for one in self._ordered}
         self._inner = make_inner(self._class, self._options, self.param_groups, self._shards)
@@ -407,17 +408,22 @@ class ZeroOptimizer(Optimizer):
             since: :func:`process_memory` before the model was made.
         """
         world, rank = self._ranks()
+        how: dict[str, Any] = {"master_dtype": self.master_dtype}
+        if self._units is not None:
+            how = plan_of(self._units)
+            everyone = self._units.tree.group
+            world, rank = dist.get_world_size(everyone), dist.get_rank(everyone)
         planned = estimate(
             [one.parameter for one in self._shards.values()],
             world,
             self.stage,
             optimizer=self._inner,
-            master_dtype=self.master_dtype,
             bucket_bytes=BUCKET_BYTES if self._units else self._engine.caps.bucket,
             rank=rank,
+            **how,
         )
         if self._units is not None:
-            return measured(planned, self._sharded(), self._units.held(), since)
+            return reported(self._units, planned, self._sharded(), since)
         parts = [self._gradients.memory(place) for place in range(len(self._ordered))]
         return measured(planned, self._sharded(), parts, since)
 
@@ -442,8 +448,8 @@ class ZeroOptimizer(Optimizer):
         """Clears gradients, and frees them with ``set_to_none``; shards keep their memory."""
         self._recover()
         super().zero_grad(set_to_none)
-        if self._units is not None and not set_to_none:
-            self._units.clear_sums()
+        if self._units is not None:
+            self._units.clear_sums(set_to_none)
 
     def _recover(self) -> None:
         """Forgets a backward pass that an error ended."""

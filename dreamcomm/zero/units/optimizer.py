@@ -23,6 +23,7 @@ from dreamcomm.zero.shards import ParameterShard
 from dreamcomm.zero.units.file_steps import FileRowsPass
 from dreamcomm.zero.units.link import tree_of
 from dreamcomm.zero.units.own_files import OwnFiles, padded
+from dreamcomm.zero.units.record import UnitParameter
 from dreamcomm.zero.units.tree import Tree
 from dreamcomm.zero.units.window import WindowError
 
@@ -152,12 +153,20 @@ class UnitSteps:
         """Looks at the inner optimizer's state anew before the next step."""
         self._kernels.forget()
 
-    def clear_sums(self) -> None:
-        """Sets what this rank has summed under no_sync() to zero."""
+    def records(self) -> list[UnitParameter]:
+        """Of the optimizer's parameters."""
         mine = {id(one.parameter) for one in self._shards}
+        return [one for one in self.tree.records() if id(one.sharded) in mine]
+
+    def clear_sums(self, set_to_none: bool) -> None:
+        """Clears what gradients do not show: sums that wait for the other replicas.
+
+        With ``set_to_none`` the next pass clears the sums of this rank; else they are zeroed.
+        """
         with torch.no_grad():
-            for one in self.tree.records():
-                if id(one.sharded) in mine and one.whole.grad is not None:
+            for one in self.records():
+                one.is_partial = False
+                if not set_to_none and one.whole.grad is not None:
                     one.whole.grad.zero_()
 
     def held(self) -> list[Tensor | None]:

@@ -36,6 +36,7 @@ class Form:
     """
 
     gathers = False
+    copies = 1  # of the parameters that its ranks have together
     frees = False
     fills = False
     folder: RegionFolder | None = None
@@ -53,6 +54,11 @@ class Form:
         The values are each rank's rows; those of scalars are rank 0's.
         """
         raise NotImplementedError
+
+    @property
+    def largest_use(self) -> int:
+        """Bytes of whole parameters beside those, that this rank has had at a time."""
+        return 0
 
     def described(self) -> str:
         """Where parameters lie, for ``report()``."""

@@ -49,6 +49,10 @@ class Gathered(Freeing[UnitMemory]):
         self._reductions: dist.ProcessGroup | None = None
         self._pokes: list[dist.Work | None] = []
 
+    @property
+    def largest_use(self) -> int:
+        return self.pool.most_bytes
+
     def described(self) -> str:
         return (
             f"parameters are gathered by units: {self.why}; at most {self.pool.most} units at a "

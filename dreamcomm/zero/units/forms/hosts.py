@@ -51,6 +51,7 @@ class Hosts(Shared):
 
     def __init__(self, group: dist.ProcessGroup, hosts: Sequence[Sequence[int]]) -> None:
         super().__init__(group, "the ranks are on several hosts")
+        self.copies = len(hosts)
         self._hosts = [sorted(one) for one in hosts]
         rank = group.rank()
         (mine,) = (one for one in self._hosts if rank in one)

@@ -8,9 +8,16 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 
 from dreamcomm import zero
-from dreamcomm.zero import ZeroOptimizer, fully_shard, memory_report, process_memory
+from dreamcomm.zero import (
+    MixedPrecisionPolicy,
+    ZeroOptimizer,
+    fully_shard,
+    memory_report,
+    process_memory,
+)
 from helpers.pool import Fresh, Pool
 from zero.checkpoints import train
 from zero.units.sharding import made, my_batch, shard
@@ -52,6 +59,41 @@ def held(name: str) -> None:
 @pytest.mark.parametrize("name", ["mlp", "gpt", "tied"])
 def test_the_plan_is_what_tensors_take(pool: Pool, name: str, world: int) -> None:
     pool.run(held, name, world=world)
+
+
+def held_in(form: dict[str, Any]) -> None:
+    """A form's report: the plan is what there is."""
+    if "mesh" in form:
+        shape = (2, dist.get_world_size() // 2)
+        form = {"mesh": init_device_mesh("cpu", shape, mesh_dim_names=("replicas", "shards"))}
+    module = shard(made("gpt"), **form)
+    optimizer = ZeroOptimizer(module.parameters(), AdamW)
+    train(module, optimizer, range(2))
+    report = memory_report(optimizer)
+    parts = ["parameters", "optimizer_state", "master_parameters"]
+    for part in parts if "mesh" in form else [*parts, "gradients"]:
+        assert getattr(report, part) == getattr(report.planned, part), part
+    pool = getattr(module._unit.tree.form, "pool", None)
+    assert pool is None or report.planned.transient > pool.most_bytes > 0
+
+
+BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("form", "world", "hosts"),
+    [
+        ({"mp_policy": BF16}, 2, None),
+        ({"mp_policy": BF16, "gather": True}, 3, None),
+        ({"mesh": None}, 4, None),
+        ({}, 4, "a,a,b,b"),
+    ],
+)
+def test_each_form_is_planned(
+    pool: Pool, form: dict[str, Any], world: int, hosts: str | None
+) -> None:
+    env = None if hosts is None else {"DREAMCOMM_HOSTS": hosts}
+    pool.run(held_in, form, world=world, env=env)
 
 
 WIDTH, LAYERS = 1500, 4
