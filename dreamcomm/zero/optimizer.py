@@ -57,9 +57,9 @@ from dreamcomm.zero.shards import (
     settle_parameters,
 )
 from dreamcomm.zero.state import RowsState, WholeState, packed_state, whole_state
-from dreamcomm.zero.units.optimizer import UnitSteps, shards_of, tree_of_all
-from dreamcomm.zero.units.reporting import plan_of, reported
-from dreamcomm.zero.units.tree import Tree
+from dreamcomm.zero.units.stepping.optimizer import UnitSteps, shards_of, tree_of_all
+from dreamcomm.zero.units.stepping.reporting import plan_of, reported
+from dreamcomm.zero.units.tree.tree import Tree
 from dreamcomm.zero.warning import warn_of_changed
 
 __all__ = ["ZeroOptimizer"]

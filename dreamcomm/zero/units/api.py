@@ -15,8 +15,17 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 from torch.distributed.tensor import DTensor
 
-from dreamcomm.zero.units.casts import Casts
-from dreamcomm.zero.units.checks import (
+from dreamcomm.zero.units.elsewhere.module import shard_elsewhere
+from dreamcomm.zero.units.face import FSDPModule
+from dreamcomm.zero.units.forms.choice import form_of
+from dreamcomm.zero.units.forms.gathered import Gathered
+from dreamcomm.zero.units.module.adapter import give_state
+from dreamcomm.zero.units.module.module import UnitModule
+from dreamcomm.zero.units.module.rewrite import reset_parameters
+from dreamcomm.zero.units.parameters.casts import Casts
+from dreamcomm.zero.units.parameters.ranks import shards_of
+from dreamcomm.zero.units.parameters.region import NoRegion
+from dreamcomm.zero.units.tree.checks import (
     check_arguments,
     check_folder,
     check_mesh,
@@ -25,18 +34,9 @@ from dreamcomm.zero.units.checks import (
     given_modules,
     path_of,
 )
-from dreamcomm.zero.units.elsewhere.module import shard_elsewhere
-from dreamcomm.zero.units.face import FSDPModule
-from dreamcomm.zero.units.follow import new_records
-from dreamcomm.zero.units.forms.choice import form_of
-from dreamcomm.zero.units.forms.gathered import Gathered
-from dreamcomm.zero.units.link import found_in_tree
-from dreamcomm.zero.units.module.adapter import give_state
-from dreamcomm.zero.units.module.module import UnitModule
-from dreamcomm.zero.units.module.rewrite import reset_parameters
-from dreamcomm.zero.units.ranks import shards_of
-from dreamcomm.zero.units.region import NoRegion
-from dreamcomm.zero.units.tree import Tree
+from dreamcomm.zero.units.tree.follow import new_records
+from dreamcomm.zero.units.tree.link import found_in_tree
+from dreamcomm.zero.units.tree.tree import Tree
 from dreamcomm.zero.units.unit import KEY, Unit, unit_of
 
 __all__ = ["fully_shard", "initialize", "register_fsdp_forward_method", "share_comm_ctx"]

@@ -13,7 +13,7 @@ from dreamcomm._torch.groups import ours
 from dreamcomm.buckets.engine import BucketEngine, Caps
 from dreamcomm.ranks.parameters import TrainedParameter
 from dreamcomm.zero.engine import BUCKET_BYTES, MIB
-from dreamcomm.zero.units.record import UnitParameter
+from dreamcomm.zero.units.parameters.record import UnitParameter
 
 __all__ = ["Reductions", "UnitEngine"]
 

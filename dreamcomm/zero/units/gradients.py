@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from dreamcomm.zero.units.engine import Reductions, UnitEngine
-from dreamcomm.zero.units.record import UnitParameter
+from dreamcomm.zero.units.parameters.record import UnitParameter
 from dreamcomm.zero.units.replication import Finishing
 
 __all__ = ["after_pass", "before_pass", "drop_unfinished", "make_engine"]

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from dreamcomm._torch.ddp import find_tensors, unseen_by_dynamo
-from dreamcomm.zero.units.casts import Casts
-from dreamcomm.zero.units.record import Place, UnitParameter
-from dreamcomm.zero.units.refusals import check_rows
-from dreamcomm.zero.units.registry import Contents, Registry
+from dreamcomm.zero.units.parameters.casts import Casts
+from dreamcomm.zero.units.parameters.record import Place, UnitParameter
+from dreamcomm.zero.units.parameters.registry import Contents, Registry
+from dreamcomm.zero.units.tree.refusals import check_rows
 
 if TYPE_CHECKING:
-    from dreamcomm.zero.units.tree import Tree
+    from dreamcomm.zero.units.tree.tree import Tree
 
 __all__ = ["KEY", "Unit", "Use", "unit_of"]
 

@@ -1,6 +1,6 @@
 """The window of a tree of units: open, ranks read whole parameters; closed, owners write rows.
 
-Parameters lie in one memory that all ranks of the host map (``region.py``)::
+Parameters lie in one memory that all ranks of the host map (``parameters/region.py``)::
 
     rank 0   | step: writes its rows |    | forward, backward: reads all rows |    | step ...
     rank 1        | step |                | forward, backward |                    | step ...

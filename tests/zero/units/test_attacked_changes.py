@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dreamcomm.zero import ZeroOptimizer, initialize
-from dreamcomm.zero.units import region
+from dreamcomm.zero.units.parameters import region
 from dreamcomm.zero.units.unit import unit_of
 from helpers.pool import Pool
 from zero.units.sharding import made, my_batch, shard, sharded, weights

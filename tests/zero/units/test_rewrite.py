@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from dreamcomm import zero
-from dreamcomm.zero.units import region
+from dreamcomm.zero.units.parameters import region
 from helpers.pool import Pool
 from zero.units.sharding import made, shard, sharded, weights
 

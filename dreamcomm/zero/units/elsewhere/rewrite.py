@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from dreamcomm.ranks.agree import Failed, gather_objects, text_of
 from dreamcomm.ranks.errors import Error
 from dreamcomm.zero.units.elsewhere.state import fsdp_modules, groups_of
-from dreamcomm.zero.units.whole import own_shard, told, whole_of
+from dreamcomm.zero.units.parameters.whole import own_shard, told, whole_of
 
 __all__ = ["RewriteError", "rewriting"]
 

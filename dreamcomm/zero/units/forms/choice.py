@@ -10,13 +10,13 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from dreamcomm._torch.groups import ours
-from dreamcomm.zero.units.checks import check_folder
 from dreamcomm.zero.units.forms.files import Files
 from dreamcomm.zero.units.forms.form import Form
 from dreamcomm.zero.units.forms.gathered import Gathered
 from dreamcomm.zero.units.forms.hosts import Hosts, even_hosts
 from dreamcomm.zero.units.forms.shared import Shared
-from dreamcomm.zero.units.ranks import shards_of
+from dreamcomm.zero.units.parameters.ranks import shards_of
+from dreamcomm.zero.units.tree.checks import check_folder
 
 if TYPE_CHECKING:
     from dreamcomm.zero.units.unit import Unit

@@ -19,10 +19,10 @@ from torch import Tensor
 from dreamcomm.zero.units.forms.freeing import Freeing
 from dreamcomm.zero.units.forms.shared import Shared
 from dreamcomm.zero.units.forms.use import UnitUse
-from dreamcomm.zero.units.own_files import OwnFiles
-from dreamcomm.zero.units.placed import Placed, Source
-from dreamcomm.zero.units.record import UnitParameter
-from dreamcomm.zero.units.region import place
+from dreamcomm.zero.units.parameters.own_files import OwnFiles
+from dreamcomm.zero.units.parameters.placed import Placed, Source
+from dreamcomm.zero.units.parameters.record import UnitParameter
+from dreamcomm.zero.units.parameters.region import place
 
 if TYPE_CHECKING:
     from dreamcomm._C import RegionFolder

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 from dreamcomm.zero.units.engine import UnitEngine
-from dreamcomm.zero.units.placed import Placed, Source
-from dreamcomm.zero.units.record import UnitParameter
+from dreamcomm.zero.units.parameters.placed import Placed, Source
+from dreamcomm.zero.units.parameters.record import UnitParameter
 
 if TYPE_CHECKING:
     from dreamcomm._C import RegionFolder

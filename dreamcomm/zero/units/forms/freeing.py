@@ -17,7 +17,7 @@ import torch.distributed as dist
 from dreamcomm.zero.units.forms.form import Form
 from dreamcomm.zero.units.forms.order import UseOrder
 from dreamcomm.zero.units.forms.use import UnitUse
-from dreamcomm.zero.units.record import UnitParameter
+from dreamcomm.zero.units.parameters.record import UnitParameter
 
 if TYPE_CHECKING:
     from dreamcomm.zero.units.unit import Unit, Use

@@ -28,9 +28,9 @@ from dreamcomm.memory import empty
 from dreamcomm.zero.units.forms.freeing import Freeing
 from dreamcomm.zero.units.forms.memory import UnitMemory
 from dreamcomm.zero.units.forms.pool import Pool
-from dreamcomm.zero.units.placed import Placed, Source
-from dreamcomm.zero.units.record import UnitParameter
-from dreamcomm.zero.units.region import place_scalar
+from dreamcomm.zero.units.parameters.placed import Placed, Source
+from dreamcomm.zero.units.parameters.record import UnitParameter
+from dreamcomm.zero.units.parameters.region import place_scalar
 from dreamcomm.zero.units.window import WindowError
 
 __all__ = ["Gathered"]

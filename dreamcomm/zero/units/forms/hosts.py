@@ -22,9 +22,9 @@ from torch import Tensor
 
 from dreamcomm.zero.units.forms.memory import DIRECT_BYTES, bytes_each, is_gathered
 from dreamcomm.zero.units.forms.shared import Shared
-from dreamcomm.zero.units.placed import Placed, Source
-from dreamcomm.zero.units.record import UnitParameter
-from dreamcomm.zero.units.region import any_on_ranks, place
+from dreamcomm.zero.units.parameters.placed import Placed, Source
+from dreamcomm.zero.units.parameters.record import UnitParameter
+from dreamcomm.zero.units.parameters.region import any_on_ranks, place
 
 if TYPE_CHECKING:
     from dreamcomm._C import Region, UnitGather

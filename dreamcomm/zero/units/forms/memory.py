@@ -10,7 +10,7 @@ from torch import Tensor
 from dreamcomm.buckets.layout import shard_layout
 from dreamcomm.zero.units.forms.pool import Pool
 from dreamcomm.zero.units.forms.use import UnitUse
-from dreamcomm.zero.units.record import UnitParameter
+from dreamcomm.zero.units.parameters.record import UnitParameter
 
 __all__ = ["DIRECT_BYTES", "UnitMemory", "is_gathered"]
 

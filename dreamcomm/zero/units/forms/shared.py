@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dreamcomm.zero.units.forms.form import Form
-from dreamcomm.zero.units.placed import Placed, Source
-from dreamcomm.zero.units.region import place
+from dreamcomm.zero.units.parameters.placed import Placed, Source
+from dreamcomm.zero.units.parameters.region import place
 
 __all__ = ["Shared"]
 

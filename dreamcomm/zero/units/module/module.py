@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from dreamcomm.buckets.clip import clip_
 from dreamcomm.buckets.protocol import ClipPart
 from dreamcomm.zero.units.face import FSDPModule, UnshardHandle
-from dreamcomm.zero.units.follow import differs
 from dreamcomm.zero.units.module.no_ops import AcceptedSetters
 from dreamcomm.zero.units.module.norm import clip_part
 from dreamcomm.zero.units.module.report import described
 from dreamcomm.zero.units.module.rewrite import rewritten
+from dreamcomm.zero.units.tree.follow import differs
 from dreamcomm.zero.units.unit import Unit, unit_of
 
 __all__ = ["UnitModule"]

@@ -11,10 +11,10 @@ import torch.distributed as dist
 from dreamcomm.buckets.layout import shard_layout
 from dreamcomm.buckets.protocol import ClipPart, GradientPart
 from dreamcomm.ranks.pieces import in_memory_order
-from dreamcomm.zero.units.record import UnitParameter
+from dreamcomm.zero.units.parameters.record import UnitParameter
 
 if TYPE_CHECKING:
-    from dreamcomm.zero.units.tree import Tree
+    from dreamcomm.zero.units.tree.tree import Tree
 
 __all__ = ["clip_part"]
 

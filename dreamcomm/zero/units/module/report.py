@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 if TYPE_CHECKING:
-    from dreamcomm.zero.units.tree import Tree
+    from dreamcomm.zero.units.tree.tree import Tree
 
 __all__ = ["described"]
 

@@ -12,14 +12,14 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from dreamcomm.ranks.agree import Failed, exchange
-from dreamcomm.zero.units.follow import differs, take_in
-from dreamcomm.zero.units.record import UnitParameter
+from dreamcomm.zero.units.parameters.record import UnitParameter
+from dreamcomm.zero.units.parameters.whole import own_shard, told, whole_of
+from dreamcomm.zero.units.tree.follow import differs, take_in
 from dreamcomm.zero.units.unit import unit_of
-from dreamcomm.zero.units.whole import own_shard, told, whole_of
 from dreamcomm.zero.units.window import WindowError
 
 if TYPE_CHECKING:
-    from dreamcomm.zero.units.tree import Tree
+    from dreamcomm.zero.units.tree.tree import Tree
 
 __all__ = ["reset_parameters", "rewritten"]
 

@@ -22,8 +22,8 @@ import torch.distributed as dist
 
 from dreamcomm.buckets.layout import is_replicated, shard_layout
 from dreamcomm.ranks.agree import Failed, exchange
-from dreamcomm.zero.units.own_files import PAGE, OwnFiles
-from dreamcomm.zero.units.placed import Placed, Source
+from dreamcomm.zero.units.parameters.own_files import PAGE, OwnFiles
+from dreamcomm.zero.units.parameters.placed import Placed, Source
 from dreamcomm.zero.units.window import WindowError
 
 if TYPE_CHECKING:

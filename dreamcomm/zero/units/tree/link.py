@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from dreamcomm.zero.units.record import UnitParameter
+from dreamcomm.zero.units.parameters.record import UnitParameter
 
 if TYPE_CHECKING:
-    from dreamcomm.zero.units.tree import Tree
+    from dreamcomm.zero.units.tree.tree import Tree
 
 __all__ = ["found_in_tree", "link", "link_form", "tree_of"]
 

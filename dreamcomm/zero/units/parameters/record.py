@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from dreamcomm.buckets.layout import is_replicated, shard_layout
-from dreamcomm.zero.units.casts import Casts
+from dreamcomm.zero.units.parameters.casts import Casts
 
 if TYPE_CHECKING:
     from dreamcomm._C import Region

@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from dreamcomm.ranks.agree import gather_objects
-from dreamcomm.zero.units.record import UnitParameter
+from dreamcomm.zero.units.parameters.record import UnitParameter
 from dreamcomm.zero.units.window import WindowError
 
 __all__ = ["check_rows", "refuse_changes", "refuse_to_read", "refuse_writes", "unreadable"]

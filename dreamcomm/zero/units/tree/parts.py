@@ -12,8 +12,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from dreamcomm.zero.units.forms.form import Form
-from dreamcomm.zero.units.ranks import everyone, replicas_of, shards_of
-from dreamcomm.zero.units.record import UnitParameter
+from dreamcomm.zero.units.parameters.ranks import everyone, replicas_of, shards_of
+from dreamcomm.zero.units.parameters.record import UnitParameter
 from dreamcomm.zero.units.replication import Finishing, UnitSums
 from dreamcomm.zero.units.unit import Unit
 

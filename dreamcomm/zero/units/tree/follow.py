@@ -22,23 +22,23 @@ from torch.distributed.tensor import DTensor
 
 from dreamcomm.ranks.agree import Failed, exchange, first_difference, gather_objects
 from dreamcomm.ranks.pieces import in_memory_order, is_dense
-from dreamcomm.zero.units.casts import Casts
 from dreamcomm.zero.units.forms.form import Form
-from dreamcomm.zero.units.placed import Placed, Source, contiguous_strides, source_of
-from dreamcomm.zero.units.ranks import everyone, replicas_of, shards_of
-from dreamcomm.zero.units.record import (
+from dreamcomm.zero.units.parameters.casts import Casts
+from dreamcomm.zero.units.parameters.placed import Placed, Source, contiguous_strides, source_of
+from dreamcomm.zero.units.parameters.ranks import everyone, replicas_of, shards_of
+from dreamcomm.zero.units.parameters.record import (
     Place,
     UnitParameter,
     own_rows,
     set_local,
     sharded_parameter,
 )
-from dreamcomm.zero.units.region import any_on_ranks
+from dreamcomm.zero.units.parameters.region import any_on_ranks
 from dreamcomm.zero.units.unit import Unit
 from dreamcomm.zero.units.window import WindowError
 
 if TYPE_CHECKING:
-    from dreamcomm.zero.units.tree_window import TreeWindow
+    from dreamcomm.zero.units.tree.tree_window import TreeWindow
 
 __all__ = ["differs", "new_records", "take_in"]
 

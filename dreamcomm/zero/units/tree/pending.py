@@ -19,13 +19,13 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from dreamcomm.zero.units.casts import Casts
-from dreamcomm.zero.units.link import found_in_tree, link_form, tree_of
-from dreamcomm.zero.units.ranks import shards_of
-from dreamcomm.zero.units.record import Place, UnitParameter, own_rows, sharded_parameter
+from dreamcomm.zero.units.parameters.casts import Casts
+from dreamcomm.zero.units.parameters.ranks import shards_of
+from dreamcomm.zero.units.parameters.record import Place, UnitParameter, own_rows, sharded_parameter
+from dreamcomm.zero.units.tree.link import found_in_tree, link_form, tree_of
 
 if TYPE_CHECKING:
-    from dreamcomm.zero.units.tree import Tree
+    from dreamcomm.zero.units.tree.tree import Tree
 
 __all__ = ["Pending"]
 

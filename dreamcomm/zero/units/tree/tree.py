@@ -19,13 +19,13 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from dreamcomm.zero.units import gradients
 from dreamcomm.zero.units.engine import Reductions, UnitEngine
-from dreamcomm.zero.units.follow import differs
 from dreamcomm.zero.units.forms.form import Form
-from dreamcomm.zero.units.link import link
-from dreamcomm.zero.units.record import Place
-from dreamcomm.zero.units.refusals import refuse_changes
-from dreamcomm.zero.units.steps import watch_steps
-from dreamcomm.zero.units.tree_window import TreeWindow
+from dreamcomm.zero.units.parameters.record import Place
+from dreamcomm.zero.units.tree.follow import differs
+from dreamcomm.zero.units.tree.link import link
+from dreamcomm.zero.units.tree.refusals import refuse_changes
+from dreamcomm.zero.units.tree.steps import watch_steps
+from dreamcomm.zero.units.tree.tree_window import TreeWindow
 from dreamcomm.zero.units.unit import Unit, Use
 
 __all__ = ["Tree"]

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from dreamcomm.ranks.agree import gather_objects
-from dreamcomm.zero.units.record import UnitParameter
+from dreamcomm.zero.units.parameters.record import UnitParameter
 
 __all__ = ["warn_of_equal_rows"]
 

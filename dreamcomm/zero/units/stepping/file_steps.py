@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from dreamcomm.ranks.pieces import in_memory_order
-from dreamcomm.zero.units.own_files import OwnFiles
+from dreamcomm.zero.units.parameters.own_files import OwnFiles
 
 __all__ = ["FileRowsPass"]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from dreamcomm.zero.units.record import Place, UnitParameter
+from dreamcomm.zero.units.parameters.record import Place, UnitParameter
 
 __all__ = ["Contents", "Registry"]
 

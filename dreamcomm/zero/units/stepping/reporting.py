@@ -10,7 +10,7 @@ import torch.distributed as dist
 from dreamcomm.zero.estimate import Estimate
 from dreamcomm.zero.memory import MemoryReport, measured
 from dreamcomm.zero.shards import ShardedGroups
-from dreamcomm.zero.units.optimizer import UnitSteps
+from dreamcomm.zero.units.stepping.optimizer import UnitSteps
 
 __all__ = ["plan_of", "reported"]
 

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dreamcomm.ranks.pieces import is_dense
-from dreamcomm.zero.units.casts import Casts
-from dreamcomm.zero.units.record import own_rows
+from dreamcomm.zero.units.parameters.casts import Casts
+from dreamcomm.zero.units.parameters.record import own_rows
 
 if TYPE_CHECKING:
     from dreamcomm._C import Region

@@ -9,15 +9,15 @@ from torch.autograd.graph import increment_version
 from torch.distributed.device_mesh import DeviceMesh
 
 from dreamcomm.ranks.agree import gather_objects
-from dreamcomm.zero.units.checks import check_root
-from dreamcomm.zero.units.equal_rows import warn_of_equal_rows
-from dreamcomm.zero.units.follow import differs, take_in
 from dreamcomm.zero.units.forms.form import Form
-from dreamcomm.zero.units.parts import TreeParts
-from dreamcomm.zero.units.pending import Pending
-from dreamcomm.zero.units.record import UnitParameter
-from dreamcomm.zero.units.refusals import refuse_to_read, refuse_writes, unreadable
-from dreamcomm.zero.units.region import is_protected
+from dreamcomm.zero.units.parameters.record import UnitParameter
+from dreamcomm.zero.units.parameters.region import is_protected
+from dreamcomm.zero.units.tree.checks import check_root
+from dreamcomm.zero.units.tree.equal_rows import warn_of_equal_rows
+from dreamcomm.zero.units.tree.follow import differs, take_in
+from dreamcomm.zero.units.tree.parts import TreeParts
+from dreamcomm.zero.units.tree.pending import Pending
+from dreamcomm.zero.units.tree.refusals import refuse_to_read, refuse_writes, unreadable
 from dreamcomm.zero.units.unit import Unit
 from dreamcomm.zero.units.window import Opening, Window
 

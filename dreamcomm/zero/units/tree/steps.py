@@ -12,7 +12,7 @@ from torch.optim.optimizer import (
 )
 
 if TYPE_CHECKING:
-    from dreamcomm.zero.units.tree import Tree
+    from dreamcomm.zero.units.tree.tree import Tree
 
 __all__ = ["watch_steps"]
 

@@ -20,11 +20,11 @@ from dreamcomm.zero.kernel_step import KernelStep, RowsStep
 from dreamcomm.zero.rows import adopt_state
 from dreamcomm.zero.rules import has_kernel, state_names
 from dreamcomm.zero.shards import ParameterShard
-from dreamcomm.zero.units.file_steps import FileRowsPass
-from dreamcomm.zero.units.link import tree_of
-from dreamcomm.zero.units.own_files import OwnFiles, padded
-from dreamcomm.zero.units.record import UnitParameter
-from dreamcomm.zero.units.tree import Tree
+from dreamcomm.zero.units.parameters.own_files import OwnFiles, padded
+from dreamcomm.zero.units.parameters.record import UnitParameter
+from dreamcomm.zero.units.stepping.file_steps import FileRowsPass
+from dreamcomm.zero.units.tree.link import tree_of
+from dreamcomm.zero.units.tree.tree import Tree
 from dreamcomm.zero.units.window import WindowError
 
 __all__ = ["UnitSteps", "shards_of", "tree_of_all"]

@@ -1,0 +1,1 @@
+"""Steps of a ZeroOptimizer on parameters of units."""

@@ -1,0 +1,1 @@
+"""Trees of units: what they consist of, and when ranks read their parameters."""
