@@ -276,7 +276,7 @@ class Region:
     # Whether writes to tensors that are not writable fault, unless they are allowed.
     @property
     def protects(self) -> bool: ...
-    # Of its file; None: it is memory.
+    # The folder of its file; None: it is memory.
     @property
     def folder(self) -> RegionFolder | None: ...
     # Whether writes fault to tensors that are not writable, and to those that are: in this process.
@@ -299,7 +299,7 @@ class RegionFolder:
     def __init__(self, path: str) -> None: ...
     @property
     def path(self) -> str: ...
-    # Of the files that this process maps now, and of what it has dropped, each time.
+    # Bytes of the files that this process maps now, and of what it has dropped, each time.
     @property
     def bytes(self) -> int: ...
     @property
@@ -381,7 +381,7 @@ class UnitGather:
     # The number of the unit that each rank has gathered; if they differ, the block has nothing.
     def wait(self) -> list[int]: ...
     def drop(self) -> None: ...
-    # What ranks have noted at the last gather that has ended.
+    # The notes of all ranks at the last gather that has ended.
     @property
     def notes(self) -> list[int]: ...
     @property

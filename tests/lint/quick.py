@@ -35,6 +35,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "csrc/c10d/process": ("lifecycle",),
     "csrc/c10d/python": ("collectives", "observe", "ranks"),
     "csrc/c10d/region": ("zero",),
+    "csrc/c10d/units": ("zero",),
     "csrc/c10d/rendezvous": ("lifecycle", "launch"),
     "csrc/c10d/work": ("lifecycle", "collectives"),
     "csrc/comm": ("collectives", "lifecycle", "observe"),

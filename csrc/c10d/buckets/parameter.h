@@ -111,7 +111,7 @@ struct Parameter {
   }
   /// True if there is a gradient of this rank alone.
   bool is_local() const { return tensor.grad().defined() && !is_stand_in(); }
-  /// Of the gradient that autograd makes: as torch's grad_dtype says, where parameters are sharded.
+  /// The type of gradients that autograd makes: torch's grad_dtype, where parameters are sharded.
   at::ScalarType gradient_type() const {
     const at::ScalarType own = tensor.scalar_type();
     return shard.apart ? tensor.grad_dtype().value_or(own) : own;

@@ -44,7 +44,7 @@ struct Rule {
   /// must not wait within a pass for what another may not have launched: that one may wait for this
   /// rank, to gather.
   bool gathers() const { return row.parameter == TensorPlacement::kSharded && !heaps; }
-  /// Rows that do not go through the heaps are copied in any case, but for those of large gradients
+  /// Rows that do not go through the heaps are copied in any case, except those of large gradients
   /// where parameters are sharded, too.
   bool is_large(std::size_t bytes) const {
     return own_bytes > 0 && bytes >= own_bytes && (heaps || !is_sharded() || gathers());

@@ -13,7 +13,7 @@
 namespace dreamcomm {
 namespace {
 
-/// What comes before a rank's small rows.
+/// The beginning of a rank's small rows.
 struct Header {
   std::int64_t number;
   std::int64_t note;
@@ -158,7 +158,7 @@ void UnitGather::drop() {
     small_->wait();
     for (const WorkPtr& work : large_) work->wait();
   } catch (const std::exception&) {
-    // What they have is not used: the caller raises the error that has brought it here.
+    // The bytes are not used: the caller raises the error that has brought it here.
   }
   end();
 }

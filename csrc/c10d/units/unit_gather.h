@@ -38,7 +38,7 @@ class UnitGather {
   /// Waits until the block is filled. Gives the number of the unit that each rank has gathered; if
   /// they differ, the block has nothing.
   std::vector<std::int64_t> wait();
-  /// What ranks have noted at the last gather that has ended.
+  /// The notes of all ranks at the last gather that has ended.
   const std::vector<std::int64_t>& notes() const { return notes_; }
   bool is_under_way() const { return small_ != nullptr; }
   /// After an error: waits for what is under way, and keeps nothing of it.

@@ -43,7 +43,7 @@ Fd open_folder(const std::string& folder) {
   return fd;
 }
 
-/// A file that never had a name; else one that has lost it at once.
+/// A file that never had a name; else its name is removed at once.
 Fd open_unnamed(const Fd& folder, const std::string& path) {
   constexpr mode_t kOwn = S_IRUSR | S_IWUSR;
   Fd unnamed(openat(folder.get(), ".", O_TMPFILE | O_RDWR | O_EXCL | O_CLOEXEC, kOwn));

@@ -14,9 +14,9 @@ class RegionFolder {
   explicit RegionFolder(std::string path) : path_(std::move(path)) {}
 
   const std::string& path() const { return path_; }
-  /// Of the files that this process maps now.
+  /// Bytes of the files that this process maps now.
   std::size_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
-  /// Of all ranges that were dropped, each time.
+  /// Bytes of all ranges that were dropped, each time.
   std::size_t dropped() const { return dropped_.load(std::memory_order_relaxed); }
 
   void note_mapped(std::size_t bytes) { bytes_.fetch_add(bytes, std::memory_order_relaxed); }

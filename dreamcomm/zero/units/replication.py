@@ -44,7 +44,7 @@ class Finishing:
 
     Args:
         units: all of a tree.
-        replicas: None: rows are finished but for the hooks.
+        replicas: None: rows are finished, and hooks change them alone.
     """
 
     def __init__(

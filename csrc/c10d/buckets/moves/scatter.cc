@@ -91,7 +91,7 @@ void Bucket::launch_rows(Parameters& parameters, const Rule& rule) {
     (is_alone_in_call(parameters[members_[i]], world) ? alone : packed.numbers).push_back(i);
   if (!packed.numbers.empty()) launch_packed(parameters, rule, std::move(packed));
   for (const std::size_t number : alone) launch_alone(parameters, rule, number);
-  // What is sent has the rows, or is the gradient.
+  // The rows are copied, or the sent tensor is the gradient.
   for (const std::size_t member : members_) {
     Parameter& parameter = parameters[member];
     if (!rule.row.is_deferred() && parameter.is_local()) parameter.grad() = at::Tensor();

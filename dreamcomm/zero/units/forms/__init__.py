@@ -1,1 +1,1 @@
-"""Where the parameters of units lie, and how ranks come to read whole ones."""
+"""Where the parameters of units lie, and how ranks read whole ones."""

@@ -1,4 +1,4 @@
-"""What a tree asks of a form: where parameters lie, and how ranks come to read whole ones."""
+"""What a tree asks of a form: where parameters lie, and how ranks read whole ones."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Freeing(Form, Generic[U]):
         self._following: int | None = None  # the number of the unit to start next
 
     def _make_use(self, number: int, records: Sequence[UnitParameter]) -> U:
-        """Of the parameters that are freed together with the unit of that number."""
+        """The use of parameters that are freed together with the unit of that number."""
         raise NotImplementedError
 
     def lay_out(self, units: Sequence[Unit], records: Sequence[UnitParameter]) -> None:

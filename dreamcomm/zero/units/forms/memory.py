@@ -107,6 +107,6 @@ class UnitMemory(UnitUse):
 
 
 def bytes_each(shape: tuple[int, ...], world: int, itemsize: int) -> int:
-    """Of rank 0's rows of a parameter: no rank has more."""
+    """Bytes of rank 0's rows of a parameter: no rank has more."""
     (piece,) = shard_layout([shape], world, 0)
     return piece.numel * itemsize

@@ -13,7 +13,7 @@ class Pool:
     """Blocks of bytes, used again: pages that the system has given stay.
 
     A block that is too small for what is wanted goes back to the system, so that the pool never has
-    more than were in use at a time, but for what a larger block has more than its unit.
+    more than were in use at a time, except for what a larger block has more than its unit.
 
     Args:
         make: gives a tensor of so many bytes.

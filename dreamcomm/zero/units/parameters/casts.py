@@ -30,11 +30,11 @@ class Casts:
     policy: MixedPrecisionPolicy = MixedPrecisionPolicy()  # noqa: RUF009 - it is frozen
 
     def whole_dtype(self, local: torch.dtype) -> torch.dtype:
-        """Of the parameters that passes use."""
+        """The type of parameters that passes use."""
         return self.policy.param_dtype or local
 
     def sum_dtype(self, local: torch.dtype) -> torch.dtype:
-        """Of gradients, from where autograd adds them up to the ranks' average."""
+        """The type of gradients, from where autograd adds them up to the ranks' average."""
         policy = self.policy
         if policy.param_dtype is None and policy.reduce_dtype is None:
             return local

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["PAGE", "OwnFiles", "padded"]
 
 PAGE = 4096
-# Of one rank: what the disk writes while the rank computes. Enough for 30 ms of 1 GB/s.
+# Bytes of one rank: what the disk writes while the rank computes. Enough for 30 ms of 1 GB/s.
 BEHIND = 32 << 20
 
 

@@ -37,7 +37,7 @@ class Source:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the whole parameter that passes use."""
+        """The type of the whole parameter that passes use."""
         return self.casts.whole_dtype(self.rows.dtype)
 
     @property

@@ -103,7 +103,7 @@ class UnitParameter:
 
     @property
     def sum_dtype(self) -> torch.dtype:
-        """Of the gradient, until it is shown on ``sharded``."""
+        """The type of the gradient, until it is shown on ``sharded``."""
         return self.casts.sum_dtype(self.local.dtype)
 
     @property

@@ -154,7 +154,7 @@ class UnitSteps:
         self._kernels.forget()
 
     def records(self) -> list[UnitParameter]:
-        """Of the optimizer's parameters."""
+        """The records of the optimizer's parameters."""
         mine = {id(one.parameter) for one in self._shards}
         return [one for one in self.tree.records() if id(one.sharded) in mine]
 
