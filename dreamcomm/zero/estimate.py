@@ -211,7 +211,7 @@ def _shards_of(world: int, stage: int, hosts: int, replicas: int, gathered: bool
 
 
 def _gathered_bytes(units: Sequence[Sequence[Tensor]], param_dtype: torch.dtype | None) -> int:
-    """Bytes of whole parameters in use. The first unit is the root's, with what several units use."""
+    """Bytes of whole parameters in use. What several units use is the root's, the first one."""
     users = Counter(id(one) for unit in units for one in unit)
     tied = {id(one): one for unit in units for one in unit if users[id(one)] > 1}
     root, *others = [[one for one in unit if id(one) not in tied] for unit in units]
