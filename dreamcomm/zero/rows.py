@@ -28,11 +28,20 @@ def rows_of(one: ParameterShard, value: Tensor, ranks: Sequence[int]) -> Tensor:
     """
     if isinstance(value, DTensor):
         local = value.to_local()
-        theirs = value.device_mesh.mesh.flatten().tolist()
-        if tuple(value.placements) == (Shard(0),) and theirs == ranks and not one.replicated:
+        if _is_laid_out_over(value, ranks) and not one.replicated:
             return one.state_of(local)
         value = value.full_tensor()
     return one.state_of(one.rows(value.detach()))
+
+
+def _is_laid_out_over(value: DTensor, ranks: Sequence[int]) -> bool:
+    """Whether these ranks have the rows, and maybe others copies of them."""
+    *copies, last = value.placements
+    coordinate = value.device_mesh.get_coordinate()
+    if last != Shard(0) or any(not one.is_replicate() for one in copies) or coordinate is None:
+        return False
+    theirs: list[int] = value.device_mesh.mesh[tuple(coordinate[:-1])].tolist()
+    return theirs == list(ranks)
 
 
 def check_part(one: ParameterShard, key: str, value: DTensor) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.optim import Optimizer
 
 from dreamcomm.zero.initial import initial_state, options_of
@@ -206,6 +206,7 @@ def _whole(one: ParameterShard, value: Any, mesh: DeviceMesh) -> Any:
         return value
     shape = one.parameter.shape
     stride = torch.empty(shape, device="meta").stride()
+    placements = [*(Replicate() for _ in range(mesh.ndim - 1)), Shard(0)]
     return DTensor.from_local(
-        value.contiguous(), mesh, [Shard(0)], run_check=False, shape=shape, stride=stride
+        value.contiguous(), mesh, placements, run_check=False, shape=shape, stride=stride
     )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 
@@ -210,3 +212,46 @@ def rewritten() -> tuple[bool, bool]:
 
 def test_the_first_rank_writes_for_all_replicas(pool: Pool) -> None:
     assert pool.run(rewritten, world=4) == [(True, True)] * 4
+
+
+def saved(folder: str) -> tuple[list[bool], list[float]]:
+    """A checkpoint of a hybrid mesh in other forms: equal weights, and the next step."""
+    how: list[dict[str, Any]] = [{}, {"gather": True}, {"mesh": mesh_of()}]
+    module = shard(made("tied"), mesh=mesh_of())
+    optimizer = ZeroOptimizer(module.parameters(), torch.optim.AdamW, lr=1e-3)
+    trained(module, optimizer, module, 1)
+    zero.save(state_of(module, optimizer), folder)
+    others = []
+    for options in how:
+        other = shard(made("tied"), **options)
+        stepper = ZeroOptimizer(other.parameters(), torch.optim.AdamW, lr=1e-3)
+        state = state_of(other, stepper)
+        zero.load(state, folder)
+        set_state_dict(
+            other, stepper, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+        )
+        others.append((other, stepper))
+    equal = [all(map(torch.equal, weights(module), weights(other))) for other, _ in others]
+    for each, stepper in [(module, optimizer), *others]:
+        stepper.zero_grad()
+        loss_of(each, 9).backward()
+        stepper.step()
+    gaps = [
+        max(
+            float((a - b).abs().max()) for a, b in zip(weights(module), weights(other), strict=True)
+        )
+        for other, _ in others
+    ]
+    return equal, gaps
+
+
+def state_of(module: nn.Module, optimizer: Any) -> dict[str, Any]:
+    model, state = get_state_dict(module, optimizer)
+    return {"model": model, "optimizer": state}
+
+
+def test_a_checkpoint_goes_into_other_forms(pool: Pool, tmp_path: Path) -> None:
+    for equal, gaps in pool.run(saved, str(tmp_path / "saved"), world=4):
+        assert all(equal)
+        assert max(gaps) < 1e-7
+        assert gaps[2] == 0

@@ -26,6 +26,7 @@ from dreamcomm._torch.groups import ours
 from dreamcomm.buckets.layout import is_replicated
 from dreamcomm.memory import empty
 from dreamcomm.zero.units.forms.freeing import Freeing
+from dreamcomm.zero.units.forms.groups import group_like
 from dreamcomm.zero.units.forms.memory import UnitMemory
 from dreamcomm.zero.units.forms.pool import Pool
 from dreamcomm.zero.units.parameters.placed import Placed, Source
@@ -104,7 +105,7 @@ class Gathered(Freeing[UnitMemory]):
 
     def reductions(self) -> dist.ProcessGroup:
         if self._reductions is None:
-            self._reductions = _group_like(self.group)
+            self._reductions = group_like(self.group, desc="reductions of fully_shard")
         return self._reductions
 
     # Passes.
@@ -161,18 +162,3 @@ SAME = (
     "All ranks run the same units in the same order, also those whose outputs a rank does not "
     "need. After this error call reset_iter_state() on all ranks"
 )
-
-
-def _group_like(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """Another group of the same ranks, backends and options. Collective."""
-    ranks = dist.get_process_group_ranks(group)
-    backend = ours(group, torch.device("cpu"))
-    made: dist.ProcessGroup = dist.new_group(
-        ranks,
-        backend=dist.get_backend_config(group),
-        timeout=group._get_backend(torch.device("cpu")).options._timeout,
-        pg_options=None if backend is None else backend.options,
-        use_local_synchronization=True,
-        group_desc="fully_shard's gathers",
-    )
-    return made

@@ -20,11 +20,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dreamcomm.zero.units.forms.groups import group_like
 from dreamcomm.zero.units.forms.memory import DIRECT_BYTES, bytes_each, is_gathered
 from dreamcomm.zero.units.forms.shared import Shared
 from dreamcomm.zero.units.parameters.placed import Placed, Source
 from dreamcomm.zero.units.parameters.record import UnitParameter
 from dreamcomm.zero.units.parameters.region import any_on_ranks, place
+from dreamcomm.zero.units.window import WindowError
 
 if TYPE_CHECKING:
     from dreamcomm._C import Region, UnitGather
@@ -75,20 +77,27 @@ class Hosts(Shared):
     def fill(self) -> None:
         if not self._gathers and self._records:
             self._make_gathers()
-        for gather, block, rows in self._gathers:
-            gather.start(block, rows, 0)
-        for gather, _, _ in self._gathers:
-            gather.wait()
+        try:
+            for gather, block, rows in self._gathers:
+                gather.start(block, rows, 0)
+            for gather, _, _ in self._gathers:
+                gather.wait()
+        except RuntimeError as error:
+            raise WindowError(
+                f"fully_shard: rank {self.group.rank()} of {self.group.size()}: rows of other "
+                f"hosts could not be brought in: {error}"
+            ) from error
         any_on_ranks(self.group, False)  # all rows are there
+
+    def reset(self) -> None:
+        for gather, _, _ in self._gathers:
+            gather.drop()
+        self._gathers, self._group = [], None
 
     def _make_gathers(self) -> None:
         """One for each region; made by the first opening of all ranks, as groups are."""
         if self._group is None:
-            everyone = dist.get_process_group_ranks(self.group)
-            ranks = [everyone[one] for one in self._across]
-            self._group = dist.new_group(
-                ranks, use_local_synchronization=True, group_desc="fully_shard across hosts"
-            )
+            self._group = group_like(self.group, self._across, desc="hosts of fully_shard")
         regions: dict[int, tuple[Region, list[UnitParameter]]] = {}
         for one in self._records:
             assert one.region is not None

@@ -87,7 +87,11 @@ class TreeWindow(TreeParts):
             increment_version([one.whole for one in records])
         self._stepped = self._counted = False
         self._versions = _versions(records)
-        self.form.fill()
+        try:
+            self.form.fill()
+        except BaseException:
+            self.window.is_open = False
+            raise
         self._protect(True)
         if self.was_materialized:
             self.was_materialized = False
