@@ -31,6 +31,7 @@ from dreamcomm.zero.units.tree.checks import (
     check_mesh,
     check_modules,
     check_parameters,
+    check_tied,
     given_modules,
     path_of,
 )
@@ -167,6 +168,7 @@ def _shard(made: Unit, mesh: DeviceMesh, gather: bool | None, folder: str | None
             known[id(one)] = found[1]
     modules = [module for reference in made.modules if (module := reference()) is not None]
     check_parameters(made, modules, set(known))
+    check_tied(made, known)
     check_mesh(mesh, below)
     form = form_of(mesh, below, gather, folder)
     for tree in {id(unit.tree): unit.tree for unit in below}.values():

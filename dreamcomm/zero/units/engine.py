@@ -108,6 +108,11 @@ class UnitEngine(BucketEngine):
         assert self.shards is not None
         return self.shards.reduced_as([one.local for one in self.records])
 
+    def memory(self, place: int) -> torch.Tensor | None:
+        """This rank's rows of a sum, flat, as the engine has them; None: there is none."""
+        assert self.shards is not None
+        return self.shards.memory(place)
+
     def hold(self, flags: Sequence[bool]) -> None:
         """Whether what each shard has is still a gradient of the script."""
         assert self.shards is not None

@@ -10,13 +10,13 @@ sharded.grad    Shard(0): this rank's rows of the reduced sum, on the sum's own 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from dreamcomm.ranks.pieces import in_memory_order
 from dreamcomm.zero.units.engine import Reductions, UnitEngine
 from dreamcomm.zero.units.parameters.record import UnitParameter
 from dreamcomm.zero.units.replication import Finishing
@@ -40,26 +40,40 @@ def make_engine(
 def before_pass(engine: UnitEngine) -> None:
     """Notices what the script has done with gradients since the last pass."""
     holds = []
-    for one in engine.records:
+    for place, one in enumerate(engine.records):
         now = one.sharded.grad
         one.given = None
+        hides, one.hides_own = one.hides_own and one.whole.grad is not None, False
         if now is None:
             if one.shown is not None or one.partial is not None:
                 one.whole.grad = one.shown = one.partial = None  # cleared, with what is not shown
-        elif one.casts_sums and _is_changed_copy(one, now):
+        elif one.casts_sums and _is_changed_copy(one, now, engine.memory(place)):
             _take_copy(one, now)
         elif now is not one.shown and now is not one.partial:
             one.given, one.shown = now, None
+        elif hides and one.shown is not None and now is one.shown and _is_zeroed(one.shown):
+            one.whole.grad = None  # zeroed, with the sum that it hides
         elif now is one.shown and not one.shown_is_sum:
             one.given, one.shown = now, None  # finished: what comes is added to it
         holds.append(one.is_partial or (now is not None and now is one.shown))
     engine.hold(holds)
 
 
-def _is_changed_copy(one: UnitParameter, now: Tensor) -> bool:
-    """Whether a script has written to what it sees of a sum in another type."""
-    is_ours = now is one.shown or now is one.partial
-    return is_ours and cast(DTensor, now)._local_tensor._version > 0
+def _is_zeroed(gradient: DTensor) -> bool:
+    return not gradient._local_tensor.any()
+
+
+def _is_changed_copy(one: UnitParameter, now: Tensor, memory: Tensor | None) -> bool:
+    """Whether a script has written to what it sees of a sum in another type.
+
+    Values tell, as not all writes to a DTensor count up a version.
+    """
+    own = one.partial is not None and now is one.partial
+    total = one.whole.grad if own else memory if now is one.shown else None
+    if total is None or not isinstance(now, DTensor):
+        return False
+    seen = in_memory_order(now._local_tensor)
+    return not torch.equal(seen, in_memory_order(total).to(seen.dtype))
 
 
 def _take_copy(one: UnitParameter, now: Tensor) -> None:
@@ -134,6 +148,8 @@ def _show_own(engine: UnitEngine) -> None:
         now = one.sharded.grad
         if own is not None and (now is None or now is one.partial):
             one.sharded.grad = one.own_sum(own)
+        elif own is not None and one.shown is not None and now is one.shown:
+            one.hides_own = bool(one.shown._local_tensor.any())
 
 
 def _rows_of(one: UnitParameter, gradient: Tensor) -> Tensor:

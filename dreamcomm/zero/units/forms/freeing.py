@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+import torch
 import torch.distributed as dist
 
 from dreamcomm.zero.units.forms.form import Form
@@ -50,6 +51,7 @@ class Freeing(Form, Generic[U]):
         self._units, self._needs = list(units), {}
         self._forward, self._backward = UseOrder(), UseOrder()
 
+    @torch.inference_mode(False)  # whose tensors are of no use later
     def _uses(self) -> dict[int, list[U]]:
         if not self._needs and self._units:
             self._needs = needs_of(self._units, self._make_use)
@@ -57,6 +59,7 @@ class Freeing(Form, Generic[U]):
 
     # Passes.
 
+    @torch.inference_mode(False)
     def _use(self, unit: Unit, order: UseOrder) -> None:
         needs = self._uses()[id(unit)]
         for one in needs:
@@ -138,6 +141,7 @@ class Freeing(Form, Generic[U]):
                     one.is_kept = False
                     one.free_if_unused()
 
+    @torch.inference_mode(False)
     def hold(self, unit: Unit) -> None:
         for one in self._uses()[id(unit)]:
             one.is_kept = True

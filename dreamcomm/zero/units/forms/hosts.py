@@ -73,6 +73,7 @@ class Hosts(Shared):
         self._records = [one for one in records if is_gathered(one)]
         self._gathers = []
 
+    @torch.inference_mode(False)  # whose tensors are of no use later
     @torch.no_grad()
     def fill(self) -> None:
         if not self._gathers and self._records:

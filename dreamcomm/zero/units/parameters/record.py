@@ -72,6 +72,7 @@ class UnitParameter:
         partial: the one that stands there for a sum of this rank alone.
         given: a gradient that the script has put there, to which the next sum is added.
         shown_is_sum: the engine adds to it; else it is finished.
+        hides_own: ``shown`` stands there, not zero, while ``whole`` has a sum of this rank alone.
         is_partial: rows are summed over the shards alone, and wait for the replicas'.
         is_meta: whether it has no values yet.
     """
@@ -88,6 +89,7 @@ class UnitParameter:
     partial: DTensor | None = None
     given: Tensor | None = None
     shown_is_sum: bool = True
+    hides_own: bool = False
     is_partial: bool = False
     is_meta: bool = field(init=False)
     _storage: Any = field(init=False)  # keeps its address from another one's use

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -15,6 +15,7 @@ from torch.distributed.utils import _get_root_modules
 from torch.nn.parameter import UninitializedParameter
 
 from dreamcomm.buckets.found import engine_of
+from dreamcomm.zero.units.parameters.record import UnitParameter
 from dreamcomm.zero.units.unit import Unit, unit_of
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "check_modules",
     "check_parameters",
     "check_root",
+    "check_tied",
     "given_modules",
     "path_of",
 ]
@@ -175,6 +177,24 @@ def check_parameters(unit: Unit, modules: Sequence[nn.Module], known: set[int]) 
                     f"{WHAT}: {type(module).__name__}(sparse=True) makes sparse gradients, which "
                     "cannot be sharded: leave sparse=True out"
                 )
+
+
+def check_tied(unit: Unit, known: Mapping[int, UnitParameter]) -> None:
+    """Raises where a unit has parameters of units below in another type than its own.
+
+    Args:
+        unit: a new one.
+        known: by the ids of DTensors of units below.
+    """
+    for place, one in unit.registered():
+        record = known.get(id(one))
+        if record is None or record.whole.dtype == unit.casts.whole_dtype(record.local.dtype):
+            continue
+        raise ValueError(
+            f"{WHAT}: parameter {place.name!r} of a {type(place.module()).__name__} is tied to one "
+            f"of a unit that computes in {record.whole.dtype}, and this unit's policy has "
+            f"param_dtype={unit.casts.policy.param_dtype}: give both the same mp_policy"
+        )
 
 
 def check_root(root: Unit | None) -> None:
