@@ -23,6 +23,7 @@ from torch.nn import functional as F
 
 from dreamcomm import zero
 from dreamcomm.zero import fully_shard
+from helpers.disks import skip_in_memory
 from helpers.pool import Pool
 
 pytestmark = pytest.mark.beyond_gloo("documents what only dreamcomm has")
@@ -237,6 +238,14 @@ def a_checkpoint() -> None:
     assert all(map(torch.equal, module.parameters(), values))
 
 
+def in_files() -> None:
+    os.makedirs("folder", exist_ok=True)
+    found = run("offload_folder=folder", names())
+    assert "files in" in found["model"].report()
+    trains(found)
+    assert os.listdir("folder") == []
+
+
 def one_file() -> None:
     found = with_optimizer(names())
     values = whole(found["model"])
@@ -259,6 +268,7 @@ CASES: list[Callable[[], None]] = [
     an_optimizer_in_backward,
     a_checkpoint,
     one_file,
+    in_files,
 ]
 
 
@@ -273,6 +283,8 @@ def within(folder: str, case: Callable[[], None]) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_the_code_runs(pool: Pool, tmp_path: Path, case: Callable[[], None]) -> None:
+    if case is in_files:
+        skip_in_memory(tmp_path)
     pool.run(within, str(tmp_path), case, world=2)
 
 

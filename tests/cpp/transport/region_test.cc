@@ -2,13 +2,19 @@
 #include "transport/shm/region.h"
 
 #include <doctest.h>
+#include <linux/magic.h>
+#include <sys/statfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <csignal>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <functional>
+#include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -126,6 +132,79 @@ TEST_CASE("a region of another size, and what is no region, are refused") {
   expect(caught([&] { take_region(address, 1, /*protects=*/false, at); }), ErrorKind::kSystem,
          {"has sent none", "process " + std::to_string(getpid())});
   CHECK_THROWS_AS(RegionOffer(SIZE_MAX, /*protects=*/false), Error);
+}
+
+/// A new folder where the tests run, which has to be empty in the end.
+class TestFolder {
+ public:
+  TestFolder() { require(mkdtemp(path_.data()) != nullptr, "no folder"); }
+  ~TestFolder() { rmdir(path_.c_str()); }
+  TestFolder(const TestFolder&) = delete;
+  TestFolder& operator=(const TestFolder&) = delete;
+  const std::string& path() const { return path_; }
+  bool is_empty() const { return std::filesystem::is_empty(path_); }
+  bool is_memory() const {
+    struct statfs status{};
+    return statfs(path_.c_str(), &status) == 0 && status.f_type == TMPFS_MAGIC;
+  }
+
+ private:
+  std::string path_ = "dreamcomm-region-XXXXXX";
+};
+
+TEST_CASE("a region of a file keeps its values when its pages are dropped") {
+  const TestFolder folder;
+  if (folder.is_memory()) return;
+  for (const bool protects : {false, true}) {
+    constexpr std::size_t kBytes = 5 << 20;
+    const auto counts = std::make_shared<RegionFolder>(folder.path());
+    const RegionOffer offer(kBytes, protects, counts);
+    CHECK(folder.is_empty());
+    const auto taken = take_region(offer.address(), kBytes, protects, soon(), counts);
+    CHECK(counts->bytes() == 2 * kBytes);
+    for (std::size_t i = 0; i < kBytes; i += 4096) taken->data()[i] = std::byte{7};
+    CHECK(counts->dropped() == 0);
+    for (const auto& region : {taken, offer.region()}) {
+      region->start_writing(1, kBytes - 1);
+      region->drop(1, kBytes - 1);
+      region->start_reading(4096, 1 << 20);
+    }
+    CHECK(counts->dropped() == 2 * kBytes);
+    bool is_kept = true;
+    for (std::size_t i = 0; i < kBytes; i += 4096)
+      is_kept = is_kept && offer.region()->whole()[i] == std::byte{7};
+    CHECK(is_kept);
+    expect(caught([&] { taken->drop(kBytes, 1); }), ErrorKind::kInvalid, {"a part of the 5242880"});
+  }
+}
+
+TEST_CASE("a file is not taken for memory, nor memory for a file") {
+  const TestFolder folder;
+  if (folder.is_memory()) return;
+  const auto counts = std::make_shared<RegionFolder>(folder.path());
+  const RegionOffer file(4096, /*protects=*/false, counts);
+  const RegionOffer memory(4096, /*protects=*/false);
+  expect(caught([&] { take_region(file.address(), 4096, false, soon()); }), ErrorKind::kSystem,
+         {"other memory"});
+  const auto own = make_own_region(100, counts);
+  CHECK(own->folder() == counts);
+  CHECK(memory.region()->folder() == nullptr);
+  memory.region()->data()[0] = std::byte{5};
+  memory.region()->drop(0, 4096);
+  CHECK(memory.region()->data()[0] == std::byte{5});
+}
+
+TEST_CASE("folders that cannot hold a region are refused") {
+  const TestFolder folder;
+  const auto make = [](const std::string& path, std::size_t bytes) {
+    return caught([&] { make_own_region(bytes, std::make_shared<RegionFolder>(path)); });
+  };
+  expect(make("dreamcomm-no-such-folder", 1), ErrorKind::kSystem, {"'dreamcomm-no-such-folder'"});
+  expect(make("/dev/shm", 1), ErrorKind::kSystem, {"is memory (tmpfs)"});
+  if (folder.is_memory()) return;
+  expect(make(folder.path(), std::size_t{1} << 43), ErrorKind::kSystem,
+         {"cannot reserve 8796093022208 bytes", folder.path(), "bytes free"});
+  CHECK(folder.is_empty());
 }
 
 }  // namespace

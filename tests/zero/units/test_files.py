@@ -7,7 +7,6 @@ import mmap
 import os
 import resource
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from dreamcomm import _C, zero
 from dreamcomm.zero import ZeroOptimizer, fully_shard
+from helpers.disks import skip_in_memory
 from helpers.pool import Fresh, Pool
 from helpers.processes import replies
 from zero.units.sharding import made, shard, weights
@@ -36,9 +36,7 @@ Found = tuple[list[float], list[Tensor]]
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[str]:
     """An empty folder on a disk, which is empty again in the end."""
-    kind = subprocess.check_output(["stat", "-f", "-c", "%T", str(tmp_path)], text=True).strip()
-    if kind in ("tmpfs", "ramfs"):
-        pytest.skip(f"{tmp_path} is memory ({kind}): give pytest --basetemp on a disk")
+    skip_in_memory(tmp_path)
     path = tmp_path / "files"
     path.mkdir()
     yield str(path)
