@@ -1,1 +1,1 @@
-"""Parameters that are sharded in units: one copy a host, or by torch's own function."""
+"""Parameters that are sharded in units: one copy a host, gathered, or by torch's own function."""
