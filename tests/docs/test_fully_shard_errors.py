@@ -64,6 +64,33 @@ def one_evaluates(module: Any, rank: int) -> None:
         step(module)
 
 
+class Branches(nn.Module):
+    """Rank 0 takes the left one, and rank 1 the right one."""
+
+    def __init__(self, left: int, right: int) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(8, left), nn.Linear(8, right)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = (self.right if dist.get_rank() else self.left)(x)
+        return out
+
+
+def takes_branches(left: int, right: int) -> None:
+    module: Any = Branches(left, right)
+    for one in (module.left, module.right):
+        fully_shard(one, gather=True)
+    step(fully_shard(module, gather=True))
+
+
+def other_units(module: Any, rank: int) -> None:
+    takes_branches(4, 4)
+
+
+def other_sizes(module: Any, rank: int) -> None:
+    takes_branches(4, 6)
+
+
 def one_rewrites(module: Any, rank: int) -> None:
     if rank == 0:
         with module.rewrite():
@@ -135,6 +162,8 @@ def equal_rows(module: Any, rank: int) -> None:
 Case = Callable[[Any, int], None]
 CASES: list[Case] = [
     one_evaluates,
+    other_units,
+    other_sizes,
     one_rewrites,
     one_writes,
     other_heads,

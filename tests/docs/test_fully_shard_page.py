@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.state_dict import (
     get_state_dict,
     set_state_dict,
 )
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 
 from dreamcomm import zero
@@ -88,6 +89,7 @@ def names() -> Names:
     batches = [(torch.randn(4, 8), torch.randn(4, 3)) for _ in range(3)]
     return {
         **{one.__name__: one for one in (Model, LoRA, StateDictOptions, fully_shard)},
+        "MixedPrecisionPolicy": zero.MixedPrecisionPolicy,
         **{one.__name__: one for one in (get_model_state_dict, get_state_dict, set_state_dict)},
         "torch": torch,
         "contextlib": contextlib,
@@ -112,7 +114,7 @@ def trains(found: Names) -> None:
     optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer.zero_grad()
     before = whole(model)
-    F.mse_loss(model(x), y).backward()
+    F.mse_loss(model(x).float(), y).backward()
     optimizer.step()
     moved = [not torch.equal(a, b) for a, b in zip(before, whole(model), strict=True)]
     assert moved == [one.requires_grad for one in model.parameters()]
@@ -246,6 +248,23 @@ def in_files() -> None:
     assert os.listdir("folder") == []
 
 
+def in_bfloat16() -> None:
+    found = run("mp_policy=policy", names())
+    assert {one.whole.dtype for one in found["model"]._unit.tree.records()} == {torch.bfloat16}
+    trains(found)
+
+
+def a_hybrid_mesh() -> None:
+    found = names()
+    found["layer"] = found["model"].layers[0]
+    # The page has eight ranks.
+    found["init_device_mesh"] = lambda kind, shape, **how: init_device_mesh(kind, (2, 1), **how)
+    run('("replicas", "shards")', found)
+    assert found["mesh"].ndim == 2
+    zero.fully_shard(found["model"], mesh=found["mesh"])
+    trains(found)
+
+
 def one_file() -> None:
     found = with_optimizer(names())
     values = whole(found["model"])
@@ -268,6 +287,8 @@ CASES: list[Callable[[], None]] = [
     an_optimizer_in_backward,
     a_checkpoint,
     one_file,
+    in_bfloat16,
+    a_hybrid_mesh,
     in_files,
 ]
 

@@ -88,7 +88,8 @@ class Gathered(Freeing[UnitMemory]):
         sent = self._new_rows(source)
         rows = sent
         if source.is_cast:
-            rows = torch.empty_strided(source.rows.shape, source.strides, dtype=source.rows.dtype)
+            shape, dtype = source.rows.shape, source.rows.dtype
+            rows = torch.empty_strided(shape, source.strides, dtype=dtype, device="cpu")
         rows.copy_(source.rows.detach())
         whole = torch.empty_strided(source.shape, source.strides, dtype=source.dtype, device="cpu")
         whole.untyped_storage().resize_(0)
@@ -149,8 +150,9 @@ class Gathered(Freeing[UnitMemory]):
     def poke(self) -> None:
         """Ends reductions in which other ranks wait for this one, by a call that differs."""
         if self._reductions is not None:
-            odd = [torch.empty(3, dtype=torch.uint8) for _ in range(self.group.size())]
-            work = dist.all_gather(odd, odd[0].clone(), group=self._reductions, async_op=True)
+            mine = torch.zeros(3, dtype=torch.uint8, device="cpu")
+            everyone = [mine.clone() for _ in range(self.group.size())]
+            work = dist.all_gather(everyone, mine, group=self._reductions, async_op=True)
             self._pokes.append(work)  # which nobody may wait for
 
     def reset(self) -> None:
