@@ -253,8 +253,9 @@ def test_a_rank_may_have_no_gradient_of_some_parameters(pool: Pool, kind: str) -
 # Memory and traffic.
 
 
-def stream(width: int, layers: int, keeps: bool) -> tuple[int, int, int, int]:
-    """Bytes received in a step, of all units, of the root; the most units at a time."""
+def stream(width: int, layers: int, keeps: bool) -> tuple[int, int, int, int, int]:
+    """Bytes of parameters and of gradients received in a step, of all units, of the root; the most
+    units at a time."""
     torch.manual_seed(0)
     module: Any = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
     how = {"gather": True, "reshard_after_forward": not keeps}
@@ -262,23 +263,28 @@ def stream(width: int, layers: int, keeps: bool) -> tuple[int, int, int, int]:
         fully_shard(one, **how)
     fully_shard(module, gather=True)
     x = torch.randn(4, width)
-    for _ in range(2):
-        before = module._unit.tree.form.received
-        module(x).sum().backward()
-        moved = module._unit.tree.form.received - before
     form = module._unit.tree.form
+    for _ in range(2):
+        before, reduced = form.received, dreamcomm.stats(form.reductions())["reduce_scatter"]
+        module(x).sum().backward()
+        moved = form.received - before
+        now = dreamcomm.stats(form.reductions())["reduce_scatter"]
+        gradients = now["received"] - reduced["received"]
     assert form.pool.in_use == 0
     each = width * width + width
-    return moved, 4 * each * layers, 4 * each, form.pool.most
+    return moved, gradients, 4 * each * layers, 4 * each, form.pool.most
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])
 @pytest.mark.parametrize("keeps", [False, True])
 def test_units_are_gathered_twice_a_step(pool: Pool, world: int, keeps: bool) -> None:
-    """Each rank receives what others have of all units, in each pass; of kept ones once."""
+    """Each rank receives what others have of all units, in each pass; of kept ones once. And rows
+    of gradients once."""
     layers = 6
-    for moved, everything, root, most in pool.run(stream, 240, layers, keeps, world=world):
+    found = pool.run(stream, 240, layers, keeps, world=world)
+    for moved, gradients, everything, root, most in found:
         share = (world - 1) / world
+        assert gradients == everything * share
         expected = share * (everything if keeps else 2 * everything - root)
         headers = 2 * layers * 16 * (world - 1)
         assert expected <= moved <= expected * 1.01 + headers
