@@ -22,8 +22,7 @@ are activations, buffers and what an allocator loses.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -32,12 +31,14 @@ from torch import Tensor, nn
 from dreamcomm.buckets.layout import shard_layout
 from dreamcomm.buckets.plan import ParameterInfo, plan_buckets
 from dreamcomm.zero.state_bytes import state_of
+from dreamcomm.zero.unit_sizes import bytes_in_use, dtype_of, units_of
 
 __all__ = ["Estimate", "estimate"]
 
 MIB = 1 << 20
-CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
-KEPT_UNITS = 2  # where parameters are gathered: the one that computes, and the next
+# In files: a step's pieces of 2^21 elements are read, stepped and written, while 32 MiB are behind.
+STEPPED_ELEMENTS = 3 << 21
+STEPPED_BEHIND = 32 * MIB
 KEPT_BUCKETS = 2  # one is reduced while a backward pass makes the next
 
 
@@ -53,6 +54,7 @@ class Estimate:
         optimizer_state: with step counters.
         master_parameters: copies in another dtype, which the optimizer steps.
         transient: for a part of a step only.
+        in_files: on the disk, and not in memory.
     """
 
     world_size: int
@@ -62,6 +64,7 @@ class Estimate:
     optimizer_state: int
     master_parameters: int
     transient: int
+    in_files: int = 0
 
     @property
     def total(self) -> int:
@@ -82,6 +85,7 @@ class Estimate:
             "total": self.total,
             "transient": self.transient,
             "peak": self.peak,
+            **({"in files": self.in_files} if self.in_files else {}),
         }
         ranks = "1 rank" if self.world_size == 1 else f"{self.world_size:,d} ranks"
         return "\n".join(
@@ -108,6 +112,7 @@ def estimate(
     hosts: int = 1,
     replicas: int = 1,
     accumulates: bool = False,
+    offloaded: bool = False,
 ) -> Estimate:
     """Bytes per rank for training at a ZeRO stage. Reads shapes and dtypes only: meta will do.
 
@@ -143,6 +148,8 @@ def estimate(
         replicas: at stage 3, how many groups of ranks have all parameters each; ``hosts`` are
             those of one group. Sums of gradients are there twice, before they are summed over the
             replicas, and after.
+        offloaded: at stage 3 on one host, parameters, masters and the state lie in files, and units
+            in use in memory: ``offload_folder`` of ``fully_shard``.
         accumulates: passes under ``no_sync()`` leave whole gradients on each rank.
 
     Raises:
@@ -158,12 +165,14 @@ def estimate(
         raise ValueError(f"estimate: expected bucket_bytes of at least 1, got {bucket_bytes}")
     for name, dtype in [("param", param_dtype), ("grad", grad_dtype), ("master", master_dtype)]:
         _check_dtype(f"{name}_dtype", dtype)
+    if offloaded and (stage < 3 or gathered or hosts * replicas > 1):
+        raise ValueError("estimate: expected offloaded=True at stage 3, in one copy on one host")
     world_size, ranks = _shards_of(world_size, stage, hosts, replicas, gathered), world_size
     if not 0 <= rank < ranks:
         raise ValueError(f"estimate: expected rank from 0 to {ranks - 1}, got {rank}")
     rank %= world_size
     state = state_of(optimizer, dict(optimizer_kwargs or {}))
-    units = _units_of(module_or_parameters)
+    units = units_of(module_or_parameters)
     members = list({id(one): one for unit in units for one in unit}.values())
     pieces = shard_layout([one.shape for one in members], world_size, rank)
 
@@ -171,7 +180,7 @@ def estimate(
     states = 0.0
     for one, piece in zip(members, pieces, strict=True):
         whole, shard = one.numel(), piece.numel
-        dtype = _dtype_of(one, param_dtype)
+        dtype = dtype_of(one, param_dtype)
         here = min(whole, shard * hosts)
         parameters += (here if stage >= 3 else whole) * dtype.itemsize
         if not one.requires_grad:
@@ -189,10 +198,17 @@ def estimate(
     if stage >= 2:
         transient = KEPT_BUCKETS * _largest_bucket(members, made_dtype, bucket_bytes)
     if stage == 3 and gathered:
-        transient += _gathered_bytes(units, param_dtype)
-    return Estimate(
-        ranks, stage, parameters, gradients, math.ceil(states) + counters, masters, transient
-    )
+        transient += bytes_in_use(units, param_dtype)
+    kept_states = math.ceil(states)
+    if not offloaded:
+        return Estimate(
+            ranks, stage, parameters, gradients, kept_states + counters, masters, transient
+        )
+    widest = max((dtype_of(one, master_dtype).itemsize for one in members), default=0)
+    transient += -(-bytes_in_use(units, param_dtype) // world_size) + STEPPED_BEHIND
+    transient += STEPPED_ELEMENTS * widest * (1 + state.tensors)
+    in_files = parameters + kept_states + masters
+    return Estimate(ranks, stage, 0, gradients, counters, 0, transient, in_files)
 
 
 def _shards_of(world: int, stage: int, hosts: int, replicas: int, gathered: bool) -> int:
@@ -210,64 +226,12 @@ def _shards_of(world: int, stage: int, hosts: int, replicas: int, gathered: bool
     return world // replicas
 
 
-def _gathered_bytes(units: Sequence[Sequence[Tensor]], param_dtype: torch.dtype | None) -> int:
-    """Bytes of whole parameters in use. What several units use is the root's, the first one."""
-    users = Counter(id(one) for unit in units for one in unit)
-    tied = {id(one): one for unit in units for one in unit if users[id(one)] > 1}
-    root, *others = [[one for one in unit if id(one) not in tied] for unit in units]
-    used = sorted(_nbytes(unit, param_dtype) for unit in others)[-KEPT_UNITS:]
-    return _nbytes([*root, *tied.values()], param_dtype) + sum(used)
-
-
-def _units_of(given: nn.Module | Iterable[Tensor]) -> list[Sequence[Tensor]]:
-    """Parameters by unit, in the module's order. A tied one is in each unit that uses it."""
-    if isinstance(given, nn.Module):
-        units = list(_units_in(given))
-    elif isinstance(given, Iterable) and not isinstance(given, (Tensor, str)):
-        units = [[], *([one] for one in given)]
-    else:
-        raise TypeError(
-            f"estimate: expected a torch.nn.Module or its parameters, got {type(given).__name__}"
-        )
-    for one in (one for unit in units for one in unit):
-        if not isinstance(one, Tensor):
-            raise TypeError(
-                f"estimate: expected parameters to be tensors, got {type(one).__name__}"
-            )
-        if nn.parameter.is_lazy(one):
-            raise ValueError(
-                "estimate: expected parameters with shapes, got one that is not initialized yet; "
-                "run the module once"
-            )
-    return units
-
-
-def _units_in(module: nn.Module) -> Iterable[Sequence[Tensor]]:
-    yield list(module.parameters(recurse=False))
-    for child in module.children():
-        inside = not isinstance(module, CONTAINERS) and any(
-            isinstance(inner, CONTAINERS) for inner in child.modules()
-        )
-        if isinstance(child, CONTAINERS) or inside:
-            yield from _units_in(child)
-        else:
-            yield list(child.parameters())
-
-
-def _dtype_of(parameter: Tensor, param_dtype: torch.dtype | None) -> torch.dtype:
-    return (param_dtype if parameter.is_floating_point() else None) or parameter.dtype
-
-
-def _nbytes(parameters: Iterable[Tensor], param_dtype: torch.dtype | None) -> int:
-    return sum(one.numel() * _dtype_of(one, param_dtype).itemsize for one in parameters)
-
-
 def _largest_bucket(
     parameters: Iterable[Tensor], param_dtype: torch.dtype | None, bucket_bytes: int
 ) -> int:
     """Bytes of the largest bucket."""
     infos = [
-        ParameterInfo("", one.numel(), _dtype_of(one, param_dtype), one.device)
+        ParameterInfo("", one.numel(), dtype_of(one, param_dtype), one.device)
         for one in parameters
         if one.requires_grad
     ]

@@ -169,9 +169,23 @@ def test_forms_of_stage_3() -> None:
     assert gathered.transient == 2 * 135 + one.transient
 
 
+def test_what_lies_in_files_is_not_in_memory() -> None:
+    model = nn.Sequential(nn.Linear(7, 9, bias=False), nn.Linear(9, 8, bias=False))  # 63 + 72
+    plain, found = (estimate(model, 4, 3, offloaded=files, **MIXED) for files in (False, True))
+    assert found.in_files == 14 * 39  # 2 of parameters, 4 of masters, 8 of state
+    assert found.total == plain.gradients + 2 * 4
+    in_use = -(-2 * 135 // 4)
+    assert found.transient == plain.transient + in_use + (32 << 20) + (3 << 21) * 4 * 3
+    assert "in files" in str(found)
+    assert "in files" not in str(plain)
+
+
 @pytest.mark.parametrize(
     "options",
     [
+        {"offloaded": True, "stage": 2},
+        {"offloaded": True, "gathered": True},
+        {"offloaded": True, "hosts": 2},
         {"hosts": 0},
         {"replicas": 3},
         {"hosts": 2, "gathered": True},
