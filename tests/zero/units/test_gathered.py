@@ -183,6 +183,48 @@ def test_units_may_be_used_in_any_order(pool: Pool) -> None:
         assert max(gaps) < 1e-7
 
 
+class Again(nn.Module):
+    """A unit in two checkpoints, each of which has a backward pass of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(6)
+        self.into, self.twice, self.out = nn.Linear(12, 700), nn.Linear(700, 700), nn.Linear(700, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = checkpoint(self.twice, self.into(x), use_reentrant=True)
+        hidden = checkpoint(self.twice, torch.tanh(hidden), use_reentrant=True)
+        out: Tensor = self.out(hidden)
+        return out
+
+
+def made_again(gather: bool | None) -> list[float]:
+    """The first pass reduces a gradient before the second checkpoint adds to it."""
+    module: Any = Again()
+    for one in (module.into, module.twice):
+        fully_shard(one, gather=gather)
+    fully_shard(module, gather=gather)
+    alone, gaps = Again(), []
+    for step in range(3):
+        for net in (module, alone):
+            net.zero_grad()
+            loss_of(net, step).backward()
+        for ours, theirs in zip(module.parameters(), alone.parameters(), strict=True):
+            dist.all_reduce(theirs.grad)
+            grad = theirs.grad / dist.get_world_size()
+            gaps.append(float((whole(ours.grad) - grad).abs().max() / grad.abs().max()))
+    return gaps
+
+
+@pytest.mark.parametrize(("gather", "hosts"), [(True, "a,a"), (True, "a,b"), (None, "a,a,b,b")])
+def test_a_gradient_may_be_made_again_in_a_first_pass(
+    pool: Pool, gather: bool | None, hosts: str
+) -> None:
+    world = len(hosts.split(","))
+    for gaps in pool.run(made_again, gather, world=world, env={"DREAMCOMM_HOSTS": hosts}):
+        assert max(gaps) < 1e-5
+
+
 def second_derivatives() -> tuple[float, float]:
     module: Any = sharded("mlp", gather=True)
     alone = made("mlp")

@@ -197,7 +197,11 @@ void Bucket::note_scattered(Parameters& parameters, const Rule& rule,
                             const std::vector<bool>& touched) {
   for (std::size_t i = 0; i < members_.size(); ++i) {
     Parameter& parameter = parameters[members_[i]];
-    if (touched[i]) {
+    // A copy was sent, so that this one was made since: it waits for another reduction.
+    const bool is_newer = rule.gathers() && parameter.is_local();
+    if (touched[i] && is_newer) {
+      parameter.shard.content = GradientShard::Content::kAverage;
+    } else if (touched[i]) {
       parameter.shard.content = GradientShard::Content::kAverage;
       if (!rule.row.is_deferred()) parameter.grad() = parameter.shard.stand_in;
       parameter.mark_reduced();
