@@ -43,7 +43,9 @@ def before_pass(engine: UnitEngine) -> None:
     for place, one in enumerate(engine.records):
         now = one.sharded.grad
         one.given = None
-        hides, one.hides_own = one.hides_own and one.whole.grad is not None, False
+        hides, one.hides_own = one.hides_own, False
+        if hides and now is not None and _is_zeroed(now):
+            one.whole.grad = None  # with the sum that it hides
         if now is None:
             if one.shown is not None or one.partial is not None:
                 one.whole.grad = one.shown = one.partial = None  # cleared, with what is not shown
@@ -51,16 +53,14 @@ def before_pass(engine: UnitEngine) -> None:
             _take_copy(one, now)
         elif now is not one.shown and now is not one.partial:
             one.given, one.shown = now, None
-        elif hides and one.shown is not None and now is one.shown and _is_zeroed(one.shown):
-            one.whole.grad = None  # zeroed, with the sum that it hides
         elif now is one.shown and not one.shown_is_sum:
             one.given, one.shown = now, None  # finished: what comes is added to it
         holds.append(one.is_partial or (now is not None and now is one.shown))
     engine.hold(holds)
 
 
-def _is_zeroed(gradient: DTensor) -> bool:
-    return not gradient._local_tensor.any()
+def _is_zeroed(gradient: Tensor) -> bool:
+    return not (gradient._local_tensor if isinstance(gradient, DTensor) else gradient).any()
 
 
 def _is_changed_copy(one: UnitParameter, now: Tensor, memory: Tensor | None) -> bool:
@@ -148,8 +148,8 @@ def _show_own(engine: UnitEngine) -> None:
         now = one.sharded.grad
         if own is not None and (now is None or now is one.partial):
             one.sharded.grad = one.own_sum(own)
-        elif own is not None and one.shown is not None and now is one.shown:
-            one.hides_own = bool(one.shown._local_tensor.any())
+        elif own is not None and now is not None:
+            one.hides_own = not _is_zeroed(now)
 
 
 def _rows_of(one: UnitParameter, gradient: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from dreamcomm.zero import fully_shard
@@ -56,8 +57,12 @@ def changed(held_back: bool) -> list[str]:
 
 
 def loss_of(module: nn.Module, number: int) -> Tensor:
+    return loss_in(torch.bfloat16, module, number)
+
+
+def loss_in(dtype: torch.dtype, module: nn.Module, number: int) -> Tensor:
     x, y = my_batch(number)
-    return nn.functional.mse_loss(module(x.to(torch.bfloat16)).float(), y)
+    return nn.functional.mse_loss(module(x.to(dtype)).float(), y)
 
 
 @pytest.mark.parametrize("held_back", [False, True])
@@ -65,21 +70,29 @@ def test_the_next_pass_adds_to_what_the_script_has_left(pool: Pool, held_back: b
     assert pool.run(changed, held_back, world=2) == [[], []]
 
 
-def zeroed_with_what_is_hidden() -> bool:
+def zeroed_with_what_is_hidden(form: str) -> bool:
     """A reduced gradient is zeroed in place while the module has sums of a later pass."""
-    module = shard(made("mlp"))
+    how: dict[str, Any] = {}
+    dtype = torch.bfloat16 if form == "cast" else torch.float32
+    if form == "cast":
+        how["mp_policy"] = SUMS
+    elif form == "hybrid":
+        how["mesh"] = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicas", "shards"))
+    module, other = (shard(made("mlp").to(dtype), **how) for _ in range(2))
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    x, y = my_batch(0)
-    nn.functional.mse_loss(module(x), y).backward()
+    loss_in(dtype, module, 0).backward()
     with module.no_sync():
-        nn.functional.mse_loss(module(x), y).backward()
+        loss_in(dtype, module, 0).backward()
     optimizer.zero_grad(set_to_none=False)
-    module.reduce_gradients()
-    return all(not whole(one.grad).any() for one in module.parameters())
+    for each in (module, other):
+        loss_in(dtype, each, 1).backward()
+    pairs = zip(module.parameters(), other.parameters(), strict=True)
+    return all(torch.equal(whole(a.grad), whole(b.grad)) for a, b in pairs)
 
 
-def test_zeros_clear_a_sum_that_is_hidden(pool: Pool) -> None:
-    assert pool.run(zeroed_with_what_is_hidden, world=2) == [True] * 2
+@pytest.mark.parametrize("form", ["plain", "cast", "hybrid"])
+def test_zeros_clear_a_sum_that_is_hidden(pool: Pool, form: str) -> None:
+    assert pool.run(zeroed_with_what_is_hidden, form, world=2) == [True] * 2
 
 
 def inference_first(gather: bool) -> bool:

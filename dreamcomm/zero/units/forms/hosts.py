@@ -5,8 +5,8 @@
     opening     0 and 2 swap rows 0 and 2; 1 and 3 rows 1 and 3    each into its host's copy
     open        all ranks read all rows of their host's copy
 
-INVARIANT: rows of another host are written by one rank, after all ranks have entered an opening,
-when nobody reads, and before all have met once more, after which everybody may.
+INVARIANT: one rank writes a row of another host. It does so after all ranks have entered an
+opening, when none reads. All ranks meet once more before any reads.
 
 So a host gets each row of the others once an opening, whatever its number of ranks and of units.
 """

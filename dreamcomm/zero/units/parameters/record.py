@@ -72,7 +72,7 @@ class UnitParameter:
         partial: the one that stands there for a sum of this rank alone.
         given: a gradient that the script has put there, to which the next sum is added.
         shown_is_sum: the engine adds to it; else it is finished.
-        hides_own: ``shown`` stands there, not zero, while ``whole`` has a sum of this rank alone.
+        hides_own: ``whole`` has a sum of this rank alone, and another gradient stands there, not 0.
         is_partial: rows are summed over the shards alone, and wait for the replicas'.
         is_meta: whether it has no values yet.
     """
