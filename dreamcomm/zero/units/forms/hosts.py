@@ -6,7 +6,7 @@
     open        all ranks read all rows of their host's copy
 
 INVARIANT: one rank writes a row of another host. It does so after all ranks have entered an
-opening, when none reads. All ranks meet once more before any reads.
+opening, when none reads. All ranks wait for each other once more before any reads.
 
 So a host gets each row of the others once an opening, whatever its number of ranks and of units.
 """
