@@ -1,8 +1,10 @@
 #include "algorithms/primitives.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "algorithms/table.h"
+#include "core/counts.h"
 #include "core/error.h"
 #include "core/text.h"
 
@@ -11,12 +13,14 @@ namespace dreamcomm {
 static_assert(sizeof(Opening) <= Primitives::kSignature);
 
 Primitives::Primitives(Rounds& rounds, const Opening& opening, WaitObserver& observer,
-                       Scratch& scratch, const Preference* preference, std::int64_t now_ns)
+                       Scratch& scratch, const Preference* preference, std::int64_t now_ns,
+                       GradientCounts* counts)
     : rounds_(rounds),
       opening_(opening),
       observer_(observer),
       scratch_(scratch),
       preference_(preference),
+      counts_(counts),
       arrival_(now_ns, rounds.rank()) {
   opening_.past = scratch_.writer.wishes();
   opening_.entered = static_cast<std::uint64_t>(now_ns) & Arrival::kMask;
@@ -49,7 +53,8 @@ void Primitives::compare_openings() {
     std::memcpy(&their, rounds_.from(peer), sizeof their);
     const auto index = static_cast<std::size_t>(peer);
     if (peer == 0) scratch_.writer.follow(their.past);
-    scratch_.factors[index] = their.factor;
+    scratch_.factors[index] = std::bit_cast<double>(their.own);
+    scratch_.counts[index] = their.own;
     arrival_.see(their.entered, peer);
     const std::span<std::byte> heap = rounds_.heap(peer);
     const auto place = [&](std::uint64_t at) {
@@ -64,6 +69,9 @@ void Primitives::compare_openings() {
                     ", rank ", peer, " called ", words(their.signature), site_of(peer));
     });
   }
+  if (!opening_.signature.counted) return;
+  counts_->take(scratch_.counts);
+  counts_->require();
 }
 
 // INVARIANT: all ranks find a mismatch that ends a call in the same round, so all turn this round,
@@ -95,6 +103,7 @@ void Primitives::end_mismatched(const std::function<std::string(const SiteOf&)>&
 Reduction Primitives::scaled(const Reduction& how) const {
   Reduction result = how;
   result.factors = scratch_.factors.data();
+  if (how.counts != nullptr) result.divisor = how.counts->divisor();
   return result;
 }
 

@@ -41,11 +41,13 @@ class Primitives {
     explicit Scratch(int size)
         : sources(static_cast<std::size_t>(size)),
           factors(static_cast<std::size_t>(size)),
+          counts(static_cast<std::size_t>(size)),
           ins(static_cast<std::size_t>(size)),
           outs(static_cast<std::size_t>(size)),
           targets(static_cast<std::size_t>(size)) {}
     std::vector<const std::byte*> sources;
     std::vector<double> factors;
+    std::vector<std::uint64_t> counts;
     std::vector<const std::byte*> ins;  // as mapped here; null: not in its rank's heap
     std::vector<std::byte*> outs;
     std::vector<std::byte*> targets;
@@ -59,9 +61,10 @@ class Primitives {
   };
 
   /// `preference` determines when heaps are worth it, for rows that find out during the call; null:
-  /// never. `now_ns`: when the call was entered.
+  /// never. `now_ns`: when the call was entered. `counts`: as Reduction::counts.
   Primitives(Rounds& rounds, const Opening& opening, WaitObserver& observer, Scratch& scratch,
-             const Preference* preference = nullptr, std::int64_t now_ns = 0);
+             const Preference* preference = nullptr, std::int64_t now_ns = 0,
+             GradientCounts* counts = nullptr);
 
   ~Primitives() { scratch_.writer.close(); }
   Primitives(const Primitives&) = delete;
@@ -78,7 +81,7 @@ class Primitives {
 
   /// Lets the ranks in `readers` read the page, and this rank the pages of those in `reads`. The
   /// first turn of a call is among all: it compares the signatures and throws Error(kMismatch) on
-  /// every rank if two differ.
+  /// every rank if two differ, or a rank has no count.
   void exchange(Peers reads, Peers readers);
   /// A first turn that moves nothing: after it all ranks know whose blocks lie in heaps. These must
   /// not be read before it, or written after the last turn.
@@ -163,6 +166,7 @@ class Primitives {
   WaitObserver& observer_;
   Scratch& scratch_;
   const Preference* preference_;
+  GradientCounts* const counts_;
   Arrival arrival_;
   bool first_ = true;
   bool in_place_ = false;

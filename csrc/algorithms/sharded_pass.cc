@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "algorithms/algorithms.h"
+#include "core/counts.h"
 #include "kernels/bucket.h"
 #include "kernels/reduce.h"
 #include "kernels/transfer/stream.h"
@@ -44,9 +45,10 @@ alignas(64) constexpr std::array<std::byte, kTile * sizeof(double)> kZeros{};
 
 class ShardedPassRun {
  public:
-  ShardedPassRun(Primitives& prims, ShardedPass& pass)
+  ShardedPassRun(Primitives& prims, const Request& request)
       : prims_(prims),
-        pass_(pass),
+        pass_(*request.pass),
+        how_(request.reduction),
         sources_(static_cast<std::size_t>(prims.size())),
         operands_(sources_.size()),
         targets_(sources_.size()) {}
@@ -108,21 +110,27 @@ class ShardedPassRun {
       const std::byte* const source = sources_[rank];
       operands_[rank] = source == nullptr ? kZeros.data() : source + begin * item;
     }
-    if (part.sum_type != part.gradient_type) widen_all(part, n);
+    // Gradients of more bits than their sum are rounded once, at the end.
+    const bool narrows = item_size(part.gradient_type) > item_size(part.sum_type);
+    if (part.sum_type != part.gradient_type && !narrows) widen_all(part, n);
     const double factor = pass_.factor();
-    Reduction how{.dtype = part.sum_type, .op = factor == 0 ? ReduceOp::kAvg : ReduceOp::kSum};
-    how.divisor = prims_.size();
+    Reduction how = how_;
+    how.dtype = narrows ? part.gradient_type : part.sum_type;
+    how.op = factor == 0 ? ReduceOp::kAvg : ReduceOp::kSum;
+    if (how.counts != nullptr) how.divisor = how.counts->divisor();
     reduce(how, operands_, tile_.data(), n);
-    if (factor != 0 && factor != 1) {
-      const std::array target{Target{tile_.data(), n}};
+    const bool scales = factor != 0 && factor != 1;
+    std::byte* const result = narrows ? narrow_.data() : tile_.data();
+    if (scales || narrows) {
+      const std::array target{Target{result, n}};
       unpack({.in = tile_.data(),
               .tensors = target,
-              .from = part.sum_type,
+              .from = how.dtype,
               .to = part.sum_type,
-              .factor = factor});
+              .factor = scales ? factor : 1.0});
     }
     prims_.worked(Phase::kReduce);
-    return tile_.data();
+    return result;
   }
 
   void widen_all(const ShardedPart& part, std::size_t n) {
@@ -171,17 +179,19 @@ class ShardedPassRun {
 
   Primitives& prims_;
   ShardedPass& pass_;
+  const Reduction how_;                     // of averages
   std::vector<const std::byte*> sources_;   // of the part; null: that rank has no gradient
   std::vector<const std::byte*> operands_;  // of the tile
   std::vector<std::byte*> targets_;
   std::vector<std::byte> wide_;
   alignas(64) std::array<std::byte, kTile * sizeof(double)> tile_;
+  alignas(64) std::array<std::byte, kTile * sizeof(float)> narrow_;
 };
 
 }  // namespace
 
 void sharded_pass(Primitives& prims, const Request& request) {
-  ShardedPassRun(prims, *request.pass).run();
+  ShardedPassRun(prims, request).run();
 }
 
 }  // namespace dreamcomm::algorithms

@@ -1,6 +1,7 @@
 #include "algorithms/signature.h"
 
 #include "algorithms/table.h"
+#include "core/counts.h"
 #include "core/error.h"
 #include "core/sharded_pass.h"
 
@@ -35,8 +36,19 @@ Signature signature_of(const Request& request, std::uint64_t sequence, std::uint
   signature.op = request.reduction.op;
   signature.dtype = request.reduction.dtype;
   signature.row = row;
+  const GradientCounts* const counts = request.reduction.counts;
+  signature.counted = counts != nullptr && !counts->is_known();
+  signature.along_tree = request.reduction.along_tree;
   return signature;
 }
+
+namespace {
+
+std::string how_averaged(const Signature& s) {
+  return concat(s.counted ? "by counts, " : "", s.along_tree ? "along a tree, " : "");
+}
+
+}  // namespace
 
 std::string words(const Signature& s) {
   // An all_gather with an operation exists only for sparse tensors: the ranks exchange their sizes
@@ -50,11 +62,12 @@ std::string words(const Signature& s) {
                                   : s.kind == Kind::kReduceScatter ? "sharded reduction"
                                                                    : "sharded write";
     return concat(name(s.kind), '(', what, ", ", s.rest,
-                  s.rest == 1 ? " parameter, " : " parameters, ", s.bytes, " bytes, digest ",
-                  static_cast<std::uint32_t>(s.root), ") as call ", s.sequence);
+                  s.rest == 1 ? " parameter, " : " parameters, ", how_averaged(s), s.bytes,
+                  " bytes, digest ", static_cast<std::uint32_t>(s.root), ") as call ", s.sequence);
   }
   std::string what;
   if (s.op != ReduceOp::kNone) what += concat(name(s.op), ", ");
+  what += how_averaged(s);
   if (s.kind == Kind::kAllToAll) what += concat(name(s.dtype), ", ");
   if (s.kind != Kind::kAllToAll && s.kind != Kind::kBarrier) {
     what += concat(s.bytes / item_size(s.dtype), " x ", name(s.dtype), ", ");

@@ -17,7 +17,9 @@ struct Signature {
   Kind kind = Kind::kBarrier;
   ReduceOp op = ReduceOp::kNone;
   DType dtype = DType::kOpaque;
-  std::uint8_t row = 0;  // of the algorithm table, and whether the rank asks for heaps
+  std::uint8_t row = 0;     // of the algorithm table, and whether the rank asks for heaps
+  bool counted = false;     // the ranks' counts come with it: GradientCounts
+  bool along_tree = false;  // as in Reduction
   static constexpr std::uint8_t kAsks = 0x80;
   // A sharded pass. `rest` counts its parameters, and `root` is a digest of them.
   static constexpr std::uint8_t kSharded = 0x7e;
@@ -29,7 +31,7 @@ struct Signature {
 /// The start of each rank's first page of a call.
 struct Opening {
   Signature signature;
-  double factor = 1.0;             // PREMUL_SUM: this rank's own
+  std::uint64_t own = 0;           // this rank's own factor of PREMUL_SUM, a double, or its count
   std::uint64_t in = 0;            // offset of its first block in its heap, plus 1; `out` likewise;
   std::uint64_t out = 0;           // 0: not in the heap, or not all blocks in one piece there
   std::uint64_t past : 16 = 0;     // AdaptiveCopy's wishes; rank 0's count

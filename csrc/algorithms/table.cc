@@ -12,7 +12,10 @@ bool always(const CallShape&) { return true; }
 
 // The ring passes partial results on, so each rank must scale its own contribution exactly once.
 // PREMUL_SUM scales where it adds.
-bool ring_can(const CallShape& call) { return call.size > 1 && call.op != ReduceOp::kPremulSum; }
+// It adds from left to right alone.
+bool ring_can(const CallShape& call) {
+  return call.size > 1 && call.op != ReduceOp::kPremulSum && !call.along_tree;
+}
 
 bool is_in_heap(const CallShape& call) { return call.in_heap; }
 bool is_all_in_heap(const CallShape& call) { return call.in_heap && call.out_heap; }

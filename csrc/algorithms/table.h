@@ -16,11 +16,12 @@ namespace dreamcomm {
 struct CallShape {
   Kind kind = Kind::kBarrier;
   ReduceOp op = ReduceOp::kNone;
-  std::size_t bytes = 0;  // of one block; all_to_all: that this rank gives to all
-  int size = 1;           // ranks
-  std::size_t room = 0;   // bytes of a page
-  bool in_heap = false;   // the inputs that are read lie in their ranks' heaps
-  bool out_heap = false;  // the outputs that peers write do
+  std::size_t bytes = 0;    // of one block; all_to_all: that this rank gives to all
+  int size = 1;             // ranks
+  std::size_t room = 0;     // bytes of a page
+  bool in_heap = false;     // the inputs that are read lie in their ranks' heaps
+  bool out_heap = false;    // the outputs that peers write do
+  bool along_tree = false;  // as in Reduction
 
   bool operator==(const CallShape&) const = default;
 };

@@ -1,6 +1,7 @@
 #include "comm/communicator.h"
 
 #include <algorithm>
+#include <bit>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -20,6 +21,7 @@
 #include "comm/tuning/algorithm_cache.h"
 #include "comm/validate.h"
 #include "comm/wait_watchdog.h"
+#include "core/counts.h"
 #include "transport/fabric.h"
 #include "transport/introspect/window_reader.h"
 #include "transport/rounds.h"
@@ -42,6 +44,12 @@ bool each_has_heap(const Fabric& fabric) {
 std::uint8_t row_byte(const Request& request, const Choice& choice) {
   if (request.pass != nullptr) return Signature::kSharded;
   return static_cast<std::uint8_t>(choice.row | (choice.asks ? Signature::kAsks : 0U));
+}
+
+/// This rank's Opening::own.
+std::uint64_t own_of(const Reduction& how) {
+  return how.counts != nullptr ? how.counts->own().bits()
+                               : std::bit_cast<std::uint64_t>(how.factor);
 }
 
 Recorder::Origin origin_of(Fabric& fabric, const CommOptions& options) {
@@ -153,6 +161,7 @@ struct Communicator::Impl {
   /// In the call's turn: no other thread changes the counts meanwhile.
   void run_now(const Request& request, const Interrupt& interrupt) {
     state.check_usable(name(request.kind).data());
+    if (request.reduction.counts != nullptr) request.reduction.counts->require();
     const std::function<std::string()> what = [&request] { return dreamcomm::describe(request); };
     const Clock::time_point now =
         scratch.clock.now();  // read once: a small call takes about a microsecond
@@ -165,13 +174,13 @@ struct Communicator::Impl {
     const InCallScope entered(state.header().progress, request.kind, call.bytes, number, now);
     const Opening opening{
         signature_of(request, static_cast<std::uint64_t>(number), row_byte(request, choice)),
-        request.reduction.factor, place_of(request.in), place_of(request.out)};
+        own_of(request.reduction), place_of(request.in), place_of(request.out)};
     const Preference heaps = cache.preference();
     Entry entry(*recorder, scratch.clock,
                 [&] { return record_of(request, number, call.bytes, to_ns(now)); });
     scratch.timeline = entry.timeline();
     Primitives prims(rounds, opening, watchdog, scratch, cache.heaps() ? &heaps : nullptr,
-                     to_ns(now));
+                     to_ns(now), request.reduction.counts);
     try {
       check_peers(request, " cannot begin: ");
       if (choice.asks) choice = cache.choose(ask_for_heaps(call, prims, request));
@@ -230,7 +239,10 @@ struct Communicator::Impl {
   }
 
   CallShape call_of(const Request& request) const {
-    return {request.kind, request.reduction.op, block_bytes(request), fabric->size(), room()};
+    CallShape call{request.kind, request.reduction.op, block_bytes(request), fabric->size(),
+                   room()};
+    call.along_tree = request.reduction.along_tree;
+    return call;
   }
   std::size_t room() const { return rounds.page_bytes() - Primitives::kSignature; }
 

@@ -169,6 +169,8 @@ constexpr bool is_defined(ReduceOp op, DType t) {
   return false;
 }
 
+class GradientCounts;  // core/counts.h
+
 /// The operation on the inputs of a reduction, element by element.
 /// SUM of booleans is OR and PRODUCT is AND, as they cannot leave {0, 1}.
 struct Reduction {
@@ -176,7 +178,9 @@ struct Reduction {
   ReduceOp op = ReduceOp::kNone;
   double factor = 1.0;              // PREMUL_SUM: every input is multiplied by it, or, if given,
   const double* factors = nullptr;  // by its own of these (each rank has brought one)
-  int divisor = 1;                  // AVG: the sum is divided by it (the world size)
+  double divisor = 1;               // AVG: the sum is divided by it (the world size), or, if given,
+  GradientCounts* counts = nullptr;  // by the sum of these, which the first call takes
+  bool along_tree = false;  // neighbours are added, then their sums; else from left to right
 };
 
 }  // namespace dreamcomm

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "comm/validate.h"
+#include "core/counts.h"
 #include "core/error.h"
 #include "internode/call_record.h"
 #include "internode/collectives/call_handshake.h"
@@ -196,6 +197,7 @@ std::string HierarchicalCommunicator::awaited(const Completion& completion,
 
 void HierarchicalCommunicator::run_ordered(const Request& request, const Interrupt& interrupt) {
   validate(request, rank_, topology_.size());
+  if (request.reduction.counts != nullptr) request.reduction.counts->require();
   const Way taken = way_of(request);
   CallRecord call(host_->whole(), *recorder_, clock_, request);
   LinkContext context(levels_, request, calls_++, taken.chunk, interrupt);

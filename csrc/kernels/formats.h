@@ -25,7 +25,8 @@ struct Integer {
   static constexpr T multiply(T a, T b) {
     return static_cast<T>(static_cast<Modular>(a) * static_cast<Modular>(b));
   }
-  static constexpr T divide(T a, int divisor) {
+  template <typename Number>
+  static constexpr T divide(T a, Number divisor) {
     using Wide = std::common_type_t<T, int>;  // a divisor > 0 fits, so nothing overflows
     return static_cast<T>(static_cast<Wide>(a) / static_cast<Wide>(divisor));
   }
@@ -36,7 +37,10 @@ template <typename T>
 struct Arithmetic {
   static constexpr T add(T a, T b) { return a + b; }
   static constexpr T multiply(T a, T b) { return a * b; }
-  static constexpr T divide(T a, int divisor) { return a / static_cast<T>(divisor); }
+  template <typename Number>
+  static constexpr T divide(T a, Number divisor) {
+    return a / static_cast<T>(divisor);
+  }
 };
 
 /// float32 and float64. The NaN that a sum of two NaNs gives depends on the order of the machine's

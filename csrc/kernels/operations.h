@@ -22,9 +22,9 @@ template <typename F>
 struct Average : Sum<F> {
   using typename Sum<F>::Element;
   using typename Sum<F>::Accumulator;
-  explicit Average(int by) : divisor(by) {}
+  explicit Average(double by) : divisor(by) {}
   constexpr Element last(Accumulator sum) const { return F::write(F::divide(sum, divisor)); }
-  int divisor;
+  double divisor;
 };
 
 template <typename F>

@@ -20,8 +20,8 @@ void check_defined(const Reduction& how);
 /// out[i] = in[0][i] op in[1][i] op ... for i in [0, count).
 ///
 /// The operands are combined from left to right, whatever the count, so equal
-/// inputs give equal bits. float16 and bfloat16 are accumulated in float32 and
-/// rounded once at the end (to nearest even). AVG divides the sum by
+/// inputs give equal bits; or along a binary tree, if `how.along_tree`. float16 and bfloat16 are
+/// accumulated in float32 and rounded once at the end (to nearest even). AVG divides the sum by
 /// `how.divisor` (integers truncate toward zero); PREMUL_SUM multiplies each
 /// input by its factor first. MIN and MAX hand a NaN on, as torch does.
 /// Signed overflow wraps. `out` may be equal to one of `in`, not overlap it

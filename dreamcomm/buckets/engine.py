@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from torch import nn
 
+from dreamcomm.buckets.averages import AVERAGE, Averages, count_of
 from dreamcomm.buckets.group_memory import group_memory
 from dreamcomm.buckets.plan import ParameterInfo, Plan, agreed_order, plan_buckets
 from dreamcomm.buckets.protocol import ClipPart, ReducesGradients
@@ -28,9 +29,16 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from dreamcomm._C import BackwardPass, DreamBackend, OptimizerPass, PassHooks, ShardedGradients
+    from dreamcomm._C import (
+        BackwardPass,
+        BucketSet,
+        DreamBackend,
+        OptimizerPass,
+        PassHooks,
+        ShardedGradients,
+    )
 
-__all__ = ["BucketEngine", "Caps", "thawed"]
+__all__ = ["BucketEngine", "Caps", "given_count", "thawed"]
 
 
 @dataclass(frozen=True)
@@ -49,7 +57,7 @@ class BucketEngine:
         parameters: all that may get a gradient, also those that are frozen now.
         group: reduces them.
         caps: of the buckets.
-        factor: the gradient is so many times the ranks' sum; 0: their average.
+        averages: what the gradients become.
         static_graph: the set of used parameters is that of the first pass.
         finds_unused: ranks tell each other after each pass which gradients they have. Else each has
             to have all in each pass that reduces.
@@ -57,6 +65,7 @@ class BucketEngine:
             go on as if there were no engine.
         holds_frozen: parameters that are frozen now take part as soon as they get a gradient. Else
             the owner calls :meth:`remake_if_thawed` before each backward pass.
+        counted_over: a larger group, over which the owner divides sums by the ranks' counts.
     """
 
     def __init__(
@@ -65,21 +74,23 @@ class BucketEngine:
         group: dist.ProcessGroup,
         caps: Caps,
         *,
-        factor: float = 0.0,
+        averages: Averages = AVERAGE,
         static_graph: bool = False,
         finds_unused: bool = True,
         hooked: bool = True,
         holds_frozen: bool = False,
+        counted_over: dist.ProcessGroup | None = None,
     ) -> None:
         self.group = group
         self.caps = caps
-        self.factor = factor
+        self.averages = averages
         self._static = static_graph
         self._finds_unused = finds_unused
         self._hooked, self._holds_frozen = hooked, holds_frozen
         self._all = list(parameters)
         self._rebuilt = False
         self._sync = True
+        self._counted_over = counted_over
         self._made: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._taken_by: tuple[weakref.ref[ReducesGradients], str] | None = None
         self._make()
@@ -132,6 +143,7 @@ class BucketEngine:
             if engine is not None:
                 engine._on_unchecked()
 
+        before: BucketSet | None = getattr(self, "buckets", None)
         self.buckets = _C.BucketSet(
             [one.parameter for one in self.trained],
             [one.name for one in self.trained],
@@ -139,10 +151,17 @@ class BucketEngine:
             self.plan.members(),
             self.group,
             memory.averages,
-            self.factor,
+            self.averages.factor,
             memory.own_bytes,
             self._finds_unused,
         )
+        if self.averages.shards:
+            shards = self.averages.shards
+            self.buckets.set_shards(shards, shards // dist.get_world_size(self.group))
+        if self.averages.counted:
+            self.buckets.set_counted(self._counted_over)
+            if before is not None:
+                self.buckets.adopt_counting(before)
         self.backward = _C.BackwardPass(
             self.buckets, replan, mixed, unchecked, self._finished(), self._starting()
         )
@@ -304,8 +323,17 @@ class BucketEngine:
 
     @property
     def averaged_over(self) -> float:
-        """A gradient is the ranks' sum divided by this."""
-        return 1.0 / self.factor if self.factor else float(dist.get_world_size(self.group))
+        """A gradient is the ranks' sum divided by this, where it is not divided by counts."""
+        return self.averages.divisor(dist.get_world_size(self.group))
+
+    def count(self, number: Any, what: str) -> None:
+        """Notes what the next backward pass's losses are sums over; ``what`` is for errors.
+
+        Raises:
+            RuntimeError: gradients are not divided by counts.
+            TypeError, ValueError: see :func:`dreamcomm.buckets.averages.count_of`.
+        """
+        self.buckets.count(*given_count(self.averages, number, what, self.group))
 
     @property
     def passes(self) -> int:
@@ -318,6 +346,16 @@ class BucketEngine:
     def reduce_now(self) -> None:
         """Reduces what has accumulated, outside of a backward pass. Collective."""
         self.backward.reduce_now()
+
+
+def given_count(
+    averages: Averages, number: Any, what: str, group: dist.ProcessGroup
+) -> tuple[int, float]:
+    """A script's count, as ``BucketSet.count`` takes it; see :meth:`BucketEngine.count`."""
+    who = f"{what}.count() on rank {dist.get_rank(group)}"
+    if not averages.counted:
+        raise RuntimeError(f'{who}: it is for reduce="tokens", got {averages}')
+    return count_of(number, who)
 
 
 @contextmanager

@@ -12,7 +12,6 @@ from dreamcomm.ranks.parameters import TrainedParameter
 __all__ = [
     "check_module",
     "check_names",
-    "factor_of",
 ]
 
 
@@ -53,17 +52,3 @@ def check_names(given: Iterable[str], known: Iterable[str], what: str) -> list[s
             hint = f"; did you mean {', '.join(map(repr, near))}" if near else ""
             raise ValueError(f"{what}: the module has no parameter {name!r}{hint}")
     return names
-
-
-def factor_of(reduce: object, what: str) -> float:
-    """What the ranks' sum is multiplied by; 0 for the average."""
-    if reduce == "mean":
-        return 0.0
-    if reduce == "sum":
-        return 1.0
-    if isinstance(reduce, (int, float)) and not isinstance(reduce, bool) and reduce > 0:
-        return float(reduce)
-    raise ValueError(
-        f"{what}: expected reduce to be 'mean', 'sum' or a factor above 0 for the ranks' sum, got "
-        f"{reduce!r}"
-    )

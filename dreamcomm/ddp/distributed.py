@@ -21,14 +21,11 @@ from dreamcomm._torch.ddp import (
     unseen_by_dynamo,
 )
 from dreamcomm._torch.groups import given_group
+from dreamcomm.buckets.averages import averages_of
 from dreamcomm.buckets.clip import clip_
 from dreamcomm.buckets.engine import thawed
 from dreamcomm.buckets.protocol import ClipPart
-from dreamcomm.ddp.checks import (
-    check_module,
-    check_names,
-    factor_of,
-)
+from dreamcomm.ddp.checks import check_module, check_names
 from dreamcomm.ddp.engine import Reducer
 from dreamcomm.ddp.join import ReducerJoinHook
 from dreamcomm.ddp.logger import Logger
@@ -89,7 +86,8 @@ class DistributedDataParallel(TorchDDP):
         bucket_cap_mb_list: mebibytes for each of the first buckets.
         batched_grad_copy: accepted; small gradients are always copied together.
         forward_sync_buffers: whether a forward pass begins with rank 0's buffers; None is True.
-        reduce: "mean", "sum", or a factor for the ranks' sum.
+        reduce: "mean", "sum", a factor for the ranks' sum, or "tokens": the sum of all gradients
+            over the sum of what :meth:`count` was given, over micro-batches and ranks.
         unused: names of parameters that get no gradient on any rank: they are not waited for. One
             that gets a gradient raises an error.
 
@@ -148,7 +146,7 @@ class DistributedDataParallel(TorchDDP):
         self.process_group = group_of(process_group, device_mesh)
         if device_mesh is not None:
             self.device_mesh = device_mesh
-        factor = factor_of(reduce, WHAT)
+        averages = averages_of(reduce, WHAT)
         ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         named = [name for name, _ in module.named_parameters()] if is_module(module) else []
         self.declared_unused = check_names(unused, named, WHAT)
@@ -171,7 +169,7 @@ class DistributedDataParallel(TorchDDP):
         self.bucket_bytes_cap_default = bucket_cap_mb is None and not bucket_cap_mb_list
         if check_reduction:
             warnings.warn(f"{WHAT}: check_reduction has no effect", FutureWarning, stacklevel=2)
-        self._reduce_factor, self._caps, self._init_sync = factor, caps, init_sync
+        self._averages, self._caps, self._init_sync = averages, caps, init_sync
         self.module = module
         if init_sync:
             buffers = self._compared_buffers() if self._init_sync_buffers else []
@@ -250,7 +248,7 @@ class DistributedDataParallel(TorchDDP):
             parameters,
             self.process_group,
             self._caps,
-            factor=self._reduce_factor,
+            averages=self._averages,
             static_graph=self.static_graph,
             # On a GPU the exchange would have the host wait for the device.
             finds_unused=self.device_type == "cpu" or self.find_unused_parameters,
@@ -337,6 +335,23 @@ class DistributedDataParallel(TorchDDP):
             torch.is_grad_enabled() and self.require_backward_grad_sync
         )
         return output
+
+    def count(self, number: float | Tensor) -> None:
+        """Says what the losses of the next backward pass are sums over; with ``reduce="tokens"``.
+
+        Once before each backward pass, on every rank: those that reduce, and those under
+        :meth:`no_sync`. Nothing is communicated here.
+
+        Args:
+            number: of tokens or samples, an int; or their weight, a float; or a tensor of one
+                element. It may be 0.
+
+        Raises:
+            ValueError: the number is negative, infinite or NaN.
+            TypeError: it is no number.
+            RuntimeError: ``reduce`` is another.
+        """
+        self.reducer.count(number, WHAT)
 
     def reduce_gradients(self) -> None:
         """Reduces what has accumulated in the parameters' ``grad``, without a backward pass.

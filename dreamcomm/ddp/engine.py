@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.futures import Future
 
 from dreamcomm._torch.ddp import broadcast_tensors, unseen_by_dynamo
+from dreamcomm.buckets.averages import AVERAGE, Averages
 from dreamcomm.buckets.engine import BucketEngine, Caps
 from dreamcomm.buckets.group_memory import group_memory
 from dreamcomm.ddp.checks import check_module
@@ -47,7 +48,7 @@ class Reducer(BucketEngine):
         group: dist.ProcessGroup,
         caps: Caps,
         *,
-        factor: float = 0.0,
+        averages: Averages = AVERAGE,
         static_graph: bool = False,
         finds_unused: bool = True,
     ) -> None:
@@ -59,7 +60,7 @@ class Reducer(BucketEngine):
             parameters,
             group,
             caps,
-            factor=factor,
+            averages=averages,
             static_graph=static_graph,
             finds_unused=finds_unused,
         )
@@ -171,10 +172,10 @@ class Reducer(BucketEngine):
             raise ValueError(
                 f"{self.sharded_by} reduces the gradients: a communication hook would not be called"
             )
-        if self.factor != 0.0:
+        if self.averages != AVERAGE:
             raise ValueError(
-                "a communication hook decides itself what gradients become: leave reduce= out, or "
-                "have the hook multiply them"
+                "a communication hook decides itself what gradients become: leave reduce= and "
+                "invariant_shards= out, or have the hook multiply them"
             )
         self._hook = state, hook
         in_turn = getattr(hook, "__module__", "") not in ONE_CALL_EACH

@@ -14,13 +14,11 @@ from torch import Tensor, nn
 
 from dreamcomm._torch.ddp import broadcast_buffers_, broadcast_module, find_tensors
 from dreamcomm._torch.groups import given_group
+from dreamcomm.buckets.averages import averages_of
 from dreamcomm.buckets.clip import clip_
 from dreamcomm.buckets.engine import Caps
 from dreamcomm.buckets.protocol import ClipPart
-from dreamcomm.ddp.checks import (
-    check_module,
-    factor_of,
-)
+from dreamcomm.ddp.checks import check_module
 from dreamcomm.ddp.engine import Reducer
 from dreamcomm.ddp.report import Report
 from dreamcomm.ddp.watch import BufferWatch
@@ -79,6 +77,10 @@ class ReplicatedModule:
     def set_requires_gradient_sync(self, requires_gradient_sync: bool) -> None:
         """Whether backward passes reduce, as FSDP2's method of this name."""
         self._replicate_reducer.sync = requires_gradient_sync
+
+    def count(self, number: float | Tensor) -> None:
+        """As :meth:`DistributedDataParallel.count`."""
+        self._replicate_reducer.count(number, WHAT)
 
     def reduce_gradients(self) -> None:
         """Reduces what has accumulated, without a backward pass. Collective."""
@@ -144,7 +146,7 @@ def replicate(
     if not bucket_cap_mb > 0:
         raise ValueError(f"{WHAT}: expected bucket_cap_mb above 0, got {bucket_cap_mb}")
     group = given_group(group or process_group) if mesh is None else mesh.get_group(mesh_dim=0)
-    factor = factor_of(reduce, WHAT)
+    averages = averages_of(reduce, WHAT)
     if not isinstance(module, nn.Module):
         raise TypeError(f"{WHAT}: expected a torch.nn.Module, got {type(module).__name__}")
     if isinstance(module, ReplicatedModule):
@@ -158,7 +160,7 @@ def replicate(
         parameters,
         group,
         caps,
-        factor=factor,
+        averages=averages,
         static_graph=static_graph,
         finds_unused=parameters[0].parameter.device.type == "cpu" or find_unused_parameters,
     )

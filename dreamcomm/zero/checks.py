@@ -12,6 +12,8 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from dreamcomm._torch.overlap import same_memory
+from dreamcomm.buckets.averages import Averages, averages_of
+from dreamcomm.buckets.engine import BucketEngine
 from dreamcomm.zero.engine import WHAT
 from dreamcomm.zero.per_element import check_per_element
 from dreamcomm.zero.shards import ParameterShard
@@ -19,6 +21,7 @@ from dreamcomm.zero.shards import ParameterShard
 __all__ = [
     "check_arguments",
     "check_groups",
+    "check_held",
     "check_memory",
     "check_parameters",
     "check_sharded",
@@ -31,10 +34,14 @@ def check_arguments(
     stage: object,
     overlap_with_ddp: bool,
     master_dtype: torch.dtype | None,
-    reduce: bool,
+    reduce: bool | str | float,
     per_element: bool,
-) -> None:
-    """Raises for options that do not exist, or contradict each other."""
+) -> Averages | None:
+    """Raises for options that do not exist, or contradict each other.
+
+    Returns:
+        What gradients become; None: they are reduced elsewhere.
+    """
     if overlap_with_ddp:
         raise NotImplementedError(
             f"{WHAT}: overlap_with_ddp is not supported; the step is one pass over shared memory, "
@@ -43,7 +50,8 @@ def check_arguments(
     if stage not in (1, 2, 3):
         hint = "; stage 0 is the optimizer itself" if stage == 0 else ""
         raise ValueError(f"{WHAT}: expected stage 1, 2 or 3, got {stage!r}{hint}")
-    if not reduce and stage == 2:
+    averages = None if reduce is False else averages_of("mean" if reduce is True else reduce, WHAT)
+    if averages is None and stage == 2:
         raise ValueError(
             f"{WHAT}: stage 2 keeps shards of the gradients that it reduces itself; with "
             "reduce=False use stage=1"
@@ -56,19 +64,30 @@ def check_arguments(
             f"{master_dtype!r}"
         )
     check_per_element(optimizer_class, per_element, WHAT)
+    return averages
 
 
-def check_sharded(master_dtype: torch.dtype | None, reduce: bool) -> None:
+def check_held(engine: BucketEngine, averages: Averages | None, reduce: object) -> None:
+    """Raises where the DistributedDataParallel that holds the parameters reduces otherwise."""
+    if reduce is True or averages is None or averages == engine.averages:
+        return
+    raise ValueError(
+        f"{WHAT}: expected reduce as of the DistributedDataParallel that has the parameters, with "
+        f"{engine.averages}, got reduce={reduce!r}: leave it out here"
+    )
+
+
+def check_sharded(master_dtype: torch.dtype | None, reduce: object) -> None:
     """Raises for options that parameters of fully_shard do not have."""
     if master_dtype is not None:
         raise NotImplementedError(
             f"{WHAT}: master_dtype is not supported for parameters of fully_shard: keep "
             "parameters in float32, and use torch.autocast"
         )
-    if not reduce:
+    if reduce is not True:
         raise ValueError(
-            f"{WHAT}: reduce=False is for parameters whose gradients a wrapper averages; "
-            "fully_shard reduces them itself: leave it out"
+            f"{WHAT}: fully_shard reduces the gradients of its parameters itself, as its own "
+            f"reduce= says: leave reduce={reduce!r} out here"
         )
 
 

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from dreamcomm._torch.groups import ours
+from dreamcomm.buckets.averages import AVERAGE, Averages
 from dreamcomm.buckets.engine import BucketEngine, Caps
 from dreamcomm.buckets.found import engines_of
 from dreamcomm.ranks.parameters import TrainedParameter
@@ -57,13 +58,20 @@ def found_engine(parameters: Sequence[torch.nn.Parameter]) -> BucketEngine | Non
 
 
 def engine_of(
-    named: Sequence[tuple[str, torch.nn.Parameter]], group: dist.ProcessGroup, *, reduces: bool
+    named: Sequence[tuple[str, torch.nn.Parameter]],
+    group: dist.ProcessGroup,
+    averages: Averages | None,
 ) -> BucketEngine:
-    """An engine of these parameters alone; ``reduces``: in backward passes, and in steps."""
+    """An engine of these parameters alone; None: gradients are reduced elsewhere."""
     trained = [TrainedParameter(name, parameter) for name, parameter in named]
     try:
         return BucketEngine(
-            trained, group, Caps(BUCKET_BYTES, MIB), hooked=reduces, holds_frozen=True
+            trained,
+            group,
+            Caps(BUCKET_BYTES, MIB),
+            averages=averages or AVERAGE,
+            hooked=averages is not None,
+            holds_frozen=True,
         )
     except ValueError as error:
         if "already reduced by another wrapper" not in str(error):

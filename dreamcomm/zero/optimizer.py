@@ -29,6 +29,7 @@ from dreamcomm.zero.agreement import Agreement, check_facts
 from dreamcomm.zero.checks import (
     check_arguments,
     check_groups,
+    check_held,
     check_memory,
     check_parameters,
     check_sharded,
@@ -94,7 +95,9 @@ class ZeroOptimizer(Optimizer):
         stage: 1 or 2. Parameters of a module after :func:`fully_shard` are at stage 3 in any case.
         master_dtype: such as torch.float32, for parameters of 16 bits: the optimizer steps copies
             in this type, averages are computed in it, and parameters are these copies rounded.
-        reduce: whether gradients are averaged here.
+        reduce: what gradients become here: True and "mean" average them over the ranks, "sum" adds
+            them, "tokens" divides their sum by what :meth:`count` was given; False leaves them to
+            a wrapper. Under a DistributedDataParallel of this library its own ``reduce`` counts.
         per_element: vouches for an ``optimizer_class`` that is not known.
         defaults: of the optimizer class.
 
@@ -117,14 +120,17 @@ class ZeroOptimizer(Optimizer):
         *,
         stage: int = 1,
         master_dtype: torch.dtype | None = None,
-        reduce: bool = True,
+        reduce: bool | str | float = True,
         per_element: bool = False,
         **defaults: Any,
     ) -> None:
-        check_arguments(optimizer_class, stage, overlap_with_ddp, master_dtype, reduce, per_element)
+        self._averages = check_arguments(
+            optimizer_class, stage, overlap_with_ddp, master_dtype, reduce, per_element
+        )
         self.process_group = given_group(process_group)
         self.stage, self.master_dtype = stage, master_dtype
-        self._reduces, self._class, self._options = reduce, optimizer_class, dict(defaults)
+        self._reduce, self._reduces = reduce, self._averages is not None
+        self._class, self._options = optimizer_class, dict(defaults)
         self._held = False  # by a DistributedDataParallel
         self._units: UnitSteps | None = None  # the parameters are those of fully_shard
         self._ready = self._unscaled_everywhere = False
@@ -153,6 +159,8 @@ class ZeroOptimizer(Optimizer):
         engine = found_engine(parameters) if self._reduces and (first or self._held) else None
         if first:
             self._held = engine is not None
+            if engine is not None:
+                check_held(engine, self._averages, self._reduce)
         if engine is not None and len(engine.trained) == len(named):
             names = {id(one.parameter): one.name for one in engine.trained}
             named = [(names.get(id(parameter), name), parameter) for name, parameter in named]
@@ -171,7 +179,7 @@ class ZeroOptimizer(Optimizer):
         self._given = [list(group["params"]) for group in self.param_groups]
         self._agreement.compare(self._inner.defaults, ties)
         if engine is None:
-            engine = engine_of(named, self.process_group, reduces=self._reduces)
+            engine = engine_of(named, self.process_group, self._averages)
         self._engine = engine
         engine.on_made(self._shard_engine)
         engine.take_over(self, f"{WHAT}(stage={self.stage})")
@@ -182,7 +190,7 @@ class ZeroOptimizer(Optimizer):
 
     def _set_up_units(self, tree: Tree, named: list[tuple[str, torch.nn.Parameter]]) -> None:
         """Steps the DTensors of fully_shard: all is sharded already."""
-        check_sharded(self.master_dtype, self._reduces)
+        check_sharded(self.master_dtype, self._reduce)
         self.stage, self.process_group = 3, tree.shards
         self._ordered = shards_of(tree, named)
         self._shards = {id(one.parameter): one for one in self._ordered}
@@ -353,6 +361,13 @@ class ZeroOptimizer(Optimizer):
         :meth:`reduce_gradients`, reduces the sum."""
         with (self._engine if self._units is None else self._units.tree).no_sync():
             yield
+
+    def count(self, number: float | Tensor) -> None:
+        """As :meth:`dreamcomm.DistributedDataParallel.count`, with ``reduce="tokens"``."""
+        if self._units is not None:
+            self._units.tree.count(number)
+        else:
+            self._engine.count(number, WHAT)
 
     def reduce_gradients(self) -> None:
         """Averages what has accumulated into this rank's shards. Collective.

@@ -82,7 +82,11 @@ def test_a_module_that_cannot_be_trained_is_refused(
 @pytest.mark.parametrize(
     ("options", "kind", "words"),
     [
-        ({"reduce": "median"}, "ValueError", "expected reduce to be 'mean', 'sum' or a factor"),
+        (
+            {"reduce": "median"},
+            "ValueError",
+            "expected reduce to be 'mean', 'sum', 'tokens' or a factor",
+        ),
         ({"reduce": -1}, "ValueError", "got -1"),
         ({"bucket_cap_mb": 0}, "ValueError", "caps of buckets above 0 MiB"),
         ({"bucket_cap_mb": 1, "bucket_cap_mb_list": [1]}, "ValueError", "not both"),

@@ -134,8 +134,11 @@ class DreamBackend final : public c10d::Backend, public MessageCarrier {
                                           const c10d::ReduceScatterOptions& opts) override;
 
   /// One pass of a sharded optimizer over CPU tensors in the process's heap, which it keeps alive.
-  /// Only where shares_heaps(). (gather_scatter.cc)
-  WorkPtr sharded_pass(std::shared_ptr<ShardedPass> pass, const TensorList& tensors, bool async);
+  /// `op`: how it averages what it reads. Only where shares_heaps(). (gather_scatter.cc)
+  WorkPtr sharded_pass(std::shared_ptr<ShardedPass> pass, const TensorList& tensors,
+                       const c10d::ReduceOp& op, bool async);
+  /// True if all ranks are processes of this host, and share its memory.
+  bool is_on_one_host() const { return cpu_ && cpu_->hosts().size() == 1; }
   /// True if all ranks map each other's heaps: the same answer on all.
   bool shares_heaps() const;
 

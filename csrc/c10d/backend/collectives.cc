@@ -53,8 +53,10 @@ WorkPtr DreamBackend::allreduce(TensorList& tensors, const c10d::AllreduceOption
   }
   require_writable(site, "tensor", tensor);
   Calls calls;
-  calls.emplace_back(Kind::kAllReduce, to_reduction(opts.reduceOp, tensor.scalar_type(), site))
-      .in_place(tensor);
+  Call& call =
+      calls.emplace_back(Kind::kAllReduce, to_reduction(opts.reduceOp, tensor.scalar_type(), site));
+  call.in_place(tensor);
+  call.averaged_by(opts.reduceOp);
   return issue({kAllReduce, tensors, tensors, opts.timeout, opts.asyncOp}, calls);
 }
 
@@ -77,8 +79,10 @@ WorkPtr DreamBackend::allreduce_coalesced(TensorList& tensors,
   for (const Tensor& tensor : tensors) {
     require_writable(site, "tensors", tensor);
     require_same_device(site, "tensors", tensor, tensors[0]);
-    calls.emplace_back(Kind::kAllReduce, to_reduction(opts.reduceOp, tensor.scalar_type(), site))
-        .in_place(tensor, aside);
+    Call& call = calls.emplace_back(Kind::kAllReduce,
+                                    to_reduction(opts.reduceOp, tensor.scalar_type(), site));
+    call.in_place(tensor, aside);
+    call.averaged_by(opts.reduceOp);
   }
   return issue({kAllReduceCoalesced, tensors, tensors, opts.timeout, opts.asyncOp}, calls);
 }

@@ -54,6 +54,7 @@ Call DreamBackend::shard_reduction(const Site& site, const Tensor& output, const
   Call call(Kind::kReduceScatter, to_reduction(op, input.scalar_type(), site));
   call.input(input, equal_parts(input, size_));
   call.output(output, overlap(output, input));
+  call.averaged_by(op);
   return call;
 }
 
@@ -155,12 +156,14 @@ WorkPtr DreamBackend::reduce_scatter(TensorList& outputs, std::vector<TensorList
     Call& call = calls.emplace_back(Kind::kReduceScatter, how);
     for (const Tensor& part : parts) call.input(part);
     call.output(output, aside);
+    call.averaged_by(opts.reduceOp);
   }
   // Blocks of different sizes are reduced one by one, each to the rank it is for.
   for (int root = 0; !even && root < size_; ++root) {
     Call& call = calls.emplace_back(Kind::kReduce, how, root);
     call.input(parts[static_cast<std::size_t>(root)], aside);
     if (root == rank_) call.output(output, aside);
+    call.averaged_by(opts.reduceOp);
   }
   return issue({kReduceScatter, parts, outputs, opts.timeout, opts.asyncOp}, calls);
 }
@@ -197,7 +200,7 @@ WorkPtr DreamBackend::reduce_scatter_tensor_coalesced(TensorList& outputs, Tenso
 }
 
 WorkPtr DreamBackend::sharded_pass(std::shared_ptr<ShardedPass> pass, const TensorList& tensors,
-                                   bool async) {
+                                   const c10d::ReduceOp& op, bool async) {
   const OpLabel& label = !pass->writes() ? kShardedReduce
                          : pass->reads() ? kShardedStep
                                          : kShardedWrite;
@@ -213,7 +216,11 @@ WorkPtr DreamBackend::sharded_pass(std::shared_ptr<ShardedPass> pass, const Tens
                        heap_->describe(), "; set Options(heap_bytes=...) to more"));
   }
   Calls calls;
-  calls.emplace_back(kind, Reduction{}).pass(std::move(pass), tensors);
+  Reduction how;
+  set_average(how, op, size_);
+  Call& call = calls.emplace_back(kind, how);
+  call.pass(std::move(pass), tensors);
+  call.averaged_by(op);
   // The work keeps no tensor: their memory is free for the next ones when the pass has ended.
   return issue({label, {}, {}, c10d::kUnsetTimeout, async}, calls);
 }

@@ -18,6 +18,7 @@ void BackwardPass::reduce_now() {
   set_->touch_rest();
   set_apart_large();
   next_ = 0;
+  set_->begin_counts();
   settle([this] { launch_rest(); }, /*of_zeros=*/false);
   set_->holds_all = set_->rule.is_sharded();
 }
@@ -36,10 +37,39 @@ void BackwardPass::set_apart_large() {
   }
 }
 
+void BackwardPass::begin_shards() {
+  const Lock lock(set_->mutex);
+  recover();
+  set_->shard_sums->begin_step(set_->parameters, set_->who, !set_->rule.is_sharded());
+}
+
+void BackwardPass::begin_shard() {
+  const Lock lock(set_->mutex);
+  set_->shard_sums->begin_shard();
+}
+
+void BackwardPass::end_shard() {
+  const Lock lock(set_->mutex);
+  TORCH_CHECK(state_ == State::kIdle, set_->who,
+              ": a shard ends while its backward pass is under way");
+  ShardSums& sums = *set_->shard_sums;
+  const bool is_last = sums.is_last();
+  sums.end_shard(set_->parameters, set_->who);
+  // The step reduces them.
+  if (is_last && set_->rule.row.is_deferred()) sums.fold_all(set_->parameters);
+}
+
+std::size_t BackwardPass::missing_shards() const {
+  const Lock lock(set_->mutex);
+  return set_->shard_sums ? set_->shard_sums->missing() : 0;
+}
+
 void BackwardPass::reduce_zeros() {
   const Lock lock(set_->mutex);
+  set_->begin_counts(RankCount::of_whole(0));
   settle(
       [this] {
+        set_->await_counts();
         std::vector<Bucket>& buckets = set_->buckets;
         for (std::size_t i = 0; i < buckets.size(); ++i) {
           buckets[i].launch(set_->parameters, set_->rule, i, buckets.size(), /*zeros=*/true);

@@ -84,7 +84,26 @@ bool BackwardPass::makes_gradients() const {
   });
 }
 
+/// True if gradients of earlier passes are there. Zeros that autograd has made are.
+bool is_uncleared(const Parameter& one, bool was_taken) {
+  const bool is_shard = one.is_stand_in();
+  const at::Tensor& now = is_shard ? one.shard.gradient : one.tensor.grad();
+  if (!now.defined()) return false;
+  const bool is_made = !is_shard && !was_taken && one.seen.is_unchanged(now);
+  return is_made || !is_zero(now);
+}
+
+void BackwardPass::begin_counts(bool reduces) {
+  if (!set_->counting) return;
+  Counting& counting = *set_->counting;
+  counting.begin_pass(
+      std::any_of(set_->parameters.begin(), set_->parameters.end(),
+                  [&](const Parameter& one) { return is_uncleared(one, counting.is_taken()); }));
+  if (reduces) set_->begin_counts();
+}
+
 void BackwardPass::begin() {
+  if (set_->shard_sums) set_->shard_sums->begin_pass(set_->who);
   const bool reduces = sync_ && set_->rule.row.in_backward() != Move::kNothing;
   state_ = reduces ? State::kReducing : State::kAccumulating;
   set_->holds_all = false;
@@ -108,6 +127,7 @@ void BackwardPass::begin() {
     if (const auto self = weak.lock()) self->finish();
   });
   if (!std::exchange(is_checked_, false) && reduces && callbacks_.unchecked) callbacks_.unchecked();
+  begin_counts(reduces);
 }
 
 void BackwardPass::on_gradient(std::size_t index, const at::Tensor& arrived) {
@@ -120,6 +140,7 @@ void BackwardPass::on_gradient(std::size_t index, const at::Tensor& arrived) {
   }
   note(parameter, arrived);
   if (state_ != State::kReducing || !is_complete(index)) return;
+  if (set_->shard_sums) set_->shard_sums->fold(set_->parameters, index);
   set_->buckets[parameter.bucket].pending -= 1;
   launch_ready();
 }
@@ -136,8 +157,8 @@ void BackwardPass::note(Parameter& parameter, const at::Tensor& arrived) {
   if (state_ == State::kReducing) require_unstepped(set_->who, parameter, arrived);
   const std::size_t copied = parameter.set_apart(arrived);
   if (set_->rule.is_large(copied)) set_apart_ += copied;
-  if (!set_->rule.is_sharded()) return;
-  placement_.note_early(*set_, parameter);
+  if (!set_->rule.is_sharded() && !set_->rule.counted) return;
+  if (set_->rule.is_sharded()) placement_.note_early(*set_, parameter);
   parameter.seen.set(parameter.grad());
 }
 
@@ -170,6 +191,8 @@ void BackwardPass::before_gradient(std::size_t index) {
   if (callbacks_.starting) tell_starting();
   const Lock lock(set_->mutex);
   drop_dead_pass();
+  // Gradients of earlier passes can only be told apart before autograd adds to them.
+  if (!runs() && (set_->counting || set_->shard_sums)) begin();
   if (!set_->rule.is_sharded()) return;
   Parameter& parameter = set_->parameters[index];
   // Peers read the gradient while its bucket is under way.
@@ -194,6 +217,7 @@ void BackwardPass::launch_ready() {
 
 void BackwardPass::launch_next() {
   std::vector<Bucket>& buckets = set_->buckets;
+  if (next_ == 0) set_->await_counts();
   if (set_->rule.hook_in_turn && next_ > 0) buckets[next_ - 1].await_hook();
   if (set_->rule.gathers()) {
     complete_ended();
@@ -242,6 +266,11 @@ std::optional<bool> BackwardPass::end_pass() {
   if (!runs()) return std::nullopt;
   set_->pass.reset();
   const bool reduces = std::exchange(state_, State::kIdle) == State::kReducing;
+  if (set_->counting) {
+    set_->counting->end_pass(
+        std::any_of(set_->parameters.begin(), set_->parameters.end(),
+                    [](const Parameter& one) { return one.tensor.grad().defined(); }));
+  }
   if (!reduces) {
     const bool is_mixed =
         std::any_of(set_->parameters.begin(), set_->parameters.end(),
@@ -254,6 +283,7 @@ std::optional<bool> BackwardPass::end_pass() {
       [this] {
         // An optimizer may have stepped parameters whose gradients this pass does not make.
         for (const Parameter& one : set_->parameters) require_unstepped(set_->who, one, {});
+        if (set_->shard_sums) set_->shard_sums->fold_all(set_->parameters);
         launch_rest();
       },
       /*of_zeros=*/false);
@@ -283,8 +313,19 @@ void BackwardPass::settle(const std::function<void()>& launches, bool of_zeros) 
   ++report_.passes;
 }
 
+/// Without counts of all ranks no rank may go on to the next exchange: all throw here, wherever
+/// their buckets are.
+void BackwardPass::await_counts() const {
+  if (!set_->counting) return;
+  set_->counting->await();
+  for (const Bucket& bucket : set_->buckets) {
+    if (bucket.await_calls()) return;
+  }
+}
+
 void BackwardPass::settle_buckets(bool of_zeros) {
   for (const Bucket& bucket : set_->buckets) bucket.await_hook();
+  await_counts();
   std::vector<bool> touched = used_.agree(*set_, of_zeros);
   if (of_zeros) touched.assign(touched.size(), false);
   report_.bytes = 0;
@@ -294,6 +335,7 @@ void BackwardPass::settle_buckets(bool of_zeros) {
     report_.bytes += bucket.bytes();
     report_.copied += bucket.copied();
   }
+  if (set_->shard_sums) set_->shard_sums->give_back(set_->parameters);
 }
 
 /// After a first pass: gradients that autograd has made again after their bucket was reduced.

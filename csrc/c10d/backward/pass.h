@@ -59,6 +59,12 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   void recover();
   /// Outside of a pass: reduces what has accumulated.
   void reduce_now();
+  /// Shards of a step; see ShardSums.
+  void begin_shards();
+  void begin_shard();
+  void end_shard();
+  /// How many shards of a step that has begun have not ended; 0 without shards.
+  std::size_t missing_shards() const;
   /// A pass of zeros, for a rank without data.
   void reduce_zeros();
   /// Learns the order of gradients anew in the next pass.
@@ -99,9 +105,14 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   void reduce_rest();
   void set_apart_large();
   /// True if a first pass reduces before its end.
-  bool reduces_early() const { return set_->rule.heaps || set_->rule.gathers(); }
+  bool reduces_early() const {
+    return (set_->rule.heaps || set_->rule.gathers()) && !set_->shard_sums;
+  }
+  void begin_counts(bool reduces);
+  void await_counts() const;
   /// True if a pass may not add to what is reduced without notice.
   bool must_be_fresh(const Parameter& parameter) const {
+    if (set_->rule.counted) return false;  // counting.h
     const bool is_average = set_->rule.factor_or(parameter.factor) == 0;
     return !set_->rule.is_sharded() && (!is_average || state_ != State::kReducing);
   }

@@ -8,6 +8,7 @@
 
 #include <functional>
 #include <memory>
+#include <torch/csrc/distributed/c10d/Types.hpp>
 
 #include "core/request.h"
 #include "core/sharded_pass.h"
@@ -32,6 +33,9 @@ class Call {
   void in_place(const at::Tensor& tensor, bool aside = false);
   /// A pass in place of blocks, on the memory of these tensors in this process's heap.
   void pass(std::shared_ptr<ShardedPass> pass, c10::ArrayRef<at::Tensor> tensors);
+
+  /// Keeps what divides an average.
+  void averaged_by(const c10d::ReduceOp& op) { averaging_ = op.supplement_; }
 
   /// True if all tensors are plain: stage() and unstage() have nothing to do.
   bool direct() const { return staged_.empty(); }
@@ -72,6 +76,7 @@ class Call {
   c10::SmallVector<c10::Storage, 2> plain_;  // outlives `tensor.data = ...`, too
   c10::SmallVector<Staged, 0> staged_;
   std::shared_ptr<ShardedPass> pass_;
+  c10::intrusive_ptr<c10d::_SupplementBase> averaging_;
 };
 
 using Calls = c10::SmallVector<Call, 1>;

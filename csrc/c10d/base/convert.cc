@@ -117,11 +117,27 @@ Reduction plainly(const c10d::ReduceOp& op, const at::Tensor& tensor, const Site
   return {.dtype = to_dtype(tensor.scalar_type()), .op = to_op(op.op_, site)};
 }
 
+c10d::ReduceOp average_by(c10::intrusive_ptr<Averaging> averaging) {
+  c10d::ReduceOp op = c10d::ReduceOp::AVG;
+  op.supplement_ = std::move(averaging);
+  return op;
+}
+
+void set_average(Reduction& how, const c10d::ReduceOp& op, int ranks) {
+  how.divisor = ranks;
+  const auto* const by = dynamic_cast<const Averaging*>(op.supplement_.get());
+  if (by == nullptr) return;
+  if (by->divisor > 0) how.divisor = by->divisor;
+  how.counts = by->counts.get();
+  how.along_tree = by->along_tree;
+}
+
 Reduction to_reduction(const c10d::ReduceOp& op, c10::ScalarType type, const Site& site) {
-  Reduction reduction{.dtype = to_dtype(type), .op = to_op(op.op_, site), .divisor = site.size};
+  Reduction reduction{.dtype = to_dtype(type), .op = to_op(op.op_, site)};
   TORCH_CHECK_VALUE(is_defined(reduction.op, reduction.dtype), site, name(reduction.op),
                     " is not defined on tensors of type ", type_name(type));
   if (reduction.op == ReduceOp::kPremulSum) reduction.factor = premul_factor(op, site);
+  set_average(reduction, op, site.size);
   try {
     check_defined(reduction);
   } catch (const Error& error) {

@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <exception>
+#include <memory>
 #include <string>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
@@ -22,6 +23,17 @@ std::string type_name(c10::ScalarType type);
 
 /// How `tensor` is described to a collective that only moves it.
 Reduction moving(const at::Tensor& tensor);
+
+/// How an AVG is made, in place of over the ranks from left to right. A c10d::ReduceOp carries it,
+/// within this library alone.
+struct Averaging final : c10d::_SupplementBase {
+  double divisor = 0;                      // 0: the number of ranks
+  std::shared_ptr<GradientCounts> counts;  // divide in its place
+  bool along_tree = false;                 // as in Reduction
+};
+c10d::ReduceOp average_by(c10::intrusive_ptr<Averaging> averaging);
+/// Sets what a reduction takes of it, or the number of ranks as the divisor.
+void set_average(Reduction& how, const c10d::ReduceOp& op, int ranks);
 
 /// SUM, ... with the factor of PREMUL_SUM and the divisor of AVG. Throws
 /// c10::ValueError if the operation is not defined on the type.

@@ -178,13 +178,11 @@ void Bucket::run_hook(const Parameters& parameters, const Rule& rule, std::size_
 
 /// Does what the collective has left: makes an average of a sum, or scales it.
 void Bucket::scale(const Rule& rule, at::Tensor& part) const {
-  const double factor = rule.factor_or(factor_);
-  if (factor == 1 || (rule.takes_average(factor_) && layout_ != at::kSparse)) return;
-  if (factor != 0) {
-    part.mul_(factor);
-  } else {
-    part.div_(rule.divisor > 0 ? rule.divisor : rule.group->getSize());
-  }
+  const double factor = rule.counted ? 0 : rule.factor_or(factor_);
+  const bool is_divided = rule.takes_average(factor_) && layout_ != at::kSparse;
+  const double divisor = is_divided ? 1 : rule.sum_divisor(factor_);
+  if (divisor != 1) part.div_(divisor);
+  if (factor != 0 && factor != 1) part.mul_(factor);
 }
 
 void Bucket::settle(Parameters& parameters, const Rule& rule, const std::vector<bool>& touched) {
@@ -227,7 +225,16 @@ void Bucket::settle_member(Parameter& parameter, Slot& slot, bool touched) {
   } else if (stand_in.defined()) {
     now = stand_in;
   }
+  if (parameter.widens) now = now.to(parameter.tensor.scalar_type());
   parameter.mark_reduced();
+}
+
+bool Bucket::await_calls() const {
+  if (work_) work_->wait();
+  for (const RowsPart& part : rows_) {
+    if (part.work) part.work->wait();
+  }
+  return work_ || !rows_.empty();
 }
 
 void Bucket::drop() {

@@ -35,6 +35,8 @@ class Bucket {
   void await_hook() const {
     if (future_) future_->wait();
   }
+  /// Waits for the group's calls, and leaves the rest to settle(). Returns whether there are any.
+  bool await_calls() const;
   /// True if a reduce-scatter is under way that has ended.
   bool has_ended() const;
   bool hook_ended() const { return !future_ || future_->completed(); }

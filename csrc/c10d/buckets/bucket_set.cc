@@ -1,5 +1,6 @@
 #include "c10d/buckets/bucket_set.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -94,11 +95,59 @@ void BucketSet::touch_rest() {
       continue;
     }
     // Later writes to a reduced gradient are as right in the average of all.
-    const bool is_old = rule.factor_or(one.factor) == 0 ? one.is_as_reduced() : one.is_reduced();
+    const bool is_average = rule.factor_or(one.factor) == 0 && !rule.counted;
+    const bool is_old = is_average ? one.is_as_reduced() : one.is_reduced();
     one.touched = now.defined() && (one.touched || !is_old);
     one.before.set(now);  // outside of a pass the script has made it what it is
     one.require_layout(who, /*is_sharded=*/false);
   }
+}
+
+void BucketSet::set_counted(const GroupPtr& over) {
+  const Lock lock(mutex);
+  rule.counted = over == nullptr;
+  counted_over = over;
+  counting.emplace(/*along_tree=*/rule.shards > 0);
+}
+
+void BucketSet::set_shards(int shards, std::size_t per_rank) {
+  const Lock lock(mutex);
+  rule.shards = shards;
+  shard_sums.emplace(per_rank, parameters.size());
+  for (Parameter& one : parameters) {
+    const at::ScalarType type = one.tensor.scalar_type();
+    one.widens = type == at::kHalf || type == at::kBFloat16;
+  }
+}
+
+void BucketSet::begin_counts(std::optional<RankCount> own) {
+  if (!counting || !finishes) return;
+  const GroupPtr& group = counted_over ? counted_over : rule.group;
+  const DreamBackend* const backend = own_backend(*rule.group, device().type());
+  const bool rides = calls_count() && backend != nullptr && backend->is_on_one_host();
+  rule.counts = counting->begin_reduction(group, exchange_device(*group, device()),
+                                          own ? *own : counting->take(), rides);
+}
+
+void BucketSet::adopt_counting(BucketSet& other) {
+  const std::scoped_lock both(mutex, other.mutex);
+  if (counting && other.counting) counting = std::move(*other.counting);
+}
+
+void BucketSet::await_counts() {
+  if (counting && !calls_count()) counting->await();
+}
+
+double BucketSet::divisor() const {
+  const Lock lock(mutex);
+  TORCH_CHECK(rule.counts, who, ": no counts were exchanged");
+  return rule.counts->divisor();
+}
+
+bool BucketSet::calls_count() const {
+  return rule.averages && rule.counted && device().is_cpu() &&
+         std::none_of(parameters.begin(), parameters.end(),
+                      [](const Parameter& one) { return one.is_sparse(); });
 }
 
 std::vector<at::Tensor> BucketSet::mixed() const {

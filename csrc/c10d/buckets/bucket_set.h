@@ -5,10 +5,13 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "c10d/buckets/bucket.h"
+#include "c10d/buckets/counting.h"
+#include "c10d/buckets/shard_sums.h"
 
 namespace dreamcomm {
 
@@ -33,18 +36,38 @@ struct BucketSet {
   void lay_out_in_heaps();
   /// Before a reduction outside of a pass: all gradients take part that are not reduced.
   void touch_rest();
+  /// From now on gradients are averaged over counts; before the first pass. `over`: they stay sums,
+  /// for somebody who divides sums over this larger group, by divisor().
+  void set_counted(const GroupPtr& over = nullptr);
+  /// From now on a step's gradients are sums over so many shards, along a tree; before the first
+  /// pass, and before set_counted(). `per_rank` of them are this rank's.
+  void set_shards(int shards, std::size_t per_rank);
+  /// Before the first call of a reduction: `own` counts of this rank; nothing: what it has counted.
+  void begin_counts(std::optional<RankCount> own = std::nullopt);
+  /// Before the first bucket: waits for the counts, unless the buckets' calls take them themselves.
+  void await_counts();
+  /// The sum of all ranks' counts, after a reduction that has exchanged them; 0 is infinite.
+  double divisor() const;
+  /// Goes on with what another set has counted.
+  void adopt_counting(BucketSet& other);
   /// The parameters whose gradients are reduced in part, and were not cleared since.
   std::vector<at::Tensor> mixed() const;
   c10::Device device() const { return parameters.front().tensor.device(); }
+  /// True if the buckets' calls divide by counts, and throw without one before they move data.
+  bool calls_count() const;
 
   mutable std::recursive_mutex mutex;  // a hook of Python may ask for the report
   Parameters parameters;
   Rule rule;
   std::vector<Bucket> buckets;
-  std::string who;            // "rank 1 of 2", for errors
-  std::weak_ptr<void> pass;   // while autograd runs a backward pass
-  bool holds_all = false;     // shards hold all that has accumulated
-  std::uint64_t changes = 0;  // how often buckets, group, hook or row were set
+  std::optional<Counting> counting;     // if gradients are averaged over counts
+  GroupPtr counted_over;                // as in set_counted()
+  bool finishes = true;                 // False: reductions leave sums, and counts, to a later one
+  std::optional<ShardSums> shard_sums;  // if the rule has shards
+  std::string who;                      // "rank 1 of 2", for errors
+  std::weak_ptr<void> pass;             // while autograd runs a backward pass
+  bool holds_all = false;               // shards hold all that has accumulated
+  std::uint64_t changes = 0;            // how often buckets, group, hook or row were set
 };
 
 }  // namespace dreamcomm

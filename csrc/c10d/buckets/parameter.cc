@@ -76,9 +76,9 @@ void Parameter::notice_cleared() {
 void Parameter::require_layout(const std::string& who, bool is_sharded) const {
   const at::Tensor& now = tensor.grad();
   if (!now.defined()) return;
-  TORCH_CHECK(now.scalar_type() == gradient_type(), who, ": the gradient of '", name, "' is ",
-              now.scalar_type(), ", expected ", gradient_type(),
-              " as the parameter: leave grad_dtype as it is");
+  TORCH_CHECK(now.scalar_type() == autograd_type() || now.scalar_type() == gradient_type(), who,
+              ": the gradient of '", name, "' is ", now.scalar_type(), ", expected ",
+              autograd_type(), " as the parameter: leave grad_dtype as it is");
   if (now.is_sparse() == is_sparse()) return;
   TORCH_CHECK(!is_sharded, who, ": the gradient of parameter '", name,
               "' is sparse, and a sharded optimizer takes dense ones: leave sparse=True out");

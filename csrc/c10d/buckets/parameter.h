@@ -81,6 +81,8 @@ struct Parameter {
   at::Layout layout = at::kStrided;  // of its gradient: kStrided, or kSparse
   std::size_t bucket = 0;
   double factor = 0;  // as Rule::factor; 0: the rule's
+  /// True if gradients of 16 bits are summed in float32 over shards, and rounded at the end.
+  bool widens = false;
 
   // Keeps the hooks. torch 2.13 has another pointer here than those before.
   decltype(torch::autograd::impl::grad_accumulator(at::Tensor())) accumulator;
@@ -112,10 +114,12 @@ struct Parameter {
   /// True if there is a gradient of this rank alone.
   bool is_local() const { return tensor.grad().defined() && !is_stand_in(); }
   /// The type of gradients that autograd makes: torch's grad_dtype, where parameters are sharded.
-  at::ScalarType gradient_type() const {
+  at::ScalarType autograd_type() const {
     const at::ScalarType own = tensor.scalar_type();
     return shard.apart ? tensor.grad_dtype().value_or(own) : own;
   }
+  /// The type in which gradients are reduced.
+  at::ScalarType gradient_type() const { return widens ? at::kFloat : autograd_type(); }
   std::size_t gradient_bytes() const {
     return static_cast<std::size_t>(tensor.numel()) * c10::elementSize(gradient_type());
   }

@@ -8,8 +8,10 @@
 #include <torch/csrc/distributed/c10d/comm.hpp>
 
 #include "c10d/backend/backend.h"
+#include "c10d/base/convert.h"
 #include "c10d/buckets/moves/group_calls.h"
 #include "c10d/buckets/table.h"
+#include "core/counts.h"
 
 namespace dreamcomm {
 
@@ -32,6 +34,11 @@ struct Rule {
   double factor = 0;
   /// In a join, how many ranks the average is of; 0: all.
   std::int64_t divisor = 0;
+  /// True if gradients are averaged over what the ranks count, not over ranks.
+  bool counted = false;
+  std::shared_ptr<GradientCounts> counts;  // of the reduction under way
+  /// Sums are those of so many shards, of all ranks, along a tree; 0: of ranks, in their order.
+  int shards = 0;
   /// The backend whose ranks map each other's heaps, where rows go through them; else null.
   c10::intrusive_ptr<DreamBackend> heaps;
   std::shared_ptr<c10d::CommHookInterface> hook;
@@ -54,9 +61,28 @@ struct Rule {
   /// The factor of gradients that have `own`; 0: none.
   double factor_or(double own) const { return own != 0 ? own : factor; }
   // `own`: of the gradients that are reduced.
-  bool takes_average(double own) const { return averages && factor_or(own) == 0 && divisor == 0; }
+  bool is_plain() const { return !counted && shards == 0; }
+  bool takes_average(double own) const {
+    return averages && (!is_plain() || (factor_or(own) == 0 && divisor == 0));
+  }
   c10d::ReduceOp op(double own) const {
-    return takes_average(own) ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM;
+    if (!takes_average(own)) return c10d::ReduceOp::SUM;
+    if (is_plain()) return c10d::ReduceOp::AVG;
+    return average_by(averaging(own));
+  }
+  /// The divisor of a sum, where the group's calls do not divide: the same on all ranks.
+  double sum_divisor(double own) const {
+    if (counted) return counts->divisor();
+    if (factor_or(own) != 0) return 1;
+    if (shards > 0) return shards;
+    return static_cast<double>(divisor > 0 ? divisor : group->getSize());
+  }
+  c10::intrusive_ptr<Averaging> averaging(double own) const {
+    auto made = c10::make_intrusive<Averaging>();
+    made->divisor = shards == 0 ? 0 : factor_or(own) == 0 ? shards : 1;
+    if (counted) made->counts = counts;
+    made->along_tree = shards > 0;
+    return made;
   }
 };
 

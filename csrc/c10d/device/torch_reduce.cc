@@ -60,7 +60,7 @@ void join(ReduceOp op, at::Tensor& sum, const at::Tensor& one, const at::Tensor&
 }
 
 /// By a tensor: torch multiplies by the reciprocal of a number, which rounds otherwise.
-void divide(at::Tensor& sum, int divisor) {
+void divide(at::Tensor& sum, double divisor) {
   at::Tensor by = at::empty({1}, sum.options());
   by.fill_(divisor);
   if (sum.is_floating_point()) {

@@ -68,6 +68,25 @@ void set_divisor(BucketSet& set, std::int64_t ranks) {
   set.rule.divisor = ranks;
 }
 
+/// `weight`: in place of the whole number, unless it is negative.
+void count(BucketSet& set, std::int64_t whole, double weight) {
+  const BucketSet::Lock lock(set.mutex);
+  TORCH_CHECK_VALUE(set.counting, set.who, ": gradients are not averaged over counts");
+  set.counting->add(weight < 0 ? Count{.whole = whole} : Count{0, weight, false});
+}
+
+void set_finishes(BucketSet& set, bool finishes) {
+  const BucketSet::Lock lock(set.mutex);
+  set.finishes = finishes;
+}
+
+/// Outside of a reduction.
+void exchange_counts(BucketSet& set) {
+  const BucketSet::Lock lock(set.mutex);
+  set.begin_counts();
+  set.await_counts();
+}
+
 void set_static_graph(BucketSet& set) {
   const BucketSet::Lock lock(set.mutex);
   set.rule.unused = Unused::kStatic;
@@ -158,6 +177,13 @@ void bind_sets(py::module_& m) {
       .def("set_factors", &BucketSet::set_factors, py::arg("factors"), Released())
       .def("set_divisor", &set_divisor, py::arg("ranks"), Released())
       .def("set_static_graph", &set_static_graph, Released())
+      .def("set_counted", &BucketSet::set_counted, py::arg("over") = py::none(), Released())
+      .def("set_finishes", &set_finishes, py::arg("finishes"), Released())
+      .def("exchange_counts", &exchange_counts, Released())
+      .def("divisor", &BucketSet::divisor, Released())
+      .def("count", &count, py::arg("whole"), py::arg("weight") = -1.0, Released())
+      .def("adopt_counting", &BucketSet::adopt_counting, py::arg("other"), Released())
+      .def("set_shards", &BucketSet::set_shards, py::arg("shards"), py::arg("per_rank"), Released())
       .def("mixed", &BucketSet::mixed, Released());
   py::class_<ShardedGradients, std::shared_ptr<ShardedGradients>>(
       m, "ShardedGradients", "Gradients of which each rank keeps its rows alone.")
@@ -212,6 +238,10 @@ void bind_passes(py::module_& m) {
       .def("recover", &BackwardPass::recover, Released())
       .def("reduce_now", &BackwardPass::reduce_now, Released())
       .def("reduce_zeros", &BackwardPass::reduce_zeros, Released())
+      .def("begin_shards", &BackwardPass::begin_shards, Released())
+      .def("begin_shard", &BackwardPass::begin_shard, Released())
+      .def("end_shard", &BackwardPass::end_shard, Released())
+      .def("missing_shards", &BackwardPass::missing_shards, Released())
       .def("launched", &BackwardPass::launched, Released())
       .def("await_launched", &BackwardPass::await_launched, py::arg("count"), Released())
       .def("relearn", &BackwardPass::relearn, Released())

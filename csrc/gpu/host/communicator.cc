@@ -205,7 +205,7 @@ KernelArgs Communicator::args_of(const Request& request) const {
                .bytes = args.bytes};
   args.rank = rank_;
   args.size = size_;
-  args.divisor = reduction.divisor;
+  args.divisor = static_cast<int>(reduction.divisor);
   args.sequence = sequence_ + 1;
   args.in = row_of(request.in, "inputs");
   args.out = row_of(request.out, "outputs");

@@ -1,5 +1,7 @@
 #include "internode/collectives/two_step_reduction.h"
 
+#include "core/counts.h"
+
 namespace dreamcomm {
 namespace {
 
@@ -17,9 +19,11 @@ DType wire_of(const Reduction& how, bool widens) {
 TwoStepReduction::TwoStepReduction(const Reduction& how, bool widens)
     : type(how.dtype), wire(wire_of(how, widens)), here(how), between(how) {
   here.dtype = between.dtype = wire;
+  here.counts = between.counts = nullptr;
   if (how.op == ReduceOp::kAvg) {  // divided once, at the end
     here.op = ReduceOp::kSum;
     here.divisor = 1;
+    if (how.counts != nullptr) between.divisor = how.counts->divisor();
   }
   if (how.op == ReduceOp::kPremulSum) between.op = ReduceOp::kSum;  // multiplied once, as it enters
 }

@@ -25,6 +25,7 @@ from dreamcomm.zero.units.module.rewrite import reset_parameters
 from dreamcomm.zero.units.parameters.casts import Casts
 from dreamcomm.zero.units.parameters.ranks import shards_of
 from dreamcomm.zero.units.parameters.region import NoRegion
+from dreamcomm.zero.units.tree.averages import averages_given, check_averages
 from dreamcomm.zero.units.tree.checks import (
     check_arguments,
     check_folder,
@@ -55,6 +56,7 @@ def fully_shard(
     dp_mesh_dims: Any = None,
     gather: bool | None = None,
     offload_folder: str | os.PathLike[str] | None = None,
+    reduce: str | None = None,
 ) -> Any:
     """Shards a module's parameters, gradients and optimizer state over ranks. Collective.
 
@@ -89,6 +91,8 @@ def fully_shard(
             are in memory while it computes; a :class:`ZeroOptimizer` has its state there, too.
             torch's own optimizers keep theirs in ordinary memory. The files end with the
             processes: only a checkpoint survives. The same for all units of a root.
+        reduce: "mean", or "tokens": the sum of all gradients over the sum of what the root's
+            ``count()`` was given. The root's counts; None: as the units below, or "mean".
 
     Returns:
         What was given.
@@ -109,6 +113,7 @@ def fully_shard(
         one for root in roots for one in root.parameters() if one not in set(ignored)
     ]
     check_arguments(reshard_after_forward, shard_placement_fn, unit_parameters, dp_mesh_dims)
+    averages = averages_given(reduce, _units_below(roots))
     casts = Casts(mp_policy or MixedPrecisionPolicy())
     why = _why_elsewhere(roots, mesh, offload_policy)
     if why and _units_below(roots):
@@ -118,10 +123,11 @@ def fully_shard(
             "and policies"
         )
     if not why:
-        unit = Unit(roots, ignored, cast("bool | None", reshard_after_forward), casts)
+        unit = Unit(roots, ignored, cast("bool | None", reshard_after_forward), casts, averages)
         _shard(unit, mesh, gather, path_of(offload_folder))
         return module
     check_folder(path_of(offload_folder), [], why)
+    check_averages(averages, why)
     return shard_elsewhere(
         module,
         why,

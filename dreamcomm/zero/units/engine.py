@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from dreamcomm._torch.groups import ours
+from dreamcomm.buckets.averages import Averages
 from dreamcomm.buckets.engine import BucketEngine, Caps
 from dreamcomm.ranks.parameters import TrainedParameter
 from dreamcomm.zero.engine import BUCKET_BYTES, MIB
@@ -25,12 +26,15 @@ class Reductions:
     """How gradients of units are reduced.
 
     Attributes:
-        sums: they are the ranks' sum, which something else scales.
+        averages: what they become.
+        over: a larger group, over which something else finishes the ranks' sums; None: nothing
+            does.
         in_heaps: out of memory that other ranks map, where there is such. A rank then waits within
             a pass for others to launch the same, which must not wait for this rank.
     """
 
-    sums: bool
+    averages: Averages
+    over: dist.ProcessGroup | None
     in_heaps: bool
 
 
@@ -64,12 +68,19 @@ class UnitEngine(BucketEngine):
             TrainedParameter(
                 one.name,
                 one.whole,
-                factor=1.0 if how.sums else _factor(one.divide_factor, world),
+                factor=1.0 if how.over is not None else _factor(one.divide_factor, world),
                 grad_dtype=one.sum_dtype,
             )
             for one in records
         ]
-        super().__init__(trained, group, Caps(BUCKET_BYTES, MIB), holds_frozen=True)
+        super().__init__(
+            trained,
+            group,
+            Caps(BUCKET_BYTES, MIB),
+            averages=how.averages,
+            holds_frozen=True,
+            counted_over=how.over,
+        )
 
     def _make(self) -> None:
         super()._make()

@@ -29,6 +29,13 @@ class FSDPModule(torchs.FSDPModule):
         :meth:`reduce_gradients`, or an optimizer's step reduces the sum."""
         raise NotImplementedError
 
+    def count(self, number: float | Tensor) -> None:
+        """Says what the losses of the next backward pass are sums over; with ``reduce="tokens"``.
+
+        As :meth:`dreamcomm.DistributedDataParallel.count`.
+        """
+        raise NotImplementedError
+
     def reduce_gradients(self) -> None:
         """Reduces what has accumulated under :meth:`no_sync`. Collective."""
         raise NotImplementedError

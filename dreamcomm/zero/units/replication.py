@@ -45,14 +45,17 @@ class Finishing:
     Args:
         units: all of a tree.
         replicas: None: rows are finished, and hooks change them alone.
+        divisor: gives what sums over all ranks are divided by; None: their number, or the unit's
+            factor.
     """
 
     def __init__(
         self,
         units: Sequence[UnitSums],
         replicas: dist.ProcessGroup | None,
+        divisor: Callable[[], float] | None = None,
     ) -> None:
-        self._units, self._replicas = units, replicas
+        self._units, self._replicas, self._divisor = units, replicas, divisor
 
     def has_partial(self, records: Sequence[UnitParameter]) -> bool:
         """Whether any replica has rows that wait for the others'. Collective over them."""
@@ -100,7 +103,10 @@ class Finishing:
             for work, one in zip(works, flats, strict=True):
                 if work is not None:
                     work.wait()
-                one.scale()
+                if self._divisor is None:
+                    one.scale()
+                else:
+                    one.flat.div_(self._divisor())
         for one in flats:
             if one.hook is not None:
                 one.hook(one.flat)

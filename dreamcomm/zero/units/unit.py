@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from dreamcomm._torch.ddp import find_tensors, unseen_by_dynamo
+from dreamcomm.buckets.averages import Averages
 from dreamcomm.zero.units.parameters.casts import Casts
 from dreamcomm.zero.units.parameters.record import Place, UnitParameter
 from dreamcomm.zero.units.parameters.registry import Contents, Registry
@@ -47,6 +48,7 @@ class Unit:
         reshard_after_forward: whether the DTensors are registered again after a forward pass; None:
             they are, except in a tree's root.
         casts: of its parameters, arguments and outputs.
+        averages: what gradients become; None: as the root says.
 
     Attributes:
         modules: all of them.
@@ -59,8 +61,9 @@ class Unit:
         ignored: Iterable[nn.Parameter],
         reshard_after_forward: bool | None,
         casts: Casts,
+        averages: Averages | None,
     ) -> None:
-        self.casts = casts
+        self.casts, self.averages = casts, averages
         self.name = ""
         self.roots = [weakref.ref(one) for one in roots]
         self.ignored = list(ignored)

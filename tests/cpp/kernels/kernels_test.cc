@@ -296,7 +296,7 @@ TEST_CASE("reduce: what has no meaning is refused in words") {
   Reduction how = reduction(DType::kFloat32, ReduceOp::kAvg);
   how.divisor = 0;
   CHECK(message_of(how, arrays.in(), arrays.out(), 1) ==
-        "AVG divides by the number of ranks, at least 1; got 0");
+        "AVG divides by a number above 0, such as the number of ranks; got 0");
   CHECK(message_of(reduction(DType::kFloat32, ReduceOp::kSum), {}, arrays.out(), 1) ==
         "cannot reduce no inputs at all to 1 elements of float32");
 }

@@ -18,10 +18,6 @@ bool has_device(const c10d::ProcessGroup& group, c10::DeviceType device) {
   return std::find(types.begin(), types.end(), device) != types.end();
 }
 
-c10::Device exchange_device(const c10d::ProcessGroup& group, c10::Device device) {
-  return has_device(group, c10::DeviceType::CPU) ? c10::Device(c10::DeviceType::CPU) : device;
-}
-
 /// Calls `call` on the group's own backend, or on the group.
 template <typename Call>
 WorkPtr by_shortest_way(const GroupPtr& group, const at::Tensor& tensor, Call&& call) {
@@ -30,6 +26,10 @@ WorkPtr by_shortest_way(const GroupPtr& group, const at::Tensor& tensor, Call&& 
 }
 
 }  // namespace
+
+c10::Device exchange_device(const c10d::ProcessGroup& group, c10::Device device) {
+  return has_device(group, c10::DeviceType::CPU) ? c10::Device(c10::DeviceType::CPU) : device;
+}
 
 DreamBackend* own_backend(const c10d::ProcessGroup& group, c10::DeviceType device) {
   // Another class may stand before the backends, and see the calls.

@@ -29,6 +29,8 @@ TensorList all_gather(const GroupPtr& group, const at::Tensor& mine);
 /// The same into given tensors.
 WorkPtr all_gather_into(const GroupPtr& group, TensorList all, const at::Tensor& mine);
 
+/// Where numbers are exchanged: the CPU, where the group has a backend for that; else `device`.
+c10::Device exchange_device(const c10d::ProcessGroup& group, c10::Device device);
 /// Where a flag is set on any rank. On the CPU where the group has a backend for that, so that a
 /// GPU is not waited for; else on `device`.
 std::vector<bool> set_on_any(const GroupPtr& group, c10::Device device,

@@ -16,7 +16,7 @@ class StepPass final : public ShardedPass {
   StepPass(const Rule& rule, std::span<const OptimizerRule> rules, Move before)
       : world_(rule.group->getSize()),
         rank_(rule.group->getRank()),
-        factor_(rule.factor),
+        factor_(rule.counted ? 0 : rule.factor),
         rules_(rules),
         before_(before) {}
   /// `placed`: the gradient in this rank's heap, of a pass that reads.
@@ -116,7 +116,10 @@ std::vector<bool> OptimizerPass::step(const std::vector<OptimizerRule>& rules,
                       one.name, "' has a factor of its own: reduce gradients before the step");
   }
   std::vector<at::Tensor> placed(parameters.size());
-  if (before == Move::kSumRows) placed = place_gradients();
+  if (before == Move::kSumRows) {
+    placed = place_gradients();
+    set_->begin_counts();
+  }
   const auto pass = std::make_shared<StepPass>(rule, rules, before);
   std::vector<at::Tensor> used;
   std::vector<std::size_t> numbers;
@@ -127,7 +130,9 @@ std::vector<bool> OptimizerPass::step(const std::vector<OptimizerRule>& rules,
     if (placed[i].defined()) used.push_back(placed[i]);
     numbers.push_back(i);
   }
-  rule.heaps->sharded_pass(pass, used, /*async=*/false)->wait();
+  const c10d::ReduceOp op =
+      before == Move::kSumRows ? rule.op(0) : c10d::ReduceOp(c10d::ReduceOp::SUM);
+  rule.heaps->sharded_pass(pass, used, op, /*async=*/false)->wait();
   // Gradients of the first pass may have been made elsewhere, and are in the heap now.
   if (steps_++ == 0) give_back_free_pages();
   std::vector<bool> touched(parameters.size());

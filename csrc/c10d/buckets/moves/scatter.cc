@@ -46,6 +46,12 @@ Sections sections_of(const Parameters& parameters, const std::vector<std::size_t
 /// costs less than that.
 constexpr std::int64_t kAloneBytes = 64 << 10;
 
+/// The type in which rows are summed: gradients of more bits than their sum are rounded at the end.
+at::ScalarType call_type(const Parameter& parameter) {
+  return parameter.widens ? c10::promoteTypes(at::kFloat, parameter.shard.sum_type)
+                          : parameter.shard.sum_type;
+}
+
 /// True if a gradient's rows are as many on all ranks, and enough for a call of their own.
 bool is_alone_in_call(const Parameter& parameter, int world) {
   const at::Tensor& tensor = parameter.tensor;
@@ -74,12 +80,12 @@ void Bucket::launch_scatter(Parameters& parameters, const Rule& rule) {
 void Bucket::launch_in_heaps(Parameters& parameters, const Rule& rule) {
   const std::vector<at::Tensor> placed = place(parameters, rule);
   pass_ = std::make_shared<ReduceToShards>(rule.group->getSize(), rule.group->getRank(),
-                                           rule.factor_or(factor_));
+                                           rule.counted ? 0 : rule.factor_or(factor_));
   for (std::size_t i = 0; i < members_.size(); ++i) {
     pass_->add(parameters[members_[i]], placed[i]);
     if (placed[i].defined()) parts_.push_back(placed[i]);
   }
-  work_ = rule.heaps->sharded_pass(pass_, parts_, /*async=*/true);
+  work_ = rule.heaps->sharded_pass(pass_, parts_, rule.op(factor_), /*async=*/true);
 }
 
 void Bucket::launch_rows(Parameters& parameters, const Rule& rule) {
@@ -104,7 +110,7 @@ void Bucket::launch_packed(const Parameters& parameters, const Rule& rule, RowsP
   const Parameter& first = parameters[members_[part.numbers.front()]];
   const Sections sections = sections_of(parameters, part.numbers, members_, world);
   const std::int64_t width = sections.width();
-  part.sent = allocate(rule, world * width, first.tensor, first.shard.sum_type).zero_();
+  part.sent = allocate(rule, world * width, first.tensor, call_type(first)).zero_();
   for (int rank = 0; rank < world; ++rank) {
     sections.of_rank(rank, [&](std::size_t i, std::int64_t place, const RankRange& elements) {
       const Parameter& parameter = parameters[members_[part.numbers[i]]];
@@ -164,7 +170,8 @@ void Bucket::settle_part(Parameters& parameters, const Rule& rule, const RowsPar
         const at::Tensor received = part.received.narrow(0, place, elements.count);
         if (shard.adds()) {
           shard.gradient.add_(received);
-        } else if (part.received.numel() == elements.count && part.numbers.size() == 1) {
+        } else if (part.received.numel() == elements.count && part.numbers.size() == 1 &&
+                   part.received.scalar_type() == shard.sum_type) {
           shard.gradient = part.received;
         } else {
           shard.gradient = shard.next_memory(elements.count, received.device());

@@ -121,7 +121,13 @@ class UnitModule(AcceptedSetters, FSDPModule):
 
         Raises:
             ValueError: the factor is not positive.
+            RuntimeError: gradients are divided by counts.
         """
+        if self._unit.tree.averages.counted:
+            raise RuntimeError(
+                'set_gradient_divide_factor(): with reduce="tokens" gradients are divided by what '
+                "count() was given: leave it out"
+            )
         if not factor > 0:
             raise ValueError(f"set_gradient_divide_factor(): expected more than 0, got {factor}")
         self._unit.divide_factor = float(factor)
@@ -181,6 +187,9 @@ class UnitModule(AcceptedSetters, FSDPModule):
     def no_sync(self) -> Iterator[None]:
         with self._unit.tree.no_sync():
             yield
+
+    def count(self, number: float | Tensor) -> None:
+        self._unit.tree.count(number)
 
     def reduce_gradients(self) -> None:
         self._unit.tree.reduce_gradients()

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from dreamcomm.buckets.averages import AVERAGE, Averages
 from dreamcomm.zero.units.forms.form import Form
 from dreamcomm.zero.units.parameters.ranks import everyone, replicas_of, shards_of
 from dreamcomm.zero.units.parameters.record import UnitParameter
@@ -83,6 +84,11 @@ class TreeParts:
         found = {id(one.region): one.region for one in self.records() if one.region is not None}
         return list(found.values())
 
+    @property
+    def averages(self) -> Averages:
+        """What gradients become: as the root says."""
+        return AVERAGE if self.root is None else self.root.averages or AVERAGE
+
     def finishing(self) -> Finishing | None:
         """What is done with rows of sums; None: nothing."""
         units = self.units()
@@ -94,7 +100,27 @@ class TreeParts:
             own = [one for one in unit.parameters() if id(one) not in seen]
             seen.update(map(id, own))
             sums.append(UnitSums(own, unit.all_reduces, unit.all_reduce_hook))
-        return Finishing(sums, self.replicas)
+        return Finishing(sums, self.replicas, self._divisor if self.averages.counted else None)
+
+    def _divisor(self) -> float:
+        """What sums over all ranks are divided by: what these have counted."""
+        assert self.form.engine is not None
+        return self.form.engine.buckets.divisor()
+
+    def finishes(self) -> bool:
+        """Whether passes that reduce also sum over the replicas.
+
+        Raises:
+            NotImplementedError: units have several settings, and counts are of all of them.
+        """
+        settings = {unit.all_reduces for unit in self.units()}
+        if self.replicas is not None and len(settings) == 2:
+            raise NotImplementedError(
+                f"fully_shard: rank {dist.get_rank(self.group)}: expected one setting of "
+                f'set_requires_all_reduce() for all units of {self.name} with reduce="tokens", '
+                "got both: call it on the root"
+            )
+        return self.replicas is None or settings != {False}
 
     def reduces(self) -> bool:
         """Whether backward passes reduce gradients.

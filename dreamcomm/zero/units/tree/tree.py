@@ -13,10 +13,11 @@ from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.distributed.device_mesh import DeviceMesh
 
+from dreamcomm.buckets.engine import given_count
 from dreamcomm.zero.units import gradients
 from dreamcomm.zero.units.engine import Reductions, UnitEngine
 from dreamcomm.zero.units.forms.form import Form
@@ -47,6 +48,7 @@ class Tree(TreeWindow):
             unit.tree = self
         self.is_last_backward = True
         self.copies_were_equal = True
+        self._counts: list[tuple[int, float]] = []  # for the next backward pass
         self._forwards = 0  # under way, one in the other
         self._in_backward = False
         self._reduced: bool | None = None  # by the pass that has just ended
@@ -70,7 +72,11 @@ class Tree(TreeWindow):
                 self.form.reductions(),
                 self.enter_at_gradient,
                 self.after_pass,
-                Reductions(self.replicas is not None, in_heaps=not self.form.gathers),
+                Reductions(
+                    self.averages,
+                    over=None if self.replicas is None else self.group,
+                    in_heaps=not self.form.gathers,
+                ),
             )
         return self._engine
 
@@ -103,6 +109,17 @@ class Tree(TreeWindow):
         if engine is not None and self.rewrites is None and not self._is_in_backward():
             engine.sync = self.reduces()
             gradients.before_pass(engine)
+
+    def count(self, number: float | Tensor) -> None:
+        """Notes what the next backward pass's losses are sums over."""
+        self._counts.append(given_count(self.averages, number, "fully_shard", self.group))
+
+    def _note_counts(self, engine: UnitEngine) -> None:
+        counts, self._counts = self._counts, []
+        for whole, weight in counts:
+            engine.buckets.count(whole, weight)
+        if self.averages.counted:
+            engine.buckets.set_finishes(self.finishes())
 
     # Forward passes.
 
@@ -158,6 +175,7 @@ class Tree(TreeWindow):
         engine = self.engine
         if engine is not None:
             engine.sync = self.reduces()
+            self._note_counts(engine)
             gradients.before_pass(engine)
             engine.backward.enter()
         # After the engine's own, which ends the pass.
@@ -211,8 +229,11 @@ class Tree(TreeWindow):
             return
         self._unreduced = False
         gradients.before_pass(engine)
+        engine.buckets.set_finishes(True)
         if any_own:
             engine.backward.reduce_now()
+        elif self.averages.counted:
+            engine.buckets.exchange_counts()
         gradients.after_pass(engine, reduced=True, finishing=finishing, ends=True)
 
     def before_step(self) -> None:
