@@ -50,6 +50,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "dreamcomm/buckets": ("buckets", "ddp", "zero"),
     "dreamcomm/ddp": ("ddp", "buckets"),
     "dreamcomm/gossip": ("gossip",),
+    "dreamcomm/invariant": ("invariant",),
     "dreamcomm/launch": ("launch",),
     "dreamcomm/local_sgd": ("local_sgd",),
     "dreamcomm/messages": ("messages", "pipeline/test_messages.py", "gossip", "server"),

@@ -8,18 +8,17 @@ micro-batches are collected and the update is made once for each step, as with t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-__all__ = ["DeferredBatchNorm"]
+from dreamcomm._torch.batch_norm import BatchStatistics, batch_statistics, is_batch_norm
 
-_BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
+__all__ = ["DeferredBatchNorm"]
 
 
 @dataclass
@@ -42,15 +41,6 @@ class _Statistics:
 
 
 @dataclass
-class _Call:
-    """A call of a layer that is running: what to put back afterwards, and what it writes to."""
-
-    buffers: dict[str, Tensor | None]
-    momentum: float | None
-    scratch: dict[str, Tensor]
-
-
-@dataclass
 class _Collected:
     """What one layer has collected: for each micro-batch the statistics of its calls, in order."""
 
@@ -70,9 +60,7 @@ class _Collected:
 class DeferredBatchNorm:
     """Collects the statistics of batch norm layers over a step's micro-batches.
 
-    While a layer runs it is given new buffers and a momentum of one, so that it writes the
-    micro-batch's statistics there itself; then it gets its own back. Layers are looked at when
-    they are called: those in evaluation mode or without running statistics run as they are.
+    Layers in evaluation mode or without running statistics run as they are.
     ``SyncBatchNorm`` is left alone, torch's and others of that name, and so is ``InstanceNorm``.
     A layer within a compiled function is not deferred reliably.
 
@@ -91,9 +79,8 @@ class DeferredBatchNorm:
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         parts = (part for module in modules for part in module.modules())
-        self._layers = [part for part in dict.fromkeys(parts) if _is_deferrable(part)]
+        self._layers = [part for part in dict.fromkeys(parts) if is_batch_norm(part)]
         self._collected: dict[_BatchNorm, _Collected] = {}
-        self._running: dict[_BatchNorm, _Call] = {}
         self._microbatch: int | None = None
         self._in_step = False
 
@@ -111,21 +98,14 @@ class DeferredBatchNorm:
         if self._in_step:
             raise RuntimeError("step() cannot be entered within another step()")
         self._in_step = True
-        handles = []
         try:
-            for layer in self._layers:
-                handles.append(layer.register_forward_pre_hook(self._before))
-                handles.append(layer.register_forward_hook(self._after, always_call=True))
-            yield
+            with batch_statistics(self._layers, self._collect):
+                yield
         except BaseException:
             self.discard()
             raise
         finally:
             self._in_step = False
-            for handle in handles:
-                handle.remove()
-            for layer in list(self._running):
-                self._put_back(layer)
 
     @contextmanager
     def at(self, microbatch: int) -> Iterator[None]:
@@ -154,40 +134,13 @@ class DeferredBatchNorm:
         """Forgets what was collected, after a failed step."""
         self._collected.clear()
 
-    def _before(self, layer: nn.Module, _: Any) -> None:
-        assert isinstance(layer, _BatchNorm)
-        self._put_back(layer)
-        if not (layer.training and layer.track_running_stats) or layer.running_mean is None:
+    def _collect(self, layer: _BatchNorm, batch: BatchStatistics) -> None:
+        if self._microbatch is None:
             return
-        buffers = {name: layer._buffers.get(name) for name in _BUFFERS}
-        scratch = {name: torch.zeros_like(b) for name, b in buffers.items() if b is not None}
-        self._running[layer] = _Call(buffers, layer.momentum, scratch)
-        layer._buffers.update(scratch)
-        layer.momentum = 1.0
-
-    def _after(self, layer: nn.Module, inputs: Sequence[Any], output: Any) -> None:
-        assert isinstance(layer, _BatchNorm)
-        call = self._put_back(layer)
-        if call is None or self._microbatch is None or not isinstance(output, Tensor):
-            return
-        count = output.numel() // output.shape[1]
-        mean, variance = (call.scratch[name].double() for name in _BUFFERS[:2])
-        found = _Statistics(count, mean, variance * (count - 1))
+        count = batch.output.numel() // batch.output.shape[1]
+        found = _Statistics(count, batch.mean.double(), batch.variance.double() * (count - 1))
         collected = self._collected.setdefault(layer, _Collected())
         collected.by_microbatch.setdefault(self._microbatch, []).append(found)
-
-    def _put_back(self, layer: _BatchNorm) -> _Call | None:
-        call = self._running.pop(layer, None)
-        if call is not None:
-            layer._buffers.update(call.buffers)
-            layer.momentum = call.momentum
-        return call
-
-
-def _is_deferrable(module: nn.Module) -> bool:
-    """Says if this is batch norm over this rank's rows. Subclasses of other names count."""
-    names = {base.__name__ for base in type(module).__mro__}
-    return isinstance(module, _BatchNorm) and "SyncBatchNorm" not in names
 
 
 @torch.no_grad()
