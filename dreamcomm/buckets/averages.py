@@ -36,7 +36,7 @@ class Averages:
     def __str__(self) -> str:
         names = {0.0: "mean", 1.0: "sum"}
         reduce = TOKENS if self.counted else names.get(self.factor, self.factor)
-        return f"reduce={reduce!r}"
+        return f"reduce={reduce!r}" + (f", invariant_shards={self.shards}" if self.shards else "")
 
 
 AVERAGE = Averages()

@@ -189,6 +189,7 @@ class BucketEngine:
     def remake_if_thawed(self) -> None:
         """Takes in parameters that were frozen, and require a gradient now."""
         if any(one.parameter.requires_grad for one in self.frozen):
+            self.check_shards("a parameter was thawed")
             if self.shards is not None and self.shards.hold_gradients():
                 raise RuntimeError(
                     f"rank {dist.get_rank(self.group)}: a parameter that was frozen requires a "
@@ -288,9 +289,42 @@ class BucketEngine:
     def sync(self, value: bool) -> None:
         self._sync = self.backward.sync = bool(value)
 
+    # Shards of a step; see ShardedPasses in dreamcomm/invariant/loop.py.
+
+    def begin_shards(self) -> None:
+        self.backward.begin_shards()
+
+    def begin_shard(self, *, is_last: bool) -> None:
+        self.sync = is_last
+        self.backward.begin_shard()
+
+    def end_shard(self) -> None:
+        self.sync = True
+        self.backward.end_shard()
+
+    def check_shards(self, what: str) -> None:
+        """Raises RuntimeError where ``what`` comes within a step whose shards are not all done."""
+        missing = self.backward.missing_shards()
+        if missing:
+            local = self.averages.shards // dist.get_world_size(self.group)
+            raise RuntimeError(
+                f"rank {dist.get_rank(self.group)}: {what} while {missing} of this rank's {local} "
+                "shards of the step are missing: end the loop over the module's shards() first"
+            )
+
+    def refuse_accumulation(self, what: str) -> None:
+        """Raises RuntimeError: shards of a step are all that accumulates."""
+        if self.averages.shards:
+            raise RuntimeError(
+                f"rank {dist.get_rank(self.group)}: {what} is not supported with "
+                "invariant_shards=: a step's shards are its accumulation, and the last one's "
+                "backward pass reduces. Give more shards"
+            )
+
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backward passes inside add to this rank's gradients alone."""
+        self.refuse_accumulation("no_sync()")
         before = self.sync
         self.sync = False
         try:
@@ -313,6 +347,7 @@ class BucketEngine:
 
     def clip_parts(self) -> list[ClipPart]:
         """What a norm of all gradients consists of here."""
+        self.check_shards("gradients are clipped")
         optimizer = self._sharded_optimizer()
         if optimizer is not None:
             return optimizer.clip_parts()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,12 +26,15 @@ from dreamcomm.buckets.clip import clip_
 from dreamcomm.buckets.engine import thawed
 from dreamcomm.buckets.protocol import ClipPart
 from dreamcomm.ddp.checks import check_module, check_names
+from dreamcomm.ddp.early_steps import refuse_early_steps
 from dreamcomm.ddp.engine import Reducer
 from dreamcomm.ddp.join import ReducerJoinHook
 from dreamcomm.ddp.logger import Logger
 from dreamcomm.ddp.report import Report
 from dreamcomm.ddp.settings import WHAT, caps_of, device_index, group_of, is_module
 from dreamcomm.ddp.watch import BufferWatch
+from dreamcomm.invariant.agreement import check_shards
+from dreamcomm.invariant.loop import ShardLoop, loop_of
 from dreamcomm.ranks.parameters import (
     TrainedParameter,
     check_equal_models,
@@ -90,6 +93,9 @@ class DistributedDataParallel(TorchDDP):
             over the sum of what :meth:`count` was given, over micro-batches and ranks.
         unused: names of parameters that get no gradient on any rank: they are not waited for. One
             that gets a gradient raises an error.
+        invariant_shards: a power of two that the number of ranks divides. A step then is a loop
+            over :attr:`shards`, and has the same bits at every number of ranks.
+        seed: of random numbers in shards.
 
     Raises:
         ValueError: parameters are on devices of several types or where the group has no backend;
@@ -131,6 +137,8 @@ class DistributedDataParallel(TorchDDP):
         *,
         reduce: str | float = "mean",
         unused: Iterable[str] = (),
+        invariant_shards: int | None = None,
+        seed: int = 0,
     ) -> None:
         nn.Module.__init__(self)
         Joinable.__init__(self)
@@ -146,7 +154,7 @@ class DistributedDataParallel(TorchDDP):
         self.process_group = group_of(process_group, device_mesh)
         if device_mesh is not None:
             self.device_mesh = device_mesh
-        averages = averages_of(reduce, WHAT)
+        averages_of(reduce, WHAT)
         ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         named = [name for name, _ in module.named_parameters()] if is_module(module) else []
         self.declared_unused = check_names(unused, named, WHAT)
@@ -154,6 +162,8 @@ class DistributedDataParallel(TorchDDP):
         parameters = find_parameters(module, ignored) if is_module(module) else []
         check_module(module, parameters, WHAT)
         check_group(self.process_group, parameters, WHAT)
+        shards = check_shards(invariant_shards, seed, self.process_group, module, parameters, WHAT)
+        averages = averages_of(reduce, WHAT, shards)
         self._set_devices(parameters, device_ids, output_device)
         self._set_settings(
             dim=dim,
@@ -171,6 +181,7 @@ class DistributedDataParallel(TorchDDP):
             warnings.warn(f"{WHAT}: check_reduction has no effect", FutureWarning, stacklevel=2)
         self._averages, self._caps, self._init_sync = averages, caps, init_sync
         self.module = module
+        self._seed = seed
         if init_sync:
             buffers = self._compared_buffers() if self._init_sync_buffers else []
             check_equal_models(self.process_group, parameters, WHAT, buffers)
@@ -257,6 +268,7 @@ class DistributedDataParallel(TorchDDP):
         self.reducer.follow(self, lambda: _found_by(me), WHAT, checks=self._init_sync)
         self.reducer.on_made(self._note_parameters)
         self._note_parameters()
+        self._loop = self._loop_over_shards(me) if self._averages.shards else None
         agreed = self._compared_buffers() if self._init_sync and self._init_sync_buffers else []
         self._buffer_watch = BufferWatch(self.process_group, WHAT, agreed)
         self.logger = Logger(
@@ -284,6 +296,26 @@ class DistributedDataParallel(TorchDDP):
             with thawed([named[name]]):  # it may be thawed later
                 named[name].register_post_accumulate_grad_hook(refuse)  # type: ignore[no-untyped-call]
 
+    def _loop_over_shards(self, me: weakref.ref[DistributedDataParallel]) -> ShardLoop:
+        refuse_early_steps(self.reducer)
+        return ShardLoop(
+            lambda: _alive(me).reducer,
+            lambda: _alive(me).module,
+            self.process_group,
+            self._averages.shards,
+            self._seed,
+            WHAT,
+        )
+
+    @property
+    def shards(self) -> ShardLoop:
+        """With ``invariant_shards``: called, it loops over this rank's shards of a step.
+
+        Raises:
+            RuntimeError: without.
+        """
+        return loop_of(self._loop, WHAT)
+
     def _find(self) -> tuple[nn.Module, list[TrainedParameter]]:
         """The module that is trained now, and its parameters."""
         left_out = self.parameters_to_ignore | set(self.declared_unused)
@@ -299,6 +331,8 @@ class DistributedDataParallel(TorchDDP):
 
     def will_sync_module_buffers(self) -> bool:
         """As torch's, also where the module has got its first buffers since it was wrapped."""
+        if self._loop is not None and self._loop.is_running:
+            return False  # each shard begins with those of the step
         if not self.modules_buffers and self.reducer.watch.has_buffers():
             self._assign_modules_buffers()
         return super().will_sync_module_buffers()
@@ -353,11 +387,16 @@ class DistributedDataParallel(TorchDDP):
         """
         self.reducer.count(number, WHAT)
 
+    def mean(self, losses: Tensor | Sequence[Tensor | float]) -> Tensor:
+        """As :meth:`dreamcomm.invariant.loop.ShardLoop.mean`, with ``invariant_shards``."""
+        return self.shards.mean(losses)
+
     def reduce_gradients(self) -> None:
         """Reduces what has accumulated in the parameters' ``grad``, without a backward pass.
 
         Collective. For a step after backward passes that were all under :meth:`no_sync`.
         """
+        self.reducer.refuse_accumulation("reduce_gradients()")
         self.reducer.reduce_now()
 
     def clip_grad_norm_(
@@ -421,6 +460,7 @@ class DistributedDataParallel(TorchDDP):
 
     def join_hook(self, **kwargs: Any) -> ReducerJoinHook:
         """What a rank without data does in a join; see torch's class."""
+        self.reducer.refuse_accumulation("join()")
         return ReducerJoinHook(self, kwargs.get("divide_by_initial_world_size", True))
 
     def _get_ddp_logging_data(self) -> dict[str, Any]:
@@ -447,6 +487,7 @@ class DistributedDataParallel(TorchDDP):
         state = copy.copy(self.__dict__)
         for name in ("process_group", "reducer", "logger", "_buffer_watch"):
             del state[name]
+        state.pop("_loop", None)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -463,6 +504,13 @@ def _found_by(
     found = wrapper()
     assert found is not None  # it calls this itself
     return found._find()
+
+
+def _alive(wrapper: weakref.ref[DistributedDataParallel]) -> DistributedDataParallel:
+    found = wrapper()
+    if found is None:
+        raise RuntimeError(f"{WHAT}: the module of this loop over shards has been deleted")
+    return found
 
 
 def _declared_unused(

@@ -120,7 +120,12 @@ class Reducer(BucketEngine):
                 "wrapper, which takes changes in, not through .module"
             )
 
+    def begin_shards(self) -> None:
+        self.prepare_for_forward()  # not all forward passes look for changes
+        super().begin_shards()
+
     def _take_in(self, module: nn.Module, parameters: list[TrainedParameter]) -> None:
+        self.check_shards("the module got other parameters")
         if self.sharded_by:
             raise RuntimeError(
                 f"{self._what} on rank {dist.get_rank(self.group)}: the module has got other "

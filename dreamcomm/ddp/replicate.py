@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -19,9 +19,12 @@ from dreamcomm.buckets.clip import clip_
 from dreamcomm.buckets.engine import Caps
 from dreamcomm.buckets.protocol import ClipPart
 from dreamcomm.ddp.checks import check_module
+from dreamcomm.ddp.early_steps import refuse_early_steps
 from dreamcomm.ddp.engine import Reducer
 from dreamcomm.ddp.report import Report
 from dreamcomm.ddp.watch import BufferWatch
+from dreamcomm.invariant.agreement import check_shards
+from dreamcomm.invariant.loop import ShardLoop, loop_of
 from dreamcomm.ranks.parameters import (
     TrainedParameter,
     check_equal_models,
@@ -45,13 +48,14 @@ class ReplicatedModule:
 
     _replicate_reducer: Reducer
     _replicate_hooks: tuple[RemovableHandle, RemovableHandle]
+    _replicate_loop: ShardLoop
 
     def _plain(self) -> nn.Module:
         """The module as it was before, on the same parameters."""
         module = cast(nn.Module, self)
         own: type[nn.Module] = type(module).__mro__[2]  # after ReplicatedModule
         plain = own.__new__(own)
-        left_out = ("_replicate_reducer", "_replicate_hooks")
+        left_out = ("_replicate_reducer", "_replicate_hooks", "_replicate_loop")
         plain.__dict__.update({k: v for k, v in module.__dict__.items() if k not in left_out})
         for name in ("_forward_pre_hooks", "_forward_hooks"):
             hooks = copy.copy(module.__dict__[name])
@@ -76,14 +80,26 @@ class ReplicatedModule:
 
     def set_requires_gradient_sync(self, requires_gradient_sync: bool) -> None:
         """Whether backward passes reduce, as FSDP2's method of this name."""
+        if not requires_gradient_sync:
+            self._replicate_reducer.refuse_accumulation("set_requires_gradient_sync(False)")
         self._replicate_reducer.sync = requires_gradient_sync
 
     def count(self, number: float | Tensor) -> None:
         """As :meth:`DistributedDataParallel.count`."""
         self._replicate_reducer.count(number, WHAT)
 
+    def mean(self, losses: Tensor | Sequence[Tensor | float]) -> Tensor:
+        """As :meth:`DistributedDataParallel.mean`."""
+        return self.shards.mean(losses)
+
+    @property
+    def shards(self) -> ShardLoop:
+        """As :attr:`DistributedDataParallel.shards`."""
+        return loop_of(self.__dict__.get("_replicate_loop"), WHAT)
+
     def reduce_gradients(self) -> None:
         """Reduces what has accumulated, without a backward pass. Collective."""
+        self._replicate_reducer.refuse_accumulation("reduce_gradients()")
         self._replicate_reducer.reduce_now()
 
     def clip_grad_norm_(
@@ -117,6 +133,8 @@ def replicate(
     find_unused_parameters: bool = False,
     forward_sync_buffers: bool = True,
     reduce: str | float = "mean",
+    invariant_shards: int | None = None,
+    seed: int = 0,
 ) -> M:
     """Makes a module's backward passes reduce its gradients over all ranks, in place.
 
@@ -130,8 +148,8 @@ def replicate(
         group: in place of ``mesh``; None is the default group.
         process_group: another word for ``group``.
         bucket_cap_mb: mebibytes at which a bucket is closed.
-        static_graph, find_unused_parameters, forward_sync_buffers, reduce: as for
-            :class:`DistributedDataParallel`.
+        static_graph, find_unused_parameters, forward_sync_buffers, reduce, invariant_shards, seed:
+            as for :class:`DistributedDataParallel`.
 
     Returns:
         The module.
@@ -146,7 +164,7 @@ def replicate(
     if not bucket_cap_mb > 0:
         raise ValueError(f"{WHAT}: expected bucket_cap_mb above 0, got {bucket_cap_mb}")
     group = given_group(group or process_group) if mesh is None else mesh.get_group(mesh_dim=0)
-    averages = averages_of(reduce, WHAT)
+    averages_of(reduce, WHAT)
     if not isinstance(module, nn.Module):
         raise TypeError(f"{WHAT}: expected a torch.nn.Module, got {type(module).__name__}")
     if isinstance(module, ReplicatedModule):
@@ -154,6 +172,8 @@ def replicate(
     parameters = find_parameters(module, ())
     check_module(module, parameters, WHAT)
     check_group(group, parameters, WHAT)
+    shards = check_shards(invariant_shards, seed, group, module, parameters, WHAT)
+    averages = averages_of(reduce, WHAT, shards)
     check_equal_models(group, parameters, WHAT, list(module.named_buffers()))
     caps = Caps(int(bucket_cap_mb * MIB) or 1, MIB)
     reducer = Reducer(
@@ -171,6 +191,11 @@ def replicate(
     own = type(module)
     module.__class__ = type(f"Replicated{own.__name__}", (ReplicatedModule, own), {})
     cast(Any, module)._replicate_reducer = reducer
+    if shards:
+        cast(Any, module)._replicate_loop = ShardLoop(
+            lambda: reducer, lambda: _alive(me), group, shards, seed, WHAT
+        )
+        refuse_early_steps(reducer)
     cast(Any, module)._replicate_hooks = (
         module.register_forward_pre_hook(_before_forward(watch if forward_sync_buffers else None)),
         module.register_forward_hook(_after_forward),
@@ -184,9 +209,14 @@ def _blank(kind: type[nn.Module]) -> nn.Module:
 
 
 def _found_in(module: weakref.ref[M]) -> tuple[nn.Module, list[TrainedParameter]]:
-    found = module()
-    assert found is not None  # its forward pass calls this
+    found = _alive(module)
     return found, find_parameters(found, ())
+
+
+def _alive(module: weakref.ref[M]) -> M:
+    found = module()
+    assert found is not None  # its own methods call this
+    return found
 
 
 def _before_forward(watch: BufferWatch | None) -> Any:
@@ -197,6 +227,9 @@ def _before_forward(watch: BufferWatch | None) -> Any:
         if torch.is_grad_enabled() and reducer.sync:
             reducer.prepare_for_forward()
         buffers = list(module.named_buffers())
+        loop = module.__dict__.get("_replicate_loop")
+        if loop is not None and loop.is_running:
+            return  # each shard begins with those of the step
         if watch is not None and buffers and reducer.sync:
             watch.check(buffers)
             broadcast_buffers_([one for _, one in buffers], reducer.group)

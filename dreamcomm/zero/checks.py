@@ -16,12 +16,14 @@ from dreamcomm.buckets.averages import Averages, averages_of
 from dreamcomm.buckets.engine import BucketEngine
 from dreamcomm.zero.engine import WHAT
 from dreamcomm.zero.per_element import check_per_element
+from dreamcomm.zero.rules import has_kernel
 from dreamcomm.zero.shards import ParameterShard
 
 __all__ = [
     "check_arguments",
     "check_groups",
     "check_held",
+    "check_invariant",
     "check_memory",
     "check_parameters",
     "check_sharded",
@@ -75,6 +77,23 @@ def check_held(engine: BucketEngine, averages: Averages | None, reduce: object) 
         f"{WHAT}: expected reduce as of the DistributedDataParallel that has the parameters, with "
         f"{engine.averages}, got reduce={reduce!r}: leave it out here"
     )
+
+
+def check_invariant(inner: torch.optim.Optimizer, in_heaps: bool) -> None:
+    """Raises where invariant_shards= would have torch's fused kernels step slices.
+
+    Args:
+        inner: steps the rows.
+        in_heaps: this library's kernels do, if they know the optimizer.
+    """
+    if in_heaps and has_kernel(inner):
+        return
+    if any(group.get("fused") for group in inner.param_groups):
+        raise ValueError(
+            f"{WHAT}: torch's fused {type(inner).__name__} has other bits where a rank has other "
+            "rows, so invariant_shards= takes its foreach or single-tensor form: leave fused=True "
+            "out"
+        )
 
 
 def check_sharded(master_dtype: torch.dtype | None, reduce: object) -> None:

@@ -30,6 +30,7 @@ from dreamcomm.zero.checks import (
     check_arguments,
     check_groups,
     check_held,
+    check_invariant,
     check_memory,
     check_parameters,
     check_sharded,
@@ -266,6 +267,7 @@ class ZeroOptimizer(Optimizer):
                 return loss
             check_memory(self._ordered)
             check_groups(self.param_groups, self._given)
+            self._check_shards()
             if self._units is not None:
                 self._step_units(self._units)
                 return loss
@@ -295,6 +297,14 @@ class ZeroOptimizer(Optimizer):
             local = [one.parameter.grad for one in self._ordered]
             unscale_(self._shard_gradients() if self._reduces else local, scale)
         return found
+
+    def _check_shards(self) -> None:
+        """Raises where shards of the step are missing, or are stepped by kernels of slices."""
+        if self._units is not None:
+            return
+        self._engine.check_shards(f"{WHAT}.step() was called")
+        if self._engine.averages.shards:
+            check_invariant(self._inner, self._in_heaps)
 
     def _has_own_gradients(self) -> bool:
         """Whether gradients are not averaged yet. Collective at stage 2."""
@@ -410,6 +420,8 @@ class ZeroOptimizer(Optimizer):
 
     def clip_parts(self) -> list[ClipPart]:
         """What the norm of all gradients consists of: each rank's rows of every parameter."""
+        if self._units is None:
+            self._engine.check_shards("gradients are clipped")
         parameters = [one.parameter for one in self._ordered]
         return [ClipPart(parameters, self.process_group, self._gradient_parts)]
 

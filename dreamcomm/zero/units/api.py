@@ -25,7 +25,7 @@ from dreamcomm.zero.units.module.rewrite import reset_parameters
 from dreamcomm.zero.units.parameters.casts import Casts
 from dreamcomm.zero.units.parameters.ranks import shards_of
 from dreamcomm.zero.units.parameters.region import NoRegion
-from dreamcomm.zero.units.tree.averages import averages_given, check_averages
+from dreamcomm.zero.units.tree.averages import averages_given, check_averages, shards_given
 from dreamcomm.zero.units.tree.checks import (
     check_arguments,
     check_folder,
@@ -57,6 +57,8 @@ def fully_shard(
     gather: bool | None = None,
     offload_folder: str | os.PathLike[str] | None = None,
     reduce: str | None = None,
+    invariant_shards: int | None = None,
+    seed: int = 0,
 ) -> Any:
     """Shards a module's parameters, gradients and optimizer state over ranks. Collective.
 
@@ -93,6 +95,8 @@ def fully_shard(
             processes: only a checkpoint survives. The same for all units of a root.
         reduce: "mean", or "tokens": the sum of all gradients over the sum of what the root's
             ``count()`` was given. The root's counts; None: as the units below, or "mean".
+        invariant_shards: as of :class:`dreamcomm.DistributedDataParallel`; the root's counts.
+        seed: of random numbers in shards.
 
     Returns:
         What was given.
@@ -113,7 +117,8 @@ def fully_shard(
         one for root in roots for one in root.parameters() if one not in set(ignored)
     ]
     check_arguments(reshard_after_forward, shard_placement_fn, unit_parameters, dp_mesh_dims)
-    averages = averages_given(reduce, _units_below(roots))
+    shards = shards_given(invariant_shards, seed, mesh, roots)
+    averages = averages_given(reduce, shards, _units_below(roots))
     casts = Casts(mp_policy or MixedPrecisionPolicy())
     why = _why_elsewhere(roots, mesh, offload_policy)
     if why and _units_below(roots):
@@ -123,7 +128,8 @@ def fully_shard(
             "and policies"
         )
     if not why:
-        unit = Unit(roots, ignored, cast("bool | None", reshard_after_forward), casts, averages)
+        keeps = cast("bool | None", reshard_after_forward)
+        unit = Unit(roots, ignored, keeps, casts, averages, seed)
         _shard(unit, mesh, gather, path_of(offload_folder))
         return module
     check_folder(path_of(offload_folder), [], why)

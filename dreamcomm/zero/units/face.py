@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch.distributed.fsdp as torchs
 from torch import Tensor
+
+from dreamcomm.invariant.loop import ShardLoop
 
 __all__ = ["FSDPModule", "UnshardHandle"]
 
@@ -34,6 +37,15 @@ class FSDPModule(torchs.FSDPModule):
 
         As :meth:`dreamcomm.DistributedDataParallel.count`.
         """
+        raise NotImplementedError
+
+    @property
+    def shards(self) -> ShardLoop:
+        """With ``invariant_shards``: called, it loops over this rank's shards of a step."""
+        raise NotImplementedError
+
+    def mean(self, losses: Tensor | Sequence[Tensor | float]) -> Tensor:
+        """The mean of all shards' losses. Collective."""
         raise NotImplementedError
 
     def reduce_gradients(self) -> None:

@@ -104,7 +104,8 @@ def after_pass(
         ends: also with what was held back from it.
     """
     if not reduced:
-        _show_own(engine)
+        if not engine.averages.shards:  # a shard's gradients are put aside
+            _show_own(engine)
         return
     found = []
     with torch.no_grad():

@@ -49,6 +49,7 @@ class Unit:
             they are, except in a tree's root.
         casts: of its parameters, arguments and outputs.
         averages: what gradients become; None: as the root says.
+        seed: of random numbers in shards.
 
     Attributes:
         modules: all of them.
@@ -62,8 +63,9 @@ class Unit:
         reshard_after_forward: bool | None,
         casts: Casts,
         averages: Averages | None,
+        seed: int,
     ) -> None:
-        self.casts, self.averages = casts, averages
+        self.casts, self.averages, self.seed = casts, averages, seed
         self.name = ""
         self.roots = [weakref.ref(one) for one in roots]
         self.ignored = list(ignored)

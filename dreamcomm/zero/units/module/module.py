@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, cast
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from dreamcomm.buckets.clip import clip_
 from dreamcomm.buckets.protocol import ClipPart
+from dreamcomm.invariant.loop import ShardLoop, loop_of
 from dreamcomm.zero.units.face import FSDPModule, UnshardHandle
 from dreamcomm.zero.units.module.no_ops import AcceptedSetters
 from dreamcomm.zero.units.module.norm import clip_part
@@ -92,6 +93,8 @@ class UnitModule(AcceptedSetters, FSDPModule):
         self, requires_gradient_sync: bool, *, recurse: bool = True
     ) -> None:
         """Whether backward passes reduce gradients; one setting for all units of a root."""
+        if not requires_gradient_sync:
+            self._unit.tree.refuse_accumulation("set_requires_gradient_sync(False)")
         for unit in self._units(recurse):
             unit.reduces = bool(requires_gradient_sync)
 
@@ -191,7 +194,15 @@ class UnitModule(AcceptedSetters, FSDPModule):
     def count(self, number: float | Tensor) -> None:
         self._unit.tree.count(number)
 
+    @property
+    def shards(self) -> ShardLoop:
+        return loop_of(self._unit.tree.loop, "fully_shard")
+
+    def mean(self, losses: Tensor | Sequence[Tensor | float]) -> Tensor:
+        return self.shards.mean(losses)
+
     def reduce_gradients(self) -> None:
+        self._unit.tree.refuse_accumulation("reduce_gradients()")
         self._unit.tree.reduce_gradients()
 
     def clip_grad_norm_(

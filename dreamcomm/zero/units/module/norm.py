@@ -21,6 +21,7 @@ __all__ = ["clip_part"]
 
 def clip_part(tree: Tree) -> ClipPart:
     """The gradients of all parameters, each of which counts once."""
+    tree.check_shards("gradients are clipped")
     tree.follow()
     records, me = tree.records(), weakref.ref(tree)
 

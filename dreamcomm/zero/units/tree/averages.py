@@ -4,16 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
 from dreamcomm.buckets.averages import AVERAGE, Averages, averages_of
+from dreamcomm.invariant.agreement import check_shards
+from dreamcomm.ranks.parameters import TrainedParameter
 from dreamcomm.zero.units.unit import Unit
 
-__all__ = ["averages_given", "check_averages"]
+__all__ = ["averages_given", "check_averages", "shards_given"]
 
 WHAT = "fully_shard"
 
 
-def averages_given(reduce: str | None, below: Sequence[Unit]) -> Averages | None:
-    """The argument ``reduce``; None: nothing was given here or below.
+def shards_given(
+    shards: int | None, seed: int, mesh: DeviceMesh, roots: Sequence[nn.Module]
+) -> int:
+    """The argument ``invariant_shards``; 0: none. Collective, if it is given.
+
+    Raises:
+        ValueError: the bits would depend on the number of ranks.
+    """
+    if shards is None:
+        return 0
+    if mesh.ndim != 1:
+        raise ValueError(
+            f"{WHAT}: invariant_shards is not supported with replicas: expected a mesh of one "
+            f"dimension, got {mesh}"
+        )
+    parameters = [
+        TrainedParameter(name, one) for root in roots for name, one in root.named_parameters()
+    ]
+    return max(
+        check_shards(shards, seed, mesh.get_group(0), root, parameters, WHAT) for root in roots
+    )
+
+
+def averages_given(reduce: str | None, shards: int, below: Sequence[Unit]) -> Averages | None:
+    """The arguments ``reduce`` and ``invariant_shards``; None: nothing was given here or below.
 
     Raises:
         ValueError: it is none of those that there are; units below have another.
@@ -24,10 +52,14 @@ def averages_given(reduce: str | None, below: Sequence[Unit]) -> Averages | None
             "set_gradient_divide_factor(1.0)"
         )
     theirs = {one.averages for one in below if one.averages is not None}
-    own = {averages_of(reduce, WHAT)} if reduce is not None else set[Averages]()
+    is_given = reduce is not None or shards > 0
+    own = {averages_of(reduce or "mean", WHAT, shards)} if is_given else set[Averages]()
     if len(own | theirs) > 1:
         found = ", ".join(sorted(map(str, own | theirs)))
-        raise ValueError(f"{WHAT}: expected one reduce= for all units of a root, got {found}")
+        raise ValueError(
+            f"{WHAT}: expected one reduce= and invariant_shards= for all units of a root, "
+            f"got {found}"
+        )
     return next(iter(own | theirs), None)
 
 

@@ -89,6 +89,16 @@ class TreeParts:
         """What gradients become: as the root says."""
         return AVERAGE if self.root is None else self.root.averages or AVERAGE
 
+    def refuse_accumulation(self, what: str) -> None:
+        """Raises RuntimeError where shards of a step are all that accumulates."""
+        if self.averages.shards and self.form.engine is not None:
+            self.form.engine.refuse_accumulation(what)
+
+    def check_shards(self, what: str) -> None:
+        """Raises RuntimeError where ``what`` comes before all shards of a step are done."""
+        if self.averages.shards and self.form.engine is not None:
+            self.form.engine.check_shards(what)
+
     def finishing(self) -> Finishing | None:
         """What is done with rows of sums; None: nothing."""
         units = self.units()
@@ -140,6 +150,7 @@ class TreeParts:
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backward passes inside add to this rank's own gradients, and leave the window open."""
+        self.refuse_accumulation("no_sync()")
         before = [(unit, unit.reduces) for unit in self.units()]
         for unit, _ in before:
             unit.reduces = False

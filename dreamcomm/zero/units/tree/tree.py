@@ -24,6 +24,7 @@ from dreamcomm.zero.units.forms.form import Form
 from dreamcomm.zero.units.parameters.record import Place
 from dreamcomm.zero.units.tree.follow import differs
 from dreamcomm.zero.units.tree.link import link
+from dreamcomm.zero.units.tree.loops import loop_over
 from dreamcomm.zero.units.tree.refusals import refuse_changes
 from dreamcomm.zero.units.tree.steps import watch_steps
 from dreamcomm.zero.units.tree.tree_window import TreeWindow
@@ -55,6 +56,7 @@ class Tree(TreeWindow):
         self._creates_graph = False  # the pass that runs now
         self._engine: UnitEngine | None = None
         self._watch = watch_steps(self)
+        self.loop = loop_over(self) if self.averages.shards else None
         self.link()
         self.look_again()
 
@@ -92,6 +94,7 @@ class Tree(TreeWindow):
 
     def forget(self) -> None:
         """Has units, parameters and hooks looked at anew before the next pass."""
+        self.check_shards("modules got other parameters")
         if self._engine is not None:
             self._engine.detach()
         self._engine = self.form.engine = None
@@ -120,6 +123,30 @@ class Tree(TreeWindow):
             engine.buckets.count(whole, weight)
         if self.averages.counted:
             engine.buckets.set_finishes(self.finishes())
+
+    # Shards of a step; see ShardedPasses in dreamcomm/invariant/loop.py.
+
+    def begin_shards(self) -> None:
+        self.follow()
+        engine = self.engine
+        if engine is None:
+            raise RuntimeError(
+                f"fully_shard: {self.name} has no parameters, so there are no shards"
+            )
+        gradients.before_pass(engine)
+        engine.begin_shards()
+
+    def begin_shard(self, *, is_last: bool) -> None:
+        assert self._engine is not None
+        for unit in self.units():
+            unit.reduces = is_last
+        self._engine.begin_shard(is_last=is_last)
+
+    def end_shard(self) -> None:
+        assert self._engine is not None
+        for unit in self.units():
+            unit.reduces = True
+        self._engine.end_shard()
 
     # Forward passes.
 
@@ -221,6 +248,7 @@ class Tree(TreeWindow):
                 f"fully_shard: rank {dist.get_rank(self.group)}: reduce_gradients() was called "
                 "within a backward pass; call it after backward()"
             )
+        self.check_shards("gradients were asked for")
         self.close()
         engine, any_own = self.engine, self._unreduced
         finishing = self.finishing()

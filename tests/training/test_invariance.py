@@ -1,0 +1,56 @@
+"""invariant_shards: equal bits at 1, 2, 4 and 8 ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from helpers.pool import Pool
+from training.invariance import WAYS, saved_and_resumed, trained
+
+pytestmark = pytest.mark.beyond_gloo("adds in a fixed order")
+
+NAMES = ["mlp", "gpt", "cnn", "half"]
+SHORT = {("mlp", "sgd"), ("gpt", "adamw"), ("cnn", "sgd"), ("half", "adamw")}
+CASES = [
+    pytest.param(name, kind, marks=[] if (name, kind) in SHORT else pytest.mark.long)
+    for name in NAMES
+    for kind in ("sgd", "adamw")
+]
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+@pytest.mark.parametrize("way", list(WAYS))
+def test_bits_are_equal_at_every_world_size(
+    pool: Pool, name: str, way: str, kind: str, soak: bool
+) -> None:
+    steps = 50 if soak else 5
+    alone = None
+    for world in (1, 2, 4, 8):
+        for found in pool.run(trained, name, way, kind, steps, world=world, timeout=300):
+            alone = alone or found
+            assert found == alone, f"{world} ranks"
+
+
+@pytest.mark.parametrize("way", [one for one in WAYS if one != "replicate"])
+def test_two_hosts_have_the_bits_of_one(pool: Pool, way: str) -> None:
+    name = "gpt" if way != "gathered" else "mlp"
+    one = pool.run(trained, name, way, "sgd", 4, world=4)
+    two = pool.run(trained, name, way, "sgd", 4, world=4, env={"DREAMCOMM_HOSTS": "a,a,b,b"})
+    assert two == one
+
+
+def test_all_ways_have_the_same_bits(pool: Pool) -> None:
+    found = {way: pool.run(trained, "gpt", way, "sgd", 4, world=2)[0] for way in WAYS}
+    for way, bits in found.items():
+        assert bits[:4] == found["ddp"][:4], way
+
+
+@pytest.mark.parametrize("way", list(WAYS))
+def test_a_run_goes_on_at_another_world_size(pool: Pool, way: str, tmp_path: Path) -> None:
+    path = str(tmp_path / "state.pt")
+    (saved, *_) = pool.run(saved_and_resumed, "cnn", way, path, 3, world=4)
+    for world in (2, 8):
+        for found in pool.run(saved_and_resumed, "cnn", way, path, 3, world=world):
+            assert found == saved, f"{world} ranks"
