@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         ShardedGradients,
     )
 
-__all__ = ["BucketEngine", "Caps", "given_count", "thawed"]
+__all__ = ["BucketEngine", "Caps", "given_count", "refuse_accumulation", "thawed"]
 
 
 @dataclass(frozen=True)
@@ -299,8 +299,10 @@ class BucketEngine:
         self.backward.begin_shard()
 
     def end_shard(self) -> None:
-        self.sync = True
         self.backward.end_shard()
+
+    def leave_shards(self) -> None:
+        self.sync = True
 
     def check_shards(self, what: str) -> None:
         """Raises RuntimeError where ``what`` comes within a step whose shards are not all done."""
@@ -313,13 +315,8 @@ class BucketEngine:
             )
 
     def refuse_accumulation(self, what: str) -> None:
-        """Raises RuntimeError: shards of a step are all that accumulates."""
-        if self.averages.shards:
-            raise RuntimeError(
-                f"rank {dist.get_rank(self.group)}: {what} is not supported with "
-                "invariant_shards=: a step's shards are its accumulation, and the last one's "
-                "backward pass reduces. Give more shards"
-            )
+        """Raises RuntimeError where shards of a step are all that accumulates."""
+        refuse_accumulation(self.averages, self.group, what)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -391,6 +388,16 @@ def given_count(
     if not averages.counted:
         raise RuntimeError(f'{who}: it is for reduce="tokens", got {averages}')
     return count_of(number, who)
+
+
+def refuse_accumulation(averages: Averages, group: dist.ProcessGroup, what: str) -> None:
+    """Raises RuntimeError where shards of a step are all that accumulates."""
+    if averages.shards:
+        raise RuntimeError(
+            f"rank {dist.get_rank(group)}: {what} is not supported with invariant_shards=: a "
+            "step's shards are its accumulation, and the last one's backward pass reduces. Give "
+            "more shards"
+        )
 
 
 @contextmanager

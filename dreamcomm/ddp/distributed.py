@@ -350,6 +350,8 @@ class DistributedDataParallel(TorchDDP):
 
     @require_backward_grad_sync.setter
     def require_backward_grad_sync(self, value: bool) -> None:
+        if not value:
+            self.reducer.refuse_accumulation("no_sync()")
         self.reducer.sync = value
 
     @hidden_from_dynamo

@@ -30,6 +30,9 @@ class ShardedPasses(Protocol):
     def end_shard(self) -> None:
         """After them."""
 
+    def leave_shards(self) -> None:
+        """After the last shard, or an error."""
+
 
 class ShardLoop:
     """What ``model.shards`` is: called, it loops over this rank's shards of a step.
@@ -112,6 +115,7 @@ class ShardLoop:
             statistics.commit(self._group, self.local, self.shards)
         finally:
             self.is_running = False
+            passes.leave_shards()
         self.step += 1
 
     def mean(self, losses: Tensor | Sequence[Tensor | float]) -> Tensor:

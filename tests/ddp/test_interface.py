@@ -33,7 +33,7 @@ def test_the_arguments_are_torchs_in_order() -> None:
     theirs = [*inspect.signature(nn.parallel.DistributedDataParallel.__init__).parameters]
     ours = [*inspect.signature(dreamcomm.DistributedDataParallel.__init__).parameters]
     assert ours[: len(theirs)] == theirs
-    assert ours[len(theirs) :] == ["reduce", "unused"]
+    assert ours[len(theirs) :] == ["reduce", "unused", "invariant_shards", "seed"]
     assert issubclass(dreamcomm.DistributedDataParallel, nn.parallel.DistributedDataParallel)
 
 

@@ -194,7 +194,7 @@ def test_a_module_that_torch_has_wrapped_is_refused(pool: Pool) -> None:
 
 def hook_and_sum() -> str:
     model = dreamcomm.DistributedDataParallel(nn.Linear(2, 2), reduce="sum")
-    with pytest.raises(ValueError, match="leave reduce= out") as caught:
+    with pytest.raises(ValueError, match="leave reduce= and invariant_shards= out") as caught:
         model.register_comm_hook(None, lambda state, bucket: None)
     return str(caught.value)
 

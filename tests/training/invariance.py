@@ -168,3 +168,57 @@ def trained(name: str, way_name: str, kind: str, steps: int) -> Bits:
     way = WAYS[way_name](made(name), kind)
     found: Bits = [one_step(way, name, step) for step in range(steps)]
     return found + bits_of(way)
+
+
+# What random data does not show.
+
+USERS = [(0,), (0, 1), (0, 1, 2, 3), (3, 4), (7,), tuple(range(SHARDS)), ()]  # shards
+
+
+class Signs(nn.Module):
+    """Gradients of -0, which some shards have, and others lack."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = nn.ParameterList(nn.Parameter(torch.ones(64, 3)) for _ in USERS)
+        self.large = nn.ParameterList(nn.Parameter(torch.ones(64, 700)) for _ in USERS)
+
+    def forward(self, number: int) -> Tensor:
+        total = torch.zeros((), requires_grad=True)
+        for users, small, large in zip(USERS, self.used, self.large, strict=True):
+            if number in users:
+                total = total + (small * -0.0).sum() + (large * -0.0).sum()
+        return total
+
+
+def signs_of_zero(way_name: str) -> Bits:
+    """The momentum after a first step is the gradient."""
+    way = WAYS[way_name](Signs(), "sgd")
+    for number in way.model.shards():
+        way.model(number).backward()
+    way.optimizer.step()
+    state = get_optimizer_state_dict(way.model, way.optimizer, options=WHOLE)
+    if dist.get_rank() > 0:
+        return []  # it is on rank 0
+    buffers = {name: one.get("momentum_buffer") for name, one in state["state"].items()}
+    return [(name, None if one is None else digest(one)) for name, one in sorted(buffers.items())]
+
+
+def random_numbers(way_name: str) -> list[float]:
+    """Those of this rank's shards in two steps, and one from outside."""
+    way = WAYS[way_name](made("mlp"), "sgd")
+    torch.manual_seed(3)
+    found = []
+    for step in range(2):
+        way.optimizer.zero_grad()
+        for number in way.model.shards():
+            found.append(float(torch.rand(())))
+            x, y = batch(step, number, torch.float32)
+            nn.functional.mse_loss(way.model(x), y).backward()
+    return [*found, float(torch.rand(()))]
+
+
+def mean_of(values: list[float]) -> float:
+    way = WAYS["ddp"](made("mlp"), "sgd")
+    local = way.model.shards.local
+    return float(way.model.mean(torch.tensor(values[local.start : local.stop]).double()))

@@ -5,9 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from helpers.pool import Pool
-from training.invariance import WAYS, saved_and_resumed, trained
+from training.invariance import (
+    SHARDS,
+    WAYS,
+    mean_of,
+    random_numbers,
+    saved_and_resumed,
+    signs_of_zero,
+    trained,
+)
 
 pytestmark = pytest.mark.beyond_gloo("adds in a fixed order")
 
@@ -54,3 +63,34 @@ def test_a_run_goes_on_at_another_world_size(pool: Pool, way: str, tmp_path: Pat
     for world in (2, 8):
         for found in pool.run(saved_and_resumed, "cnn", way, path, 3, world=world):
             assert found == saved, f"{world} ranks"
+
+
+@pytest.mark.parametrize("way", list(WAYS))
+def test_a_gradient_that_a_shard_lacks_counts_as_plus_zero(pool: Pool, way: str) -> None:
+    alone = None
+    for world in (1, 2, 4, 8):
+        found = pool.run(signs_of_zero, way, world=world)[0]
+        alone = alone or found
+        assert found == alone, f"{world} ranks"
+        assert len({digest for _, digest in found if digest is not None}) > 2
+
+
+def test_random_numbers_are_those_of_the_step_and_the_shard(pool: Pool) -> None:
+    torch.manual_seed(3)
+    outside = float(torch.rand(()))
+    (alone,) = pool.run(random_numbers, "ddp", world=1)
+    assert len(set(alone)) == 2 * SHARDS + 1
+    assert alone[-1] == outside
+    for world in (2, 4):
+        by_rank = pool.run(random_numbers, "ddp", world=world)
+        local = SHARDS // world
+        steps = [[one[step * local :][:local] for one in by_rank] for step in range(2)]
+        assert [value for step in steps for rank in step for value in rank] == alone[:-1]
+        assert all(one[-1] == outside for one in by_rank)
+
+
+def test_losses_are_added_along_the_tree(pool: Pool) -> None:
+    values = [1e16, 1.0, -1e16, 1.0, 3.0, 1e16, 1.0, -1e16]  # another order has another sum
+    for world in (1, 2, 4, 8):
+        for found in pool.run(mean_of, values, world=world):
+            assert found == (((1e16 + 1.0) + (-1e16 + 1.0)) + ((3.0 + 1e16) + (1.0 - 1e16))) / 8

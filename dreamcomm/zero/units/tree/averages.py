@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from dreamcomm.buckets.averages import AVERAGE, Averages, averages_of
 from dreamcomm.invariant.agreement import check_shards
-from dreamcomm.ranks.parameters import TrainedParameter
+from dreamcomm.ranks.parameters import find_parameters
 from dreamcomm.zero.units.unit import Unit
 
 __all__ = ["averages_given", "check_averages", "shards_given"]
@@ -32,11 +32,9 @@ def shards_given(
             f"{WHAT}: invariant_shards is not supported with replicas: expected a mesh of one "
             f"dimension, got {mesh}"
         )
-    parameters = [
-        TrainedParameter(name, one) for root in roots for name, one in root.named_parameters()
-    ]
+    group = mesh.get_group(0)
     return max(
-        check_shards(shards, seed, mesh.get_group(0), root, parameters, WHAT) for root in roots
+        check_shards(shards, seed, group, root, find_parameters(root, ()), WHAT) for root in roots
     )
 
 

@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from dreamcomm.buckets.averages import AVERAGE, Averages
+from dreamcomm.buckets.engine import refuse_accumulation
 from dreamcomm.zero.units.forms.form import Form
 from dreamcomm.zero.units.parameters.ranks import everyone, replicas_of, shards_of
 from dreamcomm.zero.units.parameters.record import UnitParameter
@@ -91,8 +92,7 @@ class TreeParts:
 
     def refuse_accumulation(self, what: str) -> None:
         """Raises RuntimeError where shards of a step are all that accumulates."""
-        if self.averages.shards and self.form.engine is not None:
-            self.form.engine.refuse_accumulation(what)
+        refuse_accumulation(self.averages, self.group, what)
 
     def check_shards(self, what: str) -> None:
         """Raises RuntimeError where ``what`` comes before all shards of a step are done."""

@@ -94,7 +94,6 @@ class Tree(TreeWindow):
 
     def forget(self) -> None:
         """Has units, parameters and hooks looked at anew before the next pass."""
-        self.check_shards("modules got other parameters")
         if self._engine is not None:
             self._engine.detach()
         self._engine = self.form.engine = None
@@ -144,9 +143,13 @@ class Tree(TreeWindow):
 
     def end_shard(self) -> None:
         assert self._engine is not None
+        self._engine.end_shard()
+
+    def leave_shards(self) -> None:
         for unit in self.units():
             unit.reduces = True
-        self._engine.end_shard()
+        if self._engine is not None:
+            self._engine.leave_shards()
 
     # Forward passes.
 

@@ -68,7 +68,7 @@ class TreeWindow(TreeParts):
             self.close()
         check_root(self.root)
         if not self._meet_to_open(differ):
-            take_in(self)
+            self._take_in()
             self._meet_to_open(False)
 
     def _meet_to_open(self, differ: bool) -> bool:
@@ -102,7 +102,11 @@ class TreeWindow(TreeParts):
         """Takes in what the script has changed of modules. Collective, if it has."""
         if differs(self.units()):
             self.close()
-            take_in(self)
+            self._take_in()
+
+    def _take_in(self) -> None:
+        self.check_shards("modules got other parameters")
+        take_in(self)
 
     def close(self) -> None:
         """Lets each rank write its rows. Collective, unless it is closed.
