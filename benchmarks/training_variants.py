@@ -35,6 +35,9 @@ ZERO_3_TORCH = "ZeRO stage 3, torch's optimizer"
 GATHERED = "ZeRO stage 3, gathered"  # by units, where parameters could lie once on the host
 GATHERED_GLOO = "ZeRO stage 3, gathered over gloo"
 REDUNDANCY = "torch's ZeRO"  # ZeroRedundancyOptimizer under torch's wrapper, over dreamcomm
+SUMS = "own wrapper, sums"
+TOKENS = "own wrapper, means over tokens"
+INVARIANT = "own wrapper, one invariant shard a rank"
 VARIANTS = {
     "ddp": (PLAIN, NO_COMMUNICATION, GLOO, DREAMCOMM, OWN, COLLECTIVES),
     "fsdp2": (PLAIN, NO_COMMUNICATION, GLOO, DREAMCOMM),
@@ -46,8 +49,9 @@ VARIANTS = {
     # Forward and backward alone: no gradient is reduced, and nothing is stepped.
     "zero3-passes": (PLAIN, GLOO, DREAMCOMM, ZERO_3),
     "zero3-gathered": (PLAIN, GLOO, DREAMCOMM, ZERO_3, GATHERED, GATHERED_GLOO),
+    "averages": (PLAIN, GLOO, DREAMCOMM, OWN, SUMS, TOKENS, INVARIANT),
 }
-WRAPPERS = ("ddp", "fsdp2", "zero", "zero3", "zero3-adamw", "zero3-passes", "zero3-gathered")
+WRAPPERS = tuple(VARIANTS)
 LEARNING_RATE = 1e-3
 ADAM_RATE = 1e-5  # small, so that rounding does not grow within the verification
 
@@ -103,8 +107,14 @@ def under_ddp(task: Task, group: dist.ProcessGroup, communicate: bool) -> nn.Mod
     return model
 
 
-def under_own_ddp(task: Task, group: dist.ProcessGroup) -> nn.Module:
-    return dreamcomm.DistributedDataParallel(task.model, process_group=group)
+def under_own_ddp(task: Task, group: dist.ProcessGroup, variant: str = OWN) -> nn.Module:
+    options: dict[str, dict[str, Any]] = {
+        SUMS: {"reduce": "sum"},
+        TOKENS: {"reduce": "tokens"},
+        INVARIANT: {"invariant_shards": dist.get_world_size(group)},
+    }
+    given = options.get(variant, {})
+    return dreamcomm.DistributedDataParallel(task.model, process_group=group, **given)
 
 
 def under_fsdp2(task: Task, group: dist.ProcessGroup, communicate: bool) -> nn.Module:
@@ -145,6 +155,9 @@ def make_optimizer(
         wrapper.startswith("zero3") and variant == ZERO_2
     ):
         return make_sharded(model, wrapper, variant, group)
+    if variant == SUMS:
+        rate = LEARNING_RATE / dist.get_world_size(group)
+        return torch.optim.SGD(model.parameters(), lr=rate)
     if wrapper not in ("zero", "zero3-adamw"):
         return torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     if variant == REDUNDANCY:
@@ -214,6 +227,27 @@ class PassesAlone(Trainer):
         self.model.zero_grad()
 
 
+class MeansOverTokens(Trainer):
+    """Each rank's loss counts as one."""
+
+    def step(self) -> None:
+        model: Any = self.model
+        model.count(1)
+        super().step()
+
+
+class InvariantShards(Trainer):
+    """A rank's data are one shard."""
+
+    def step(self) -> None:
+        model: Any = self.model
+        self.optimizer.zero_grad()
+        for _ in model.shards():
+            loss = self.task.loss(model(self.task.inputs), self.task.targets)
+            loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+
+
 class CollectivesAlone(Trainer):
     """All-reduces as many bytes as the gradients have, 25 MiB in a call as wrappers do."""
 
@@ -236,8 +270,8 @@ class CollectivesAlone(Trainer):
 def make_trainer(task: Task, wrapper: str, variant: str, groups: Groups) -> Trainer:
     """One variant of a task."""
     model = task.model
-    if variant in (OWN, ZERO_1_DDP):
-        model = under_own_ddp(task, groups[DREAMCOMM])
+    if variant in (OWN, ZERO_1_DDP, SUMS, TOKENS, INVARIANT):
+        model = under_own_ddp(task, groups[DREAMCOMM], variant)
     elif variant == REDUNDANCY:
         model = under_ddp(task, groups[DREAMCOMM], True)
     elif variant in (ZERO_3, ZERO_3_TORCH):
@@ -245,14 +279,19 @@ def make_trainer(task: Task, wrapper: str, variant: str, groups: Groups) -> Trai
     elif variant in (GATHERED, GATHERED_GLOO):
         model = under_zero3(task, groups[_group_of(variant)], gather=True)
     elif variant not in (PLAIN, COLLECTIVES, ZERO_1, ZERO_1_FUSED, ZERO_2):
-        wrap = under_ddp if wrapper in ("ddp", "zero") else under_fsdp2
+        wrap = under_ddp if wrapper in ("ddp", "zero", "averages") else under_fsdp2
         model = wrap(task, groups[variant], variant != NO_COMMUNICATION)
     optimizer = make_optimizer(task.model, wrapper, variant, groups[_group_of(variant)])
     if wrapper == "zero3-passes":
         if isinstance(model, FSDPModule):  # of torch, or ours
             model.set_requires_gradient_sync(False)
         return PassesAlone(task, model, optimizer)
-    return (CollectivesAlone if variant == COLLECTIVES else Trainer)(task, model, optimizer)
+    kinds = {
+        COLLECTIVES: CollectivesAlone,
+        TOKENS: MeansOverTokens,
+        INVARIANT: InvariantShards,
+    }
+    return kinds.get(variant, Trainer)(task, model, optimizer)
 
 
 def make_groups() -> Groups:

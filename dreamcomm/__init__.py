@@ -11,6 +11,8 @@ It adds to torch's own calls:
   into memory that the ranks share, where collectives need no copies,
 - :class:`DistributedDataParallel` trains copies of a module on all ranks, with gradients that are
   reduced where they are born; :func:`replicate` does the same in place,
+- :class:`ShardSampler` and :func:`seeded` give data to a loop over shards, whose results have the
+  same bits at every number of ranks,
 - :class:`GradScaler` scales losses for all ways of training: ranks skip the same steps,
 - :mod:`hooks` has communication hooks for DistributedDataParallel (16 bits between the ranks,
   error feedback, the norm of all gradients), :mod:`ops` the two passes under them,
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from dreamcomm.buckets.scaling import GradScaler
     from dreamcomm.ddp.distributed import DistributedDataParallel
     from dreamcomm.ddp.replicate import replicate
+    from dreamcomm.invariant.sampler import ShardSampler, seeded
     from dreamcomm.launch import RankError, spawn
     from dreamcomm.memory import empty, empty_like, is_shared, share_, zeros
     from dreamcomm.observe.comm_log import CommLog, comm_log
@@ -52,6 +55,7 @@ _HOMES = {
     "buckets.scaling": ("GradScaler",),
     "ddp.distributed": ("DistributedDataParallel",),
     "ddp.replicate": ("replicate",),
+    "invariant.sampler": ("ShardSampler", "seeded"),
     "launch": ("RankError", "spawn"),
     "memory": ("empty", "empty_like", "is_shared", "share_", "zeros"),
     "observe.trace.trace": ("trace",),
@@ -68,6 +72,7 @@ __all__ = [
     "GradScaler",
     "Options",
     "RankError",
+    "ShardSampler",
     "comm_log",
     "dump_flight_record",
     "empty",
@@ -82,6 +87,7 @@ __all__ = [
     "ops",
     "pipeline",
     "replicate",
+    "seeded",
     "server",
     "share_",
     "spawn",

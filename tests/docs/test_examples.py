@@ -35,6 +35,7 @@ OF_TORCHRUN = {
         "fully sharded over 2 ranks, with 2 replicas, one copy of the ",
     ],
     "hooks.py": ["rank 0, step 10: norm ", "rank 1: 2 residuals to save"],
+    "invariant.py": ["step 20: loss "],
     "pipeline.py": ["rank 0: 1F1B: 8 actions in ", "rank 3: 1F1B: 8 actions in "],
     "tensor_parallel.py": ["rank 0: has 128 of 256 rows", "rank 1: has 128 of 256 rows"],
     "zero.py": ["bytes of this rank ", "ZeRO stage 1, 2 ranks", "ZeRO stage 3, 2 ranks"],

@@ -89,6 +89,12 @@ def zero(module: nn.Module, kind: str, stage: int) -> Way:
     return Way(model, optimizer, optimizer)
 
 
+def unclipped(module: nn.Module, kind: str, stage: int) -> Way:
+    """Steps read the gradients themselves, which a norm would have reduced before."""
+    way = zero(module, kind, stage)
+    return Way(way.model, way.optimizer, None)
+
+
 def sharded(module: nn.Module, kind: str, **options: Any) -> Way:
     model = shard(module, **options)
     kind_of, arguments = OPTIMIZERS[kind]
@@ -99,6 +105,7 @@ WAYS: dict[str, Callable[[nn.Module, str], Way]] = {
     "ddp": ddp,
     "replicate": replicated,
     "zero1": lambda module, kind: zero(module, kind, 1),
+    "zero1-unclipped": lambda module, kind: unclipped(module, kind, 1),
     "zero2": lambda module, kind: zero(module, kind, 2),
     "zero3": lambda module, kind: sharded(module, kind, invariant_shards=SHARDS),
     "gathered": lambda module, kind: sharded(module, kind, invariant_shards=SHARDS, gather=True),
@@ -128,7 +135,7 @@ def one_step(way: Way, name: str, step: int) -> tuple[str, str]:
         loss.backward()
         losses.append(loss.detach())
     mean = float(way.model.mean(losses)).hex()
-    norm = float(way.clips.clip_grad_norm_(0.5)).hex()
+    norm = float(way.clips.clip_grad_norm_(0.5)).hex() if way.clips is not None else ""
     way.optimizer.step()
     return mean, norm
 

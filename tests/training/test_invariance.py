@@ -51,7 +51,8 @@ def test_two_hosts_have_the_bits_of_one(pool: Pool, way: str) -> None:
 
 
 def test_all_ways_have_the_same_bits(pool: Pool) -> None:
-    found = {way: pool.run(trained, "gpt", way, "sgd", 4, world=2)[0] for way in WAYS}
+    ways = [one for one in WAYS if "unclipped" not in one]
+    found = {way: pool.run(trained, "gpt", way, "sgd", 4, world=2)[0] for way in ways}
     for way, bits in found.items():
         assert bits[:4] == found["ddp"][:4], way
 

@@ -68,6 +68,7 @@ class UnitParameter:
         sent: what other ranks read of them, in the whole one's type: ``local``, unless they differ.
         region: where the rows of all ranks lie; None: a scalar, or on the meta device.
         divide_factor: of the unit that owns it.
+        is_counted: sums are divided by counts, not by the factor or the number of ranks.
         shown: the gradient of ``sharded`` that lies on the sum's own memory, once there was one.
         partial: the one that stands there for a sum of this rank alone.
         given: a gradient that the script has put there, to which the next sum is added.
@@ -85,6 +86,7 @@ class UnitParameter:
     casts: Casts
     region: Region | None = None
     divide_factor: float = 0.0
+    is_counted: bool = False
     shown: DTensor | None = None
     partial: DTensor | None = None
     given: Tensor | None = None
@@ -154,7 +156,8 @@ class UnitParameter:
         if self.casts_sums:
             gradient = gradient.to(self.local.dtype)
         if partial is None or partial._local_tensor is not gradient:
-            averages = self.divide_factor in (0.0, float(self.spec.mesh.size()))
+            is_average = self.divide_factor in (0.0, float(self.spec.mesh.size()))
+            averages = is_average and not self.is_counted
             kind: Placement = Partial("avg" if averages else "sum")
             mesh = self.spec.mesh
             spec = DTensorSpec(mesh, (kind,) * mesh.ndim, tensor_meta=self.spec.tensor_meta)

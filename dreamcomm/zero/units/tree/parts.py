@@ -69,6 +69,7 @@ class TreeParts:
                 if id(one) not in found:
                     one.name = one.name or place.name
                     one.divide_factor = unit.divide_factor
+                    one.is_counted = self.averages.counted
                     found[id(one)] = one
         module = None if self.root is None else self.root.module
         by_form = {id(form): one for one in found.values() for form in (one.whole, one.sharded)}
