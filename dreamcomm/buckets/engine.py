@@ -381,7 +381,7 @@ class BucketEngine:
 
 
 def given_count(
-    averages: Averages, number: Any, what: str, group: dist.ProcessGroup
+    averages: Averages, number: Any, what: str, group: dist.ProcessGroup | None
 ) -> tuple[int, float]:
     """A script's count, as ``BucketSet.count`` takes it; see :meth:`BucketEngine.count`."""
     who = f"{what}.count() on rank {dist.get_rank(group)}"

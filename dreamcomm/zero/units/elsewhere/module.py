@@ -16,7 +16,7 @@ torch's ``fully_shard`` has just entered it. Python's own order has our classes 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
@@ -26,6 +26,9 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule as TorchModule
 from torch.distributed.fsdp import fully_shard
 
+from dreamcomm.buckets.averages import AVERAGE
+from dreamcomm.buckets.engine import given_count
+from dreamcomm.invariant.loop import ShardLoop, loop_of
 from dreamcomm.zero.units.elsewhere.norm import clip_
 from dreamcomm.zero.units.elsewhere.rewrite import rewriting
 from dreamcomm.zero.units.elsewhere.state import (
@@ -57,6 +60,19 @@ class ElsewhereModule(FSDPModule):
         """
         with no_reduction(groups_of(cast(nn.Module, self))):
             yield
+
+    def count(self, number: float | Tensor) -> None:
+        """Raises RuntimeError: torch's function averages over ranks, not over counts."""
+        given_count(AVERAGE, number, "fully_shard", dist.group.WORLD)
+
+    @property
+    def shards(self) -> ShardLoop:
+        """Raises RuntimeError: torch's function does not add along a tree."""
+        return loop_of(None, "fully_shard")
+
+    def mean(self, losses: Tensor | Sequence[Tensor | float]) -> Tensor:
+        """Raises RuntimeError, as :attr:`shards`."""
+        return self.shards.mean(losses)
 
     def reduce_gradients(self) -> None:
         """Reduces what :meth:`no_sync` has accumulated, here and below. Collective.
