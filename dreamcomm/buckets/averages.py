@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
-__all__ = ["AVERAGE", "TOKENS", "Averages", "averages_of", "count_of"]
+__all__ = ["AVERAGE", "TOKENS", "Averages", "averages_of", "count_of", "given_count"]
 
 TOKENS = "tokens"
 MOST = 1 << 62  # below it: a count crosses in 64 bits, two of which say what it is
@@ -93,3 +94,13 @@ def count_of(number: Any, who: str) -> tuple[int, float]:
             f"{who}: expected a count of at least 0, finite and below 2**62, got {number!r}"
         )
     return whole or 0, weight
+
+
+def given_count(
+    averages: Averages, number: Any, what: str, group: dist.ProcessGroup | None
+) -> tuple[int, float]:
+    """A script's count, as ``BucketSet.count`` takes it; see :func:`count_of`."""
+    who = f"{what}.count() on rank {dist.get_rank(group)}"
+    if not averages.counted:
+        raise RuntimeError(f'{who}: it is for reduce="tokens", got {averages}')
+    return count_of(number, who)

@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from torch import nn
 
-from dreamcomm.buckets.averages import AVERAGE, Averages, count_of
+from dreamcomm.buckets.averages import AVERAGE, Averages, given_count
 from dreamcomm.buckets.group_memory import group_memory
 from dreamcomm.buckets.plan import ParameterInfo, Plan, agreed_order, plan_buckets
 from dreamcomm.buckets.protocol import ClipPart, ReducesGradients
+from dreamcomm.buckets.shard_steps import ShardSteps
 from dreamcomm.ranks.parameters import TrainedParameter
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
         ShardedGradients,
     )
 
-__all__ = ["BucketEngine", "Caps", "given_count", "refuse_accumulation", "thawed"]
+__all__ = ["BucketEngine", "Caps", "thawed"]
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Caps:
     each: tuple[int, ...] = ()
 
 
-class BucketEngine:
+class BucketEngine(ShardSteps):
     """Plans buckets of gradients, and has the compiled reducer reduce them.
 
     Args:
@@ -289,35 +290,6 @@ class BucketEngine:
     def sync(self, value: bool) -> None:
         self._sync = self.backward.sync = bool(value)
 
-    # Shards of a step; see ShardedPasses in dreamcomm/invariant/loop.py.
-
-    def begin_shards(self) -> None:
-        self.backward.begin_shards()
-
-    def begin_shard(self, *, is_last: bool) -> None:
-        self.sync = is_last
-        self.backward.begin_shard()
-
-    def end_shard(self) -> None:
-        self.backward.end_shard()
-
-    def leave_shards(self) -> None:
-        self.sync = True
-
-    def check_shards(self, what: str) -> None:
-        """Raises RuntimeError where ``what`` comes within a step whose shards are not all done."""
-        missing = self.backward.missing_shards()
-        if missing:
-            local = self.averages.shards // dist.get_world_size(self.group)
-            raise RuntimeError(
-                f"rank {dist.get_rank(self.group)}: {what} while {missing} of this rank's {local} "
-                "shards of the step are missing: end the loop over the module's shards() first"
-            )
-
-    def refuse_accumulation(self, what: str) -> None:
-        """Raises RuntimeError where shards of a step are all that accumulates."""
-        refuse_accumulation(self.averages, self.group, what)
-
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backward passes inside add to this rank's gradients alone."""
@@ -378,26 +350,6 @@ class BucketEngine:
     def reduce_now(self) -> None:
         """Reduces what has accumulated, outside of a backward pass. Collective."""
         self.backward.reduce_now()
-
-
-def given_count(
-    averages: Averages, number: Any, what: str, group: dist.ProcessGroup | None
-) -> tuple[int, float]:
-    """A script's count, as ``BucketSet.count`` takes it; see :meth:`BucketEngine.count`."""
-    who = f"{what}.count() on rank {dist.get_rank(group)}"
-    if not averages.counted:
-        raise RuntimeError(f'{who}: it is for reduce="tokens", got {averages}')
-    return count_of(number, who)
-
-
-def refuse_accumulation(averages: Averages, group: dist.ProcessGroup, what: str) -> None:
-    """Raises RuntimeError where shards of a step are all that accumulates."""
-    if averages.shards:
-        raise RuntimeError(
-            f"rank {dist.get_rank(group)}: {what} is not supported with invariant_shards=: a "
-            "step's shards are its accumulation, and the last one's backward pass reduces. Give "
-            "more shards"
-        )
 
 
 @contextmanager

@@ -26,8 +26,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule as TorchModule
 from torch.distributed.fsdp import fully_shard
 
-from dreamcomm.buckets.averages import AVERAGE
-from dreamcomm.buckets.engine import given_count
+from dreamcomm.buckets.averages import AVERAGE, given_count
 from dreamcomm.invariant.loop import ShardLoop, loop_of
 from dreamcomm.zero.units.elsewhere.norm import clip_
 from dreamcomm.zero.units.elsewhere.rewrite import rewriting

@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from dreamcomm.buckets.averages import AVERAGE, Averages
-from dreamcomm.buckets.engine import refuse_accumulation
+from dreamcomm.buckets.shard_steps import refuse_accumulation
 from dreamcomm.zero.units.forms.form import Form
 from dreamcomm.zero.units.parameters.ranks import everyone, replicas_of, shards_of
 from dreamcomm.zero.units.parameters.record import UnitParameter

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.distributed.device_mesh import DeviceMesh
 
-from dreamcomm.buckets.engine import given_count
+from dreamcomm.buckets.averages import given_count
 from dreamcomm.zero.units import gradients
 from dreamcomm.zero.units.engine import Reductions, UnitEngine
 from dreamcomm.zero.units.forms.form import Form
