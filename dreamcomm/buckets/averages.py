@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-__all__ = ["AVERAGE", "TOKENS", "Averages", "averages_of", "count_of", "given_count"]
+__all__ = ["AVERAGE", "MOST", "TOKENS", "Averages", "averages_of", "count_of", "given_count"]
 
 TOKENS = "tokens"
 MOST = 1 << 62  # below it: a count crosses in 64 bits, two of which say what it is

@@ -339,6 +339,10 @@ class BucketEngine(ShardSteps):
         """
         self.buckets.count(*given_count(self.averages, number, what, self.group))
 
+    def replace_count(self, number: float) -> None:
+        """Has the next reduction take this in place of what the backward passes were given."""
+        self.buckets.replace_count(*count_of(number, "a count of several passes"))
+
     @property
     def passes(self) -> int:
         """How many passes have reduced."""

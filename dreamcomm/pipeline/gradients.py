@@ -1,4 +1,4 @@
-"""What becomes of gradients after a step's backward passes: scaled, added, reduced."""
+"""Gradients after a step's backward passes are added up, divided by counts, and reduced."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.weak import TensorWeakRef
 
+from dreamcomm.buckets.averages import MOST
+from dreamcomm.buckets.engine import BucketEngine
 from dreamcomm.buckets.found import engines_of
 from dreamcomm.buckets.protocol import is_sharded
 from dreamcomm.pipeline.compute.fresh import FreshGradients
 from dreamcomm.pipeline.compute.reached import Reached
+from dreamcomm.pipeline.counting import TokenWindow
 from dreamcomm.pipeline.outside import Outside
 from dreamcomm.pipeline.tied import TiedWeights
+from dreamcomm.pipeline.values import Number
 
 __all__ = ["StepGradients"]
 
@@ -37,7 +41,12 @@ class StepGradients:
         reached: finds those that get a gradient and are not known here.
         outside: says which of these the step may take in.
         pipes: how many pipelines stand side by side.
-        counted: whether gradients are divided by a count at the end.
+        window: the steps whose gradients are divided together by their counts; None: gradients are
+            scaled already.
+
+    Attributes:
+        held: whether gradients of earlier steps, which have counts, are there; None: they have left
+            none here.
     """
 
     def __init__(
@@ -50,10 +59,10 @@ class StepGradients:
         reached: Reached,
         outside: Outside,
         pipes: int,
-        counted: bool,
+        window: TokenWindow | None,
     ) -> None:
         self._fresh, self._reached, self._outside = fresh, reached, outside
-        self._tied, self._counted, self._pipes = tied, counted, pipes
+        self._tied, self._window, self._pipes = tied, window, pipes
         self._passing: list[TensorWeakRef] = []
         parameters = {id(one): one for _, one in named}
         self.engines, left = engines_of(parameters.values())
@@ -61,6 +70,9 @@ class StepGradients:
         if pipes > 1 and left:
             names = {id(one): name for name, one in named}
             raise RuntimeError(_not_averaged([names[id(one)] for one in left], len(names), pipes))
+        self._shards_hold = window is not None and _shards_hold(self.engines)
+        self.held = None if window is None else window.holds(self._shards_hold)
+        self._check_counts()
         self._leaves = list({**parameters, **{id(one): one for one in given}}.values())
         self._without: list[Tensor] = []
         self._sharded: list[Tensor] = []
@@ -72,6 +84,9 @@ class StepGradients:
     def _note(self, one: Tensor) -> None:
         """Sorts a leaf by the gradient that it has before the step."""
         if one.grad is None:
+            self._without.append(one)
+        elif is_sharded(one.grad) and self._window is not None and not self._shards_hold:
+            one.grad = None  # it is cleared
             self._without.append(one)
         elif is_sharded(one.grad):
             self._sharded.append(one)
@@ -114,6 +129,23 @@ class StepGradients:
                     'mesh\'s other dimensions, as mesh["data"].get_group()'
                 )
 
+    def _check_counts(self) -> None:
+        window, counted = self._window, [one for one in self.engines if one.averages.counted]
+        if window is None and counted:
+            raise RuntimeError(
+                f"{counted[0].sharded_by or 'the wrapper'} of this rank's stages divides gradients "
+                'by counts, with reduce="tokens", and the pipeline has none: make it with '
+                'Pipeline(..., reduce="tokens")'
+            )
+        if window is None or not (window.is_divided and self.held):
+            return
+        if counted or not window.adds_means:
+            raise RuntimeError(
+                "the gradients of earlier steps are divided by their counts already, and this step "
+                "has to add to them: run the earlier steps under the pipeline's no_sync(), or call "
+                "zero_grad() before this one"
+            )
+
     @contextmanager
     def accumulating(self) -> Iterator[None]:
         """Backward passes inside add to this rank's own gradients, and reduce none."""
@@ -136,41 +168,69 @@ class StepGradients:
         for one, before in self._before:
             one.grad = before
 
-    def finish(self, step: int, count: float | None, *, reduces: bool) -> None:
-        """Scales, adds and reduces. Collective.
+    def finish(self, step: int, count: Number | None, held: bool | None, *, reduces: bool) -> None:
+        """Adds, divides and reduces. Collective.
 
         Args:
             step: the channel's.
             count: what the losses of all ranks are sums over; None: gradients are scaled already.
-            reduces: False keeps them this rank's own.
+            held: as the attribute, on any rank.
+            reduces: False keeps gradients this rank's own, and sums.
         """
         with torch.no_grad():
-            if self._counted:
-                self._divide(count)
             self._tied.add_gradients(step)
-            for one, before in self._before:
-                one.grad = _added(before, one.grad)
+            if self._window is None:
+                self._add_up()
+            else:
+                assert count is not None
+                self._window.begin_step(held)
+                self._take_counted(self._window, count, reduces)
         for engine in self.engines:
             engine.note_own_changes()
             if reduces:
                 engine.reduce_gradients()
+        if self._window is not None:
+            self._window.mark(self._leaves)
+
+    def _add_up(self) -> None:
+        for one, before in self._before:
+            one.grad = _added(before, one.grad)
+
+    def _take_counted(self, window: TokenWindow, count: Number, reduces: bool) -> None:
+        """Divides all sums of the window once, or leaves them to a later step."""
+        alone = window.is_divided or (reduces and window.is_empty)
+        if alone:
+            self._divide(self._leaves, count)
+        self._add_up()
+        if not window.is_divided:
+            window.add(count, self._leaves)
+        for engine in self.engines:
+            if engine.averages.counted:
+                is_first = dist.get_rank(engine.group) == 0
+                engine.replace_count(_countable(window.total) if is_first else 0)
+        if reduces:
+            if not alone:
+                self._divide(window.leaves(), window.total)
+            window.end()
 
     def _check_sharded(self) -> None:
         shared = {id(one) for one in self._tied.parameters}
-        if any(self._counted or id(one) in shared for one in self._sharded):
+        counted = self._window is not None
+        if any(counted or id(one) in shared for one in self._sharded):
             raise RuntimeError(
                 "a gradient of an earlier step is sharded already, and this step has to add to it "
                 "apart (shared weights, or losses with counts): run the earlier steps under the "
                 "pipeline's no_sync(), or call zero_grad(set_to_none=True) before this one"
             )
 
-    def _divide(self, count: float | None) -> None:
-        assert count
-        left = {id(one): one for one in self._leaves}
+    def _divide(self, leaves: Sequence[Tensor], count: Number) -> None:
+        """Leaves means over a count once they are reduced; those that engines divide stay sums."""
+        left = {id(one): one for one in leaves}
         for engine in self.engines:
             averaged = [left.pop(id(one.parameter), None) for one in engine.trained]
-            _scale([one for one in averaged if one is not None], engine.averaged_over / count)
-        _scale(list(left.values()), 1.0 / count)
+            if not engine.averages.counted:
+                _scale([one for one in averaged if one is not None], engine.averaged_over, count)
+        _scale(list(left.values()), 1.0, count)
 
 
 def _not_averaged(names: Sequence[str], of: int, pipes: int) -> str:
@@ -188,10 +248,20 @@ def _not_averaged(names: Sequence[str], of: int, pipes: int) -> str:
     return text
 
 
-def _scale(leaves: Sequence[Tensor], factor: float) -> None:
+def _shards_hold(engines: Sequence[BucketEngine]) -> bool:
+    """Whether shards that stand for gradients hold anything."""
+    return any(one.shards is not None and one.shards.hold_gradients() for one in engines)
+
+
+def _countable(total: Number) -> Number:
+    return total if total < MOST else float(total)
+
+
+def _scale(leaves: Sequence[Tensor], factor: float, count: Number) -> None:
+    """Multiplies gradients by the factor over the count. Sums over nothing become zeros."""
     gradients = [one.grad for one in leaves if one.grad is not None]
     if gradients:
-        torch._foreach_mul_(gradients, factor)
+        torch._foreach_mul_(gradients, factor / count if count else 0.0)
 
 
 def _added(before: Tensor | None, now: Tensor | None) -> Tensor | None:

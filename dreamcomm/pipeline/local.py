@@ -14,6 +14,7 @@ from dreamcomm.pipeline.compute.randomness import BlockRandomness
 from dreamcomm.pipeline.compute.reached import Reached
 from dreamcomm.pipeline.compute.skip import find_skips
 from dreamcomm.pipeline.compute.stage import StageRun
+from dreamcomm.pipeline.counting import TokenWindow
 from dreamcomm.pipeline.gradients import StepGradients
 from dreamcomm.pipeline.layout import Layout
 from dreamcomm.pipeline.messages.channel import Channel
@@ -54,7 +55,8 @@ class LocalStages:
         roots = [self.module, *([whole] if isinstance(whole, nn.Module) else [])]
         self._places = Places(roots, units)
         self.batch_norm = DeferredBatchNorm(units.values())
-        self._pipes, self._counted = layout.pipes, settings.scale_grads == "count"
+        self._pipes = layout.pipes
+        self._window = TokenWindow(adds_means=settings.adds_means) if settings.counted else None
         skips = find_skips({n: unit for part in plan.parts for n, unit in part.units.items()})
         tied = find_tied([stage_parameters(part) for part in plan.parts], plan.schedule.rank_of)
         self.tied = TiedWeights(tied, self.module, channel, layout.peers, layout.place)
@@ -70,7 +72,7 @@ class LocalStages:
                 travels=bool(skips),
                 skips={name: skip for name, skip in skips.items() if _has(part, skip)},
                 loss_fn=settings.loss_fn if part.number == last else None,
-                counted=self._counted,
+                counted=settings.counted,
                 around=self._around(randomness),
                 checkpointed=settings.checkpoint,
                 fresh=self.fresh,
@@ -126,7 +128,7 @@ class LocalStages:
             reached=self._reached,
             outside=self._outside,
             pipes=self._pipes,
-            counted=self._counted,
+            window=self._window,
         )
 
 

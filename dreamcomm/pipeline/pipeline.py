@@ -14,6 +14,7 @@ from dreamcomm.pipeline.free import free_others_
 from dreamcomm.pipeline.layout import layout_of
 from dreamcomm.pipeline.local import LocalStages
 from dreamcomm.pipeline.messages.channel import Channel
+from dreamcomm.pipeline.options import check_options, check_types, scaling_of
 from dreamcomm.pipeline.plan import Asked, agreed_plan
 from dreamcomm.pipeline.report import Report
 from dreamcomm.pipeline.schedule import Schedule
@@ -54,10 +55,13 @@ class Pipeline:
         stages: how many; None is one a rank, and two for "interleaved1f1b".
         blocks: the name of the module's list of blocks; None: the longest.
         args_chunk_spec, kwargs_chunk_spec, output_merge_spec: as of torch's schedules.
-        scale_grads: True divides by the number of micro-batches, for losses that are means. False:
-            gradients are the losses' sum's. "count": the loss function returns a sum and what it
-            goes over, such as tokens that are not ignored, and gradients are divided by the count
-            of all micro-batches and pipelines together.
+        reduce: "mean" divides by the number of micro-batches, for losses that are means; None is
+            this. "sum": gradients are those of the losses' sum. "tokens": losses are sums over
+            what they count, such as tokens that are not ignored, and gradients are divided by the
+            counts of all micro-batches, pipelines, and steps that reduce together. The loss
+            function returns (sum, count), or :meth:`count` is called before each step.
+        scale_grads: True is reduce="mean", and False "sum". "count" is "tokens", where a step that
+            adds to gradients which are divided already adds its own mean, and is no error.
         accumulate: after how many steps the optimizer steps; True divides by these, too.
         loss: "last": ``losses`` is filled on the last stage; "all": on all ranks.
         checkpoint: keep each micro-batch's inputs of a stage alone, and run it twice.
@@ -85,7 +89,8 @@ class Pipeline:
         args_chunk_spec: tuple[Any, ...] | None = None,
         kwargs_chunk_spec: dict[str, Any] | None = None,
         output_merge_spec: Any = None,
-        scale_grads: bool | str = True,
+        reduce: str | None = None,
+        scale_grads: bool | str | None = None,
         accumulate: int = 1,
         loss: str = "last",
         checkpoint: bool = False,
@@ -98,13 +103,15 @@ class Pipeline:
             args_chunk_spec,
             kwargs_chunk_spec,
             output_merge_spec,
-            scale_grads,
+            scaling_of(reduce, scale_grads),
+            reduce is None,
             accumulate,
             loss,
             checkpoint,
         )
-        _check_types(n_microbatches, loss_fn, accumulate, checkpoint, seed)
+        check_types(n_microbatches, loss_fn, accumulate, checkpoint, seed)
         options = {
+            "reduce": repr(reduce),
             "scale_grads": repr(scale_grads),
             "accumulate": str(accumulate),
             "loss": repr(loss),
@@ -114,7 +121,7 @@ class Pipeline:
             module_or_stages, n_microbatches, schedule, stages, split, costs, blocks, seed, options
         )
         plan = agreed_plan(asked, layout)
-        _check_options(scale_grads, accumulate, loss)
+        check_options(reduce, scale_grads, accumulate, loss)
         self.schedule, self.n_microbatches = plan.schedule, n_microbatches
         channel = Channel(layout.group, plan.tag)
         self._local = LocalStages(module_or_stages, plan, layout, channel, settings)
@@ -175,6 +182,24 @@ class Pipeline:
         return self._steps.run(
             StepCall(EVAL, args, kwargs, target, losses, return_outputs, loss_kwargs)
         )
+
+    def count(self, number: float | Tensor) -> None:
+        """Says what the losses of the next step are sums over; with ``reduce="tokens"``.
+
+        Once before each step, where the loss function returns no count. Nothing is communicated
+        here.
+
+        Args:
+            number: of tokens or samples in this pipeline's whole batch, an int; or their weight, a
+                float; or a tensor of one element. It may be 0. Only the one on the last stage's
+                rank counts: others may leave it out, or give the same.
+
+        Raises:
+            ValueError: the number is negative, infinite or NaN.
+            TypeError: it is no number.
+            RuntimeError: ``reduce`` is another.
+        """
+        self._steps.count(number)
 
     @property
     def steps(self) -> int:
@@ -242,7 +267,10 @@ class Pipeline:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Steps inside add to this rank's own gradients; the first one outside reduces the sum."""
+        """Steps inside add to this rank's own gradients; the first one outside reduces the sum.
+
+        With ``reduce="tokens"`` that one divides by all their counts, too.
+        """
         before, self._steps.reduces = self._steps.reduces, False
         try:
             yield
@@ -266,31 +294,3 @@ class Pipeline:
             f"Pipeline({self.schedule.name}, {self.schedule.stages} stages, "
             f"{self.n_microbatches} micro-batches; rank {rank} has stage {stages})"
         )
-
-
-def _check_types(
-    n_microbatches: Any, loss_fn: Any, accumulate: Any, checkpoint: Any, seed: Any
-) -> None:
-    """Raises TypeError; every rank has the same arguments here, or a mistake that it sees first."""
-    whole: list[tuple[str, Any]] = [("n_microbatches", n_microbatches), ("accumulate", accumulate)]
-    for name, value in (*whole, *([] if seed is None else [("seed", seed)])):
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise TypeError(f"Pipeline: expected {name} to be a whole number, got {value!r}")
-    if loss_fn is not None and not callable(loss_fn):
-        raise TypeError(f"Pipeline: expected loss_fn to be callable or None, got {loss_fn!r}")
-    if not isinstance(checkpoint, bool):
-        raise TypeError(f"Pipeline: expected checkpoint True or False, got {checkpoint!r}")
-
-
-def _check_options(scale_grads: bool | str, accumulate: int, loss: str) -> None:
-    if not isinstance(scale_grads, bool) and scale_grads != "count":
-        raise ValueError(f'expected scale_grads True, False or "count", got {scale_grads!r}')
-    if accumulate < 1:
-        raise ValueError(f"expected accumulate of at least 1, got {accumulate}")
-    if accumulate > 1 and scale_grads is not True:
-        raise ValueError(
-            f"accumulate={accumulate} divides gradients that scale_grads=True scales; with "
-            f"scale_grads={scale_grads!r} leave it out"
-        )
-    if loss not in ("last", "all"):
-        raise ValueError(f'expected loss "last" or "all", got {loss!r}')

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from dreamcomm.messages.codec import described
+from dreamcomm.pipeline.counting import GivenCount, step_count
 from dreamcomm.pipeline.errors import Failure, PipelineError
 from dreamcomm.pipeline.gradients import StepGradients
 from dreamcomm.pipeline.layout import Layout
@@ -23,6 +23,7 @@ from dreamcomm.pipeline.plan import PipelinePlan
 from dreamcomm.pipeline.report import Report
 from dreamcomm.pipeline.runner import Batch, Outcome, Runner
 from dreamcomm.pipeline.split import merge_outputs, split_batch, split_targets
+from dreamcomm.pipeline.values import Number, own_versions
 from dreamcomm.ranks.agree import text_of
 from dreamcomm.ranks.errors import RankLost
 
@@ -71,6 +72,7 @@ class Steps:
         self.latest: Report | None = None
         self._plan, self._layout, self._local, self._channel = plan, layout, local, channel
         self._settings = local.settings
+        self._given = GivenCount()
         self._calls = 0
         self._lost: RankLost | None = None
         self._runner = Runner(
@@ -87,6 +89,14 @@ class Steps:
         self._begin(STEP)
         self._local.tied.copy_weights(self._calls)
         self._channel.end()
+
+    def count(self, number: object) -> None:
+        """Notes what the losses of the next step are sums over; see :meth:`Pipeline.count`."""
+        who = f"Pipeline.count() on rank {self._channel.rank}"
+        if not self._settings.counted:
+            scale = self._settings.scale_grads
+            raise RuntimeError(f'{who}: it is for reduce="tokens", got scale_grads={scale!r}')
+        self._given.add(number, who)
 
     def run(self, call: StepCall) -> Any:
         """Runs a call. Collective.
@@ -111,8 +121,7 @@ class Steps:
             leave(self._channel, self._calls, attempt.part)
             self._undo(attempt.gradients)
             raise
-        counted = trains and self._settings.scale_grads == "count"
-        verdict = self._agree(attempt.part, needs_count=counted)
+        verdict = self._agree(attempt.part)
         if verdict.failure is not None:
             self._undo(attempt.gradients)
             text = f"the pipeline's step failed on {verdict.failure}"
@@ -124,6 +133,7 @@ class Steps:
     def _run_stages(self, call: StepCall, trains: bool, attempt: _Attempt) -> None:
         """What may fail on this rank alone."""
         _check_list(call.losses)
+        given_count = self._given.take() if trains else None
         self._local.follow_changes()
         if trains:
             given = given_leaves(call.args, call.kwargs, call.target, call.loss_kwargs)
@@ -133,6 +143,9 @@ class Steps:
         if attempt.gradients is not None:
             attempt.gradients.check_passing()
         attempt.part = self._part(attempt.outcome)
+        if attempt.gradients is not None and self._settings.counted:
+            attempt.part.held = attempt.gradients.held
+            attempt.part.count = self._count(attempt.outcome, given_count)
         attempt.output = self._output(attempt.outcome, call.return_outputs)
 
     def _fail(self, attempt: _Attempt, error: BaseException) -> None:
@@ -158,7 +171,7 @@ class Steps:
         """After a call that went well on all ranks."""
         self._local.batch_norm.commit()
         if attempt.gradients is not None:
-            attempt.gradients.finish(self._calls, verdict.count, reduces=self.reduces)
+            attempt.gradients.finish(self._calls, verdict.count, verdict.held, reduces=self.reduces)
             self.done += 1
         self._channel.end()
         self.latest = Report.of(
@@ -180,8 +193,8 @@ class Steps:
         )
         scaled = settings.scale_grads is True
         return Batch(
-            [tuple(map(_own_versions, args)) for args, _ in pairs],
-            [{k: _own_versions(v) for k, v in kwargs.items()} for _, kwargs in pairs],
+            [tuple(map(own_versions, args)) for args, _ in pairs],
+            [{k: own_versions(v) for k, v in kwargs.items()} for _, kwargs in pairs],
             self._targets(call, trains, count),
             trains,
             1.0 / (count * settings.accumulate) if scaled else 1.0,
@@ -205,11 +218,16 @@ class Steps:
     def _part(self, outcome: Outcome) -> Part:
         """What this rank reports at the end of a call."""
         found = [outcome.results[m] for m in sorted(outcome.results)]
-        counts = [one.count for one in found if one.count is not None]
         losses = None
         if self._settings.loss == "all" and found and found[0].loss is not None:
             losses = [(float(one.loss), one.loss.dtype) for one in found if one.loss is not None]
-        return Part(None, sum(counts) if counts else None, losses, self._layout.pipe)
+        return Part(losses=losses, pipe=self._layout.pipe)
+
+    def _count(self, outcome: Outcome, given: Number | None) -> Number | None:
+        """What this rank's losses are sums over; None: they are another rank's."""
+        if self._plan.schedule.stages - 1 not in self._local.runs:
+            return None
+        return step_count(given, [outcome.results[m].count for m in sorted(outcome.results)])
 
     def _fill(self, losses: list[Tensor] | None, outcome: Outcome, verdict: Verdict) -> None:
         if losses is None:
@@ -244,18 +262,14 @@ class Steps:
         with suppress(RuntimeError, RankLost):
             self._channel.tell_failure(failure)
 
-    def _agree(self, part: Part, *, needs_count: bool) -> Verdict:
+    def _agree(self, part: Part) -> Verdict:
         try:
-            verdict = agree(self._channel, self._calls, part)
+            return agree(self._channel, self._calls, part)
         except RankLost as ended:
             self._lose(ended)
             raise
         except RuntimeError as error:  # the timeout is over, or the group is ended
-            verdict = Verdict(part.failure or self._failure(error))
-        if verdict.failure is None and needs_count and not verdict.count:
-            text = f"the losses are sums over {verdict.count} elements of all ranks; none counts"
-            verdict.failure = Failure(0, "ValueError", text)
-        return verdict
+            return Verdict(part.failure or self._failure(error))
 
     def _lose(self, error: RankLost) -> None:
         """A rank has ended. Raises on this rank; the others notice it themselves."""
@@ -275,13 +289,6 @@ class Steps:
             gradients.undo()
         with suppress(RuntimeError, RankLost):  # of a group that has failed
             self._channel.end()
-
-
-def _own_versions(value: Any) -> Any:
-    """Tensors that may be changed in place. Pieces of one batch would count changes together."""
-    if isinstance(value, Tensor):
-        return value if value.requires_grad else value.data
-    return pytree.tree_map_only(Tensor, _own_versions, value)
 
 
 def _check_list(losses: Any) -> None:

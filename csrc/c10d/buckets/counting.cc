@@ -63,6 +63,13 @@ void Counting::begin_pass(bool uncleared) {
   twice_ = false;
 }
 
+void Counting::replace(const Count& count) {
+  forget();
+  passes_ = {count};
+  pending_.reset();
+  twice_ = false;
+}
+
 RankCount Counting::take() {
   taken_ = true;
   if (fault_) return RankCount::of_fault(*fault_);

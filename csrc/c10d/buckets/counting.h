@@ -41,6 +41,8 @@ class Counting {
   /// At a pass's end: whether it has left any gradient, by which the next one sees if it is
   /// cleared.
   void end_pass(bool has_gradients) { has_gradients_ = has_gradients; }
+  /// Has the next reduction take this count, in place of what the passes have counted.
+  void replace(const Count& count);
   /// This rank's count for a reduction of what has accumulated.
   RankCount take();
 

@@ -68,11 +68,24 @@ void set_divisor(BucketSet& set, std::int64_t ranks) {
   set.rule.divisor = ranks;
 }
 
+Counting& counting_of(BucketSet& set) {
+  TORCH_CHECK_VALUE(set.counting, set.who, ": gradients are not averaged over counts");
+  return *set.counting;
+}
+
 /// `weight`: in place of the whole number, unless it is negative.
+Count count_of(std::int64_t whole, double weight) {
+  return weight < 0 ? Count{.whole = whole} : Count{0, weight, false};
+}
+
 void count(BucketSet& set, std::int64_t whole, double weight) {
   const BucketSet::Lock lock(set.mutex);
-  TORCH_CHECK_VALUE(set.counting, set.who, ": gradients are not averaged over counts");
-  set.counting->add(weight < 0 ? Count{.whole = whole} : Count{0, weight, false});
+  counting_of(set).add(count_of(whole, weight));
+}
+
+void replace_count(BucketSet& set, std::int64_t whole, double weight) {
+  const BucketSet::Lock lock(set.mutex);
+  counting_of(set).replace(count_of(whole, weight));
 }
 
 void set_finishes(BucketSet& set, bool finishes) {
@@ -182,6 +195,7 @@ void bind_sets(py::module_& m) {
       .def("exchange_counts", &exchange_counts, Released())
       .def("divisor", &BucketSet::divisor, Released())
       .def("count", &count, py::arg("whole"), py::arg("weight") = -1.0, Released())
+      .def("replace_count", &replace_count, py::arg("whole"), py::arg("weight") = -1.0, Released())
       .def("adopt_counting", &BucketSet::adopt_counting, py::arg("other"), Released())
       .def("set_shards", &BucketSet::set_shards, py::arg("shards"), py::arg("per_rank"), Released())
       .def("mixed", &BucketSet::mixed, Released());

@@ -18,7 +18,7 @@ from dreamcomm.pipeline.compute.entry import StageEntry, enter
 from dreamcomm.pipeline.compute.fresh import FreshGradients
 from dreamcomm.pipeline.compute.reached import Reached
 from dreamcomm.pipeline.compute.skip import Skip
-from dreamcomm.pipeline.values import check_values
+from dreamcomm.pipeline.values import Number, check_values, number_of
 
 __all__ = ["Result", "StageRun", "detached", "handed_over", "needs_gradient"]
 
@@ -45,12 +45,12 @@ class Result:
     Attributes:
         value: for the next stage; of the last one, the module's output.
         loss: of the last stage; None without a loss function.
-        count: what the loss is a sum over; None: it is a mean.
+        count: what the loss is a sum over, if the loss function says it.
     """
 
     value: Any
     loss: Tensor | None = None
-    count: float | None = None
+    count: Number | None = None
 
 
 @dataclass
@@ -64,7 +64,7 @@ class StageRun:
         travels: whether values that jump over blocks travel beside those between stages.
         skips: what blocks of this stage put such values into, or take them from, by name.
         loss_fn: of the last stage; None for others, and without a loss.
-        counted: whether the loss function returns a sum and what it goes over.
+        counted: whether the loss function may return a sum and what it goes over.
         around: a context for each run of a micro-batch, by step, micro-batch and whether the run
             repeats an earlier one.
         checkpointed: keep a micro-batch's inputs alone, and run it again for its backward pass.
@@ -184,19 +184,20 @@ class StageRun:
         assert self.loss_fn is not None
         found = self.loss_fn(value, *loss_args[0], **loss_args[1])
         is_pair = isinstance(found, tuple) and len(found) == 2
-        if self.counted != is_pair:
-            wanted = "a sum and a count" if self.counted else "one loss"
+        if is_pair and not self.counted:
             raise TypeError(
-                f"expected the loss function to return {wanted}, got {type(found).__name__}; "
-                'with scale_grads="count" it returns (sum of losses, count), else a tensor'
+                "expected the loss function to return one loss, got tuple; with "
+                'reduce="tokens" it returns (sum of losses, count), else a tensor'
             )
-        loss, count = found if self.counted else (found, None)
+        loss, count = found if is_pair else (found, None)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             what = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
             raise TypeError(
                 f"expected the loss function to return a tensor of one element, got {what}"
             )
-        return Result(value, loss, None if count is None else float(count))
+        if count is None:
+            return Result(value, loss)
+        return Result(value, loss, number_of(count, "the loss function's count"))
 
     # Backward.
 

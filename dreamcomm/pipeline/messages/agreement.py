@@ -12,6 +12,7 @@ from typing import Any
 from dreamcomm.pipeline.errors import Failure
 from dreamcomm.pipeline.messages.channel import Channel
 from dreamcomm.pipeline.messages.key import Key, Slot
+from dreamcomm.pipeline.values import Number
 from dreamcomm.ranks.errors import RankLeft, RankLost
 
 __all__ = ["Part", "Verdict", "agree", "leave", "lost"]
@@ -23,15 +24,17 @@ class Part:
 
     Attributes:
         failure: its own error, or that of which it heard first; None: none.
-        count: of what a sum of losses goes over, such as tokens; None: losses are means.
+        count: of what a sum of losses goes over, such as tokens; None: not this rank's.
         losses: of a last stage; None: of another, or not wanted on all ranks.
         pipe: number of the pipeline whose losses these are.
+        held: whether gradients of earlier steps are there; None: they have left none here.
     """
 
     failure: Failure | None = None
-    count: float | None = None
+    count: Number | None = None
     losses: list[Any] | None = None
     pipe: int = 0
+    held: bool | None = None
 
 
 @dataclass
@@ -42,11 +45,13 @@ class Verdict:
         failure: of the lowest rank that failed, or None.
         count: the sum over all ranks, or None where none has one.
         losses: by the number of the pipeline.
+        held: whether gradients of earlier steps are there on any rank; None: they have left none.
     """
 
     failure: Failure | None = None
-    count: float | None = None
+    count: Number | None = None
     losses: dict[int, list[Any]] = field(default_factory=dict)
+    held: bool | None = None
 
 
 def agree(channel: Channel, step: int, mine: Part) -> Verdict:
@@ -91,10 +96,12 @@ def _collect(channel: Channel, step: int, mine: Part) -> Verdict:
 def _judged(parts: list[Part]) -> Verdict:
     failures = [one.failure for one in parts if one.failure is not None]
     counts = [one.count for one in parts if one.count is not None]
+    held = [one.held for one in parts if one.held is not None]
     return Verdict(
         min(failures, key=lambda one: one.rank) if failures else None,
         sum(counts) if counts else None,
         {one.pipe: one.losses for one in parts if one.losses is not None},
+        any(held) if held else None,
     )
 
 
