@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from torch import nn
 
-from dreamcomm.buckets.averages import AVERAGE, Averages, given_count
+from dreamcomm.buckets.averages import AVERAGE, Averages, count_of, given_count
 from dreamcomm.buckets.group_memory import group_memory
 from dreamcomm.buckets.plan import ParameterInfo, Plan, agreed_order, plan_buckets
 from dreamcomm.buckets.protocol import ClipPart, ReducesGradients
