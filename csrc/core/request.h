@@ -52,7 +52,8 @@ struct Request {
   Clock::time_point deadline = Clock::time_point::max();
   Clock::duration excuse{};  // extra wait for peers that themselves wait for other nodes
   /// A pass over tensors in all ranks' heaps, in place of blocks: an all_reduce, reduce_scatter or
-  /// all_gather of which each rank handles its elements between reading and writing.
+  /// all_gather of which each rank handles its elements between reading and writing. Its averages
+  /// are divided as `reduction` says.
   ShardedPass* pass = nullptr;
   const Request* part_of = nullptr;  // the program's call, if this is one host's part of it
 };

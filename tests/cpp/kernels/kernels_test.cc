@@ -7,6 +7,7 @@
 #include <limits>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/error.h"
@@ -299,6 +300,52 @@ TEST_CASE("reduce: what has no meaning is refused in words") {
         "AVG divides by a number above 0, such as the number of ranks; got 0");
   CHECK(message_of(reduction(DType::kFloat32, ReduceOp::kSum), {}, arrays.out(), 1) ==
         "cannot reduce no inputs at all to 1 elements of float32");
+}
+
+TEST_CASE("reduce: along a tree neighbours are added, then their sums") {
+  constexpr std::size_t kCount = 2500;  // more than two tiles
+  for (const std::size_t inputs : {1U, 2U, 4U, 8U, 16U}) {
+    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg}) {
+      std::mt19937 random(static_cast<unsigned>(inputs));
+      std::normal_distribution<float> normal;
+      std::vector<std::vector<float>> in(inputs, std::vector<float>(kCount));
+      std::vector<const std::byte*> sources;
+      for (std::vector<float>& one : in) {
+        for (float& value : one) value = normal(random);
+        sources.push_back(reinterpret_cast<const std::byte*>(one.data()));
+      }
+      std::vector<float> out(kCount);
+      Reduction how = reduction(DType::kFloat32, op);
+      how.along_tree = true;
+      how.divisor = 3;
+      reduce(how, sources, reinterpret_cast<std::byte*>(out.data()), kCount);
+      for (std::size_t i = 0; i < kCount; ++i) {
+        std::vector<float> sums;
+        for (const std::vector<float>& one : in) sums.push_back(one[i]);
+        for (; sums.size() > 1; sums.resize(sums.size() / 2)) {
+          for (std::size_t k = 0; 2 * k + 1 < sums.size(); ++k)
+            sums[k] = sums[2 * k] + sums[2 * k + 1];
+        }
+        REQUIRE(out[i] == (op == ReduceOp::kAvg ? sums[0] / 3.0F : sums[0]));
+      }
+    }
+  }
+}
+
+TEST_CASE("reduce: what cannot be added along a tree is refused") {
+  Arrays arrays(DType::kFloat64, 4, 1, 0);
+  for (const auto& [dtype, op] :
+       {std::pair(DType::kBFloat16, ReduceOp::kSum), std::pair(DType::kFloat32, ReduceOp::kMax)}) {
+    Reduction how = reduction(dtype, op);
+    how.along_tree = true;
+    const std::string message = message_of(how, arrays.in(), arrays.out(), 1);
+    CHECK(message.find("only sums and averages of float32 and float64") != std::string::npos);
+  }
+  Arrays three(DType::kFloat32, 3, 1, 0);
+  Reduction how = reduction(DType::kFloat32, ReduceOp::kSum);
+  how.along_tree = true;
+  CHECK(message_of(how, three.in(), three.out(), 1).find("a power of two of ranks") !=
+        std::string::npos);
 }
 
 TEST_CASE("reduce: a factor that the integer type cannot hold is refused") {

@@ -117,7 +117,8 @@ Bytes reduced(const Case& one, int size, int index) {
   std::vector<Bytes> blocks;
   for (int rank = 0; rank < size; ++rank) blocks.push_back(inputs.block(rank, index));
   const int divisor = one.op == ReduceOp::kAvg ? size : 1;
-  const Reduction how{.dtype = one.dtype, .op = one.op, .factor = 2.0, .divisor = divisor};
+  const Reduction how{
+      .dtype = one.dtype, .op = one.op, .factor = 2.0, .divisor = static_cast<double>(divisor)};
   return one.hosts ? reduced_by_hosts(one, how, blocks) : fold(how, blocks, one.count);
 }
 
@@ -226,7 +227,8 @@ void run_case_by(const Case& one, int rank, int size,
   const int divisor = one.op == ReduceOp::kAvg ? size : 1;
   Request request;
   request.kind = one.kind;
-  request.reduction = {.dtype = one.dtype, .op = one.op, .factor = 2.0, .divisor = divisor};
+  request.reduction = {
+      .dtype = one.dtype, .op = one.op, .factor = 2.0, .divisor = static_cast<double>(divisor)};
   request.in = ins;
   request.out = outs;
   request.root = one.root;

@@ -58,7 +58,8 @@ T fold_integers(const Reduction& how, const std::vector<T>& x) {
       return static_cast<T>(sum);
     case ReduceOp::kAvg:
       if (std::is_signed_v<T>) {
-        return static_cast<T>(static_cast<std::int64_t>(static_cast<T>(sum)) / how.divisor);
+        return static_cast<T>(static_cast<std::int64_t>(static_cast<T>(sum)) /
+                              static_cast<int>(how.divisor));
       }
       return static_cast<T>(wide(static_cast<T>(sum)) / static_cast<std::uint64_t>(how.divisor));
     case ReduceOp::kPremulSum:

@@ -136,8 +136,8 @@ Bytes Plan::average_of(const Part& part, const std::vector<Bytes>& of_ranks) con
   for (const Bytes& one : wide) operands.push_back(one.data());
   Bytes result(wide[0].size());
   const ReduceOp op = factor == 0 ? ReduceOp::kAvg : ReduceOp::kSum;
-  naive::reduce({.dtype = types.sum, .op = op, .divisor = size}, operands, result.data(),
-                part.numel());
+  naive::reduce({.dtype = types.sum, .op = op, .divisor = static_cast<double>(size)}, operands,
+                result.data(), part.numel());
   if (factor != 0) multiply(result, types.sum, factor);
   return result;
 }
@@ -263,6 +263,7 @@ Request request_of(Subtraction& pass, Clock::time_point deadline) {
                  : pass.reads() ? Kind::kAllReduce
                                 : Kind::kAllGather;
   request.pass = &pass;
+  request.reduction.divisor = pass.size();
   request.deadline = deadline;
   return request;
 }

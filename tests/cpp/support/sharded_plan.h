@@ -106,6 +106,7 @@ class Subtraction final : public ShardedPass {
  public:
   Subtraction(const Plan& plan, Tensors& tensors, bool reads, bool writes);
 
+  int size() const { return plan_.size; }
   std::span<const ShardedPart> parts() const override { return parts_; }
   bool reads() const override { return reads_; }
   bool writes() const override { return writes_; }
