@@ -489,13 +489,17 @@ class DistributedDataParallel(TorchDDP):
         state = copy.copy(self.__dict__)
         for name in ("process_group", "reducer", "logger", "_buffer_watch"):
             del state[name]
-        state.pop("_loop", None)
+        loop = state.pop("_loop", None)
+        state["_loop_state"] = None if loop is None else loop.state_dict()
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.process_group = given_group(None)
+        loop_state = state.pop("_loop_state", None)
         nn.Module.__setstate__(self, state)  # type: ignore[no-untyped-call]
         self._make_reducer()
+        if self._loop is not None and loop_state is not None:
+            self._loop.load_state_dict(loop_state)
         for hook, kept in self._comm_hooks:
             self.reducer.register_hook(kept, hook)
 

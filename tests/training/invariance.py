@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -229,3 +230,20 @@ def mean_of(values: list[float]) -> float:
     way = WAYS["ddp"](made("mlp"), "sgd")
     local = way.model.shards.local
     return float(way.model.mean(torch.tensor(values[local.start : local.stop]).double()))
+
+
+def copied() -> tuple[Bits, Bits]:
+    """The state after a step, and random numbers of the next one; of the model and of its copy."""
+    way = WAYS["ddp"](made("mlp"), "sgd")
+    one_step(way, "mlp", 0)
+    found: list[Bits] = []
+    for model in (way.model, copy.deepcopy(way.model)):
+        state = model.shards.state_dict()
+        model.zero_grad()
+        numbers = []
+        for number in model.shards():
+            numbers.append(float(torch.rand(())))
+            x, y = batch(1, number, torch.float32)
+            nn.functional.mse_loss(model(x), y).backward()
+        found.append([state, numbers])
+    return found[0], found[1]

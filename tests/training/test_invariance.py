@@ -11,6 +11,7 @@ from helpers.pool import Pool
 from training.invariance import (
     SHARDS,
     WAYS,
+    copied,
     mean_of,
     random_numbers,
     saved_and_resumed,
@@ -88,6 +89,11 @@ def test_random_numbers_are_those_of_the_step_and_the_shard(pool: Pool) -> None:
         steps = [[one[step * local :][:local] for one in by_rank] for step in range(2)]
         assert [value for step in steps for rank in step for value in rank] == alone[:-1]
         assert all(one[-1] == outside for one in by_rank)
+
+
+def test_a_copy_goes_on_where_the_training_was(pool: Pool) -> None:
+    for kept, copy in pool.run(copied):
+        assert copy == kept
 
 
 def test_losses_are_added_along_the_tree(pool: Pool) -> None:

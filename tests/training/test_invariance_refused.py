@@ -248,21 +248,25 @@ def test_hooks_and_joins(pool: Pool) -> None:
         assert "join() is not supported with invariant_shards=" in join
 
 
-def fused(in_heaps: bool) -> str:
-    model = dreamcomm.DistributedDataParallel(nn.Linear(4, 4), invariant_shards=SHARDS)
-    kind = torch.optim.AdamW if not in_heaps else torch.optim.Adagrad
-    optimizer = ZeroOptimizer(model.parameters(), kind, stage=1, lr=0.01, fused=True)
+def fused(form: str) -> None:
+    layer = nn.Linear(4, 4)
+    if form == "units":
+        model: Any = fully_shard(layer, invariant_shards=SHARDS)
+        optimizer: Any = torch.optim.AdamW(model.parameters(), fused=True)
+    else:
+        model = dreamcomm.DistributedDataParallel(layer, invariant_shards=SHARDS)
+        kind = torch.optim.Adagrad if form == "heaps" else torch.optim.AdamW
+        optimizer = ZeroOptimizer(model.parameters(), kind, stage=1, lr=0.01, fused=True)
     for _ in model.shards():
         model(torch.randn(2, 4)).sum().backward()
-    with pytest.raises(ValueError, match="torch's fused") as caught:
+    with pytest.raises(ValueError, match="torch's fused"):
         optimizer.step()
-    return str(caught.value)
 
 
-@pytest.mark.parametrize("in_heaps", [False, True])
-def test_fused_kernels_of_torch_on_rows(pool: Pool, in_heaps: bool) -> None:
-    env = {} if in_heaps else {"DREAMCOMM_HOSTS": "a,b"}
-    pool.run(fused, in_heaps, env=env)
+@pytest.mark.parametrize("form", ["heaps", "hosts", "units"])
+def test_fused_kernels_of_torch_on_rows(pool: Pool, form: str) -> None:
+    env = {"DREAMCOMM_HOSTS": "a,b"} if form == "hosts" else {}
+    pool.run(fused, form, env=env)
 
 
 class Counting(nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from torch.optim import Optimizer
+from torch.optim import SGD, Adagrad, Adam, Optimizer
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -24,6 +24,7 @@ def watch_steps(tree: Tree) -> weakref.finalize[[], Tree]:
     def before(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         found = me()
         if found is not None and _has_any(found, optimizer):
+            _refuse_fused(found, optimizer)
             found.before_step()
 
     def after(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -38,6 +39,19 @@ def watch_steps(tree: Tree) -> weakref.finalize[[], Tree]:
             handle.remove()
 
     return weakref.finalize(tree, end)
+
+
+def _refuse_fused(tree: Tree, optimizer: Optimizer) -> None:
+    """Raises ValueError where torch's fused kernels would step rows of a tree with shards."""
+    if not tree.averages.shards or not isinstance(optimizer, (Adam, SGD, Adagrad)):
+        return
+    if any(group.get("fused") for group in optimizer.param_groups):
+        name = type(optimizer).__name__
+        raise ValueError(
+            f"fully_shard: torch's fused {name} has other bits where a rank has other rows, so "
+            f"invariant_shards= takes its foreach or single-tensor form, or ZeroOptimizer(..., "
+            f"torch.optim.{name}): leave fused=True out"
+        )
 
 
 def _has_any(tree: Tree, optimizer: Optimizer) -> bool:
