@@ -48,6 +48,7 @@ class ShardSteps:
 
     def leave_shards(self) -> None:
         self.sync = True
+        self.backward.leave_shards()
 
     def check_shards(self, what: str) -> None:
         """Raises RuntimeError where ``what`` comes within a step whose shards are not all done."""

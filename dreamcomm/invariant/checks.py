@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from dreamcomm._torch.batch_norm import STATISTICS, is_batch_norm, is_sync_batch_norm
+from dreamcomm.ranks.agree import gather_objects
 
 __all__ = ["ChangedBuffers", "check_module"]
 
@@ -73,20 +75,35 @@ class ChangedBuffers:
             for name, owner, key, buffer in _persistent(self._module)
         ]
 
-    def check(self) -> None:
+    def check(self, group: dist.ProcessGroup | None = None) -> None:
         """Compares after the step's last pass, before anything else changes buffers.
 
+        Collective over the group, if one is given and the module has such buffers: its passes may
+        change one on some ranks alone.
+
         Raises:
-            RuntimeError: a buffer was changed or replaced since :meth:`note`.
+            RuntimeError: a buffer was changed or replaced since :meth:`note`, on any rank.
         """
         noted, self._noted, self._compares = self._noted, [], False
-        for one in noted:
-            if not _unchanged(one):
+        if not noted:
+            return
+        changed = next((one.name for one in noted if not _unchanged(one)), "")
+        for rank, name in enumerate(_of_ranks(group, changed)):
+            if name:
                 raise RuntimeError(
-                    f"{self._what}: a pass changed buffer {one.name!r}, so its value depends on "
-                    "the shards that this rank runs; change it after the step, or register it "
-                    "with persistent=False if the training does not depend on it"
+                    f"{self._what}: a pass changed buffer {name!r} on rank {rank}, so its value "
+                    "depends on the shards that a rank runs; change it after the step, or register "
+                    "it with persistent=False if the training does not depend on it"
                 )
+
+
+def _of_ranks(group: dist.ProcessGroup | None, mine: str) -> list[str]:
+    """Every rank's text; none where all are empty. Collective over the group, if there is one."""
+    from dreamcomm import _C
+
+    if group is None:
+        return [mine]
+    return gather_objects(group, mine) if any(_C.any_of(group, [bool(mine)])) else []
 
 
 def _persistent(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:

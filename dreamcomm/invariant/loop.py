@@ -111,7 +111,7 @@ class ShardLoop:
                     with statistics.at(shard):
                         yield shard
                     passes.end_shard()
-            buffers.check()
+            buffers.check(self._group)
             statistics.commit(self._group, self.local, self.shards)
         finally:
             self.is_running = False

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from dreamcomm.zero.shards import ParameterShard
+from dreamcomm.zero.widened import widened
 
 __all__ = ["make_inner", "step_rows", "sync_options"]
 
@@ -48,13 +49,33 @@ def sync_options(groups: Sequence[dict[str, Any]], inner: Optimizer) -> None:
 
 
 def step_rows(
+    inner: Optimizer,
+    shards: Sequence[ParameterShard],
+    gradients: Sequence[Tensor | None],
+    *,
+    widens: bool = False,
+) -> list[ParameterShard]:
+    """Steps rows with flat gradients, where there are any. Returns what was stepped.
+
+    Args:
+        inner: steps them.
+        shards: have the rows.
+        gradients: of the rows, flat.
+        widens: rows of 16 bits are stepped in float32, and rounded once. torch's kernels round
+            elements of 16 bits otherwise at the end of a row than before.
+    """
+    narrow = [one.tensor for one in shards if widens and one.tensor.dtype.itemsize == 2]
+    with widened(inner, narrow):
+        return _step_rows(inner, shards, gradients)
+
+
+def _step_rows(
     inner: Optimizer, shards: Sequence[ParameterShard], gradients: Sequence[Tensor | None]
 ) -> list[ParameterShard]:
-    """Steps rows with flat gradients, where there are any. Returns what was stepped."""
     stepped = []
     for one, gradient in zip(shards, gradients, strict=True):
         if gradient is not None:
-            one.tensor.grad = one.shaped(gradient)
+            one.tensor.grad = one.shaped(gradient).to(one.tensor.dtype)
             stepped.append(one)
     inner.step()
     for one in stepped:

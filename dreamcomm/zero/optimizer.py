@@ -110,6 +110,7 @@ class ZeroOptimizer(Optimizer):
     """
 
     _step_supports_amp_scaling = True
+    steps_rows = True  # with the same bits in any place of a rank's rows
 
     def __init__(
         self,
@@ -340,7 +341,9 @@ class ZeroOptimizer(Optimizer):
             adopt_state(self._inner, one, ranks)
         if self._reduces and not averaged:
             self._engine.backward.reduce_now()
-        stepped = step_rows(self._inner, self._ordered, self._own_gradients())
+        widens = self._engine.averages.shards > 0
+        gradients = self._own_gradients()
+        stepped = step_rows(self._inner, self._ordered, gradients, widens=widens)
         self._kernel_step.forget()
         if self._in_heaps:
             no_states: list[list[Tensor]] = [[] for _ in self._ordered]

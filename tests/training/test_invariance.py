@@ -9,10 +9,13 @@ import torch
 
 from helpers.pool import Pool
 from training.invariance import (
+    COUNTS,
     SHARDS,
     WAYS,
+    WEIGHTS,
     copied,
     mean_of,
+    over_tokens,
     random_numbers,
     saved_and_resumed,
     signs_of_zero,
@@ -101,3 +104,15 @@ def test_losses_are_added_along_the_tree(pool: Pool) -> None:
     for world in (1, 2, 4, 8):
         for found in pool.run(mean_of, values, world=world):
             assert found == (((1e16 + 1.0) + (-1e16 + 1.0)) + ((3.0 + 1e16) + (1.0 - 1e16))) / 8
+
+
+@pytest.mark.parametrize("counts", [COUNTS, WEIGHTS], ids=["tokens", "weights"])
+@pytest.mark.parametrize("way", ["ddp", "replicate", "zero1", "zero2", "zero3"])
+def test_means_over_the_tokens_of_all_shards(pool: Pool, way: str, counts: list[float]) -> None:
+    alone = None
+    for world in (1, 2, 4, 8):
+        for found in pool.run(over_tokens, way, counts, world=world):
+            alone = alone or found
+            assert found == alone, f"{world} ranks"
+    assert alone is not None
+    assert alone[0] is True

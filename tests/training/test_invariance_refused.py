@@ -188,11 +188,26 @@ def own_state(way: Way) -> None:
         way.model.shards.load_state_dict(state)
 
 
+def changed(way: Way) -> None:
+    for number in way.model.shards():
+        loss_of(way, number).backward()
+        for one in way.model.parameters():
+            if one.grad is not None:
+                one.grad.mul_(2)
+
+
+def after_a_break(way: Way) -> None:
+    for _ in way.model.shards():
+        break
+    loss_of(way, 0).backward()
+
+
 WITHIN: dict[str, tuple[Callable[[Way], None], str]] = {
     "outside": (outside, "runs in a loop over the module's shards()"),
     "twice": (twice, "a shard has one backward pass, and this is its second"),
     "no_pass": (no_pass, "shard 1 of this rank's 4 ran no backward pass"),
     "early_step": (early_step, "of this rank's 4 shards of the step are missing"),
+    "after_a_break": (after_a_break, "runs in a loop over the module's shards()"),
     "early_clip": (early_clip, "of this rank's 4 shards of the step are missing"),
     "not_cleared": (not_cleared, "has a gradient when a step of shards begins"),
     "accumulating": (accumulating, "no_sync() is not supported with invariant_shards="),
@@ -227,6 +242,74 @@ def test_within_a_step(pool: Pool, way: str, case: str) -> None:
     for text, after, clean in pool.run(within, way, case):
         assert WITHIN[case][1] in text
         assert after == clean
+
+
+def changes(way_name: str) -> str:
+    with pytest.raises(RuntimeError, match="was changed, or cleared") as caught:
+        changed(WAYS[way_name](made("mlp"), "sgd"))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("way", ["ddp", "replicate", "zero1", "zero2"])  # others show none
+def test_gradients_that_a_script_changes_between_shards(pool: Pool, way: str) -> None:
+    pool.run(changes, way)
+
+
+def kept() -> tuple[list[Any], list[Any]]:
+    """The bits of a step whose script keeps gradients of shards and writes to them, and without."""
+    found = []
+    for keeps in (True, False):
+        way = WAYS["ddp"](made("mlp"), "sgd")
+        total: list[Any] = []
+        for number in way.model.shards():
+            if total:
+                for one in total:
+                    one.zero_()
+            loss_of(way, number).backward()
+            if keeps and number != way.model.shards.local[-1]:
+                total = [one.grad for one in way.model.parameters()]
+        way.optimizer.step()
+        found.append(bits_of(way))
+    return found[0], found[1]
+
+
+def test_gradients_that_a_script_keeps_are_its_own(pool: Pool) -> None:
+    for with_kept, without in pool.run(kept):
+        assert with_kept == without
+
+
+def flat_after_a_break() -> bool:
+    """A gradient that is a view of the script's stays one after a loop that was left."""
+    way = WAYS["ddp"](made("mlp"), "sgd")
+    parameters = list(way.model.parameters())
+    flats = [torch.zeros_like(one) for one in parameters]
+    for one, flat in zip(parameters, flats, strict=True):
+        one.grad = flat
+    for number in way.model.shards():
+        loss_of(way, number).backward()
+        break
+    assert all(one.grad is flat for one, flat in zip(parameters, flats, strict=True))
+    for number in way.model.shards():
+        loss_of(way, number).backward()
+    return all(one.grad is flat for one, flat in zip(parameters, flats, strict=True))
+
+
+def test_gradients_that_a_script_has_given_stay_its_tensors(pool: Pool) -> None:
+    assert all(pool.run(flat_after_a_break))
+
+
+def halves() -> str:
+    model = fully_shard(nn.Linear(5, 301).to(torch.bfloat16), invariant_shards=SHARDS)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in model.shards():
+        model(torch.ones(2, 5, dtype=torch.bfloat16)).sum().backward()
+    with pytest.raises(ValueError, match="rows of 16 bits") as caught:
+        optimizer.step()
+    return str(caught.value)
+
+
+def test_rows_of_16_bits_under_torchs_own_optimizers(pool: Pool) -> None:
+    pool.run(halves)
 
 
 def hooks_and_joins() -> list[str]:

@@ -40,6 +40,7 @@ void BackwardPass::set_apart_large() {
 void BackwardPass::begin_shards() {
   const Lock lock(set_->mutex);
   recover();
+  if (set_->counting) set_->counting->forget();
   set_->shard_sums->begin_step(set_->parameters, set_->who, !set_->rule.is_sharded());
 }
 
@@ -57,6 +58,13 @@ void BackwardPass::end_shard() {
   sums.end_shard(set_->parameters, set_->who);
   // The step reduces them.
   if (is_last && set_->rule.row.is_deferred()) sums.fold_all(set_->parameters);
+}
+
+void BackwardPass::leave_shards() {
+  const Lock lock(set_->mutex);
+  recover();
+  if (set_->counting && set_->shard_sums->missing() > 0) set_->counting->forget_all();
+  set_->shard_sums->leave(set_->parameters);
 }
 
 std::size_t BackwardPass::missing_shards() const {

@@ -96,9 +96,11 @@ bool is_uncleared(const Parameter& one, bool was_taken) {
 void BackwardPass::begin_counts(bool reduces) {
   if (!set_->counting) return;
   Counting& counting = *set_->counting;
-  counting.begin_pass(
+  const bool uncleared =
       std::any_of(set_->parameters.begin(), set_->parameters.end(),
-                  [&](const Parameter& one) { return is_uncleared(one, counting.is_taken()); }));
+                  [&](const Parameter& one) { return is_uncleared(one, counting.is_taken()); });
+  // Gradients of a step's earlier shards were put aside.
+  counting.begin_pass(uncleared || (set_->shard_sums && set_->shard_sums->has_some()));
   if (reduces) set_->begin_counts();
 }
 
@@ -271,6 +273,7 @@ std::optional<bool> BackwardPass::end_pass() {
         std::any_of(set_->parameters.begin(), set_->parameters.end(),
                     [](const Parameter& one) { return one.tensor.grad().defined(); }));
   }
+  if (!reduces && set_->shard_sums) ShardSums::note_passed(set_->parameters);
   if (!reduces) {
     const bool is_mixed =
         std::any_of(set_->parameters.begin(), set_->parameters.end(),

@@ -63,6 +63,7 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   void begin_shards();
   void begin_shard();
   void end_shard();
+  void leave_shards();
   /// How many shards of a step that has begun have not ended; 0 without shards.
   std::size_t missing_shards() const;
   /// A pass of zeros, for a rank without data.

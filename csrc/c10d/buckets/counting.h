@@ -53,9 +53,16 @@ class Counting {
   /// Waits for a call that brings counts, and throws where a rank has none. Nothing if they ride.
   void await();
 
- private:
+  /// Drops what was counted so far, and is not taken yet.
   void forget();
+  /// Also what was counted for the next pass.
+  void forget_all() {
+    forget();
+    pending_.reset();
+    twice_ = false;
+  }
 
+ private:
   bool along_tree_;
   std::optional<Count> pending_;  // for the next pass
   bool twice_ = false;            // two of them

@@ -58,6 +58,7 @@ void ShardSums::begin_step(Parameters& parameters, const std::string& who, bool 
     if (one.is_stand_in()) one.shard.content = GradientShard::Content::kNothing;
     one.grad() = at::Tensor();
     one.touched = false;
+    one.seen.forget();
   }
   folded_.assign(parameters.size(), false);
   state_ = State::kClosed;
@@ -78,7 +79,16 @@ void ShardSums::end_shard(Parameters& parameters, const std::string& who) {
   TORCH_CHECK(state_ == State::kRan, who, ": shard ", done_ + 1, " of this rank's ", per_rank_,
               " ran no backward pass; give one with a loss of zero if it has no data");
   state_ = State::kClosed;
-  if (!is_last()) put_aside(parameters);
+  if (!is_last()) {
+    for (const Parameter& one : parameters) {
+      TORCH_CHECK(!one.seen.is_set() || one.seen.is_unchanged(one.tensor.grad()), who,
+                  ": the gradient of '", one.name,
+                  "' was changed, or cleared, between a shard's "
+                  "backward pass and the next shard: change gradients after the loop, when they "
+                  "are those of all shards");
+    }
+    put_aside(parameters);
+  }
   ++done_;
 }
 
@@ -88,6 +98,8 @@ void ShardSums::put_aside(Parameters& parameters) {
     Parameter& one = parameters[i];
     std::vector<at::Tensor>& sums = sums_[i];
     at::Tensor sum = summand(one, std::exchange(one.grad(), at::Tensor()));
+    // A script that has kept it may write to it.
+    if (sum.defined() && !is_alone(sum)) sum = sum.clone();
     for (std::size_t rest = done_; (rest & 1U) != 0; rest >>= 1U) {
       at::Tensor left = std::move(sums.back());
       sums.pop_back();
@@ -120,6 +132,17 @@ void ShardSums::give_back(Parameters& parameters) {
     given.copy_(now);
     now = given;
     parameters[i].mark_reduced();
+  }
+}
+
+void ShardSums::leave(Parameters& parameters) {
+  state_ = State::kClosed;
+  if (missing() == 0) return;
+  const at::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    sums_[i].clear();
+    at::Tensor given = std::exchange(given_[i], at::Tensor());
+    if (given.defined()) parameters[i].grad() = given.zero_();
   }
 }
 

@@ -33,6 +33,10 @@ class ShardSums {
   void begin_shard() { state_ = State::kOpen; }
   /// When a backward pass begins: one for each shard.
   void begin_pass(const std::string& who);
+  /// After a pass that does not reduce: its gradients stay as they are until the shard ends.
+  static void note_passed(Parameters& parameters) {
+    for (Parameter& one : parameters) one.seen.set(one.tensor.grad());
+  }
   /// Ends a shard, whose pass has ended. Its gradients are put aside, except those of the last one.
   void end_shard(Parameters& parameters, const std::string& who);
   /// Makes the gradient that of all of this rank's shards, if it is not yet.
@@ -42,7 +46,11 @@ class ShardSums {
   }
   /// After the sums of all ranks are gradients.
   void give_back(Parameters& parameters);
+  /// After the loop, or where the script has left it before its end.
+  void leave(Parameters& parameters);
   bool is_last() const { return done_ + 1 == per_rank_; }
+  /// True within a step, after its first shard.
+  bool has_some() const { return began_ && done_ > 0 && done_ < per_rank_; }
   /// How many shards of a step that has begun have not ended.
   std::size_t missing() const { return began_ ? per_rank_ - done_ : 0; }
 

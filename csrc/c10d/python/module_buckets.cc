@@ -255,6 +255,7 @@ void bind_passes(py::module_& m) {
       .def("begin_shards", &BackwardPass::begin_shards, Released())
       .def("begin_shard", &BackwardPass::begin_shard, Released())
       .def("end_shard", &BackwardPass::end_shard, Released())
+      .def("leave_shards", &BackwardPass::leave_shards, Released())
       .def("missing_shards", &BackwardPass::missing_shards, Released())
       .def("launched", &BackwardPass::launched, Released())
       .def("await_launched", &BackwardPass::await_launched, py::arg("count"), Released())

@@ -200,7 +200,8 @@ class UnitSteps:
             self._kernels.run(lambda states: self._pass_of(gradients, states), groups)
             return
         self._adopt()
-        stepped = step_rows(self._inner, self._shards, gradients)
+        widens = self.tree.averages.shards > 0
+        stepped = step_rows(self._inner, self._shards, gradients, widens=widens)
         self._kernels.forget()
         if self._files is not None:
             self._adopt()  # what the step has made

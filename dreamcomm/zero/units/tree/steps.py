@@ -24,7 +24,7 @@ def watch_steps(tree: Tree) -> weakref.finalize[[], Tree]:
     def before(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         found = me()
         if found is not None and _has_any(found, optimizer):
-            _refuse_fused(found, optimizer)
+            _refuse_slices(found, optimizer)
             found.before_step()
 
     def after(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -41,16 +41,27 @@ def watch_steps(tree: Tree) -> weakref.finalize[[], Tree]:
     return weakref.finalize(tree, end)
 
 
-def _refuse_fused(tree: Tree, optimizer: Optimizer) -> None:
-    """Raises ValueError where torch's fused kernels would step rows of a tree with shards."""
-    if not tree.averages.shards or not isinstance(optimizer, (Adam, SGD, Adagrad)):
+def _refuse_slices(tree: Tree, optimizer: Optimizer) -> None:
+    """Raises ValueError where torch's kernels would round an element by its place in a row.
+
+    They are the fused ones, and those of 16 bits. A ZeroOptimizer has other ones: ``steps_rows``.
+    """
+    if not tree.averages.shards or getattr(optimizer, "steps_rows", False):
         return
-    if any(group.get("fused") for group in optimizer.param_groups):
-        name = type(optimizer).__name__
+    name = type(optimizer).__name__
+    is_fused = any(group.get("fused") for group in optimizer.param_groups)
+    if is_fused and isinstance(optimizer, (Adam, SGD, Adagrad)):
         raise ValueError(
             f"fully_shard: torch's fused {name} has other bits where a rank has other rows, so "
             f"invariant_shards= takes its foreach or single-tensor form, or ZeroOptimizer(..., "
             f"torch.optim.{name}): leave fused=True out"
+        )
+    narrow = [one.name for one in tree.records() if one.local.dtype.itemsize == 2]
+    if narrow:
+        raise ValueError(
+            f"fully_shard: torch's {name} has other bits where a rank has other rows of 16 bits, "
+            f"as of {narrow[0]!r}: with invariant_shards= use ZeroOptimizer(..., "
+            f"torch.optim.{name}), or keep parameters in float32 and give mp_policy"
         )
 
 

@@ -148,6 +148,7 @@ class Tree(TreeWindow):
     def leave_shards(self) -> None:
         for unit in self.units():
             unit.reduces = True
+        self._counts = []  # of a shard that an error has ended
         if self._engine is not None:
             self._engine.leave_shards()
 
