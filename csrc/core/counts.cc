@@ -91,6 +91,11 @@ double RankCount::weight() const {
 }
 
 void GradientCounts::take(std::span<const std::uint64_t> counts) {
+  const std::scoped_lock lock(mutex_);
+  add_up(counts);
+}
+
+void GradientCounts::add_up(std::span<const std::uint64_t> counts) {
   known_ = true;
   refusal_ = refusal_of(counts);
   if (!refusal_.empty()) return;
@@ -99,7 +104,8 @@ void GradientCounts::take(std::span<const std::uint64_t> counts) {
 }
 
 void GradientCounts::require() {
-  if (!known_ && !place_.empty()) take(place_);
+  const std::scoped_lock lock(mutex_);
+  if (!known_ && !place_.empty()) add_up(place_);
   check(refusal_.empty(), ErrorKind::kMismatch, refusal_);
 }
 

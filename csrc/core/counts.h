@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -40,7 +41,8 @@ class RankCount {
 };
 
 /// The counts of one reducing pass, for the calls that reduce its buckets one after the other. The
-/// first call takes all ranks' counts; the later ones find them known, on all ranks alike.
+/// first call takes all ranks' counts; the later ones find them known, on all ranks alike. A
+/// call and the thread that waits for it may ask at the same time.
 class GradientCounts {
  public:
   /// `along_tree`: weights are added along the tree of ranks, so that the sum is the same for each
@@ -48,7 +50,10 @@ class GradientCounts {
   GradientCounts(RankCount own, bool along_tree) : own_(own), along_tree_(along_tree) {}
 
   RankCount own() const { return own_; }
-  bool is_known() const { return known_; }
+  bool is_known() const {
+    const std::scoped_lock lock(mutex_);
+    return known_;
+  }
   /// Takes the counts of all ranks, in their order.
   void take(std::span<const std::uint64_t> counts);
   /// Leaves a place where an earlier call of the same group writes the counts, or nothing.
@@ -60,8 +65,11 @@ class GradientCounts {
   double divisor() const { return divisor_; }
 
  private:
+  void add_up(std::span<const std::uint64_t> counts);
+
   const RankCount own_;
   const bool along_tree_;
+  mutable std::mutex mutex_;
   bool known_ = false;
   double divisor_ = 1;
   std::string refusal_;

@@ -51,6 +51,7 @@ void Counting::forget() {
 }
 
 void Counting::begin_pass(bool uncleared) {
+  uncleared = std::exchange(kept_, false) || uncleared;
   const bool was_taken = taken_;
   if (was_taken || (has_gradients_ && !uncleared)) forget();
   if (was_taken && uncleared) {
@@ -103,9 +104,11 @@ std::shared_ptr<GradientCounts> Counting::begin_reduction(const GroupPtr& group,
 void Counting::await() {
   if (!work_) return;
   std::exchange(work_, nullptr)->wait();
-  const at::Tensor all = all_.cpu();
-  const auto* const data = static_cast<const std::uint64_t*>(all.const_data_ptr());
-  if (!counts_->is_known()) counts_->take({data, static_cast<std::size_t>(all.numel())});
+  if (!all_.is_cpu()) {
+    const at::Tensor all = all_.cpu();
+    const auto* const data = static_cast<const std::uint64_t*>(all.const_data_ptr());
+    counts_->take({data, static_cast<std::size_t>(all.numel())});
+  }
   try {
     counts_->require();
   } catch (const Error& error) {

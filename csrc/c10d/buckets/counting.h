@@ -36,6 +36,8 @@ class Counting {
   void add(const Count& count);
   /// True if gradients were taken for a reduction, which the next pass must not add to.
   bool is_taken() const { return taken_; }
+  /// Before the next pass: gradients of earlier ones are there, where begin_pass() does not look.
+  void note_kept() { kept_ = true; }
   /// When a backward pass begins. `uncleared`: gradients of earlier passes are there.
   void begin_pass(bool uncleared);
   /// At a pass's end: whether it has left any gradient, by which the next one sees if it is
@@ -70,6 +72,7 @@ class Counting {
   std::optional<CountFault> fault_;
   bool taken_ = false;  // by a reduction
   bool has_gradients_ = false;
+  bool kept_ = false;
   std::shared_ptr<GradientCounts> counts_;
   at::Tensor all_;  // of the ranks, where a call brings them
   WorkPtr work_;

@@ -22,6 +22,7 @@
 #include "c10d/buckets/moves/optimizer_pass.h"
 #include "c10d/buckets/ownership.h"
 #include "c10d/buckets/sharded_gradients.h"
+#include "c10d/python/module_counting.h"
 #include "c10d/region/many.h"
 #include "kernels/bucket.h"
 #include "kernels/inspector.h"
@@ -66,38 +67,6 @@ void set_hook(BucketSet& set, py::object state, const py::object& hook, bool in_
 void set_divisor(BucketSet& set, std::int64_t ranks) {
   const BucketSet::Lock lock(set.mutex);
   set.rule.divisor = ranks;
-}
-
-Counting& counting_of(BucketSet& set) {
-  TORCH_CHECK_VALUE(set.counting, set.who, ": gradients are not averaged over counts");
-  return *set.counting;
-}
-
-/// `weight`: in place of the whole number, unless it is negative.
-Count count_of(std::int64_t whole, double weight) {
-  return weight < 0 ? Count{.whole = whole} : Count{0, weight, false};
-}
-
-void count(BucketSet& set, std::int64_t whole, double weight) {
-  const BucketSet::Lock lock(set.mutex);
-  counting_of(set).add(count_of(whole, weight));
-}
-
-void replace_count(BucketSet& set, std::int64_t whole, double weight) {
-  const BucketSet::Lock lock(set.mutex);
-  counting_of(set).replace(count_of(whole, weight));
-}
-
-void set_finishes(BucketSet& set, bool finishes) {
-  const BucketSet::Lock lock(set.mutex);
-  set.finishes = finishes;
-}
-
-/// Outside of a reduction.
-void exchange_counts(BucketSet& set) {
-  const BucketSet::Lock lock(set.mutex);
-  set.begin_counts();
-  set.await_counts();
 }
 
 void set_static_graph(BucketSet& set) {
@@ -178,9 +147,9 @@ at::Tensor block_squares(const at::Tensor& flat, std::int64_t low, std::int64_t 
 }
 
 void bind_sets(py::module_& m) {
-  py::class_<BucketSet, std::shared_ptr<BucketSet>>(
-      m, "BucketSet", "Parameters whose gradients are reduced together, and their buckets.")
-      .def(py::init(&make_set), py::arg("parameters"), py::arg("names"), py::arg("sparse"),
+  py::class_<BucketSet, std::shared_ptr<BucketSet>> sets(
+      m, "BucketSet", "Parameters whose gradients are reduced together, and their buckets.");
+  sets.def(py::init(&make_set), py::arg("parameters"), py::arg("names"), py::arg("sparse"),
            py::arg("buckets"), py::arg("group"), py::arg("averages"), py::arg("factor"),
            py::arg("own_bytes"), py::arg("finds_unused"))
       .def_property_readonly("parameters", py::cpp_function(&parameters_of, Released()))
@@ -190,15 +159,9 @@ void bind_sets(py::module_& m) {
       .def("set_factors", &BucketSet::set_factors, py::arg("factors"), Released())
       .def("set_divisor", &set_divisor, py::arg("ranks"), Released())
       .def("set_static_graph", &set_static_graph, Released())
-      .def("set_counted", &BucketSet::set_counted, py::arg("over") = py::none(), Released())
-      .def("set_finishes", &set_finishes, py::arg("finishes"), Released())
-      .def("exchange_counts", &exchange_counts, Released())
-      .def("divisor", &BucketSet::divisor, Released())
-      .def("count", &count, py::arg("whole"), py::arg("weight") = -1.0, Released())
-      .def("replace_count", &replace_count, py::arg("whole"), py::arg("weight") = -1.0, Released())
-      .def("adopt_counting", &BucketSet::adopt_counting, py::arg("other"), Released())
       .def("set_shards", &BucketSet::set_shards, py::arg("shards"), py::arg("per_rank"), Released())
       .def("mixed", &BucketSet::mixed, Released());
+  bind_counting(sets);
   py::class_<ShardedGradients, std::shared_ptr<ShardedGradients>>(
       m, "ShardedGradients", "Gradients of which each rank keeps its rows alone.")
       .def(py::init(&shard_gradients), py::arg("set"), py::arg("stage"), py::arg("sum_types"),

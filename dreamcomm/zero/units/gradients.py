@@ -57,6 +57,10 @@ def before_pass(engine: UnitEngine) -> None:
             one.given, one.shown = now, None  # finished: what comes is added to it
         holds.append(one.is_partial or (now is not None and now is one.shown))
     engine.hold(holds)
+    if engine.averages.counted:
+        given = [one.given for one in engine.records if one.given is not None]
+        if not all(map(_is_zeroed, given)):
+            engine.buckets.note_kept()
 
 
 def _is_zeroed(gradient: Tensor) -> bool:

@@ -1,10 +1,13 @@
 #include "core/counts.h"
 
 #include <array>
+#include <atomic>
+#include <barrier>
 #include <cmath>
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "core/error.h"
@@ -97,4 +100,26 @@ TEST_CASE("counts: those that an earlier call has left are taken") {
   CHECK(!made.is_known());
   made.require();
   CHECK(made.divisor() == 7);
+}
+
+TEST_CASE("counts: two threads that ask at once both learn of a missing one") {
+  const Bits counts{whole(3), fault(CountFault::kMissing)};
+  for (int round = 0; round < 200; ++round) {
+    GradientCounts made(RankCount::of_whole(3), false);
+    made.expect_at(counts);
+    std::atomic<int> refused{0};
+    std::barrier both(2);
+    const auto ask = [&] {
+      both.arrive_and_wait();
+      try {
+        made.require();
+      } catch (const Error&) {
+        ++refused;
+      }
+    };
+    std::thread other(ask);
+    ask();
+    other.join();
+    CHECK(refused == 2);
+  }
 }
