@@ -99,11 +99,11 @@ class ChangedBuffers:
 
 def _of_ranks(group: dist.ProcessGroup | None, mine: str) -> list[str]:
     """Every rank's text; none where all are empty. Collective over the group, if there is one."""
-    from dreamcomm import _C
-
     if group is None:
         return [mine]
-    return gather_objects(group, mine) if any(_C.any_of(group, [bool(mine)])) else []
+    any_changed = torch.tensor([bool(mine)], dtype=torch.uint8, device="cpu")
+    dist.all_reduce(any_changed, dist.ReduceOp.MAX, group=group)
+    return gather_objects(group, mine) if any_changed else []
 
 
 def _persistent(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
