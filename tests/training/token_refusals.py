@@ -31,8 +31,8 @@ def over_gloo(name: str) -> Way:
     return Way(module, optimizer, optimizer)
 
 
-def made(name: str, gloo: bool = False) -> Way:
-    return over_gloo(name) if gloo else WAYS[name](make("mlp", torch.float64))
+def made(name: str, gloo: bool = False, module: nn.Module | None = None) -> Way:
+    return over_gloo(name) if gloo else WAYS[name](module or make("mlp", torch.float64))
 
 
 def run_pass(

@@ -65,10 +65,8 @@ void Counting::begin_pass(bool uncleared) {
 }
 
 void Counting::replace(const Count& count) {
-  forget();
+  forget_all();
   passes_ = {count};
-  pending_.reset();
-  twice_ = false;
 }
 
 RankCount Counting::take() {

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.graph import increment_version
 from torch.distributed.tensor import DTensor
 
 from dreamcomm.ranks.pieces import in_memory_order
@@ -58,13 +59,31 @@ def before_pass(engine: UnitEngine) -> None:
         holds.append(one.is_partial or (now is not None and now is one.shown))
     engine.hold(holds)
     if engine.averages.counted:
-        given = [one.given for one in engine.records if one.given is not None]
-        if not all(map(_is_zeroed, given)):
-            engine.buckets.note_kept()
+        _tell_of_cleared(engine)
+
+
+def _tell_of_cleared(engine: UnitEngine) -> None:
+    """Has the engine see which gradients are cleared, and count no more.
+
+    Zeros that a pass has left are a gradient. A script may write zeros to a DTensor without a count
+    of its version, or of that of the sum below it.
+    """
+    for one in engine.records:
+        own = one.partial if one.sharded.grad is one.partial else None
+        if own is None or one.whole.grad is None or own._version == one.left_zero:
+            continue
+        if _is_zeroed(own):
+            increment_version([one.whole.grad])
+    given = [one.given for one in engine.records if one.given is not None]
+    if not all(map(_is_zeroed, given)):
+        engine.buckets.note_kept()
 
 
 def _is_zeroed(gradient: Tensor) -> bool:
-    return not (gradient._local_tensor if isinstance(gradient, DTensor) else gradient).any()
+    local = gradient._local_tensor if isinstance(gradient, DTensor) else gradient
+    if local.numel() > 0 and bool(local[(0,) * local.dim()]):
+        return False
+    return not local.any()
 
 
 def _is_changed_copy(one: UnitParameter, now: Tensor, memory: Tensor | None) -> bool:
@@ -152,7 +171,9 @@ def _show_own(engine: UnitEngine) -> None:
         own = one.whole.grad
         now = one.sharded.grad
         if own is not None and (now is None or now is one.partial):
-            one.sharded.grad = one.own_sum(own)
+            one.sharded.grad = shown = one.own_sum(own)
+            if engine.averages.counted:
+                one.left_zero = shown._version if _is_zeroed(shown) else None
         elif own is not None and now is not None:
             one.hides_own = not _is_zeroed(now)
 

@@ -74,6 +74,7 @@ class UnitParameter:
         given: a gradient that the script has put there, to which the next sum is added.
         shown_is_sum: the engine adds to it; else it is finished.
         hides_own: ``whole`` has a sum of this rank alone, and another gradient stands there, not 0.
+        left_zero: with counts, the version of ``partial`` where a pass has left zeros there.
         is_partial: rows are summed over the shards alone, and wait for the replicas'.
         is_meta: whether it has no values yet.
     """
@@ -92,6 +93,7 @@ class UnitParameter:
     given: Tensor | None = None
     shown_is_sum: bool = True
     hides_own: bool = False
+    left_zero: int | None = None
     is_partial: bool = False
     is_meta: bool = field(init=False)
     _storage: Any = field(init=False)  # keeps its address from another one's use

@@ -10,6 +10,7 @@ two meetings of the ranks, however many units and micro-batches it has.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -29,6 +30,9 @@ from dreamcomm.zero.units.tree.refusals import refuse_changes
 from dreamcomm.zero.units.tree.steps import watch_steps
 from dreamcomm.zero.units.tree.tree_window import TreeWindow
 from dreamcomm.zero.units.unit import Unit, Use
+
+if TYPE_CHECKING:
+    from dreamcomm._C import BucketSet
 
 __all__ = ["Tree"]
 
@@ -55,6 +59,7 @@ class Tree(TreeWindow):
         self._reduced: bool | None = None  # by the pass that has just ended
         self._creates_graph = False  # the pass that runs now
         self._engine: UnitEngine | None = None
+        self._counted_before: BucketSet | None = None  # of an engine that was forgotten
         self._watch = watch_steps(self)
         self.loop = loop_over(self) if self.averages.shards else None
         self.link()
@@ -80,6 +85,9 @@ class Tree(TreeWindow):
                     in_heaps=not self.form.gathers,
                 ),
             )
+            if self._counted_before is not None:
+                self._engine.buckets.adopt_counting(self._counted_before)
+                self._counted_before = None
         return self._engine
 
     @property
@@ -96,6 +104,8 @@ class Tree(TreeWindow):
         """Has units, parameters and hooks looked at anew before the next pass."""
         if self._engine is not None:
             self._engine.detach()
+            if self.averages.counted:
+                self._counted_before = self._engine.buckets
         self._engine = self.form.engine = None
         self.look_again()
 
