@@ -218,7 +218,7 @@ def _gather(
     group: dist.ProcessGroup, parts: Sequence[Tensor], numel: int, dtype: torch.dtype
 ) -> list[Tensor]:
     """A flat tensor of each rank, of equal sizes as gathering wants them. Collective."""
-    own = torch.zeros(numel, dtype=dtype)
+    own = torch.zeros(numel, dtype=dtype, device="cpu")
     if parts:
         joined = torch.cat(list(parts))
         own[: joined.numel()] = joined

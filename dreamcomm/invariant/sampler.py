@@ -114,9 +114,9 @@ class ShardSampler(Sampler[list[int]]):
 
     def _order(self, seed: int, epoch: int) -> Tensor:
         if not self._shuffle:
-            return torch.arange(len(self._data))
+            return torch.arange(len(self._data), device="cpu")
         generator = torch.Generator().manual_seed(seed_of(seed, Purpose.ORDER, epoch))
-        return torch.randperm(len(self._data), generator=generator)
+        return torch.randperm(len(self._data), generator=generator, device="cpu")
 
 
 class SeededDataset(Dataset[T_co]):
