@@ -11,8 +11,7 @@ namespace {
 bool always(const CallShape&) { return true; }
 
 // The ring passes partial results on, so each rank must scale its own contribution exactly once.
-// PREMUL_SUM scales where it adds.
-// It adds from left to right alone.
+// PREMUL_SUM scales where it adds. A tree's sums are no partial results of a ring.
 bool ring_can(const CallShape& call) {
   return call.size > 1 && call.op != ReduceOp::kPremulSum && !call.along_tree;
 }

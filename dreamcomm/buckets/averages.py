@@ -43,21 +43,21 @@ class Averages:
 AVERAGE = Averages()
 
 
-def averages_of(reduce: object, what: str, shards: int = 0) -> Averages:
+def averages_of(reduce: object, what: str) -> Averages:
     """The argument ``reduce`` of a way of training.
 
     Raises:
         ValueError: it is none of those that there are.
     """
     if reduce == "mean":
-        return Averages(shards=shards)
+        return AVERAGE
     if reduce == "sum":
-        return Averages(1.0, shards=shards)
+        return Averages(1.0)
     if reduce == TOKENS:
-        return Averages(counted=True, shards=shards)
+        return Averages(counted=True)
     factor = reduce if isinstance(reduce, (int, float)) and not isinstance(reduce, bool) else 0.0
     if math.isfinite(factor) and factor > 0:
-        return Averages(float(factor), shards=shards)
+        return Averages(float(factor))
     raise ValueError(
         f"{what}: expected reduce to be 'mean', 'sum', 'tokens' or a factor above 0 for the ranks' "
         f"sum, got {reduce!r}"

@@ -6,6 +6,7 @@ import copy
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -154,7 +155,7 @@ class DistributedDataParallel(TorchDDP):
         self.process_group = group_of(process_group, device_mesh)
         if device_mesh is not None:
             self.device_mesh = device_mesh
-        averages_of(reduce, WHAT)
+        averages = averages_of(reduce, WHAT)
         ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         named = [name for name, _ in module.named_parameters()] if is_module(module) else []
         self.declared_unused = check_names(unused, named, WHAT)
@@ -163,7 +164,7 @@ class DistributedDataParallel(TorchDDP):
         check_module(module, parameters, WHAT)
         check_group(self.process_group, parameters, WHAT)
         shards = check_shards(invariant_shards, seed, self.process_group, module, parameters, WHAT)
-        averages = averages_of(reduce, WHAT, shards)
+        averages = replace(averages, shards=shards)
         self._set_devices(parameters, device_ids, output_device)
         self._set_settings(
             dim=dim,

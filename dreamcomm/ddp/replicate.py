@@ -6,6 +6,7 @@ import copy
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
@@ -164,7 +165,7 @@ def replicate(
     if not bucket_cap_mb > 0:
         raise ValueError(f"{WHAT}: expected bucket_cap_mb above 0, got {bucket_cap_mb}")
     group = given_group(group or process_group) if mesh is None else mesh.get_group(mesh_dim=0)
-    averages_of(reduce, WHAT)
+    averages = averages_of(reduce, WHAT)
     if not isinstance(module, nn.Module):
         raise TypeError(f"{WHAT}: expected a torch.nn.Module, got {type(module).__name__}")
     if isinstance(module, ReplicatedModule):
@@ -173,7 +174,7 @@ def replicate(
     check_module(module, parameters, WHAT)
     check_group(group, parameters, WHAT)
     shards = check_shards(invariant_shards, seed, group, module, parameters, WHAT)
-    averages = averages_of(reduce, WHAT, shards)
+    averages = replace(averages, shards=shards)
     check_equal_models(group, parameters, WHAT, list(module.named_buffers()))
     caps = Caps(int(bucket_cap_mb * MIB) or 1, MIB)
     reducer = Reducer(

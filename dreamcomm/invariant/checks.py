@@ -49,17 +49,17 @@ class ChangedBuffers:
 
     Buffers that are not persistent and the running statistics of batch norm may change. A change
     is seen by the tensor's version. Some ways to write, such as ``buffer.data``, leave that as it
-    is, so the first step compares contents, too.
+    is: ``compares`` sees these, too, and keeps a copy of each buffer meanwhile.
 
     Args:
-        module: may get further buffers between steps.
+        module: its passes are looked at.
         what: it is called in errors.
+        compares: also the contents.
     """
 
-    def __init__(self, module: nn.Module, what: str) -> None:
-        self._module, self._what = module, what
+    def __init__(self, module: nn.Module, what: str, *, compares: bool) -> None:
+        self._module, self._what, self._compares = module, what, compares
         self._noted: list[_Noted] = []
-        self._compares = True
 
     def note(self) -> None:
         """Remembers the buffers as they are when a step's first forward pass begins."""
@@ -84,7 +84,7 @@ class ChangedBuffers:
         Raises:
             RuntimeError: a buffer was changed or replaced since :meth:`note`, on any rank.
         """
-        noted, self._noted, self._compares = self._noted, [], False
+        noted, self._noted = self._noted, []
         if not noted:
             return
         changed = next((one.name for one in noted if not _unchanged(one)), "")

@@ -75,6 +75,7 @@ class ShardLoop:
         self.seed, self.step, self.threads = seed, 0, torch.get_num_threads()
         self.is_running = False
         self._has_agreed = False
+        self._has_compared = False  # what the first step's passes leave of buffers
 
     @property
     def _who(self) -> str:
@@ -98,7 +99,8 @@ class ShardLoop:
 
     def _run(self) -> Iterator[int]:
         passes, module = self._passes(), self._find()
-        statistics, buffers = RunningStatistics(module), ChangedBuffers(module, self._who)
+        statistics = RunningStatistics(module)
+        buffers = ChangedBuffers(module, self._who, compares=not self._has_compared)
         passes.begin_shards()
         buffers.note()
         self.is_running = True
@@ -112,6 +114,7 @@ class ShardLoop:
                         yield shard
                     passes.end_shard()
             buffers.check(self._group)
+            self._has_compared = True
             statistics.commit(self._group, self.local, self.shards)
         finally:
             self.is_running = False

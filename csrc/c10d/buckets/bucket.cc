@@ -178,7 +178,7 @@ void Bucket::run_hook(const Parameters& parameters, const Rule& rule, std::size_
 
 /// Does what the collective has left: makes an average of a sum, or scales it.
 void Bucket::scale(const Rule& rule, at::Tensor& part) const {
-  const double factor = rule.counted ? 0 : rule.factor_or(factor_);
+  const double factor = rule.factor_or(factor_);
   const bool is_divided = rule.takes_average(factor_) && layout_ != at::kSparse;
   const double divisor = is_divided ? 1 : rule.sum_divisor(factor_);
   if (divisor != 1) part.div_(divisor);

@@ -58,10 +58,11 @@ struct Rule {
   }
   /// True if a gradient is reduced where it is, in the heap, and not in a flat tensor.
   bool is_own(std::size_t bytes) const { return is_large(bytes) && !hook; }
-  /// The factor of gradients that have `own`; 0: none.
-  double factor_or(double own) const { return own != 0 ? own : factor; }
-  // `own`: of the gradients that are reduced.
+  /// True if sums are of ranks, in their order, and not divided by counts.
   bool is_plain() const { return !counted && shards == 0; }
+  /// The factor of gradients that have `own`; 0: none, as where counts divide them.
+  double factor_or(double own) const { return counted ? 0 : own != 0 ? own : factor; }
+  // `own`: of the gradients that are reduced.
   bool takes_average(double own) const {
     return averages && (!is_plain() || (factor_or(own) == 0 && divisor == 0));
   }

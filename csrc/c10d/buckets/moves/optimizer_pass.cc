@@ -16,7 +16,7 @@ class StepPass final : public ShardedPass {
   StepPass(const Rule& rule, std::span<const OptimizerRule> rules, Move before)
       : world_(rule.group->getSize()),
         rank_(rule.group->getRank()),
-        factor_(rule.counted ? 0 : rule.factor),
+        factor_(rule.factor_or(0)),
         rules_(rules),
         before_(before) {}
   /// `placed`: the gradient in this rank's heap, of a pass that reads.

@@ -80,7 +80,7 @@ void Bucket::launch_scatter(Parameters& parameters, const Rule& rule) {
 void Bucket::launch_in_heaps(Parameters& parameters, const Rule& rule) {
   const std::vector<at::Tensor> placed = place(parameters, rule);
   pass_ = std::make_shared<ReduceToShards>(rule.group->getSize(), rule.group->getRank(),
-                                           rule.counted ? 0 : rule.factor_or(factor_));
+                                           rule.factor_or(factor_));
   for (std::size_t i = 0; i < members_.size(); ++i) {
     pass_->add(parameters[members_[i]], placed[i]);
     if (placed[i].defined()) parts_.push_back(placed[i]);

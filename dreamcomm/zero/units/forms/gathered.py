@@ -153,7 +153,7 @@ class Gathered(Freeing[UnitMemory]):
             mine = torch.zeros(3, dtype=torch.uint8, device="cpu")
             everyone = [mine.clone() for _ in range(self.group.size())]
             work = dist.all_gather(everyone, mine, group=self._reductions, async_op=True)
-            self._pokes.append(work)  # nobody waits for it: it may never end
+            self._pokes.append(work)  # not waited for: it may never end
 
     def reset(self) -> None:
         super().reset()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -51,7 +52,8 @@ def averages_given(reduce: str | None, shards: int, below: Sequence[Unit]) -> Av
         )
     theirs = {one.averages for one in below if one.averages is not None}
     is_given = reduce is not None or shards > 0
-    own = {averages_of(reduce or "mean", WHAT, shards)} if is_given else set[Averages]()
+    given = replace(averages_of(reduce or "mean", WHAT), shards=shards)
+    own = {given} if is_given else set[Averages]()
     if len(own | theirs) > 1:
         found = ", ".join(sorted(map(str, own | theirs)))
         raise ValueError(
