@@ -70,6 +70,28 @@ class EntryNode:
 
 def enter(tensors: Sequence[Tensor]) -> tuple[list[Tensor], EntryNode]: ...
 
+# Batch norm over ranks. join_statistics returns the count, mean and variance of all rows.
+def statistics_row(
+    header: Sequence[float],
+    count: int,
+    channels: int,
+    mean: Tensor | None,
+    variance: Tensor | None,
+) -> Tensor: ...
+def join_statistics(
+    rows: Tensor, header: int, dtype: torch.dtype
+) -> tuple[int, Tensor, Tensor]: ...
+def batch_norm_input_gradient(
+    gradient: Tensor,
+    input: Tensor,
+    weight: Tensor | None,
+    mean: Tensor,
+    variance: Tensor,
+    eps: float,
+    sums: Tensor,
+    count: int,
+) -> Tensor: ...
+
 class PlacedMessage:
     @property
     def offset(self) -> int: ...

@@ -13,6 +13,7 @@ It adds to torch's own calls:
   reduced where they are born; :func:`replicate` does the same in place,
 - :class:`ShardSampler` and :func:`seeded` give data to a loop over shards, whose results have the
   same bits at every number of ranks,
+- :class:`SyncBatchNorm` and :func:`convert_sync_batchnorm` normalise over the rows of all ranks,
 - :class:`GradScaler` scales losses for all ways of training: ranks skip the same steps,
 - :mod:`hooks` has communication hooks for DistributedDataParallel (16 bits between the ranks,
   error feedback, the norm of all gradients), :mod:`ops` the two passes under them,
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
     from dreamcomm.observe.trace.files import merge_traces
     from dreamcomm.observe.trace.trace import trace
     from dreamcomm.ranks.errors import Error
+    from dreamcomm.sync_batch_norm.convert import convert_sync_batchnorm, revert_sync_batchnorm
+    from dreamcomm.sync_batch_norm.layer import SyncBatchNorm
 
 _MODULES = ("gossip", "hooks", "local_sgd", "ops", "pipeline", "server", "zero")
 _HOMES = {
@@ -63,6 +66,8 @@ _HOMES = {
     "observe.comm_log": ("CommLog", "comm_log"),
     "ranks.errors": ("Error",),
     "observe.flight_recorder": ("dump_flight_record",),
+    "sync_batch_norm.convert": ("convert_sync_batchnorm", "revert_sync_batchnorm"),
+    "sync_batch_norm.layer": ("SyncBatchNorm",),
     "backend": ("Options", "explain", "monitored_barrier", "stats", "transport"),
 }
 __all__ = [
@@ -73,7 +78,9 @@ __all__ = [
     "Options",
     "RankError",
     "ShardSampler",
+    "SyncBatchNorm",
     "comm_log",
+    "convert_sync_batchnorm",
     "dump_flight_record",
     "empty",
     "empty_like",
@@ -87,6 +94,7 @@ __all__ = [
     "ops",
     "pipeline",
     "replicate",
+    "revert_sync_batchnorm",
     "seeded",
     "server",
     "share_",

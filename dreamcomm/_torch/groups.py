@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
@@ -12,7 +13,9 @@ from dreamcomm._torch.build_check import check_build
 if TYPE_CHECKING:
     from dreamcomm._C import DreamBackend
 
-__all__ = ["as_ours", "backend_of", "given_group", "ours"]
+__all__ = ["as_ours", "backend_of", "given_group", "group_like", "ours", "shared_group_like"]
+
+CPU = torch.device("cpu")
 
 
 def backend_of(group: dist.ProcessGroup | None) -> DreamBackend:
@@ -52,3 +55,38 @@ def as_ours(backend: Any) -> DreamBackend | None:
     # TORCH_DISTRIBUTED_DEBUG=DETAIL puts a checking backend around ours.
     backend = getattr(backend, "wrapped_pg", backend)
     return backend if isinstance(backend, DreamBackend) else None
+
+
+def group_like(
+    group: dist.ProcessGroup, ranks: Sequence[int] | None = None, *, desc: str
+) -> dist.ProcessGroup:
+    """Another group for CPU tensors, of the same backend, options and timeout. Collective.
+
+    Args:
+        group: whose ranks and options they are.
+        ranks: of ``group``, those of the new one; None: all.
+        desc: what the new one is for.
+    """
+    everyone = dist.get_process_group_ranks(group)
+    backend = ours(group, CPU)
+    names = dict(one.split(":") for one in dist.get_backend_config(group).split(","))
+    made: dist.ProcessGroup = dist.new_group(
+        everyone if ranks is None else [everyone[one] for one in ranks],
+        backend=f"cpu:{names['cpu']}",
+        timeout=group._get_backend(CPU).options._timeout,
+        pg_options=None if backend is None else backend.options,
+        use_local_synchronization=True,
+        group_desc=desc,
+    )
+    return made
+
+
+def shared_group_like(group: dist.ProcessGroup, *, desc: str) -> dist.ProcessGroup:
+    """The group that an earlier call has made with these arguments, or a new one. Collective.
+
+    torch keeps it until it destroys the default group.
+    """
+    desc = f"{desc} of {group.group_name}"
+    world = cast(Any, dist.distributed_c10d)._world
+    made: list[dist.ProcessGroup] = [one for one in world.pg_map if one.group_desc == desc]
+    return made[0] if made else group_like(group, desc=desc)

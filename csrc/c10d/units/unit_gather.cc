@@ -14,11 +14,11 @@ namespace dreamcomm {
 namespace {
 
 /// The beginning of a rank's small rows.
-struct Header {
+struct UnitHeader {
   std::int64_t number;
   std::int64_t note;
 };
-constexpr std::int64_t kHeaderBytes = sizeof(Header);
+constexpr std::int64_t kHeaderBytes = sizeof(UnitHeader);
 
 at::Tensor new_bytes(std::int64_t count) {
   return at::empty({count}, at::TensorOptions().dtype(at::kByte));
@@ -98,7 +98,7 @@ void UnitGather::start(const at::Tensor& block, const std::vector<at::Tensor>& r
 
 void UnitGather::pack(const std::vector<at::Tensor>& rows, std::int64_t note) {
   std::byte* to = data_of(packed_);
-  const Header header{number_, note};
+  const UnitHeader header{number_, note};
   std::memcpy(to, &header, kHeaderBytes);
   to += kHeaderBytes;
   for (std::size_t i = 0; i < rows.size(); ++i) {
@@ -131,7 +131,7 @@ std::vector<std::int64_t> UnitGather::wait() {
     small_->wait();
     notes_.resize(numbers.size());
     for (std::size_t rank = 0; rank < numbers.size(); ++rank) {
-      Header header{};
+      UnitHeader header{};
       const std::int64_t begin = static_cast<std::int64_t>(rank) * packed_.numel();
       std::memcpy(&header, data_of(received_packed_) + begin, kHeaderBytes);
       numbers[rank] = header.number;

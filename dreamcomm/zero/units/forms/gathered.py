@@ -22,11 +22,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dreamcomm._torch.groups import ours
+from dreamcomm._torch.groups import group_like, ours
 from dreamcomm.buckets.layout import is_replicated
 from dreamcomm.memory import empty
 from dreamcomm.zero.units.forms.freeing import Freeing
-from dreamcomm.zero.units.forms.groups import group_like
 from dreamcomm.zero.units.forms.memory import UnitMemory
 from dreamcomm.zero.units.forms.pool import Pool
 from dreamcomm.zero.units.parameters.placed import Placed, Source

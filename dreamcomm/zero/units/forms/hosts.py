@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dreamcomm.zero.units.forms.groups import group_like
+from dreamcomm._torch.groups import group_like
 from dreamcomm.zero.units.forms.memory import DIRECT_BYTES, bytes_each, is_gathered
 from dreamcomm.zero.units.forms.shared import Shared
 from dreamcomm.zero.units.parameters.placed import Placed, Source

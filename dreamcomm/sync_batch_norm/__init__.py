@@ -1,0 +1,1 @@
+"""Batch norm over the rows of all ranks, on CPUs."""
