@@ -81,6 +81,9 @@ def statistics_row(
 def join_statistics(
     rows: Tensor, header: int, dtype: torch.dtype
 ) -> tuple[int, Tensor, Tensor]: ...
+def take_into_running(
+    buffer: Tensor | None, found: Tensor, factor: float, share: float
+) -> None: ...
 def batch_norm_input_gradient(
     gradient: Tensor,
     input: Tensor,

@@ -33,6 +33,7 @@ from dreamcomm.ddp.join import ReducerJoinHook
 from dreamcomm.ddp.logger import Logger
 from dreamcomm.ddp.report import Report
 from dreamcomm.ddp.settings import WHAT, caps_of, device_index, group_of, is_module
+from dreamcomm.ddp.sync_layers import SyncLayers
 from dreamcomm.ddp.watch import BufferWatch
 from dreamcomm.invariant.agreement import check_shards
 from dreamcomm.invariant.loop import ShardLoop, loop_of
@@ -111,6 +112,7 @@ class DistributedDataParallel(TorchDDP):
     find_unused_parameters: bool
     logger: Logger
     reducer: Reducer
+    sync_layers: SyncLayers
     _divide_by_initial_world_size: bool
 
     def __init__(
@@ -256,6 +258,7 @@ class DistributedDataParallel(TorchDDP):
         _, parameters = found = self._find()
         check_module(*found, WHAT)
         self._assign_modules_buffers()
+        self.sync_layers = SyncLayers(self.module)
         self.reducer = Reducer(
             parameters,
             self.process_group,
@@ -360,6 +363,7 @@ class DistributedDataParallel(TorchDDP):
         """Runs the module. The first backward pass through its outputs reduces the gradients."""
         with torch.autograd.profiler.record_function("DistributedDataParallel.forward"):
             inputs, kwargs = self._pre_forward(*inputs, **kwargs)
+            self.sync_layers.begin_step(self.module, joins=self._join_config.enable)
             return self._post_forward(self._run_ddp_forward(*inputs, **kwargs))
 
     @unseen_by_dynamo
@@ -488,7 +492,7 @@ class DistributedDataParallel(TorchDDP):
     def __getstate__(self) -> dict[str, Any]:
         self._check_default_group()
         state = copy.copy(self.__dict__)
-        for name in ("process_group", "reducer", "logger", "_buffer_watch"):
+        for name in ("process_group", "reducer", "logger", "_buffer_watch", "sync_layers"):
             del state[name]
         loop = state.pop("_loop", None)
         state["_loop_state"] = None if loop is None else loop.state_dict()

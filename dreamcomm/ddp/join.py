@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from torch import nn
 from torch.distributed.algorithms.join import JoinHook
 
 from dreamcomm.ddp.engine import Reducer
 from dreamcomm.ddp.logger import Logger
+from dreamcomm.ddp.sync_layers import SyncLayers
 
 __all__ = ["ReducerJoinHook"]
 
@@ -17,6 +19,8 @@ class Joined(Protocol):
 
     logger: Logger
     reducer: Reducer
+    module: nn.Module
+    sync_layers: SyncLayers
     require_forward_param_sync: bool
     _divide_by_initial_world_size: bool
 
@@ -45,6 +49,8 @@ class ReducerJoinHook(JoinHook):
         model._check_and_sync_module_buffers()
         syncs = bool(model._check_global_requires_backward_grad_sync(is_joined_rank=True))
         model.require_forward_param_sync = syncs
+        # The others launch their buckets without waiting, so these calls come first on all ranks.
+        model.sync_layers.replay(model.module)
         if syncs:
             model.reducer.reduce_zeros(divides_by_active=not model._divide_by_initial_world_size)
 

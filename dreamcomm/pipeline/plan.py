@@ -14,6 +14,7 @@ from dreamcomm.pipeline.errors import Failure, PipelineError
 from dreamcomm.pipeline.layout import Layout
 from dreamcomm.pipeline.schedule import Schedule, check, make_schedule
 from dreamcomm.pipeline.split import Splittable, StagePart, choose_cuts, make_parts
+from dreamcomm.pipeline.sync_layers import check_sync_layers
 from dreamcomm.pipeline.tied import check_memory
 from dreamcomm.ranks import tags
 from dreamcomm.ranks.agree import Failed, exchange, first_difference
@@ -73,6 +74,8 @@ def agreed_plan(asked: Asked, layout: Layout) -> PipelinePlan:
         parts = make_parts(asked.whole, cuts, blocks=asked.blocks)
         schedule = _schedule(asked, layout, len(parts))
         check_memory([stage_parameters(part) for part in parts], schedule.rank_of)
+        own = [part for part in parts if schedule.rank_of[part.number] == layout.place]
+        check_sync_layers([unit for part in own for unit in part.units.items()], layout)
         made.append(PipelinePlan(parts, schedule, seed, tag))
         return _facts(asked, parts, schedule)
 

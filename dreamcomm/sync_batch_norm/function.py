@@ -111,11 +111,13 @@ class _Normalise(Function):
             both = how.calls.add(torch.cat([sums, products]).double())
             if how.recorder is not None:
                 how.recorder.note_backward(how.calls)
-            of_input = torch.zeros_like(input)
-            if has_rows:
-                of_input = _C.batch_norm_input_gradient(
+            of_input = (
+                _C.batch_norm_input_gradient(
                     gradient, input, weight, mean, variance, how.eps, both, ctx.total
                 )
+                if has_rows
+                else torch.empty_like(input)
+            )
         needs_weight, needs_bias = ctx.needs_input_grad[1:3]
         of_weight = products.to(weight.dtype) if needs_weight else None
         return of_input, of_weight, sums.to(ctx.bias_dtype) if needs_bias else None, None

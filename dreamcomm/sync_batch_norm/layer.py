@@ -19,6 +19,12 @@ from dreamcomm.sync_batch_norm.replay import Recorder
 __all__ = ["SyncBatchNorm"]
 
 
+@unseen_by_dynamo
+def _outside_of_graphs(layer: SyncBatchNorm, input: Tensor) -> Tensor:
+    """Ends torch.compile's graph before a layer that makes calls."""
+    return layer._normalise_together(input)
+
+
 class SyncBatchNorm(_BatchNorm):
     """Batch norm over the rows of all ranks (Ioffe and Szegedy 2015), as torch's, and on CPUs.
 
@@ -117,7 +123,7 @@ class SyncBatchNorm(_BatchNorm):
         if input.device.type != "cpu":
             return nn.SyncBatchNorm.forward(cast(Any, self), input)
         if torch.compiler.is_compiling():
-            return unseen_by_dynamo(self._normalise_together)(input)  # a graph ends before calls
+            return _outside_of_graphs(self, input)
         return self._normalise_together(input)
 
     def _normalise_together(self, input: Tensor) -> Tensor:
@@ -146,6 +152,8 @@ class SyncBatchNorm(_BatchNorm):
     @torch.no_grad()
     def _update(self, count: int, mean: Tensor, variance: Tensor) -> None:
         """Takes a batch of all ranks into the running statistics."""
+        from dreamcomm import _C
+
         self.rows = count
         if not self.track_running_stats:
             return
@@ -154,13 +162,10 @@ class SyncBatchNorm(_BatchNorm):
             self.num_batches_tracked.add_(1)
             if momentum is None:
                 momentum = 1.0 / float(self.num_batches_tracked)
-        if count == 0:
-            return
-        unbiased = variance.double() * (count / (count - 1))
-        share = momentum or 0.0
-        for buffer, new in ((self.running_mean, mean.double()), (self.running_var, unbiased)):
-            if buffer is not None:
-                buffer.copy_(buffer.double() * (1.0 - share) + new * share)
+        if count:
+            share = momentum or 0.0
+            _C.take_into_running(self.running_mean, mean, 1.0, share)
+            _C.take_into_running(self.running_var, variance, count / (count - 1), share)
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2:

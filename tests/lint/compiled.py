@@ -32,7 +32,12 @@ OWNERS = {
         "rows_of_rank",
         "unpack",
     },
-    "sync_batch_norm": {"batch_norm_input_gradient", "join_statistics", "statistics_row"},
+    "sync_batch_norm": {
+        "batch_norm_input_gradient",
+        "join_statistics",
+        "statistics_row",
+        "take_into_running",
+    },
     "messages": {"HeaderChannel", "PlacedMessage"},
     "zero": {"Region", "RegionOffer", "any_of", "share_version", "step_rows", "take_region"},
 }

@@ -1,6 +1,7 @@
 #include "c10d/batch_norm/batch_norm.h"
 
 #include <ATen/TensorIterator.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
@@ -117,6 +118,22 @@ JoinedStatistics join_statistics(const at::Tensor& rows, std::int64_t header,
                    [&](double one) { return one / joined.count; });
   }
   return {static_cast<std::int64_t>(joined.count), mean.to(type), variance.to(type)};
+}
+
+void take_into_running(const std::optional<at::Tensor>& buffer, const at::Tensor& found,
+                       double factor, double share) {
+  if (!buffer) return;
+  TORCH_CHECK_VALUE(buffer->numel() == found.numel(), "expected running statistics of ",
+                    found.numel(), " channels, got ", buffer->numel());
+  const at::NoGradGuard no_graph;
+  at::Tensor next = at::empty({found.numel()}, at::kDouble);
+  const at::Tensor olds = as_doubles(*buffer);
+  const at::Tensor news = as_doubles(found);
+  const double* old = olds.const_data_ptr<double>();
+  std::transform(
+      old, old + found.numel(), news.const_data_ptr<double>(), next.mutable_data_ptr<double>(),
+      [=](double before, double now) { return (1.0 - share) * before + share * (factor * now); });
+  buffer->copy_(next.view(buffer->sizes()));
 }
 
 at::Tensor batch_norm_input_gradient(const at::Tensor& gradient, const at::Tensor& input,

@@ -9,8 +9,8 @@
 
 namespace dreamcomm {
 
-/// A rank's message about its rows: the header, its number of rows, and for each channel the mean and
-/// the sum of squared deviations, in float64. Without rows these are zeros.
+/// A rank's message about its rows: the header, its number of rows, and for each channel the mean
+/// and the sum of squared deviations, in float64. Without rows these are zeros.
 at::Tensor statistics_row(const std::vector<double>& header, std::int64_t count,
                           std::int64_t channels, const std::optional<at::Tensor>& mean,
                           const std::optional<at::Tensor>& variance);
@@ -24,6 +24,11 @@ struct JoinedStatistics {
 
 /// Joins what ranks have sent, rank 0's first: the same bits on each.
 JoinedStatistics join_statistics(const at::Tensor& rows, std::int64_t header, c10::ScalarType type);
+
+/// buffer = (1 - share) * buffer + share * factor * found, in float64, for each channel. Autograd
+/// sees it as a change in place. Without a buffer it does nothing.
+void take_into_running(const std::optional<at::Tensor>& buffer, const at::Tensor& found,
+                       double factor, double share);
 
 /// The gradient of the input, laid out as the input is.
 ///

@@ -22,6 +22,8 @@ void bind_batch_norm(pybind11::module_& m) {
   m.def("statistics_row", &statistics_row, py::arg("header"), py::arg("count"), py::arg("channels"),
         py::arg("mean"), py::arg("variance"));
   m.def("join_statistics", &joined, py::arg("rows"), py::arg("header"), py::arg("dtype"));
+  m.def("take_into_running", &take_into_running, py::arg("buffer"), py::arg("found"),
+        py::arg("factor"), py::arg("share"));
   m.def("batch_norm_input_gradient", &batch_norm_input_gradient, py::arg("gradient"),
         py::arg("input"), py::arg("weight"), py::arg("mean"), py::arg("variance"), py::arg("eps"),
         py::arg("sums"), py::arg("count"), Released());

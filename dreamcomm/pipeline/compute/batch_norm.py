@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dreamcomm._torch.batch_norm import BatchStatistics, batch_statistics, is_batch_norm
+from dreamcomm.sync_batch_norm.layer import SyncBatchNorm
 
 __all__ = ["DeferredBatchNorm"]
 
@@ -61,7 +63,8 @@ class DeferredBatchNorm:
     """Collects the statistics of batch norm layers over a step's micro-batches.
 
     Layers in evaluation mode or without running statistics run as they are.
-    ``SyncBatchNorm`` is left alone, torch's and others of that name, and so is ``InstanceNorm``.
+    This library's ``SyncBatchNorm`` takes part with the rows of all its ranks. torch's and others
+    of that name are left alone, and so is ``InstanceNorm``.
     A layer within a compiled function is not deferred reliably.
 
     Example::
@@ -79,7 +82,7 @@ class DeferredBatchNorm:
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         parts = (part for module in modules for part in module.modules())
-        self._layers = [part for part in dict.fromkeys(parts) if is_batch_norm(part)]
+        self._layers = [part for part in dict.fromkeys(parts) if _takes_part(part)]
         self._collected: dict[_BatchNorm, _Collected] = {}
         self._microbatch: int | None = None
         self._in_step = False
@@ -137,10 +140,17 @@ class DeferredBatchNorm:
     def _collect(self, layer: _BatchNorm, batch: BatchStatistics) -> None:
         if self._microbatch is None:
             return
-        count = batch.output.numel() // batch.output.shape[1]
+        own = batch.output.numel() // batch.output.shape[1]
+        count = layer.rows if isinstance(layer, SyncBatchNorm) else own
+        if count == 0:
+            return
         found = _Statistics(count, batch.mean.double(), batch.variance.double() * (count - 1))
         collected = self._collected.setdefault(layer, _Collected())
         collected.by_microbatch.setdefault(self._microbatch, []).append(found)
+
+
+def _takes_part(module: nn.Module) -> TypeGuard[_BatchNorm]:
+    return is_batch_norm(module) or isinstance(module, SyncBatchNorm)
 
 
 @torch.no_grad()
