@@ -35,9 +35,7 @@ def close(mine: Any, theirs: Any, dtype: torch.dtype) -> None:
     torch.testing.assert_close(mine.double(), theirs.double(), rtol=0, atol=band)
 
 
-def check(
-    pool: Pool, case: Case, world: int, rows: list[int] | None = None, **how: Any
-) -> None:
+def check(pool: Pool, case: Case, world: int, rows: list[int] | None = None, **how: Any) -> None:
     everyone = pool.run(beside_batch_norm, case, rows or ROWS[world], world=world, **how)
     for found in everyone:
         for step in found:
@@ -159,7 +157,12 @@ def no_rows() -> list[Any]:
     x = torch.empty(0, CHANNELS, 2, requires_grad=True)
     output = layer(x)
     output.sum().backward()
-    return [output.shape, x.grad is not None and x.grad.shape, layer.state_dict(), layer.weight.grad]
+    return [
+        output.shape,
+        x.grad is not None and x.grad.shape,
+        layer.state_dict(),
+        layer.weight.grad,
+    ]
 
 
 def test_no_rows_on_any_rank(pool: Pool) -> None:
