@@ -18,6 +18,8 @@ from dreamcomm.sync_batch_norm.replay import Recorder
 
 __all__ = ["SyncBatchNorm"]
 
+GRAPH_ENDS = "SyncBatchNorm calls other ranks in training, which is not part of a graph"
+
 
 @unseen_by_dynamo
 def _outside_of_graphs(layer: SyncBatchNorm, input: Tensor) -> Tensor:
@@ -123,6 +125,7 @@ class SyncBatchNorm(_BatchNorm):
         if input.device.type != "cpu":
             return nn.SyncBatchNorm.forward(cast(Any, self), input)
         if torch.compiler.is_compiling():
+            torch._dynamo.graph_break(msg=GRAPH_ENDS)
             return _outside_of_graphs(self, input)
         return self._normalise_together(input)
 
