@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from dreamcomm.buckets.found import engines_of
 
 __all__ = ["GradScaler", "SkipsTogether", "unscale_"]
 
@@ -15,9 +17,6 @@ __all__ = ["GradScaler", "SkipsTogether", "unscale_"]
 @runtime_checkable
 class SkipsTogether(Protocol):
     """An optimizer whose ranks skip the same steps, and may hold different gradients before.
-
-    Without it a scaler looks at this rank's gradients alone. That is right where they are the same
-    on all ranks, as under a DistributedDataParallel, and where ranks step apart, as in LocalSGD.
 
     Attributes:
         process_group: of the ranks.
@@ -33,27 +32,169 @@ class SkipsTogether(Protocol):
 
 
 class GradScaler(torch.amp.GradScaler):
-    """torch's, for optimizers of all ways of training: ranks that step together skip together.
+    """torch's, for all ways of training: ranks that step together skip together.
 
-    It is needed for a ZeroOptimizer. At stage 1 gradients are each rank's own when they are looked
-    at, so torch's class would let ranks that found no infinity go on, with another scale. At stage
-    2 torch's class is right too, and under a DistributedDataParallel.
+    torch's class looks at this rank's gradients alone. That is right where all ranks have the same
+    ones, as under a DistributedDataParallel, and where each rank skips its own steps, as with
+    LocalSGD, DiLoCo and Gossip. This one asks the other ranks where it is not: for a ZeroOptimizer,
+    for an optimizer that also steps parameters which a wrapper leaves out, and for a Pipeline made
+    with ``scaler=``, whose stages and optimizers all skip a step together.
+
+    Args:
+        device: of the scale; None: the accelerator, or the CPU without one.
+        init_scale, growth_factor, backoff_factor, growth_interval, enabled: as torch's.
     """
+
+    def __init__(
+        self,
+        device: str | None = None,
+        init_scale: float = 2.0**16,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+        enabled: bool = True,
+    ) -> None:
+        if device is None:
+            found = torch.accelerator.current_accelerator(check_available=True)
+            device = "cpu" if found is None else found.type
+        super().__init__(
+            device, init_scale, growth_factor, backoff_factor, growth_interval, enabled
+        )
+        self._pipeline: _OfPipeline | None = None
+
+    def decide_for(
+        self, group: dist.ProcessGroup, trained: Callable[[], Sequence[Tensor]], name: str
+    ) -> None:
+        """Has ranks skip steps together, whatever optimizers they have. For a Pipeline.
+
+        Args:
+            group: of the ranks.
+            trained: gives this rank's parameters.
+            name: of what scales the losses, for errors.
+        """
+        self._pipeline = _OfPipeline(group, trained, name)
+
+    def factor(self) -> float:
+        """The loss scale, for a loss whose gradient is given; 1.0 where this is disabled."""
+        if self._enabled and self._scale is None:
+            self._lazy_init_scale_growth_tracker(torch.device(self._device))
+        return self.get_scale()
+
+    def scale(self, outputs: Any) -> Any:
+        """As torch's.
+
+        Raises:
+            RuntimeError: a Pipeline scales the losses.
+        """
+        if self._enabled and self._pipeline is not None:
+            raise RuntimeError(
+                f"GradScaler.scale(): {self._pipeline.name} scales its losses itself: leave it out"
+            )
+        return super().scale(outputs)
+
+    def update(self, new_scale: float | Tensor | None = None) -> None:
+        """As torch's; with a Pipeline it is collective where this rank has no optimizer."""
+        self.decide()
+        if self._pipeline is not None:
+            self._pipeline.skips = None
+        super().update(new_scale)
+
+    def decide(self) -> None:
+        """With a Pipeline: decides whether ranks skip this step, if no call has yet. Collective."""
+        pipeline = self._pipeline
+        if not self._enabled or pipeline is None or pipeline.skips is not None:
+            return
+        self.factor()
+        found = torch.zeros((), device=self._scale_tensor().device)
+        pipeline.decide(found, self._scale_tensor(), ())
+        state: Any = self._per_optimizer_states[id(pipeline)]
+        state["found_inf_per_device"] = {found.device: found}
+
+    def _scale_tensor(self) -> Tensor:
+        assert self._scale is not None
+        return self._scale
 
     def _unscale_grads_(
         self, optimizer: Any, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
     ) -> dict[torch.device, Tensor]:
-        if not isinstance(optimizer, SkipsTogether):
-            return super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
-        optimizer.before_unscale()
-        given: Any = optimizer
-        found = super()._unscale_grads_(given, inv_scale, found_inf, allow_fp16)
-        device = given.param_groups[0]["params"][0].device
+        together = isinstance(optimizer, SkipsTogether)
+        if together:
+            optimizer.before_unscale()
+        found = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
+        parameters = [one for group in optimizer.param_groups for one in group["params"]]
         # A rank without gradients has looked at none.
-        mine = found.setdefault(device, found_inf.to(device))
-        dist.all_reduce(mine, op=dist.ReduceOp.MAX, group=optimizer.process_group)
-        optimizer.note_unscaled()
+        mine = found.setdefault(parameters[0].device, found_inf.to(parameters[0].device))
+        if self._pipeline is not None:
+            self._pipeline.decide(mine, self._scale_tensor(), parameters)
+        else:
+            group = optimizer.process_group if together else _group_of(parameters)
+            if group is not None:
+                _agree(mine, self._scale_tensor(), group)
+        if together:
+            optimizer.note_unscaled()
         return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_pipeline": None}
+
+
+class _OfPipeline:
+    """A pipeline's decision about a step.
+
+    Attributes:
+        name: of the pipeline.
+        skips: the decision, 1.0 or 0.0; None before it is made.
+    """
+
+    def __init__(
+        self, group: dist.ProcessGroup, trained: Callable[[], Sequence[Tensor]], name: str
+    ) -> None:
+        self._group, self._trained, self.name = group, trained, name
+        self.skips: Tensor | None = None
+
+    def decide(self, found: Tensor, scale: Tensor, seen: Iterable[Tensor]) -> None:
+        """Writes the decision of all ranks, once a step. Collective the first time.
+
+        Args:
+            found: what is found in the gradients of ``seen``; gets the decision.
+            scale: of this rank.
+            seen: parameters that were looked at already.
+        """
+        if self.skips is None:
+            looked_at = {id(one) for one in seen}
+            rest = [one.grad for one in self._trained() if id(one) not in looked_at]
+            present = [one for one in rest if one is not None]
+            if present:
+                one = torch.ones((), device=found.device)
+                torch._amp_foreach_non_finite_check_and_unscale_(present, found, one)
+            _agree(found, scale, self._group)
+            self.skips = found.clone()
+        else:
+            torch.maximum(found, self.skips.to(found.device), out=found)
+
+
+def _group_of(parameters: Sequence[Tensor]) -> dist.ProcessGroup | None:
+    """The group to ask where a wrapper reduces some of the gradients, and others stay a rank's."""
+    engines, left = engines_of(parameters)  # type: ignore[arg-type]
+    return engines[0].group if engines and left else None
+
+
+def _agree(found: Tensor, scale: Tensor, group: dist.ProcessGroup) -> None:
+    """An infinity on any rank counts on all. Collective.
+
+    Raises:
+        RuntimeError: ranks have different scales: on all ranks.
+    """
+    own = scale.to(found.device)
+    numbers = torch.stack([found, own, -own])
+    dist.all_reduce(numbers, op=dist.ReduceOp.MAX, group=group)
+    most, least = float(numbers[1]), -float(numbers[2])
+    if most != least:
+        raise RuntimeError(
+            f"GradScaler: ranks have loss scales from {least} to {most}, and this one "
+            f"{float(own)}: make it with the same arguments on all ranks, and load the same state"
+        )
+    found.copy_(numbers[0])
 
 
 def unscale_(gradients: Sequence[Tensor | None], scale: Tensor) -> None:

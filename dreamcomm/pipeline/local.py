@@ -115,6 +115,10 @@ class LocalStages:
         """This rank's parameters that are trained now."""
         return [one for _, one in self._named_trained()]
 
+    def scaled(self) -> list[nn.Parameter]:
+        """What gradients of losses reach on this rank: also the loss function's parameters."""
+        return [*self.trained, *(one for _, one in self._outside.loss_parameters())]
+
     def _named_trained(self) -> list[tuple[str, nn.Parameter]]:
         return [(name, one) for name, one in self.module.named_parameters() if one.requires_grad]
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from dreamcomm.buckets.averages import TOKENS
+from dreamcomm.buckets.scaling import GradScaler
 
-__all__ = ["check_options", "check_types", "scaling_of"]
+__all__ = ["check_options", "check_types", "described_scaler", "scaling_of"]
 
 COUNT = "count"
 SCALES: dict[str, bool | str] = {"mean": True, "sum": False, TOKENS: COUNT}
 
 
 def check_types(
-    n_microbatches: Any, loss_fn: Any, accumulate: Any, checkpoint: Any, seed: Any
+    n_microbatches: Any, loss_fn: Any, accumulate: Any, checkpoint: Any, seed: Any, scaler: Any
 ) -> None:
     """Raises TypeError; every rank has the same arguments here, or a mistake that it sees first."""
     whole: list[tuple[str, Any]] = [("n_microbatches", n_microbatches), ("accumulate", accumulate)]
@@ -24,6 +25,24 @@ def check_types(
         raise TypeError(f"Pipeline: expected loss_fn to be callable or None, got {loss_fn!r}")
     if not isinstance(checkpoint, bool):
         raise TypeError(f"Pipeline: expected checkpoint True or False, got {checkpoint!r}")
+    if scaler is not None and not isinstance(scaler, GradScaler):
+        raise TypeError(
+            f"Pipeline: expected scaler to be a dreamcomm.GradScaler or None, got {type(scaler)}: "
+            "torch's would decide for one rank alone"
+        )
+
+
+def described_scaler(scaler: GradScaler | None) -> str:
+    """What ranks have to have in common of their scalers."""
+    if scaler is None or not scaler.is_enabled():
+        return "none"
+    numbers = (
+        scaler.get_scale(),
+        scaler.get_growth_factor(),
+        scaler.get_backoff_factor(),
+        scaler.get_growth_interval(),
+    )
+    return f"GradScaler{numbers}"
 
 
 def scaling_of(reduce: Any, scale_grads: Any) -> bool | str:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from dreamcomm.buckets.scaling import GradScaler
 from dreamcomm.pipeline.clip import clip_whole_
 from dreamcomm.pipeline.free import free_others_
 from dreamcomm.pipeline.layout import layout_of
 from dreamcomm.pipeline.local import LocalStages
 from dreamcomm.pipeline.messages.channel import Channel
-from dreamcomm.pipeline.options import check_options, check_types, scaling_of
+from dreamcomm.pipeline.options import check_options, check_types, described_scaler, scaling_of
 from dreamcomm.pipeline.plan import Asked, agreed_plan
 from dreamcomm.pipeline.report import Report
 from dreamcomm.pipeline.schedule import Schedule
@@ -68,6 +69,9 @@ class Pipeline:
         seed: of the random states that blocks run under; None: torch.initial_seed() of rank 0.
         free_others: free the parameters and buffers of stages that other ranks run: the given
             modules then have tensors on the meta device in their places.
+        scaler: scales the gradients of losses, on the last stage. Then on all ranks
+            ``scaler.step(optimizer)`` for each optimizer and ``scaler.update()``: all skip a step
+            in which any rank has an infinity. A rank without an optimizer calls update() alone.
 
     Raises:
         ValueError: stages, schedule, ranks or names do not fit together, or ranks ask for different
@@ -96,6 +100,7 @@ class Pipeline:
         checkpoint: bool = False,
         seed: int | None = None,
         free_others: bool = False,
+        scaler: GradScaler | None = None,
     ) -> None:
         self._layout = layout = layout_of(mesh)
         settings = Settings(
@@ -108,14 +113,16 @@ class Pipeline:
             accumulate,
             loss,
             checkpoint,
+            scaler,
         )
-        check_types(n_microbatches, loss_fn, accumulate, checkpoint, seed)
+        check_types(n_microbatches, loss_fn, accumulate, checkpoint, seed, scaler)
         options = {
             "reduce": repr(reduce),
             "scale_grads": repr(scale_grads),
             "accumulate": str(accumulate),
             "loss": repr(loss),
             "checkpoint": str(checkpoint),
+            "scaler": described_scaler(scaler),
         }
         asked = Asked(
             module_or_stages, n_microbatches, schedule, stages, split, costs, blocks, seed, options
@@ -127,6 +134,8 @@ class Pipeline:
         self._local = LocalStages(module_or_stages, plan, layout, channel, settings)
         self._steps = Steps(plan, layout, self._local, channel)
         self._steps.share_weights()
+        if scaler is not None:
+            scaler.decide_for(layout.group, self._local.scaled, "the Pipeline")
         if free_others:
             free_others_(module_or_stages, self.module)
 
@@ -256,6 +265,8 @@ class Pipeline:
         Raises:
             RuntimeError: the norm is not finite, and ``error_if_nonfinite`` is set.
         """
+        if self._local.settings.scaler is not None:
+            self._local.settings.scaler.decide()  # as on ranks that have unscaled gradients
         return clip_whole_(
             self._local.trained,
             self._local.tied.counted_elsewhere,

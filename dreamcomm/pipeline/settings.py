@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from dreamcomm.buckets.scaling import GradScaler
+
 __all__ = ["Settings"]
 
 
@@ -14,6 +16,7 @@ class Settings:
     """What a pipeline was made with; see :class:`Pipeline`.
 
     Attributes:
+        scaler: scales losses, or None.
         adds_means: with counts, a step may add its mean to that of an earlier one.
     """
 
@@ -26,6 +29,7 @@ class Settings:
     accumulate: int
     loss: str
     checkpoint: bool
+    scaler: GradScaler | None = None
 
     @property
     def counted(self) -> bool:

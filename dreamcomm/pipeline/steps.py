@@ -191,13 +191,14 @@ class Steps:
             settings.args_chunk_spec,
             settings.kwargs_chunk_spec,
         )
-        scaled = settings.scale_grads is True
+        scaled, scaler = settings.scale_grads is True, settings.scaler
+        factor = scaler.factor() if trains and scaler is not None else 1.0
         return Batch(
             [tuple(map(own_versions, args)) for args, _ in pairs],
             [{k: own_versions(v) for k, v in kwargs.items()} for _, kwargs in pairs],
             self._targets(call, trains, count),
             trains,
-            1.0 / (count * settings.accumulate) if scaled else 1.0,
+            factor / (count * settings.accumulate) if scaled else factor,
             self.done,
             call.return_outputs,
         )
