@@ -27,8 +27,12 @@ class SkipsTogether(Protocol):
     def before_unscale(self) -> None:
         """Reduces what can be looked at only when it is reduced. Collective."""
 
-    def note_unscaled(self) -> None:
-        """All ranks know whether any gradient has an infinity, and gradients are divided."""
+    def note_unscaled(self, inverse: Tensor) -> None:
+        """All ranks know whether any gradient has an infinity.
+
+        Args:
+            inverse: what gradients were multiplied by, a float32 tensor of no dimension.
+        """
 
 
 class GradScaler(torch.amp.GradScaler):
@@ -131,7 +135,7 @@ class GradScaler(torch.amp.GradScaler):
             if group is not None:
                 _agree(mine, self._scale_tensor(), group)
         if together:
-            optimizer.note_unscaled()
+            optimizer.note_unscaled(inv_scale)
         return found
 
     def __getstate__(self) -> dict[str, Any]:

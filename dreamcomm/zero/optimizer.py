@@ -462,11 +462,19 @@ class ZeroOptimizer(Optimizer):
         if self.stage >= 2:
             self.reduce_gradients()
 
-    def note_unscaled(self) -> None:
-        """For :class:`dreamcomm.GradScaler`: it has looked on all ranks, and divided gradients."""
+    def note_unscaled(self, inverse: Tensor) -> None:
+        """For :class:`dreamcomm.GradScaler`: it has looked on all ranks, and divided gradients.
+
+        Averages that were made before, from the gradients that it has divided, are divided here.
+        """
         self._unscaled_everywhere = True
-        if self._units is None:
-            self._gradients.note_seen()
+        if self._units is not None:
+            return
+        if self.stage == 1 and self._reduces:
+            averages = [one for one in self._gradients.reduced() if one is not None]
+            if averages:
+                torch._foreach_mul_(averages, inverse)
+        self._gradients.note_seen()
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError(

@@ -59,6 +59,8 @@ def test_an_optimizer_that_divides_itself(pool: Pool, way: str) -> None:
         ("1f1b", "sgd"),
         ("gpipe", "many"),
         ("interleaved1f1b", "sgd"),
+        ("zb-h1", "sgd"),
+        ("1f1b", "zero1"),
         ("zb-h1", "zero1"),
         ("1f1b", "zero2"),
         ("1f1b", "idle"),

@@ -171,3 +171,24 @@ def test_averages_are_computed_in_float32(pool: Pool, stage: int) -> None:
     (master, weight), (_, other) = pool.run(summed, stage)
     assert master == -1.00390625
     assert weight == other == -1.0  # rounded once, to even
+
+
+def unscaled_after_averaging(stage: int) -> list[float]:
+    """The norm of averages that were made before the scaler divides, with and without a scale."""
+    norms = []
+    for scale in (1.0, 256.0):
+        module = make("mlp")
+        optimizer = ZeroOptimizer(module.parameters(), torch.optim.SGD, stage=stage, lr=0.1)
+        scaler = GradScaler("cpu", init_scale=scale)
+        x, y = (part(one) for one in batch(0))
+        scaler.scale(nn.functional.mse_loss(module(x), y)).backward()
+        optimizer.reduce_gradients()
+        scaler.unscale_(optimizer)
+        norms.append(float(optimizer.clip_grad_norm_(1e9)))
+    return norms
+
+
+@stages
+def test_averages_that_are_made_already_are_divided(pool: Pool, stage: int) -> None:
+    for plain, scaled_ in pool.run(unscaled_after_averaging, stage):
+        assert plain == scaled_
