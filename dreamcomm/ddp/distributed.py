@@ -151,8 +151,10 @@ class DistributedDataParallel(TorchDDP):
             )
         if mixed_precision is not None:
             raise NotImplementedError(
-                f"{WHAT}: mixed_precision is not supported: use torch.autocast, or the hooks of "
-                "dreamcomm.hooks for gradients of 16 bits"
+                f"{WHAT}: mixed_precision is not supported, and torch's own fails with it on CPUs. "
+                "docs/mixed_precision.md has a table of what to take: 'autocast' "
+                "(torch.autocast), '16-bit hooks' (dreamcomm.hooks), 'master weights' "
+                "(ZeroOptimizer with master_dtype=), or 'policy' (fully_shard with mp_policy=)"
             )
         self.process_group = group_of(process_group, device_mesh)
         if device_mesh is not None:

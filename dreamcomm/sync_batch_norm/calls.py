@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 import torch
@@ -46,17 +46,22 @@ class LayerCalls:
         who: the layer in errors.
         channels: of the layer.
         group: of its ranks; None: this rank alone, without calls.
+        number: the layer's, from its name; 0 without one.
+        ranks: how many the group has.
     """
 
     name: str
     who: str
     channels: int
     group: dist.ProcessGroup | None
+    number: int = field(init=False)
+    ranks: int = field(init=False)
 
-    @property
-    def number(self) -> int:
-        """The layer's, from its name; 0 without one."""
-        return zlib.crc32(self.name.encode()) if self.name else 0
+    def __post_init__(self) -> None:
+        number = zlib.crc32(self.name.encode()) if self.name else 0
+        object.__setattr__(self, "number", number)
+        ranks = 1 if self.group is None else dist.get_world_size(self.group)
+        object.__setattr__(self, "ranks", ranks)
 
     def gather(
         self, kind: Kind, count: int, mean: Tensor | None = None, variance: Tensor | None = None
@@ -81,12 +86,32 @@ class LayerCalls:
         row = _C.statistics_row([self.number, kind], count, self.channels, mean, variance)
         if self.group is None:
             return row.unsqueeze(0)
-        rows = row.new_empty(dist.get_world_size(self.group), row.numel())
-        with _named(self.who, "forward"):
-            dist.all_gather(list(rows.unbind()), row, group=self.group)
-        if kind is not Kind.FAILED:
-            self._check(rows[:, :HEADER].tolist())
+        rows = self.gather_rows(row)
+        heads = rows[:, :HEADER].tolist()
+        if heads.count([self.number, kind]) < self.ranks and kind is not Kind.FAILED:
+            self._check(heads)
         return rows
+
+    def gather_rows(self, row: Tensor) -> Tensor:
+        """All ranks' rows [ranks, numbers]: the forward call. Collective."""
+        assert self.group is not None
+        rows = row.new_empty(self.ranks, row.numel())
+        try:  # torch's functions around these two take longer than the calls
+            self.group._allgather_base(rows.view(-1), row).wait()
+        except dist.DistBackendError as error:
+            raise self._named(error, "forward") from error
+        return rows
+
+    def add_up(self, numbers: Tensor) -> None:
+        """Adds all ranks' numbers up, in place: the backward call. Collective."""
+        assert self.group is not None
+        try:
+            self.group.allreduce([numbers]).wait()
+        except dist.DistBackendError as error:
+            raise self._named(error, "backward") from error
+
+    def _named(self, error: dist.DistBackendError, direction: str) -> dist.DistBackendError:
+        return dist.DistBackendError(f"{self.who}, {direction} call: {error}")
 
     def add(self, sums: Tensor) -> Tensor:
         """The sums of all ranks. Collective.
@@ -101,11 +126,10 @@ class LayerCalls:
             return sums
         number = self.number % SMALL
         sent = torch.cat([sums, sums.new_tensor([number, number * number])])
-        with _named(self.who, "backward"):
-            dist.all_reduce(sent, group=self.group)
+        self.add_up(sent)
         total, squares = map(int, sent[-2:].tolist())
         # Numbers whose variance is 0 are all equal.
-        if dist.get_world_size(self.group) * squares != total * total:
+        if self.ranks * squares != total * total:
             raise RuntimeError(
                 f"{self.who}: this rank's backward pass is here, and another rank's in another "
                 "layer: run the same layers in the same order on all ranks"
@@ -136,20 +160,6 @@ class LayerCalls:
                 f"and none on {_ranks(without, verb=False)}: freeze the same parameters before it "
                 "on all ranks, and use torch.no_grad() on all or none"
             )
-
-
-class _named:
-    """Puts the layer's name into an error of its call."""
-
-    def __init__(self, who: str, direction: str) -> None:
-        self._who, self._direction = who, direction
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        if isinstance(error, dist.DistBackendError):
-            raise type(error)(f"{self._who}, {self._direction} call: {error}") from error
 
 
 def _ranks(ranks: Sequence[int], *, verb: bool = True) -> str:

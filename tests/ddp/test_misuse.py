@@ -98,7 +98,11 @@ def test_a_module_that_cannot_be_trained_is_refused(
             "ValueError",
             "contradict each other",
         ),
-        ({"mixed_precision": "bfloat16"}, "NotImplementedError", "use torch.autocast"),
+        (
+            {"mixed_precision": "bfloat16"},
+            "NotImplementedError",
+            "'autocast' (torch.autocast)",
+        ),
         ({"delay_all_reduce_named_params": []}, "NotImplementedError", "leave it out"),
     ],
     ids=str,

@@ -37,6 +37,7 @@ OF_TORCHRUN = {
     "hooks.py": ["rank 0, step 10: norm ", "rank 1: 2 residuals to save"],
     "invariant.py": ["step 20: loss "],
     "pipeline.py": ["rank 0: 1F1B: 8 actions in ", "rank 3: 1F1B: 8 actions in "],
+    "sync_batch_norm.py": ["step 11 loss ", ", one process "],
     "tensor_parallel.py": ["rank 0: has 128 of 256 rows", "rank 1: has 128 of 256 rows"],
     "zero.py": ["bytes of this rank ", "ZeRO stage 1, 2 ranks", "ZeRO stage 3, 2 ranks"],
 }
