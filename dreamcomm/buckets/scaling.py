@@ -41,8 +41,9 @@ class GradScaler(torch.amp.GradScaler):
     torch's class looks at this rank's gradients alone. That is right where all ranks have the same
     ones, as under a DistributedDataParallel, and where each rank skips its own steps, as with
     LocalSGD, DiLoCo and Gossip. This one asks the other ranks where it is not: for a ZeroOptimizer,
-    for an optimizer that also steps parameters which a wrapper leaves out, and for a Pipeline made
-    with ``scaler=``, whose stages and optimizers all skip a step together.
+    for an optimizer of parameters which a wrapper leaves out or which several groups reduce, and
+    for a Pipeline made with ``scaler=``, whose stages and optimizers all skip a step together.
+    Otherwise each optimizer skips its own steps, as in torch, and the scale is that of all ranks.
 
     Args:
         device: of the scale; None: the accelerator, or the CPU without one.
@@ -65,6 +66,7 @@ class GradScaler(torch.amp.GradScaler):
             device, init_scale, growth_factor, backoff_factor, growth_interval, enabled
         )
         self._pipeline: _OfPipeline | None = None
+        self._seen = _Seen()
 
     def decide_for(
         self, group: dist.ProcessGroup, trained: Callable[[], Sequence[Tensor]], name: str
@@ -101,7 +103,21 @@ class GradScaler(torch.amp.GradScaler):
         self.decide()
         if self._pipeline is not None:
             self._pipeline.skips = None
+        elif self._enabled and new_scale is None:
+            self._agree_on_scale()
+        self._seen = _Seen()
         super().update(new_scale)
+
+    def _agree_on_scale(self) -> None:
+        """An infinity that one optimizer has skipped a step for halves all ranks' scales."""
+        if not self._seen.may_differ():
+            return
+        states: Any = self._per_optimizer_states
+        every = [one for state in states.values() for one in state["found_inf_per_device"].values()]
+        found = torch.stack([one.to(every[0].device) for one in every]).amax()
+        for group in self._seen.groups:
+            _agree(found, self._scale_tensor(), group)
+        states[id(self)]["found_inf_per_device"] = {found.device: found}
 
     def decide(self) -> None:
         """With a Pipeline: decides whether ranks skip this step, if no call has yet. Collective."""
@@ -131,15 +147,17 @@ class GradScaler(torch.amp.GradScaler):
         if self._pipeline is not None:
             self._pipeline.decide(mine, self._scale_tensor(), parameters)
         else:
-            group = optimizer.process_group if together else _group_of(parameters)
-            if group is not None:
-                _agree(mine, self._scale_tensor(), group)
+            groups, left = _groups_of(optimizer, parameters)
+            self._seen.add(groups, left=left)
+            if together or len(groups) > 1 or left:  # else all ranks of the group have the same
+                for group in groups:
+                    _agree(mine, self._scale_tensor(), group)
         if together:
             optimizer.note_unscaled(inv_scale)
         return found
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_pipeline": None}
+        return {**super().__getstate__(), "_pipeline": None, "_seen": _Seen()}
 
 
 class _OfPipeline:
@@ -177,10 +195,40 @@ class _OfPipeline:
             torch.maximum(found, self.skips.to(found.device), out=found)
 
 
-def _group_of(parameters: Sequence[Tensor]) -> dist.ProcessGroup | None:
-    """The group to ask where a wrapper reduces some of the gradients, and others stay a rank's."""
+class _Seen:
+    """The optimizers of a step, and the groups that reduce their gradients.
+
+    Attributes:
+        groups: each once, in the order in which ranks ask them.
+    """
+
+    def __init__(self) -> None:
+        self.groups: list[dist.ProcessGroup] = []
+        self._optimizers, self._left = 0, False
+
+    def add(self, groups: Sequence[dist.ProcessGroup], *, left: bool) -> None:
+        """Notes an optimizer; ``left``: it has gradients that no group reduces."""
+        self._optimizers += 1
+        self._left |= left
+        self.groups += [one for one in groups if one not in self.groups]
+
+    def may_differ(self) -> bool:
+        """Whether ranks of a group may have skipped other optimizers' steps."""
+        return self._optimizers > 1 and (len(self.groups) > 1 or self._left)
+
+
+def _groups_of(
+    optimizer: Any, parameters: Sequence[Tensor]
+) -> tuple[list[dist.ProcessGroup], bool]:
+    """The groups that reduce an optimizer's gradients, and whether others stay a rank's own."""
+    if isinstance(optimizer, SkipsTogether):
+        return [optimizer.process_group], False
     engines, left = engines_of(parameters)  # type: ignore[arg-type]
-    return engines[0].group if engines and left else None
+    groups: list[dist.ProcessGroup] = []
+    for engine in engines:
+        if engine.group not in groups:
+            groups.append(engine.group)
+    return groups, bool(left)
 
 
 def _agree(found: Tensor, scale: Tensor, group: dist.ProcessGroup) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
 from dreamcomm.sync_batch_norm.calls import Kind
@@ -23,11 +24,22 @@ class SyncLayers:
         name_layers(module)
 
     def begin_step(self, module: nn.Module, *, joins: bool) -> None:
-        """A forward pass begins: its calls, and those of its backward pass, are this step's."""
+        """A forward pass begins: its calls, and those of its backward pass, are this step's.
+
+        Raises:
+            RuntimeError: it is no training step under join().
+        """
         if not joins and self._recorder is None:
             return
+        layers = sync_layers(module)
+        if joins and layers and not (module.training and torch.is_grad_enabled()):
+            raise RuntimeError(
+                f"under join() a rank without data repeats the calls of {next(iter(layers))!r} and "
+                "other SyncBatchNorm layers in training: evaluate without the wrapper, as "
+                "model.module(...), or after join()"
+            )
         self._recorder = Recorder() if joins else None
-        for layer in sync_layers(module).values():
+        for layer in layers.values():
             layer.recorder = self._recorder
 
     def replay(self, module: nn.Module) -> None:

@@ -33,8 +33,8 @@ def convert_sync_batchnorm(
         The module, or the new layer if it is a batch norm layer itself.
 
     Raises:
-        TypeError: a layer's forward is its own, or its parameters are lazy or parametrized.
-            Nothing is replaced then.
+        TypeError: a layer's forward is its own, or its parameters are lazy, parametrized or
+            sharded. Nothing is replaced then.
     """
 
     def synchronised(layer: _BatchNorm) -> _BatchNorm:
@@ -134,6 +134,8 @@ def _check(layer: _BatchNorm, name: str, what: str) -> None:
         if own
         else "has lazy parameters: run a batch through the module before"
         if isinstance(layer, nn.modules.lazy.LazyModuleMixin)
+        else "is sharded already: convert before fully_shard"
+        if any(hasattr(one, "device_mesh") for one in layer.parameters())
         else "has parametrized parameters"
         if hasattr(layer, "parametrizations")
         else ""

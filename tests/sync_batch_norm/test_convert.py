@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import dreamcomm
+from helpers.pool import Pool
 
 
 def norms(module: nn.Module) -> list[str]:
@@ -121,3 +122,18 @@ def test_a_layer_that_was_made_needs_a_class_to_go_back_to() -> None:
         dreamcomm.revert_sync_batchnorm(module)
     dreamcomm.revert_sync_batchnorm(module, nn.BatchNorm2d)
     assert type(module[0]) is nn.BatchNorm2d
+
+
+def convert_after_sharding() -> str:
+    module = dreamcomm.zero.fully_shard(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)))
+    try:
+        dreamcomm.convert_sync_batchnorm(module)
+    except TypeError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.beyond_gloo("shards by dreamcomm")
+def test_a_sharded_layer_is_refused_by_name(pool: Pool) -> None:
+    for text in pool.run(convert_after_sharding):
+        assert "layer '1' (BatchNorm1d) is sharded already: convert before fully_shard" in text

@@ -194,6 +194,25 @@ def test_other_calls_than_those_of_the_last_step_name_the_layer(pool: Pool) -> N
     assert second.startswith("SyncBatchNorm 'three': rank 0 is in another layer")
 
 
+def join_with_evaluation() -> str:
+    model = dreamcomm.DistributedDataParallel(synchronised(make()))
+    try:
+        with Join([model]):
+            x, y = rows_of_step(0, 0)
+            F.cross_entropy(model(x), y).backward()
+            model.eval()
+            assert model.module(x).shape == (3, 5)
+            model(x)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def test_evaluation_by_the_wrapper_under_join_is_refused(pool: Pool) -> None:
+    for text in pool.run(join_with_evaluation):
+        assert "evaluate without the wrapper, as model.module(...)" in text
+
+
 # Refusals.
 
 

@@ -71,6 +71,61 @@ def test_pipelines_skip_together(pool: Pool, schedule: str, how: str, pipes: int
         check(found, expected)
 
 
+# Parameters of several groups, or of none, in one optimizer or in several.
+
+
+class Infinite(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, given: torch.Tensor) -> torch.Tensor:
+        return given.view_as(given)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * float("inf")
+
+
+def experts(how: str) -> list[tuple[float, float]]:
+    """Scales, and sums of the weights that all ranks have, after each of three steps."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    pairs = [dist.new_group([one, one + 1]) for one in range(0, world, 2)]
+    torch.manual_seed(0)
+    dense, expert = nn.Linear(4, 4), nn.Linear(4, 4)
+    wrapped: list[Any] = [dreamcomm.DistributedDataParallel(dense), expert]
+    parameters = [list(dense.parameters()), list(expert.parameters())]
+    optimizers: list[Any] = [torch.optim.SGD(one, lr=0.1) for one in parameters]
+    if how == "zero":
+        optimizers[1] = dreamcomm.zero.ZeroOptimizer(
+            parameters[1], torch.optim.SGD, pairs[rank // 2], stage=2, lr=0.1
+        )
+    elif how != "local":
+        wrapped[1] = dreamcomm.DistributedDataParallel(expert, process_group=pairs[rank // 2])
+    if how == "together":
+        optimizers = [torch.optim.SGD([*parameters[0], *parameters[1]], lr=0.1)]
+    scaler, found = dreamcomm.GradScaler(init_scale=4.0), []
+    for step in range(3):
+        x = torch.ones(2, 4) * (rank + 1)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        of_dense, of_expert = (one(x) for one in wrapped)
+        if step == 1 and rank == 0:
+            of_expert = Infinite.apply(of_expert)  # type: ignore[no-untyped-call]
+        scaler.scale(of_dense.sum() + of_expert.sum()).backward()
+        for optimizer in optimizers:
+            scaler.step(optimizer)
+        scaler.update()
+        found.append((scaler.get_scale(), float(dense.weight.detach().sum())))
+    return found
+
+
+@pytest.mark.parametrize("how", ["together", "apart", "zero", "local"])
+def test_ranks_of_several_groups_have_one_scale(pool: Pool, how: str) -> None:
+    found = pool.run(experts, how, world=4)
+    assert [scale for scale, _ in found[0]] == [4.0, 2.0, 2.0]
+    assert found == [found[0]] * 4
+    skips = found[0][1][1] == found[0][0][1]
+    assert skips == (how == "together")  # optimizers skip their own steps, as in torch
+
+
 # What is refused, on all ranks.
 
 
