@@ -95,12 +95,12 @@ class LayerCalls:
     def gather_rows(self, row: Tensor) -> Tensor:
         """All ranks' rows [ranks, numbers]: the forward call. Collective."""
         assert self.group is not None
-        rows = row.new_empty(self.ranks, row.numel())
+        rows = row.new_empty(self.ranks * len(row))
         try:  # torch's functions around these two take longer than the calls
-            self.group._allgather_base(rows.view(-1), row).wait()
+            self.group._allgather_base(rows, row).wait()
         except dist.DistBackendError as error:
             raise self._named(error, "forward") from error
-        return rows
+        return rows.view(self.ranks, -1)
 
     def add_up(self, numbers: Tensor) -> None:
         """Adds all ranks' numbers up, in place: the backward call. Collective."""
