@@ -20,9 +20,14 @@ class SkipsTogether(Protocol):
 
     Attributes:
         process_group: of the ranks.
+        divides_averages: gradients are of float16, and their averages of float32. So the averages
+            alone are divided: small numbers would be lost in float16, for which torch refuses it.
     """
 
     process_group: dist.ProcessGroup
+
+    @property
+    def divides_averages(self) -> bool: ...
 
     def before_unscale(self) -> None:
         """Reduces what can be looked at only when it is reduced. Collective."""
@@ -31,7 +36,8 @@ class SkipsTogether(Protocol):
         """All ranks know whether any gradient has an infinity.
 
         Args:
-            inverse: what gradients were multiplied by, a float32 tensor of no dimension.
+            inverse: what gradients were multiplied by, or are to be where ``divides_averages``; a
+                float32 tensor of no dimension.
         """
 
 
@@ -138,9 +144,12 @@ class GradScaler(torch.amp.GradScaler):
         self, optimizer: Any, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
     ) -> dict[torch.device, Tensor]:
         together = isinstance(optimizer, SkipsTogether)
+        factor, later = inv_scale, together and optimizer.divides_averages
         if together:
             optimizer.before_unscale()
-        found = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
+        if later:
+            factor = torch.ones_like(inv_scale)
+        found = super()._unscale_grads_(optimizer, factor, found_inf, allow_fp16 or later)
         parameters = [one for group in optimizer.param_groups for one in group["params"]]
         # A rank without gradients has looked at none.
         mine = found.setdefault(parameters[0].device, found_inf.to(parameters[0].device))

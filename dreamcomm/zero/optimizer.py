@@ -458,19 +458,25 @@ class ZeroOptimizer(Optimizer):
         return measured(planned, self._sharded(), parts, since)
 
     def before_unscale(self) -> None:
-        """For :class:`dreamcomm.GradScaler`: at stage 2 all gradients are reduced. Collective."""
-        if self.stage >= 2:
+        """For :class:`dreamcomm.GradScaler`: what it divides is reduced. Collective."""
+        if self.stage >= 2 or self.divides_averages:
             self.reduce_gradients()
+
+    @property
+    def divides_averages(self) -> bool:
+        """For :class:`dreamcomm.GradScaler`: whether it leaves gradients as they are."""
+        halves = any(one.parameter.dtype == torch.float16 for one in self._ordered)
+        return halves and self._reduces and self.master_dtype == torch.float32
 
     def note_unscaled(self, inverse: Tensor) -> None:
         """For :class:`dreamcomm.GradScaler`: it has looked on all ranks, and divided gradients.
 
-        Averages that were made before, from the gradients that it has divided, are divided here.
+        Averages that were made before are divided here.
         """
         self._unscaled_everywhere = True
         if self._units is not None:
             return
-        if self.stage == 1 and self._reduces:
+        if (self.stage == 1 and self._reduces) or self.divides_averages:
             averages = [one for one in self._gradients.reduced() if one is not None]
             if averages:
                 torch._foreach_mul_(averages, inverse)

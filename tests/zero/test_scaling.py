@@ -192,3 +192,47 @@ def unscaled_after_averaging(stage: int) -> list[float]:
 def test_averages_that_are_made_already_are_divided(pool: Pool, stage: int) -> None:
     for plain, scaled_ in pool.run(unscaled_after_averaging, stage):
         assert plain == scaled_
+
+
+def float16_with_masters(stage: int) -> tuple[list[float], list[float], float]:
+    """Norms of float16 gradients and of one process in float32; the largest difference of weights.
+
+    A gradient of the loss would be below float16's smallest number without its scale.
+    """
+    module, alone = make("mlp").half(), make("mlp")
+    with torch.no_grad():
+        for one, other in zip(alone.parameters(), module.parameters(), strict=True):
+            one.copy_(other)
+    small = 1e-5
+    optimizer = ZeroOptimizer(
+        module.parameters(),
+        torch.optim.SGD,
+        stage=stage,
+        master_dtype=torch.float32,
+        lr=0.1 / small,
+    )
+    reference = torch.optim.SGD(alone.parameters(), lr=0.1 / small)
+    scaler, norms, expected = GradScaler("cpu", init_scale=2.0**14), [], []
+    for step in range(4):
+        x, y = batch(step)
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(module(part(x).half()).float(), part(y))
+        scaler.scale(small * loss).backward()
+        scaler.unscale_(optimizer)
+        norms.append(float(optimizer.clip_grad_norm_(1.0)))
+        scaler.step(optimizer)
+        scaler.update()
+        reference.zero_grad()
+        (small * nn.functional.mse_loss(alone(x), y)).backward()
+        expected.append(float(nn.utils.clip_grad_norm_(alone.parameters(), 1.0)))
+        reference.step()
+    pairs = zip(module.parameters(), alone.parameters(), strict=True)
+    return norms, expected, max(float((a.detach().float() - b).abs().max()) for a, b in pairs)
+
+
+@stages
+@pytest.mark.parametrize("world", [2, 3])
+def test_float16_with_masters_is_divided_in_float32(pool: Pool, stage: int, world: int) -> None:
+    for norms, expected, largest in pool.run(float16_with_masters, stage, world=world):
+        assert norms == pytest.approx(expected, rel=0.02)
+        assert largest < 0.01
