@@ -233,11 +233,14 @@ def _groups_of(
     if isinstance(optimizer, SkipsTogether):
         return [optimizer.process_group], False
     engines, left = engines_of(parameters)  # type: ignore[arg-type]
+    meshes = [getattr(one, "device_mesh", None) for one in left]  # of DTensors
+    found = [engine.group for engine in engines]
+    found += [group for mesh in meshes if mesh is not None for group in mesh.get_all_groups()]
     groups: list[dist.ProcessGroup] = []
-    for engine in engines:
-        if engine.group not in groups:
-            groups.append(engine.group)
-    return groups, bool(left)
+    for group in found:
+        if group not in groups:
+            groups.append(group)
+    return groups, None in meshes
 
 
 def _agree(found: Tensor, scale: Tensor, group: dist.ProcessGroup) -> None:

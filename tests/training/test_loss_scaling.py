@@ -90,14 +90,18 @@ def experts(how: str) -> list[tuple[float, float]]:
     pairs = [dist.new_group([one, one + 1]) for one in range(0, world, 2)]
     torch.manual_seed(0)
     dense, expert = nn.Linear(4, 4), nn.Linear(4, 4)
-    wrapped: list[Any] = [dreamcomm.DistributedDataParallel(dense), expert]
+    wrapped: list[Any] = [dense, expert]
+    if how == "sharded":
+        dreamcomm.zero.fully_shard(dense)
+    else:
+        wrapped[0] = dreamcomm.DistributedDataParallel(dense)
     parameters = [list(dense.parameters()), list(expert.parameters())]
     optimizers: list[Any] = [torch.optim.SGD(one, lr=0.1) for one in parameters]
     if how == "zero":
         optimizers[1] = dreamcomm.zero.ZeroOptimizer(
             parameters[1], torch.optim.SGD, pairs[rank // 2], stage=2, lr=0.1
         )
-    elif how != "local":
+    elif how not in ("local", "sharded"):
         wrapped[1] = dreamcomm.DistributedDataParallel(expert, process_group=pairs[rank // 2])
     if how == "together":
         optimizers = [torch.optim.SGD([*parameters[0], *parameters[1]], lr=0.1)]
@@ -113,11 +117,13 @@ def experts(how: str) -> list[tuple[float, float]]:
         for optimizer in optimizers:
             scaler.step(optimizer)
         scaler.update()
-        found.append((scaler.get_scale(), float(dense.weight.detach().sum())))
+        weight: Any = dense.weight.detach()
+        whole = weight.full_tensor() if how == "sharded" else weight
+        found.append((scaler.get_scale(), float(whole.sum())))
     return found
 
 
-@pytest.mark.parametrize("how", ["together", "apart", "zero", "local"])
+@pytest.mark.parametrize("how", ["together", "apart", "zero", "local", "sharded"])
 def test_ranks_of_several_groups_have_one_scale(pool: Pool, how: str) -> None:
     found = pool.run(experts, how, world=4)
     assert [scale for scale, _ in found[0]] == [4.0, 2.0, 2.0]
