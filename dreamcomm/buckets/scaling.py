@@ -252,10 +252,10 @@ def _agree(found: Tensor, scale: Tensor, group: dist.ProcessGroup) -> None:
     own = scale.to(found.device)
     numbers = torch.stack([found, own, -own])
     dist.all_reduce(numbers, op=dist.ReduceOp.MAX, group=group)
-    most, least = float(numbers[1]), -float(numbers[2])
-    if most != least:
+    _, most, least = numbers.tolist()
+    if most != -least:
         raise RuntimeError(
-            f"GradScaler: ranks have loss scales from {least} to {most}, and this one "
+            f"GradScaler: ranks have loss scales from {-least} to {most}, and this one "
             f"{float(own)}: make it with the same arguments on all ranks, and load the same state"
         )
     found.copy_(numbers[0])

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 
 import torch
 import torch.distributed as dist
@@ -42,26 +43,26 @@ class LayerCalls:
     """The calls of one layer.
 
     Attributes:
-        name: of the layer; "" where nobody has named it.
+        name: of the layer; "" is none.
         who: the layer in errors.
         channels: of the layer.
         group: of its ranks; None: this rank alone, without calls.
-        number: the layer's, from its name; 0 without one.
-        ranks: how many the group has.
     """
 
     name: str
     who: str
     channels: int
     group: dist.ProcessGroup | None
-    number: int = field(init=False)
-    ranks: int = field(init=False)
 
-    def __post_init__(self) -> None:
-        number = zlib.crc32(self.name.encode()) if self.name else 0
-        object.__setattr__(self, "number", number)
-        ranks = 1 if self.group is None else dist.get_world_size(self.group)
-        object.__setattr__(self, "ranks", ranks)
+    @cached_property
+    def number(self) -> int:
+        """The layer's, from its name; 0 without one."""
+        return zlib.crc32(self.name.encode()) if self.name else 0
+
+    @cached_property
+    def ranks(self) -> int:
+        """How many send rows."""
+        return 1 if self.group is None else dist.get_world_size(self.group)
 
     def gather(
         self, kind: Kind, count: int, mean: Tensor | None = None, variance: Tensor | None = None

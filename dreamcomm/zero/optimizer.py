@@ -465,8 +465,9 @@ class ZeroOptimizer(Optimizer):
     @property
     def divides_averages(self) -> bool:
         """For :class:`dreamcomm.GradScaler`: whether it leaves gradients as they are."""
-        halves = any(one.parameter.dtype == torch.float16 for one in self._ordered)
-        return halves and self._reduces and self.master_dtype == torch.float32
+        if self.master_dtype != torch.float32 or not self._reduces:
+            return False
+        return any(one.parameter.dtype == torch.float16 for one in self._ordered)
 
     def note_unscaled(self, inverse: Tensor) -> None:
         """For :class:`dreamcomm.GradScaler`: it has looked on all ranks, and divided gradients.
