@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import Backend, ErrorType, ProcessGroup, Store, Work
 from torch.autograd.graph import Node
 from torch.nn import Parameter
+
+R = TypeVar("R")
 
 class Options(Backend.Options):
     """Settings of a group, for ``pg_options``; all ranks must give equal ones."""
@@ -69,6 +71,20 @@ class EntryNode:
     def take(self) -> list[Tensor | None]: ...
 
 def enter(tensors: Sequence[Tensor]) -> tuple[list[Tensor], EntryNode]: ...
+
+# A thread's grad mode, autocast, modes, hooks and profiler. call() runs a function in that state in
+# another thread: operators compute with so many threads, and draw from the generator.
+class ThreadState:
+    def __init__(self) -> None: ...
+    def call(
+        self, function: Callable[[], R], generator: torch.Generator | None, threads: int
+    ) -> R: ...
+
+# That of the innermost call() of this thread.
+def thread_generator() -> torch.Generator | None: ...
+
+# With own the first term's memory may take the sum.
+def add_in_order(terms: Sequence[Tensor], own: bool) -> Tensor | None: ...
 
 # Batch norm over ranks. join_statistics returns the count, mean and variance of all rows.
 def statistics_row(

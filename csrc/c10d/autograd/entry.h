@@ -16,7 +16,7 @@ namespace dreamcomm {
 class EntryNode final : public torch::autograd::Node {
  public:
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override;
-  std::string name() const override { return "PipelineEntry"; }
+  std::string name() const override { return "GraphEntry"; }
 
   /// The gradients that have arrived since the last call, one for each tensor; undefined ones where
   /// none has. After several backward passes they are their sums.

@@ -20,6 +20,7 @@
 #include "c10d/python/module_recorder.h"
 #include "c10d/python/module_region.h"
 #include "c10d/python/module_registered.h"
+#include "c10d/python/module_replicas.h"
 #include "c10d/python/module_units.h"
 #include "core/cpus.h"
 #include "gpu/host/launch.h"
@@ -354,6 +355,7 @@ PYBIND11_MODULE(_C, m) {
   dreamcomm::bind_region(m);
   dreamcomm::bind_units(m);
   dreamcomm::bind_batch_norm(m);
+  dreamcomm::bind_replicas(m);
   dreamcomm::bind_registered(m);
   m.def(
       "explain",

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, Node
+from torch.autograd.graph import GradientEdge
+
+from dreamcomm._torch.leaves import leaves_below
 
 __all__ = ["Reached"]
 
@@ -38,18 +40,7 @@ class Reached:
         if stage in self._looked:
             return
         self._looked.add(stage)
-        for leaf in _leaves([root.node for root in roots]):
+        for leaf in leaves_below(root.node for root in roots):
             if id(leaf) not in self._known:
                 self._known.add(id(leaf))
                 self._take_in(leaf)
-
-
-def _leaves(roots: Sequence[Node]) -> list[Tensor]:
-    """The leaves below these nodes."""
-    seen, stack = set(roots), list(roots)
-    while stack:
-        for node, _ in stack.pop().next_functions:
-            if node is not None and node not in seen:
-                seen.add(node)
-                stack.append(node)
-    return [node.variable for node in seen if type(node).__name__ == "AccumulateGrad"]  # type: ignore[attr-defined]

@@ -1,0 +1,32 @@
+#include "c10d/replicas/threads.h"
+
+#include <ATen/Parallel.h>
+#include <dlfcn.h>
+
+namespace dreamcomm {
+namespace {
+
+using Setter = void (*)(int);
+using LocalSetter = int (*)(int);
+
+/// A function of the libraries that torch computes with, or a null pointer.
+template <typename Function>
+Function find(const char* name) {
+  void* const torch = dlopen("libtorch_cpu.so", RTLD_NOLOAD | RTLD_LAZY);
+  if (torch == nullptr) return nullptr;
+  auto* const found = reinterpret_cast<Function>(dlsym(torch, name));
+  dlclose(torch);
+  return found;
+}
+
+}  // namespace
+
+void use_threads(int threads) {
+  static const auto openmp = find<Setter>("omp_set_num_threads");
+  static const auto mkl = find<LocalSetter>("MKL_Set_Num_Threads_Local");
+  at::get_num_threads();  // the first call in a thread sets the number that all threads have
+  if (openmp != nullptr) openmp(threads);
+  if (mkl != nullptr) mkl(threads);
+}
+
+}  // namespace dreamcomm

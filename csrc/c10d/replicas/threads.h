@@ -1,0 +1,11 @@
+// The threads that torch computes an operator with.
+#pragma once
+
+namespace dreamcomm {
+
+/// Sets the number of threads of operators that the calling thread runs, and of no others:
+/// torch.set_num_threads sets that of MKL, and of threads that start later, in the whole process.
+/// Does nothing where torch is built without OpenMP.
+void use_threads(int threads);
+
+}  // namespace dreamcomm

@@ -1,0 +1,196 @@
+"""Replicas of a module: modules of their own, with Parameters of their own on the same memory.
+
+One module called from two threads is a race: a forward pass reads the parameters that it finds at
+that moment, and autograd adds the gradients of both to the same tensors in either order. So each
+replica has its own tree of modules, as torch's DataParallel makes it; hooks and other attributes
+are the original's. Buffers of replica 0 are the module's own, those of the others copies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MethodType
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+__all__ = ["Replica", "Replicas"]
+
+# What works on all ranks, or rewrites calls, cannot stand in two threads.
+DDP = nn.parallel.DistributedDataParallel
+
+
+@dataclass
+class Replica:
+    """A copy of the module.
+
+    Attributes:
+        modules: its modules by their names; "" is the whole.
+        leaves: its tensors that need gradients, each with the module's own one.
+        buffers: what it was given as buffers, by their names.
+    """
+
+    modules: dict[str, nn.Module]
+    leaves: list[tuple[Tensor, Tensor]]
+    buffers: dict[str, Tensor]
+
+
+class Replicas:
+    """The copies of a module for one call.
+
+    Args:
+        module: the original; all its parameters and buffers are on CPUs.
+        count: how many.
+
+    Raises:
+        RuntimeError: it holds what cannot stand in two threads.
+    """
+
+    def __init__(self, module: nn.Module, count: int) -> None:
+        self._modules = dict(module.named_modules())
+        for name, one in self._modules.items():
+            _check_module(name, one)
+        self._parameters = dict(module.named_parameters())
+        for name, parameter in self._parameters.items():
+            _check_tensor("parameter", name, parameter)
+        for name, buffer in module.named_buffers():
+            _check_tensor("buffer", name, buffer)
+        self._versions = _versions(self._parameters)
+        self.each = [self._copy(index) for index in range(count)]
+        self._given = [_versions(replica.buffers) for replica in self.each]
+
+    def _copy(self, index: int) -> Replica:
+        made: dict[int, Tensor] = {}  # by the original's id: tied ones stay tied
+        leaves: list[tuple[Tensor, Tensor]] = []
+        buffers: dict[str, Tensor] = {}
+        copies = {id(one): _empty_copy(one) for one in self._modules.values()}
+
+        def own(source: Tensor, *, of_buffer: bool) -> Tensor:
+            if id(source) not in made:
+                alone = source.clone() if of_buffer and index else source
+                made[id(source)] = _own(source, alone.detach() if source.requires_grad else alone)
+                if made[id(source)].requires_grad and torch.is_grad_enabled():
+                    leaves.append((made[id(source)], source))
+            return made[id(source)]
+
+        for name, one in self._modules.items():
+            copy = copies[id(one)]
+            for key, child in one._modules.items():
+                copy._modules[key] = None if child is None else copies[id(child)]
+            for key, parameter in one._parameters.items():
+                if isinstance(parameter, nn.Parameter):
+                    setattr(copy, key, own(parameter, of_buffer=False))  # an RNN keeps a list, too
+                elif parameter is None:
+                    copy._parameters[key] = None
+                else:  # functional_call has put a tensor there
+                    copy._parameters[key] = own(parameter, of_buffer=False)
+            for key, buffer in one._buffers.items():
+                if buffer is not None:
+                    copy._buffers[key] = buffers[f"{name}.{key}".lstrip(".")] = own(
+                        buffer, of_buffer=True
+                    )
+            _bind_methods(one, copy)
+        return Replica(
+            {name: copies[id(one)] for name, one in self._modules.items()}, leaves, buffers
+        )
+
+    def check_parameters(self) -> None:
+        """Raises RuntimeError if a forward pass has written a parameter, which all of them read."""
+        for name, parameter in self._parameters.items():
+            if _version(parameter) != self._versions[name]:
+                raise RuntimeError(
+                    f"DataParallel: forward has changed parameter {name!r} in place, while the other "
+                    "replicas read it; change parameters outside of forward"
+                )
+
+    def keep_buffers(self) -> list[str]:
+        """Gives the module the buffers that replica 0 has put in the place of others.
+
+        Returns:
+            The names of buffers that other replicas have changed: these changes are lost.
+        """
+        lost: dict[str, None] = {}
+        for replica, versions in zip(self.each, self._given, strict=True):
+            for name, given in replica.buffers.items():
+                owner, _, key = name.rpartition(".")
+                now = replica.modules[owner]._buffers.get(key)
+                if replica is self.each[0]:
+                    if now is not given and now is not None:
+                        self._modules[owner]._buffers[key] = now.detach()
+                elif now is not given or _version(given) != versions[name]:
+                    lost[name] = None
+        return list(lost)
+
+
+def _empty_copy(module: nn.Module) -> nn.Module:
+    """A module with the same attributes, without parameters; its dicts are its own."""
+    return cast(nn.Module, cast(Any, module)._replicate_for_data_parallel())
+
+
+def _bind_methods(module: nn.Module, copy: nn.Module) -> None:
+    """Has methods that were set on a module itself, as a patched forward, run on its copy."""
+    for key, value in vars(module).items():
+        if isinstance(value, MethodType) and value.__self__ is module:
+            vars(copy)[key] = MethodType(value.__func__, copy)
+
+
+def _own(source: Tensor, memory: Tensor) -> Tensor:
+    """A tensor of the source's class and attributes on this memory, without its history."""
+    if isinstance(source, nn.Parameter):
+        made: Tensor = cast(Any, torch.Tensor)._make_subclass(
+            type(source), memory.detach(), source.requires_grad
+        )
+        vars(made).update(vars(source))
+        return made
+    return memory.requires_grad_() if source.requires_grad else memory
+
+
+def _check_module(name: str, module: nn.Module) -> None:
+    """Refuses what cannot stand in two threads."""
+    place = f"module {name!r}" if name else "the module"
+    if isinstance(module, torch.jit.ScriptModule):
+        raise RuntimeError(f"DataParallel: {place} is of torch.jit, which has no replicas on CPUs")
+    if module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule":
+        raise RuntimeError(
+            f"DataParallel: {place} is compiled, and would run the original's parameters in each "
+            "replica; compile functions inside of it instead"
+        )
+    if isinstance(module, DDP):
+        raise RuntimeError(
+            f"DataParallel: {place} is a DistributedDataParallel, which makes its calls once a rank; "
+            "wrap the other way around: DistributedDataParallel(DataParallel(module))"
+        )
+    if isinstance(module, nn.SyncBatchNorm):
+        raise RuntimeError(
+            f"DataParallel: {place} is a SyncBatchNorm, whose calls replicas would make in any order; "
+            "keep BatchNorm here, or train in ranks"
+        )
+
+
+def _check_tensor(kind: str, name: str, tensor: Tensor) -> None:
+    if is_lazy(tensor):  # type: ignore[no-untyped-call]
+        raise RuntimeError(
+            f"DataParallel: {kind} {name!r} has no shape yet; call the module itself once before"
+        )
+    if is_traceable_wrapper_subclass(tensor):
+        raise RuntimeError(
+            f"DataParallel: {kind} {name!r} is a {type(tensor).__name__}, and replicas share plain "
+            "tensors only"
+        )
+    if tensor.device.type != "cpu":
+        raise RuntimeError(
+            f"DataParallel: {kind} {name!r} is on {tensor.device}, and its replicas are on CPUs; "
+            "move the module, or give GPUs as device_ids"
+        )
+
+
+def _version(tensor: Tensor) -> int:
+    """How often the tensor was changed in place; inference tensors do not count it."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _versions(tensors: dict[str, Tensor]) -> dict[str, int]:
+    return {name: _version(one) for name, one in tensors.items()}

@@ -1,0 +1,128 @@
+"""Splits arguments over replicas by rows, and joins what replicas return, as torch's DataParallel.
+
+Tensors in tuples, named tuples, lists and dicts are split along a dimension; any other object goes
+to each replica as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+__all__ = ["gather", "map_tensors", "rows_of_replicas"]
+
+Step = str | int
+
+
+def rows_of_replicas(arguments: Any, count: int, dim: int) -> dict[int, tuple[Tensor, ...]]:
+    """The rows of each tensor in the arguments, for at most `count` replicas, by the tensor's id.
+
+    With fewer rows than replicas each row has one.
+
+    Raises:
+        ValueError: a tensor has no rows, or two are split into different numbers of parts, of which
+            some would be dropped.
+    """
+    parts: dict[int, tuple[Tensor, ...]] = {}
+    first: tuple[str, Tensor] | None = None
+    for path, tensor in _tensors(arguments, ()):
+        name = describe(path)
+        if not -tensor.dim() <= dim < tensor.dim():
+            raise ValueError(
+                f"DataParallel splits tensors along dimension {dim}: {name} has shape "
+                f"{list(tensor.shape)}; pass a Python number, or a tensor with a row for each sample"
+            )
+        if id(tensor) not in parts:
+            parts[id(tensor)] = tensor.chunk(count, dim)
+        first = first or (name, tensor)
+        ours, others = len(parts[id(tensor)]), len(parts[id(first[1])])
+        if ours != others:
+            raise ValueError(
+                f"DataParallel splits {first[0]} of shape {list(first[1].shape)} into {others} "
+                f"parts for its {count} replicas, but {name} of shape {list(tensor.shape)} into "
+                f"{ours}: give each tensor a row for each sample (expand() copies nothing)"
+            )
+    return parts
+
+
+def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
+    """The value with what `change` returns in place of each tensor, called in order."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if _is_named(value):
+        return type(value)(*(map_tensors(one, change) for one in value))
+    if isinstance(value, tuple | list):
+        return type(value)([map_tensors(one, change) for one in value])
+    if isinstance(value, dict):
+        return _dict_like(value, ((key, map_tensors(value[key], change)) for key in value))
+    return value
+
+
+def gather(outputs: Sequence[Any], dim: int, path: tuple[Step, ...] = ()) -> Any:
+    """Joins what replicas return: tensors along a dimension, scalars to a vector.
+
+    Raises:
+        ValueError: replicas return dicts or sequences of different lengths, or dicts of other keys.
+        TypeError: they return what cannot be joined.
+    """
+    first = outputs[0]
+    if isinstance(first, Tensor) and all(isinstance(one, Tensor) for one in outputs):
+        rows = [one.unsqueeze(0) if one.dim() == 0 else one for one in outputs]
+        return torch.cat(rows, 0 if first.dim() == 0 else dim)
+    if all(one is None for one in outputs):
+        return None
+    if any(type(one) is not type(first) for one in outputs):
+        kinds = ", ".join(type(one).__name__ for one in outputs)
+        raise TypeError(f"DataParallel cannot join {describe(path, 'output')}: replicas return {kinds}")
+    if isinstance(first, dict):
+        if any(one.keys() != first.keys() for one in outputs):
+            keys = "; ".join(str(sorted(map(str, one))) for one in outputs)
+            raise ValueError(f"replicas return other keys in {describe(path, 'output')}: {keys}")
+        found = ((key, gather([o[key] for o in outputs], dim, (*path, key))) for key in first)
+        return _dict_like(first, found)
+    if isinstance(first, tuple | list):
+        if any(len(one) != len(first) for one in outputs):
+            lengths = ", ".join(str(len(one)) for one in outputs)
+            raise ValueError(f"replicas return lengths {lengths} in {describe(path, 'output')}")
+        joined = [gather(ones, dim, (*path, i)) for i, ones in enumerate(zip(*outputs, strict=True))]
+        return type(first)(*joined) if _is_named(first) else type(first)(joined)
+    raise TypeError(
+        f"DataParallel cannot join {describe(path, 'output')}, a {type(first).__name__}: replicas "
+        "have to return tensors, None, and tuples, lists and dicts of these"
+    )
+
+
+def describe(path: tuple[Step, ...], root: str = "argument") -> str:
+    """A place in nested values: "argument 1['mask']"."""
+    if not path:
+        return f"the {root}"
+    first, rest = (f"the {root}", path) if root == "output" else (f"{root} {path[0]!r}", path[1:])
+    return first + "".join(f"[{one!r}]" for one in rest)
+
+
+def _tensors(value: Any, path: tuple[Step, ...]) -> Iterator[tuple[tuple[Step, ...], Tensor]]:
+    if isinstance(value, PackedSequence):
+        raise ValueError(
+            f"DataParallel cannot split the rows of {describe(path)}, a PackedSequence: give it the "
+            "padded tensor and the lengths, and pack in forward"
+        )
+    if isinstance(value, Tensor):
+        yield path, value
+    elif isinstance(value, tuple | list):
+        for i, one in enumerate(value):
+            yield from _tensors(one, (*path, i))
+    elif isinstance(value, dict):
+        for key, one in value.items():
+            yield from _tensors(one, (*path, key))
+
+
+def _is_named(value: Any) -> bool:
+    return isinstance(value, tuple) and hasattr(value, "_fields")
+
+
+def _dict_like(value: dict[Any, Any], items: Iterator[tuple[Any, Any]]) -> Any:
+    return cast(Any, type(value))(items)
