@@ -80,6 +80,9 @@ class ThreadState:
         self, function: Callable[[], R], generator: torch.Generator | None, threads: int
     ) -> R: ...
 
+# Ends the idle threads of this thread's operators.
+def end_idle_threads() -> None: ...
+
 # That of the innermost call() of this thread.
 def thread_generator() -> torch.Generator | None: ...
 

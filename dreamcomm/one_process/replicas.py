@@ -21,6 +21,7 @@ __all__ = ["Replica", "Replicas"]
 
 # What works on all ranks, or rewrites calls, cannot stand in two threads.
 DDP = nn.parallel.DistributedDataParallel
+MAKE_REPLICA = cast(Any, nn.Module)._replicate_for_data_parallel
 
 
 @dataclass
@@ -82,7 +83,7 @@ class Replicas:
                 copy._modules[key] = None if child is None else copies[id(child)]
             for key, parameter in one._parameters.items():
                 if isinstance(parameter, nn.Parameter):
-                    setattr(copy, key, own(parameter, of_buffer=False))  # an RNN keeps a list, too
+                    _set_parameter(copy, key, own(parameter, of_buffer=False))
                 elif parameter is None:
                     copy._parameters[key] = None
                 else:  # functional_call has put a tensor there
@@ -126,24 +127,46 @@ class Replicas:
 
 
 def _empty_copy(module: nn.Module) -> nn.Module:
-    """A module with the same attributes, without parameters; its dicts are its own."""
-    return cast(nn.Module, cast(Any, module)._replicate_for_data_parallel())
+    """A module with the same attributes, without parameters; its dicts are its own.
+
+    It is what ``_replicate_for_data_parallel`` makes, which some classes have their own of, in a
+    third of the time.
+    """
+    kind: Any = type(module)
+    if kind._replicate_for_data_parallel is not MAKE_REPLICA:
+        return cast(nn.Module, cast(Any, module)._replicate_for_data_parallel())
+    copy: nn.Module = kind.__new__(kind)
+    attributes = vars(copy)
+    attributes.update(vars(module))
+    attributes["_parameters"] = {}
+    attributes["_buffers"] = module._buffers.copy()
+    attributes["_modules"] = module._modules.copy()
+    attributes["_is_replica"] = True  # has zero_grad() warn
+    return copy
+
+
+def _set_parameter(module: nn.Module, key: str, parameter: nn.Parameter) -> None:
+    """Gives a copy a parameter; an RNN keeps a list of them besides."""
+    if type(module).__setattr__ is nn.Module.__setattr__:
+        module._parameters[key] = parameter
+    else:
+        setattr(module, key, parameter)
 
 
 def _bind_methods(module: nn.Module, copy: nn.Module) -> None:
     """Has methods that were set on a module itself, as a patched forward, run on its copy."""
     for key, value in vars(module).items():
-        if isinstance(value, MethodType) and value.__self__ is module:
+        if type(value) is MethodType and value.__self__ is module:
             vars(copy)[key] = MethodType(value.__func__, copy)
 
 
 def _own(source: Tensor, memory: Tensor) -> Tensor:
     """A tensor of the source's class and attributes on this memory, without its history."""
     if isinstance(source, nn.Parameter):
-        made: Tensor = cast(Any, torch.Tensor)._make_subclass(
-            type(source), memory.detach(), source.requires_grad
-        )
-        vars(made).update(vars(source))
+        subclass = cast(Any, torch.Tensor)._make_subclass  # of memory.detach()
+        made: Tensor = subclass(type(source), memory, source.requires_grad)
+        if vars(source):
+            vars(made).update(vars(source))
         return made
     return memory.requires_grad_() if source.requires_grad else memory
 

@@ -11,7 +11,7 @@ import torch
 from torch import Generator
 from torch._utils import ExceptionWrapper
 
-from dreamcomm._C import ThreadState
+from dreamcomm._C import ThreadState, end_idle_threads
 
 __all__ = ["Workers"]
 
@@ -70,6 +70,7 @@ class Workers:
                 return ExceptionWrapper(where=name)  # type: ignore[no-untyped-call]
 
         pools = self._started()
+        end_idle_threads()
         running: list[Future[T | ExceptionWrapper]] = [
             pools[index].submit(run_one, index) for index in range(len(calls))
         ]

@@ -60,6 +60,7 @@ void bind_replicas(pybind11::module_& m) {
       .def(py::init<>())
       .def("call", &ThreadState::call, py::arg("function"), py::arg("generator"),
            py::arg("threads"));
+  m.def("end_idle_threads", &end_idle_threads, py::call_guard<py::gil_scoped_release>());
   m.def("thread_generator", &thread_generator);
   m.def("add_in_order", &add_in_order, py::arg("terms"), py::arg("own"),
         py::call_guard<py::gil_scoped_release>());

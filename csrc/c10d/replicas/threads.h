@@ -8,4 +8,8 @@ namespace dreamcomm {
 /// Does nothing where torch is built without OpenMP.
 void use_threads(int threads);
 
+/// Ends the threads that the calling thread's last operators ran in; the next ones start them again.
+/// After an operator they spin for some milliseconds, on cores that replicas are about to use.
+void end_idle_threads();
+
 }  // namespace dreamcomm
