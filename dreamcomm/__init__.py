@@ -11,6 +11,8 @@ It adds to torch's own calls:
   into memory that the ranks share, where collectives need no copies,
 - :class:`DistributedDataParallel` trains copies of a module on all ranks, with gradients that are
   reduced where they are born; :func:`replicate` does the same in place,
+- :class:`DataParallel` runs replicas of a module in threads of one process, or on its GPUs, and
+  :func:`model_parallel` parts of one on different devices,
 - :class:`ShardSampler` and :func:`seeded` give data to a loop over shards, whose results have the
   same bits at every number of ranks,
 - :class:`SyncBatchNorm` and :func:`convert_sync_batchnorm` normalise over the rows of all ranks,
@@ -49,6 +51,8 @@ if TYPE_CHECKING:
     from dreamcomm.observe.flight_recorder import dump_flight_record
     from dreamcomm.observe.trace.files import merge_traces
     from dreamcomm.observe.trace.trace import trace
+    from dreamcomm.one_process.data_parallel import DataParallel
+    from dreamcomm.one_process.model_parallel import model_parallel
     from dreamcomm.ranks.errors import Error
     from dreamcomm.sync_batch_norm.convert import convert_sync_batchnorm, revert_sync_batchnorm
     from dreamcomm.sync_batch_norm.layer import SyncBatchNorm
@@ -59,6 +63,8 @@ _HOMES = {
     "ddp.distributed": ("DistributedDataParallel",),
     "ddp.replicate": ("replicate",),
     "invariant.sampler": ("ShardSampler", "seeded"),
+    "one_process.data_parallel": ("DataParallel",),
+    "one_process.model_parallel": ("model_parallel",),
     "launch": ("RankError", "spawn"),
     "memory": ("empty", "empty_like", "is_shared", "share_", "zeros"),
     "observe.trace.trace": ("trace",),
@@ -72,6 +78,7 @@ _HOMES = {
 }
 __all__ = [
     "CommLog",
+    "DataParallel",
     "DistributedDataParallel",
     "Error",
     "GradScaler",
@@ -90,6 +97,7 @@ __all__ = [
     "is_shared",
     "local_sgd",
     "merge_traces",
+    "model_parallel",
     "monitored_barrier",
     "ops",
     "pipeline",

@@ -1,4 +1,4 @@
-"""DataParallel: replicas of a module on CPUs, in threads of one process, or on GPUs by torch's class."""
+"""DataParallel: replicas of a module in threads of one process, or on GPUs by torch's class."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class DataParallel(nn.DataParallel[nn.Module]):
         Fewer rows than replicas leave some without work.
 
     Raises:
-        ValueError: of the constructor: devices, cores or dimensions that are not there. Of a call:
-            tensors that cannot be split alike, outputs of replicas that differ in form.
-        RuntimeError: of a call: the module holds what cannot stand in two threads, or forward has
+        ValueError: devices or cores are not there; or, by a call, tensors cannot be split alike, or
+            replicas return containers of different lengths or keys.
+        RuntimeError: by a call: the module holds what cannot stand in two threads, or forward has
             changed a parameter.
-        TypeError: an output is no tensor, None, or container of these.
+        TypeError: by a call: an output is no tensor, None, or container of these.
 
     An error in a replica is raised in the caller, with the replica in its text. Changes of buffers
     stay if replica 0 makes them; a warning tells once that others are lost. Attributes that forward
@@ -71,7 +71,7 @@ class DataParallel(nn.DataParallel[nn.Module]):
         else:
             nn.Module.__init__(self)
             self.module, self.device_ids, self.dim = module, [], dim
-            self.output_device = torch.device("cpu")
+            self.output_device = torch.device("cpu")  # type: ignore[assignment]
         self._devices = devices
         self._workers = Workers(devices.replicas, devices.cores)
         self._told = False
@@ -92,7 +92,7 @@ class DataParallel(nn.DataParallel[nn.Module]):
     @unseen_by_dynamo
     def _forward(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         count = self._devices.replicas
-        arguments = {**dict(enumerate(inputs)), **kwargs}
+        arguments: dict[Any, Any] = {**dict(enumerate(inputs)), **kwargs}
         rows = rows_of_replicas(arguments, count, self.dim)
         if rows:
             count = len(next(iter(rows.values())))
@@ -128,9 +128,9 @@ class DataParallel(nn.DataParallel[nn.Module]):
         self._told = True
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
         warnings.warn(
-            f"DataParallel: each replica has changed buffer {lost[0]!r}{more}, and only the changes of "
-            "replica 0 stay, as with torch.nn.DataParallel: running statistics of batch norm count "
-            "its rows alone. Ranks with dreamcomm.SyncBatchNorm count all rows.",
+            f"DataParallel: each replica has changed buffer {lost[0]!r}{more}, and only the "
+            "changes of replica 0 stay, as with torch.nn.DataParallel: running statistics of batch "
+            "norm count its rows alone. Ranks with dreamcomm.SyncBatchNorm count all rows.",
             stacklevel=6,
         )
 

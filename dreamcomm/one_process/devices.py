@@ -56,7 +56,9 @@ def _read(given: Any) -> Devices:
             f"device_ids={given!r}: give a number of CPU replicas, a list of cores for each, as "
             "[[0, 1], [2, 3]], or GPUs"
         )
-    if all(isinstance(one, Sequence | set | frozenset) and not isinstance(one, str) for one in given):
+    if all(
+        isinstance(one, Sequence | set | frozenset) and not isinstance(one, str) for one in given
+    ):
         return Devices(len(given), _read_cores(given))
     if all(not isinstance(one, int) and torch.device(one).type == "cpu" for one in given):
         return Devices(len(given))

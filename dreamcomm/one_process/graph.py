@@ -41,7 +41,7 @@ keeps_graph = cast(Any, torch)._C._autograd._get_current_graph_task_keep_graph
 
 
 class Entrance:
-    """Whether a graph's backward pass has come from its outputs. Otherwise gradients would be lost."""
+    """True while a graph's backward pass comes from its outputs; others would lose gradients."""
 
     def __init__(self) -> None:
         self._is_open = False
@@ -58,8 +58,8 @@ class Entrance:
         """A hook of the tensors where the graph ends."""
         if not self._is_open:
             raise RuntimeError(
-                "DataParallel: a backward pass reaches a replica from a tensor that its forward did "
-                "not return, so a gradient would be lost: return the tensor from forward"
+                "DataParallel: a backward pass reaches a replica from a tensor that its forward "
+                "did not return, so a gradient would be lost: return the tensor from forward"
             )
 
 
@@ -81,12 +81,12 @@ class ReplicaGraph:
         self._entrance = entrance or Entrance()
         if entrance is None:
             for leaf, _ in self.leaves:
-                leaf.register_post_accumulate_grad_hook(self._entrance.check)
+                cast(Any, leaf).register_post_accumulate_grad_hook(self._entrance.check)
 
     def enter(self, rows: Tensor) -> Tensor:
         """An alias of rows without their history; it may be changed in place, as they may."""
         (alias,), entry = _C.enter([rows])
-        alias.register_hook(self._entrance.check)
+        cast(Any, alias).register_hook(self._entrance.check)
         self.rows.append(rows)
         self._entries.append(entry)
         self._edges.append(get_gradient_edge(alias))
@@ -105,8 +105,8 @@ class ReplicaGraph:
             if leaf._backward_hooks:
                 raise RuntimeError(
                     f"DataParallel: forward reads a tensor of shape {list(leaf.shape)} that is no "
-                    "parameter or buffer of the module and has hooks, which each replica would run: "
-                    "register it as a parameter or buffer, or remove its hooks"
+                    "parameter or buffer of the module, and has hooks, which each replica would "
+                    "run: register it as a parameter or buffer, or remove its hooks"
                 )
             self.leaves.append((leaf, leaf))
 
@@ -274,7 +274,9 @@ class _Call:
         """The sums for each thread, with about as many elements in each."""
         shares: list[dict[int, list[Tensor]]] = [{} for _ in range(self._workers.count)]
         sizes = [0] * len(shares)
-        for source, ones in sorted(terms.items(), key=lambda item: -sum(map(Tensor.numel, item[1]))):
+        for source, ones in sorted(
+            terms.items(), key=lambda item: -sum(map(Tensor.numel, item[1]))
+        ):
             least = sizes.index(min(sizes))
             shares[least][source] = ones
             sizes[least] += sum(map(Tensor.numel, ones))

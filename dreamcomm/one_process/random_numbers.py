@@ -55,7 +55,7 @@ class _OfThread:
 
 
 def _serve_threads() -> None:
-    """Has torch.get_rng_state, set_rng_state, manual_seed and fork_rng serve the thread they run in.
+    """Has torch.get_rng_state, set_rng_state, manual_seed and fork_rng serve their own thread.
 
     Other threads see no difference.
     """

@@ -8,6 +8,7 @@ are the original's. Buffers of replica 0 are the module's own, those of the othe
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any, cast
@@ -19,7 +20,6 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 __all__ = ["Replica", "Replicas"]
 
-# What works on all ranks, or rewrites calls, cannot stand in two threads.
 DDP = nn.parallel.DistributedDataParallel
 MAKE_REPLICA = cast(Any, nn.Module)._replicate_for_data_parallel
 
@@ -83,11 +83,11 @@ class Replicas:
                 copy._modules[key] = None if child is None else copies[id(child)]
             for key, parameter in one._parameters.items():
                 if isinstance(parameter, nn.Parameter):
-                    _set_parameter(copy, key, own(parameter, of_buffer=False))
+                    _set_parameter(copy, key, cast(nn.Parameter, own(parameter, of_buffer=False)))
                 elif parameter is None:
                     copy._parameters[key] = None
                 else:  # functional_call has put a tensor there
-                    copy._parameters[key] = own(parameter, of_buffer=False)
+                    copy._parameters[key] = cast(Any, own)(parameter, of_buffer=False)
             for key, buffer in one._buffers.items():
                 if buffer is not None:
                     copy._buffers[key] = buffers[f"{name}.{key}".lstrip(".")] = own(
@@ -103,8 +103,8 @@ class Replicas:
         for name, parameter in self._parameters.items():
             if _version(parameter) != self._versions[name]:
                 raise RuntimeError(
-                    f"DataParallel: forward has changed parameter {name!r} in place, while the other "
-                    "replicas read it; change parameters outside of forward"
+                    f"DataParallel: forward has changed parameter {name!r} in place, while the "
+                    "other replicas read it; change parameters outside of forward"
                 )
 
     def keep_buffers(self) -> list[str]:
@@ -173,28 +173,30 @@ def _own(source: Tensor, memory: Tensor) -> Tensor:
 
 def _check_module(name: str, module: nn.Module) -> None:
     """Refuses what cannot stand in two threads."""
-    place = f"module {name!r}" if name else "the module"
+    wrong = None
     if isinstance(module, torch.jit.ScriptModule):
-        raise RuntimeError(f"DataParallel: {place} is of torch.jit, which has no replicas on CPUs")
-    if module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule":
-        raise RuntimeError(
-            f"DataParallel: {place} is compiled, and would run the original's parameters in each "
-            "replica; compile functions inside of it instead"
+        wrong = "is of torch.jit, which has no replicas on CPUs"
+    elif module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule":
+        wrong = (
+            "is compiled, and would run the original's parameters in each replica; compile "
+            "functions inside of it instead"
         )
-    if isinstance(module, DDP):
-        raise RuntimeError(
-            f"DataParallel: {place} is a DistributedDataParallel, which makes its calls once a rank; "
-            "wrap the other way around: DistributedDataParallel(DataParallel(module))"
+    elif isinstance(module, DDP):
+        wrong = (
+            "is a DistributedDataParallel, whose calls a rank makes once; wrap the other way "
+            "around: DistributedDataParallel(DataParallel(module))"
         )
-    if isinstance(module, nn.SyncBatchNorm):
-        raise RuntimeError(
-            f"DataParallel: {place} is a SyncBatchNorm, whose calls replicas would make in any order; "
-            "keep BatchNorm here, or train in ranks"
+    elif any(kind.__name__ == "SyncBatchNorm" for kind in type(module).__mro__):
+        wrong = (
+            "is a SyncBatchNorm, whose calls the replicas would make in any order; keep BatchNorm "
+            "here, or train in ranks"
         )
+    if wrong:
+        raise RuntimeError(f"DataParallel: {f'module {name!r}' if name else 'the module'} {wrong}")
 
 
 def _check_tensor(kind: str, name: str, tensor: Tensor) -> None:
-    if is_lazy(tensor):  # type: ignore[no-untyped-call]
+    if is_lazy(tensor):
         raise RuntimeError(
             f"DataParallel: {kind} {name!r} has no shape yet; call the module itself once before"
         )
@@ -215,5 +217,5 @@ def _version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _versions(tensors: dict[str, Tensor]) -> dict[str, int]:
+def _versions(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     return {name: _version(one) for name, one in tensors.items()}

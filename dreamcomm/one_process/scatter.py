@@ -34,7 +34,8 @@ def rows_of_replicas(arguments: Any, count: int, dim: int) -> dict[int, tuple[Te
         if not -tensor.dim() <= dim < tensor.dim():
             raise ValueError(
                 f"DataParallel splits tensors along dimension {dim}: {name} has shape "
-                f"{list(tensor.shape)}; pass a Python number, or a tensor with a row for each sample"
+                f"{list(tensor.shape)}; pass a Python number, or a tensor with a row for each "
+                "sample"
             )
         if id(tensor) not in parts:
             parts[id(tensor)] = tensor.chunk(count, dim)
@@ -77,7 +78,9 @@ def gather(outputs: Sequence[Any], dim: int, path: tuple[Step, ...] = ()) -> Any
         return None
     if any(type(one) is not type(first) for one in outputs):
         kinds = ", ".join(type(one).__name__ for one in outputs)
-        raise TypeError(f"DataParallel cannot join {describe(path, 'output')}: replicas return {kinds}")
+        raise TypeError(
+            f"DataParallel cannot join {describe(path, 'output')}: replicas return {kinds}"
+        )
     if isinstance(first, dict):
         if any(one.keys() != first.keys() for one in outputs):
             keys = "; ".join(str(sorted(map(str, one))) for one in outputs)
@@ -88,7 +91,9 @@ def gather(outputs: Sequence[Any], dim: int, path: tuple[Step, ...] = ()) -> Any
         if any(len(one) != len(first) for one in outputs):
             lengths = ", ".join(str(len(one)) for one in outputs)
             raise ValueError(f"replicas return lengths {lengths} in {describe(path, 'output')}")
-        joined = [gather(ones, dim, (*path, i)) for i, ones in enumerate(zip(*outputs, strict=True))]
+        joined = [
+            gather(ones, dim, (*path, i)) for i, ones in enumerate(zip(*outputs, strict=True))
+        ]
         return type(first)(*joined) if _is_named(first) else type(first)(joined)
     raise TypeError(
         f"DataParallel cannot join {describe(path, 'output')}, a {type(first).__name__}: replicas "
@@ -107,8 +112,8 @@ def describe(path: tuple[Step, ...], root: str = "argument") -> str:
 def _tensors(value: Any, path: tuple[Step, ...]) -> Iterator[tuple[tuple[Step, ...], Tensor]]:
     if isinstance(value, PackedSequence):
         raise ValueError(
-            f"DataParallel cannot split the rows of {describe(path)}, a PackedSequence: give it the "
-            "padded tensor and the lengths, and pack in forward"
+            f"DataParallel cannot split the rows of {describe(path)}, a PackedSequence: give it "
+            "the padded tensor and the lengths, and pack in forward"
         )
     if isinstance(value, Tensor):
         yield path, value

@@ -38,6 +38,12 @@ OWNERS = {
         "statistics_row",
         "take_into_running",
     },
+    "one_process": {
+        "ThreadState",
+        "add_in_order",
+        "end_idle_threads",
+        "thread_generator",
+    },
     "messages": {"HeaderChannel", "PlacedMessage"},
     "zero": {"Region", "RegionOffer", "any_of", "share_version", "step_rows", "take_region"},
 }

@@ -20,7 +20,7 @@ class ThreadState {
  public:
   ThreadState() : cache_(at::autocast::is_autocast_cache_enabled()) {}
 
-  /// Calls a function in this thread, in the state of the one that made this.
+  /// Calls a function in this thread, in the state of the thread that made this.
   py::object call(const py::function& function, const std::optional<at::Generator>& generator,
                   int threads) const {
     const at::ThreadLocalStateGuard state(state_);

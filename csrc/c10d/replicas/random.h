@@ -7,11 +7,11 @@
 
 namespace dreamcomm {
 
-/// Within its scope, operators of this thread that are given no generator draw CPU numbers from this
-/// one, also those that other operators call. Without a generator it changes nothing.
+/// Gives operators of this thread a generator for CPU numbers, within its scope, where they are
+/// given none; also operators that others call. Without a generator it changes nothing.
 ///
-/// A mode above autograd does it: torch's dispatcher skips it for all operators without a generator
-/// argument, so these are as fast as before. Tensor subclasses and graphs being traced are left alone.
+/// It is a mode above autograd. torch's dispatcher skips it for operators without a generator
+/// argument, so these are as fast as before. Tensor subclasses and traced graphs are left alone.
 class ThreadRandom {
  public:
   explicit ThreadRandom(const std::optional<at::Generator>& generator);

@@ -8,8 +8,8 @@ namespace dreamcomm {
 /// Does nothing where torch is built without OpenMP.
 void use_threads(int threads);
 
-/// Ends the threads that the calling thread's last operators ran in; the next ones start them again.
-/// After an operator they spin for some milliseconds, on cores that replicas are about to use.
+/// Ends the threads in which the calling thread's operators run; the next operator starts them
+/// again. Idle ones spin for some milliseconds, on cores that replicas are about to use.
 void end_idle_threads();
 
 }  // namespace dreamcomm

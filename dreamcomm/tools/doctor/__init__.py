@@ -1,7 +1,7 @@
 """Checks the installation and the machine: what works, what falls back, and why.
 
 Every check is a function that returns a :class:`Finding` and raises nothing; :func:`examine` runs
-them in order. Only the last check starts processes; in a job of torchrun it uses the job's ranks.
+them in order. The last two checks start processes, and a job of torchrun has one more, of its ranks.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 
-from dreamcomm.tools.doctor import gpus, installation, machine, namespaces, ranks
+from dreamcomm.tools.doctor import gpus, installation, machine, namespaces, parallelism, ranks
 from dreamcomm.tools.doctor.finding import Finding, Severity
 
 __all__ = ["Finding", "Severity", "examine"]
@@ -33,6 +33,7 @@ WITH_BUILD: tuple[Callable[[], Finding], ...] = (
     installation.buckets,
     machine.loopback,
     ranks.two_ranks,
+    parallelism.parallelism,
 )
 
 
