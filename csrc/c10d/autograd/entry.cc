@@ -6,10 +6,12 @@
 namespace dreamcomm {
 namespace {
 
+/// The first pointer to a new node. An intrusive one counts from here: reclaim() would count one
+/// owner too few, and the node would end while a graph still leads to it.
 template <typename Pointer>
 Pointer kept(EntryNode* node) {
-  if constexpr (requires { Pointer::reclaim(node); }) {
-    return Pointer::reclaim(node);
+  if constexpr (requires { Pointer::unsafe_steal_from_new(node); }) {
+    return Pointer::unsafe_steal_from_new(node);
   } else {
     return Pointer(node);
   }
