@@ -15,7 +15,7 @@ from dreamcomm.one_process.devices import read_devices
 from dreamcomm.one_process.graph import ReplicaGraph, connect
 from dreamcomm.one_process.random_numbers import CallNumbers
 from dreamcomm.one_process.replicas import Replicas
-from dreamcomm.one_process.scatter import gather, map_tensors, rows_of_replicas
+from dreamcomm.one_process.scatter import Rows, gather, map_tensors
 from dreamcomm.one_process.workers import Workers
 
 __all__ = ["DataParallel"]
@@ -91,13 +91,9 @@ class DataParallel(nn.DataParallel[nn.Module]):
 
     @unseen_by_dynamo
     def _forward(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        count = self._devices.replicas
         arguments: dict[Any, Any] = {**dict(enumerate(inputs)), **kwargs}
-        rows = rows_of_replicas(arguments, count, self.dim)
-        if rows:
-            count = len(next(iter(rows.values())))
-        elif not arguments:
-            count = 1
+        rows = Rows(arguments, self._devices.replicas, self.dim)
+        count = rows.replicas if arguments else 1
         replicas = Replicas(self.module, count)
         calls = [_Call(one.modules[""], ReplicaGraph(one.leaves)) for one in replicas.each]
         numbers = CallNumbers(count)
@@ -111,8 +107,9 @@ class DataParallel(nn.DataParallel[nn.Module]):
         )
         numbers.finish()
         replicas.check_parameters()
+        rows.check()
         self._tell(replicas.keep_buffers())
-        connected = connect([call.graph for call in calls], self._workers)
+        connected = connect([call.graph for call in calls], self._workers, numbers.generators)
         return gather(
             [
                 map_tensors(output, partial(call.replace, iter(made)))
@@ -141,13 +138,11 @@ class _Call:
     def __init__(self, module: nn.Module, graph: ReplicaGraph) -> None:
         self._module, self.graph = module, graph
 
-    def take(
-        self, inputs: Any, kwargs: Any, rows: dict[int, tuple[Tensor, ...]], index: int
-    ) -> tuple[Any, Any]:
+    def take(self, inputs: Any, kwargs: Any, rows: Rows, index: int) -> tuple[Any, Any]:
         """The arguments with the replica's rows in place of tensors."""
 
         def own(tensor: Tensor) -> Tensor:
-            part = rows[id(tensor)][index]
+            part = rows.of(tensor, index)
             return self.graph.enter(part) if _has_history(part) else part
 
         return map_tensors(inputs, own), map_tensors(kwargs, own)

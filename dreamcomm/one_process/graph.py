@@ -26,7 +26,7 @@ from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from dreamcomm import _C
@@ -84,7 +84,7 @@ class ReplicaGraph:
                 cast(Any, leaf).register_post_accumulate_grad_hook(self._entrance.check)
 
     def enter(self, rows: Tensor) -> Tensor:
-        """An alias of rows without their history; it may be changed in place, as they may."""
+        """An alias of rows without their history."""
         (alias,), entry = _C.enter([rows])
         cast(Any, alias).register_hook(self._entrance.check)
         self.rows.append(rows)
@@ -158,20 +158,24 @@ class ReplicaGraph:
 
 
 def connect(
-    graphs: Sequence[ReplicaGraph], workers: Workers, keep: bool = False
+    graphs: Sequence[ReplicaGraph],
+    workers: Workers,
+    generators: Sequence[Generator],
+    keep: bool = False,
 ) -> list[list[Tensor]]:
     """The outputs of replicas as results of one node of the caller's graph, for each replica.
 
     Args:
         graphs: one for each replica.
         workers: the threads that run them.
+        generators: those of their random numbers, for segments that are computed again.
         keep: whether they are read by several nodes, so that none of these frees them.
     """
     if not any(graph.outputs for graph in graphs):
         return [[] for _ in graphs]
     sources = {id(source): source for graph in graphs for _, source in graph.leaves}
     rows = [row for graph in graphs for row in graph.rows]
-    call = _Call(graphs, workers, list(sources), keep)
+    call = _Call(graphs, workers, generators, list(sources), keep)
     made = iter(cast(Any, _Replicas).apply(call, *sources.values(), *rows))
     return [[next(made) for _ in graph.outputs] for graph in graphs]
 
@@ -197,6 +201,7 @@ class _Call:
     Args:
         graphs: one for each replica.
         workers: their threads.
+        generators: those of their random numbers.
         sources: the ids of the tensors that leaves stand for, in the order of the node's inputs.
         keep: whether other nodes read the graphs, too.
     """
@@ -205,10 +210,12 @@ class _Call:
         self,
         graphs: Sequence[ReplicaGraph],
         workers: Workers,
+        generators: Sequence[Generator],
         sources: Sequence[int],
         keep: bool,
     ) -> None:
-        self.graphs, self._workers, self._sources, self._keep = graphs, workers, sources, keep
+        self.graphs, self._sources, self._keep = graphs, sources, keep
+        self._workers, self._generators = workers, generators
         self._leaves = [[id(source) for _, source in graph.leaves] for graph in graphs]
 
     def gradients(self, of_outputs: Sequence[Gradient], retain: bool) -> list[Gradient]:
@@ -248,7 +255,7 @@ class _Call:
         graphs = [graph for graph, _ in derived]
         for graph, grads in zip(graphs, found, strict=True):
             graph.outputs = [one for one in grads if one is not None and one.requires_grad]
-        made = map(iter, connect(graphs, self._workers, keep=True))
+        made = map(iter, connect(graphs, self._workers, self._generators, keep=True))
         return [
             [next(ours) if one is not None and one.requires_grad else one for one in grads]
             for ours, grads in zip(made, found, strict=True)
@@ -266,21 +273,9 @@ class _Call:
             grads.clear()
         if torch.is_grad_enabled():
             return [*(_C.add_in_order(ones, False) for ones in terms.values()), *rows]
-        sums = self._run(partial(_add_each, share, own) for share in self._shares(terms))
+        sums = self._run(partial(_add_each, share, own) for share in _shares(terms, len(found)))
         joined = {source: one for share in sums for source, one in share.items()}
         return [*(joined[source] for source in self._sources), *rows]
-
-    def _shares(self, terms: dict[int, list[Tensor]]) -> list[dict[int, list[Tensor]]]:
-        """The sums for each thread, with about as many elements in each."""
-        shares: list[dict[int, list[Tensor]]] = [{} for _ in range(self._workers.count)]
-        sizes = [0] * len(shares)
-        for source, ones in sorted(
-            terms.items(), key=lambda item: -sum(map(Tensor.numel, item[1]))
-        ):
-            least = sizes.index(min(sizes))
-            shares[least][source] = ones
-            sizes[least] += sum(map(Tensor.numel, ones))
-        return shares
 
     def _let_go(self) -> Sequence[ReplicaGraph]:
         """The graphs, which are freed after this use."""
@@ -288,7 +283,7 @@ class _Call:
         return graphs
 
     def _run(self, calls: Iterable[Callable[[], T]]) -> list[T]:
-        return self._workers.run("in its backward pass", list(calls))
+        return self._workers.run("in its backward pass", list(calls), self._generators)
 
     @staticmethod
     def _split(
@@ -304,3 +299,14 @@ class _Call:
 
 def _add_each(terms: dict[int, list[Tensor]], own: bool) -> dict[int, Gradient]:
     return {source: _C.add_in_order(ones, own) for source, ones in terms.items()}
+
+
+def _shares(terms: dict[int, list[Tensor]], count: int) -> list[dict[int, list[Tensor]]]:
+    """The sums for each of `count` threads, with about as many elements in each."""
+    shares: list[dict[int, list[Tensor]]] = [{} for _ in range(count)]
+    sizes = [0] * count
+    for source, ones in sorted(terms.items(), key=lambda item: -sum(map(Tensor.numel, item[1]))):
+        least = sizes.index(min(sizes))
+        shares[least][source] = ones
+        sizes[least] += sum(map(Tensor.numel, ones))
+    return shares

@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from dreamcomm.one_process.scatter import version_of
+
 __all__ = ["Replica", "Replicas"]
 
 DDP = nn.parallel.DistributedDataParallel
@@ -101,7 +103,7 @@ class Replicas:
     def check_parameters(self) -> None:
         """Raises RuntimeError if a forward pass has written a parameter, which all of them read."""
         for name, parameter in self._parameters.items():
-            if _version(parameter) != self._versions[name]:
+            if version_of(parameter) != self._versions[name]:
                 raise RuntimeError(
                     f"DataParallel: forward has changed parameter {name!r} in place, while the "
                     "other replicas read it; change parameters outside of forward"
@@ -121,7 +123,7 @@ class Replicas:
                 if replica is self.each[0]:
                     if now is not given and now is not None:
                         self._modules[owner]._buffers[key] = now.detach()
-                elif now is not given or _version(given) != versions[name]:
+                elif now is not given or version_of(given) != versions[name]:
                     lost[name] = None
         return list(lost)
 
@@ -212,10 +214,5 @@ def _check_tensor(kind: str, name: str, tensor: Tensor) -> None:
         )
 
 
-def _version(tensor: Tensor) -> int:
-    """How often the tensor was changed in place; inference tensors do not count it."""
-    return 0 if tensor.is_inference() else tensor._version
-
-
 def _versions(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    return {name: _version(one) for name, one in tensors.items()}
+    return {name: version_of(one) for name, one in tensors.items()}

@@ -13,41 +13,67 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-__all__ = ["gather", "map_tensors", "rows_of_replicas"]
+__all__ = ["Rows", "gather", "map_tensors", "version_of"]
 
 Step = str | int
 
 
-def rows_of_replicas(arguments: Any, count: int, dim: int) -> dict[int, tuple[Tensor, ...]]:
-    """The rows of each tensor in the arguments, for at most `count` replicas, by the tensor's id.
+class Rows:
+    """The rows of each tensor in the arguments of a call, for its replicas.
 
-    With fewer rows than replicas each row has one.
+    Args:
+        arguments: positional ones by number, and others by name.
+        count: the number of replicas; with fewer rows each row has one.
+        dim: the dimension along which tensors are split.
+
+    Attributes:
+        replicas: how many have rows; all if there are no tensors.
 
     Raises:
         ValueError: a tensor has no rows, or two are split into different numbers of parts, of which
             some would be dropped.
     """
-    parts: dict[int, tuple[Tensor, ...]] = {}
-    first: tuple[str, Tensor] | None = None
-    for path, tensor in _tensors(arguments, ()):
-        name = describe(path)
-        if not -tensor.dim() <= dim < tensor.dim():
-            raise ValueError(
-                f"DataParallel splits tensors along dimension {dim}: {name} has shape "
-                f"{list(tensor.shape)}; pass a Python number, or a tensor with a row for each "
-                "sample"
-            )
-        if id(tensor) not in parts:
-            parts[id(tensor)] = tensor.chunk(count, dim)
-        first = first or (name, tensor)
-        ours, others = len(parts[id(tensor)]), len(parts[id(first[1])])
+
+    def __init__(self, arguments: dict[Any, Any], count: int, dim: int) -> None:
+        self._parts: dict[int, tuple[Tensor, ...]] = {}
+        self._seen: list[tuple[str, Tensor, int]] = []
+        for path, tensor in _tensors(arguments, ()):
+            name = describe(path)
+            if not -tensor.dim() <= dim < tensor.dim():
+                raise ValueError(
+                    f"DataParallel splits tensors along dimension {dim}: {name} has shape "
+                    f"{list(tensor.shape)}; pass a Python number, or a tensor with a row for each "
+                    "sample"
+                )
+            if id(tensor) not in self._parts:
+                self._parts[id(tensor)] = tensor.chunk(count, dim)
+                self._seen.append((name, tensor, version_of(tensor)))
+        for name, tensor, _ in self._seen[1:]:
+            self._check_as_many(name, tensor, count)
+        self.replicas = len(self._parts[id(self._seen[0][1])]) if self._seen else count
+
+    def of(self, tensor: Tensor, replica: int) -> Tensor:
+        """The rows of a tensor for a replica, a view."""
+        return self._parts[id(tensor)][replica]
+
+    def check(self) -> None:
+        """Raises RuntimeError if a forward pass with a graph has changed an argument in place."""
+        for name, tensor, version in self._seen:
+            if version_of(tensor) != version and torch.is_grad_enabled():
+                raise RuntimeError(
+                    f"DataParallel: forward has changed {name} of shape {list(tensor.shape)} in "
+                    "place, which the caller's graph would not know; clone it in forward"
+                )
+
+    def _check_as_many(self, name: str, tensor: Tensor, count: int) -> None:
+        first, other, _ = self._seen[0]
+        ours, others = len(self._parts[id(tensor)]), len(self._parts[id(other)])
         if ours != others:
             raise ValueError(
-                f"DataParallel splits {first[0]} of shape {list(first[1].shape)} into {others} "
-                f"parts for its {count} replicas, but {name} of shape {list(tensor.shape)} into "
-                f"{ours}: give each tensor a row for each sample (expand() copies nothing)"
+                f"DataParallel splits {first} of shape {list(other.shape)} into {others} parts for "
+                f"its {count} replicas, but {name} of shape {list(tensor.shape)} into {ours}: give "
+                "each tensor a row for each sample (expand() copies nothing)"
             )
-    return parts
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
@@ -123,6 +149,11 @@ def _tensors(value: Any, path: tuple[Step, ...]) -> Iterator[tuple[tuple[Step, .
     elif isinstance(value, dict):
         for key, one in value.items():
             yield from _tensors(one, (*path, key))
+
+
+def version_of(tensor: Tensor) -> int:
+    """How often a tensor was changed in place; inference tensors do not count it."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _is_named(value: Any) -> bool:

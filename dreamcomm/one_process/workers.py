@@ -41,14 +41,14 @@ class Workers:
         self,
         where: str,
         calls: Sequence[Callable[[], T]],
-        generators: Sequence[Generator] | None = None,
+        generators: Sequence[Generator],
     ) -> list[T]:
         """Runs call i in thread i, in the torch state of this thread, and waits for all.
 
         Args:
             where: what they do, for errors.
             calls: at most `count`.
-            generators: one for each call: random CPU numbers come from it.
+            generators: one for each call at least: random CPU numbers come from it.
 
         Returns:
             The results, in order.
@@ -62,9 +62,8 @@ class Workers:
 
         def run_one(index: int) -> T | ExceptionWrapper:
             threads = len(self.cores[index]) if self.cores else each
-            random = generators[index] if generators else None
             try:
-                return state.call(calls[index], random, threads)
+                return state.call(calls[index], generators[index], threads)
             except Exception:
                 name = f"in replica {index} of {self.count} of DataParallel, {where}"
                 return ExceptionWrapper(where=name)  # type: ignore[no-untyped-call]
