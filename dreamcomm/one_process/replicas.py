@@ -16,6 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dreamcomm.one_process.scatter import version_of
@@ -192,6 +193,11 @@ def _check_module(name: str, module: nn.Module) -> None:
         wrong = (
             "is a SyncBatchNorm, whose calls the replicas would make in any order; keep BatchNorm "
             "here, or train in ranks"
+        )
+    elif parametrize.is_parametrized(module) and cast(Any, parametrize)._cache_enabled:
+        wrong = (
+            "is parametrized, and parametrize.cached() keeps weights by the address of modules, "
+            "which replicas of several calls may have in common; leave it out"
         )
     if wrong:
         raise RuntimeError(f"DataParallel: {f'module {name!r}' if name else 'the module'} {wrong}")
