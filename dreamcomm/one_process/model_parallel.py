@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, combinations
@@ -136,7 +137,7 @@ def _check_device(what: str, device: torch.device) -> None:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
+    return textwrap.shorten(str(error).partition("\n")[0], 200, placeholder=" ...")
 
 
 def _rest(module: nn.Module, parts: list[_Part]) -> list[tuple[str, nn.Module]]:

@@ -59,9 +59,30 @@ at::Tensor empty_strided(c10::IntArrayRef sizes, c10::IntArrayRef strides,
   return empty_on_device(sizes, strides, type.value_or(at::kFloat));
 }
 
-/// Copies on the current stream; a copy to the host waits for it.
+/// The current stream of a device.
+Queue& queue_on(const at::Device& device) {
+  const c10::DeviceGuard on(device);
+  return queue_of(current_stream());
+}
+
+/// One queue waits for what another one has been given so far.
+void order(Queue& first, Queue& then) {
+  Mark mark;
+  mark.record(first);
+  mark.block(then);
+}
+
+/// Copies on the current stream of the target's device, or the source's; a copy to the host waits
+/// for it. Between devices the streams of both wait for each other, as CUDA's do.
 at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool) {
-  Queue& queue = queue_of(current_stream());
+  Queue& queue = queue_on(to.is_cpu() ? from.device() : to.device());
+  if (!from.is_cpu() && !to.is_cpu() && from.device() != to.device()) {
+    Queue& source = queue_on(from.device());
+    order(source, queue);
+    queue.put([to = on_host(to), source = on_host(from)] { to.copy_(source); });
+    order(queue, source);
+    return to;
+  }
   if (from.is_cpu()) {  // the host's tensor may change as soon as this returns
     queue.put([to = on_host(to), source = from.clone()] { to.copy_(source); });
   } else {
@@ -80,46 +101,49 @@ at::Tensor as_strided(const at::Tensor& tensor, c10::IntArrayRef sizes, c10::Int
   return at::native::as_strided_tensorimpl(tensor, sizes, strides, offset);
 }
 
-/// Runs the host's operation, on the current stream.
+/// Runs the host's operation, on the current stream of the result's device.
 template <typename Operation>
-void put(const Operation& operation) {
-  queue_of(current_stream()).put(operation);
+void put(const at::Tensor& result, const Operation& operation) {
+  queue_on(result.device()).put(operation);
 }
 
 at::Tensor& add(const at::Tensor& a, const at::Tensor& b, const at::Scalar& by, at::Tensor& out) {
-  put([out = on_host(out), a = on_host(a), b = on_host(b), by]() mutable {
+  put(out, [out = on_host(out), a = on_host(a), b = on_host(b), by]() mutable {
     at::add_out(out, a, b, by);
   });
   return out;
 }
 
 at::Tensor& mul(const at::Tensor& a, const at::Tensor& b, at::Tensor& out) {
-  put([out = on_host(out), a = on_host(a), b = on_host(b)]() mutable { at::mul_out(out, a, b); });
+  put(out,
+      [out = on_host(out), a = on_host(a), b = on_host(b)]() mutable { at::mul_out(out, a, b); });
   return out;
 }
 
 at::Tensor& minimum(const at::Tensor& a, const at::Tensor& b, at::Tensor& out) {
-  put([out = on_host(out), a = on_host(a), b = on_host(b)]() mutable {
+  put(out, [out = on_host(out), a = on_host(a), b = on_host(b)]() mutable {
     at::minimum_out(out, a, b);
   });
   return out;
 }
 
 at::Tensor& maximum(const at::Tensor& a, const at::Tensor& b, at::Tensor& out) {
-  put([out = on_host(out), a = on_host(a), b = on_host(b)]() mutable {
+  put(out, [out = on_host(out), a = on_host(a), b = on_host(b)]() mutable {
     at::maximum_out(out, a, b);
   });
   return out;
 }
 
 at::Tensor& div(const at::Tensor& a, const at::Tensor& b, at::Tensor& out) {
-  put([out = on_host(out), a = on_host(a), b = on_host(b)]() mutable { at::div_out(out, a, b); });
+  put(out,
+      [out = on_host(out), a = on_host(a), b = on_host(b)]() mutable { at::div_out(out, a, b); });
   return out;
 }
 
 at::Tensor& div_rounded(const at::Tensor& a, const at::Tensor& b,
                         std::optional<c10::string_view> rounding, at::Tensor& out) {
-  put([out = on_host(out), a = on_host(a), b = on_host(b),
+  put(out,
+      [out = on_host(out), a = on_host(a), b = on_host(b),
        rounding = std::string(rounding.value())]() mutable { at::div_out(out, a, b, rounding); });
   return out;
 }
@@ -133,13 +157,14 @@ at::Tensor cat(const at::ITensorListRef& tensors, int64_t dim) {
         at::empty(part.sizes(), at::TensorOptions(part.scalar_type()).device(at::kMeta)));
   }
   const at::Tensor shape = at::cat(shapes, dim);
+  const c10::DeviceGuard on(tensors.front().device());
   at::Tensor out = empty_on_device(shape.sizes(), shape.strides(), shape.scalar_type());
-  put([out = on_host(out), parts, dim]() mutable { at::cat_out(out, parts, dim); });
+  put(out, [out = on_host(out), parts, dim]() mutable { at::cat_out(out, parts, dim); });
   return out;
 }
 
 at::Tensor& fill(at::Tensor& tensor, const at::Scalar& number) {
-  put([tensor = on_host(tensor), number] { tensor.fill_(number); });
+  put(tensor, [tensor = on_host(tensor), number] { tensor.fill_(number); });
   return tensor;
 }
 

@@ -1,7 +1,8 @@
 """Checks the installation and the machine: what works, what falls back, and why.
 
 Every check is a function that returns a :class:`Finding` and raises nothing; :func:`examine` runs
-them in order. The last two checks start processes, and a job of torchrun has one more, of its ranks.
+them in order. The last two start processes. A job of torchrun has another, which uses its ranks,
+in place of the last.
 """
 
 from __future__ import annotations
@@ -33,7 +34,6 @@ WITH_BUILD: tuple[Callable[[], Finding], ...] = (
     installation.buckets,
     machine.loopback,
     ranks.two_ranks,
-    parallelism.parallelism,
 )
 
 
@@ -49,7 +49,7 @@ def examine() -> Iterator[Finding]:
         if os.environ["RANK"] == "0" or found.state is Severity.BROKEN:
             yield found
         return
-    yield from examine_here()
+    yield from examine_here(parallelism.parallelism)  # a job's ranks would share the cores with it
 
 
 def in_job() -> bool:
@@ -57,15 +57,15 @@ def in_job() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
-def examine_here() -> Iterator[Finding]:
-    """The checks of this machine."""
+def examine_here(*last: Callable[[], Finding]) -> Iterator[Finding]:
+    """The checks of this machine, and those that come last."""
     first = installation.build()
     yield first
     for check in ALWAYS:
         yield check()
     if first.state is Severity.BROKEN:
         return
-    for check in WITH_BUILD:
+    for check in (*WITH_BUILD, *last):
         found = check()
         yield found
         if found.state is Severity.BROKEN:  # the next would fail of the same

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import chain
+from pathlib import Path
 from statistics import median
 
 import torch
@@ -28,8 +30,10 @@ ONE_THREAD, THREADS, REPLICAS, RANKS = "one thread", "intra-op threads", "DataPa
 
 MOST = 4  # cores that each way is measured with
 ROWS = 8  # of a batch: at least one for each of them
-TURNS = 8  # of each way within this process
-STEPS = 2  # timed in a turn, after an untimed one
+TURNS = 4  # of each way within this process
+SETTLE, STEPS = 4, 4  # untimed and timed steps of a turn
+LIMIT = 2.5  # seconds after which no other turn starts: on a busy machine threads wait long
+BUSY = 0.2  # cores that others use, from which on numbers are doubtful
 CLOSE = 1.05  # ways that take up to this multiple of the least time count as equal
 
 
@@ -65,7 +69,7 @@ def parallelism() -> Finding:
         meanings.append("nothing was measured: with one core no parallel way is faster")
     else:
         try:
-            meanings.append(describe(measure(min(cores, MOST)), min(cores, MOST)))
+            meanings += report(min(cores, MOST))
         except Exception as error:
             state = Severity.NOTE
             meanings.append(f"the ways to train on several cores were not measured: {why(error)}")
@@ -78,6 +82,34 @@ def usable_cores() -> int:
     from dreamcomm import _C
 
     return _C.usable_cpus()
+
+
+def report(cores: int) -> list[str]:
+    """The words on a measurement, and a doubt if other processes had a part of the cores."""
+    start, others = time.monotonic(), seconds_of_others()
+    words = describe(measure(cores), cores)
+    taken = (seconds_of_others() - others) / (time.monotonic() - start)
+    if taken < BUSY:
+        return [words]
+    return [
+        words,
+        f"meanwhile other processes used {taken:.1f} of the cores, so these numbers are doubtful: "
+        "run the doctor again when nothing else runs",
+    ]
+
+
+def seconds_of_others() -> float:
+    """The time that other processes have used this process's cores; 0 where Linux hides it."""
+    mine = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+    ticks = 0
+    try:
+        for line in Path("/proc/stat").read_text().splitlines():
+            name, *fields = line.split()
+            if name in mine:  # as: user nice system idle iowait irq softirq steal
+                ticks += sum(int(one) for one in (*fields[:3], *fields[5:8]))
+    except (OSError, ValueError):
+        return 0.0
+    return ticks / os.sysconf("SC_CLK_TCK") - sum(os.times()[:4])
 
 
 def describe(times: Times, cores: int) -> str:
@@ -148,26 +180,27 @@ def in_this_process(model: nn.Module, rows: Tensor, cores: int) -> dict[str, flo
     ways = {ONE_THREAD: (model, 1), THREADS: (model, cores), REPLICAS: (replicas, cores)}
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     times: dict[str, list[float]] = {way: [] for way in ways}
-    for _ in range(TURNS):
+    end = time.monotonic() + LIMIT
+    for turn in range(TURNS):
+        if turn and time.monotonic() > end:
+            break
         for way, (module, threads) in ways.items():
             torch.set_num_threads(threads)
-            # The first step starts threads, or competes with those of the previous way.
-            times[way] += timed_steps(module, optimizer, rows, 1 + STEPS)[1:]
+            # The first steps start threads, which the system then spreads over the cores.
+            times[way] += timed_steps(module, optimizer, rows)
     return {way: median(seconds) for way, seconds in times.items()}
 
 
-def timed_steps(
-    module: nn.Module, optimizer: torch.optim.Optimizer, rows: Tensor, steps: int
-) -> list[float]:
-    """The seconds of each step: forward, loss, backward and update."""
+def timed_steps(module: nn.Module, optimizer: torch.optim.Optimizer, rows: Tensor) -> list[float]:
+    """The seconds of the timed steps of a turn: forward, loss, backward and update."""
     seconds = []
-    for _ in range(steps):
+    for _ in range(SETTLE + STEPS):
         start = time.perf_counter()
         optimizer.zero_grad()
-        F.mse_loss(module(rows), rows).backward()
+        F.mse_loss(module(rows), rows).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         seconds.append(time.perf_counter() - start)
-    return seconds
+    return seconds[SETTLE:]
 
 
 def in_ranks(count: int) -> dict[str, float]:
@@ -194,6 +227,7 @@ def in_a_rank() -> dict[str, float]:
         rows = batch.chunk(dist.get_world_size())[dist.get_rank()]
         replica = DistributedDataParallel(model)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-        times[name] = median(timed_steps(replica, optimizer, rows, 2 + TURNS * STEPS)[2:])
+        turns = [timed_steps(replica, optimizer, rows) for _ in range(TURNS)]
+        times[name] = median(chain.from_iterable(turns))
     dist.destroy_process_group()
     return times
