@@ -44,6 +44,7 @@ OF_TORCHRUN = {
 RANKS = {"pipeline.py": 4, "hybrid.py": 4}  # of others two
 STRATEGIES = ["ddp", "server", "async", "local_sgd", "diloco", "gossip"]
 OF_SPAWN = {
+    "data_parallel.py": ["step 11 loss ", "a step on 2 replicas "],
     "shared_tensors.py": [
         "rank 0: the sum is 3.0; 1 call ran in place",
         "rank 1: the sum is 3.0; 1 call ran in place",
