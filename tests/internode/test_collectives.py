@@ -31,6 +31,7 @@ PLACEMENTS: list[Placement] = [
     [[0], [1], [2], [3]],
     [[0, 1, 2], [3]],
 ]
+SHORT = [TWO_OF_TWO, [[0], [1], [2], [3, 4]]]
 
 SUM, AVG, PRODUCT = dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.PRODUCT
 MIN, MAX = dist.ReduceOp.MIN, dist.ReduceOp.MAX
@@ -122,7 +123,11 @@ def all_collectives(placement: Placement, dtypes: list[torch.dtype]) -> int:
     return done
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
+@pytest.mark.parametrize(
+    "placement",
+    [pytest.param(one, marks=[] if one in SHORT else [pytest.mark.long]) for one in PLACEMENTS],
+    ids=str,
+)
 def test_every_collective_has_the_documented_bits(
     hosts: Hosts, placement: Placement, soak: bool
 ) -> None:

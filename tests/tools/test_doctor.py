@@ -146,7 +146,8 @@ def test_descriptors_that_do_not_arrive_fall_back(monkeypatch: pytest.MonkeyPatc
     assert "Gloo" in found.meaning
 
 
-@pytest.mark.parametrize("error", [errno.EPERM, pytest.param(errno.ENOSYS, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("error", [errno.EPERM, errno.ENOSYS])
 def test_ranks_are_watched_where_no_pidfd_is_given(error: int) -> None:
     found = examined_where("pidfd_open", error)
     assert found["watching processes"].state is Severity.NOTE
