@@ -13,12 +13,19 @@ from torch import Tensor, nn
 from dreamcomm._torch.ddp import unseen_by_dynamo
 from dreamcomm.one_process.devices import read_devices
 from dreamcomm.one_process.graph import ReplicaGraph, connect
+from dreamcomm.one_process.modes import check_modes
 from dreamcomm.one_process.random_numbers import CallNumbers
 from dreamcomm.one_process.replicas import Replicas
 from dreamcomm.one_process.scatter import Rows, gather, map_tensors
 from dreamcomm.one_process.workers import Workers
 
 __all__ = ["DataParallel"]
+
+
+@unseen_by_dynamo
+def _outside_of_graphs(wrapper: DataParallel, inputs: Any, kwargs: Any) -> Any:
+    """Ends torch.compile's graph before the replicas."""
+    return wrapper._forward(inputs, kwargs)
 
 
 class DataParallel(nn.DataParallel[nn.Module]):
@@ -87,11 +94,13 @@ class DataParallel(nn.DataParallel[nn.Module]):
             return super().forward(*inputs, **kwargs)
         if self._devices.replicas == 1:
             return self.module(*inputs, **kwargs)
+        if torch.compiler.is_compiling():
+            return _outside_of_graphs(self, inputs, kwargs)
         return self._forward(inputs, kwargs)
 
-    @unseen_by_dynamo
     def _forward(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         arguments: dict[Any, Any] = {**dict(enumerate(inputs)), **kwargs}
+        check_modes(arguments, self.module)
         rows = Rows(arguments, self._devices.replicas, self.dim)
         count = rows.replicas if arguments else 1
         replicas = Replicas(self.module, count)
@@ -112,7 +121,7 @@ class DataParallel(nn.DataParallel[nn.Module]):
         connected = connect([call.graph for call in calls], self._workers, numbers.generators)
         return gather(
             [
-                map_tensors(output, partial(call.replace, iter(made)))
+                map_tensors(output, partial(call.replace, iter(call.marks), iter(made)))
                 for call, output, made in zip(calls, outputs, connected, strict=True)
             ],
             self.dim,
@@ -137,13 +146,16 @@ class _Call:
 
     def __init__(self, module: nn.Module, graph: ReplicaGraph) -> None:
         self._module, self.graph = module, graph
+        self.marks: list[bool] = []  # whether each tensor of the output has a history
+        self._grad_enabled = torch.is_grad_enabled()  # forward may leave another mode behind
 
     def take(self, inputs: Any, kwargs: Any, rows: Rows, index: int) -> tuple[Any, Any]:
         """The arguments with the replica's rows in place of tensors."""
 
         def own(tensor: Tensor) -> Tensor:
             part = rows.of(tensor, index)
-            return self.graph.enter(part) if _has_history(part) else part
+            needs = part.requires_grad and self._grad_enabled
+            return self.graph.enter(part) if needs else part
 
         return map_tensors(inputs, own), map_tensors(kwargs, own)
 
@@ -151,17 +163,15 @@ class _Call:
         """Calls the module; its outputs end the graph."""
         output = self._module(*inputs, **kwargs)
         map_tensors(output, self._note)
-        self.graph.take_in_others()
+        self.graph.end()
         return output
 
-    def replace(self, connected: Iterator[Tensor], output: Tensor) -> Tensor:
+    @staticmethod
+    def replace(marks: Iterator[bool], connected: Iterator[Tensor], output: Tensor) -> Tensor:
         """What the caller gets for an output."""
-        return next(connected) if _has_history(output) else output
+        return next(connected) if next(marks) else output
 
     def _note(self, output: Tensor) -> None:
-        if _has_history(output):
+        self.marks.append(output.requires_grad and self._grad_enabled)
+        if self.marks[-1]:
             self.graph.outputs.append(output)
-
-
-def _has_history(tensor: Tensor) -> bool:
-    return tensor.requires_grad and torch.is_grad_enabled()

@@ -27,16 +27,17 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch import Generator, Tensor
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from dreamcomm import _C
-from dreamcomm._torch.leaves import leaves_below
+from dreamcomm._torch.leaves import is_leaf, leaves_of, nodes_below
 from dreamcomm.one_process.workers import Workers
 
 __all__ = ["ReplicaGraph", "connect"]
 
 T = TypeVar("T")
 Gradient = Tensor | None
+functorch = cast(Any, torch)._C._functorch
 keeps_graph = cast(Any, torch)._C._autograd._get_current_graph_task_keep_graph
 
 
@@ -76,6 +77,7 @@ class ReplicaGraph:
         self.leaves = list(leaves)
         self.rows: list[Tensor] = []  # of the caller's graph, read by this replica alone
         self.outputs: list[Tensor] = []  # those with a graph
+        self.nodes: list[Node] = []
         self._entries: list[_C.EntryNode] = []
         self._edges: list[GradientEdge] = []
         self._entrance = entrance or Entrance()
@@ -92,14 +94,17 @@ class ReplicaGraph:
         self._edges.append(get_gradient_edge(alias))
         return alias
 
-    def take_in_others(self) -> None:
-        """Finds leaves that are not the replica's: tensors that a closure or a list has.
+    def end(self) -> None:
+        """Ends the forward pass: finds the nodes, and leaves that are not the replica's.
+
+        These are tensors that a closure or a list has.
 
         Raises:
             RuntimeError: one of them has hooks, which would run twice.
         """
+        self.nodes = nodes_below(get_gradient_edge(one).node for one in self.outputs)
         known = {id(leaf) for leaf, _ in self.leaves}
-        for leaf in leaves_below(get_gradient_edge(one).node for one in self.outputs):
+        for leaf in leaves_of(self.nodes):
             if id(leaf) in known:
                 continue
             if leaf._backward_hooks:
@@ -110,19 +115,26 @@ class ReplicaGraph:
                 )
             self.leaves.append((leaf, leaf))
 
+    def owns_gradients(self) -> bool:
+        """True if nobody else has seen a leaf's ``grad``: no hook but ours does."""
+        return all(len(cast(Any, leaf)._post_accumulate_grad_hooks) == 1 for leaf, _ in self.leaves)
+
     def accumulate(self, gradients: Sequence[Gradient], retain: bool) -> list[Gradient]:
         """Runs the graph once: the gradients of leaves, then those of rows.
 
         It adds to ``grad`` of the replica's own leaves: reentrant checkpoints allow no other form.
         """
         outputs, given = self._roots(gradients)
-        if outputs:
-            with self._entrance.open():
-                torch.autograd.backward(outputs, given, retain_graph=retain)
-        found = [leaf.grad for leaf, _ in self.leaves]
-        for leaf, _ in self.leaves:
-            leaf.grad = None
-        return [*found, *(entry.take()[0] for entry in self._entries)]
+        try:
+            if outputs:
+                with self._entrance.open():
+                    torch.autograd.backward(outputs, given, retain_graph=retain)
+        finally:  # what a pass that fails has added is not for the next one
+            found = [leaf.grad for leaf, _ in self.leaves]
+            for leaf, _ in self.leaves:
+                leaf.grad = None
+            found += [entry.take()[0] for entry in self._entries]
+        return found
 
     def differentiate(
         self, gradients: Sequence[Gradient], retain: bool, create: bool
@@ -170,14 +182,32 @@ def connect(
         workers: the threads that run them.
         generators: those of their random numbers, for segments that are computed again.
         keep: whether they are read by several nodes, so that none of these frees them.
+
+    Raises:
+        RuntimeError: graphs have a node in common, which two threads would run.
     """
     if not any(graph.outputs for graph in graphs):
         return [[] for _ in graphs]
+    _check_apart(graphs)
     sources = {id(source): source for graph in graphs for _, source in graph.leaves}
     rows = [row for graph in graphs for row in graph.rows]
     call = _Call(graphs, workers, generators, list(sources), keep)
     made = iter(cast(Any, _Replicas).apply(call, *sources.values(), *rows))
     return [[next(made) for _ in graph.outputs] for graph in graphs]
+
+
+def _check_apart(graphs: Sequence[ReplicaGraph]) -> None:
+    """Raises RuntimeError if graphs have a node in common; then lets go of the nodes."""
+    seen: set[Node] = set()
+    for graph in graphs:
+        inner = {node for node in graph.nodes if not is_leaf(node)}
+        graph.nodes = []
+        if not seen.isdisjoint(inner):
+            raise RuntimeError(
+                "DataParallel: forward reads a tensor with a history that is no argument of it, "
+                "so that each replica runs that history: pass it as an argument, or detach it"
+            )
+        seen |= inner
 
 
 class _Replicas(torch.autograd.Function):
@@ -224,6 +254,8 @@ class _Call:
         Raises:
             RuntimeError: an earlier backward pass has freed the graphs.
         """
+        if any(map(_is_batched, of_outputs)):
+            raise RuntimeError("DataParallel: gradients in batches (vmap) do not reach threads")
         if not self.graphs:
             raise RuntimeError(
                 "DataParallel: an earlier backward pass has freed the graphs of the replicas; give "
@@ -234,11 +266,12 @@ class _Call:
             return self._add(self._create(of_outputs), own=False)
         retain = retain or self._keep
         graphs = self.graphs if retain else self._let_go()
-        own = all(leaf is not source for graph in graphs for leaf, source in graph.leaves)
+        alone = all(leaf is not source for graph in graphs for leaf, source in graph.leaves)
+        own = alone and all(graph.owns_gradients() for graph in graphs)
         return self._add(
             self._run(
                 partial(graph.accumulate, grads, retain)
-                if own
+                if alone
                 else partial(graph.differentiate, grads, retain, False)
                 for graph, grads in self._split(graphs, of_outputs)
             ),
@@ -295,6 +328,11 @@ class _Call:
             end = start + len(graph.outputs)
             yield graph, of_outputs[start:end]
             start = end
+
+
+def _is_batched(gradient: Gradient) -> bool:
+    kinds = (functorch.is_batchedtensor, functorch.is_legacy_batchedtensor)
+    return gradient is not None and any(kind(gradient) for kind in kinds)
 
 
 def _add_each(terms: dict[int, list[Tensor]], own: bool) -> dict[int, Gradient]:

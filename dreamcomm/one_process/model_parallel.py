@@ -58,9 +58,8 @@ def model_parallel(
         part.module.to(part.device)
     for part in (*parts, *rest):
         if part.device is not None:
-            part.module.register_forward_pre_hook(
-                _Entry(part.device), prepend=True, with_kwargs=True
-            )
+            for one in _called(part.module):
+                one.register_forward_pre_hook(_Entry(part.device), prepend=True, with_kwargs=True)
     if output_device is not None:
         module.register_forward_hook(_Exit(torch.device(output_device)))
     return module
@@ -102,6 +101,13 @@ def _moved(values: Any, device: torch.device) -> Any:
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     return chain(module.named_parameters(), module.named_buffers())
+
+
+def _called(module: nn.Module) -> list[nn.Module]:
+    """The module, or its children, if it is a container whose own forward nobody calls."""
+    if type(module).forward is not nn.Module.forward or "forward" in vars(module):
+        return [module]
+    return [inner for child in module.children() for inner in _called(child)]
 
 
 def _device_of(module: nn.Module) -> torch.device | None:

@@ -8,8 +8,10 @@ are the original's. Buffers of replica 0 are the module's own, those of the othe
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MethodType
 from typing import Any, cast
 
@@ -24,6 +26,10 @@ from dreamcomm.one_process.scatter import version_of
 __all__ = ["Replica", "Replicas"]
 
 DDP = nn.parallel.DistributedDataParallel
+HOLDERS = (list, tuple, dict, MethodType, partial)
+PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
+OF_TORCH = frozenset(vars(nn.Module()))  # the attributes of any module: parameters, hooks, ...
+LONGEST = 1000  # items of a list that may hold modules: data sets are longer
 MAKE_REPLICA = cast(Any, nn.Module)._replicate_for_data_parallel
 
 
@@ -96,19 +102,30 @@ class Replicas:
                     copy._buffers[key] = buffers[f"{name}.{key}".lstrip(".")] = own(
                         buffer, of_buffer=True
                     )
-            _bind_methods(one, copy)
+        own_things = {**copies, **made}
+        for one in self._modules.values():
+            _follow(one, copies[id(one)], own_things)
         return Replica(
             {name: copies[id(one)] for name, one in self._modules.items()}, leaves, buffers
         )
 
     def check_parameters(self) -> None:
-        """Raises RuntimeError if a forward pass has written a parameter, which all of them read."""
+        """Raises RuntimeError if a forward pass has changed a parameter, or put another there."""
         for name, parameter in self._parameters.items():
             if version_of(parameter) != self._versions[name]:
                 raise RuntimeError(
                     f"DataParallel: forward has changed parameter {name!r} in place, while the "
                     "other replicas read it; change parameters outside of forward"
                 )
+            owner, _, key = name.rpartition(".")
+            for replica in self.each:
+                now = replica.modules[owner]._parameters.get(key)
+                if now is None or now.data_ptr() != parameter.data_ptr():
+                    raise RuntimeError(
+                        f"DataParallel: forward has put another tensor in the place of parameter "
+                        f"{name!r}, which is lost with its replica; change parameters outside of "
+                        "forward, or take a buffer"
+                    )
 
     def keep_buffers(self) -> list[str]:
         """Gives the module the buffers that replica 0 has put in the place of others.
@@ -118,14 +135,18 @@ class Replicas:
         """
         lost: dict[str, None] = {}
         for replica, versions in zip(self.each, self._given, strict=True):
-            for name, given in replica.buffers.items():
-                owner, _, key = name.rpartition(".")
-                now = replica.modules[owner]._buffers.get(key)
-                if replica is self.each[0]:
-                    if now is not given and now is not None:
-                        self._modules[owner]._buffers[key] = now.detach()
-                elif now is not given or version_of(given) != versions[name]:
-                    lost[name] = None
+            for owner, module in replica.modules.items():
+                for key, now in module._buffers.items():
+                    name = f"{owner}.{key}".lstrip(".")
+                    given = replica.buffers.get(name)
+                    if replica is self.each[0]:
+                        if now is not given:
+                            kept = None if now is None else now.detach()
+                            self._modules[owner]._buffers[key] = kept
+                    elif now is not given or (
+                        given is not None and version_of(given) != versions[name]
+                    ):
+                        lost[name] = None
         return list(lost)
 
 
@@ -156,11 +177,46 @@ def _set_parameter(module: nn.Module, key: str, parameter: nn.Parameter) -> None
         setattr(module, key, parameter)
 
 
-def _bind_methods(module: nn.Module, copy: nn.Module) -> None:
-    """Has methods that were set on a module itself, as a patched forward, run on its copy."""
+def _follow(module: nn.Module, copy: nn.Module, own: dict[int, Any]) -> None:
+    """Has attributes that hold modules, parameters or methods of the tree hold the copy's own.
+
+    Otherwise a list of layers, or a patched forward, would run the original in each replica.
+    """
+    attributes = vars(copy)
     for key, value in vars(module).items():
-        if type(value) is MethodType and value.__self__ is module:
-            vars(copy)[key] = MethodType(value.__func__, copy)
+        if key not in OF_TORCH and type(value) not in PLAIN:
+            followed = _followed(value, own)
+            if followed is not value:
+                attributes[key] = followed
+
+
+def _followed(value: Any, own: dict[int, Any]) -> Any:
+    """The value itself, or one that holds the copy's own things in place of the module's."""
+    if id(value) in own:
+        return own[id(value)]
+    kind = type(value)
+    if kind is MethodType:
+        return (
+            MethodType(value.__func__, own[id(value.__self__)])
+            if id(value.__self__) in own
+            else value
+        )
+    if kind is partial:
+        parts = [value.func, *value.args, *value.keywords.values()]
+        found = [_followed(one, own) for one in parts]
+        if all(map(operator.is_, found, parts)):
+            return value
+        split = 1 + len(value.args)
+        return partial(
+            found[0], *found[1:split], **dict(zip(value.keywords, found[split:], strict=True))
+        )
+    if kind not in HOLDERS or len(value) > LONGEST:
+        return value
+    parts = list(value.values()) if kind is dict else list(value)
+    found = [_followed(one, own) for one in parts]
+    if all(map(operator.is_, found, parts)):
+        return value
+    return dict(zip(value, found, strict=True)) if kind is dict else kind(found)
 
 
 def _own(source: Tensor, memory: Tensor) -> Tensor:

@@ -80,6 +80,8 @@ def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
     """The value with what `change` returns in place of each tensor, called in order."""
     if isinstance(value, Tensor):
         return change(value)
+    if isinstance(value, PackedSequence):  # its parts belong together; it cannot be joined
+        return value
     if _is_named(value):
         return type(value)(*(map_tensors(one, change) for one in value))
     if isinstance(value, tuple | list):
@@ -106,6 +108,11 @@ def gather(outputs: Sequence[Any], dim: int, path: tuple[Step, ...] = ()) -> Any
         kinds = ", ".join(type(one).__name__ for one in outputs)
         raise TypeError(
             f"DataParallel cannot join {describe(path, 'output')}: replicas return {kinds}"
+        )
+    if isinstance(first, PackedSequence):
+        raise TypeError(
+            f"DataParallel cannot join {describe(path, 'output')}, a PackedSequence: unpack it in "
+            "forward"
         )
     if isinstance(first, dict):
         if any(one.keys() != first.keys() for one in outputs):

@@ -121,6 +121,30 @@ def parts_that_are_moved_later_are_followed() -> None:
     assert all(map(torch.equal, train(model, model), train(alone, alone)))
 
 
+class Layered(nn.Module):
+    """Layers in a list, of which nobody calls the list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = Scale()
+        self.layers = nn.ModuleList([Scale(), nn.ModuleDict({"inner": Scale()})])
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"out": self.layers[1]["inner"](self.layers[0](self.first(x)))}
+
+
+def lists_of_layers_are_parts() -> None:
+    torch.manual_seed(1)
+    alone = Layered()
+    for devices in ({"layers": FIRST}, {"first": FIRST}, {"layers.1": SECOND, "layers.0": FIRST}):
+        torch.manual_seed(1)
+        model = Layered()
+        dreamcomm.model_parallel(model, devices, output_device="cpu")
+        torch.manual_seed(1)
+        alone = Layered()
+        assert all(map(torch.equal, train(model, model), train(alone, alone)))
+
+
 def tied_to_the_rest_is_refused() -> None:
     model = make()
     model.head.weight = model.encoder.weight

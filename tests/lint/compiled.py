@@ -42,6 +42,7 @@ OWNERS = {
         "ThreadState",
         "add_in_order",
         "end_idle_threads",
+        "rewind",
         "thread_generator",
     },
     "messages": {"HeaderChannel", "PlacedMessage"},

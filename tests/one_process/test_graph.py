@@ -342,3 +342,107 @@ def test_saved_tensors_are_freed_by_the_backward_pass() -> None:
         assert gc.collect() == 0
     finally:
         gc.enable()
+
+
+def test_a_backward_pass_that_failed_leaves_nothing_for_the_next_one() -> None:
+    fails: list[int] = []
+
+    def forward(x: Tensor, weight: Tensor) -> Tensor:
+        def hook(_: Tensor) -> None:
+            if fails:
+                fails.pop()
+                raise ArithmeticError
+
+        hidden = x * weight
+        hidden.register_hook(hook)
+        return hidden + weight
+
+    module = Calls(forward)
+    x = torch.ones(4, 4, requires_grad=True)
+
+    def run(call: Any) -> list[Tensor]:
+        loss = (call(x) * torch.arange(4.0)).sum()
+        fails[:] = [1]
+        with pytest.raises(ArithmeticError):
+            loss.backward(retain_graph=True)
+        module.zero_grad()
+        x.grad = None
+        loss.backward()
+        return [one.grad for one in (module.weight, x) if one.grad is not None]
+
+    assert all(map(torch.equal, run(dreamcomm.DataParallel(module, 2)), run(module)))
+
+
+def test_a_history_that_is_no_arguments_is_refused() -> None:
+    module = Calls(lambda x, weight: x * weight * held[0])
+    held = [torch.ones(4, requires_grad=True) * 2]
+    wrapped = dreamcomm.DataParallel(module, 2)
+    with pytest.raises(RuntimeError, match="with a history that is no argument of it"):
+        wrapped(torch.ones(4, 4))
+    held[0] = held[0].detach()
+    wrapped(torch.ones(4, 4)).sum().backward()
+
+
+def test_a_gradient_that_a_hook_of_forward_keeps_stays_as_it_is() -> None:
+    kept: list[tuple[Tensor, Tensor]] = []
+
+    def keep(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        kept.append((parameter.grad, parameter.grad.clone()))
+
+    def forward(x: Tensor, weight: nn.Parameter) -> Tensor:
+        weight.register_post_accumulate_grad_hook(keep)
+        return x * weight
+
+    module = Calls(forward)
+    loss_of(dreamcomm.DataParallel(module, 2)(torch.randn(4, 4))).backward()
+    assert len(kept) == 2
+    assert all(torch.equal(one, clone) for one, clone in kept)
+    module.weight.register_post_accumulate_grad_hook(lambda _: None)
+
+
+def test_checkpoints_around_the_wrapper() -> None:
+    module = make("mlp")
+    wrapped = dreamcomm.DataParallel(module, 2)
+    x = batch("mlp").requires_grad_()
+    loss_of(wrapped(x)).backward()
+    expected = gradients(module)
+    module.zero_grad()
+    loss_of(checkpoint(wrapped, x, use_reentrant=True)).backward()
+    assert all(map(torch.equal, gradients(module), expected))  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="checkpoint parts inside of the module"):
+        checkpoint(wrapped, x, use_reentrant=False)
+
+
+def test_transforms_and_tangents_are_refused() -> None:
+    module = make("mlp")
+    wrapped = dreamcomm.DataParallel(module, 2)
+    for transform in (torch.func.grad(lambda x: wrapped(x).sum()), torch.func.vmap(wrapped)):
+        with pytest.raises(RuntimeError, match=r"transforms of torch\.func do not reach threads"):
+            transform(batch("mlp"))
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(batch("mlp"), batch("mlp"))
+        with pytest.raises(RuntimeError, match="tangents of forward-mode"):
+            wrapped(dual)
+        wrapped(batch("mlp"))
+    out = wrapped(batch("mlp").requires_grad_())
+    with pytest.raises(RuntimeError, match="gradients in batches"):
+        torch.autograd.grad(out, module[0].weight, torch.ones(2, *out.shape), is_grads_batched=True)
+
+
+def test_a_replica_that_calls_its_own_wrapper_is_an_error() -> None:
+    wrapped: list[Any] = []
+    module = Calls(lambda x, weight: wrapped[0](x))
+    wrapped.append(dreamcomm.DataParallel(module, 2))
+    with pytest.raises(RuntimeError, match="calls its own wrapper"):
+        wrapped[0](torch.ones(4, 4))
+
+
+def test_wrappers_within_wrappers() -> None:
+    module = make("mlp")
+    nested = dreamcomm.DataParallel(nn.Sequential(dreamcomm.DataParallel(module, 2)), 2)
+    loss_of(nested(batch("mlp"))).backward()
+    found = gradients(module)
+    module.zero_grad()
+    loss_of(module(batch("mlp"))).backward()
+    close(found, gradients(module))

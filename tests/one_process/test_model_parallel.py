@@ -34,6 +34,7 @@ def run() -> Iterator[Callable[..., None]]:
         model_parallel.outputs_go_where_they_are_asked_for,
         model_parallel.another_call_takes_the_place_of_the_first,
         model_parallel.parts_that_are_moved_later_are_followed,
+        model_parallel.lists_of_layers_are_parts,
         model_parallel.tied_to_the_rest_is_refused,
     ],
     ids=lambda case: case.__name__,

@@ -7,6 +7,7 @@ import io
 import multiprocessing
 import pickle
 import warnings
+from functools import partial
 from types import MethodType
 from typing import Any
 
@@ -108,7 +109,8 @@ def test_parametrizations() -> None:
     with one_thread():
         expected = in_parts(module, batch("mlp"), 2)
         with pytest.warns(UserWarning, match=r"changed buffer '1\.parametrizations"):
-            assert same_bits(step_of(wrapped, module, batch("mlp")), expected)
+            found = step_of(wrapped, module, batch("mlp"))
+        assert same_bits(found, expected)
     with parametrize.cached(), pytest.raises(RuntimeError, match=r"parametrize.cached\(\)"):
         wrapped(batch("mlp"))
 
@@ -278,3 +280,75 @@ def test_functional_call() -> None:
     torch.testing.assert_close(found, expected)
     grads = torch.autograd.grad(loss_of(found), list(values.values()))
     torch.testing.assert_close(grads, torch.autograd.grad(loss_of(expected), list(values.values())))
+
+
+def test_lists_of_layers_are_followed() -> None:
+    class Listed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.norm = nn.Linear(10, 5), nn.BatchNorm1d(5)
+            self.stages = [self.linear, (self.norm, {"last": torch.tanh})]
+            self.ways = {"scale": partial(self.scaled, by=2), "plain": self.plain}
+
+        def scaled(self, x: Tensor, by: int) -> Tensor:
+            return by * self.norm.bias + x
+
+        def plain(self, x: Tensor) -> Tensor:
+            return self.norm.weight * x
+
+        def forward(self, x: Tensor) -> Tensor:
+            linear, (norm, others) = self.stages
+            out: Tensor = others["last"](norm(linear(x)))
+            for way in self.ways.values():
+                out = way(out)
+            return out
+
+    torch.manual_seed(2)
+    module = Listed()
+    first = copy.deepcopy(module)
+    wrapped = dreamcomm.DataParallel(module, 2)
+    with one_thread():
+        expected = in_parts(module, batch("mlp"), 2)
+        with pytest.warns(UserWarning, match=r"changed buffer 'norm\."):
+            found = step_of(wrapped, module, batch("mlp"))
+        assert same_bits(found, expected)
+    assert module.norm.num_batches_tracked.item() == 1
+    first(batch("mlp").chunk(2)[0])
+    assert torch.equal(module.norm.running_mean, first.norm.running_mean)
+    assert module.stages[0] is module.linear
+
+
+def test_buffers_that_were_none_or_are_made_in_forward() -> None:
+    class Lazy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("first", None)
+            self.register_buffer("dropped", torch.ones(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.first is None:
+                self.first = x[:1].clone()
+                self.register_buffer("second", x[:1] * 2)
+                self.dropped = None
+            return x
+
+    module = Lazy()
+    with pytest.warns(UserWarning, match="has changed buffer 'first' and 2 more"):
+        dreamcomm.DataParallel(module, 2)(torch.arange(4.0))
+    assert module.first.item() == 0
+    assert module.second.item() == 0
+    assert module.dropped is None
+
+
+def test_another_tensor_in_a_parameters_place_is_an_error() -> None:
+    class Normalises(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.u = nn.Parameter(torch.ones(3), requires_grad=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.u.data = self.u.data / 2
+            return x * self.u
+
+    with pytest.raises(RuntimeError, match="in the place of parameter 'u', which is lost"):
+        dreamcomm.DataParallel(Normalises(), 2)(torch.ones(4, 3))

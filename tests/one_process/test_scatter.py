@@ -170,3 +170,11 @@ def test_memory_of_outputs_is_the_callers() -> None:
     out = call(lambda x: x, x)
     out.mul_(2)
     assert torch.equal(x, torch.ones(4, 3))
+
+
+def test_a_packed_output_is_refused() -> None:
+    def function(x: Tensor) -> Any:
+        return pack_padded_sequence(x[:, None], torch.tensor([len(x)]))
+
+    with pytest.raises(TypeError, match="the output, a PackedSequence: unpack it in forward"):
+        call(function, torch.ones(4))

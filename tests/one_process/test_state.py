@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
+import time
 from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -361,3 +364,120 @@ def test_other_threads_draw_from_torchs_generator() -> None:
     thread.join()
     torch.manual_seed(9)
     assert torch.equal(found[0], torch.rand(3))
+
+
+def test_numbers_that_other_threads_draw_meanwhile_are_not_drawn_again() -> None:
+    drawn, go = threading.Event(), threading.Event()
+
+    def function(x: Tensor, weight: Tensor) -> Tensor:
+        go.set()
+        assert drawn.wait(60)
+        return F.dropout(x) if draws[0] else x
+
+    def other() -> None:
+        assert go.wait(60)
+        found.append(torch.rand(6))
+        drawn.set()
+
+    draws = [False]
+    found: list[Tensor] = []
+    for draws[0] in (True, False):
+        found.clear()
+        drawn.clear()
+        go.clear()
+        torch.manual_seed(4)
+        thread = threading.Thread(target=other)
+        thread.start()
+        dreamcomm.DataParallel(Calls(function), 2)(torch.ones(4, 4))
+        thread.join()
+        found.append(torch.rand(6))
+        assert not set(found[0].tolist()) & set(found[1].tolist())
+
+
+def test_calls_of_several_threads_have_their_own_numbers() -> None:
+    wrapped = dreamcomm.DataParallel(Calls(lambda x, weight: torch.rand(len(x), 4)), 2)
+    found: list[Tensor] = []
+
+    def run() -> None:
+        for _ in range(50):
+            found.append(wrapped(torch.ones(2, 4)))
+
+    threads = [threading.Thread(target=run) for _ in range(3)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert len({tuple(one.flatten().tolist()) for one in found}) == 150
+
+
+def test_torch_random_is_as_before_after_a_call() -> None:
+    before = torch.random.default_generator
+    dreamcomm.DataParallel(Calls(lambda x, weight: F.dropout(x)), 2)(torch.ones(4, 4))
+    assert torch.random.default_generator is before
+
+
+def test_autocast_keeps_its_bits_whatever_the_timing() -> None:
+    """A weight that is used again is cast once, though another replica ends before."""
+
+    def function(x: Tensor, weight: Tensor) -> Tensor:
+        for _ in range(6):
+            if slow and threading.current_thread().name.endswith(f"-{slow[0]}_0"):
+                time.sleep(0.005)
+            with torch.autocast("cpu", torch.bfloat16):
+                x = (x @ weight).tanh()
+        return x
+
+    slow: list[int] = []
+    module = Calls(function)
+    wrapped = dreamcomm.DataParallel(module, 2)
+    found = []
+    with one_thread():
+        for which in ([], [0], [1], [0], [1]):
+            slow[:] = which
+            module.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                out = wrapped(torch.linspace(-1, 1, 32).view(8, 4))
+            out.float().square().sum().backward()
+            assert module.weight.grad is not None
+            found.append(module.weight.grad)
+    assert all(torch.equal(one, found[0]) for one in found[1:])
+
+
+def test_context_variables_reach_the_replicas() -> None:
+    scale: ContextVar[float] = ContextVar("scale", default=1.0)
+    scale.set(5.0)
+    wrapped = dreamcomm.DataParallel(Calls(lambda x, weight: x * scale.get()), 2)
+    assert torch.equal(wrapped(torch.ones(4, 4)), torch.full((4, 4), 5.0))
+
+
+def test_an_interrupt_waits_for_the_replicas() -> None:
+    class Slow(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for _ in range(10):
+                time.sleep(0.05)
+                self.count += 1
+            return x
+
+    module = Slow()
+    timer = threading.Timer(0.15, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        dreamcomm.DataParallel(module, 2)(torch.ones(4, 4))
+    assert module.count.item() == 10
+
+
+def test_grad_mode_that_forward_leaves_changed() -> None:
+    def function(x: Tensor, weight: Tensor) -> Tensor:
+        out = x * weight.sum()
+        torch.set_grad_enabled(False)
+        return out
+
+    module = Calls(function)
+    out = dreamcomm.DataParallel(module, 2)(torch.ones(4, 4))
+    assert torch.is_grad_enabled()
+    out.sum().backward()
+    assert module.weight.grad is not None

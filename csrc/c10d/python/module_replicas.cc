@@ -24,25 +24,27 @@ class ThreadState {
   py::object call(const py::function& function, const std::optional<at::Generator>& generator,
                   int threads) const {
     const at::ThreadLocalStateGuard state(state_);
-    const AutocastCache cache(cache_);
+    const AutocastScope autocast(cache_);
     const ThreadRandom random(generator);
     use_threads(threads);
     return function();
   }
 
  private:
-  /// Autocast keeps casts of parameters for each thread, until its outermost scope there ends; but
-  /// that of a replica's thread is in another thread.
-  class AutocastCache {
+  /// A scope of autocast, with the caller's choice of a cache. The cache is one for all threads,
+  /// and is cleared where the outermost scope of any thread ends: that of a replica would drop
+  /// casts that others are using.
+  class AutocastScope {
    public:
-    explicit AutocastCache(bool enabled) : outer_(at::autocast::is_autocast_cache_enabled()) {
-      at::autocast::set_autocast_cache_enabled(enabled);
+    explicit AutocastScope(bool cache) : outer_(at::autocast::is_autocast_cache_enabled()) {
+      at::autocast::increment_nesting();
+      at::autocast::set_autocast_cache_enabled(cache);
     }
-    AutocastCache(const AutocastCache&) = delete;
-    AutocastCache& operator=(const AutocastCache&) = delete;
-    ~AutocastCache() {
-      at::autocast::clear_cache();
+    AutocastScope(const AutocastScope&) = delete;
+    AutocastScope& operator=(const AutocastScope&) = delete;
+    ~AutocastScope() {
       at::autocast::set_autocast_cache_enabled(outer_);
+      at::autocast::decrement_nesting();
     }
 
    private:
@@ -62,6 +64,7 @@ void bind_replicas(pybind11::module_& m) {
            py::arg("threads"));
   m.def("end_idle_threads", &end_idle_threads, py::call_guard<py::gil_scoped_release>());
   m.def("thread_generator", &thread_generator);
+  m.def("rewind", &rewind, py::arg("generator"), py::arg("now"), py::arg("before"));
   m.def("add_in_order", &add_in_order, py::arg("terms"), py::arg("own"),
         py::call_guard<py::gil_scoped_release>());
 }

@@ -1,11 +1,13 @@
 #include "c10d/replicas/random.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/equal.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/library.h>
 
 #include <algorithm>
+#include <mutex>
 #include <utility>
 
 namespace dreamcomm {
@@ -77,6 +79,14 @@ ThreadRandom::ThreadRandom(const std::optional<at::Generator>& generator)
 ThreadRandom::~ThreadRandom() {
   current = std::move(outer_);
   c10::impl::tls_set_dispatch_key_included(kMode, outer_mode_);
+}
+
+bool rewind(const at::Generator& generator, const at::Tensor& now, const at::Tensor& before) {
+  at::Generator source = generator;
+  const std::lock_guard<std::mutex> lock(source.mutex());
+  if (!source.get_state().equal(now)) return false;
+  source.set_state(before);
+  return true;
 }
 
 const std::optional<at::Generator>& thread_generator() { return current; }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
 
 #include <optional>
 
@@ -23,6 +24,9 @@ class ThreadRandom {
   std::optional<at::Generator> outer_;
   bool outer_mode_;
 };
+
+/// Sets a generator's state to `before`, if it is `now`. Returns whether it was.
+bool rewind(const at::Generator& generator, const at::Tensor& now, const at::Tensor& before);
 
 /// The generator of this thread's innermost scope.
 const std::optional<at::Generator>& thread_generator();

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from dreamcomm._torch.leaves import leaves_below
+from dreamcomm._torch.leaves import leaves_of, nodes_below
 
 __all__ = ["Reached"]
 
@@ -40,7 +40,7 @@ class Reached:
         if stage in self._looked:
             return
         self._looked.add(stage)
-        for leaf in leaves_below(root.node for root in roots):
+        for leaf in leaves_of(nodes_below(root.node for root in roots)):
             if id(leaf) not in self._known:
                 self._known.add(id(leaf))
                 self._take_in(leaf)
