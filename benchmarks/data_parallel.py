@@ -33,7 +33,7 @@ CASES: dict[str, tuple[str, int, tuple[float, float] | None]] = {
     f"GPT of 10 M, {2 * GPT_ROWS} rows": ("gpt", 2, (1.6, 1.0)),
     f"GPT of 10 M, {4 * GPT_ROWS} rows": ("gpt", 4, (1.6, 1.0)),
     f"MLP of 25 M, {2 * MLP_ROWS} rows": ("mlp", 2, None),
-    f"MLP of 25 M, {64 * MLP_ROWS} rows": ("mlp", 64, None),
+    f"MLP of 25 M, {16 * MLP_ROWS} rows": ("mlp", 16, None),
 }
 ONE, THREADS, REPLICAS = "one thread", "threads within operators", "DataParallel"
 
