@@ -262,7 +262,6 @@ class _Call:
                 "that pass retain_graph=True"
             )
         if torch.is_grad_enabled():
-            self._keep = True
             return self._add(self._create(of_outputs), own=False)
         retain = retain or self._keep
         graphs = self.graphs if retain else self._let_go()

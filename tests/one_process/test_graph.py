@@ -446,3 +446,18 @@ def test_wrappers_within_wrappers() -> None:
     module.zero_grad()
     loss_of(module(batch("mlp"))).backward()
     close(found, gradients(module))
+
+
+def test_what_no_loss_uses_has_no_gradient() -> None:
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 2), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.first(x), self.second(x)
+
+    module = Heads()
+    dreamcomm.DataParallel(module, 2)(torch.ones(4, 4))[0].sum().backward()
+    assert module.first.weight.grad is not None
+    assert module.second.weight.grad is None

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import dreamcomm
+from dreamcomm.one_process import random_numbers
 from one_process.models import batch, gradients, loss_of, make, one_thread
 
 
@@ -481,3 +483,36 @@ def test_grad_mode_that_forward_leaves_changed() -> None:
     assert torch.is_grad_enabled()
     out.sum().backward()
     assert module.weight.grad is not None
+
+
+def test_a_number_drawn_beside_the_seeds_is_not_drawn_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drawn: list[Tensor] = []
+    plain = random_numbers._draw
+
+    def draw(count: int, generator: torch.Generator) -> Tensor:
+        if generator is torch.default_generator:
+            drawn.append(torch.rand(4))  # as another thread may
+        return plain(count, generator)
+
+    monkeypatch.setattr(random_numbers, "_draw", draw)
+    dreamcomm.DataParallel(Calls(lambda x, weight: x), 2)(torch.ones(4, 4))
+    assert not set(drawn[0].tolist()) & set(torch.rand(4).tolist())
+
+
+def test_casts_of_former_calls_are_freed() -> None:
+    """Within one scope of autocast: a cast of these weights takes 8 MiB a replica."""
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    wrapped = dreamcomm.DataParallel(nn.Linear(2048, 2048), 2)
+    x = torch.ones(2, 2048)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        for _ in range(3):
+            wrapped(x)
+        before = resident()
+        for _ in range(10):
+            wrapped(x)
+        assert resident() - before < 60 << 20
