@@ -7,6 +7,7 @@ to each replica as it is.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any, cast
 
 import torch
@@ -156,11 +157,23 @@ def _tensors(value: Any, path: tuple[Step, ...]) -> Iterator[tuple[tuple[Step, .
     elif isinstance(value, dict):
         for key, one in value.items():
             yield from _tensors(one, (*path, key))
+    elif _has_tensor_fields(value):
+        raise ValueError(
+            f"DataParallel does not split {describe(path)}, a {type(value).__name__}, so each "
+            "replica would have all of its rows: pass its tensors in a tuple or dict"
+        )
 
 
 def version_of(tensor: Tensor) -> int:
     """How often a tensor was changed in place; inference tensors do not count it."""
     return 0 if tensor.is_inference() else tensor._version
+
+
+def _has_tensor_fields(value: Any) -> bool:
+    """True for a dataclass with a tensor."""
+    if not is_dataclass(value) or isinstance(value, type):
+        return False
+    return any(isinstance(getattr(value, one.name, None), Tensor) for one in fields(value))
 
 
 def _is_named(value: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pytest
@@ -127,9 +128,15 @@ def test_one_replica_is_the_module() -> None:
     assert call(lambda x: {"any": x}, x, count=1)["any"] is x
 
 
+@dataclass
+class Batch:
+    x: Tensor
+
+
 @pytest.mark.parametrize(
     ("inputs", "words"),
     [
+        ([{"all": Batch(torch.ones(4))}], r"argument 0\['all'\], a Batch, so each replica would"),
         ([torch.tensor(1.0)], r"argument 0 has shape \[\]; pass a Python number"),
         (
             [torch.ones(8, 2), torch.ones(1, 2)],
