@@ -222,22 +222,25 @@ def test_copies_and_saved_ones_have_threads_of_their_own() -> None:
 
 
 def _in_a_fork(wrapped: Any, x: Tensor, queue: Any) -> None:
+    torch.set_num_threads(1)
     queue.put(wrapped(x).tolist())
 
 
 def test_a_process_that_is_forked_starts_threads_of_its_own() -> None:
-    module = make("mlp")
-    with one_thread():
-        wrapped = dreamcomm.DataParallel(module, 2)
-        with torch.no_grad():
-            expected = wrapped(batch("mlp"))
-            context = multiprocessing.get_context("fork")
-            queue = context.Queue()
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # newer Pythons warn of forks beside threads
-                child = context.Process(target=_in_a_fork, args=(wrapped, batch("mlp"), queue))
-                child.start()
-            assert queue.get(timeout=60) == expected.tolist()
+    wrapped = dreamcomm.DataParallel(make("mlp"), 2)
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    with one_thread(), torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # newer Pythons warn of forks beside threads
+        expected = wrapped(batch("mlp")).tolist()
+        torch.set_num_threads(2)
+        torch.ones(1 << 20).sum()  # starts a thread that the fork does not have
+        child = context.Process(target=_in_a_fork, args=(wrapped, batch("mlp"), queue))
+        child.start()
+        try:
+            assert queue.get(timeout=60) == expected
+        finally:
+            child.kill()
             child.join()
 
 

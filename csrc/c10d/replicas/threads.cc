@@ -2,9 +2,14 @@
 
 #include <ATen/Parallel.h>
 #include <dlfcn.h>
+#include <sys/types.h>
+#include <unistd.h>
 
 namespace dreamcomm {
 namespace {
+
+// The process that has loaded this library.
+const pid_t home = getpid();
 
 using Setter = void (*)(int);
 using Function = int (*)(int);
@@ -30,6 +35,8 @@ void use_threads(int threads) {
 }
 
 void end_idle_threads() {
+  if (getpid() != home)
+    return;                 // a fork has none of these threads: to end them would wait for ever
   constexpr int kSoft = 1;  // omp_pause_soft
   static const auto pause = find<Function>("omp_pause_resource_all");
   if (pause != nullptr) pause(kSoft);
