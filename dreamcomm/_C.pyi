@@ -92,6 +92,27 @@ def rewind(generator: torch.Generator, now: Tensor, before: Tensor) -> bool: ...
 # With own the first term's memory may take the sum.
 def add_in_order(terms: Sequence[Tensor], own: bool) -> Tensor | None: ...
 
+# Collectives on contiguous arrays of the buffer protocol. Kinds and operations are the core's, by
+# number; -1 is no operation. None or False: torch's path has to serve it.
+class ArrayWork:
+    def wait(self) -> None: ...
+    def is_completed(self) -> bool: ...
+
+class ArrayCalls:
+    def __init__(self, backend: DreamBackend) -> None: ...
+    def run(
+        self,
+        kind: int,
+        op: int,
+        root: int,
+        inputs: tuple[object, ...],
+        outputs: tuple[object, ...],
+        in_parts: int,
+        out_parts: int,
+        async_: bool,
+    ) -> ArrayWork | bool | None: ...
+    def all_reduce(self, array: object, op: int) -> bool: ...
+
 # Batch norm over ranks. join_statistics returns the count, mean and variance of all rows.
 def statistics_row(
     header: Sequence[float],

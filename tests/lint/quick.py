@@ -48,6 +48,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "csrc/transport": ("collectives", "lifecycle", "internode"),
     "dreamcomm": ("collectives", "lifecycle"),  # the files of no package
     "dreamcomm/_torch": ("collectives", "ddp", "lifecycle"),
+    "dreamcomm/arrays": ("arrays",),
     "dreamcomm/averaging": ("local_sgd", "gossip"),
     "dreamcomm/buckets": ("buckets", "ddp", "zero"),
     "dreamcomm/ddp": ("ddp", "buckets"),

@@ -12,6 +12,7 @@
 #include "c10d/process/process_heap.h"
 #include "c10d/python/bucket_ops.h"
 #include "c10d/python/callbacks.h"
+#include "c10d/python/module_arrays.h"
 #include "c10d/python/module_batch_norm.h"
 #include "c10d/python/module_buckets.h"
 #include "c10d/python/module_cost_model.h"
@@ -354,6 +355,7 @@ PYBIND11_MODULE(_C, m) {
   dreamcomm::bind_buckets(m);
   dreamcomm::bind_region(m);
   dreamcomm::bind_units(m);
+  dreamcomm::bind_arrays(m);
   dreamcomm::bind_batch_norm(m);
   dreamcomm::bind_replicas(m);
   dreamcomm::bind_registered(m);

@@ -1,0 +1,1 @@
+"""Collectives of arrays, for callers that have no process group."""

@@ -1,0 +1,203 @@
+"""Arrays of any library as tensors on the same memory, and results in the kind that was given.
+
+NumPy's arrays are taken as they are, others by DLPack or the buffer protocol, through NumPy: its
+import of DLPack asks for the read-only flag, and takes strides that are negative. torch's takes a
+read-only array for a writable one, and ends the process for a negative stride.
+"""
+
+from __future__ import annotations
+
+import array
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+__all__ = ["View", "overlap", "view_of"]
+
+CPU = 1  # kDLCPU
+# Libraries whose arrays never change. JAX's export cannot say so.
+CONSTANT = ("jax", "jaxlib", "tensorflow")
+LONGEST = {"c": 16}  # bytes of an element: long doubles have more
+# Types that NumPy has from ml_dtypes, by name: their bits, and torch's type of the same bits.
+BITS: dict[str, tuple[type[np.generic], torch.dtype]] = {
+    "bfloat16": (np.uint16, torch.bfloat16),
+    **{
+        f"float8_{one}": (np.uint8, getattr(torch, f"float8_{one}"))
+        for one in ("e5m2", "e4m3fn", "e5m2fnuz", "e4m3fnuz", "e8m0fnu")
+    },
+}
+
+
+@dataclass(frozen=True)
+class View:
+    """An array that a call reads or writes.
+
+    Attributes:
+        tensor: on the array's memory, or for an input on a copy, where torch has no such strides.
+        why_constant: why the array cannot be written; "" if it can.
+        like: makes an array of the same kind of a tensor that nobody else has.
+    """
+
+    tensor: Tensor
+    why_constant: str
+    like: Callable[[Tensor], Any]
+
+
+def view_of(given: Any, name: str) -> View:
+    """Reads an array.
+
+    Args:
+        given: a NumPy array, torch tensor, buffer, or anything that speaks DLPack.
+        name: the argument, for errors.
+
+    Raises:
+        TypeError: it is no array, or its elements are of a type that no collective has.
+        ValueError: its elements are in another byte order.
+    """
+    if isinstance(given, Tensor):
+        return View(given.detach(), "", _same)
+    if isinstance(given, np.ndarray):
+        return _of_numpy(given, name, _to_numpy(given.dtype))
+    if hasattr(given, "__dlpack__"):
+        return _of_dlpack(given, name)
+    found = _of_buffer(given, name)
+    if found is None:
+        raise TypeError(
+            f"{name}: expected an array (NumPy, torch, a buffer, or what has __dlpack__), got "
+            f"{type(given).__name__}"
+        )
+    return found
+
+
+def overlap(tensor: Tensor) -> bool:
+    """True if two elements may share memory, as in a broadcast array."""
+    if tensor.numel() <= 1:
+        return False
+    reach = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride < reach:
+                return True
+            reach = stride * (size - 1) + reach
+    return False
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _of_buffer(given: Any, name: str) -> View | None:
+    """The view of an object with a buffer; None if it has none."""
+    try:
+        memory = memoryview(given)
+    except (BufferError, TypeError):
+        return None
+    try:
+        elements = np.asarray(memory)
+    except ValueError as error:
+        raise TypeError(f"{name}: a buffer of format {memory.format!r}: {error}") from error
+    return _of_numpy(elements, name, _to_buffer(given, memory))
+
+
+def _of_dlpack(given: Any, name: str) -> View:
+    """The view of what speaks DLPack: on a CPU through NumPy, else as torch's tensor."""
+    library = type(given).__module__.partition(".")[0]
+    if given.__dlpack_device__()[0] != CPU:
+        return View(
+            cast(Any, torch).from_dlpack(given), _constant(library), _to_library(given, library)
+        )
+    try:
+        elements = np.from_dlpack(given)
+    except (BufferError, RuntimeError, TypeError, ValueError):
+        if not hasattr(given, "__array__"):
+            raise
+        elements = np.asarray(given)  # as JAX gives bfloat16
+    found = _of_numpy(elements, name, _to_library(given, library))
+    return View(found.tensor, _constant(library) or found.why_constant, found.like)
+
+
+def _constant(library: str) -> str:
+    return f"arrays of {library} never change" if library in CONSTANT else ""
+
+
+def _of_numpy(elements: NDArray[Any], name: str, like: Callable[[Tensor], Any]) -> View:
+    """The view of a NumPy array."""
+    kind, bits = elements.dtype, BITS.get(elements.dtype.name)
+    if not kind.isnative:
+        raise ValueError(
+            f"{name}: elements of type {kind} are in another byte order; pass "
+            "array.astype(array.dtype.newbyteorder('='))"
+        )
+    if bits is None and (kind.kind not in "biufc" or kind.itemsize > LONGEST.get(kind.kind, 8)):
+        raise TypeError(f"{name}: no collective has elements of type {kind}")
+    if bits is not None:
+        elements = elements.view(bits[0])
+    item = elements.dtype.itemsize
+    if any(stride < 0 or stride % item for stride in elements.strides):
+        tensor, why = torch.from_numpy(elements.copy()), "its strides are negative or odd"
+    else:
+        tensor, why = torch.from_numpy(_writable(elements)), ""
+    if not elements.flags.writeable:
+        why = "it is read-only"
+    return View(tensor if bits is None else tensor.view(bits[1]), why, like)
+
+
+class _Memory:
+    """The memory of a read-only array, for a reader that takes writable ones alone."""
+
+    def __init__(self, elements: NDArray[Any]) -> None:
+        self.elements = elements  # keeps the memory
+        self.__array_interface__ = {
+            **elements.__array_interface__,
+            "data": (elements.__array_interface__["data"][0], False),
+        }
+
+
+def _writable(elements: NDArray[Any]) -> NDArray[Any]:
+    return elements if elements.flags.writeable else np.asarray(_Memory(elements))
+
+
+def _to_numpy(kind: np.dtype[Any]) -> Callable[[Tensor], Any]:
+    def like(tensor: Tensor) -> NDArray[Any]:
+        bits = BITS.get(kind.name)
+        if bits is None:
+            return tensor.numpy()
+        width = {np.uint16: torch.uint16, np.uint8: torch.uint8}[bits[0]]
+        return tensor.view(width).numpy().view(kind)
+
+    return like
+
+
+def _to_buffer(given: Any, memory: memoryview) -> Callable[[Tensor], Any]:
+    """Results of an array.array are one, and those of other buffers memoryviews."""
+
+    def like(tensor: Tensor) -> Any:
+        data = bytearray(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        if isinstance(given, array.array):
+            return array.array(given.typecode, bytes(data))
+        shape = list(tensor.shape)
+        view: Any = memoryview(data)
+        return view.cast(memory.format, shape) if shape else view.cast(memory.format)
+
+    return like
+
+
+def _to_library(given: Any, library: str) -> Callable[[Tensor], Any]:
+    """Results are made by the array's own library."""
+
+    def like(tensor: Tensor) -> Any:
+        if hasattr(given, "__array_namespace__"):
+            space = given.__array_namespace__()
+            return space.from_dlpack(tensor)
+        if library == "tensorflow":
+            return sys.modules["tensorflow"].convert_to_tensor(tensor.numpy())
+        maker = getattr(sys.modules.get(library), "from_dlpack", None)
+        return tensor.numpy() if maker is None else maker(tensor)
+
+    return like
