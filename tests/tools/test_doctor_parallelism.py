@@ -130,6 +130,7 @@ def test_a_rank_that_fails_becomes_a_finding(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("failing", [False, True])
 def test_torch_is_as_before(monkeypatch: pytest.MonkeyPatch, failing: bool) -> None:
     monkeypatch.setattr(parallelism, "TURNS", 1)
+    monkeypatch.setattr(parallelism, "RANK_TURNS", 1)
     monkeypatch.setattr(parallelism, "in_ranks", lambda _: dict.fromkeys(parallelism.MODELS, 1.0))
     if failing:
         monkeypatch.setattr(parallelism, "median", fail(ArithmeticError("no middle")))

@@ -109,7 +109,9 @@ def of_ones(stage: int) -> float:
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_a_norm_has_float32_whatever_the_default_dtype(pool: Pool, stage: int) -> None:
-    expected = float(torch.tensor(300.0, dtype=torch.float32).sqrt())
+    expected = float(
+        torch.tensor(300.0**0.5, dtype=torch.float32)
+    )  # torch's sqrt is not exact on all CPUs
     assert pool.run(of_ones, stage, world=2) == [expected] * 2
 
 

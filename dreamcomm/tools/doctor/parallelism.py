@@ -30,9 +30,9 @@ ONE_THREAD, THREADS, REPLICAS, RANKS = "one thread", "intra-op threads", "DataPa
 
 MOST = 4  # cores that each way is measured with
 ROWS = 8  # of a batch: at least one for each of them
-TURNS = 4  # of each way within this process
-SETTLE, STEPS = 4, 4  # untimed and timed steps of a turn
-LIMIT = 2.5  # seconds after which no other turn starts: on a busy machine threads wait long
+TURNS, RANK_TURNS = 4, 2  # of each way within this process, and of ranks
+SETTLE, STEPS = 2, 3  # untimed and timed steps of a turn
+LIMIT = 1.5  # seconds after which no other turn starts: on a busy machine threads wait long
 BUSY = 0.2  # cores that others use, from which on numbers are doubtful
 CLOSE = 1.05  # ways that take up to this multiple of the least time count as equal
 
@@ -40,13 +40,15 @@ CLOSE = 1.05  # ways that take up to this multiple of the least time count as eq
 def mlp() -> tuple[nn.Module, Tensor]:
     """A model and its batch: gradients of 17 MB against little arithmetic."""
     layers = nn.Sequential(nn.Linear(1024, 2048), nn.ReLU(), nn.Linear(2048, 1024))
-    return layers, torch.randn(ROWS, 1024)
+    return layers, torch.randn(ROWS, 1024, device="cpu")
 
 
 def transformer() -> tuple[nn.Module, Tensor]:
     """A model and its batch: gradients of 4 MB against much arithmetic."""
     layer = nn.TransformerEncoderLayer(192, 4, 768, dropout=0.0, batch_first=True)
-    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), torch.randn(ROWS, 32, 192)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), torch.randn(
+        ROWS, 32, 192, device="cpu"
+    )
 
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
@@ -227,7 +229,7 @@ def in_a_rank() -> dict[str, float]:
         rows = batch.chunk(dist.get_world_size())[dist.get_rank()]
         replica = DistributedDataParallel(model)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-        turns = [timed_steps(replica, optimizer, rows) for _ in range(TURNS)]
+        turns = [timed_steps(replica, optimizer, rows) for _ in range(RANK_TURNS)]
         times[name] = median(chain.from_iterable(turns))
     dist.destroy_process_group()
     return times
