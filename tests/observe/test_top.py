@@ -201,7 +201,8 @@ def look_after_an_end(how: str) -> tuple[int, int, list[dict[str, Any]], str]:
             if seen[0]["rank"] != 0 or seen[0]["state"] != "active":
                 break
             time.sleep(0.05)
-        return own, child, seen, run_top("--once")
+        # Other jobs' groups may have long names, beside which a narrow table folds the words.
+        return own, child, seen, run_top("--once", columns=1000)
     finally:
         os.kill(child, signal.SIGKILL)
 
