@@ -352,8 +352,8 @@ def lose_in_turn(victims: list[int]) -> tuple[list[str], list[int]]:
         (4, [1, 1], {0: [0, 2], 3: [1, 2]}, True),
         (3, [2, 0], {1: [0, 1]}, True),
         (3, [1], {0: [0, 2], 2: [1, 2]}, False),
-        # Gloo tells the victim's neighbours, and their closed connections the fourth rank. On a loaded
-        # machine a rank has waited in Gloo's next call for ever, once: the long form looks for it.
+        # Gloo tells the victim's neighbours, and their closed connections the fourth rank. On a
+        # loaded machine a rank has waited in Gloo's next call for ever, once: the long form looks.
         pytest.param(*(4, [1], {0: [0, 3], 2: [1, 3], 3: [2, 3]}, False), marks=pytest.mark.long),
     ],
 )
