@@ -41,7 +41,7 @@ class View:
     Attributes:
         tensor: on the array's memory, or for an input on a copy, where torch has no such strides.
         why_constant: why the array cannot be written; "" if it can.
-        like: makes an array of the same kind of a tensor that nobody else has.
+        like: turns a tensor, which nobody else has, into an array of the given kind.
     """
 
     tensor: Tensor

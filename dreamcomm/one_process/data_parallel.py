@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -78,7 +78,7 @@ class DataParallel(nn.DataParallel[nn.Module]):
         else:
             nn.Module.__init__(self)
             self.module, self.device_ids, self.dim = module, [], dim
-            self.output_device = torch.device("cpu")  # type: ignore[assignment]
+            self.output_device = cast(Any, torch.device("cpu"))  # torch's class says int
         self._devices = devices
         self._workers = Workers(devices.replicas, devices.cores)
         self._told = False

@@ -116,7 +116,7 @@ class ReplicaGraph:
             self.leaves.append((leaf, leaf))
 
     def owns_gradients(self) -> bool:
-        """True if nobody else has seen a leaf's ``grad``: no hook but ours does."""
+        """True if the leaves have no hooks besides ours, which could have kept their ``grad``."""
         return all(len(cast(Any, leaf)._post_accumulate_grad_hooks) == 1 for leaf, _ in self.leaves)
 
     def accumulate(self, gradients: Sequence[Gradient], retain: bool) -> list[Gradient]:

@@ -47,7 +47,7 @@ def model_parallel(
     if output_device is not None:
         _check_device("output_device", torch.device(output_device))
     rest = [_Part(name, one, _device_of(one)) for name, one in _rest(module, parts)]
-    _check_apart(parts, rest, module)
+    _check_apart(parts, module)
 
     for one in module.modules():
         for hooks in (one._forward_pre_hooks, one._forward_hooks):
@@ -104,7 +104,7 @@ def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _called(module: nn.Module) -> list[nn.Module]:
-    """The module, or its children, if it is a container whose own forward nobody calls."""
+    """The modules whose forward is called: this one, or the children of a container."""
     if type(module).forward is not nn.Module.forward or "forward" in vars(module):
         return [module]
     return [inner for child in module.children() for inner in _called(child)]
@@ -136,7 +136,7 @@ def _check_device(what: str, device: torch.device) -> None:
     """Raises ValueError if no tensor can be made there."""
     try:
         torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except (RuntimeError, AssertionError, ImportError) as error:  # by the kind of device
         raise ValueError(
             f"model_parallel: {what} cannot be on {device}: {_first_line(error)}"
         ) from error
@@ -164,7 +164,7 @@ def _rest(module: nn.Module, parts: list[_Part]) -> list[tuple[str, nn.Module]]:
     return found
 
 
-def _check_apart(parts: list[_Part], rest: list[_Part], module: nn.Module) -> None:
+def _check_apart(parts: list[_Part], module: nn.Module) -> None:
     """Raises ValueError if parts have a module or a tensor in common."""
     for one, other in combinations(parts, 2):
         for inner, outer in ((one, other), (other, one)):

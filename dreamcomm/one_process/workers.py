@@ -87,7 +87,8 @@ class Workers:
             result = one.result()
             if isinstance(result, ExceptionWrapper):
                 result.reraise()  # type: ignore[no-untyped-call]
-            results.append(result)  # type: ignore[arg-type]
+            else:
+                results.append(result)
         return results
 
     def _started(self) -> list[ThreadPoolExecutor]:

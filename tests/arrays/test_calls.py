@@ -43,27 +43,21 @@ def reductions(name: str) -> None:
         assert made.all_reduce(mine, number)
         assert mine.tobytes() == expected.numpy().tobytes(), op
         mine, out = own(name), np.zeros_like(mine)
-        assert made.run(ALL_REDUCE, number, 0, (mine,), (out,), 1, 1, False)
+        assert made.run(ALL_REDUCE, number, 0, (mine,), (out,), 1, 1)
         assert out.tobytes() == expected.numpy().tobytes(), op
         assert mine.tobytes() == own(name).tobytes()
-        out[:] = 0
-        work = made.run(ALL_REDUCE, number, 0, (mine,), (out,), 1, 1, True)
-        assert isinstance(work, _C.ArrayWork)
-        work.wait()
-        assert work.is_completed()
-        assert out.tobytes() == expected.numpy().tobytes(), op
 
 
 def motions() -> None:
     made, rank, world = calls(), dist.get_rank(), dist.get_world_size()
     mine = own("float32")
     everyone = np.empty((world, mine.size), "float32")
-    assert made.run(ALL_GATHER, -1, 0, (mine,), (everyone,), 1, world, False)
+    assert made.run(ALL_GATHER, -1, 0, (mine,), (everyone,), 1, world)
     parts = everyone.reshape(world, -1)
     assert np.array_equal(parts[rank], mine)
     swapped = np.empty_like(mine[: 24 - 24 % world])
     given = np.ascontiguousarray(mine[: swapped.size])
-    assert made.run(ALL_TO_ALL, -1, 0, (given,), (swapped,), world, world, False)
+    assert made.run(ALL_TO_ALL, -1, 0, (given,), (swapped,), world, world)
     step = swapped.size // world
     for other in range(world):
         part = parts[other][rank * step : (rank + 1) * step]
@@ -71,10 +65,10 @@ def motions() -> None:
     root = world - 1
     out = bytearray(mine.nbytes)
     if rank == root:
-        assert made.run(BROADCAST, -1, root, (mine,), (mine,), 1, 1, False)
+        assert made.run(BROADCAST, -1, root, (mine,), (mine,), 1, 1)
     else:
         view = memoryview(out).cast("f")
-        assert made.run(BROADCAST, -1, root, (), (view,), 1, 1, False)
+        assert made.run(BROADCAST, -1, root, (), (view,), 1, 1)
         assert bytes(out) == parts[root].tobytes()
 
 
@@ -92,7 +86,10 @@ def refused() -> None:
     ):
         assert not made.all_reduce(array, 0)
     mixed = (own("float32"),), (own("float64"),)
-    assert made.run(ALL_REDUCE, 0, 0, *mixed, 1, 1, False) is None
+    assert made.run(ALL_REDUCE, 0, 0, *mixed, 1, 1) is False
+    assert not made.run(ALL_GATHER, -1, 0, (own("int64"),), (np.zeros(49, "int64"),), 1, 2), (
+        "unequal"
+    )
     fine = np.ones(3)
     assert made.all_reduce(fine, 0)
     assert fine[0] == dist.get_world_size()

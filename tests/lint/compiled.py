@@ -38,7 +38,7 @@ OWNERS = {
         "statistics_row",
         "take_into_running",
     },
-    "arrays": {"ArrayCalls", "ArrayWork"},
+    "arrays": {"ArrayCalls"},
     "one_process": {
         "ThreadState",
         "add_in_order",

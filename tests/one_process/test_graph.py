@@ -56,13 +56,6 @@ def test_first_and_second_derivatives() -> None:
     assert torch.autograd.gradcheck(wrapped, (x,))
     assert torch.autograd.gradgradcheck(wrapped, (x,))
 
-    def of_parameters(*values: Tensor) -> Tensor:
-        with torch.no_grad():
-            for parameter, value in zip(module.parameters(), values, strict=True):
-                parameter.copy_(value)
-        found: Tensor = wrapped(x)
-        return found
-
     loss_of(wrapped(x)).backward(create_graph=True)
     assert all(p.grad is not None and p.grad.requires_grad for p in module.parameters())
 
@@ -398,7 +391,6 @@ def test_a_gradient_that_a_hook_of_forward_keeps_stays_as_it_is() -> None:
     loss_of(dreamcomm.DataParallel(module, 2)(torch.randn(4, 4))).backward()
     assert len(kept) == 2
     assert all(torch.equal(one, clone) for one, clone in kept)
-    module.weight.register_post_accumulate_grad_hook(lambda _: None)
 
 
 def test_checkpoints_around_the_wrapper() -> None:

@@ -133,13 +133,9 @@ class DreamBackend final : public c10d::Backend, public MessageCarrier {
   WorkPtr reduce_scatter_tensor_coalesced(TensorList& outputs, TensorList& inputs,
                                           const c10d::ReduceScatterOptions& opts) override;
 
-  // Collectives on memory that the caller keeps until they end. Only where shares_memory().
-  // (arrays.cc)
-  /// Runs one on the calling thread, until the group's timeout.
+  /// Runs a collective on memory that the caller keeps, on this thread, until the group's timeout.
+  /// Only where shares_memory(). (arrays.cc)
   void run_blocks(const OpLabel& label, Request request);
-  /// Runs one on the progress thread, after those called before. `request` has no blocks.
-  c10::intrusive_ptr<DreamWork> start_blocks(const OpLabel& label, Request request,
-                                             std::vector<Block> in, std::vector<Block> out);
 
   /// One pass of a sharded optimizer over CPU tensors in the process's heap, which it keeps alive.
   /// `op`: how it averages what it reads. Only where shares_heaps(). (gather_scatter.cc)

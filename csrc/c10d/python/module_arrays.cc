@@ -4,7 +4,6 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <array>
-#include <memory>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -12,7 +11,6 @@
 
 #include "c10d/backend/backend.h"
 #include "c10d/base/op_labels.h"
-#include "core/text.h"
 #include "kernels/reduce.h"
 
 namespace dreamcomm {
@@ -71,7 +69,7 @@ class Buffers {
   }
 
   /// Adds an array's blocks, `parts` of equal size. Returns its type; none if the core has no such
-  /// elements, or there is no such buffer: not contiguous, or not writable where it has to be.
+  /// elements, the parts are unequal, or there is no such buffer: not contiguous, or not writable.
   std::optional<DType> take(PyObject* array, bool writes, std::size_t parts,
                             std::vector<Block>& blocks) {
     Py_buffer view;
@@ -81,6 +79,8 @@ class Buffers {
       return std::nullopt;
     }
     views_.push_back(view);
+    if (view.itemsize == 0) return std::nullopt;
+    if (static_cast<std::size_t>(view.len / view.itemsize) % parts != 0) return std::nullopt;
     const std::size_t bytes = static_cast<std::size_t>(view.len) / parts;
     for (std::size_t part = 0; part < parts; ++part) {
       blocks.push_back({static_cast<std::byte*>(view.buf) + part * bytes, bytes});
@@ -90,26 +90,6 @@ class Buffers {
 
  private:
   c10::SmallVector<Py_buffer, 2> views_;  // only what releasing reads: it may move
-};
-
-/// A call under way, with the buffers that it reads and writes.
-class ArrayWork {
- public:
-  ArrayWork(c10::intrusive_ptr<DreamWork> work, std::unique_ptr<Buffers> buffers)
-      : work_(std::move(work)), buffers_(std::move(buffers)) {}
-
-  void wait() {
-    {
-      const py::gil_scoped_release release;
-      work_->wait();
-    }
-    buffers_.reset();
-  }
-  bool is_completed() { return work_->isCompleted(); }
-
- private:
-  c10::intrusive_ptr<DreamWork> work_;
-  std::unique_ptr<Buffers> buffers_;
 };
 
 const OpLabel& label_of(Kind kind) {
@@ -142,7 +122,7 @@ struct ArrayCall {
   int root;
   std::vector<Block> in;
   std::vector<Block> out;
-  std::unique_ptr<Buffers> buffers = std::make_unique<Buffers>();
+  Buffers buffers{};
 
   Request request() const {
     Request made{.kind = kind, .reduction = reduction, .in = in, .out = out, .root = root};
@@ -156,7 +136,7 @@ bool read(ArrayCall& call, const py::tuple& inputs, const py::tuple& outputs, st
   std::optional<DType> type;
   const auto take = [&](py::handle array, bool writes, std::size_t parts,
                         std::vector<Block>& blocks) {
-    const std::optional<DType> found = call.buffers->take(array.ptr(), writes, parts, blocks);
+    const std::optional<DType> found = call.buffers.take(array.ptr(), writes, parts, blocks);
     if (!found || (type && *type != *found)) return false;
     type = found;
     return true;
@@ -185,26 +165,17 @@ class ArrayCalls {
  public:
   explicit ArrayCalls(c10::intrusive_ptr<DreamBackend> backend) : backend_(std::move(backend)) {}
 
-  /// Runs a collective, or starts it. None where torch's path has to serve it.
-  py::object run(int kind, int op, int root, const py::tuple& inputs, const py::tuple& outputs,
-                 std::size_t in_parts, std::size_t out_parts, bool async) {
+  /// Runs a collective. False where torch's path has to serve it.
+  bool run(int kind, int op, int root, const py::tuple& inputs, const py::tuple& outputs,
+           std::size_t in_parts, std::size_t out_parts) {
     ArrayCall call{static_cast<Kind>(kind), {}, root, {}, {}};
     if (!backend_->shares_memory() || !read(call, inputs, outputs, in_parts, out_parts) ||
         !set_operation(call, op, backend_->getSize())) {
-      return py::none();
+      return false;
     }
-    const OpLabel& label = label_of(call.kind);
-    if (async) {
-      auto work = backend_->start_blocks(label, call.request(), call.in, call.out);
-      return py::cast(
-          std::make_unique<ArrayWork>(std::move(work), std::move(call.buffers)).release(),
-          py::return_value_policy::take_ownership);
-    }
-    {
-      const py::gil_scoped_release release;
-      backend_->run_blocks(label, call.request());
-    }
-    return py::bool_(true);
+    const py::gil_scoped_release release;
+    backend_->run_blocks(label_of(call.kind), call.request());
+    return true;
   }
 
   /// The same for an all_reduce in place, which is called most.
@@ -230,14 +201,10 @@ class ArrayCalls {
 }  // namespace
 
 void bind_arrays(pybind11::module_& m) {
-  py::class_<ArrayWork>(m, "ArrayWork")
-      .def("wait", &ArrayWork::wait)
-      .def("is_completed", &ArrayWork::is_completed);
   py::class_<ArrayCalls>(m, "ArrayCalls")
       .def(py::init<c10::intrusive_ptr<DreamBackend>>(), py::arg("backend"))
       .def("run", &ArrayCalls::run, py::arg("kind"), py::arg("op"), py::arg("root"),
-           py::arg("inputs"), py::arg("outputs"), py::arg("in_parts"), py::arg("out_parts"),
-           py::arg("async_"))
+           py::arg("inputs"), py::arg("outputs"), py::arg("in_parts"), py::arg("out_parts"))
       .def("all_reduce", &ArrayCalls::all_reduce, py::arg("array"), py::arg("op"));
 }
 
