@@ -20,6 +20,7 @@ waits for never depends on the order in which its peer posted messages.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from itertools import repeat
 from typing import Any
@@ -35,6 +36,7 @@ __all__ = ["MOST_SENDS", "Messenger"]
 
 MOST_SENDS = 64  # works under way, of headers and of tensors
 MOST_TOLD = 800  # bytes of a text, which a header holds
+LOOKS = 0.25  # seconds: a peer's departure may be seen after the error that it causes
 
 
 class Messenger:
@@ -49,7 +51,8 @@ class Messenger:
     - **Time.** A wait ends after the time that is given. A wait for a certain message has no limit
       here: the caller looks at :attr:`timeout`, which is the group's. A signal ends a wait.
     - **Loss.** A peer whose process ends is a :class:`RankLost` within LOOK_MS in every wait. What
-      it sent before can be accepted first, without a time.
+      it sent before can be accepted first, without a time. Between nodes the end of a process may
+      take along what this rank has not received yet: its values raise the loss, too.
     - **Departure.** A peer that leaves the group is told by :meth:`departure`. It is a
       :class:`RankLeft` in waits if no other peer is left. Over Gloo a process that ends cannot be
       told from a connection that ends, so both are a RankLeft in every wait.
@@ -274,11 +277,16 @@ class Messenger:
 
     def _check_peers(self, error: RuntimeError) -> None:
         """Raises if the error comes from the loss or the departure of a peer."""
-        self.endpoint.check_lost()
-        for peer in self.peers:
-            if why := self.endpoint.departure(peer):
-                self.endpoint.check_lost()  # its process has ended meanwhile
-                raise RankLeft(peer, why) from error
+        until = time.monotonic() + LOOKS
+        while True:
+            self.endpoint.check_lost()
+            for peer in self.peers:
+                if why := self.endpoint.departure(peer):
+                    self.endpoint.check_lost()  # its process has ended meanwhile
+                    raise RankLeft(peer, why) from error
+            if time.monotonic() > until:
+                break
+            time.sleep(0.001)
         self.endpoint.end_looks()
 
 

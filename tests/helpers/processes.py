@@ -108,3 +108,11 @@ def values(found: Sequence[Reply]) -> list[Any]:
     if errors:
         raise RanksFailed(errors)
     return [reply.value for reply in found]
+
+
+def value_of(found: Sequence[Reply], rank: int) -> Any:
+    """The value of one rank's reply, whatever became of the others; raises RanksFailed if it
+    failed."""
+    if found[rank].error:
+        raise RanksFailed({rank: reply.error for rank, reply in enumerate(found) if reply.error})
+    return found[rank].value

@@ -19,7 +19,7 @@ import torch.distributed as dist
 import dreamcomm
 from helpers.census import census, shared_memory_files
 from helpers.pool import Fresh
-from helpers.processes import replies
+from helpers.processes import replies, value_of
 from lifecycle.groups import Deadly, error_of, use_everything
 
 VICTIM = 1
@@ -172,7 +172,7 @@ def test_a_receive_from_any_source_tells_of_every_rank_once(fresh: Fresh, hosts:
     ranks = fresh.start(
         receive_from_any_when_all_are_gone, world=4, group_timeout=30, options={"hosts": hosts}
     )
-    text = str(replies(ranks, timeout=60)[0].value)
+    text = str(value_of(replies(ranks, timeout=60), 0))
     words, listed = text.split("no other rank can send it: ")
     assert "any" in words, text
     fates = listed.split("; ")
@@ -362,7 +362,7 @@ def come_late_to_the_first() -> str:
 @pytest.mark.beyond_gloo("gloo knows no verdict")
 def test_who_comes_late_to_a_monitored_barrier_learns_who_died(fresh: Fresh) -> None:
     ranks = fresh.start(come_late_to_the_first, world=4, group_timeout=60)
-    told = str(replies(ranks, 60)[3].value)
+    told = str(value_of(replies(ranks, 60), 3))
     assert "came too late: rank 0 has ended it without this rank, and others since" in told, told
     assert "the process of rank 1 has ended" in told, told
     assert "give a longer timeout" not in told, told

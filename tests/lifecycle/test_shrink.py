@@ -18,7 +18,7 @@ from torch.distributed.distributed_c10d import SHRINK_ABORT, SHRINK_DEFAULT
 
 from helpers.census import Census, census, shared_memory_files
 from helpers.pool import Fresh, Pool
-from helpers.processes import replies
+from helpers.processes import replies, value_of
 from lifecycle.groups import error_of, group_of, use_everything
 
 pytestmark = pytest.mark.beyond_gloo("gloo cannot shrink")
@@ -263,7 +263,7 @@ def keep_one_that_has_died() -> str:
 def test_a_rank_that_stays_but_has_died(fresh: Fresh) -> None:
     """At once, whatever the timeout: it will not call."""
     ranks = fresh.start(keep_one_that_has_died, world=3, group_timeout=600)
-    text = replies(ranks, 60.0)[0].value
+    text = value_of(replies(ranks, 60.0), 0)
     assert (
         "of the ranks that stay, [1] cannot call it, as they have ended or destroyed the group"
         in text

@@ -22,7 +22,7 @@ from dreamcomm.messages.over import messenger_over
 from dreamcomm.messages.shared_endpoint import SharedEndpoint
 from dreamcomm.ranks.errors import RankLeft, RankLost
 from helpers.pool import Fresh, Pool
-from helpers.processes import replies
+from helpers.processes import replies, value_of
 
 pytestmark = pytest.mark.beyond_gloo("tests what is written for dreamcomm's messages")
 
@@ -212,12 +212,14 @@ def loses(carrier: str, path: str, how: str) -> Any:
             time.sleep(0.001)
         os._exit(7)
     last = awaited(messenger)
+    survives = carrier == "shared memory"  # a connection that is reset loses what is unread
+    total = 0.0 if survives else float(messenger.value(last).sum())
     Path(path).touch()
     if how == "waiting":
         found = outcome(lambda: messenger.accept(1000))
     else:
         found = outcome(lambda: messenger.send(1, (2, 0, 0, 0), torch.ones(2_000_000)))
-    return last.key[0], float(messenger.value(last).sum()), found
+    return last.key[0], float(messenger.value(last).sum()) if survives else total, found
 
 
 @carriers
@@ -226,7 +228,7 @@ def test_a_peer_that_ends_is_an_error_of_every_wait(
     fresh: Fresh, tmp_path: Path, carrier: str, how: str, slack: float
 ) -> None:
     ranks = fresh.start(loses, carrier, str(tmp_path / "end"), how, options=CARRIERS.get(carrier))
-    number, total, (took, error, rank) = replies(ranks, 60)[0].value
+    number, total, (took, error, rank) = value_of(replies(ranks, 60), 0)
     assert (number, total, rank) == (1, 200.0, 1)
     assert took < 1.0 + slack
     assert error in ("RankLost", "RankLeft")

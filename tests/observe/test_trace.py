@@ -23,7 +23,7 @@ from dreamcomm._torch.groups import backend_of
 from dreamcomm.observe.records import Record
 from helpers.logs import Kept
 from helpers.pool import Fresh, Pool
-from helpers.processes import replies
+from helpers.processes import replies, value_of
 
 pytestmark = pytest.mark.beyond_gloo("Gloo writes no timeline")
 
@@ -193,7 +193,7 @@ def traced_until_rank_1_died(path: str) -> str:
 def test_for_the_part_of_a_rank_that_has_ended_nobody_waits(fresh: Fresh, tmp_path: Path) -> None:
     target = tmp_path / "run.json"
     ranks = fresh.start(traced_until_rank_1_died, str(target), world=2)
-    text = replies(ranks, 60.0)[0].value
+    text = value_of(replies(ranks, 60.0), 0)
     assert f"the trace {target} lacks ranks that have ended" in text
     assert {event["pid"] for event in load(target)} == {0}
 
