@@ -92,21 +92,39 @@ def rewind(generator: torch.Generator, now: Tensor, before: Tensor) -> bool: ...
 # With own the first term's memory may take the sum.
 def add_in_order(terms: Sequence[Tensor], own: bool) -> Tensor | None: ...
 
-# Collectives on contiguous arrays of the buffer protocol. Kinds and operations are the core's, by
-# number; -1 is no operation. False: torch's path has to serve it.
+# Collectives on arrays, in a group whose ranks share memory. Kinds and operations are the core's, by
+# number; -1 is no operation.
 class ArrayCalls:
     def __init__(self, backend: DreamBackend) -> None: ...
-    def run(
+    # A capsule for quick_all_reduce().
+    @property
+    def door(self) -> object: ...
+    # On tensors of the CPU, also strided ones. Sizes are those of the blocks, in bytes; none: one
+    # block. copies: how often the input's block is sent.
+    def run_tensors(
         self,
         kind: int,
         op: int,
         root: int,
-        inputs: tuple[object, ...],
-        outputs: tuple[object, ...],
-        in_parts: int,
-        out_parts: int,
-    ) -> bool: ...
-    def all_reduce(self, array: object, op: int) -> bool: ...
+        input: Tensor | None,
+        in_sizes: Sequence[int],
+        copies: int,
+        output: Tensor | None,
+        out_sizes: Sequence[int],
+        asynchronous: bool,
+    ) -> Work: ...
+    # All-reduces in place, or without an operation broadcasts. Ranks whose digests differ are a
+    # mismatch.
+    def run_together(
+        self, tensors: Sequence[Tensor], op: int, root: int, digest: int, asynchronous: bool
+    ) -> Work: ...
+    # The ranks' next collective fails with this text, as a mismatch. Returns at once.
+    def refuse(self, why: str) -> None: ...
+
+# The method all_reduce of a class, which serves contiguous buffers in place itself. Instances have
+# _quick: the door, a list of pending calls, and the numbers of operations; or None. _all_reduce
+# serves all else.
+def quick_all_reduce(type: type, text: str) -> Any: ...
 
 # Batch norm over ranks. join_statistics returns the count, mean and variance of all rows.
 def statistics_row(
@@ -177,6 +195,8 @@ class DreamBackend(Backend):
     @property
     def _recorder(self) -> Recorder | None: ...
     def stats(self) -> dict[str, dict[str, int]]: ...
+    # A group of these ranks, in their order; its members alone make it.
+    def _split(self, store: Store, ranks: Sequence[int], options: Options) -> DreamBackend: ...
     # Cancels the receives of a batch that an exception has ended. Does nothing without a batch.
     def _place(self, tensor: Tensor) -> PlacedMessage | None: ...
     def _take_placed(

@@ -65,8 +65,8 @@ void Primitives::compare_openings() {
     if (their.signature == opening_.signature) [[likely]]
       continue;
     end_mismatched([&](const SiteOf& site_of) {
-      return concat("rank ", rank(), " called ", words(opening_.signature), site_of(rank()),
-                    ", rank ", peer, " called ", words(their.signature), site_of(peer));
+      return concat("rank ", rank(), deed(opening_.signature), site_of(rank()), ", rank ", peer,
+                    deed(their.signature), site_of(peer));
     });
   }
   if (!opening_.signature.counted) return;
@@ -77,7 +77,9 @@ void Primitives::compare_openings() {
 // INVARIANT: all ranks find a mismatch that ends a call in the same round, so all turn this round,
 // too: if the openings of two ranks differ, every rank finds an opening that differs from its own.
 void Primitives::end_mismatched(const std::function<std::string(const SiteOf&)>& told) {
-  const std::string mine = scratch_.call_site ? scratch_.call_site() : "";
+  const std::string mine = scratch_.refusal != nullptr ? concat(": ", *scratch_.refusal)
+                           : scratch_.call_site        ? scratch_.call_site()
+                                                       : "";
   SiteText text{};
   put_text(text, mine);
   std::memcpy(rounds_.page(), text.data(), text.size());

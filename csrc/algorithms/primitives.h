@@ -56,6 +56,7 @@ class Primitives {
     std::string group;  // "group '1'", for errors; empty: the default one
     /// Returns where in the program this thread makes its call; may be empty, or return "".
     std::function<std::string()> call_site;
+    const std::string* refusal = nullptr;  // as in Request
     /// Records the phases of the call; null: does not.
     Timeline* timeline = nullptr;
   };

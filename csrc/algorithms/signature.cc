@@ -39,6 +39,8 @@ Signature signature_of(const Request& request, std::uint64_t sequence, std::uint
   const GradientCounts* const counts = request.reduction.counts;
   signature.counted = counts != nullptr && !counts->is_known();
   signature.along_tree = request.reduction.along_tree;
+  signature.refused = request.refusal != nullptr;
+  signature.digest = request.digest & Signature::kDigest;
   return signature;
 }
 
@@ -76,6 +78,7 @@ std::string words(const Signature& s) {
       s.kind == Kind::kScatter) {
     what += concat("root ", s.root, ", ");
   }
+  if (s.digest != 0) what += concat("layout ", s.digest, ", ");
   const std::string more = s.rest == 0 ? "" : concat(", with ", s.rest, " more to come in it");
   if (row < algorithm_table().size()) {
     what += concat("algorithm ", algorithm_table()[row].name);
@@ -83,6 +86,10 @@ std::string words(const Signature& s) {
     what.resize(what.size() - 2);
   }
   return concat(name(s.kind), '(', what, ") as call ", s.sequence, more);
+}
+
+std::string deed(const Signature& s) {
+  return s.refused ? concat(" refused its call ", s.sequence) : concat(" called ", words(s));
 }
 
 }  // namespace dreamcomm

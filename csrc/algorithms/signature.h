@@ -17,9 +17,12 @@ struct Signature {
   Kind kind = Kind::kBarrier;
   ReduceOp op = ReduceOp::kNone;
   DType dtype = DType::kOpaque;
-  std::uint8_t row = 0;     // of the algorithm table, and whether the rank asks for heaps
-  bool counted = false;     // the ranks' counts come with it: GradientCounts
-  bool along_tree = false;  // as in Reduction
+  std::uint8_t row = 0;         // of the algorithm table, and whether the rank asks for heaps
+  bool counted : 1 = false;     // the ranks' counts come with it: GradientCounts
+  bool along_tree : 1 = false;  // as in Reduction
+  bool refused : 1 = false;     // as in Request
+  std::uint32_t digest : 29 = 0;
+  static constexpr std::uint32_t kDigest = (std::uint32_t{1} << 29) - 1;
   static constexpr std::uint8_t kAsks = 0x80;
   // A sharded pass. `rest` counts its parameters, and `root` is a digest of them.
   static constexpr std::uint8_t kSharded = 0x7e;
@@ -27,6 +30,7 @@ struct Signature {
 
   bool operator==(const Signature&) const = default;
 };
+static_assert(sizeof(Signature) == 32);
 
 /// The start of each rank's first page of a call.
 struct Opening {
@@ -65,6 +69,9 @@ Signature signature_of(const Request& request, std::uint64_t sequence, std::uint
 
 /// "all_reduce(SUM, 4 x float32) as call 7": for the two sides of a mismatch.
 std::string words(const Signature& signature);
+
+/// " called all_reduce(SUM, 4 x float32) as call 7", or " refused its call 7".
+std::string deed(const Signature& signature);
 
 /// Bytes of the block that every rank has in this kind of call.
 std::size_t block_bytes(const Request& request);

@@ -179,6 +179,7 @@ struct Communicator::Impl {
     Entry entry(*recorder, scratch.clock,
                 [&] { return record_of(request, number, call.bytes, to_ns(now)); });
     scratch.timeline = entry.timeline();
+    scratch.refusal = request.refusal;
     Primitives prims(rounds, opening, watchdog, scratch, cache.heaps() ? &heaps : nullptr,
                      to_ns(now), request.reduction.counts);
     try {

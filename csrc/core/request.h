@@ -56,6 +56,10 @@ struct Request {
   /// are divided as `reduction` says.
   ShardedPass* pass = nullptr;
   const Request* part_of = nullptr;  // the program's call, if this is one host's part of it
+  std::uint32_t digest = 0;  // of what else has to be equal on all ranks, by the caller's own rules
+  /// A barrier in place of a call that this rank does not make, and why. If some rank makes one, it
+  /// ends on all ranks as a mismatch that says so.
+  const std::string* refusal = nullptr;
 };
 
 /// The moment `timeout` from now; the latest there is if that lies beyond it.

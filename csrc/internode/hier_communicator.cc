@@ -225,8 +225,10 @@ void HierarchicalCommunicator::abort_on_error(const Request& request, Act&& act)
 }
 
 void HierarchicalCommunicator::run(LinkContext& context, const Request& request, bool leaders) {
+  const std::function<std::string()> why = [&] { return concat(": ", *request.refusal); };
   handshake(context, signature_of(request, calls_ - before_, Signature::kNoRow),
-            {options_.group, options_.call_site}, opening_part(context, request, leaders));
+            {options_.group, request.refusal == nullptr ? options_.call_site : why},
+            opening_part(context, request, leaders));
   if (!leaders) internode::run(context, request);
 }
 

@@ -11,12 +11,15 @@ import array
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.autograd.graph import increment_version
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 __all__ = ["View", "overlap", "view_of"]
 
@@ -39,14 +42,16 @@ class View:
     """An array that a call reads or writes.
 
     Attributes:
-        tensor: on the array's memory, or for an input on a copy, where torch has no such strides.
+        tensor: on the array's memory, or on a copy, where torch has no such strides.
         why_constant: why the array cannot be written; "" if it can.
         like: turns a tensor, which nobody else has, into an array of the given kind.
+        written: called after the tensor was written; None: there is nothing to do.
     """
 
     tensor: Tensor
     why_constant: str
     like: Callable[[Tensor], Any]
+    written: Callable[[], None] | None = None
 
 
 def view_of(given: Any, name: str) -> View:
@@ -61,7 +66,7 @@ def view_of(given: Any, name: str) -> View:
         ValueError: its elements are in another byte order.
     """
     if isinstance(given, Tensor):
-        return View(given.detach(), "", _same)
+        return _of_torch(given, name)
     if isinstance(given, np.ndarray):
         return _of_numpy(given, name, _to_numpy(given.dtype))
     if hasattr(given, "__dlpack__"):
@@ -86,6 +91,17 @@ def overlap(tensor: Tensor) -> bool:
                 return True
             reach = stride * (size - 1) + reach
     return False
+
+
+def _of_torch(given: Tensor, name: str) -> View:
+    """The view of a tensor. A write to it is counted for autograd, as one by torch is."""
+    if given.layout is not torch.strided or is_traceable_wrapper_subclass(given):
+        raise TypeError(
+            f"{name}: expected a dense tensor, got a {type(given).__name__} of layout "
+            f"{given.layout}"
+        )
+    counted = None if given.is_inference() else partial(increment_version, given)
+    return View(given.detach(), "", _same, counted)
 
 
 def _same(tensor: Tensor) -> Tensor:
@@ -139,13 +155,14 @@ def _of_numpy(elements: NDArray[Any], name: str, like: Callable[[Tensor], Any]) 
     if bits is not None:
         elements = elements.view(bits[0])
     item = elements.dtype.itemsize
+    written = None
     if any(stride < 0 or stride % item for stride in elements.strides):
-        tensor, why = torch.from_numpy(elements.copy()), "its strides are negative or odd"
+        copy = elements.copy()
+        tensor, written = torch.from_numpy(copy), partial(np.copyto, elements, copy)
     else:
-        tensor, why = torch.from_numpy(_writable(elements)), ""
-    if not elements.flags.writeable:
-        why = "it is read-only"
-    return View(tensor if bits is None else tensor.view(bits[1]), why, like)
+        tensor = torch.from_numpy(_writable(elements))
+    why = "" if elements.flags.writeable else "it is read-only"
+    return View(tensor if bits is None else tensor.view(bits[1]), why, like, written)
 
 
 class _Memory:

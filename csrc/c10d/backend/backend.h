@@ -135,7 +135,29 @@ class DreamBackend final : public c10d::Backend, public MessageCarrier {
 
   /// Runs a collective on memory that the caller keeps, on this thread, until the group's timeout.
   /// Only where shares_memory(). (arrays.cc)
-  void run_blocks(const OpLabel& label, Request request);
+  void run_blocks(Request request);
+  /// A collective on arrays, as tensors on their memory. Sizes are those of the blocks, in bytes;
+  /// none: one block of all.
+  struct ArrayCall {
+    Kind kind = Kind::kBarrier;
+    std::optional<c10d::ReduceOp> op;
+    int root = 0;
+    std::optional<Tensor> input;
+    std::vector<std::size_t> in_sizes;
+    int copies = 1;  // of the input's one block, as all_to_all sends it to all
+    std::optional<Tensor> output;
+    std::vector<std::size_t> out_sizes;
+    bool async = false;
+  };
+  /// Runs it. Only where shares_memory(). (arrays.cc)
+  WorkPtr run_arrays(const ArrayCall& asked);
+  /// All-reduces tensors in place, or without `op` broadcasts them from `root`, as one call. Ranks
+  /// whose digests differ do not match. Only where shares_memory(). (arrays.cc)
+  WorkPtr run_together(const TensorList& tensors, const std::optional<c10d::ReduceOp>& op, int root,
+                       std::uint32_t digest, bool async);
+  /// Tells the ranks that this one does not make the next collective, and why: it fails on them as
+  /// a mismatch. Returns at once. Does nothing where torch's own backends carry everything.
+  void refuse(const std::string& why);
 
   /// One pass of a sharded optimizer over CPU tensors in the process's heap, which it keeps alive.
   /// `op`: how it averages what it reads. Only where shares_heaps(). (gather_scatter.cc)

@@ -151,7 +151,9 @@ Request Call::request(Clock::time_point deadline, std::size_t rest) const {
           .root = root_,
           .rest = static_cast<std::uint32_t>(rest),
           .deadline = deadline,
-          .pass = pass_.get()};
+          .pass = pass_.get(),
+          .digest = digest_,
+          .refusal = refusal_.empty() ? nullptr : &refusal_};
 }
 
 }  // namespace dreamcomm

@@ -8,7 +8,9 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <torch/csrc/distributed/c10d/Types.hpp>
+#include <utility>
 
 #include "core/request.h"
 #include "core/sharded_pass.h"
@@ -33,6 +35,11 @@ class Call {
   void in_place(const at::Tensor& tensor, bool aside = false);
   /// A pass in place of blocks, on the memory of these tensors in this process's heap.
   void pass(std::shared_ptr<ShardedPass> pass, c10::ArrayRef<at::Tensor> tensors);
+
+  /// As Request::digest.
+  void laid_out(std::uint32_t digest) { digest_ = digest; }
+  /// Makes it a call that this rank refuses; as Request::refusal.
+  void refuse(std::string why) { refusal_ = std::move(why); }
 
   /// Keeps what divides an average.
   void averaged_by(const c10d::ReduceOp& op) { averaging_ = op.supplement_; }
@@ -76,6 +83,8 @@ class Call {
   c10::SmallVector<c10::Storage, 2> plain_;  // outlives `tensor.data = ...`, too
   c10::SmallVector<Staged, 0> staged_;
   std::shared_ptr<ShardedPass> pass_;
+  std::uint32_t digest_ = 0;
+  std::string refusal_;
   c10::intrusive_ptr<c10d::_SupplementBase> averaging_;
 };
 

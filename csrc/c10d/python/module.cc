@@ -284,6 +284,16 @@ void bind_backend(py::module_& m) {
       .def("_holds", &DreamBackend::holds, py::arg("tensor"))
       .def("_averages", &DreamBackend::averages, py::arg("tensor"),
            py::call_guard<py::gil_scoped_release>())
+      // The members alone make it, in the order of `ranks`.
+      .def(
+          "_split",
+          [](DreamBackend& self, const StorePtr& store, const std::vector<int>& ranks,
+             const c10::intrusive_ptr<DreamOptions>& options) {
+            return c10::static_intrusive_pointer_cast<DreamBackend>(
+                self.split(store, ranks, options));
+          },
+          py::arg("store"), py::arg("ranks"), py::arg("options"),
+          py::call_guard<py::gil_scoped_release>())
       .def("_cancel_batch", &DreamBackend::cancel_coalescing,
            py::call_guard<py::gil_scoped_release>())
       .def(

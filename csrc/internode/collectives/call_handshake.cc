@@ -84,7 +84,7 @@ class CallHandshake {
       for (std::size_t i = 0; i < here_.size() && named.size() < Sides().size(); ++i) {
         if (here_[i] != here_[0]) named.push_back(rank_here(i));
       }
-      end_mismatched("", named, [](const Signature& call) { return " called " + words(call); });
+      end_mismatched("", named, deed);
     }
     if (!payload_.take) return;
     const std::optional<Mismatch> objection = payload_.take(told.data() + kVerdict);

@@ -1,0 +1,107 @@
+"""What all verbs of a communicator share: checks, refusals, and calls under way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from torch import Tensor
+
+from dreamcomm.arrays.calls import Call, Carrier, Issued
+from dreamcomm.arrays.handles import Handle, PendingCalls
+from dreamcomm.arrays.operations import OPERATIONS
+
+__all__ = ["Caller", "Planned", "collective"]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A call whose arguments are good.
+
+    Attributes:
+        issue: begins it, asynchronously or not.
+        finish: called once after it; returns what the caller gets.
+        reads: the arrays that it reads where they are, with the names of the arguments.
+        writes: the caller's arrays that it writes.
+        prepare: called before it; may read what ``reads`` names.
+    """
+
+    issue: Callable[[bool], Issued]
+    finish: Callable[[], Any]
+    reads: Sequence[tuple[str, Tensor]] = ()
+    writes: Sequence[Tensor] = ()
+    prepare: Callable[[], None] | None = None
+
+
+def collective(carrier: Carrier, call: Call, finish: Callable[[], Any], is_new: bool) -> Planned:
+    """Plans a call; ``is_new``: its output belongs to it alone."""
+    reads = [] if call.input is None else [("array", call.input)]
+    writes = [] if call.output is None or is_new else [call.output]
+    return Planned(lambda later: carrier.issue(call, later), finish, reads, writes)
+
+
+class Caller:
+    """A rank of a group that makes calls on arrays.
+
+    Attributes:
+        rank: this process's, from 0 on.
+        size: the number of ranks.
+    """
+
+    def __init__(self, carrier: Carrier) -> None:
+        backend = carrier.backend
+        self.rank: int = backend.rank()
+        self.size: int = backend.size()
+        self._carrier = carrier
+        self._door = carrier.door
+        self._pending = PendingCalls()
+        # For quick_all_reduce(); None when closed.
+        self._quick: object = (self._door.door, self._pending.calls, OPERATIONS)
+        self._closed = False
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise ValueError("the communicator is closed")
+
+    def _run(
+        self, verb: str, plan: Callable[[], Planned], async_op: bool, *, is_collective: bool = True
+    ) -> Any:
+        """Makes a call that ``plan`` describes. What it refuses is refused on all ranks."""
+        self._require_open()
+        try:
+            planned = plan()
+            self._pending.check(planned.reads, planned.writes)
+            if planned.prepare is not None:
+                planned.prepare()
+        except Exception as error:
+            self._refuse(verb, error, is_collective)
+        try:
+            issued = planned.issue(async_op)
+        except (TypeError, ValueError) as error:
+            self._refuse(verb, error, is_collective)
+        if not async_op:
+            return planned.finish()
+        handle: Handle[Any] = Handle(issued, planned.finish)
+        self._pending.add(
+            verb, handle, issued, [tensor for _, tensor in planned.reads], planned.writes
+        )
+        return handle
+
+    def _refuse(self, verb: str, error: Exception, is_collective: bool) -> NoReturn:
+        """Raises the error of a call that this rank does not make, and tells the other ranks."""
+        text = str(error)
+        if is_collective:
+            self._door.refuse(f"{verb}: {text}")
+        if type(error) in (TypeError, ValueError) and not text.startswith("rank "):
+            raise type(error)(f"rank {self.rank} of {self.size}: {verb}: {text}") from error
+        raise error
+
+    def _peer(self, name: str, rank: int) -> int:
+        """A rank of the group. Raises TypeError or ValueError if it is none."""
+        if isinstance(rank, bool) or not hasattr(rank, "__index__"):
+            raise TypeError(f"{name}: expected a rank, got {rank!r}")
+        found = rank.__index__()
+        if not 0 <= found < self.size:
+            raise ValueError(f"{name}: expected a rank from 0 to {self.size - 1}, got {found}")
+        return found

@@ -1,0 +1,148 @@
+"""Calls under way, and the memory that they read and write."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar, cast
+
+from torch import Tensor
+
+from dreamcomm.arrays.calls import Issued
+
+__all__ = ["Handle", "PendingCalls"]
+
+R = TypeVar("R")
+
+
+class Handle(Generic[R]):
+    """A call under way. Its arrays live until it has ended, also if the caller drops them.
+
+    Until :meth:`wait` has returned, the arrays that the call writes must not be used, and those that
+    it reads must not be changed. The communicator refuses calls that would.
+    """
+
+    def __init__(
+        self, issued: Issued, finish: Callable[[], R], source: Callable[[], int] | None = None
+    ) -> None:
+        self._issued: Issued | None = issued  # until it has succeeded
+        self._finish, self._source = finish, source
+        self._result: R | None = None
+        self.is_waited_for = False  # with or without an error
+
+    def wait(self) -> R:
+        """Waits for the call's end; returns what the call without ``async_op`` returns.
+
+        Raises:
+            DistBackendError: the call failed.
+        """
+        if self._issued is not None:
+            self.is_waited_for = True
+            self._issued.wait()
+            if self._issued.after is not None:
+                self._issued.after()
+            self._result = self._finish()
+            self._issued = None
+        return cast(R, self._result)
+
+    def is_completed(self) -> bool:
+        """Whether the call has ended, so that :meth:`wait` returns at once."""
+        return self._issued is None or self._issued.is_completed()
+
+    def source(self) -> int:
+        """The rank that has sent what a receive got. Raises ValueError for other calls."""
+        if self._source is None:
+            raise ValueError("only a receive has a source")
+        self.wait()
+        return self._source()
+
+
+class PendingCalls:
+    """The calls of a communicator that nobody has waited for.
+
+    INVARIANT: whether a call is pending depends on the program alone, and not on how fast the call
+    is, as long as its handle lives. So all ranks of a correct program refuse the same calls.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[_Pending] = []  # one list for good: compiled code looks at it
+
+    def __bool__(self) -> bool:
+        self.calls[:] = [one for one in self.calls if one.is_pending()]
+        return bool(self.calls)
+
+    def add(
+        self,
+        verb: str,
+        handle: Handle[Any],
+        issued: Issued,
+        reads: Sequence[Tensor],
+        writes: Sequence[Tensor],
+    ) -> None:
+        """Adds a call that has begun."""
+        self.calls.append(_Pending(verb, handle, issued, reads, writes))
+
+    def check(self, reads: Sequence[tuple[str, Tensor]], writes: Sequence[Tensor]) -> None:
+        """Raises ValueError if a pending call writes what is read, or uses what is written."""
+        if not self:
+            return
+        for one in self.calls:
+            for name, tensor in (*reads, *(("out", tensor) for tensor in writes)):
+                if _meet(tensor, one.writes):
+                    raise ValueError(
+                        f"{name}: a pending {one.verb} writes it: wait for its handle first"
+                    )
+            for tensor in writes:
+                if _meet(tensor, one.reads):
+                    raise ValueError(
+                        f"out: a pending {one.verb} reads it: wait for its handle first"
+                    )
+
+    def wait(self) -> None:
+        """Waits until all have ended, with or without an error, and forgets them."""
+        calls = self.calls.copy()
+        self.calls.clear()
+        for one in calls:
+            one.end()
+
+
+class _Pending:
+    def __init__(
+        self,
+        verb: str,
+        handle: Handle[Any],
+        issued: Issued,
+        reads: Sequence[Tensor],
+        writes: Sequence[Tensor],
+    ) -> None:
+        self.verb, self.reads, self.writes = verb, reads, writes
+        self._handle, self._issued = weakref.ref(handle), issued
+
+    def is_pending(self) -> bool:
+        handle = self._handle()
+        return not (self._issued.is_completed() if handle is None else handle.is_waited_for)
+
+    def end(self) -> None:
+        try:
+            self._issued.wait()
+        except RuntimeError:
+            pass  # the handle's own wait() raises it
+
+
+def _meet(tensor: Tensor, others: Sequence[Tensor]) -> bool:
+    """Whether a tensor lies between the first and the last byte of one of the others."""
+    device, begin, end = _span(tensor)
+    for other in others:
+        where, first, last = _span(other)
+        if device == where and begin < last and first < end:
+            return True
+    return False
+
+
+def _span(tensor: Tensor) -> tuple[str, int, int]:
+    """The device, the first byte and the byte after the last one."""
+    begin = tensor.data_ptr()
+    if tensor.numel() == 0:
+        return str(tensor.device), begin, begin
+    reach = sum(s * (n - 1) for s, n in zip(tensor.stride(), tensor.shape, strict=True))
+    return str(tensor.device), begin, begin + (reach + 1) * tensor.element_size()
