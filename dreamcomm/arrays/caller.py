@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from torch import Tensor
 
@@ -15,8 +14,7 @@ from dreamcomm.arrays.operations import OPERATIONS
 __all__ = ["Caller", "Planned", "collective"]
 
 
-@dataclass(frozen=True)
-class Planned:
+class Planned(NamedTuple):
     """A call whose arguments are good.
 
     Attributes:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -21,8 +20,7 @@ __all__ = ["Call", "Carrier", "Issued"]
 TORCH_OPERATIONS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """A collective. Input and output may be one tensor, for a call in place.
 
     Attributes:
@@ -47,8 +45,7 @@ class Call:
         return found
 
 
-@dataclass(frozen=True)
-class Issued:
+class Issued(NamedTuple):
     """A call that has begun.
 
     Attributes:

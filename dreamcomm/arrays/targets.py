@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,8 +15,7 @@ from dreamcomm.arrays.views import View, overlap, view_of
 __all__ = ["Target", "target_of"]
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(NamedTuple):
     """Receives a result.
 
     Attributes:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +24,14 @@ def is_tree(given: Any) -> bool:
     return isinstance(given, (list, tuple, dict)) or not pytree.tree_is_leaf(given)
 
 
+class _Leaf(NamedTuple):
+    """An array of a tree, and where its result goes."""
+
+    path: str
+    tensor: Tensor
+    target: Target
+
+
 class TreeCall:
     """An all_reduce, or without an operation a broadcast, of a tree's arrays.
 
@@ -38,59 +46,58 @@ class TreeCall:
     def __init__(
         self, carrier: Carrier, tree: Any, out: Any, operation: int | None, root: int
     ) -> None:
-        self._carrier, self._operation, self._root = carrier, operation, root
-        leaves, self._spec = pytree.tree_flatten_with_path(tree)
-        self._paths = [pytree.keystr(path) for path, _ in leaves]
-        outs = _outs(self._paths, out, tree)
-        self._targets: list[Target | None] = []
-        found: dict[str, list[tuple[str, Tensor, Tensor]]] = {}  # by dtype
-        for path, (_, leaf), into in zip(self._paths, leaves, outs, strict=True):
-            if leaf is None and into is None:
-                self._targets.append(None)
+        self._carrier, self._root = carrier, root
+        self._operation = NO_OPERATION if operation is None else operation
+        leaves, self._spec = pytree.tree_flatten(tree)
+        paths, order = _paths(self._spec)
+        outs = leaves if out is tree else _outs(paths, out)
+        self._leaves: list[_Leaf | None] = [None] * len(leaves)
+        groups: dict[torch.dtype, list[_Leaf]] = {}
+        for number in order:
+            if leaves[number] is None and outs[number] is None:
                 continue
-            given, target = _planned(path, leaf, into)
-            self._targets.append(target)
-            found.setdefault(str(given.dtype), []).append((path, given, target.tensor))
-        self._groups = [sorted(found[dtype], key=lambda one: one[0]) for dtype in sorted(found)]
-        self._check_devices()
+            leaf = _planned(paths[number], leaves[number], outs[number])
+            self._leaves[number] = leaf
+            groups.setdefault(leaf.tensor.dtype, []).append(leaf)
+        self._groups = [groups[dtype] for dtype in sorted(groups, key=str)]
+        found = [leaf for group in self._groups for leaf in group]
+        self._check_devices(found)
+        self._in_core = carrier.in_core(found[0].tensor)
         self._digest = zlib.crc32(
-            repr([(p, tuple(t.shape), t.dtype) for some in self._groups for p, t, _ in some]).encode()
+            repr([(one.path, one.tensor.shape, one.tensor.dtype) for one in found]).encode()
         )
         self._buffers: list[Tensor] = []
-        self.reads = [(f"array{p}", t) for some in self._groups for p, t, _ in some]
-        self.writes = [one.tensor for one in self._targets if one is not None and not one.is_new]
+        self.reads = [(f"array{one.path}", one.tensor) for one in found]
+        self.writes = [one.target.tensor for one in found if not one.target.is_new]
 
     def prepare(self) -> None:
         """Copies the arrays together."""
-        some = self._groups[0][0][1]
-        sends = self._operation is not None or self._carrier.backend.rank() == self._root
-        for arrays in self._groups:
-            count = sum(tensor.numel() for _, tensor, _ in arrays)
-            dtype = arrays[0][1].dtype
-            if self._carrier.in_core(some):
-                buffer = empty(count, dtype=dtype)
+        sends = self._operation >= 0 or self._carrier.backend.rank() == self._root
+        for leaves in self._groups:
+            some = leaves[0].tensor
+            count = sum(one.tensor.numel() for one in leaves)
+            if self._in_core:
+                buffer = empty(count, dtype=some.dtype)
             else:
-                buffer = torch.empty(count, dtype=dtype, device=some.device)
+                buffer = torch.empty(count, dtype=some.dtype, device=some.device)
             if sends:
-                torch.cat([_bytes(tensor) for _, tensor, _ in arrays], out=_bytes(buffer))
+                torch.cat([one.tensor.reshape(-1) for one in leaves], out=buffer)
             self._buffers.append(buffer)
 
     def issue(self, asynchronous: bool) -> Issued:
         """Begins the call."""
-        if not self._carrier.in_core(self._buffers[0]):
+        if not self._in_core:
             return self._issue_apart(asynchronous)
-        number = NO_OPERATION if self._operation is None else self._operation
         work: Any = self._carrier.door.run_together(
-            self._buffers, number, self._root, self._digest, asynchronous
+            self._buffers, self._operation, self._root, self._digest, asynchronous
         )
         return Issued(work.wait, work.is_completed)
 
     def _issue_apart(self, asynchronous: bool) -> Issued:
         """One call for each dtype, where torch's backends or a device's carry them."""
-        kind = Kind.BROADCAST if self._operation is None else Kind.ALL_REDUCE
-        number = NO_OPERATION if self._operation is None else self._operation
+        kind = Kind.ALL_REDUCE if self._operation >= 0 else Kind.BROADCAST
         calls = [
-            self._carrier.issue(Call(kind, one, one, number, self._root), asynchronous)
+            self._carrier.issue(Call(kind, one, one, self._operation, self._root), asynchronous)
             for one in self._buffers
         ]
         return Issued(
@@ -100,47 +107,46 @@ class TreeCall:
 
     def finish(self) -> Any:
         """Copies the results apart; returns their tree."""
-        for arrays, buffer in zip(self._groups, self._buffers, strict=True):
-            parts = buffer.split([tensor.numel() for _, tensor, _ in arrays])
-            outs = [out for _, _, out in arrays]
-            with torch.no_grad():
-                torch._foreach_copy_(
-                    outs, [one.view(out.shape) for one, out in zip(parts, outs, strict=True)]
-                )
-        results = [None if one is None else one.finish() for one in self._targets]
+        for leaves, buffer in zip(self._groups, self._buffers, strict=True):
+            outs = [one.target.tensor for one in leaves]
+            parts = buffer.split([out.numel() for out in outs])
+            shaped = [one.view(out.shape) for one, out in zip(parts, outs, strict=True)]
+            torch._foreach_copy_(outs, shaped)
+        results = [None if one is None else one.target.finish() for one in self._leaves]
         return pytree.tree_unflatten(results, self._spec)
 
-    def _check_devices(self) -> None:
-        where = {str(tensor.device): path for some in self._groups for path, tensor, _ in some}
-        if not where:
+    def _check_devices(self, leaves: list[_Leaf]) -> None:
+        if not leaves:
             raise ValueError("array: the tree holds no array")
-        if len(where) > 1:
-            told = " and ".join(f"array{path} on {device}" for device, path in where.items())
+        paths = {one.tensor.device: one.path for one in leaves}
+        if len(paths) > 1:
+            told = " and ".join(f"array{path} on {device}" for device, path in paths.items())
             raise ValueError(f"array: the tree's arrays are on several devices: {told}")
 
 
-def _planned(path: str, leaf: Any, out: Any) -> tuple[Tensor, Target]:
-    """The tensor of a leaf, and where its result goes."""
+@lru_cache
+def _paths(spec: pytree.TreeSpec) -> tuple[list[str], list[int]]:
+    """The paths of a tree's leaves, and the leaves' numbers in the order of their paths."""
+    numbered = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
+    paths = [pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(numbered)[0]]
+    return paths, sorted(range(len(paths)), key=paths.__getitem__)
+
+
+def _planned(path: str, given: Any, out: Any) -> _Leaf:
+    view = view_of(given, f"array{path}")
     try:
-        given = view_of(leaf, f"array{path}")
-        return given.tensor, target_of(given, leaf, out, tuple(given.tensor.shape))
+        return _Leaf(path, view.tensor, target_of(view, given, out, tuple(view.tensor.shape)))
     except (TypeError, ValueError) as error:
-        if not str(error).startswith("out:"):
-            raise
-        raise type(error)(f"out{path}{str(error)[3:]}") from error
+        raise type(error)(f"out{path}{str(error).removeprefix('out')}") from error
 
 
-def _outs(paths: Sequence[str], out: Any, tree: Any) -> list[Any]:
+def _outs(paths: list[str], out: Any) -> list[Any]:
     """The arrays of ``out``, by the paths of the tree's."""
     if out is None:
         return [None] * len(paths)
-    given = {pytree.keystr(path): leaf for path, leaf in pytree.tree_flatten_with_path(out)[0]}
+    leaves, spec = pytree.tree_flatten(out)
+    given = dict(zip(_paths(spec)[0], leaves, strict=True))
     if given.keys() != set(paths):
         odd = sorted(given.keys() ^ set(paths))
         raise ValueError(f"out: expected a tree like array, got another one: {', '.join(odd)}")
     return [given[path] for path in paths]
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    """A tensor's elements as bytes: torch.cat does not know each type."""
-    return tensor.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)

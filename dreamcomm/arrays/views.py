@@ -10,9 +10,8 @@ from __future__ import annotations
 import array
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, cast
+from functools import lru_cache, partial
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -37,8 +36,7 @@ BITS: dict[str, tuple[type[np.generic], torch.dtype]] = {
 }
 
 
-@dataclass(frozen=True)
-class View:
+class View(NamedTuple):
     """An array that a call reads or writes.
 
     Attributes:
@@ -142,27 +140,50 @@ def _constant(library: str) -> str:
     return f"arrays of {library} never change" if library in CONSTANT else ""
 
 
-def _of_numpy(elements: NDArray[Any], name: str, like: Callable[[Tensor], Any]) -> View:
-    """The view of a NumPy array."""
-    kind, bits = elements.dtype, BITS.get(elements.dtype.name)
+@lru_cache
+def _bits_of(kind: np.dtype[Any]) -> tuple[type[np.generic], torch.dtype] | None:
+    return BITS.get(kind.name)
+
+
+@lru_cache
+def _why_none(kind: np.dtype[Any]) -> Exception | None:
+    """Why no collective has such elements; the text follows the argument's name."""
     if not kind.isnative:
-        raise ValueError(
-            f"{name}: elements of type {kind} are in another byte order; pass "
+        return ValueError(
+            f"elements of type {kind} are in another byte order; pass "
             "array.astype(array.dtype.newbyteorder('='))"
         )
-    if bits is None and (kind.kind not in "biufc" or kind.itemsize > LONGEST.get(kind.kind, 8)):
-        raise TypeError(f"{name}: no collective has elements of type {kind}")
+    if _bits_of(kind) is not None:
+        return None
+    if kind.kind not in "biufc" or kind.itemsize > LONGEST.get(kind.kind, 8):
+        return TypeError(f"no collective has elements of type {kind}")
+    return None
+
+
+def _of_numpy(elements: NDArray[Any], name: str, like: Callable[[Tensor], Any]) -> View:
+    """The view of a NumPy array."""
+    kind = elements.dtype
+    why_none = _why_none(kind)
+    if why_none is not None:
+        raise type(why_none)(f"{name}: {why_none}")
+    bits = _bits_of(kind)
     if bits is not None:
         elements = elements.view(bits[0])
-    item = elements.dtype.itemsize
     written = None
-    if any(stride < 0 or stride % item for stride in elements.strides):
+    flags = elements.flags
+    if not flags.c_contiguous and not _has_torch_strides(elements):
         copy = elements.copy()
         tensor, written = torch.from_numpy(copy), partial(np.copyto, elements, copy)
     else:
-        tensor = torch.from_numpy(_writable(elements))
-    why = "" if elements.flags.writeable else "it is read-only"
+        tensor = torch.from_numpy(elements if flags.writeable else _writable(elements))
+    why = "" if flags.writeable else "it is read-only"
     return View(tensor if bits is None else tensor.view(bits[1]), why, like, written)
+
+
+def _has_torch_strides(elements: NDArray[Any]) -> bool:
+    """torch counts strides in elements, and has no negative ones."""
+    item = elements.dtype.itemsize
+    return all(stride >= 0 and stride % item == 0 for stride in elements.strides)
 
 
 class _Memory:
@@ -177,18 +198,16 @@ class _Memory:
 
 
 def _writable(elements: NDArray[Any]) -> NDArray[Any]:
-    return elements if elements.flags.writeable else np.asarray(_Memory(elements))
+    """A writable array on read-only memory, which nobody writes."""
+    return np.asarray(_Memory(elements))
 
 
 def _to_numpy(kind: np.dtype[Any]) -> Callable[[Tensor], Any]:
-    def like(tensor: Tensor) -> NDArray[Any]:
-        bits = BITS.get(kind.name)
-        if bits is None:
-            return tensor.numpy()
-        width = {np.uint16: torch.uint16, np.uint8: torch.uint8}[bits[0]]
-        return tensor.view(width).numpy().view(kind)
-
-    return like
+    bits = _bits_of(kind)
+    if bits is None:
+        return Tensor.numpy
+    width = {np.uint16: torch.uint16, np.uint8: torch.uint8}[bits[0]]
+    return lambda tensor: tensor.view(width).numpy().view(kind)
 
 
 def _to_buffer(given: Any, memory: memoryview) -> Callable[[Tensor], Any]:
