@@ -92,8 +92,8 @@ def rewind(generator: torch.Generator, now: Tensor, before: Tensor) -> bool: ...
 # With own the first term's memory may take the sum.
 def add_in_order(terms: Sequence[Tensor], own: bool) -> Tensor | None: ...
 
-# Collectives on arrays, in a group whose ranks share memory. Kinds and operations are the core's, by
-# number; -1 is no operation.
+# Collectives on arrays, in a group whose ranks share memory. Kinds and operations are the core's,
+# by number; -1 is no operation.
 class ArrayCalls:
     def __init__(self, backend: DreamBackend) -> None: ...
     # A capsule for quick_all_reduce().

@@ -9,6 +9,7 @@ It adds to torch's own calls:
 - :func:`stats` counts calls and bytes, :func:`explain` says which algorithm runs and why,
 - :func:`empty`, :func:`zeros`, :func:`empty_like` and :func:`share_` put tensors and modules
   into memory that the ranks share, where collectives need no copies,
+- :class:`Communicator` has collectives and messages for NumPy arrays, and those of any framework,
 - :class:`DistributedDataParallel` trains copies of a module on all ranks, with gradients that are
   reduced where they are born; :func:`replicate` does the same in place,
 - :class:`DataParallel` runs replicas of a module in threads of one process, or on its GPUs, and
@@ -40,6 +41,7 @@ from dreamcomm.backend import autoload
 
 if TYPE_CHECKING:
     from dreamcomm import gossip, hooks, local_sgd, ops, pipeline, server, zero
+    from dreamcomm.arrays.communicator import Communicator
     from dreamcomm.backend import Options, explain, monitored_barrier, stats, transport
     from dreamcomm.buckets.scaling import GradScaler
     from dreamcomm.ddp.distributed import DistributedDataParallel
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
 
 _MODULES = ("gossip", "hooks", "local_sgd", "ops", "pipeline", "server", "zero")
 _HOMES = {
+    "arrays.communicator": ("Communicator",),
     "buckets.scaling": ("GradScaler",),
     "ddp.distributed": ("DistributedDataParallel",),
     "ddp.replicate": ("replicate",),
@@ -78,6 +81,7 @@ _HOMES = {
 }
 __all__ = [
     "CommLog",
+    "Communicator",
     "DataParallel",
     "DistributedDataParallel",
     "Error",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import AllgatherOptions
 
 from dreamcomm.arrays.operations import NO_OPERATION, Kind
 
@@ -123,7 +123,8 @@ def _by_torch(backend: Any, call: Call, asynchronous: bool) -> Issued:
     work = METHODS[call.kind](backend, call, given, memory, asynchronous)
 
     def copy_back() -> None:
-        assert out is not None and memory is not None
+        assert out is not None
+        assert memory is not None
         out.copy_(memory)
 
     strided = out is not None and memory is not out
@@ -166,7 +167,7 @@ def _reduce(backend: Any, call: Call, given: Any, out: Any, asynchronous: bool) 
 
 
 def _all_gather(backend: Any, call: Call, given: Any, out: Any, asynchronous: bool) -> Any:
-    options = dist.AllgatherOptions()
+    options = AllgatherOptions()
     options.asyncOp = asynchronous
     return backend._allgather_base(out.view(-1), given.view(-1), options)
 

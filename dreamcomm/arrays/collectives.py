@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import torch  # first: the compiled part needs it
+
 from dreamcomm import _C
 from dreamcomm.arrays.caller import Caller, Planned, collective
-from dreamcomm.arrays.calls import Call, Issued
+from dreamcomm.arrays.calls import Call
 from dreamcomm.arrays.handles import Handle
 from dreamcomm.arrays.operations import Kind, Operation, number_of
 from dreamcomm.arrays.shapes import gathered, row_bytes, scattered, split_sizes
@@ -26,12 +27,12 @@ class Collectives(Caller):
     """The calls that all ranks of a group make together, in one order.
 
     One rule holds for all of them. A call returns a new array of the kind that it was given. With
-    ``out=`` the result goes into that array, which is returned; ``out=array`` works in place, without
-    a copy. With ``async_op=True`` a call returns a :class:`Handle` at once.
+    ``out=`` the result goes into that array, which is returned; ``out=array`` works in place,
+    without a copy. With ``async_op=True`` a call returns a :class:`Handle` at once.
 
     Arrays are NumPy's, torch's tensors, buffers (``memoryview``, ``array.array``), and whatever
-    speaks DLPack. All ranks give arrays of one dtype; where a verb does not say otherwise also of one
-    shape. Kinds and strides may differ.
+    speaks DLPack. All ranks give arrays of one dtype; where a verb does not say otherwise also of
+    one shape. Kinds and strides may differ.
 
     Each raises:
         TypeError, ValueError: this rank's arguments are no such arrays. Nothing is sent, the call
@@ -52,7 +53,8 @@ class Collectives(Caller):
     ) -> Any:
         """Reduces the arrays of all ranks; every rank gets the result.
 
-        The order of operations is that of the ranks, so that the result has the same bits each time.
+        The operations are in the order of the ranks, so that the result has the same bits each
+        time.
 
         Args:
             array: of any shape; or a tree of arrays: lists, tuples and dicts in each other. The
@@ -171,9 +173,7 @@ class Collectives(Caller):
         return self._run("reduce", plan, async_op)
 
     @overload
-    def all_gather(
-        self, array: A, *, out: Any = None, async_op: Literal[False] = False
-    ) -> A: ...
+    def all_gather(self, array: A, *, out: Any = None, async_op: Literal[False] = False) -> A: ...
     @overload
     def all_gather(self, array: A, *, out: Any = None, async_op: Literal[True]) -> Handle[A]: ...
     def all_gather(self, array: Any, *, out: Any = None, async_op: bool = False) -> Any:
@@ -422,6 +422,7 @@ class Collectives(Caller):
 
     def _rows_of_all(self, array: Any) -> list[int]:
         """The number of rows of every rank's array."""
+
         def plan() -> Planned:
             shape = view_of(array, "array").tensor.shape
             rows = torch.tensor([shape[0] if shape else 0], device="cpu")

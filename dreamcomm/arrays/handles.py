@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Generic, TypeVar, cast
 
 from torch import Tensor
@@ -18,15 +19,14 @@ R = TypeVar("R")
 class Handle(Generic[R]):
     """A call under way. Its arrays live until it has ended, also if the caller drops them.
 
-    Until :meth:`wait` has returned, the arrays that the call writes must not be used, and those that
-    it reads must not be changed. The communicator refuses calls that would.
+    Until :meth:`wait` has returned, the arrays that the call writes must not be used, and those
+    that it reads must not be changed. The communicator refuses calls that would.
     """
 
-    def __init__(
-        self, issued: Issued, finish: Callable[[], R], source: Callable[[], int] | None = None
-    ) -> None:
+    def __init__(self, issued: Issued, finish: Callable[[], R]) -> None:
         self._issued: Issued | None = issued  # until it has succeeded
-        self._finish, self._source = finish, source
+        self._finish = finish
+        self._source: Callable[[], int] | None = None
         self._result: R | None = None
         self.is_waited_for = False  # with or without an error
 
@@ -49,8 +49,12 @@ class Handle(Generic[R]):
         """Whether the call has ended, so that :meth:`wait` returns at once."""
         return self._issued is None or self._issued.is_completed()
 
+    def tells_source(self, source: Callable[[], int]) -> None:
+        """Sets how :meth:`source` learns the rank, after the end."""
+        self._source = source
+
     def source(self) -> int:
-        """The rank that has sent what a receive got. Raises ValueError for other calls."""
+        """Waits; the rank that has sent what a receive got. Raises ValueError for other calls."""
         if self._source is None:
             raise ValueError("only a receive has a source")
         self.wait()
@@ -123,10 +127,8 @@ class _Pending:
         return not (self._issued.is_completed() if handle is None else handle.is_waited_for)
 
     def end(self) -> None:
-        try:
+        with suppress(RuntimeError):  # the handle's own wait() raises it
             self._issued.wait()
-        except RuntimeError:
-            pass  # the handle's own wait() raises it
 
 
 def _meet(tensor: Tensor, others: Sequence[Tensor]) -> bool:

@@ -40,9 +40,7 @@ def row_bytes(shape: Sequence[int], item: int) -> int:
     return item
 
 
-def split_sizes(
-    name: str, rows: int, splits: Sequence[int] | None, ranks: int
-) -> list[int]:
+def split_sizes(name: str, rows: int, splits: Sequence[int] | None, ranks: int) -> list[int]:
     """The rows of each rank's part: as given, or equal ones.
 
     Raises:

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from dreamcomm.arrays.calls import Call, Carrier, Issued
 from dreamcomm.arrays.operations import NO_OPERATION, Kind
 from dreamcomm.arrays.targets import Target, target_of
-from dreamcomm.arrays.views import view_of
+from dreamcomm.arrays.views import pieces, view_of
 from dreamcomm.memory import empty
 
 __all__ = ["TreeCall", "is_tree"]
@@ -109,7 +109,7 @@ class TreeCall:
         """Copies the results apart; returns their tree."""
         for leaves, buffer in zip(self._groups, self._buffers, strict=True):
             outs = [one.target.tensor for one in leaves]
-            parts = buffer.split([out.numel() for out in outs])
+            parts = pieces(buffer, [out.numel() for out in outs])
             shaped = [one.view(out.shape) for one, out in zip(parts, outs, strict=True)]
             torch._foreach_copy_(outs, shaped)
         results = [None if one is None else one.target.finish() for one in self._leaves]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import array
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, cast
 
@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-__all__ = ["View", "overlap", "view_of"]
+__all__ = ["View", "overlap", "pieces", "view_of"]
 
 CPU = 1  # kDLCPU
 # Libraries whose arrays never change. JAX's export cannot say so.
@@ -75,6 +75,12 @@ def view_of(given: Any, name: str) -> View:
             f"{name}: expected an array (NumPy, torch, a buffer, or what has __dlpack__), got "
             f"{type(given).__name__}"
         )
+    return found
+
+
+def pieces(tensor: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
+    """The parts of a tensor of one dimension, one after the other."""
+    found: Sequence[Tensor] = torch.functional.split(tensor, list(sizes))
     return found
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass
 
-__all__ = ["GOSSIP", "PIPELINE", "SERVER", "UNIT", "TagRange"]
+__all__ = ["GOSSIP", "OBJECTS", "PIPELINE", "SERVER", "UNIT", "USERS", "TagRange"]
 
 UNIT = 4  # tags: headers, what follows them, one that no message has, one to spare
 
@@ -35,6 +35,8 @@ class TagRange:
         return self.first + UNIT * secrets.randbelow(self.units)
 
 
-SERVER = TagRange(1 << 20, 1)  # one channel in each group of two
+USERS = 1 << 20  # a Communicator's users have the tags below
+SERVER = TagRange(USERS, 1)  # one channel in each group of two
 PIPELINE = TagRange(1 << 24, 1 << 23)
 GOSSIP = TagRange(1 << 26, 1 << 24)
+OBJECTS = TagRange(1 << 28, USERS + 1)  # a unit for each tag of a user, and one of collectives

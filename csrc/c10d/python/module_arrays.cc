@@ -142,7 +142,7 @@ class ArrayCalls {
 };
 
 // A method of a Python class that calls all_reduce() without a Python frame, tuple or dict between:
-// those would take longer than the call. What it does not serve goes to the class's own method.
+// those would take longer than the call. The class's own method serves the other calls.
 
 constexpr const char* kDoor = "dreamcomm.ArrayCalls";
 
