@@ -9,9 +9,10 @@ from torch import Tensor
 
 from dreamcomm.arrays.calls import Call, Carrier, Issued
 from dreamcomm.arrays.handles import Handle, PendingCalls
-from dreamcomm.arrays.operations import OPERATIONS
+from dreamcomm.arrays.operations import OPERATIONS, Operation, number_of
+from dreamcomm.arrays.trees import tree_call
 
-__all__ = ["Caller", "Planned", "collective"]
+__all__ = ["Caller", "Planned", "collective", "nothing"]
 
 
 class Planned(NamedTuple):
@@ -103,3 +104,23 @@ class Caller:
         if not 0 <= found < self.size:
             raise ValueError(f"{name}: expected a rank from 0 to {self.size - 1}, got {found}")
         return found
+
+    def _tree(
+        self, verb: str, tree: Any, op: Operation | None, src: int, out: Any, async_op: bool
+    ) -> Any:
+        """All-reduces or broadcasts a tree of arrays."""
+
+        def plan() -> Planned:
+            number = None if op is None else number_of(op)
+            is_quick = not async_op and not self._pending
+            call = tree_call(
+                self._carrier, tree, out, number, self._peer("src", src), is_quick=is_quick
+            )
+            return Planned(call.issue, call.finish, call.reads, call.writes, call.prepare)
+
+        return self._run(verb, plan, async_op)
+
+
+def nothing() -> None:
+    """The result of a call that gives none."""
+    return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypeVar, overload
 
-from dreamcomm.arrays.caller import Caller, Planned
+from dreamcomm.arrays.caller import Caller, Planned, nothing
 from dreamcomm.arrays.calls import Issued
 from dreamcomm.arrays.handles import Handle
 from dreamcomm.arrays.targets import target_of
@@ -53,7 +53,7 @@ class Messages(Caller):
             def issue(later: bool) -> Issued:
                 return _waited(backend.send([tensor], peer, number), later)
 
-            return Planned(issue, _nothing, [("array", tensor)])
+            return Planned(issue, nothing, [("array", tensor)])
 
         return self._run("send", plan, async_op, is_collective=False)
 
@@ -143,7 +143,3 @@ def _waited(work: Any, later: bool) -> Issued:
     if not later:
         work.wait()
     return Issued(work.wait, work.is_completed)
-
-
-def _nothing() -> None:
-    return None

@@ -2,26 +2,66 @@
 
 from __future__ import annotations
 
-import zlib
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from dreamcomm.arrays.calls import Call, Carrier, Issued
+from dreamcomm.arrays.numpy_trees import NumpyTreeCall, are_plain
 from dreamcomm.arrays.operations import NO_OPERATION, Kind
 from dreamcomm.arrays.targets import Target, target_of
+from dreamcomm.arrays.tree_layout import digest_of, outs_of, paths_of
 from dreamcomm.arrays.views import pieces, view_of
 from dreamcomm.memory import empty
 
-__all__ = ["TreeCall", "is_tree"]
+__all__ = ["TreeCall", "tree_call"]
 
 
-def is_tree(given: Any) -> bool:
-    """Whether it is a container that torch's pytree knows, and no array."""
-    return isinstance(given, (list, tuple, dict)) or not pytree.tree_is_leaf(given)
+class TreeCall(Protocol):
+    """An all_reduce, or without an operation a broadcast, of a tree's arrays.
+
+    INVARIANT: arrays lie in the buffers in the order of their paths, and a digest of all paths,
+    shapes and dtypes is compared by the ranks before data moves. So the order in which a dict was
+    filled does not count, and trees that differ never meet.
+    """
+
+    reads: list[tuple[str, Tensor]]
+    writes: list[Tensor]
+
+    def prepare(self) -> None:
+        """Copies the arrays together."""
+
+    def issue(self, asynchronous: bool) -> Issued:
+        """Begins the call."""
+
+    def finish(self) -> Any:
+        """Copies the results apart; returns their tree."""
+
+
+def tree_call(
+    carrier: Carrier, tree: Any, out: Any, operation: int | None, root: int, *, is_quick: bool
+) -> TreeCall:
+    """Makes the call of a tree.
+
+    Args:
+        carrier: of the group.
+        tree, out: as the caller gave them.
+        operation: its number; None for a broadcast.
+        root: of a broadcast.
+        is_quick: the call ends before its caller goes on, and no other call is under way.
+
+    Raises:
+        TypeError, ValueError: the trees or their arrays cannot be used.
+    """
+    number = NO_OPERATION if operation is None else operation
+    leaves, spec = pytree.tree_flatten(tree)
+    paths, order = paths_of(spec)
+    outs = leaves if out is tree else outs_of(paths, out)
+    if is_quick and carrier.backend.shares_memory and are_plain(leaves, outs):
+        return NumpyTreeCall(carrier, leaves, outs, spec, order, number, root)
+    return _AnyTreeCall(carrier, leaves, outs, spec, number, root)
 
 
 class _Leaf(NamedTuple):
@@ -32,46 +72,42 @@ class _Leaf(NamedTuple):
     target: Target
 
 
-class TreeCall:
-    """An all_reduce, or without an operation a broadcast, of a tree's arrays.
-
-    INVARIANT: arrays lie in the buffers in the order of their paths, and a digest of all paths,
-    shapes and dtypes is compared by the ranks before data moves. So the order in which a dict was
-    filled does not count, and trees that differ never meet.
-
-    Raises:
-        TypeError, ValueError: the trees or their arrays cannot be used.
-    """
+class _AnyTreeCall:
+    """A call on arrays of any kind, also of several."""
 
     def __init__(
-        self, carrier: Carrier, tree: Any, out: Any, operation: int | None, root: int
+        self,
+        carrier: Carrier,
+        leaves: list[Any],
+        outs: list[Any],
+        spec: pytree.TreeSpec,
+        operation: int,
+        root: int,
     ) -> None:
-        self._carrier, self._root = carrier, root
-        self._operation = NO_OPERATION if operation is None else operation
-        leaves, self._spec = pytree.tree_flatten(tree)
-        paths, order = _paths(self._spec)
-        outs = leaves if out is tree else _outs(paths, out)
+        self._carrier, self._operation, self._root, self._spec = carrier, operation, root, spec
         self._leaves: list[_Leaf | None] = [None] * len(leaves)
-        groups: dict[torch.dtype, list[_Leaf]] = {}
+        groups: dict[str, list[_Leaf]] = {}
+        paths, order = paths_of(spec)
         for number in order:
             if leaves[number] is None and outs[number] is None:
                 continue
             leaf = _planned(paths[number], leaves[number], outs[number])
             self._leaves[number] = leaf
-            groups.setdefault(leaf.tensor.dtype, []).append(leaf)
-        self._groups = [groups[dtype] for dtype in sorted(groups, key=str)]
-        found = [leaf for group in self._groups for leaf in group]
+            groups.setdefault(_name(leaf.tensor), []).append(leaf)
+        self._groups = [groups[name] for name in sorted(groups)]
+        found = [leaf for leaf in self._leaves if leaf is not None]
         self._check_devices(found)
         self._in_core = carrier.in_core(found[0].tensor)
-        self._digest = zlib.crc32(
-            repr([(one.path, one.tensor.shape, one.tensor.dtype) for one in found]).encode()
+        self._digest = digest_of(
+            spec,
+            tuple(None if one is None else tuple(one.tensor.shape) for one in self._leaves),
+            tuple(None if one is None else _name(one.tensor) for one in self._leaves),
         )
         self._buffers: list[Tensor] = []
         self.reads = [(f"array{one.path}", one.tensor) for one in found]
         self.writes = [one.target.tensor for one in found if not one.target.is_new]
 
     def prepare(self) -> None:
-        """Copies the arrays together."""
         sends = self._operation >= 0 or self._carrier.backend.rank() == self._root
         for leaves in self._groups:
             some = leaves[0].tensor
@@ -85,7 +121,6 @@ class TreeCall:
             self._buffers.append(buffer)
 
     def issue(self, asynchronous: bool) -> Issued:
-        """Begins the call."""
         if not self._in_core:
             return self._issue_apart(asynchronous)
         work: Any = self._carrier.door.run_together(
@@ -106,7 +141,6 @@ class TreeCall:
         )
 
     def finish(self) -> Any:
-        """Copies the results apart; returns their tree."""
         for leaves, buffer in zip(self._groups, self._buffers, strict=True):
             outs = [one.target.tensor for one in leaves]
             parts = pieces(buffer, [out.numel() for out in outs])
@@ -124,14 +158,6 @@ class TreeCall:
             raise ValueError(f"array: the tree's arrays are on several devices: {told}")
 
 
-@lru_cache
-def _paths(spec: pytree.TreeSpec) -> tuple[list[str], list[int]]:
-    """The paths of a tree's leaves, and the leaves' numbers in the order of their paths."""
-    numbered = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
-    paths = [pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(numbered)[0]]
-    return paths, sorted(range(len(paths)), key=paths.__getitem__)
-
-
 def _planned(path: str, given: Any, out: Any) -> _Leaf:
     view = view_of(given, f"array{path}")
     try:
@@ -140,13 +166,5 @@ def _planned(path: str, given: Any, out: Any) -> _Leaf:
         raise type(error)(f"out{path}{str(error).removeprefix('out')}") from error
 
 
-def _outs(paths: list[str], out: Any) -> list[Any]:
-    """The arrays of ``out``, by the paths of the tree's."""
-    if out is None:
-        return [None] * len(paths)
-    leaves, spec = pytree.tree_flatten(out)
-    given = dict(zip(_paths(spec)[0], leaves, strict=True))
-    if given.keys() != set(paths):
-        odd = sorted(given.keys() ^ set(paths))
-        raise ValueError(f"out: expected a tree like array, got another one: {', '.join(odd)}")
-    return [given[path] for path in paths]
+def _name(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

@@ -146,8 +146,8 @@ class ArrayCalls {
 
 constexpr const char* kDoor = "dreamcomm.ArrayCalls";
 
-/// What an instance holds for it: (capsule of its ArrayCalls, list of pending calls, the
-/// operations' numbers). None: it is closed.
+/// An instance's _quick: (capsule of its ArrayCalls, list of pending calls, the operations'
+/// numbers); or None, when it is closed.
 struct Door {
   const ArrayCalls* calls;
   PyObject* operations;
