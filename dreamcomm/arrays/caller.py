@@ -11,6 +11,7 @@ from dreamcomm.arrays.calls import Call, Carrier, Issued
 from dreamcomm.arrays.handles import Handle, PendingCalls
 from dreamcomm.arrays.operations import OPERATIONS, Operation, number_of
 from dreamcomm.arrays.trees import tree_call
+from dreamcomm.arrays.views import is_on_accelerator
 
 __all__ = ["Caller", "Planned", "collective", "nothing"]
 
@@ -64,10 +65,21 @@ class Caller:
             raise ValueError("the communicator is closed")
 
     def _run(
-        self, verb: str, plan: Callable[[], Planned], async_op: bool, *, is_collective: bool = True
+        self,
+        verb: str,
+        array: Any,
+        plan: Callable[[], Planned],
+        async_op: bool,
+        *,
+        is_collective: bool = True,
     ) -> Any:
-        """Makes a call that ``plan`` describes. What it refuses is refused on all ranks."""
+        """Makes a call that ``plan`` describes. What it refuses is refused on all ranks.
+
+        ``array``: as the caller gave it. Calls on an accelerator's arrays are in an order of their
+        own, in which a refusal cannot be told.
+        """
         self._require_open()
+        is_collective = is_collective and not is_on_accelerator(array)
         try:
             planned = plan()
             self._pending.check(planned.reads, planned.writes)
@@ -118,7 +130,7 @@ class Caller:
             )
             return Planned(call.issue, call.finish, call.reads, call.writes, call.prepare)
 
-        return self._run(verb, plan, async_op)
+        return self._run(verb, tree, plan, async_op)
 
 
 def nothing() -> None:

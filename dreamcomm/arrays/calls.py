@@ -191,7 +191,7 @@ def _reduce_scatter(backend: Any, call: Call, given: Any, out: Any, asynchronous
 
 def _all_to_all(backend: Any, call: Call, given: Any, out: Any, asynchronous: bool) -> Any:
     sizes = call.in_sizes if call.copies == 1 else [given.nbytes] * call.copies
-    sent = given.view(-1) if call.copies == 1 else given.view(-1).repeat(call.copies)
+    sent = given.view(1, -1).expand(call.copies, -1).contiguous().view(-1)
     options = dist.AllToAllOptions()
     options.asyncOp = asynchronous
     item = given.element_size()

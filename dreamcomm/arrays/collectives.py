@@ -39,4 +39,4 @@ class Collectives(Reductions, Moves):
         def plan() -> Planned:
             return Planned(self._carrier.issue_barrier, nothing)
 
-        return self._run("barrier", plan, async_op)
+        return self._run("barrier", None, plan, async_op)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
 from datetime import timedelta
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore
-from torch.distributed.rendezvous import rendezvous
 
 from dreamcomm.arrays.environment import Job, read_job
 
@@ -20,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["join"]
 
+PAUSE = 0.02  # seconds between two attempts to reach rank 0, which may start later
+
 
 def join(timeout: timedelta, options: Options | None) -> Job:
     """Makes torch's default group of all ranks of the job. Collective.
@@ -29,11 +29,12 @@ def join(timeout: timedelta, options: Options | None) -> Job:
 
     Raises:
         ValueError: the variables do not describe a job.
-        DistBackendError, DistStoreError: a rank did not join in time.
+        DistBackendError, DistStoreError: a rank did not join in time, or the port is in use.
     """
     job = read_job()
-    store, numbers = _store_of(job.init_method, job.rank, job.size, timeout)
-    prefixed = PrefixStore(f"dreamcomm/communicator/{next(numbers)}", store)
+    store, numbers = _store_of(job, _address(job), timeout)
+    store.set_timeout(timeout)
+    prefixed = dist.PrefixStore(f"dreamcomm/communicator/{job.name}/{next(numbers)}", store)
     dist.init_process_group(
         "dreamcomm",
         store=prefixed,
@@ -45,15 +46,13 @@ def join(timeout: timedelta, options: Options | None) -> Job:
     return job
 
 
-@lru_cache
-def _store_of(
-    init_method: str, rank: int, size: int, timeout: timedelta
-) -> tuple[Store, itertools.count[int]]:
-    """The job's store, and the numbers of the groups that this process makes on it.
+def _address(job: Job) -> str:
+    """Where the ranks meet. One rank meets nobody, and its job has no address."""
+    if job.size == 1:
+        return ""
+    if job.init_method != "env://":
+        return job.init_method
+    return f"tcp://[{os.environ['MASTER_ADDR'].strip('[]')}]:{os.environ['MASTER_PORT']}"
 
-    It is one for the life of the process: its address is, so a second one would meet keys and
-    connections of the first. All ranks make their groups in one order, so the numbers agree.
-    """
-    store, _, _ = next(rendezvous(init_method, rank, size, timeout=timeout))
-    store.set_timeout(timeout)
-    return store, itertools.count()
+
+_stores: dict[tuple[Job, str], tuple[Store, itertools.count[int]]] = {}

@@ -55,7 +55,7 @@ class Messages(Caller):
 
             return Planned(issue, nothing, [("array", tensor)])
 
-        return self._run("send", plan, async_op, is_collective=False)
+        return self._run("send", array, plan, async_op, is_collective=False)
 
     @overload
     def recv(
@@ -119,7 +119,7 @@ class Messages(Caller):
 
             return Planned(issue, finish, (), () if target.is_new else (target.tensor,))
 
-        result = self._run("recv", plan, async_op, is_collective=False)
+        result = self._run("recv", array, plan, async_op, is_collective=False)
         if isinstance(result, Handle):
             result.tells_source(lambda: works[0]._source_rank() if src is None else src)
         return result

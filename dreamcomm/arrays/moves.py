@@ -54,7 +54,7 @@ class Moves(Caller):
             call = Call(Kind.BROADCAST, sent, target.tensor, root=root)
             return collective(self._carrier, call, target.finish, target.is_new)
 
-        return self._run("broadcast", plan, async_op)
+        return self._run("broadcast", array, plan, async_op)
 
     @overload
     def all_gather(self, array: A, *, out: Any = None, async_op: Literal[False] = False) -> A: ...
@@ -76,7 +76,7 @@ class Moves(Caller):
             call = Call(Kind.ALL_GATHER, given.tensor, target.tensor, out_sizes=sizes)
             return collective(self._carrier, call, target.finish, target.is_new)
 
-        return self._run("all_gather", plan, async_op)
+        return self._run("all_gather", array, plan, async_op)
 
     @overload
     def all_gather_v(
@@ -134,7 +134,7 @@ class Moves(Caller):
             )  # fmt: skip
             return collective(self._carrier, call, target.finish, target.is_new)
 
-        return self._run("all_gather_v", plan, async_op)
+        return self._run("all_gather_v", array, plan, async_op)
 
     @overload
     def gather(
@@ -164,7 +164,7 @@ class Moves(Caller):
             call = Call(Kind.GATHER, given.tensor, target.tensor, root=root, out_sizes=sizes)
             return collective(self._carrier, call, target.finish, target.is_new)
 
-        return self._run("gather", plan, async_op)
+        return self._run("gather", array, plan, async_op)
 
     @overload
     def scatter(
@@ -201,7 +201,7 @@ class Moves(Caller):
             call = Call(Kind.SCATTER, part.tensor, target.tensor, root=root, in_sizes=sizes)
             return collective(self._carrier, call, target.finish, target.is_new)
 
-        return self._run("scatter", plan, async_op)
+        return self._run("scatter", array, plan, async_op)
 
     @overload
     def all_to_all(
@@ -260,7 +260,7 @@ class Moves(Caller):
             )  # fmt: skip
             return collective(self._carrier, call, target.finish, target.is_new)
 
-        return self._run("all_to_all", plan, async_op)
+        return self._run("all_to_all", array, plan, async_op)
 
     def _rows_of_all(self, array: Any) -> list[int]:
         """The number of rows of every rank's array."""
@@ -272,5 +272,5 @@ class Moves(Caller):
             call = Call(Kind.ALL_GATHER, rows, found, out_sizes=[rows.nbytes] * self.size)
             return collective(self._carrier, call, found.tolist, True)
 
-        rows: list[int] = self._run("all_gather_v", plan, False)
+        rows: list[int] = self._run("all_gather_v", array, plan, False)
         return rows

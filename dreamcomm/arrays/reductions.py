@@ -5,9 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-import torch  # noqa: F401  # first: the compiled part needs it
-
-from dreamcomm import _C
+from dreamcomm._torch.build_check import check_build
 from dreamcomm.arrays.caller import Caller, Planned, collective, nothing
 from dreamcomm.arrays.calls import Call
 from dreamcomm.arrays.handles import Handle
@@ -63,7 +61,7 @@ class Reductions(Caller):
             call = Call(Kind.ALL_REDUCE, given.tensor, target.tensor, number_of(op))
             return collective(self._carrier, call, target.finish, target.is_new)
 
-        return self._run("all_reduce", plan, async_op)
+        return self._run("all_reduce", array, plan, async_op)
 
     @overload
     def average(self, array: A, *, out: Any = None, async_op: Literal[False] = False) -> A: ...
@@ -123,7 +121,7 @@ class Reductions(Caller):
             call = Call(Kind.REDUCE, given.tensor, target.tensor, number, root)
             return collective(self._carrier, call, target.finish, target.is_new)
 
-        return self._run("reduce", plan, async_op)
+        return self._run("reduce", array, plan, async_op)
 
     @overload
     def reduce_scatter(
@@ -153,10 +151,13 @@ class Reductions(Caller):
             )
             return collective(self._carrier, call, target.finish, target.is_new)
 
-        return self._run("reduce_scatter", plan, async_op)
+        return self._run("reduce_scatter", array, plan, async_op)
 
 
 if not TYPE_CHECKING:  # the method above says the types, and the text
+    check_build()
+    from dreamcomm import _C
+
     Reductions.all_reduce = _C.quick_all_reduce(
         Reductions,
         "all_reduce($self, array, op='sum', *, out=None, async_op=False)\n--\n\n"

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from dreamcomm.arrays.shapes import Shape
@@ -43,7 +42,7 @@ def target_of(given: View, array: Any, out: Any, *shapes: Shape) -> Target:
     """
     like = given.tensor
     if out is None:
-        made = torch.empty(shapes[0], dtype=like.dtype, device=like.device)
+        made = like.new_empty(shapes[0])
         return Target(made, partial(given.like, made), is_new=True)
     view = given if out is array else view_of(out, "out")
     tensor = view.tensor

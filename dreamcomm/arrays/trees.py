@@ -112,12 +112,10 @@ class _AnyTreeCall:
         for leaves in self._groups:
             some = leaves[0].tensor
             count = sum(one.tensor.numel() for one in leaves)
-            if self._in_core:
-                buffer = empty(count, dtype=some.dtype)
-            else:
-                buffer = torch.empty(count, dtype=some.dtype, device=some.device)
+            buffer = empty(count, dtype=some.dtype) if self._in_core else some.new_empty(count)
             if sends:
-                torch.cat([one.tensor.reshape(-1) for one in leaves], out=buffer)
+                tensors = [one.tensor for one in leaves]
+                torch._foreach_copy_(_shaped(buffer, tensors), tensors)
             self._buffers.append(buffer)
 
     def issue(self, asynchronous: bool) -> Issued:
@@ -143,9 +141,7 @@ class _AnyTreeCall:
     def finish(self) -> Any:
         for leaves, buffer in zip(self._groups, self._buffers, strict=True):
             outs = [one.target.tensor for one in leaves]
-            parts = pieces(buffer, [out.numel() for out in outs])
-            shaped = [one.view(out.shape) for one, out in zip(parts, outs, strict=True)]
-            torch._foreach_copy_(outs, shaped)
+            torch._foreach_copy_(outs, _shaped(buffer, outs))
         results = [None if one is None else one.target.finish() for one in self._leaves]
         return pytree.tree_unflatten(results, self._spec)
 
@@ -168,3 +164,9 @@ def _planned(path: str, given: Any, out: Any) -> _Leaf:
 
 def _name(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
+
+
+def _shaped(buffer: Tensor, like: list[Tensor]) -> list[Tensor]:
+    """The parts of a buffer that have the shapes of those tensors, one after the other."""
+    parts = pieces(buffer, [one.numel() for one in like])
+    return [part.view(one.shape) for part, one in zip(parts, like, strict=True)]

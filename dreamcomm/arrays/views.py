@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-__all__ = ["View", "overlap", "pieces", "view_of"]
+__all__ = ["View", "is_on_accelerator", "overlap", "pieces", "view_of"]
 
 CPU = 1  # kDLCPU
 # Libraries whose arrays never change. JAX's export cannot say so.
@@ -76,6 +76,19 @@ def view_of(given: Any, name: str) -> View:
             f"{type(given).__name__}"
         )
     return found
+
+
+def is_on_accelerator(given: Any) -> bool:
+    """Whether an array is, or an array of a list, tuple or dict."""
+    if isinstance(given, np.ndarray):
+        return False
+    if isinstance(given, Tensor):
+        return not given.is_cpu
+    if isinstance(given, dict):
+        return any(is_on_accelerator(one) for one in given.values())
+    if isinstance(given, (list, tuple)):
+        return any(is_on_accelerator(one) for one in given)
+    return hasattr(given, "__dlpack_device__") and given.__dlpack_device__()[0] != CPU
 
 
 def pieces(tensor: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
@@ -139,7 +152,7 @@ def _of_dlpack(given: Any, name: str) -> View:
             raise
         elements = np.asarray(given)  # as JAX gives bfloat16
     found = _of_numpy(elements, name, _to_library(given, library))
-    return View(found.tensor, _constant(library) or found.why_constant, found.like)
+    return found._replace(why_constant=_constant(library) or found.why_constant)
 
 
 def _constant(library: str) -> str:
