@@ -121,9 +121,9 @@ class ArrayCalls:
     # The ranks' next collective fails with this text, as a mismatch. Returns at once.
     def refuse(self, why: str) -> None: ...
 
-# The method all_reduce of a class, which serves contiguous buffers in place itself. Instances have
-# _quick: the door, a list of pending calls, and the numbers of operations; or None. _all_reduce
-# serves all else.
+# The method all_reduce of a class, which serves contiguous arrays in place itself. Instances have
+# _quick: the door, a list of pending calls, the numbers of operations, and the arrays' type; or
+# None. _all_reduce serves the other calls.
 def quick_all_reduce(type: type, text: str) -> Any: ...
 
 # Batch norm over ranks. join_statistics returns the count, mean and variance of all rows.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
+import numpy as np
 from torch import Tensor
 
 from dreamcomm.arrays.calls import Call, Carrier, Issued
@@ -57,12 +58,20 @@ class Caller:
         self._door = carrier.door
         self._pending = PendingCalls()
         # For quick_all_reduce(); None when closed.
-        self._quick: object = (self._door.door, self._pending.calls, OPERATIONS)
+        self._quick: object = (self._door.door, self._pending.calls, OPERATIONS, np.ndarray)
         self._closed = False
+        self._untold = ""  # a call that this rank has refused, and could not tell the others
 
-    def _require_open(self) -> None:
+    def _require_open(self, is_collective: bool = True) -> None:
+        """Raises ValueError if it is closed, RuntimeError if the ranks' calls would not meet."""
         if self._closed:
             raise ValueError("the communicator is closed")
+        if is_collective and self._untold:
+            raise RuntimeError(
+                f"rank {self.rank} of {self.size}: this rank has refused a call before, and the "
+                "others could not be told, as they are for arrays of the CPU in shared memory: its "
+                f"next call would meet their last one. Make a new group. It was {self._untold}"
+            )
 
     def _run(
         self,
@@ -78,19 +87,19 @@ class Caller:
         ``array``: as the caller gave it. Calls on an accelerator's arrays are in an order of their
         own, in which a refusal cannot be told.
         """
-        self._require_open()
-        is_collective = is_collective and not is_on_accelerator(array)
+        self._require_open(is_collective)
+        can_tell = is_collective and not is_on_accelerator(array)
         try:
             planned = plan()
             self._pending.check(planned.reads, planned.writes)
             if planned.prepare is not None:
                 planned.prepare()
         except Exception as error:
-            self._refuse(verb, error, is_collective)
+            self._refuse(verb, error, is_collective, can_tell)
         try:
             issued = planned.issue(async_op)
         except (TypeError, ValueError) as error:
-            self._refuse(verb, error, is_collective)
+            self._refuse(verb, error, is_collective, can_tell)
         if not async_op:
             return planned.finish()
         handle: Handle[Any] = Handle(issued, planned.finish)
@@ -99,11 +108,15 @@ class Caller:
         )
         return handle
 
-    def _refuse(self, verb: str, error: Exception, is_collective: bool) -> NoReturn:
+    def _refuse(
+        self, verb: str, error: Exception, is_collective: bool = True, can_tell: bool = True
+    ) -> NoReturn:
         """Raises the error of a call that this rank does not make, and tells the other ranks."""
         text = str(error)
-        if is_collective:
+        if is_collective and can_tell and self._carrier.backend.shares_memory:
             self._door.refuse(f"{verb}: {text}")
+        elif is_collective and self.size > 1:
+            self._untold = f"{verb}: {text}"
         if type(error) in (TypeError, ValueError) and not text.startswith("rank "):
             raise type(error)(f"rank {self.rank} of {self.size}: {verb}: {text}") from error
         raise error

@@ -18,7 +18,7 @@ import re
 import tempfile
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,6 +42,7 @@ class Job:
         launcher: "torchrun", "Slurm", "Open MPI", "PMI (MPICH, Intel MPI)", "PMIx", "one process".
         init_method: for ``torch.distributed.init_process_group``, with rank and size. "env://" is
             read from ``os.environ``.
+        name: of the job, if its port follows from its numbers: another job may have that port too.
     """
 
     rank: int
@@ -50,6 +51,7 @@ class Job:
     local_size: int | None
     launcher: str
     init_method: str
+    name: str = field(default="", compare=False)
 
 
 class _Launcher(NamedTuple):
@@ -82,6 +84,7 @@ SLURM = _Launcher(
     "SLURMD_NODENAME",
 )
 PMIX = _Launcher("PMIx", "PMIX_RANK", "WORLD_SIZE", others="PMIX_NAMESPACE")
+JOB_NUMBERS = {OPEN_MPI: "PMIX_NAMESPACE", SLURM: "SLURM_JOB_ID SLURM_STEP_ID"}
 
 
 class _Variables:
@@ -145,7 +148,8 @@ def read_job(environment: Mapping[str, str] | None = None) -> Job:
     if local_rank is not None and local_rank >= (local_size or size):
         raise variables.bad(f"is out of range for {local_size or size} ranks", launcher.local_rank)
     init_method = _init_method(variables, launcher, rank, size, local_size)
-    return Job(rank, size, local_rank, local_size, launcher.name, init_method)
+    name = "" if _master(variables) else ".".join(variables.found(JOB_NUMBERS.get(launcher, "")))
+    return Job(rank, size, local_rank, local_size, launcher.name, init_method, name)
 
 
 def _launcher(variables: _Variables) -> _Launcher | None:

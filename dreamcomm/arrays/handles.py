@@ -72,7 +72,8 @@ class PendingCalls:
         self.calls: list[_Pending] = []  # one list for good: compiled code looks at it
 
     def __bool__(self) -> bool:
-        self.calls[:] = [one for one in self.calls if one.is_pending()]
+        if self.calls:
+            self.calls[:] = [one for one in self.calls if one.is_pending()]
         return bool(self.calls)
 
     def add(

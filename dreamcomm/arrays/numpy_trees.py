@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from dreamcomm.arrays.calls import Carrier, Issued
-from dreamcomm.arrays.tree_layout import digest_of
+from dreamcomm.arrays.tree_layout import digest_of, paths_of
 from dreamcomm.memory import empty
 
 __all__ = ["NumpyTreeCall", "are_plain"]
@@ -50,15 +50,15 @@ class NumpyTreeCall:
         leaves: list[NDArray[Any]],
         outs: list[NDArray[Any] | None],
         spec: pytree.TreeSpec,
-        order: list[int],
+        out: Any,
         operation: int,
         root: int,
     ) -> None:
         self._carrier, self._operation, self._root, self._spec = carrier, operation, root, spec
-        self._leaves, self._outs = leaves, outs
+        self._leaves, self._outs, self._out = leaves, outs, out
         names = tuple(PLAIN[one.dtype] for one in leaves)
         self._groups: dict[str, list[int]] = {name: [] for name in sorted(set(names))}
-        for number in order:
+        for number in paths_of(spec)[1]:
             self._groups[names[number]].append(number)
         self._digest = digest_of(spec, tuple(one.shape for one in leaves), names)
         self._buffers: list[Tensor] = []
@@ -93,6 +93,5 @@ class NumpyTreeCall:
                     results[number] = part.copy()
                 else:
                     out[...] = part
-                    results[number] = out
                 begin = end
-        return pytree.tree_unflatten(results, self._spec)
+        return pytree.tree_unflatten(results, self._spec) if self._out is None else self._out

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -37,14 +37,14 @@ class Objects(Collectives, Messages):
 
         Tags of objects are apart from those of arrays.
         """
-        self._require_open()
+        self._require_open(False)
         peer, first = self._other("dst", dst), _first_tag(tag)
         sent = pickled(thing)
         self._send([(sent.block, first), *((one, first + 1) for one in sent.rest)], peer)
 
     def recv_object(self, src: int | None = None, tag: int = 0) -> Any:
         """Receives an object from rank ``src``; None: from any rank."""
-        self._require_open()
+        self._require_open(False)
         first = _first_tag(tag)
         peer = None if src is None else self._other("src", src)
         block = _memory(BLOCK)
@@ -57,7 +57,7 @@ class Objects(Collectives, Messages):
             backend.recv([block], peer, first).wait()
         return self._received(Reader(block), peer, first + 1)
 
-    def broadcast_object(self, thing: T, src: int = 0) -> T:
+    def broadcast_object(self, thing: T | None, src: int = 0) -> T:
         """Gives the object of rank ``src`` to all ranks; other ranks may pass None.
 
         Rank ``src`` gets its own object back.
@@ -68,7 +68,7 @@ class Objects(Collectives, Messages):
             self._broadcast(sent.block, root)
             for one in sent.rest:
                 self._broadcast(one, root)
-            return thing
+            return cast(T, thing)
         reader = Reader(self._broadcast(_memory(BLOCK), root))
         if reader.directory is not None:
             self._broadcast(reader.directory, root)
@@ -149,7 +149,7 @@ class Objects(Collectives, Messages):
         try:
             return make()
         except Exception as error:
-            self._refuse(verb, error, True)
+            self._refuse(verb, error)
 
     def _root(self, verb: str, name: str, rank: int) -> int:
         self._require_open()

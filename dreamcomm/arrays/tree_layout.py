@@ -6,6 +6,8 @@ import zlib
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 __all__ = ["digest_of", "is_tree", "outs_of", "paths_of"]
@@ -13,6 +15,8 @@ __all__ = ["digest_of", "is_tree", "outs_of", "paths_of"]
 
 def is_tree(given: Any) -> bool:
     """Whether it is a container that torch's pytree knows, and no array."""
+    if isinstance(given, (np.ndarray, Tensor)):
+        return False
     return isinstance(given, (list, tuple, dict)) or not pytree.tree_is_leaf(given)
 
 

@@ -57,11 +57,10 @@ def tree_call(
     """
     number = NO_OPERATION if operation is None else operation
     leaves, spec = pytree.tree_flatten(tree)
-    paths, order = paths_of(spec)
-    outs = leaves if out is tree else outs_of(paths, out)
+    outs = leaves if out is tree else outs_of(paths_of(spec)[0], out)
     if is_quick and carrier.backend.shares_memory and are_plain(leaves, outs):
-        return NumpyTreeCall(carrier, leaves, outs, spec, order, number, root)
-    return _AnyTreeCall(carrier, leaves, outs, spec, number, root)
+        return NumpyTreeCall(carrier, leaves, outs, spec, out, number, root)
+    return _AnyTreeCall(carrier, leaves, outs, spec, out, number, root)
 
 
 class _Leaf(NamedTuple):
@@ -81,10 +80,12 @@ class _AnyTreeCall:
         leaves: list[Any],
         outs: list[Any],
         spec: pytree.TreeSpec,
+        out: Any,
         operation: int,
         root: int,
     ) -> None:
         self._carrier, self._operation, self._root, self._spec = carrier, operation, root, spec
+        self._out = out
         self._leaves: list[_Leaf | None] = [None] * len(leaves)
         groups: dict[str, list[_Leaf]] = {}
         paths, order = paths_of(spec)
@@ -143,7 +144,8 @@ class _AnyTreeCall:
             outs = [one.target.tensor for one in leaves]
             torch._foreach_copy_(outs, _shaped(buffer, outs))
         results = [None if one is None else one.target.finish() for one in self._leaves]
-        return pytree.tree_unflatten(results, self._spec)
+        made = pytree.tree_unflatten(results, self._spec)
+        return made if self._out is None else self._out
 
     def _check_devices(self, leaves: list[_Leaf]) -> None:
         if not leaves:

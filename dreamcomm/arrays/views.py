@@ -66,7 +66,13 @@ def view_of(given: Any, name: str) -> View:
     if isinstance(given, Tensor):
         return _of_torch(given, name)
     if isinstance(given, np.ndarray):
+        if isinstance(given, np.ma.MaskedArray):
+            raise TypeError(f"{name}: a masked array; pass what its mask means, as array.filled(0)")
         return _of_numpy(given, name, _to_numpy(given.dtype))
+    if isinstance(given, np.generic):
+        return _of_numpy(np.asarray(given), name, _to_scalar)._replace(
+            why_constant="NumPy's scalars never change"
+        )
     if hasattr(given, "__dlpack__"):
         return _of_dlpack(given, name)
     found = _of_buffer(given, name)
@@ -229,16 +235,25 @@ def _to_numpy(kind: np.dtype[Any]) -> Callable[[Tensor], Any]:
     return lambda tensor: tensor.view(width).numpy().view(kind)
 
 
+def _to_scalar(tensor: Tensor) -> Any:
+    """A scalar; of several ranks' scalars an array."""
+    return tensor.numpy()[()]
+
+
 def _to_buffer(given: Any, memory: memoryview) -> Callable[[Tensor], Any]:
-    """Results of an array.array are one, and those of other buffers memoryviews."""
+    """Results of array.array, bytes and bytearray are of their type, others memoryviews."""
 
     def like(tensor: Tensor) -> Any:
-        data = bytearray(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        elements = tensor.contiguous().numpy()
         if isinstance(given, array.array):
-            return array.array(given.typecode, bytes(data))
-        shape = list(tensor.shape)
-        view: Any = memoryview(data)
-        return view.cast(memory.format, shape) if shape else view.cast(memory.format)
+            return array.array(given.typecode, elements.tobytes())
+        if isinstance(given, (bytes, bytearray)):
+            return type(given)(elements.tobytes())
+        view: Any = elements.data
+        if view.format == memory.format or not view.nbytes:
+            return view
+        view = view.cast("B")  # NumPy has one name for types that have several here
+        return view.cast(memory.format, list(tensor.shape)) if tensor.dim() else view
 
     return like
 

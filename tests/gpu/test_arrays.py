@@ -69,7 +69,7 @@ def test_a_strided_out_messages_trees_and_handles() -> None:
             comm.send(on_device(numbers(4)), 1)
         else:
             assert host(comm.recv(on_device(torch.zeros(6)), 0)) == numbers(4).tolist()
-        tree = {"a": on_device(numbers(rank)), "b": [on_device(numbers(rank + 1, 2)), None]}
+        tree: Any = {"a": on_device(numbers(rank)), "b": [on_device(numbers(rank + 1, 2)), None]}
         found = comm.average(tree)
         assert host(found["a"]) == ((numbers(0) + numbers(1)) / 2).tolist()
         assert host(found["b"][0]) == ((numbers(1, 2) + numbers(2, 2)) / 2).tolist()

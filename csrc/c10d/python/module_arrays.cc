@@ -147,10 +147,11 @@ class ArrayCalls {
 constexpr const char* kDoor = "dreamcomm.ArrayCalls";
 
 /// An instance's _quick: (capsule of its ArrayCalls, list of pending calls, the operations'
-/// numbers); or None, when it is closed.
+/// numbers, the type of arrays that are served); or None, when it is closed.
 struct Door {
   const ArrayCalls* calls;
   PyObject* operations;
+  PyObject* type;  // subclasses may be more than their memory, as masked arrays are
 };
 
 std::optional<Door> door_of(PyObject* self) {
@@ -163,7 +164,8 @@ std::optional<Door> door_of(PyObject* self) {
   Py_DECREF(held);  // the instance has it, too
   if (!PyTuple_Check(held) || PyList_GET_SIZE(PyTuple_GET_ITEM(held, 1)) != 0) return std::nullopt;
   void* const calls = PyCapsule_GetPointer(PyTuple_GET_ITEM(held, 0), kDoor);
-  return Door{static_cast<const ArrayCalls*>(calls), PyTuple_GET_ITEM(held, 2)};
+  return Door{static_cast<const ArrayCalls*>(calls), PyTuple_GET_ITEM(held, 2),
+              PyTuple_GET_ITEM(held, 3)};
 }
 
 /// The arguments of an all_reduce in place, and nothing else.
@@ -205,7 +207,7 @@ bool try_all_reduce(PyObject* self, PyObject* const* args, Py_ssize_t count, PyO
   const std::optional<InPlace> call = in_place(args, count, names);
   if (!call) return false;
   const std::optional<Door> door = door_of(self);
-  if (!door) return false;
+  if (!door || reinterpret_cast<PyObject*>(Py_TYPE(call->array)) != door->type) return false;
   const std::optional<int> op = number_of(call->op, door->operations);
   return op && door->calls->all_reduce(call->array, *op);
 }
