@@ -1,9 +1,11 @@
-"""Finds the MPIs of this machine, compiles the timing program with each, and runs it."""
+"""Finds the MPIs of this machine, and runs the timing program with each: from C, or mpi4py's."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 SOURCE = Path(__file__).parent / "mpi" / "all_reduce.c"
+PYTHON_PROGRAM = Path(__file__).parent / "numpy_all_reduce.py"
 # Debian's names where several are installed, then the usual ones.
 COMMANDS = (
     ("mpicc.openmpi", "mpirun.openmpi"),
@@ -22,6 +25,12 @@ INSTALL = (
     "`apt-get install openmpi-bin libopenmpi-dev mpich libmpich-dev`, or "
     "`pip install --prefix DIR impi-rt impi-devel` and give --prefix DIR"
 )
+INSTALL_MPI4PY = (
+    "this Python has no mpi4py: install it with `pip install mpi4py`, or with "
+    "`pip install --target DIR mpi4py` and put DIR on PYTHONPATH"
+)
+# By the number of the library that mpi4py from PyPI is linked with, libmpi.so.NUMBER.
+ABIS = {"12": "mpich", "40": "openmpi"}
 # Variables of the ranks that a launcher started from one must not see.
 FOREIGN = ("OMPI_", "PMI_", "PMIX_", "I_MPI_", "HYDRA_")
 
@@ -32,17 +41,17 @@ class MpiError(Exception):
 
 @dataclass(frozen=True)
 class Mpi:
-    """One MPI with one choice of settings, and the program compiled for it."""
+    """One MPI with one choice of settings, and the command of its timing program."""
 
     name: str
     version: str
     launcher: list[str]
     environment: dict[str, str] = field(default_factory=dict)
-    program: str = ""
+    program: list[str] = field(default_factory=list)
 
     def time_all_reduce(self, ranks: int, bytes: int, samples: int, in_place: bool) -> float:
         """Microseconds of a call, p50."""
-        program = [self.program, str(samples), str(int(in_place)), str(bytes)]
+        program = [*self.program, str(samples), str(int(in_place)), str(bytes)]
         command = [*self.launcher, "-n", str(ranks), *program]
         kept = {name: v for name, v in os.environ.items() if not name.startswith(FOREIGN)}
         return float(json.loads(output_of(command, kept | self.environment))["p50_us"])
@@ -56,8 +65,13 @@ def output_of(command: list[str], environment: dict[str, str] | None = None) -> 
     return done.stdout
 
 
-def find_mpis(prefixes: list[Path], build: Path) -> list[Mpi]:
-    """Every MPI on PATH, beside this Python and below ``prefixes``, compiled into ``build``."""
+def find_mpis(
+    prefixes: list[Path], build: Path, *, python: bool = False, yields: bool = False
+) -> list[Mpi]:
+    """Every MPI on PATH, beside this Python and below ``prefixes``, compiled into ``build``.
+
+    ``python``: its program is mpi4py's. ``yields``: ranks of Open MPI that wait yield.
+    """
     found: dict[Path, list[Mpi]] = {}
     for compiler, launcher in places([*prefixes, Path(sys.prefix)]):
         real = launcher.resolve()
@@ -72,8 +86,12 @@ def find_mpis(prefixes: list[Path], build: Path) -> list[Mpi]:
                 "LD_LIBRARY_PATH": str(home / "lib"),
                 "PATH": f"{home / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
             }
-        program = compile_program(compiler, build / f"all_reduce_{len(found)}", environment)
-        found[real] = settings_of(launcher, environment, program)
+        compiled = compile_program(compiler, build / f"all_reduce_{len(found)}", environment)
+        program = [compiled]
+        if python:
+            program = [sys.executable, str(PYTHON_PROGRAM)]
+            environment = environment | mpi4py_environment(compiled, environment)
+        found[real] = settings_of(launcher, environment, program, yields)
     if not found:
         raise MpiError(INSTALL)
     return [mpi for choices in found.values() for mpi in choices]
@@ -98,7 +116,37 @@ def compile_program(compiler: Path, program: Path, environment: dict[str, str]) 
     return str(program)
 
 
-def settings_of(launcher: Path, environment: dict[str, str], program: str) -> list[Mpi]:
+def mpi4py_environment(compiled: str, environment: dict[str, str]) -> dict[str, str]:
+    """Variables with which mpi4py is found, and loads the library of a compiled program.
+
+    mpi4py from PyPI asks the loader for libmpi.so.12 or libmpi.so.40. Debian calls MPICH's library
+    libmpich.so.12, so a link beside the program has the name that is asked for.
+    """
+    spec = importlib.util.find_spec("mpi4py")
+    if spec is None or spec.origin is None:
+        raise MpiError(INSTALL_MPI4PY)
+    now = {**os.environ, **environment}
+    needs = output_of(["ldd", compiled], now)
+    library = re.search(r"libmpi(?:ch)?\.so\.(\d+) => (/\S+)", needs)
+    if library is None or library[1] not in ABIS:
+        raise MpiError(f"mpi4py knows no MPI library of these:\n{needs}")
+    links = Path(f"{compiled}_libraries")
+    links.mkdir()
+    (links / f"libmpi.so.{library[1]}").symlink_to(library[2])
+    return {
+        "MPI4PY_MPIABI": ABIS[library[1]],
+        "LD_LIBRARY_PATH": first_of_path(links, now.get("LD_LIBRARY_PATH")),
+        "PYTHONPATH": first_of_path(Path(spec.origin).parents[1], now.get("PYTHONPATH")),
+    }
+
+
+def first_of_path(folder: Path, path: str | None) -> str:
+    return f"{folder}{os.pathsep}{path}" if path else str(folder)
+
+
+def settings_of(
+    launcher: Path, environment: dict[str, str], program: list[str], yields: bool
+) -> list[Mpi]:
     """The MPI with the settings that are fastest between processes of one host."""
     version = output_of([str(launcher), "--version"], {**os.environ, **environment})
     command = [str(launcher)]
@@ -107,6 +155,8 @@ def settings_of(launcher: Path, environment: dict[str, str], program: str) -> li
         command += ["--bind-to", "core"]
         if os.geteuid() == 0:
             command.append("--allow-run-as-root")
+        if yields:
+            command += ["--mca", "mpi_yield_when_idle", "1"]
         # Copies by system call help at some sizes and hurt at others.
         staged = [*command, "--mca", "btl_vader_single_copy_mechanism", "none"]
         return [

@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from datetime import timedelta
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
@@ -37,9 +38,9 @@ def join(timeout: timedelta, options: Options | None) -> Job:
         DistBackendError, DistStoreError: a rank did not join in time, or rank 0's port is in use.
     """
     job = read_job()
-    store, numbers = _store_of(job, timeout)
+    store, number = _store_of(job, timeout)
     store.set_timeout(timeout)
-    prefixed = PrefixStore(f"dreamcomm/communicator/{job.name}/{next(numbers)}", store)
+    prefixed = PrefixStore(f"dreamcomm/communicator/{job.name}/{number}", store)
     dist.init_process_group(
         "dreamcomm",
         store=prefixed,
@@ -58,26 +59,36 @@ class _Server(NamedTuple):
     port: int
 
 
-_stores: dict[tuple[_Server | str, Job], tuple[Store, itertools.count[int]]] = {}
+class _Kept:
+    """A job's store, and the numbers of the groups that this process makes on it."""
+
+    def __init__(self) -> None:
+        self.store: Store | None = None
+        self.numbers = itertools.count()
 
 
-def _store_of(job: Job, timeout: timedelta) -> tuple[Store, itertools.count[int]]:
-    """The job's store, and the numbers of the groups that this process makes on it.
+@lru_cache
+def _kept(place: _Server | str, job: Job) -> _Kept:
+    """What this process keeps for its life: the store's address is one for all of it.
 
-    It is one for the life of the process: its address is, so a second one would meet keys and
-    connections of the first. All ranks make their groups in one order, so the numbers agree. One
-    rank meets nobody, and has no address.
+    A second store would find the keys and connections of the first. All ranks make their groups in
+    one order, so the numbers agree.
     """
+    return _Kept()
+
+
+def _store_of(job: Job, timeout: timedelta) -> tuple[Store, int]:
+    """The job's store, and the number of the next group on it. A job of one rank has no address."""
     if job.size == 1:
-        return HashStore(), itertools.count()
+        return HashStore(), 0
     place = _place(job)
-    if (place, job) not in _stores:
+    kept = _kept(place, job)
+    if kept.store is None:
         if isinstance(place, str):
-            store: Store = FileStore(place, job.size)
+            kept.store = FileStore(place, job.size)
         else:
-            store = _connected(place, job, timeout)
-        _stores[place, job] = store, itertools.count()
-    return _stores[place, job]
+            kept.store = _connected(place, job, timeout)
+    return kept.store, next(kept.numbers)
 
 
 def _place(job: Job) -> _Server | str:

@@ -36,6 +36,7 @@ OF_TORCHRUN = {
     ],
     "hooks.py": ["rank 0, step 10: norm ", "rank 1: 2 residuals to save"],
     "invariant.py": ["step 20: loss "],
+    "numpy_ranks.py": ["2 ranks, inertia ", "centre 4.0"],
     "pipeline.py": ["rank 0: 1F1B: 8 actions in ", "rank 3: 1F1B: 8 actions in "],
     "sync_batch_norm.py": ["step 11 loss ", ", one process "],
     "tensor_parallel.py": ["rank 0: has 128 of 256 rows", "rank 1: has 128 of 256 rows"],
@@ -216,6 +217,16 @@ def test_a_pipeline_prints_the_same_losses_under_all_schedules_and_from_a_checkp
     alone = [float(loss) for loss in losses("1f1b", "none", 4).values()]
     assert alone == pytest.approx([float(loss) for loss in whole.values()], rel=1e-2)
     assert "<title>3B3: " in picture.read_text()
+
+
+def test_numpy_ranks_has_the_result_of_one_process(fresh: Fresh) -> None:
+    """In the digits that it prints."""
+    alone, together = (
+        as_ranks(fresh, "numpy_ranks.py", world=world).partition(", ") for world in (1, 2)
+    )
+    assert (alone[0], together[0]) == ("1 ranks", "2 ranks")
+    assert alone[2] == together[2]
+    assert alone[2].count("centre ") == 4
 
 
 def lines_of_strategies(printed: str) -> dict[str, list[float]]:

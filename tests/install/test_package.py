@@ -149,6 +149,24 @@ def test_the_entry_point_loads_neither_the_compiled_module_nor_the_launcher() ->
     assert "'dreamcomm.launch'" not in loaded
 
 
+def test_other_frameworks_and_the_calls_on_their_arrays_are_not_imported() -> None:
+    """Attempts count: the frameworks are not installed everywhere."""
+    code = """
+import sys
+class Attempts:
+    seen = []
+    def find_spec(self, name, path=None, target=None):
+        if name in ("cupy", "jax", "jaxlib", "keras", "tensorflow"):
+            self.seen.append(name)
+sys.meta_path.insert(0, Attempts())
+import dreamcomm
+print([name for name in sys.modules if name.startswith("dreamcomm.arrays")], Attempts.seen)
+dreamcomm.Communicator
+print("dreamcomm.arrays.communicator" in sys.modules, Attempts.seen)
+"""
+    assert run_python(code).splitlines() == ["[] []", "True []"]
+
+
 def test_batches_of_other_backends_are_left_as_they_are() -> None:
     code = """
 import sys, torch, torch.distributed as dist
