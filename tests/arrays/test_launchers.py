@@ -125,7 +125,12 @@ def spawn(method: str, init: str) -> Callable[[Path, list[str]], list[Command]]:
     return commands
 
 
-def slurm(_: Path, program: list[str], job: int = 4711) -> list[Command]:
+# Jobs of other test processes have other ports.
+JOB = os.getpid() % 4096
+PORT = 2**16 - 4096 + JOB
+
+
+def slurm(_: Path, program: list[str], job: int = JOB) -> list[Command]:
     """As srun does on one host."""
     step = {
         "SLURM_JOB_ID": str(job),
@@ -315,7 +320,7 @@ def test_jobs_at_one_time_do_not_meet(jobs: Jobs, name: str) -> None:
     for number, token in enumerate(("one", "other")):
         commands = jobs.of(name, WAITS, str(jobs.lock), token)
         if name == "Slurm":
-            commands = slurm(jobs.folder, commands[0].words[1:], 4711 + number)
+            commands = slurm(jobs.folder, commands[0].words[1:], JOB + 2000 * number)
         started.append(jobs.start(commands))
     for job in started:
         job.lines(2)
@@ -363,7 +368,7 @@ def test_a_missing_server_is_named_with_its_address(jobs: Jobs) -> None:
     (line,), stderr, codes = jobs.start([alone]).end()
     assert line.startswith("1.")  # seconds
     assert "DistStoreError: Communicator on rank 1 of 2, started by Slurm: rank 0 has not" in line
-    assert "within the timeout of 1 s at 127.0.0.1, port 62055: [Errno 111] Connection" in line
+    assert f"within the timeout of 1 s at 127.0.0.1, port {PORT}: [Errno 111] Connection" in line
     assert (stderr, codes) == ("", [0])
 
 
@@ -374,8 +379,8 @@ def test_a_port_that_another_job_uses_is_named(jobs: Jobs) -> None:
     first = jobs.start(jobs.of("Slurm", WAITS, str(jobs.lock), "first"))
     first.lines(2)
     program = jobs.of("Slurm", IS_ALONE, "0")[0].words[1:]
-    done = jobs.start(slurm(jobs.folder, program, 4711 + 4096)[:1]).end()
-    assert "rank 0 has no store at 127.0.0.1, port 62055" in done.lines[0]
+    done = jobs.start(slurm(jobs.folder, program, JOB + 4096)[:1]).end()
+    assert f"rank 0 has no store at 127.0.0.1, port {PORT}" in done.lines[0]
     assert "Another job may use the port: set MASTER_ADDR and MASTER_PORT" in done.lines[0]
     jobs.let_go()
     assert first.end() == (["['first', 'first']"] * 2, "", [0, 0])
@@ -388,7 +393,7 @@ def test_a_rank_of_another_job_is_not_taken_for_one_of_this(jobs: Jobs) -> None:
     first = jobs.start([zero])
     text = IS_ALONE.replace("timeout=3", "timeout=15")  # for `first` to start
     program = jobs.of("Slurm", text, "1")[0].words[1:]
-    stranger = jobs.start(slurm(jobs.folder, program, 4711 + 4096)[1:]).end()
+    stranger = jobs.start(slurm(jobs.folder, program, JOB + 4096)[1:]).end()
     assert "rank 0 has not come within the timeout of 15000 ms" in stranger.lines[0]
     second = jobs.start([one])
     assert first.end().lines + second.end().lines == expected("Slurm", 2, 3)
