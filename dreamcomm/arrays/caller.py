@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
-from torch import Tensor
 
 from dreamcomm.arrays.calls import Call, Carrier, Issued
 from dreamcomm.arrays.handles import Handle, PendingCalls
 from dreamcomm.arrays.operations import OPERATIONS, Operation, number_of
+from dreamcomm.arrays.targets import Target
 from dreamcomm.arrays.trees import tree_call
-from dreamcomm.arrays.views import is_on_accelerator
+from dreamcomm.arrays.views import View, is_on_accelerator
 
 __all__ = ["Caller", "Planned", "collective", "nothing"]
 
@@ -30,15 +30,16 @@ class Planned(NamedTuple):
 
     issue: Callable[[bool], Issued]
     finish: Callable[[], Any]
-    reads: Sequence[tuple[str, Tensor]] = ()
-    writes: Sequence[Tensor] = ()
+    reads: Sequence[tuple[str, View]] = ()
+    writes: Sequence[View] = ()
     prepare: Callable[[], None] | None = None
 
 
-def collective(carrier: Carrier, call: Call, finish: Callable[[], Any], is_new: bool) -> Planned:
-    """Plans a call; ``is_new``: its output belongs to it alone."""
-    reads = [] if call.input is None else [("array", call.input)]
-    writes = [] if call.output is None or is_new else [call.output]
+def collective(carrier: Carrier, call: Call, given: View, target: Target | None) -> Planned:
+    """Plans a call on the arrays of a user."""
+    reads = [] if call.input is None else [("array", given)]
+    finish = nothing if target is None else target.finish
+    writes = [] if target is None or target.view is None else [target.view]
     return Planned(lambda later: carrier.issue(call, later), finish, reads, writes)
 
 
@@ -103,22 +104,21 @@ class Caller:
         if not async_op:
             return planned.finish()
         handle: Handle[Any] = Handle(issued, planned.finish)
-        self._pending.add(
-            verb, handle, issued, [tensor for _, tensor in planned.reads], planned.writes
-        )
+        self._pending.add(verb, handle, issued, [one for _, one in planned.reads], planned.writes)
         return handle
 
     def _refuse(
         self, verb: str, error: Exception, is_collective: bool = True, can_tell: bool = True
     ) -> NoReturn:
         """Raises the error of a call that this rank does not make, and tells the other ranks."""
-        text = str(error)
+        site = f"rank {self.rank} of {self.size}: {verb}: "
+        text = str(error).removeprefix(site)
         if is_collective and can_tell and self._carrier.backend.shares_memory:
             self._door.refuse(f"{verb}: {text}")
         elif is_collective and self.size > 1:
             self._untold = f"{verb}: {text}"
-        if type(error) in (TypeError, ValueError) and not text.startswith("rank "):
-            raise type(error)(f"rank {self.rank} of {self.size}: {verb}: {text}") from error
+        if type(error) in (TypeError, ValueError) and not str(error).startswith("rank "):
+            raise type(error)(f"{site}{text}") from error
         raise error
 
     def _peer(self, name: str, rank: int) -> int:

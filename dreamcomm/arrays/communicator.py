@@ -188,4 +188,6 @@ def _row(color: int | None, key: int, token: int) -> NDArray[np.int64]:
     for name, value in (("color", color), ("key", key)):
         if value is not None and (isinstance(value, bool) or not hasattr(value, "__index__")):
             raise TypeError(f"{name}: expected an integer, got {value!r}")
+        if value is not None and not -(2**63) <= value.__index__() < 2**63:
+            raise ValueError(f"{name}: expected a number of 64 bits, got {value}")
     return np.array([[color is not None, color or 0, key, token]], np.int64)

@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Generic, TypeVar, cast
 
-from torch import Tensor
-
 from dreamcomm.arrays.calls import Issued
+from dreamcomm.arrays.views import View, extent
 
 __all__ = ["Handle", "PendingCalls"]
 
@@ -81,26 +80,28 @@ class PendingCalls:
         verb: str,
         handle: Handle[Any],
         issued: Issued,
-        reads: Sequence[Tensor],
-        writes: Sequence[Tensor],
+        reads: Sequence[View],
+        writes: Sequence[View],
     ) -> None:
         """Adds a call that has begun."""
         self.calls.append(_Pending(verb, handle, issued, reads, writes))
 
-    def check(self, reads: Sequence[tuple[str, Tensor]], writes: Sequence[Tensor]) -> None:
+    def check(self, reads: Sequence[tuple[str, View]], writes: Sequence[View]) -> None:
         """Raises ValueError if a pending call writes what is read, or uses what is written."""
         if not self:
             return
+        outs = [("out", extent(view)) for view in writes]
+        all_of = [*((name, extent(view)) for name, view in reads), *outs]
         for one in self.calls:
-            for name, tensor in (*reads, *(("out", tensor) for tensor in writes)):
-                if _meet(tensor, one.writes):
+            for name, where in all_of:
+                if any(where.meets(other) for other in one.writes):
                     raise ValueError(
                         f"{name}: a pending {one.verb} writes it: wait for its handle first"
                     )
-            for tensor in writes:
-                if _meet(tensor, one.reads):
+            for name, where in outs:
+                if any(where.meets(other) for other in one.reads):
                     raise ValueError(
-                        f"out: a pending {one.verb} reads it: wait for its handle first"
+                        f"{name}: a pending {one.verb} reads it: wait for its handle first"
                     )
 
     def wait(self) -> None:
@@ -117,10 +118,13 @@ class _Pending:
         verb: str,
         handle: Handle[Any],
         issued: Issued,
-        reads: Sequence[Tensor],
-        writes: Sequence[Tensor],
+        reads: Sequence[View],
+        writes: Sequence[View],
     ) -> None:
-        self.verb, self.reads, self.writes = verb, reads, writes
+        self.verb = verb
+        self.reads = [extent(view) for view in reads]
+        self.writes = [extent(view) for view in writes]
+        self._views = [*reads, *writes]  # keep the memory
         self._handle, self._issued = weakref.ref(handle), issued
 
     def is_pending(self) -> bool:
@@ -130,22 +134,3 @@ class _Pending:
     def end(self) -> None:
         with suppress(RuntimeError):  # the handle's own wait() raises it
             self._issued.wait()
-
-
-def _meet(tensor: Tensor, others: Sequence[Tensor]) -> bool:
-    """Whether a tensor lies between the first and the last byte of one of the others."""
-    device, begin, end = _span(tensor)
-    for other in others:
-        where, first, last = _span(other)
-        if device == where and begin < last and first < end:
-            return True
-    return False
-
-
-def _span(tensor: Tensor) -> tuple[str, int, int]:
-    """The device, the first byte and the byte after the last one."""
-    begin = tensor.data_ptr()
-    if tensor.numel() == 0:
-        return str(tensor.device), begin, begin
-    reach = sum(s * (n - 1) for s, n in zip(tensor.stride(), tensor.shape, strict=True))
-    return str(tensor.device), begin, begin + (reach + 1) * tensor.element_size()

@@ -46,14 +46,15 @@ class Messages(Caller):
         """
 
         def plan() -> Planned:
-            tensor = view_of(array, "array").tensor.contiguous()
+            given = view_of(array, "array")
+            tensor = given.tensor.contiguous()
             peer, number = self._other("dst", dst), checked_tag(tag)
             backend = self._carrier.backend_for(tensor)
 
             def issue(later: bool) -> Issued:
                 return _waited(backend.send([tensor], peer, number), later)
 
-            return Planned(issue, nothing, [("array", tensor)])
+            return Planned(issue, nothing, [("array", given)])
 
         return self._run("send", array, plan, async_op, is_collective=False)
 
@@ -117,7 +118,7 @@ class Messages(Caller):
                     target.tensor.copy_(memory)
                 return target.finish()
 
-            return Planned(issue, finish, (), () if target.is_new else (target.tensor,))
+            return Planned(issue, finish, (), () if target.view is None else (target.view,))
 
         result = self._run("recv", array, plan, async_op, is_collective=False)
         if isinstance(result, Handle):

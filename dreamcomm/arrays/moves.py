@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar, overload
 
 import torch
 
-from dreamcomm.arrays.caller import Caller, Planned, collective, nothing
+from dreamcomm.arrays.caller import Caller, Planned, collective
 from dreamcomm.arrays.calls import Call
 from dreamcomm.arrays.handles import Handle
 from dreamcomm.arrays.operations import Kind
@@ -52,7 +52,7 @@ class Moves(Caller):
             target = target_of(given, array, out, tuple(given.tensor.shape))
             sent = given.tensor if self.rank == root else None
             call = Call(Kind.BROADCAST, sent, target.tensor, root=root)
-            return collective(self._carrier, call, target.finish, target.is_new)
+            return collective(self._carrier, call, given, target)
 
         return self._run("broadcast", array, plan, async_op)
 
@@ -74,7 +74,7 @@ class Moves(Caller):
             target = target_of(given, array, out, *gathered(given.tensor.shape, self.size))
             sizes = [given.tensor.nbytes] * self.size
             call = Call(Kind.ALL_GATHER, given.tensor, target.tensor, out_sizes=sizes)
-            return collective(self._carrier, call, target.finish, target.is_new)
+            return collective(self._carrier, call, given, target)
 
         return self._run("all_gather", array, plan, async_op)
 
@@ -121,7 +121,7 @@ class Moves(Caller):
             tensor = given.tensor
             if tensor.dim() == 0:
                 raise ValueError("array: expected one with rows, got one number")
-            counts = split_sizes("sizes", sum(rows), rows, self.size)
+            counts = split_sizes("sizes", None, rows, self.size)
             if counts[self.rank] != tensor.shape[0]:
                 raise ValueError(
                     f"sizes: this rank has {tensor.shape[0]} rows, got {counts[self.rank]}"
@@ -132,7 +132,7 @@ class Moves(Caller):
                 Kind.ALL_TO_ALL, tensor, target.tensor,
                 out_sizes=[count * row for count in counts], copies=self.size,
             )  # fmt: skip
-            return collective(self._carrier, call, target.finish, target.is_new)
+            return collective(self._carrier, call, given, target)
 
         return self._run("all_gather_v", array, plan, async_op)
 
@@ -158,11 +158,11 @@ class Moves(Caller):
             given = view_of(array, "array")
             if self.rank != root:
                 call = Call(Kind.GATHER, given.tensor, None, root=root)
-                return collective(self._carrier, call, nothing, False)
+                return collective(self._carrier, call, given, None)
             target = target_of(given, array, out, *gathered(given.tensor.shape, self.size))
             sizes = [given.tensor.nbytes] * self.size
             call = Call(Kind.GATHER, given.tensor, target.tensor, root=root, out_sizes=sizes)
-            return collective(self._carrier, call, target.finish, target.is_new)
+            return collective(self._carrier, call, given, target)
 
         return self._run("gather", array, plan, async_op)
 
@@ -188,18 +188,18 @@ class Moves(Caller):
         def plan() -> Planned:
             root = self._peer("src", src)
             if array is None and out is not None and self.rank != root:
-                part = view_of(out, "out")
-                shapes: tuple[tuple[int, ...], ...] = (tuple(part.tensor.shape),)
-                target = target_of(part, out, out, *shapes)
+                given = view_of(out, "out")
+                shapes: tuple[tuple[int, ...], ...] = (tuple(given.tensor.shape),)
+                target = target_of(given, out, out, *shapes)
             else:
-                part = view_of(array, "array")
-                target = target_of(part, array, out, *scattered(part.tensor.shape, self.size))
+                given = view_of(array, "array")
+                target = target_of(given, array, out, *scattered(given.tensor.shape, self.size))
             if self.rank != root:
                 call = Call(Kind.SCATTER, None, target.tensor, root=root)
-                return collective(self._carrier, call, target.finish, target.is_new)
-            sizes = [part.tensor.nbytes // self.size] * self.size
-            call = Call(Kind.SCATTER, part.tensor, target.tensor, root=root, in_sizes=sizes)
-            return collective(self._carrier, call, target.finish, target.is_new)
+                return collective(self._carrier, call, given, target)
+            sizes = [given.tensor.nbytes // self.size] * self.size
+            call = Call(Kind.SCATTER, given.tensor, target.tensor, root=root, in_sizes=sizes)
+            return collective(self._carrier, call, given, target)
 
         return self._run("scatter", array, plan, async_op)
 
@@ -250,15 +250,15 @@ class Moves(Caller):
                 raise ValueError("array: expected one with rows, got one number")
             rows = tensor.shape[0]
             sent = split_sizes("input_split_sizes", rows, input_split_sizes, self.size)
-            got = sent if output_split_sizes is None else list(output_split_sizes)
-            got = split_sizes("output_split_sizes", sum(got), got, self.size)
+            got = sent if output_split_sizes is None else output_split_sizes
+            got = split_sizes("output_split_sizes", None, got, self.size)
             target = target_of(given, array, out, (sum(got), *tensor.shape[1:]))
             row = row_bytes(tensor.shape, tensor.element_size())
             call = Call(
                 Kind.ALL_TO_ALL, tensor, target.tensor,
                 in_sizes=[n * row for n in sent], out_sizes=[n * row for n in got],
             )  # fmt: skip
-            return collective(self._carrier, call, target.finish, target.is_new)
+            return collective(self._carrier, call, given, target)
 
         return self._run("all_to_all", array, plan, async_op)
 
@@ -270,7 +270,7 @@ class Moves(Caller):
             rows = torch.tensor([shape[0] if shape else 0], device="cpu")
             found = torch.empty(self.size, dtype=torch.int64, device="cpu")
             call = Call(Kind.ALL_GATHER, rows, found, out_sizes=[rows.nbytes] * self.size)
-            return collective(self._carrier, call, found.tolist, True)
+            return Planned(lambda later: self._carrier.issue(call, later), found.tolist)
 
         rows: list[int] = self._run("all_gather_v", array, plan, False)
         return rows

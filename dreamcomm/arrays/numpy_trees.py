@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from dreamcomm.arrays.calls import Carrier, Issued
 from dreamcomm.arrays.tree_layout import digest_of, paths_of
+from dreamcomm.arrays.views import View
 from dreamcomm.memory import empty
 
 __all__ = ["NumpyTreeCall", "are_plain"]
@@ -36,9 +37,9 @@ def are_plain(leaves: list[Any], outs: list[Any]) -> bool:
         if type(out) is not np.ndarray or out.dtype != given.dtype or out.shape != given.shape:
             return False
         flags = out.flags
-        if not (flags.writeable and flags.c_contiguous):
+        if not (flags.writeable and flags.c_contiguous and flags.owndata):
             return False
-    return bool(leaves)
+    return bool(leaves) and (outs[0] is None or len({id(out) for out in outs}) == len(outs))
 
 
 class NumpyTreeCall:
@@ -62,8 +63,8 @@ class NumpyTreeCall:
             self._groups[names[number]].append(number)
         self._digest = digest_of(spec, tuple(one.shape for one in leaves), names)
         self._buffers: list[Tensor] = []
-        self.reads: list[tuple[str, Tensor]] = []
-        self.writes: list[Tensor] = []
+        self.reads: list[tuple[str, View]] = []
+        self.writes: list[View] = []
 
     def prepare(self) -> None:
         sends = self._operation >= 0 or self._carrier.backend.rank() == self._root

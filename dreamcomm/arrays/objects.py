@@ -19,6 +19,7 @@ from dreamcomm.ranks.tags import OBJECTS, UNIT, USERS
 __all__ = ["Objects"]
 
 T = TypeVar("T")
+OF_COLLECTIVES = OBJECTS.first + UNIT * USERS  # the tag of what follows their blocks
 
 
 class Objects(Collectives, Messages):
@@ -98,7 +99,7 @@ class Objects(Collectives, Messages):
         """Gives the objects of all ranks to rank ``dst``; the others get None."""
         root = self._root("gather_object", "dst", dst)
         sent = self._pickled("gather_object", lambda: pickled(thing))
-        tag = _first_tag(USERS)
+        tag = OF_COLLECTIVES
         if self.rank != root:
             self._move(Call(Kind.GATHER, sent.block, root=root))
             self._send([(one, tag) for one in sent.rest], root)
@@ -122,7 +123,7 @@ class Objects(Collectives, Messages):
             src: the rank that sends.
         """
         root = self._root("scatter_object", "src", src)
-        tag = _first_tag(USERS)
+        tag = OF_COLLECTIVES
         if self.rank != root:
             block = _memory(BLOCK)
             self._move(Call(Kind.SCATTER, None, block, root=root))
@@ -187,7 +188,7 @@ def _copied(sent: Pickled) -> Any:
 
 
 def _first_tag(tag: int) -> int:
-    return OBJECTS.first + UNIT * (tag if tag == USERS else checked_tag(tag))
+    return OBJECTS.first + UNIT * checked_tag(tag)
 
 
 def _memory(size: int) -> Tensor:

@@ -37,10 +37,9 @@ class Kind(IntEnum):
 
 def number_of(operation: Operation) -> int:
     """The number of an operation. Raises ValueError if there is none such."""
-    found = None if isinstance(operation, dist.ReduceOp) else OPERATIONS.get(operation)
-    if found is None:
-        for one, number in OPERATIONS.items():
-            if not isinstance(one, str) and operation == one:
-                return number
-        raise ValueError(f"op: expected one of {', '.join(NAMES)}, got {operation!r}")
-    return found
+    if isinstance(operation, (str, dist.ReduceOp.RedOpType)) and operation in OPERATIONS:
+        return OPERATIONS[operation]
+    for number, name in enumerate(NAMES):
+        if operation == getattr(dist.ReduceOp, name.upper()):
+            return number
+    raise ValueError(f"op: expected one of {', '.join(NAMES)}, got {operation!r}")

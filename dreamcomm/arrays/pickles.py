@@ -18,7 +18,7 @@ from dreamcomm.arrays.views import pieces, view_of
 
 __all__ = ["BLOCK", "Pickled", "Reader", "pickled"]
 
-BLOCK = 1024  # bytes of the first block
+BLOCK = 960  # bytes of the first block: a message of this size is sent before its receive
 HEAD = 24  # of it: three numbers
 FORMAT = np.int64
 

@@ -6,7 +6,7 @@ import inspect
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from dreamcomm._torch.build_check import check_build
-from dreamcomm.arrays.caller import Caller, Planned, collective, nothing
+from dreamcomm.arrays.caller import Caller, Planned, collective
 from dreamcomm.arrays.calls import Call
 from dreamcomm.arrays.handles import Handle
 from dreamcomm.arrays.operations import Kind, Operation, number_of
@@ -59,7 +59,7 @@ class Reductions(Caller):
             given = view_of(array, "array")
             target = target_of(given, array, out, tuple(given.tensor.shape))
             call = Call(Kind.ALL_REDUCE, given.tensor, target.tensor, number_of(op))
-            return collective(self._carrier, call, target.finish, target.is_new)
+            return collective(self._carrier, call, given, target)
 
         return self._run("all_reduce", array, plan, async_op)
 
@@ -116,10 +116,10 @@ class Reductions(Caller):
             number = number_of(op)
             if self.rank != root:
                 call = Call(Kind.REDUCE, given.tensor, None, number, root)
-                return collective(self._carrier, call, nothing, False)
+                return collective(self._carrier, call, given, None)
             target = target_of(given, array, out, tuple(given.tensor.shape))
             call = Call(Kind.REDUCE, given.tensor, target.tensor, number, root)
-            return collective(self._carrier, call, target.finish, target.is_new)
+            return collective(self._carrier, call, given, target)
 
         return self._run("reduce", array, plan, async_op)
 
@@ -149,7 +149,7 @@ class Reductions(Caller):
             call = Call(
                 Kind.REDUCE_SCATTER, given.tensor, target.tensor, number_of(op), in_sizes=sizes
             )
-            return collective(self._carrier, call, target.finish, target.is_new)
+            return collective(self._carrier, call, given, target)
 
         return self._run("reduce_scatter", array, plan, async_op)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
 __all__ = ["Shape", "gathered", "row_bytes", "scattered", "split_sizes"]
@@ -40,21 +41,29 @@ def row_bytes(shape: Sequence[int], item: int) -> int:
     return item
 
 
-def split_sizes(name: str, rows: int, splits: Sequence[int] | None, ranks: int) -> list[int]:
+def split_sizes(name: str, rows: int | None, splits: Sequence[int] | None, ranks: int) -> list[int]:
     """The rows of each rank's part: as given, or equal ones.
 
+    Args:
+        name: of the argument, for errors.
+        rows: of all parts; None: any number.
+        splits: rows of each part, or None.
+        ranks: number of parts.
+
     Raises:
-        ValueError: they are not one for each rank, negative, or not all rows.
+        TypeError, ValueError: they are not one for each rank, negative, or not all rows.
     """
     if splits is None:
-        if rows % ranks:
+        if rows is None or rows % ranks:
             raise ValueError(
                 f"{name}: {rows} rows cannot be divided equally among {ranks} ranks; pass splits"
             )
         return [rows // ranks] * ranks
-    found = [int(one) for one in splits]
-    if len(found) != ranks or min(found) < 0 or sum(found) != rows:
-        raise ValueError(
-            f"{name}: expected {ranks} sizes from 0 on that make {rows} rows, got {found}"
-        )
+    try:
+        found = [operator.index(one) for one in splits]
+    except TypeError as error:
+        raise TypeError(f"{name}: expected {ranks} numbers of rows, got {splits!r}") from error
+    if len(found) != ranks or min(found) < 0 or rows not in (None, sum(found)):
+        of_all = "" if rows is None else f" that make {rows} rows"
+        raise ValueError(f"{name}: expected {ranks} sizes from 0 on{of_all}, got {found}")
     return found

@@ -20,12 +20,12 @@ class Target(NamedTuple):
     Attributes:
         tensor: is written by the call.
         finish: called once after it; returns what the caller gets.
-        is_new: whether nobody else has the tensor's memory.
+        view: of the caller's array; None: nobody else has the tensor's memory.
     """
 
     tensor: Tensor
     finish: Callable[[], Any]
-    is_new: bool = False
+    view: View | None = None
 
 
 def target_of(given: View, array: Any, out: Any, *shapes: Shape) -> Target:
@@ -43,7 +43,7 @@ def target_of(given: View, array: Any, out: Any, *shapes: Shape) -> Target:
     like = given.tensor
     if out is None:
         made = like.new_empty(shapes[0])
-        return Target(made, partial(given.like, made), is_new=True)
+        return Target(made, partial(given.like, made))
     view = given if out is array else view_of(out, "out")
     tensor = view.tensor
     if view.why_constant:
@@ -55,9 +55,9 @@ def target_of(given: View, array: Any, out: Any, *shapes: Shape) -> Target:
         raise ValueError(f"out: expected elements of {_name(like)}, got {_name(tensor)}")
     if tensor.device != like.device:
         raise ValueError(f"out: expected an array on {like.device}, got one on {tensor.device}")
-    if overlap(tensor):
+    if overlap(view):
         raise ValueError("out: some of its elements share memory, as in a broadcast array")
-    return Target(tensor, partial(_written, view, out))
+    return Target(tensor, partial(_written, view, out), view)
 
 
 def _written(view: View, out: Any) -> Any:

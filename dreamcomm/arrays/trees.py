@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -13,7 +14,7 @@ from dreamcomm.arrays.numpy_trees import NumpyTreeCall, are_plain
 from dreamcomm.arrays.operations import NO_OPERATION, Kind
 from dreamcomm.arrays.targets import Target, target_of
 from dreamcomm.arrays.tree_layout import digest_of, outs_of, paths_of
-from dreamcomm.arrays.views import pieces, view_of
+from dreamcomm.arrays.views import View, extent, pieces, view_of
 from dreamcomm.memory import empty
 
 __all__ = ["TreeCall", "tree_call"]
@@ -27,8 +28,8 @@ class TreeCall(Protocol):
     filled does not count, and trees that differ never meet.
     """
 
-    reads: list[tuple[str, Tensor]]
-    writes: list[Tensor]
+    reads: list[tuple[str, View]]
+    writes: list[View]
 
     def prepare(self) -> None:
         """Copies the arrays together."""
@@ -67,8 +68,12 @@ class _Leaf(NamedTuple):
     """An array of a tree, and where its result goes."""
 
     path: str
-    tensor: Tensor
+    given: View
     target: Target
+
+    @property
+    def tensor(self) -> Tensor:
+        return self.given.tensor
 
 
 class _AnyTreeCall:
@@ -105,8 +110,9 @@ class _AnyTreeCall:
             tuple(None if one is None else _name(one.tensor) for one in self._leaves),
         )
         self._buffers: list[Tensor] = []
-        self.reads = [(f"array{one.path}", one.tensor) for one in found]
-        self.writes = [one.target.tensor for one in found if not one.target.is_new]
+        self.reads = [(f"array{one.path}", one.given) for one in found]
+        self.writes = [one.target.view for one in found if one.target.view is not None]
+        _check_apart(found)
 
     def prepare(self) -> None:
         sends = self._operation >= 0 or self._carrier.backend.rank() == self._root
@@ -159,7 +165,7 @@ class _AnyTreeCall:
 def _planned(path: str, given: Any, out: Any) -> _Leaf:
     view = view_of(given, f"array{path}")
     try:
-        return _Leaf(path, view.tensor, target_of(view, given, out, tuple(view.tensor.shape)))
+        return _Leaf(path, view, target_of(view, given, out, tuple(view.tensor.shape)))
     except (TypeError, ValueError) as error:
         raise type(error)(f"out{path}{str(error).removeprefix('out')}") from error
 
@@ -172,3 +178,16 @@ def _shaped(buffer: Tensor, like: list[Tensor]) -> list[Tensor]:
     """The parts of a buffer that have the shapes of those tensors, one after the other."""
     parts = pieces(buffer, [one.numel() for one in like])
     return [part.view(one.shape) for part, one in zip(parts, like, strict=True)]
+
+
+def _check_apart(leaves: list[_Leaf]) -> None:
+    """Raises ValueError if two arrays of ``out`` share memory, and their results may differ."""
+    found = sorted(
+        (*extent(one.target.view)[1:], one.path, one.target.view is one.given)
+        for one in leaves
+        if one.target.view is not None
+    )
+    for (begin, end, path, in_place), (first, last, other, too) in itertools.pairwise(found):
+        is_one = in_place and too and (begin, end) == (first, last)  # tied arrays, in place
+        if first < end and first < last and not is_one:
+            raise ValueError(f"out{other}: it and out{path} share memory")

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-__all__ = ["View", "is_on_accelerator", "overlap", "pieces", "view_of"]
+__all__ = ["Extent", "View", "extent", "is_on_accelerator", "overlap", "pieces", "view_of"]
 
 CPU = 1  # kDLCPU
 # Libraries whose arrays never change. JAX's export cannot say so.
@@ -44,12 +44,14 @@ class View(NamedTuple):
         why_constant: why the array cannot be written; "" if it can.
         like: turns a tensor, which nobody else has, into an array of the given kind.
         written: called after the tensor was written; None: there is nothing to do.
+        memory: the array, where the tensor is on a copy of it.
     """
 
     tensor: Tensor
     why_constant: str
     like: Callable[[Tensor], Any]
     written: Callable[[], None] | None = None
+    memory: NDArray[Any] | None = None
 
 
 def view_of(given: Any, name: str) -> View:
@@ -85,15 +87,14 @@ def view_of(given: Any, name: str) -> View:
 
 
 def is_on_accelerator(given: Any) -> bool:
-    """Whether an array is, or an array of a list, tuple or dict."""
+    """Whether an array is, or all of a list, tuple or dict."""
     if isinstance(given, np.ndarray):
         return False
     if isinstance(given, Tensor):
         return not given.is_cpu
-    if isinstance(given, dict):
-        return any(is_on_accelerator(one) for one in given.values())
-    if isinstance(given, (list, tuple)):
-        return any(is_on_accelerator(one) for one in given)
+    if isinstance(given, (list, tuple, dict)):
+        found = given.values() if isinstance(given, dict) else given
+        return bool(found) and all(is_on_accelerator(one) for one in found if one is not None)
     return hasattr(given, "__dlpack_device__") and given.__dlpack_device__()[0] != CPU
 
 
@@ -103,17 +104,47 @@ def pieces(tensor: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
     return found
 
 
-def overlap(tensor: Tensor) -> bool:
-    """True if two elements may share memory, as in a broadcast array."""
+def overlap(view: View) -> bool:
+    """True if two elements of the array may share memory, as in a broadcast array."""
+    array, tensor = view.memory, view.tensor
     if tensor.numel() <= 1:
         return False
-    reach = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+    strides, reach = tensor.stride(), 1  # in elements
+    if array is not None:
+        strides, reach = tuple(abs(one) for one in array.strides), array.itemsize  # in bytes
+    for stride, size in sorted(zip(strides, tensor.shape, strict=True)):
         if size > 1:
             if stride < reach:
                 return True
             reach = stride * (size - 1) + reach
     return False
+
+
+class Extent(NamedTuple):
+    """The device of an array, its first byte, and the byte after its last one."""
+
+    device: torch.device
+    begin: int
+    end: int
+
+    def meets(self, other: Extent) -> bool:
+        """Whether they share bytes, or lie between each other's."""
+        return self.device == other.device and self.begin < other.end and other.begin < self.end
+
+
+def extent(view: View) -> Extent:
+    """Where the array lies."""
+    array, tensor = view.memory, view.tensor
+    item = tensor.element_size()
+    if array is None:
+        begin, strides = tensor.data_ptr(), [one * item for one in tensor.stride()]
+    else:
+        begin, strides = array.__array_interface__["data"][0], list(array.strides)
+    if tensor.numel() == 0:
+        return Extent(tensor.device, begin, begin)
+    steps = [stride * (size - 1) for stride, size in zip(strides, tensor.shape, strict=True)]
+    end = begin + item + sum(one for one in steps if one > 0)
+    return Extent(tensor.device, begin + sum(one for one in steps if one < 0), end)
 
 
 def _of_torch(given: Tensor, name: str) -> View:
@@ -194,21 +225,16 @@ def _of_numpy(elements: NDArray[Any], name: str, like: Callable[[Tensor], Any]) 
     bits = _bits_of(kind)
     if bits is not None:
         elements = elements.view(bits[0])
-    written = None
     flags = elements.flags
-    if not flags.c_contiguous and not _has_torch_strides(elements):
-        copy = elements.copy()
-        tensor, written = torch.from_numpy(copy), partial(np.copyto, elements, copy)
-    else:
+    memory, written = None, None
+    try:
         tensor = torch.from_numpy(elements if flags.writeable else _writable(elements))
+    except ValueError:  # torch counts strides in elements, and has no negative ones
+        memory, copy = elements, elements.copy()
+        tensor, written = torch.from_numpy(copy), partial(np.copyto, elements, copy)
     why = "" if flags.writeable else "it is read-only"
-    return View(tensor if bits is None else tensor.view(bits[1]), why, like, written)
-
-
-def _has_torch_strides(elements: NDArray[Any]) -> bool:
-    """torch counts strides in elements, and has no negative ones."""
-    item = elements.dtype.itemsize
-    return all(stride >= 0 and stride % item == 0 for stride in elements.strides)
+    tensor = tensor if bits is None else tensor.view(bits[1])
+    return View(tensor, why, like, written, memory)
 
 
 class _Memory:
@@ -250,10 +276,11 @@ def _to_buffer(given: Any, memory: memoryview) -> Callable[[Tensor], Any]:
         if isinstance(given, (bytes, bytearray)):
             return type(given)(elements.tobytes())
         view: Any = elements.data
-        if view.format == memory.format or not view.nbytes:
+        kind = memory.format.lstrip("@=<")
+        if view.format == kind or not view.nbytes or not tensor.dim():
             return view
-        view = view.cast("B")  # NumPy has one name for types that have several here
-        return view.cast(memory.format, list(tensor.shape)) if tensor.dim() else view
+        # NumPy has one name for types that have several here.
+        return view.cast("B").cast(kind, list(tensor.shape))
 
     return like
 

@@ -487,7 +487,6 @@ def test_trees(pool: Pool, kind: str, world: int) -> None:
     pool.run(trees, kind, world=world)
 
 
-@pytest.mark.xfail(reason="memoryview.cast() has no formats with a byte order")
 @pytest.mark.parametrize("name", ["ctypes", "not aligned"])
 def test_buffers_that_cast_does_not_make(pool: Pool, name: str) -> None:
     assert pool.run(buffers, name) == ["", ""]

@@ -319,7 +319,6 @@ def first_tag_of_none() -> str:
     return str(found.value)
 
 
-@pytest.mark.xfail(reason="the tag of collectives of objects passes for a user's")
 def test_the_first_tag_that_no_user_has(pool: Pool) -> None:
     for text in pool.run(first_tag_of_none):
         assert "tag: expected a number from 0 to 1048575" in text
