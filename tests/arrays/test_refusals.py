@@ -626,3 +626,25 @@ def closed() -> None:
 
 def test_a_closed_communicator(pool: Pool) -> None:
     pool.run(closed)
+
+
+def differing_in_place() -> None:
+    """The compiled door of an all_reduce in place, which has no Python frame."""
+    comm = Communicator.from_group()
+    array = np.ones(4, "float32" if comm.rank else "float64")
+    with pytest.raises(
+        dist.DistBackendError, match="the ranks made different calls: rank . called"
+    ):
+        comm.all_reduce(array, out=array)
+    assert array.tolist() == [1.0] * 4
+    next_works(comm)
+    constant = np.ones(4)
+    constant.setflags(write=False)
+    with pytest.raises(ValueError, match="out: it is read-only"):
+        comm.all_reduce(constant, out=constant)
+    assert constant.tolist() == [1.0] * 4
+    next_works(comm)
+
+
+def test_calls_in_place_that_differ(pool: Pool) -> None:
+    pool.run(differing_in_place)
