@@ -632,9 +632,7 @@ def differing_in_place() -> None:
     """The compiled door of an all_reduce in place, which has no Python frame."""
     comm = Communicator.from_group()
     array = np.ones(4, "float32" if comm.rank else "float64")
-    with pytest.raises(
-        dist.DistBackendError, match="the ranks made different calls: rank . called"
-    ):
+    with pytest.raises(dist.DistBackendError, match="the ranks made different calls"):
         comm.all_reduce(array, out=array)
     assert array.tolist() == [1.0] * 4
     next_works(comm)
