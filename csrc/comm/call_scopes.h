@@ -18,10 +18,10 @@ class TurnScope {
  public:
   TurnScope(TicketLock& ticket_lock, TicketLock::Turn turn, RankState& state)
       : ticket_lock_(ticket_lock), turn_(turn), state_(state) {}
-  // INVARIANT: no waiter for the next turn is left asleep. It takes its number before it looks whose
-  // turn it is, and the turn is passed before the numbers are read here: one sees the other. Others
-  // do not wait for a turn's end, and waking them would cost as much as a small call: the progress
-  // thread sleeps at the same bell for the rest of the group's life.
+  // INVARIANT: no waiter for the next turn is left asleep. It takes its number before it looks
+  // whose turn it is, and the turn is passed before the numbers are read here: one sees the other.
+  // Others do not wait for a turn's end, and waking them would cost as much as a small call: the
+  // progress thread sleeps at the same bell for the rest of the group's life.
   ~TurnScope() {
     ticket_lock_.pass(turn_);
     if (!ticket_lock_.idle()) state_.ring_own();
