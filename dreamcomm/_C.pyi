@@ -100,7 +100,7 @@ class ArrayCalls:
     @property
     def door(self) -> object: ...
     # On tensors of the CPU, also strided ones. Sizes are those of the blocks, in bytes; none: one
-    # block. copies: how often the input's block is sent.
+    # block. copies: how often the input's block is sent. Ranks whose digests differ are a mismatch.
     def run_tensors(
         self,
         kind: int,
@@ -111,10 +111,10 @@ class ArrayCalls:
         copies: int,
         output: Tensor | None,
         out_sizes: Sequence[int],
+        digest: int,
         asynchronous: bool,
     ) -> Work: ...
-    # All-reduces in place, or without an operation broadcasts. Ranks whose digests differ are a
-    # mismatch.
+    # All-reduces in place, or without an operation broadcasts.
     def run_together(
         self, tensors: Sequence[Tensor], op: int, root: int, digest: int, asynchronous: bool
     ) -> Work: ...

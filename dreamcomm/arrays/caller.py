@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
+import torch.distributed as dist
 
 from dreamcomm.arrays.calls import Call, Carrier, Issued
-from dreamcomm.arrays.handles import Handle, PendingCalls
+from dreamcomm.arrays.handles import PendingCalls, Running
 from dreamcomm.arrays.operations import OPERATIONS, Operation, number_of
 from dreamcomm.arrays.targets import Target
-from dreamcomm.arrays.trees import tree_call
+from dreamcomm.arrays.trees.calls import tree_call
 from dreamcomm.arrays.views import View, is_on_accelerator
 
 __all__ = ["Caller", "Planned", "collective", "nothing"]
@@ -36,7 +37,9 @@ class Planned(NamedTuple):
 
 
 def collective(carrier: Carrier, call: Call, given: View, target: Target | None) -> Planned:
-    """Plans a call on the arrays of a user."""
+    """Plans a call on the arrays of a user. Raises RuntimeError if no backend serves them."""
+    if not carrier.in_core(call.some):
+        carrier.backend_for(call.some)
     reads = [] if call.input is None else [("array", given)]
     finish = nothing if target is None else target.finish
     writes = [] if target is None or target.view is None else [target.view]
@@ -51,13 +54,13 @@ class Caller:
         size: the number of ranks.
     """
 
-    def __init__(self, carrier: Carrier) -> None:
+    def __init__(self, carrier: Carrier, pending: PendingCalls | None = None) -> None:
         backend = carrier.backend
         self.rank: int = backend.rank()
         self.size: int = backend.size()
         self._carrier = carrier
         self._door = carrier.door
-        self._pending = PendingCalls()
+        self._pending = PendingCalls() if pending is None else pending
         # For quick_all_reduce(); None when closed.
         self._quick: object = (self._door.door, self._pending.calls, OPERATIONS, np.ndarray)
         self._closed = False
@@ -99,13 +102,18 @@ class Caller:
             self._refuse(verb, error, is_collective, can_tell)
         try:
             issued = planned.issue(async_op)
-        except (TypeError, ValueError) as error:
+        except dist.DistError:
+            raise
+        except Exception as error:
             self._refuse(verb, error, is_collective, can_tell)
         if not async_op:
             return planned.finish()
-        handle: Handle[Any] = Handle(issued, planned.finish)
-        self._pending.add(verb, handle, issued, [one for _, one in planned.reads], planned.writes)
-        return handle
+        for view in planned.writes:
+            if view.memory is None and view.written is not None:
+                view.written()  # autograd counts a write when it begins, too
+        running: Running[Any] = Running(issued, planned.finish)
+        reads = [one for _, one in planned.reads]
+        return self._pending.add(self._carrier, verb, running, reads, planned.writes)
 
     def _refuse(
         self, verb: str, error: Exception, is_collective: bool = True, can_tell: bool = True

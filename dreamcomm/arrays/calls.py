@@ -26,6 +26,7 @@ class Call(NamedTuple):
     Attributes:
         in_sizes, out_sizes: bytes of the blocks; (): one block of all.
         copies: how often the input's one block is sent: to all ranks, by an all_to_all.
+        digest: of what else has to be equal on all ranks; where the core carries the call.
     """
 
     kind: Kind
@@ -36,6 +37,7 @@ class Call(NamedTuple):
     in_sizes: Sequence[int] = ()
     out_sizes: Sequence[int] = ()
     copies: int = 1
+    digest: int = 0
 
     @property
     def some(self) -> Tensor:
@@ -94,7 +96,8 @@ class Carrier:
         if self.in_core(call.some):
             work: Any = self.door.run_tensors(
                 call.kind, call.operation, call.root,
-                call.input, call.in_sizes, call.copies, call.output, call.out_sizes, asynchronous,
+                call.input, call.in_sizes, call.copies, call.output, call.out_sizes, call.digest,
+                asynchronous,
             )  # fmt: skip
             return Issued(work.wait, work.is_completed)
         issued = _by_torch(self.backend_for(call.some), call, asynchronous)
@@ -120,6 +123,8 @@ def _by_torch(backend: Any, call: Call, asynchronous: bool) -> Issued:
     given = None if call.input is None else call.input.contiguous()
     out = call.output
     memory = None if out is None else out.contiguous()
+    if given is not None and memory is not None and _meet(given, memory, call.kind):
+        given = given.clone()
     work = METHODS[call.kind](backend, call, given, memory, asynchronous)
 
     def copy_back() -> None:
@@ -129,6 +134,14 @@ def _by_torch(backend: Any, call: Call, asynchronous: bool) -> Issued:
 
     strided = out is not None and memory is not out
     return Issued(work.wait, work.is_completed, copy_back if strided else None)
+
+
+def _meet(given: Tensor, out: Tensor, kind: Kind) -> bool:
+    """Whether contiguous tensors share memory, in another way than torch's method takes."""
+    begin, first = given.data_ptr(), out.data_ptr()
+    if begin == first and kind in (Kind.BROADCAST, Kind.ALL_REDUCE, Kind.REDUCE):
+        return False
+    return begin < first + out.nbytes and first < begin + given.nbytes
 
 
 def _reduced(call: Call, made: Any, asynchronous: bool) -> Any:

@@ -21,12 +21,15 @@ class Collectives(Reductions, Moves):
 
     Arrays are NumPy's, torch's tensors, buffers (``memoryview``, ``array.array``), and whatever
     speaks DLPack. All ranks give arrays of one dtype; where a verb does not say otherwise also of
-    one shape. Kinds and strides may differ.
+    one shape. Numbers of elements are compared; shapes in trees alone. Kinds and strides may
+    differ.
 
     Each raises:
         TypeError, ValueError: this rank's arguments are no such arrays. Nothing is sent, the call
-            fails on all ranks, and the next one works.
+            fails on all ranks, and the next one works. For arrays on an accelerator, or where the
+            ranks share no memory and torch's Gloo carries the calls, others are not told.
         DistBackendError: the ranks' calls differ, or a rank was lost. The text says which.
+        RuntimeError: this rank has refused a call before that the others were not told of.
     """
 
     @overload

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 import torch.distributed as dist
 from numpy.typing import DTypeLike, NDArray
 from torch._C._distributed_c10d import PrefixStore
@@ -16,9 +17,10 @@ from torch.distributed.distributed_c10d import _get_process_group_store
 
 from dreamcomm._torch.groups import backend_of, given_group
 from dreamcomm._torch.timeouts import bounded
-from dreamcomm.arrays.calls import Carrier
+from dreamcomm.arrays.calls import Call, Carrier
 from dreamcomm.arrays.joining import join
 from dreamcomm.arrays.objects import Objects
+from dreamcomm.arrays.operations import Kind
 from dreamcomm.arrays.views import view_of
 from dreamcomm.memory import empty
 
@@ -94,8 +96,12 @@ class Communicator(Objects):
             TypeError: color or key is no integer; on all ranks.
         """
         token = secrets.randbits(48)
+        self._require_open()
         mine = self._pickled("split", lambda: _row(color, key, token))
-        rows = self.all_gather(mine)
+        rows = np.empty((self.size, 4), np.int64)
+        sizes = [mine.nbytes] * self.size
+        tensors = torch.from_numpy(mine), torch.from_numpy(rows)
+        self._move("split", Call(Kind.ALL_GATHER, *tensors, out_sizes=sizes))
         if color is None:
             return None
         members = [
@@ -112,7 +118,8 @@ class Communicator(Objects):
         made = Communicator.__new__(Communicator)
         made._launcher, made._group, made._owns = self._launcher, None, True
         made._store = store
-        super(Communicator, made).__init__(Carrier(backend._split(store, ranks, options), None))
+        part = Carrier(backend._split(store, ranks, options), None)
+        super(Communicator, made).__init__(part, self._pending)
         return made
 
     def empty(
@@ -129,9 +136,9 @@ class Communicator(Objects):
         Raises:
             TypeError: no collective has elements of such a type.
         """
-        kind = np.empty(0, np.dtype(dtype))
-        given = view_of(kind, "dtype")
-        size = (shape,) if isinstance(shape, int) else tuple(shape)
+        self._require_open(False)
+        given = view_of(np.empty(0, np.dtype(dtype)), "dtype")
+        size = (shape.__index__(),) if hasattr(shape, "__index__") else tuple(shape)
         made: NDArray[Any] = given.like(empty(size, dtype=given.tensor.dtype))
         return made
 
@@ -145,8 +152,8 @@ class Communicator(Objects):
             if counts.get("calls"):
                 told = ", ".join(f"{name} {count:,}" for name, count in counts.items())
                 lines.append(f"  {verb}: {told}")
-        if self._pending:
-            lines.append(f"  {len(self._pending.calls)} calls nobody has waited for")
+        if self._pending and (count := self._pending.count(self._carrier)):
+            lines.append(f"  {count} calls nobody has waited for")
         if backend.failure:
             lines.append(f"  failed: {backend.failure}")
         return "\n".join(lines)
@@ -158,7 +165,7 @@ class Communicator(Objects):
         """
         if self._closed:
             return
-        self._pending.wait()
+        self._pending.wait(self._carrier)
         self._closed, self._quick = True, None
         if not self._owns:
             return
@@ -185,9 +192,9 @@ class Communicator(Objects):
 
 def _row(color: int | None, key: int, token: int) -> NDArray[np.int64]:
     """What a rank tells the others when a communicator is split."""
-    for name, value in (("color", color), ("key", key)):
-        if value is not None and (isinstance(value, bool) or not hasattr(value, "__index__")):
+    for name, value in (("color", 0 if color is None else color), ("key", key)):
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
             raise TypeError(f"{name}: expected an integer, got {value!r}")
-        if value is not None and not -(2**63) <= value.__index__() < 2**63:
+        if not -(2**63) <= value.__index__() < 2**63:
             raise ValueError(f"{name}: expected a number of 64 bits, got {value}")
     return np.array([[color is not None, color or 0, key, token]], np.int64)

@@ -8,11 +8,47 @@ from contextlib import suppress
 from typing import Any, Generic, TypeVar, cast
 
 from dreamcomm.arrays.calls import Issued
-from dreamcomm.arrays.views import View, extent
+from dreamcomm.arrays.extents import extent
+from dreamcomm.arrays.views import View
 
-__all__ = ["Handle", "PendingCalls"]
+__all__ = ["Handle", "PendingCalls", "Running"]
 
 R = TypeVar("R")
+
+
+class Running(Generic[R]):
+    """A call that has begun, until its result is there.
+
+    Args:
+        issued: the call.
+        finish: called once after it; returns the result.
+    """
+
+    def __init__(self, issued: Issued, finish: Callable[[], R]) -> None:
+        self._issued: Issued | None = issued  # until it has succeeded
+        self._finish: Callable[[], R] | None = finish
+        self._result: R | None = None
+        self.is_over = False  # with or without an error
+
+    def end(self) -> R:
+        """Waits for the end; returns the result, or raises the call's error, also again."""
+        if self._issued is not None:
+            try:
+                self._issued.wait()
+            except Exception:  # not Ctrl-C: then the call goes on
+                self.is_over = True
+                raise
+            if self._issued.after is not None:
+                self._issued.after()
+            if self._finish is not None:
+                self._result = self._finish()
+            self.is_over = True
+            self._issued = self._finish = None  # frees the arrays
+        return cast(R, self._result)
+
+    def is_completed(self) -> bool:
+        """Whether :meth:`end` returns at once."""
+        return self._issued is None or self._issued.is_completed()
 
 
 class Handle(Generic[R]):
@@ -22,12 +58,9 @@ class Handle(Generic[R]):
     that it reads must not be changed. The communicator refuses calls that would.
     """
 
-    def __init__(self, issued: Issued, finish: Callable[[], R]) -> None:
-        self._issued: Issued | None = issued  # until it has succeeded
-        self._finish = finish
+    def __init__(self, running: Running[R], pending: PendingCalls) -> None:
+        self._running, self._pending = running, pending
         self._source: Callable[[], int] | None = None
-        self._result: R | None = None
-        self.is_waited_for = False  # with or without an error
 
     def wait(self) -> R:
         """Waits for the call's end; returns what the call without ``async_op`` returns.
@@ -35,18 +68,15 @@ class Handle(Generic[R]):
         Raises:
             DistBackendError: the call failed.
         """
-        if self._issued is not None:
-            self.is_waited_for = True
-            self._issued.wait()
-            if self._issued.after is not None:
-                self._issued.after()
-            self._result = self._finish()
-            self._issued = None
-        return cast(R, self._result)
+        try:
+            return self._running.end()
+        finally:
+            if self._running.is_over:
+                self._pending.forget(self._running)
 
     def is_completed(self) -> bool:
         """Whether the call has ended, so that :meth:`wait` returns at once."""
-        return self._issued is None or self._issued.is_completed()
+        return self._running.is_completed()
 
     def tells_source(self, source: Callable[[], int]) -> None:
         """Sets how :meth:`source` learns the rank, after the end."""
@@ -61,7 +91,7 @@ class Handle(Generic[R]):
 
 
 class PendingCalls:
-    """The calls of a communicator that nobody has waited for.
+    """The calls of a communicator, and of its parts, that nobody has waited for.
 
     INVARIANT: whether a call is pending depends on the program alone, and not on how fast the call
     is, as long as its handle lives. So all ranks of a correct program refuse the same calls.
@@ -71,20 +101,28 @@ class PendingCalls:
         self.calls: list[_Pending] = []  # one list for good: compiled code looks at it
 
     def __bool__(self) -> bool:
-        if self.calls:
-            self.calls[:] = [one for one in self.calls if one.is_pending()]
+        for one in self.calls.copy():
+            if one.is_dropped() and one.running.is_completed():
+                one.end()
+                self.forget(one.running)
         return bool(self.calls)
 
     def add(
         self,
+        owner: object,
         verb: str,
-        handle: Handle[Any],
-        issued: Issued,
+        running: Running[R],
         reads: Sequence[View],
         writes: Sequence[View],
-    ) -> None:
-        """Adds a call that has begun."""
-        self.calls.append(_Pending(verb, handle, issued, reads, writes))
+    ) -> Handle[R]:
+        """Adds a call that ``owner`` has begun; returns its handle."""
+        handle = Handle(running, self)
+        self.calls.append(_Pending(owner, verb, running, handle, reads, writes))
+        return handle
+
+    def forget(self, running: Running[Any]) -> None:
+        """Removes a call that is over."""
+        self.calls[:] = [one for one in self.calls if one.running is not running]
 
     def check(self, reads: Sequence[tuple[str, View]], writes: Sequence[View]) -> None:
         """Raises ValueError if a pending call writes what is read, or uses what is written."""
@@ -104,33 +142,38 @@ class PendingCalls:
                         f"{name}: a pending {one.verb} reads it: wait for its handle first"
                     )
 
-    def wait(self) -> None:
-        """Waits until all have ended, with or without an error, and forgets them."""
-        calls = self.calls.copy()
-        self.calls.clear()
-        for one in calls:
-            one.end()
+    def wait(self, owner: object) -> None:
+        """Waits until the owner's calls have ended, with or without an error; forgets them."""
+        for one in self.calls.copy():
+            if one.owner is owner:
+                one.end()
+                self.forget(one.running)
+
+    def count(self, owner: object) -> int:
+        """The number of the owner's calls."""
+        return sum(one.owner is owner for one in self.calls)
 
 
 class _Pending:
     def __init__(
         self,
+        owner: object,
         verb: str,
+        running: Running[Any],
         handle: Handle[Any],
-        issued: Issued,
         reads: Sequence[View],
         writes: Sequence[View],
     ) -> None:
-        self.verb = verb
+        self.owner, self.verb, self.running = owner, verb, running
         self.reads = [extent(view) for view in reads]
         self.writes = [extent(view) for view in writes]
-        self._views = [*reads, *writes]  # keep the memory
-        self._handle, self._issued = weakref.ref(handle), issued
+        self._handle = weakref.ref(handle)
 
-    def is_pending(self) -> bool:
-        handle = self._handle()
-        return not (self._issued.is_completed() if handle is None else handle.is_waited_for)
+    def is_dropped(self) -> bool:
+        """Whether nobody can wait for it."""
+        return self._handle() is None
 
     def end(self) -> None:
-        with suppress(RuntimeError):  # the handle's own wait() raises it
-            self._issued.wait()
+        """Ends it, also with an error, which its handle's wait() raises."""
+        with suppress(Exception):
+            self.running.end()

@@ -135,9 +135,10 @@ class Messages(Caller):
 
 def checked_tag(tag: int) -> int:
     """A tag of a user. Raises ValueError if it is none."""
-    if isinstance(tag, bool) or not isinstance(tag, int) or not 0 <= tag < USERS:
+    found = -1 if isinstance(tag, bool) or not hasattr(tag, "__index__") else tag.__index__()
+    if not 0 <= found < USERS:
         raise ValueError(f"tag: expected a number from 0 to {USERS - 1}, got {tag!r}")
-    return tag
+    return found
 
 
 def _waited(work: Any, later: bool) -> Issued:

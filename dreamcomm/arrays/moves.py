@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from typing import Any, Literal, TypeVar, overload
 
@@ -13,12 +14,13 @@ from dreamcomm.arrays.handles import Handle
 from dreamcomm.arrays.operations import Kind
 from dreamcomm.arrays.shapes import gathered, row_bytes, scattered, split_sizes
 from dreamcomm.arrays.targets import target_of
-from dreamcomm.arrays.tree_layout import is_tree
+from dreamcomm.arrays.trees.layout import is_tree
 from dreamcomm.arrays.views import view_of
 
 __all__ = ["Moves"]
 
 A = TypeVar("A")
+OF_ROWS = zlib.crc32(b"all_gather_v")  # it meets no other verb
 
 
 class Moves(Caller):
@@ -130,7 +132,7 @@ class Moves(Caller):
             row = row_bytes(tensor.shape, tensor.element_size())
             call = Call(
                 Kind.ALL_TO_ALL, tensor, target.tensor,
-                out_sizes=[count * row for count in counts], copies=self.size,
+                out_sizes=[count * row for count in counts], copies=self.size, digest=OF_ROWS,
             )  # fmt: skip
             return collective(self._carrier, call, given, target)
 
@@ -269,7 +271,8 @@ class Moves(Caller):
             shape = view_of(array, "array").tensor.shape
             rows = torch.tensor([shape[0] if shape else 0], device="cpu")
             found = torch.empty(self.size, dtype=torch.int64, device="cpu")
-            call = Call(Kind.ALL_GATHER, rows, found, out_sizes=[rows.nbytes] * self.size)
+            sizes = [rows.nbytes] * self.size
+            call = Call(Kind.ALL_GATHER, rows, found, out_sizes=sizes, digest=OF_ROWS)
             return Planned(lambda later: self._carrier.issue(call, later), found.tolist)
 
         rows: list[int] = self._run("all_gather_v", array, plan, False)

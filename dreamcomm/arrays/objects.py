@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
@@ -25,8 +26,8 @@ OF_COLLECTIVES = OBJECTS.first + UNIT * USERS  # the tag of what follows their b
 class Objects(Collectives, Messages):
     """Sends and collectives of objects, by pickle.
 
-    Arrays inside an object go from and to memory without a copy into the pickle (protocol 5, PEP
-    574). A pickle runs code that its sender chooses: ranks trust each other, see SECURITY.md.
+    Large arrays inside an object go from and to memory without a copy into the pickle (protocol 5,
+    PEP 574). A pickle runs code that its sender chooses: ranks trust each other, see SECURITY.md.
 
     Each raises:
         what pickle raises: the object cannot be pickled. Collectives then fail on all ranks.
@@ -84,13 +85,16 @@ class Objects(Collectives, Messages):
         sent = self._pickled("all_gather_object", lambda: pickled(thing))
         blocks = _memory(BLOCK * self.size)
         sizes = [BLOCK] * self.size
-        self._move(Call(Kind.ALL_GATHER, sent.block, blocks, out_sizes=sizes))
+        self._move("all_gather_object", Call(Kind.ALL_GATHER, sent.block, blocks, out_sizes=sizes))
         readers = [Reader(one) for one in pieces(blocks, [BLOCK] * self.size)]
         sizes = [one.follows for one in readers]
         own = torch.cat(sent.rest) if sent.rest else _memory(0)
         rest = _memory(sum(sizes))
         if sum(sizes):
-            self._move(Call(Kind.ALL_TO_ALL, own, rest, out_sizes=sizes, copies=self.size))
+            self._move(
+                "all_gather_object",
+                Call(Kind.ALL_TO_ALL, own, rest, out_sizes=sizes, copies=self.size),
+            )
         for reader, part in zip(readers, pieces(rest, sizes), strict=True):
             reader.take(part)
         return [one.value() for one in readers]
@@ -101,19 +105,20 @@ class Objects(Collectives, Messages):
         sent = self._pickled("gather_object", lambda: pickled(thing))
         tag = OF_COLLECTIVES
         if self.rank != root:
-            self._move(Call(Kind.GATHER, sent.block, root=root))
+            self._move("gather_object", Call(Kind.GATHER, sent.block, root=root))
             self._send([(one, tag) for one in sent.rest], root)
             return None
         blocks = _memory(BLOCK * self.size)
         sizes = [BLOCK] * self.size
-        self._move(Call(Kind.GATHER, sent.block, blocks, root=root, out_sizes=sizes))
-        found: list[T] = []
-        for rank, block in enumerate(pieces(blocks, [BLOCK] * self.size)):
-            if rank == root:
-                found.append(_copied(sent))
-            else:
-                found.append(self._received(Reader(block), rank, tag))
-        return found
+        self._move(
+            "gather_object", Call(Kind.GATHER, sent.block, blocks, root=root, out_sizes=sizes)
+        )
+        readers = [Reader(one) for one in pieces(blocks, [BLOCK] * self.size)]
+        for rank, reader in enumerate(readers):  # all is received before an object may raise
+            if rank != root:
+                self._fill(reader, rank, tag)
+        readers[root] = _filled(sent)
+        return [one.value() for one in readers]
 
     def scatter_object(self, things: Sequence[T] | None, src: int = 0) -> T:
         """Gives each rank its own of the objects of rank ``src``.
@@ -126,17 +131,19 @@ class Objects(Collectives, Messages):
         tag = OF_COLLECTIVES
         if self.rank != root:
             block = _memory(BLOCK)
-            self._move(Call(Kind.SCATTER, None, block, root=root))
+            self._move("scatter_object", Call(Kind.SCATTER, None, block, root=root))
             value: T = self._received(Reader(block), root, tag)
             return value
         sent = self._pickled("scatter_object", lambda: self._pickled_each(things))
         blocks = torch.cat([one.block for one in sent])
         sizes = [BLOCK] * self.size
-        self._move(Call(Kind.SCATTER, blocks, _memory(BLOCK), root=root, in_sizes=sizes))
+        self._move(
+            "scatter_object", Call(Kind.SCATTER, blocks, _memory(BLOCK), root=root, in_sizes=sizes)
+        )
         for rank, one in enumerate(sent):
             if rank != root:
                 self._send([(part, tag) for part in one.rest], rank)
-        own: T = _copied(sent[root])
+        own: T = _filled(sent[root]).value()
         return own
 
     def _pickled_each(self, things: Sequence[object] | None) -> list[Pickled]:
@@ -157,12 +164,13 @@ class Objects(Collectives, Messages):
         found: int = self._pickled(verb, lambda: self._peer(name, rank))
         return found
 
-    def _move(self, call: Call) -> None:
-        self._carrier.issue(call, False)
+    def _move(self, verb: str, call: Call) -> None:
+        """Makes a call that meets the same verb alone."""
+        self._carrier.issue(call._replace(digest=zlib.crc32(verb.encode())), False)
 
     def _broadcast(self, tensor: Tensor, root: int) -> Tensor:
         given = tensor if self.rank == root else None
-        self._move(Call(Kind.BROADCAST, given, tensor, root=root))
+        self._move("broadcast_object", Call(Kind.BROADCAST, given, tensor, root=root))
         return tensor
 
     def _send(self, parts: Sequence[tuple[Tensor, int]], peer: int) -> None:
@@ -172,19 +180,22 @@ class Objects(Collectives, Messages):
 
     def _received(self, reader: Reader, peer: int, tag: int) -> Any:
         """The object whose block is here; receives the rest."""
+        self._fill(reader, peer, tag)
+        return reader.value()
+
+    def _fill(self, reader: Reader, peer: int, tag: int) -> None:
         backend: Any = self._carrier.backend
         if reader.directory is not None:
             backend.recv([reader.directory], peer, tag).wait()
         for work in [backend.recv([one], peer, tag) for one in reader.open()]:
             work.wait()
-        return reader.value()
 
 
-def _copied(sent: Pickled) -> Any:
-    """The object again, as another rank would get it."""
+def _filled(sent: Pickled) -> Reader:
+    """What another rank would get."""
     reader = Reader(sent.block)
     reader.take(torch.cat(sent.rest) if sent.rest else _memory(0))
-    return reader.value()
+    return reader
 
 
 def _first_tag(tag: int) -> int:

@@ -21,6 +21,7 @@ __all__ = ["BLOCK", "Pickled", "Reader", "pickled"]
 BLOCK = 960  # bytes of the first block: a message of this size is sent before its receive
 HEAD = 24  # of it: three numbers
 FORMAT = np.int64
+LEAST_APART = 16384  # bytes of a buffer: below, a copy is faster than a message
 
 
 class Pickled(NamedTuple):
@@ -45,9 +46,17 @@ class Pickled(NamedTuple):
 
 def pickled(thing: object) -> Pickled:
     """Pickles an object. Raises what pickle raises."""
-    found: list[pickle.PickleBuffer] = []
-    text = pickle.dumps(thing, protocol=5, buffer_callback=found.append)
-    buffers = [_tensor(one.raw()) for one in found]
+    buffers: list[Tensor] = []
+
+    def takes_in(one: pickle.PickleBuffer) -> bool:
+        """Whether a buffer lies in the pickle: each other one is a message."""
+        memory = one.raw()
+        if memory.nbytes < LEAST_APART:
+            return True
+        buffers.append(_tensor(memory))
+        return False
+
+    text = pickle.dumps(thing, protocol=5, buffer_callback=takes_in)
     sizes = np.array([one.numel() for one in buffers], FORMAT).tobytes()
     directory = sizes + text
     head = np.array([len(directory), sum(one.numel() for one in buffers), len(buffers)], FORMAT)

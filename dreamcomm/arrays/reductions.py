@@ -12,7 +12,7 @@ from dreamcomm.arrays.handles import Handle
 from dreamcomm.arrays.operations import Kind, Operation, number_of
 from dreamcomm.arrays.shapes import scattered
 from dreamcomm.arrays.targets import target_of
-from dreamcomm.arrays.tree_layout import is_tree
+from dreamcomm.arrays.trees.layout import is_tree
 from dreamcomm.arrays.views import view_of
 
 __all__ = ["Reductions"]

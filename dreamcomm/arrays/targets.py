@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from dreamcomm.arrays.extents import overlap
 from dreamcomm.arrays.shapes import Shape
-from dreamcomm.arrays.views import View, overlap, view_of
+from dreamcomm.arrays.views import View, view_of
 
 __all__ = ["Target", "target_of"]
 

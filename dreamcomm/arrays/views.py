@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-__all__ = ["Extent", "View", "extent", "is_on_accelerator", "overlap", "pieces", "view_of"]
+__all__ = ["View", "is_on_accelerator", "pieces", "view_of"]
 
 CPU = 1  # kDLCPU
 # Libraries whose arrays never change. JAX's export cannot say so.
@@ -93,8 +93,9 @@ def is_on_accelerator(given: Any) -> bool:
     if isinstance(given, Tensor):
         return not given.is_cpu
     if isinstance(given, (list, tuple, dict)):
-        found = given.values() if isinstance(given, dict) else given
-        return bool(found) and all(is_on_accelerator(one) for one in found if one is not None)
+        leaves = given.values() if isinstance(given, dict) else given
+        found = [one for one in leaves if one is not None]
+        return bool(found) and all(is_on_accelerator(one) for one in found)
     return hasattr(given, "__dlpack_device__") and given.__dlpack_device__()[0] != CPU
 
 
@@ -104,55 +105,13 @@ def pieces(tensor: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
     return found
 
 
-def overlap(view: View) -> bool:
-    """True if two elements of the array may share memory, as in a broadcast array."""
-    array, tensor = view.memory, view.tensor
-    if tensor.numel() <= 1:
-        return False
-    strides, reach = tensor.stride(), 1  # in elements
-    if array is not None:
-        strides, reach = tuple(abs(one) for one in array.strides), array.itemsize  # in bytes
-    for stride, size in sorted(zip(strides, tensor.shape, strict=True)):
-        if size > 1:
-            if stride < reach:
-                return True
-            reach = stride * (size - 1) + reach
-    return False
-
-
-class Extent(NamedTuple):
-    """The device of an array, its first byte, and the byte after its last one."""
-
-    device: torch.device
-    begin: int
-    end: int
-
-    def meets(self, other: Extent) -> bool:
-        """Whether they share bytes, or lie between each other's."""
-        return self.device == other.device and self.begin < other.end and other.begin < self.end
-
-
-def extent(view: View) -> Extent:
-    """Where the array lies."""
-    array, tensor = view.memory, view.tensor
-    item = tensor.element_size()
-    if array is None:
-        begin, strides = tensor.data_ptr(), [one * item for one in tensor.stride()]
-    else:
-        begin, strides = array.__array_interface__["data"][0], list(array.strides)
-    if tensor.numel() == 0:
-        return Extent(tensor.device, begin, begin)
-    steps = [stride * (size - 1) for stride, size in zip(strides, tensor.shape, strict=True)]
-    end = begin + item + sum(one for one in steps if one > 0)
-    return Extent(tensor.device, begin + sum(one for one in steps if one < 0), end)
-
-
 def _of_torch(given: Tensor, name: str) -> View:
     """The view of a tensor. A write to it is counted for autograd, as one by torch is."""
-    if given.layout is not torch.strided or is_traceable_wrapper_subclass(given):
+    is_dense = given.layout is torch.strided and not given.is_quantized
+    if not is_dense or is_traceable_wrapper_subclass(given):
         raise TypeError(
-            f"{name}: expected a dense tensor, got a {type(given).__name__} of layout "
-            f"{given.layout}"
+            f"{name}: expected a dense tensor, got a {type(given).__name__} of {given.dtype} and "
+            f"layout {given.layout}"
         )
     counted = None if given.is_inference() else partial(increment_version, given)
     return View(given.detach(), "", _same, counted)
@@ -225,6 +184,8 @@ def _of_numpy(elements: NDArray[Any], name: str, like: Callable[[Tensor], Any]) 
     bits = _bits_of(kind)
     if bits is not None:
         elements = elements.view(bits[0])
+    elif kind.char == "Q":  # unsigned long long, which torch does not know
+        elements = elements.view(np.uint64)
     flags = elements.flags
     memory, written = None, None
     try:

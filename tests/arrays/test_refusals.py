@@ -446,7 +446,7 @@ def one_out_for_two() -> str:
 
 def test_one_out_for_two_arrays_of_a_tree(pool: Pool) -> None:
     for text in pool.run(one_out_for_two):
-        assert "share memory" in text
+        assert "out[1]: it and out[0] lie in each other's memory" in text
 
 
 def pending_backwards(later: str) -> str:

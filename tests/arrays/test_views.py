@@ -12,7 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dreamcomm.arrays.views import overlap, view_of
+from dreamcomm.arrays.extents import overlap
+from dreamcomm.arrays.views import view_of
 
 PLAIN = [
     "bool",

@@ -92,6 +92,7 @@ WorkPtr DreamBackend::run_arrays(const ArrayCall& asked) {
   const Reduction how = asked.op ? to_reduction(*asked.op, some.scalar_type(), site) : moving(some);
   Calls calls;
   Call& call = calls.emplace_back(asked.kind, how, require_rank(site, "root", asked.root));
+  call.laid_out(asked.digest);
   if (in && out && asked.in_sizes.empty() && asked.out_sizes.empty() && is_same(*in, *out)) {
     call.in_place(*out);
   } else {

@@ -147,6 +147,7 @@ class DreamBackend final : public c10d::Backend, public MessageCarrier {
     int copies = 1;  // of the input's one block, as all_to_all sends it to all
     std::optional<Tensor> output;
     std::vector<std::size_t> out_sizes;
+    std::uint32_t digest = 0;  // as Request::digest
     bool async = false;
   };
   /// Runs it. Only where shares_memory(). (arrays.cc)

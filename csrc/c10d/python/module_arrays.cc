@@ -115,7 +115,7 @@ class ArrayCalls {
   WorkPtr run_tensors(int kind, int op, int root, const std::optional<at::Tensor>& input,
                       std::vector<std::size_t> in_sizes, int copies,
                       const std::optional<at::Tensor>& output, std::vector<std::size_t> out_sizes,
-                      bool async) {
+                      std::uint32_t digest, bool async) {
     const DreamBackend::ArrayCall call{.kind = static_cast<Kind>(kind),
                                        .op = operation(op),
                                        .root = root,
@@ -124,6 +124,7 @@ class ArrayCalls {
                                        .copies = copies,
                                        .output = output,
                                        .out_sizes = std::move(out_sizes),
+                                       .digest = digest,
                                        .async = async};
     const py::gil_scoped_release release;
     return backend_->run_arrays(call);
@@ -253,7 +254,7 @@ void bind_arrays(pybind11::module_& m) {
       .def_property_readonly("door", &door)
       .def("run_tensors", &ArrayCalls::run_tensors, py::arg("kind"), py::arg("op"), py::arg("root"),
            py::arg("input"), py::arg("in_sizes"), py::arg("copies"), py::arg("output"),
-           py::arg("out_sizes"), py::arg("asynchronous"))
+           py::arg("out_sizes"), py::arg("digest"), py::arg("asynchronous"))
       .def("run_together", &ArrayCalls::run_together, py::arg("tensors"), py::arg("op"),
            py::arg("root"), py::arg("digest"), py::arg("asynchronous"))
       .def("refuse", &ArrayCalls::refuse, py::arg("why"));

@@ -10,11 +10,12 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from dreamcomm.arrays.calls import Call, Carrier, Issued
-from dreamcomm.arrays.numpy_trees import NumpyTreeCall, are_plain
+from dreamcomm.arrays.extents import extent
 from dreamcomm.arrays.operations import NO_OPERATION, Kind
 from dreamcomm.arrays.targets import Target, target_of
-from dreamcomm.arrays.tree_layout import digest_of, outs_of, paths_of
-from dreamcomm.arrays.views import View, extent, pieces, view_of
+from dreamcomm.arrays.trees.layout import digest_of, outs_of, paths_of
+from dreamcomm.arrays.trees.plain import NumpyTreeCall, are_plain
+from dreamcomm.arrays.views import View, pieces, view_of
 from dreamcomm.memory import empty
 
 __all__ = ["TreeCall", "tree_call"]
@@ -58,7 +59,7 @@ def tree_call(
     """
     number = NO_OPERATION if operation is None else operation
     leaves, spec = pytree.tree_flatten(tree)
-    outs = leaves if out is tree else outs_of(paths_of(spec)[0], out)
+    outs = leaves if out is tree else outs_of(spec, leaves, out)
     if is_quick and carrier.backend.shares_memory and are_plain(leaves, outs):
         return NumpyTreeCall(carrier, leaves, outs, spec, out, number, root)
     return _AnyTreeCall(carrier, leaves, outs, spec, out, number, root)
@@ -190,4 +191,4 @@ def _check_apart(leaves: list[_Leaf]) -> None:
     for (begin, end, path, in_place), (first, last, other, too) in itertools.pairwise(found):
         is_one = in_place and too and (begin, end) == (first, last)  # tied arrays, in place
         if first < end and first < last and not is_one:
-            raise ValueError(f"out{other}: it and out{path} share memory")
+            raise ValueError(f"out{other}: it and out{path} lie in each other's memory")

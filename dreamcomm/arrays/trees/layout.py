@@ -36,13 +36,21 @@ def paths_of(spec: pytree.TreeSpec) -> tuple[list[str], list[int]]:
     return paths, sorted(range(len(paths)), key=paths.__getitem__)
 
 
-def outs_of(paths: list[str], out: Any) -> list[Any]:
-    """The arrays of ``out``, by the paths of the tree's."""
+def outs_of(spec: pytree.TreeSpec, leaves: list[Any], out: Any) -> list[Any]:
+    """The arrays of ``out``, by the paths of the tree's. Raises ValueError if it is unlike."""
     if out is None:
-        return [None] * len(paths)
-    leaves, spec = pytree.tree_flatten(out)
-    given = dict(zip(paths_of(spec)[0], leaves, strict=True))
+        return [None] * len(leaves)
+    if not is_tree(out):
+        raise ValueError(f"out: expected a tree like array, got one {type(out).__name__}")
+    outs, other = pytree.tree_flatten(out)
+    paths = paths_of(spec)[0]
+    given = dict(zip(paths_of(other)[0], outs, strict=True))
     if given.keys() != set(paths):
         odd = sorted(given.keys() ^ set(paths))
         raise ValueError(f"out: expected a tree like array, got another one: {', '.join(odd)}")
-    return [given[path] for path in paths]
+    found = [given[path] for path in paths]
+    for path, leaf, into in zip(paths, leaves, found, strict=True):
+        if (leaf is None) != (into is None):
+            expected = "None" if leaf is None else "an array"
+            raise ValueError(f"out{path}: expected {expected}, got {type(into).__name__}")
+    return found

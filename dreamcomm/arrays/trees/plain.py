@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from dreamcomm.arrays.calls import Carrier, Issued
-from dreamcomm.arrays.tree_layout import digest_of, paths_of
+from dreamcomm.arrays.trees.layout import digest_of, paths_of
 from dreamcomm.arrays.views import View
 from dreamcomm.memory import empty
 
@@ -37,9 +38,15 @@ def are_plain(leaves: list[Any], outs: list[Any]) -> bool:
         if type(out) is not np.ndarray or out.dtype != given.dtype or out.shape != given.shape:
             return False
         flags = out.flags
-        if not (flags.writeable and flags.c_contiguous and flags.owndata):
+        if not (flags.writeable and flags.c_contiguous):
             return False
-    return bool(leaves) and (outs[0] is None or len({id(out) for out in outs}) == len(outs))
+    return bool(leaves) and (outs[0] is None or _are_apart(outs))
+
+
+def _are_apart(arrays: list[NDArray[Any]]) -> bool:
+    """Whether no two contiguous arrays share memory."""
+    places = sorted((one.__array_interface__["data"][0], one.nbytes) for one in arrays)
+    return all(begin + size <= after for (begin, size), (after, _) in itertools.pairwise(places))
 
 
 class NumpyTreeCall:

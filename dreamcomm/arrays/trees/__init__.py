@@ -1,0 +1,1 @@
+"""Trees of arrays: one call for all arrays of a dtype."""
