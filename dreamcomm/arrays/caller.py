@@ -121,7 +121,10 @@ class Caller:
         """Raises the error of a call that this rank does not make, and tells the other ranks."""
         site = f"rank {self.rank} of {self.size}: {verb}: "
         text = str(error).removeprefix(site)
-        if is_collective and can_tell and self._carrier.backend.shares_memory:
+        backend = self._carrier.backend
+        if backend.failure is not None:
+            raise error  # as of a signal's handler, which has ended the group's call
+        if is_collective and can_tell and backend.shares_memory:
             self._door.refuse(f"{verb}: {text}")
         elif is_collective and self.size > 1:
             self._untold = f"{verb}: {text}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import weakref
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from dreamcomm.arrays.communicator import Communicator
-from helpers.pool import Pool
+from helpers.pool import Fresh, Pool
 
 pytestmark = pytest.mark.beyond_gloo("calls dreamcomm's communicator")
 
@@ -221,3 +222,29 @@ def on_no_backend() -> None:
 
 def test_a_device_without_a_backend(pool: Pool) -> None:
     pool.run(on_no_backend)
+
+
+def rings(*_: object) -> None:
+    raise KeyError("rings")
+
+
+def signalled(in_place: bool) -> None:
+    """The error of a signal's handler comes out of the call that waits."""
+    comm = Communicator.from_group()
+    array = np.ones(4)
+    if comm.rank == 0:
+        before = signal.signal(signal.SIGALRM, rings)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(KeyError, match="rings"):
+            comm.all_reduce(array, out=array if in_place else None)
+        signal.signal(signal.SIGALRM, before)
+    else:
+        with pytest.raises(dist.DistBackendError, match="was interrupted on rank 0"):
+            comm.recv(array, 0)
+    with pytest.raises(dist.DistBackendError):
+        comm.all_reduce(array)
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_signal_ends_a_call(fresh: Fresh, in_place: bool) -> None:
+    fresh.run(signalled, in_place)
