@@ -127,7 +127,7 @@ class Messenger:
             self.sent_bytes += len(data)
             self._bound_sends()
         except RuntimeError as error:
-            self._check_peers(error)
+            self._check_peers(error, LOOKS)
             raise
 
     def tell(self, peer: int, key: tuple[int, ...], text: str) -> None:
@@ -275,16 +275,20 @@ class Messenger:
             self._check_peers(error)
             raise
 
-    def _check_peers(self, error: RuntimeError) -> None:
-        """Raises if the error comes from the loss or the departure of a peer."""
-        until = time.monotonic() + LOOKS
+    def _check_peers(self, error: RuntimeError, seconds: float = 0.0) -> None:
+        """Raises if the error comes from the loss or the departure of a peer.
+
+        ``seconds``: a departure may be seen so much later. Not after a timeout: then the peer may
+        leave because of the same one.
+        """
+        until = time.monotonic() + seconds
         while True:
             self.endpoint.check_lost()
             for peer in self.peers:
                 if why := self.endpoint.departure(peer):
                     self.endpoint.check_lost()  # its process has ended meanwhile
                     raise RankLeft(peer, why) from error
-            if time.monotonic() > until:
+            if time.monotonic() >= until:
                 break
             time.sleep(0.001)
         self.endpoint.end_looks()
