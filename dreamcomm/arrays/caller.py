@@ -61,7 +61,7 @@ class Caller:
         self._carrier = carrier
         self._door = carrier.door
         self._pending = PendingCalls() if pending is None else pending
-        # For quick_all_reduce(); None when closed.
+        # For quick_all_reduce(); None when closed, or after an untold refusal.
         self._quick: object = (self._door.door, self._pending.calls, OPERATIONS, np.ndarray)
         self._closed = False
         self._untold = ""  # a call that this rank has refused, and could not tell the others
@@ -128,6 +128,7 @@ class Caller:
             self._door.refuse(f"{verb}: {text}")
         elif is_collective and self.size > 1:
             self._untold = f"{verb}: {text}"
+            self._quick = None
         if type(error) in (TypeError, ValueError) and not str(error).startswith("rank "):
             raise type(error)(f"{site}{text}") from error
         raise error

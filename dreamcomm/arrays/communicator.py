@@ -153,7 +153,7 @@ class Communicator(Objects):
                 told = ", ".join(f"{name} {count:,}" for name, count in counts.items())
                 lines.append(f"  {verb}: {told}")
         if self._pending and (count := self._pending.count(self._carrier)):
-            lines.append(f"  {count} calls nobody has waited for")
+            lines.append(f"  {count} pending calls")
         if backend.failure:
             lines.append(f"  failed: {backend.failure}")
         return "\n".join(lines)

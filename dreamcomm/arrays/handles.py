@@ -91,7 +91,7 @@ class Handle(Generic[R]):
 
 
 class PendingCalls:
-    """The calls of a communicator, and of its parts, that nobody has waited for.
+    """The pending calls of a communicator and of its parts: those without a wait so far.
 
     INVARIANT: whether a call is pending depends on the program alone, and not on how fast the call
     is, as long as its handle lives. So all ranks of a correct program refuse the same calls.
@@ -170,7 +170,7 @@ class _Pending:
         self._handle = weakref.ref(handle)
 
     def is_dropped(self) -> bool:
-        """Whether nobody can wait for it."""
+        """Whether its handle is gone."""
         return self._handle() is None
 
     def end(self) -> None:

@@ -341,7 +341,7 @@ def reported() -> str:
     comm.all_gather(np.ones(3))
     text = comm.report()
     handle = comm.all_reduce(np.ones(1000), async_op=True)
-    assert comm.report().endswith("\n  1 calls nobody has waited for")
+    assert comm.report().endswith("\n  1 pending calls")
     handle.wait()
     assert "nobody has waited for" not in comm.report()
     return text

@@ -122,7 +122,7 @@ def pending() -> None:
     assert array.tolist() == [4.0] * 4
     other = part.all_reduce(array, async_op=True)
     comm.close()
-    assert "1 calls nobody has waited for" in part.report()
+    assert "1 pending calls" in part.report()
     assert other.wait().tolist() == [8.0] * 4
     part.close()
 
@@ -248,3 +248,28 @@ def signalled(in_place: bool) -> None:
 @pytest.mark.parametrize("in_place", [True, False])
 def test_a_signal_ends_a_call(fresh: Fresh, in_place: bool) -> None:
     fresh.run(signalled, in_place)
+
+
+def closed_meanwhile() -> None:
+    """A signal's handler closes the communicator while its compiled call waits."""
+    comm, array = Communicator.from_group(), np.ones(4)
+
+    def closes(*_: object) -> None:
+        comm.close()
+        dist.send(torch.ones(1), 1)  # the other rank makes the call after this
+
+    if comm.rank == 0:
+        before = signal.signal(signal.SIGALRM, closes)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+    else:
+        dist.recv(torch.ones(1), 0)
+    comm.all_reduce(array, out=array)
+    assert array.tolist() == [2.0] * 4
+    if comm.rank == 0:
+        signal.signal(signal.SIGALRM, before)
+        with pytest.raises(ValueError, match="the communicator is closed"):
+            comm.all_reduce(array, out=array)
+
+
+def test_a_close_during_a_call(fresh: Fresh) -> None:
+    fresh.run(closed_meanwhile)

@@ -150,6 +150,7 @@ constexpr const char* kDoor = "dreamcomm.ArrayCalls";
 /// An instance's _quick: (capsule of its ArrayCalls, list of pending calls, the operations'
 /// numbers, the type of arrays that are served); or None, when it is closed.
 struct Door {
+  py::object held;  // keeps the rest: a signal's handler may close the instance during the call
   const ArrayCalls* calls;
   PyObject* operations;
   PyObject* type;  // subclasses may be more than their memory, as masked arrays are
@@ -162,10 +163,10 @@ std::optional<Door> door_of(PyObject* self) {
     PyErr_Clear();
     return std::nullopt;
   }
-  Py_DECREF(held);  // the instance has it, too
+  auto kept = py::reinterpret_steal<py::object>(held);
   if (!PyTuple_Check(held) || PyList_GET_SIZE(PyTuple_GET_ITEM(held, 1)) != 0) return std::nullopt;
   void* const calls = PyCapsule_GetPointer(PyTuple_GET_ITEM(held, 0), kDoor);
-  return Door{static_cast<const ArrayCalls*>(calls), PyTuple_GET_ITEM(held, 2),
+  return Door{std::move(kept), static_cast<const ArrayCalls*>(calls), PyTuple_GET_ITEM(held, 2),
               PyTuple_GET_ITEM(held, 3)};
 }
 
